@@ -2,7 +2,7 @@
 
 The folder that it is started in, that of the run and its data are ones that all nodes see. Each worker calls
 `headway.train.train`, which takes torch.distributed as Ray has initialized it; workers that fail are started again, and
-go on from the last checkpoint.
+resume from the last checkpoint.
 """
 
 import os

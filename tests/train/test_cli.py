@@ -129,7 +129,7 @@ def test_wrong_usage_says_what_is_wrong(
     assert said in capsys.readouterr().err
 
 
-def test_ctrl_c_says_how_to_go_on(
+def test_ctrl_c_says_how_to_resume(
     settings: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import headway.train

@@ -117,7 +117,7 @@ def test_killed_and_resumed_by_one_and_by_two(
     said = (one / "0").read_text()
     assert f"RankError: rank 1 (process {children[1]} on host" in said
     assert "is gone: it was killed" in said
-    assert "go on from" in said
+    assert "resume from" in said
     assert checkpoints(Path(usual.out))[-1].name == "checkpoint-2"
     assert ended(start(2, main_dies, two)) == [-signal.SIGKILL, 1]
     assert "RankError: rank 0, or who started the run, is gone" in (two / "1").read_text()

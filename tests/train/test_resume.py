@@ -229,7 +229,7 @@ def test_what_does_not_fit_a_checkpoint_is_refused(settings: Make, tmp_path: Pat
     train(config, quiet=True)
     other = settings(steps=4, lr=1.0, seed=3)
     with pytest.raises(
-        ConfigError, match=r"cannot go on from .*checkpoint-2: lr was 0.003, is 1.0; seed was 0, is 3"
+        ConfigError, match=r"cannot resume from .*checkpoint-2: lr was 0.003, is 1.0; seed was 0, is 3"
     ):
         train(other, resume="auto", quiet=True)
     with pytest.raises(CheckpointError, match=r"nowhere is no training checkpoint: it has no training.json"):

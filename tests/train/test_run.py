@@ -187,7 +187,7 @@ def test_a_disk_that_is_full_later_leaves_a_checkpoint_to_go_on_from(settings: M
     train(whole, quiet=True)
     full = watch(lambda operation, path, data: 20 if f".{at}." in str(path) and data else None)
     kept = "checkpoint-2" if at == "checkpoint-4" else "checkpoint-6"
-    asked = rf"No space left .* stopped at step {4 if kept[-1] == '2' else 6}; .* go on from \S*{kept}: headway train"
+    asked = rf"No space left .* stopped at step {4 if kept[-1] == '2' else 6}; .* resume from \S*{kept}: headway train"
     with full, pytest.raises(CheckpointError, match=asked):
         train(config, quiet=True)
     train(config, resume="auto", quiet=True)

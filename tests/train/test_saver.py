@@ -194,7 +194,7 @@ def test_a_process_that_cannot_write_ends_all_of_them(
         said = (tmp_path / "said" / str(rank)).read_text()
         assert "CheckpointError: could not save" in said
         assert "rank 1: OSError: [Errno 28] No space left on device" in said
-        assert "go on from" in said
+        assert "resume from" in said
         assert "checkpoint-2" in said
     assert sorted(p.name for p in Path(config.out).glob("*checkpoint-*")) == ["checkpoint-0", "checkpoint-2"]
 

@@ -100,7 +100,7 @@ def test_a_run_that_ended_goes_on_as_if_it_had_been_longer(
     assert (again.steps, again.loss) == (10, None)  # nothing was left to do
 
 
-def test_ctrl_c_saves_says_how_to_go_on_and_goes_on(
+def test_ctrl_c_saves_says_how_to_resume_and_goes_on(
     translation: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = translation()

@@ -44,7 +44,7 @@ def run(
         typer.Option(
             "--resume",
             metavar="never|auto|PATH",
-            help="auto: go on from the last checkpoint in --out, or begin; PATH: from that checkpoint",
+            help="auto: resume from the last checkpoint in --out, or begin; PATH: from that checkpoint",
             rich_help_panel="Run",
         ),
     ] = "never",

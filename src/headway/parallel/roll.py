@@ -24,7 +24,7 @@ class Roll:
     """The list of a run's processes in the store that they share: who each is, how many messages it has come to, a sign
     of life twice a second, and why it left.
 
-    A process that was killed gives no sign of life. One that hangs does, but does not come to the messages that the
+    A killed process sends no heartbeat. One that hangs does, but does not come to the messages that the
     others wait at. Raises RankError, at the beginning, where one of them is gone before all have signed.
     """
 
@@ -99,7 +99,7 @@ class Roll:
                 by_itself = not why.startswith(FOLLOWED)
                 (found if by_itself else followed).append(f"{named} stopped: {why.removeprefix(FOLLOWED)}")
             elif self._get("beat", rank) == before[rank]:
-                found.append(f"{named} is gone: it was killed, or its host is; it gives no sign of life")
+                found.append(f"{named} is gone: it was killed, or its host is; its heartbeat stopped")
             elif int(self._get("at", rank) or 0) < self.number:
                 late.append(
                     f"{named} hangs: it lives, but did not come to where rank {self.rank} waited for it"

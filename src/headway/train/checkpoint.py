@@ -158,7 +158,7 @@ class State:
         remarks = changes(record, self.config, path)
         if record["data"] != data:
             raise ConfigError(
-                f"cannot go on from {path}: the training data is not the same: it was {record['data']}, it is {data}"
+                f"cannot resume from {path}: the training data is not the same: it was {record['data']}, it is {data}"
             )
         for name, now in self.machine.items():
             if (then := record["machine"].get(name, ALONE.get(name))) != now:
@@ -186,7 +186,7 @@ class State:
         if self.task.base is not None:
             if base != self.task.base.fingerprint:
                 raise ConfigError(
-                    f"cannot go on from {path}: its adapter was trained beside another model than the one that is in "
+                    f"cannot resume from {path}: its adapter was trained beside another model than the one that is in "
                     f"{self.task.base.folder} now (fingerprints {base} and {self.task.base.fingerprint}); put back "
                     "the model of the run"
                 )
@@ -260,15 +260,15 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
-def how_to_go_on(out: Path, step: int) -> str:
+def how_to_resume(out: Path, step: int) -> str:
     """What to do with a run that stopped because something could not be written."""
     there, own = checkpoints(out), shlex.quote(str(out / CONFIG))
-    how = f"go on from {there[-1]}: headway train --config {own} --resume auto" if there else "begin anew"
+    how = f"resume from {there[-1]}: headway train --config {own} --resume auto" if there else "start again"
     return f"The run stopped at step {step}; when that is mended, {how}"
 
 
 def where_to_begin(config: TrainConfig, resume: str) -> Path | None:
-    """The checkpoint to go on from, None to begin; see `train`. ConfigError where histories would be mixed, and for
+    """The checkpoint to resume from, None to begin; see `train`. ConfigError where histories would be mixed, and for
     settings that the checkpoint does not fit."""
     out = Path(config.out)
     there = checkpoints(out)

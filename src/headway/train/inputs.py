@@ -34,7 +34,7 @@ def prepare(
 ) -> tuple[Tokenizer, TokenFile, TokenFile | None]:
     """The tokenizer, loaded or trained, and the text that is trained on and the text that is held out (None without
     one), encoded into `folder`/data. Files that are there are reused: they have their names only when they are
-    complete. A run that goes on from the checkpoint `start` has its tokenizer. With `in_template`, each document begins
+    complete. A run that resumes from the checkpoint `start` has its tokenizer. With `in_template`, each document begins
     and ends as the tokenizer says.
 
     Raises DataError and ConfigError for text and settings that do not fit together.

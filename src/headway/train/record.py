@@ -1,4 +1,4 @@
-"""training.json: what a checkpoint says of its run, and whether a run of other settings may go on from it."""
+"""training.json: what a checkpoint says of its run, and whether a run of other settings may resume from it."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def changes(record: dict[str, Any], config: TrainConfig, path: Path) -> list[str
     then = moved_along(usual | record["config"], now)
     if then["task"] != now["task"]:
         raise ConfigError(
-            f"cannot go on from {path}: it is a checkpoint of task {then['task']}, and this run's is {now['task']}"
+            f"cannot resume from {path}: it is a checkpoint of task {then['task']}, and this run's is {now['task']}"
         )
     changed = [name for name in when if then[name] != now[name] and when[name] != "same bits"]
     said = {name: f"{name} was {then[name]!r}, is {now[name]!r}" for name in changed}
     wrong = [said[name] for name in changed if when[name] == "fixed"]
     if wrong:
         raise ConfigError(
-            f"cannot go on from {path}: {'; '.join(wrong)}. Start a new run in another folder, or resume with the "
+            f"cannot resume from {path}: {'; '.join(wrong)}. Start a new run in another folder, or resume with the "
             "settings of the run (config.yaml in its folder)"
         )
     return list(said.values())

@@ -26,7 +26,7 @@ from headway.train.checkpoint import (
     FINAL,
     State,
     checkpoints,
-    how_to_go_on,
+    how_to_resume,
     step_of,
     take_mean,
     where_to_begin,
@@ -60,7 +60,7 @@ def train(
 
     Args:
         config: the settings; they are saved as config.yaml in the folder.
-        resume: "never" (the folder must hold no run), "auto" (go on from its last checkpoint, or begin), or the
+        resume: "never" (the folder must hold no run), "auto" (resume from its last checkpoint, or begin), or the
             path of a checkpoint. A resumed run ends with the very bits of one that was never stopped, at equal
             settings, threads and torch; not where the clock drives the schedule (`max_seconds` in training on text).
         callbacks: called between steps, e.g. to sample text.
@@ -72,8 +72,8 @@ def train(
     Raises:
         ConfigError, DataError, CheckpointError: before anything is trained; a disk without room for what the run will
         write is one reason. TrainingError: a loss or gradient that is not finite. CheckpointError: what could not be
-        written, and the checkpoint to go on from. Interrupted: Ctrl-C or SIGTERM, after the running step was finished
-        and saved. RankError: another process died, stopped or hangs; which one, and the checkpoint to go on from.
+        written, and the checkpoint to resume from. Interrupted: Ctrl-C or SIGTERM, after the running step was finished
+        and saved. RankError: another process died, stopped or hangs; which one, and the checkpoint to resume from.
     """
     config = with_task(config)
     check_trackers(config)
@@ -165,7 +165,7 @@ class Run:
                 return self.all_steps()
         except (CheckpointError, OSError, RankError) as error:
             kind = RankError if isinstance(error, RankError) else CheckpointError
-            raise kind(f"{error}. {how_to_go_on(self.out, self.state.progress.step)}") from error
+            raise kind(f"{error}. {how_to_resume(self.out, self.state.progress.step)}") from error
 
     def all_steps(self) -> TrainResult:
         """Evaluation and checkpoint at the start, the steps, and both at the end."""

@@ -141,7 +141,7 @@ class Trainer(Generic[M]):
                 f"step {step + 1}: the {what} is not finite (loss sum {loss_sum}, gradient norm {norm}); no step was "
                 f"made. It read {self.objective.where(step)}"
                 + (f"; not finite: {', '.join(bad[:5])}" if bad else "")
-                + ". A run that is resumed comes here again: look at this data, or begin anew with a lower learning "
+                + ". A run that is resumed comes here again: look at this data, or start again with a lower learning "
                 "rate or a longer warm-up"
             )
         factor = (self.clip / (total + 1e-6)).clamp(max=1.0)

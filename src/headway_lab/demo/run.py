@@ -54,7 +54,7 @@ def demo(
     try:
         report = _acts(out, corpus, prompt, seconds=seconds, quick=quick, say=say, unicode=unicode)
     except Interrupted:
-        raise  # the training state stays in work, to go on from
+        raise  # the training state stays in work, to resume from
     except BaseException:
         shutil.rmtree(out / learn.WORK, ignore_errors=True)
         raise

@@ -146,7 +146,7 @@ class Task(Objective[M]):
 
     @abstractmethod
     def __init__(self, config: Any, folder: Path, start: Path | None, dtype: torch.dtype) -> None:
-        """Read the data (what is made of it lies in `folder`) and build the model; a run that goes on from the
+        """Read the data (what is made of it lies in `folder`) and build the model; a run that resumes from the
         checkpoint `start` has its tokenizer. `dtype` computes.
 
         Raises ConfigError and DataError for settings and data that do not fit together."""
