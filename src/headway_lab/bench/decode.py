@@ -32,7 +32,7 @@ from headway_lab.bench.transformers_layers import transformers
 
 TRANSFORMERS = "transformers"
 ONE_ROW = f"{OURS} one row"
-APART = {"bf16": 0.05, "int8": 0.1, "int4": 0.1}
+APART = {"bf16": 0.05, "int8": 0.1, "int4": 0.1, "int8-row": 0.1}
 """How far logits of a side may be from ours, relative to their norm: the rounding of 22 layers in bfloat16, and beside
 codes that of inputs to 8 bits. Another token's logits differ by some 1.4."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from headway import hardware
 from headway.checkpoints import change_pairing, load_folder, load_model, save_folder
@@ -20,6 +21,7 @@ from headway.models import Decoder, ModelSpec, build
 from headway.models.cost import weight_bytes
 from headway.nn import QuantizedLinear, replace_linear
 from headway.positions import Rotary
+from headway.quantization import QuantizedMatrix, quantize_weights
 from headway.storage.gguf_blocks import BF16, Q4_0, Q8_0, BlockType, codes, quantize
 from headway_lab.bench.cases import check_names
 from headway_lab.bench.inputs import UnsupportedCase
@@ -48,8 +50,9 @@ DECODERS: Mapping[str, ModelSpec] = {
 }
 """LLaMAs by their size: "1.1b" is TinyLlama's, "32m" trains here, "tiny" tries things out."""
 
-WEIGHTS: Mapping[str, BlockType] = {"bf16": BF16, "int8": Q8_0, "int4": Q4_0}
-"""How weights are kept, and the type of GGUF that has as many bits: 16, 8.5 and 4.5."""
+WEIGHTS: Mapping[str, BlockType | None] = {"bf16": BF16, "int8": Q8_0, "int4": Q4_0, "int8-row": None}
+"""How weights are kept, and the type of GGUF that has as many bits: 16, 8.5 and 4.5. None has one scale a row, as
+`headway quantize --weights int8 --group -1` writes."""
 
 
 class Written:
@@ -66,12 +69,14 @@ class Written:
         model = load_model(self.folder / "hf")
         if weights != "bf16":
             kind = WEIGHTS[weights]
+
+            def rounded(matrix: Tensor) -> QuantizedMatrix:
+                return codes(quantize(matrix, kind), kind) if kind else quantize_weights(matrix, 8)
+
             model.eval().requires_grad_(False)
-            replace_linear(
-                model, lambda _, one: QuantizedLinear(one, codes(quantize(one.matrix, kind), kind))
-            )
+            replace_linear(model, lambda _, one: QuantizedLinear(one, rounded(one.matrix)))
             table = model.model.embedding
-            table.data = codes(quantize(table, kind), kind).dequantize(table.dtype)
+            table.data = rounded(table).dequantize(table.dtype)
         return model
 
     def transformers(self) -> Any:
@@ -81,12 +86,14 @@ class Written:
         return hf.AutoModelForCausalLM.from_pretrained(self.folder / "hf", dtype=torch.bfloat16).eval()
 
     def gguf(self, weights: str) -> Path:
-        """As a file of llama.cpp."""
+        """As a file of llama.cpp. Raises UnsupportedCase where no type of GGUF is like these weights."""
+        if (kind := WEIGHTS[weights]) is None:
+            raise UnsupportedCase(f"GGUF has no type like {weights}")
         path = self.folder / f"{weights}.gguf"
         if not path.exists():
             held = load_folder(self.folder / "hf")
             state, spec = change_pairing(held.tensors, held.spec, "adjacent")
-            write_model(path, spec, state, WEIGHTS[weights])
+            write_model(path, spec, state, kind)
         return path
 
 

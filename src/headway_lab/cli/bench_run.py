@@ -95,7 +95,10 @@ class ModelsRun(Run):
     ] = None
     weights: Annotated[
         list[str] | None,
-        typer.Option("--weights", help="bf16, int8 or int4 (repeatable) [default: all that apply]"),
+        typer.Option(
+            "--weights",
+            help="bf16, int8, int4 or int8-row: one scale a row (repeatable) [default: all that apply but the last]",
+        ),
     ] = None
     out: Annotated[Path | None, typer.Option("--out", help="folder for charts (PNG)")] = None
 
