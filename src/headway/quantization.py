@@ -86,7 +86,7 @@ def quantize_weights(
 
     Raises ValueError for bits other than 8 and 4."""
     if bits not in (4, 8):
-        raise ValueError(f"weights are quantised to 8 or 4 bits, not to {bits}")
+        raise ValueError(f"weights are quantized to 8 or 4 bits, not to {bits}")
     outputs, inputs = weight.shape
     each = min(group or inputs, inputs)
     groups = -(-inputs // each)

@@ -156,7 +156,7 @@ BAD = {
     "heads": ({"num_key_value_heads": 4}, r"6.*4|4.*6"),
     "width": ({"hidden_size": 50}, "hidden_size 50 is not a multiple of num_attention_heads 6"),
     "odd head_dim": ({"head_dim": 7}, "head_dim 7 is odd"),
-    "quantised": ({"quantization_config": {"bits": 4}}, "quantization_config"),
+    "quantized": ({"quantization_config": {"bits": 4}}, "quantization_config"),
     "llama with a window": (
         {"sliding_window": 8},
         '"sliding_window" is 8, which is unsupported for model_type llama',

@@ -200,7 +200,7 @@ def test_dtypes_are_chosen_with_a_reason(saved, tmp_path):
     assert "1 tensors bfloat16" in str(choose_dtype({"a": brain, "b": full, "c": full}, cpu)[1])
     assert "several hundred times slower" in str(choose_dtype({"a": half}, cpu, half)[1])
     rewrite(folder, lambda t: t.update({Q: t[Q].to(torch.int8)}))
-    with pytest.raises(CheckpointError, match=rf"1 of \d+ tensors are not .*{Q} is int8.*quantised"):
+    with pytest.raises(CheckpointError, match=rf"1 of \d+ tensors are not .*{Q} is int8.*quantized"):
         load_model(folder)
 
 

@@ -49,8 +49,8 @@ def quantized(spec: ModelSpec, weights: str, dtype: torch.dtype | None = None) -
 def test_a_folder_gives_back_the_same_bits_whatever_its_family_calls_them(
     name: str, weights: str, tmp_path: Path
 ) -> None:
-    """Rows of codes move as rows of weights: what is dequantised and then renamed is what is renamed and then
-    dequantised. In another rotary pairing they are other rows of the same layer, and the model is the same."""
+    """Rows of codes move as rows of weights: what is dequantized and then renamed is what is renamed and then
+    dequantized. In another rotary pairing they are other rows of the same layer, and the model is the same."""
     model = quantized(SPECS[name], weights)
     save_folder(tmp_path / "m", model)
     folder = load_folder(tmp_path / "m")
@@ -91,7 +91,7 @@ def test_layers_that_a_folder_cannot_hold_are_an_error(tmp_path: Path) -> None:
     mixed = quantized(LLAMA, "int4")
     whole = quantized(LLAMA, "int8")
     mixed.model.layers[0] = whole.model.layers[0]
-    with pytest.raises(CheckpointError, match=r"quantised in different ways"):
+    with pytest.raises(CheckpointError, match=r"quantized in different ways"):
         save_folder(tmp_path / "m", mixed)
 
 
@@ -108,7 +108,7 @@ def test_words_are_codes_side_by_side(bits: int) -> None:
 
 
 @torch.no_grad()
-def test_an_adapter_adds_to_quantised_layers_what_it_adds_to_others(tmp_path: Path) -> None:
+def test_an_adapter_adds_to_quantized_layers_what_it_adds_to_others(tmp_path: Path) -> None:
     model = quantized(LLAMA, "int4", dtype=torch.bfloat16)
     save_folder(tmp_path / "m", model)
     adapter = Adapter.fresh(model, Lora(rank=2))
@@ -134,7 +134,7 @@ def test_what_a_folder_is_says_how_weights_are_kept(tmp_path: Path) -> None:
 def test_transformers_computes_the_same(
     weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its layers are dequantised to float32, as ours are where the kernels do not run: equal up to the order of
+    """Its layers are dequantized to float32, as ours are where the kernels do not run: equal up to the order of
     summation."""
     monkeypatch.setattr("headway.nn.quantized.unsupported_reason", lambda *_: "by the formula")
     from transformers import AutoModelForCausalLM

@@ -89,7 +89,7 @@ def test_what_is_wrong_is_said_and_nothing_is_written(
     assert not (home / "n").exists()
 
 
-def test_what_is_quantised_is_not_quantised_again_nor_trained(
+def test_what_is_quantized_is_not_quantized_again_nor_trained(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["quantize", "m", "--weights", "int4", "--out", "n"]) == 0

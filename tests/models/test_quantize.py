@@ -47,7 +47,7 @@ def test_every_layer_of_the_blocks_is_rounded_and_nothing_else(
     assert set(quantized_layers(model)) == {*block_linears(plain), "lm_head"}
 
 
-def test_what_cannot_be_quantised_is_an_error() -> None:
+def test_what_cannot_be_quantized_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"int8 or int4, not to 'int3'"):
         quantize_model(fresh(), "int3")
     with pytest.raises(ConfigError, match=r"a multiple of 32 inputs, or of all \(-1\), not of 48"):
@@ -62,14 +62,14 @@ def test_what_cannot_be_quantised_is_an_error() -> None:
         quantize_model(adapted, "int8")
     done = fresh()
     quantize_model(done, "int8")
-    with pytest.raises(ConfigError, match=r"quantise a model of plain weights"):
+    with pytest.raises(ConfigError, match=r"quantize a model of plain weights"):
         quantize_model(done, "int4")
     with pytest.raises(ConfigError, match=r"is not trained"):
         done.train()
 
 
 @torch.no_grad()
-def test_calibration_is_gptq_of_what_the_quantised_layers_before_give() -> None:
+def test_calibration_is_gptq_of_what_the_quantized_layers_before_give() -> None:
     rows = list(IDS)
     model, plain = fresh(), fresh()
     quantize_model(model, "int4", calibrate=rows)

@@ -199,7 +199,7 @@ def test_what_cannot_be_is_refused() -> None:
         quantized, lambda name, layer: Nf4Linear(layer) if name in block_linears(quantized) else layer
     )
     attach(quantized, adapter)
-    with pytest.raises(ConfigError, match=r"q_proj has quantised weights \(Nf4Linear\)"):
+    with pytest.raises(ConfigError, match=r"q_proj has quantized weights \(Nf4Linear\)"):
         merge(quantized)
 
 

@@ -87,7 +87,7 @@ def test_bytes_of_a_weight_and_a_cast_of_the_model_that_leaves_them_alone() -> N
 
 
 @pytest.mark.parametrize("magnitude", [False, True])
-def test_an_adapter_on_quantised_layers_is_one_on_the_weights_that_they_stand_for(magnitude: bool) -> None:
+def test_an_adapter_on_quantized_layers_is_one_on_the_weights_that_they_stand_for(magnitude: bool) -> None:
     spec = ModelSpec.of("llama", vocab=37, width=32, layers=2, heads=4, hidden=48)
     ids = torch.randint(37, (2, 7), generator=torch.Generator().manual_seed(0))
     quantized, plain = (build(spec, seed=0) for _ in range(2))

@@ -123,7 +123,7 @@ def test_a_large_matrix_is_packed_as_its_rows_are(
 
 
 @pytest.mark.parametrize(("bits", "group", "symmetric"), FORMS)
-def test_the_dequantised_product_is_that_of_its_blocks(
+def test_the_dequantized_product_is_that_of_its_blocks(
     bits: int, group: int | None, symmetric: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headway.nn.quantized.BLOCK", 32 * 150)  # two panels at a time
@@ -171,7 +171,7 @@ def test_no_rows_give_no_rows() -> None:
         assert torch.equal(layer(numbers(0, 13, 70)), torch.empty(0, 13, 33))
 
 
-def test_without_the_native_library_weights_are_dequantised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_native_library_weights_are_dequantized(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = QuantizedLinear(Linear(70, 33), quantize_weights(numbers(33, 70), 4, 32))
     x = numbers(3, 70)
     monkeypatch.setattr(kernels, "library", lambda: None)

@@ -131,7 +131,7 @@ def test_it_goes_on_to_the_bit(loss: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("base", [None, "nf4"])
 def test_beside_a_frozen_model_the_reference_is_the_policy_at_first(base: str | None, tmp_path: Path) -> None:
-    """In its own number format, quantised or not."""
+    """In its own number format, quantized or not."""
     train(config(tmp_path, steps=1, out=str(tmp_path / "base")), quiet=True)
     fresh = {
         "template": None,

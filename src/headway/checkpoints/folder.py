@@ -40,7 +40,7 @@ TOKENIZER_FILES = re.compile(
 @dataclass(frozen=True)
 class Folder:
     """A checked checkpoint: a folder, or a GGUF file. `tensors` has exactly the names and shapes of the spec, values
-    are read when asked for, and dequantised where the files hold codes: of these layers `quantized` has the matrices,
+    are read when asked for, and dequantized where the files hold codes: of these layers `quantized` has the matrices,
     by our names. `stored` is what the files hold, under their own names, and `unused` the names of what of it is left
     out: another head's tensors, and those of a class of transformers that computes more."""
 

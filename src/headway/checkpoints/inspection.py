@@ -58,7 +58,7 @@ class Inspection:
         kv_bytes_per_token: of what decoding keeps of a token, in the dtype that the model runs in; None where nothing
             is kept that grows with the text: in encoders, and with linear attention.
         memory_bytes_per_token: of what an encoder-decoder caches of a token of the source; None without an encoder.
-        weights: how quantised layers are kept; None where none is.
+        weights: how quantized layers are kept; None where none is.
         unused: names of stored tensors that this model does not need.
         transformers: whether it can load the folder's model.
     """

@@ -146,7 +146,7 @@ def _machine(dtype: "torch.dtype", again: bool) -> "Machine":
 
 def find_model(model: str) -> "tuple[ModelSpec, tuple[int, int | None] | None]":
     """The spec of a catalog name, or of a Hugging Face folder (or its config.json); bits and groups of its weights
-    where they are quantised."""
+    where they are quantized."""
     from headway.checkpoints import spec_from_config
     from headway.checkpoints.quantized.scheme import split_config
     from headway.checkpoints.remote import is_address, local_model

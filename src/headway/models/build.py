@@ -51,7 +51,7 @@ def build(
         dtype: of all parameters; torch's default unless given.
         seed: equal seeds give equal weights on every device (in bfloat16: their rounding); None draws one.
         backend: of attention, in every layer.
-        linear: as in `blank`: quantised or adapted layers, put in before there are weights.
+        linear: as in `blank`: quantized or adapted layers, put in before there are weights.
     """
     dtype = torch.get_default_dtype() if dtype is None else dtype
     with torch.device("meta"):

@@ -44,13 +44,13 @@ def weight_kind(weights: str, group: int | None = None) -> WeightKind:
     Raises ConfigError for another name, and for groups that the kernels do not read."""
     if weights not in KINDS:
         raise ConfigError(
-            f"weights are quantised to {' or '.join(KINDS)}, not to {weights!r}{did_you_mean(weights, KINDS)}"
+            f"weights are quantized to {' or '.join(KINDS)}, not to {weights!r}{did_you_mean(weights, KINDS)}"
         )
     if group is None:
         return KINDS[weights]
     if group != WHOLE_ROW and (group < 1 or group % GROUP):
         raise ConfigError(
-            f"weights are quantised in groups of a multiple of {GROUP} inputs, or of all ({WHOLE_ROW}), not of {group}"
+            f"weights are quantized in groups of a multiple of {GROUP} inputs, or of all ({WHOLE_ROW}), not of {group}"
         )
     return KINDS[weights]._replace(group=None if group == WHOLE_ROW else group)
 
@@ -70,15 +70,15 @@ def quantize_model(
         group: inputs that share a scale instead, a multiple of 32; -1 for all.
         output: the output layer's, too, where it is not the embedding.
         calibrate: rows of ids [T]. Codes are then chosen by `gptq`, block by block: the inputs of a block are what the
-            quantised ones before it make of these rows. Otherwise they are the nearest (`quantize_clipped`), as those
+            quantized ones before it make of these rows. Otherwise they are the nearest (`quantize_clipped`), as those
             of the output layer are in any case.
-    Raises ConfigError for other weights or groups, for a model that has quantised layers or adapters, for an output
+    Raises ConfigError for other weights or groups, for a model that has quantized layers or adapters, for an output
     layer that is the embedding, and for rows where the model is no decoder."""
     bits, group = weight_kind(weights, group)
     if adapter_names(model) or quantized_layers(model):
         raise ConfigError(
-            "quantize_model: the model has adapters or quantised layers; merge adapters first (headway surgery merge), "
-            "and quantise a model of plain weights"
+            "quantize_model: the model has adapters or quantized layers; merge adapters first (headway surgery merge), "
+            "and quantize a model of plain weights"
         )
     head = model.get_submodule("lm_head") if output and hasattr(model, "lm_head") else None
     if output and (not isinstance(head, OutputLayer) or head.embedding is not None):

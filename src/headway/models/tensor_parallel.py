@@ -156,7 +156,7 @@ def _check(name: str, module: nn.Module, tensor: TensorParallel) -> None:
     elif type(module) not in FORMATS:
         raise ConfigError(
             f"tensor parallel: {name} is a {type(module).__name__}, which is not trained and has its weights as the "
-            "kernels read them, for all outputs at once; share the model as it was before it was quantised"
+            "kernels read them, for all outputs at once; share the model as it was before it was quantized"
         )
     elif isinstance(module, Nf4Linear):
         inputs = module.in_features

@@ -35,7 +35,7 @@ AT_ONCE = 1 << 18
 
 
 class Panels(NamedTuple):
-    """A quantised matrix as the kernels read it.
+    """A quantized matrix as the kernels read it.
 
     Attributes:
         data: uint8 [P, bytes of a panel]; of each group 32 inputs of 16 outputs, their scales, their zeros.

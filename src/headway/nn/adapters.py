@@ -158,11 +158,11 @@ def set_active(model: nn.Module, active: Sequence[str]) -> None:
 
 
 def merge(model: nn.Module) -> None:
-    """Put the active adapters into the weights, which are kept beside. Raises ConfigError for quantised weights."""
+    """Put the active adapters into the weights, which are kept beside. Raises ConfigError for quantized weights."""
     for place, layer in adapted(model):
         if "weight" not in dict(layer.base.named_parameters()):
             raise ConfigError(
-                f"merge: {place} has quantised weights ({type(layer.base).__name__}), which would be rounded again; "
+                f"merge: {place} has quantized weights ({type(layer.base).__name__}), which would be rounded again; "
                 "merge the adapter into the model as it was before: headway surgery merge"
             )
     for _, layer in adapted(model):

@@ -179,7 +179,7 @@ def chunked_cross_entropy(
 
         total = sum over targets of (1 - e) -ln p(target) + e mean over V of -ln p        e: `label_smoothing`
 
-    `logits` maps [rows, M] to [rows, V] and may be quantised or adapted. All chunks but the last compute their logits
+    `logits` maps [rows, M] to [rows, V] and may be quantized or adapted. All chunks but the last compute their logits
     once more in the backward pass, so that one chunk of them exists at a time; a call that fits one chunk computes
     them once. The softmax is in float32 (float64 for float64). `total` and `each` are differentiable.
 

@@ -1,4 +1,4 @@
-"""The products with weights: `Linear`, what a quantised or an adapted model has in its place, and the output layer.
+"""The products with weights: `Linear`, what a quantized or an adapted model has in its place, and the output layer.
 
 Legend: I numbers in, O numbers out; M width of the states, V vocab.
 """
@@ -21,7 +21,7 @@ class Linear(nn.Linear):
     """x W^T (+ b), with W [O, I]: `torch.nn.Linear`, and the only product with weights in the library.
 
     Modules call their `Linear`s and never look into them, so that one which computes the product in another way
-    (from quantised weights, with an adapter) can take the place of each: `replace_linear`.
+    (from quantized weights, with an adapter) can take the place of each: `replace_linear`.
     """
 
     @property

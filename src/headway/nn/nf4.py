@@ -135,7 +135,7 @@ def _nearest(x: Tensor, values: Tensor) -> Tensor:
 
 
 class Nf4Linear(Linear):
-    """A `Linear` with its weight in NF4, frozen: dequantised in the forward pass and once more in the backward pass,
+    """A `Linear` with its weight in NF4, frozen: dequantized in the forward pass and once more in the backward pass,
     and kept in neither. The product is in the dtype of x."""
 
     codes: Tensor
@@ -173,7 +173,7 @@ class Nf4Linear(Linear):
 
     @property
     def matrix(self) -> Tensor:
-        """W, dequantised, float32."""
+        """W, dequantized, float32."""
         return self.quantized.dequantize()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from headway.nn.parallel import ColumnParallelLinear
 from headway.quantization import QuantizedMatrix
 
 BLOCK = 1 << 22
-"""Weights that are dequantised at a time."""
+"""Weights that are dequantized at a time."""
 
 
 class QuantizedLinear(Linear):
@@ -28,7 +28,7 @@ class QuantizedLinear(Linear):
 
         float32, bf16 on a CPU   x' W'^T by the kernels: x' is x in 8 bits, in groups of 32 inputs; sums of a group are
                                  integers, and exact
-        else, or no kernels      x W'^T in the dtype of x, W' dequantised block by block and rounded to that dtype
+        else, or no kernels      x W'^T in the dtype of x, W' dequantized block by block and rounded to that dtype
 
     With m the largest |x| of a group, |x - x'| <= m / 254, and y is off by the sum over groups of m / 254 sum |w'| at
     most; independent roundings make a variance of the sum over groups of (m / 440)^2 sum w'^2. A row's results do not
@@ -76,7 +76,7 @@ class QuantizedLinear(Linear):
         if mode:
             raise ConfigError(
                 f"a model with weights of {self._form.bits} bits is not trained; train the model as it was before, and "
-                "quantise it afterwards (headway quantize)"
+                "quantize it afterwards (headway quantize)"
             )
         return self
 
@@ -87,7 +87,7 @@ class QuantizedLinear(Linear):
 
 
 def products(x: Tensor, layers: Sequence[Linear]) -> list[Tensor]:
-    """layer(x) of each. Quantised ones are one call of the kernels, which rounds x once; those that ranks share sum its
+    """layer(x) of each. Quantized ones are one call of the kernels, which rounds x once; those that ranks share sum its
     gradient once."""
     if all(type(layer) is QuantizedLinear and not _has_hooks(layer) for layer in layers):
         return quantized_products(x, cast(Sequence[QuantizedLinear], layers))

@@ -21,14 +21,14 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def check_dtypes(dtypes: Mapping[str, torch.dtype], path: Path) -> None:
-    """Raise CheckpointError for weights that are not plain floating point numbers (quantised ones)."""
+    """Raise CheckpointError for weights that are not plain floating point numbers (quantized ones)."""
     odd = {name: dtype for name, dtype in dtypes.items() if dtype not in _USABLE}
     if odd:
         name, dtype = next(iter(odd.items()))
         raise CheckpointError(
             f"{path}: {len(odd)} of {len(dtypes)} tensors are not float64, float32, bfloat16 or float16 "
-            f"({name} is {dtype_name(dtype)}): quantised weights are read where config.json has a quantization_config "
-            "that says how; get the unquantised checkpoint"
+            f"({name} is {dtype_name(dtype)}): quantized weights are read where config.json has a quantization_config "
+            "that says how; get the unquantized checkpoint"
         )
 
 

@@ -47,7 +47,7 @@ class Quantized:
 
     Attributes:
         weights: how they are kept. codes: how they were chosen.
-        layers: how many were quantised.
+        layers: how many were quantized.
         bytes_before, bytes_after: of all tensors in the files.
         compared: None without a text.
     """
@@ -74,15 +74,15 @@ def quantize_folder(
     context: int | None = None,
     overwrite: bool = False,
 ) -> Quantized:
-    """Write `folder` with quantised weights at `target`; options are those of `headway.models.quantize.quantize_model`.
+    """Write `folder` with quantized weights at `target`; options are those of `headway.models.quantize.quantize_model`.
 
     `calibrate` and `text` are read in rows of `context` tokens, `row_length` unless given; both models run in the dtype
     that the folder is read in. Raises, leaving `target` as it was, CheckpointError when it exists (unless `overwrite`),
-    and ConfigError for a folder that is quantised already and what `quantize_model` raises."""
+    and ConfigError for a folder that is quantized already and what `quantize_model` raises."""
     check_target(target, overwrite)
     if folder.scheme is not None:
         raise ConfigError(
-            f"{folder.path} has weights of {folder.scheme} already; quantise the folder that it was made of"
+            f"{folder.path} has weights of {folder.scheme} already; quantize the folder that it was made of"
         )
     context = row_length(folder.spec, folder.spec) if context is None else context
     model, rows = build_model(folder), None if calibrate is None else _rows(calibrate, context)

@@ -105,7 +105,7 @@ DECODE_INT8 = replace(
     name="decode-4-int8",
     kv_dtype="int8",
     dtypes=(BFLOAT16,),
-    peers=("dequantised", *DECODE.peers),
+    peers=("dequantized", *DECODE.peers),
     against="decode-4",
     floor_factor=0.5,
 )

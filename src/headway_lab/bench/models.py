@@ -52,7 +52,7 @@ DECODERS: Mapping[str, ModelSpec] = {
 
 WEIGHTS: Mapping[str, BlockType | None] = {"bf16": BF16, "int8": Q8_0, "int4": Q4_0, "int8-row": None}
 """How weights are kept, and the type of GGUF that has as many bits: 16, 8.5 and 4.5. None has one scale a row, as
-`headway quantize --weights int8 --group -1` writes."""
+`--group -1` of `headway quantize` writes."""
 
 
 class Written:

@@ -181,7 +181,7 @@ PEERS: dict[str, Peer] = {
     "flex": Peer({"float32": 0.10, "bfloat16": 0.03}, flex, backward=False),
     "rows": Peer({"float32": 0.06, "bfloat16": 0.06}),
     "rows-sdpa": Peer({"float32": 0.02, "bfloat16": 0.02}),
-    "dequantised": Peer({"bfloat16": 0.03}),
+    "dequantized": Peer({"bfloat16": 0.03}),
     "gqa": Peer({"float32": 0.005, "bfloat16": 0.005}),
     "transformers": Peer({"float32": 0.01, "bfloat16": 0.005}),
 }

@@ -77,7 +77,7 @@ def headway(at: Inputs, backend: str) -> Call:
 def decode(case: Case, dtype: str, backend: str) -> Problem:
     """One query over a long cache, read from memory; work is the bytes of keys, values and scales that headway reads.
 
-    Every call of a side takes the next of several caches. In a case of int8, headway and "dequantised" read
+    Every call of a side takes the next of several caches. In a case of int8, headway and "dequantized" read
     int8; all others read the numbers that these represent, rounded to `dtype` beforehand."""
     kind, noise = getattr(torch, dtype), torch.Generator().manual_seed(0)
     past, width, int8 = case.tokens, case.width, case.kv_dtype == "int8"
@@ -140,7 +140,7 @@ def decode(case: Case, dtype: str, backend: str) -> Problem:
         "rows": ([rows_first, keys_first], plain),
         "rows-sdpa": ([rows_sdpa], plain),
         "gqa": ([gqa], plain),
-        "dequantised": ([rounded_once, rounded_twice], caches),
+        "dequantized": ([rounded_once, rounded_twice], caches),
     }
     problem = Problem({OURS: turns(ours, caches)}, float(read), "reads")
     for name in case.peers:

@@ -1,4 +1,4 @@
-"""Quantised layers under the names of a family and ours: rows of codes, scales and zeros move as rows of weights do."""
+"""Quantized layers under the names of a family and ours: rows of codes, scales and zeros move as rows of weights do."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Matrices(Mapping[str, QuantizedMatrix]):
 def own_matrices(
     layers: Mapping[str, PackedLayer], names: TensorNames, spec: ModelSpec, tensors: LazyTensors, path: Path
 ) -> Matrices:
-    """The quantised layers of a folder, `tensors`, under our names.
+    """The quantized layers of a folder, `tensors`, under our names.
 
     Raises CheckpointError for one that is no linear layer of ours, and for one that is stored [in, out]."""
     rules, linears = _rules(names, spec, tensors), _linears(spec)
@@ -63,7 +63,7 @@ def own_matrices(
             rule, [linears[n].out_features for n in ours]
         ):
             raise CheckpointError(
-                f"{path}: {theirs} is quantised, and it is no linear layer whose rows are outputs; others are not read "
+                f"{path}: {theirs} is quantized, and it is no linear layer whose rows are outputs; others are not read "
                 "with weights of 8 or 4 bits"
             )
         for i, name in enumerate(ours):
@@ -84,7 +84,7 @@ def without_empty_biases(
 
 
 def quantized_state(model: Model) -> tuple[dict[str, Tensor], dict[str, Panels]]:
-    """A model's state dict, with weights on the device "meta" for its quantised layers, and these layers."""
+    """A model's state dict, with weights on the device "meta" for its quantized layers, and these layers."""
     state, layers = model.state_dict(), quantized_layers(model)
     dtype = next(model.parameters()).dtype
     for name, layer in layers.items():
@@ -120,11 +120,11 @@ def packed_state(
     names: TensorNames,
     spec: ModelSpec,
 ) -> tuple[LazyTensors, dict[str, Any]]:
-    """The tensors `state` of a folder with those of quantised layers in place of their weights, and the
+    """The tensors `state` of a folder with those of quantized layers in place of their weights, and the
     `quantization_config`. `matrices` are `layers` as the folder has them.
 
-    Raises CheckpointError for layers that are quantised in different ways, and for what is one layer in the folder and
-    quantised in part, or stored [in, out]."""
+    Raises CheckpointError for layers that are quantized in different ways, and for what is one layer in the folder and
+    quantized in part, or stored [in, out]."""
     scheme, rules, linears = _scheme(layers), rules_by_name(names, spec), _linears(spec)
     dtype = next(iter(forms(state).values())).dtype
     made: dict[str, Rule] = {}
@@ -137,7 +137,7 @@ def packed_state(
         if any(there) and (not all(there) or _transposes(rule, [linears[n].out_features for n in ours])):
             raise CheckpointError(
                 f"the files of {spec.family} have {', '.join(ours)} as one layer, or as [in, out]: {theirs} cannot be "
-                "kept with weights of 8 or 4 bits; quantise all of them, or none"
+                "kept with weights of 8 or 4 bits; quantize all of them, or none"
             )
         if any(there):
             made[place] = rule
@@ -174,7 +174,7 @@ def _scheme(layers: Mapping[str, Panels]) -> Scheme:
     group = groups.pop() if groups else None
     if len(bits) > 1 or groups or (group is not None and any(panels.inputs > group for panels in whole)):
         raise CheckpointError(
-            "the layers of this model are quantised in different ways (bits, or groups of inputs), and a folder has one"
+            "the layers of this model are quantized in different ways (bits, or groups of inputs), and a folder has one"
         )
     zeros = any(panels.has_zeros for panels in layers.values())
     plain = bits == {8} and group is None

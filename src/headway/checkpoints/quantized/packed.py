@@ -1,4 +1,4 @@
-"""Tensors of quantised layers as others keep them, and as `QuantizedMatrix`. Of a layer X, in words of n = 32 / bits
+"""Tensors of quantized layers as others keep them, and as `QuantizedMatrix`. Of a layer X, in words of n = 32 / bits
 codes:
 
     pack-quantized   X.weight_packed int32 [O, ceil(I / n)], .weight_scale [O, G], .weight_shape [2] (O, I),
@@ -125,7 +125,7 @@ FLOATS = torch.float32, torch.bfloat16, torch.float16
 
 
 class PackedLayer(NamedTuple):
-    """A quantised layer of a folder: its size, the dtype of its scales, and how its matrix is read."""
+    """A quantized layer of a folder: its size, the dtype of its scales, and how its matrix is read."""
 
     outputs: int
     inputs: int
@@ -134,7 +134,7 @@ class PackedLayer(NamedTuple):
 
 
 def packed_layers(tensors: LazyTensors, scheme: Scheme, path: Path) -> dict[str, PackedLayer]:
-    """The quantised layers of a folder by their names there; no weights are read yet.
+    """The quantized layers of a folder by their names there; no weights are read yet.
 
     Raises CheckpointError where there are none, for tensors that are missing or misshapen, and for groups of inputs
     that are no neighbours (gptq's desc_act)."""
@@ -192,7 +192,7 @@ def _layer(tensors: LazyTensors, name: str, packing: Packing, scheme: Scheme, pa
 
 
 def dequantized(tensors: LazyTensors, layers: Mapping[str, PackedLayer], scheme: Scheme) -> LazyTensors:
-    """The tensors of a folder with one weight [O, I] for each of its quantised layers, made when asked for."""
+    """The tensors of a folder with one weight [O, I] for each of its quantized layers, made when asked for."""
     leaves = PACKINGS[scheme.form].leaves
     hidden = {f"{name}.{leaf}" for name in layers for leaf in leaves}
     forms = {name: form for name, form in tensors.forms.items() if name not in hidden}

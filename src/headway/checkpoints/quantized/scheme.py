@@ -96,7 +96,7 @@ def split_config(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Scheme |
     if read is None:
         raise ConfigError(
             f'config.json: "{KEY}" has quant_method {method!r}{did_you_mean(str(method), _METHODS)}, and '
-            f"{', '.join(_METHODS)} are read; get a folder of one of these, or the unquantised one"
+            f"{', '.join(_METHODS)} are read; get a folder of one of these, or the unquantized one"
         )
     scheme = read(given)
     if scheme.group is not None and scheme.group % GROUP:
@@ -108,7 +108,7 @@ def split_config(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Scheme |
 
 def written_config(scheme: Scheme, ignore: Sequence[str]) -> dict[str, Any]:
     """The `quantization_config` of a folder in the format of compressed-tensors; `ignore` are linear layers that are
-    not quantised."""
+    not quantized."""
     weights = {
         "num_bits": scheme.bits,
         "type": "int",

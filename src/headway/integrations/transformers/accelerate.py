@@ -33,7 +33,7 @@ from headway.integrations.transformers.modules import (
     is_unchanged,
     known,
 )
-from headway.integrations.transformers.products import linear_forward, put, put_in, quantise, take_back
+from headway.integrations.transformers.products import linear_forward, put, put_in, quantize, take_back
 from headway.integrations.transformers.steps import STEPS, stack_forward, unequal_reason
 from headway.models.quantize import weight_kind
 
@@ -117,7 +117,7 @@ def accelerate(model: nn.Module, weights: str | None = None) -> Report:
             if is_output:
                 taken["cross entropy in chunks"] += 1
             if weights is not None and row.forward is linear_forward and _in_blocks(name):
-                quantise(module, weights)
+                quantize(module, weights)
                 taken[f"product of {weights} weights"] += 1
     if weights is not None:
         state.trained = [p for p in model.parameters() if p.requires_grad]

@@ -2,7 +2,7 @@
 
     up to 64 rows on a CPU, no gradient   by the kernels, which read each weight once (`headway.native.linear`)
     more rows, or a gradient              by torch
-    quantised                             any number of rows by `headway.nn.QuantizedLinear`, kept beside the layer
+    quantized                             any number of rows by `headway.nn.QuantizedLinear`, kept beside the layer
 
 Legend: I numbers in, O numbers out.
 """
@@ -25,7 +25,7 @@ from headway.native.linear import MOST_ROWS, Matrix, linear, unsupported_reason
 from headway.nn import Linear, QuantizedLinear
 from headway.quantization import quantize_clipped
 
-QUANTISED, PUT = "_headway_quantised", "_headway_put"
+QUANTISED, PUT = "_headway_quantized", "_headway_put"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def put(module: nn.Module, forward: Callable[..., Any]) -> None:
 
 
 def take_back(module: nn.Module) -> None:
-    """What `put` and `quantise` have done, undone. Raises ConfigError where somebody has replaced the forward since."""
+    """What `put` and `quantize` have done, undone. Raises ConfigError where somebody has replaced the forward since."""
     module.__dict__.pop(QUANTISED, None)
     ours = module.__dict__.get(PUT)
     if ours is None:
@@ -73,7 +73,7 @@ def put_in(module: nn.Module) -> Callable[..., Any] | None:
 
 def linear_forward(self: nn.Linear, input: Tensor) -> Tensor:
     """x W^T (+ b): [..., I] -> [..., O]."""
-    kept = quantised(self)
+    kept = quantized(self)
     if kept is not None:
         made: Tensor = kept(input)
         return made
@@ -96,7 +96,7 @@ def by_kernels(x: Tensor, layers: Sequence[nn.Linear]) -> list[Tensor] | None:
         return None
     matrices: list[Matrix] = []
     for one in layers:
-        kept = quantised(one)
+        kept = quantized(one)
         if kept is None and (one.weight.dtype != x.dtype or x.numel() > MOST_ROWS * x.shape[-1]):
             return None
         matrices.append(one.weight.detach() if kept is None else kept.panels)
@@ -105,7 +105,7 @@ def by_kernels(x: Tensor, layers: Sequence[nn.Linear]) -> list[Tensor] | None:
     return linear(x, matrices, [None if one.bias is None else one.bias.detach().float() for one in layers])
 
 
-def quantise(layer: nn.Linear, weights: str) -> None:
+def quantize(layer: nn.Linear, weights: str) -> None:
     """Puts weights of 8 or 4 bits beside those of the layer, to be used in their place."""
     kept = QuantizedLinear(
         cast(Linear, layer), quantize_clipped(layer.weight.detach(), *weight_kind(weights))
@@ -113,8 +113,8 @@ def quantise(layer: nn.Linear, weights: str) -> None:
     layer.__dict__[QUANTISED] = Rounded(kept, layer.weight, layer.weight._version)
 
 
-def quantised(layer: nn.Linear) -> QuantizedLinear | None:
-    """What `quantise` has put beside a layer.
+def quantized(layer: nn.Linear) -> QuantizedLinear | None:
+    """What `quantize` has put beside a layer.
 
     Raises ConfigError in training mode, and where the layer's own weights have changed since."""
     found: Rounded | None = layer.__dict__.get(QUANTISED)
@@ -127,7 +127,7 @@ def quantised(layer: nn.Linear) -> QuantizedLinear | None:
         )
     if not found.is_of(layer.weight):
         raise ConfigError(
-            "weights have changed after they were quantised; restore(model) and accelerate(model, weights=...) again"
+            "weights have changed after they were quantized; restore(model) and accelerate(model, weights=...) again"
         )
     return found.layer
 

@@ -11,7 +11,7 @@ from headway.nn import block_linears
 
 
 def quantized_saving(spec: ModelSpec, dtype: torch.dtype, bits: int, group: int | None) -> int:
-    """Bytes that a model takes less than in `dtype` when the linear layers of its blocks are quantised
+    """Bytes that a model takes less than in `dtype` when the linear layers of its blocks are quantized
     (`headway.models.quantize.quantize_model`); in memory, where scales lie with each 32 inputs."""
     with torch.device("meta"):
         layers = block_linears(blank(spec)).values()
