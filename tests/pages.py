@@ -144,7 +144,7 @@ def names_of(command: str) -> Iterator[str]:
 
 
 def names_in(word: str) -> Iterator[str]:
-    """What a word names: itself, or the value of a setting, and what stands in a recipe."""
+    """What a word names: itself, or the value of a setting, and what a recipe reads."""
     yield word.rpartition("=")[2].rstrip("/")
     if re.fullmatch(r"recipes/[\w-]+\.yaml", word):
         yield "recipes"
@@ -155,7 +155,8 @@ def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, (list, dict)):
-        for one in value.values() if isinstance(value, dict) else value:
+        parts = [one for key, one in value.items() if key != "out"] if isinstance(value, dict) else value
+        for one in parts:
             yield from _strings(one)
 
 

@@ -29,7 +29,7 @@ CONTEXT = 24
 
 
 class Sent(TorchDispatchMode):
-    """Bytes that a ring sends for what is gathered, cut into parts or summed, by the axis of the processes."""
+    """Bytes that a ring sends for what is gathered, cut into parts, summed or sent to one process, by axis."""
 
     def __init__(self, parallel: Parallel) -> None:
         super().__init__()
@@ -45,6 +45,9 @@ class Sent(TorchDispatchMode):
                 self._add("cut", 1, args[1:2], args[2])
             case "c10d::allreduce_":
                 self._add("summed", 2, args[0], args[1])
+            case "c10d::send":
+                sent = sum(t.nbytes for t in args[0])
+                self.bytes["sent", self.axes[dist.ProcessGroup.unbox(args[1])]] += sent
         return func(*args, **(kwargs or {}))
 
     def _add(self, what: str, times: int, wholes: Sequence[torch.Tensor], group: Any) -> None:
@@ -112,6 +115,6 @@ def test_row_45_bytes_of_a_step_are_those_that_are_said(mesh: Mesh, tmp_path: Pa
                 share = process_shares(spec, mesh, CONTEXT, mesh.batches, dtype, **how)[number]
                 assert found["gathered", "fsdp"] == share.weights_sent, name
                 assert found["cut", "fsdp"] + found["summed", "dp"] == share.gradients_sent, name
-                assert found["summed", "tp"] == share.sums_sent, name
+                assert found["summed", "tp"] + found["sent", "tp"] == share.sums_sent, name
 
     together(mesh.ranks, rank, tmp_path)
