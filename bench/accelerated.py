@@ -55,7 +55,7 @@ def decode_sides(args: argparse.Namespace) -> Sides:
     sizes = SMALL if args.small else DECODE
     plain = llama(sizes, args.layers, torch.bfloat16).eval()
     models = {PLAIN: plain}
-    for weights in (None, "int8", "int4") if args.rounded else (None,):
+    for weights in (None, "compressed", *(("int8", "int4") if args.rounded else ())):
         models[weights or "accelerated"] = model = sharing(plain)
         accelerate(model, weights)
     ids = torch.randint(2, sizes["vocab"], (args.rows, PROMPT))

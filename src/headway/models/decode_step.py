@@ -25,6 +25,7 @@ from headway.native.linear import MOST_ROWS, Matrix, matrix_struct
 from headway.native.loader import library, threads
 from headway.nn.attention import AttentionLayer
 from headway.nn.block import Block
+from headway.nn.compressed import CompressedLinear
 from headway.nn.feedforward import FeedForward
 from headway.nn.linear import Linear
 from headway.nn.mixers import Mixer
@@ -208,6 +209,8 @@ class DecodeStep:
 
 
 def _weights(layer: Linear) -> Matrix:
+    if isinstance(layer, CompressedLinear):
+        return layer.packed
     return layer.panels if isinstance(layer, QuantizedLinear) else layer.matrix.detach()
 
 

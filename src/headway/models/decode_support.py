@@ -12,6 +12,7 @@ from headway.native import interface as c
 from headway.native.loader import library, why_missing
 from headway.nn.attention import Attention
 from headway.nn.block import Block
+from headway.nn.compressed import CompressedLinear
 from headway.nn.feedforward import FeedForward
 from headway.nn.linear import Linear, OutputLayer
 from headway.nn.mixers import SoftmaxMixer
@@ -34,7 +35,7 @@ def unsupported_reason(model: Decoder, cache: DecoderCache) -> str | None:
         return "its kernels know no scores that layers share, no scaled logits, and want a last norm"
     if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
         return "its modules have hooks, which the kernels would not call"
-    if type(model.lm_head) not in (OutputLayer, QuantizedLinear):
+    if type(model.lm_head) not in (OutputLayer, QuantizedLinear, CompressedLinear):
         return f"its kernels know no layer {type(model.lm_head).__name__}"
     return next((reason for block in model.model.blocks if (reason := _odd_block(block))), None)
 
@@ -60,5 +61,5 @@ def _odd_block(block: Block) -> str | None:
         return "its kernels do not know this activation"
     narrow = () if mlp is None else (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
     layers = layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj, *narrow
-    kinds = {type(one) for one in layers if one is not None} - {Linear, QuantizedLinear}
+    kinds = {type(one) for one in layers if one is not None} - {Linear, QuantizedLinear, CompressedLinear}
     return f"its kernels know no layer {kinds.pop().__name__}" if kinds else None

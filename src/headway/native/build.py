@@ -33,7 +33,7 @@ JOBS = 2
 _AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", *_AVX2)
 LEVELS: dict[str, tuple[str, ...]] = {
-    "avx512bf16": ("-mavx512bf16", "-mavx512vnni", *_AVX512),
+    "avx512bf16": ("-mavx512bf16", "-mavx512vnni", "-mavx512vbmi2", *_AVX512),
     "avx512": _AVX512,
     "avx2": _AVX2,
     "portable": (),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint64, c_void_p
 
 import torch
 from torch import Tensor
 
 ABI = 1
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-INT8, INT4 = 2, 3
+INT8, INT4, COMPRESSED = 2, 3, 4
 SOFT_CAP, DISTANCE, SLOPE = range(3)
 BLOCK = 64
 TILE = 96
@@ -115,6 +115,8 @@ class MatrixStruct(Structure):
         ("out", c_void_p),
         ("out_row", c_int64),
         ("add", c_int64),
+        ("starts", c_void_p),
+        ("table", c_uint64),
     )
 
 

@@ -2,6 +2,7 @@
 
     W [O, I] float32 or bf16    as it lies; made for a few rows, as in decoding, where each weight is read once, as fast
                                 as memory allows
+    `Compressed`, 11 bits       for a few rows, with the results of the bf16 weights that it is made of, to the bit
     `Panels` of 8 or 4 bits     for any number of rows: up to four as above, more in tiles that stay in registers
 
 Against panels x is rounded to 8 bits in groups of 32 inputs: |x - x'| <= max |x of the group| / 254. The sums of a
@@ -23,6 +24,7 @@ from torch import Tensor
 from headway.errors import BackendError
 from headway.hardware import large_pages
 from headway.native import interface as c
+from headway.native.compressed import Compressed
 from headway.native.loader import library, threads
 from headway.quantization import QuantizedMatrix
 
@@ -151,7 +153,7 @@ def _of_groups(values: Tensor, panels: int, groups: int, each: int, empty: int) 
     return _padded(spread, panels * PANEL, groups, empty).view(panels, PANEL, groups).transpose(1, 2)
 
 
-Matrix = Tensor | Panels
+Matrix = Tensor | Panels | Compressed
 
 
 def unsupported_reason(x: Tensor, matrices: Sequence[Matrix]) -> str | None:
@@ -203,10 +205,13 @@ def linear(
 
 def matrix_struct(matrix: Matrix, out: Tensor, bias: Tensor | None, *, add: bool = False) -> c.MatrixStruct:
     """One matrix of a call. What it points to must live as long as it."""
+    scales = zeros = table = 0
+    factor = starts = None
     if isinstance(matrix, Tensor):
         kind, weights, step = c.TYPES[matrix.dtype], matrix, matrix.stride(0) * matrix.element_size()
-        scales = zeros = 0
-        factor = None
+    elif isinstance(matrix, Compressed):
+        kind, weights, step = c.COMPRESSED, matrix.data, 0
+        starts, table = matrix.starts.data_ptr(), matrix.table
     else:
         kind, weights, step = (c.INT8 if matrix.bits == 8 else c.INT4), matrix.data, matrix.data.shape[1]
         scales, zeros, factor = int(matrix.has_scales), int(matrix.has_zeros), matrix.factor.data_ptr()
@@ -223,6 +228,8 @@ def matrix_struct(matrix: Matrix, out: Tensor, bias: Tensor | None, *, add: bool
         out.data_ptr(),
         out.stride(0),
         int(add),
+        starts,
+        table,
     )
 
 

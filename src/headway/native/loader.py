@@ -21,7 +21,12 @@ from headway.hardware import cpu_flags
 from headway.native import build
 from headway.native.interface import ABI
 
-_CPU_NAMES = {"avx512bf16": "avx512_bf16", "avx512vnni": "avx512_vnni", "bmi": "bmi1"}
+_CPU_NAMES = {
+    "avx512bf16": "avx512_bf16",
+    "avx512vnni": "avx512_vnni",
+    "avx512vbmi2": "avx512_vbmi2",
+    "bmi": "bmi1",
+}
 NEEDS = {
     level: frozenset(_CPU_NAMES.get(flag[2:], flag[2:]) for flag in flags)
     for level, flags in build.LEVELS.items()
@@ -174,6 +179,12 @@ def _declare(dll: ctypes.CDLL) -> None:
     dll.headway_abi.restype = ctypes.c_int64
     dll.headway_peak.restype, dll.headway_peak.argtypes = real, [number, number, real]
     dll.headway_read.restype, dll.headway_read.argtypes = real, [address, ctypes.c_int64, number]
+    size, table = ctypes.c_int64, ctypes.c_uint64
+    dll.headway_exponents.restype = dll.headway_decompress.restype = None
+    dll.headway_exponents.argtypes = [address, size, size, size, address]
+    dll.headway_compress.restype = size
+    dll.headway_compress.argtypes = [address, size, size, size, table, address, address]
+    dll.headway_decompress.argtypes = [address, size, size, address, address, table]
 
 
 _forked = Event()

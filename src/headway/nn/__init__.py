@@ -20,6 +20,7 @@ from headway.nn.attention import (
     LinearAttention,
 )
 from headway.nn.block import ORDERS, Block, Order
+from headway.nn.compressed import CompressedLinear
 from headway.nn.cross_entropy import IGNORE_INDEX, Losses
 from headway.nn.embeddings import PositionEmbedding, TokenEmbedding, check_ids
 from headway.nn.feedforward import FeedForward, GatedFeedForward, named_activation, swish
@@ -44,6 +45,7 @@ __all__ = [
     "AttentionOptions",
     "Block",
     "ColumnParallelLinear",
+    "CompressedLinear",
     "FeedForward",
     "GatedFeedForward",
     "GlobalAttention",

@@ -20,7 +20,7 @@ import torch
 from headway.generate.session import DecoderSession
 from headway.models import Decoder
 from headway.models.cost import kv_bytes_read
-from headway.nn import QuantizedLinear
+from headway.nn import CompressedLinear, QuantizedLinear
 from headway_lab.bench.cases import FORWARD
 from headway_lab.bench.inputs import OURS, Problem, Side, UnsupportedCase
 from headway_lab.bench.llama_cpp import NAME as LLAMA_CPP
@@ -32,7 +32,7 @@ from headway_lab.bench.transformers_layers import transformers
 
 TRANSFORMERS = "transformers"
 ONE_ROW = f"{OURS} one row"
-APART = {"bf16": 0.05, "int8": 0.1, "int4": 0.1, "int8-row": 0.1}
+APART = {"bf16": 0.05, "int8": 0.1, "int4": 0.1, "int8-row": 0.1, "compressed": 0.05}
 """How far logits of a side may be from ours, relative to their norm: the rounding of 22 layers in bfloat16, and beside
 codes that of inputs to 8 bits. Another token's logits differ by some 1.4."""
 
@@ -116,7 +116,7 @@ def step_bytes(model: Decoder, context: int, rows: int) -> int:
     """Bytes that a step reads: all weights once, of an embedding that is not the output layer the ids' rows alone; and
     the keys and values of all rows."""
     spec, embedding = model.spec, model.model.embedding
-    layers = [m for m in model.modules() if isinstance(m, QuantizedLinear)]
+    layers = [m for m in model.modules() if isinstance(m, QuantizedLinear | CompressedLinear)]
     weights = sum(p.nbytes for p in model.parameters()) + sum(layer.nbytes for layer in layers)
     if not spec.tied:
         weights -= embedding.nbytes - rows * embedding[0].nbytes

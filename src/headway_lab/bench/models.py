@@ -18,6 +18,7 @@ from headway import hardware
 from headway.checkpoints import change_pairing, load_folder, load_model, save_folder
 from headway.checkpoints.formats.gguf.model import write_model
 from headway.models import Decoder, ModelSpec, build
+from headway.models.compress import compress_model
 from headway.models.cost import weight_bytes
 from headway.nn import QuantizedLinear, replace_linear
 from headway.positions import Rotary
@@ -50,9 +51,15 @@ DECODERS: Mapping[str, ModelSpec] = {
 }
 """LLaMAs by their size: "1.1b" is TinyLlama's, "32m" trains here, "tiny" tries things out."""
 
-WEIGHTS: Mapping[str, BlockType | None] = {"bf16": BF16, "int8": Q8_0, "int4": Q4_0, "int8-row": None}
-"""How weights are kept, and the type of GGUF that has as many bits: 16, 8.5 and 4.5. None has one scale a row, as
-`--group -1` of `headway quantize` writes."""
+WEIGHTS: Mapping[str, BlockType | None] = {
+    "bf16": BF16,
+    "int8": Q8_0,
+    "int4": Q4_0,
+    "int8-row": None,
+    "compressed": None,
+}
+"""How weights are kept, and the type of GGUF that has as many bits: 16, 8.5 and 4.5. None has one scale a row (as
+`--group -1` of `headway quantize` writes), or bf16 in 11 bits (`headway.models.compress`)."""
 
 
 class Written:
@@ -67,7 +74,9 @@ class Written:
         """In headway; weights of 8 and 4 bits have the codes and scales of the GGUF file (`headway quantize` looks for
         better ones of as many bytes, which takes minutes). The output layer's, too; embeddings are rounded likewise."""
         model = load_model(self.folder / "hf")
-        if weights != "bf16":
+        if weights == "compressed":
+            compress_model(model)
+        elif weights != "bf16":
             kind = WEIGHTS[weights]
 
             def rounded(matrix: Tensor) -> QuantizedMatrix:

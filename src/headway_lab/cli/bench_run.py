@@ -97,7 +97,8 @@ class ModelsRun(Run):
         list[str] | None,
         typer.Option(
             "--weights",
-            help="bf16, int8, int4 or int8-row: one scale a row (repeatable) [default: all that apply but the last]",
+            help="bf16, int8, int4, int8-row (one scale a row) or compressed (bf16 without loss); repeatable [default: "
+            "bf16, int8, int4, as far as they apply]",
         ),
     ] = None
     out: Annotated[Path | None, typer.Option("--out", help="folder for charts (PNG)")] = None

@@ -2,6 +2,7 @@
 
     accelerate(model)                   attention, products of few rows, norms, feed-forwards, cross entropy, caches
     accelerate(model, weights="int8")   and the blocks' weights in 8 or 4 bits
+    accelerate(model, weights="compressed")   and bf16 weights in 11 bits, to the bit
     restore(model)                      as it was
 
 Modules stay who they are, with their parameters and hooks, under their names: a module that is known (`modules.TABLE`)
@@ -33,8 +34,16 @@ from headway.integrations.transformers.modules import (
     is_unchanged,
     known,
 )
-from headway.integrations.transformers.products import linear_forward, put, put_in, quantize, take_back
+from headway.integrations.transformers.products import (
+    COMPRESSED,
+    linear_forward,
+    put,
+    put_beside,
+    put_in,
+    take_back,
+)
 from headway.integrations.transformers.steps import STEPS, stack_forward, unequal_reason
+from headway.models.compress import check_compressible
 from headway.models.quantize import weight_kind
 
 STATE = "_headway_accelerated"
@@ -87,13 +96,18 @@ def accelerate(model: nn.Module, weights: str | None = None) -> Report:
     Args:
         model: with its weights, on any device; kernels run on the CPU, and elsewhere modules compute as before.
         weights: "int8" or "int4" (a scale for each 32 inputs of an output) for the linear layers of the
-            blocks: products use rounded weights, which lie beside the original ones. `state_dict`, `save_pretrained`
-            and `restore` have the originals; the model is frozen, and training is a ConfigError.
-    Raises ConfigError for a model that is accelerated already, and for other weights.
+            blocks: products use rounded weights. "compressed" for all linear layers of bf16: products of up to 64 rows
+            read `headway.nn.CompressedLinear`, with the same results to the bit. Either lie beside the original
+            weights. `state_dict`, `save_pretrained` and `restore` have the originals; the model is frozen, and training
+            is a ConfigError.
+    Raises ConfigError for a model that is accelerated already, for other weights, and for "compressed" weights that are
+    not bf16 on the CPU; BackendError for these where there are no kernels.
     """
     if STATE in model.__dict__:
         raise ConfigError("the model is accelerated already; restore(model) first, to choose anew")
-    if weights is not None:
+    if weights == COMPRESSED:
+        check_compressible(model)
+    elif weights is not None:
         weight_kind(weights)
     model.__dict__[STATE] = state = State()
     taken: Counter[str] = Counter()
@@ -116,8 +130,9 @@ def accelerate(model: nn.Module, weights: str | None = None) -> Report:
             taken[row.kind] += 1
             if is_output:
                 taken["cross entropy in chunks"] += 1
-            if weights is not None and row.forward is linear_forward and _in_blocks(name):
-                quantize(module, weights)
+            whole = weights == COMPRESSED  # the output layer's, too: nothing is rounded
+            if weights is not None and row.forward is linear_forward and (whole or _in_blocks(name)):
+                put_beside(module, weights)
                 taken[f"product of {weights} weights"] += 1
     if weights is not None:
         state.trained = [p for p in model.parameters() if p.requires_grad]

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from headway.integrations.transformers.products import linear_forward, quantized
+from headway.integrations.transformers.products import beside, linear_forward
 from headway.nn.cross_entropy import IGNORE_INDEX, chunked_cross_entropy, fused_cross_entropy
 
 Step = Callable[[Tensor], Tensor]
@@ -38,7 +38,7 @@ def output_forward(self: nn.Linear, input: Tensor) -> Tensor:
     """x W^T (+ b), [..., M] -> [..., V]: in training `Logits`."""
     if not (self.training and torch.is_grad_enabled()) or torch.compiler.is_compiling() or input.dim() < 2:
         return linear_forward(self, input)
-    if quantized(self) is not None or type(input) is not Tensor:
+    if beside(self) is not None or type(input) is not Tensor:
         return linear_forward(self, input)
     x, weight, bias = input, self.weight, cast(Tensor | None, self.bias)
     kind = input.device.type

@@ -3,6 +3,7 @@
     up to 64 rows on a CPU, no gradient   by the kernels, which read each weight once (`headway.native.linear`)
     more rows, or a gradient              by torch
     quantized                             any number of rows by `headway.nn.QuantizedLinear`, kept beside the layer
+    compressed                            up to 64 rows by `headway.nn.CompressedLinear`, kept beside the layer
 
 Legend: I numbers in, O numbers out.
 """
@@ -21,29 +22,31 @@ from torch import Tensor, nn
 
 from headway.errors import ConfigError
 from headway.models.quantize import weight_kind
+from headway.native.compressed import Compressed
 from headway.native.linear import MOST_ROWS, Matrix, linear, unsupported_reason
-from headway.nn import Linear, QuantizedLinear
+from headway.nn import CompressedLinear, Linear, QuantizedLinear
 from headway.quantization import quantize_clipped
 
-QUANTISED, PUT = "_headway_quantized", "_headway_put"
+KEPT, PUT = "_headway_weights", "_headway_put"
+COMPRESSED = "compressed"
 
 
 @dataclass(frozen=True)
-class Rounded:
-    """Weights of 8 or 4 bits beside those of a layer, and which they were made of."""
+class Beside:
+    """Weights that are used in the place of a layer's own, and which they were made of."""
 
-    layer: QuantizedLinear
+    layer: QuantizedLinear | CompressedLinear
     weight: Tensor
     version: int
 
     def is_of(self, weight: Tensor) -> bool:
-        """Whether these are the rounded weights of this parameter as it is now."""
+        """Whether these were made of this parameter as it is now."""
         return weight is self.weight and weight._version == self.version
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Rounded:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Beside:
         weight = copy.deepcopy(self.weight, memo)  # its versions are counted anew
         changes = self.weight._version - self.version
-        return Rounded(copy.deepcopy(self.layer, memo), weight, weight._version - changes)
+        return Beside(copy.deepcopy(self.layer, memo), weight, weight._version - changes)
 
 
 def put(module: nn.Module, forward: Callable[..., Any]) -> None:
@@ -52,8 +55,8 @@ def put(module: nn.Module, forward: Callable[..., Any]) -> None:
 
 
 def take_back(module: nn.Module) -> None:
-    """What `put` and `quantize` have done, undone. Raises ConfigError where somebody has replaced the forward since."""
-    module.__dict__.pop(QUANTISED, None)
+    """Undo `put` and `put_beside`. Raises ConfigError where somebody has replaced the forward since."""
+    module.__dict__.pop(KEPT, None)
     ours = module.__dict__.get(PUT)
     if ours is None:
         return
@@ -73,8 +76,8 @@ def put_in(module: nn.Module) -> Callable[..., Any] | None:
 
 def linear_forward(self: nn.Linear, input: Tensor) -> Tensor:
     """x W^T (+ b): [..., I] -> [..., O]."""
-    kept = quantized(self)
-    if kept is not None:
+    kept = beside(self)
+    if isinstance(kept, QuantizedLinear):
         made: Tensor = kept(input)
         return made
     found = by_kernels(input, (self,))
@@ -96,40 +99,50 @@ def by_kernels(x: Tensor, layers: Sequence[nn.Linear]) -> list[Tensor] | None:
         return None
     matrices: list[Matrix] = []
     for one in layers:
-        kept = quantized(one)
-        if kept is None and (one.weight.dtype != x.dtype or x.numel() > MOST_ROWS * x.shape[-1]):
+        kept = beside(one)
+        if not isinstance(kept, QuantizedLinear) and (
+            one.weight.dtype != x.dtype or x.numel() > MOST_ROWS * x.shape[-1]
+        ):
             return None
-        matrices.append(one.weight.detach() if kept is None else kept.panels)
+        matrices.append(one.weight.detach() if kept is None else _matrix(kept))
     if unsupported_reason(x, matrices) is not None:
         return None
     return linear(x, matrices, [None if one.bias is None else one.bias.detach().float() for one in layers])
 
 
-def quantize(layer: nn.Linear, weights: str) -> None:
-    """Puts weights of 8 or 4 bits beside those of the layer, to be used in their place."""
-    kept = QuantizedLinear(
-        cast(Linear, layer), quantize_clipped(layer.weight.detach(), *weight_kind(weights))
+def put_beside(layer: nn.Linear, weights: str) -> None:
+    """Puts weights of 8 or 4 bits, or compressed ones, beside those of the layer, to be used in their place."""
+    own, plain = cast(Linear, layer), layer.weight.detach()
+    kept = (
+        CompressedLinear(own, Compressed.pack(plain))
+        if weights == COMPRESSED
+        else QuantizedLinear(own, quantize_clipped(plain, *weight_kind(weights)))
     )
-    layer.__dict__[QUANTISED] = Rounded(kept, layer.weight, layer.weight._version)
+    layer.__dict__[KEPT] = Beside(kept, layer.weight, layer.weight._version)
 
 
-def quantized(layer: nn.Linear) -> QuantizedLinear | None:
-    """What `quantize` has put beside a layer.
+def beside(layer: nn.Module) -> QuantizedLinear | CompressedLinear | None:
+    """What `put_beside` has put beside a layer.
 
     Raises ConfigError in training mode, and where the layer's own weights have changed since."""
-    found: Rounded | None = layer.__dict__.get(QUANTISED)
+    found: Beside | None = layer.__dict__.get(KEPT)
     if found is None:
         return None
     if layer.training:
         raise ConfigError(
-            "a model that was accelerated with weights of 8 or 4 bits is not trained; restore(model), train, and "
-            "accelerate it again"
+            "a model that was accelerated with weights of its own for decoding is not trained; restore(model), train, "
+            "and accelerate it again"
         )
-    if not found.is_of(layer.weight):
+    if not found.is_of(cast(nn.Linear, layer).weight):
         raise ConfigError(
-            "weights have changed after they were quantized; restore(model) and accelerate(model, weights=...) again"
+            "weights have changed after they were quantized or compressed; restore(model) and "
+            "accelerate(model, weights=...) again"
         )
     return found.layer
+
+
+def _matrix(layer: QuantizedLinear | CompressedLinear) -> Matrix:
+    return layer.panels if isinstance(layer, QuantizedLinear) else layer.packed
 
 
 def _hooked(module: nn.Module) -> bool:

@@ -24,7 +24,7 @@ from headway.checkpoints.hf.layouts import OWN_NAMES
 from headway.errors import HeadwayError
 from headway.integrations.transformers.caches import GrowingLayer
 from headway.integrations.transformers.modules import SEED, relative
-from headway.integrations.transformers.products import quantized
+from headway.integrations.transformers.products import beside
 from headway.models import Decoder, blank
 from headway.models.decode_step import DecodeStep
 from headway.models.decode_support import unsupported_reason
@@ -193,7 +193,7 @@ def decoder_of(stack: Any) -> Decoder:
 
     def kept(name: str, layer: nn.Module) -> nn.Module:
         inside = stack.get_submodule(name.removeprefix("model.")) if name.startswith("model.") else None
-        found = None if inside is None else quantized(inside)
+        found = None if inside is None else beside(inside)
         return layer if found is None else found
 
     replace_linear(model, kept)

@@ -10,7 +10,7 @@ extern "C" {
 #define HEADWAY_ABI 1
 #define HEADWAY_EXPORT __attribute__((visibility("default")))
 
-enum { HEADWAY_FLOAT32 = 0, HEADWAY_BFLOAT16 = 1, HEADWAY_INT8 = 2, HEADWAY_INT4 = 3 };
+enum { HEADWAY_FLOAT32 = 0, HEADWAY_BFLOAT16 = 1, HEADWAY_INT8 = 2, HEADWAY_INT4 = 3, HEADWAY_COMPRESSED = 4 };
 
 // Patterns as a program for a stack machine, in postfix order; each instruction is four int32.
 enum {
@@ -89,6 +89,7 @@ HEADWAY_EXPORT int headway_backward(const headway_call* call);
 // A matrix of weights [outputs][inputs]. FLOAT32 and BFLOAT16 lie row by row. INT8 and INT4 lie in panels of 16 outputs:
 // for each group of 32 inputs the weights, unsigned ([8][16][4] bytes; or [4][16][4], inputs 4 j in the low halves and
 // 4 (j + 4) in the high ones), then 16 scales in float16 where `scales`, then 16 zeros where `zeros` (else 128, or 8).
+// COMPRESSED are bf16 weights as compressed.h has them.
 typedef struct {
   int64_t type, outputs;
   const void* weights;
@@ -98,6 +99,8 @@ typedef struct {
   void* out;                   // [rows][outputs] in the type of x
   int64_t out_row;
   int64_t add;  // whether to what `out` holds
+  const int64_t* starts;  // [outputs] where rows of COMPRESSED begin, bytes behind `weights`
+  uint64_t table;         // of its codes: a byte each
 } headway_matrix;
 
 enum { HEADWAY_NO_NORM = 0, HEADWAY_RMS_NORM = 1, HEADWAY_LAYER_NORM = 2 };
@@ -120,6 +123,15 @@ typedef struct {
 } headway_products;
 
 HEADWAY_EXPORT int headway_linear(const headway_products* call);
+
+// Adds to counts[exponent] how many bf16 weights have it; w [rows][inputs], `row` weights from one row to the next.
+HEADWAY_EXPORT void headway_exponents(const uint16_t* w, int64_t rows, int64_t inputs, int64_t row, int64_t* counts);
+// The bytes of these rows as COMPRESSED; writes them to `out` and where each begins to `starts`, unless null.
+HEADWAY_EXPORT int64_t headway_compress(const uint16_t* w, int64_t rows, int64_t inputs, int64_t row, uint64_t table,
+                                        char* out, int64_t* starts);
+// The same rows again, whole; reads up to 63 bytes behind the last.
+HEADWAY_EXPORT void headway_decompress(uint16_t* w, int64_t rows, int64_t inputs, const char* data, const int64_t* starts,
+                                       uint64_t table);
 
 // Heads of rows behind their projections, `tokens` rows of each sequence: normed where there are gains, rotated where
 // there are cosines (y = x cos + x[partner] sin on the first `rotated` numbers); keys and values go to slots[row] of

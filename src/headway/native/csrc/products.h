@@ -2,6 +2,7 @@
 #pragma once
 #include <stdlib.h>
 
+#include "compressed.h"
 #include "panel_tile.h"
 #include "prologue.h"
 
@@ -60,7 +61,7 @@ struct Products {
     if (c.abi != HEADWAY_ABI) return 1;
     if ((c.type != HEADWAY_FLOAT32 && c.type != HEADWAY_BFLOAT16) || c.rows > most) return 3;
     for (int64_t i = 0; i < c.count; i++)
-      if (c.matrices[i].type < HEADWAY_FLOAT32 || c.matrices[i].type > HEADWAY_INT4) return 3;
+      if (c.matrices[i].type < HEADWAY_FLOAT32 || c.matrices[i].type > HEADWAY_COMPRESSED) return 3;
     return 0;
   }
 
@@ -107,7 +108,7 @@ struct Products {
  private:
   static int64_t panels_of(const headway_matrix& m) { return (m.outputs + UNIT - 1) / UNIT; }
   bool takes_pairs(int64_t type) const {
-    return HEADWAY_LEVEL >= 3 && type == HEADWAY_BFLOAT16 && c.type == HEADWAY_BFLOAT16;
+    return HEADWAY_LEVEL >= 3 && type != HEADWAY_FLOAT32 && c.type == HEADWAY_BFLOAT16;
   }
 
   Panel panel(const headway_matrix& m, int64_t number) const {
@@ -182,22 +183,31 @@ struct Products {
 
   template <int S>
   void float_sums(const headway_matrix& m, const int64_t (&at)[S], float* y) const {
+    // streams of more than a few rows are made plain weights once, which stay in the cache
+    alignas(64) uint16_t lines[S][LONGEST_LINE + PLACES];
+    const bool compressed = m.type == HEADWAY_COMPRESSED;
+    const bool streams = compressed && (count <= FEW_STREAMED || c.inputs > LONGEST_LINE);
     for (int o = 0; o < UNIT; o++) {
       const char* w[S];
       for (int s = 0; s < S; s++) {
-        const int64_t output = at[s] * UNIT + o;
-        w[s] = (const char*)m.weights + (output < m.outputs ? output : m.outputs - 1) * m.step;
+        const int64_t last = m.outputs - 1, output = at[s] * UNIT + o < last ? at[s] * UNIT + o : last;
+        w[s] = (const char*)m.weights + (compressed ? m.starts[output] : output * m.step);
       }
+      if (compressed && !streams) unpack_rows(lines, w, m.table, c.inputs);
       each_rows<FLOAT_ROWS>(count, [&](auto some, int64_t row) {
         constexpr int R = decltype(some)::value;
         const float *pair = words + row * groups * UNIT, *one = floats + row * groups * GROUP;
         float* to = y + row * UNIT + o;
         // rows that come last ask for the weights of the next output, which the first ones then find in the cache
-        const int64_t ahead = count > FLOAT_ROWS && row + R >= count ? m.step : R > 2 ? 4 * FETCH : FETCH;
+        const int64_t ahead = compressed ? 0 : count > FLOAT_ROWS && row + R >= count ? m.step : R > 2 ? 4 * FETCH : FETCH;
         if constexpr (S <= sides(R, false)) {
-          if (takes_pairs(m.type))
+          if (streams && takes_pairs(m.type))
+            compressed_dots<Floats::PAIRS, R>(to, rows * UNIT, pair, groups * UNIT, w, m.table, c.inputs);
+          else if (streams)
+            compressed_dots<Floats::WIDENED, R>(to, rows * UNIT, one, groups * GROUP, w, m.table, c.inputs);
+          else if (takes_pairs(m.type))
             dots<Floats::PAIRS, R>(to, rows * UNIT, pair, groups * UNIT, w, c.inputs, ahead);
-          else if (m.type == HEADWAY_BFLOAT16)
+          else if (m.type != HEADWAY_FLOAT32)
             dots<Floats::WIDENED, R>(to, rows * UNIT, one, groups * GROUP, w, c.inputs, ahead);
           else
             dots<Floats::SINGLE, R>(to, rows * UNIT, one, groups * GROUP, w, c.inputs, ahead);

@@ -1,0 +1,121 @@
+"""bf16 weights in some 11 bits each, to the bit.
+
+The exponents of trained weights are few: seven of 256 cover 97 of 100 weights. So signs and mantissas (8 bits) are kept
+as they are, exponents as codes of 3 bits; the eighth code says that the exponent itself follows. Reading the weights is
+what decoding waits for, and these are some 70 % of the bytes.
+
+The idea of exponents of variable length is DFloat11's (Zhang et al. 2025, arXiv 2504.11651, section 2), which has
+Huffman codes; codes of one length are decoded by a few instructions for 64 weights (`csrc/compressed.h`, on CPUs with
+AVX-512 VBMI2 and bf16; elsewhere one by one, slowly).
+
+Legend: O outputs, I inputs.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from headway.errors import BackendError
+from headway.hardware import large_pages
+from headway.native.loader import library, threads
+
+CODES, BEHIND = 7, 64
+"""Exponents that have a code; bytes that are read behind the last weight."""
+
+
+class Compressed(NamedTuple):
+    """A matrix of bf16 weights as the kernels read it.
+
+    Attributes:
+        data: uint8; the rows as `csrc/compressed.h` has them, and `BEHIND` bytes.
+        starts: int64 [O], where each begins.
+        table: the exponents that have codes, a byte each, the first the lowest.
+        outputs, inputs: O and I.
+    """
+
+    data: Tensor
+    starts: Tensor
+    table: int
+    outputs: int
+    inputs: int
+
+    @classmethod
+    def pack(cls, weight: Tensor) -> Compressed:
+        """Raises BackendError for a weight that is not bf16 [O, I] on the CPU, and where there are no kernels."""
+        dll = _kernels()
+        if weight.dtype != torch.bfloat16 or weight.ndim != 2 or weight.device.type != "cpu":
+            raise BackendError(
+                f"matrices of bf16 on the CPU are compressed, not {weight.dtype} {[*weight.shape]} on {weight.device}"
+            )
+        weight = weight.detach() if weight.stride(1) == 1 else weight.detach().contiguous()
+        (outputs, inputs), row = weight.shape, weight.stride(0)
+        parts = [(a, b) for a, b in pairwise(_edges(outputs)) if a < b]
+
+        def at(first: int) -> int:
+            return weight.data_ptr() + 2 * first * row
+
+        counts = torch.zeros(len(parts), 256, dtype=torch.int64)
+        _each(lambda n, a, b: dll.headway_exponents(at(a), b - a, inputs, row, counts[n].data_ptr()), parts)
+        frequent = counts.sum(0).topk(CODES).indices.tolist()
+        table = int.from_bytes(frequent, "little")
+        starts = torch.empty(outputs, dtype=torch.int64)
+
+        def measured(number: int, a: int, b: int) -> int:
+            size: int = dll.headway_compress(at(a), b - a, inputs, row, table, None, starts[a:].data_ptr())
+            return size
+
+        sizes = _each(measured, parts)
+        begins = [sum(sizes[:number]) for number in range(len(parts))]
+        data = torch.empty(sum(sizes) + BEHIND, dtype=torch.uint8)
+        data[-BEHIND:] = 0
+        large_pages([data])
+
+        def written(number: int, a: int, b: int) -> None:
+            to = data.data_ptr() + begins[number]
+            dll.headway_compress(at(a), b - a, inputs, row, table, to, None)
+            starts[a:b] += begins[number]
+
+        _each(written, parts)
+        return cls(data, starts, table, outputs, inputs)
+
+    def unpack(self, first: int = 0, count: int | None = None) -> Tensor:
+        """The weights again, of `count` outputs from `first`, all unless given: bf16 [O, I], to the bit."""
+        dll, starts = _kernels(), self.starts[first:] if count is None else self.starts[first : first + count]
+        out = torch.empty(len(starts), self.inputs, dtype=torch.bfloat16)
+
+        def written(_: int, a: int, b: int) -> None:
+            to, begins = out[a:].data_ptr(), starts[a:].data_ptr()
+            dll.headway_decompress(to, b - a, self.inputs, self.data.data_ptr(), begins, self.table)
+
+        _each(written, [(a, b) for a, b in pairwise(_edges(len(starts))) if a < b])
+        return out
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is kept."""
+        return self.data.nbytes + self.starts.nbytes
+
+
+def _kernels() -> Any:
+    found = library()
+    if found is None:
+        raise BackendError("compressed weights are read by the native kernels, which are not loaded")
+    return found.dll
+
+
+def _edges(rows: int) -> list[int]:
+    parts = threads()
+    return [rows * part // parts for part in range(parts + 1)]
+
+
+def _each(do: Any, parts: list[tuple[int, int]]) -> list[Any]:
+    """What `do` gives of every part; calls of kernels leave Python to others."""
+    if len(parts) < 2:
+        return [do(number, *part) for number, part in enumerate(parts)]
+    with ThreadPoolExecutor(len(parts)) as pool:
+        return list(pool.map(lambda numbered: do(numbered[0], *numbered[1]), enumerate(parts)))

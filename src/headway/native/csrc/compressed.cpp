@@ -1,0 +1,50 @@
+// headway_exponents, headway_compress, headway_decompress: see compressed.h.
+#include "compressed.h"
+
+#include "headway.h"
+
+extern "C" void headway_exponents(const uint16_t* w, int64_t rows, int64_t inputs, int64_t row, int64_t* counts) {
+  for (int64_t o = 0; o < rows; o++)
+    for (int64_t i = 0; i < inputs; i++) counts[w[o * row + i] >> 7 & 0xFF]++;
+}
+
+extern "C" int64_t headway_compress(const uint16_t* w, int64_t rows, int64_t inputs, int64_t row, uint64_t table,
+                                    char* out, int64_t* starts) {
+  uint8_t code[256];
+  memset(code, OTHER, sizeof code);
+  for (int c = OTHER - 1; c >= 0; c--) code[table >> 8 * c & 0xFF] = (uint8_t)c;
+  int64_t at = 0;
+  for (int64_t o = 0; o < rows; o++) {
+    if (starts) starts[o] = at;
+    for (int64_t from = 0; from < inputs; from += PLACES) {
+      uint64_t bits[3] = {};
+      char rest[PLACES];
+      int64_t next = at + FIXED;
+      for (int j = 0; j < PLACES; j++) {
+        const int64_t i = from + input_of(j);
+        const uint16_t one = i < inputs ? w[o * row + i] : 0;
+        const uint8_t exponent = (uint8_t)(one >> 7);
+        rest[j] = (char)((one & 0x7F) | (one >> 8 & 0x80));
+        for (int b = 0; b < 3; b++) bits[b] |= (uint64_t)(code[exponent] >> b & 1) << j;
+        if (code[exponent] != OTHER) continue;
+        if (out) out[next] = (char)exponent;
+        next++;
+      }
+      if (out) memcpy(out + at, bits, PLANES), memcpy(out + at + PLANES, rest, PLACES);
+      at = next;
+    }
+  }
+  return at;
+}
+
+extern "C" void headway_decompress(uint16_t* w, int64_t rows, int64_t inputs, const char* data, const int64_t* starts,
+                                   uint64_t table) {
+  for (int64_t o = 0; o < rows; o++) {
+    const char* at = data + starts[o];
+    for (int64_t from = 0; from < inputs; from += PLACES) {
+      alignas(64) uint16_t block[PLACES];
+      at = unpack(block, at, table);
+      memcpy(w + o * inputs + from, block, (size_t)(inputs - from < PLACES ? inputs - from : PLACES) * 2);
+    }
+  }
+}

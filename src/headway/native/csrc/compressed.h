@@ -1,0 +1,98 @@
+// bf16 weights in some 11 bits each, to the bit: signs and mantissas as they are, exponents as codes of 3 bits. A row is
+// a stream of blocks of 64 inputs, zeros behind the last:
+//
+//     codes      8 bytes of their lowest bits, of the next and of the highest: bit j of each is of place j
+//     rest       64 bytes: sign and mantissa of place j
+//     exponents  a byte for each code that is 7, in their order
+//
+// Codes 0 to 6 stand for the exponents of a table, the most frequent of the matrix. Place j has the input that lies there
+// once bytes of two registers are interleaved: see `input_of`.
+#pragma once
+#include "linear.h"
+
+namespace {
+
+constexpr int PLACES = 64, PLANES = 24, FIXED = PLANES + PLACES, OTHER = 7;
+
+INLINE int input_of(int place) {
+  int lane = place / 16, at = place % 16;
+  return at < 8 ? lane * 8 + at : 32 + lane * 8 + at - 8;
+}
+
+// Writes the 64 weights of a block, and gives the next block. Reads up to 63 bytes behind it.
+INLINE const char* unpack(uint16_t* w, const char* block, uint64_t table) {
+  uint64_t bits[3];
+  memcpy(bits, block, PLANES);
+  const uint64_t others = bits[0] & bits[1] & bits[2];
+  const char *rest = block + PLANES, *next = block + FIXED;
+#if HEADWAY_LEVEL >= 3
+  __m512i code = _mm512_maskz_set1_epi8(bits[0], 1);
+  code = _mm512_or_si512(code, _mm512_maskz_set1_epi8(bits[1], 2));
+  code = _mm512_or_si512(code, _mm512_maskz_set1_epi8(bits[2], 4));
+  __m512i exponent = _mm512_shuffle_epi8(_mm512_set1_epi64((long long)table), code);
+  exponent = _mm512_mask_expand_epi8(exponent, others, _mm512_loadu_si512(next));
+  const __m512i own = _mm512_loadu_si512(rest), sign = _mm512_set1_epi8((char)0x80);
+  const __m512i high = _mm512_ternarylogic_epi64(sign, own, _mm512_srli_epi16(exponent, 1), 0xCA);
+  const __m512i low = _mm512_ternarylogic_epi64(sign, _mm512_slli_epi16(exponent, 7), own, 0xCA);
+  _mm512_store_si512(w, _mm512_unpacklo_epi8(low, high));
+  _mm512_store_si512(w + 32, _mm512_unpackhi_epi8(low, high));
+#else
+  const char* other = next;
+  for (int j = 0; j < PLACES; j++) {
+    const int code = (int)((bits[0] >> j & 1) | (bits[1] >> j & 1) << 1 | (bits[2] >> j & 1) << 2);
+    const uint8_t exponent = code == OTHER ? (uint8_t)*other++ : (uint8_t)(table >> 8 * code), own = (uint8_t)rest[j];
+    w[input_of(j)] = (uint16_t)((own & 0x80) << 8 | exponent << 7 | (own & 0x7F));
+  }
+#endif
+  return next + __builtin_popcountll(others);
+}
+
+// The weights of S rows, up to 63 more, from streams at w, which are then theirs.
+template <int S, int64_t LINE>
+INLINE void unpack_rows(uint16_t (&lines)[S][LINE], const char* (&w)[S], uint64_t table, int64_t count) {
+  for (int64_t i = 0; i < count; i += PLACES)
+    UNROLL for (int s = 0; s < S; s++) fetch(w[s]), w[s] = unpack(lines[s] + i, w[s], table);
+  UNROLL for (int s = 0; s < S; s++) w[s] = (const char*)lines[s];
+}
+
+// Rows up to which streams are read for each four of them; more are multiplied with a line of plain weights.
+constexpr int64_t FEW_STREAMED = 4, LONGEST_LINE = 16384;
+
+// As `dots`, of streams that begin at w. The sums are those of plain bf16 weights, to the bit.
+template <Floats KIND, int R, int S>
+INLINE void compressed_dots(float* y, int64_t y_side, const float* x, int64_t x_row, const char* const (&w)[S],
+                            uint64_t table, int64_t count) {
+  constexpr bool PAIRS = KIND == Floats::PAIRS;
+  constexpr int STEP = step_of(KIND);
+  vf acc[S][R][N] = {};
+  const char* at[S];
+  UNROLL for (int s = 0; s < S; s++) at[s] = w[s];
+  auto units = [&](const uint16_t(&v)[S][PLACES], int64_t from, auto some) __attribute__((always_inline)) {
+    UNROLL for (int u = 0; u < decltype(some)::value; u++) {
+      vf one[S][N];
+      UNROLL for (int s = 0; s < S; s++) read_unit<KIND>(one[s], v[s] + u * STEP);
+      UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int i = 0; i < N; i++) {
+          const vf value = load(x + r * x_row + (from / STEP + u) * UNIT + i * W);
+          UNROLL for (int s = 0; s < S; s++) acc[s][r][i] = multiply_add<PAIRS>(acc[s][r][i], value, one[s][i]);
+        }
+    }
+  };
+  // a row of x ends with a group of 32 inputs
+  for (int64_t from = 0; from < count; from += PLACES) {
+    alignas(64) uint16_t v[S][PLACES];
+    UNROLL for (int s = 0; s < S; s++) fetch(at[s]), at[s] = unpack(v[s], at[s], table);
+    if (count - from > PLACES / 2)
+      units(v, from, Count<PLACES / STEP>());
+    else
+      units(v, from, Count<PLACES / 2 / STEP>());
+  }
+  UNROLL for (int s = 0; s < S; s++)
+    UNROLL for (int r = 0; r < R; r++) {
+      vf sum = {};
+      UNROLL for (int i = 0; i < N; i++) sum += acc[s][r][i];
+      y[s * y_side + r * UNIT] = sum_of(sum);
+    }
+}
+
+}  // namespace
