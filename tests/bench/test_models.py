@@ -64,8 +64,8 @@ def test_rows_of_decoding_at_toy_size(without_llama_cpp: None) -> None:
         assert [note for note in row.notes if of_speed not in note] == [
             "llama.cpp: "
             + (
-                "GGUF has no type like int8-row"
-                if weights == "int8-row"
+                f"GGUF has no type like {weights}"
+                if WEIGHTS[weights] is None
                 else "llama-cpp-python is not installed"
             )
         ]

@@ -173,13 +173,38 @@ def test_a_model_with_rounded_weights_is_not_trained_nor_changed() -> None:
     assert all(p.requires_grad for p in model.parameters())
 
 
+def test_compressed_weights_change_no_bit() -> None:
+    from headway.integrations.transformers import accelerate, restore
+
+    model, ids = made().to(torch.bfloat16), torch.randint(3, VOCAB, (2, 80))
+    before = standing(model)
+    accelerate(model)
+    with torch.no_grad():
+        right = [model(ids).logits, model(ids[:, :3]).logits]
+    text = model.generate(ids[:, :9], max_new_tokens=20, do_sample=False)
+    restore(model)
+    report = accelerate(model, "compressed")
+    assert report.taken["product of compressed weights"] == 7 * len(model.model.layers) + 1
+    with torch.no_grad():
+        for expected, rows in zip(right, (ids, ids[:, :3]), strict=True):
+            assert torch.equal(model(rows).logits, expected)
+    assert torch.equal(model.generate(ids[:, :9], max_new_tokens=20, do_sample=False), text)
+    model.train()
+    with pytest.raises(ConfigError, match="is not trained; restore"):
+        model(ids)
+    restore(model.eval())
+    assert standing(model) == before
+    with pytest.raises(ConfigError, match=r"weights of bf16 on the CPU are compressed, not torch\.float32"):
+        accelerate(made(), "compressed")
+
+
 @pytest.mark.parametrize("weights", ["int5", "INT8", ""])
 def test_other_weights_are_refused_and_leave_the_model(weights: str) -> None:
     from headway.integrations.transformers import accelerate
 
     model = made()
     before = standing(model)
-    with pytest.raises(ConfigError, match="int8 or int4, not to"):
+    with pytest.raises(ConfigError, match="weights are int8, int4 or compressed, not"):
         accelerate(model, weights)
     assert standing(model) == before
 

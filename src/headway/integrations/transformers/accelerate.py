@@ -22,7 +22,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, did_you_mean
 from headway.integrations.transformers import attention_layers as layers
 from headway.integrations.transformers.caches import growing
 from headway.integrations.transformers.interface import NAME
@@ -44,7 +44,7 @@ from headway.integrations.transformers.products import (
 )
 from headway.integrations.transformers.steps import STEPS, stack_forward, unequal_reason
 from headway.models.compress import check_compressible
-from headway.models.quantize import weight_kind
+from headway.models.quantize import KINDS
 
 STATE = "_headway_accelerated"
 
@@ -107,8 +107,11 @@ def accelerate(model: nn.Module, weights: str | None = None) -> Report:
         raise ConfigError("the model is accelerated already; restore(model) first, to choose anew")
     if weights == COMPRESSED:
         check_compressible(model)
-    elif weights is not None:
-        weight_kind(weights)
+    elif weights is not None and weights not in KINDS:
+        meant = did_you_mean(weights, (*KINDS, COMPRESSED))
+        raise ConfigError(
+            f"accelerate: weights are {', '.join(KINDS)} or {COMPRESSED}, not {weights!r}{meant}"
+        )
     model.__dict__[STATE] = state = State()
     taken: Counter[str] = Counter()
     left: dict[str, str] = {}

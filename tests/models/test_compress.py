@@ -1,0 +1,65 @@
+"""A model with compressed weights: the same results to the bit, in fewer bytes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from headway.checkpoints import load_model, save_folder
+from headway.errors import ConfigError
+from headway.generate import GenerationConfig, generate
+from headway.models import ModelSpec, build
+from headway.models.compress import compress_model
+from headway.models.quantize import quantize_model
+from headway.nn import CompressedLinear, OutputLayer
+
+SIZES = {"vocab": 96, "width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 160, "max_context": 128}
+PROMPTS = [list(range(3, 30)), [7, 8]]
+
+
+def decoder(tied: bool = False) -> torch.nn.Module:
+    return build(ModelSpec.of("llama", **SIZES, tied=tied), dtype=torch.bfloat16, seed=0).eval()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_text_and_states_are_the_same(tied: bool, tmp_path: Path) -> None:
+    model, config = decoder(tied), GenerationConfig(max_new_tokens=12)
+    before, state = generate(model, PROMPTS, config), model.state_dict()
+    compress_model(model)
+    assert [one.ids for one in generate(model, PROMPTS, config)] == [one.ids for one in before]
+    assert isinstance(model.lm_head, OutputLayer if tied else CompressedLinear)
+    found = model.state_dict()
+    assert found.keys() == state.keys()
+    assert all(torch.equal(t, state[name]) for name, t in found.items())
+    save_folder(tmp_path, model)
+    assert all(torch.equal(t, state[name]) for name, t in load_model(tmp_path).state_dict().items())
+    compress_model(model)  # again: nothing is left to do
+
+
+def test_many_rows_and_gradients() -> None:
+    """A prompt longer than a step goes through torch, as plain weights do, and a gradient reaches the inputs."""
+    model, ids = decoder(), torch.arange(90).view(1, 90) % 96
+    with torch.no_grad():
+        right = model(ids)
+        compress_model(model)
+        assert torch.equal(model(ids), right)
+    layer = model.model.blocks[0].self_attn.q_proj
+    x = torch.randn(3, 64, dtype=torch.bfloat16, requires_grad=True)
+    layer(x).sum().backward()
+    plain = layer.matrix.float().sum(0).expand(3, 64)
+    torch.testing.assert_close(x.grad.float(), plain, atol=0.02, rtol=0.02)
+
+
+def test_what_is_refused() -> None:
+    model = decoder()
+    with pytest.raises(
+        ConfigError, match=r"weights of bf16 on the CPU are compressed, not torch\.float32 on cpu"
+    ):
+        compress_model(decoder().float())
+    compress_model(model)
+    with pytest.raises(ConfigError, match="compressed weights is not trained"):
+        model.train()
+    few = decoder()
+    quantize_model(few, "int8")
+    with pytest.raises(ConfigError, match="adapters or quantized layers"):
+        compress_model(few)
