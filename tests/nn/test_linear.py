@@ -136,7 +136,8 @@ def test_no_product_with_a_weight_stands_outside_of_a_linear(name: str) -> None:
 
 SOURCE = Path(__file__).parents[2] / "src" / "headway"
 PRODUCTS = {
-    *("nn/linear.py", "nn/products.py", "nn/lora.py", "nn/nf4.py", "nn/quantized.py", "nn/cross_entropy.py"),
+    *("nn/linear.py", "nn/products.py", "nn/lora.py", "nn/nf4.py", "nn/quantized.py", "nn/compressed.py"),
+    "nn/cross_entropy.py",
     *("integrations/transformers/products.py", "integrations/transformers/loss.py"),
     "checkpoints/formats/meta.py",
 }

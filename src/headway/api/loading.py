@@ -21,6 +21,7 @@ from headway.checkpoints.remote import local_model
 from headway.checkpoints.restore import build_model
 from headway.errors import ConfigError, did_you_mean
 from headway.models import Decoder, EncoderDecoder, Head, Model, ModelSpec
+from headway.models.compress import compress_model
 from headway.storage.dtypes import choose_dtype
 from headway.storage.files import current_folder
 from headway.storage.reading import read_json
@@ -72,6 +73,7 @@ class Loading(TypedDict, total=False):
     revision: str | None
     allow_pickle: bool
     adapter: str | Path | Sequence[str | Path]
+    compress: bool
 
 
 @overload
@@ -111,6 +113,7 @@ def load(
     adapter: str | Path | Sequence[str | Path] = (),
     pool: Literal["first", "mean"] | None = None,
     unit: bool | None = None,
+    compress: bool = False,
 ) -> AnyModel:
     """A model from a Hugging Face folder, or by its id on the Hugging Face Hub (downloaded once).
 
@@ -139,6 +142,7 @@ def load(
             generation_config.json brings these along.
         pool, unit: of "embed": "first" or "mean" over a text's tokens, and whether vectors have length 1. Unless
             given, the folder's own, or "mean" and False.
+        compress: keep bf16 weights in 11 bits each, without loss (`headway.models.compress.compress_model`).
     Raises CheckpointError or ConfigError, saying which file and what is wrong with it.
     """
     if task is not None and task not in TASKS:
@@ -173,6 +177,8 @@ def load(
         tokenizer.require_fits(folder.spec.vocab)
     model = build_model(folder, dtype=wanted, device=where, backend=backend)
     attach_folders(model, adapters)
+    if compress:
+        compress_model(model)
     settings = [place / GENERATION for place in places[:-1] if (place / GENERATION).exists()]
     if settings:
         folder = replace(folder, generation={**folder.generation, **read_json(settings[0])})

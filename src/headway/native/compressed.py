@@ -13,6 +13,7 @@ Legend: O outputs, I inputs.
 
 from __future__ import annotations
 
+import ctypes
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -105,7 +106,13 @@ def _kernels() -> Any:
     found = library()
     if found is None:
         raise BackendError("compressed weights are read by the native kernels, which are not loaded")
-    return found.dll
+    dll, size, table, address = found.dll, ctypes.c_int64, ctypes.c_uint64, ctypes.c_void_p
+    dll.headway_exponents.restype = dll.headway_decompress.restype = None
+    dll.headway_exponents.argtypes = [address, size, size, size, address]
+    dll.headway_compress.restype = size
+    dll.headway_compress.argtypes = [address, size, size, size, table, address, address]
+    dll.headway_decompress.argtypes = [address, size, size, address, address, table]
+    return dll
 
 
 def _edges(rows: int) -> list[int]:

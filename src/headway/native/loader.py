@@ -179,12 +179,6 @@ def _declare(dll: ctypes.CDLL) -> None:
     dll.headway_abi.restype = ctypes.c_int64
     dll.headway_peak.restype, dll.headway_peak.argtypes = real, [number, number, real]
     dll.headway_read.restype, dll.headway_read.argtypes = real, [address, ctypes.c_int64, number]
-    size, table = ctypes.c_int64, ctypes.c_uint64
-    dll.headway_exponents.restype = dll.headway_decompress.restype = None
-    dll.headway_exponents.argtypes = [address, size, size, size, address]
-    dll.headway_compress.restype = size
-    dll.headway_compress.argtypes = [address, size, size, size, table, address, address]
-    dll.headway_decompress.argtypes = [address, size, size, address, address, table]
 
 
 _forked = Event()
