@@ -298,16 +298,16 @@ class Run:
 
     def finish(self, record: dict[str, Any]) -> TrainResult:
         """Save the trained model and draw the curve; every process has the result when that is done."""
-        task, progress, validation, model = (
+        task, progress, validation, trained = (
             self.task,
             self.state.progress,
             self.validation,
-            self.saver.model(),
+            self.saver.trained(),
         )
         if self.parallel.is_main:
             if validation is not None and validation.bits_per_byte is not None:
                 self.log.write({"val_bits_per_byte": validation.bits_per_byte})
-            leave_model(self.out, task, model, progress)
+            leave_model(self.out, task, trained, progress)
             self.say(f"{self.out / FINAL}: {progress.step} steps in {clock(progress.seconds)}")
         self.parallel.gather(None)
         return result(self.out, task, progress, record, validation)
