@@ -51,7 +51,7 @@ from headway.train.trainer import Progress
 OPTIMIZER, RNG = "optimizer.safetensors", "rng/torch"
 MOMENTS = "optimizer"  # what its shards are called
 NORM = "float64"
-ALONE = {"processes": 1}  # what the machine was, where a checkpoint does not say
+ALONE = {"processes": 1, "tp": 1, "cp": 1}  # what the machine was, where a checkpoint does not say
 ADAPTER = "adapter"
 CONFIG, FINAL = "config.yaml", "final"
 OF_MODELS = ("config.json", "adapter_config.json")
@@ -61,7 +61,8 @@ NAME = re.compile(r"checkpoint-\d+")
 @dataclass
 class State:
     """A run's state: settings, what is trained, the optimizer, and how far it has come; and on what machine, since bits
-    depend on it: CPU threads, workers, rows per pass (None: all of the step's), the version of torch, and processes.
+    depend on it: CPU threads, workers, rows per pass (None: all of the step's), the version of torch, and processes:
+    those that add up a step, share layers (tp) or rows (cp).
 
     `draws_in_turn`: dropout draws from torch's generator, whose state is kept. So did runs whose checkpoints have it,
     and so they go on; all others draw by (seed, step, micro batch). `torch_norm`: gradients are clipped by the norm of

@@ -117,8 +117,8 @@ class TrainConfig(BaseModel):
     )
     mesh: str | None = setting(
         None,
-        "how the processes of the run share its work: dp=N, micro batches of a step; cp=N, the tokens of each row; "
-        "dp=2,cp=4 for 8 of them [default: dp, all of them]",
+        "how the processes of the run share its work: dp=N, micro batches of a step; fsdp=N, these and all weights; "
+        "tp=N, each layer; cp=N, the tokens of each row; dp=2,cp=4 for 8 of them [default: dp, all of them]",
         group="Machine",
         on_resume="same bits",
     )

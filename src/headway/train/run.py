@@ -131,6 +131,8 @@ class Run:
             "micro_batch": task.micro_batch,
             "torch": str(torch.__version__),
             "processes": added_up_by(task, parallel),
+            "tp": parallel.mesh.tp,
+            "cp": parallel.mesh.cp,
         }
         self.state = State(config, task, task.optimizer(self.pool), machine, Progress())
         self.state.optimizer.own(parallel, shards_of(task.model))
