@@ -30,6 +30,12 @@ def test_constructors() -> None:
     assert Tokens.packed([4]).start == 0
 
 
+@pytest.mark.parametrize("lengths", [[2.5, 1.0], [True, True]])
+def test_lengths_that_are_no_whole_numbers_are_refused(lengths: list[float]) -> None:
+    with pytest.raises(PatternError, match="lengths are whole numbers"):
+        Tokens.from_lengths(lengths)  # type: ignore[arg-type]
+
+
 def test_documents_never_see_each_other_and_nothing_sees_padding() -> None:
     at = Tokens.packed([[2, 1]], total=4)
     assert visible(Full(), at, at)[0, 0].int().tolist() == [

@@ -59,9 +59,12 @@ class Tokens:
         lengths: Sequence[int] | Tensor, total: int | None = None, side: str = "right"
     ) -> Tokens:
         """Row b has `lengths[b]` tokens; the slots up to `total` are empty, on the right or left `side`."""
-        count = torch.as_tensor(lengths, dtype=torch.int64)
-        if count.dim() != 1 or count.numel() == 0:
-            raise PatternError(f"Tokens.from_lengths: one length per row, got shape {tuple(count.shape)}")
+        given = torch.as_tensor(lengths)
+        if given.dim() != 1 or given.numel() == 0:
+            raise PatternError(f"Tokens.from_lengths: one length per row, got shape {tuple(given.shape)}")
+        if given.is_floating_point() or given.dtype == torch.bool:
+            raise PatternError(f"Tokens.from_lengths: lengths are whole numbers, got {given.tolist()}")
+        count = given.long()
         if side not in ("left", "right"):
             raise PatternError(f'Tokens.from_lengths: side is "left" or "right", got {side!r}')
         most = int(count.max())

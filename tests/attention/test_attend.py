@@ -307,6 +307,7 @@ def test_bad_arguments() -> None:
         ),
         ({"dropout": 1.0}, "dropout is a probability from 0 to below 1, got 1.0"),
         ({"scale": float("nan")}, "scale must be finite, got nan"),
+        ({"scale": "a"}, "scale is one number for all scores, got 'a'"),
         ({"scale": float("inf")}, "scale must be finite, got inf"),
         ({"scale": -float("inf")}, "scale must be finite, got -inf"),
         ({"q_tokens": Tokens.range(4), "k_tokens": Tokens.range(11)}, "q_tokens describe 1 rows of 4 slots"),

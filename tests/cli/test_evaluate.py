@@ -21,7 +21,12 @@ from headway.text import train_bpe
         (["--data", "x", "--harness", "y"], "one of them"),
         (["--data", "x", "--shots", "2"], "--tasks, --shots, --chat and --batch-size are for --harness"),
         (["--data", "x", "--batch-size", "2"], "and --batch-size are for --harness"),
-        (["--data", "x", "--dtype", "int3"], "--dtype int3: auto, bf16 and fp32 are known"),
+        (
+            ["--data", "x", "--dtype", "int3"],
+            "--dtype int3: auto, bf16 (bfloat16) and fp32 (float32) are known",
+        ),
+        (["--data", "x", "--dtype", "float32"], "no-such-folder is not there"),
+        (["--data", "x", "--dtype", "bfloat16"], "no-such-folder is not there"),
         (["--harness", "y"], 'pip install "headway[harness]"'),
     ],
 )

@@ -115,3 +115,11 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_settings_import_no_torch() -> None:
     code = "import sys, headway.train as t; t.TextConfig(data='x'); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_path_below_the_home_folder_is_what_a_shell_means(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = read_config(None, ["data=~/texts"], {"out": "~/runs/a"})
+    assert (config.data, config.out) == (f"{tmp_path}/texts", f"{tmp_path}/runs/a")

@@ -75,6 +75,7 @@ def test_positions_add_up_and_a_limit_reads_less(tmp_path: Path) -> None:
     longer = Rows(file, 40_000)
     few = evaluate(model, longer, limit=50, progress=lambda done, total: seen.append((done, total)))
     assert (few.tokens, seen) == (50, [(1, 1)])
+    assert few.positions[-1].last == 49  # the slots behind the limit are not computed
     assert few.nats == pytest.approx(evaluate(model, Rows(file, 50), limit=50).nats, rel=1e-6)
     everything = evaluate(model, Rows(file, 40), limit=10**6)
     assert (everything.nats, everything.text_bytes) == (found.nats, found.text_bytes)

@@ -141,30 +141,37 @@ def killed_at_ten_moments(
     settings: Make, tmp_path: Path, look: Callable[[Path], object] = lambda checkpoint: None, **how: Any
 ) -> None:
     """A run of `how` is killed up to two saves after the last kill, and up to two steps later: in preparations, steps
-    and saves. It ends with the bits of one process; `look` at what checkpoints are there after each kill."""
-    whole = settings(**HALVES | {"steps": 40}, save_every=1, out=str(tmp_path / "whole"))
+    and saves. It ends with the bits of a run that nobody killed, of one process unless tensor parallel rounds sums of
+    its own; `look` at what checkpoints are there after each kill."""
+    mesh = Mesh.read(how.get("mesh", "dp=2"))
+    whole = settings(**HALVES | {"steps": 40}, kv_heads=mesh.tp, save_every=1, out=str(tmp_path / "whole"))
     usual = whole.model_copy(update={"out": str(tmp_path / "killed"), **how})
     out, said, rng = Path(usual.out), tmp_path / "said", random.Random(0)
-    train(whole, quiet=True)
+    if mesh.tp == 1:
+        train(whole, quiet=True)
+    else:
+        alike = whole.model_copy(update=how)
+        together(mesh.ranks, lambda rank: train(alike), said)
     step = min(0.1, read_metrics(Path(whole.out) / "metrics.jsonl")[-1]["seconds"] / 40)
 
     def saved() -> int:
         return max(map(step_of, checkpoints(out)), default=-1)
 
     for _ in range(10):
-        victim, goal = rng.randrange(2), saved() + rng.randrange(3)
-        children = start(2, lambda rank: train(usual, resume="auto"), said)
+        victim, goal = rng.randrange(mesh.ranks), saved() + rng.randrange(3)
+        children = start(mesh.ranks, lambda rank: train(usual, resume="auto"), said)
         soon(lambda: (out / LOCK).exists() and saved() >= goal, children)  # noqa: B023
         time.sleep(rng.uniform(0.0, 2.0) * step)
         os.kill(children[victim], signal.SIGKILL)
         codes = ended(children)
-        told = (said / str(1 - victim)).read_text()
-        assert [codes[victim], codes[1 - victim]] == [-signal.SIGKILL, 1], told
-        assert f"RankError: rank {victim}" in told, told
+        told = [(said / str(rank)).read_text() for rank in range(mesh.ranks)]
+        assert codes == [-signal.SIGKILL if rank == victim else 1 for rank in range(mesh.ranks)], told
+        for rank in {*range(mesh.ranks)} - {victim}:
+            assert f"RankError: rank {victim}" in told[rank], f"rank {rank}, of {victim}: {told[rank]}"
         (out / LOCK).unlink(missing_ok=True)
         for path in checkpoints(out):
             look(path)
-    together(2, lambda rank: train(usual, resume="auto"), said)
+    together(mesh.ranks, lambda rank: train(usual, resume="auto"), said)
     assert_same_bits(usual.out, whole.out)
 
 

@@ -14,6 +14,7 @@ import torch
 from headway.api import load
 from headway.checkpoints.folder import load_folder
 from headway.errors import CheckpointError, ConfigError
+from headway.parallel import Mesh
 from headway.train import Callback, CallbackContext, Interrupted, TextConfig, train
 from headway.train.checkpoint import State, checkpoints, step_of
 from headway.train.record import STATE
@@ -239,18 +240,19 @@ def test_a_process_killed_while_it_writes_leaves_the_last_checkpoint(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["dp=2", "fsdp=2"])
+@pytest.mark.parametrize("mesh", ["dp=2", "fsdp=2", "fsdp=2,tp=2"])
 def test_killed_at_ten_random_moments(
     settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mesh: str
 ) -> None:
-    """A save at every step, in the background."""
+    """A save in shards at every step: in the background, or (of four processes) in the foreground."""
     monkeypatch.setattr("headway.parallel.roll.SILENCE", 1.5)
+    ranks = Mesh.read(mesh).ranks
 
     def look(path: Path) -> None:
-        assert shards_of(path) == 2
+        assert shards_of(path) == ranks
         load(path)
 
-    killed_at_ten_moments(settings, tmp_path, look, mesh=mesh, **BACKGROUND)
+    killed_at_ten_moments(settings, tmp_path, look, mesh=mesh, **(BACKGROUND if ranks == 2 else SHARDS))
 
 
 # --- what is refused

@@ -1,6 +1,7 @@
 """Several processes that have a part of every weight each train as one process does, bit for bit."""
 
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from headway.parallel import Mesh, Parallel, joined
 from headway.parallel.processes import ALONE
@@ -142,6 +144,31 @@ def test_row_45_a_sharded_base_and_its_adapter(settings: Make, tmp_path: Path) -
     train(again, resume=str(there), quiet=True)
     ours, theirs = weights(again.out), weights(folder / "alone")
     assert all(torch.equal(ours[name], theirs[name]) for name in ours.keys() | theirs.keys())
+
+
+@pytest.mark.slow
+def test_of_a_frozen_base_nothing_is_gathered_for_a_folder(
+    settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for checkpoints nor for the trained model: every shape that is gathered has a side of the rank."""
+    first = train(settings(), quiet=True)
+    fresh = dict.fromkeys(("vocab", "depth", "width", "heads", "kv_heads", "hidden", "patterns", "dropout"))
+    how = {**fresh, "micro_batch": 4, "model": str(first.model), "adapter": "lora", "rank": 5, "steps": 2}
+    alone = settings(**how, checkpoints="folder", out=str(tmp_path / "alone"))
+    shared = alone.model_copy(update={"mesh": "fsdp=2", "out": str(tmp_path / "shared")})
+    train(alone, quiet=True)
+    redistribute = DTensor.redistribute
+
+    def gathered(value: DTensor, *args: Any, **kwargs: Any) -> DTensor:
+        print("gathered", *value.shape, file=sys.stderr)
+        return redistribute(value, *args, **kwargs)
+
+    monkeypatch.setattr(DTensor, "redistribute", gathered)
+    together(2, lambda rank: train(shared), tmp_path / "said")
+    said = re.findall(r"^gathered (.*)", (tmp_path / "said" / "1").read_text(), re.MULTILINE)
+    assert len(said) >= 14 * 2
+    assert all("5" in shape.split() for shape in said)
+    assert_same_bits(shared.out, alone.out)
 
 
 # --- steps in memory

@@ -120,6 +120,26 @@ def by(mesh: Mesh, config: TextConfig, folder: Path, resume: str = "never") -> T
     return own
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["tp=2", "cp=2"])
+def test_who_resumes_a_run_of_shared_layers_or_rows_is_told_of_other_bits(
+    settings: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], mesh: str
+) -> None:
+    """Whose sums are rounded otherwise; by processes of the same mesh the run goes on to the bit."""
+    config = settings(**SHARED | {"dropout": 0.0}, mesh=mesh, out=str(tmp_path / "shared"))
+    together(2, lambda rank: train(config), tmp_path / "said")
+    there = Path(config.out) / "checkpoint-4"
+    alone, alike = (
+        config.model_copy(update={"mesh": m, "out": str(tmp_path / name)})
+        for name, m in (("alone", None), ("alike", mesh))
+    )
+    train(alone, resume=str(there))
+    assert f"not bit for bit the same run: {mesh[:2]}: 2 then, 1 now" in capsys.readouterr().err
+    together(2, lambda rank: train(alike, resume=str(there)), tmp_path / "said")
+    assert "not bit for bit" not in (tmp_path / "said" / "0").read_text()
+    assert all(torch.equal(t, weights(config.out)[name]) for name, t in weights(alike.out).items())
+
+
 def test_row_45_a_run_goes_on_at_any_mesh(settings: Make, tmp_path: Path) -> None:
     """Folders are those of one process, with whole weights and moments; parts of them are read again to the bit."""
     config = settings(**SHARED, optimizer="muon", validation_share=0.1, eval_every=3)

@@ -145,7 +145,10 @@ def validate(
         raise PatternError(f"attend: dropout is a probability from 0 to below 1, got {dropout}")
     if keep is not None:
         _check_keep(keep, (*q.shape[:3], sum(s.k.shape[2] for s in keys)))
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    try:
+        scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    except (TypeError, ValueError):
+        raise PatternError(f"attend: scale is one number for all scores, got {scale!r}") from None
     if not -math.inf < scale < math.inf:
         raise PatternError(f"attend: scale must be finite, got {scale}")
     if dropout and seed is None:

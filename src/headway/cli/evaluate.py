@@ -89,8 +89,9 @@ def command(
     """Bits per byte, perplexity and loss by position of a model on a text; of an encoder, loss and accuracy on masked
     tokens, under one mask for good, or what its head scores on records (accuracy, F1, exact match). With --harness,
     what lm-evaluation-harness finds for its tasks."""
+    dtype = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}.get(dtype, dtype)
     if dtype not in ("auto", "bf16", "fp32", "fp16"):
-        raise ConfigError(f"--dtype {dtype}: auto, bf16 and fp32 are known")
+        raise ConfigError(f"--dtype {dtype}: auto, bf16 (bfloat16) and fp32 (float32) are known")
     if (data is None) == (harness is None):
         raise ConfigError("eval needs a text (--data FILE) or tasks (--harness TASK[,TASK]), one of them")
     set_threads(threads)

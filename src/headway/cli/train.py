@@ -180,9 +180,10 @@ class SettingsCommand:
             others = [] if option is None else tasks_with(option.removeprefix("--").replace("-", "_"))
             if not others:
                 raise
+            instead = "; --depth sets the layers of a home-made model" if option == "--layers" else ""
             raise ConfigError(
                 f"{option} is an option of task {listed(others)}, and this is {task or 'training on text'}; say "
-                f"--task {others[0]}, or leave it out"
+                f"--task {others[0]}, or leave it out{instead}"
             ) from error
 
 

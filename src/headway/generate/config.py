@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from numbers import Integral
 from typing import Any, Literal
 
 from headway.cache import kv_dtype
@@ -105,6 +106,10 @@ class GenerationConfig:
             if value is not None and not (_whole(value) and value >= least):
                 more = "" if _whole(value) else "; it counts tokens, in whole numbers"
                 raise ConfigError(f"{name} must be {least} or more, got {value!r}{more}")
+        if not isinstance(self.seed, Integral):
+            raise ConfigError(f"seed must be a whole number, got {self.seed!r}")
+        if isinstance(self.stop, str) or not isinstance(self.stop, Collection):
+            raise ConfigError(f"stop is a list of strings, got {self.stop!r}; write [{str(self.stop)!r}]")
         beams, plain = self.beams, Sampling(repetition_penalty=self.sampling.repetition_penalty)
         rounded = kv_dtype(self.kv_cache_dtype) is not None
         eos_are_ids = isinstance(self.eos, Collection) and all(map(_whole, self.eos))
@@ -118,10 +123,6 @@ class GenerationConfig:
                 f"kv_cache_dtype={self.kv_cache_dtype!r} says what the cache stores, but use_cache is False",
             ),
             (not eos_are_ids, f"eos is a list of token ids, got {self.eos!r}; write a single id as [id]"),
-            (
-                isinstance(self.stop, str),
-                f"stop is a list of strings, got the string {self.stop!r}; write [{self.stop!r}]",
-            ),
             (
                 self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens,
                 f"min_new_tokens is {self.min_new_tokens}, but max_new_tokens {self.max_new_tokens}",

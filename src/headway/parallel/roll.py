@@ -18,6 +18,8 @@ BEAT, SILENCE, LOST = 0.5, 4.0, 60.0
 is given up where none did, which may be a busy machine."""
 FOLLOWED = "-"
 """Before the reason of a process that stopped because another one was missing."""
+TOLD = "absent"
+"""The key under which it stands who is gone, once a process has found out."""
 
 
 class Roll:
@@ -25,12 +27,14 @@ class Roll:
     of life twice a second, and why it left.
 
     A killed process sends no heartbeat. One that hangs does, but does not come to the messages that the
-    others wait at. Raises RankError, at the beginning, where one of them is gone before all have signed.
+    others wait at. Who finds that one is gone tells the others: those that wait for each other in turn find out so late
+    that the store may be gone, too. Raises RankError, at the beginning, where one of them is gone before all have
+    signed.
     """
 
     def __init__(self, store: dist.distributed_c10d.Store, rank: int, ranks: int) -> None:
         self.store, self.rank, self.ranks, self.number = store, rank, ranks, 0
-        self._over = threading.Event()
+        self._over, self._told = threading.Event(), ""
         try:
             self._set("who", f"process {os.getpid()} on host {socket.gethostname()}")
             self._thread = threading.Thread(target=self._beat, args=(store.clone(),), daemon=True)  # type: ignore[attr-defined]
@@ -81,7 +85,8 @@ class Roll:
             absent = self._absent()
         except RuntimeError:
             absent = [
-                f"rank 0, or who started the run, is gone: its store does not answer (asked by rank {self.rank})"
+                self._told
+                or f"rank 0, or who started the run, is gone: its store does not answer (asked by rank {self.rank})"
             ]
         return RankError("; ".join(absent)) if absent else error
 
@@ -90,6 +95,8 @@ class Roll:
         others = [rank for rank in range(self.ranks) if rank != self.rank]
         before = {rank: self._get("beat", rank) for rank in others}
         for _ in range(round(SILENCE / BEAT)):  # time in which this process itself was stopped does not count
+            if self._told:
+                return [self._told]
             time.sleep(BEAT)
         found, late, followed = list[str](), list[str](), list[str]()
         for rank in others:
@@ -104,12 +111,16 @@ class Roll:
                 late.append(
                     f"{named} hangs: it lives, but did not come to where rank {self.rank} waited for it"
                 )
+        if found and not self._told:
+            self.store.set(TOLD, "; ".join(found))
         return found or late or followed
 
     def _beat(self, store: dist.distributed_c10d.Store) -> None:
         for number in itertools.count():
             try:
                 store.set(f"beat/{self.rank}", str(number))
+                if store.check([TOLD]):
+                    self._told = bytes(store.get(TOLD)).decode()
             except RuntimeError:
                 return  # with its store the run is gone
             if self._over.wait(BEAT):

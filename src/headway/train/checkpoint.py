@@ -51,7 +51,7 @@ from headway.train.trainer import Progress
 OPTIMIZER, RNG = "optimizer.safetensors", "rng/torch"
 MOMENTS = "optimizer"  # what its shards are called
 NORM = "float64"
-ALONE = {"processes": 1}  # what the machine was, where a checkpoint does not say
+ALONE = {"processes": 1, "tp": 1, "cp": 1}  # what the machine was, where a checkpoint does not say
 ADAPTER = "adapter"
 CONFIG, FINAL = "config.yaml", "final"
 OF_MODELS = ("config.json", "adapter_config.json")
@@ -61,7 +61,8 @@ NAME = re.compile(r"checkpoint-\d+")
 @dataclass
 class State:
     """A run's state: settings, what is trained, the optimizer, and how far it has come; and on what machine, since bits
-    depend on it: CPU threads, workers, rows per pass (None: all of the step's), the version of torch, and processes.
+    depend on it: CPU threads, workers, rows per pass (None: all of the step's), the version of torch, and processes:
+    those that add up a step, share layers (tp) or rows (cp).
 
     `draws_in_turn`: dropout draws from torch's generator, whose state is kept. So did runs whose checkpoints have it,
     and so they go on; all others draw by (seed, step, micro batch). `torch_norm`: gradients are clipped by the norm of
@@ -91,9 +92,8 @@ class State:
         }
         return json_text(record)
 
-    def save(self, path: Path, model: Any, moments: Mapping[str, Tensor]) -> None:
-        """Write the folder `path` in one atomic step: whole weights and moments, of `task.model` and `optimizer` or,
-        where these are sharded, gathered from all processes."""
+    def save(self, path: Path, trained: Any, moments: Mapping[str, Tensor]) -> None:
+        """Write the folder `path` in one atomic step: what is trained (`Saver.trained`) and moments, as a whole."""
 
         def add_state(folder: Path) -> None:
             tensors = dict(moments)
@@ -104,13 +104,13 @@ class State:
 
         if self.task.base is not None:
             with atomic_folder(path) as folder:
-                write_safetensors(folder / f"{ADAPTER}.safetensors", trained_adapter(model).tensors)
+                write_safetensors(folder / f"{ADAPTER}.safetensors", trained.tensors)
                 self.task.tokenizer.save(folder)
                 add_state(folder)
             return
         save_folder(
             path,
-            model,
+            trained,
             tokenizer=self.task.tokenizer,
             generation=self.task.generation,
             keep_pairing=True,
@@ -229,14 +229,13 @@ def _current_name(name: str) -> str:
     return parameter_name(parameter) + slash + field
 
 
-def save_final(path: Path, task: Task[Any], model: Any) -> None:
-    """Write the trained model as a folder; of a frozen one its adapter, as PEFT keeps it. `model` is that of the task,
-    with whole weights."""
+def save_final(path: Path, task: Task[Any], trained: Any) -> None:
+    """Write the trained model as a folder; of a frozen one its adapter, as PEFT keeps it (`Saver.trained`)."""
     how: dict[str, Any] = {"tokenizer": task.tokenizer, "generation": task.generation, "overwrite": True}
     if task.base is None:
-        save_folder(path, model, **how)
+        save_folder(path, trained, **how)
         return
-    save_adapter(path, trained_adapter(model), model.spec, base=task.base.folder, **how)
+    save_adapter(path, trained, task.model.spec, base=task.base.folder, **how)
 
 
 def take_mean(model: torch.nn.Module, paths: Sequence[Path]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from math import isfinite
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, model_validator
@@ -117,8 +118,8 @@ class TrainConfig(BaseModel):
     )
     mesh: str | None = setting(
         None,
-        "how the processes of the run share its work: dp=N, micro batches of a step; cp=N, the tokens of each row; "
-        "dp=2,cp=4 for 8 of them [default: dp, all of them]",
+        "how the processes of the run share its work: dp=N, micro batches of a step; fsdp=N, these and all weights; "
+        "tp=N, each layer; cp=N, the tokens of each row; dp=2,cp=4 for 8 of them [default: dp, all of them]",
         group="Machine",
         on_resume="same bits",
     )
@@ -200,7 +201,7 @@ class TrainConfig(BaseModel):
         if not isinstance(values, Mapping):
             raise ConfigError(f"{where} must be a mapping of settings, not a {type(values).__name__}")
         try:
-            return cls.model_validate({str(key): value for key, value in values.items()})
+            return cls.model_validate({str(key): _at_home(value) for key, value in values.items()})
         except ValidationError as error:
             raise ConfigError(f"{where}: " + "; ".join(_explained(error, cls.model_fields))) from None
 
@@ -217,6 +218,11 @@ def extra(field: FieldInfo) -> dict[str, Any]:
     """What `setting` says of a field besides pydantic's own: group, on_resume, and unit where it has one."""
     assert isinstance(field.json_schema_extra, dict), "fields of settings are made by `setting`"
     return field.json_schema_extra
+
+
+def _at_home(value: Any) -> Any:
+    """`~/runs` as the shell means it: neither YAML nor `--out=~/runs` expands it, and a folder "~" is what is left."""
+    return str(Path(value).expanduser()) if isinstance(value, str) and value.startswith("~/") else value
 
 
 def _known_as(key: str, fields: Mapping[str, FieldInfo]) -> str:

@@ -16,9 +16,9 @@ from headway.train.tasks.base import Task
 from headway.train.trainer import Progress
 
 
-def leave_model(out: Path, task: Task[Any], model: Any, progress: Progress) -> None:
-    """Save the trained `model`, with whole weights, in the folder `out`, and draw the curve."""
-    save_final(out / FINAL, task, model)
+def leave_model(out: Path, task: Task[Any], trained: Any, progress: Progress) -> None:
+    """Save what is trained (`Saver.trained`) in the folder `out`, and draw the curve."""
+    save_final(out / FINAL, task, trained)
     parameters = cost.parameter_count(task.model.spec)
     title = f"{cell(parameters)} parameters, {cell(progress.trained_tokens)} trained tokens"
     draw_curve(read_metrics(out / METRICS), out / CURVE, title)

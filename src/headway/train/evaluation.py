@@ -119,8 +119,14 @@ def evaluate(
 
     Raises DataError when no token can be predicted.
     """
-    length, file = rows.length, rows.file
+    file = rows.file
     is_text = isinstance(rows, Rows)  # every token is predicted once, so that the loss can be stated per byte
+    if isinstance(rows, Rows):
+        read = len(file) if limit is None else min(len(file), limit)
+        rows = Rows(
+            file, max(1, min(rows.length, read))
+        )  # slots behind the last token cost time and count nothing
+    length = rows.length
     count = len(rows) if limit is None else min(len(rows), max(1, -(-limit // length)))
     pool = pool or MicrobatchPool(1)
     per_batch = max(1, BATCH_TOKENS // length // pool.count)

@@ -131,6 +131,8 @@ class Run:
             "micro_batch": task.micro_batch,
             "torch": str(torch.__version__),
             "processes": added_up_by(task, parallel),
+            "tp": parallel.mesh.tp,
+            "cp": parallel.mesh.cp,
         }
         self.state = State(config, task, task.optimizer(self.pool), machine, Progress())
         self.state.optimizer.own(parallel, shards_of(task.model))
@@ -298,16 +300,16 @@ class Run:
 
     def finish(self, record: dict[str, Any]) -> TrainResult:
         """Save the trained model and draw the curve; every process has the result when that is done."""
-        task, progress, validation, model = (
+        task, progress, validation, trained = (
             self.task,
             self.state.progress,
             self.validation,
-            self.saver.model(),
+            self.saver.trained(),
         )
         if self.parallel.is_main:
             if validation is not None and validation.bits_per_byte is not None:
                 self.log.write({"val_bits_per_byte": validation.bits_per_byte})
-            leave_model(self.out, task, model, progress)
+            leave_model(self.out, task, trained, progress)
             self.say(f"{self.out / FINAL}: {progress.step} steps in {clock(progress.seconds)}")
         self.parallel.gather(None)
         return result(self.out, task, progress, record, validation)

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,6 +24,7 @@ from headway.parallel import Parallel
 from headway.parallel.sharded import Divided, whole
 from headway.storage.files import atomic_folder, remove_folder
 from headway.storage.tensors import open_shards
+from headway.train.adapters import trained_adapter
 from headway.train.checkpoint import MOMENTS, State, checkpoints
 
 POLL = 0.02
@@ -58,22 +60,26 @@ class Saver:
             if not background:
                 self.wait()
             return path
-        model, moments = self.model(), self.state.optimizer.state_tensors()
+        trained, moments = self.trained(), self.state.optimizer.state_tensors()
         if self.divided is not None:
             with self.parallel.named():
                 moments = whole(moments, here=self.parallel.is_main)
         if self.parallel.is_main:
-            self.state.save(path, model, moments)
+            self.state.save(path, trained, moments)
             self._drop_old()
         return path
 
-    def model(self) -> Any:
-        """The trained model with whole weights; where processes have parts of them, in the main one."""
-        model = self.state.task.model
+    def trained(self) -> Any:
+        """The model with whole weights, or of a frozen one the `Adapter`; where processes have parts of them, in the
+        main one."""
+        state, here = self.state, self.parallel.is_main
+        adapter = None if state.task.base is None else trained_adapter(state.task.model)
         if self.divided is None:
-            return model
+            return state.task.model if adapter is None else adapter
         with self.parallel.named():
-            return self.divided.whole(here=self.parallel.is_main)
+            if adapter is None:
+                return self.divided.whole(here=here)
+            return replace(adapter, tensors=whole(adapter.tensors, here=here))
 
     @property
     def outcome(self) -> str | None:
