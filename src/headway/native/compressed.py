@@ -84,10 +84,13 @@ class Compressed(NamedTuple):
         _each(written, parts)
         return cls(data, starts, table, outputs, inputs)
 
-    def unpack(self, first: int = 0, count: int | None = None) -> Tensor:
-        """The weights again, of `count` outputs from `first`, all unless given: bf16 [O, I], to the bit."""
+    def unpack(self, first: int = 0, count: int | None = None, *, into: Tensor | None = None) -> Tensor:
+        """The weights again, of `count` outputs from `first`, all unless given: bf16 [O, I], to the bit. They come into
+        memory of as many bf16 numbers or more, or into new memory."""
         dll, starts = _kernels(), self.starts[first:] if count is None else self.starts[first : first + count]
-        out = torch.empty(len(starts), self.inputs, dtype=torch.bfloat16)
+        size = len(starts) * self.inputs
+        out = torch.empty(size, dtype=torch.bfloat16) if into is None else into[:size]
+        out = out.view(len(starts), self.inputs)
 
         def written(_: int, a: int, b: int) -> None:
             to, begins = out[a:].data_ptr(), starts[a:].data_ptr()

@@ -5,6 +5,7 @@ Legend: I numbers in, O numbers out.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -16,8 +17,18 @@ from headway.native.compressed import Compressed
 from headway.native.linear import MOST_ROWS, linear, unsupported_reason
 from headway.nn.linear import Linear
 
-BLOCK = 1 << 20
+BLOCK = 1 << 25
 """Weights that are unpacked at a time."""
+
+_kept = threading.local()
+
+
+def _scratch(size: int) -> Tensor:
+    """Memory for so many bf16 numbers or more, a thread's for all its calls: new pages cost more than unpacking."""
+    found: Tensor | None = getattr(_kept, "scratch", None)
+    if found is None or len(found) < size:
+        found = _kept.scratch = torch.empty(size, dtype=torch.bfloat16)
+    return found
 
 
 class CompressedLinear(Linear):
@@ -64,13 +75,14 @@ class CompressedLinear(Linear):
         )
         if few and unsupported_reason(x, [packed]) is None:
             return linear(x, [packed], [None if self.bias is None else self.bias.detach().float()])[0]
-        rows = x.reshape(-1, self.in_features)
-        step = max(1, BLOCK // self.in_features)
+        if torch.is_grad_enabled() and x.requires_grad:  # which keeps the weights until the backward
+            return F.linear(x, packed.unpack().to(x.dtype), self.bias)
+        step = max(1, min(self.out_features, BLOCK // self.in_features))
         parts = []
         for first in range(0, self.out_features, step):
-            part = packed.unpack(first, step).to(x.dtype)
-            parts.append(F.linear(rows, part, None if self.bias is None else self.bias[first : first + step]))
-        return torch.cat(parts, 1).view(*x.shape[:-1], self.out_features)
+            part = packed.unpack(first, step, into=_scratch(step * self.in_features)).to(x.dtype)
+            parts.append(F.linear(x, part, None if self.bias is None else self.bias[first : first + step]))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
