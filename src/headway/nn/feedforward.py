@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from headway.errors import ConfigError, did_you_mean
 from headway.native import rows
+from headway.nn.compressed import CompressedLinear
 from headway.nn.fused import ACTIVATIONS, gated, recorded
 from headway.nn.linear import Linear
 from headway.nn.quantized import products
@@ -63,8 +64,11 @@ class FeedForward(nn.Module):
         return torch.cat([self._transform(chunk) for chunk in chunks]).view(*x.shape[:-1], -1)
 
     def _keeps(self, x: Tensor) -> bool:
-        """Whether all hidden layers are wanted at once: for the backward, or by who does not run the native kernels."""
-        return self.training or recorded(x, *self.parameters()) or not rows.runs(x)
+        """Whether all hidden layers are wanted at once: for the backward, by who does not run the native kernels, and
+        by compressed weights, so that they are unpacked once."""
+        if self.training or isinstance(self.down_proj, CompressedLinear) or not rows.runs(x):
+            return True
+        return recorded(x, *self.parameters())
 
     def _transform(self, x: Tensor) -> Tensor:
         gate, up = self.gate_proj, self.up_proj
