@@ -179,3 +179,14 @@ def test_charts_show_what_there_is(tmp_path) -> None:  # type: ignore[no-untyped
     written = charts.draw([one, two, memory], tmp_path)
     assert [path.name for path in written] == ["attention.png", "scaling.png", "memory.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
+
+
+def test_a_table_has_the_peaks_that_were_measured() -> None:
+    """Of a training step; without them no column."""
+    one = replace(blank(), bench="train", ours_ms=2.0, peers={"eager": 4.0})
+    assert "MiB" not in rows.to_text([one])
+    peaks = {"ours_mib": 1587.0, "peers_mib": {"eager": 2711.0}}
+    table = rows.to_text([replace(one, extra=peaks)])
+    assert "peak MiB" in table
+    assert "1587" in table
+    assert "eager 2711" in table

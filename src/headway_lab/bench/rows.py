@@ -142,6 +142,7 @@ def _notes(rows: Sequence[Row]) -> str:
 def _rates(rows: Sequence[Row]) -> str:
     several = len({row.machine.get("threads") for row in rows}) > 1
     speeds = any("tokens_per_second" in row.extra for row in rows)
+    peaks = any("ours_mib" in row.extra for row in rows)
     body = [
         {
             "case": _starred(row),
@@ -154,6 +155,8 @@ def _rates(rows: Sequence[Row]) -> str:
             "best peer": _times(row.ratio_best_peer),
             "tuned": _times(row.ratio_best_tuned),
             "peers (ms)": _listed(row.peers),
+            **({"peak MiB": row.extra.get("ours_mib")} if peaks else {}),
+            **({"peers (MiB)": _listed(row.extra.get("peers_mib", {}))} if peaks else {}),
         }
         for row in rows
     ]
