@@ -60,7 +60,7 @@ def test_killed_in_every_stage_it_goes_on_to_the_bit(make: Make) -> None:
         run = killed_at_micro_batch(killed, left, run_recipe)  # type: ignore[arg-type]
         assert in_a_child(run) == -signal.SIGKILL
     assert not (killed.stage_folder(killed.stages[-1], 0) / "final").exists()
-    with pytest.raises(ConfigError, match="is not empty; go on with --resume auto"):
+    with pytest.raises(ConfigError, match="is not empty; resume it with --resume auto"):
         run_recipe(killed, quiet=True)
     run_recipe(killed, resume="auto", quiet=True)
     for s in whole.stages:

@@ -113,7 +113,7 @@ def test_ctrl_c_saves_says_how_to_resume_and_goes_on(
     said = capsys.readouterr().err
     own = f"{config.out}/config.yaml"
     assert f"saved {config.out}/checkpoint-5" in said
-    assert f"go on with: headway train --config {own} --resume auto" in said
+    assert f"resume with: headway train --config {own} --resume auto" in said
     assert not (Path(config.out) / "final").exists()
     found = headway.load(f"{config.out}/checkpoint-5", task="translate")  # and is a translator by itself
     assert found.generation["decoder_start_token_id"] == START
@@ -142,7 +142,7 @@ def test_what_does_not_fit_a_checkpoint_is_refused(translation: Make, tmp_path: 
     config = translation(steps=3)
     train(config, quiet=True)
     last = Path(config.out) / "checkpoint-3"
-    with pytest.raises(ConfigError, match=r"already holds a run \(checkpoint-3\); go on with --resume auto"):
+    with pytest.raises(ConfigError, match=r"already holds a run \(checkpoint-3\); resume it with --resume auto"):
         train(config, quiet=True)
     with pytest.raises(
         ConfigError, match=r"from .*checkpoint-3: hidden was 64, is 32; seed was 0, is 3\. Start"

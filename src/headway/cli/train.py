@@ -108,7 +108,7 @@ def run(
         result = train(settings, resume=resume)
     except Interrupted as stop:
         own = shlex.quote(str(Path(settings.out) / "config.yaml"))
-        note(f"saved {stop.checkpoint}\ngo on with: headway train --config {own} --resume auto")
+        note(f"saved {stop.checkpoint}\nresume with: headway train --config {own} --resume auto")
         return 130
     if os.environ.get("RANK", "0") == "0":
         _print(result, json)
@@ -134,7 +134,7 @@ def _recipe(
     try:
         report = run_recipe(recipe, resume=resume)
     except Interrupted as stop:
-        note(f"saved {stop.checkpoint}\ngo on with the same command and --resume auto")
+        note(f"saved {stop.checkpoint}\nresume with the same command and --resume auto")
         return 130
     print_report(report.plain(), report.text(), json)
     return 0

@@ -53,7 +53,7 @@ def run_recipe(recipe: Recipe, *, resume: str = "never", quiet: bool = False) ->
     Raises what `train` does; ConfigError for another `resume`, for a folder that holds a recipe already or that another
     one uses, and where a stage that is done had other settings."""
     if resume not in ("never", "auto"):
-        raise ConfigError(f"a recipe goes on with resume never or auto, got {resume!r}")
+        raise ConfigError(f"a recipe takes resume never or auto, got {resume!r}")
 
     def say(text: str) -> None:
         if not quiet:
@@ -62,7 +62,7 @@ def run_recipe(recipe: Recipe, *, resume: str = "never", quiet: bool = False) ->
     with locked(recipe.out) as remark:
         if resume == "never" and any(path.name != LOCK for path in recipe.out.iterdir()):
             raise ConfigError(
-                f"{recipe.out} is not empty; go on with --resume auto, or choose another folder with --out"
+                f"{recipe.out} is not empty; resume it with --resume auto, or choose another folder with --out"
             )
         if remark is not None:
             say(remark)

@@ -284,7 +284,7 @@ def where_to_begin(config: TrainConfig, resume: str) -> Path | None:
         if there or (out / CONFIG).exists() or (out / METRICS).exists():
             what = f"a run ({there[-1].name})" if there else "a run without a checkpoint"
             raise ConfigError(
-                f'{out} already holds {what}; go on with --resume auto (resume="auto"), or choose another folder '
+                f'{out} already holds {what}; resume it with --resume auto (resume="auto"), or choose another folder '
                 "with --out (out=...)"
             )
         return None
