@@ -1,11 +1,11 @@
-"""The live bar of a run by the clock."""
+"""The live bar of a run by the clock, and the running mean of its curve."""
 
 import io
 from typing import Any
 
 import pytest
 
-from headway.train.metrics import Reporter
+from headway.train.metrics import Reporter, running_mean
 
 
 class Terminal(io.StringIO):
@@ -47,3 +47,13 @@ def test_a_reader_that_is_gone_does_not_end_a_run(
         reporter.note("a remark")
         reporter.step(record(1, 1.0, 3.0))
         assert reporter.quiet
+
+
+@pytest.mark.parametrize("count", [1, 2, 39, 40, 1000])
+def test_the_running_mean_does_not_lag(count: int) -> None:
+    """Of a line it is the line; of values that alternate, their middle; every value counts alike."""
+    line = [3.0 - 0.01 * i for i in range(count)]
+    assert running_mean(line) == pytest.approx(line)
+    if count == 1000:
+        inside = running_mean([float(i % 2) for i in range(count)])[25:-25]
+        assert inside == pytest.approx([0.5] * 950, abs=0.02)

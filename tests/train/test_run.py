@@ -79,7 +79,9 @@ def test_a_folder_that_holds_a_run_is_not_written_over(settings: Make) -> None:
     config = settings(steps=1)
     train(config, quiet=True)
     before = sorted((p.name, p.stat().st_mtime_ns) for p in Path(config.out).iterdir())
-    with pytest.raises(ConfigError, match=r"already holds a run \(checkpoint-1\); resume it with --resume auto"):
+    with pytest.raises(
+        ConfigError, match=r"already holds a run \(checkpoint-1\); resume it with --resume auto"
+    ):
         train(config, quiet=True)
     assert sorted((p.name, p.stat().st_mtime_ns) for p in Path(config.out).iterdir()) == before
 

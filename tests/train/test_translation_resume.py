@@ -142,7 +142,9 @@ def test_what_does_not_fit_a_checkpoint_is_refused(translation: Make, tmp_path: 
     config = translation(steps=3)
     train(config, quiet=True)
     last = Path(config.out) / "checkpoint-3"
-    with pytest.raises(ConfigError, match=r"already holds a run \(checkpoint-3\); resume it with --resume auto"):
+    with pytest.raises(
+        ConfigError, match=r"already holds a run \(checkpoint-3\); resume it with --resume auto"
+    ):
         train(config, quiet=True)
     with pytest.raises(
         ConfigError, match=r"from .*checkpoint-3: hidden was 64, is 32; seed was 0, is 3\. Start"

@@ -151,7 +151,7 @@ def draw_curve(records: list[dict[str, Any]], path: Path, title: str) -> None:
     if steps:
         at, values = map(list, zip(*steps, strict=True))
         axes.plot(at, values, color="#9ecae1", linewidth=0.8, label="training, each step")
-        axes.plot(at, _smooth(values), color="#08519c", linewidth=1.8, label="training, running mean")
+        axes.plot(at, running_mean(values), color="#08519c", linewidth=1.8, label="training, running mean")
     if held:
         color = "#d94801"
         axes.plot(*zip(*held, strict=True), "o-", color=color, markersize=5, label="held out")
@@ -170,8 +170,9 @@ def draw_curve(records: list[dict[str, Any]], path: Path, title: str) -> None:
     figure.savefig(path)
 
 
-def _smooth(values: list[float]) -> list[float]:
-    """Exponential running mean over about a twentieth of the run, without its bias towards the first value."""
-    kept = 1.0 - 1.0 / max(1.0, len(values) / 20)
-    means = accumulate(values, lambda mean, value: kept * mean + (1.0 - kept) * value, initial=0.0)
-    return [mean / (1.0 - kept**count) for count, mean in enumerate(means) if count]
+def running_mean(values: list[float]) -> list[float]:
+    """The mean of each step's neighbours, as many before it as after it: about a twentieth of the run, fewer at its
+    ends. It does not lag behind a curve that falls."""
+    sums, half = [0.0, *accumulate(values)], len(values) // 40
+    reach = [min(i, len(values) - 1 - i, half) for i in range(len(values))]
+    return [(sums[i + r + 1] - sums[i - r]) / (2 * r + 1) for i, r in enumerate(reach)]
