@@ -136,7 +136,7 @@ def test_generated_text_is_as_before(how: dict[str, Any], padded: bool) -> None:
 def test_rounded_weights_err_as_much_as_a_plain_model_that_has_them(weights: str) -> None:
     """Inputs are rounded to 8 bits besides, independently and by less: with it the error is less than twice that."""
     from headway.integrations.transformers import accelerate, restore
-    from headway.integrations.transformers.products import quantized
+    from headway.integrations.transformers.products import beside
 
     model = made()
     ids = torch.randint(3, VOCAB, (4, 40))
@@ -145,7 +145,7 @@ def test_rounded_weights_err_as_much_as_a_plain_model_that_has_them(weights: str
         taken = accelerate(model, weights).taken
         assert taken[f"product of {weights} weights"] == 14
         ours = model(ids).logits
-        rounded = {n: kept.matrix for n, m in model.named_modules() if (kept := quantized(m)) is not None}
+        rounded = {n: kept.matrix for n, m in model.named_modules() if (kept := beside(m)) is not None}
         restore(model)
         plain = copy.deepcopy(model)
         for name, matrix in rounded.items():

@@ -110,10 +110,10 @@ class VocabParallelOutput(OutputLayer):
             logits, bias, best_at[:, 0].masked_fill(~keep, IGNORE_INDEX), gradient, None
         )
         own = best + behind[:, None]
-        told = [own, target.masked_fill(~mine[:, None], 0.0)]
+        sent = [own, target.masked_fill(~mine[:, None], 0.0)]
         if hits is not None:
-            told += [best, (best_at + self.own.start).to(exact)]
-        found = torch.stack(self.tensor.exchange.gather(torch.cat(told, 1)))
+            sent += [best, (best_at + self.own.start).to(exact)]
+        found = torch.stack(self.tensor.exchange.gather(torch.cat(sent, 1)))
         lse = found[..., 0].logsumexp(0)
         losses = torch.where(keep, lse - found[..., 1].sum(0), 0.0)
         if hits is not None:
@@ -143,8 +143,8 @@ class VocabParallelOutput(OutputLayer):
         at, mine = placed(targets.clamp_min(0), self.own)
         with torch.no_grad():
             best, best_at = raw.max(-1)
-            told = torch.stack((best, (best_at + self.own.start).to(best.dtype)))
-            every = torch.stack(self.tensor.exchange.gather(told))
+            sent = torch.stack((best, (best_at + self.own.start).to(best.dtype)))
+            every = torch.stack(self.tensor.exchange.gather(sent))
             largest, first = every[:, 0].max(0).values, every[:, 0].argmax(0, keepdim=True)
             found = (every[:, 1].gather(0, first)[0] == targets) & ~ignored if hits else None
         target = raw.gather(1, at[:, None])[:, 0].masked_fill(~mine, 0.0)
