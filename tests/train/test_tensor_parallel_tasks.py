@@ -30,7 +30,9 @@ TASKS: dict[str, Callable[[Make, Path], TrainConfig]] = {
     "chat": lambda settings, folder: test_chat.config(folder, **TWO, validation_share=0.1),
     "dpo": lambda settings, folder: test_preference.config(folder, **TWO),
     "orpo": lambda settings, folder: test_preference.config(folder, **TWO, loss="orpo"),
-    "translate": lambda settings, folder: pairs(folder).model_copy(update={"steps": 6, "out": str(folder / "one")}),
+    "translate": lambda settings, folder: pairs(folder).model_copy(
+        update={"steps": 6, "out": str(folder / "one")}
+    ),
     **{
         task: lambda settings, folder, task=task: heads.settings(task, folder, dropout=0.1)  # type: ignore[misc]
         for task in heads.DATA

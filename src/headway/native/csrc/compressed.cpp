@@ -47,7 +47,7 @@ extern "C" void headway_decompress(uint16_t* w, int64_t rows, int64_t inputs, co
     for (int64_t from = 0; from < inputs; from += PLACES)
       for (int s = 0; s < some; s++) {
         alignas(64) uint16_t block[PLACES];
-        fetch(at[s]);
+        fetch_block(at[s]);
         at[s] = unpack(block, at[s], table);
         uint16_t* to = w + (o + s) * inputs + from;
         if (inputs - from >= PLACES)

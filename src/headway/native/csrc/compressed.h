@@ -19,16 +19,25 @@ INLINE int input_of(int place) {
   return at < 8 ? lane * 8 + at : 32 + lane * 8 + at - 8;
 }
 
+// Eight bytes: each word by itself, as compilers take an array of them through memory.
+INLINE uint64_t word_at(const char* p) {
+  uint64_t word;
+  memcpy(&word, p, sizeof word);
+  return word;
+}
+
+// Asks for all the lines of the block that lies FETCH bytes behind.
+INLINE void fetch_block(const char* block) { fetch(block), fetch(block, FETCH + 64); }
+
 // Writes the 64 weights of a block, and gives the next block. Reads up to 63 bytes behind it.
 INLINE const char* unpack(uint16_t* w, const char* block, uint64_t table) {
-  uint64_t bits[3];
-  memcpy(bits, block, PLANES);
-  const uint64_t others = bits[0] & bits[1] & bits[2];
+  const uint64_t low_bits = word_at(block), mid_bits = word_at(block + 8), high_bits = word_at(block + 16);
+  const uint64_t others = low_bits & mid_bits & high_bits;
   const char *rest = block + PLANES, *next = block + FIXED;
 #if HEADWAY_LEVEL >= 3
-  __m512i code = _mm512_maskz_set1_epi8(bits[0], 1);
-  code = _mm512_or_si512(code, _mm512_maskz_set1_epi8(bits[1], 2));
-  code = _mm512_or_si512(code, _mm512_maskz_set1_epi8(bits[2], 4));
+  __m512i code = _mm512_maskz_set1_epi8(low_bits, 1);
+  code = _mm512_or_si512(code, _mm512_maskz_set1_epi8(mid_bits, 2));
+  code = _mm512_or_si512(code, _mm512_maskz_set1_epi8(high_bits, 4));
   __m512i exponent = _mm512_shuffle_epi8(_mm512_set1_epi64((long long)table), code);
   exponent = _mm512_mask_expand_epi8(exponent, others, _mm512_loadu_si512(next));
   const __m512i own = _mm512_loadu_si512(rest), sign = _mm512_set1_epi8((char)0x80);
@@ -39,7 +48,7 @@ INLINE const char* unpack(uint16_t* w, const char* block, uint64_t table) {
 #else
   const char* other = next;
   for (int j = 0; j < PLACES; j++) {
-    const int code = (int)((bits[0] >> j & 1) | (bits[1] >> j & 1) << 1 | (bits[2] >> j & 1) << 2);
+    const int code = (int)((low_bits >> j & 1) | (mid_bits >> j & 1) << 1 | (high_bits >> j & 1) << 2);
     const uint8_t exponent = code == OTHER ? (uint8_t)*other++ : (uint8_t)(table >> 8 * code), own = (uint8_t)rest[j];
     w[input_of(j)] = (uint16_t)((own & 0x80) << 8 | exponent << 7 | (own & 0x7F));
   }
@@ -51,7 +60,7 @@ INLINE const char* unpack(uint16_t* w, const char* block, uint64_t table) {
 template <int S, int64_t LINE>
 INLINE void unpack_rows(uint16_t (&lines)[S][LINE], const char* (&w)[S], uint64_t table, int64_t count) {
   for (int64_t i = 0; i < count; i += PLACES)
-    UNROLL for (int s = 0; s < S; s++) fetch(w[s]), w[s] = unpack(lines[s] + i, w[s], table);
+    UNROLL for (int s = 0; s < S; s++) fetch_block(w[s]), w[s] = unpack(lines[s] + i, w[s], table);
   UNROLL for (int s = 0; s < S; s++) w[s] = (const char*)lines[s];
 }
 
@@ -81,7 +90,7 @@ INLINE void compressed_dots(float* y, int64_t y_side, const float* x, int64_t x_
   // a row of x ends with a group of 32 inputs
   for (int64_t from = 0; from < count; from += PLACES) {
     alignas(64) uint16_t v[S][PLACES];
-    UNROLL for (int s = 0; s < S; s++) fetch(at[s]), at[s] = unpack(v[s], at[s], table);
+    UNROLL for (int s = 0; s < S; s++) fetch_block(at[s]), at[s] = unpack(v[s], at[s], table);
     if (count - from > PLACES / 2)
       units(v, from, Count<PLACES / STEP>());
     else
