@@ -19,7 +19,8 @@ from headway.parallel.processes import ALONE
 
 PIECE = 4096
 """Numbers of a row that are summed at once: fewer than torch shares among threads."""
-AT_ONCE = 1 << 20
+SCRATCH = 1 << 17
+"""Numbers in float64 that are squared at once: they stay in the cache, in memory that a norm asks for once."""
 
 
 def gradient_norm(
@@ -43,9 +44,12 @@ def row_squares(x: Tensor) -> Tensor:
     """The sum of squares of each row of the first axis, in float64, [rows]."""
     rows = x.flatten(1) if x.dim() > 1 else x.reshape(-1, 1)
     found = torch.zeros(rows.shape[0], dtype=torch.float64)
-    for sums, some in zip(found.split(AT_ONCE // PIECE), rows.split(AT_ONCE // PIECE), strict=True):
-        for piece in some.split(PIECE, 1):
-            sums += piece.double().square().sum(1)
+    scratch = torch.empty(min(SCRATCH, rows.numel()), dtype=torch.float64)
+    for pieces in rows.split(PIECE, 1):
+        at_once = max(1, SCRATCH // max(1, pieces.shape[1]))
+        for sums, piece in zip(found.split(at_once), pieces.split(at_once), strict=True):
+            squares = scratch[: piece.numel()].view(piece.shape).copy_(piece)
+            sums += squares.square_().sum(1)
     return found
 
 
