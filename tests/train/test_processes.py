@@ -286,3 +286,17 @@ def test_only_sums_over_tokens_are_sharded(tmp_path: Path, monkeypatch: pytest.M
         "ConfigError: mesh cp=2: the loss of this task is not a sum over the tokens"
         in (said / "1").read_text()
     )
+
+
+def test_a_rank_that_waits_for_one_that_failed_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what both have said is told: why the one failed, and where the other was."""
+    monkeypatch.setattr("tests.train.processes.GRACE", 0.5)
+
+    def run(rank: int) -> None:
+        assert rank, "no luck today"
+        time.sleep(600)
+
+    with pytest.raises(AssertionError, match=r"(?s)rank 0: AssertionError: no luck today.*rank 1: .*Fatal Python"):
+        together(2, run, tmp_path)
