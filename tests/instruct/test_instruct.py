@@ -25,7 +25,9 @@ THINGS = ("rivers", "numbers", "verbs", "poems", "recipes", "towns", "colours", 
 def seeds() -> list[Item]:
     """Tasks that none of `writer` is like, some with an input."""
     return [
-        Item(f"Explain to {other}, as if they could listen, why {one} matter more", given, f"Because of {one}.")
+        Item(
+            f"Explain to {other}, as if they could listen, why {one} matter more", given, f"Because of {one}."
+        )
         for one, other in permutations(THINGS, 2)
         for given in ([""] if one < other else [f"a remark on {other}"])
     ]

@@ -121,7 +121,7 @@ def test_dry_run_writes_nothing(settings: Make, capsys: pytest.CaptureFixture[st
         ([], 1, "data is missing: training text"),
         (["--data", "nowhere.txt", "--out", "OUT"], 1, "nowhere.txt: no such file or folder"),
         (["--data", "nowhere.txt", "--dry-run"], 1, "nowhere.txt: no such file or folder"),
-        (["--data", "x", "--dtype", "fp16", "--out", "OUT"], 1, "dtype=fp16 was asked for"),
+        (["--data", ".", "--dtype", "fp16", "--out", "OUT"], 1, "dtype=fp16 was asked for"),
     ],
 )
 def test_wrong_usage_says_what_is_wrong(
