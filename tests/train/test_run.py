@@ -5,7 +5,7 @@ import json
 import re
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -274,9 +274,22 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere() -> None:
     assert clock(3725.0) == "1:02:05"
 
 
-def test_a_second_ctrl_c_stops_at_once_and_other_threads_take_no_signals(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def _signals_as_in_the_foreground() -> Iterator[None]:
+    """Python's own handlers: who started the tests in the background, or by nohup, has some ignored."""
+    usual = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, was in before.items():
+        signal.signal(number, was)
+
+
+@pytest.mark.usefixtures("_signals_as_in_the_foreground")
+def test_a_second_ctrl_c_stops_at_once_and_other_threads_take_no_signals() -> None:
     said: list[str] = []
     before = signal.getsignal(signal.SIGINT)
     with stop_request(said.append) as stop:
@@ -289,10 +302,10 @@ def test_a_second_ctrl_c_stops_at_once_and_other_threads_take_no_signals(
     with stop_request(said.append) as stop:  # the terminal is closed
         signal.raise_signal(signal.SIGHUP)
         assert stop()
-    monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_IGN)  # as nohup leaves it
-    with stop_request(said.append):
-        assert signal.signal(signal.SIGHUP, signal.SIG_DFL) is signal.SIG_DFL
-    monkeypatch.undo()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup leaves it
+    with stop_request(said.append) as stop:
+        signal.raise_signal(signal.SIGHUP)
+        assert not stop()
 
     def elsewhere() -> None:
         with stop_request(said.append):

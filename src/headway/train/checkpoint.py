@@ -259,10 +259,16 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
-def how_to_resume(out: Path, step: int) -> str:
-    """What to do with a run that stopped because something could not be written."""
-    there, own = checkpoints(out), shlex.quote(str(out / CONFIG))
-    how = f"resume from {there[-1]}: headway train --config {own} --resume auto" if there else "start again"
+def resume_command(out: Path, ranks: int) -> str:
+    """What to type to go on with a run that so many processes had."""
+    several = f"--processes {ranks} " if ranks > 1 else ""
+    return f"headway train {several}--config {shlex.quote(str(out / CONFIG))} --resume auto"
+
+
+def how_to_resume(out: Path, step: int, ranks: int) -> str:
+    """What to do with a run of so many processes that stopped because something could not be written."""
+    there = checkpoints(out)
+    how = f"resume from {there[-1]}: {resume_command(out, ranks)}" if there else "start again"
     return f"The run stopped at step {step}; when that is mended, {how}"
 
 

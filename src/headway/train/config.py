@@ -24,6 +24,8 @@ TASK = (
     "tag, answer, embed, or MODULE:CLASS of your own; `--task NAME --help` lists the settings of a task"
 )
 
+REMOTE = "hf://"
+
 # What other trainers call a setting, where no similarity of letters would find ours.
 ELSEWHERE = {
     "task": ("objective",),
@@ -62,6 +64,7 @@ def setting(
     group: str,
     unit: str | None = None,
     on_resume: Literal["fixed", "same bits", "other bits"] | None = None,
+    is_path: bool = False,
     **limits: Any,
 ) -> Any:
     """A field of settings.
@@ -72,12 +75,12 @@ def setting(
         on_resume: whether a run that goes on may have another value, and whether it then ends with the same bits.
             "fixed" is for what decides weights, data, or the optimizer's state, and the default; in the group Output,
             "same bits" is.
+        is_path: whether it names a file or folder that is read, or an hf:// address.
         limits: as in `pydantic.Field`.
     """
     usual = "same bits" if group == "Output" else "fixed"
-    extra: dict[str, Any] = {"group": group, "on_resume": on_resume or usual} | (
-        {"unit": unit} if unit else {}
-    )
+    extra: dict[str, Any] = {"group": group, "on_resume": on_resume or usual, "is_path": is_path}
+    extra |= {"unit": unit} if unit else {}
     return Field(default, description=description, json_schema_extra=extra, **limits)
 
 
@@ -98,6 +101,7 @@ class TrainConfig(BaseModel):
         "a checkpoint of another run, or its optimizer.safetensors, whose moments this one begins with where names and "
         "shapes are the same [default: zeros]",
         group="Optimizer",
+        is_path=True,
     )
     dtype: Literal["auto", "bf16", "fp32", "fp16"] = setting(
         "auto",
@@ -174,6 +178,20 @@ class TrainConfig(BaseModel):
         """What would be wrong with values that each are right by themselves, and whether it is."""
         return {}
 
+    @property
+    def paths(self) -> dict[str, str]:
+        """The files and folders that the settings name, and hf:// addresses, by setting."""
+        names = [name for name, field in self.grouped().items() if extra(field)["is_path"]]
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def missing(self) -> list[str]:
+        """The files that the settings name and that are not there: a line each."""
+        return [
+            f"{name} {value}: no such file or folder{near(Path(value))}"
+            for name, value in self.paths.items()
+            if not value.startswith(REMOTE) and not Path(value).exists()
+        ]
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         too_few = self.save_every is None or self.keep_last < self.average
@@ -215,9 +233,14 @@ class TrainConfig(BaseModel):
 
 
 def extra(field: FieldInfo) -> dict[str, Any]:
-    """What `setting` says of a field besides pydantic's own: group, on_resume, and unit where it has one."""
+    """What `setting` says of a field besides pydantic's own: group, on_resume, is_path, and unit where it has one."""
     assert isinstance(field.json_schema_extra, dict), "fields of settings are made by `setting`"
     return field.json_schema_extra
+
+
+def near(path: Path) -> str:
+    """`(did you mean ..?)` for the name of a file beside this one, else the empty string."""
+    return did_you_mean(path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else [])
 
 
 def _at_home(value: Any) -> Any:

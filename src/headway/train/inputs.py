@@ -26,6 +26,8 @@ from headway.train.text_config import TextConfig
 
 TOKENS = ".tokens"
 VOCAB, DEPTH = 4096, 6
+FAMILY = dict.fromkeys(("masked-lm", "classify", "tag", "answer", "embed"), "roformer")
+"""Of home-made models by task: of encoders one whose rows may be of any length; llama for other tasks."""
 MASK, PAD = "[MASK]", "[PAD]"
 
 
@@ -202,6 +204,7 @@ def make_spec(config: RowsConfig, vocab: int) -> ModelSpec:
     if width % heads:
         raise ConfigError(f"width {width} cannot be split into {heads} heads; give heads that divide it")
     given["head_dim"] = width // heads
+    config = config.model_copy(update={"family": config.family or FAMILY.get(str(config.task))})
     kind = FAMILIES.get(config.family or "")
     if kind is not None and kind.defaults.get("causal") is False:
         spec = _encoder_spec(config, vocab, depth, given)

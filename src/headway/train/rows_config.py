@@ -18,8 +18,8 @@ ADAPTER = ("rank", "alpha", "adapter_targets", "adapter_dropout", "base")
 class RowsConfig(TrainConfig):
     """Settings of a run that trains a model on rows of up to `context` tokens."""
 
-    data: str = setting(..., "training data: a file or a folder", group="Data")
-    validation: str | None = setting(None, "held-out data, of the same kinds", group="Data")
+    data: str = setting(..., "training data: a file or a folder", group="Data", is_path=True)
+    validation: str | None = setting(None, "held-out data, of the same kinds", group="Data", is_path=True)
     validation_share: float = setting(
         0.0,
         "share of `data` that is held out when no `validation` is given: whole documents or records, or the end of a "
@@ -32,6 +32,7 @@ class RowsConfig(TrainConfig):
         None,
         "tokenizer.json or its folder [default: the model folder's own, or one trained on `data`]",
         group="Data",
+        is_path=True,
     )
     units: Literal["bpe", "characters", "words"] | None = setting(
         None,
@@ -51,7 +52,7 @@ class RowsConfig(TrainConfig):
     family: str | None = setting(
         None,
         "family of the home-made model, one of those that `headway models` lists [default: llama, or ministral where "
-        "patterns differ from Causal()]",
+        "patterns differ from Causal(); roformer for tasks of encoders]",
         group="Model",
     )
     depth: int | None = setting(

@@ -18,6 +18,7 @@ import torch
 from headway.errors import CheckpointError, RankError
 from headway.models.tensor_parallel import shards_of
 from headway.parallel import Parallel, joined
+from headway.parallel.processes import count_ranks
 from headway.parallel.sharded import Divided
 from headway.storage.files import atomic_write
 from headway.train.callbacks import Callback, CallbackContext, Interrupted, TrainResult, stop_request
@@ -42,10 +43,10 @@ from headway.train.metrics import METRICS, MetricsLog, Reporter, clock, read_met
 from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precision
 from headway.train.saver import Saver
 from headway.train.sharing import SharedPool, added_up_by, divide, spread
-from headway.train.start import announce, check_room, in_shards, seeded, take_up, with_task
+from headway.train.start import announce, check_room, checked, in_shards, seeded, take_up
 from headway.train.tasks import find_task
 from headway.train.tasks.base import StepStats, Task
-from headway.train.trackers import Trackers, check_trackers
+from headway.train.trackers import Trackers
 from headway.train.trainer import Progress, Trainer
 
 
@@ -75,8 +76,7 @@ def train(
         written, and the checkpoint to resume from. Interrupted: Ctrl-C or SIGTERM, after the running step was finished
         and saved. RankError: another process died, stopped or hangs; which one, and the checkpoint to resume from.
     """
-    config = with_task(config)
-    check_trackers(config)
+    config = checked(config, count_ranks())
     out, precision = Path(config.out), choose_precision(config.dtype)
     dtype = DTYPES[precision.what]
     with joined(config.mesh, patience=config.patience) as parallel:
@@ -167,7 +167,9 @@ class Run:
                 return self.all_steps()
         except (CheckpointError, OSError, RankError) as error:
             kind = RankError if isinstance(error, RankError) else CheckpointError
-            raise kind(f"{error}. {how_to_resume(self.out, self.state.progress.step)}") from error
+            raise kind(
+                f"{error}. {how_to_resume(self.out, self.state.progress.step, self.parallel.mesh.ranks)}"
+            ) from error
 
     def all_steps(self) -> TrainResult:
         """Evaluation and checkpoint at the start, the steps, and both at the end."""

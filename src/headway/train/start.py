@@ -13,14 +13,17 @@ import torch
 
 from headway.checkpoints.remote import is_address, local_model
 from headway.errors import ConfigError
+from headway.parallel import Mesh
 from headway.report import size
 from headway.storage import disk
 from headway.train.checkpoint import State, checkpoints
 from headway.train.config import TrainConfig
 from headway.train.inputs import model_spec
+from headway.train.microbatch_pool import choose_precision
 from headway.train.tasks import find_task, text_task_of
 from headway.train.tasks.base import Task
 from headway.train.text_config import TextConfig
+from headway.train.trackers import check_trackers
 
 
 def with_local_model(config: TrainConfig) -> TrainConfig:
@@ -43,6 +46,21 @@ def with_task(config: TrainConfig) -> TrainConfig:
         raise ConfigError(
             f"task {config.task} has settings of the class {kind.__name__}, got {type(config).__name__}"
         )
+    return config
+
+
+def checked(config: TrainConfig, ranks: int) -> TrainConfig:
+    """Settings `with_task` of a run of so many processes, when all is looked at that is known before data is read:
+    files, the packages of trackers, precision, mesh, model.
+
+    Raises ConfigError for what is missing, all files at once, and for what does not fit."""
+    if missing := config.missing():
+        raise ConfigError(f"{'; '.join(missing)}. Paths are relative to {Path.cwd()}")
+    config = with_task(config)
+    check_trackers(config)
+    choose_precision(config.dtype)
+    Mesh.of(config.mesh, ranks)
+    find_task(str(config.task)).check_settings(config)
     return config
 
 

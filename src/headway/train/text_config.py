@@ -13,9 +13,11 @@ class TextConfig(PackedConfig):
 
     data: str = setting(
         ...,
-        "training text: a file, a folder of text files, a token file (.tokens) made by headway.data, or hf://OWNER/NAME/PATH"
-        " or hf://OWNER/NAME:SPLIT#COLUMN of the Hub",
+        'training text: a text file, records with a "text" each (.jsonl, .json, .csv, .tsv), a folder of .txt and '
+        ".jsonl files, a token file (.tokens) made by headway.data, or hf://OWNER/NAME/PATH or "
+        "hf://OWNER/NAME:SPLIT#COLUMN of the Hub",
         group="Data",
+        is_path=True,
     )
     mask_share: float | None = setting(
         None, "share of the tokens that masked-lm hides [default: 0.15]", group="Task", gt=0.0, lt=1.0
