@@ -9,7 +9,22 @@ from headway.instruct import Item, make_instructions
 from tests.endpoints.scripted import Scripted
 
 TASKS = [Item(f"Name {n} things that rhyme with number {n}", "", "one") for n in range(40)]
-WORDS = "amber birch cedar dune ember fjord grove heath inlet jetty knoll lagoon marsh nook".split()
+WORDS = [
+    "amber",
+    "birch",
+    "cedar",
+    "dune",
+    "ember",
+    "fjord",
+    "grove",
+    "heath",
+    "inlet",
+    "jetty",
+    "knoll",
+    "lagoon",
+    "marsh",
+    "nook",
+]
 
 
 def test_two_seeds_share_no_request(tmp_path: Path) -> None:
