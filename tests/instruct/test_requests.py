@@ -4,7 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from headway.endpoints import Reply
+from headway.errors import DataError
 from headway.instruct import Item, make_instructions
 from tests.endpoints.scripted import Scripted
 
@@ -25,6 +28,14 @@ WORDS = [
     "marsh",
     "nook",
 ]
+
+
+def test_replies_without_text_are_the_cause_that_is_named(tmp_path: Path) -> None:
+    """Not that they were cut off, which other settings would mend."""
+    silent = Scripted(lambda messages, seed: Reply("", "length"))
+    with pytest.raises(DataError, match=r"20 replies in a row .* \(rejected so far: no text 20\)"):
+        make_instructions(silent, TASKS, 3, tmp_path / "made.jsonl")
+    assert "finish_reason length" in (tmp_path / "made.jsonl.rejects.jsonl").read_text()
 
 
 def test_two_seeds_share_no_request(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from headway.train.tasks import TASKS
 from headway.train.tasks.translation import TranslationConfig
 from tests.train import heads, test_chat, test_preference, test_translation
 from tests.train.conftest import documents
-from tests.train.test_chat import conversations, written
+from tests.train.test_chat import SHORT, conversations, written
 from tests.train.test_preference import pairs
 
 pytestmark = pytest.mark.filterwarnings("ignore:train_words")  # of so few words
@@ -37,7 +37,10 @@ def share_of_chats(folder: Path) -> tuple[TrainConfig, list[str]]:
 
 def adapter(folder: Path) -> tuple[TrainConfig, list[str]]:
     """Whose template, beside it, is another than its base's."""
-    base = train(test_chat.config(folder, template="alpaca", steps=1, out=str(folder / "base")), quiet=True)
+    base = train(
+        test_chat.config(folder, template=SHORT.replace("A:", "B:"), steps=1, out=str(folder / "base")),
+        quiet=True,
+    )
     held = str(written(folder / "held.jsonl", conversations(20, seed=1)))
     fresh = dict.fromkeys(("vocab", "depth", "width", "heads", "kv_heads", "hidden"))
     trained = {"model": str(base.model), "adapter": "lora", "rank": 2}
@@ -117,7 +120,7 @@ def test_eval_of_what_a_run_left_is_the_runs_last_evaluation(
     command = ["eval", str(result.model), "--task", case.partition(",")[0], "--dtype", "fp32", *arguments]
     found = report(command, capsys)
     measured = {name.removeprefix("val_"): value for name, value in last.items() if name.startswith("val_")}
-    assert len(measured) > 1 or case == "translation"
+    assert "loss" in measured
     for name, value in measured.items():
         assert found[name] == pytest.approx(value, rel=1e-5), name
     assert run([*command, "--limit", "7"]) == 0
