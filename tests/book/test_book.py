@@ -43,8 +43,7 @@ def test_a_book_has_its_chapters_and_fetches_nothing(language: str, tmp_path: Pa
     ]
     contents = page.partition("<section")[0]
     assert [
-        sign == SIGNS["seen"]
-        for sign in re.findall(r"</a>&nbsp;<span[^>]*><span class=\"mark\">(.)<", contents)
+        sign == SIGNS["seen"] for sign in re.findall(r"</a>&nbsp;<span class=\"mark[^>]*>(.)<", contents)
     ] == seen
     assert page.count("<figure>") == 2
     assert not re.search(r"(?:src|href)=\"(?!data:|#)", page)
@@ -102,13 +101,11 @@ def test_a_book_has_a_mark_and_a_word_of_its_own_where_a_run_was_too_small(
     for quick in (False, True):
         page = write_book(tmp_path / f"{quick}", language, ["swish"], quick=quick).read_text(encoding="utf-8")
         contents, chapter = page.split("<section")
-        marks[quick] = re.findall(r'<li><span class="(\w*)"><span class="mark">(.)<', chapter)
-        first = re.search(r'&nbsp;<span class="\w*"><span class="mark">(.)<', contents)
+        marks[quick] = re.findall(r'<li><span class="mark ?(\w*)">(.)<', chapter)
+        first = re.search(r'&nbsp;<span class="mark[^>]*>(.)<', contents)
         assert first is not None
         assert first[1] == ("?" if quick else "✗")
-        assert all(
-            f">{sign}</span></span> {WORDS[language][word]}" in contents for word, sign in SIGNS.items()
-        )
+        assert all(f">{sign}</span> {WORDS[language][word]}" in contents for word, sign in SIGNS.items())
     assert (
         len({*SIGNS.values()}) == len({*WORDS[language].values()} & {WORDS[language][w] for w in SIGNS}) == 3
     )

@@ -43,7 +43,7 @@ WORDS: Mapping[str, Mapping[str, str]] = {
     },
 }
 SIGNS = {"seen": "✓", "not seen": "✗", "too small to tell": "?"}
-CLASSES = {"not seen": "not", "too small to tell": "open"}
+CLASSES = {"seen": "", "not seen": " not", "too small to tell": " open"}
 STYLE = """
 body { max-width: 46rem; margin: 0 auto; padding: 1rem; color: #222; overflow-wrap: break-word;
   font: 1rem/1.6 system-ui, "PingFang SC", "Noto Sans CJK SC", "Microsoft YaHei", sans-serif; }
@@ -55,8 +55,8 @@ ol { padding-left: 2rem; }
 li { margin: .2rem 0; }
 a { color: #1f5a99; text-decoration-color: #bcd; text-underline-offset: .2em; }
 .mark { color: #3a7; }
-.not .mark { color: #b44; }
-.open .mark { color: #a70; font-weight: bold; }
+.mark.not { color: #b44; }
+.mark.open { color: #a70; font-weight: bold; }
 .claims { list-style: none; padding-left: 2rem; font-size: .9rem; }
 .claims li { text-indent: -1.2rem; }
 code { white-space: nowrap; }
@@ -160,7 +160,7 @@ def chapter(
         f'<div class="formula">{formulas}</div>'
         f"<details><summary>{words['what']}</summary><pre>{escape(report['formula'])}</pre></details>"
         f'<figure><img alt="{escape(question)}" src="{data_uri(figure.read_bytes(), "image/png")}"></figure>{picture}'
-        f'<p class="verdict {CLASSES.get(worst(report["claims"]), "")}"><strong>{words[word]}</strong> '
+        f'<p class="verdict{CLASSES[worst(report["claims"])]}"><strong>{words[word]}</strong> '
         f'<span lang="en">({escape(report["setting"])}): {escape(report["finding"])}</span></p>'
         f"{claims_list(report['claims'])}"
         f'<details><summary>{words["table"]}</summary><div class="numbers">{html_table(report["columns"], shown)}'
@@ -176,7 +176,7 @@ def worst(claims: Mapping[str, bool | None]) -> str:
 
 def mark(word: str) -> str:
     """Whether a run shows what is claimed, as a sign."""
-    return f'<span class="{CLASSES.get(word, "")}"><span class="mark">{SIGNS[word]}</span></span>'
+    return f'<span class="mark{CLASSES[word]}">{SIGNS[word]}</span>'
 
 
 def claims_list(claims: Mapping[str, bool | None]) -> str:
