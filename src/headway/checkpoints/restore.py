@@ -12,7 +12,8 @@ from torch import Tensor
 
 from headway.checkpoints.folder import Folder, load_folder
 from headway.errors import ConfigError
-from headway.models import Decoder, Model, ModelSpec, allocate_, blank
+from headway.models import Decoder, Model, ModelSpec, blank
+from headway.models.build import allocate_
 from headway.nn import QuantizedLinear, replace_linear
 from headway.quantization import QuantizedMatrix
 from headway.storage.dtypes import choose_dtype

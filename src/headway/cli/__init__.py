@@ -12,7 +12,6 @@ Exit codes: 0 done, 1 an error (reported on stderr), 2 wrong usage, 130 interrup
 progress and notes to stderr.
 """
 
-import gc
 import importlib
 import os
 import sys
@@ -92,7 +91,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         if isinstance(stream, TextIOWrapper):  # a terminal that lacks a letter must not end a run
             stream.reconfigure(errors="backslashreplace")
     warnings.formatwarning = _one_line
-    gc.set_threshold(100_000)  # what imports make stays, and looking through it is a tenth of the time to an answer
     code = run(sys.argv[1:] if argv is None else argv)
     try:
         sys.stdout.flush()

@@ -82,7 +82,7 @@ def allocate_(model: Model, device: torch.device | str) -> Model:
     """Gives every parameter memory on `device`, with anything in it, in place; returns the model.
 
     `torch.nn.Module.to_empty` would import sympy, to ask which strides tensors without memory have."""
-    model._apply(lambda t: torch.empty(t.shape, dtype=t.dtype, device=device))
+    model._apply(lambda t: torch.empty(t.shape, dtype=t.dtype, device=device))  # type: ignore[no-untyped-call]
     large_pages(model.parameters())
     return model
 

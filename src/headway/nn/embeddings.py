@@ -69,9 +69,7 @@ class PositionEmbedding(nn.Module):
         super().__init__()
         self.positions, self.width = positions, width
         rows = positions.rows
-        self.weight = nn.Parameter(torch.empty(rows, width)) if rows else None
-        if self.weight is not None:
-            nn.init.normal_(self.weight, 0, 0.02)
+        self.weight = nn.Parameter(nn.init.normal_(torch.empty(rows, width), 0, 0.02)) if rows else None
 
     def forward(self, x_BTM: Tensor, tokens: Tokens) -> Tensor:
         """x + marks of `tokens.positions`; positions of empty slots are not looked at."""

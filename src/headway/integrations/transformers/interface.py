@@ -282,7 +282,8 @@ def _said_by_the_layer(
 
 def _refuse(others: dict[str, Any]) -> None:
     asked = [name for name, value in others.items() if not (value is None or value is False)]
-    collected = _active_collector.get() or ()  # what is asked of models that do not tell their layers
+    # what is asked of models that do not tell their layers
+    collected = _active_collector.get() or ()  # type: ignore[no-untyped-call]
     if "output_attentions" in asked or any("attentions" in name for name in collected):
         raise cannot(
             "output_attentions=True was asked for, and the weights are never built",
