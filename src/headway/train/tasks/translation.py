@@ -21,6 +21,7 @@ from headway.data.pairs import (
 )
 from headway.models import EncoderDecoder, Head, ModelSpec, build
 from headway.patterns import Full
+from headway.positions import Sinusoidal
 from headway.text import Tokenizer
 from headway.train.config import TASK, TrainConfig, setting
 from headway.train.evaluation import Evaluation
@@ -117,7 +118,7 @@ class Translation(Task[EncoderDecoder]):
         model = build(translation_spec(config, tokenizer.vocab_size), dtype=torch.float32, seed=config.seed)
         assert isinstance(model, EncoderDecoder)
         self.model, self.steps, self.data = model, config.steps, self.train.described()
-        self.generation = {"decoder_start_token_id": START, "eos_token_id": END}
+        self.generation = {"decoder_start_token_id": START, "eos_token_id": END, "pad_token_id": START}
         self.rows_of_epoch = lru_cache(1)(partial(batches, self.train, config.batch_tokens, config.seed))
         self.steps_per_epoch = len(self.rows_of_epoch(0))
         self.warmup, self.micro_batch, self.ranks = config.warmup, config.micro_batch, 1
@@ -187,7 +188,8 @@ def inverse_sqrt(step: int, width: int, warmup: int) -> float:
 
 
 def translation_spec(config: TranslationConfig, vocab: int) -> ModelSpec:
-    """The Transformer of 2017 at the sizes of `config`; one matrix is both embeddings and output layer (3.4)."""
+    """The Transformer of 2017 at the sizes of `config`; one matrix is both embeddings and output layer (3.4). Sines
+    stand before cosines and the norms' epsilon is torch's, so that transformers' Marian computes the same."""
     size = {
         "vocab": vocab,
         "width": config.width,
@@ -200,6 +202,8 @@ def translation_spec(config: TranslationConfig, vocab: int) -> ModelSpec:
         "final_norm": config.order == "pre",
         "embedding_scale": config.width**0.5,
         "init_std": config.width**-0.5,
+        "positions": Sinusoidal(pairing="halves"),
+        "norm_eps": 1e-5,
     }
     encoder = ModelSpec.of("transformer", **size, causal=False, patterns=Full(), head=Head("states"))
     return ModelSpec.of("transformer", **size, encoder=encoder, tied=True, shared_embedding=True)
