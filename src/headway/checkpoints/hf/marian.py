@@ -14,5 +14,7 @@ def marian_spec(spec: ModelSpec) -> ModelSpec | None:
     What else Marian cannot express (norms in front, cosines between sines, another epsilon) is as it was."""
     if spec.family != "transformer" or spec.encoder is None:
         return None
-    biased = {"family": "marian", "qkv_bias": True, "out_bias": True}
-    return replace(spec, **biased, output_bias=True, encoder=replace(spec.encoder, **biased))
+    source, target = (
+        replace(one, family="marian", qkv_bias=True, out_bias=True) for one in (spec.encoder, spec)
+    )
+    return replace(target, output_bias=True, encoder=source)
