@@ -20,9 +20,9 @@ from headway.checkpoints.heads import change_pairing
 from headway.checkpoints.hf.config import bare, config_from_spec, tensor_names, unsupported_by_transformers
 from headway.checkpoints.hf.headway_config import own_config
 from headway.checkpoints.hf.layouts import layouts_for
+from headway.checkpoints.hf.layouts.pairs import marian_spec
 from headway.checkpoints.hf.layouts.rules import own_shapes
 from headway.checkpoints.hf.layouts.tensors import exported
-from headway.checkpoints.hf.marian import marian_spec
 from headway.checkpoints.quantized.layers import (
     packed_state,
     quantized_state,

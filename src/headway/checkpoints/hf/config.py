@@ -18,7 +18,7 @@ from headway.checkpoints.hf.layouts import (
     layout_of,
     layouts_for,
 )
-from headway.checkpoints.hf.marian import marian_spec
+from headway.checkpoints.hf.layouts.pairs import marian_spec
 from headway.checkpoints.hf.upgrade import FORMAT, RENAMED_TENSORS
 from headway.checkpoints.hf.windows import last_keys
 from headway.errors import ConfigError, unknown_model
