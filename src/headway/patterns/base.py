@@ -114,6 +114,12 @@ class Pattern(ABC):
     def __repr__(self) -> str:
         return str(self)
 
+    def _repr_html_(self) -> str:
+        """Its picture, in a notebook."""
+        from headway.patterns.picture import pattern_html
+
+        return pattern_html(self)
+
 
 @dataclass(frozen=True, repr=False)
 class _Joined(Pattern):
