@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from headway.api import LanguageModel
 from headway.cli import run
 from headway.errors import ConfigError
-from headway.generate import Beams, GenerationConfig, ModelDraft, NgramDraft, Sampling, generate, score, stream
+from headway.generate import (
+    Beams,
+    GenerationConfig,
+    ModelDraft,
+    NgramDraft,
+    Sampling,
+    generate,
+    score,
+    stream,
+)
 from headway.models import build
 from tests.generate.conftest import MIXED, small
 from tests.generate.test_loop import PROMPTS
@@ -60,7 +69,9 @@ def test_they_are_those_of_score(config: GenerationConfig, draft: object) -> Non
         for place, row in zip(one.top_log_probs, logits.log_softmax(-1), strict=False):
             largest = row.topk(min(config.top_log_probs, 330)).values
             assert [value for _, value in place] == pytest.approx(largest.tolist(), abs=CLOSE)
-            assert [value for _, value in place] == pytest.approx([float(row[i]) for i, _ in place], abs=CLOSE)
+            assert [value for _, value in place] == pytest.approx(
+                [float(row[i]) for i, _ in place], abs=CLOSE
+            )
             assert len({i for i, _ in place}) == len(place)
 
 

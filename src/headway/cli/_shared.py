@@ -21,6 +21,7 @@ from typer.models import ArgumentInfo
 
 from headway.errors import DataError
 from headway.report import plain
+from headway.threads import MOST_THREADS
 
 
 def folder_of(text: str) -> Path:
@@ -43,7 +44,9 @@ TargetArgument = Annotated[Path, typer.Argument(help="folder to write")]
 JsonOption = Annotated[bool, typer.Option("--json", help="print the report as JSON on stdout")]
 ThreadsOption = Annotated[
     int | None,
-    typer.Option("--threads", min=1, envvar="HEADWAY_THREADS", help="CPU threads [default: torch's]"),
+    typer.Option(
+        "--threads", min=1, max=MOST_THREADS, envvar="HEADWAY_THREADS", help="CPU threads [default: torch's]"
+    ),
 ]
 BackendOption = Annotated[
     str,
