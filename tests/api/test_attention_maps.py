@@ -18,6 +18,7 @@ from headway.attention.linear_attention import LinearAttentionSpec
 from headway.errors import ConfigError, DataError
 from headway.models import Head, ModelSpec, build
 from headway.patterns import Causal, Full, Global, Pattern, PerHead, Sink, Window, visible
+from headway.positions import Relative
 from headway.tokens import Tokens
 from tests.checkpoints import decoders, hf, seq2seq
 from tests.generate.conftest import MIXED, small
@@ -31,6 +32,7 @@ SPECS: dict[str, ModelSpec] = {
     "window with sinks, full": ModelSpec.of("llama", **SIZE, kv_heads=2, patterns=MIXED),
     "a pattern per head": ModelSpec.of("llama", **SIZE, patterns=PATTERNS),
     "linear biases": ModelSpec.of("bloom", **SIZE),
+    "relative keys of each layer": ModelSpec.of("llama", **SIZE, positions=Relative(4)),
     "linear attention": ModelSpec.of("llama", **SIZE).with_linear(LinearAttentionSpec("elu+1")),
     "linear attention, rotated": ModelSpec.of("roformer", **SIZE).with_linear(LinearAttentionSpec("elu+1")),
     "both sides": ModelSpec.of("bert", **SIZE),
