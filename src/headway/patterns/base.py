@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headway.errors import PatternError
+from headway.patterns.picture import patterns_html
 from headway.patterns.primitives import Primitive
 from headway.patterns.tiles import Extent
 from headway.tokens import Tokens
@@ -116,9 +117,9 @@ class Pattern(ABC):
 
     def _repr_html_(self) -> str:
         """Its picture, in a notebook."""
-        from headway.patterns.picture import pattern_html
-
-        return pattern_html(self)
+        heads = [(str(head), head.parts if isinstance(head, Or) else (head,)) for head in self.heads]
+        reach = max(head.retention.reach or 0 for head in self.heads) if self.dilation == 1 else 0
+        return patterns_html(heads, reach)
 
 
 @dataclass(frozen=True, repr=False)
