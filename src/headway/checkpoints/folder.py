@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headway.checkpoints.formats.gguf.model import read_model
+from headway.checkpoints.formats.sentence_transformers import read_sentence_config
 from headway.checkpoints.hf.config import spec_from_config, tensor_names
 from headway.checkpoints.hf.layouts.tensors import imported
 from headway.checkpoints.quantized.layers import (
@@ -87,6 +88,9 @@ def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | No
     with naming(folder / "config.json"):
         described, scheme = split_config(config)
         spec = spec_from_config(described)
+    sentences = read_sentence_config(folder)
+    if sentences is not None and sentences.model == folder and spec.head.task == "states":
+        spec = spec.with_head(sentences.head)
     saved_for = spec.head
     if head is not None and head != saved_for:
         spec = spec.with_head(head)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from headway.checkpoints.folder import Folder, load_folder
 from headway.errors import ConfigError
-from headway.hardware import large_pages
 from headway.models import Decoder, Model, ModelSpec, blank
+from headway.models.build import allocate_
 from headway.nn import QuantizedLinear, replace_linear
 from headway.quantization import QuantizedMatrix
 from headway.storage.dtypes import choose_dtype
@@ -68,9 +68,7 @@ def restore(
         model = blank(spec, backend).to(dtype)
     for name in quantized:
         setattr(model.get_submodule(name), "weight", None)  # noqa: B010  (a Parameter to the type checker)
-    model = model.to_empty(device=device)
-    large_pages(model.parameters())
-    own = model.state_dict()
+    own = allocate_(model, device).state_dict()
     wanted = state.keys() - {f"{name}.weight" for name in quantized}
     assert own.keys() == wanted, sorted(own.keys() ^ wanted)
     with torch.no_grad():
