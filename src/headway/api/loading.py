@@ -14,7 +14,8 @@ from headway.api.classification import INDEPENDENT, Answerer, Classifier, Tagger
 from headway.api.encoders import Embedder, MaskedLM, TextEncoder
 from headway.api.language import LanguageModel
 from headway.api.translator import Translator
-from headway.checkpoints.adapters import GENERATION, attach_folders, with_base
+from headway.checkpoints.adapters import GENERATION, attach_folders
+from headway.checkpoints.bases import check_bases, with_base
 from headway.checkpoints.folder import Folder, load_folder
 from headway.checkpoints.formats.sentence_transformers import SentenceConfig, read_sentence_config
 from headway.checkpoints.remote import local_model
@@ -73,6 +74,7 @@ class Loading(TypedDict, total=False):
     revision: str | None
     allow_pickle: bool
     adapter: str | Path | Sequence[str | Path]
+    any_base: bool
     compress: bool
 
 
@@ -111,6 +113,7 @@ def load(
     revision: str | None = None,
     allow_pickle: bool = False,
     adapter: str | Path | Sequence[str | Path] = (),
+    any_base: bool = False,
     pool: Literal["first", "mean"] | None = None,
     unit: bool | None = None,
     compress: bool = False,
@@ -140,6 +143,7 @@ def load(
         allow_pickle: read old `.bin` weights, too (with torch's restricted unpickler).
         adapter: folders of adapters (PEFT's), which add up; the last of them that has a tokenizer or a
             generation_config.json brings these along.
+        any_base: take adapters that were trained beside other weights, or do not say beside which.
         pool, unit: of "embed": "first" or "mean" over a text's tokens, and whether vectors have length 1. Unless
             given, the folder's own, or "mean" and False.
         compress: keep bf16 weights in 11 bits each, without loss (`headway.models.compress.compress_model`).
@@ -156,6 +160,7 @@ def load(
     sentences = read_sentence_config(current_folder(path)) if task in (None, "embed") else None
     path = path if sentences is None else sentences.model
     folder = load_folder(path, allow_pickle=allow_pickle)
+    check_bases(adapters, folder, any_base=any_base)
     task = task or ("embed" if sentences is not None else task_of(folder.spec))
     if task != "embed" and (pool is not None or unit is not None):
         raise ConfigError(f'load: pool and unit are for task="embed", and the task is {task!r}')

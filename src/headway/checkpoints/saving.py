@@ -129,6 +129,7 @@ class Saving(TypedDict, total=False):
         which is exact, unless this is set: such a folder, like one of a spec that transformers cannot express, has
         model_type "headway", which transformers refuses.
     shard_bytes: the most that one file of weights holds.
+    metadata: more keys of the header of the weights.
     overwrite: replace what is at `path`.
     before_publishing: called with the finished folder before it takes its name; if it raises, `path` stays as it was.
     """
@@ -139,6 +140,7 @@ class Saving(TypedDict, total=False):
     dtype: torch.dtype | None
     keep_pairing: bool
     shard_bytes: int
+    metadata: Mapping[str, str]
     overwrite: bool
     before_publishing: Callable[[Path], None]
 
@@ -155,6 +157,7 @@ def save_state(
     dtype: torch.dtype | None = None,
     keep_pairing: bool = False,
     shard_bytes: int = SHARD_BYTES,
+    metadata: Mapping[str, str] = MappingProxyType({}),
     overwrite: bool = False,
     before_publishing: Callable[[Path], None] = lambda folder: None,
 ) -> None:
@@ -176,7 +179,7 @@ def save_state(
     pairing = spec.positions.pairing if isinstance(spec.positions, Rotary) else "none"
     with atomic_folder(path, keep=lambda name: _MODEL_FILES.match(name) is None) as folder:
         _describe(folder, own, named, spec, tokenizer, generation, config)
-        write_tensors(folder, state, shard_bytes, {"headway.pairing": str(pairing)})
+        write_tensors(folder, state, shard_bytes, {"headway.pairing": str(pairing), **metadata})
         before_publishing(folder)
 
 

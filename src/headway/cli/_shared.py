@@ -68,6 +68,12 @@ AdapterOption = Annotated[
         help="an adapter (PEFT's), a folder or an id of the Hub; may be given often, they add up",
     ),
 ]
+AnyBaseOption = Annotated[
+    bool,
+    typer.Option(
+        "--any-base", help="take adapters that were trained beside other weights, or do not say which"
+    ),
+]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="replace the model in the target folder")]
 
 TruncateOption = Annotated[
@@ -94,6 +100,7 @@ class ModelRun:
         str | None, typer.Option("--dtype", help="float32, bfloat16, ... [default: the file's]")
     ] = None
     adapter: AdapterOption = None
+    any_base: AnyBaseOption = False
     compress: Annotated[
         bool,
         typer.Option(
@@ -108,8 +115,8 @@ class ModelRun:
         set_threads(self.threads)
         from headway.api import load
 
-        how: dict[str, Any] = {"dtype": self.dtype, "backend": self.backend, "adapter": self.adapter or ()}
-        return load(self.model, compress=self.compress, **how, **more)
+        how: dict[str, Any] = {"dtype": self.dtype, "backend": self.backend, "compress": self.compress}
+        return load(self.model, adapter=self.adapter or (), any_base=self.any_base, **how, **more)
 
 
 @dataclass(frozen=True, kw_only=True)

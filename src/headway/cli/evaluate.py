@@ -11,6 +11,7 @@ from headway.cli._progress import progress
 from headway.cli._shared import (
     MODEL,
     AdapterOption,
+    AnyBaseOption,
     BackendOption,
     JsonOption,
     RowOption,
@@ -65,6 +66,7 @@ def command(
         ),
     ] = None,
     adapter: AdapterOption = None,
+    any_base: AnyBaseOption = False,
     context: RowOption = None,
     dtype: Annotated[
         str,
@@ -103,17 +105,19 @@ def command(
             "batch_size": batch_size or 32,
             "chat": chat,
         }
-        _harness(str(model), adapter or [], harness.split(","), tasks, dtype, backend, given, json)
+        adapters = {"adapter": adapter or [], "any_base": any_base}
+        _harness(str(model), adapters, harness.split(","), tasks, dtype, backend, given, json)
         return
     if chat or any(given is not None for given in (tasks, shots, batch_size)):
         raise ConfigError("--tasks, --shots, --chat and --batch-size are for --harness, not for a text")
     assert data is not None
-    from headway.checkpoints.adapters import with_base
+    from headway.checkpoints.bases import check_bases, with_base
     from headway.checkpoints.folder import load_folder
     from headway.train.tasks import head_task_of
 
     base, folders = with_base(model, adapter or ())
     source = load_folder(base)
+    check_bases(folders, source, any_base=any_base)
     if head_task_of(source.spec) is not None:
         _records(source, folders, data, context, dtype, limit, backend, cut, json)
         return
@@ -124,7 +128,7 @@ def command(
 
 def _harness(
     model: str,
-    adapters: list[Path],
+    adapters: dict[str, Any],
     names: list[str],
     folder: Path | None,
     dtype: str,
@@ -139,7 +143,7 @@ def _harness(
     from headway.api import load
 
     kind = None if dtype == "auto" else dtype
-    lm = load(model, task="causal-lm", dtype=kind, backend=backend, adapter=adapters)
+    lm = load(model, task="causal-lm", dtype=kind, backend=backend, **adapters)
     found = harness.evaluate(lm, names, folder=None if folder is None else str(folder), **given)
     results, documents = found["results"], found["n-samples"]
     rows = [

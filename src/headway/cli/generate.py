@@ -66,7 +66,9 @@ class SamplingRun(ModelRun):
         own = {field.name for field in fields(self)} - {field.name for field in fields(ModelRun)}
         given = {**attributes(self, *own), "stop": self.stop or [], **more}
         if self.draft not in (None, "ngram"):
-            given["draft"] = replace(self, model=self.draft, adapter=None).load(task="causal-lm")
+            given["draft"] = replace(self, model=self.draft, adapter=None, any_base=False).load(
+                task="causal-lm"
+            )
         return given
 
 

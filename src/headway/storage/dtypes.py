@@ -12,7 +12,7 @@ import torch
 from headway.choice import Choice
 from headway.errors import CheckpointError
 
-_USABLE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+USABLE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -22,7 +22,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def check_dtypes(dtypes: Mapping[str, torch.dtype], path: Path) -> None:
     """Raise CheckpointError for weights that are not plain floating point numbers (quantized ones)."""
-    odd = {name: dtype for name, dtype in dtypes.items() if dtype not in _USABLE}
+    odd = {name: dtype for name, dtype in dtypes.items() if dtype not in USABLE}
     if odd:
         name, dtype = next(iter(odd.items()))
         raise CheckpointError(
