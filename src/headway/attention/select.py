@@ -213,8 +213,8 @@ def choose(
     start = keys - queries if start is None else start
     q = torch.empty(batch, heads, queries, head_dim, dtype=dtype, device="meta", requires_grad=gradient)
     k = torch.empty(batch, layout.kv_heads, keys, head_dim, dtype=dtype, device="meta")
-    ordered = Tokens.range(keys)
-    part = KeyValues(k, k, ordered if in_order else Tokens(ordered.index))
-    at = Tokens.range(queries, start)
+    ordered = Tokens.range(keys, device="meta") if in_order else Tokens(Tokens.range(keys).index)
+    part = KeyValues(k, k, ordered)
+    at = Tokens.range(queries, start, "meta" if in_order else None)
     call = Call(q, at, (part,), pattern.heads[0], layout, 1.0, score, dropout=dropout)
     return choose_for(call, device=device)

@@ -33,6 +33,8 @@ from headway.nn import Lora
 from headway.nn.block import Checkpointing
 from headway.patterns import Pattern
 
+MOST = 2**40
+"""Tokens of all rows together: numbers of tensors that stand for them are 64-bit."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -61,7 +63,7 @@ def plan(
         machine: this one, measured, unless given.
     Raises:
         ConfigError: context, source, batch or chunk below 1, rows that the model cannot take at all, a source that
-            there is no encoder for, or chunks of what has no prompt.
+            there is no encoder for, chunks of what has no prompt, or more than `MOST` tokens.
     """
     if context < 1 or batch < 1:
         raise ConfigError(f"plan: context and batch must be at least 1, got {context} and {batch}")
@@ -82,6 +84,11 @@ def plan(
         source = context if source is None else source
         rows.append((spec.encoder, source))
     for one, tokens in rows:
+        if batch * tokens > MOST:
+            raise ConfigError(
+                f"plan: {batch} rows of {tokens} tokens are more than the {MOST} that are planned; lower the context, "
+                "the source or the batch"
+            )
         if one.context_limit is not None and tokens > one.context_limit:
             raise ConfigError(
                 f"plan: {model} takes rows of at most {one.context_limit} tokens, {tokens} were asked for; lower the "
