@@ -40,6 +40,7 @@ def test_a_report_adds_up() -> None:
     assert report.bound == "memory"
     assert report.tokens_per_second == 2 / report.step_seconds
     assert report.prefill_seconds == 2 * cost.prefill_flops(spec, 4096) / 500e9
+    assert report.decoding == report.weights + report.kv + report_of(spec, context=1).working
     assert report.checkpointed < sum(report.training.values())
     assert report.trained == 7 * report.weights  # fp32 beside bf16: gradients of both, two moments
     assert report.adapted == 14 * 39_976_960  # 32 layers of 16 (4 * 2 * 4096 + 3 * (4096 + 11008))
@@ -118,7 +119,9 @@ def test_what_does_not_fit_is_said() -> None:
     chunks = report_of(catalog.spec("llama-2-7b"), machine=tight, prefill_chunk=512)
     assert chunks.fits
     assert not whole.fits
-    assert chunks.decoding == whole.decoding
+    short = report_of(catalog.spec("llama-2-7b"), context=512)
+    assert chunks.working == short.working + 2 * 4096 * 128 * 2  # the keys and values of a head are packed again
+    assert whole.needed - chunks.needed == whole.working - chunks.working
 
 
 @pytest.mark.parametrize(
@@ -138,7 +141,21 @@ def test_a_longer_context_than_was_trained_is_said() -> None:
     assert "cannot depend on more than 2049" in " ".join(report_of(windows).notes)
 
 
+@pytest.mark.parametrize("context", [10**8, 10**11])
+def test_a_plan_is_arithmetic_at_any_length(context: int) -> None:
+    """What a row of 100 million tokens would take is answered without a number for each of them."""
+    spec = catalog.spec("mistral-7b").with_patterns([Window.last(4096), Causal()])
+    report = report_of(spec, context=context, batch=1)
+    window, full = 4096 * 4097 // 2 + (context - 4096) * 4096, context * (context + 1) // 2
+    assert cost.attention_pairs(spec, context) == 32 * 16 * (window + full)
+    assert report.prefill_flops == cost.prefill_flops(spec, context)
+    assert [layer.reads for layer in report.layers] == [4096, context]
+    assert not report.fits
+
+
 def test_impossible_plans_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"2 rows of 10{15} tokens are more than the 1099511627776 .* lower"):
+        report_of(catalog.spec("llama-2-7b"), context=10**15)
     with pytest.raises(ValueError, match="context and batch must be at least 1, got 0 and 2"):
         report_of(catalog.spec("llama-2-7b"), context=0)
     limited = ModelSpec.of_depth(2, 50, max_context=512, context=512)
@@ -233,6 +250,7 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "llama-2-70b", "--json", "--dtype", "float32"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["weights"] == 4 * 68_976_648_192
+    assert found["what_fits"] == {}
     assert found["context"] == 4096
     assert found["fits"] is False
     assert found["layers"][0]["cache"]["what"] == "growing"
