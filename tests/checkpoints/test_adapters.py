@@ -142,6 +142,33 @@ def test_ranks_and_alphas_of_their_own(tmp_path: Path) -> None:
     assert load_adapter(tmp_path / "a", model.spec).layers == adapter.layers
 
 
+@pytest.mark.parametrize(
+    ("usual", "other"),
+    [(Lora(rank=2, alpha=4), Lora(rank=2, alpha=3)), (Lora(rank=2, alpha=4), Lora(rank=5, alpha=4))],
+)
+def test_a_rank_or_an_alpha_of_its_own(usual: Lora, other: Lora, tmp_path: Path) -> None:
+    """One is kept where the other is as everywhere."""
+    model = small("llama")
+    parts = [Adapter.fresh(model, usual), Adapter.fresh(model, other, ("down_proj",))]
+    adapter = Adapter(
+        {**parts[0].layers, **parts[1].layers}, {**parts[0].tensors, **parts[1].tensors}
+    )
+    save_adapter(tmp_path / "a", adapter, model.spec)
+    assert load_adapter(tmp_path / "a", model.spec).layers == adapter.layers
+
+
+def test_patterns_hold_for_ends_of_names_and_the_first_that_fits_decides(tmp_path: Path) -> None:
+    """As in PEFT, whose patterns may have alternatives (`peft.utils.other.get_pattern_key`)."""
+    model = small("llama")
+    both = Adapter.fresh(model, Lora(rank=2, alpha=3), ("q_proj", "v_proj"))
+    rest = Adapter.fresh(model, Lora(rank=2, alpha=8), ("o_proj", "down_proj"))
+    adapter = Adapter({**both.layers, **rest.layers}, {**both.tensors, **rest.tensors})
+    save_adapter(tmp_path / "a", adapter, model.spec)
+    patterns = {"q_proj|v_proj": 3, "proj": 4, r"self_attn\.q_proj": 5}
+    rewrite(tmp_path / "a", lora_alpha=8, alpha_pattern=patterns)
+    assert load_adapter(tmp_path / "a", model.spec).layers == adapter.layers
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_merged_weights_compute_what_the_adapters_add(kind: str) -> None:
     model = small("llama")
@@ -247,6 +274,8 @@ def test_a_folder_is_written_whole_and_not_over_another(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="exists; choose another name, or use --overwrite"):
         save_adapter(tmp_path / "a", adapter, model.spec)
     (tmp_path / "a" / "notes.txt").write_text("mine")
+    save_adapter(tmp_path / "a", adapter, model.spec, generation={"eos_token_id": 3}, overwrite=True)
+    assert json.loads((tmp_path / "a" / "generation_config.json").read_text()) == {"eos_token_id": 3}
     save_adapter(tmp_path / "a", trained(adapter), model.spec, overwrite=True)
     assert sorted(p.name for p in (tmp_path / "a").iterdir()) == [
         *("adapter_config.json", "adapter_model.safetensors", "notes.txt")

@@ -111,6 +111,26 @@ def test_each_call_failing_in_turn_leaves_the_previous_folder(tmp_path, swap):
     assert total == len(calls)
 
 
+def test_what_a_killed_save_moved_aside_stays_until_another_has_taken_its_name(tmp_path):
+    """Whichever call of the next save fails; and is gone after one that does not."""
+    folder, aside = tmp_path / "m", tmp_path / ".m.previous"
+    put_old(aside)
+    for n in range(10**6):
+        with watch(failing(n)):
+            try:
+                save_new(folder)
+            except CheckpointError:
+                assert contents(current_folder(folder)) in (OLD, {**NEW, "notes.txt": b"mine"}), n
+                if folder.exists():
+                    remove_folder(folder)
+                continue
+        break
+    assert n > 10, "every call failed once"
+    assert contents(folder) == {**NEW, "notes.txt": b"mine"}
+    save_new(folder)
+    assert not aside.exists()
+
+
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_kill_between_any_two_calls_leaves_a_whole_folder(tmp_path, swap):
     """A kill is a child process that exits, without clean-up, at the n-th call."""
