@@ -3,6 +3,7 @@
 import errno
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -112,23 +113,17 @@ def test_each_call_failing_in_turn_leaves_the_previous_folder(tmp_path, swap):
 
 
 def test_what_a_killed_save_moved_aside_stays_until_another_has_taken_its_name(tmp_path):
-    """Whichever call of the next save fails; and is gone after one that does not."""
-    folder, aside = tmp_path / "m", tmp_path / ".m.previous"
-    put_old(aside)
-    for n in range(10**6):
-        with watch(failing(n)):
-            try:
-                save_new(folder)
-            except CheckpointError:
-                assert contents(current_folder(folder)) in (OLD, {**NEW, "notes.txt": b"mine"}), n
-                if folder.exists():
-                    remove_folder(folder)
-                continue
-        break
-    assert n > 10, "every call failed once"
-    assert contents(folder) == {**NEW, "notes.txt": b"mine"}
-    save_new(folder)
-    assert not aside.exists()
+    """Whichever call of the next save fails."""
+    put_old(tmp_path / ".probe.previous")
+    for n in range(len(calls_of(lambda: save_new(tmp_path / "probe")))):
+        folder, aside = tmp_path / str(n), tmp_path / f".{n}.previous"
+        put_old(aside)
+        with watch(failing(n)), suppress(CheckpointError):
+            save_new(folder)
+        assert contents(current_folder(folder)) in (OLD, {**NEW, "notes.txt": b"mine"}), n
+        save_new(folder)
+        assert contents(folder) == {**NEW, "notes.txt": b"mine"}
+        assert not aside.exists()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
