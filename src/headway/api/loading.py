@@ -147,16 +147,23 @@ def load(
         pool, unit: of "embed": "first" or "mean" over a text's tokens, and whether vectors have length 1. Unless
             given, the folder's own, or "mean" and False.
         compress: keep bf16 weights in 11 bits each, without loss (`headway.models.compress.compress_model`).
-    Raises CheckpointError or ConfigError, saying which file and what is wrong with it.
+        device: where its weights are put; the CPU unless given.
+    Raises CheckpointError or ConfigError, saying which file and what is wrong with it; ConfigError for a device that is
+    not there.
     """
     if task is not None and task not in TASKS:
         raise ConfigError(
             f"load: there is no task {task!r}{did_you_mean(task, TASKS)}; there are {', '.join(TASKS)}"
         )
-    source, adapters = with_base(source, [adapter] if isinstance(adapter, str | Path) else adapter)
+    wanted, where = _dtype(dtype), _device(device)
+    adapters = [adapter] if isinstance(adapter, str | Path) else adapter
+    for place in (source, *(adapters if isinstance(adapters, Sequence) else [adapters])):
+        if not isinstance(place, str | Path):
+            raise ConfigError(
+                f"load: a model or an adapter is a folder, a file or an id of the Hub, as text or a path, got {place!r}"
+            )
+    source, adapters = with_base(source, adapters)
     path = local_model(source, revision=revision, allow_pickle=allow_pickle)
-    wanted = _dtype(dtype)
-    where = torch.device("cpu" if device is None else device)
     sentences = read_sentence_config(current_folder(path)) if task in (None, "embed") else None
     path = path if sentences is None else sentences.model
     folder = load_folder(path, allow_pickle=allow_pickle)
@@ -243,6 +250,19 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
             f"load: there is no dtype {dtype!r}{did_you_mean(name, DTYPES)}; there are {', '.join(DTYPES)}"
         )
     return DTYPES[name]
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    """A device that is there."""
+    try:
+        where = torch.device("cpu" if device is None else device)
+        torch.empty(0, device=where)
+    except (RuntimeError, AssertionError, TypeError) as error:  # CUDA's own is an AssertionError
+        said = str(error).partition("\n")[0].partition(". ")[0]
+        raise ConfigError(
+            f"load: device={device!r} was asked for, and torch cannot use it here: {said}; leave device out for the CPU"
+        ) from error
+    return where
 
 
 def _tokenizer(folder: Path) -> Tokenizer | MarianTokenizer | None:
