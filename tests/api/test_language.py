@@ -217,7 +217,10 @@ def test_an_id_of_the_hub(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
         ({"source": 5}, r"a model or an adapter is a folder, a file or an id of the Hub, .* got 5"),
         ({"adapter": [5]}, r"as text or a path, got 5"),
         ({"adapter": 5}, r"as text or a path, got 5"),
-        ({"device": "cuda:99"}, r"device='cuda:99' was asked for, .* cannot use it here: .*; leave device out"),
+        (
+            {"device": "cuda:99"},
+            r"device='cuda:99' was asked for, .* cannot use it here: .*; leave device out",
+        ),
         ({"device": "gpu"}, r"device='gpu' was asked for, .*gpu; leave device out for the CPU"),
     ],
 )

@@ -150,9 +150,7 @@ def test_a_rank_or_an_alpha_of_its_own(usual: Lora, other: Lora, tmp_path: Path)
     """One is kept where the other is as everywhere."""
     model = small("llama")
     parts = [Adapter.fresh(model, usual), Adapter.fresh(model, other, ("down_proj",))]
-    adapter = Adapter(
-        {**parts[0].layers, **parts[1].layers}, {**parts[0].tensors, **parts[1].tensors}
-    )
+    adapter = Adapter({**parts[0].layers, **parts[1].layers}, {**parts[0].tensors, **parts[1].tensors})
     save_adapter(tmp_path / "a", adapter, model.spec)
     assert load_adapter(tmp_path / "a", model.spec).layers == adapter.layers
 

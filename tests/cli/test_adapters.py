@@ -150,7 +150,7 @@ def test_an_adapter_of_other_weights_is_refused_or_taken_when_told(
         assert not Path("out").exists()
         assert run([*command, "--adapter", "b", "--adapter", "a", "--any-base"]) == 0
         capsys.readouterr()
-    with pytest.raises(ConfigError, match="any_base .*m is loaded without an adapter"):
+    with pytest.raises(ConfigError, match=r"any_base .*m is loaded without an adapter"):
         headway.load("m", any_base=True)
 
 

@@ -156,7 +156,9 @@ def test_hops_are_those_of_the_layer_that_makes_most(patterns: list[Pattern]) ->
 
 
 def test_rows_that_are_too_long_to_be_cut_tile_by_tile_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"at most 16777216 tokens, and these have 100000000; .*--processes"):
+    with pytest.raises(
+        ConfigError, match=r"at most 16777216 tokens, and these have 100000000; .*--processes"
+    ):
         process_shares(SPEC, Mesh(cp=4), 10**8, 1)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from headway.checkpoints.restore import build_model
 from headway.errors import ConfigError, did_you_mean
 from headway.models import Decoder, EncoderDecoder, Head, Model, ModelSpec
 from headway.models.compress import compress_model
-from headway.storage.dtypes import choose_dtype
+from headway.storage.dtypes import named_dtype
 from headway.storage.files import current_folder
 from headway.storage.reading import read_json
 from headway.text import MarianTokenizer, Tokenizer, first_file
@@ -55,12 +54,6 @@ ENCODERS = {
     "answer": Answerer,
     "embed": Embedder,
     "states": TextEncoder,
-}
-DTYPES = {
-    **dict.fromkeys(("float32", "fp32"), torch.float32),
-    **dict.fromkeys(("bfloat16", "bf16"), torch.bfloat16),
-    **dict.fromkeys(("float16", "fp16"), torch.float16),
-    "float64": torch.float64,
 }
 STARTS = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids")
 
@@ -137,7 +130,7 @@ def load(
             of an adapter stands for the model that it says it adapts, with it.
         task: what it is for; None takes what the folder was saved for.
         dtype: "float32", "bfloat16", ... or a torch dtype; None or "auto" keeps the file's (float16 becomes
-            float32 on a CPU, where float16 is hundreds of times slower).
+            float32 on a CPU, where float16 is hundreds of times slower): the rule of `headway.storage.dtypes`.
         backend: of attention; a named one fails rather than falls back.
         revision: of a Hub id: branch, tag or commit.
         allow_pickle: read old `.bin` weights, too (with torch's restricted unpickler).
@@ -155,7 +148,7 @@ def load(
         raise ConfigError(
             f"load: there is no task {task!r}{did_you_mean(task, TASKS)}; there are {', '.join(TASKS)}"
         )
-    wanted, where = _dtype(dtype), _device(device)
+    wanted, where = named_dtype(dtype), _device(device)
     adapters = [adapter] if isinstance(adapter, str | Path) else adapter
     for place in (source, *(adapters if isinstance(adapters, Sequence) else [adapters])):
         if not isinstance(place, str | Path):
@@ -180,9 +173,6 @@ def load(
     longest = None if sentences is None else sentences.longest
     if longest is not None and longest < folder.spec.trained_context:
         folder = replace(folder, spec=replace(folder.spec, trained_context=longest))
-    _, choice = choose_dtype({n: e.dtype for n, e in folder.tensors.forms.items()}, where, wanted)
-    if wanted == torch.float16 and where.type == "cpu":
-        warnings.warn(f"{choice.what} on a CPU: {choice.why}", stacklevel=2)
     places = [*map(current_folder, reversed(adapters)), current_folder(path)]
     tokenizer = next((found for place in places if (found := _tokenizer(place)) is not None), None)
     if tokenizer is not None:  # before the weights are read
@@ -237,19 +227,6 @@ def _wrapped(
         several = folder.config.get("problem_type") == INDEPENDENT
         return Classifier(model, tokenizer, independent=several)
     return ENCODERS[task](model, tokenizer)
-
-
-def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    if dtype is None or dtype == "auto":
-        return None
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    name = dtype.removeprefix("torch.")
-    if name not in DTYPES:
-        raise ConfigError(
-            f"load: there is no dtype {dtype!r}{did_you_mean(name, DTYPES)}; there are {', '.join(DTYPES)}"
-        )
-    return DTYPES[name]
 
 
 def _device(device: str | torch.device | None) -> torch.device:

@@ -1,8 +1,8 @@
 """The model that an adapter was trained beside: where it is, and what tells its weights from others of the same shape.
 
 An adapter is numbers added to the weights of one model, and on any other model of that shape they are noise. The
-fingerprint of the model therefore goes with the folder of its adapter, in the header of adapter_model.safetensors, which
-PEFT leaves unread: "headway.base". PEFT writes none; such an adapter is taken with a warning.
+fingerprint of the model therefore goes with the folder of its adapter, in the header of adapter_model.safetensors,
+which PEFT leaves unread: "headway.base". PEFT writes none; such an adapter is taken with a warning.
 
 One model has one fingerprint, however its weights are kept:
 
@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from headway.checkpoints.adapter_config import CONFIG
 from headway.checkpoints.folder import Folder, load_folder
@@ -64,7 +64,8 @@ def fingerprint(folder: Folder) -> str:
         _, metadata = read_described(folder.stored.files[0])
         if QUANTIZED_FROM in metadata:
             return metadata[QUANTIZED_FROM]
-    state, spec = folder.tensors, folder.spec
+    spec = folder.spec
+    state: Mapping[str, Tensor] = folder.tensors
     if isinstance(spec.positions, Rotary):
         state, _ = change_pairing(state, spec, layouts_for(spec.family)[0].pairing)
     digest = hashlib.sha256()

@@ -58,6 +58,13 @@ KvCacheOption = Annotated[
     ),
 ]
 
+DtypeOption = Annotated[
+    str,
+    typer.Option(
+        "--dtype",
+        help="float32 (fp32) | bfloat16 (bf16) | ...: of weights and products; auto is the file's, float32 for float16",
+    ),
+]
 AllowPickleOption = Annotated[bool, typer.Option("--allow-pickle", help="read pickles (weights only)")]
 AdapterOption = Annotated[
     list[Path] | None,
@@ -96,9 +103,7 @@ class ModelRun:
         str,
         typer.Argument(metavar="MODEL", help=MODEL),
     ]
-    dtype: Annotated[
-        str | None, typer.Option("--dtype", help="float32, bfloat16, ... [default: the file's]")
-    ] = None
+    dtype: DtypeOption = "auto"
     adapter: AdapterOption = None
     any_base: AnyBaseOption = False
     compress: Annotated[

@@ -137,6 +137,7 @@ def command(
         )
     lm = run.load(task="causal-lm")
     from headway.generate.loop import collect
+    from headway.storage.dtypes import dtype_name
 
     ids = lm.tokenizer.encode(prompt, eos=False, special=special) if lm.tokenizer else None
     if temperature is None:
@@ -172,7 +173,7 @@ def command(
             print(text.text, flush=True)
     else:
         print("" if live else found.text, flush=True)
-    note(sentence(found))
+    note(f"{sentence(found)}, in {dtype_name(next(lm.model.parameters()).dtype)}")
 
 
 def how_to_search(

@@ -11,8 +11,8 @@ import typer
 
 from headway.cli._shared import (
     AdapterOption,
-    AnyBaseOption,
     AllowPickleOption,
+    AnyBaseOption,
     FolderArgument,
     JsonOption,
     LimitOption,

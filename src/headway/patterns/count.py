@@ -43,7 +43,9 @@ def pairs(
     count = heads if len(pattern.heads) == 1 else 1
     last = n if last is None else min(last, n)
     return count * sum(
-        _counted(head, n, last) if tokens is None and opaque(head) is None else _seen(head, n, last, tokens, tile)
+        _counted(head, n, last)
+        if tokens is None and opaque(head) is None
+        else _seen(head, n, last, tokens, tile)
         for head in pattern.heads
     )
 

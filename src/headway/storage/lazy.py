@@ -75,7 +75,7 @@ class LazyTensors(Mapping[str, Tensor]):
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value of that name; `default` where there is none."""
-        return self[name] if name in self else default
+        return default if name not in self.forms else self[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.forms)

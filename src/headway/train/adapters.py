@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from headway.checkpoints.bases import Base
+from headway.checkpoints import Base
 from headway.errors import CheckpointError, ConfigError
 from headway.models import Model, ModelSpec, cost
 from headway.nn import Adapter, Lora, Nf4Linear, attach, block_linears, replace_linear

@@ -25,9 +25,9 @@ from headway.models.cost.operations import (
     receptive_field,
 )
 from headway.models.cost.peak import first_pass_bytes, trained_bytes_each, training_bytes
-from headway.models.cost.quantized import quantized_saving
+from headway.models.cost.quantized import Kept, Quantized, kept_bytes
 from headway.models.cost.report import LayerPlan, Machine, Report
-from headway.models.cost.weights import parameter_count, parameters, weight_bytes, weight_bytes_read
+from headway.models.cost.weights import parameter_count, parameters, weight_bytes_read
 from headway.models.spec import ModelSpec
 from headway.nn import Lora
 from headway.nn.block import Checkpointing
@@ -35,7 +35,6 @@ from headway.patterns import Pattern
 
 MOST = 2**40
 """Tokens of all rows together: numbers of tensors that stand for them are 64-bit."""
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def plan(
@@ -47,7 +46,7 @@ def plan(
     source: int | None = None,
     dtype: torch.dtype = torch.bfloat16,
     kv_dtype: torch.dtype | None = None,
-    quantized: tuple[int, int | None] | None = None,
+    quantized: Quantized | None = None,
     prefill_chunk: int | None = None,
     machine: Machine | None = None,
 ) -> Report:
@@ -98,8 +97,11 @@ def plan(
     kv_dtype = dtype if kv_dtype is None else kv_dtype
     layers, *encoder_layers = (_layer_plans(*row, batch, dtype, kv_dtype) for row in rows)
     memory = 0 if source is None else memory_bytes(spec, source, dtype, batch)
-    saved = 0 if quantized is None else quantized_saving(spec, dtype, *quantized)
-    weights, kv = weight_bytes(spec, dtype) - saved, memory + sum(layer.kv_stored for layer in layers)
+    kept = kept_bytes(spec, Kept(dtype, quantized))
+    weights, kv = sum(kept.values()), memory + sum(layer.kv_stored for layer in layers)
+    saved = sum(
+        n * dtype.itemsize - kept[place] for place, n in parameters(spec).items() if place != "encoder"
+    )
     working = max(first_pass_bytes(*row, batch, dtype, prefill_chunk) for row in rows)
     scores: Scores = "stored" if any(_stores_scores(*row, batch, dtype) for row in rows) else "recomputed"
     ways: tuple[Checkpointing, ...] = ("none", "block")
@@ -133,6 +135,7 @@ def plan(
         kv_dtype=str(kv_dtype).removeprefix("torch."),
         machine=machine,
         parameters=parameters(spec),
+        weight_bytes=kept,
         layers=layers,
         encoder_layers=encoder_layers[0] if encoder_layers else (),
         weights=weights,
@@ -254,7 +257,7 @@ def _notes(spec: ModelSpec, context: int, machine: Machine) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _quantized_note(quantized: tuple[int, int | None] | None) -> tuple[str, ...]:
+def _quantized_note(quantized: Quantized | None) -> tuple[str, ...]:
     if quantized is None:
         return ()
     bits, group = quantized
