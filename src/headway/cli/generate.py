@@ -66,7 +66,9 @@ class SamplingRun(ModelRun):
         own = {field.name for field in fields(self)} - {field.name for field in fields(ModelRun)}
         given = {**attributes(self, *own), "stop": self.stop or [], **more}
         if self.draft not in (None, "ngram"):
-            given["draft"] = replace(self, model=self.draft, adapter=None).load(task="causal-lm")
+            given["draft"] = replace(self, model=self.draft, adapter=None, any_base=False).load(
+                task="causal-lm"
+            )
         return given
 
 
@@ -147,6 +149,7 @@ def command(
         raise ConfigError("--log-probs: they are in the report; add --json")
     lm = run.load(task="causal-lm")
     from headway.generate.loop import collect
+    from headway.storage.dtypes import dtype_name
 
     ids = lm.tokenizer.encode(prompt, eos=False, special=special) if lm.tokenizer else None
     if temperature is None:
@@ -185,7 +188,7 @@ def command(
             print(text.text, flush=True)
     else:
         print("" if live else found.text, flush=True)
-    note(sentence(found))
+    note(f"{sentence(found)}, in {dtype_name(next(lm.model.parameters()).dtype)}")
 
 
 def told(lm: "LanguageModel", token: int, log_prob: float) -> dict[str, Any]:
