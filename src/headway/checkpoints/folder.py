@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from headway.checkpoints.formats.gguf.model import read_model
 from headway.checkpoints.formats.sentence_transformers import read_sentence_config
 from headway.checkpoints.hf.config import spec_from_config, tensor_names
@@ -18,10 +20,11 @@ from headway.checkpoints.quantized.layers import (
 )
 from headway.checkpoints.quantized.packed import dequantized, packed_layers
 from headway.checkpoints.quantized.scheme import Scheme, split_config
+from headway.choice import Choice
 from headway.errors import CheckpointError
 from headway.models import Head, ModelSpec
 from headway.quantization import QuantizedMatrix
-from headway.storage.dtypes import check_dtypes
+from headway.storage.dtypes import check_dtypes, choose_dtype
 from headway.storage.files import current_folder
 from headway.storage.gguf import is_gguf
 from headway.storage.lazy import LazyTensors
@@ -55,6 +58,13 @@ class Folder:
     scheme: Scheme | None = None
     quantized: Mapping[str, QuantizedMatrix] = field(default_factory=dict, repr=False)
     format: Literal["hf", "gguf"] = "hf"
+
+    def choose_dtype(
+        self, asked: torch.dtype | None = None, device: torch.device | str = "cpu"
+    ) -> tuple[torch.dtype, Choice]:
+        """The dtype that it runs in, and why: `headway.storage.dtypes.choose_dtype` of what the files hold."""
+        stored = {name: form.dtype for name, form in self.tensors.forms.items()}
+        return choose_dtype(stored, torch.device(device), asked)
 
 
 def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | None = None) -> Folder:

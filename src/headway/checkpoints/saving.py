@@ -131,6 +131,7 @@ class Saving(TypedDict, total=False):
         which is exact, and a translator of 2017 gets Marian's biases, which are 0, unless this is set: such a folder,
         like one of a spec that transformers cannot express, has model_type "headway", which transformers refuses.
     shard_bytes: the most that one file of weights holds.
+    metadata: more keys of the header of the weights.
     overwrite: replace what is at `path`.
     before_publishing: called with the finished folder before it takes its name; if it raises, `path` stays as it was.
     """
@@ -141,6 +142,7 @@ class Saving(TypedDict, total=False):
     dtype: torch.dtype | None
     keep_pairing: bool
     shard_bytes: int
+    metadata: Mapping[str, str]
     overwrite: bool
     before_publishing: Callable[[Path], None]
 
@@ -157,6 +159,7 @@ def save_state(
     dtype: torch.dtype | None = None,
     keep_pairing: bool = False,
     shard_bytes: int = SHARD_BYTES,
+    metadata: Mapping[str, str] = MappingProxyType({}),
     overwrite: bool = False,
     before_publishing: Callable[[Path], None] = lambda folder: None,
 ) -> None:
@@ -184,7 +187,7 @@ def save_state(
         _describe(folder, own, named, spec, tokenizer, generation, config)
         if described.head != spec.head:
             write_sentence_config(folder, described)
-        write_tensors(folder, state, shard_bytes, {"headway.pairing": str(pairing)})
+        write_tensors(folder, state, shard_bytes, {"headway.pairing": str(pairing), **metadata})
         before_publishing(folder)
 
 
