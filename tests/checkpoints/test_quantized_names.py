@@ -80,7 +80,9 @@ def test_a_linear_layer_of_transformers_is_packed_or_ignored(
     for at, spec in enumerate(specs(family, name)):
         model = build(spec, seed=0)
         untied = hasattr(model, "lm_head") and not spec.tied
-        quantize_model(model, weights, group=-1 if weights == "int8" else None, output=untied and weights == "int4")
+        quantize_model(
+            model, weights, group=-1 if weights == "int8" else None, output=untied and weights == "int4"
+        )
         folder = tmp_path / str(at)
         if family == "gpt2":
             with pytest.raises(CheckpointError, match=r"as \[in, out\]"):

@@ -62,8 +62,8 @@ class TensorNames:
         unused: beginnings (up to a dot) or ends of names of tensors that may be in a file and are not needed.
         heads: beginnings of names of tensors of heads, not needed when another head is asked for.
         constants: tensors that transformers insists on and that carry no information: name -> value for a spec.
-        outputs: task -> the linear module of transformers behind the stack, as its class calls it (files may not), where
-            its matrix may be the embedding's, or in no file.
+        outputs: task -> the linear module of transformers behind the stack, as its class calls it (files may not),
+            whose matrix may be the embedding's, or in no file.
     """
 
     rules: Callable[[ModelSpec], Sequence[Rule]]
