@@ -20,8 +20,8 @@ def leave_model(out: Path, task: Task[Any], trained: Any, progress: Progress) ->
     """Save what is trained (`Saver.trained`) in the folder `out`, and draw the curve."""
     save_final(out / FINAL, task, trained)
     parameters = cost.parameter_count(task.model.spec)
-    title = f"{cell(parameters)} parameters, {cell(progress.trained_tokens)} trained tokens"
-    draw_curve(read_metrics(out / METRICS), out / CURVE, title)
+    title = f"{cell(parameters)} parameters, {cell(progress.trained_tokens)} trained {task.unit}s"
+    draw_curve(read_metrics(out / METRICS), out / CURVE, title, task.unit)
 
 
 def result(
