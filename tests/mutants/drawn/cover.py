@@ -66,7 +66,8 @@ class Generation:
     @functools.cached_property
     def kernels(self) -> dict[str, dict[int, set[str]]]:
         text = json.loads((self.folder / "kernels.json").read_text())
-        return {file: {int(n): {*tests} for n, tests in lines.items()} for file, lines in text.items()}
+        names, lines = text["tests"], text["lines"]
+        return {file: {int(n): {names[i] for i in tests} for n, tests in of.items()} for file, of in lines.items()}
 
     @functools.cache
     def old_lines(self, file: str, now: str) -> dict[int, list[int]]:
@@ -100,7 +101,7 @@ class Map:
             test: facts
             for g in self.generations
             for test, facts in g.tests.items()
-            if self.newest[file := test.partition("::")[0]] is g and file in here
+            if self.newest.get(file := test.partition("::")[0]) is g and file in here
         }
 
     def usable(self, test: str) -> bool:
@@ -209,6 +210,7 @@ def statement_at(tree: ast.Module, line: int) -> tuple[ast.stmt, bool]:
         for node in ast.walk(tree)
         if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno)
     ]
+    around = around or tree.body[:1]  # a comment
     statement = min(reversed(around), key=lambda node: (node.end_lineno or node.lineno) - node.lineno)
     functions = (node for node in around if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
     return statement, any(node.body[0].lineno <= line and node is not statement for node in functions)

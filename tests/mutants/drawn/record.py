@@ -102,16 +102,17 @@ def finish(out: Path, files: list[str]) -> None:
     shutil.rmtree(out / "libraries")
 
 
-def lines_of_kernels(out: Path, tests: dict[str, dict[str, Any]]) -> dict[str, dict[str, list[str]]]:
-    """For each file of the kernels and each line that has code: the tests that run it."""
+def lines_of_kernels(out: Path, tests: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """`lines`: for each file of the kernels and each line that has code the tests that run it, by their place in
+    `tests`."""
     blocks = kernels.lines_of_blocks(out / "libraries" / kernels.library_name())
     ours = {path.name for path in (out / "tree" / CSRC).iterdir()}
-    lines: dict[str, dict[str, list[str]]] = defaultdict(dict)
+    lines: dict[str, dict[str, list[int]]] = defaultdict(dict)
     for file, line in set().union(*blocks.values()):
         if file in ours:
             lines[file][str(line)] = []
-    for test, facts in tests.items():
+    for number, facts in enumerate(tests.values()):
         for file, line in set().union(*(blocks.get(block, set()) for block in facts.get("blocks", ()))):
             if file in ours:
-                lines[file][str(line)].append(test)
-    return lines
+                lines[file][str(line)].append(number)
+    return {"tests": [*tests], "lines": lines}

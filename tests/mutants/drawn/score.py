@@ -21,8 +21,6 @@ BUDGET = 60.0
 """Seconds that the tests of one fault may take without it, as they did when the map was made."""
 FIRST = 6.0
 """Seconds of the tests that are run before the files of the others are imported."""
-VERIFIED_AFTER = 40
-"""Faults after which the tests that killed are run without a fault."""
 
 
 def chosen(tests: list[str], seconds: dict[str, float], budget: float = BUDGET) -> list[str]:
@@ -171,12 +169,15 @@ class Run:
                     fault, stages(taken, self.seconds), limit
                 )
             else:
-                answer = {"outcome": "lived", "seconds": 0.0, "ran": 0}
+                answer = {"outcome": "lived", "seconds": 0.0}
             killers = [t for t in answer.get("failed", ()) if t in self.map.tests and t not in self.verified]
             if answer["outcome"] != "killed" or not killers or self.verify(worker, killers):
                 break
         by = (answer.get("failed") or [answer.get("now", "")])[0]
-        facts = {key: answer[key] for key in ("outcome", "seconds", "ran", "words") if key in answer}
+        ran = answer.get("passed", [])
+        with self.lock:
+            self.verified |= {*ran}
+        facts = {key: answer[key] for key in ("outcome", "seconds", "words") if key in answer} | {"ran": len(ran)}
         return {**asdict(fault), **facts, "by": by, "covering": len(tests), "left_out": len(tests) - len(taken)}
 
     def verify(self, worker: Worker, killers: list[str]) -> bool:

@@ -25,6 +25,9 @@ MEMORY = 8 << 30
 """Bytes that a child may have for its data."""
 
 
+NOTHING = {"failed": [], "passed": [], "now": "", "words": ""}
+
+
 class Chosen:
     """A plugin: runs the tests of a list in its order, and writes down what became of each."""
 
@@ -48,8 +51,8 @@ class Chosen:
         if report.failed and report.nodeid not in self.said["failed"]:
             self.said["failed"].append(report.nodeid)
             self.said["words"] = str(report.longrepr)[-300:]
-        if report.when == "call" and not report.skipped:
-            self.said["ran"] += 1
+        if report.when == "call" and report.passed:
+            self.said["passed"].append(report.nodeid)
 
 
 def child(job: dict[str, Any], note: Path, scratch: Path) -> None:
@@ -61,7 +64,7 @@ def child(job: dict[str, Any], note: Path, scratch: Path) -> None:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
     os.environ |= {name: str(value) for name, value in job.get("environment", {}).items()}
-    said: dict[str, Any] = {"failed": [], "ran": 0, "now": "", "words": ""}
+    said: dict[str, Any] = {**NOTHING, "failed": [], "passed": []}
     for tests in job["stages"]:
         files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
         stop = ["-x"] if job["first"] else []
@@ -104,7 +107,7 @@ def run(job: dict[str, Any], scratch: Path) -> dict[str, Any]:
     if status is None:
         os.waitpid(number, 0)
     text = note.read_text()
-    said: dict[str, Any] = {"failed": [], "ran": 0, "now": "", "words": "", **(json.loads(text) if text else {})}
+    said: dict[str, Any] = {**NOTHING, **(json.loads(text) if text else {})}
     if status is None:
         said["outcome"] = "timeout"
     elif said["failed"]:
