@@ -11,6 +11,7 @@ tests that run its line, those beside it first, as many as take a minute without
 """
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -18,16 +19,20 @@ from tests.mutants.__main__ import ROOT
 from tests.mutants.drawn import draw, record, report
 from tests.mutants.drawn.cover import Map
 from tests.mutants.drawn.fault import Fault
-from tests.mutants.drawn.score import Queue, Results, Run
+from tests.mutants.drawn.score import BUDGET, Queue, Results, Run
 
 
 def arguments(words: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.mutants.drawn", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutants.drawn", description=__doc__.splitlines()[0]
+    )
     verbs = parser.add_subparsers(dest="verb", required=True)
     for verb in ("map", "run", "list", "report"):
         one = verbs.add_parser(verb)
         if verb != "report":
-            one.add_argument("--cache", type=Path, default=ROOT / ".mutants", help="folder of maps and copies")
+            one.add_argument(
+                "--cache", type=Path, default=ROOT / ".mutants", help="folder of maps and copies"
+            )
         if verb in ("map", "run"):
             one.add_argument("-j", type=int, default=1, metavar="WORKERS", help="processes at a time")
         if verb in ("run", "list"):
@@ -39,11 +44,16 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
             one.add_argument("--only", default="", metavar="PATH", help="only files below src/...")
         if verb == "run":
             one.add_argument("--out", type=Path, help="file of results [CACHE/SEED.jsonl]")
+            one.add_argument(
+                "--budget", type=float, default=BUDGET, help="seconds of a fault's tests without it [60]"
+            )
             one.add_argument("--hours", type=float, default=6.0, help="begin no fault later [6]")
         if verb == "report":
             one.add_argument("file", type=Path)
         if verb in ("run", "report"):
-            one.add_argument("--equivalent", type=Path, metavar="FILE", help="lines: id, why it changes nothing")
+            one.add_argument(
+                "--equivalent", type=Path, metavar="FILE", help="lines: id, why it changes nothing"
+            )
     given = parser.parse_args(words)
     if given.verb in ("run", "list") and (given.seed is None) == (given.again is None):
         parser.error("one of --seed and --again is needed")
@@ -58,7 +68,11 @@ def drawn(given: argparse.Namespace) -> tuple[list[Fault], list[Fault]]:
         for key in sorted(lived - {fault.id for fault in faults}):
             print(f"{key:10} is gone: its line is not there any more", file=sys.stderr)
     else:
-        cpp = draw.draw_cpp(ROOT, given.seed, Map(given.cache, ROOT).compiled(), given.only) if given.cpp else []
+        cpp = (
+            draw.draw_cpp(ROOT, given.seed, Map(given.cache, ROOT).compiled(), given.only)
+            if given.cpp
+            else []
+        )
         faults = [*draw.draw(ROOT, given.seed, given.count - given.cpp, given.only), *cpp]
     faults = [fault for fault in faults if fault.id in given.ids or not given.ids]
     return [f for f in faults if not f.of_kernels], [f for f in faults if f.of_kernels]
@@ -70,11 +84,17 @@ def run(given: argparse.Namespace) -> int:
     results = Results(out)
     rows = {} if given.again or given.ids else results.rows()
     queue = Queue(python, cpp, len(cpp) if given.again or given.ids else given.cpp, rows)
-    tries = Run(ROOT, given.cache, results, given.hours)
+    tries = Run(ROOT, given.cache, results, given.hours, given.budget)
     if tries.failing:
-        print(f"{len(tries.failing)} tests fail without any fault and are not asked:", *sorted(tries.failing), sep="\n  ")
+        print(
+            f"{len(tries.failing)} tests fail without any fault and are not asked:",
+            *sorted(tries.failing),
+            sep="\n  ",
+        )
     if stale := tries.map.stale():
         print(f"{len(stale)} files have changed since the map was made; their lines are carried over")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
     try:
         tries.go(given.j, queue, lambda text: print(text, flush=True))
     except KeyboardInterrupt:

@@ -30,8 +30,12 @@ class Generation:
         self.files: set[str] = {*facts["files"]}
         self.tests: dict[str, dict[str, Any]] = facts["tests"]
         self.data = sqlite3.connect(folder / "data/lines", check_same_thread=False)
-        self.names = {key: name for key, name in self.data.execute("select id, context from context")}
-        self.paths = {path.rpartition("/tree/")[2]: key for key, path in self.data.execute("select id, path from file")}
+        self.names: dict[int, str] = dict(self.data.execute("select id, context from context").fetchall())
+        self.paths = {
+            path.rpartition("/tree/")[2]: key for key, path in self.data.execute("select id, path from file")
+        }
+        self.runs = functools.cache(self._runs)
+        self.old_lines = functools.cache(self._old_lines)
         self.sharing: dict[str, list[str]] = defaultdict(list)
         for test, facts in self.tests.items():
             for fixture in facts.get("fixtures", ()):
@@ -52,8 +56,7 @@ class Generation:
             return self.sharing.get(context, [])
         return [name for name in (context, *context.split("|")) if name in self.tests][:1]
 
-    @functools.cache
-    def runs(self, file: str) -> dict[int, set[str]]:
+    def _runs(self, file: str) -> dict[int, set[str]]:
         """The tests of each line of a Python file, as the file was."""
         lines: dict[int, set[str]] = defaultdict(set)
         query = "select context_id, numbits from line_bits where file_id = ?"
@@ -67,10 +70,11 @@ class Generation:
     def kernels(self) -> dict[str, dict[int, set[str]]]:
         text = json.loads((self.folder / "kernels.json").read_text())
         names, lines = text["tests"], text["lines"]
-        return {file: {int(n): {names[i] for i in tests} for n, tests in of.items()} for file, of in lines.items()}
+        return {
+            file: {int(n): {names[i] for i in tests} for n, tests in of.items()} for file, of in lines.items()
+        }
 
-    @functools.cache
-    def old_lines(self, file: str, now: str) -> dict[int, list[int]]:
+    def _old_lines(self, file: str, now: str) -> dict[int, list[int]]:
         """For each line of a file, which has the text `now`: its lines in the map."""
         path = self.folder / file
         before = path.read_text().splitlines() if path.exists() else []
@@ -78,8 +82,8 @@ class Generation:
 
 
 def carried(before: list[str], now: list[str]) -> dict[int, list[int]]:
-    """For each line of a text (from 1) the lines that it comes from; for a changed one those that it replaces, for a new
-    one its neighbours."""
+    """For each line of a text (from 1) the lines that it comes from; for a changed one those that it replaces, for a
+    new one its neighbours."""
     if before == now:
         return {n: [n] for n in range(1, len(now) + 1)}
     lines: dict[int, list[int]] = {}
@@ -94,6 +98,8 @@ class Map:
 
     def __init__(self, cache: Path, root: Path) -> None:
         self.root = root
+        paths = (path for suffix in (".py", ".h", ".cpp") for path in sorted(root.glob(f"src/**/*{suffix}")))
+        self.sources = {path.relative_to(root).as_posix(): path.read_text() for path in paths}
         self.generations = [Generation(folder) for folder in generations(cache)]
         self.newest = {file: g for g in self.generations for file in g.files}
         here = test_files(root).keys()
@@ -116,17 +122,17 @@ class Map:
         """The files whose text is another than when the first generation was made."""
         first = self.generations[0].folder
         files = (path.relative_to(first).as_posix() for path in sorted(first.glob("src/**/*.*")))
-        return [f for f in files if not (self.root / f).exists() or (self.root / f).read_bytes() != (first / f).read_bytes()]
-
-    @functools.cache
-    def source(self, file: str) -> str:
-        return (self.root / file).read_text()
+        return [
+            f
+            for f in files
+            if not (self.root / f).exists() or (self.root / f).read_bytes() != (first / f).read_bytes()
+        ]
 
     def _running(self, file: str, lines: Iterable[int]) -> set[str]:
         tests: set[str] = set()
         for g in self.generations:
             table = g.runs(file) if file.endswith(".py") else g.kernels.get(Path(file).name, {})
-            old = g.old_lines(file, self.source(file))
+            old = g.old_lines(file, self.sources[file])
             for line in lines:
                 for before in old.get(line, ()):
                     tests |= {t for t in table.get(before, ()) if self.newest.get(t.partition("::")[0]) is g}
@@ -138,7 +144,7 @@ class Map:
         for path in (self.root / "src/headway/native/csrc").iterdir():
             file = path.relative_to(self.root).as_posix()
             table = self.generations[0].kernels.get(path.name, {})
-            old = self.generations[0].old_lines(file, self.source(file))
+            old = self.generations[0].old_lines(file, self.sources[file])
             lines |= {(path.name, line) for line, before in old.items() if any(n in table for n in before)}
         return lines
 
@@ -146,31 +152,13 @@ class Map:
         """The tests that run a line, in no order."""
         if not file.endswith(".py"):
             return [*self._running(file, [line])]
-        statement, inside = statement_at(self.tree(file), line)
+        statement, inside = statement_at(parsed(self.sources[file]), line)
         if inside:
             return [*self._running(file, of_statement(statement, line))]
         tests = self._users(file, statement, depth=3)
         if not tests:
-            tests = self._running(file, self.function_lines(file))
+            tests = self._running(file, function_lines(self.sources[file]))
         return [*tests]
-
-    @functools.cache
-    def tree(self, file: str) -> ast.Module:
-        return ast.parse(self.source(file))
-
-    @functools.cache
-    def function_lines(self, file: str) -> frozenset[int]:
-        """The lines of the bodies of a file's functions."""
-        return frozenset(
-            line
-            for node in ast.walk(self.tree(file))
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-            for line in range(node.body[0].lineno, (node.end_lineno or 0) + 1)
-        )
-
-    @functools.cached_property
-    def files(self) -> list[str]:
-        return [path.relative_to(self.root).as_posix() for path in sorted((self.root / "src").rglob("*.py"))]
 
     def _users(self, file: str, statement: ast.stmt, depth: int) -> set[str]:
         """The tests that run a line where a name stands that a statement of a module or class binds."""
@@ -181,16 +169,32 @@ class Map:
         if not names or not depth:
             return tests
         word = re.compile(rf"\b(?:{'|'.join(map(re.escape, names))})\b")
-        for other in self.files:
-            if not word.search(self.source(other)):
+        for other, text in self.sources.items():
+            if not other.endswith(".py") or not word.search(text):
                 continue
-            lines = {n for n, text in enumerate(self.source(other).splitlines(), 1) if word.search(text)}
-            tests |= self._running(other, lines & self.function_lines(other))
-            for line in sorted(lines - self.function_lines(other)):
-                at, _ = statement_at(self.tree(other), line)
+            lines = {n for n, line in enumerate(text.splitlines(), 1) if word.search(line)}
+            tests |= self._running(other, lines & function_lines(text))
+            for line in sorted(lines - function_lines(text)):
+                at, _ = statement_at(parsed(text), line)
                 if other == file and at is not statement and not isinstance(at, (ast.Import, ast.ImportFrom)):
                     tests |= self._users(other, at, depth - 1)
         return tests
+
+
+@functools.cache
+def parsed(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+@functools.cache
+def function_lines(text: str) -> frozenset[int]:
+    """The lines of the bodies of a file's functions."""
+    return frozenset(
+        line
+        for node in ast.walk(parsed(text))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for line in range(node.body[0].lineno, (node.end_lineno or 0) + 1)
+    )
 
 
 def bound(statement: ast.stmt) -> list[str]:

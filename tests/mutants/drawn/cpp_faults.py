@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from tests.mutants.drawn.fault import Fault, fault, numbered
 
 HIDDEN = re.compile(
-    rb'//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"|' rb"'(?:[^'\\\n]|\\.)+'|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.DOTALL | re.MULTILINE
+    rb'//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"|' rb"'(?:[^'\\\n]|\\.)+'|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*",
+    re.DOTALL | re.MULTILINE,
 )
 OPERATORS = {
     " < ": " <= ", " <= ": " < ", " > ": " >= ", " >= ": " > ", " == ": " != ", " != ": " == ", " && ": " || ",
@@ -18,7 +19,9 @@ OPERATORS = {
     " |= ": " = ", " &= ": " = ",
 }  # fmt: skip
 TWINS = {"min": "max", "max": "min", "true": "false", "false": "true"}
-NUMBER = re.compile(r"(?<![\w.])(\d+\.\d*|\d*\.\d+|\d+)(?:e[-+]?\d+)?(f|u|l|ul|ll|ull)?(?![\w.])", re.IGNORECASE)
+NUMBER = re.compile(
+    r"(?<![\w.])(\d+\.\d*|\d*\.\d+|\d+)(?:e[-+]?\d+)?(f|u|l|ul|ll|ull)?(?![\w.])", re.IGNORECASE
+)
 STATEMENT = re.compile(r"\s*((?!return\b|using\b|else\b|if\b|for\b|while\b|const\b|auto\b|case\b|default\b|static\b|"
                        r"typedef\b|struct\b|template\b|namespace\b|goto\b|extern\b)"
                        r"(?:[\w:.>\[\]()*+\- ]+? [-+*/|&^]?= .*|[\w:.\->]+(?:<[^;=]*>)?\(.*\)|[-+]{2}[\w.]+|"

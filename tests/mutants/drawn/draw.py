@@ -18,7 +18,9 @@ def python_files(root: Path, only: str = "") -> list[str]:
 
 
 def cpp_files(root: Path, only: str = "") -> list[str]:
-    paths = (path.relative_to(root).as_posix() for path in (root / CSRC).iterdir() if path.suffix in (".h", ".cpp"))
+    paths = (
+        path.relative_to(root).as_posix() for path in (root / CSRC).iterdir() if path.suffix in (".h", ".cpp")
+    )
     return sorted(path for path in paths if path.startswith(only))
 
 
@@ -37,7 +39,9 @@ def draw(root: Path, seed: str, count: int, only: str = "") -> list[Fault]:
 
 def draw_cpp(root: Path, seed: str, compiled: Collection[tuple[str, int]], only: str = "") -> list[Fault]:
     """Faults of the kernels, one for each line that is `compiled` (file's name, number), in an order to try them in."""
-    faults = [f for file in cpp_files(root, only) for f in cpp_faults.faults(file, (root / file).read_bytes())]
+    faults = [
+        f for file in cpp_files(root, only) for f in cpp_faults.faults(file, (root / file).read_bytes())
+    ]
     return shuffled([f for f in faults if (Path(f.file).name, f.line) in compiled], f"c++ {seed}")
 
 

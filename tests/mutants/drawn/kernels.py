@@ -32,13 +32,16 @@ void __sanitizer_cov_trace_pc(void) {
 """What a block of code calls first; the place of the call, from the library's beginning, is noted."""
 
 
+sys.path.insert(0, str(ROOT / "src"))  # headway is imported late, and from there
+
+
 class DoesNotCompileError(Exception):
     """The compiler's words."""
 
 
+@functools.cache
 def level() -> str:
     """The best CPU level here."""
-    sys.path.insert(0, str(ROOT / "src"))
     from headway.hardware import cpu_flags
     from headway.native.loader import NEEDS
 
@@ -47,7 +50,6 @@ def level() -> str:
 
 def command(sources: Path) -> list[str]:
     """The compiler and its flags, stamped as the `sources`."""
-    sys.path.insert(0, str(ROOT / "src"))
     from headway.native import build
 
     return [*build.compiler(), *build._flags(level(), sources), SPEED]
@@ -71,21 +73,29 @@ def link(objects: Iterable[Path], out: Path) -> Path:
     return out
 
 
-def noting(out: Path) -> Path:
-    """A folder of libraries, the best level's noting what it runs, the others as they were built."""
-    out.mkdir(parents=True, exist_ok=True)
+def noting(cache: Path) -> Path:
+    """A library of the best level that notes what it runs, in a folder with the others as they were built; compiled
+    once for the sources that are there."""
+    from headway.native import build
+
+    out = cache / "noting"
+    library = out / library_name()
+    if build.built_hash(library) == build.source_hash(level()):
+        return library
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
     for path in (ROOT / "src/headway/native/lib").glob("*.so"):
-        shutil.copy2(path, out)
+        if path.name != library.name:
+            shutil.copy2(path, out)
     note = out / "noting.c"
     note.write_text(NOTING)
     call("gcc", "-O1", "-fPIC", "-c", str(note), "-o", str(out / "noting.o"))
     objects = [out / "noting.o"]
     for unit in sorted((ROOT / CSRC).glob("*.cpp")):
         objects.append(out / f"{unit.name}.o")
-        call(
-            *command(ROOT / CSRC), "-g", "-fsanitize-coverage=trace-pc", "-c", str(unit), "-o", str(objects[-1])
-        )
-    return link(objects, out / library_name())
+        flags = ("-g", "-fsanitize-coverage=trace-pc")
+        call(*command(ROOT / CSRC), *flags, "-c", str(unit), "-o", str(objects[-1]))
+    return link(objects, library)
 
 
 def lines_of_blocks(library: Path) -> dict[int, set[tuple[str, int]]]:
@@ -107,7 +117,11 @@ def lines_of_blocks(library: Path) -> dict[int, set[tuple[str, int]]]:
 
 
 def _spread(
-    blocks: dict[int, set[tuple[str, int]]], begins: list[int], lines: set[tuple[str, int]], low: int, high: int
+    blocks: dict[int, set[tuple[str, int]]],
+    begins: list[int],
+    lines: set[tuple[str, int]],
+    low: int,
+    high: int,
 ) -> None:
     """Lines whose code is at the addresses from `low` to `high` into the blocks that these are part of."""
     if lines:

@@ -23,7 +23,20 @@ COMPUTED = {
 }  # fmt: skip
 TWINS = {"min": "max", "any": "all", "amin": "amax", "argmin": "argmax", "minimum": "maximum"}
 TWINS |= {new: old for old, new in TWINS.items()}
-SAYING = {"warn", "print", "say", "echo", "log", "debug", "info", "warning", "error", "exception", "secho", "rule"}
+SAYING = {
+    "warn",
+    "print",
+    "say",
+    "echo",
+    "log",
+    "debug",
+    "info",
+    "warning",
+    "error",
+    "exception",
+    "secho",
+    "rule",
+}
 """Functions whose arguments are read by people."""
 TYPING = {"cast", "TypeVar", "NewType", "ParamSpec", "TypeAlias", "overload"}
 HELP = {"help", "description", "doc", "title", "epilog", "metavar", "short_help", "name", "examples"}
@@ -48,10 +61,10 @@ def changes(source: bytes, broken: bytes) -> bool:
         warnings.simplefilter("ignore")
         try:
             tree = ast.parse(broken)
-            code = compile(tree, "x", "exec", dont_inherit=True)
+            compile(tree, "broken", "exec", dont_inherit=True)
         except (SyntaxError, ValueError):
             return False
-        return code != compile(source, "x", "exec", dont_inherit=True) and ast.dump(tree) != ast.dump(ast.parse(source))
+    return ast.dump(tree) != ast.dump(ast.parse(source))
 
 
 def called(node: ast.Call) -> str:
@@ -63,7 +76,9 @@ def called(node: ast.Call) -> str:
 
 
 def is_text(node: ast.AST | None) -> bool:
-    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)))
+    return isinstance(node, ast.JoinedStr) or (
+        isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes))
+    )
 
 
 class _Finder(ast.NodeVisitor):
@@ -221,7 +236,10 @@ class _Finder(ast.NodeVisitor):
         for left, operation, right in zip(operands, node.ops, operands[1:], strict=False):
             self.between(left, right, *COMPARED[type(operation)], "operator")
         for operand in operands:
-            self.keys |= {operand, *(operand.elts if isinstance(operand, (ast.Tuple, ast.Set, ast.List)) else ())}
+            self.keys |= {
+                operand,
+                *(operand.elts if isinstance(operand, (ast.Tuple, ast.Set, ast.List)) else ()),
+            }
         self.generic_visit(node)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
@@ -264,7 +282,11 @@ class _Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def grouped(self, node: ast.expr) -> str:
-        return self.text(node) if isinstance(node, (ast.Name, ast.Attribute, ast.Call)) else f"({self.text(node)})"
+        return (
+            self.text(node)
+            if isinstance(node, (ast.Name, ast.Attribute, ast.Call))
+            else f"({self.text(node)})"
+        )
 
     def visit_Dict(self, node: ast.Dict) -> None:
         self.keys |= {key for key in node.keys if key}

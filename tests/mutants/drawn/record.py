@@ -29,7 +29,9 @@ disable_warnings = no-data-collected,module-not-measured,couldnt-parse,trace-cha
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1",
     "MPLBACKEND": "Agg", "HEADWAY_BUILD": "require",
+    "HEADWAY_DATA": os.environ.get("HEADWAY_DATA") or str(ROOT.parent / "shared/data"),
 }  # fmt: skip
+"""What tests run under in a copy of the checkout: as in it, with the same data."""
 
 
 def generations(cache: Path) -> list[Path]:
@@ -41,7 +43,8 @@ def test_files(root: Path) -> dict[str, str]:
     """All test files, with a hash of each."""
     paths = sorted((root / "tests").rglob("test_*.py"))
     return {
-        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in paths
+        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        for path in paths
     }
 
 
@@ -65,9 +68,9 @@ def make(cache: Path, workers: int) -> None:
     (out / "data").mkdir(parents=True)
     print(f"the map lacks {len(files)} test files: {out}", flush=True)
     tree = copy(ROOT, out / "tree")
-    library = kernels.noting(out / "libraries")
+    library = kernels.noting(cache)
     run(tree, out, library, workers, [] if first else files)
-    finish(out, files)
+    finish(out, files, library)
 
 
 def run(tree: Path, out: Path, library: Path, workers: int, files: list[str]) -> None:
@@ -77,13 +80,24 @@ def run(tree: Path, out: Path, library: Path, workers: int, files: list[str]) ->
         "PYTHONPATH": str(tree / "src"), recorder.OUT: str(out), recorder.KERNELS: str(library),
         "HEADWAY_NATIVE_DIR": str(library.parent), "COVERAGE_PROCESS_START": str(out / "settings"),
     }  # fmt: skip
-    flags = ("-p", "tests.mutants.drawn.recorder", "-p", "no:cacheprovider", "-n", str(workers), "--dist", "worksteal")
+    flags = (
+        "-p",
+        "tests.mutants.drawn.recorder",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        str(workers),
+        "--dist",
+        "worksteal",
+    )
     subprocess.run(
-        [sys.executable, "-m", "pytest", *flags, *files], cwd=tree, env={**os.environ, **ONE_THREAD, **environment}
+        [sys.executable, "-m", "pytest", *flags, *files],
+        cwd=tree,
+        env={**os.environ, **ONE_THREAD, **environment},
     )
 
 
-def finish(out: Path, files: list[str]) -> None:
+def finish(out: Path, files: list[str], library: Path) -> None:
     """Joins what the processes wrote, and keeps what is asked for later."""
     command = [sys.executable, "-m", "coverage", "combine", "--quiet", f"--rcfile={out / 'settings'}"]
     subprocess.run(command, check=True, cwd=out)
@@ -91,22 +105,23 @@ def finish(out: Path, files: list[str]) -> None:
     for path in out.glob("tests-*.json"):
         tests |= json.loads(path.read_text())
     hashes = test_files(out / "tree")
-    of_lines = lines_of_kernels(out, tests)
+    of_lines = lines_of_kernels(tests, library)
     for facts in tests.values():
         facts.pop("blocks", None)
-    (out / "kernels.json").write_text(json.dumps(of_lines))
+    (out / "kernels.json").write_text(json.dumps(of_lines, separators=(",", ":")))
     shutil.copytree(out / "tree/src", out / "src", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     facts = {"files": {file: hashes[file] for file in files if file in hashes}, "tests": tests}
-    (out / "tests.json").write_text(json.dumps(facts))
     shutil.rmtree(out / "tree")
-    shutil.rmtree(out / "libraries")
+    for path in out.glob("tests-*.json"):
+        path.unlink()
+    (out / "tests.json").write_text(json.dumps(facts))
 
 
-def lines_of_kernels(out: Path, tests: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def lines_of_kernels(tests: dict[str, dict[str, Any]], library: Path) -> dict[str, Any]:
     """`lines`: for each file of the kernels and each line that has code the tests that run it, by their place in
     `tests`."""
-    blocks = kernels.lines_of_blocks(out / "libraries" / kernels.library_name())
-    ours = {path.name for path in (out / "tree" / CSRC).iterdir()}
+    blocks = kernels.lines_of_blocks(library)
+    ours = {path.name for path in (ROOT / CSRC).iterdir()}
     lines: dict[str, dict[str, list[int]]] = defaultdict(dict)
     for file, line in set().union(*blocks.values()):
         if file in ours:

@@ -1,6 +1,6 @@
-"""A plugin of pytest: the lines of `src` that each test runs, here and in the processes that it starts, and its seconds.
+"""A plugin of pytest: the lines of `src` that each test runs, here and in processes that it starts, and its seconds.
 
-`cover.make` starts pytest with it and sets the environment that it needs. coverage, which starts with every process
+`record.make` starts pytest with it and sets the environment that it needs. coverage, which starts with every process
 there, is told which test runs; the kernels were compiled so that they note the blocks of code that they run.
 """
 
@@ -83,7 +83,9 @@ class Recorder:
             seconds = time.monotonic() - began
             self.context(before)
             fixtures = getattr(item, "_fixtureinfo").name2fixturedefs.values()  # noqa: B009
-            shared = {fixture_context(f.argname, f.baseid) for x in fixtures for f in x if f.scope != "function"}
+            shared = {
+                fixture_context(f.argname, f.baseid) for x in fixtures for f in x if f.scope != "function"
+            }
             self.tests[item.nodeid] |= {
                 "seconds": round(seconds, 4), "fixtures": sorted(shared), "blocks": self.blocks()
             }  # fmt: skip

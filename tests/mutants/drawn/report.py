@@ -72,7 +72,7 @@ def outcome(row: Mapping[str, Any], equivalent: Mapping[str, str]) -> str:
     return "equivalent" if row["outcome"] == "lived" and row["id"] in equivalent else row["outcome"]
 
 
-def table(rows: list[dict[str, Any]], equivalent: Mapping[str, str] = {}) -> dict[str, Count]:  # noqa: B006
+def table(rows: list[dict[str, Any]], equivalent: Mapping[str, str] = {}) -> dict[str, Count]:
     """The counts of each package, and of each floor those of its small ones together."""
     packages: dict[str, Count] = defaultdict(Count)
     for row in rows:
@@ -89,12 +89,14 @@ def table(rows: list[dict[str, Any]], equivalent: Mapping[str, str] = {}) -> dic
     return result
 
 
-def text(rows: list[dict[str, Any]], equivalent: Mapping[str, str] = {}) -> str:  # noqa: B006
+def text(rows: list[dict[str, Any]], equivalent: Mapping[str, str] = {}) -> str:
     """The report. ValueError where more than `MOST_EQUIVALENT` of the faults are said to change nothing."""
     rows = [row for row in rows if row["outcome"] in ("killed", "lived", "timeout")]
     claimed = sum(outcome(row, equivalent) == "equivalent" for row in rows)
     if claimed > MOST_EQUIVALENT * len(rows):
-        raise ValueError(f"{claimed} of {len(rows)} faults are said to change nothing; at most {MOST_EQUIVALENT:.0%} may")
+        raise ValueError(
+            f"{claimed} of {len(rows)} faults are said to change nothing; at most {MOST_EQUIVALENT:.0%} may"
+        )
     counts = table(rows, equivalent)
     total = Count()
     for count in counts.values():
@@ -106,8 +108,16 @@ def text(rows: list[dict[str, Any]], equivalent: Mapping[str, str] = {}) -> str:
             f"{name:{width}}  {c.faults:6}  {c.killed:6}  {c.timeout:7}  {c.lived:5}  {c.equivalent:10}  {c.score:5.1%}"
         )
     lines += [f"{name}: {', '.join(c.parts)}" for name, c in counts.items() if c.parts]
-    lived = sorted((r for r in rows if r["outcome"] == "lived"), key=lambda r: (r["file"], r["line"]))
-    lines += ["", f"{len(lived)} lived:", *(survivor(row, equivalent.get(row["id"])) for row in lived)]
+    for what, title in (("lived", "lived"), ("equivalent", "change nothing")):
+        these = sorted(
+            (r for r in rows if outcome(r, equivalent) == what), key=lambda r: (r["file"], r["line"])
+        )
+        if these:
+            lines += [
+                "",
+                f"{len(these)} {title}:",
+                *(survivor(row, equivalent.get(row["id"])) for row in these),
+            ]
     return "\n".join(lines)
 
 
@@ -115,8 +125,10 @@ def survivor(row: Mapping[str, Any], reason: str | None = None) -> str:
     old, new = (" ".join(row[key].split()) or "(nothing)" for key in ("old", "new"))
     ran = f"{row.get('ran', 0)} tests ran" if row.get("ran") else "no test runs it"
     left = f", {row['left_out']} left out" if row.get("left_out") else ""
-    why = f"; equivalent: {reason}" if reason else ""
-    return f"{row['id']:10} {row['file']}:{row['line']}  {row['operator']}: {old} -> {new}  ({ran}{left}{why})"
+    why = f"; {reason}" if reason else ""
+    return (
+        f"{row['id']:10} {row['file']}:{row['line']}  {row['operator']}: {old} -> {new}  ({ran}{left}{why})"
+    )
 
 
 def reasons(path: Path | None) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Tries faults one by one, each against the tests that run its line, and writes down what became of it."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -23,8 +24,8 @@ FIRST = 6.0
 """Seconds of the tests that are run before the files of the others are imported."""
 
 
-def chosen(tests: list[str], seconds: dict[str, float], budget: float = BUDGET) -> list[str]:
-    """The first tests that fit into a budget together, at least one; those that are too long for the rest are left out."""
+def chosen(tests: list[str], seconds: dict[str, float], budget: float) -> list[str]:
+    """The first tests that fit into a budget together, at least one; without those too long for what is left."""
     taken, spent = [], 0.0
     for test in tests:
         cost = seconds.get(test, 0.1)
@@ -79,7 +80,9 @@ class Worker:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def ask(self, tests: list[list[str]], limit: float, first: bool = True, **environment: str) -> dict[str, Any]:
+    def ask(
+        self, tests: list[list[str]], limit: float, first: bool = True, **environment: str
+    ) -> dict[str, Any]:
         assert self.process.stdin is not None
         job = {"stages": tests, "limit": limit, "first": first, "environment": environment}
         self.process.stdin.write(json.dumps(job) + "\n")
@@ -130,28 +133,35 @@ class Results:
     path: Path
 
     def rows(self) -> dict[str, dict[str, Any]]:
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
-        rows = [json.loads(line) for line in lines if line.endswith("}")]
-        return {row["id"]: row for row in rows}
+        rows = {}
+        for line in self.path.read_text().splitlines() if self.path.exists() else ():
+            with contextlib.suppress(json.JSONDecodeError):  # cut where a run was killed
+                row = json.loads(line)
+                rows[row["id"]] = row
+        return rows
 
     def add(self, row: dict[str, Any]) -> None:
+        cut = self.path.exists() and not self.path.read_bytes().endswith(b"\n")
         with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write("\n" * cut + json.dumps(row) + "\n")
 
 
 class Run:
     """Faults to try, on workers of this map."""
 
-    def __init__(self, root: Path, cache: Path, results: Results, hours: float) -> None:
-        self.root, self.cache, self.results = root, cache, results
+    def __init__(
+        self, root: Path, cache: Path, results: Results, hours: float, budget: float = BUDGET
+    ) -> None:
+        self.root, self.cache, self.results, self.budget = root, cache, results, budget
         self.map = cover.Map(cache, root)
-        self.seconds = {test: facts["seconds"] for test, facts in self.map.tests.items() if "seconds" in facts}
+        self.seconds = {
+            test: facts["seconds"] for test, facts in self.map.tests.items() if "seconds" in facts
+        }
         self.sizes = {test: size for g in self.map.generations for test, size in g.sizes.items()}
         self.failing: set[str] = {*self.map.failing}
         self.verified: set[str] = set()
         self.lock = threading.Lock()
         self.until = time.monotonic() + 3600 * hours
-        self.written = 0
 
     def tests(self, fault: Fault) -> list[str]:
         with self.lock:
@@ -162,7 +172,7 @@ class Run:
         """Tries a fault; a test that killed it and fails without it too is left out, and the fault tried again."""
         while True:
             tests = self.tests(fault)
-            taken = chosen(tests, self.seconds)
+            taken = chosen(tests, self.seconds, self.budget)
             limit = 30 + 3 * sum(self.seconds.get(test, 0.1) for test in taken)
             if taken or fault.of_kernels:
                 answer = (worker.cpp if fault.of_kernels else worker.python)(
@@ -177,8 +187,16 @@ class Run:
         ran = answer.get("passed", [])
         with self.lock:
             self.verified |= {*ran}
-        facts = {key: answer[key] for key in ("outcome", "seconds", "words") if key in answer} | {"ran": len(ran)}
-        return {**asdict(fault), **facts, "by": by, "covering": len(tests), "left_out": len(tests) - len(taken)}
+        facts = {key: answer[key] for key in ("outcome", "seconds", "words") if key in answer} | {
+            "ran": len(ran)
+        }
+        return {
+            **asdict(fault),
+            **facts,
+            "by": by,
+            "covering": len(tests),
+            "left_out": len(tests) - len(taken),
+        }
 
     def verify(self, worker: Worker, killers: list[str]) -> bool:
         """Whether tests that failed with a fault pass without."""
@@ -190,7 +208,7 @@ class Run:
         return not wrong
 
     def work(self, number: int, queue: "Queue", say: Callable[[str], None]) -> None:
-        worker = Worker(self.root, self.cache / f"worker-{os.getpid()}-{number}")
+        worker = Worker(self.root, self.cache / f"worker-{number}-{os.getpid()}")
         try:
             while time.monotonic() < self.until and (fault := queue.take()):
                 row = self.attempt(worker, fault)
@@ -203,6 +221,9 @@ class Run:
 
     def go(self, workers: int, queue: "Queue", say: Callable[[str], None]) -> None:
         """Until the queue is empty or the time is over. Ctrl-C ends it; what is written stays."""
+        for folder in self.cache.glob("worker-*"):
+            if not Path("/proc", folder.name.rpartition("-")[2]).exists():
+                shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
         threads = [
             threading.Thread(target=self.work, args=(n, queue, say), daemon=True) for n in range(workers)
         ]
@@ -216,7 +237,9 @@ class Run:
 class Queue:
     """Python's faults, and among them those of the kernels: as many as asked for, which compile to something else."""
 
-    def __init__(self, python: Iterable[Fault], cpp: Iterable[Fault], count: int, rows: dict[str, dict[str, Any]]) -> None:
+    def __init__(
+        self, python: Iterable[Fault], cpp: Iterable[Fault], count: int, rows: dict[str, dict[str, Any]]
+    ) -> None:
         self.python = [fault for fault in python if fault.id not in rows]
         spare = list(cpp)
         self.missing = count - sum(counts(rows[fault.id]) for fault in spare if fault.id in rows)

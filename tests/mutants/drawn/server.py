@@ -20,7 +20,16 @@ import pytest
 
 HEAVY = ("numpy", "torch", "torch._dynamo", "hypothesis", "transformers.modeling_utils", "tokenizers", "pydantic",
          "typer", "rich.console", "yaml", "jinja2", "safetensors.torch", "matplotlib.pyplot")  # fmt: skip
-FLAGS = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--assert=plain", "--hypothesis-profile=fast")
+FLAGS = (
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:xdist",
+    "--no-header",
+    "--assert=plain",
+    "--hypothesis-profile=fast",
+)
 MEMORY = 8 << 30
 """Bytes that a child may have for its data."""
 
@@ -94,8 +103,8 @@ def run(job: dict[str, Any], scratch: Path) -> dict[str, Any]:
             traceback.print_exc()
         finally:
             os._exit(code)
-    status = None
-    while time.monotonic() - began < job["limit"]:
+    status, parent = None, os.getppid()
+    while time.monotonic() - began < job["limit"] and os.getppid() == parent:
         ended, status = os.waitpid(number, os.WNOHANG)
         if ended:
             break
@@ -113,7 +122,10 @@ def run(job: dict[str, Any], scratch: Path) -> dict[str, Any]:
     elif said["failed"]:
         said["outcome"] = "killed"
     elif "done" not in said:
-        said |= {"outcome": "killed", "failed": [f"crash ({os.waitstatus_to_exitcode(status)}) in {said['now']}"]}
+        said |= {
+            "outcome": "killed",
+            "failed": [f"crash ({os.waitstatus_to_exitcode(status)}) in {said['now']}"],
+        }
     else:
         said["outcome"] = "lived"
     return {**said, "seconds": round(time.monotonic() - began, 2)}
