@@ -47,10 +47,6 @@ $(VENV)/.installed-peers: pyproject.toml constraints.txt | $(VENV)/.installed-te
 	CMAKE_ARGS="-DGGML_NATIVE=ON" CMAKE_BUILD_PARALLEL_LEVEL=1 $(PIP) --no-binary llama-cpp-python -e ".[test,peers]"
 	@touch $@
 
-$(VENV)/.installed-mutants: pyproject.toml constraints.txt hatch_build.py | $(VENV)/pyvenv.cfg
-	$(PIP) -e ".[test,mutants]"
-	@touch $@ $(VENV)/.installed $(VENV)/.installed-test
-
 $(VENV)/.installed-check: pyproject.toml constraints.txt hatch_build.py | $(VENV)/pyvenv.cfg
 	$(PIP) -e ".[test,check]"
 	@touch $@ $(VENV)/.installed $(VENV)/.installed-test
@@ -82,7 +78,7 @@ mutants: $(VENV)/.installed-test $(VENV)/.native
 # First the map of which test runs which line, kept in .mutants; then the faults. HOURS ends it, and the same call goes on.
 SEED ?= $(shell git rev-parse HEAD)
 HOURS ?= 6
-mutants-drawn: $(VENV)/.installed-mutants $(VENV)/.native
+mutants-drawn: $(VENV)/.installed-test $(VENV)/.native
 	$(BIN)/python -m tests.mutants.drawn map -j $(WORKERS)
 	$(BIN)/python -m tests.mutants.drawn run -j $(WORKERS) --seed $(SEED) --hours $(HOURS)
 
