@@ -169,8 +169,11 @@ class Map:
         if not names or not depth:
             return tests
         word = re.compile(rf"\b(?:{'|'.join(map(re.escape, names))})\b")
+        of_module = statement in parsed(self.sources[file]).body
         for other, text in self.sources.items():
             if not other.endswith(".py") or not word.search(text):
+                continue
+            if of_module and other != file and not imports(text, file, names):
                 continue
             lines = {n for n, line in enumerate(text.splitlines(), 1) if word.search(line)}
             tests |= self._running(other, lines & function_lines(text))
@@ -195,6 +198,20 @@ def function_lines(text: str) -> frozenset[int]:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         for line in range(node.body[0].lineno, (node.end_lineno or 0) + 1)
     )
+
+
+@functools.cache
+def imported(text: str) -> frozenset[tuple[str, str]]:
+    """The modules and names that a file imports names from."""
+    nodes = (node for node in ast.walk(parsed(text)) if isinstance(node, ast.ImportFrom))
+    return frozenset((node.module or "", alias.name) for node in nodes for alias in node.names)
+
+
+def imports(text: str, file: str, names: list[str]) -> bool:
+    """Whether a text imports a module, or one of its names from it or from a package that it is part of."""
+    module = ".".join(Path(file).with_suffix("").parts[1:]).removesuffix(".__init__")
+    wanted = {*names, module.rpartition(".")[2]}
+    return any(name in wanted and f"{module}.".startswith(f"{place}.") for place, name in imported(text))
 
 
 def bound(statement: ast.stmt) -> list[str]:
