@@ -183,25 +183,19 @@ class Run:
             killers = [t for t in answer.get("failed", ()) if t in self.map.tests and t not in self.verified]
             if answer["outcome"] != "killed" or not killers or self.verify(worker, killers):
                 break
-        by = (answer.get("failed") or [answer.get("now", "")])[0]
-        ran = answer.get("passed", [])
+        passed = answer.get("passed", [])
         with self.lock:
-            self.verified |= {*ran}
-        facts = {key: answer[key] for key in ("outcome", "seconds", "words") if key in answer} | {
-            "ran": len(ran)
-        }
-        return {
-            **asdict(fault),
-            **facts,
-            "by": by,
-            "covering": len(tests),
-            "left_out": len(tests) - len(taken),
-        }
+            self.verified |= {*passed}
+        facts = {key: answer[key] for key in ("outcome", "seconds", "words") if key in answer}
+        facts["by"] = (answer.get("failed") or [answer.get("now", "")])[0]
+        return {**asdict(fault), **facts, "ran": len(passed), "left_out": len(tests) - len(taken)}
 
     def verify(self, worker: Worker, killers: list[str]) -> bool:
         """Whether tests that failed with a fault pass without."""
         answer = worker.ask([killers], 60 + 3 * sum(self.seconds.get(t, 1.0) for t in killers), first=False)
-        wrong = set(answer["failed"]) if answer["outcome"] != "lived" else set()
+        wrong: set[str] = set()
+        if answer["outcome"] == "killed":
+            wrong = {*killers} & {*answer["failed"]} or {*killers}  # all where the process came to its end
         with self.lock:
             self.failing |= wrong
             self.verified |= {*killers} - wrong
