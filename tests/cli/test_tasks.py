@@ -184,7 +184,7 @@ def test_translate(folders: dict[str, str], capsys: pytest.CaptureFixture[str], 
     [
         (["fill-mask", "decoder", "a"], 1, "needs an encoder that fills masks; use it with headway generate"),
         (["generate", "fill-mask", "a"], 1, "'causal-lm' needs a decoder; use it with headway fill-mask"),
-        (["classify", "translate", "a"], 1, "an encoder-decoder (transformer), and 'classify' needs"),
+        (["classify", "translate", "a"], 1, "an encoder-decoder (marian), and 'classify' needs"),
         (["translate", "classify", "a"], 1, "'translate' needs an encoder-decoder; use it with headway classify"),
         (["answer", "tag", "a", "b"], 1, "'answer' needs an encoder that marks answers"),
         (["embed", "decoder", "a"], 1, "'embed' needs an encoder"),
@@ -284,3 +284,16 @@ def test_work_that_may_take_long_is_said_on_a_terminal(
         monkeypatch.setattr(sys, "stderr", stream)
         run([command, folder, *more])
         assert (said in stream.getvalue()) == stream.isatty()
+
+
+@pytest.mark.parametrize("command", ["translate", "classify", "tag"])
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_nothing_is_made_of_nothing(
+    command: str, text: str, folders: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `generate` refuses an empty prompt."""
+    name = {"tag": "classify"}.get(command, command)
+    assert run([name, folders[command], "the cat", text]) == 1
+    printed = capsys.readouterr()
+    assert "headway: error: text 1 is empty: there is nothing to read; leave it out\n" in printed.err
+    assert not printed.out

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from headway.checkpoints.folder import load_folder
 from headway.checkpoints.saving import save_folder
@@ -129,6 +130,15 @@ def test_a_class_may_be_read_from_the_mean(pretrained: Path, tmp_path: Path) -> 
     other = made("classify", tmp_path / "c", **{**given, "model": str(first.model)})
     assert other.model.spec.head.pool == "first"
     assert "a new one, with fresh weights" in other.remarks[0]
+
+
+def test_the_curve_of_a_classifier_is_of_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path: drawn.append(self))
+    result = train(settings("classify", tmp_path, steps=1, width=16), quiet=True)
+    (axes,) = drawn[0].axes
+    assert axes.get_ylabel() == "loss, nats per record"
+    assert axes.get_title().endswith(f"{result.trained_tokens} trained records")
 
 
 def test_a_decoder_has_no_such_head(tmp_path: Path) -> None:

@@ -204,6 +204,7 @@ def test_the_curve_shows_every_held_out_point(tmp_path: Path, monkeypatch: pytes
     records = [{"step": i, "loss": 5.0 - i / 25} for i in range(1, 101)]
     draw_curve([*records, *({"step": i, "val_loss": v} for i, v in held.items())], tmp_path / "x.png", "")
     (axes,) = drawn[0].axes
+    assert axes.get_ylabel() == "loss, nats per token"
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     (points,) = [line.get_xydata() for line in axes.lines if line.get_label() == "held out"]
     assert points.tolist() == [[0.0, 11.0], [50.0, 0.25], [99.0, 9.0]]

@@ -11,6 +11,8 @@ from headway.errors import CheckpointError
 from headway.report import table
 
 if TYPE_CHECKING:
+    import torch
+
     from headway.checkpoints.folder import Folder
     from headway.models import Model
     from headway.train.config import TrainConfig
@@ -23,7 +25,7 @@ def print_records(
     source: "Folder",
     adapters: Sequence[str | Path],
     config: "TrainConfig",
-    dtype: str,
+    dtype: "torch.dtype | None",
     limit: int | None,
     backend: str,
     json: bool,
@@ -32,15 +34,15 @@ def print_records(
 
     from headway.checkpoints.adapters import GENERATION, attach_folders
     from headway.checkpoints.restore import build_model
+    from headway.storage.dtypes import dtype_name
     from headway.storage.files import current_folder
     from headway.storage.reading import read_json
     from headway.text import Tokenizer, first_file
-    from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precision
+    from headway.train.microbatch_pool import MicrobatchPool
     from headway.train.tasks import find_task
     from headway.train.tasks.base import Subject
 
-    precision, task = choose_precision(dtype), find_task(str(config.task))
-    model = build_model(source, dtype=DTYPES[precision.what], backend=backend)
+    task, model = find_task(str(config.task)), build_model(source, dtype=dtype, backend=backend)
     attach_folders(model, adapters)
     own = [current_folder(path) for path in reversed(adapters)]
     home = next((path for path in own if first_file(path) is not None), source.path)
@@ -60,7 +62,7 @@ def print_records(
         "model": str(source.path),
         "task": config.task,
         "data": data,
-        "dtype": precision.what,
+        "dtype": dtype_name(next(model.parameters()).dtype),
         f"{unit}s": measured.tokens,
         "loss": measured.loss,
         **measured.metrics,
@@ -99,7 +101,7 @@ def print_text(
     source: "Folder",
     adapters: Sequence[str | Path],
     config: "TextConfig",
-    dtype: str,
+    dtype: "torch.dtype | None",
     limit: int | None,
     backend: str,
     json: bool,
@@ -110,15 +112,15 @@ def print_text(
     from headway.checkpoints.restore import build_model
     from headway.data import Rows
     from headway.models import Decoder, Encoder
+    from headway.storage.dtypes import dtype_name
     from headway.surgery import Text
     from headway.train import evaluation
-    from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precision
+    from headway.train.microbatch_pool import MicrobatchPool
     from headway.train.tasks import text_tasks
 
-    precision = choose_precision(dtype)
     spec, task = source.spec, text_tasks()[str(config.task)]
     data, length = config.data, config.context
-    found_model = build_model(source, dtype=DTYPES[precision.what], backend=backend)
+    found_model = build_model(source, dtype=dtype, backend=backend)
     assert isinstance(found_model, (Decoder, Encoder))
     attach_folders(found_model, adapters)
     with progress(f"encoding {data}"):
@@ -137,7 +139,7 @@ def print_text(
     report = {
         "model": str(source.path),
         "data": data,
-        "dtype": precision.what,
+        "dtype": dtype_name(next(found_model.parameters()).dtype),
         "context": length,
         **attributes(found, "tokens", "text_bytes", "loss", "perplexity", "bits_per_byte", "accuracy"),
         "tokens_per_s": found.tokens / found.seconds,

@@ -21,12 +21,14 @@ from typer.models import ArgumentInfo
 
 from headway.errors import DataError
 from headway.report import plain
+from headway.threads import MOST_THREADS
 
 
 def folder_of(text: str) -> Path:
     """The path of a model that is typed: what is there, or what an id of the Hub is fetched to."""
-    if "/" not in text or Path(text).exists():
-        return Path(text)
+    path: Path = at_home(Path(text))
+    if "/" not in text or path.exists():
+        return path
     from headway.checkpoints.remote import local_model
     from headway.errors import HeadwayError
 
@@ -36,6 +38,32 @@ def folder_of(text: str) -> Path:
         raise typer.BadParameter(str(error)) from error
 
 
+def at_home(value: Any) -> Any:
+    """A path, or each of a list, with the home folder in place of a first part "~", which shells leave in
+    `--out=~/x`; other values as they are."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(at_home, value))
+    return value.expanduser() if isinstance(value, Path) and value.parts[:1] == ("~",) else value
+
+
+@dataclass(frozen=True)
+class _AtHome:
+    """What a command calls, given its paths by `at_home`."""
+
+    callback: Callable[..., Any]
+
+    def __call__(self, *args: Any, **given: Any) -> Any:
+        return self.callback(*args, **{name: at_home(value) for name, value in given.items()})
+
+
+def expand_home(command: Any) -> None:
+    """Have a click command, or those of a group, take every path by `at_home`."""
+    for one in getattr(command, "commands", {}).values():
+        expand_home(one)
+    if command.callback is not None and not isinstance(command.callback, _AtHome):
+        command.callback = _AtHome(command.callback)
+
+
 MODEL = "a model folder, a GGUF file, or an id of the Hugging Face Hub"
 
 FolderArgument = Annotated[Path, typer.Argument(metavar="MODEL", parser=folder_of, help=MODEL)]
@@ -43,7 +71,9 @@ TargetArgument = Annotated[Path, typer.Argument(help="folder to write")]
 JsonOption = Annotated[bool, typer.Option("--json", help="print the report as JSON on stdout")]
 ThreadsOption = Annotated[
     int | None,
-    typer.Option("--threads", min=1, envvar="HEADWAY_THREADS", help="CPU threads [default: torch's]"),
+    typer.Option(
+        "--threads", min=1, max=MOST_THREADS, envvar="HEADWAY_THREADS", help="CPU threads [default: torch's]"
+    ),
 ]
 BackendOption = Annotated[
     str,
@@ -58,6 +88,13 @@ KvCacheOption = Annotated[
     ),
 ]
 
+DtypeOption = Annotated[
+    str,
+    typer.Option(
+        "--dtype",
+        help="float32 (fp32) | bfloat16 (bf16) | ...: of weights and products; auto is the file's, float32 for float16",
+    ),
+]
 AllowPickleOption = Annotated[bool, typer.Option("--allow-pickle", help="read pickles (weights only)")]
 AdapterOption = Annotated[
     list[Path] | None,
@@ -66,6 +103,12 @@ AdapterOption = Annotated[
         parser=folder_of,
         metavar="FOLDER",
         help="an adapter (PEFT's), a folder or an id of the Hub; may be given often, they add up",
+    ),
+]
+AnyBaseOption = Annotated[
+    bool,
+    typer.Option(
+        "--any-base", help="take adapters that were trained beside other weights, or do not say which"
     ),
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="replace the model in the target folder")]
@@ -90,10 +133,9 @@ class ModelRun:
         str,
         typer.Argument(metavar="MODEL", help=MODEL),
     ]
-    dtype: Annotated[
-        str | None, typer.Option("--dtype", help="float32, bfloat16, ... [default: the file's]")
-    ] = None
+    dtype: DtypeOption = "auto"
     adapter: AdapterOption = None
+    any_base: AnyBaseOption = False
     compress: Annotated[
         bool,
         typer.Option(
@@ -108,8 +150,8 @@ class ModelRun:
         set_threads(self.threads)
         from headway.api import load
 
-        how: dict[str, Any] = {"dtype": self.dtype, "backend": self.backend, "adapter": self.adapter or ()}
-        return load(self.model, compress=self.compress, **how, **more)
+        how: dict[str, Any] = {"dtype": self.dtype, "backend": self.backend, "compress": self.compress}
+        return load(self.model, adapter=self.adapter or (), any_base=self.any_base, **how, **more)
 
 
 @dataclass(frozen=True, kw_only=True)

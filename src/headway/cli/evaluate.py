@@ -2,7 +2,7 @@
 trained to do, or does tasks of lm-evaluation-harness."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,16 +10,22 @@ from headway.cli._evaluation import print_records, print_text
 from headway.cli._shared import (
     MODEL,
     AdapterOption,
+    AnyBaseOption,
     BackendOption,
+    DtypeOption,
     JsonOption,
     RowOption,
     ThreadsOption,
     folder_of,
+    note,
     print_report,
     set_threads,
 )
 from headway.errors import ConfigError
 from headway.report import table
+
+if TYPE_CHECKING:
+    import torch
 
 
 def command(
@@ -32,8 +38,8 @@ def command(
         str | None,
         typer.Option(
             "--data",
-            help="text file, folder of text files, or token file (.tokens); records (.jsonl, .json, .csv, .tsv) of "
-            "other tasks",
+            help='text file, records with a "text" each (.jsonl, .json, .csv, .tsv), folder of .txt and .jsonl files, '
+            "or token file (.tokens); of other tasks their records",
         ),
     ] = None,
     task: Annotated[
@@ -69,20 +75,16 @@ def command(
         ),
     ] = None,
     adapter: AdapterOption = None,
+    any_base: AnyBaseOption = False,
     context: RowOption = None,
-    dtype: Annotated[
-        str,
-        typer.Option(
-            "--dtype",
-            help="auto | bf16 | fp32: number format of weights and products; with --harness, auto is the file's",
-        ),
-    ] = "auto",
+    dtype: DtypeOption = "auto",
     limit: Annotated[
         int | None,
         typer.Option(
             "--limit",
             min=1,
-            help="only the first N tokens of the text, N records drawn from all, or N documents of each harness task",
+            help="only the first N tokens of the text, N of the records (drawn by a fixed seed), or N documents of "
+            "each task",
         ),
     ] = None,
     threads: ThreadsOption = None,
@@ -93,15 +95,15 @@ def command(
     tokens, under one mask for good, or what its head scores on records (accuracy, F1, exact match; of a classifier the
     confusion matrix too). With --task chat the loss of answers, with --task preference the share of pairs that are
     ranked right, and what other training measures. With --harness, what lm-evaluation-harness finds for its tasks."""
-    dtype = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}.get(dtype, dtype)
-    if dtype not in ("auto", "bf16", "fp32", "fp16"):
-        raise ConfigError(f"--dtype {dtype}: auto, bf16 (bfloat16) and fp32 (float32) are known")
     own = [f"{name}=" for name, value in (("data", data), ("context", context)) if value is not None]
     if twice := [item for item in settings or () if item.startswith(tuple(own))]:
         raise ConfigError(f"{twice[0]} is given as an option too; give it once")
     if (data is None and not settings) == (harness is None):
         raise ConfigError("eval needs a text (--data FILE) or tasks (--harness TASK[,TASK]), one of them")
     set_threads(threads)
+    from headway.storage.dtypes import named_dtype
+
+    kind = named_dtype(dtype)
     if harness is not None:
         if task is not None or settings:
             raise ConfigError("--task and KEY=VALUE are of headway's own tasks, not of --harness")
@@ -112,11 +114,12 @@ def command(
             "batch_size": batch_size or 32,
             "chat": chat,
         }
-        _harness(str(model), adapter or [], harness.split(","), tasks, dtype, backend, given, json)
+        adapters = {"adapter": adapter or [], "any_base": any_base}
+        _harness(str(model), adapters, harness.split(","), tasks, kind, backend, given, json)
         return
     if chat or any(given is not None for given in (tasks, shots, batch_size)):
         raise ConfigError("--tasks, --shots, --chat and --batch-size are for --harness, not for a text")
-    from headway.checkpoints.adapters import with_base
+    from headway.checkpoints.bases import check_bases, with_base
     from headway.checkpoints.folder import load_folder
     from headway.train.config_io import parse_overrides
     from headway.train.measure import measuring_settings
@@ -125,23 +128,26 @@ def command(
 
     base, folders = with_base(model, adapter or ())
     source = load_folder(base)
+    check_bases(folders, source, any_base=any_base)
     options = {"data": data, "context": context}
     values = {name: value for name, value in options.items() if value is not None}
     config = measuring_settings(
         task or task_of(source.spec), source.spec, values | parse_overrides(settings or ())
     )
+    kind, choice = source.choose_dtype(kind)
+    note(f"in {choice}")
     if isinstance(config, TextConfig):
-        print_text(source, folders, config, dtype, limit, backend, json)
+        print_text(source, folders, config, kind, limit, backend, json)
     else:
-        print_records(source, folders, config, dtype, limit, backend, json)
+        print_records(source, folders, config, kind, limit, backend, json)
 
 
 def _harness(
     model: str,
-    adapters: list[Path],
+    adapters: dict[str, Any],
     names: list[str],
     folder: Path | None,
-    dtype: str,
+    dtype: "torch.dtype | None",
     backend: str,
     given: dict[str, Any],
     json: bool,
@@ -152,8 +158,7 @@ def _harness(
         raise ConfigError(str(error)) from None
     from headway.api import load
 
-    kind = None if dtype == "auto" else dtype
-    lm = load(model, task="causal-lm", dtype=kind, backend=backend, adapter=adapters)
+    lm = load(model, task="causal-lm", dtype=dtype, backend=backend, **adapters)
     found = harness.evaluate(lm, names, folder=None if folder is None else str(folder), **given)
     results, documents = found["results"], found["n-samples"]
     rows = [

@@ -16,12 +16,13 @@ something is not text.
 from __future__ import annotations
 
 import codecs
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from headway.data.hub import local
+from headway.data.hub import is_remote, local
 from headway.data.tokenfile import TokenFile, TokenFileWriter
 from headway.data.values import READERS, checked, opened, suffix, values
 from headway.errors import DataError, did_you_mean
@@ -99,6 +100,20 @@ def encode_corpus(
         if not out.text_bytes:
             raise DataError(f"{path}: no text; every document of the corpus is empty")
     return TokenFile(path)
+
+
+def digest(source: str | Path) -> str:
+    """What tells the text of a file or folder from another: of the names and bytes of its files; of an hf:// address,
+    which names one text, its own."""
+    state = hashlib.blake2b(digest_size=16)
+    if is_remote(source):
+        state.update(str(source).encode())
+        return state.hexdigest()
+    for file in _files(Path(source)):
+        with file.open("rb") as content:
+            each = hashlib.file_digest(content, hashlib.blake2b).digest()
+        state.update(file.name.encode("utf-8", "surrogateescape") + b"\0" + each)
+    return state.hexdigest()
 
 
 def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:

@@ -15,7 +15,6 @@ __all__ = [
     "ServerEndpoint",
     "Transcript",
     "in_order",
-    "is_server",
     "open_endpoint",
 ]
 

@@ -94,8 +94,8 @@ class OutputLayer(Linear):
     ) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = width, vocab
-        own = None if tied_to is not None else nn.Parameter(torch.empty(vocab, width).normal_(0, 0.02))
-        self.register_parameter("weight", own)
+        own = None if tied_to is not None else nn.init.normal_(torch.empty(vocab, width), 0, 0.02)
+        self.register_parameter("weight", None if own is None else nn.Parameter(own))
         self.register_parameter("bias", nn.Parameter(torch.zeros(vocab)) if bias else None)
         self.__dict__["embedding"] = tied_to  # not as a child, whose parameters would be this layer's, too
 

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serial
 from pydantic.fields import FieldInfo
 
 from headway.errors import ConfigError, did_you_mean
+from headway.threads import MOST_THREADS
 
 GROUPS = ("Task", "Data", "Model", "Adapter", "Batch", "Length", "Optimizer", "Machine", "Output")
 TASK = (
@@ -40,6 +41,9 @@ ELSEWHERE = {
     "data": ("data_path",),
     "context": ("block_size", "model_max_length"),
     "warmup": ("warmup_ratio", "warmup_steps"),
+    "keep_best": ("load_best_model_at_end", "save_top_k"),
+    "best_by": ("metric_for_best_model", "monitor"),
+    "early_stopping_patience": ("early_stopping", "stop_patience"),
     "log_every": ("logging_steps",),
     "eval_every": ("eval_steps",),
     "save_every": ("save_steps",),
@@ -118,7 +122,12 @@ class TrainConfig(BaseModel):
     )
     backend: str = setting("auto", "attention backend; fails rather than falls back", group="Machine")
     threads: int | None = setting(
-        None, "CPU threads [default: torch's]", group="Machine", ge=1, on_resume="other bits"
+        None,
+        "CPU threads [default: torch's]",
+        group="Machine",
+        ge=1,
+        le=MOST_THREADS,
+        on_resume="other bits",
     )
     mesh: str | None = setting(
         None,
@@ -142,6 +151,26 @@ class TrainConfig(BaseModel):
         None, "evaluate every N steps [default: only at the end]", group="Output", unit="steps", ge=1
     )
     eval_at_start: bool = setting(False, "evaluate before the first step, too", group="Output")
+    keep_best: bool = setting(
+        False,
+        "the trained model is the one, of those that were evaluated, that is best on held-out data by `best_by`; its "
+        "checkpoint is kept; needs eval_every",
+        group="Output",
+    )
+    best_by: str = setting(
+        "loss",
+        "measure of held-out data by which models are compared, as metrics.jsonl names it after val_: loss, accuracy, "
+        "f1, ...; less is better of losses and bits_per_byte, more of others",
+        group="Output",
+    )
+    early_stopping_patience: int | None = setting(
+        None,
+        "end the run after N evaluations in a row that brought nothing better by `best_by`; needs eval_every",
+        group="Length",
+        unit="evaluations",
+        ge=1,
+        on_resume="same bits",
+    )
     save_every: int | None = setting(
         None,
         "write a checkpoint every N steps [default: only at the end]",
@@ -199,6 +228,15 @@ class TrainConfig(BaseModel):
             f"average {self.average} needs save_every, and keep_last of {self.average} or more": (
                 self.average > 1 and too_few
             ),
+            "keep_best and early_stopping_patience compare what evaluations between steps find; give eval_every": (
+                self.eval_every is None and watches(self)
+            ),
+            "best_by says what keep_best and early_stopping_patience compare; give one of them, or leave it out": (
+                self.best_by != "loss" and not watches(self)
+            ),
+            f"average {self.average} and keep_best both say which model is left; give one of them": (
+                self.average > 1 and self.keep_best
+            ),
             "checkpoints: folder is not written in the background; leave out checkpoints, or save_in_background": (
                 self.save_in_background and self.checkpoints == "folder"
             ),
@@ -230,6 +268,11 @@ class TrainConfig(BaseModel):
         groups = {name: extra(field)["group"] for name, field in cls.model_fields.items()}
         order = sorted(groups, key=lambda name: place.get(groups[name], len(GROUPS)))
         return {name: cls.model_fields[name] for name in order}
+
+
+def watches(config: TrainConfig) -> bool:
+    """Whether a run asks which of its models is the best (`headway.train.best`)."""
+    return config.keep_best or config.early_stopping_patience is not None
 
 
 def extra(field: FieldInfo) -> dict[str, Any]:

@@ -55,6 +55,8 @@ def measured_records(
         assert held is not None
     else:
         held, remarks = read_all(config.data, kinds)
+    if limit is not None and limit < len(held):
+        remarks = [*remarks, f"{limit} of {len(held)} records are measured, drawn by a fixed seed"]
     return [held[i] for i in sample(len(held), limit)], remarks
 
 

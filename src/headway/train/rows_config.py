@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Literal
 
-from headway.train.config import TrainConfig, setting
+from headway.train.config import TrainConfig, setting, watches
 
 FROM_SCRATCH = (
     *("family", "depth", "width", "heads", "kv_heads", "hidden"),
@@ -61,6 +61,7 @@ class RowsConfig(TrainConfig):
         group="Model",
         unit="layers",
         ge=1,
+        le=1024,
     )
     width: int | None = setting(
         None, "width of the home-made model [default: from depth]", group="Model", unit="features", ge=8
@@ -236,6 +237,9 @@ class RowsConfig(TrainConfig):
             ),
             "validation and validation_share both say what is held out; give one of them": (
                 self.validation is not None and self.validation_share > 0
+            ),
+            "keep_best and early_stopping_patience need something held out: give validation, or validation_share": (
+                watches(self) and self.validation is None and not self.validation_share
             ),
             f"average {self.average} is of whole models, and an adapter is trained; leave one of them out": (
                 self.average > 1 and self.adapter is not None

@@ -96,16 +96,18 @@ def check_room(config: TrainConfig, task: Task[Any]) -> None:
     """Raise ConfigError where the disk has no room for the checkpoints of a run and for its model.
 
     A checkpoint has the weights in float32, and with AdamW two moments for each that is trained: 12 bytes, of an
-    adapter of its own numbers alone. The oldest of `keep_last` goes when the next one is there."""
+    adapter of its own numbers alone. The oldest of `keep_last` goes when the next one is there, and the
+    best may be kept besides."""
     out, weights = Path(config.out), list(task.model.parameters())
     own = [p for p in weights if p.requires_grad]
     model = sum(p.nbytes for p in (weights if task.base is None else own))
     one = model + 2 * sum(p.nbytes for p in own)
-    if config.save_every is None:
+    if config.save_every is None and not config.keep_best:
         ever: float = 2
     else:
-        ever = math.inf if task.steps is None else 2 + task.steps // config.save_every
-    count = max(0, int(min(config.keep_last + 1, ever)) - len(checkpoints(out)))
+        often = min(every for every in (config.save_every, config.keep_best and config.eval_every) if every)
+        ever = math.inf if task.steps is None else 2 + task.steps // often
+    count = max(0, int(min(config.keep_last + 1 + config.keep_best, ever)) - len(checkpoints(out)))
     needed, free = count * one + model, disk.free(out)
     if needed > free:
         raise ConfigError(

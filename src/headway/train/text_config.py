@@ -19,6 +19,13 @@ class TextConfig(PackedConfig):
         group="Data",
         is_path=True,
     )
+    cached_tokens: bool = setting(
+        False,
+        "resume with the tokens that the run has encoded, though its `data` or `validation` has changed since, or is "
+        "gone; else that is refused",
+        group="Data",
+        on_resume="same bits",
+    )
     mask_share: float | None = setting(
         None, "share of the tokens that masked-lm hides [default: 0.15]", group="Task", gt=0.0, lt=1.0
     )
@@ -56,6 +63,12 @@ class TextConfig(PackedConfig):
         ge=1,
     )
     sample_tokens: int = setting(64, "length of a continuation", group="Output", unit="tokens", ge=1)
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """See `TrainConfig`."""
+        cached = ("data", "validation") if self.cached_tokens else ()
+        return {name: value for name, value in super().paths.items() if name not in cached}
 
     def contradictions(self) -> dict[str, bool]:
         """See `TrainConfig`."""

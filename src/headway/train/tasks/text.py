@@ -35,7 +35,9 @@ class TextTask(RowsTask):
     def __init__(self, config: TextConfig, folder: Path, start: Path | None, dtype: torch.dtype) -> None:
         self.config = config
         spec = model_spec(config)
-        tokenizer, train, validation = prepare(config, folder, start, in_template=self.in_template)
+        tokenizer, train, validation, self.remarks = prepare(
+            config, folder, start, in_template=self.in_template
+        )
         self.held_rows = None if validation is None else self.rows(validation, config, tokenizer, spec)
         rows = self.rows(train, config, tokenizer, spec)
         self.begin(first_model(config, tokenizer.vocab_size), tokenizer, rows, dtype)
