@@ -12,8 +12,7 @@ from headway.generate.session import DecoderSession
 from headway.models import Decoder, ModelSpec, build
 from headway.models.decode_step import DecodeStep
 from headway.models.decode_support import unsupported_reason
-from headway.nn.linear import replace_linear
-from headway.nn.lora import LoraLinear
+from headway.nn import WEIGHTS, Adapter, Lora, attach, block_linears, set_active
 from headway.patterns import Causal, Pattern, Sink, Window
 from headway.positions import Rotary
 from tests.native.conftest import LEVELS, Use, use  # noqa: F401
@@ -129,8 +128,13 @@ def test_what_cannot_be_one_call() -> None:
     hooked.lm_head.register_forward_hook(lambda *_: None)
     assert "hooks" in reason(hooked)
     adapted = model()
-    replace_linear(adapted, lambda name, layer: LoraLinear(layer) if "mlp" in name else layer)
-    assert "LoraLinear" in reason(adapted)
+    attach(adapted, Adapter.fresh(adapted, Lora(rank=2, magnitude=True)))
+    assert "DoRA" in reason(adapted)
+    set_active(adapted, [])
+    assert not reason(adapted)
+    for layer in block_linears(adapted).values():
+        layer.keep(WEIGHTS["nf4"].pack(layer.matrix))
+    assert "no weights in nf4" in reason(adapted)
     assert "one type" in reason(model().double())
     assert "in the type of the weights" in reason(model(), dtype=torch.int8)
     assert "scores" in reason(model("bloom"))

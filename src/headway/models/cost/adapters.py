@@ -11,7 +11,7 @@ from headway.models.cost.peak import trained_bytes_each
 from headway.models.cost.weights import parameter_count
 from headway.models.spec import ModelSpec
 from headway.nn import Adapter, Lora, block_linears
-from headway.nn.nf4 import nf4_bytes
+from headway.nn.weights.nf4 import nf4_bytes
 
 
 def adapter_parameters(spec: ModelSpec, lora: Lora, targets: Sequence[str] = ()) -> int:
