@@ -44,6 +44,33 @@ def test_text_on_stdout_and_the_rest_on_stderr(folder: str, capsys: pytest.Captu
         assert "tokens/s" in err
 
 
+START = """
+import json, sys
+from headway.cli import run
+code = run(["generate", sys.argv[1], "the cat", "-n", "1"])
+used = sorted(sys.modules)
+from headway.models import FAMILIES, ModelSpec, build
+for family in FAMILIES:
+    build(ModelSpec.of(family, vocab=32, width=16, layers=1, heads=2, hidden=16))
+print(json.dumps([code, used, sorted(set(sys.modules) - set(used))]))
+"""
+UNUSED = (
+    "torch._dynamo", "torch._inductor", "torch.fx.experimental.symbolic_shapes", "torch.distributed.tensor", "sympy",
+    "triton", "matplotlib", "transformers", "headway.train", "headway.recipes",
+)  # fmt: skip
+
+
+def test_a_first_token_waits_for_no_compiler(folder: str) -> None:
+    """Which torch imports, for 0.8 s, where numbers are drawn or counted on the device "meta"; a model of another
+    family imports no more."""
+    done = subprocess.run([sys.executable, "-c", START, folder], capture_output=True, text=True, check=True)
+    code, used, more = json.loads(done.stdout.splitlines()[-1])
+    assert code == 0
+    assert "headway.generate.loop" in used
+    assert not {*UNUSED} & {*used}
+    assert not {*UNUSED} & {*more}
+
+
 def test_options_reach_the_model(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     lm = headway.load(folder)
     options = {

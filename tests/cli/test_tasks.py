@@ -165,7 +165,7 @@ def test_translate(folders: dict[str, str], capsys: pytest.CaptureFixture[str], 
     [
         (["fill-mask", "decoder", "a"], 1, "needs an encoder that fills masks; use it with headway generate"),
         (["generate", "fill-mask", "a"], 1, "'causal-lm' needs a decoder; use it with headway fill-mask"),
-        (["classify", "translate", "a"], 1, "an encoder-decoder (transformer), and 'classify' needs"),
+        (["classify", "translate", "a"], 1, "an encoder-decoder (marian), and 'classify' needs"),
         (["translate", "classify", "a"], 1, "'translate' needs an encoder-decoder; use it with headway classify"),
         (["answer", "tag", "a", "b"], 1, "'answer' needs an encoder that marks answers"),
         (["embed", "decoder", "a"], 1, "'embed' needs an encoder"),

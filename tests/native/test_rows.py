@@ -253,7 +253,8 @@ def runs_of_all() -> dict[str, tuple[Run, list[Tensor]]]:
     cos, sin = torch.ones(4, 6) * 0.6, torch.tensor([-0.8, 0.8] * 3).expand(4, 6)
     return {
         "norm": (lambda x, w: rms_norm(x, w, EPS), [x, weight]),
-        "sum": (lambda x, y, w: add_norm("rms", x, y, w, None, EPS)[0], [x, y, weight]),
+        "sum, normed": (lambda x, y, w: add_norm("rms", x, y, w, None, EPS)[0], [x, y, weight]),
+        "sum, both": (lambda x, y, w: torch.mul(*add_norm("rms", x, y, w, None, EPS)), [x, y, weight]),
         "gate": (lambda g, u: gated(g, u, "silu"), [x, y]),
         "rotation": (lambda x: rotate([x.view(1, 1, 4, 6)], cos, sin, "adjacent")[0], [x]),
     }
@@ -274,6 +275,14 @@ def test_second_derivatives_are_those_of_the_formula(name: str, monkeypatch: pyt
     monkeypatch.setattr(rows, "runs", lambda *tensors: False)
     for got, right in zip(fast, second(), strict=True):
         torch.testing.assert_close(got, right, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_a_sum_has_its_gradient_where_nobody_uses_its_norm(kind: Norm) -> None:
+    x, y, weight, back = (draw(4, 6, seed=i, dtype=torch.float32) for i in range(4))
+    given = [x.requires_grad_(), y.requires_grad_()]
+    total = add_norm(kind, *given, weight[0].requires_grad_(), None, EPS)[1]
+    assert all(torch.equal(grad, back) for grad in torch.autograd.grad(total, given, back))
 
 
 @pytest.mark.filterwarnings(

@@ -208,3 +208,17 @@ def test_what_is_attached_is_what_was_given() -> None:
     assert found.layers == adapter.layers
     assert found.tensors.keys() == adapter.tensors.keys()
     assert all(torch.equal(found.tensors[n].to(v.dtype), v) for n, v in adapter.tensors.items())
+
+
+def test_an_attached_adapter_is_a_copy() -> None:
+    """What is trained of one model changes neither the adapter that was given nor another model that has it."""
+    first, second = small(), small()
+    adapter = trained(first, Lora(rank=2, magnitude=True))
+    before = {name: value.clone() for name, value in adapter.tensors.items()}
+    attach(first, adapter)
+    attach(second, adapter)
+    with torch.no_grad():
+        for _, parameter in named_adapter_parameters(first):
+            parameter.add_(1)
+    for found in (adapter, Adapter.of(second, "default")):
+        assert all(torch.equal(found.tensors[name], value) for name, value in before.items())

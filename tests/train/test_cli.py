@@ -118,6 +118,7 @@ def test_dry_run_writes_nothing(settings: Make, capsys: pytest.CaptureFixture[st
         ([], 1, "data is missing: training text"),
         (["--data", "nowhere.txt", "--out", "OUT"], 1, "nowhere.txt: no such file or folder"),
         (["--data", "nowhere.txt", "--dry-run"], 1, "nowhere.txt: no such file or folder"),
+        (["--data", "x", "--depth", "100000", "--dry-run"], 1, "depth = 100000: input should be less than"),
         (["--data", "x", "--dtype", "fp16", "--out", "OUT"], 1, "dtype=fp16 was asked for"),
     ],
 )

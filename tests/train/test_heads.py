@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModel
 
 import headway
 from headway.checkpoints.folder import load_folder
@@ -293,6 +294,14 @@ def test_row_90_a_trained_embedder_ranks_triplets(trained: dict[str, Any]) -> No
         right.append(("B" if a @ b > a @ c else "C") == record["label"])
     assert last(result)["val_accuracy"] == pytest.approx(sum(right) / len(right))
     assert last(result)["val_accuracy"] > 0.9
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_transformers_loads_what_was_trained(task: str, trained: dict[str, Any]) -> None:
+    result = trained[task]
+    assert result.transformers == "loads it"
+    config = json.loads((result.model / "config.json").read_text())
+    assert type(AutoModel.from_pretrained(result.model)).config_class.model_type == config["model_type"]
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -21,6 +21,7 @@ from typer.models import ArgumentInfo
 
 from headway.errors import DataError
 from headway.report import plain
+from headway.threads import MOST_THREADS
 
 
 def folder_of(text: str) -> Path:
@@ -43,7 +44,9 @@ TargetArgument = Annotated[Path, typer.Argument(help="folder to write")]
 JsonOption = Annotated[bool, typer.Option("--json", help="print the report as JSON on stdout")]
 ThreadsOption = Annotated[
     int | None,
-    typer.Option("--threads", min=1, envvar="HEADWAY_THREADS", help="CPU threads [default: torch's]"),
+    typer.Option(
+        "--threads", min=1, max=MOST_THREADS, envvar="HEADWAY_THREADS", help="CPU threads [default: torch's]"
+    ),
 ]
 BackendOption = Annotated[
     str,
@@ -58,6 +61,13 @@ KvCacheOption = Annotated[
     ),
 ]
 
+DtypeOption = Annotated[
+    str,
+    typer.Option(
+        "--dtype",
+        help="float32 (fp32) | bfloat16 (bf16) | ...: of weights and products; auto is the file's, float32 for float16",
+    ),
+]
 AllowPickleOption = Annotated[bool, typer.Option("--allow-pickle", help="read pickles (weights only)")]
 AdapterOption = Annotated[
     list[Path] | None,
@@ -66,6 +76,12 @@ AdapterOption = Annotated[
         parser=folder_of,
         metavar="FOLDER",
         help="an adapter (PEFT's), a folder or an id of the Hub; may be given often, they add up",
+    ),
+]
+AnyBaseOption = Annotated[
+    bool,
+    typer.Option(
+        "--any-base", help="take adapters that were trained beside other weights, or do not say which"
     ),
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="replace the model in the target folder")]
@@ -90,10 +106,9 @@ class ModelRun:
         str,
         typer.Argument(metavar="MODEL", help=MODEL),
     ]
-    dtype: Annotated[
-        str | None, typer.Option("--dtype", help="float32, bfloat16, ... [default: the file's]")
-    ] = None
+    dtype: DtypeOption = "auto"
     adapter: AdapterOption = None
+    any_base: AnyBaseOption = False
     compress: Annotated[
         bool,
         typer.Option(
@@ -108,8 +123,8 @@ class ModelRun:
         set_threads(self.threads)
         from headway.api import load
 
-        how: dict[str, Any] = {"dtype": self.dtype, "backend": self.backend, "adapter": self.adapter or ()}
-        return load(self.model, compress=self.compress, **how, **more)
+        how: dict[str, Any] = {"dtype": self.dtype, "backend": self.backend, "compress": self.compress}
+        return load(self.model, adapter=self.adapter or (), any_base=self.any_base, **how, **more)
 
 
 @dataclass(frozen=True, kw_only=True)

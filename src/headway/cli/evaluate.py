@@ -11,7 +11,9 @@ from headway.cli._progress import progress
 from headway.cli._shared import (
     MODEL,
     AdapterOption,
+    AnyBaseOption,
     BackendOption,
+    DtypeOption,
     JsonOption,
     RowOption,
     ThreadsOption,
@@ -26,6 +28,8 @@ from headway.errors import CheckpointError, ConfigError
 from headway.report import table
 
 if TYPE_CHECKING:
+    import torch
+
     from headway.checkpoints.folder import Folder
     from headway.models import Model
 
@@ -65,14 +69,9 @@ def command(
         ),
     ] = None,
     adapter: AdapterOption = None,
+    any_base: AnyBaseOption = False,
     context: RowOption = None,
-    dtype: Annotated[
-        str,
-        typer.Option(
-            "--dtype",
-            help="auto | bf16 | fp32: number format of weights and products; with --harness, auto is the file's",
-        ),
-    ] = "auto",
+    dtype: DtypeOption = "auto",
     limit: Annotated[
         int | None,
         typer.Option(
@@ -89,12 +88,12 @@ def command(
     """Bits per byte, perplexity and loss by position of a model on a text; of an encoder, loss and accuracy on masked
     tokens, under one mask for good, or what its head scores on records (accuracy, F1, exact match). With --harness,
     what lm-evaluation-harness finds for its tasks."""
-    dtype = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}.get(dtype, dtype)
-    if dtype not in ("auto", "bf16", "fp32", "fp16"):
-        raise ConfigError(f"--dtype {dtype}: auto, bf16 (bfloat16) and fp32 (float32) are known")
     if (data is None) == (harness is None):
         raise ConfigError("eval needs a text (--data FILE) or tasks (--harness TASK[,TASK]), one of them")
     set_threads(threads)
+    from headway.storage.dtypes import named_dtype
+
+    kind = named_dtype(dtype)
     if harness is not None:
         given = {
             "limit": limit,
@@ -103,31 +102,35 @@ def command(
             "batch_size": batch_size or 32,
             "chat": chat,
         }
-        _harness(str(model), adapter or [], harness.split(","), tasks, dtype, backend, given, json)
+        adapters = {"adapter": adapter or [], "any_base": any_base}
+        _harness(str(model), adapters, harness.split(","), tasks, kind, backend, given, json)
         return
     if chat or any(given is not None for given in (tasks, shots, batch_size)):
         raise ConfigError("--tasks, --shots, --chat and --batch-size are for --harness, not for a text")
     assert data is not None
-    from headway.checkpoints.adapters import with_base
+    from headway.checkpoints.bases import check_bases, with_base
     from headway.checkpoints.folder import load_folder
     from headway.train.tasks import head_task_of
 
     base, folders = with_base(model, adapter or ())
     source = load_folder(base)
+    check_bases(folders, source, any_base=any_base)
+    kind, choice = source.choose_dtype(kind)
+    note(f"in {choice}")
     if head_task_of(source.spec) is not None:
-        _records(source, folders, data, context, dtype, limit, backend, cut, json)
+        _records(source, folders, data, context, kind, limit, backend, cut, json)
         return
     if cut:
         raise ConfigError("--cut is for records that a classifier or an embedder reads")
-    _text(source, folders, data, context, dtype, limit, backend, json)
+    _text(source, folders, data, context, kind, limit, backend, json)
 
 
 def _harness(
     model: str,
-    adapters: list[Path],
+    adapters: dict[str, Any],
     names: list[str],
     folder: Path | None,
-    dtype: str,
+    dtype: "torch.dtype | None",
     backend: str,
     given: dict[str, Any],
     json: bool,
@@ -138,8 +141,7 @@ def _harness(
         raise ConfigError(str(error)) from None
     from headway.api import load
 
-    kind = None if dtype == "auto" else dtype
-    lm = load(model, task="causal-lm", dtype=kind, backend=backend, adapter=adapters)
+    lm = load(model, task="causal-lm", dtype=dtype, backend=backend, **adapters)
     found = harness.evaluate(lm, names, folder=None if folder is None else str(folder), **given)
     results, documents = found["results"], found["n-samples"]
     rows = [
@@ -163,7 +165,7 @@ def _records(
     adapters: Sequence[str | Path],
     data: str,
     context: int | None,
-    dtype: str,
+    dtype: "torch.dtype | None",
     limit: int | None,
     backend: str,
     cut: bool,
@@ -174,12 +176,12 @@ def _records(
     from headway.checkpoints.adapters import attach_folders
     from headway.checkpoints.restore import build_model
     from headway.models import Encoder
+    from headway.storage.dtypes import dtype_name
     from headway.text import Tokenizer
     from headway.train.head_evaluation import evaluate_head
-    from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precision
+    from headway.train.microbatch_pool import MicrobatchPool
 
-    precision = choose_precision(dtype)
-    model = build_model(source, dtype=DTYPES[precision.what], backend=backend)
+    model = build_model(source, dtype=dtype, backend=backend)
     assert isinstance(model, Encoder)
     attach_folders(model, adapters)
     with progress(f"evaluating {data}"), MicrobatchPool(torch.get_num_threads()) as pool:
@@ -192,7 +194,7 @@ def _records(
     report = {
         "model": str(source.path),
         "data": data,
-        "dtype": precision.what,
+        "dtype": dtype_name(next(model.parameters()).dtype),
         f"{found.unit}s": found.tokens,
         "loss": found.loss,
         **found.metrics,
@@ -223,7 +225,7 @@ def _text(
     adapters: Sequence[str | Path],
     data: str,
     context: int | None,
-    dtype: str,
+    dtype: "torch.dtype | None",
     limit: int | None,
     backend: str,
     json: bool,
@@ -234,15 +236,15 @@ def _text(
     from headway.checkpoints.restore import build_model
     from headway.data import Rows
     from headway.models import Decoder, Encoder
+    from headway.storage.dtypes import dtype_name
     from headway.surgery import Text
     from headway.train import evaluation
-    from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precision
+    from headway.train.microbatch_pool import MicrobatchPool
     from headway.train.tasks import text_task_of, text_tasks
     from headway.train.text_config import TextConfig
 
-    precision = choose_precision(dtype)
     spec, task = source.spec, text_tasks()[text_task_of(source.spec)]
-    found_model = build_model(source, dtype=DTYPES[precision.what], backend=backend)
+    found_model = build_model(source, dtype=dtype, backend=backend)
     assert isinstance(found_model, (Decoder, Encoder))
     attach_folders(found_model, adapters)
     length = context or min(spec.trained_context, 2048)
@@ -263,7 +265,7 @@ def _text(
     report = {
         "model": str(source.path),
         "data": data,
-        "dtype": precision.what,
+        "dtype": dtype_name(next(found_model.parameters()).dtype),
         "context": length,
         **attributes(found, "tokens", "text_bytes", "loss", "perplexity", "bits_per_byte", "accuracy"),
         "tokens_per_s": found.tokens / found.seconds,

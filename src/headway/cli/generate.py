@@ -66,7 +66,9 @@ class SamplingRun(ModelRun):
         own = {field.name for field in fields(self)} - {field.name for field in fields(ModelRun)}
         given = {**attributes(self, *own), "stop": self.stop or [], **more}
         if self.draft not in (None, "ngram"):
-            given["draft"] = replace(self, model=self.draft, adapter=None).load(task="causal-lm")
+            given["draft"] = replace(self, model=self.draft, adapter=None, any_base=False).load(
+                task="causal-lm"
+            )
         return given
 
 
@@ -113,6 +115,16 @@ def command(
     prefill_chunk: Annotated[
         int | None, typer.Option("--prefill-chunk", min=1, help="read the prompt so many tokens at a time")
     ] = None,
+    log_probs: Annotated[
+        bool,
+        typer.Option(
+            "--log-probs", help="in --json, ln p of each new token under the model's own distribution"
+        ),
+    ] = False,
+    top_log_probs: Annotated[
+        int,
+        typer.Option("--top-log-probs", min=0, help="and so many of the likeliest tokens in its place"),
+    ] = 0,
     stream: Annotated[
         bool | None,
         typer.Option(
@@ -133,15 +145,18 @@ def command(
         raise ConfigError(
             "--stream: a beam search is certain of no token before its end; leave out --stream or --beams"
         )
+    if log_probs and not json:
+        raise ConfigError("--log-probs: they are in the report; add --json")
     lm = run.load(task="causal-lm")
     from headway.generate.loop import collect
+    from headway.storage.dtypes import dtype_name
 
     ids = lm.tokenizer.encode(prompt, eos=False, special=special) if lm.tokenizer else None
     if temperature is None:
         temperature = 0.8 if search is None else 0.0
     options = run.options(
         temperature=temperature, beams=search, beyond_context=beyond_context, use_cache=cache,
-        prefill_chunk=prefill_chunk,
+        prefill_chunk=prefill_chunk, log_probs=log_probs, top_log_probs=top_log_probs,
     )  # fmt: skip
     asked = prompt if ids is None else ids
     live = search is None and stream is not False and not json
@@ -157,11 +172,14 @@ def command(
         measured = ["seconds_to_first_token", "tokens_per_second", "seconds"]
         measured += [] if search is None else ["score", "hypotheses"]
         measured += [] if run.draft is None else ["drafted", "accepted"]
+        measured += ["log_probs"] if log_probs else []
         report = {
             **attributes(found, "prompt_tokens", "finish_reason", "text", "ids", *measured),
             "new_tokens": len(found.ids),
             "prompt": prompt,
         }
+        if top_log_probs:
+            report["top_log_probs"] = [[told(lm, *one) for one in place] for place in found.top_log_probs]
         print_json(report)
         return
     if len(found.hypotheses) > 1:
@@ -170,7 +188,13 @@ def command(
             print(text.text, flush=True)
     else:
         print("" if live else found.text, flush=True)
-    note(sentence(found))
+    note(f"{sentence(found)}, in {dtype_name(next(lm.model.parameters()).dtype)}")
+
+
+def told(lm: "LanguageModel", token: int, log_prob: float) -> dict[str, Any]:
+    """A token and its log probability, as a report has them."""
+    text = lm.tokenizer.decode([token], special=True) if lm.tokenizer else None
+    return {"id": token, "text": text, "log_prob": log_prob}
 
 
 def how_to_search(

@@ -158,6 +158,7 @@ def _print(result: TrainResult, json: bool) -> None:
         (f"loss of the last step, nats per {result.unit}", result.loss),
         *((name, value) for name, value in held_out.items() if value is not None),
         ("model", str(result.model)),
+        *([] if result.transformers is None else [("transformers", result.transformers)]),
         ("metrics", str(result.metrics)),
         ("curve", str(result.curve)),
     ]

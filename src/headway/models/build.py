@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from headway.hardware import large_pages
 from headway.models.decoder import Decoder
@@ -24,7 +26,21 @@ RESIDUAL = ("o_proj.weight", "down_proj.weight")
 
 def blank(spec: ModelSpec, backend: str = "auto") -> Model:
     """The module of a spec with uninitialised weights on torch's default device (see `torch.device`)."""
-    return MODELS[spec.kind](spec, backend)
+    with _Unfilled():
+        return MODELS[spec.kind](spec, backend)
+
+
+class _Unfilled(TorchFunctionMode):
+    """Has `torch.nn.init` leave tensors as they are. On the device "meta" a number that is drawn costs the import of
+    torch's compiler, which takes as long as that of torch itself."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else named["tensor"]
+        return func(*args, **named)
 
 
 def build(
@@ -48,8 +64,16 @@ def build(
         model = blank(spec, backend).to(dtype)
     where = torch.device("cpu" if device is None else device)
     if where.type != "meta":
-        large_pages(model.to_empty(device=where).parameters())
-        initialize_(model, seed)
+        initialize_(allocate_(model, where), seed)
+    return model
+
+
+def allocate_(model: Model, device: torch.device | str) -> Model:
+    """Gives every parameter memory on `device`, with anything in it, in place; returns the model.
+
+    `torch.nn.Module.to_empty` would import sympy, to ask which strides tensors without memory have."""
+    model._apply(lambda t: torch.empty(t.shape, dtype=t.dtype, device=device))  # type: ignore[no-untyped-call]
+    large_pages(model.parameters())
     return model
 
 

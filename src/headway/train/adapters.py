@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from headway.checkpoints.adapters import fingerprint
-from headway.checkpoints.folder import load_folder
+from headway.checkpoints import Base
 from headway.errors import CheckpointError, ConfigError
 from headway.models import Model, ModelSpec, cost
 from headway.nn import WEIGHTS, Adapter, Lora, attach, block_linears
@@ -51,13 +49,6 @@ def check_base(config: RowsConfig) -> None:
         )
 
 
-class Base(NamedTuple):
-    """The frozen model beside which an adapter is trained: its folder, and what tells its weights from others."""
-
-    folder: Path
-    fingerprint: str
-
-
 def adapt(model: Model, config: RowsConfig, dtype: torch.dtype) -> Base | None:
     """Freeze a model in `dtype`, in 4 bits where the settings say so, and put a fresh adapter in float32 on it. None,
     and nothing is done, where the settings have no adapter.
@@ -78,7 +69,7 @@ def adapt(model: Model, config: RowsConfig, dtype: torch.dtype) -> Base | None:
             layer.keep(WEIGHTS[config.base].pack(layer.matrix))
     adapter = Adapter.fresh(model, lora, config.adapter_targets, config.seed)
     attach(model, adapter, NAME, dtype=torch.float32)
-    return Base(Path(config.model).resolve(), fingerprint(load_folder(config.model).tensors))
+    return Base.of(Path(config.model).resolve())
 
 
 def trained_adapter(model: Model) -> Adapter:

@@ -235,7 +235,7 @@ def save_final(path: Path, task: Task[Any], trained: Any) -> None:
     if task.base is None:
         save_folder(path, trained, **how)
         return
-    save_adapter(path, trained, task.model.spec, base=task.base.folder, **how)
+    save_adapter(path, trained, task.model.spec, base=task.base, **how)
 
 
 def take_mean(model: torch.nn.Module, paths: Sequence[Path]) -> None:

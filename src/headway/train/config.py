@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serial
 from pydantic.fields import FieldInfo
 
 from headway.errors import ConfigError, did_you_mean
+from headway.threads import MOST_THREADS
 
 GROUPS = ("Task", "Data", "Model", "Adapter", "Batch", "Length", "Optimizer", "Machine", "Output")
 TASK = (
@@ -114,7 +115,12 @@ class TrainConfig(BaseModel):
     )
     backend: str = setting("auto", "attention backend; fails rather than falls back", group="Machine")
     threads: int | None = setting(
-        None, "CPU threads [default: torch's]", group="Machine", ge=1, on_resume="other bits"
+        None,
+        "CPU threads [default: torch's]",
+        group="Machine",
+        ge=1,
+        le=MOST_THREADS,
+        on_resume="other bits",
     )
     mesh: str | None = setting(
         None,

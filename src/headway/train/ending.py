@@ -6,6 +6,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from headway.checkpoints.folder import load_folder
+from headway.checkpoints.hf.config import transformers_verdict
 from headway.models import cost
 from headway.report import cell
 from headway.train.callbacks import TrainResult
@@ -42,4 +44,5 @@ def result(
         next_command=task.next_command.format(model=shlex.quote(str(model))),
         accuracy=record.get("accuracy"),
         unit=task.unit,
+        transformers=None if task.base is not None else transformers_verdict(load_folder(model).spec),
     )

@@ -60,6 +60,7 @@ class RowsConfig(TrainConfig):
         group="Model",
         unit="layers",
         ge=1,
+        le=1024,
     )
     width: int | None = setting(
         None, "width of the home-made model [default: from depth]", group="Model", unit="features", ge=8

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Generic, NamedTuple
 import torch
 from torch import Tensor
 
+from headway.checkpoints import Base
 from headway.nn import IGNORE_INDEX
 from headway.text import Tokenizer
-from headway.train.adapters import Base
 from headway.train.callbacks import Callback
 from headway.train.config import TrainConfig
 from headway.train.evaluation import Evaluation

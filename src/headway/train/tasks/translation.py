@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 
+from headway.checkpoints.folder import load_folder
 from headway.data.pairs import (
     END,
     START,
@@ -21,6 +23,7 @@ from headway.data.pairs import (
 )
 from headway.models import EncoderDecoder, Head, ModelSpec, build
 from headway.patterns import Full
+from headway.positions import Sinusoidal
 from headway.text import Tokenizer
 from headway.train.config import TASK, TrainConfig, setting
 from headway.train.evaluation import Evaluation
@@ -114,10 +117,13 @@ class Translation(Task[EncoderDecoder]):
         if config.validation_source is not None and config.validation_target is not None:
             lines = read_pairs(config.validation_source, config.validation_target)
             self.held = encode_pairs(tokenizer, *lines, config.context)
-        model = build(translation_spec(config, tokenizer.vocab_size), dtype=torch.float32, seed=config.seed)
+        spec = translation_spec(config, tokenizer.vocab_size)
+        if start is not None:  # a run of an earlier version has cosines between its sines
+            spec = with_sinusoids(spec, load_folder(start).spec)
+        model = build(spec, dtype=torch.float32, seed=config.seed)
         assert isinstance(model, EncoderDecoder)
         self.model, self.steps, self.data = model, config.steps, self.train.described()
-        self.generation = {"decoder_start_token_id": START, "eos_token_id": END}
+        self.generation = {"decoder_start_token_id": START, "eos_token_id": END, "pad_token_id": START}
         self.rows_of_epoch = lru_cache(1)(partial(batches, self.train, config.batch_tokens, config.seed))
         self.steps_per_epoch = len(self.rows_of_epoch(0))
         self.warmup, self.micro_batch, self.ranks = config.warmup, config.micro_batch, 1
@@ -187,7 +193,8 @@ def inverse_sqrt(step: int, width: int, warmup: int) -> float:
 
 
 def translation_spec(config: TranslationConfig, vocab: int) -> ModelSpec:
-    """The Transformer of 2017 at the sizes of `config`; one matrix is both embeddings and output layer (3.4)."""
+    """The Transformer of 2017 at the sizes of `config`; one matrix is both embeddings and output layer (3.4). Sines
+    stand before cosines and the norms' epsilon is torch's, so that transformers' Marian computes the same."""
     size = {
         "vocab": vocab,
         "width": config.width,
@@ -200,6 +207,16 @@ def translation_spec(config: TranslationConfig, vocab: int) -> ModelSpec:
         "final_norm": config.order == "pre",
         "embedding_scale": config.width**0.5,
         "init_std": config.width**-0.5,
+        "positions": Sinusoidal(pairing="halves"),
+        "norm_eps": 1e-5,
     }
     encoder = ModelSpec.of("transformer", **size, causal=False, patterns=Full(), head=Head("states"))
     return ModelSpec.of("transformer", **size, encoder=encoder, tied=True, shared_embedding=True)
+
+
+def with_sinusoids(spec: ModelSpec, like: ModelSpec) -> ModelSpec:
+    """The spec with the positions and the norms' epsilon of another one."""
+    sides = [
+        replace(one, positions=like.positions, norm_eps=like.norm_eps) for one in (spec, spec.encoder) if one
+    ]
+    return replace(sides[0], encoder=sides[1])
