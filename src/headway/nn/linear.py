@@ -184,8 +184,8 @@ class Linear(nn.Linear):
 
 
 def products(x: Tensor, layers: Sequence[Linear]) -> list[Tensor]:
-    """layer(x) of each. x enters once where ranks share the layers, and forms that are multiplied by one function
-    share its work: int8 and int4 round x once."""
+    """layer(x) of each. x enters once where ranks share the layers, and forms of one kind share work: int8
+    and int4 round x once."""
     hooked = any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
     if hooked and layers[0].share is None:
         return [layer(x) for layer in layers]
@@ -193,10 +193,7 @@ def products(x: Tensor, layers: Sequence[Linear]) -> list[Tensor]:
     if hooked:
         return [layer.leave(layer.local(x)) for layer in layers]
     weights = [layer.kept for layer in layers]
-    first, *others = (type(weight).side_by_side for weight in weights)
-    if any(other.__func__ is not first.__func__ for other in others):
-        return [layer.leave(layer._adapted(x, w, None)) for layer, w in zip(layers, weights, strict=True)]
-    made = first(x, weights, [layer.local_bias for layer in layers])
+    made = weights[0].side_by_side(x, weights, [layer.local_bias for layer in layers])
     return [
         layer.leave(layer._adapted(x, weight, product))
         for layer, weight, product in zip(layers, weights, made, strict=True)

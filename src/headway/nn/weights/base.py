@@ -82,11 +82,10 @@ class Weight(ABC):
         """`product` where neither x nor the bias needs a gradient."""
         return F.linear(x, self.dequantize(x.dtype), bias)
 
-    @classmethod
     def side_by_side(
-        cls, x: Tensor, weights: Sequence[Self], biases: Sequence[Tensor | None]
+        self, x: Tensor, weights: Sequence[Weight], biases: Sequence[Tensor | None]
     ) -> list[Tensor]:
-        """The products of one x with several weights of this form."""
+        """The products of one x with several weights, of which this is the first."""
         return [w.product(x, bias) for w, bias in zip(weights, biases, strict=True)]
 
     def part_reason(self, axis: int, rows: range) -> str | None:

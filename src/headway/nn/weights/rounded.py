@@ -63,14 +63,13 @@ class Rounded(Weight):
         """See `Weight`."""
         return self.side_by_side(x, [self], [bias])[0]
 
-    @classmethod
     def side_by_side(
-        cls, x: Tensor, weights: Sequence[Self], biases: Sequence[Tensor | None]
+        self, x: Tensor, weights: Sequence[Weight], biases: Sequence[Tensor | None]
     ) -> list[Tensor]:
         """See `Weight`: one call of the kernels, which rounds x once."""
-        panels = [w.panels for w in weights]
-        if needs_gradient(x, *biases):
-            return [w.product(x, bias) for w, bias in zip(weights, biases, strict=True)]
+        panels = [w.panels for w in weights if isinstance(w, Rounded)]
+        if needs_gradient(x, *biases) or len(panels) < len(weights):
+            return super().side_by_side(x, weights, biases)
         if x.numel() and unsupported_reason(x, panels) is None:
             return linear(x, panels, [None if bias is None else bias.detach().float() for bias in biases])
         return [dequantized_linear(x, p, bias) for p, bias in zip(panels, biases, strict=True)]
