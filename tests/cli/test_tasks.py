@@ -263,3 +263,16 @@ def test_work_that_may_take_long_is_said_on_a_terminal(
         monkeypatch.setattr(sys, "stderr", stream)
         run([command, folder, *more])
         assert (said in stream.getvalue()) == stream.isatty()
+
+
+@pytest.mark.parametrize("command", ["translate", "classify", "tag"])
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_nothing_is_made_of_nothing(
+    command: str, text: str, folders: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `generate` refuses an empty prompt."""
+    name = {"tag": "classify"}.get(command, command)
+    assert run([name, folders[command], "the cat", text]) == 1
+    printed = capsys.readouterr()
+    assert "headway: error: text 1 is empty: there is nothing to read; leave it out\n" in printed.err
+    assert not printed.out

@@ -180,7 +180,7 @@ def offered(name: str) -> Any:
 def _invoke(name: str, entry: Command, arguments: list[str]) -> int:
     import typer
 
-    from headway.cli._shared import application
+    from headway.cli._shared import application, expand_home
 
     module, _, function = entry.module.partition(":")
     given: Any = getattr(importlib.import_module(module), function or "command")
@@ -188,6 +188,7 @@ def _invoke(name: str, entry: Command, arguments: list[str]) -> int:
         app = application()
         app.command()(given)
         given = typer.main.get_command(app)
+    expand_home(given)
     try:
         with given.make_context(f"headway {name}", arguments) as context:
             result = context.command.invoke(context)

@@ -40,8 +40,8 @@ def command(
         str | None,
         typer.Option(
             "--data",
-            help="text file, folder of text files, or token file (.tokens); records (.jsonl, .json, .csv, .tsv), for a "
-            "model that classifies, tags, answers or embeds",
+            help='text file, records with a "text" each (.jsonl, .json, .csv, .tsv), folder of .txt and .jsonl files, '
+            "or token file (.tokens); records of its task, for a model that classifies, tags, answers or embeds",
         ),
     ] = None,
     harness: Annotated[
@@ -77,7 +77,8 @@ def command(
         typer.Option(
             "--limit",
             min=1,
-            help="only the first N tokens of the text, N records, or N documents of each task",
+            help="only the first N tokens of the text, N of the records (drawn by a fixed seed), or N documents of "
+            "each task",
         ),
     ] = None,
     cut: TruncateOption = False,

@@ -10,6 +10,7 @@ from headway.checkpoints.folder import load_folder
 from headway.data.record_kinds import Messages
 from headway.errors import ConfigError, DataError, did_you_mean
 from headway.text import Tokenizer
+from headway.text.chat import ChatTemplate
 from headway.train.config import setting
 from headway.train.rows_config import RowsConfig
 
@@ -28,6 +29,16 @@ class ConversationConfig(RowsConfig):
         "tokens that end an answer, besides the tokenizer's EOS [default: those of generation_config.json]",
         group="Data",
     )
+
+    def missing(self) -> list[str]:
+        """See `TrainConfig`; and a template that is not there."""
+        missing = super().missing()
+        try:
+            if self.template is not None:
+                ChatTemplate.find(self.template)
+        except DataError as error:
+            missing.append(f"template {error}")
+        return missing
 
 
 def message_texts(messages: Messages) -> Iterator[str]:

@@ -8,7 +8,7 @@ from headway.text import Tokenizer
 from headway.train.evaluation import Evaluation
 from headway.train.head_rows import evaluate_rows
 from headway.train.microbatch_pool import MicrobatchPool
-from headway.train.records import read_all
+from headway.train.records import read_all, sample
 from headway.train.tasks import head_task_of
 
 
@@ -26,7 +26,8 @@ def evaluate_head(
     to be said of the records.
 
     context: most tokens of a row (the model's own unless given).   cut: read the beginning of texts that are longer
-    (those that tell tags and answers are read in windows without it).   limit: the first so many records.
+    (those that tell tags and answers are read in windows without it).   limit: so many of the records, drawn
+    whatever their order, the same ones each time.
     Raises ConfigError for a head that records do not measure, and DataError for records that do not fit."""
     spec = model.spec
     task = head_task_of(spec)
@@ -39,5 +40,8 @@ def evaluate_head(
         )
     given = {"data": data, "context": length} | ({"too_long": "cut"} if cut else {})
     records, remarks = read_all(data, task.measured or task.kinds)
-    rows = task.rows(records[:limit], tokenizer, spec, task.settings.of(given))
+    if limit is not None and limit < len(records):
+        remarks = [*remarks, f"{limit} of {len(records)} records are measured, drawn by a fixed seed"]
+    records = [records[i] for i in sample(len(records), limit)]
+    rows = task.rows(records, tokenizer, spec, task.settings.of(given))
     return evaluate_rows(model, rows, pool), [*remarks, *rows.remarks]

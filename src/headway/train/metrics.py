@@ -137,14 +137,14 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def draw_curve(records: list[dict[str, Any]], path: Path, title: str) -> None:
-    """Bits per byte (or loss, where there are none) over steps as a PNG: every step, their running mean, and the
-    held-out text."""
+def draw_curve(records: list[dict[str, Any]], path: Path, title: str, unit: str = "token") -> None:
+    """Bits per byte (or loss per `unit`, where there are none) over steps as a PNG: every step, their running mean, and
+    what is held out."""
     from matplotlib.figure import Figure
 
-    unit = "bits_per_byte" if any(r.get("bits_per_byte") is not None for r in records) else "loss"
-    steps = [(r["step"], r[unit]) for r in records if "step" in r and r.get(unit) is not None]
-    seen = f"val_{unit}"
+    what = "bits_per_byte" if any(r.get("bits_per_byte") is not None for r in records) else "loss"
+    steps = [(r["step"], r[what]) for r in records if "step" in r and r.get(what) is not None]
+    seen = f"val_{what}"
     held = [(r["step"], r[seen]) for r in records if "step" in r and r.get(seen) is not None]
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     axes = figure.add_subplot()
@@ -161,7 +161,7 @@ def draw_curve(records: list[dict[str, Any]], path: Path, title: str) -> None:
         late = [*values[len(values) // 20 :], *(v for _, v in held)]
         axes.set_ylim(top=max(late) + 0.1 * (max(late) - min(late)) + 1e-3)
     axes.set_xlabel("optimizer step")
-    axes.set_ylabel("bits per byte" if unit == "bits_per_byte" else "loss, nats per token")
+    axes.set_ylabel("bits per byte" if what == "bits_per_byte" else f"loss, nats per {unit}")
     axes.set_title(title, fontsize=11)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)

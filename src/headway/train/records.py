@@ -45,6 +45,11 @@ def split(config: RowsConfig, kinds: Kinds, measured: Kinds) -> Split:
     return Split(rest, [train[i] for i in sorted(chosen)], remarks)
 
 
+def sample(count: int, limit: int | None) -> list[int]:
+    """`limit` numbers below `count` in their order, the same ones each time; all of them without a limit."""
+    return sorted(map(Permutation(0, 0, count), range(min(count, limit or count))))
+
+
 def read_all(path: str, kinds: Kinds) -> tuple[list[Record], list[str]]:
     """The records of a file, and what is said of those that cannot be read and are left out: up to `BROKEN` of them.
     Raises DataError where they are more, or none is left."""

@@ -124,6 +124,7 @@ def packed_state(
     Raises CheckpointError for layers that are quantized in different ways, and for what is one layer in the folder and
     quantized in part, or stored [in, out]."""
     scheme, rules, linears = _scheme(layers), rules_by_name(names, spec), _linears(spec)
+    output = names.outputs.get(spec.head.task)
     dtype = next(iter(forms(state).values())).dtype
     made: dict[str, Rule] = {}
     ignore: list[str] = []
@@ -140,11 +141,9 @@ def packed_state(
         if any(there):
             made[place] = rule
         else:
-            ignore.append(place)
-    tied = names.aliases(spec) if callable(names.aliases) else names.aliases
-    ignore += [
-        name.removesuffix(".weight") for name in tied if name.endswith(".weight") and name not in rules
-    ]
+            ignore.append(output if output is not None and ours == ("lm_head",) else place)
+    if output is not None and "lm_head" not in layers:
+        ignore.append(output)
     kept = {name: form for name, form in forms(state).items() if name.removesuffix(".weight") not in made}
     leaves: dict[str, Form] = {}
     for place, rule in made.items():
@@ -161,7 +160,7 @@ def packed_state(
         parts = [matrices[layer] for layer in _layers(made[place])]
         return to_leaves(_joined(parts, made[place]), scheme, dtype)[leaf]
 
-    return Made({**kept, **leaves}, make), written_config(scheme, ignore)
+    return Made({**kept, **leaves}, make), written_config(scheme, [*dict.fromkeys(ignore)])
 
 
 def _scheme(layers: Mapping[str, Panels]) -> Scheme:

@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints import Base
+from headway.choice import Choice
+from headway.errors import ConfigError
+from headway.models import ModelSpec
 from headway.nn import IGNORE_INDEX
 from headway.text import Tokenizer
 from headway.train.callbacks import Callback
@@ -20,6 +23,7 @@ from headway.train.config import TrainConfig
 from headway.train.evaluation import Evaluation
 from headway.train.microbatch_pool import M, MicrobatchPool
 from headway.train.optimizer import Optimizer
+from headway.train.plan import Plan
 
 
 class Sums(NamedTuple):
@@ -110,6 +114,26 @@ class Objective(ABC, Generic[M]):
         return None
 
 
+class Foreseen(NamedTuple):
+    """What a run would do, as far as that is known before a tokenizer is trained and anything is computed.
+
+    spec      of its model
+    data      how much there is to train on, by what it is: {"records": 120}; counted where `exact`, else estimated
+    plan      rows and steps
+    context   most tokens of a row
+    texts     rows of tokens that each row of the plan has: 2 for a pair of answers
+    workers   forward passes that run side by side
+    """
+
+    spec: ModelSpec
+    data: Mapping[str, int]
+    exact: bool
+    plan: Plan
+    context: int
+    workers: Choice
+    texts: int = 1
+
+
 class Task(Objective[M]):
     """An objective that `headway train` runs in a folder, made from its settings.
 
@@ -143,6 +167,17 @@ class Task(Objective[M]):
     warmup: int = 0
     workers: int = 1
     micro_batch: int | None = None
+
+    @classmethod
+    def check_settings(cls, config: Any) -> None:
+        """Raises ConfigError for settings that fit no run of this task, as far as that is known before data is read."""
+
+    @classmethod
+    def foresee(cls, config: Any) -> Foreseen:
+        """What a run would do. Raises ConfigError for a task of your own that does not say."""
+        raise ConfigError(
+            f"a dry run asks the task, and {cls.__name__} has no `foresee`; leave --dry-run out"
+        )
 
     @abstractmethod
     def __init__(self, config: Any, folder: Path, start: Path | None, dtype: torch.dtype) -> None:

@@ -138,6 +138,7 @@ class Embed(HeadTask):
     head_task = "embed"
     kinds = (Triplet,)
     measured = (Triplet, Labelled)
+    most_texts = 3
     next_command = "headway embed {model} 'a text' 'another' --similarity"
 
     @classmethod

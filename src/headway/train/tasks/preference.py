@@ -30,7 +30,7 @@ from headway.train.inputs import find_tokenizer, first_model, model_spec
 from headway.train.microbatch_pool import MasterWeights, MicrobatchPool
 from headway.train.records import described, split
 from headway.train.tasks.base import StepStats, Sums
-from headway.train.tasks.rows import RowsTask
+from headway.train.tasks.rows import Amount, RowsTask
 
 REFERENCE = "reference.safetensors"
 AT_ONCE = 8
@@ -41,7 +41,10 @@ class PreferenceConfig(ConversationConfig):
 
     task: str | None = setting("preference", TASK, group="Task")
     data: str = setting(
-        ..., "records with prompt, chosen and rejected: .jsonl or .json, or .gz of them", group="Data"
+        ...,
+        "records with prompt, chosen and rejected: .jsonl or .json, or .gz of them",
+        group="Data",
+        is_path=True,
     )
     loss: Literal["dpo", "orpo"] = setting(
         "dpo",
@@ -113,14 +116,13 @@ class PreferenceTuning(RowsTask):
         self, config: PreferenceConfig, folder: Path, start: Path | None, dtype: torch.dtype
     ) -> None:
         self.config = config
-        self.check(config, model_spec(config))
         train, held, said = split(config, (Pair,), (Pair,))
         tokenizer = find_tokenizer(config, folder, start, lambda: _texts(train), masked=False)
         tokenizer, stop, self.generation = conversation_tokenizer(config, tokenizer)
-        rows, more = self.rows(train, tokenizer, stop)
+        rows, more = self.rows(train, config, tokenizer, stop)
         self.held_rows = None
         if held is not None:
-            self.held_rows, left_out = self.rows(held, tokenizer, stop)
+            self.held_rows, left_out = self.rows(held, config, tokenizer, stop)
             more += [f"held out: {remark}" for remark in left_out]
         self.begin(first_model(config, tokenizer.vocab_size), tokenizer, rows, dtype)
         if config.loss == "dpo":
@@ -135,8 +137,20 @@ class PreferenceTuning(RowsTask):
     def unsupported(cls, spec: ModelSpec) -> str | None:
         return None if spec.causal and spec.encoder is None else f"{spec.family} is no decoder"
 
+    @classmethod
+    def amount(cls, config: PreferenceConfig, tokenizer: Tokenizer | None) -> Amount:
+        """See `RowsTask`: exact where there is a tokenizer."""
+        spec = model_spec(config, None if tokenizer is None else tokenizer.vocab_size)
+        train, _, _ = split(config, (Pair,), (Pair,))
+        if tokenizer is None:
+            return Amount(spec, {"training pairs": len(train)}, False, len(train), texts=2)
+        tokenizer, stop, _ = conversation_tokenizer(config, tokenizer)
+        rows, _ = cls.rows(train, config, tokenizer, stop)
+        return Amount(spec, {"training pairs": len(rows)}, True, len(rows), texts=2)
+
+    @classmethod
     def rows(
-        self, records: Sequence[Record], tokenizer: Tokenizer, stop: Collection[int]
+        cls, records: Sequence[Record], config: PreferenceConfig, tokenizer: Tokenizer, stop: Collection[int]
     ) -> tuple[PairRows, list[str]]:
         """Pairs that fit the context, and what is said of those that do not. Raises DataError when none is left."""
         found: list[tuple[Segments, Segments]] = []
@@ -149,14 +163,14 @@ class PreferenceTuning(RowsTask):
                 ]
             except DataError as error:
                 raise DataError(f"{record.where}: {error}") from None
-            if max(len(one.ids) for one in both) <= self.config.context:
+            if max(len(one.ids) for one in both) <= config.context:
                 found.append((both[0], both[1]))
         left_out = len(records) - len(found)
         if not found:
             raise DataError(
-                f"{self.config.data}: none of the {len(records)} pairs fits context {self.config.context}; raise it"
+                f"{config.data}: none of the {len(records)} pairs fits context {config.context}; raise it"
             )
-        said = f"{left_out} of {len(records)} pairs are longer than context {self.config.context}: left out"
+        said = f"{left_out} of {len(records)} pairs are longer than context {config.context}: left out"
         return PairRows(found), [said] if left_out else []
 
     def count(self, batch: PairBatch) -> int:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 
 from headway.checkpoints.folder import load_folder
+from headway.choice import Choice
 from headway.data.pairs import (
     END,
     START,
@@ -29,7 +30,8 @@ from headway.train.config import TASK, TrainConfig, setting
 from headway.train.evaluation import Evaluation
 from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.optimizer import Optimizer
-from headway.train.tasks.base import MicroBatches, Task
+from headway.train.plan import BYTES_PER_TOKEN, Plan
+from headway.train.tasks.base import Foreseen, MicroBatches, Task
 
 
 class TranslationConfig(TrainConfig):
@@ -37,10 +39,12 @@ class TranslationConfig(TrainConfig):
 
     task: str | None = setting("translation", TASK, group="Task")
 
-    source: str = setting(..., "sentences to translate, one a line (.gz may be read)", group="Data")
-    target: str = setting(..., "their translations, line by line", group="Data")
-    validation_source: str | None = setting(None, "held-out sentences", group="Data")
-    validation_target: str | None = setting(None, "their translations", group="Data")
+    source: str = setting(
+        ..., "sentences to translate, one a line (.gz may be read)", group="Data", is_path=True
+    )
+    target: str = setting(..., "their translations, line by line", group="Data", is_path=True)
+    validation_source: str | None = setting(None, "held-out sentences", group="Data", is_path=True)
+    validation_target: str | None = setting(None, "their translations", group="Data", is_path=True)
     vocab: int = setting(
         4096, "size of the byte-level BPE that both languages share", group="Data", unit="tokens", ge=258
     )
@@ -127,6 +131,26 @@ class Translation(Task[EncoderDecoder]):
         self.rows_of_epoch = lru_cache(1)(partial(batches, self.train, config.batch_tokens, config.seed))
         self.steps_per_epoch = len(self.rows_of_epoch(0))
         self.warmup, self.micro_batch, self.ranks = config.warmup, config.micro_batch, 1
+
+    @classmethod
+    def check_settings(cls, config: TranslationConfig) -> None:
+        """See `Task`."""
+        translation_spec(config, config.vocab)
+
+    @classmethod
+    def foresee(cls, config: TranslationConfig) -> Foreseen:
+        """See `Task`: as if all pairs were of the mean length."""
+        sources, targets = read_pairs(config.source, config.target)
+        size = sum(len(line.encode()) for line in chain(sources, targets))
+        tokens = max(1, int(size / BYTES_PER_TOKEN))
+        each = max(1, tokens // (2 * len(sources)) + 1)  # and END
+        per_step = max(1, config.batch_tokens // each)
+        plan = Plan(
+            config.seed, len(sources), per_step, config.steps * per_step, config.micro_batch or per_step
+        )
+        alone = Choice("1", "one forward pass after the other")
+        data = {"training pairs": len(sources), "training tokens": tokens}
+        return Foreseen(translation_spec(config, config.vocab), data, False, plan, each, alone)
 
     @property
     def held_steps(self) -> float:
