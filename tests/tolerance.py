@@ -66,7 +66,9 @@ def assert_rounded_once(
     assert torch.isfinite(got).all(), f"{what}: not finite"
     off = (got.double() - exact.to(got.dtype).double()).abs()
     allowed = ulps * ulp(exact, got.dtype) + 2**-20 * torch.as_tensor(terms, dtype=torch.float64)
-    assert bool((off <= allowed).all()), f"{what}: {(off / allowed).max().item():.3g} times what a rounding makes"
+    assert bool((off <= allowed).all()), (
+        f"{what}: {(off / allowed).max().item():.3g} times what a rounding makes"
+    )
     assert_unbiased(got, exact, what)
 
 
@@ -94,9 +96,7 @@ def bound(check: str, level: str) -> float:
     return float(max((pair[0] for pair in of_levels.values()), default=USUAL))
 
 
-def renewed(
-    old: dict[str, dict[str, Any]], seen: dict[str, dict[str, float]]
-) -> dict[str, dict[str, Any]]:
+def renewed(old: dict[str, dict[str, Any]], seen: dict[str, dict[str, float]]) -> dict[str, dict[str, Any]]:
     """The table with what was seen: bounds of `MARGIN` times that, none looser than it was. Checks that were not seen
     are gone; levels that this CPU lacks stay.
 
@@ -107,7 +107,9 @@ def renewed(
         for level, ratio in sorted(of_levels.items()):
             before = float(new[check].get(level, [USUAL])[0])
             if ratio > before:
-                raise ValueError(f"{check} at {level}: {ratio:.3g} is more than {before:g}, which is not loosened")
+                raise ValueError(
+                    f"{check} at {level}: {ratio:.3g} is more than {before:g}, which is not loosened"
+                )
             new[check][level] = [min(before, _short(MARGIN * ratio)), _short(ratio)]
     return new
 

@@ -151,7 +151,9 @@ def check(problem: Problem, how: str = "native") -> None:
     got = results(problem, how, d_out, d_lse)
     some = problem.visible.any(-1)
     assert torch.equal(got[1] > float("-inf"), some)
-    for name, a, b, c, size in zip(NAMES, got, exact, low, terms(problem, exact[1].masked_fill(~some, 0.0)), strict=False):
+    for name, a, b, c, size in zip(
+        NAMES, got, exact, low, terms(problem, exact[1].masked_fill(~some, 0.0)), strict=False
+    ):
         if name == "lse":
             c = c if dtype == torch.float32 else problem.to(torch.float32).formula().lse
             a, b, c = (t[some].unsqueeze(-1) for t in (a, b, c))
