@@ -15,7 +15,8 @@ from headway.checkpoints.restore import build_model
 from headway.errors import CheckpointError
 from headway.models import Model, ModelSpec, build
 from headway.models.quantize import quantize_model, quantized_layers
-from headway.nn import Adapter, Lora
+from headway.nn import Adapter, Lora, block_linears, from_codes
+from headway.quantization import quantize_weights
 
 SIZE: dict[str, Any] = {"vocab": 61, "width": 64, "layers": 2, "heads": 4, "hidden": 96, "init_std": 0.2}
 LLAMA = ModelSpec.of("llama", **SIZE, kv_heads=2, tied=False)
@@ -72,6 +73,20 @@ def test_a_folder_gives_back_the_same_bits_whatever_its_family_calls_them(
     save_folder(tmp_path / "again", again)
     files = [(tmp_path / one / "model.safetensors").read_bytes() for one in ("m", "again")]
     assert files[0] == files[1]
+
+
+@pytest.mark.parametrize("name", ["fused", "interleaved"])
+def test_layers_with_and_without_zeros_may_be_one_in_the_files(name: str, tmp_path: Path) -> None:
+    model = build(SPECS[name], seed=0).eval().requires_grad_(False)
+    for place, layer in block_linears(model).items():
+        symmetric = not place.endswith(("k_proj", "up_proj"))
+        layer.keep(from_codes(quantize_weights(layer.matrix, 4, 32, symmetric=symmetric)))
+    save_folder(tmp_path / "m", model)
+    found = load_folder(tmp_path / "m").quantized
+    for place, layer in quantized_layers(model).items():
+        wanted = layer.panels.unpack()
+        assert torch.equal(found[place].codes, wanted.codes)
+        assert torch.equal(found[place].zero_or_middle, wanted.zero_or_middle)
 
 
 def test_the_folder_is_as_small_as_it_says(tmp_path: Path) -> None:

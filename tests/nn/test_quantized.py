@@ -68,6 +68,24 @@ def test_panels_give_back_codes_scales_and_zeros(
     assert torch.equal(torch.cat([part.scale for part in parts]), found.scale)
 
 
+@given(
+    seed=st.integers(0, 99),
+    sizes=st.lists(st.sampled_from([0.0, 1e-30, 1e-6, 1.0, 1e4]), min_size=4, max_size=4),
+)
+def test_scales_of_groups_are_kept_to_the_rounding_of_float16_at_the_largest_of_their_row(
+    seed: int, sizes: list[float]
+) -> None:
+    """Whichever has the largest, and where the first is 0; below 2^-14 of the largest float16 has fixed steps."""
+    w = (
+        numbers(5, 4, 32, seed=seed)
+        * torch.tensor([sizes, sizes[::-1], [0, *sizes[1:]], [0, 0, 0, 1], [0] * 4])[..., None]
+    )
+    matrix = quantize_weights(w.flatten(1), 8, 32)
+    kept = Panels.pack(matrix).unpack().scale.double()
+    wanted, largest = matrix.scale.double(), matrix.scale.double().amax(1, keepdim=True)
+    assert torch.all((kept - wanted).abs() <= wanted * 2.0**-11 + largest * 2.0**-25)
+
+
 @pytest.mark.parametrize(("bits", "group", "symmetric"), FORMS)
 def test_weights_are_kept_to_half_a_step(bits: int, group: int | None, symmetric: bool) -> None:
     w = numbers(37, 130)

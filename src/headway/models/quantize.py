@@ -72,7 +72,7 @@ def quantize_model(
             quantized ones before it make of these rows. Otherwise they are the nearest (`quantize_clipped`), as those
             of the output layer are in any case.
     Raises ConfigError for other weights or groups, for a model that has quantized layers or adapters, for an output
-    layer that is the embedding, and for rows where the model is no decoder."""
+    layer that is the embedding, for rows where the model is no decoder, and for a weight that is no finite number."""
     bits, group = weight_kind(weights, group)
     if adapter_names(model) or quantized_layers(model):
         raise ConfigError(
@@ -86,6 +86,7 @@ def quantize_model(
         )
     if calibrate is not None and not (isinstance(model, Decoder) and len(calibrate)):
         raise ConfigError("quantize_model: calibrate takes rows of ids for a decoder, at least one")
+    _require_finite(model)
     model.eval().requires_grad_(False)
     nearest = [] if head is None else [head]
     if calibrate is not None:
@@ -95,6 +96,18 @@ def quantize_model(
         nearest += block_linears(model).values()
     for layer in nearest:
         layer.keep(from_codes(quantize_clipped(layer.matrix, bits, group)))
+
+
+def _require_finite(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        value = parameter.detach()
+        if (wrong := ~value.isfinite()).any():
+            first = wrong.nonzero()[0].tolist()
+            raise ConfigError(
+                f"quantize_model: {name} has {int(wrong.sum()):,} of {value.numel():,} numbers that are infinite or "
+                f"NaN, the first at {first} ({float(value[tuple(first)])}); no code stands for these, and the model is "
+                "broken: take a checkpoint of its training from before they appeared, or get its files again"
+            )
 
 
 def quantized_layers(model: nn.Module) -> dict[str, Rounded]:
