@@ -60,8 +60,9 @@ def expand_home(command: Any) -> None:
     """Have a click command, or those of a group, take every path by `at_home`."""
     for one in getattr(command, "commands", {}).values():
         expand_home(one)
-    if command.callback is not None and not isinstance(command.callback, _AtHome):
-        command.callback = _AtHome(command.callback)
+    callback = getattr(command, "callback", None)
+    if callback is not None and not isinstance(callback, _AtHome):
+        command.callback = _AtHome(callback)
 
 
 MODEL = "a model folder, a GGUF file, or an id of the Hugging Face Hub"

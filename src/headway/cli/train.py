@@ -195,6 +195,8 @@ class SettingsCommand:
     """`run` with options for the settings of the task that its arguments name, by --task, task=, or the file of
     --config; those of training on text unless they name one."""
 
+    callback = None  # of its own it has none; settings that are paths know what ~ is
+
     def make_context(self, name: str, arguments: list[str]) -> Any:
         """As click's commands do it."""
         task = asked_task(arguments)
