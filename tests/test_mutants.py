@@ -278,7 +278,11 @@ def test_a_line_of_a_function_is_told_from_one_of_a_class() -> None:
 
 def test_a_name_of_a_module_is_used_where_it_is_imported_from_it_or_its_package() -> None:
     file = "src/headway/nn/block.py"
-    for text in ("from headway.nn.block import A", "from headway.nn import A", "from headway.nn import block"):
+    for text in (
+        "from headway.nn.block import A",
+        "from headway.nn import A",
+        "from headway.nn import block",
+    ):
         assert cover.imports(text, file, ["A"])
     for text in ("from headway.nn.other import A", "from headway.nn.block import B", "A = 1"):
         assert not cover.imports(text, file, ["A"])

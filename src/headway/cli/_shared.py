@@ -254,10 +254,13 @@ def share_cores() -> None:
 
 def read_stdin(read: Callable[[], str] | None = None) -> str:
     """The whole of standard input, or what `read` reads of it. Raises DataError unless it is UTF-8."""
+    text = (read or sys.stdin.read)()
     try:
-        return (read or sys.stdin.read)()
-    except UnicodeDecodeError as error:
-        raise DataError(f"standard input: not UTF-8 at byte {error.start}") from None
+        text.encode()  # a byte that is no UTF-8 is a lone surrogate here: see `headway.cli.main`
+    except UnicodeEncodeError as error:
+        at = len(text[: error.start].encode())
+        raise DataError(f"standard input: not UTF-8 at byte {at}") from None
+    return text
 
 
 def read_prompt() -> str:

@@ -47,10 +47,14 @@ def message_texts(messages: Messages) -> Iterator[str]:
 
 
 def conversation_tokenizer(
-    config: ConversationConfig, tokenizer: Tokenizer, *, has_chats: bool = True
+    config: ConversationConfig,
+    tokenizer: Tokenizer,
+    *,
+    has_chats: bool = True,
+    generation: Mapping[str, Any] | None = None,
 ) -> tuple[Tokenizer, list[int], dict[str, Any]]:
     """The tokenizer with the chat template of the settings, ids that end an answer, and the trained model's
-    generation_config.json.
+    generation_config.json. `generation` is the content of the model's own; that of its folder unless given.
 
     Raises ConfigError for conversations (`has_chats`) without a chat template, and as `stop_ids` does."""
     if config.template is not None:
@@ -60,7 +64,7 @@ def conversation_tokenizer(
             f"{config.data} holds conversations, and the model has no chat template; give one (template=alpaca, "
             "vicuna, chatml, llama2 or a file)"
         )
-    own = _generation(config.model)
+    own = _generation(config.model) if generation is None else generation
     stop = stop_ids(tokenizer, config.stop, own)
     return tokenizer, stop, {**own, "eos_token_id": stop[0] if len(stop) == 1 else stop}
 

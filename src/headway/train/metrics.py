@@ -17,6 +17,7 @@ from headway.storage.files import atomic_write
 from headway.train.trackers import Trackers
 
 METRICS, CURVE = "metrics.jsonl", "loss.png"
+SILENCE = 60.0  # seconds of training after which a log is told how far a run is
 
 
 class MetricsLog:
@@ -57,8 +58,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 class Reporter:
-    """Says where the run is: a live bar on a terminal, one line every `every` steps elsewhere; `quiet` says nothing at
-    all. A context manager: the live bar ends with it."""
+    """Says where the run is: a live bar on a terminal, elsewhere one line every `every` steps, and whenever `SILENCE`
+    seconds of training have passed; `quiet` says nothing at all. A context manager: the live bar ends with it."""
 
     def __init__(
         self, total: int | None, every: int, *, quiet: bool = False, stream: TextIO | None = None
@@ -66,6 +67,7 @@ class Reporter:
         self.total, self.every, self.quiet = total, every, quiet
         self.stream = stream or sys.stderr
         self._bar: Progress | None = None
+        self._said = 0.0  # seconds of training at the last line of a step
         if not quiet and self.stream.isatty():
             count = MofNCompleteColumn() if total else TextColumn("step {task.fields[step]}")
             columns = (count, BarColumn(bar_width=12), TextColumn("{task.description}"))
@@ -95,7 +97,12 @@ class Reporter:
                 done, total = record["seconds"], record["seconds"] + record["eta_s"]
             said = summary(record, short=True)
             self._bar.update(self._task, completed=done, total=total, description=said, step=record["step"])
-        elif record["step"] % self.every == 0 or record["step"] == self.total:
+        elif (
+            record["step"] % self.every == 0
+            or record["step"] == self.total
+            or record["seconds"] - self._said >= SILENCE
+        ):
+            self._said = record["seconds"]
             of = f"/{self.total}" if self.total else ""
             self.note(f"step {record['step']}{of}  {summary(record)}")
 

@@ -134,11 +134,19 @@ class Foreseen(NamedTuple):
     texts: int = 1
 
 
+class Subject(NamedTuple):
+    """A model that is measured, the tokenizer beside it, and what its generation_config.json says."""
+
+    model: Any
+    tokenizer: Tokenizer
+    generation: Mapping[str, Any] = MappingProxyType({})
+
+
 class Task(Objective[M]):
     """An objective that `headway train` runs in a folder, made from its settings.
 
     Attributes:
-        settings: the class of its settings.
+        settings: the class of its settings. measured_by: those that `measure` goes by.
         next_command: what to type when the run is done; `{model}` is its folder.
         model: fp32, as the run begins: fresh weights, or those of a folder.
         tokenizer: saved with the model. generation: what generation_config.json says of it.
@@ -154,6 +162,7 @@ class Task(Objective[M]):
     """
 
     settings: ClassVar[type[TrainConfig]]
+    measured_by: ClassVar[tuple[str, ...]] = ()
     next_command: ClassVar[str]
     by_token: ClassVar[bool] = False
     model: M
@@ -178,6 +187,21 @@ class Task(Objective[M]):
         raise ConfigError(
             f"a dry run asks the task, and {cls.__name__} has no `foresee`; leave --dry-run out"
         )
+
+    @classmethod
+    def unsupported(cls, spec: ModelSpec) -> str | None:
+        """Why this neither trains nor measures a model; None where it does."""
+        return None
+
+    @classmethod
+    def measure(
+        cls, config: Any, subject: Subject, pool: MicrobatchPool, limit: int | None = None
+    ) -> tuple[Evaluation, Sequence[str]]:
+        """Evaluate a model on the data of the settings, or on `limit` records of it, as `evaluate` does held-out data;
+        and what is to be said of data that was not taken as it is.
+
+        Raises ConfigError for a model that this does not measure, DataError for data that does not fit."""
+        raise ConfigError(f"{cls.__name__} measures within its runs alone: it has no `measure`")
 
     @abstractmethod
     def __init__(self, config: Any, folder: Path, start: Path | None, dtype: torch.dtype) -> None:

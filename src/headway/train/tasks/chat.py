@@ -25,9 +25,10 @@ from headway.train.evaluation import Evaluation
 from headway.train.inputs import find_tokenizer, first_model, model_spec
 from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.plan import BYTES_PER_TOKEN
-from headway.train.records import split
+from headway.train.records import measured_records, split
 from headway.train.rows_config import PackedConfig
-from headway.train.tasks.rows import Amount, RowsTask
+from headway.train.tasks.base import Subject
+from headway.train.tasks.rows import MEASURED_BY, Amount, RowsTask
 
 EVALUATION_TOKENS = 8192  # slots of one forward pass
 KINDS: tuple[type[Record], ...] = (Conversation, Completion)
@@ -79,6 +80,7 @@ class Chat(RowsTask):
 
     settings = ChatConfig
     by_token = True
+    measured_by = (*MEASURED_BY, "template", "stop", "train_on", "too_long")
     next_command = "headway chat {model}"
     config: ChatConfig
     train_rows: ChatRows
@@ -130,6 +132,19 @@ class Chat(RowsTask):
     def evaluate(self, model: Decoder | Encoder, pool: MicrobatchPool, *, whole: bool) -> Evaluation | None:
         """See `Objective`: the answers of all held-out examples; by turn, where there are several."""
         return None if self.held_rows is None else evaluate_answers(model, self.held_rows, pool)
+
+    @classmethod
+    def measure(
+        cls, config: ChatConfig, subject: Subject, pool: MicrobatchPool, limit: int | None = None
+    ) -> tuple[Evaluation, Sequence[str]]:
+        """See `Task`."""
+        records, said = measured_records(config, KINDS, limit)
+        has_chats = any(isinstance(record, Conversation) for record in records)
+        tokenizer, stop, _ = conversation_tokenizer(
+            config, subject.tokenizer, has_chats=has_chats, generation=subject.generation
+        )
+        rows = chat_rows(records, config, tokenizer, stop)
+        return evaluate_answers(subject.model, rows, pool), [*said, *rows.examples.report.lines()]
 
 
 def chat_rows(

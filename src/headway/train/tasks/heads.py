@@ -18,7 +18,7 @@ from headway.checkpoints.restore import build_model
 from headway.data import Batch
 from headway.data.encoded import shortened, without_places
 from headway.data.record_kinds import Record
-from headway.errors import DataError
+from headway.errors import ConfigError, DataError
 from headway.models import Decoder, Encoder, Head, ModelSpec, build
 from headway.text import Encoded, Tokenizer
 from headway.text.tokenizer import Text
@@ -27,10 +27,10 @@ from headway.train.head_config import HeadConfig, WholeConfig
 from headway.train.head_rows import HeadRows, evaluate_rows, outputs
 from headway.train.inputs import find_tokenizer, make_spec, model_spec
 from headway.train.microbatch_pool import MicrobatchPool
-from headway.train.records import described, split
+from headway.train.records import described, measured_records, split
 from headway.train.rows_config import RowsConfig
-from headway.train.tasks.base import MicroBatches, StepStats, Sums
-from headway.train.tasks.rows import Amount, RowsTask
+from headway.train.tasks.base import MicroBatches, StepStats, Subject, Sums
+from headway.train.tasks.rows import MEASURED_BY, Amount, RowsTask
 
 ENCODED_AT_ONCE = 512
 
@@ -47,6 +47,7 @@ class HeadTask(RowsTask):
     """
 
     settings: ClassVar[type[HeadConfig]]
+    measured_by: ClassVar[tuple[str, ...]] = (*MEASURED_BY, "too_long")
     head_task: ClassVar[str]
     kinds: ClassVar[tuple[type[Record], ...]]
     measured: ClassVar[tuple[type[Record], ...]] = ()
@@ -138,6 +139,21 @@ class HeadTask(RowsTask):
         assert isinstance(model, Encoder)
         return evaluate_rows(model, self.held_rows, pool)
 
+    @classmethod
+    def measure(
+        cls, config: HeadConfig, subject: Subject, pool: MicrobatchPool, limit: int | None = None
+    ) -> tuple[Evaluation, Sequence[str]]:
+        """See `Task`."""
+        spec = subject.model.spec
+        if spec.head.task != cls.head_task:
+            raise ConfigError(
+                f"task {config.task} measures a head {cls.head_task!r}, and this model has {spec.head.task!r}; leave "
+                "--task out, or choose another model"
+            )
+        records, said = measured_records(config, cls.measured or cls.kinds, limit)
+        rows = cls.rows(records, subject.tokenizer, spec, config)
+        return evaluate_rows(subject.model, rows, pool), [*said, *rows.remarks]
+
 
 def headed(config: RowsConfig, head: Head, vocab: int) -> tuple[Encoder, list[str]]:
     """The fp32 encoder with `head` that a run begins with, and what is to be said of it. Of a folder with another
@@ -179,8 +195,8 @@ def encoded_whole(
         for one, where in zip(read, wheres[at : at + ENCODED_AT_ONCE], strict=True):
             if len(one.ids) > config.context and config.too_long == "error":
                 raise DataError(
-                    f"{where}: {len(one.ids)} tokens, and context is {config.context}; raise context, or say what "
-                    "becomes of such texts by too_long"
+                    f"{where}: {len(one.ids)} tokens, and context is {config.context}; raise context, or read the "
+                    "beginnings of such texts (too_long=cut)"
                 )
             yield one
 

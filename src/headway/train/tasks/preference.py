@@ -5,6 +5,7 @@ Legend: P pairs of a batch, N pairs of a run, T slots.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -12,9 +13,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from headway.checkpoints.folder import load_folder
+from headway.checkpoints.restore import build_model
 from headway.data.record_kinds import Preference as Pair
 from headway.data.record_kinds import Record
-from headway.errors import DataError
+from headway.errors import ConfigError, DataError
 from headway.models import Decoder, Encoder, ModelSpec
 from headway.nn import IGNORE_INDEX
 from headway.nn.preference import dpo_loss, orpo_loss
@@ -28,9 +31,9 @@ from headway.train.conversations import ConversationConfig, conversation_tokeniz
 from headway.train.evaluation import Evaluation
 from headway.train.inputs import find_tokenizer, first_model, model_spec
 from headway.train.microbatch_pool import MasterWeights, MicrobatchPool
-from headway.train.records import described, split
-from headway.train.tasks.base import StepStats, Sums
-from headway.train.tasks.rows import Amount, RowsTask
+from headway.train.records import described, measured_records, split
+from headway.train.tasks.base import StepStats, Subject, Sums
+from headway.train.tasks.rows import MEASURED_BY, Amount, RowsTask
 
 REFERENCE = "reference.safetensors"
 AT_ONCE = 8
@@ -52,6 +55,12 @@ class PreferenceConfig(ConversationConfig):
         "a reference (Hong et al. 2024)",
         group="Task",
     )
+    reference: str | None = setting(
+        None,
+        "the reference of dpo, a model folder [default: the model as the run begins]",
+        group="Task",
+        is_path=True,
+    )
     beta: float = setting(0.1, "weight of the preference: beta of dpo, lambda of orpo", group="Task", gt=0)
     batch: int = setting(16, "pairs of one optimizer step", group="Batch", unit="pairs", ge=1)
     lr: float = setting(1e-5, "peak learning rate of AdamW", group="Optimizer", gt=0)
@@ -62,6 +71,11 @@ class PreferenceConfig(ConversationConfig):
     def rows_per_step(self) -> int:
         """See `RowsConfig`."""
         return self.batch
+
+    def contradictions(self) -> dict[str, bool]:
+        """See `TrainConfig`."""
+        needless = self.loss == "orpo" and self.reference is not None
+        return {"reference is of dpo, and loss is orpo; leave it out": needless, **super().contradictions()}
 
 
 class PairBatch(NamedTuple):
@@ -103,11 +117,12 @@ class PairRows:
 class PreferenceTuning(RowsTask):
     """Pairs of answers to one prompt; the last message of each is the answer.
 
-    Losses are per pair. The reference is the model as the run begins; its log probabilities are computed once, before
-    the first step, and kept in the run's folder: no second model is held in memory.
+    Losses are per pair. The log probabilities of the reference are computed once, before the first step, and kept in
+    the run's folder: no second model is held in memory.
     """
 
     settings = PreferenceConfig
+    measured_by = (*MEASURED_BY, "template", "stop", "loss", "beta", "reference")
     next_command = "headway chat {model}"
     config: PreferenceConfig
     train_rows: PairRows
@@ -127,10 +142,12 @@ class PreferenceTuning(RowsTask):
         self.begin(first_model(config, tokenizer.vocab_size), tokenizer, rows, dtype)
         if config.loss == "dpo":
             computes = MasterWeights(self.model, dtype).compute
+            if config.reference is not None:
+                computes = reference_model(config, tokenizer, dtype)
             files = [folder / "data" / REFERENCE, folder / "data" / f"held-{REFERENCE}"]
             for file, pairs in zip(files, (rows, self.held_rows), strict=True):
                 if pairs is not None:
-                    pairs.reference = reference(computes, pairs, file)
+                    pairs.reference = kept_reference(computes, pairs, file)
         self.data, self.remarks, self.unit = described(train), [*said, *more], "pair"
 
     @classmethod
@@ -179,25 +196,7 @@ class PreferenceTuning(RowsTask):
 
     def loss(self, model: Decoder | Encoder, batch: PairBatch) -> Sums:
         """See `Objective`; and how many pairs are ranked right, by how much, and log p of both answers."""
-        chosen, rejected = log_p(model, batch).unbind(0)
-        if self.config.loss == "dpo":
-            known = batch.reference.to(chosen)
-            each = dpo_loss(chosen, rejected, (known[0], known[1]), self.config.beta)
-            margin = (chosen - known[0]) - (rejected - known[1])
-        else:
-            tokens = (batch.targets != IGNORE_INDEX).sum(1).to(chosen).view(2, -1)
-            each = orpo_loss(chosen, rejected, (tokens[0], tokens[1]), self.config.beta)
-            margin = chosen / tokens[0] - rejected / tokens[1]
-        sums = {
-            "hits": (margin > 0).sum(),
-            "margin": margin.sum(),
-            "chosen": chosen.sum(),
-            "rejected": rejected.sum(),
-        }
-        sums["read"] = batch.inputs["tokens"].valid.sum()
-        return Sums(
-            each.sum(), each.sum().detach(), {name: float(value.detach()) for name, value in sums.items()}
-        )
+        return pair_loss(model, batch, self.config)
 
     def quality(self, stats: StepStats) -> dict[str, float | None]:
         """See `RowsTask`: pairs ranked right, the mean margin, and mean log p of the answers."""
@@ -205,18 +204,65 @@ class PreferenceTuning(RowsTask):
 
     def evaluate(self, model: Decoder | Encoder, pool: MicrobatchPool, *, whole: bool) -> Evaluation | None:
         """See `Objective`."""
-        if self.held_rows is None:
-            return None
-        total, sums, rows = 0.0, dict[str, float](), self.held_rows
-        training = model.training
-        model.eval()
-        with torch.no_grad():
-            for at in range(0, len(rows), AT_ONCE):
-                found = self.loss(model, rows.batch(range(at, min(at + AT_ONCE, len(rows)))))
-                total += float(found.loss)
-                sums = {name: sums.get(name, 0.0) + value for name, value in found.extra.items()}
+        return None if self.held_rows is None else evaluate_pairs(model, self.held_rows, self.config)
+
+    @classmethod
+    def measure(
+        cls, config: PreferenceConfig, subject: Subject, pool: MicrobatchPool, limit: int | None = None
+    ) -> tuple[Evaluation, Sequence[str]]:
+        """See `Task`."""
+        if config.loss == "dpo" and config.reference is None:
+            raise ConfigError(
+                "dpo compares a model with the one that its training began with; give that one's folder "
+                "(reference=FOLDER), or say loss=orpo, which has no reference"
+            )
+        records, said = measured_records(config, (Pair,), limit)
+        tokenizer, stop, _ = conversation_tokenizer(config, subject.tokenizer, generation=subject.generation)
+        rows, more = cls.rows(records, config, tokenizer, stop)
+        if config.loss == "dpo":
+            dtype = next(subject.model.parameters()).dtype
+            rows.reference = reference(reference_model(config, tokenizer, dtype), rows)
+        return evaluate_pairs(subject.model, rows, config), [*said, *more]
+
+
+def pair_loss(model: Decoder | Encoder, batch: PairBatch, config: PreferenceConfig) -> Sums:
+    """What `PreferenceTuning.loss` is, by the loss of the settings."""
+    chosen, rejected = log_p(model, batch).unbind(0)
+    if config.loss == "dpo":
+        known = batch.reference.to(chosen)
+        each = dpo_loss(chosen, rejected, (known[0], known[1]), config.beta)
+        margin = (chosen - known[0]) - (rejected - known[1])
+    else:
+        tokens = (batch.targets != IGNORE_INDEX).sum(1).to(chosen).view(2, -1)
+        each = orpo_loss(chosen, rejected, (tokens[0], tokens[1]), config.beta)
+        margin = chosen / tokens[0] - rejected / tokens[1]
+    sums = {
+        "hits": (margin > 0).sum(),
+        "margin": margin.sum(),
+        "chosen": chosen.sum(),
+        "rejected": rejected.sum(),
+        "read": batch.inputs["tokens"].valid.sum(),
+    }
+    return Sums(
+        each.sum(), each.sum().detach(), {name: float(value.detach()) for name, value in sums.items()}
+    )
+
+
+@torch.no_grad()
+def evaluate_pairs(model: Decoder | Encoder, rows: PairRows, config: PreferenceConfig) -> Evaluation:
+    """Loss of a model on pairs, and what `means` has, in evaluation mode."""
+    total, sums, begin = 0.0, dict[str, float](), time.perf_counter()
+    training = model.training
+    model.eval()
+    try:
+        for at in range(0, len(rows), AT_ONCE):
+            found = pair_loss(model, rows.batch(range(at, min(at + AT_ONCE, len(rows)))), config)
+            total += float(found.loss)
+            sums = {name: sums.get(name, 0.0) + value for name, value in found.extra.items()}
+    finally:
         model.train(training)
-        return Evaluation(total, len(rows), metrics=means(sums, len(rows)), unit="pair")
+    seconds = time.perf_counter() - begin
+    return Evaluation(total, len(rows), seconds=seconds, metrics=means(sums, len(rows)), unit="pair")
 
 
 def _texts(records: Sequence[Record]) -> Iterator[str]:
@@ -239,13 +285,26 @@ def log_p(model: Decoder | Encoder, batch: PairBatch) -> Tensor:
     return total
 
 
-def reference(model: Decoder | Encoder, rows: PairRows, file: Path) -> Tensor:
-    """log p of all pairs [2, N] under the model, from `file`, or computed and kept there."""
+def reference_model(config: PreferenceConfig, tokenizer: Tokenizer, dtype: torch.dtype) -> Decoder:
+    """The model that `reference` names. Raises ConfigError for one that is no decoder, DataError where it lacks ids."""
+    model = build_model(load_folder(str(config.reference)), dtype=dtype, backend=config.backend)
+    if not isinstance(model, Decoder):
+        raise ConfigError(f"reference {config.reference}: {model.spec.family} is no decoder")
+    tokenizer.require_fits(model.spec.vocab)
+    return model
+
+
+@torch.no_grad()
+def reference(model: Decoder | Encoder, rows: PairRows) -> Tensor:
+    """log p of all pairs [2, N] under the model, in float32."""
+    model.eval()
+    parts = [range(at, min(at + AT_ONCE, len(rows))) for at in range(0, len(rows), AT_ONCE)]
+    return torch.cat([log_p(model, rows.batch(part)) for part in parts], dim=1).float().contiguous()
+
+
+def kept_reference(model: Decoder | Encoder, rows: PairRows, file: Path) -> Tensor:
+    """`reference` from `file`, or computed and kept there."""
     if not file.exists():
-        model.eval()
-        parts = [range(at, min(at + AT_ONCE, len(rows))) for at in range(0, len(rows), AT_ONCE)]
-        with torch.no_grad():
-            found = torch.cat([log_p(model, rows.batch(part)) for part in parts], dim=1)
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_safetensors(file, {"log_p": found.float().contiguous()})
+        write_safetensors(file, {"log_p": reference(model, rows)})
     return open_tensors(file)["log_p"].clone()

@@ -20,6 +20,8 @@ from headway.train.plan import Plan
 from headway.train.rows_config import RowsConfig
 from headway.train.tasks.base import Foreseen, MicroBatches, StepStats, Sums, Task
 
+MEASURED_BY = ("data", "context", "validation_share", "seed")
+
 
 class RowSource(Protocol):
     """Rows by number; what is drawn in them, if anything is, is a function of `draw`."""
@@ -60,7 +62,7 @@ class RowsTask(Task[Decoder | Encoder]):
     @classmethod
     @abstractmethod
     def unsupported(cls, spec: ModelSpec) -> str | None:
-        """Why this does not train a model; None where it does."""
+        """See `Task`."""
 
     @classmethod
     def check_settings(cls, config: RowsConfig) -> None:

@@ -26,6 +26,7 @@ class TextTask(RowsTask):
     """Rows of tokens of a text. A kind of it says which models it trains, and which tokens of a row are predicted."""
 
     settings = TextConfig
+    measured_by = ("data", "context", "mask_share", "whole_words", "pack")
     by_token = True
     config: TextConfig
     in_template: ClassVar[bool]
