@@ -39,19 +39,26 @@ from tests.text.conftest import sentencepiece
 from tests.text.folders import TEXTS
 
 FILE = "m.gguf"
+FILE_TYPES = {None: 0, "BF16": 32, "Q8_0": 7, "Q4_0": 2}  # llama.h
 
 
 @pytest.mark.parametrize(
     ("name", "asked"),
-    [*((name, None) for name in SPECS), *(("qwen3", kind) for kind in (BF16, Q8_0, Q4_0))],
+    [
+        *((name, None) for name in SPECS),
+        *(("qwen3", kind) for kind in (BF16, Q8_0, Q4_0)),
+        ("llama, tied, with biases", Q8_0),  # more vectors than matrices
+    ],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_what_is_written_is_read_back_bit_for_bit(tmp_path, name, asked):
-    """The same spec, and of every tensor the same bits that its type holds."""
+def test_what_is_written_is_read_back_bit_for_bit(tmp_path, name, asked, monkeypatch):
+    """The same spec, and of every tensor the same bits that its type holds, also where it is copied in pieces."""
+    monkeypatch.setattr("headway.checkpoints.formats.gguf.model.PIECE", 1000)
     spec, state = SPECS[name], weights(SPECS[name])
     write_model(tmp_path / FILE, spec, state, asked)
     model = read_model(tmp_path / FILE)
     assert model.spec == spec
+    assert read_gguf(tmp_path / FILE).metadata["general.file_type"] == FILE_TYPES[asked and asked.name]
     types = {name: one.type.name for name, one in model.stored.forms.items()}
     assert types["blk.1.ffn_down.weight"] == (asked or BY_DTYPE[torch.float32]).name
     assert {kind for name, kind in types.items() if "norm" in name or "bias" in name} == {"F32"}
@@ -79,16 +86,20 @@ def test_codes_in_a_file_are_those_of_the_matrix_and_mean_its_numbers(tmp_path, 
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([Q8_0, Q4_0]), st.sampled_from([0.0, 1e-3, 1.0, 100.0]))
-def test_packing_errs_by_half_a_step_and_again_changes_nothing(seed, kind, size):
-    """Half a step of d, and d's own rounding to 11 bits, or to 2^-25; Q4_0 has no code for minus the largest."""
-    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(seed)) * size
-    packed = quantize(x, kind)
-    back = dequantize(packed, kind)
-    largest = x.view(5, 2, 32).abs().amax(2, keepdim=True)
-    step, most = (largest / 127, 0.5) if kind is Q8_0 else (largest / 8, 1.0)
-    error = (back - x).view(5, 2, 32).abs()
-    assert (error <= step * most + largest * 2.0**-11 + 128 * 2.0**-25).all()
-    assert torch.equal(codes(packed, kind).dequantize(), back)
+def test_packing_takes_the_nearest_code(seed, kind, size):
+    """Of the codes that a type has none is nearer, with d as it was before it was rounded: Q8_0's d is a share of the
+    largest number, Q4_0's of the one that is largest in size, with its sign."""
+    x = torch.randn(5, 2, 32, generator=torch.Generator().manual_seed(seed)) * size
+    packed = quantize(x.flatten(1), kind)
+    matrix = codes(packed, kind)
+    assert torch.equal(matrix.dequantize(), dequantize(packed, kind))
+    largest = x.gather(2, x.abs().argmax(2, keepdim=True))
+    d, middle = (largest.abs() / 127, 128) if kind is Q8_0 else (largest / -8, 8)
+    assert torch.equal(matrix.scale, d[..., 0].half())
+    every = d.double() * (torch.arange(2 * middle) - middle)  # [5, 2, codes]
+    error = (every.gather(2, matrix.codes.view(5, 2, 32).long()) - x).abs()
+    best = (every[:, :, None] - x[..., None]).abs().amin(3)
+    assert (error <= best + 2.0**-20 * largest.abs()).all()  # d and x / d are rounded
 
 
 def test_packing_rounds_halves_away_from_zero_and_refuses_what_has_no_code():
@@ -212,7 +223,9 @@ def test_convert_writes_types_and_says_what_rounding_changed(tmp_path, dtype, ca
     assert run(arguments) == 0
     said = capsys.readouterr().out
     assert "logits by up to" in said
-    kinds = {n: form.type.name.lower() for n, form in read_gguf(tmp_path / FILE).tensors.items()}
+    file = read_gguf(tmp_path / FILE)
+    kinds = {n: form.type.name.lower() for n, form in file.tensors.items()}
+    assert file.metadata["general.file_type"] == FILE_TYPES[dtype.upper()]
     assert kinds["blk.0.attn_q.weight"] == dtype
     odd = "blk.0.ffn_down.weight"  # rows of 80 are not blocks of 32
     assert (kinds[odd] == dtype, odd in said) == ((True, False) if dtype == "bf16" else (False, True))
@@ -222,6 +235,32 @@ def test_convert_writes_types_and_says_what_rounding_changed(tmp_path, dtype, ca
     assert report.stored_dtypes[dtype.upper()] == len([n for n in kinds if kinds[n] == dtype])
     assert run(["inspect", str(tmp_path / FILE)]) == 0
     assert "pairing adjacent (GGUF's llama rotates adjacent pairs)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "own", "ends"),
+    [
+        ([5, 2], True, [2, 5]),
+        ([5, 4], True, [2, 5, 4]),
+        (7, True, [2, 7]),
+        (None, True, 2),
+        (2, True, 2),
+        (7, False, 7),
+        ([7, 5], False, [7, 5]),
+        (None, False, None),
+    ],
+)
+def test_the_tokenizer_s_own_end_is_the_first_of_those_that_end_a_text(tmp_path, given, own, ends):
+    spec = ModelSpec.of("qwen2", **{**BASE, "vocab": 288})
+    tokenizer = sentencepiece().gguf_metadata(288) if own else None
+    generation = {} if given is None else {"eos_token_id": given}
+    write_model(tmp_path / FILE, spec, weights(spec), None, tokenizer=tokenizer, generation=generation)
+    assert read_model(tmp_path / FILE).generation.get("eos_token_id") == ends
+    with pytest.raises(CheckpointError, match=r"4 tokens end a text \(\[.*7, 8, 9"):
+        write_model(
+            tmp_path / FILE, spec, weights(spec), None,
+            tokenizer=tokenizer, generation={"eos_token_id": [2, 7, 8, 9]},
+        )  # fmt: skip
 
 
 def test_generate_runs_a_file(tmp_path, capsys):

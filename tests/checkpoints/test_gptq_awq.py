@@ -61,6 +61,9 @@ def theirs(
         if ".layers." not in name or value.dim() == 1:
             tensors[name] = value.clone()
             continue
+        value = torch.cat(
+            (value[:9].abs(), -value[9:18].abs(), value[18:])
+        )  # the first and the last code of 0, too
         matrix = quantize_weights(value, bits, 32, symmetric=False)
         matrices[layer] = replace(matrix, scale=matrix.scale.half())
         tensors |= {f"{layer}.{leaf}": part.contiguous() for leaf, part in kept(matrices[layer]).items()}
@@ -98,6 +101,8 @@ def test_folders_of_gptq_and_awq_are_read(name: str, tmp_path: Path) -> None:
     matrices = theirs(tmp_path / "m", config, bits, kept)
     folder = load_folder(tmp_path / "m")
     assert set(folder.quantized) == set(matrices)
+    zeros = matrices["model.layers.1.mlp.up_proj"].zero
+    assert (int(zeros.min()), int(zeros.max())) == (0, 2**bits - 1)
     for layer, matrix in folder.quantized.items():
         wanted = matrices[layer]
         assert torch.equal(matrix.codes, wanted.codes)

@@ -15,7 +15,8 @@ from headway.checkpoints.restore import build_model
 from headway.errors import CheckpointError
 from headway.models import Model, ModelSpec, build
 from headway.models.quantize import quantize_model, quantized_layers
-from headway.nn import Adapter, Lora, QuantizedLinear
+from headway.nn import Adapter, Lora, block_linears, from_codes
+from headway.quantization import quantize_weights
 
 SIZE: dict[str, Any] = {"vocab": 61, "width": 64, "layers": 2, "heads": 4, "hidden": 96, "init_std": 0.2}
 LLAMA = ModelSpec.of("llama", **SIZE, kv_heads=2, tied=False)
@@ -30,7 +31,7 @@ SPECS = {
     "llama": LLAMA,
     "tied": replace(LLAMA, tied=True),
     "adjacent": adjacent(LLAMA),
-    "fused": ModelSpec.of("mpt", **SIZE),
+    "fused": ModelSpec.of("mpt", **SIZE | {"hidden": 256}),
     "interleaved": ModelSpec.of("gpt_neox", **SIZE),
     "biases": ModelSpec.of("qwen2", **SIZE, kv_heads=2),
     "encoder": ModelSpec.of("bert", **SIZE),
@@ -55,6 +56,7 @@ def test_a_folder_gives_back_the_same_bits_whatever_its_family_calls_them(
     save_folder(tmp_path / "m", model)
     folder = load_folder(tmp_path / "m")
     assert folder.scheme is not None
+    assert folder.config["model_type"] == SPECS[name].family
     for layer, matrix in folder.quantized.items():
         assert torch.equal(matrix.dequantize(), folder.tensors[f"{layer}.weight"])
     again = build_model(folder)
@@ -73,12 +75,26 @@ def test_a_folder_gives_back_the_same_bits_whatever_its_family_calls_them(
     assert files[0] == files[1]
 
 
+@pytest.mark.parametrize("name", ["fused", "interleaved"])
+def test_layers_with_and_without_zeros_may_be_one_in_the_files(name: str, tmp_path: Path) -> None:
+    model = build(SPECS[name], seed=0).eval().requires_grad_(False)
+    for place, layer in block_linears(model).items():
+        symmetric = not place.endswith(("k_proj", "up_proj"))
+        layer.keep(from_codes(quantize_weights(layer.matrix, 4, 32, symmetric=symmetric)))
+    save_folder(tmp_path / "m", model)
+    found = load_folder(tmp_path / "m").quantized
+    for place, layer in quantized_layers(model).items():
+        wanted = layer.panels.unpack()
+        assert torch.equal(found[place].codes, wanted.codes)
+        assert torch.equal(found[place].zero_or_middle, wanted.zero_or_middle)
+
+
 def test_the_folder_is_as_small_as_it_says(tmp_path: Path) -> None:
     model = build(LLAMA, seed=0, dtype=torch.bfloat16)
     quantize_model(model, "int4", output=True)
     save_folder(tmp_path / "m", model)
     folder = load_folder(tmp_path / "m")
-    numbers = sum(layer.in_features * layer.out_features for layer in quantized_layers(model).values())
+    numbers = sum(layer.shape[0] * layer.shape[1] for layer in quantized_layers(model).values())
     others = sum(p.nbytes for p in model.parameters())
     assert folder.stored.nbytes == numbers // 2 + numbers // 32 * 2 + 16 * len(folder.quantized) + others
     assert str(folder.scheme) == "int4, groups of 32 (pack-quantized)"
@@ -111,17 +127,19 @@ def test_words_are_codes_side_by_side(bits: int) -> None:
 def test_an_adapter_adds_to_quantized_layers_what_it_adds_to_others(tmp_path: Path) -> None:
     model = quantized(LLAMA, "int4", dtype=torch.bfloat16)
     save_folder(tmp_path / "m", model)
-    adapter = Adapter.fresh(model, Lora(rank=2))
-    factors = {name: torch.randn_like(value) for name, value in adapter.tensors.items()}
+    adapter = Adapter.fresh(model, Lora(rank=2, alpha=8))
+    factors = {name: torch.randn_like(value).bfloat16() for name, value in adapter.tensors.items()}
     save_adapter(tmp_path / "a", replace(adapter, tensors=factors), LLAMA)
     adapted = load_model(tmp_path / "m")
     attach_folders(adapted, [tmp_path / "a"])
-    layer = adapted.model.layers[0].mlp.up_proj
-    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
-    (part,) = layer.adapters.values()
-    assert isinstance(layer.base, QuantizedLinear)
-    assert torch.equal(layer(x), layer.base(x) + part(x, layer.base, layer.base(x)))
-    assert adapted(IDS).isfinite().all()
+    place = "model.layers.0.mlp.up_proj"
+    layer, x = adapted.get_submodule(place), torch.randn(3, 64).bfloat16()
+    a, b = (factors[f"{place}.{leaf}.weight"].double() for leaf in ("lora_A", "lora_B"))
+    assert layer.kept.name == "int4"
+    base, added = layer.kept.product(x).double(), 4 * x.double() @ a.T @ b.T
+    # the product with A is rounded to bfloat16, what is added, and the sum
+    rounded = 1.01 * 2.0**-8 * (4 * (x.double() @ a.T).abs() @ b.abs().T + added.abs() + (base + added).abs())
+    assert ((layer(x).double() - base - added).abs() <= rounded).all()
 
 
 def test_what_a_folder_is_says_how_weights_are_kept(tmp_path: Path) -> None:
@@ -131,17 +149,19 @@ def test_what_a_folder_is_says_how_weights_are_kept(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["llama", "tied", "fused", "interleaved", "biases", "encoder"])
 def test_transformers_computes_the_same(
-    weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its layers are dequantized to float32, as ours are where the kernels do not run: equal up to the order of
     summation."""
-    monkeypatch.setattr("headway.nn.quantized.unsupported_reason", lambda *_: "by the formula")
-    from transformers import AutoModelForCausalLM
+    monkeypatch.setattr("headway.nn.weights.rounded.unsupported_reason", lambda *_: "by the formula")
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
-    model = quantized(LLAMA, weights)
+    model = quantized(SPECS[name], weights)
     save_folder(tmp_path / "m", model)
-    other = AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float32)
+    theirs = AutoModelForMaskedLM if name == "encoder" else AutoModelForCausalLM
+    other = theirs.from_pretrained(tmp_path / "m", dtype=torch.float32)
     with torch.no_grad():
         ours, found = model(IDS), other(IDS).logits
     assert float((ours - found).abs().max() / ours.abs().max()) < 1e-5

@@ -158,7 +158,9 @@ def test_an_adapter_that_names_no_weights_is_taken_with_a_remark(home: Path) -> 
     """As PEFT writes them; and the remark is left out where it is known."""
     tensors = load_file("a/adapter_model.safetensors")
     save_file(tensors, "a/adapter_model.safetensors")
-    with pytest.warns(UserWarning, match=r"^a: adapters of PEFT do not say .*\(m\).*--any-base") as remarks:
+    with pytest.warns(
+        UserWarning, match=r"^a was trained beside m, and bears no fingerprint .*--any-base"
+    ) as remarks:
         lm = headway.load("m", adapter=["a", "b"])
     assert len(remarks) == 1
     assert adapter_names(lm.model) == ["a", "b"]

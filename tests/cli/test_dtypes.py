@@ -12,7 +12,7 @@ from headway.checkpoints import load_folder, save_folder
 from headway.cli import run
 from headway.models import ModelSpec, build, cost
 from headway.models.cost.planning import Machine
-from headway.nn import QuantizedLinear
+from headway.models.quantize import quantized_layers
 from headway.surgery.quantize import quantize_folder
 from headway.text import train_bpe
 
@@ -66,7 +66,7 @@ def test_a_folder_runs_and_is_counted_in_what_its_file_holds(folder: str, dtype:
     assert report("eval", folder, "--data", "text.txt")["dtype"] == dtype
     planned = report("plan", folder)
     assert planned["dtype"] == planned["kv_dtype"] == dtype
-    layers = [m.nbytes for m in model.modules() if isinstance(m, QuantizedLinear)]
+    layers = [weight.nbytes for weight in quantized_layers(model).values()]
     held = sum(p.nbytes for p in model.parameters()) + sum(layers)
     assert bool(layers) == folder.startswith("int")
     assert planned["weights"] == held

@@ -1,5 +1,6 @@
 """Tokenizers in GGUF's metadata: out and in again they give the same ids, on any text; what has no key is refused."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tokenizers import AddedToken, pre_tokenizers
 from headway.errors import DataError
 from headway.text import Tokenizer, gguf
 from headway.text.bytelevel import SPLIT, split_by
+from headway.text.sentencepiece import UNKNOWN
 from tests.data import data_path
 from tests.text.conftest import byte_level, sentencepiece, word_piece
 from tests.text.folders import TEXTS
@@ -100,6 +102,30 @@ def test_llama_3_begins_texts_with_bos_where_the_file_does_not_say() -> None:
         assert (Tokenizer(backend, **arguments).encode("the")[0] == 0) == begins
 
 
+def test_an_unknown_token_of_a_byte_level_file_is_not_made_of_text() -> None:
+    """As a control token is not: llama.cpp's LLAMA_TOKEN_TYPE_UNKNOWN."""
+    keys = byte_level().gguf_metadata(400)
+    place = keys["tokenizer.ggml.tokens"].index("<|user|>")
+    keys["tokenizer.ggml.token_type"][place] = UNKNOWN
+    backend, arguments = gguf.read(keys, Path("m.gguf"))
+    tokenizer = Tokenizer(backend, **arguments)
+    same(tokenizer, byte_level(), "a<|user|>b")
+    assert place not in tokenizer.encode("a<|user|>b")
+    assert place in tokenizer.encode("a<|user|>b", special=True)
+
+
+@pytest.mark.parametrize("place", [0, 3])
+def test_without_a_key_the_unknown_piece_is_that_of_its_type(place: int) -> None:
+    keys = sentencepiece().gguf_metadata(300)
+    del keys["tokenizer.ggml.unknown_token_id"]
+    for name in ("tokens", "token_type", "scores"):
+        values = keys[f"tokenizer.ggml.{name}"]
+        values.insert(place, values.pop(0))
+    keys |= {f"tokenizer.ggml.{name}_token_id": i - (place > 0) for name, i in (("bos", 1), ("eos", 2))}
+    model = json.loads(gguf.read(keys, Path("m.gguf"))[0].to_str())["model"]
+    assert (model["unk_token"], model["vocab"]["<unk>"]) == ("<unk>", place)
+
+
 def test_chat_template_and_user_defined_tokens_go_along() -> None:
     tokenizer = byte_level()
     tokenizer.backend.add_tokens([AddedToken("<tool>", normalized=False)])
@@ -145,7 +171,9 @@ def test_what_has_no_key_is_refused_by_name(tokenizer, message: str) -> None:
         ("model", "t5", "tokenizer.ggml.model is 't5', which is unsupported"),
         ("model", "none", "this file has no tokenizer"),
         ("pre", "deepseek-llm", "tokenizer.ggml.pre is 'deepseek-llm'"),
-        ("tokens", ["a", "a"], "token_type must list"),
+        ("tokens", ["a", "b"], "token_type must list"),
+        ("tokens", ["a"] * 400, "tokens lists the same text twice"),
+        ("tokens", [""] * 400, "must be a list of texts, none of them empty"),
         ("tokens", [1, 2], "must be a list of texts"),
         ("token_type", [9] * 400, "a type from 1 to 6"),
         ("merges", ["a b c"], "two tokens with a space between, and one is 'a b c'"),

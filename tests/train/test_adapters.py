@@ -15,7 +15,7 @@ from headway.checkpoints import load_folder, save_folder
 from headway.checkpoints.bases import fingerprint
 from headway.errors import CheckpointError, ConfigError
 from headway.models import ModelSpec, build, cost
-from headway.nn import Lora, Nf4Linear, adapted, named_adapter_parameters
+from headway.nn import Lora, adapted, named_adapter_parameters
 from headway.storage.safetensors import write_safetensors
 from headway.text import train_bpe
 from headway.train import TextConfig, train
@@ -233,7 +233,7 @@ def test_what_is_frozen_is_in_memory_once_and_has_no_gradient(
     optimizer.step(1.0)
     moments = sum(v.numel() for key, v in optimizer.state_tensors().items() if "exp" in key)
     assert moments == 2 * cost.adapter_parameters(task.model.spec, Lora(rank=4))
-    assert all(isinstance(layer.base, Nf4Linear) == nf4 for _, layer in adapted(task.model))
+    assert all((layer.kept.name == "nf4") == nf4 for _, layer in adapted(task.model))
 
 
 def id_of(value: torch.Tensor) -> int:

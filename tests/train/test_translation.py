@@ -25,7 +25,7 @@ from headway.text import Tokenizer
 from headway.train import train
 from headway.train.config_io import config_yaml, read_config
 from headway.train.metrics import read_metrics
-from headway.train.tasks.translation import TranslationConfig, inverse_sqrt, translation_spec
+from headway.train.tasks.translation import Translation, TranslationConfig, inverse_sqrt, translation_spec
 from tests.data import data_path
 
 ENGLISH = ["red", "green", "blue", "cat", "dog", "house"]
@@ -126,6 +126,20 @@ def test_labels_are_smoothed_as_the_formula_says(smoothing: float, rows: int | N
     ):
         (a,), (b,) = (torch.autograd.grad(x, logits, retain_graph=True) for x in (found, exact))
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 5, 7, 100])
+def test_a_step_reads_all_of_its_pairs_however_it_is_cut(micro_batch: int, tmp_path: Path) -> None:
+    def targets(**how: Any) -> list[list[int]]:
+        task = Translation(TranslationConfig.of({**TINY, **files, **how}), tmp_path, None, torch.float32)
+        rows = [row for batch in task.batches(2) for row in batch.targets.tolist()]
+        return [[i for i in row if i != IGNORE_INDEX] for row in rows]
+
+    files = corpus(tmp_path, 70)
+    whole = targets()
+    assert len(whole) % 5
+    assert len(whole) % 7
+    assert targets(micro_batch=micro_batch) == whole
 
 
 def test_the_gradient_is_that_of_the_mean_over_target_tokens(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headway.api.looking import Numbers, attention_of, states_of, token_texts
-from headway.api.pretrained import BATCH, Pretrained
+from headway.api.pretrained import BATCH, Pretrained, refuse_empty
 from headway.data.encoded import by_length, encoder_inputs, shortened
 from headway.errors import ConfigError, DataError
 from headway.models import Encoder
@@ -89,6 +89,7 @@ class TextEncoder(Pretrained[Encoder, Tokenizer]):
         if isinstance(texts, str) or len(texts) == 0:
             what = "one text" if isinstance(texts, str) else "no texts"
             raise DataError(f"a list of texts is expected, got {what}")
+        refuse_empty(texts)
         read = self.need_tokenizer().inputs(texts, special=special)
         return [shortened(one, self.limit) for one in read] if cut else read
 

@@ -15,7 +15,7 @@ from headway.api.looking import (
     states_across,
     token_texts,
 )
-from headway.api.pretrained import BATCH, Pretrained, check_options
+from headway.api.pretrained import BATCH, Pretrained, check_options, refuse_empty
 from headway.errors import DataError, HeadwayError
 from headway.generate import Beams, Generation, GenerationConfig
 from headway.generate.translate import completed
@@ -90,6 +90,7 @@ class Translator(Pretrained[EncoderDecoder, Tokenizer | MarianTokenizer]):
         if isinstance(texts, str):
             return self.translate([texts], **options)[0]
         check_options("translate", options, Search.__annotations__)
+        refuse_empty(texts)
         tokenizer = self.need_tokenizer()
         given: dict[str, Any] = dict(options)
         size, prefix = given.pop("batch_size", BATCH), given.pop("prefix", "")

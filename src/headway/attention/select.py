@@ -214,7 +214,9 @@ def choose(
     start = keys - queries if start is None else start
     q = torch.empty(batch, heads, queries, head_dim, dtype=dtype, device="meta", requires_grad=gradient)
     k = torch.empty(batch, layout.kv_heads, keys, head_dim, dtype=dtype, device="meta")
-    stand_in = "meta" if in_order and opaque(pattern) is None else None  # then no token is looked at, of however many
+    stand_in = (
+        "meta" if in_order and opaque(pattern) is None else None
+    )  # then no token is looked at, of however many
     ordered = Tokens.range(keys, device=stand_in)
     part = KeyValues(k, k, ordered if in_order else Tokens(ordered.index))
     at = Tokens.range(queries, start, stand_in)

@@ -158,7 +158,7 @@ def merged_state(state: Mapping[str, Tensor], adapters: Sequence[Adapter]) -> Ma
 
     def change(name: str, value: Tensor) -> Tensor:
         layer = name.removesuffix(".weight")
-        parts = [one.part(layer, value, torch.float32) for one in adapters if layer in one.layers]
+        parts = [one.part(layer, value.device, torch.float32) for one in adapters if layer in one.layers]
         return merged_weight(value, parts) if parts and name != layer else value
 
     return changed(state, change)

@@ -127,9 +127,9 @@ def check_bases(adapters: Iterable[str | Path], model: Folder, *, any_base: bool
         wanted, named = read_described(file)[1].get(BASE), _named(place) or "a model that it does not name"
         if wanted is None:
             warnings.warn(
-                f"{place}: adapters of PEFT do not say which weights they were trained beside ({named}), and on any "
-                f"other than {model.path} holds this one is noise; --any-base (any_base=True) takes it without this "
-                "remark",
+                f"{place} was trained beside {named}, and bears no fingerprint of it (folders of PEFT do not): whether "
+                f"{model.path} has the same weights cannot be told, and on others an adapter is noise; --any-base "
+                "(any_base=True) takes it without this remark",
                 stacklevel=3,
             )
             continue

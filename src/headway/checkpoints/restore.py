@@ -15,7 +15,7 @@ from headway.checkpoints.folder import Folder, load_folder
 from headway.errors import ConfigError
 from headway.models import Decoder, Model, ModelSpec, blank
 from headway.models.build import allocate_
-from headway.nn import QuantizedLinear, replace_linear
+from headway.nn import from_codes, linears
 from headway.quantization import QuantizedMatrix
 from headway.storage.lazy import copy_into
 
@@ -78,12 +78,10 @@ def restore(
             copy_into(state, name, value)
     if quantized:
         model.requires_grad_(False)
-        replace_linear(
-            model,
-            lambda name, layer: (
-                QuantizedLinear(layer, quantized[name]).to(device) if name in quantized else layer
-            ),
-        )
+        for name, layer in linears(model).items():
+            if name in quantized:
+                layer.keep(from_codes(quantized[name]))
+                layer.to(device)
     return model.eval()
 
 

@@ -26,8 +26,9 @@ from headway.threads import MOST_THREADS
 
 def folder_of(text: str) -> Path:
     """The path of a model that is typed: what is there, or what an id of the Hub is fetched to."""
-    if "/" not in text or Path(text).exists():
-        return Path(text)
+    path: Path = at_home(Path(text))
+    if "/" not in text or path.exists():
+        return path
     from headway.checkpoints.remote import local_model
     from headway.errors import HeadwayError
 
@@ -35,6 +36,33 @@ def folder_of(text: str) -> Path:
         return local_model(text)
     except HeadwayError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+def at_home(value: Any) -> Any:
+    """A path, or each of a list, with the home folder in place of a first part "~", which shells leave in
+    `--out=~/x`; other values as they are."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(at_home, value))
+    return value.expanduser() if isinstance(value, Path) and value.parts[:1] == ("~",) else value
+
+
+@dataclass(frozen=True)
+class _AtHome:
+    """What a command calls, given its paths by `at_home`."""
+
+    callback: Callable[..., Any]
+
+    def __call__(self, *args: Any, **given: Any) -> Any:
+        return self.callback(*args, **{name: at_home(value) for name, value in given.items()})
+
+
+def expand_home(command: Any) -> None:
+    """Have a click command, or those of a group, take every path by `at_home`."""
+    for one in getattr(command, "commands", {}).values():
+        expand_home(one)
+    callback = getattr(command, "callback", None)
+    if callback is not None and not isinstance(callback, _AtHome):
+        command.callback = _AtHome(callback)
 
 
 MODEL = "a model folder, a GGUF file, or an id of the Hugging Face Hub"
@@ -227,10 +255,13 @@ def share_cores() -> None:
 
 def read_stdin(read: Callable[[], str] | None = None) -> str:
     """The whole of standard input, or what `read` reads of it. Raises DataError unless it is UTF-8."""
+    text = (read or sys.stdin.read)()
     try:
-        return (read or sys.stdin.read)()
-    except UnicodeDecodeError as error:
-        raise DataError(f"standard input: not UTF-8 at byte {error.start}") from None
+        text.encode()  # a byte that is no UTF-8 is a lone surrogate here: see `headway.cli.main`
+    except UnicodeEncodeError as error:
+        at = len(text[: error.start].encode())
+        raise DataError(f"standard input: not UTF-8 at byte {at}") from None
+    return text
 
 
 def read_prompt() -> str:

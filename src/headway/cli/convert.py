@@ -20,8 +20,8 @@ from headway.errors import ConfigError, did_you_mean
 from headway.report import cell, table
 
 if TYPE_CHECKING:
-    from headway.checkpoints.formats.conversion import Target
     from headway.checkpoints.formats.sources import Format
+    from headway.checkpoints.formats.storing import Target
     from headway.positions import Pairing
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -95,7 +95,7 @@ def command(
     import torch
 
     from headway.checkpoints import convert
-    from headway.checkpoints.formats.conversion import PACKINGS
+    from headway.checkpoints.formats.storing import PACKINGS
     from headway.models.cost import parameter_count
     from headway.text import Tokenizer
 
@@ -126,8 +126,13 @@ def command(
     repeated = f"  kv heads: {result.source_kv_heads} repeated to {heads_now}"
     reader = f"; transformers {result.transformers}" if result.transformers else ""
     whole = f"  not packed, for rows that are no multiples of its blocks: {', '.join(result.not_packed)}"
-    rounded = (
-        f"  rounding to {dtype} changed logits by up to {cell(result.rounding)}; the source rounded alike:"
+    alike = "" if result.rounding is None else " rounded alike"
+    largest = result.checks[0].largest_logit
+    equal = (
+        "equal"
+        if result.rounding is None
+        else f"differs from the source: rounding to {dtype} changed logits by up to {cell(result.rounding)} of "
+        f"{cell(largest)}"
     )
     rows = [(c.dtype, c.difference, c.bound, c.largest_logit) for c in result.checks]
     lines = [
@@ -135,10 +140,10 @@ def command(
         f"  {count:,} parameters, {dtype}{reader}",
         *([whole] if result.not_packed else []),
         *([] if heads_now == result.source_kv_heads else [repeated]),
-        *([] if result.rounding is None else [rounded]),
-        f"  logits of {result.checks[0].tokens} random tokens, source against target:",
+        *(f"  {line}" for line in result.layers),
+        f"  logits of {result.checks[0].tokens} random tokens, source{alike} against target:",
         table(("dtype", "largest difference", "allowed", "largest logit"), rows, indent="    "),
-        "  equal",
+        f"  {equal}",
     ]
     print_report(result, "\n".join(lines), json)
 

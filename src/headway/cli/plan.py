@@ -117,7 +117,7 @@ def command(
     }
     report = plan(spec, **asked)
     would = [] if report.fits else [*what_fits(report, lambda **other: plan(spec, **{**asked, **other}))]
-    report = replace(report, notes=(f"{report.dtype}: {kept.why}; --dtype is another", *report.notes))
+    report = replace(report, notes=(f"{report.dtype}: {kept.why}; --dtype asks for another", *report.notes))
     found = {**vars(report), "what_fits": {option: other.needed for option, other in would}}
     text = to_text(report, spec, would)
     if processes is not None or mesh is not None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from headway.hardware import large_pages
@@ -15,7 +14,6 @@ from headway.models.decoder import Decoder
 from headway.models.encoder import Encoder
 from headway.models.encoder_decoder import EncoderDecoder
 from headway.models.spec import ModelSpec
-from headway.nn import Linear, replace_linear
 
 Model = Decoder | Encoder | EncoderDecoder
 MODELS: Mapping[str, type[Decoder] | type[Encoder] | type[EncoderDecoder]] = {
@@ -23,19 +21,13 @@ MODELS: Mapping[str, type[Decoder] | type[Encoder] | type[EncoderDecoder]] = {
     "encoder": Encoder,
     "encoder-decoder": EncoderDecoder,
 }
-MakeLinear = Callable[[str, Linear], nn.Module]
 RESIDUAL = ("o_proj.weight", "down_proj.weight")
 
 
-def blank(spec: ModelSpec, backend: str = "auto", linear: MakeLinear | None = None) -> Model:
-    """The module of a spec with uninitialised weights on torch's default device (see `torch.device`).
-
-    `linear(name, layer)` gives what takes the place of each `Linear` (`headway.nn.replace_linear`)."""
+def blank(spec: ModelSpec, backend: str = "auto") -> Model:
+    """The module of a spec with uninitialised weights on torch's default device (see `torch.device`)."""
     with _Unfilled():
-        model = MODELS[spec.kind](spec, backend)
-        if linear is not None:
-            replace_linear(model, linear)
-    return model
+        return MODELS[spec.kind](spec, backend)
 
 
 class _Unfilled(TorchFunctionMode):
@@ -57,7 +49,6 @@ def build(
     dtype: torch.dtype | None = None,
     seed: int | None = None,
     backend: str = "auto",
-    linear: MakeLinear | None = None,
 ) -> Model:
     """A model with fresh weights (`initialize_`), in training mode: `Decoder`, `Encoder` or `EncoderDecoder`.
 
@@ -67,11 +58,10 @@ def build(
         dtype: of all parameters; torch's default unless given.
         seed: equal seeds give equal weights on every device (in bfloat16: their rounding); None draws one.
         backend: of attention, in every layer.
-        linear: as in `blank`: quantized or adapted layers, put in before there are weights.
     """
     dtype = torch.get_default_dtype() if dtype is None else dtype
     with torch.device("meta"):
-        model = blank(spec, backend, linear).to(dtype)
+        model = blank(spec, backend).to(dtype)
     where = torch.device("cpu" if device is None else device)
     if where.type != "meta":
         initialize_(allocate_(model, where), seed)

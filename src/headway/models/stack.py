@@ -27,7 +27,6 @@ from headway.nn import (
     GlobalAttention,
     Linear,
     LinearAttention,
-    OutputLayer,
     PositionEmbedding,
     Scores,
     TokenEmbedding,
@@ -229,11 +228,11 @@ def _feed_forward(spec: ModelSpec) -> FeedForward | None:
     return kind(spec.width, spec.hidden, *more) if spec.hidden else None
 
 
-def make_output(spec: ModelSpec, width: int, stack: TransformerStack) -> OutputLayer:
+def make_output(spec: ModelSpec, width: int, stack: TransformerStack) -> Linear:
     """From states of `width`, times `spec.logit_scale`, to logits; tied to the embedding of `stack` where the spec says
     so."""
     tied_to = stack.embed_tokens if spec.tied else None
-    return OutputLayer(width, spec.vocab, bias=spec.output_bias, tied_to=tied_to)
+    return Linear.output(width, spec.vocab, bias=spec.output_bias, tied_to=tied_to)
 
 
 def scaled(x: Tensor, factor: float) -> Tensor:

@@ -16,11 +16,10 @@ from headway.attention.linear_attention import LinearAttentionSpec
 from headway.cache import LayerCache
 from headway.errors import ConfigError
 from headway.heads import Heads
-from headway.nn.linear import Linear
+from headway.nn.linear import Linear, products
 from headway.nn.mixers import Call, GlobalMixer, LinearMixer, Mixer, SoftmaxMixer
 from headway.nn.norms import RMSNorm
 from headway.nn.positions import RotaryEmbedding, Scores
-from headway.nn.quantized import products
 from headway.nn.record import Record
 from headway.parallel import ContextParallel
 from headway.patterns import Causal, Pattern

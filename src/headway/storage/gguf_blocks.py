@@ -85,6 +85,30 @@ def codes(raw: Tensor, kind: BlockType) -> QuantizedMatrix:
     return QuantizedMatrix(unpacked.reshape(raw.shape[0], -1), scale, None, bits, SMALL)
 
 
+def block_type(matrix: QuantizedMatrix) -> BlockType | None:
+    """The type whose blocks hold a matrix's codes as they are; None for codes with zeros of their own, and for rows and
+    groups that are no multiples of 32."""
+    if matrix.zero is not None or matrix.codes.shape[1] % SMALL or matrix.group % SMALL:
+        return None
+    return Q8_0 if matrix.bits == 8 else Q4_0
+
+
+def blocks(matrix: QuantizedMatrix) -> Tensor:
+    """The inverse of `codes`, for a matrix that has a `block_type`: uint8 [O, bytes], its scales rounded to float16.
+
+    Raises CheckpointError for a scale that float16 does not hold."""
+    outputs, inputs = matrix.codes.shape
+    scale = matrix.scale.repeat_interleave(matrix.group // SMALL, 1)[:, : inputs // SMALL].half()
+    if not scale.isfinite().all():
+        raise CheckpointError(
+            f"a scale of {float(matrix.scale.abs().max()):.3g} is beyond {torch.finfo(torch.float16).max:.0f}, the "
+            "largest of a block: convert the model with dtype=torch.float32"
+        )
+    q = matrix.codes.reshape(-1, SMALL)
+    q = q ^ 0x80 if matrix.bits == 8 else q[:, :16] | q[:, 16:] << 4
+    return torch.cat((scale.reshape(-1, 1).view(torch.uint8), q), 1).view(outputs, -1)
+
+
 def _half(raw: Tensor) -> Tensor:
     """Bytes [blocks, 2] as float16 [blocks, 1]."""
     return raw.clone().view(torch.float16)

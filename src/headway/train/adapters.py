@@ -11,7 +11,7 @@ from torch import Tensor
 from headway.checkpoints import Base
 from headway.errors import CheckpointError, ConfigError
 from headway.models import Model, ModelSpec, cost
-from headway.nn import Adapter, Lora, Nf4Linear, attach, block_linears, replace_linear
+from headway.nn import WEIGHTS, Adapter, Lora, attach, block_linears
 from headway.parallel.sharded import fill, own_state
 from headway.storage.lazy import forms
 from headway.train.rows_config import RowsConfig
@@ -65,8 +65,8 @@ def adapt(model: Model, config: RowsConfig, dtype: torch.dtype) -> Base | None:
         )
     model.to(dtype)
     if config.base is not None:
-        every = set(block_linears(model))
-        replace_linear(model, lambda name, layer: Nf4Linear(layer) if name in every else layer)
+        for layer in block_linears(model).values():
+            layer.keep(WEIGHTS[config.base].pack(layer.matrix))
     adapter = Adapter.fresh(model, lora, config.adapter_targets, config.seed)
     attach(model, adapter, NAME, dtype=torch.float32)
     return Base.of(Path(config.model).resolve())

@@ -7,17 +7,16 @@ The source is evaluated by its own forward pass (Meta's formats: a plain one on 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from headway.checkpoints.formats.gguf.metadata import ARCHITECTURES, architecture_of
-from headway.checkpoints.formats.gguf.model import stored_type, stored_value, write_model
+from headway.checkpoints.formats.gguf.model import write_model
 from headway.checkpoints.formats.sources import Format, Rounding, Source, open_source
+from headway.checkpoints.formats.storing import Target, storage_of
 from headway.checkpoints.heads import change_pairing, repeat_kv_heads
 from headway.checkpoints.hf.config import transformers_verdict
 from headway.checkpoints.restore import load_model
@@ -25,15 +24,11 @@ from headway.checkpoints.saving import SHARD_BYTES, check_target, save_state
 from headway.errors import CheckpointError
 from headway.models import ModelSpec
 from headway.positions import Pairing, Rotary
-from headway.storage.dtypes import check_dtypes, dtype_name
+from headway.storage.dtypes import dtype_name
 from headway.storage.gguf import read_gguf
-from headway.storage.gguf_blocks import BY_DTYPE, TYPES, BlockType
-from headway.storage.lazy import Form, changed, forms
+from headway.storage.lazy import forms
 from headway.text import Tokenizer
 
-Target = Literal["hf", "gguf"]
-PACKINGS: Mapping[str, BlockType] = {kind.name.lower(): kind for kind in TYPES if kind.pack is not None}
-"""Types that GGUF files hold matrices in, besides dtypes."""
 PROBE = 64
 FLOAT32_BOUND = 1e-5
 
@@ -65,6 +60,7 @@ class Conversion:
         to: the format of the target.
         dtype: of the stored weights; of a GGUF file, the types.
         not_packed: matrices whose rows are no multiples of the blocks asked for, which are stored as they were.
+        layers: what became of layers of 8 or 4 bits, a sentence for each way.
         rounding: the largest change of a logit by storing the weights in `dtype`, float32 against float32; None where
             they are stored as they were. The checks are then against the source with its weights rounded so.
         transformers: whether it loads the target; None for a GGUF file.
@@ -80,6 +76,7 @@ class Conversion:
     source_kv_heads: int
     dtype: str
     not_packed: tuple[str, ...]
+    layers: tuple[str, ...]
     rounding: float | None
     transformers: str | None
     checks: tuple[Check, ...]
@@ -121,24 +118,28 @@ def convert(
     source, target = Path(source), Path(target)
     to = to or ("gguf" if target.suffix == ".gguf" else "hf")
     check_target(target, overwrite)
-    storage = _storage(to, dtype)
     if to == "gguf" and (to_pairing is not None or shard_bytes is not None):
         raise CheckpointError(
             "a GGUF file is one file in the pairing of its architecture: leave out to_pairing and shard_bytes"
         )
     found = open_source(source, frm, heads, norm_eps, allow_pickle)
-    state, spec = found.state, found.spec
+    storage = storage_of(found, to, dtype)
+    state, blocks, spec = found.state, storage.kept, found.spec
     if kv_heads is not None:
+        blocks = blocks and blocks._replace(rows=repeat_kv_heads(blocks.rows, spec, kv_heads)[0])
         state, spec = repeat_kv_heads(state, spec, kv_heads)
     if isinstance(spec.positions, Rotary):
         pairing = ARCHITECTURES[architecture_of(spec)].pairing if to == "gguf" else to_pairing or "halves"
+        blocks = blocks and blocks._replace(rows=change_pairing(blocks.rows, spec, pairing)[0])
         state, spec = change_pairing(state, spec, pairing)
     elif to_pairing not in (None, "halves"):
         raise CheckpointError(f"{source} has no rotary positions, and so no pairing to change")
-    rounded = storage.rounded if any(map(storage.rounds, forms(state).values())) else None
+    rounded = storage.rounded if storage.rounds else None
     ids = _probe(spec)
     reference = found.logits(ids, torch.float32, rounded)
-    rounding = None if rounded is None else _difference(found.logits(ids, torch.float32, None), reference)
+    rounding = None
+    if rounded is not None:
+        rounding = _difference(found.logits(ids, torch.float32, None), reference) or None
     checks: list[Check] = []
 
     def compare(written: Path) -> None:
@@ -156,7 +157,10 @@ def convert(
     if to == "gguf":
         keys = None if carried is None else carried.gguf_metadata(spec.vocab)
         generation = found.generation or {}
-        write_model(target, spec, state, storage.packed, tokenizer=keys, generation=generation, check=compare)
+        write_model(
+            target, spec, state, storage.packed,
+            packed=blocks, tokenizer=keys, generation=generation, check=compare,
+        )  # fmt: skip
         tensors = read_gguf(target).tensors
         stored = {one.type.name for one in tensors.values()}
         if storage.packed is not None:
@@ -187,56 +191,11 @@ def convert(
         source_kv_heads=found.spec.kv_heads,
         dtype=", ".join(sorted(stored)),
         not_packed=not_packed,
+        layers=storage.layers,
         rounding=rounding,
         transformers=None if to == "gguf" else transformers_verdict(spec),
         checks=tuple(checks),
     )
-
-
-@dataclass(frozen=True)
-class _Storage:
-    """How the target stores numbers: a folder all of them in `dtype`, a GGUF file its matrices as `packed`; None is as
-    they are."""
-
-    gguf: bool
-    dtype: torch.dtype | None
-    packed: BlockType | None
-
-    def value(self, name: str, value: Tensor) -> Tensor:
-        """A tensor as the target gives it back."""
-        return stored_value(value, self.packed) if self.gguf else value.to(self.dtype or value.dtype)
-
-    def form(self, name: str, form: Form) -> Form:
-        """Of `value`."""
-        return Form(
-            form.shape, stored_type(form, self.packed).given_as if self.gguf else self.dtype or form.dtype
-        )
-
-    def rounds(self, form: Form) -> bool:
-        """Whether a tensor is rounded."""
-        dtype = self.form("", form).dtype
-        packs = self.gguf and stored_type(form, self.packed).unpack is not None
-        return packs or torch.promote_types(form.dtype, dtype) != dtype
-
-    def rounded(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Weights as the target gives them back."""
-        return changed(state, self.value, self.form)
-
-
-def _storage(to: Target, dtype: torch.dtype | str | None) -> _Storage:
-    if to == "gguf":
-        known: dict[Any, BlockType] = {**BY_DTYPE, **PACKINGS}
-        if dtype is not None and dtype not in known:
-            names = [name if isinstance(name, str) else dtype_name(name) for name in known]
-            raise CheckpointError(f"a GGUF file does not hold {dtype}; written are {', '.join(names)}")
-        return _Storage(True, None, None if dtype is None else known[dtype])
-    if isinstance(dtype, str):
-        raise CheckpointError(
-            f"{dtype!r} is how a GGUF file holds numbers, and the target is a folder: use to='gguf'"
-        )
-    if dtype is not None:
-        check_dtypes({dtype_name(dtype): dtype}, Path("the target"))
-    return _Storage(False, dtype, None)
 
 
 def _probe(spec: ModelSpec) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,12 +13,15 @@ from torch import Tensor
 
 from headway.checkpoints.folder import load_folder
 from headway.checkpoints.formats import llama2c, meta
+from headway.checkpoints.quantized.layers import Matrices
+from headway.checkpoints.quantized.scheme import Scheme
 from headway.checkpoints.restore import fill
 from headway.checkpoints.saving import TokenizerFiles
 from headway.errors import CheckpointError
 from headway.models import ModelSpec
+from headway.quantization import QuantizedMatrix
 from headway.storage.gguf import is_gguf
-from headway.storage.lazy import cast
+from headway.storage.lazy import Form, LazyTensors, Made, cast
 from headway.storage.tensors import open_tensors
 
 Format = Literal["auto", "hf", "gguf", "llama2c", "meta", "torchtune"]
@@ -28,7 +32,9 @@ Rounding = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class Source:
-    """A model and its own forward pass: `forward(weights, dtype, ids)` are the logits of a row of ids."""
+    """A model and its own forward pass: `forward(weights, dtype, ids)` are the logits of a row of ids. Of weights of 8
+    or 4 bits, kept as `scheme` says, `codes` has the matrices by their names, `weights` what they are in float32, and
+    `state` that in the dtype of their scales."""
 
     format: str
     spec: ModelSpec
@@ -37,6 +43,8 @@ class Source:
     forward: Callable[[Mapping[str, Tensor], torch.dtype, Tensor], Tensor]
     tokenizer: TokenizerFiles | None = None
     generation: Mapping[str, Any] | None = None
+    codes: Mapping[str, QuantizedMatrix] = field(default_factory=dict)
+    scheme: Scheme | None = None
 
     @torch.no_grad()
     def logits(self, ids: Tensor, dtype: torch.dtype, rounded: Rounding | None) -> Tensor:
@@ -63,7 +71,12 @@ def open_source(
             return row
 
         files = TokenizerFiles(folder)
-        return Source(frm, folder.spec, folder.tensors, folder.tensors, forward, files, folder.generation)
+        quantized = folder.quantized
+        codes = Matrices({f"{layer}.weight": partial(quantized.__getitem__, layer) for layer in quantized})
+        weights = _exact(folder.tensors, codes)
+        return Source(
+            frm, folder.spec, folder.tensors, weights, forward, files, folder.generation, codes, folder.scheme
+        )
     if frm == "llama2c":
         model = llama2c.read(source)
     else:
@@ -78,6 +91,25 @@ def open_source(
         lambda weights, dtype, ids: meta.MetaModel(model.spec, cast(weights, dtype)).logits(ids),
         generation=llama2c.GENERATION if frm == "llama2c" else None,
     )
+
+
+def _exact(tensors: LazyTensors, codes: Mapping[str, QuantizedMatrix]) -> LazyTensors:
+    """Tensors, of which those with `codes` are what these are in float32."""
+    known = {
+        name: Form(form.shape, torch.float32) if name in codes else form
+        for name, form in tensors.forms.items()
+    }
+
+    def make(name: str) -> Tensor:
+        return codes[name].dequantize() if name in codes else tensors[name]
+
+    def copy(name: str, target: Tensor) -> None:
+        if name in codes:
+            target.copy_(make(name))
+        else:
+            tensors.copy_into(name, target)
+
+    return Made(known, make, copy)
 
 
 def _detect(source: Path, allow_pickle: bool) -> Format:

@@ -19,7 +19,7 @@ from headway.errors import CheckpointError
 from headway.models import Model, ModelSpec, blank
 from headway.models.quantize import quantized_layers
 from headway.native.linear import Panels
-from headway.nn import Linear
+from headway.nn import Linear, linears
 from headway.positions import Pairing
 from headway.quantization import QuantizedMatrix
 from headway.storage.lazy import Form, LazyTensors, Made, forms
@@ -87,13 +87,11 @@ def quantized_state(model: Model) -> tuple[dict[str, Tensor], dict[str, Panels]]
     """A model's state dict, with weights on the device "meta" for its quantized layers, and these layers."""
     state, layers = model.state_dict(), quantized_layers(model)
     dtype = next(model.parameters()).dtype
-    for name, layer in layers.items():
-        for buffer, _ in layer.named_buffers():
+    for name, weight in layers.items():
+        for buffer in weight.tensors():
             del state[f"{name}.{buffer}"]
-        state[f"{name}.weight"] = torch.empty(
-            layer.out_features, layer.in_features, device="meta", dtype=dtype
-        )
-    return state, {name: layer.panels for name, layer in layers.items()}
+        state[f"{name}.weight"] = torch.empty(weight.shape, device="meta", dtype=dtype)
+    return state, {name: weight.panels for name, weight in layers.items()}
 
 
 def unpacked(layers: Mapping[str, Panels]) -> Matrices:
@@ -126,6 +124,7 @@ def packed_state(
     Raises CheckpointError for layers that are quantized in different ways, and for what is one layer in the folder and
     quantized in part, or stored [in, out]."""
     scheme, rules, linears = _scheme(layers), rules_by_name(names, spec), _linears(spec)
+    output = names.outputs.get(spec.head.task)
     dtype = next(iter(forms(state).values())).dtype
     made: dict[str, Rule] = {}
     ignore: list[str] = []
@@ -142,11 +141,9 @@ def packed_state(
         if any(there):
             made[place] = rule
         else:
-            ignore.append(place)
-    tied = names.aliases(spec) if callable(names.aliases) else names.aliases
-    ignore += [
-        name.removesuffix(".weight") for name in tied if name.endswith(".weight") and name not in rules
-    ]
+            ignore.append(output if output is not None and ours == ("lm_head",) else place)
+    if output is not None and "lm_head" not in layers:
+        ignore.append(output)
     kept = {name: form for name, form in forms(state).items() if name.removesuffix(".weight") not in made}
     leaves: dict[str, Form] = {}
     for place, rule in made.items():
@@ -163,7 +160,7 @@ def packed_state(
         parts = [matrices[layer] for layer in _layers(made[place])]
         return to_leaves(_joined(parts, made[place]), scheme, dtype)[leaf]
 
-    return Made({**kept, **leaves}, make), written_config(scheme, ignore)
+    return Made({**kept, **leaves}, make), written_config(scheme, [*dict.fromkeys(ignore)])
 
 
 def _scheme(layers: Mapping[str, Panels]) -> Scheme:
@@ -221,4 +218,4 @@ def _transposes(rule: Rule, rows: list[int]) -> bool:
 
 def _linears(spec: ModelSpec) -> dict[str, Linear]:
     with torch.device("meta"):
-        return {name: m for name, m in blank(spec).named_modules() if isinstance(m, Linear)}
+        return linears(blank(spec))

@@ -92,7 +92,7 @@ def accelerate(model: nn.Module, weights: str | None = None) -> Report:
         model: with its weights, on any device; kernels run on the CPU, and elsewhere modules compute as before.
         weights: "int8" or "int4" (a scale for each 32 inputs of an output) for the linear layers of the
             blocks: products use rounded weights. "compressed" for all linear layers of bf16: products of up to 64 rows
-            read `headway.nn.CompressedLinear`, with the same results to the bit. Either lie beside the original
+            read `headway.nn.CompressedWeight`, with the same results to the bit. Either lie beside the original
             weights. `state_dict`, `save_pretrained` and `restore` have the originals; the model is frozen, and training
             is a ConfigError.
     Raises ConfigError for a model that is accelerated already, for other weights, and for "compressed" weights that are

@@ -13,7 +13,7 @@ from headway.models.cost.weights import parameter_count
 from headway.models.spec import ModelSpec
 from headway.nn import Lora
 from headway.nn.adapters import target_layers
-from headway.nn.nf4 import nf4_bytes
+from headway.nn.weights.nf4 import nf4_bytes
 
 
 def adapter_parameters(spec: ModelSpec, lora: Lora, targets: Sequence[str] = ()) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,14 +15,14 @@ from headway.checkpoints.formats.gguf.keys import Keys
 from headway.checkpoints.formats.gguf.metadata import EMBEDDING, NAMES, read_spec, write_spec
 from headway.checkpoints.formats.gguf.rope import FACTORS
 from headway.checkpoints.formats.gguf.writer import write_gguf
-from headway.checkpoints.hf.layouts.tensors import exported, imported
+from headway.checkpoints.hf.layouts.tensors import exported, imported, rules_by_name
 from headway.errors import CheckpointError
 from headway.models import ModelSpec
 from headway.quantization import QuantizedMatrix
 from headway.storage.dtypes import dtype_name
 from headway.storage.gguf import GGUF, Packed, Value, read_gguf
 from headway.storage.gguf_blocks import BY_DTYPE, F32, BlockType, codes, dequantize, quantize
-from headway.storage.lazy import Form, LazyTensors, Made, forms
+from headway.storage.lazy import Form, LazyTensors, Made, forms, renamed
 from headway.storage.reading import naming
 from headway.storage.tensors import PIECE, Tensors
 
@@ -52,6 +52,13 @@ class GGUFModel:
         entry = self.stored.forms[name]
         assert isinstance(entry, Packed)
         return codes(self.stored[name], entry.type)
+
+
+class Blocks(NamedTuple):
+    """Weights by our names as rows of blocks, uint8 [O, bytes], all of one type."""
+
+    type: BlockType
+    rows: Mapping[str, Tensor]
 
 
 def read_model(path: str | Path) -> GGUFModel:
@@ -91,11 +98,12 @@ def write_model(
     state: Mapping[str, Tensor],
     asked: BlockType | None,
     *,
+    packed: Blocks | None = None,
     tokenizer: Mapping[str, Any] | None = None,
     generation: Mapping[str, Any] = MappingProxyType({}),
     check: Callable[[Path], object] = lambda path: None,
 ) -> None:
-    """Write weights under our names, each as `stored_type` says.
+    """Write weights under our names, each as `stored_type` says, those that are `packed` already as they are.
 
     `tokenizer` are the keys of its tokenizer (`headway.text.gguf`), `generation` the ids that begin and end a text, of
     generation_config.json, and `check` is that of `write_gguf`. Raises ConfigError for a spec that GGUF cannot express,
@@ -107,6 +115,11 @@ def write_model(
         **({} if factors is None else {FACTORS: Form(tuple(factors.shape), factors.dtype)}),
     }
     types = {name: stored_type(form, asked) for name, form in known.items()}
+    blocks: dict[str, str] = {}
+    if packed is not None:
+        rules, ready = rules_by_name(NAMES, spec).items(), forms(packed.rows)
+        blocks = {name: rule.ours[0] for name, rule in rules if rule.ours[0] in ready}
+        types |= dict.fromkeys(blocks, packed.type)
     matrices = [types[name].name for name, form in known.items() if len(form.shape) > 1]
     architecture = {"general.architecture": keys.pop("general.architecture")}
     about = {
@@ -118,6 +131,7 @@ def write_model(
         {**architecture, **about, **keys, **_ids(tokenizer or {"tokenizer.ggml.model": "none"}, generation)},
         Made(known, lambda name: factors if name == FACTORS and factors is not None else weights[name]),
         types,
+        blocks={} if packed is None else renamed(packed.rows, blocks),
         check=check,
     )
 

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -31,12 +32,14 @@ def write_gguf(
     tensors: Mapping[str, Tensor],
     types: Mapping[str, BlockType],
     *,
+    blocks: Mapping[str, Tensor] = MappingProxyType({}),
     check: Callable[[Path], object] = lambda path: None,
 ) -> None:
     """Write one file atomically, with each tensor packed as its type; no second copy of all of them is in memory.
 
     Truth values, whole numbers (u32; i32 in lists), floats (f32), texts and lists of one of these are written as what
-    they are. `check` is called with the finished file before it takes its name; if it raises, `path` stays as it was.
+    they are. `blocks` has the tensors that are packed already, as rows of bytes.
+    `check` is called with the finished file before it takes its name; if it raises, `path` stays as it was.
     Raises CheckpointError for values and names that a file cannot hold, and as `quantize` does."""
     known = forms(tensors)
     head = [MAGIC, struct.pack("<I", VERSION), COUNTS.pack(len(known), len(metadata))]
@@ -57,10 +60,11 @@ def write_gguf(
     def put_all(put: Put) -> None:
         put(begin + bytes(-len(begin) % USUAL_ALIGNMENT))
         for name in known:
-            value = tensors[name].detach().cpu()
+            ready = name in forms(blocks)
+            value = blocks[name] if ready else tensors[name].detach().cpu()
             rows = value.reshape(-1, value.shape[-1])
             for part in rows.split(max(1, PIECE // value.shape[-1])):
-                packed = quantize(part, types[name]).contiguous()
+                packed = (part if ready else quantize(part, types[name])).contiguous()
                 put(memoryview(packed.reshape(-1).view(torch.uint8).numpy().data))
             put(bytes(padding[name]))
 

@@ -85,5 +85,6 @@ ROFORMER = encoder_layout(
     defaults={**DEFAULTS, "vocab_size": 50000, "max_position_embeddings": 1536},
     unused=("roformer.pooler.",),
     constants=_constants,
+    pooler={},
     pairing="adjacent",
 )

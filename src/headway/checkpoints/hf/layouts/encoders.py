@@ -94,13 +94,15 @@ def encoder_layout(
     more: Modules = MappingProxyType({}),
     unused: Sequence[str] | None = None,
     constants: Callable[[ModelSpec], Mapping[str, Tensor]] = lambda spec: {},
+    pooler: Mapping[str, str] = MappingProxyType({"states": "pooler.dense"}),
     **own: Any,
 ) -> Layout:
     """The layout of one of them.
 
     name: what its classes begin with.   own: the fields of `Layout` that differ.
     masked, classifier: names of the parts of the masked-lm head and of a classifier of texts.
-    more: further modules of a layer."""
+    more: further modules of a layer.
+    pooler: the linear layer that its bare class has besides."""
     stack = {
         "model.embed_tokens": f"{family}.embeddings.word_embeddings",
         "model.embed_types": f"{family}.embeddings.token_type_embeddings",
@@ -137,6 +139,7 @@ def encoder_layout(
         unused=(f"{family}.pooler.", "embeddings.position_ids") if unused is None else unused,
         heads=(f"{masked['out'].partition('.')[0]}.", "classifier.", "qa_outputs."),
         constants=constants,
+        outputs={"masked-lm": masked["out"], **pooler},
     )
     usual: dict[str, Any] = {"only": ONLY, "harmless": POOLER, "defaults": DEFAULTS}
     usual["architectures"] = {f"{name}{ending}": kind for ending, kind in CLASSES.items()}

@@ -162,6 +162,7 @@ def _bart(family: str, name: str, *, pre: bool) -> Layout:
         tensors=TensorNames(
             rules=_rules,
             aliases=_bart_aliases,
+            outputs={"lm": "lm_head"},
             stand_in={"final_logits_bias": None},
             unused=("encoder.version", "decoder.version"),
             prefix="model.",
@@ -214,6 +215,7 @@ MARIAN = Layout(
     tensors=TensorNames(
         rules=_rules,
         aliases=_aliases,
+        outputs={"lm": "lm_head"},
         stand_in={"final_logits_bias": None},
         constants=_tables,
         unused=(SHARED,),

@@ -62,6 +62,8 @@ class TensorNames:
         unused: beginnings (up to a dot) or ends of names of tensors that may be in a file and are not needed.
         heads: beginnings of names of tensors of heads, not needed when another head is asked for.
         constants: tensors that transformers insists on and that carry no information: name -> value for a spec.
+        outputs: task -> the linear module of transformers behind the stack, as its class calls it (files may not),
+            whose matrix may be the embedding's, or in no file.
     """
 
     rules: Callable[[ModelSpec], Sequence[Rule]]
@@ -72,6 +74,7 @@ class TensorNames:
     unused: Sequence[str] = ()
     heads: Sequence[str] = ()
     constants: Callable[[ModelSpec], Mapping[str, Tensor]] = lambda spec: {}
+    outputs: Mapping[str, str] = field(default_factory=dict)
 
 
 def _only(parts: Sequence[Tensor]) -> Tensor:
@@ -191,5 +194,9 @@ def decoder_names(
         ]
 
     return TensorNames(
-        rules=rules, prefix=prefix, aliases={f"{head}.weight": f"{embedding}.weight"}, unused=unused
+        rules=rules,
+        prefix=prefix,
+        aliases={f"{head}.weight": f"{embedding}.weight"},
+        unused=unused,
+        outputs={"lm": "lm_head"},
     )

@@ -131,6 +131,7 @@ T5 = Layout(
     tensors=TensorNames(
         rules=_rules,
         aliases=_aliases,
+        outputs={"lm": "lm_head"},
         stand_in={"lm_head.weight": "shared.weight"},
         # one that no layer reads, in old files
         unused=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),

@@ -21,6 +21,7 @@ OWN_NAMES = TensorNames(
     aliases=lambda spec: {"lm_head.weight": "model.embed_tokens.weight"} if spec.tied else {},
     unused=(".rotary_emb.inv_freq",),  # written by old versions; a function of the config
     heads=("head.",),
+    outputs={"lm": "lm_head"},
 )
 """The names of our modules, which are those of LLaMA in transformers."""
 

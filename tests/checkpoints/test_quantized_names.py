@@ -1,0 +1,95 @@
+"""What `quantization_config` says of layers is said of modules of transformers, in every family that it has."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+from headway.checkpoints import save_folder
+from headway.checkpoints.hf.config import spec_from_config
+from headway.checkpoints.hf.layouts import LAYOUTS
+from headway.errors import CheckpointError
+from headway.models import ModelSpec, build
+from headway.models.quantize import quantize_model, quantized_layers
+from headway.storage.tensors import open_tensors
+from tests.checkpoints import decoders, encoders, hf, seq2seq
+
+LONGFORMER = {**encoders.SHAPE, "attention_window": 8, "position_embedding_type": "absolute"}
+SETTINGS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("llama", "mistral", "ministral", "qwen2", "qwen3"), hf.SHAPE),
+    **dict.fromkeys(("gpt2", "gpt_bigcode"), decoders.GPT2),
+    "falcon": decoders.FALCON,
+    "starcoder2": decoders.STARCODER2,
+    "gpt_neox": decoders.NEOX,
+    "phi": decoders.NEOX,
+    "bloom": decoders.BLOOM,
+    "mpt": decoders.MPT,
+    "marian": seq2seq.MARIAN,
+    **dict.fromkeys(("bart", "mbart"), seq2seq.PAIR),
+    "t5": seq2seq.T5,
+    **dict.fromkeys(("bert", "roberta", "roformer"), encoders.SHAPE),
+    "longformer": LONGFORMER,
+}
+CLASSES = [
+    (family, name)
+    for family, layout in LAYOUTS.items()
+    for name in {kind: name for name, kind in reversed(layout.architectures.items())}.values()
+]
+"""Every class that is written, with its family."""
+
+
+def specs(family: str, name: str) -> list[ModelSpec]:
+    """Of a class: with an output layer that is the embedding, and with one of its own where it has any."""
+    layout = LAYOUTS[family]
+    labels = encoders.LABELS if layout.architectures[name] in ("classify", "tag") else {}
+    given = {"model_type": family, "architectures": [name], **SETTINGS[family], **labels}
+    ties = (True, False) if layout.architectures[name] in ("lm", "masked-lm") else (True,)
+    return [spec_from_config({**given, "tie_word_embeddings": tied}) for tied in ties]
+
+
+def modules(folder: Path) -> tuple[set[str], set[str], set[str]]:
+    """The linear layers of the class that a folder names, those that are packed in its file, and `ignore`."""
+    config = json.loads((folder / "config.json").read_text())
+    said = config.pop("quantization_config")
+    (group,) = said["config_groups"].values()
+    assert group["targets"] == ["Linear"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with torch.device("meta"):
+        made = getattr(transformers, config["architectures"][0])
+        model = made(transformers.AutoConfig.from_pretrained(folder))
+    linears = {name for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+    moves = get_model_conversion_mapping(model)
+    kinds = ([one for one in moves if isinstance(one, kind)] for kind in (WeightRenaming, WeightConverter))
+    renamed = (*kinds, model.base_model_prefix, dict.fromkeys(f"{one}.weight_scale" for one in linears))
+    stored = [name for name in open_tensors(folder) if name.endswith(".weight_scale")]
+    there = {rename_source_key(name, *renamed)[0].removesuffix(".weight_scale") for name in stored}
+    return linears, there, set(said["ignore"])
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize(("family", "name"), CLASSES, ids=lambda value: value)
+def test_a_linear_layer_of_transformers_is_packed_or_ignored(
+    family: str, name: str, weights: str, tmp_path: Path
+) -> None:
+    """As `apply_quantization_config` reads it: every Linear whose name `ignore` has not is given packed tensors."""
+    for at, spec in enumerate(specs(family, name)):
+        model = build(spec, seed=0)
+        untied = hasattr(model, "lm_head") and not spec.tied
+        quantize_model(
+            model, weights, group=-1 if weights == "int8" else None, output=untied and weights == "int4"
+        )
+        folder = tmp_path / str(at)
+        if family == "gpt2":
+            with pytest.raises(CheckpointError, match=r"as \[in, out\]"):
+                save_folder(folder, model)
+            continue
+        save_folder(folder, model)
+        linears, packed, ignored = modules(folder)
+        assert packed | ignored == linears
+        assert not packed & ignored
+        assert len(packed) <= len(quantized_layers(model))

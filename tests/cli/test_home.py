@@ -1,0 +1,58 @@
+"""Paths that begin with ~/ are those of the home folder in any command: shells leave `--out=~/x` as it is."""
+
+from pathlib import Path
+
+import pytest
+
+from headway.checkpoints import save_folder
+from headway.cli import run
+from headway.cli._shared import application, expand_home
+from headway.models import ModelSpec, build
+
+SPEC = ModelSpec.of(
+    "llama", vocab=64, width=32, layers=1, heads=2, kv_heads=1, hidden=32, trained_context=32, tied=True
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home folder, with a model `m`; another folder to work in."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path / "here")
+    save_folder("../home/m", build(SPEC, seed=0))
+    return tmp_path / "home"
+
+
+@pytest.mark.parametrize(
+    ("command", "written"),
+    [
+        (["quantize", "~/m", "--weights", "int4", "--out=~/q"], "q/config.json"),
+        (["convert", "~/m", "~/m.gguf"], "m.gguf"),
+        (["surgery", "window", "~/m", "~/w", "--window", "8"], "w/config.json"),
+        (["show", "Causal()", "--tokens", "4", "--out=~/p.png"], "p.png"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_path_at_home_is_written_there(home: Path, command: list[str], written: str) -> None:
+    assert run(command) == 0
+    assert (home / written).exists()
+    assert not list(Path().iterdir())
+
+
+def test_every_path_of_a_command_is_expanded_and_nothing_else(home: Path) -> None:
+    import typer
+
+    seen: list[object] = []
+
+    def command(one: Path, more: list[Path] | None = None, text: str = "", at: Path = Path("~/d")) -> None:
+        seen.extend([one, more, text, at])
+
+    app = application()
+    app.command()(command)
+    made = typer.main.get_command(app)
+    for _ in range(2):
+        expand_home(made)
+    made(["~/a", "--more=~/b", "--more=c/~", "--text=~/t"], standalone_mode=False)
+    assert seen == [home / "a", [home / "b", Path("c/~")], "~/t", home / "d"]
