@@ -25,7 +25,7 @@ from headway.report import plain
 
 def folder_of(text: str) -> Path:
     """The path of a model that is typed: what is there, or what an id of the Hub is fetched to."""
-    path = at_home(Path(text))
+    path: Path = at_home(Path(text))
     if "/" not in text or path.exists():
         return path
     from headway.checkpoints.remote import local_model
