@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-all peers mutants check bench clean
+.PHONY: help install demo test test-all peers mutants mutants-drawn check bench clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -21,6 +21,7 @@ help:
 	@echo "make test-all  every test, the slow ones too, then the demo; a skipped test fails"
 	@echo "make peers     what llama.cpp, built here for this processor (20 minutes), makes of our files"
 	@echo "make mutants   break the code in many places, one at a time: a test must fail each time"
+	@echo "make mutants-drawn SEED=text   the same with 400 faults that the seed draws from all of src (hours; it goes on)"
 	@echo "make check     lint, format, types, floors"
 	@echo "make bench     measure attention and whole models on this machine, beside what is installed"
 
@@ -73,6 +74,13 @@ peers: $(VENV)/.installed-peers $(VENV)/.native
 
 mutants: $(VENV)/.installed-test $(VENV)/.native
 	$(BIN)/python tests/mutants -j $(WORKERS)
+
+# First the map of which test runs which line, kept in .mutants; then the faults. HOURS ends it, and the same call goes on.
+SEED ?= $(shell git rev-parse HEAD)
+HOURS ?= 6
+mutants-drawn: $(VENV)/.installed-test $(VENV)/.native
+	$(BIN)/python -m tests.mutants.drawn map -j $(WORKERS)
+	$(BIN)/python -m tests.mutants.drawn run -j $(WORKERS) --seed $(SEED) --hours $(HOURS)
 
 check: $(VENV)/.installed-check
 	$(BIN)/ruff check .

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.checkpoints import load_folder, save_adapter, save_folder
+from headway.checkpoints.bases import Base, fingerprint
 from headway.data.pairs import END, START, joint_tokenizer
 from headway.models import Head, ModelSpec, build
 from headway.nn import Adapter, Lora
@@ -182,7 +183,8 @@ def adapter(path: Path) -> None:
     decoder(path.parent / "stories")
     folder = load_folder(path.parent / "stories")
     fresh = Adapter.fresh(build(folder.spec, seed=0), Lora(rank=2))
-    save_adapter(path, fresh, folder.spec, base="stories", tokenizer=letters())
+    base = Base(Path("stories"), fingerprint(folder))
+    save_adapter(path, fresh, folder.spec, base=base, tokenizer=letters())
 
 
 def recipes(path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.metrics import (
+    Confusion,
     accuracy,
     answer_measures,
     cmrc_exact,
@@ -201,6 +202,35 @@ def test_classes_as_in_scikit_learn(both: list[tuple[int, int]]) -> None:
     theirs = metrics.f1_score(wanted, found, average="macro", zero_division=0)
     assert macro_f1(wanted, found) == pytest.approx(theirs)
     assert matthews(wanted, found) == pytest.approx(metrics.matthews_corrcoef(wanted, found), abs=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of one class only
+@given(CLASSES)
+def test_each_class_and_what_it_is_taken_for_as_in_scikit_learn(both: list[tuple[int, int]]) -> None:
+    from sklearn import metrics
+
+    wanted, found = ([pair[i] for pair in both] for i in (0, 1))
+    labels = list(range(max(map(max, both)) + 2))  # and one that does not occur
+    own = Confusion.of([*map(str, labels)], wanted, found)
+    assert [list(row) for row in own.counts] == metrics.confusion_matrix(
+        wanted, found, labels=labels
+    ).tolist()
+    theirs = metrics.precision_recall_fscore_support(wanted, found, labels=labels, zero_division=0)
+    for one, *scores in zip(own.classes, *theirs, strict=True):
+        assert [one.precision, one.recall, one.f1, one.count] == pytest.approx(scores)
+
+
+def test_the_scores_of_a_class_are_their_fractions() -> None:
+    """Of "a" 2 are found and one is taken for "b"; a "b" is taken for "a"; "c" is nowhere."""
+    own = Confusion.of("abc", [0, 0, 0, 1, 1], [0, 0, 1, 1, 0])
+    assert own.counts == ((2, 1, 0), (1, 1, 0), (0, 0, 0))
+    a, b, c = own.classes
+    assert (a.label, a.precision, a.recall, a.f1, a.count) == ("a", 2 / 3, 2 / 3, 4 / 6, 3)
+    assert (b.precision, b.recall, b.f1, b.count) == (1 / 2, 1 / 2, 2 / 4, 2)
+    assert (c.precision, c.recall, c.f1, c.count) == (0, 0, 0, 0)
+    few = Confusion.of("ab", [0, 0, 1], [0, 1, 1])
+    assert [(one.precision, one.recall) for one in few.classes] == [(1.0, 0.5), (0.5, 1.0)]
 
 
 @pytest.mark.slow

@@ -39,7 +39,6 @@ OWN = {
     ),  # cases
     "task": (
         "headway/train/tasks/",
-        "headway/train/upgrade.py",
         "headway/models/",
         "headway/checkpoints/",
         "headway/api/",
@@ -148,6 +147,7 @@ def test_no_code_asks_for_a_name_of_a_table(kind: str) -> None:
         if found & NAMES[kind].keys()
     ]
     assert not wrong
+    assert not [place for place in OWN[kind] if not (SOURCE / place).exists()]
 
 
 @pytest.mark.skipif(library() is None, reason="the native kernels are not built")

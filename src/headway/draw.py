@@ -15,10 +15,16 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from headway.patterns import Or, Pattern, draw, visible
+from headway.patterns.picture import BLUE as BLUE
+from headway.patterns.picture import GREEN as GREEN
+from headway.patterns.picture import GREY as GREY
+from headway.patterns.picture import INK as INK
+from headway.patterns.picture import ORANGE as ORANGE
+from headway.patterns.picture import PALE as PALE
+from headway.patterns.picture import PALETTE
+from headway.patterns.picture import RED as RED
+from headway.patterns.picture import VIOLET as VIOLET
 from headway.tokens import Tokens
-
-INK, GREY, PALE = "#1d2733", "#8a94a0", "#e9edf1"
-BLUE, ORANGE, GREEN, RED, VIOLET = "#2f6fb3", "#e08a1e", "#3c9b6b", "#c8453c", "#7a5bb0"
 
 STYLE: Any = {
     "figure.facecolor": "white",
@@ -110,8 +116,7 @@ def draw_pattern(axes: Any, pattern: Pattern, tokens: Tokens, title: str = "", l
     for number, part in reversed(list(enumerate(parts, start=1))):
         cells[visible(part, tokens, tokens)[0, 0].numpy()] = number
     allowed = int((cells > 0).sum())
-    palette = [BLUE, ORANGE, GREEN, VIOLET, RED]
-    colours = [PALE, *(palette[i % len(palette)] for i in range(len(parts)))]
+    colours = [PALE, *(PALETTE[i % len(PALETTE)] for i in range(len(parts)))]
     axes.pcolormesh(
         cells, cmap=ListedColormap(colours), vmin=0, vmax=len(colours) - 1, edgecolors="white", linewidth=0.8
     )

@@ -11,6 +11,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 
 CHINESE = re.compile("[\u4e00-\u9fa5]")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -48,6 +49,47 @@ def matthews(wanted: Sequence[Hashable], found: Sequence[Hashable]) -> float:
     within = sum(n * n for n in said.values()), sum(n * n for n in of.values())
     spread = math.sqrt((s * s - within[0]) * (s * s - within[1]))
     return (c * s - sum(said[k] * n for k, n in of.items())) / spread if spread else 0.0
+
+
+@dataclass(frozen=True)
+class ClassScores:
+    """How well one class is found: precision TP / (TP + FP), recall TP / (TP + FN), f1 2 TP / (2 TP + FP + FN), each 0
+    where nothing is counted; `count` is TP + FN."""
+
+    label: str
+    precision: float
+    recall: float
+    f1: float
+    count: int
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """How often a class is wanted and which one is found: `counts[wanted][found]`, both in the order of `labels`."""
+
+    labels: tuple[str, ...]
+    counts: tuple[tuple[int, ...], ...]
+
+    @staticmethod
+    def of(labels: Sequence[str], wanted: Sequence[int], found: Sequence[int]) -> Confusion:
+        """Of predictions, by the numbers of their labels."""
+        _check(wanted, found)
+        both, numbers = Counter(zip(wanted, found, strict=True)), range(len(labels))
+        return Confusion(tuple(labels), tuple(tuple(both[a, b] for b in numbers) for a in numbers))
+
+    @property
+    def classes(self) -> tuple[ClassScores, ...]:
+        """Scores of each class."""
+
+        def share(part: int, whole: int) -> float:
+            return part / whole if whole else 0.0
+
+        found = []
+        for i, (label, row) in enumerate(zip(self.labels, self.counts, strict=True)):
+            right, of, said = row[i], sum(row), sum(other[i] for other in self.counts)
+            scores = share(right, said), share(right, of), share(2 * right, of + said)
+            found.append(ClassScores(label, *scores, of))
+        return tuple(found)
 
 
 def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:

@@ -67,6 +67,19 @@ class QuantizedMatrix:
             else self.zero
         )
 
+    def part(self, axis: int, rows: range) -> QuantizedMatrix:
+        """Some outputs (axis 0), or some inputs (axis 1) that are whole groups or lie in the one group of a row."""
+        at = slice(rows.start, rows.stop)
+        if axis == 0:
+            zero = None if self.zero is None else self.zero[at]
+            return replace(self, codes=self.codes[at], scale=self.scale[at], zero=zero)
+        if self.scale.shape[1] == 1:
+            return replace(self, codes=self.codes[:, at], group=len(rows))
+        assert rows.start % self.group == len(rows) % self.group == 0
+        groups = slice(rows.start // self.group, rows.stop // self.group)
+        zero = None if self.zero is None else self.zero[:, groups]
+        return replace(self, codes=self.codes[:, at], scale=self.scale[:, groups], zero=zero)
+
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """w' [O, I]: the product in float32, rounded to `dtype`."""
         inputs = self.codes.shape[1]

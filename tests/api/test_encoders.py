@@ -10,8 +10,9 @@ import transformers
 
 import headway
 from headway.api import Classifier, Embedder, MaskedLM, TextEncoder, Translator
-from headway.checkpoints import save_folder
+from headway.checkpoints import load_folder, save_folder, unsupported_by_transformers
 from headway.errors import CheckpointError, ConfigError, DataError
+from headway.models import Head, ModelSpec, build
 from tests.generate.conftest import small
 from tests.small_bert import TEXTS, VOCAB, bert, theirs
 from tests.text.conftest import byte_level
@@ -104,6 +105,36 @@ def test_a_folder_of_sentence_transformers_says_how_texts_are_embedded(
     again = headway.load(tmp_path / "again")
     assert again.spec.trained_context == 12
     assert again.embed(TEXTS).equal(found)
+
+
+@pytest.mark.parametrize("unit", [True, False])
+@pytest.mark.parametrize("cls", [True, False])
+def test_an_embedder_is_saved_as_a_folder_of_sentence_transformers(
+    cls: bool, unit: bool, tmp_path: Path
+) -> None:
+    """The bare encoder of transformers, and beside it what is pooled."""
+    path, model = sentences(tmp_path / "theirs", {CLS: cls, MEAN: not cls}, unit)
+    headway.load(path).save(tmp_path / "ours")
+    for file in ("modules.json", "1_Pooling/config.json", "sentence_bert_config.json"):
+        assert json.loads((tmp_path / "ours" / file).read_text()) == json.loads((path / file).read_text())
+    again = transformers.AutoModel.from_pretrained(tmp_path / "ours").eval()
+    assert type(again) is type(model)
+    inputs = transformers.BertTokenizer.from_pretrained(path)(TEXTS, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        assert again(**inputs).last_hidden_state.equal(model(**inputs).last_hidden_state)
+    wanted = Head("embed", pool="first" if cls else "mean", unit=unit)
+    assert load_folder(tmp_path / "ours").spec.head == wanted
+    assert unsupported_by_transformers(headway.load(path).spec) is None
+
+
+def test_an_embedder_whose_pooled_token_is_global_is_saved_as_headway_s_own(tmp_path: Path) -> None:
+    """sentence-transformers does not say which tokens are global."""
+    size = {"vocab": 61, "width": 16, "layers": 1, "heads": 2, "hidden": 16}
+    spec = ModelSpec.of("longformer", **size).with_head(Head("embed", pool="mean"))
+    save_folder(tmp_path / "m", build(spec, seed=0))
+    assert not (tmp_path / "m" / "modules.json").exists()
+    assert load_folder(tmp_path / "m").spec == spec
+    assert unsupported_by_transformers(spec) == "head"
 
 
 def test_a_plain_encoder_is_embedded_as_asked(masked: tuple[Path, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -208,6 +209,24 @@ def test_an_id_of_the_hub(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert headway.load("owner/name", revision="v1").eos == (1,)
     assert headway.load("owner/name", allow_pickle=True).eos == (1,)
     assert asked == [("owner/name", "v1", False), ("owner/name", None, True)]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"source": 5}, r"a model or an adapter is a folder, a file or an id of the Hub, .* got 5"),
+        ({"adapter": [5]}, r"as text or a path, got 5"),
+        ({"adapter": 5}, r"as text or a path, got 5"),
+        (
+            {"device": "cuda:99"},
+            r"device='cuda:99' was asked for, .* cannot use it here: .*; leave device out",
+        ),
+        ({"device": "gpu"}, r"device='gpu' was asked for, .*gpu; leave device out for the CPU"),
+    ],
+)
+def test_what_is_no_folder_and_no_device_is_said(given: Any, said: str, folder: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        headway.load(**{"source": folder, **given})
 
 
 def test_dtypes(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from headway.cli import run
 from headway.errors import ConfigError
 from headway_lab import book
-from headway_lab.book import SEEN, WORDS, formula_image, formulas_of, write_book
+from headway_lab.book import SIGNS, WORDS, formula_image, formulas_of, write_book
 from headway_lab.explain import TOPICS, find_topic
 from headway_lab.questions import LANGUAGES
 
@@ -42,7 +43,7 @@ def test_a_book_has_its_chapters_and_fetches_nothing(language: str, tmp_path: Pa
     ]
     contents = page.partition("<section")[0]
     assert [
-        sign == SEEN for sign in re.findall(r"</a>&nbsp;<span[^>]*><span class=\"mark\">(.)<", contents)
+        sign == SIGNS["seen"] for sign in re.findall(r"</a>&nbsp;<span class=\"mark[^>]*>(.)<", contents)
     ] == seen
     assert page.count("<figure>") == 2
     assert not re.search(r"(?:src|href)=\"(?!data:|#)", page)
@@ -84,6 +85,40 @@ def test_a_quick_book_has_smaller_runs_where_there_are_some_and_none_of_another_
     for quick in (True, True, False):
         write_book(tmp_path, "en", topics, quick=quick)
     assert ran == [("swish", False), ("rotary-values", True), ("rotary-values", False)]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_book_has_a_mark_and_a_word_of_its_own_where_a_run_was_too_small(
+    language: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Quick runs are smaller than what is claimed: what they do not show is not refuted by them."""
+    swish = find_topic("swish")
+    monkeypatch.setattr(swish, "QUICK", {"few": True}, raising=False)
+    ours = swish.run()
+    claims = dict(zip(ours.claims, [True, False, None, *[True] * len(ours.claims)], strict=False))
+    monkeypatch.setattr(swish, "run", lambda few=False: replace(ours, claims=claims))
+    marks = {}
+    for quick in (False, True):
+        page = write_book(tmp_path / f"{quick}", language, ["swish"], quick=quick).read_text(encoding="utf-8")
+        contents, chapter = page.split("<section")
+        marks[quick] = re.findall(r'<li><span class="mark ?(\w*)">(.)<', chapter)
+        first = re.search(r'&nbsp;<span class="mark[^>]*>(.)<', contents)
+        assert first is not None
+        assert first[1] == ("?" if quick else "✗")
+        assert all(f">{sign}</span> {WORDS[language][word]}" in contents for word, sign in SIGNS.items())
+    assert (
+        len({*SIGNS.values()}) == len({*WORDS[language].values()} & {WORDS[language][w] for w in SIGNS}) == 3
+    )
+    seen, refuted, unclear = ("", "✓"), ("not", "✗"), ("open", "?")
+    assert marks[False][:4] == [seen, refuted, unclear, seen]
+    assert marks[True][:4] == [seen, unclear, unclear, seen]
+
+
+def test_each_topic_that_is_run_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    for _ in range(2):
+        write_book(tmp_path, "en", ["permutation", "swish"], say=said.append)
+    assert said == ["1 of 2: permutation, about 1 s of one core", "2 of 2: swish, about 1 s of one core"]
 
 
 def test_another_language_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,12 +10,22 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from headway.checkpoints import load_adapter, merged_state, save_adapter
-from headway.checkpoints.adapters import base_of, fingerprint
+from headway.checkpoints import (
+    change_pairing,
+    load_adapter,
+    load_folder,
+    merged_state,
+    save_adapter,
+    save_folder,
+    save_state,
+)
+from headway.checkpoints.bases import SAMPLE, Base, base_of, fingerprint
 from headway.errors import CheckpointError, ConfigError
 from headway.models import ModelSpec
+from headway.models.quantize import quantize_model
 from headway.nn import Adapter, Lora, adapted, attach, set_active
 from headway.positions import Rotary
+from headway.surgery.quantize import quantize_folder
 from tests.checkpoints.adapters import IDS, KINDS, SIZE, small, trained
 
 FAMILIES = ("llama", "gpt2", "falcon", "gpt_bigcode", "roformer")
@@ -28,7 +38,7 @@ def test_there_and_back_is_the_same_function(family: str, kind: str, tmp_path: P
     model = small(family)
     adapter = trained(Adapter.fresh(model, KINDS[kind]))
     base = model(IDS)
-    save_adapter(tmp_path / "a", adapter, model.spec, base=tmp_path)
+    save_adapter(tmp_path / "a", adapter, model.spec, base=Base(tmp_path, "0"))
     assert base_of(tmp_path / "a") == tmp_path
     attach(model, adapter, "mine")
     ours = model(IDS)
@@ -132,6 +142,31 @@ def test_ranks_and_alphas_of_their_own(tmp_path: Path) -> None:
     assert load_adapter(tmp_path / "a", model.spec).layers == adapter.layers
 
 
+@pytest.mark.parametrize(
+    ("usual", "other"),
+    [(Lora(rank=2, alpha=4), Lora(rank=2, alpha=3)), (Lora(rank=2, alpha=4), Lora(rank=5, alpha=4))],
+)
+def test_a_rank_or_an_alpha_of_its_own(usual: Lora, other: Lora, tmp_path: Path) -> None:
+    """One is kept where the other is as everywhere."""
+    model = small("llama")
+    parts = [Adapter.fresh(model, usual), Adapter.fresh(model, other, ("down_proj",))]
+    adapter = Adapter({**parts[0].layers, **parts[1].layers}, {**parts[0].tensors, **parts[1].tensors})
+    save_adapter(tmp_path / "a", adapter, model.spec)
+    assert load_adapter(tmp_path / "a", model.spec).layers == adapter.layers
+
+
+def test_patterns_hold_for_ends_of_names_and_the_first_that_fits_decides(tmp_path: Path) -> None:
+    """As in PEFT, whose patterns may have alternatives (`peft.utils.other.get_pattern_key`)."""
+    model = small("llama")
+    both = Adapter.fresh(model, Lora(rank=2, alpha=3), ("q_proj", "v_proj"))
+    rest = Adapter.fresh(model, Lora(rank=2, alpha=8), ("o_proj", "down_proj"))
+    adapter = Adapter({**both.layers, **rest.layers}, {**both.tensors, **rest.tensors})
+    save_adapter(tmp_path / "a", adapter, model.spec)
+    patterns = {"q_proj|v_proj": 3, "proj": 4, r"self_attn\.q_proj": 5}
+    rewrite(tmp_path / "a", lora_alpha=8, alpha_pattern=patterns)
+    assert load_adapter(tmp_path / "a", model.spec).layers == adapter.layers
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_merged_weights_compute_what_the_adapters_add(kind: str) -> None:
     model = small("llama")
@@ -195,6 +230,10 @@ NAME = "base_model.model.model.layers.0.self_attn.q_proj"
             ),
             r"missing: .*did you mean",  # PEFT warns, and computes what the base model does
         ),
+        (
+            lambda f: retensor(f, lambda t: t.update({f"{NAME}.lora_A.weight": t[f"{NAME}.lora_A.weight"].int()})),
+            r"dtype: .*q_proj\.lora_A\.weight is int32, and the numbers of an adapter are floating point",
+        ),
         (lambda f: (f / "adapter_model.safetensors").unlink(), r"no file or folder .*adapter_model"),
         (lambda f: (f / "adapter_config.json").unlink(), r"is no adapter: it has no adapter_config\.json"),
     ],
@@ -233,6 +272,8 @@ def test_a_folder_is_written_whole_and_not_over_another(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="exists; choose another name, or use --overwrite"):
         save_adapter(tmp_path / "a", adapter, model.spec)
     (tmp_path / "a" / "notes.txt").write_text("mine")
+    save_adapter(tmp_path / "a", adapter, model.spec, generation={"eos_token_id": 3}, overwrite=True)
+    assert json.loads((tmp_path / "a" / "generation_config.json").read_text()) == {"eos_token_id": 3}
     save_adapter(tmp_path / "a", trained(adapter), model.spec, overwrite=True)
     assert sorted(p.name for p in (tmp_path / "a").iterdir()) == [
         *("adapter_config.json", "adapter_model.safetensors", "notes.txt")
@@ -241,18 +282,52 @@ def test_a_folder_is_written_whole_and_not_over_another(tmp_path: Path) -> None:
         base_of(tmp_path / "a")
 
 
-def test_a_fingerprint_tells_weights_apart() -> None:
-    state = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(2).bfloat16()}
-    same = fingerprint({name: value.clone() for name, value in state.items()})
-    others = [
-        {**state, "a": state["a"] + torch.eye(2, 3) * 1e-6},
-        {**state, "a": state["a"].view(3, 2)},
-        {**state, "b": state["b"].half()},
-        {"a": state["a"]},
-        {"c": state["a"], "b": state["b"]},
-    ]
-    assert same == fingerprint(state)
-    assert same not in {fingerprint(other) for other in others}
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_model_has_one_fingerprint_however_its_weights_are_kept(family: str, tmp_path: Path) -> None:
+    """Where adapters of one fit the other: in float32 and bfloat16, in either pairing, as int4 that was made of it."""
+    model = small(family, width=64)
+    save_folder(tmp_path / "m", model)
+    save_folder(tmp_path / "bf16", model, dtype=torch.bfloat16)
+    folders = ["m", "bf16"]
+    if family == "llama":
+        quantize_folder(load_folder(tmp_path / "bf16"), tmp_path / "int4", "int4")
+        adjacent, spec = change_pairing(dict(model.state_dict()), model.spec, "adjacent")
+        save_state(tmp_path / "adjacent", spec, adjacent, keep_pairing=True)
+        folders += ["int4", "adjacent"]
+    assert len({fingerprint(load_folder(tmp_path / name)) for name in folders}) == 1
+
+
+@pytest.mark.parametrize(
+    ("leaf", "change"),
+    [
+        ("mlp.up_proj.weight", lambda w: w * 1.01),
+        ("self_attn.q_proj.weight", lambda w: w.roll(1, 0)),
+        ("mlp.down_proj.weight", lambda w: w + 0.01 * torch.eye(*w.shape)),
+    ],
+)
+def test_other_weights_have_another_fingerprint(leaf: str, change: Any, tmp_path: Path) -> None:
+    """A quantized folder whose origin is unknown, too."""
+    model = small("llama", width=64)
+    save_folder(tmp_path / "m", model)
+    state = dict(model.state_dict())
+    name = f"model.layers.1.{leaf}"
+    save_state(tmp_path / "other", model.spec, state | {name: change(state[name])})
+    quantize_model(model, "int4")
+    save_folder(tmp_path / "int4", model)
+    assert len({fingerprint(load_folder(tmp_path / name)) for name in ("m", "other", "int4")}) == 3
+
+
+def test_a_fingerprint_reads_some_rows_of_a_large_tensor(tmp_path: Path) -> None:
+    """They lie evenly, so that what changes all rows is seen; the first one is among them."""
+    model = small("llama", vocab=3 * SAMPLE // 32)
+    save_folder(tmp_path / "m", model)
+    found = {fingerprint(load_folder(tmp_path / "m"))}
+    table = model.state_dict()["model.embed_tokens.weight"]
+    for row, seen in ((1, False), (0, True), (3 * (len(table) // 6), True)):
+        table[row] += 1
+        save_folder(tmp_path / "m", model, overwrite=True)
+        assert (fingerprint(load_folder(tmp_path / "m")) not in found) == seen
+        found.add(fingerprint(load_folder(tmp_path / "m")))
 
 
 def test_layers_that_are_adapted_are_those_of_the_blocks() -> None:

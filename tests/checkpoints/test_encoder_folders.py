@@ -187,8 +187,8 @@ def test_projections_of_global_tokens_change_their_pairing_too() -> None:
         ("bert", {"patterns": Window.around(4)}, "patterns"),
         (
             "bert",
-            {"head": Head("embed", pool="mean", unit=True), "tied": False, "output_bias": False},
-            "head",
+            {"head": Head("classify", ("a", "b"), "mean", "tanh"), "tied": False, "output_bias": False},
+            'head (pool="mean")',
         ),
         ("bert", {"kv_heads": 2}, "kv_heads"),
         ("roberta", {"positions": Learned(512)}, "positions"),

@@ -3,6 +3,7 @@
 import errno
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,20 @@ def test_each_call_failing_in_turn_leaves_the_previous_folder(tmp_path, swap):
         save_new(folder)  # and the next save works
         assert contents(folder) == {**NEW, "notes.txt": b"mine"}
     assert total == len(calls)
+
+
+def test_what_a_killed_save_moved_aside_stays_until_another_has_taken_its_name(tmp_path):
+    """Whichever call of the next save fails."""
+    put_old(tmp_path / ".probe.previous")
+    for n in range(len(calls_of(lambda: save_new(tmp_path / "probe")))):
+        folder, aside = tmp_path / str(n), tmp_path / f".{n}.previous"
+        put_old(aside)
+        with watch(failing(n)), suppress(CheckpointError):
+            save_new(folder)
+        assert contents(current_folder(folder)) in (OLD, {**NEW, "notes.txt": b"mine"}), n
+        save_new(folder)
+        assert contents(folder) == {**NEW, "notes.txt": b"mine"}
+        assert not aside.exists()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -16,7 +16,7 @@ from headway.checkpoints import change_pairing, config_from_spec, load_folder, s
 from headway.checkpoints.formats.meta import META
 from headway.models import ModelSpec, build
 from headway.models.quantize import weight_kind
-from headway.nn import QuantizedLinear, block_linears, replace_linear
+from headway.nn import block_linears, from_codes
 from headway.positions import Rotary
 from headway.quantization import quantize_weights
 from tests.checkpoints.test_meta_shards import split
@@ -102,11 +102,8 @@ def a_quantized_folder(weights):
 
     def put(folder, width):
         model = build(spec_of(width, layers=10), dtype=torch.bfloat16, seed=0).requires_grad_(False)
-        names = block_linears(model)
-        replace_linear(
-            model,
-            lambda name, one: QuantizedLinear(one, rounded(one.matrix)) if name in names else one,
-        )
+        for layer in block_linears(model).values():
+            layer.keep(from_codes(rounded(layer.matrix)))
         save_folder(folder, model)
 
     return put

@@ -10,6 +10,7 @@ import transformers
 
 import headway
 from headway.checkpoints import build_model, load_adapter, load_folder, save_adapter, save_folder
+from headway.checkpoints.bases import Base
 from headway.data import Batch
 from headway.nn import Adapter, Lora, adapted, attach, named_adapter_parameters
 from headway.text import train_bpe
@@ -54,7 +55,7 @@ def test_folders_of_ours_are_read_by_peft_and_its_folders_by_us(
     save_folder(tmp_path / "base", model)
     base, adapter = model(IDS), trained(Adapter.fresh(model, KINDS[kind]))
     attach(model, adapter)
-    save_adapter(tmp_path / "ours", adapter, model.spec, base=tmp_path / "base")
+    save_adapter(tmp_path / "ours", adapter, model.spec, base=Base.of(tmp_path / "base"))
     peer = peft_of(tmp_path / "base", tmp_path / "ours")
     torch.testing.assert_close(peer(IDS).logits, model(IDS), rtol=0, atol=1e-5)
     assert (peer(IDS).logits - base).abs().max() > 5e-3  # so that both have read it
@@ -89,7 +90,7 @@ def test_transformers_loads_base_and_adapter_from_the_adapters_folder(tmp_path: 
     model = small("llama")
     save_folder(tmp_path / "base", model)
     adapter = trained(Adapter.fresh(model, KINDS["lora"]))
-    save_adapter(tmp_path / "a", adapter, model.spec, base=tmp_path / "base")
+    save_adapter(tmp_path / "a", adapter, model.spec, base=Base.of(tmp_path / "base"))
     peer = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "a")
     attach(model, adapter)
     torch.testing.assert_close(peer(IDS).logits, model(IDS), rtol=0, atol=1e-5)

@@ -15,7 +15,7 @@ from headway.checkpoints.restore import build_model
 from headway.errors import CheckpointError
 from headway.models import Model, ModelSpec, build
 from headway.models.quantize import quantize_model, quantized_layers
-from headway.nn import Adapter, Linear, Lora, QuantizedLinear, replace_linear
+from headway.nn import Adapter, Lora, block_linears, from_codes
 from headway.quantization import quantize_weights
 
 SIZE: dict[str, Any] = {"vocab": 61, "width": 64, "layers": 2, "heads": 4, "hidden": 96, "init_std": 0.2}
@@ -77,14 +77,10 @@ def test_a_folder_gives_back_the_same_bits_whatever_its_family_calls_them(
 
 @pytest.mark.parametrize("name", ["fused", "interleaved"])
 def test_layers_with_and_without_zeros_may_be_one_in_the_files(name: str, tmp_path: Path) -> None:
-    def rounded(place: str, layer: Linear) -> Linear:
-        if ".layers." not in place:
-            return layer
-        symmetric = not place.endswith(("k_proj", "up_proj"))
-        return QuantizedLinear(layer, quantize_weights(layer.matrix, 4, 32, symmetric=symmetric))
-
     model = build(SPECS[name], seed=0).eval().requires_grad_(False)
-    replace_linear(model, rounded)
+    for place, layer in block_linears(model).items():
+        symmetric = not place.endswith(("k_proj", "up_proj"))
+        layer.keep(from_codes(quantize_weights(layer.matrix, 4, 32, symmetric=symmetric)))
     save_folder(tmp_path / "m", model)
     found = load_folder(tmp_path / "m").quantized
     for place, layer in quantized_layers(model).items():
@@ -98,7 +94,7 @@ def test_the_folder_is_as_small_as_it_says(tmp_path: Path) -> None:
     quantize_model(model, "int4", output=True)
     save_folder(tmp_path / "m", model)
     folder = load_folder(tmp_path / "m")
-    numbers = sum(layer.in_features * layer.out_features for layer in quantized_layers(model).values())
+    numbers = sum(layer.shape[0] * layer.shape[1] for layer in quantized_layers(model).values())
     others = sum(p.nbytes for p in model.parameters())
     assert folder.stored.nbytes == numbers // 2 + numbers // 32 * 2 + 16 * len(folder.quantized) + others
     assert str(folder.scheme) == "int4, groups of 32 (pack-quantized)"
@@ -139,8 +135,8 @@ def test_an_adapter_adds_to_quantized_layers_what_it_adds_to_others(tmp_path: Pa
     place = "model.layers.0.mlp.up_proj"
     layer, x = adapted.get_submodule(place), torch.randn(3, 64).bfloat16()
     a, b = (factors[f"{place}.{leaf}.weight"].double() for leaf in ("lora_A", "lora_B"))
-    assert isinstance(layer.base, QuantizedLinear)
-    base, added = layer.base(x).double(), 4 * x.double() @ a.T @ b.T
+    assert layer.kept.name == "int4"
+    base, added = layer.kept.product(x).double(), 4 * x.double() @ a.T @ b.T
     # the product with A is rounded to bfloat16, what is added, and the sum
     rounded = 1.01 * 2.0**-8 * (4 * (x.double() @ a.T).abs() @ b.abs().T + added.abs() + (base + added).abs())
     assert ((layer(x).double() - base - added).abs() <= rounded).all()
@@ -159,7 +155,7 @@ def test_transformers_computes_the_same(
 ) -> None:
     """Its layers are dequantized to float32, as ours are where the kernels do not run: equal up to the order of
     summation."""
-    monkeypatch.setattr("headway.nn.quantized.unsupported_reason", lambda *_: "by the formula")
+    monkeypatch.setattr("headway.nn.weights.rounded.unsupported_reason", lambda *_: "by the formula")
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
     model = quantized(SPECS[name], weights)

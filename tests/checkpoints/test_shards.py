@@ -105,6 +105,12 @@ def test_what_is_missing_twice_or_cut_off_is_named(tmp_path: Path) -> None:
         "disagree on the form of a",
     )
     refused(
+        "dtype",
+        [halves()[0], {"a": halves()[1]["a"]._replace(value=halves()[1]["a"].value.to(torch.float16))}],
+        lambda f: None,
+        "disagree on the form of a",
+    )
+    refused(
         "beyond",
         [{"a": part._replace(at=(4, 0))}],
         lambda f: None,

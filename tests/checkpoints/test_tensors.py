@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from headway.errors import CheckpointError
 from headway.storage.files import atomic_folder
+from headway.storage.lazy import changed
 from headway.storage.safetensors import DTYPES, write_safetensors
 from headway.storage.tensors import open_tensors, write_tensors
 
@@ -87,6 +88,20 @@ def test_a_missing_name_is_answered_with_the_nearest(tmp_path):
         CheckpointError, match=r'no tensor .model.norm.wieght. .did you mean "model.norm.weight"'
     ):
         open_tensors(tmp_path / "x.safetensors")["model.norm.wieght"]
+
+
+def test_tensors_are_a_mapping_that_can_be_asked_what_it_holds(tmp_path):
+    """Of names that it lacks, and without reading what it has."""
+    write_safetensors(tmp_path / "x.safetensors", {"a": torch.ones(1), "b": torch.ones(2)})
+    found = open_tensors(tmp_path / "x.safetensors")
+    unread = changed(found, lambda name, value: pytest.fail(f"{name} was read"))
+    for state in (found, unread, found.renamed({"a": "b"})):
+        assert "a" in state
+        assert "c" not in state
+        assert 3 not in state
+        assert state.get("c") is None
+        assert state.get("c", 3) == 3
+    assert torch.equal(found.renamed({"a": "b"}).get("a"), torch.ones(2))
 
 
 def test_every_truncation_length_is_named(tmp_path):

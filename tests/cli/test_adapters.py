@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import headway
 from headway.checkpoints import load_folder, save_adapter, save_folder
+from headway.checkpoints.bases import Base
 from headway.cli import run
 from headway.errors import CheckpointError, ConfigError
 from headway.models import ModelSpec, build
@@ -30,8 +32,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     save_folder("m", model, tokenizer=tokenizer)
     first = trained(Adapter.fresh(model, Lora(rank=2, magnitude=True)))
     talks = with_template(tokenizer, TURNS)
-    save_adapter("a", first, spec, base="m", tokenizer=talks, generation={"eos_token_id": [3, 4]})
-    save_adapter("b", trained(Adapter.fresh(model, Lora(rank=3), ("q_proj",)), 2), spec)
+    save_adapter("a", first, spec, base=Base.of("m"), tokenizer=talks, generation={"eos_token_id": [3, 4]})
+    save_adapter("b", trained(Adapter.fresh(model, Lora(rank=3), ("q_proj",)), 2), spec, base=Base.of("m"))
     Path("text.txt").write_text(WORDS * 10)
     return tmp_path
 
@@ -56,6 +58,8 @@ def test_a_model_is_loaded_with_its_adapters(home: Path) -> None:
 
 
 def test_an_adapter_without_its_model_says_what_to_do(home: Path) -> None:
+    config = Path("b/adapter_config.json")
+    config.write_text(json.dumps({**json.loads(config.read_text()), "base_model_name_or_path": None}))
     with pytest.raises(CheckpointError, match=r"does not say which model it adapts .*adapter='b'"):
         headway.load("b")
     (home / "m").rename(home / "moved")
@@ -115,3 +119,60 @@ def test_merged_weights_are_the_model_with_its_adapters(
     torch.testing.assert_close(*both, rtol=1e-5, atol=1e-5)
     assert run(["surgery", "merge", "m", "nothing"]) == 1
     assert "say what is put into its weights: --adapter FOLDER" in capsys.readouterr().err
+
+
+@pytest.fixture
+def other(home: Path) -> str:
+    """A model of the shape of `m` with other weights."""
+    save_folder("other", build(load_folder("m").spec, seed=1).eval(), tokenizer=headway.load("m").tokenizer)
+    return "other"
+
+
+def test_an_adapter_of_other_weights_is_refused_or_taken_when_told(
+    other: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both fingerprints and both names are said, by whatever puts them together."""
+    prints = [Base.of(name).fingerprint for name in ("m", other)]
+    said = rf"a was trained beside m, .* {prints[0]}, and other has {prints[1]}: .*--any-base"
+    with pytest.raises(CheckpointError, match=said):
+        headway.load(other, adapter="a")
+    forced = headway.load(other, adapter="a", any_base=True)
+    assert adapter_names(forced.model) == ["a"]
+    for command in (
+        ["generate", other, "one", "-n", "2"],
+        ["eval", other, "--data", "text.txt"],
+        ["surgery", "merge", other, "out"],
+    ):
+        assert run([*command, "--adapter", "b", "--adapter", "a"]) == 1
+        error = capsys.readouterr().err
+        assert "b was trained beside m" in error
+        assert all(one in error for one in prints)
+        assert not Path("out").exists()
+        assert run([*command, "--adapter", "b", "--adapter", "a", "--any-base"]) == 0
+        capsys.readouterr()
+    with pytest.raises(ConfigError, match=r"any_base .*m is loaded without an adapter"):
+        headway.load("m", any_base=True)
+
+
+def test_an_adapter_that_names_no_weights_is_taken_with_a_remark(home: Path) -> None:
+    """As PEFT writes them; and the remark is left out where it is known."""
+    tensors = load_file("a/adapter_model.safetensors")
+    save_file(tensors, "a/adapter_model.safetensors")
+    with pytest.warns(
+        UserWarning, match=r"^a was trained beside m, and bears no fingerprint .*--any-base"
+    ) as remarks:
+        lm = headway.load("m", adapter=["a", "b"])
+    assert len(remarks) == 1
+    assert adapter_names(lm.model) == ["a", "b"]
+    assert adapter_names(headway.load("a", any_base=True).model) == ["a"]
+
+
+def test_adapters_run_on_what_was_made_of_their_model(home: Path) -> None:
+    """Its bfloat16, its int8, a copy of it; what it became by another adapter is another model."""
+    headway.load("m", dtype="bfloat16").save("bf16")
+    assert run(["quantize", "m", "--weights", "int8", "--out", "int8"]) == 0
+    for base in ("bf16", "int8"):
+        assert adapter_names(headway.load(base, adapter="a").model) == ["a"]
+    assert run(["surgery", "merge", "m", "merged", "--adapter", "b"]) == 0
+    with pytest.raises(CheckpointError, match="a was trained beside m"):
+        headway.load("merged", adapter="a")

@@ -1,6 +1,8 @@
 """`headway bench`: rows on stdout, progress on stderr, and what it does when it is stopped."""
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,6 +112,32 @@ def test_stopped_it_prints_what_it_has(
     assert "case 1" in out
     assert "case 2" in out
     assert "interrupted" in err
+
+
+def test_rows_are_told_and_kept_as_they_come(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Until SIGTERM ends it."""
+    monkeypatch.chdir(tmp_path)
+    kept = []
+
+    def terminated(*_: Any) -> Iterator[Row]:
+        for number in (1, 2):
+            yield row(number)
+            (file,) = (tmp_path / "bench" / "results").glob("*.jsonl")
+            kept.append((len(file.read_text().splitlines()), capsys.readouterr().err))
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield row(3)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("headway_lab.bench.attention.attention", terminated)
+    assert run(["bench", "attention", "--save"]) == 130
+    line = "  case {} float32: 1 ms, the best peer takes 2.00x\n"
+    assert kept == [(1, line.format(1)), (2, line.format(2))]
+    out, err = capsys.readouterr()
+    assert ("case 2" in out, "case 3" in out) == (True, False)
+    assert "saved: bench/results" in err
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_another_result_is_an_error_after_the_table(

@@ -23,7 +23,7 @@ from headway.text import train_bpe
         (["--data", "x", "--batch-size", "2"], "and --batch-size are for --harness"),
         (
             ["--data", "x", "--dtype", "int3"],
-            "--dtype int3: auto, bf16 (bfloat16) and fp32 (float32) are known",
+            "there is no dtype 'int3'",
         ),
         (["--data", "x", "--dtype", "float32"], "no-such-folder is not there"),
         (["--data", "x", "--dtype", "bfloat16"], "no-such-folder is not there"),

@@ -1,4 +1,4 @@
-"""`headway generate` and `headway chat`: text on stdout, remarks on stderr, errors that say what to do."""
+"""`headway generate`: text on stdout, remarks on stderr, errors that say what to do."""
 
 import io
 import json
@@ -42,6 +42,33 @@ def test_text_on_stdout_and_the_rest_on_stderr(folder: str, capsys: pytest.Captu
         assert out == expected.text + "\n"
         assert f"{expected.prompt_tokens} + 9 tokens (length), first after" in err
         assert "tokens/s" in err
+
+
+START = """
+import json, sys
+from headway.cli import run
+code = run(["generate", sys.argv[1], "the cat", "-n", "1"])
+used = sorted(sys.modules)
+from headway.models import FAMILIES, ModelSpec, build
+for family in FAMILIES:
+    build(ModelSpec.of(family, vocab=32, width=16, layers=1, heads=2, hidden=16))
+print(json.dumps([code, used, sorted(set(sys.modules) - set(used))]))
+"""
+UNUSED = (
+    "torch._dynamo", "torch._inductor", "torch.fx.experimental.symbolic_shapes", "torch.distributed.tensor", "sympy",
+    "triton", "matplotlib", "transformers", "headway.train", "headway.recipes",
+)  # fmt: skip
+
+
+def test_a_first_token_waits_for_no_compiler(folder: str) -> None:
+    """Which torch imports, for 0.8 s, where numbers are drawn or counted on the device "meta"; a model of another
+    family imports no more."""
+    done = subprocess.run([sys.executable, "-c", START, folder], capture_output=True, text=True, check=True)
+    code, used, more = json.loads(done.stdout.splitlines()[-1])
+    assert code == 0
+    assert "headway.generate.loop" in used
+    assert not {*UNUSED} & {*used}
+    assert not {*UNUSED} & {*more}
 
 
 def test_options_reach_the_model(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,60 +225,6 @@ def test_drafts_are_counted_and_change_no_text(folder: str, capsys: pytest.Captu
     ):
         assert run(["generate", folder, "a", "-n", "3", *flags]) == 1
         assert said in " ".join(capsys.readouterr().err.replace("│", " ").split())
-
-
-def chat(
-    folder: str, lines: str, *arguments: str, capsys: pytest.CaptureFixture[str]
-) -> tuple[list[str], str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.stdin", io.StringIO(lines))
-        assert run(["chat", folder, "-n", "6", "-t", "0", *arguments]) == 0
-    out, err = capsys.readouterr()
-    return out, err
-
-
-def test_a_talk_through_a_pipe(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    lm = headway.load(folder)
-    first = lm.chat([{"role": "user", "content": "hello"}], max_new_tokens=6).text
-    messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": first}]
-    second = lm.chat([*messages, {"role": "user", "content": "and?"}], max_new_tokens=6).text
-    out, err = chat(folder, "hello\n\nand?\n/reset\nhello\n/quit\nnever\n", capsys=capsys)
-    assert out == f"{first}\n{second}\n{first}\n"
-    assert "forgotten" in err
-    system = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
-    out, _ = chat(folder, "hello", "--system", "be brief", capsys=capsys)
-    assert out == lm.chat(system, max_new_tokens=6).text + "\n"
-
-
-def test_a_turn_that_fails_is_forgotten(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    alone, _ = chat(folder, "hello\n", capsys=capsys)
-    out, err = chat(folder, f"{'猫' * 600}\n/nonsense\nhello\n", capsys=capsys)
-    assert out == "\n" + alone
-    assert "but this model was trained on 512" in err
-    assert "there is no /nonsense: /reset forgets the conversation" in err
-
-
-def test_a_model_that_cannot_talk(bare: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["chat", bare]) == 1
-    said = capsys.readouterr().err
-    assert "talk all the same with --plain or --template NAME" in said
-    assert f"continue a text with: headway generate {bare}" in said
-
-
-def test_a_model_without_a_template_talks_all_the_same(bare: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """--plain is one text of lines, each reply up to the end of its line; --template is a template of its own."""
-    lm = headway.load(bare)
-    first = lm.generate("hello\n", max_new_tokens=6, stop=["\n"]).text
-    second = lm.generate(f"hello\n{first}\nand?\n", max_new_tokens=6, stop=["\n"]).text
-    out, _ = chat(bare, "hello\nand?\n", "--plain", capsys=capsys)
-    assert out == f"{first}\n{second}\n"
-    assert lm.tokenizer is not None
-    lm.tokenizer = lm.tokenizer.with_chat_template("chatml")
-    expected = lm.chat([{"role": "user", "content": "hello"}], max_new_tokens=6).text
-    out, _ = chat(bare, "hello\n", "--template", "chatml", capsys=capsys)
-    assert out == f"{expected}\n"
-    assert run(["chat", bare, "--plain", "--template", "chatml"]) == 1
-    assert "leave out one of --plain and --template" in capsys.readouterr().err
 
 
 @pytest.mark.slow

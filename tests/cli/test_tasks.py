@@ -1,5 +1,6 @@
 """The commands for texts: results on stdout, the rest on stderr, and errors that say what to do."""
 
+import csv
 import io
 import json
 import sys
@@ -102,6 +103,24 @@ def test_classify(
     assert labels[0][0] in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("pairs", [False, True])
+def test_labels_go_into_a_table_of_their_own(pairs: bool, folders: dict[str, str], tmp_path: Path) -> None:
+    """A row for each text: as scikit-learn's predict and predict_proba."""
+    lm, path = headway.load(folders["classify"], task="classify"), tmp_path / "labels.csv"
+    texts = [f"{text}\t{text}, who" for text in TEXTS] if pairs else [*TEXTS, 'the "cat", sat']
+    assert run(["classify", folders["classify"], *texts, *["--pairs"] * pairs, "--csv", str(path)]) == 0
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    whole = [tuple(text.split("\t")) for text in texts] if pairs else texts
+    for text, row, found in zip(whole, rows, lm.classify(whole), strict=True):
+        assert (row["text_a"], row["text_b"]) == text if pairs else row["text"] == text
+        assert row["label"] == found[0].label
+        assert [float(row[f"P({one.label})"]) for one in found] == pytest.approx(
+            [one.probability for one in found], rel=1e-5
+        )
+    assert [*rows[0]][-3:] == ["P(no)", "P(yes)", "P(perhaps)"]
+
+
 def test_tags_and_answers(folders: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     found = headway.load(folders["tag"], task="tag").tag(TEXTS)
     said = report(["classify", folders["tag"], *TEXTS], capsys)
@@ -165,7 +184,7 @@ def test_translate(folders: dict[str, str], capsys: pytest.CaptureFixture[str], 
     [
         (["fill-mask", "decoder", "a"], 1, "needs an encoder that fills masks; use it with headway generate"),
         (["generate", "fill-mask", "a"], 1, "'causal-lm' needs a decoder; use it with headway fill-mask"),
-        (["classify", "translate", "a"], 1, "an encoder-decoder (transformer), and 'classify' needs"),
+        (["classify", "translate", "a"], 1, "an encoder-decoder (marian), and 'classify' needs"),
         (["translate", "classify", "a"], 1, "'translate' needs an encoder-decoder; use it with headway classify"),
         (["answer", "tag", "a", "b"], 1, "'answer' needs an encoder that marks answers"),
         (["embed", "decoder", "a"], 1, "'embed' needs an encoder"),
@@ -173,6 +192,8 @@ def test_translate(folders: dict[str, str], capsys: pytest.CaptureFixture[str], 
         (["translate", "translate", "a", "--n-best", "5"], 2, "--n-best 5 needs as many --beams, which are 4"),
         (["classify", "classify", "a", "--pairs"], 1, "text 1 has no tab"),
         (["classify", "tag", "a", "--cut"], 2, "this model labels tokens"),
+        (["classify", "tag", "a", "--csv", "x.csv"], 2, "and --csv are for labels of texts"),
+        (["classify", "classify", "a", "--csv", "x.csv", "--json"], 2, "leave out --json and --top-k"),
         (["classify", "classify", "a", "--file", "x"], 2, "texts are given twice"),
         (["classify", "classify", "--file", "nosuch"], 1, "cannot read nosuch"),
         (["fill-mask", "fill-mask", "[MASK]", "--top-k", "0"], 2, "--top-k"),
@@ -263,3 +284,16 @@ def test_work_that_may_take_long_is_said_on_a_terminal(
         monkeypatch.setattr(sys, "stderr", stream)
         run([command, folder, *more])
         assert (said in stream.getvalue()) == stream.isatty()
+
+
+@pytest.mark.parametrize("command", ["translate", "classify", "tag"])
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_nothing_is_made_of_nothing(
+    command: str, text: str, folders: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `generate` refuses an empty prompt."""
+    name = {"tag": "classify"}.get(command, command)
+    assert run([name, folders[command], "the cat", text]) == 1
+    printed = capsys.readouterr()
+    assert "headway: error: text 1 is empty: there is nothing to read; leave it out\n" in printed.err
+    assert not printed.out

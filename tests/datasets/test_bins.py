@@ -109,6 +109,15 @@ def test_examples_end_with_their_last_trained_token() -> None:
     ]
 
 
+def test_of_a_very_long_conversation_every_answer_is_trained() -> None:
+    """Turns are counted up to 255, and those behind are trained as the 255th."""
+    rounds = 258
+    turns = encoded([Chat((HI, YO) * rounds)], 100_000)[0].turns
+    sizes = Counter(turns[turns > 0].tolist())
+    one = sizes[1]
+    assert sizes == {**dict.fromkeys(range(1, 255), one), 255: one * (rounds - 254)}
+
+
 @pytest.mark.parametrize(
     ("too_long", "kept", "said"),
     [

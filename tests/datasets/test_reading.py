@@ -40,6 +40,26 @@ def test_jsonl(tmp_path: Path) -> None:
     assert list(texts(body, key="body")) == ["x"]
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("x.json", '[{"text": "a\\nb"},\n {"text": "c"}]'),
+        ("x.json", '{"data": [{"text": "a\\nb"}, {"text": "c"}]}'),
+        ("x.csv", 'id,text\n1,"a\nb"\n2,c\n'),
+        ("x.tsv", "text\tid\na b\t1\nc\t2\n"),
+    ],
+)
+def test_records_are_read_as_records_whatever_the_file_is_called(
+    tmp_path: Path, name: str, content: str
+) -> None:
+    """Their texts, not the file's source."""
+    wanted = ["a b" if name == "x.tsv" else "a\nb", "c"]
+    for path, stored in ((name, content.encode()), (f"{name}.gz", gzip.compress(content.encode(), mtime=0))):
+        file = write(tmp_path / path, stored)
+        assert list(texts(file)) == wanted
+        assert all(piece.ends for piece in read_text(file))
+
+
 def test_text_keeps_its_line_ends_and_loses_its_bom(tmp_path: Path) -> None:
     assert list(texts(write(tmp_path / "x.txt", b"\xef\xbb\xbfa\r\nb\n\xef\xbb\xbf"))) == ["a\r\nb\n\ufeff"]
 
@@ -62,14 +82,14 @@ def test_a_long_text_in_pieces_is_the_text(
     ("name", "content", "match"),
     [
         ("x.jsonl", b'{"text": "a"}\n{"text": \n', r"x.jsonl:2: not JSON: .* column"),
-        ("x.jsonl", b'[\n{"text": "a"},\n{"text": "b"}\n]', r"x.jsonl:1: a JSON array; JSONL is expected"),
+        ("x.jsonl", b'[\n{"text": "a"},\n{"text": "b"}\n]', r"x.jsonl:1: a JSON array; JSONL has one object per line"),
         ("x.jsonl", b'{"text": "a"}\n\n{"txet": "a", "n": 1}', r"x.jsonl:3: no key \"text\" \(did you mean \"txet\""),
         ("x.jsonl", b'{"text": ["a"]}', r"x.jsonl:1: \"text\" must be a string, got list"),
         ("x.jsonl", b'"text"', r"x.jsonl:1: an object with \"text\" is expected, got str"),
         ("x.jsonl", b'{"text": "a\\ud800b"}', r"x.jsonl:1: a lone surrogate U\+D800"),
         ("x.jsonl", b'{"text": "a\\u0000b"}', r"x.jsonl:1: a NUL character"),
         ("x.jsonl", b'{"text": "a"}\n{"text": "\xff"}', r"x.jsonl:2: not UTF-8 at byte 10"),
-        ("x.jsonl", b"\n\n", r"x.jsonl: no document in it, only empty lines"),
+        ("x.jsonl", b"\n\n", r"x.jsonl: no record in it"),
         ("x.jsonl", b"", r"x.jsonl: the file is empty"),
         ("x.txt", b"", r"x.txt: the file is empty"),
         ("x.txt", b"\xef\xbb\xbf", r"x.txt: the file is empty"),
@@ -78,7 +98,12 @@ def test_a_long_text_in_pieces_is_the_text(
         ("x.txt", b"abc\xe7\x8c", r"x.txt: not UTF-8 at its end"),
         ("x.txt.gz", b"not gzip", r"x.txt.gz: a broken gzip file"),
         ("x.txt.gz", gzip.compress(b"text " * 99, mtime=0)[:-9], r"x.txt.gz: a broken gzip file"),
-        ("x.json", b"[]", r"x.json: JSON is read as JSONL"),
+        ("x.json", b"[]", r"x.json: no record in it"),
+        ("x.json.gz", gzip.compress(b'[{"txt": "a"}]', mtime=0), r"x.json.gz:1: no key \"text\" \(did you mean \"txt"),
+        ("x.csv", b"body,label\na,1\n", r"x.csv:2: no key \"text\".*this object has \['body', 'label'\]"),
+        ("x.conll", b"a O\n", r"x.conll:1: no key \"text\".*this object has \['tags', 'tokens'\]"),
+        ("x.md", b"# a", r"x.md: this is Markdown, and its source would be read as text; convert it to .txt"),
+        ("x.html.gz", gzip.compress(b"<p>", mtime=0), r"x.html.gz: this is HTML"),
     ],
 )  # fmt: skip
 def test_what_is_not_text(tmp_path: Path, name: str, content: bytes, match: str) -> None:
@@ -99,15 +124,15 @@ def test_paths_that_hold_nothing(tmp_path: Path) -> None:
     [
         (b'{"text": "a"}\r\n{"text": "b"}\r\n{"txt": "c"}\r\n', r"x.jsonl:3: no key \"text\" \(did you mean \"txt\""),
         (b'\xef\xbb\xbf{"text": "a"}\n{"text": 1}\n', r"x.jsonl:2: \"text\" must be a string, got int"),
-        (b'{"text": "a"}\n\xef\xbb\xbf{"text": "b"}\n', r"x.jsonl:2: not JSON: Unexpected UTF-8 BOM"),
-        (b'{"text": "a"} {"text": "b"}', r"x.jsonl:1: not JSON: Extra data at column 15"),
-        (b'{"text": "a"}\r{"text": "b"}\r', r"x.jsonl:1: not JSON: Extra data at column 15"),
+        (b'{"text": "a"}\n\xef\xbb\xbf{"text": "b"}\n', r"x.jsonl:2: not JSON: Expecting value"),
+        (b'{"text": "a"} {"text": "b"}', r"x.jsonl:1: after the object there is more on this line"),
+        (b'{"text": "a"}\r{"text": "b"}\r', r"x.jsonl:1: after the object there is more on this line"),
         (b'{"text": null}', r"x.jsonl:1: \"text\" must be a string, got NoneType"),
         (b'{"text": "a"}\n{}', r"x.jsonl:2: no key \"text\".*this object has \[\]"),
         (b'{"text": "a"}\nNaN\n', r"x.jsonl:2: an object with \"text\" is expected, got float"),
         (b'\n {"text": "a"}\n [1]\n', r"x.jsonl:3: a JSON array"),
         (b'{"text": "\xed\xa0\x80"}', r"x.jsonl:1: not UTF-8 at byte 10"),
-        (b'{"text": "a\0b"}', r"x.jsonl:1: not JSON: Invalid control character at column 12"),
+        (b'{"text": "a\0b"}', r"x.jsonl:1: a NUL character"),
         ('{"text": "a"}'.encode("utf-16"), r"x.jsonl:1: not UTF-8 at byte 0"),
         (b'{"text": "a"}\n{"text": "a", "n": ' + b"1" * 5000 + b"}", r"x.jsonl:2: JSON that Python does not .*4300"),
         (b'{"text": "a"}\n' + b'{"a": ' * 100_000, r"x.jsonl:2: JSON that Python does not read: .*recursion"),

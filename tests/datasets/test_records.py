@@ -65,6 +65,7 @@ CASES: list[tuple[dict[str, Any], Record]] = [
     ({"chosen": [HI, YO], "rejected": [HI, NO]}, Preference((HI,), (YO,), (NO,))),
     ({"prompt": "hi", "chosen": [HI, YO], "rejected": [HI, NO]}, Preference((HI,), (YO,), (NO,))),
     ({"chosen": [HI, YO], "rejected": [HI, YO, HI, NO]}, Preference((HI,), (YO,), (YO, HI, NO))),
+    ({"chosen": [HI, YO, YO], "rejected": [HI, YO, NO]}, Preference((HI,), (YO, YO), (YO, NO))),
     (
         {"conversations": [HUMAN], "chosen": GPT, "rejected": {"from": "gpt", "value": "no"}},
         Preference((HI,), (YO,), (NO,)),

@@ -1,6 +1,7 @@
 """Endpoints: the protocol, its errors, a folder as one; transcripts replay what was said, whatever killed the run."""
 
 import json
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from headway.api import LanguageModel
 from headway.checkpoints.saving import save_folder
+from headway.cli import run
 from headway.endpoints import LocalEndpoint, Reply, ServerEndpoint, Transcript, open_endpoint
 from headway.errors import ConfigError, DataError, EndpointError
 from tests.endpoints.scripted import Answer, Scripted, completion, error, server
@@ -70,12 +72,14 @@ def test_what_fails_for_now_is_tried_again_and_what_is_refused_is_not() -> None:
     with server(answer) as url:
         assert ServerEndpoint(url, "m", sleep=waits.append).chat(ASKED, **HOW).text == "ok"  # type: ignore[arg-type]
     assert waits == [7.0, 2.0, 4.0]
-    answer, seen = scripted(error(401, "wrong key"), error(404, "no such model"), *[error(500, "down")] * 2)
+    refused = error(401, "wrong key"), error(404, "no such model"), error(501, "no chat here")
+    answer, seen = scripted(*refused, *[error(500, "down")] * 2)
     with server(answer) as url:
         endpoint = ServerEndpoint(url, "m", sleep=waits.append, tries=2)
         for message in (
             "401 wrong key; the key is read from HEADWAY_API_KEY",
             "404 no such model; check the URL",
+            "501 no chat here",
         ):
             with pytest.raises(EndpointError, match=message):
                 endpoint.chat(ASKED, **HOW)  # type: ignore[arg-type]
@@ -83,9 +87,70 @@ def test_what_fails_for_now_is_tried_again_and_what_is_refused_is_not() -> None:
             EndpointError, match=r"no reply after 2 tries; the last said: 500 down. Replies so far are"
         ):
             endpoint.chat(ASKED, **HOW)  # type: ignore[arg-type]
-    assert len(seen) == 4
+    assert len(seen) == 5
     with pytest.raises(EndpointError, match=r"no reply after 2 tries; the last said: .*refused"):
         endpoint.chat(ASKED, **HOW)  # type: ignore[arg-type]
+
+
+def test_each_failed_try_is_said_in_the_servers_words() -> None:
+    said: list[str] = []
+    answer, _ = scripted(error(429, "slow down", Retry_After="7"), (503, {}, b"warming up"), completion("ok"))
+    with server(answer) as url:
+        endpoint = ServerEndpoint(url, "m", say=said.append, sleep=lambda seconds: None)
+        endpoint.chat(ASKED, **HOW)  # type: ignore[arg-type]
+    assert said == [f"{url}: 429 slow down; try 2 of 6 in 7 s", f"{url}: 503 warming up; try 3 of 6 in 2 s"]
+    del said[:]
+    endpoint = ServerEndpoint(url, "m", say=said.append, sleep=lambda seconds: None, tries=3)
+    with pytest.raises(EndpointError, match="refused"):
+        endpoint.chat(ASKED, **HOW)  # type: ignore[arg-type]
+    assert [line.partition("; ")[2] for line in said] == ["try 2 of 3 in 1 s", "try 3 of 3 in 2 s"]
+    assert all("refused" in line for line in said)
+
+
+def test_a_server_that_hangs_is_left_after_the_timeout() -> None:
+    said: list[str] = []
+    asked = threading.Event()
+
+    def hangs(path: str, body: Any) -> Answer:
+        asked.wait(5)
+        return completion("late")
+
+    with server(hangs) as url:
+        endpoint = ServerEndpoint(
+            url, "m", timeout=0.05, tries=2, say=said.append, sleep=lambda seconds: None
+        )
+        with pytest.raises(EndpointError, match=r"the last said: no answer within 0\.05 s"):
+            endpoint.chat(ASKED, **HOW)  # type: ignore[arg-type]
+        asked.set()
+    assert said == [f"{url}: no answer within 0.05 s; try 2 of 2 in 1 s"]
+
+
+def test_a_reply_without_text_says_why() -> None:
+    """Of a model that thinks until its tokens are used up, and of one that refuses."""
+    said: list[str] = []
+    code, headers, body = completion(None, "length")
+    body["choices"][0]["message"] |= {"reasoning_content": "Let me see", "tool_calls": []}
+    _, _, refused = completion(None)
+    refused["choices"][0]["message"]["refusal"] = "I will not."
+    answer, _ = scripted((code, headers, body), (code, headers, refused))
+    with server(answer) as url:
+        endpoint = ServerEndpoint(url, "m", say=said.append)
+        assert endpoint.chat(ASKED, **HOW) == Reply("", "length")  # type: ignore[arg-type]
+        assert endpoint.chat(ASKED, **HOW) == Reply("I will not.", "stop")  # type: ignore[arg-type]
+    assert said == [
+        f"{url}#m: a reply without text: its finish_reason is length, and it has reasoning_content"
+    ]
+
+
+def test_a_timeout_is_of_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="a timeout is of servers, and nowhere is none"):
+        open_endpoint("nowhere", timeout=3)
+    for command in (
+        ["instruct", "--seeds", "x", "-n", "3", "--endpoint", "m"],
+        ["judge", "a", "b", "--questions", "q", "--by", "m"],
+    ):
+        assert run([*command, "--out", str(tmp_path / "x"), "--timeout", "3"]) == 1
+        assert "--timeout is of servers, and none is asked" in capsys.readouterr().err
 
 
 def test_what_is_no_reply_is_said() -> None:

@@ -23,6 +23,7 @@ PAGES = {
     "explain": "Topics of headway explain, computed",
     "explain-trained": "Topics of headway explain that train small models",
 }
+WORDS = {True: "seen", False: "NOT seen", None: "too small to tell"}
 SHOWN = 12  # rows of a table that a page has in full
 
 
@@ -44,7 +45,7 @@ def section(report: dict[str, Any], picture: bool) -> str:
     """A topic: its question, its claims, what was found and the numbers that a terminal shows of it."""
     rows = [report["rows"][i] for i in report["highlight"]] or report["rows"]
     lines = [f"### {report['topic']}", "", report["question"], ""]
-    lines += [f"- {'seen' if seen else 'NOT seen'}: {claim}" for claim, seen in report["claims"].items()]
+    lines += [f"- {WORDS[seen]}: {claim}" for claim, seen in report["claims"].items()]
     lines += ["", f"{report['setting']}: {report['finding']}."]
     if len(rows) <= SHOWN:
         lines += ["", *table(report["columns"], rows)]
@@ -65,9 +66,7 @@ def page(name: str, folder: Path, commit: str) -> str:
         f"{cpu_level()}, {cores()} cores shared\nwith other work, one thread, torch {torch.__version__}, Python "
         f"{platform.python_version()}. Every topic at its own size and with its own seeds;\ntimes are of one core."
     )
-    told = (
-        f"Of {len(claims)} claims {sum(claims)} were seen at these sizes. What was not seen is not refuted."
-    )
+    told = f"Of {len(claims)} claims {claims.count(True)} were seen at these sizes. What was not seen is not refuted."
     parts = [f"# {PAGES[name]}\n", f"{made}\n\n{told}\n"]
     for group in groups_of(name):
         parts += [f"## {group}\n", *(section(reports[topic], group == TRAINED) for topic in GROUPS[group])]

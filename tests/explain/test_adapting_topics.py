@@ -24,26 +24,42 @@ def test_they_are_seen_and_drawn_with_labels(module: ModuleType, reports: dict[M
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "value", "claim"),
     [
-        ("change at first", 1e-9),
-        ("change with B", 0.0),
-        ("merged - apart", 1e-9),
-        ("rank of W' - W", 5),
-        ("unmerged is W", False),
+        ("change at first", 1e-9, "a fresh adapter changes nothing"),
+        ("change with B", 0.0, "with B it does"),
+        ("merged - apart", 1e-9, "merged it computes the same"),
+        ("rank of W' - W", 5, "W' - W has the adapter's rank"),
+        ("unmerged is W", False, "unmerged, W is back bit by bit"),
     ],
 )
-def test_the_verdict_of_adapters_follows_each_of_its_numbers(
-    name: str, value: object, reports: dict[ModuleType, Report]
+def test_a_claim_about_adapters_is_judged_by_the_worst_rank(
+    name: str, value: object, claim: str, reports: dict[ModuleType, Report]
 ) -> None:
     rows = reports[adapters].rows
-    assert not adapters.judge([rows[0], {**rows[1], name: value}, *rows[2:]]).seen
+    for worst in range(len(rows)):
+        changed = [{**row, name: value} if i == worst else row for i, row in enumerate(rows)]
+        assert lost(adapters.judge(changed)) == [claim]
     assert not adapters.judge([*rows[:2], {**rows[2], "share": 0.03}, rows[3]]).seen
 
 
-def test_the_verdict_of_packing_follows_each_of_its_numbers(reports: dict[ModuleType, Report]) -> None:
+def lost(report: Report) -> list[str]:
+    return [claim for claim, seen in report.claims.items() if not seen]
+
+
+@pytest.mark.parametrize(
+    ("way", "change", "claim"),
+    [
+        ("packed", {"filled": 0.9}, "packing fills over 97 % of the slots, for every seed"),
+        ("padded", {"filled": 0.8}, "padding fills under 70 %"),
+        ("packed with bounds", {"difference": 1e-6}, "with bounds, packed examples are themselves"),
+        ("packed without", {"difference": 0.0}, "without, each sees those before it"),
+    ],
+)
+def test_a_claim_about_packing_is_judged_by_the_worst_seed(
+    way: str, change: dict[str, float], claim: str, reports: dict[ModuleType, Report]
+) -> None:
     rows = reports[packing].rows
-    changes = {"packed": {"filled": 0.9}, "padded": {"filled": 0.8}, "packed with bounds": {"difference": 1e-6},
-               "packed without": {"difference": 0.0}}  # fmt: skip
-    for way, change in changes.items():
-        assert not packing.judge([{**row, **(change if row["way"] == way else {})} for row in rows]).seen, way
+    for worst in (i for i, row in enumerate(rows) if row["way"] == way):
+        changed = [{**row, **change} if i == worst else row for i, row in enumerate(rows)]
+        assert lost(packing.judge(changed)) == [claim]

@@ -35,6 +35,11 @@ def test_a_verdict_says_where_and_never_that_something_is_refuted() -> None:
     part = report(claims={"it falls": True, "it halves": False})
     assert part.verdict == "seen in part at this size (n = 1..3, seed 0): it halves. Not seen: it halves."
     assert not part.seen
+    assert report(claims={"a": None, "b": None}).verdict.startswith("too small to tell (n = 1..3, seed 0)")
+    some = report(claims={"it falls": True, "it halves": None, "it ends": False})
+    assert some.verdict.endswith("it halves. Not seen: it ends. Too small to tell: it halves.")
+    assert "  seen               it falls\n  too small to tell  it halves\n" in some.to_text()
+    assert report(claims={"a": None, "b": False}).verdict.startswith("not seen at this size")
     assert "  seen      it falls\n  not seen  it halves" in part.to_text()
     assert (part.to_json()["seen"], part.to_json()["claims"]) == (
         False,

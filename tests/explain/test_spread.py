@@ -6,7 +6,7 @@ import statistics
 import pytest
 import torch
 
-from headway_lab.explain.spread import Gap, gap, log_gap
+from headway_lab.explain.spread import Gap, every, gap, log_gap
 
 
 def test_a_gap_is_the_paired_t_interval() -> None:
@@ -34,7 +34,7 @@ def test_what_is_not_seen_is_neither_higher_nor_lower() -> None:
     for mean in (0.05, -0.05):
         clear, lost = Gap(mean, 0.01), Gap(mean, 0.1)
         assert (clear.higher, clear.lower) == (mean > 0, mean < 0)
-        assert (lost.higher, lost.lower) == (False, False)
+        assert (lost.higher, lost.lower) == (None, None), "too small to tell"
 
 
 def test_where_nothing_differs_one_run_in_twenty_says_otherwise() -> None:
@@ -47,14 +47,21 @@ def test_where_nothing_differs_one_run_in_twenty_says_otherwise() -> None:
 
 
 def test_what_is_shown_to_be_small_has_a_small_bound_too() -> None:
-    assert Gap(0.01, 0.01).within(0.05)
-    assert not Gap(0.01, 0.1).within(0.05), "no difference seen is none shown"
-    assert not Gap(-0.1, 0.01).within(0.05)
-    assert Gap(-0.1, 0.01).below(0.05)
-    assert not Gap(0.0, 0.06).below(0.05)
+    assert Gap(0.01, 0.01).within(0.05) is True
+    assert Gap(0.01, 0.1).within(0.05) is None, "no difference seen is none shown"
+    assert Gap(-0.1, 0.01).within(0.05) is False
+    assert Gap(-0.1, 0.01).below(0.05) is True
+    assert Gap(0.0, 0.06).below(0.05) is None
+    assert Gap(0.1, 0.01).below(0.05) is False
     half = log_gap([1.0, 1.1, 0.9], [2.0, 2.2, 1.8])
     assert half.factor == "0.5 (0.5 to 0.5)"
     assert half.lower
+
+
+def test_all_are_shown_unless_one_is_refuted_or_does_not_tell() -> None:
+    assert every([True, True]) is True
+    assert every([True, None]) is None
+    assert every([None, False, True]) is False
 
 
 def test_a_gap_says_how_it_was_judged() -> None:

@@ -62,13 +62,23 @@ def test_chunks_and_company_change_no_text(dtype: str) -> None:
 
 
 def test_an_int8_cache_is_read() -> None:
-    """Rounded keys give nearly the same scores, and not the same."""
-    exact, rounded = (
-        generate(MODEL, PROMPTS, GenerationConfig(max_new_tokens=6, beams=HOW, kv_cache_dtype=d))
-        for d in ("auto", "int8")
-    )
-    assert not torch.equal(scores(exact), scores(rounded))
-    assert torch.allclose(scores(exact)[:, 0], scores(rounded)[:, 0], atol=0.1)
+    """Scores are those of each text by itself, token by token, from a cache of rounded keys that is made by hand; and
+    not those of exact keys."""
+
+    def by_hand(prompt: list[int], ids: tuple[int, ...]) -> float:
+        cache, total, new = MODEL.make_cache(1, dtype=torch.int8), 0.0, prompt
+        for token in ids:
+            with torch.inference_mode():
+                log_probs = MODEL(torch.tensor([new]), cache=cache)[0, -1].log_softmax(-1)
+            total, new = total + float(log_probs[token]), [token]
+        return total / len(ids)
+
+    config = GenerationConfig(max_new_tokens=9, eos=EOS, beams=HOW, kv_cache_dtype="int8")
+    for found, prompt in zip(generate(MODEL, PROMPTS, config), PROMPTS, strict=True):
+        for h in found.hypotheses:
+            assert h.score == pytest.approx(by_hand(prompt, h.ids), abs=1e-5)
+        differences = [abs(h.score - score(MODEL, prompt, list(h.ids))) for h in found.hypotheses]
+        assert max(differences) > 1e-3
 
 
 @pytest.mark.parametrize("penalty", [-1.0, 0.0, 1.0, 2.0])

@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Sequence
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from headway.endpoints import Reply
 from headway.errors import ConfigError, DataError
 from headway.instruct import Item, make_instructions, read_seeds, rouge_l, words
 from headway.instruct.items import Rejected, parse, prompt
-from tests.data import data_path
 from tests.endpoints.scripted import Scripted, completion, server
 
 VERBS = ("name", "sort", "count", "praise", "translate", "correct", "shorten", "describe", "compare", "guess")
@@ -23,7 +23,25 @@ THINGS = ("rivers", "numbers", "verbs", "poems", "recipes", "towns", "colours", 
 
 
 def seeds() -> list[Item]:
-    return read_seeds(data_path("alpaca/seed_tasks.jsonl"))
+    """Tasks that none of `writer` is like, some with an input."""
+    return [
+        Item(
+            f"Explain to {other}, as if they could listen, why {one} matter more", given, f"Because of {one}."
+        )
+        for one, other in permutations(THINGS, 2)
+        for given in ([""] if one < other else [f"a remark on {other}"])
+    ]
+
+
+def seed_file(folder: Path) -> Path:
+    """The same in the form of Wang et al., and every third in Alpaca's."""
+    path = folder / "seed_tasks.jsonl"
+    with path.open("w", encoding="utf-8") as file:
+        for number, seed in enumerate(seeds()):
+            said = {"input": seed.input, "output": seed.output}
+            task = said if number % 3 == 0 else {"id": f"seed_task_{number}", "instances": [said, {}]}
+            file.write(json.dumps({"instruction": seed.instruction, **task}) + "\n")
+    return path
 
 
 def writer(messages: Sequence[Any], seed: int) -> Reply:
@@ -52,8 +70,8 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def test_row_42_seeds_become_new_instructions_without_near_duplicates(tmp_path: Path) -> None:
+    assert read_seeds(seed_file(tmp_path)) == seeds()
     made = make_instructions(Scripted(writer), seeds(), 40, tmp_path / "made.jsonl")
-    assert len(seeds()) == 175
     kept = lines(made.out)
     assert [Item(**one) for one in kept] == made.items
     assert len(kept) == 40
@@ -187,7 +205,7 @@ def test_the_command_prints_the_yield(tmp_path: Path, capsys: pytest.CaptureFixt
         made = writer(body["messages"], body["seed"])
         return completion(made.text, made.finish_reason)
 
-    source = str(data_path("alpaca/seed_tasks.jsonl"))
+    source = str(seed_file(tmp_path))
     with server(answer) as url:
         command = ["instruct", "--seeds", source, "--endpoint", f"{url}#m", "-n", "12"]
         command += ["--out", str(tmp_path / "made.jsonl")]

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map
 
 from headway.errors import ConfigError
 from headway.integrations.transformers import accelerate, restore
+from headway.integrations.transformers.own_attention import attention_layers
 from headway.integrations.transformers.products import side_by_side
 from headway.native.linear import MOST_ROWS
 
@@ -36,6 +37,7 @@ SIZES: dict[str, Any] = {
 }
 GROUPED = {**SIZES, "num_key_value_heads": 2}
 WINDOWED = {"sliding_window": 5}
+EXPERTS = {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
 PAIR = {
     "vocab_size": VOCAB,
     "d_model": 32,
@@ -53,12 +55,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3": ("ForCausalLM", {**GROUPED, "head_dim": 8}),
     "Gemma2": ("ForCausalLM", {**GROUPED, **WINDOWED, "head_dim": 8, "attn_logit_softcapping": 2.0}),
     "Phi3": ("ForCausalLM", {**GROUPED, **WINDOWED}),
+    "GPT2": ("LMHeadModel", SIZES),
+    "GPTNeoX": ("ForCausalLM", SIZES),
+    "Phi": ("ForCausalLM", GROUPED),
+    "Starcoder2": ("ForCausalLM", {**GROUPED, **WINDOWED}),
+    "Olmo2": ("ForCausalLM", GROUPED),
+    "Cohere": ("ForCausalLM", GROUPED),
+    "Qwen2Moe": ("ForCausalLM", {**GROUPED, **EXPERTS}),  # makes the mask of a window that no layer has
     "Bert": ("ForMaskedLM", SIZES),
     "Roberta": ("ForMaskedLM", {**SIZES, "pad_token_id": 0}),
     "Longformer": ("ForMaskedLM", {**SIZES, "attention_window": 4}),
     "Marian": ("MTModel", PAIR),
 }
-DECODERS = [name for name, (task, _) in FAMILIES.items() if task == "ForCausalLM"]
+DECODERS = ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Phi3", "GPT2", "Phi", "Cohere"]
 
 
 def made(family: str) -> Any:
@@ -120,6 +129,7 @@ def test_loss_logits_and_gradients_are_as_before(family: str) -> None:
     loss, logits, gradients = run(model, given)
     report = accelerate(model)
     assert not {name for name, reason in report.left.items() if "differs" in reason}, str(report)
+    assert family == "Longformer" or report.taken["attention"] == len(attention_layers(model)) >= 2
     own_loss, own_logits, own_gradients = run(model, given)
     close(own_loss, loss, 1e-5)
     real = given["attention_mask"].bool()
@@ -163,6 +173,8 @@ def test_gradients_are_as_near_to_float64_as_those_of_transformers(family: str) 
     exact = copy.deepcopy(model).double()
     if family != "Longformer":
         exact.set_attn_implementation("eager")
+    if family == "Qwen2Moe":  # torch's grouped products have no float64
+        exact.set_experts_implementation("eager")
     with Exact():
         _, logits, gradients = run(exact, given)
     scales = largest(gradients)
@@ -231,6 +243,51 @@ def test_a_product_of_more_rows_than_a_step_of_decoding_is_torchs_own() -> None:
     restore(model)
 
 
+@pytest.mark.parametrize("padding", [0, 4])
+def test_a_step_behind_padding_is_that_of_the_model(padding: int) -> None:
+    """The next token of rows in a cache, with the mask that says which of the slots are padding."""
+    model = made("Llama")
+    ids, mask = torch.randint(3, VOCAB, (2, LENGTH)), torch.ones(2, LENGTH, dtype=torch.long)
+    mask[0, :padding] = 0
+
+    @torch.no_grad()
+    def stepped() -> Tensor:
+        past = model(ids[:, :-1], attention_mask=mask[:, :-1], use_cache=True).past_key_values
+        return model(ids[:, -1:], attention_mask=mask, past_key_values=past).logits  # type: ignore[no-any-return]
+
+    expected = stepped()
+    accelerate(model)
+    close(stepped(), expected, 1e-5)
+
+
+ASKED: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "smoothed labels": {"label_smoothing": 0.2},
+    "a sum": {"reduction": "sum"},
+    "each token's": {"reduction": "none"},
+    "another number for no label": {"ignore_index": 3},
+    "weights of labels": {"weight": torch.arange(VOCAB) / VOCAB},
+}
+
+
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
+def test_cross_entropy_of_logits_is_what_it_is_asked_for(asked: dict[str, Any]) -> None:
+    """In training the logits are not there: a loss of one's own still gets all that it says."""
+    model = made("Llama").train()
+    ids = torch.randint(3, VOCAB, (2, LENGTH))
+    labels = ids.flatten().roll(1).index_fill(0, torch.tensor([5, 6]), asked.get("ignore_index", -100))
+
+    def loss() -> tuple[Tensor, Tensor]:
+        found = F.cross_entropy(model(ids).logits.view(-1, VOCAB), labels, **asked)
+        slope = torch.autograd.grad(found.sum(), model.lm_head.weight)[0]
+        return found.detach(), slope
+
+    expected = loss()
+    accelerate(model)
+    for ours, theirs in zip(loss(), expected, strict=True):
+        close(ours, theirs, 1e-5)
+
+
 class Doubled(nn.Module):
     """A norm of somebody's own."""
 
@@ -240,6 +297,27 @@ class Doubled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.weight * x
+
+
+@pytest.mark.parametrize(
+    ("family", "why"),
+    [("Doge", "applies `where` to its attention mask"), ("GptOss", "its attention depends on s_aux")],
+)
+def test_attention_is_left_where_the_string_would_be_refused(family: str, why: str) -> None:
+    """Doge's layers read their mask, which a forward shows; those of GPT-OSS say that they have sinks."""
+    more = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8} if family == "GptOss" else {}
+    model = getattr(transformers, family + "ForCausalLM")(
+        getattr(transformers, family + "Config")(**GROUPED, **more)
+    ).eval()
+    asked, ids = model.config._attn_implementation, torch.randint(3, VOCAB, (1, LENGTH))
+    with torch.no_grad():
+        expected = model(ids).logits
+        report = accelerate(model)
+        assert "attention" not in report.taken
+        assert model.config._attn_implementation == asked
+        assert why in report.left["model.layers.0.self_attn"]
+        close(model(ids).logits, expected, 1e-5)
+    restore(model)
 
 
 def test_an_unknown_module_is_left_and_named() -> None:

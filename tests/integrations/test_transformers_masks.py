@@ -6,19 +6,35 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import (
     Aimv2TextConfig,
     Aimv2TextModel,
     AutoModel,
+    AutoModelForCausalLM,
     BertConfig,
+    ConvNextConfig,
     EncoderDecoderConfig,
+    FNetConfig,
+    FuyuConfig,
+    GPT2Config,
+    GPTBigCodeConfig,
     GPTJConfig,
     LongformerConfig,
+    MambaConfig,
+    MoonshineConfig,
+    MoonshineForConditionalGeneration,
+    NemotronConfig,
+    OPTConfig,
+    PersimmonConfig,
     PreTrainedModel,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+    StableLmConfig,
     T5Config,
     T5ForConditionalGeneration,
 )
-from transformers.masking_utils import bidirectional_mask_function
+from transformers.masking_utils import bidirectional_mask_function, chunked_causal_mask_function
 
 import headway.integrations.transformers as integration
 from headway.errors import BackendError
@@ -58,6 +74,51 @@ def test_mask_functions_are_read_back_as_patterns() -> None:
         integration.declared(made.or_masks(made.causal_mask_function, made.bidirectional_mask_function))
     with pytest.raises(BackendError, match="a window behind each query with everything ahead"):
         integration.declared(made.sliding_window_overlay(4))
+    with pytest.raises(BackendError, match="a window of 0 tokens, in which no query sees any key"):
+        integration.declared(made.sliding_window_causal_mask_function(0))
+
+
+def test_a_mask_that_is_no_pattern_is_an_error_of_the_layer_that_uses_it() -> None:
+    mask = integration.seen(1, 4, 4, mask_function=chunked_causal_mask_function(4, torch.zeros(1)))
+    assert mask.shape == (1, 1, 4, 4)
+    for given in (mask, mask.to("cpu")):
+        with pytest.raises(
+            BackendError, match="made by `chunked_overlay`, which is not a pattern known here"
+        ):
+            layer_call(given)
+
+
+def test_a_mask_that_no_layer_uses_is_no_error() -> None:
+    """Qwen2-MoE makes that of a window of 0 tokens, unless its config has windows."""
+    sizes = {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+    model = random_weights(Qwen2MoeForCausalLM(Qwen2MoeConfig(**SIZES, **sizes)))
+    assert model.config.sliding_window == 0
+    assert_as_eager(model, padded("left"), input_ids=some_ids(), attention_mask=padded("left"))
+
+
+def assert_as_eager(model: Any, real: Tensor, **given: Any) -> None:
+    """Logits of the tokens that are there, to 1e-5 of the largest."""
+    outputs = []
+    for implementation in ("headway", "eager"):
+        model.set_attn_implementation(implementation)
+        with torch.no_grad():
+            outputs.append(model(**given).logits[real.bool()])
+    torch.testing.assert_close(*outputs, rtol=0, atol=1e-5 * float(outputs[1].abs().max()))
+
+
+def test_a_layer_whose_own_code_says_is_causal_leaves_that_to_its_mask() -> None:
+    """Moonshine's decoder says is_causal=False where there is a mask, which is causal."""
+    sizes = {name: value for name, value in SIZES.items() if "num_" not in name and name != "eos_token_id"}
+    halves = {
+        f"{side}_num_{what}": 2
+        for side in ("encoder", "decoder")
+        for what in ("hidden_layers", "attention_heads")
+    }
+    config = MoonshineConfig(**sizes, **halves, eos_token_id=2, decoder_start_token_id=1)
+    model = random_weights(MoonshineForConditionalGeneration(config))
+    assert model.model.decoder.layers[0].self_attn.is_causal
+    sound, ids, mask = torch.randn(2, 2000), some_ids(), padded("right")
+    assert_as_eager(model, mask, input_values=sound, decoder_input_ids=ids, decoder_attention_mask=mask)
 
 
 def test_what_cannot_be_honoured_is_an_error() -> None:
@@ -71,6 +132,28 @@ def test_what_cannot_be_honoured_is_an_error() -> None:
         model(ids, attention_mask=torch.ones(2, 1, LENGTH, LENGTH, dtype=torch.bool))
     with pytest.raises(BackendError, match="the model passes cu_seq_lens_q, which is not known here"):
         model(ids, cu_seq_lens_q=torch.tensor([0, 23], dtype=torch.int32))
+
+
+TEXT = {**SIZES, "num_key_value_heads": 4, "num_hidden_layers": 1}
+SILENT = {
+    "gpt2": GPT2Config(**SIZES),
+    "gpt_bigcode": GPTBigCodeConfig(**SIZES),
+    "opt": OPTConfig(**SIZES, ffn_dim=32, word_embed_proj_dim=32),
+    "stablelm": StableLmConfig(**TEXT),
+    "nemotron": NemotronConfig(**TEXT),
+    "persimmon": PersimmonConfig(**TEXT),
+    "fuyu": FuyuConfig(**TEXT, text_config={"model_type": "persimmon", **TEXT}, patch_size=2, image_size=4),
+}
+
+
+@pytest.mark.parametrize("config", SILENT.values(), ids=SILENT)
+def test_attention_weights_are_refused_where_layers_are_not_told_of_them(config: Any) -> None:
+    model, ids = AutoModelForCausalLM.from_config(config, attn_implementation="headway"), some_ids()
+    assert model(ids, output_hidden_states=True).hidden_states
+    with pytest.raises(BackendError, match=r"output_attentions=True was asked for.*attention_weights"):
+        model(ids, output_attentions=True)
+    model.set_attn_implementation("eager")
+    assert model(ids, output_attentions=True).attentions[0].shape[-2:] == (LENGTH, LENGTH)
 
 
 def test_relative_biases_of_t5_are_refused() -> None:
@@ -140,6 +223,41 @@ def test_a_model_that_keeps_its_own_attention_is_named(config: Any) -> None:
             model.set_attn_implementation(attn_implementation=given)
     model.set_attn_implementation({"": "eager"})
     assert model.config._attn_implementation == "eager"
+
+
+WITHOUT = {
+    "mamba": MambaConfig(vocab_size=VOCAB, hidden_size=16, state_size=4, num_hidden_layers=1),
+    "fnet": FNetConfig(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=1, intermediate_size=16),
+    "convnext": ConvNextConfig(depths=[1, 1, 1, 1], hidden_sizes=[4, 4, 8, 8]),
+}
+
+
+@pytest.mark.parametrize("config", WITHOUT.values(), ids=WITHOUT)
+def test_a_model_without_attention_is_named(config: Any) -> None:
+    named = r"Model has no attention that it asks `transformers` for.*leave it out for this model"
+    with pytest.raises(BackendError, match=named):
+        AutoModel.from_config(config, attn_implementation="headway")
+    config._attn_implementation = "eager"
+    model = AutoModel.from_config(config)
+    with pytest.raises(BackendError, match=named):
+        model.set_attn_implementation("headway")
+    model.set_attn_implementation("eager")
+
+
+def test_a_part_without_attention_is_no_error_unless_it_is_named() -> None:
+    """A convolution beside an encoder: the string of the whole is for the encoder."""
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = EncoderDecoderConfig.from_encoder_decoder_configs(BertConfig(**sizes), WITHOUT["convnext"])
+    config._attn_implementation = "headway"
+    assert Pair(config).encoder.config._attn_implementation == "headway"
+    config._attn_implementation = "eager"
+    model = Pair(config)
+    model.set_attn_implementation("headway")
+    assert model.encoder.config._attn_implementation == "headway"
+    with pytest.raises(
+        BackendError, match=r"ConvNextModel has no attention.*the configs of the parts that do"
+    ):
+        model.set_attn_implementation({"decoder": "headway"})
 
 
 class Pair(PreTrainedModel):

@@ -27,6 +27,7 @@ from headway.judge import (
     read_answers,
     read_questions,
 )
+from headway.judge.match import Side
 from tests.data import data_path
 from tests.endpoints.scripted import Scripted, completion, server
 
@@ -128,6 +129,17 @@ def test_a_judge_that_likes_length_is_found_out(tmp_path: Path) -> None:
     assert pairs.length_correlation is not None
     assert pairs.length_correlation > 0.8
     assert abs(judged(lambda a, b: f"[[{fair(a, b)}]]", tmp_path / "fair")[0].length_correlation or 0) < 0.3
+
+
+def test_of_two_answers_of_one_length_none_is_longer() -> None:
+    def verdict(lengths: tuple[int, int], winner: Side) -> tuple[Verdict, Verdict]:
+        match = Match(f"{lengths}", 1, lengths)
+        return Verdict(match, "A", winner), Verdict(match, "B", winner)
+
+    uneven = [verdict((9, 4), "A"), verdict((2, 3), "B"), verdict((7, 6), "B")]
+    assert pairs_of(uneven).longer == pytest.approx(2 / 3)
+    assert pairs_of([*uneven, verdict((5, 5), "A"), verdict((0, 0), "B")]).longer == pytest.approx(2 / 3)
+    assert pairs_of([verdict((5, 5), "A")]).longer is None
 
 
 def test_what_a_judge_leaves_out_is_counted_and_one_bracket_is_enough(tmp_path: Path) -> None:

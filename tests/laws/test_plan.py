@@ -66,6 +66,24 @@ def test_pairs_counts(p: Pattern, t: Tokens, tile: int) -> None:
     assert pairs(p, t.count, tokens=t, tile=tile) == int(each.expand(t.rows, -1, -1, -1).sum())
 
 
+@given(patterns, st.integers(1, 90), st.integers(1, 90))
+def test_pairs_without_global_tokens_are_arithmetic(p: Pattern, n: int, last: int) -> None:
+    """Of all queries, and of the last ones alone."""
+    every = Tokens.range(n)
+    seen = visible(p, every, every)[0]
+    assert pairs(p, n) == int(seen.sum())
+    assert pairs(p, n, last=last) == int(seen[..., max(0, n - last) :, :].sum())
+
+
+def test_pairs_are_exact_at_any_length() -> None:
+    n, w = 10**15, 10**6
+    assert pairs(Causal(), n) == n * (n + 1) // 2
+    assert pairs(Window.last(w), n, heads=3) == 3 * (w * (w + 1) // 2 + (n - w) * w)
+    assert pairs(Window.last(w, step=7) | Causal() & Sink(4), n, last=1) == w + 4 - sum(
+        (n - 1 - k) % 7 == 0 and n - 1 - k < 7 * w for k in range(4)
+    )
+
+
 @given(patterns, tokens(), tokens())
 def test_simplify_allows_the_same_pairs(p: Pattern, q: Tokens, k: Tokens) -> None:
     rows = max(q.rows, k.rows)

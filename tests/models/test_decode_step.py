@@ -12,8 +12,7 @@ from headway.generate.session import DecoderSession
 from headway.models import Decoder, ModelSpec, build
 from headway.models.decode_step import DecodeStep
 from headway.models.decode_support import unsupported_reason
-from headway.nn.linear import replace_linear
-from headway.nn.lora import LoraLinear
+from headway.nn import WEIGHTS, Adapter, Lora, attach, block_linears, linears, set_active
 from headway.patterns import Causal, Pattern, Sink, Window
 from headway.positions import Rotary
 from tests.native.conftest import LEVELS, Use, use  # noqa: F401
@@ -129,8 +128,13 @@ def test_what_cannot_be_one_call() -> None:
     hooked.lm_head.register_forward_hook(lambda *_: None)
     assert "hooks" in reason(hooked)
     adapted = model()
-    replace_linear(adapted, lambda name, layer: LoraLinear(layer) if "mlp" in name else layer)
-    assert "LoraLinear" in reason(adapted)
+    attach(adapted, Adapter.fresh(adapted, Lora(rank=2, magnitude=True)))
+    assert "DoRA" in reason(adapted)
+    set_active(adapted, [])
+    assert not reason(adapted)
+    for layer in block_linears(adapted).values():
+        layer.keep(WEIGHTS["nf4"].pack(layer.matrix))
+    assert "no weights in nf4" in reason(adapted)
     assert "one type" in reason(model().double())
     assert "in the type of the weights" in reason(model(), dtype=torch.int8)
     assert "scores" in reason(model("bloom"))
@@ -139,3 +143,39 @@ def test_what_cannot_be_one_call() -> None:
     assert "heads of 1 to 512" in reason(model(head_dim=520))
     with pytest.raises(BackendError, match="in the type of the weights"):
         DecodeStep(model(), model().make_cache(1, dtype=torch.int8))
+
+
+def with_adapters(made: Decoder, count: int) -> None:
+    """LoRAs no part of which is as it began, of several ranks, on some layers each."""
+    targets = [(), ("q_proj", "v_proj", "down_proj"), ("gate_proj",)]
+    for number in range(count):
+        lora = Lora(rank=2 + number, alpha=3.0)
+        adapter = Adapter.fresh(made, lora, targets[number], seed=number)
+        drawn = torch.Generator().manual_seed(number)
+        for value in adapter.tensors.values():
+            value.add_(torch.randn(value.shape, generator=drawn) * 0.1)
+        attach(made, adapter, str(number))
+
+
+@pytest.mark.parametrize("adapters", [0, 1, 3])
+@pytest.mark.parametrize("weights", [name for name in WEIGHTS if name != "nf4"])
+def test_every_form_of_weights_and_adapters_beside_it(weights: str, adapters: int) -> None:
+    """In bf16, within twice what the modules err: their reference is the numbers that the weights stand for, of
+    inputs that are not rounded to 8 bits."""
+    made = model("llama", tied=False).to(torch.bfloat16).requires_grad_(False)
+    for layer in (*block_linears(made).values(), made.lm_head):
+        layer.keep(WEIGHTS[weights].pack(layer.matrix))
+    with_adapters(made, adapters)
+    exact_model = model("llama", tied=False).double().requires_grad_(False)
+    for name, layer in linears(made).items():
+        linears(exact_model)[name].weight.data = layer.matrix.double()
+    with_adapters(exact_model, adapters)
+    for name, value in made.state_dict().items():
+        if "adapters" in name or "norm" in name or "embed" in name:
+            exact_model.get_parameter(name).data = value.double()
+    ours, plain, exact = read(made, 3), read(made, 3), read(exact_model, 3)
+    step, ids = DecodeStep(made, ours), torch.tensor([[7], [11], [13]])
+    with torch.inference_mode():
+        for _ in range(3):
+            low, right = (m(ids, cache=past) for m, past in ((made, plain), (exact_model, exact)))
+            assert_within_reference(step(ids), right, low)

@@ -13,8 +13,9 @@ import torch
 
 from headway.data import Batch
 from headway.generate.session import DecoderSession
-from headway.models import ModelSpec, build, catalog, cost
+from headway.models import ModelSpec, blank, build, catalog, cost
 from headway.models.cost.activations import TrainingOptions
+from headway.models.cost.peak import sharded_training_bytes
 from headway.models.cost.planning import Machine, plan
 from headway.nn.block import Checkpointing
 from headway.positions import Rotary
@@ -174,6 +175,27 @@ def test_the_peak_of_training_holds_what_no_moment_can_do_without() -> None:
         assert sum(plain.values()) >= 3 * w * n + sum(kept.values())
         assert sum(again.values()) <= sum(plain.values())
     assert sum(cost.training_bytes(LLAMA, 1).values()) < 16.1 * cost.parameter_count(LLAMA)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_gradients_are_summed_beside_where_a_worker_has_a_second_pass(workers: int) -> None:
+    """Until then each worker has its own, and how many of them are busy does not matter."""
+    n = cost.parameter_count(LLAMA)
+    gradients = [
+        cost.training_bytes(LLAMA, 1, 1, BF16, passes=passes, workers=workers)["gradients"]
+        for passes in range(1, workers + 3)
+    ]
+    assert gradients[:workers] == [4 * n + (workers - 1) * 2 * n] * workers
+    assert gradients[workers:] == [4 * n + workers * 2 * n] * 2
+
+
+@pytest.mark.parametrize("spec", [LLAMA, BERT, PAIR], ids=lambda spec: spec.kind)
+def test_what_lies_outside_of_blocks_is_gathered_for_the_whole_step(spec: ModelSpec) -> None:
+    """And of an encoder-decoder neither stack's blocks are."""
+    with torch.device("meta"):
+        model = blank(spec)
+    outside = sum(p.numel() for name, p in model.named_parameters() if ".layers." not in name)
+    assert sharded_training_bytes(spec, 16, 2, BF16, 4)["gathered"] == 2 * outside
 
 
 def test_passes_side_by_side_and_one_after_the_other() -> None:

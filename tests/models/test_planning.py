@@ -2,7 +2,6 @@
 
 import json
 import re
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,7 @@ def test_a_report_adds_up() -> None:
     assert report.bound == "memory"
     assert report.tokens_per_second == 2 / report.step_seconds
     assert report.prefill_seconds == 2 * cost.prefill_flops(spec, 4096) / 500e9
+    assert report.decoding == report.weights + report.kv + report_of(spec, context=1).working
     assert report.checkpointed < sum(report.training.values())
     assert report.trained == 7 * report.weights  # fp32 beside bf16: gradients of both, two moments
     assert report.adapted == 14 * 39_976_960  # 32 layers of 16 (4 * 2 * 4096 + 3 * (4096 + 11008))
@@ -118,7 +118,11 @@ def test_what_does_not_fit_is_said() -> None:
     chunks = report_of(catalog.spec("llama-2-7b"), machine=tight, prefill_chunk=512)
     assert chunks.fits
     assert not whole.fits
-    assert chunks.decoding == whole.decoding
+    short = report_of(catalog.spec("llama-2-7b"), context=512)
+    assert (
+        chunks.working == short.working + 2 * 4096 * 128 * 2
+    )  # the keys and values of a head are packed again
+    assert whole.needed - chunks.needed == whole.working - chunks.working
 
 
 @pytest.mark.parametrize(
@@ -138,7 +142,21 @@ def test_a_longer_context_than_was_trained_is_said() -> None:
     assert "cannot depend on more than 2049" in " ".join(report_of(windows).notes)
 
 
+@pytest.mark.parametrize("context", [10**8, 10**11])
+def test_a_plan_is_arithmetic_at_any_length(context: int) -> None:
+    """What a row of 100 million tokens would take is answered without a number for each of them."""
+    spec = catalog.spec("mistral-7b").with_patterns([Window.last(4096), Causal()])
+    report = report_of(spec, context=context, batch=1)
+    window, full = 4096 * 4097 // 2 + (context - 4096) * 4096, context * (context + 1) // 2
+    assert cost.attention_pairs(spec, context) == 32 * 16 * (window + full)
+    assert report.prefill_flops == cost.prefill_flops(spec, context)
+    assert [layer.reads for layer in report.layers] == [4096, context]
+    assert not report.fits
+
+
 def test_impossible_plans_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"2 rows of 10{15} tokens are more than the 1099511627776 .* lower"):
+        report_of(catalog.spec("llama-2-7b"), context=10**15)
     with pytest.raises(ValueError, match="context and batch must be at least 1, got 0 and 2"):
         report_of(catalog.spec("llama-2-7b"), context=0)
     limited = ModelSpec.of_depth(2, 50, max_context=512, context=512)
@@ -233,6 +251,7 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "llama-2-70b", "--json", "--dtype", "float32"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["weights"] == 4 * 68_976_648_192
+    assert found["what_fits"] == {}
     assert found["context"] == 4096
     assert found["fits"] is False
     assert found["layers"][0]["cache"]["what"] == "growing"
@@ -260,35 +279,64 @@ def test_a_vocab_that_processes_do_not_share_is_named(capsys: pytest.CaptureFixt
         assert ("tp=2 does not divide a vocab of 50257" in capsys.readouterr().out) == whole
 
 
-def test_roofs_are_kept_for_the_day(
+@pytest.mark.usefixtures("_quick")
+def test_weights_of_few_bits_are_counted_where_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """Linear layers of the blocks alone: the other parts take what they take in bfloat16, of whatever size the whole
+    is."""
+    assert run(["plan", "llama-2-7b", "--weights", "int4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    counts, taken = found["parameters"], found["weight_bytes"]
+    assert counts.keys() == taken.keys()
+    assert sum(taken.values()) == found["weights"]
+    for place in ("embedding", "norms", "output layer"):
+        assert taken[place] == 2 * counts[place]
+    for place in ("attention", "feed-forward"):
+        assert 0.5 * counts[place] < taken[place] < 0.65 * counts[place]
+    assert run(["plan", "llama-2-7b", "--weights", "int4"]) == 0
+    assert re.search(r"embedding +131 072 000 +250.00 MiB", capsys.readouterr().out)
+
+
+def test_the_best_roof_of_a_day_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The highest of a day counts, and when it was measured is said; another day, dtype or number of threads is
-    measured anew."""
+    """A busy machine measures low: what was measured long ago is measured again, the highest counts for a day, and its
+    age is said. Memory is read alike for all dtypes; a product has a roof for each, and for a number of threads."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    speeds = iter(range(1, 99))
-    monkeypatch.setattr("headway.hardware.read_bandwidth", lambda: 1.0 * next(speeds))
-    monkeypatch.setattr("headway.hardware.gemm_peak", lambda dtype: 100.0 - next(speeds))
-    assert not Machine.measured_today(torch.float32)
-    first = Machine.here(torch.float32)
-    assert (first.bandwidth, first.peak) == (1.0, 98.0)
-    assert Machine.here(torch.float32).bandwidth == 1.0
-    assert not Machine.measured_today(torch.bfloat16)
-    again = Machine.here(torch.float32, again=True)
-    assert (again.bandwidth, again.peak) == (3.0, 98.0)
-    assert again.measured is not None
-    assert again.measured.startswith(f"{date.today()} ")
-    assert Machine.here(torch.float32).measured == again.measured
+    clock, reads, peaks = (
+        [1e9],
+        iter([16e9, 35e9, 21e9, 20e9, 19e9, 18e9, 17e9]),
+        iter(range(10**12, 0, -(10**11))),
+    )
+    monkeypatch.setattr("headway.models.cost.roofs.time.time", lambda: clock[0])
+    monkeypatch.setattr("headway.hardware.read_bandwidth", lambda: next(reads))
+    monkeypatch.setattr("headway.hardware.gemm_peak", lambda dtype: float(next(peaks)))
+
+    def after(minutes: float, dtype: torch.dtype = torch.float32, again: bool = False) -> tuple[float, float]:
+        clock[0] += 60 * minutes
+        machine = Machine.here(dtype, again=again)
+        assert machine.ages is not None
+        return machine.bandwidth, machine.ages[0] / 60
+
+    assert not Machine.is_measured(torch.float32)
+    assert after(0) == (16e9, 0)
+    assert Machine.is_measured(torch.float32)
+    assert not Machine.is_measured(torch.bfloat16)
+    assert after(5) == after(0, torch.bfloat16) == (16e9, 5)
+    assert after(6) == (35e9, 0)
+    assert after(60) == (35e9, 60)
+    assert after(0, again=True) == (35e9, 60)
     assert run(["plan", "bert-base-uncased", "--dtype", "float32"]) == 0
-    assert f"GFLOP/s; measured {again.measured}, --measure does it anew)" in capsys.readouterr().out
+    assert "reads 35.0 GB/s (1 h ago), multiplies at 1000 GFLOP/s (1 h 11 min ago); the best of a day)" in (
+        capsys.readouterr().out
+    )
+    assert after(24 * 60) == (19e9, 0)
     kept = tmp_path / "headway" / "roofs.json"
-    kept.write_text(kept.read_text().replace(str(date.today()), "2001-01-01"))
-    assert not Machine.measured_today(torch.float32)
     kept.write_text("no json")
-    assert Machine.here(torch.float32).bandwidth == 5.0
+    assert after(0) == (18e9, 0)
     kept.unlink()
     kept.mkdir()  # cannot be written
-    assert Machine.here(torch.float32).bandwidth == 7.0
+    assert after(0) == (17e9, 0)
+    assert not Machine.is_measured(torch.float32)
 
 
 @pytest.mark.usefixtures("_quick")
@@ -308,7 +356,7 @@ def test_the_command_reads_a_folder(tmp_path: Path, capsys: pytest.CaptureFixtur
     [
         (["lama-2-7b"], "no model 'lama-2-7b' (did you mean \"llama-2-7b\"?)"),
         (["./nowhere"], "./nowhere is neither a folder with a config.json nor a name of the catalog"),
-        (["mistral-7b", "--dtype", "float16"], "--dtype must be one of float32, bfloat16, got 'float16'"),
+        (["mistral-7b", "--dtype", "float16"], "float16 products are hundreds of times slower"),
         (["mistral-7b", "--patterns", "Window.last(8); Causal(); Full()"], "3 patterns do not fit 32 layers"),
         (["mistral-7b", "--patterns", "Full()"], "lets a token see later ones"),
     ],

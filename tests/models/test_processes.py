@@ -1,5 +1,6 @@
 """What a process of a training step sends is known before it runs."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from headway.parallel import (
     choose_layout,
     simulate,
 )
-from headway.patterns import Causal, Window
+from headway.patterns import Causal, Pattern, Window
 from headway.tokens import Tokens
 from tests.parallel.test_plan import Counted
 from tests.parallel.test_tensor import Rank
@@ -143,6 +144,22 @@ def test_what_a_process_holds_is_its_share_of_heads_and_units(vocab: int) -> Non
     own = 4 * sum(p.numel() for p in net.parameters())
     assert [share.gradients_sent for share in two] == [2 * own // 2] * 4
     assert all(16 * own // 4 < share.memory < one.memory for share in two)
+
+
+@pytest.mark.parametrize("patterns", [[Window.last(20), Causal()], [Causal(), Window.last(20)]])
+def test_hops_are_those_of_the_layer_that_makes_most(patterns: list[Pattern]) -> None:
+    """Wherever it stands: under a window neighbours suffice, and Causal() needs all."""
+    spec = replace(SPEC, layers=2, patterns=tuple(patterns))
+    assert [share.hops for share in process_shares(spec, Mesh(cp=4), 240, 1)] == [3] * 4
+    near = process_shares(spec.with_patterns(Window.last(20)), Mesh(cp=4), 240, 1)
+    assert [share.hops for share in near] == [1] * 4
+
+
+def test_rows_that_are_too_long_to_be_cut_tile_by_tile_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"at most 16777216 tokens, and these have 100000000; .*--processes"
+    ):
+        process_shares(SPEC, Mesh(cp=4), 10**8, 1)
 
 
 def test_what_has_no_share_is_refused() -> None:

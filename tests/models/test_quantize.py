@@ -41,7 +41,9 @@ def test_every_layer_of_the_blocks_is_rounded_and_nothing_else(
     layers = quantized_layers(model)
     assert set(layers) == set(block_linears(plain))
     for name, layer in block_linears(plain).items():
-        assert torch.equal(layers[name].matrix, quantize_clipped(layer.matrix, bits, group).dequantize())
+        assert torch.equal(
+            layers[name].dequantize(), quantize_clipped(layer.matrix, bits, group).dequantize()
+        )
     assert torch.equal(model.lm_head.weight, plain.lm_head.weight)
     assert not any(p.requires_grad for p in model.parameters())
     quantize_model(model := fresh(), weights, output=True)
@@ -65,8 +67,6 @@ def test_what_cannot_be_quantized_is_an_error() -> None:
     quantize_model(done, "int8")
     with pytest.raises(ConfigError, match=r"quantize a model of plain weights"):
         quantize_model(done, "int4")
-    with pytest.raises(ConfigError, match=r"is not trained"):
-        done.train()
 
 
 @pytest.mark.parametrize(("weights", "value"), [("int8", torch.nan), ("int4", torch.inf)])

@@ -31,7 +31,17 @@ from pathlib import Path
 
 TABLES = Path(__file__).resolve().parent
 ROOT = TABLES.parent.parent
-COPIED = ("src", "tests", "docs", "recipes", "README.md", "pyproject.toml")
+COPIED = (
+    "src",
+    "tests",
+    "docs",
+    "recipes",
+    "bench",
+    "README.md",
+    "CONTRIBUTING.md",
+    "Makefile",
+    "pyproject.toml",
+)
 LIMIT = 240.0
 PYTEST = ("-m", "pytest", "-p", "no:cacheprovider", "--no-header", "--slow", "--hypothesis-profile=fast")
 TRIED = ("-x", "--no-skips", "--tb=line")

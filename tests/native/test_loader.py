@@ -207,6 +207,24 @@ def process(script: str, small: Small) -> subprocess.CompletedProcess[str]:
     )
 
 
+CROWD = """
+torch.get_num_threads = lambda: 100_000
+assert loader.threads() == loader.MOST_THREADS
+for threads in (0, 100_000):
+    try:
+        library.peak(threads=threads)
+    except loader.BackendError as error:
+        assert f'threads must be in 1..{loader.MOST_THREADS} on this machine, got {threads}' == str(error)
+print(library.dll.headway_peak(0, 100_000, 0.001) > 0)
+"""
+
+
+def test_more_threads_than_openmp_can_start_are_neither_asked_for_nor_started(small: Small) -> None:
+    """In a process of its own, which would crash: no call of the kernels has a team that large."""
+    done = process(CROWD, small)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
 FORK = """
 assert loader.threads() == 2
 library.peak(seconds=0.01)

@@ -81,3 +81,25 @@ def test_other_norms_and_feed_forwards_fit() -> None:
 def test_a_wrong_order_is_refused() -> None:
     with pytest.raises(ValueError, match=r"order is one of pre, post.*got 'sandwich'"):
         block_of("sandwich")
+
+
+class Still(nn.Module):
+    """A feed-forward that nothing is learned through."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+
+@pytest.mark.parametrize("feeds", [True, False])
+def test_first_and_second_derivatives_are_those_of_float64(feeds: bool) -> None:
+    """Where the kernels add to the stream and norm in one pass, too; without a feed-forward the sum alone is used."""
+    torch.manual_seed(0)
+    attn = Attention(16, 4, 2, dropout=0.0, backend="dense")
+    block = Block(attn, GatedFeedForward(16, 24) if feeds else Still(), partial(RMSNorm, 16), "pre")
+    sides = []
+    for dtype in (torch.float32, torch.float64):
+        x = X.to(dtype).requires_grad_()
+        (slope,) = torch.autograd.grad(block.to(dtype)(x).sin().sum(), x, create_graph=True)
+        sides.append((slope.detach(), *torch.autograd.grad(slope.square().sum(), x)))
+    for ours, exact in zip(*sides, strict=True):
+        torch.testing.assert_close(ours.double(), exact, rtol=0, atol=1e-5 * float(exact.abs().max()))

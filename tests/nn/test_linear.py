@@ -1,8 +1,8 @@
-"""All products with weights go through `Linear`, so a layer of another kind is put in its place by construction."""
+"""All products with weights go through `Linear`, so that another form of weights is used everywhere by construction."""
 
 import ast
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from torch.overrides import TorchFunctionMode
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.checkpoints import load_folder, save_folder
 from headway.checkpoints.restore import build_model
-from headway.models import FAMILIES, Encoder, EncoderDecoder, Head, Model, ModelSpec, blank, build
+from headway.models import FAMILIES, Encoder, EncoderDecoder, Head, Model, ModelSpec, build
 from headway.models.decoder import Decoder
-from headway.nn import IGNORE_INDEX, FeedForward, Linear, OutputLayer, output_cross_entropy, replace_linear
+from headway.nn import IGNORE_INDEX, Linear, Plain, Weight, linears, output_cross_entropy
 from headway.tokens import Tokens
 
 SIZE: dict[str, Any] = {"vocab": 37, "width": 24, "layers": 2, "heads": 4, "hidden": 40}
@@ -52,53 +52,66 @@ def run(model: Model) -> Tensor:
     return model(IDS)
 
 
-class Added(nn.Module):
-    """What an adapter does: the layer that was there, and a product of its own beside it."""
+@dataclass
+class Counted:
+    size: float = 0.0
+    calls: int = 0
 
-    def __init__(self, layer: Linear, size: float) -> None:
-        super().__init__()
-        self.base, self.size, self.calls = layer, size, 0
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        y = self.base(x)
+@dataclass(frozen=True, eq=False)
+class Added(Weight):
+    """W, and `size` times something of another kind beside it: a form from outside of the package."""
+
+    name = "added"
+    w: Tensor
+    counted: Counted = field(default_factory=Counted)
+
+    @classmethod
+    def pack(cls, w: Tensor) -> "Added":
+        return cls(w.detach())
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return tuple(self.w.shape)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"w": self.w}
+
+    def with_tensors(self, tensors: dict[str, Tensor]) -> "Added":
+        return replace(self, w=tensors["w"])
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        return self.w if dtype is None else self.w.to(dtype)
+
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        self.counted.calls += 1
+        y, size = F.linear(x, self.w, bias), self.counted.size
         return (
-            y
-            if self.size == 0
-            else y + self.size * x.abs().mean(-1, keepdim=True) * torch.linspace(0, 1, y.shape[-1])
+            y if not size else y + size * x.abs().mean(-1, keepdim=True) * torch.linspace(0, 1, y.shape[-1])
         )
+
+
+def added(layer: Linear, size: float = 0.0) -> Counted:
+    layer.keep(Added(layer.matrix.detach(), counted := Counted(size)))
+    return counted
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_product_with_a_weight_goes_through_what_is_put_in_its_place(name: str) -> None:
-    """An adapter that adds nothing changes no bit, is called everywhere, and one that adds something is that much more
-    in each product."""
+def test_every_product_with_a_weight_goes_through_the_form_that_is_kept(name: str) -> None:
+    """What adds nothing changes no bit and is called everywhere; what adds something shows in each layer."""
     spec = ALL[name]
     plain = build(spec, seed=0).eval()
-    layers = dict(plain.named_modules())
-    found: dict[str, Added] = {}
-
-    def put(name: str, layer: Linear, size: float = 0.0) -> Added:
-        assert type(layer) is type(layers[name])
-        assert (layer.in_features, layer.out_features) == (
-            layers[name].in_features,
-            layers[name].out_features,
-        )
-        return found.setdefault(name, Added(layer, size))
-
-    adapted = blank(spec, linear=put).eval()
+    changed = build(spec, seed=0).eval()
+    counts = {name: added(layer) for name, layer in linears(changed).items()}
+    assert sorted(counts) == sorted(n for n, m in plain.named_modules() if isinstance(m, nn.Linear))
     with torch.no_grad():
-        for own, value in zip(adapted.parameters(), plain.parameters(), strict=True):
-            own.copy_(value)
-    assert sorted(found) == sorted(n for n, m in layers.items() if isinstance(m, nn.Linear))
-    with torch.no_grad():
-        assert torch.equal(run(adapted), run(plain))
-        assert all(added.calls for added in found.values()), [n for n, a in found.items() if not a.calls]
+        assert torch.equal(run(changed), run(plain))
+        assert all(one.calls for one in counts.values()), [n for n, one in counts.items() if not one.calls]
         reference = run(plain)
-        for added in found.values():
-            added.size = 0.1
-            assert not torch.equal(run(adapted), reference)
-            added.size = 0.0
+        for one in counts.values():
+            one.size = 0.1
+            assert not torch.equal(run(changed), reference)
+            one.size = 0.0
 
 
 class Inside(TorchFunctionMode):
@@ -136,7 +149,8 @@ def test_no_product_with_a_weight_stands_outside_of_a_linear(name: str) -> None:
 
 SOURCE = Path(__file__).parents[2] / "src" / "headway"
 PRODUCTS = {
-    *("nn/linear.py", "nn/products.py", "nn/lora.py", "nn/nf4.py", "nn/quantized.py", "nn/compressed.py"),
+    *("nn/linear.py", "nn/products.py", "nn/lora.py"),
+    *("nn/weights/base.py", "nn/weights/compressed.py", "nn/weights/rounded.py"),
     "nn/cross_entropy.py",
     *("integrations/transformers/products.py", "integrations/transformers/loss.py"),
     "checkpoints/formats/meta.py",
@@ -177,19 +191,21 @@ def test_it_is_torch_s_own_layer() -> None:
 def test_a_model_is_changed_in_place_and_by_name() -> None:
     model = build(ModelSpec.of("llama", **SIZE), seed=0).eval()
     before = run(model)
-    replace_linear(model, lambda name, layer: Added(layer, 1.0) if name.endswith("v_proj") else layer)
-    changed = [name for name, module in model.named_modules() if isinstance(module, Added)]
-    assert changed == [f"model.layers.{i}.self_attn.v_proj" for i in range(2)]
+    weights = {name: layer.matrix for name, layer in linears(model).items() if name.endswith("v_proj")}
+    for name in weights:
+        added(model.get_submodule(name), 1.0)
+    assert [n for n, layer in linears(model).items() if layer.kept.name == "added"] == [*weights]
     assert not torch.equal(run(model), before)
-    alone = FeedForward(4, 8)
-    replace_linear(alone, lambda name, layer: Added(layer, 0.0))
-    assert isinstance(alone.up_proj, Added)
+    for name, w in weights.items():
+        model.get_submodule(name).keep(Plain(w))
+    assert torch.equal(run(model), before)
+    assert [*model.state_dict()] == [*build(model.spec, seed=0).state_dict()]
 
 
 def test_a_tied_output_layer_has_no_matrix_of_its_own(tmp_path: Path) -> None:
     model = build(ModelSpec.of("llama", **SIZE, tied=True, output_bias=True), seed=0).eval()
     assert isinstance(model, Decoder)
-    assert type(model.lm_head) is OutputLayer
+    assert model.lm_head.is_output
     assert model.lm_head.weight is None
     assert [name for name, _ in model.lm_head.named_parameters()] == ["bias"]
     assert model.lm_head.matrix is model.model.embed_tokens.weight
@@ -207,7 +223,7 @@ def test_a_tied_output_layer_has_no_matrix_of_its_own(tmp_path: Path) -> None:
 def test_losses_of_an_adapted_output_layer_are_those_of_its_logits() -> None:
     plain = build(ModelSpec.of("llama", **SIZE), seed=0)
     adapted = build(ModelSpec.of("llama", **SIZE), seed=0)
-    replace_linear(adapted, lambda name, layer: Added(layer, 0.3) if name == "lm_head" else layer)
+    added(adapted.lm_head, 0.3)
     targets = IDS.roll(-1, 1)
     for model in (plain, adapted):
         loss = torch.nn.functional.cross_entropy(model(IDS).flatten(0, 1), targets.flatten(), reduction="sum")
@@ -218,7 +234,7 @@ def test_losses_of_an_adapted_output_layer_are_those_of_its_logits() -> None:
 def test_what_is_not_trained_costs_no_output_layer_and_changes_nothing(label_smoothing: float | None) -> None:
     """Losses, hits and gradients where most targets are ignored are those of all targets, with weights of 0 or 1."""
     noise = torch.Generator().manual_seed(0)
-    layer = OutputLayer(8, 11).double()
+    layer = Linear.output(8, 11).double()
     x = torch.randn(3, 7, 8, generator=noise, dtype=torch.float64, requires_grad=True)
     targets = torch.randint(11, (3, 7), generator=noise)
     kept = torch.rand(3, 7, generator=noise) < 0.4

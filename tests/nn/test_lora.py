@@ -14,19 +14,17 @@ from headway.nn import (
     Adapter,
     Linear,
     Lora,
-    LoraLinear,
-    Nf4Linear,
+    LowRank,
+    Nf4,
     adapted,
     adapter_names,
     attach,
     block_linears,
     merge,
     named_adapter_parameters,
-    replace_linear,
     set_active,
     unmerge,
 )
-from headway.nn.lora import LowRank
 
 SIZE: dict[str, Any] = {"vocab": 37, "width": 24, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 40}
 IDS = torch.randint(37, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -78,10 +76,9 @@ def test_the_products_side_by_side_are_the_formula_with_its_gradients(
         *([torch.rand(5)] if lora.magnitude else []),
     ]
     part = LowRank(lora, *(value.double() for value in parts))
-    found = LoraLinear(layer)
-    found.adapters["mine"], found.active = part, ("mine",)
+    layer.adapters["mine"], layer.active = part, ("mine",)
     weight, _ = naive(layer, part)
-    wanted, y = torch.nn.functional.linear(x, weight, layer.bias), found(x)
+    wanted, y = torch.nn.functional.linear(x, weight, layer.bias), layer(x)
     torch.testing.assert_close(y, wanted, rtol=1e-9, atol=1e-9)
     ours = torch.autograd.grad(y.square().sum(), (x, *part.parameters()))
     theirs = torch.autograd.grad(wanted.square().sum(), (x, *part.parameters()))
@@ -142,8 +139,9 @@ def test_several_add_up_and_merge_and_unmerge_restores_the_bits() -> None:
     x = torch.randn(4, 24)
     for active in ([], ["a"], ["c"], ["a", "b"], ["a", "b", "c"]):
         set_active(model, active)
-        parts = [layer.adapters[name](x, layer.base, layer.base(x)) for name in active]
-        torch.testing.assert_close(layer(x), layer.base(x) + sum(parts), rtol=1e-6, atol=1e-6)
+        plain = x @ layer.weight.T
+        parts = [layer.adapters[name](x, layer.kept, plain) for name in active]
+        torch.testing.assert_close(layer(x), plain + sum(parts), rtol=1e-6, atol=1e-6)
         beside = model(IDS)
         merge(model)
         assert all(one.merged for _, one in adapted(model))
@@ -154,7 +152,7 @@ def test_several_add_up_and_merge_and_unmerge_restores_the_bits() -> None:
         assert torch.equal(model(IDS), beside)
     set_active(model, [])
     assert torch.equal(model(IDS), base)
-    here = {name.replace(".base.", "."): value for name, value in model.state_dict().items()}
+    here = model.state_dict()
     assert all(torch.equal(here[name], value) for name, value in weights.items())
     assert all((value - base).abs().max() > 1e-3 for value in each.values())
 
@@ -165,7 +163,7 @@ def test_dropout_falls_on_the_input_of_the_adapter_alone_and_in_training_only() 
     layer = dict(adapted(model))["model.layers.1.self_attn.v_proj"]
     part, x = layer.adapters["default"], torch.randn(5, 24, dtype=torch.float64)
     assert isinstance(part, LowRank)
-    weight, _ = naive(layer.base, part)
+    weight, _ = naive(layer, part)
     torch.testing.assert_close(layer(x), x @ weight.T)
     layer.train()
     with torch.random.fork_rng(devices=[]):
@@ -173,7 +171,7 @@ def test_dropout_falls_on_the_input_of_the_adapter_alone_and_in_training_only() 
         found = layer(x)
         torch.manual_seed(3)
         dropped = torch.nn.functional.dropout(x, 0.5)
-    torch.testing.assert_close(found, layer.base(x) + dropped @ (weight - layer.base.weight).T)
+    torch.testing.assert_close(found, x @ layer.weight.T + dropped @ (weight - layer.weight).T)
 
 
 def test_what_cannot_be_is_refused() -> None:
@@ -195,11 +193,10 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="a rank of 1 or more"):
         Lora(rank=0)
     quantized = small()
-    replace_linear(
-        quantized, lambda name, layer: Nf4Linear(layer) if name in block_linears(quantized) else layer
-    )
+    for layer in block_linears(quantized).values():
+        layer.keep(Nf4.pack(layer.matrix))
     attach(quantized, adapter)
-    with pytest.raises(ConfigError, match=r"q_proj has quantized weights \(Nf4Linear\)"):
+    with pytest.raises(ConfigError, match=r"q_proj has weights in nf4"):
         merge(quantized)
 
 
@@ -211,3 +208,17 @@ def test_what_is_attached_is_what_was_given() -> None:
     assert found.layers == adapter.layers
     assert found.tensors.keys() == adapter.tensors.keys()
     assert all(torch.equal(found.tensors[n].to(v.dtype), v) for n, v in adapter.tensors.items())
+
+
+def test_an_attached_adapter_is_a_copy() -> None:
+    """What is trained of one model changes neither the adapter that was given nor another model that has it."""
+    first, second = small(), small()
+    adapter = trained(first, Lora(rank=2, magnitude=True))
+    before = {name: value.clone() for name, value in adapter.tensors.items()}
+    attach(first, adapter)
+    attach(second, adapter)
+    with torch.no_grad():
+        for _, parameter in named_adapter_parameters(first):
+            parameter.add_(1)
+    for found in (adapter, Adapter.of(second, "default")):
+        assert all(torch.equal(found.tensors[name], value) for name, value in before.items())

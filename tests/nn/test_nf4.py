@@ -7,14 +7,19 @@ import torch
 from torch import Tensor, nn
 
 from headway.models import Decoder, ModelSpec, build
-from headway.nn import Adapter, Linear, Lora, Nf4, Nf4Linear, attach, block_linears, replace_linear
-from headway.nn.nf4 import VALUES, dynamic_map
+from headway.nn import Adapter, Linear, Lora, Nf4, attach, block_linears
+from headway.nn.weights.nf4 import VALUES, dynamic_map
 
 
 def weights(rows: int, columns: int) -> Tensor:
     """The same numbers on every machine."""
     n = torch.arange(rows * columns)
     return (((n * 7919) % 20011 - 10005).float() / 65536).view(rows, columns)
+
+
+def nf4(layer: Linear) -> Linear:
+    layer.keep(Nf4.pack(layer.matrix))
+    return layer
 
 
 def digest(x: Tensor) -> str:
@@ -31,7 +36,7 @@ def digest(x: Tensor) -> str:
 def test_codes_and_scales_are_those_of_bitsandbytes(shape: tuple[int, int], codes: str, scales: str) -> None:
     """Digests of what bitsandbytes 0.50.2 makes of the same numbers:
     `quantize_4bit(w, blocksize=64, quant_type="nf4", compress_statistics=True)`."""
-    found = Nf4.of(weights(*shape))
+    found = Nf4.pack(weights(*shape))
     assert (digest(found.codes), digest(found.scales)) == (codes, scales)
 
 
@@ -40,7 +45,7 @@ def test_codes_and_scales_are_those_of_bitsandbytes(shape: tuple[int, int], code
 def test_each_number_has_the_nearest_value_of_its_block(shape: tuple[int, int], dtype: torch.dtype) -> None:
     w = torch.randn(shape, generator=torch.Generator().manual_seed(0)).mul(0.02).to(dtype)
     w.view(-1)[: min(64, w.numel() // 2)] = 0  # a block without a scale
-    found = Nf4.of(w)
+    found = Nf4.pack(w)
     flat, codes = w.float().view(-1), torch.stack((found.codes >> 4, found.codes & 15), 1).view(-1)
     blocks = flat.split(64)
     largest = torch.stack([block.abs().max() for block in blocks])
@@ -62,7 +67,7 @@ def test_each_number_has_the_nearest_value_of_its_block(shape: tuple[int, int], 
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_layer_is_the_product_with_its_matrix_and_keeps_no_weight_for_the_backward(bias: bool) -> None:
     torch.manual_seed(0)
-    layer = Nf4Linear(Linear(70, 33, bias=bias))
+    layer = nf4(Linear(70, 33, bias=bias))
     x = torch.randn(2, 5, 70, requires_grad=True)
     kept: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
@@ -75,7 +80,7 @@ def test_the_layer_is_the_product_with_its_matrix_and_keeps_no_weight_for_the_ba
 
 
 def test_bytes_of_a_weight_and_a_cast_of_the_model_that_leaves_them_alone() -> None:
-    layer = Nf4Linear(Linear(512, 1024, bias=False))
+    layer = nf4(Linear(512, 1024, bias=False))
     held = sum(b.numel() * b.itemsize for b in layer.buffers())
     assert held / (512 * 1024) == pytest.approx(0.5 + 1 / 64 + 4 / 64 / 256, rel=1e-4)
     assert not [*layer.parameters()]
@@ -92,9 +97,8 @@ def test_an_adapter_on_quantized_layers_is_one_on_the_weights_that_they_stand_fo
     ids = torch.randint(37, (2, 7), generator=torch.Generator().manual_seed(0))
     quantized, plain = (build(spec, seed=0) for _ in range(2))
     assert isinstance(quantized, Decoder)
-    every = set(block_linears(quantized))
-    replace_linear(quantized, lambda name, layer: Nf4Linear(layer) if name in every else layer)
     for name, layer in block_linears(quantized).items():
+        nf4(layer)
         plain.get_submodule(name).weight.data = layer.matrix
     losses, gradients = [], []
     for model in (quantized, plain):

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from headway.errors import ConfigError
 from headway.native import linear as kernels
 from headway.native.linear import PANEL, Panels
 from headway.native.loader import library
-from headway.nn import Linear, QuantizedLinear
-from headway.nn.quantized import dequantized_linear, products
+from headway.nn import Linear, from_codes
+from headway.nn.linear import products
+from headway.nn.weights.rounded import dequantized_linear
 from headway.quantization import QuantizedMatrix, quantize_clipped, quantize_weights
 
 FORMS = [(8, None, True), (8, 64, True), (8, 32, False), (8, None, False), (4, 32, True), (4, 96, False)]
@@ -20,6 +20,11 @@ FORMS = [(8, None, True), (8, 64, True), (8, 32, False), (8, None, False), (4, 3
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def quantized(layer: Linear, matrix: QuantizedMatrix) -> Linear:
+    layer.keep(from_codes(matrix))
+    return layer.eval().requires_grad_(False)
 
 
 def exact(matrix: QuantizedMatrix) -> Tensor:
@@ -112,10 +117,8 @@ def test_products_are_sums_of_integers(
     """Integers are exact; scales of inputs are three roundings off at most, the sum over G groups G more."""
     if library() is None:
         pytest.skip("needs the native kernels")
-    layer = QuantizedLinear(
-        Linear(150, 35), quantize_weights(numbers(35, 150), bits, group, symmetric=symmetric)
-    )
-    matrix, x = layer.panels.unpack(), numbers(rows, 150, seed=1).to(dtype)
+    layer = quantized(Linear(150, 35), quantize_weights(numbers(35, 150), bits, group, symmetric=symmetric))
+    matrix, x = layer.kept.panels.unpack(), numbers(rows, 150, seed=1).to(dtype)
     q, scale = rounded(x)
     weights = nn.functional.pad(exact(matrix), (0, 10)).unflatten(1, (-1, 32))
     terms = torch.einsum("rgi,ogi->rog", q, weights) * scale[:, None]
@@ -144,18 +147,16 @@ def test_a_large_matrix_is_packed_as_its_rows_are(
 def test_the_dequantized_product_is_that_of_its_blocks(
     bits: int, group: int | None, symmetric: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headway.nn.quantized.BLOCK", 32 * 150)  # two panels at a time
-    layer = QuantizedLinear(
-        Linear(150, 75), quantize_weights(numbers(75, 150), bits, group, symmetric=symmetric)
-    )
+    monkeypatch.setattr("headway.nn.weights.rounded.AT_ONCE", 32 * 150)  # two panels at a time
+    layer = quantized(Linear(150, 75), quantize_weights(numbers(75, 150), bits, group, symmetric=symmetric))
     x = numbers(5, 13, 150, seed=1)
-    w, bias = exact(layer.panels.unpack()), layer.bias.detach().double()
+    w, bias = exact(layer.kept.panels.unpack()), layer.bias.detach().double()
     wanted = x.double() @ w.T + bias
     within = (x.double().abs() @ w.abs().T + bias.abs()) * 2.0**-24 * 152
     with torch.no_grad():
-        found = dequantized_linear(x, layer.panels, layer.bias)
+        found = dequantized_linear(x, layer.kept.panels, layer.bias)
         assert torch.all((found.double() - wanted).abs() <= within)
-        half = dequantized_linear(x.bfloat16(), layer.panels, layer.bias.bfloat16())
+        half = dequantized_linear(x.bfloat16(), layer.kept.panels, layer.bias.bfloat16())
         wanted = x.bfloat16().double() @ layer.matrix.bfloat16().double().T + layer.bias.bfloat16().double()
         within = within + wanted.abs() * 2.0**-7
         assert torch.all((half.double() - wanted).abs() <= within)
@@ -169,11 +170,11 @@ def test_rounding_the_inputs_costs_what_is_stated(
     """At most m / 254 sum |w'| of each group; in the mean over outputs, the deviation of independent roundings."""
     if library() is None:
         pytest.skip("needs the native kernels")
-    layer = QuantizedLinear(
+    layer = quantized(
         Linear(320, 200, bias=False), quantize_weights(numbers(200, 320), bits, group, symmetric=symmetric)
     )
     x = numbers(rows, 320, seed=1)
-    w = exact(layer.panels.unpack())
+    w = exact(layer.kept.panels.unpack())
     most, groups = x.double().unflatten(1, (-1, 32)).abs().amax(2), w.unflatten(1, (-1, 32))
     with torch.no_grad():
         error = (layer(x).double() - x.double() @ w.T).abs()
@@ -184,13 +185,13 @@ def test_rounding_the_inputs_costs_what_is_stated(
 
 
 def test_no_rows_give_no_rows() -> None:
-    layer = QuantizedLinear(Linear(70, 33), quantize_weights(numbers(33, 70), 4, 32))
+    layer = quantized(Linear(70, 33), quantize_weights(numbers(33, 70), 4, 32))
     with torch.no_grad():
         assert torch.equal(layer(numbers(0, 13, 70)), torch.empty(0, 13, 33))
 
 
 def test_without_the_native_library_weights_are_dequantized(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = QuantizedLinear(Linear(70, 33), quantize_weights(numbers(33, 70), 4, 32))
+    layer = quantized(Linear(70, 33), quantize_weights(numbers(33, 70), 4, 32))
     x = numbers(3, 70)
     monkeypatch.setattr(kernels, "library", lambda: None)
     with torch.no_grad():
@@ -201,12 +202,12 @@ def test_layers_of_one_input_share_a_call_and_change_no_bit(monkeypatch: pytest.
     if library() is None:
         pytest.skip("needs the native kernels")
     layers = [
-        QuantizedLinear(Linear(96, size, bias=size > 40), quantize_weights(numbers(size, 96), bits, 32))
+        quantized(Linear(96, size, bias=size > 40), quantize_weights(numbers(size, 96), bits, 32))
         for size, bits in ((48, 8), (16, 4), (33, 8))
     ]
     calls: list[int] = []
     monkeypatch.setattr(
-        "headway.nn.quantized.linear", lambda x, m, b: calls.append(len(m)) or kernels.linear(x, m, b)
+        "headway.nn.weights.rounded.linear", lambda x, m, b: calls.append(len(m)) or kernels.linear(x, m, b)
     )
     x = numbers(70, 96)
     with torch.no_grad():
@@ -221,20 +222,24 @@ def test_layers_of_one_input_share_a_call_and_change_no_bit(monkeypatch: pytest.
         assert all(torch.equal(a, layer(x)) for a, layer in zip(products(x, plain), plain, strict=True))
 
 
-def test_it_gives_no_gradient_and_is_not_trained() -> None:
-    layer = QuantizedLinear(Linear(64, 16), quantize_weights(numbers(16, 64), 8))
+def test_gradients_reach_inputs_and_no_weight() -> None:
+    """Where a gradient is asked for, inputs are not rounded, and it is that of the numbers that the codes stand for."""
+    layer = quantized(Linear(64, 16), quantize_weights(numbers(16, 64), 8))
     x = numbers(3, 64).requires_grad_()
-    with pytest.raises(ConfigError, match=r"weights of 8 bits give no gradient.*no_grad"):
-        layer(x)
-    with pytest.raises(ConfigError, match=r"weights of 8 bits is not trained.*headway quantize"):
-        layer.train()
-    assert layer.eval() is layer
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+        y = layer(x)
+    assert max(kept, default=0) < 16 * 64
+    wanted = nn.functional.linear(x, layer.matrix, layer.bias)
+    assert torch.equal(y, wanted)
+    grad = torch.randn_like(y)
+    assert torch.equal(*(torch.autograd.grad(out, x, grad)[0] for out in (y, wanted)))
     assert not [p for name, p in layer.named_parameters() if name != "bias"]
 
 
 def test_a_cast_of_the_model_leaves_the_weights_alone() -> None:
-    layer = QuantizedLinear(Linear(512, 96, bias=False), quantize_weights(numbers(96, 512), 4, 32))
+    layer = quantized(Linear(512, 96, bias=False), quantize_weights(numbers(96, 512), 4, 32))
     before = layer.matrix
     assert layer.nbytes == 96 * 512 * 18 // 32 + 4 * 96
     assert torch.equal(layer.to(torch.bfloat16).matrix, before)
-    assert "bits=4, scales of groups of 32" in repr(layer)
+    assert "int4, scales of groups of 32" in repr(layer)

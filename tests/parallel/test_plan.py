@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headway.errors import ConfigError
 from headway.parallel import ContextParallel, ContextPlan, Exchange, ShardLayout, choose_layout, simulate
-from headway.patterns import Causal, Full, GlobalKeys, Pattern, Sink, Window, visible
+from headway.patterns import Causal, Full, GlobalKeys, Pattern, PerHead, Sink, Window, visible
 from headway.tokens import Tokens
 from tests import strategies
 
@@ -70,6 +70,20 @@ def test_the_layout_is_chosen_by_the_patterns() -> None:
     assert (layout, choice.what) == (contiguous, "contiguous")
     assert "384 keys are read" in choice.why
     assert choose_layout([Window.last(128), Causal()], tokens, 4)[0] == zigzag
+
+
+def test_a_layout_is_judged_by_all_layers_and_a_mean_head() -> None:
+    """Keys that are read are summed over layers, and each head has its share of a layer's."""
+    tokens, near, wide = Tokens.range(4096), Window.last(128), Window.last(256)
+    for patterns, keys in (
+        ([near], 384),
+        ([near, wide, near], 384 + 768 + 384),
+        ([PerHead(near, near)], 384),
+        ([PerHead(near, near, near, wide)], (3 * 384 + 768) // 4),
+        ([PerHead(near, wide), wide], (384 + 768) // 2 + 768),
+    ):
+        _, choice = choose_layout(patterns, tokens, 4)
+        assert choice.why.endswith(f"and {keys} keys are read from other ranks"), patterns
 
 
 @given(

@@ -13,7 +13,7 @@ from headway.errors import ConfigError
 from headway.models import Model, ModelSpec, build
 from headway.models.quantize import quantize_model
 from headway.models.tensor_parallel import gather, shard
-from headway.nn import Lora, Nf4Linear
+from headway.nn import Lora, Nf4
 from headway.nn.adapters import Adapter, attach, merge
 from headway.parallel import Exchange, Mesh, TensorParallel, simulate
 from headway.patterns import Causal, PerHead, Window
@@ -219,12 +219,15 @@ def test_a_model_is_shared_once_and_as_it_is_trained() -> None:
     with pytest.raises(ConfigError, match="q_proj has its adapters merged"):
         shard(adapted, tensor)
     narrow = four_heads("full")
-    narrow.model.layers[0].mlp.up_proj = Nf4Linear(narrow.model.layers[0].mlp.up_proj)
-    with pytest.raises(ConfigError, match="up_proj has 16 inputs a process, no multiple of 64"):
+    layer = narrow.model.layers[0].mlp.up_proj
+    layer.keep(Nf4.pack(layer.matrix))
+    with pytest.raises(
+        ConfigError, match=r"up_proj has weights in nf4 .* 16 inputs a process, no multiple of 64"
+    ):
         shard(narrow, tensor)
     quantized = four_heads("full").float().eval()
     quantize_model(quantized, "int8")
-    with pytest.raises(ConfigError, match="q_proj is a QuantizedLinear, which is not trained"):
+    with pytest.raises(ConfigError, match="o_proj has weights in int8 in groups of 32 inputs, and 16 inputs"):
         shard(quantized, tensor)
 
 

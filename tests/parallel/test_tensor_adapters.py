@@ -8,7 +8,7 @@ import torch
 
 from headway.models import Model
 from headway.models.tensor_parallel import gather, shard
-from headway.nn import Lora, Nf4Linear, block_linears, replace_linear
+from headway.nn import Lora, Nf4, block_linears
 from headway.nn.adapters import Adapter, attach
 from headway.parallel import Exchange, TensorParallel, simulate
 from tests.parallel import steps
@@ -25,8 +25,8 @@ ADAPTERS: dict[str, tuple[Lora, tuple[str, ...], bool]] = {
 
 def in_4_bits(model: Model) -> Model:
     """Its blocks, in place."""
-    every = set(block_linears(model))
-    replace_linear(model, lambda name, layer: Nf4Linear(layer) if name in every else layer)
+    for layer in block_linears(model).values():
+        layer.keep(Nf4.pack(layer.matrix))
     return model
 
 

@@ -12,8 +12,16 @@ from torch import Tensor
 from headway.errors import DataError
 from headway.models import Model
 from headway.models.tensor_parallel import shard
-from headway.nn import IGNORE_INDEX, Losses, OutputLayer, TokenEmbedding, cross_entropy
-from headway.nn.vocab_parallel import VocabParallelEmbedding, VocabParallelOutput
+from headway.nn import (
+    IGNORE_INDEX,
+    Linear,
+    Losses,
+    Share,
+    TokenEmbedding,
+    cross_entropy,
+    output_cross_entropy,
+)
+from headway.nn.vocab_parallel import VocabParallelEmbedding
 from headway.parallel import Exchange, TensorParallel, simulate
 from tests.parallel import steps
 from tests.parallel.test_tensor import Rank, assert_shared
@@ -44,10 +52,10 @@ def test_row_45_a_shared_vocab_has_the_loss_and_every_gradient_of_one_process(
     model, name = model_of(which), VARIANTS[which][0]
     assert_shared(model, name, ranks)
     assert shard(model, TensorParallel(Rank(1, ranks))).axes["model.embed_tokens.weight"] == 0
-    kinds = [type(m) for m in model.modules()]
-    assert VocabParallelEmbedding in kinds
-    assert VocabParallelOutput in kinds
-    assert OutputLayer not in kinds
+    assert any(isinstance(m, VocabParallelEmbedding) for m in model.modules())
+    outputs = [m for m in model.modules() if isinstance(m, Linear) and m.is_output]
+    assert outputs
+    assert all(layer.share is not None and layer.matrix.shape[0] == 32 // ranks for layer in outputs)
 
 
 def test_a_vocab_that_ranks_do_not_divide_is_whole_on_all() -> None:
@@ -80,12 +88,16 @@ def test_logits_are_gathered_where_they_are_asked_for(which: str) -> None:
         torch.testing.assert_close(found, run(model), rtol=1e-9, atol=1e-10)
 
 
-def losses(
-    layer: OutputLayer, x: Tensor, targets: Tensor, smoothing: float | None
-) -> tuple[Losses, list[Tensor]]:
+def part(layer: Linear, exchange: Exchange) -> Linear:
+    layer = copy.deepcopy(layer)
+    layer.divide(Share(TensorParallel(exchange), 0, joined=True))
+    return layer
+
+
+def losses(layer: Linear, x: Tensor, targets: Tensor, smoothing: float | None) -> tuple[Losses, list[Tensor]]:
     """With the gradients of x and of the layer's own."""
     x = x.clone().requires_grad_()
-    found = layer.cross_entropy(x, targets, label_smoothing=smoothing, hits=True)
+    found = output_cross_entropy(layer, x, targets, 90, label_smoothing=smoothing, hits=True)
     return found, list(torch.autograd.grad(found.total, [x, *layer.parameters()]))
 
 
@@ -95,7 +107,7 @@ def losses(
 def test_entropy_of_parts(dtype: torch.dtype, bias: bool, smoothing: float | None) -> None:
     """By the kernels, too; of ids of each rank, some of which no model says, and of equals the smallest."""
     drawn = torch.Generator().manual_seed(0)
-    layer = OutputLayer(16, 90, bias=bias)
+    layer = Linear.output(16, 90, bias=bias)
     with torch.no_grad():
         layer.weight.normal_(generator=drawn)
         layer.weight[60:] = layer.weight[:30]  # equal logits on different ranks
@@ -111,8 +123,7 @@ def test_entropy_of_parts(dtype: torch.dtype, bias: bool, smoothing: float | Non
     expected, gradients = losses(layer, x, targets, smoothing)
 
     def rank(exchange: Exchange) -> tuple[Losses, list[Tensor]]:
-        tensor = TensorParallel(exchange)
-        found, (dx, *own) = losses(VocabParallelOutput(layer, tensor, None), x, targets, smoothing)
+        found, (dx, *own) = losses(part(layer, exchange), x, targets, smoothing)
         return found, [dx, *(torch.cat(exchange.gather(g)) for g in own)]
 
     near = {torch.float64: (1e-10, 1e-12), torch.float32: (2e-5, 2e-5), torch.bfloat16: (3e-2, 6e-2)}[dtype]
@@ -143,6 +154,6 @@ def test_ids_are_those_of_all_ranks() -> None:
     own = VocabParallelEmbedding(TokenEmbedding(12, 3), TensorParallel(Rank(0, 2)))
     with pytest.raises(DataError, match=r"token id 12 .* is not in 0\.\.11"):
         own(torch.tensor([[7, 12]]))
-    output = VocabParallelOutput(OutputLayer(3, 12), TensorParallel(Rank(0, 2)), None)
+    output = part(Linear.output(3, 12), Rank(0, 2))
     with pytest.raises(DataError, match=r"target 12 is not in 0\.\.11"):
-        output.cross_entropy(torch.zeros(1, 3), torch.tensor([12]))
+        output_cross_entropy(output, torch.zeros(1, 3), torch.tensor([12]), 12)

@@ -135,8 +135,32 @@ def test_the_command_answers_in_the_language_of_the_question(capsys: pytest.Capt
     assert "no topic answers 'how is coffee brewed'" in capsys.readouterr().err
 
 
+def test_a_question_with_a_folder_is_answered_by_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    question = "Does attention know the order of its tokens?"
+    assert run(["explain", "--question", question, "--out", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("permutation: ")
+    assert "verdict: seen at this size" in text
+    assert (tmp_path / "permutation.png").exists()
+    assert run(["explain", "--question", question, "--out", str(tmp_path), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["asked"], report["topic"], report["seen"]) == (question, "permutation", True)
+    elsewhere = next(entry for entry in entries("en") if entry.topic not in TOPICS)
+    assert run(["explain", "--question", elsewhere.ask[0], "--out", str(tmp_path)]) == 1
+    assert f"no topic that can be run here; type: {elsewhere.command}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
-    "arguments", [["scale", "--question", "why"], ["scale", "--lang", "zh"], ["all"], ["--lang", "zh"]]
+    "arguments",
+    [
+        ["scale", "--question", "why divide by the square root of d"],
+        ["--question", "why divide by the square root of d", "--lang", "en"],
+        ["scale", "--lang", "zh"],
+        ["all"],
+        ["--lang", "zh"],
+    ],
 )
 def test_what_would_be_ignored_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["explain", *arguments]) == 1

@@ -1,12 +1,16 @@
 """A recipe is a sequence of ordinary runs: what each begins with, and that it goes on wherever it was killed."""
 
 import json
+import operator
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headway.checkpoints import load_folder
 from headway.errors import ConfigError
@@ -86,24 +90,32 @@ def test_the_gradient_of_a_pooled_head_is_the_sum_of_those_that_it_stands_for(ma
 
 
 def test_seeds_make_runs_of_their_own_and_a_table_with_spread(make: Make) -> None:
-    claims = {
-        "it learns": "one.val_loss < one.start_loss",
-        "it does not": "one.val_loss > one.start_loss",
-        "arithmetic holds": "(one.start_loss - one.val_loss) * 2 / 2 + 0 > -one.val_loss",
-    }
+    claims = {"it learns": "one.val_loss < one.start_loss", "it does not": "one.val_loss > one.start_loss"}
     recipe = make("out", [{"name": "one", "published": {"loss": 1.7}}], seeds=[0, 1], claims=claims)
     report = run_recipe(recipe, quiet=True)
     assert report.measures(0)["one"]["loss"] != report.measures(1)["one"]["loss"]
-    assert [said for _, _, said in report.verdicts] == [
-        "seen (2 of 2 seeds)", "not seen at this size (0 of 2 seeds)", "seen (2 of 2 seeds)",
-    ]  # fmt: skip
-    assert "±" in report.text()
+    verdicts = ["seen (2 of 2 seeds)", "not seen at this size (0 of 2 seeds)"]
+    assert [said for _, _, said in report.verdicts] == verdicts
+    losses = [report.measures(i)["one"]["val_loss"] for i in (0, 1)]
+    head, (row,) = report.rows()
+    spread = f"{np.mean(losses):.4g} ± {np.std(losses, ddof=1):.2g}"
+    assert dict(zip(head, row, strict=True))["val_loss"] == spread
+    assert spread in report.text()
     assert "published loss" in report.markdown().splitlines()[0]
     kept = json.loads((recipe.out / "report.json").read_text())
     assert [len(records) for records in kept["stages"]] == [1, 1]
     with pytest.raises(ConfigError, match="has no measure 'nothing'"):
         run_recipe(make("out", [{"name": "one", "published": {"loss": 1.7}}], seeds=[0, 1],
                         claims={"x": "one.nothing > 1"}), resume="auto", quiet=True)  # fmt: skip
+
+
+def test_a_stage_that_is_done_keeps_its_surgery(make: Make) -> None:
+    def stages(kv_heads: int) -> list[dict[str, object]]:
+        return [{"name": "one", "steps": 1}, {"name": "two", "steps": 1, "surgery": {"gqa": kv_heads}}]
+
+    run_recipe(make("out", stages(2)), quiet=True)
+    with pytest.raises(ConfigError, match="2-two is done, with other settings"):
+        run_recipe(make("out", stages(1)), resume="auto", quiet=True)
 
 
 def test_a_stage_that_is_done_keeps_its_settings(make: Make) -> None:
@@ -135,6 +147,40 @@ def test_a_claim_is_seen_when_every_seed_shows_it() -> None:
     assert Claim.read("at", "a.val_accuracy@128 > 0.5 * -a.y", ["a"]).holds(
         {"a": {"val_accuracy@128": 0.1, "y": 2}}
     )
+
+
+SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+
+
+@given(st.sampled_from([*SIGNS]), st.integers(-2, 2), st.integers(-2, 2))
+def test_a_claim_compares_as_its_sign_says(sign: str, a: int, b: int) -> None:
+    """Equal ones too."""
+    claim = Claim.read("order", f"a.x {sign} b.x", ["a", "b"])
+    assert claim.holds({"a": {"x": a}, "b": {"x": b}}) == SIGNS[sign](a, b)
+
+
+NUMBERS = st.one_of(st.integers(0, 9).map(str), st.sampled_from(["a.x", "b.y"]))
+FORMULAS = st.recursive(
+    NUMBERS,
+    lambda side: st.one_of(
+        st.tuples(side, st.sampled_from("+-*/"), side).map(lambda parts: f"({' '.join(parts)})"),
+        side.map(lambda text: f"-{text}"),
+    ),
+    max_leaves=6,
+)
+
+
+@given(FORMULAS, st.integers(1, 9), st.integers(1, 9))
+def test_arithmetic_in_a_claim_is_pythons(formula: str, x: int, y: int) -> None:
+    measures = {"a": {"x": x}, "b": {"y": y}}
+    claim = Claim.read("arithmetic", f"{formula} >= 1", ["a", "b"])
+    try:
+        value = eval(formula.replace("a.x", str(x)).replace("b.y", str(y)))
+    except ZeroDivisionError:
+        with pytest.raises(ZeroDivisionError):
+            claim.holds(measures)
+        return
+    assert claim.holds(measures) == (value >= 1), (formula, value)
 
 
 CHAIN = [

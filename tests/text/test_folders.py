@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, processors
 
 from headway.errors import DataError
 from headway.text import Tokenizer
+from headway.text.template import BARE, Template
 from tests.text.folders import READ_BY_BOTH, SAVED_BY_US, SLOW, TEXTS, put
 
 
@@ -148,6 +151,17 @@ def test_bos_stands_once_whoever_writes_it(kind: str) -> None:
     assert ours.encode(written, special=True).count(first) == 1
     assert ours.inputs([written], special=True)[0].ids.count(first) == 1
     assert first not in ours.encode(written, bos=False)
+
+
+def test_a_begin_token_before_a_second_text_is_of_its_type() -> None:
+    """As transformers' LlamaTokenizerFast.update_post_processor writes it."""
+    backend = Backend(models.WordLevel({"<s>": 0, "a": 1, "b": 2}))
+    parts = {"single": "<s>:0 $A:0", "pair": "<s>:0 $A:0 <s>:1 $B:1", "special_tokens": [("<s>", 0)]}
+    backend.post_processor = processors.TemplateProcessing(**parts)
+    llama, bare = Template.of(backend), Template()
+    assert bare.beginning(0, True) == llama.beginning(0, True) == llama
+    assert llama.beginning(0, False) == bare
+    assert [part.type for part in BARE.beginning(0, True).pair] == [0] * 4  # where types are not told apart
 
 
 def test_t5_has_sentinels_and_the_first_has_the_highest_id() -> None:

@@ -5,11 +5,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from headway.data.record_kinds import Chat
 from headway.data.records import read_records
 from headway.errors import DataError
-from headway.text.chat import BUILT_IN
+from headway.text.chat import BUILT_IN, ChatTemplate
 from tests.data import data_path
 from tests.text.conftest import byte_level
 from tests.text.templates import in_parts
@@ -29,13 +31,13 @@ STANFORD = {  # stanford_alpaca, train.py
 }
 
 
-@pytest.mark.parametrize("given", ["", "x\ny"])
-def test_alpaca_is_stanfords(given: str, tmp_path: Path) -> None:
-    row = {"instruction": "Say {it}.", "input": given, "output": "yes"}
+@pytest.mark.parametrize("about", ["", "x\ny"])
+def test_alpaca_is_stanfords(about: str, tmp_path: Path) -> None:
+    row = {"instruction": "Say {it}.", "input": about, "output": "yes"}
     (tmp_path / "x.json").write_text(json.dumps([row]))
     (record,) = read_records(tmp_path / "x.json", Chat)
     assert isinstance(record, Chat)
-    source = STANFORD["prompt_input" if given else "prompt_no_input"].format_map(row)
+    source = STANFORD["prompt_input" if about else "prompt_no_input"].format_map(row)
     pieces = byte_level().with_chat_template("alpaca").chat_pieces(record.messages, bos_token="")
     assert pieces == [source, "yes<|end|>", ""]
 
@@ -66,6 +68,33 @@ def test_vicuna_is_fastchats() -> None:
         assert "".join(tokenizer.chat_pieces(record.messages, **options)) == vicuna(turns)
         prompt = tokenizer.chat_pieces(record.messages[:-1], add_generation_prompt=True, **options)
         assert "".join(prompt) == vicuna([*turns[:-1], {"from": "gpt", "value": ""}])
+
+
+def meta(dialog: Sequence[Mapping[str, str]]) -> str:
+    """Meta's llama/generation.py: `chat_completion`, with BOS and EOS as text."""
+    b_inst, e_inst, b_sys, e_sys = "[INST]", "[/INST]", "<<SYS>>\n", "\n<</SYS>>\n\n"
+    if dialog[0]["role"] == "system":
+        content = b_sys + dialog[0]["content"] + e_sys + dialog[1]["content"]
+        dialog = [{"role": dialog[1]["role"], "content": content}, *dialog[2:]]
+    text = ""
+    for prompt, answer in zip(dialog[::2], dialog[1::2], strict=False):
+        text += f"<s>{b_inst} {(prompt['content']).strip()} {e_inst} {(answer['content']).strip()} </s>"
+    return text + f"<s>{b_inst} {(dialog[-1]['content']).strip()} {e_inst}"
+
+
+SAID = st.text(st.sampled_from("a \n\t"), max_size=5)
+
+
+@given(
+    system=st.none() | SAID, said=st.lists(SAID, min_size=1, max_size=5).filter(lambda turns: len(turns) % 2)
+)
+@example(system="Be brief.", said=["\n  hi "])
+@example(system="", said=["hi"])
+def test_llama2_is_metas(system: str | None, said: list[str]) -> None:
+    turns = [{"role": ("user", "assistant")[i % 2], "content": content} for i, content in enumerate(said)]
+    dialog = turns if system is None else [{"role": "system", "content": system}, *turns]
+    template = ChatTemplate.find("llama2")
+    assert template.render(dialog, bos_token="<s>", eos_token="</s>") == meta(dialog)
 
 
 def test_templates_are_found_by_name_text_or_file(tmp_path: Path) -> None:

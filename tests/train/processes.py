@@ -11,6 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+GRACE = 5.0
+"""Seconds that processes have to say what they know when one of them failed that should not have."""
+
 
 def start(ranks: int, run: Callable[[int], Any], said: Path) -> list[int]:
     """Fork `ranks` processes, as torchrun would start them; each calls run(its rank), and what it says on stderr goes
@@ -56,29 +59,27 @@ def soon(happens: Callable[[], bool], children: list[int], seconds: float = 60.0
         time.sleep(0.01)
 
 
-def ended(children: list[int], seconds: float = 120.0) -> list[int]:
-    """The exit codes of processes, in their order (negative: the signal that killed one). AssertionError where one
-    still runs after so many seconds, which is killed."""
+def ended(children: list[int], seconds: float = 120.0, *, alone: float = 40.0) -> list[int]:
+    """The exit codes of processes, in their order (negative: the signal that killed one). One that still runs after so
+    many seconds, or `alone` of them after another one failed, is ended by SIGABRT, on which it says where it was."""
     codes: dict[int, int] = {}
-    for _ in range(round(100 * seconds)):  # while all of them are stopped, nobody counts
+    left = round(100 * seconds)
+    while left > 0 and len(codes) < len(children):  # while all of them are stopped, nobody counts
         for child in children:
             if child not in codes and (found := os.waitpid(child, os.WNOHANG))[0]:
                 codes[child] = os.waitstatus_to_exitcode(found[1])
-        if len(codes) == len(children):
-            break
+                left = left if codes[child] == 0 else min(left, round(100 * alone))
+        left -= 1
         time.sleep(0.01)
     for child in children:
         if child not in codes:
-            os.kill(child, signal.SIGABRT)  # it says where it was
-            os.waitpid(child, 0)
-    assert len(codes) == len(children), (
-        f"{len(children) - len(codes)} of {len(children)} processes had to be killed"
-    )
+            os.kill(child, signal.SIGABRT)
+            codes[child] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return [codes[child] for child in children]
 
 
 def together(ranks: int, run: Callable[[int], Any], said: Path) -> None:
-    """`run` in so many processes, all of which come to its end."""
-    codes = ended(start(ranks, run, said))
+    """`run` in so many processes, all of which come to its end. AssertionError with what each has said."""
+    codes = ended(start(ranks, run, said), alone=GRACE)
     told = "\n".join(f"rank {rank}: {(said / str(rank)).read_text()}" for rank in range(ranks))
     assert codes == [0] * ranks, told

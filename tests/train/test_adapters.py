@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 
 import headway
 from headway.checkpoints import load_folder, save_folder
-from headway.checkpoints.adapters import fingerprint
+from headway.checkpoints.bases import fingerprint
 from headway.errors import CheckpointError, ConfigError
 from headway.models import ModelSpec, build, cost
-from headway.nn import Lora, Nf4Linear, adapted, named_adapter_parameters
+from headway.nn import Lora, adapted, named_adapter_parameters
 from headway.storage.safetensors import write_safetensors
 from headway.text import train_bpe
 from headway.train import TextConfig, train
@@ -66,12 +66,12 @@ def beside(base: Path, corpus: Path, tmp_path: Path) -> Make:
 def test_a_run_learns_and_leaves_an_adapter_and_the_model_as_it_was(
     kind: str, dtype: str, beside: Make, base: Path
 ) -> None:
-    before = fingerprint(load_folder(base).tensors)
+    before = fingerprint(load_folder(base))
     config = beside(adapter=kind, dtype=dtype, steps=12)
     result = train(config, quiet=True)
     losses = [record["loss"] for record in read_metrics(result.metrics)]
     assert losses[-1] < losses[0] - 0.1
-    assert fingerprint(load_folder(base).tensors) == before
+    assert fingerprint(load_folder(base)) == before
     assert {p.name for p in result.model.iterdir()} >= {
         *("adapter_config.json", "adapter_model.safetensors", "tokenizer.json")
     }
@@ -162,6 +162,17 @@ def test_another_model_under_the_adapter_is_refused(beside: Make, base: Path) ->
         train(beside(steps=4, save_every=1), resume="auto", quiet=True)
 
 
+def test_an_adapter_of_a_run_is_refused_by_another_model(beside: Make, base: Path, tmp_path: Path) -> None:
+    """It bears the fingerprint of the model that the run froze, whatever lies in that folder by then."""
+    result = train(beside(steps=1), quiet=True)
+    frozen, folder = fingerprint(load_folder(base)), load_folder(base)
+    assert headway.load(result.model).generate("one", max_new_tokens=1).ids
+    tokenizer = headway.load(base).tokenizer
+    save_folder(base, build(folder.spec, seed=1).eval(), tokenizer=tokenizer, overwrite=True)
+    with pytest.raises(CheckpointError, match=rf"{frozen}, and {base} has {fingerprint(load_folder(base))}"):
+        headway.load(result.model)
+
+
 def test_another_adapter_in_the_checkpoint_is_refused(beside: Make, tmp_path: Path) -> None:
     train(beside(steps=1), quiet=True)
     with pytest.raises(ConfigError, match=r"rank was 4, is 5"):
@@ -222,7 +233,7 @@ def test_what_is_frozen_is_in_memory_once_and_has_no_gradient(
     optimizer.step(1.0)
     moments = sum(v.numel() for key, v in optimizer.state_tensors().items() if "exp" in key)
     assert moments == 2 * cost.adapter_parameters(task.model.spec, Lora(rank=4))
-    assert all(isinstance(layer.base, Nf4Linear) == nf4 for _, layer in adapted(task.model))
+    assert all((layer.kept.name == "nf4") == nf4 for _, layer in adapted(task.model))
 
 
 def id_of(value: torch.Tensor) -> int:

@@ -3,6 +3,7 @@
 import json
 import random
 import signal
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from headway.models import ModelSpec, build
 from headway.text import Tokenizer, train_bpe
 from headway.train import train
 from headway.train.conversations import stop_ids
+from headway.train.metrics import read_metrics
 from headway.train.tasks.chat import Chat, ChatConfig, evaluate_answers
 from tests.train.conftest import documents
 from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch
@@ -90,7 +92,10 @@ def test_a_run_says_what_became_of_the_data_and_its_model_chats(
     assert "of their slots are filled" in said
     assert "held out: 6 examples read, 6 trained on; " in said
     assert result.validation is not None
-    assert result.validation.metrics.keys() == {"loss_turn_1", "loss_turn_2"}
+    turns, log = result.validation.metrics, read_metrics(result.metrics)
+    assert turns.keys() == {"loss_turn_1", "loss_turn_2"}
+    assert all(0 < loss < log[0]["loss"] / 10 for loss in turns.values())
+    assert turns.items() <= {name.removeprefix("val_"): value for name, value in log[-1].items()}.items()
     assert result.unit == "answer token"
     assert result.next_command == f"headway chat {result.model}"
     assert json.loads((result.model / "generation_config.json").read_text())["eos_token_id"] == 1
@@ -106,16 +111,21 @@ def test_a_run_says_what_became_of_the_data_and_its_model_chats(
 def test_the_loss_on_held_out_answers_is_a_mean_over_their_tokens(tmp_path: Path) -> None:
     task = Chat(config(tmp_path, validation_share=0.2), tmp_path / "x", None, torch.float32)
     assert task.held_rows is not None
-    nats, count = 0.0, 0
+    nats, count = Counter[int](), Counter[int]()
     with torch.no_grad():
         for i in range(len(task.held_rows.examples)):
             ids, turns = map(torch.from_numpy, task.held_rows.examples[i])
             logits = task.model(ids[None, :-1])[0].log_softmax(-1)  # type: ignore[arg-type]
-            nats -= float(logits[torch.arange(len(ids) - 1), ids[1:]][turns[1:] > 0].sum())
-            count += int((turns > 0).sum())
+            each = -logits[torch.arange(len(ids) - 1), ids[1:]]
+            for turn in turns[turns > 0].unique().tolist():
+                nats[turn] += float(each[turns[1:] == turn].double().sum())
+                count[turn] += int((turns == turn).sum())
     found = evaluate_answers(task.model, task.held_rows)
-    assert found.tokens == count
-    assert found.loss == pytest.approx(nats / count, rel=1e-5)
+    assert found.tokens == count.total()
+    assert found.loss == pytest.approx(nats.total() / count.total(), rel=1e-5)
+    by_turn = {f"loss_turn_{turn}": nats[turn] / count[turn] for turn in sorted(count)}
+    assert len(by_turn) == 3
+    assert found.metrics == pytest.approx(by_turn, rel=1e-5)
     assert found.unit == "answer token"
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import shlex
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,11 @@ import typer
 from headway.cli import run
 from headway.cli.train import run as train
 from headway.cli.train import with_flags
-from headway.train import Interrupted, TextConfig, config_yaml, read_config
+from headway.train import TextConfig, config_yaml, read_config
 from headway.train.config import TrainConfig
+from headway.train.metrics import Reporter
 from headway.train.tasks.translation import TranslationConfig
+from tests.train.test_resume import assert_same_bits
 
 Make = Callable[..., TextConfig]
 
@@ -118,7 +121,8 @@ def test_dry_run_writes_nothing(settings: Make, capsys: pytest.CaptureFixture[st
         ([], 1, "data is missing: training text"),
         (["--data", "nowhere.txt", "--out", "OUT"], 1, "nowhere.txt: no such file or folder"),
         (["--data", "nowhere.txt", "--dry-run"], 1, "nowhere.txt: no such file or folder"),
-        (["--data", "x", "--dtype", "fp16", "--out", "OUT"], 1, "dtype=fp16 was asked for"),
+        (["--data", ".", "--dtype", "fp16", "--out", "OUT"], 1, "dtype=fp16 was asked for"),
+        (["--data", "x", "--depth", "100000", "--dry-run"], 1, "depth = 100000: input should be less than"),
     ],
 )
 def test_wrong_usage_says_what_is_wrong(
@@ -129,31 +133,34 @@ def test_wrong_usage_says_what_is_wrong(
     assert said in capsys.readouterr().err
 
 
-def test_ctrl_c_says_how_to_resume(
-    settings: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_stopped_run_says_how_to_resume_and_that_command_does(
+    settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import headway.train
+    """Stopped after 4 of 6 steps; it ends with the bits of the run that nobody stopped."""
+    whole, stopped = settings(out=str(tmp_path / "whole")), settings(out=str(tmp_path / "a run"))
+    assert run(["train", "--config", str(written(tmp_path, whole))]) == 0
+    step = Reporter.step
 
-    def stopped(config: TextConfig, **_: Any) -> None:
-        raise Interrupted(Path(config.out) / "checkpoint-4")
+    def stop(reporter: Reporter, record: dict[str, Any]) -> None:
+        step(reporter, record)
+        if record["step"] == 4:
+            signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(headway.train, "train", stopped)
-    config = settings()
-    assert run(["train", "--data", config.data, "--out", config.out]) == 130
+    with monkeypatch.context() as patched:
+        patched.setattr(Reporter, "step", stop)
+        assert run(["train", "--config", str(written(tmp_path, stopped))]) == 130
     said = capsys.readouterr().err
-    assert f"saved {config.out}/checkpoint-4" in said
-    assert f"headway train --config {config.out}/config.yaml --resume auto" in said
-    assert signal.getsignal(signal.SIGINT) is not None
+    assert f"saved {stopped.out}/checkpoint-4\n" in said
+    command = said.partition("resume with: headway ")[2].splitlines()[0]
+    assert run([*shlex.split(command), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 6
+    assert_same_bits(stopped.out, whole.out)
 
 
-def test_a_stopped_run_goes_on_by_its_own_config(settings: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    config = settings(steps=1)
-    from headway.train import train
-
-    train(config, quiet=True)
-    own = str(Path(config.out) / "config.yaml")
-    assert run(["train", "--config", own, "--resume", "auto", "--steps", "2", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["steps"] == 2
+def written(folder: Path, config: TextConfig) -> Path:
+    path = folder / "settings.yaml"
+    path.write_text(config_yaml(config))
+    return path
 
 
 def test_eval_refuses_what_it_cannot_read(
@@ -166,8 +173,9 @@ def test_eval_refuses_what_it_cannot_read(
     assert "none.txt: no such file" in capsys.readouterr().err
     assert run(["eval", str(tmp_path / "none"), "--data", settings().data]) == 2
     assert "none: no such file or folder" in capsys.readouterr().err
-    assert run(["eval", str(done.model), "--data", settings().data, "--dtype", "fp16"]) == 1
-    assert "dtype=fp16" in capsys.readouterr().err
+    with pytest.warns(UserWarning, match=r"float16 on a CPU: asked for; .* several hundred times slower"):
+        assert run(["eval", str(done.model), "--data", settings().data, "--dtype", "fp16"]) == 1
+    assert "float16 products run hundreds of times slower than bfloat16 on a CPU" in capsys.readouterr().err
 
 
 def test_the_environment_is_the_weakest_source(

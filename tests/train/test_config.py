@@ -40,7 +40,7 @@ def test_a_bad_setting_is_named(values: dict[str, object], said: str) -> None:
 
 
 def test_what_is_missing_is_described() -> None:
-    with pytest.raises(ConfigError, match="data is missing: training text: a file, a folder"):
+    with pytest.raises(ConfigError, match="data is missing: training text: a text file, records"):
         TextConfig.of({})
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from headway.checkpoints.folder import load_folder
 from headway.checkpoints.saving import save_folder
@@ -131,9 +132,19 @@ def test_a_class_may_be_read_from_the_mean(pretrained: Path, tmp_path: Path) -> 
     assert "a new one, with fresh weights" in other.remarks[0]
 
 
+def test_the_curve_of_a_classifier_is_of_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path: drawn.append(self))
+    result = train(settings("classify", tmp_path, steps=1, width=16), quiet=True)
+    (axes,) = drawn[0].axes
+    assert axes.get_ylabel() == "loss, nats per record"
+    assert axes.get_title().endswith(f"{result.trained_tokens} trained records")
+
+
 def test_a_decoder_has_no_such_head(tmp_path: Path) -> None:
+    config = settings("classify", tmp_path, family="llama")
     with pytest.raises(ConfigError, match="task classify was asked for, but llama is no encoder"):
-        made("classify", tmp_path, family=None)
+        train(config, quiet=True)
 
 
 @pytest.mark.parametrize("task", DATA)

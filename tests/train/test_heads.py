@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModel
 
 import headway
 from headway.checkpoints.folder import load_folder
@@ -296,6 +297,14 @@ def test_row_90_a_trained_embedder_ranks_triplets(trained: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("task", TASKS)
+def test_transformers_loads_what_was_trained(task: str, trained: dict[str, Any]) -> None:
+    result = trained[task]
+    assert result.transformers == "loads it"
+    config = json.loads((result.model / "config.json").read_text())
+    assert type(AutoModel.from_pretrained(result.model)).config_class.model_type == config["model_type"]
+
+
+@pytest.mark.parametrize("task", TASKS)
 def test_the_next_command_is_one(task: str, trained: dict[str, Any]) -> None:
     assert run(shlex.split(trained[task].next_command)[1:]) == 0
 
@@ -313,7 +322,9 @@ def test_eval_measures_what_the_log_says(
         if name != "step":
             assert found[name.removeprefix("val_")] == pytest.approx(value, rel=1e-5)
     assert run([*command, "--limit", "5"]) == 0
-    assert json.loads(capsys.readouterr().out)["loss"] != pytest.approx(found["loss"], rel=1e-5)
+    out, err = capsys.readouterr()
+    assert json.loads(out)["loss"] != pytest.approx(found["loss"], rel=1e-5)
+    assert f"5 of {len(held(result))} records are measured, drawn by a fixed seed\n" in err
 
 
 def test_eval_reads_records_with_a_head_for_them_only(
@@ -324,6 +335,9 @@ def test_eval_reads_records_with_a_head_for_them_only(
     assert "held.jsonl:1: this record is Tagged" in capsys.readouterr().err
     short = ["eval", model, "--data", str(trained["classify"].out.parent / "held.jsonl"), "--context", "8"]
     assert run(short) == 1
-    assert "tokens, and context is 8" in capsys.readouterr().err
-    assert run([*short, "--cut"]) == 0
+    assert (
+        "context is 8; raise context, or read the beginnings of such texts (too_long=cut)"
+        in capsys.readouterr().err
+    )
+    assert run([*short, "too_long=cut"]) == 0
     assert "texts are cut to 8 tokens" in capsys.readouterr().err

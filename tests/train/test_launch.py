@@ -11,6 +11,7 @@ import pytest
 
 from headway.cli import run
 from headway.train import TextConfig, config_yaml, train
+from headway.train.checkpoint import how_to_resume, resume_command
 from tests.train.test_resume import assert_same_bits
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +72,49 @@ def test_ray_train_starts_workers(shared: Path) -> None:
     done = ran(sys.executable, "recipes/ray_train.py", "2", str(shared), RAY_USAGE_STATS_ENABLED="0")
     assert done.returncode == 0, done.stderr
     assert_same_bits(str(shared.parent / "shared"), str(shared.parent / "alone"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--data", "nowhere.txt"], "data nowhere.txt: no such file or folder. Paths are relative to"),
+        (["--mesh", "dp=3"], "mesh 'dp=3' is of 3 processes, and the run has 2"),
+        (["--kv-heads", "3"], "1 query heads cannot share 3 key/value heads evenly"),
+        (["--resume", "nowhere"], "nowhere is no training checkpoint"),
+    ],
+)
+def test_settings_are_looked_at_before_processes_are_started(
+    arguments: list[str],
+    said: str,
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Said once, and nothing is started."""
+    started: list[object] = []
+    monkeypatch.setattr("torch.distributed.run.run", started.append)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr("sys.argv", ["headway", "train"])
+    usual = ["--data", str(corpus), "--depth", "1", "--out", str(tmp_path / "run")]
+    assert run(["train", "--processes", "2", *usual, *arguments]) == 1
+    told = capfd.readouterr().err
+    assert said in told
+    assert told.startswith("headway: error: ")
+    assert told.count("\n") == 1
+    assert not started
+    assert run(["train", "--processes", "2", *usual]) == 0
+    assert len(started) == 1
+
+
+def test_a_run_of_several_processes_goes_on_in_as_many() -> None:
+    """The mesh of its settings is of so many."""
+    assert resume_command(Path("runs/x"), 1) == "headway train --config runs/x/config.yaml --resume auto"
+    several = "headway train --processes 2 --config 'a run/config.yaml' --resume auto"
+    assert resume_command(Path("a run"), 2) == several
+    assert how_to_resume(Path("nowhere"), 3, 2).endswith(
+        "stopped at step 3; when that is mended, start again"
+    )
 
 
 def test_processes_that_are_started_already_are_not_started_again(

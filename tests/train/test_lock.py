@@ -141,6 +141,26 @@ def test_a_refused_run_leaves_no_folder(settings: Make, tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
+def test_a_lock_on_a_file_that_its_holder_removed_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run ends between the opening of the file and its lock: the lock is taken anew, on the file of that name,
+    which keeps a third run out."""
+    flock, ended = fcntl.flock, []
+
+    def after_its_end(descriptor: int, operation: int) -> None:
+        if not ended:
+            ended.append((tmp_path / "run" / LOCK).unlink())
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", after_its_end)
+    with locked(tmp_path / "run"):
+        assert json.loads((tmp_path / "run" / LOCK).read_text())["process"] == os.getpid()
+        with pytest.raises(ConfigError, match="run is in use by process"), locked(tmp_path / "run"):
+            pass
+    assert ended
+
+
 def test_locks_that_come_and_go_are_held_by_one_at_a_time(tmp_path: Path) -> None:
     """Each of 4 processes holds the lock 25 times: the folder, its lock and whatever made them come and go."""
 

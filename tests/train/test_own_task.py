@@ -56,5 +56,5 @@ def test_its_settings_are_its_own(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert run(["train", "--task", NAME, "depth=3"]) == 1
     assert "depth is a setting of task causal-lm, masked-lm, " in capsys.readouterr().err
     with pytest.raises(ConfigError, match="has settings of the class ReversalConfig, got TextConfig"):
-        train(TextConfig(task=NAME, data="x", out=str(tmp_path / "x")), quiet=True)
+        train(TextConfig(task=NAME, data=str(tmp_path), out=str(tmp_path / "x")), quiet=True)
     assert Reversal.settings is ReversalConfig

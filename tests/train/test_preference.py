@@ -2,6 +2,7 @@
 
 import random
 import signal
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from headway.nn import IGNORE_INDEX
 from headway.storage.tensors import open_tensors
 from headway.train import train
 from headway.train.metrics import read_metrics
-from headway.train.tasks.preference import PreferenceConfig, PreferenceTuning
+from headway.train.microbatch_pool import MicrobatchPool
+from headway.train.tasks.preference import AT_ONCE, PreferenceConfig, PreferenceTuning
 from tests.train.test_chat import COLOURS, SHORT, written
 from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch
 
@@ -110,10 +112,35 @@ def test_it_learns_what_is_preferred_and_says_so(tmp_path: Path) -> None:
     assert lines[-1]["val_loss"] < 0.6
     assert lines[-1]["val_accuracy"] > 0.8
     assert {"chosen_log_p", "rejected_log_p", "margin", "accuracy"} <= read_metrics(result.metrics)[-2].keys()
-    assert (
-        load(result.model).chat([{"role": "user", "content": "what colour is sky?"}], max_new_tokens=4)
-        is not None
-    )
+    own, saved = task(config(tmp_path)), load(result.model).model
+    assert own.held_rows is not None
+    own.held_rows.reference = open_tensors(tmp_path / "run/data/held-reference.safetensors")["log_p"]
+    kept = own.evaluate(saved, MicrobatchPool(1), whole=True)  # type: ignore[arg-type]
+    assert kept is not None
+    assert kept.record == pytest.approx({name: lines[-1][name] for name in kept.record}, rel=1e-5)
+
+
+def test_what_is_held_out_is_measured_pair_by_pair(tmp_path: Path) -> None:
+    """Of 11 pairs: more than one block, the last one not full."""
+    own = task(config(tmp_path, validation_share=11 / 40, beta=0.3))
+    model = build(own.model.spec, dtype=torch.float64, seed=1)  # not the reference
+    assert own.held_rows is not None
+    assert len(own.held_rows) % AT_ONCE
+    found = own.evaluate(model, MicrobatchPool(1), whole=True)  # type: ignore[arg-type]
+    reference, sums = own.model.double(), defaultdict[str, float](float)
+    with torch.no_grad():
+        for sides in own.held_rows.pairs:
+            (c, ref_c), (r, ref_r) = (
+                [dense_log_p(m, side.ids, side.trained) for m in (model, reference)] for side in sides
+            )
+            margin = (c - ref_c) - (r - ref_r)
+            sums["loss"] -= float(F.logsigmoid(0.3 * margin))
+            each = {"margin": margin, "accuracy": margin > 0, "chosen_log_p": c, "rejected_log_p": r}
+            for name, value in each.items():
+                sums[name] += float(value)
+    assert found is not None
+    assert found.tokens == len(own.held_rows) == 11
+    assert found.record == pytest.approx({f"val_{name}": sums[name] / 11 for name in sums}, rel=1e-4)
 
 
 @pytest.mark.parametrize("loss", ["dpo", "orpo"])

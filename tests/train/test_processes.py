@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import shlex
 import signal
 import time
 from collections.abc import Callable
@@ -117,7 +118,11 @@ def test_killed_and_resumed_by_one_and_by_two(
     said = (one / "0").read_text()
     assert f"RankError: rank 1 (process {children[1]} on host" in said
     assert "is gone: it was killed" in said
-    assert "resume from" in said
+    there = shlex.quote(f"{usual.out}/config.yaml")
+    assert (
+        f"resume from {usual.out}/checkpoint-2: headway train --processes 2 --config {there} --resume auto"
+        in said
+    )
     assert checkpoints(Path(usual.out))[-1].name == "checkpoint-2"
     assert ended(start(2, main_dies, two)) == [-signal.SIGKILL, 1]
     assert "RankError: rank 0, or who started the run, is gone" in (two / "1").read_text()
@@ -286,3 +291,19 @@ def test_only_sums_over_tokens_are_sharded(tmp_path: Path, monkeypatch: pytest.M
         "ConfigError: mesh cp=2: the loss of this task is not a sum over the tokens"
         in (said / "1").read_text()
     )
+
+
+def test_a_rank_that_waits_for_one_that_failed_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what both have said is told: why the one failed, and where the other was."""
+    monkeypatch.setattr("tests.train.processes.GRACE", 0.5)
+
+    def run(rank: int) -> None:
+        assert rank, "no luck today"
+        time.sleep(600)
+
+    with pytest.raises(
+        AssertionError, match=r"(?s)rank 0: AssertionError: no luck today.*rank 1: .*Fatal Python"
+    ):
+        together(2, run, tmp_path)

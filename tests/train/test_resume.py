@@ -293,3 +293,29 @@ def test_random_state_goes_on_where_it_was(settings: Make, tmp_path: Path) -> No
     assert in_a_child(killed_at_micro_batch(config("killed"), 3 * 3 + 1)) == -signal.SIGKILL
     train(config("killed"), resume="auto", quiet=True)
     assert_same_bits(config("killed").out, config("whole").out)
+
+
+def test_a_text_that_has_changed_is_not_gone_on_with_unless_told(
+    settings: Make, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run has encoded it, and reads those tokens; what it reads is named."""
+    config = settings(steps=2, validation_share=0.1)
+    train(config, quiet=True)
+    more, was = config.model_copy(update={"steps": 4}), corpus.read_bytes()
+    told = more.model_copy(update={"cached_tokens": True})
+    corpus.write_bytes(was + b'{"text": "one more"}\n')
+    with pytest.raises(
+        ConfigError, match=rf"{corpus} has changed since this run encoded it; put back .*--cached-tok"
+    ):
+        train(more, resume="auto", quiet=True)
+    assert checkpoints(Path(config.out))[-1].name == "checkpoint-2"
+    corpus.unlink()
+    with pytest.raises(ConfigError, match=rf"data {corpus}: no such file"):
+        train(more, resume="auto", quiet=True)
+    train(told.model_copy(update={"steps": 3}), resume="auto")
+    assert (
+        f"{corpus} is gone since this run encoded it: going on with the tokens in" in capsys.readouterr().err
+    )
+    corpus.write_bytes(was)  # the same text, whatever its date
+    assert train(more, resume="auto").steps == 4
+    assert "since this run encoded it" not in capsys.readouterr().err

@@ -5,7 +5,7 @@ import json
 import re
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -204,6 +204,7 @@ def test_the_curve_shows_every_held_out_point(tmp_path: Path, monkeypatch: pytes
     records = [{"step": i, "loss": 5.0 - i / 25} for i in range(1, 101)]
     draw_curve([*records, *({"step": i, "val_loss": v} for i, v in held.items())], tmp_path / "x.png", "")
     (axes,) = drawn[0].axes
+    assert axes.get_ylabel() == "loss, nats per token"
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     (points,) = [line.get_xydata() for line in axes.lines if line.get_label() == "held out"]
     assert points.tolist() == [[0.0, 11.0], [50.0, 0.25], [99.0, 9.0]]
@@ -274,9 +275,22 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere() -> None:
     assert clock(3725.0) == "1:02:05"
 
 
-def test_a_second_ctrl_c_stops_at_once_and_other_threads_take_no_signals(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def _signals_as_in_the_foreground() -> Iterator[None]:
+    """Python's own handlers: who started the tests in the background, or by nohup, has some ignored."""
+    usual = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, was in before.items():
+        signal.signal(number, was)
+
+
+@pytest.mark.usefixtures("_signals_as_in_the_foreground")
+def test_a_second_ctrl_c_stops_at_once_and_other_threads_take_no_signals() -> None:
     said: list[str] = []
     before = signal.getsignal(signal.SIGINT)
     with stop_request(said.append) as stop:
@@ -289,10 +303,10 @@ def test_a_second_ctrl_c_stops_at_once_and_other_threads_take_no_signals(
     with stop_request(said.append) as stop:  # the terminal is closed
         signal.raise_signal(signal.SIGHUP)
         assert stop()
-    monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_IGN)  # as nohup leaves it
-    with stop_request(said.append):
-        assert signal.signal(signal.SIGHUP, signal.SIG_DFL) is signal.SIG_DFL
-    monkeypatch.undo()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup leaves it
+    with stop_request(said.append) as stop:
+        signal.raise_signal(signal.SIGHUP)
+        assert not stop()
 
     def elsewhere() -> None:
         with stop_request(said.append):

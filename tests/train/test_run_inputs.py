@@ -123,5 +123,5 @@ def test_preview_counts_and_touches_nothing(settings: Make) -> None:
     done = train(config, quiet=True)
     tokens = done.out / "data" / "train.tokens"
     exact = describe_run(settings(data=str(tokens), tokenizer=str(done.model), vocab=None))
-    assert exact.tokens_exact
-    assert exact.tokens == len(TokenFile(tokens))
+    assert exact.exact
+    assert exact.data == {"training tokens": len(TokenFile(tokens))}

@@ -7,22 +7,25 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headway
 from headway.api import Translator
 from headway.api.translator import bleu
+from headway.checkpoints.folder import load_folder
+from headway.checkpoints.saving import save_folder
 from headway.data.pairs import END, START, Pairs, batches, encode_pairs, read_pairs
 from headway.errors import ConfigError, DataError
-from headway.models import EncoderDecoder, build
+from headway.models import EncoderDecoder, ModelSpec, build
 from headway.nn import IGNORE_INDEX
 from headway.nn.cross_entropy import chunked_cross_entropy
 from headway.text import Tokenizer
 from headway.train import train
 from headway.train.config_io import config_yaml, read_config
 from headway.train.metrics import read_metrics
-from headway.train.tasks.translation import TranslationConfig, inverse_sqrt, translation_spec
+from headway.train.tasks.translation import Translation, TranslationConfig, inverse_sqrt, translation_spec
 from tests.data import data_path
 
 ENGLISH = ["red", "green", "blue", "cat", "dog", "house"]
@@ -125,6 +128,20 @@ def test_labels_are_smoothed_as_the_formula_says(smoothing: float, rows: int | N
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("micro_batch", [1, 5, 7, 100])
+def test_a_step_reads_all_of_its_pairs_however_it_is_cut(micro_batch: int, tmp_path: Path) -> None:
+    def targets(**how: Any) -> list[list[int]]:
+        task = Translation(TranslationConfig.of({**TINY, **files, **how}), tmp_path, None, torch.float32)
+        rows = [row for batch in task.batches(2) for row in batch.targets.tolist()]
+        return [[i for i in row if i != IGNORE_INDEX] for row in rows]
+
+    files = corpus(tmp_path, 70)
+    whole = targets()
+    assert len(whole) % 5
+    assert len(whole) % 7
+    assert targets(micro_batch=micro_batch) == whole
+
+
 def test_the_gradient_is_that_of_the_mean_over_target_tokens(tmp_path: Path) -> None:
     """The first step's norm, against torch: dropout is 0, and one batch holds all pairs."""
     files, more = corpus(tmp_path, 9), {"out": str(tmp_path / "run"), "steps": 1, "batch_tokens": 4096}
@@ -197,6 +214,56 @@ def test_a_translator_is_saved_and_loaded(run: tuple[Any, dict[str, str]], tmp_p
         translator.translate("red", beam=3)
     with pytest.raises(ConfigError, match="'causal-lm' needs a decoder; use it with headway translate"):
         headway.load(run[0].model, task="causal-lm")
+
+
+def test_transformers_translates_as_the_trained_folder_does(run: tuple[Any, dict[str, str]]) -> None:
+    """As a Marian model, with its tokenizer; padded, greedily and by beams."""
+    result, files = run
+    assert result.transformers == "loads it"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(result.model)
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(result.model)
+    assert type(model) is transformers.MarianMTModel
+    ours, texts = headway.load(result.model), Path(files["source"]).read_text("utf-8").splitlines()[:6]
+    inputs = tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
+    assert inputs["attention_mask"].min() == 0
+    for beams in (1, 3):
+        found = model.generate(**inputs, num_beams=beams, do_sample=False, max_new_tokens=16)
+        expected = ours.translate(texts, beams=beams, max_new_tokens=16, length_penalty=1.0)
+        assert tokenizer.batch_decode(found, skip_special_tokens=True) == [one.text for one in expected]
+
+
+def changed(**change: Any) -> ModelSpec:
+    return translation_spec(TranslationConfig.of({**TINY, "source": "a", "target": "b", **change}), 300)
+
+
+def test_a_translator_is_written_as_a_marian_model_with_the_same_logits(tmp_path: Path) -> None:
+    model = build(changed(), seed=0).eval()
+    assert isinstance(model, EncoderDecoder)
+    for name, parameter in model.named_parameters():
+        torch.nn.init.normal_(parameter, float(name.endswith("norm.weight")), 0.2)
+    save_folder(tmp_path / "m", model, generation={"decoder_start_token_id": START, "pad_token_id": START})
+    theirs, report = transformers.AutoModelForSeq2SeqLM.from_pretrained(
+        tmp_path / "m", output_loading_info=True
+    )
+    assert not any(report.values()), report
+    again = headway.load(tmp_path / "m").model
+    source, target = torch.randint(2, 300, (2, 11)), torch.randint(2, 300, (2, 7))
+    with torch.no_grad():
+        right = model(source, target)
+        for found in (theirs(input_ids=source, decoder_input_ids=target).logits, again(source, target)):
+            torch.testing.assert_close(found, right, rtol=0, atol=1e-5 * float(right.abs().max()))
+    save_folder(tmp_path / "own", model, keep_pairing=True)  # as checkpoints are, which go on bit for bit
+    assert load_folder(tmp_path / "own").spec == model.spec
+
+
+@pytest.mark.parametrize(("change", "why"), [({"order": "pre"}, "order"), ({"hidden": 0}, "decoder_ffn_dim")])
+def test_what_no_marian_model_computes_is_named(change: dict[str, Any], why: str, tmp_path: Path) -> None:
+    settings = {**TINY, **change, **corpus(tmp_path), "steps": 1, "out": str(tmp_path / "run")}
+    result = train(TranslationConfig.of(settings), quiet=True)
+    assert result.transformers is not None
+    assert result.transformers.startswith("refuses it: it cannot express its ")
+    assert why in result.transformers
+    assert load_folder(result.model).config["model_type"] == "headway"
 
 
 def test_equal_seeds_give_equal_weights(tmp_path: Path) -> None:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, overload
+from typing import Any, ClassVar, overload
 
 import torch
 from torch import Tensor
 
-from headway.api.pretrained import BATCH, Pretrained
+from headway.api.looking import Numbers, attention_of, states_of, token_texts
+from headway.api.pretrained import BATCH, Pretrained, refuse_empty
 from headway.data.encoded import by_length, encoder_inputs, shortened
 from headway.errors import ConfigError, DataError
 from headway.models import Encoder
+from headway.models.attention_maps import AttentionMaps
 from headway.text import Encoded, Tokenizer
 from headway.text.tokenizer import Text
 from headway.tokens import Tokens
@@ -58,6 +60,22 @@ class TextEncoder(Pretrained[Encoder, Tokenizer]):
         `Classifier.classify`."""
         return self._run(self.model.hidden, self._read(texts, cut), batch_size, by_token=True)
 
+    def attention(self, text: Text, *, layers: Numbers = None, heads: Numbers = None) -> AttentionMaps:
+        """What the tokens of a text or pair attend to, those of the template too: as `LanguageModel.attention`."""
+        read, inputs = self._row(text)
+        texts = token_texts(self.tokenizer, read.ids)
+        return attention_of(self.model, inputs, texts, layers, heads)
+
+    def hidden_states(self, text: Text, *, layers: Numbers = None) -> tuple[Tensor, ...]:
+        """The states [T, M] of a text or pair between all layers: as `LanguageModel.hidden_states`."""
+        return states_of(self.model, self._row(text)[1], layers)
+
+    def _row(self, text: Text) -> tuple[Encoded, dict[str, Any]]:
+        """One text or pair, and as the model reads it, [1, T]."""
+        (read,) = self._read([text])
+        self._check_length(0, read)
+        return read, encoder_inputs([read], self.spec, self.device)
+
     @property
     def limit(self) -> int:
         """The most tokens that a text may have, with those of the template."""
@@ -71,8 +89,16 @@ class TextEncoder(Pretrained[Encoder, Tokenizer]):
         if isinstance(texts, str) or len(texts) == 0:
             what = "one text" if isinstance(texts, str) else "no texts"
             raise DataError(f"a list of texts is expected, got {what}")
+        refuse_empty(texts)
         read = self.need_tokenizer().inputs(texts, special=special)
         return [shortened(one, self.limit) for one in read] if cut else read
+
+    def _check_length(self, number: int, text: Encoded) -> None:
+        if len(text.ids) > self.limit:
+            raise ConfigError(
+                f"text {number} has {len(text.ids)} tokens, and this model reads {self.limit}; give less of it, or "
+                "cut=True (--cut) to read its beginning only"
+            )
 
     def _outputs(self, texts: Sequence[Encoded], batch_size: int) -> list[Tensor]:
         """What the head gives for each text: [T, ...] of its own slots, or one row."""
@@ -88,11 +114,7 @@ class TextEncoder(Pretrained[Encoder, Tokenizer]):
         if batch_size < 1:
             raise ConfigError(f"batch_size must be 1 or more, got {batch_size}")
         for i, text in enumerate(texts):
-            if len(text.ids) > self.limit:
-                raise ConfigError(
-                    f"text {i} has {len(text.ids)} tokens, and this model reads {self.limit}; give less of it, or "
-                    "cut=True (--cut) to read its beginning only"
-                )
+            self._check_length(i, text)
         found: dict[int, Tensor] = {}
         with torch.inference_mode():
             for numbers in by_length(texts, batch_size):

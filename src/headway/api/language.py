@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypedDict, Unpack, overload
 
+import torch
 from torch import Tensor
 
 from headway.api.drafting import AnyDraft, make_draft
+from headway.api.looking import Numbers, attention_of, states_of, token_texts
 from headway.api.pretrained import BATCH, Pretrained, check_options
+from headway.api.prompts import prompt_ids
 from headway.cache import DecoderCache
 from headway.errors import DataError
 from headway.generate import Beams, Delta, Generation, GenerationConfig, Sampling, Score, rolling_windows
@@ -17,7 +20,9 @@ from headway.generate import score as score_ids
 from headway.generate import stream as stream_ids
 from headway.generate.drafts import Draft
 from headway.generate.loop import collect
+from headway.generate.requests import check_prompts
 from headway.models import Decoder
+from headway.models.attention_maps import AttentionMaps
 from headway.text import Tokenizer
 from headway.text.chat import Message
 from headway.tokens import Tokens
@@ -29,8 +34,10 @@ class Options(TypedDict, total=False):
     max_new_tokens: at most so many (None: 128, or what the context has room for).
     temperature, top_k, top_p, min_p, repetition_penalty: see `Sampling`; temperature 0 is greedy.
     beams: search for the text of the highest score instead, with so many beams, or as `Beams` says.
-    seed: equal seeds give equal text.   stop: strings that end the text.
+    seed: equal seeds give equal text.   stop: strings that end the text, or one.
     eos: ids that end the text, instead of the model's.   beyond_context: go on past the trained context.
+    log_probs: the `log_probs` of the result are ln p of each new token, and with `top_log_probs` its `top_log_probs`
+        those of so many of the likeliest in each place: see `Generation`.
     min_new_tokens, no_repeat_ngram, use_cache, kv_cache_dtype, prefill_chunk: see `GenerationConfig`.
     draft, draft_tokens: fewer steps for the same text where the next tokens can be guessed: from the text itself
         ("ngram"), by a smaller `LanguageModel` of the same tokenizer, or by a `Draft`; at most so many at a time.
@@ -46,7 +53,9 @@ class Options(TypedDict, total=False):
     min_new_tokens: int
     no_repeat_ngram: int
     seed: int
-    stop: Sequence[str]
+    stop: Sequence[str] | str
+    log_probs: bool
+    top_log_probs: int
     eos: Sequence[int]
     beyond_context: bool
     use_cache: bool
@@ -123,7 +132,7 @@ class LanguageModel(Pretrained[Decoder, Tokenizer]):
         written in the prompt are control tokens, not text. `batch_size`: how many prompts of a list are worked
         on at once. It changes no text, and neither does what else is in the list: prompt i draws from (seed, i).
         """
-        prompts, one = self._ids(prompt, special)
+        prompts, one = prompt_ids(self, prompt, special)
         config, draft = self._settings(options)
         found = generate_ids(
             self.model, prompts, config, tokenizer=self.tokenizer, batch_size=batch_size, draft=draft
@@ -135,7 +144,7 @@ class LanguageModel(Pretrained[Decoder, Tokenizer]):
     ) -> Iterator[Delta]:
         """Continues one prompt token by token: `delta.text` is what became certain. All texts together are the
         text of `generate` with the same arguments."""
-        prompts, one = self._ids(prompt, special)
+        prompts, one = prompt_ids(self, prompt, special)
         if not one:
             raise DataError(
                 "stream continues one prompt, got a list; use generate, or headway.generate.stream"
@@ -224,6 +233,43 @@ class LanguageModel(Pretrained[Decoder, Tokenizer]):
             scores.append(Score.of(ids, log_probs, all(part.is_greedy for part in mine)))
         return scores[0] if isinstance(text, str) else scores
 
+    def attention(
+        self,
+        text: str | Tensor | Sequence[int],
+        *,
+        layers: Numbers = None,
+        heads: Numbers = None,
+        special: bool = False,
+    ) -> AttentionMaps:
+        """What the tokens of a text (or ids) attend to, in some layers and heads, all unless given.
+
+        One forward pass keeps queries and keys; weights are computed when they are asked for, by the row (O(S) memory
+        for S tokens) or as a whole. `special` as in `generate`. Raises ConfigError for a layer or head that is not
+        there.
+
+        >>> maps = lm.attention("The cat sat on the mat", layers=[0, -1], heads=[2])
+        >>> maps[-1].row(5), maps[-1].weights(), maps[-1].keys     # [1, 6], [1, 6, 6], the tokens' texts
+        """
+        ids = self._row(text, special)
+        texts = token_texts(self.tokenizer, ids["ids"][0].tolist())
+        return attention_of(self.model, ids, texts, layers, heads)
+
+    def hidden_states(
+        self, text: str | Tensor | Sequence[int], *, layers: Numbers = None, special: bool = False
+    ) -> tuple[Tensor, ...]:
+        """The states [T, M] of a text (or ids): number i of 0..L is what layer i is given, number L what the output
+        layer is given, after the last norm; all of them, or those of `layers`. They are the `output_hidden_states` of
+        `transformers`."""
+        return states_of(self.model, self._row(text, special), layers)
+
+    def _row(self, text: str | Tensor | Sequence[int], special: bool) -> dict[str, Any]:
+        """One text as the model reads it, [1, T]."""
+        rows, one = prompt_ids(self, text, special)
+        if not one:
+            raise DataError("one text, or the ids of one, is looked at in a call; got several")
+        ids = torch.tensor(check_prompts(rows, self.spec.vocab), device=self.model.model.embedding.device)
+        return {"ids": ids}
+
     def __call__(
         self,
         ids: Tensor,
@@ -253,32 +299,6 @@ class LanguageModel(Pretrained[Decoder, Tokenizer]):
                 f"continuation {i} ({continuation!r}) has no token of its own after its context: give it some text"
             )
         return before, whole[len(before) :]
-
-    def _ids(self, prompt: Any, special: bool) -> tuple[list[list[int]], bool]:
-        """The prompts as ids, and whether it was one."""
-        if prompt is None:
-            raise DataError("the prompt is None; give a text, token ids, or a list of either")
-        if isinstance(prompt, Tensor):
-            if prompt.dim() not in (1, 2) or prompt.is_floating_point():
-                raise DataError(
-                    f"ids are an integer tensor [T] or [B, T], got {prompt.dtype} {[*prompt.shape]}"
-                )
-            prompt, one = prompt.tolist(), prompt.dim() == 1
-            return ([prompt] if one else prompt), one
-        if isinstance(prompt, str):
-            return [self.need_tokenizer().encode(prompt, eos=False, special=special)], True
-        if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | Mapping):
-            raise DataError(
-                f"a prompt is a text, token ids, or a list of either; got {prompt!r} of type {type(prompt).__name__}"
-            )
-        prompts = [one.tolist() if hasattr(one, "tolist") else one for one in prompt]
-        if prompts and isinstance(prompts[0], str):
-            return self.need_tokenizer().encode_batch(prompts, eos=False, special=special), False
-        if prompts and isinstance(prompts[0], int):
-            return [prompts], True
-        if any(isinstance(p, Mapping) for p in prompts):
-            raise DataError("these are messages of a conversation, not prompts; use chat(messages)")
-        return prompts, False
 
     def _settings(self, options: Options) -> tuple[GenerationConfig, Draft | None]:
         check_options("generate", options, Options.__annotations__)

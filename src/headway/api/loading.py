@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,8 @@ from headway.api.classification import INDEPENDENT, Answerer, Classifier, Tagger
 from headway.api.encoders import Embedder, MaskedLM, TextEncoder
 from headway.api.language import LanguageModel
 from headway.api.translator import Translator
-from headway.checkpoints.adapters import GENERATION, attach_folders, with_base
+from headway.checkpoints.adapters import GENERATION, attach_folders
+from headway.checkpoints.bases import check_bases, with_base
 from headway.checkpoints.folder import Folder, load_folder
 from headway.checkpoints.formats.sentence_transformers import SentenceConfig, read_sentence_config
 from headway.checkpoints.remote import local_model
@@ -22,7 +22,7 @@ from headway.checkpoints.restore import build_model
 from headway.errors import ConfigError, did_you_mean
 from headway.models import Decoder, EncoderDecoder, Head, Model, ModelSpec
 from headway.models.compress import compress_model
-from headway.storage.dtypes import choose_dtype
+from headway.storage.dtypes import named_dtype
 from headway.storage.files import current_folder
 from headway.storage.reading import read_json
 from headway.text import MarianTokenizer, Tokenizer, first_file
@@ -55,12 +55,6 @@ ENCODERS = {
     "embed": Embedder,
     "states": TextEncoder,
 }
-DTYPES = {
-    **dict.fromkeys(("float32", "fp32"), torch.float32),
-    **dict.fromkeys(("bfloat16", "bf16"), torch.bfloat16),
-    **dict.fromkeys(("float16", "fp16"), torch.float16),
-    "float64": torch.float64,
-}
 STARTS = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids")
 
 
@@ -73,6 +67,7 @@ class Loading(TypedDict, total=False):
     revision: str | None
     allow_pickle: bool
     adapter: str | Path | Sequence[str | Path]
+    any_base: bool
     compress: bool
 
 
@@ -111,6 +106,7 @@ def load(
     revision: str | None = None,
     allow_pickle: bool = False,
     adapter: str | Path | Sequence[str | Path] = (),
+    any_base: bool = False,
     pool: Literal["first", "mean"] | None = None,
     unit: bool | None = None,
     compress: bool = False,
@@ -134,28 +130,37 @@ def load(
             of an adapter stands for the model that it says it adapts, with it.
         task: what it is for; None takes what the folder was saved for.
         dtype: "float32", "bfloat16", ... or a torch dtype; None or "auto" keeps the file's (float16 becomes
-            float32 on a CPU, where float16 is hundreds of times slower).
+            float32 on a CPU, where float16 is hundreds of times slower): the rule of `headway.storage.dtypes`.
         backend: of attention; a named one fails rather than falls back.
         revision: of a Hub id: branch, tag or commit.
         allow_pickle: read old `.bin` weights, too (with torch's restricted unpickler).
         adapter: folders of adapters (PEFT's), which add up; the last of them that has a tokenizer or a
             generation_config.json brings these along.
+        any_base: take adapters that were trained beside other weights, or do not say beside which.
         pool, unit: of "embed": "first" or "mean" over a text's tokens, and whether vectors have length 1. Unless
             given, the folder's own, or "mean" and False.
         compress: keep bf16 weights in 11 bits each, without loss (`headway.models.compress.compress_model`).
-    Raises CheckpointError or ConfigError, saying which file and what is wrong with it.
+        device: where its weights are put; the CPU unless given.
+    Raises CheckpointError or ConfigError, saying which file and what is wrong with it; ConfigError for a device that is
+    not there.
     """
     if task is not None and task not in TASKS:
         raise ConfigError(
             f"load: there is no task {task!r}{did_you_mean(task, TASKS)}; there are {', '.join(TASKS)}"
         )
-    source, adapters = with_base(source, [adapter] if isinstance(adapter, str | Path) else adapter)
+    wanted, where = named_dtype(dtype), _device(device)
+    adapters = [adapter] if isinstance(adapter, str | Path) else adapter
+    for place in (source, *(adapters if isinstance(adapters, Sequence) else [adapters])):
+        if not isinstance(place, str | Path):
+            raise ConfigError(
+                f"load: a model or an adapter is a folder, a file or an id of the Hub, as text or a path, got {place!r}"
+            )
+    source, adapters = with_base(source, adapters)
     path = local_model(source, revision=revision, allow_pickle=allow_pickle)
-    wanted = _dtype(dtype)
-    where = torch.device("cpu" if device is None else device)
     sentences = read_sentence_config(current_folder(path)) if task in (None, "embed") else None
     path = path if sentences is None else sentences.model
     folder = load_folder(path, allow_pickle=allow_pickle)
+    check_bases(adapters, folder, any_base=any_base)
     task = task or ("embed" if sentences is not None else task_of(folder.spec))
     if task != "embed" and (pool is not None or unit is not None):
         raise ConfigError(f'load: pool and unit are for task="embed", and the task is {task!r}')
@@ -168,9 +173,6 @@ def load(
     longest = None if sentences is None else sentences.longest
     if longest is not None and longest < folder.spec.trained_context:
         folder = replace(folder, spec=replace(folder.spec, trained_context=longest))
-    _, choice = choose_dtype({n: e.dtype for n, e in folder.tensors.forms.items()}, where, wanted)
-    if wanted == torch.float16 and where.type == "cpu":
-        warnings.warn(f"{choice.what} on a CPU: {choice.why}", stacklevel=2)
     places = [*map(current_folder, reversed(adapters)), current_folder(path)]
     tokenizer = next((found for place in places if (found := _tokenizer(place)) is not None), None)
     if tokenizer is not None:  # before the weights are read
@@ -227,17 +229,17 @@ def _wrapped(
     return ENCODERS[task](model, tokenizer)
 
 
-def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    if dtype is None or dtype == "auto":
-        return None
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    name = dtype.removeprefix("torch.")
-    if name not in DTYPES:
+def _device(device: str | torch.device | None) -> torch.device:
+    """A device that is there."""
+    try:
+        where = torch.device("cpu" if device is None else device)
+        torch.empty(0, device=where)
+    except (RuntimeError, AssertionError, TypeError) as error:  # CUDA's own is an AssertionError
+        said = str(error).partition("\n")[0].partition(". ")[0]
         raise ConfigError(
-            f"load: there is no dtype {dtype!r}{did_you_mean(name, DTYPES)}; there are {', '.join(DTYPES)}"
-        )
-    return DTYPES[name]
+            f"load: device={device!r} was asked for, and torch cannot use it here: {said}; leave device out for the CPU"
+        ) from error
+    return where
 
 
 def _tokenizer(folder: Path) -> Tokenizer | MarianTokenizer | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -10,10 +10,18 @@ from headway.checkpoints.saving import save_folder
 from headway.errors import ConfigError, DataError, did_you_mean
 from headway.models import Model, ModelSpec, cost
 from headway.text import MarianTokenizer, Tokenizer
+from headway.text.tokenizer import Text
 
 BATCH = 32  # texts at once
 AModel = TypeVar("AModel", bound=Model)
 ATokenizer = TypeVar("ATokenizer", bound=Tokenizer | MarianTokenizer)
+
+
+def refuse_empty(texts: Sequence[Text]) -> None:
+    """Raises DataError for a text, or a pair, that is empty or white space: what a model says of it is made up."""
+    for number, text in enumerate(texts):
+        if not "".join(text).strip():
+            raise DataError(f"text {number} is empty: there is nothing to read; leave it out")
 
 
 class Pretrained(Generic[AModel, ATokenizer]):

@@ -4,12 +4,21 @@ between papers by its signature (Post 2018)."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict, Unpack, overload
 
-from headway.api.pretrained import BATCH, Pretrained, check_options
+from headway.api.looking import (
+    EncoderDecoderMaps,
+    EncoderDecoderStates,
+    Numbers,
+    attention_across,
+    states_across,
+    token_texts,
+)
+from headway.api.pretrained import BATCH, Pretrained, check_options, refuse_empty
 from headway.errors import DataError, HeadwayError
 from headway.generate import Beams, Generation, GenerationConfig
+from headway.generate.translate import completed
 from headway.generate.translate import translate as translate_ids
 from headway.models import EncoderDecoder
 from headway.text import MarianTokenizer, Tokenizer
@@ -81,6 +90,7 @@ class Translator(Pretrained[EncoderDecoder, Tokenizer | MarianTokenizer]):
         if isinstance(texts, str):
             return self.translate([texts], **options)[0]
         check_options("translate", options, Search.__annotations__)
+        refuse_empty(texts)
         tokenizer = self.need_tokenizer()
         given: dict[str, Any] = dict(options)
         size, prefix = given.pop("batch_size", BATCH), given.pop("prefix", "")
@@ -97,6 +107,51 @@ class Translator(Pretrained[EncoderDecoder, Tokenizer | MarianTokenizer]):
             requests=numbers, batch_size=size,
         )  # fmt: skip
         return sorted(found, key=lambda one: one.request)
+
+    def attention(
+        self,
+        source: str | Sequence[int],
+        target: str | Sequence[int] | None = None,
+        *,
+        layers: Numbers = None,
+        heads: Numbers = None,
+    ) -> EncoderDecoderMaps:
+        """What the tokens of a text and of what is written for it attend to: its `encoder`, the `decoder` and `cross`,
+        each as `LanguageModel.attention` has it. `target`: the translation, the model's own unless given; its queries
+        begin with the token that decoding starts from. Both are texts, or the ids that are read."""
+        read, written = self._rows(source, target)
+        texts = (
+            token_texts(self.tokenizer, read, "source"),
+            token_texts(self.tokenizer, written, "target"),
+        )
+        return attention_across(self.model, read, written, texts, layers, heads)
+
+    def hidden_states(
+        self,
+        source: str | Sequence[int],
+        target: str | Sequence[int] | None = None,
+        *,
+        layers: Numbers = None,
+    ) -> EncoderDecoderStates:
+        """The states of a text in the encoder and of its translation in the decoder; arguments as in `attention`, and
+        layers as in `LanguageModel.hidden_states`."""
+        return states_across(self.model, *self._rows(source, target), layers)
+
+    def _rows(
+        self, source: str | Sequence[int], target: str | Sequence[int] | None
+    ) -> tuple[list[int], list[int]]:
+        """The ids that the encoder reads, and those that the decoder reads."""
+        read = self.need_tokenizer().encode_batch([source])[0] if isinstance(source, str) else [*source]
+        if target is not None and not isinstance(target, str):
+            return read, [*target]
+        start, config = completed(GenerationConfig(), self.generation, self.spec)
+        if target is None:
+            (found,) = translate_ids(
+                self.model, [read], replace(config, beams=Beams()), generation=self.generation
+            )
+            return read, [start, *(i for i in found.ids if i not in config.eos)]
+        forced = [] if config.forced_first is None else [config.forced_first]
+        return read, [start, *forced, *self._prefixes(target, 1)[0]]
 
     def _prefixes(self, given: str | Sequence[str], count: int) -> list[list[int]]:
         """Ids of what each of `count` targets begins with."""

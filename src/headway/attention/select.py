@@ -24,6 +24,7 @@ from headway.errors import BackendError, did_you_mean
 from headway.heads import Heads
 from headway.partial import Partial
 from headway.patterns import Pattern
+from headway.patterns.program import opaque
 from headway.scores import Score
 from headway.tokens import Tokens
 
@@ -213,8 +214,11 @@ def choose(
     start = keys - queries if start is None else start
     q = torch.empty(batch, heads, queries, head_dim, dtype=dtype, device="meta", requires_grad=gradient)
     k = torch.empty(batch, layout.kv_heads, keys, head_dim, dtype=dtype, device="meta")
-    ordered = Tokens.range(keys)
+    stand_in = (
+        "meta" if in_order and opaque(pattern) is None else None
+    )  # then no token is looked at, of however many
+    ordered = Tokens.range(keys, device=stand_in)
     part = KeyValues(k, k, ordered if in_order else Tokens(ordered.index))
-    at = Tokens.range(queries, start)
+    at = Tokens.range(queries, start, stand_in)
     call = Call(q, at, (part,), pattern.heads[0], layout, 1.0, score, dropout=dropout)
     return choose_for(call, device=device)

@@ -1,6 +1,7 @@
 """Checkpoints: the Hugging Face folder in and out, foreign formats in, pairing conversion; atomic writes."""
 
 from headway.checkpoints.adapters import load_adapter, merged_state, save_adapter
+from headway.checkpoints.bases import Base
 from headway.checkpoints.folder import Folder, load_folder
 from headway.checkpoints.formats.conversion import Check, Conversion, convert
 from headway.checkpoints.heads import change_pairing
@@ -13,6 +14,7 @@ from headway.storage.files import atomic_folder, atomic_write, current_folder
 from headway.storage.tensors import Tensors, open_tensors, write_tensors
 
 __all__ = [
+    "Base",
     "Check",
     "Conversion",
     "Folder",

@@ -12,7 +12,6 @@ are.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -23,24 +22,25 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints.adapter_config import CONFIG, read_config, written_config
+from headway.checkpoints.bases import BASE, WEIGHTS, Base
 from headway.checkpoints.folder import TOKENIZER_FILES
 from headway.checkpoints.heads import change_pairing
 from headway.checkpoints.hf.layouts import layouts_for
 from headway.checkpoints.hf.layouts.rules import Rule
 from headway.checkpoints.hf.layouts.tensors import rules_by_name
-from headway.checkpoints.remote import local_model
 from headway.checkpoints.saving import SavesItself, check_target
 from headway.errors import CheckpointError, did_you_mean
 from headway.models import Model, ModelSpec, blank
 from headway.nn import Adapter, Lora, attach, block_linears, merged_weight
 from headway.positions import Rotary
+from headway.storage.dtypes import USABLE, dtype_name
 from headway.storage.files import atomic_folder, current_folder, json_text, write_file
-from headway.storage.lazy import changed, copy_into, forms
+from headway.storage.lazy import changed
 from headway.storage.reading import naming, read_json
 from headway.storage.safetensors import write_safetensors
 from headway.storage.tensors import open_tensors
 
-WEIGHTS, GENERATION = "adapter_model.safetensors", "generation_config.json"
+GENERATION = "generation_config.json"
 PREFIX = "base_model.model."
 TASKS: Mapping[str, str] = {"decoder": "CAUSAL_LM", "encoder-decoder": "SEQ_2_SEQ_LM"}
 A, B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
@@ -69,36 +69,6 @@ class _Module:
     def split(self, whole: Tensor) -> list[Tensor]:
         """The inverse."""
         return [part.contiguous() for part in self.rule.split(whole.T if self.transposed else whole)]
-
-
-def is_adapter(path: Path) -> bool:
-    """Whether a folder holds an adapter, and no model."""
-    return (path / CONFIG).exists() and not (path / "config.json").exists()
-
-
-def base_of(path: Path) -> Path:
-    """The folder of the model that the adapter in a folder was trained on, by its own words. Raises CheckpointError
-    where it says nothing, and for what is no folder here."""
-    base = read_json(current_folder(path) / CONFIG).get("base_model_name_or_path")
-    give = f"headway.load(MODEL, adapter={str(path)!r}), or MODEL --adapter {path}"
-    if not isinstance(base, str) or not base:
-        raise CheckpointError(
-            f"{path / CONFIG} does not say which model it adapts (base_model_name_or_path); give it yourself: {give}"
-        )
-    try:
-        return local_model(base)
-    except CheckpointError as error:
-        raise CheckpointError(
-            f"{path} is an adapter of {base}, which is no folder here; give the model yourself: {give} ({error})"
-        ) from error
-
-
-def with_base(source: str | Path, adapters: Sequence[str | Path] = ()) -> tuple[str | Path, list[str | Path]]:
-    """A model and its adapters: the folder of an adapter stands for the model that it names, with it. Raises as
-    `base_of` does."""
-    if is_adapter(current_folder(source)):
-        return base_of(Path(source)), [source, *adapters]
-    return source, list(adapters)
 
 
 def load_adapter(path: str | Path, spec: ModelSpec) -> Adapter:
@@ -144,13 +114,14 @@ def save_adapter(
     adapter: Adapter,
     spec: ModelSpec,
     *,
-    base: str | Path | None = None,
+    base: Base | None = None,
     tokenizer: SavesItself | None = None,
     generation: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Write a folder that `load_adapter` and PEFT read, as a whole; `base` is the folder of the model. With a tokenizer
-    and a generation_config.json where they are given: a model that the adapter is loaded with then has these.
+    """Write a folder that `load_adapter` and PEFT read, as a whole; `base` is the model that it was trained beside
+    (`Base.of(FOLDER)`), whose fingerprint goes with it. With a tokenizer and a generation_config.json where they are
+    given: a model that the adapter is loaded with then has these.
 
     Raises CheckpointError where `path` holds anything, unless `overwrite`, and for what the format cannot say: parts of
     a fused layer that are adapted in different ways."""
@@ -167,7 +138,7 @@ def save_adapter(
     whole = rules_by_name(layouts_for(spec.family)[0].tensors, usual)
     others = {name.removesuffix(".weight") for name in whole}
     config = {
-        "base_model_name_or_path": None if base is None else str(base),
+        "base_model_name_or_path": None if base is None else str(base.folder),
         "task_type": TASKS.get(spec.kind),
         **written_config(wanted, others),
         "fan_in_fan_out": modules[next(iter(wanted))].transposed,
@@ -175,7 +146,7 @@ def save_adapter(
     mine = (CONFIG, WEIGHTS, GENERATION)
     with atomic_folder(path, keep=lambda n: n not in mine and not TOKENIZER_FILES.match(n)) as folder:
         write_file(folder / CONFIG, json_text(config))
-        write_safetensors(folder / WEIGHTS, found)
+        write_safetensors(folder / WEIGHTS, found, None if base is None else {BASE: base.fingerprint})
         if tokenizer is not None:
             tokenizer.save(folder)
         if generation is not None:
@@ -187,21 +158,10 @@ def merged_state(state: Mapping[str, Tensor], adapters: Sequence[Adapter]) -> Ma
 
     def change(name: str, value: Tensor) -> Tensor:
         layer = name.removesuffix(".weight")
-        parts = [one.part(layer, value, torch.float32) for one in adapters if layer in one.layers]
+        parts = [one.part(layer, value.device, torch.float32) for one in adapters if layer in one.layers]
         return merged_weight(value, parts) if parts and name != layer else value
 
     return changed(state, change)
-
-
-def fingerprint(state: Mapping[str, Tensor]) -> str:
-    """What tells weights from others: 32 digits of the SHA-256 of all names, shapes, dtypes and bytes."""
-    found = hashlib.sha256()
-    for name, form in forms(state).items():
-        value = torch.empty(form.shape, dtype=form.dtype)
-        copy_into(state, name, value)
-        found.update(f"{name} {list(form.shape)} {form.dtype}\n".encode())
-        found.update(value.view(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()[:32]
 
 
 @lru_cache(maxsize=2)
@@ -286,6 +246,11 @@ def _compare(
         f"shape: {name} is {list(found[name].shape)}, this model and {CONFIG} say {list(shape)}"
         for name, shape in shapes.items()
         if name in found and found[name].shape != shape
+    ]
+    lines += [
+        f"dtype: {name} is {dtype_name(form.dtype)}, and the numbers of an adapter are floating point"
+        for name, form in found.items()
+        if name in shapes and form.dtype not in USABLE
     ]
     if lines:
         more = [f"... and {len(lines) - 20} more"] if len(lines) > 20 else []

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from headway.checkpoints.formats.gguf.model import read_model
+from headway.checkpoints.formats.sentence_transformers import read_sentence_config
 from headway.checkpoints.hf.config import spec_from_config, tensor_names
 from headway.checkpoints.hf.layouts.tensors import imported
 from headway.checkpoints.quantized.layers import (
@@ -17,10 +20,11 @@ from headway.checkpoints.quantized.layers import (
 )
 from headway.checkpoints.quantized.packed import dequantized, packed_layers
 from headway.checkpoints.quantized.scheme import Scheme, split_config
+from headway.choice import Choice
 from headway.errors import CheckpointError
 from headway.models import Head, ModelSpec
 from headway.quantization import QuantizedMatrix
-from headway.storage.dtypes import check_dtypes
+from headway.storage.dtypes import check_dtypes, choose_dtype
 from headway.storage.files import current_folder
 from headway.storage.gguf import is_gguf
 from headway.storage.lazy import LazyTensors
@@ -55,6 +59,13 @@ class Folder:
     quantized: Mapping[str, QuantizedMatrix] = field(default_factory=dict, repr=False)
     format: Literal["hf", "gguf"] = "hf"
 
+    def choose_dtype(
+        self, asked: torch.dtype | None = None, device: torch.device | str = "cpu"
+    ) -> tuple[torch.dtype, Choice]:
+        """The dtype that it runs in, and why: `headway.storage.dtypes.choose_dtype` of what the files hold."""
+        stored = {name: form.dtype for name, form in self.tensors.forms.items()}
+        return choose_dtype(stored, torch.device(device), asked)
+
 
 def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | None = None) -> Folder:
     """Read and check a folder or a GGUF file; no weights are read yet (tied ones, when both are stored, are compared).
@@ -87,6 +98,9 @@ def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | No
     with naming(folder / "config.json"):
         described, scheme = split_config(config)
         spec = spec_from_config(described)
+    sentences = read_sentence_config(folder)
+    if sentences is not None and sentences.model == folder and spec.head.task == "states":
+        spec = spec.with_head(sentences.head)
     saved_for = spec.head
     if head is not None and head != saved_for:
         spec = spec.with_head(head)

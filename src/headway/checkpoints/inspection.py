@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from headway.checkpoints.folder import TOKENIZER_FILES, Folder, load_folder
 from headway.checkpoints.hf.config import transformers_verdict
 from headway.checkpoints.hf.config_keys import OURS
@@ -21,7 +19,6 @@ from headway.models import ModelSpec, cost
 from headway.models.description import patterns_by_layer
 from headway.models.head import TASKS
 from headway.positions import Rotary
-from headway.storage.dtypes import choose_dtype
 from headway.storage.reading import read_json
 from headway.text import Tokenizer, first_file
 
@@ -91,9 +88,7 @@ def inspect(path: str | Path, *, allow_pickle: bool = False) -> Inspection:
     """Read the config, headers and tokenizer of a folder or a GGUF file, no weights. Raises as `load_folder` does."""
     folder = load_folder(path, allow_pickle=allow_pickle)
     spec, tensors = folder.spec, folder.stored
-    dtype, runs_in = choose_dtype(
-        {name: form.dtype for name, form in folder.tensors.forms.items()}, torch.device("cpu")
-    )
+    dtype, runs_in = folder.choose_dtype()
     per_token = None if spec.linear is not None else cost.kv_bytes_per_token(spec, dtype)
     return Inspection(
         path=folder.path,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -12,11 +13,10 @@ from torch import Tensor
 
 from headway.checkpoints.folder import Folder, load_folder
 from headway.errors import ConfigError
-from headway.hardware import large_pages
 from headway.models import Decoder, Model, ModelSpec, blank
-from headway.nn import QuantizedLinear, replace_linear
+from headway.models.build import allocate_
+from headway.nn import from_codes, linears
 from headway.quantization import QuantizedMatrix
-from headway.storage.dtypes import choose_dtype
 from headway.storage.lazy import copy_into
 
 
@@ -47,7 +47,9 @@ def build_model(
 ) -> Model:
     """The model of a folder that `load_folder` has read; arguments as in `load_model`."""
     where = torch.device("cpu" if device is None else device)
-    wanted, _ = choose_dtype({n: form.dtype for n, form in folder.tensors.forms.items()}, where, dtype)
+    wanted, choice = folder.choose_dtype(dtype, where)
+    if dtype == torch.float16 and where.type == "cpu":
+        warnings.warn(f"{choice.what} on a CPU: {choice.why}", stacklevel=3)
     return restore(
         folder.spec, folder.tensors, dtype=wanted, device=where, backend=backend, quantized=folder.quantized
     )
@@ -68,9 +70,7 @@ def restore(
         model = blank(spec, backend).to(dtype)
     for name in quantized:
         setattr(model.get_submodule(name), "weight", None)  # noqa: B010  (a Parameter to the type checker)
-    model = model.to_empty(device=device)
-    large_pages(model.parameters())
-    own = model.state_dict()
+    own = allocate_(model, device).state_dict()
     wanted = state.keys() - {f"{name}.weight" for name in quantized}
     assert own.keys() == wanted, sorted(own.keys() ^ wanted)
     with torch.no_grad():
@@ -78,12 +78,10 @@ def restore(
             copy_into(state, name, value)
     if quantized:
         model.requires_grad_(False)
-        replace_linear(
-            model,
-            lambda name, layer: (
-                QuantizedLinear(layer, quantized[name]).to(device) if name in quantized else layer
-            ),
-        )
+        for name, layer in linears(model).items():
+            if name in quantized:
+                layer.keep(from_codes(quantized[name]))
+                layer.to(device)
     return model.eval()
 
 

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints.folder import START, TOKEN_IDS, TOKENIZER_FILES, Folder
+from headway.checkpoints.formats.sentence_transformers import write_sentence_config
 from headway.checkpoints.heads import change_pairing
-from headway.checkpoints.hf.config import config_from_spec, tensor_names
+from headway.checkpoints.hf.config import bare, config_from_spec, tensor_names, unsupported_by_transformers
 from headway.checkpoints.hf.headway_config import own_config
 from headway.checkpoints.hf.layouts import layouts_for
+from headway.checkpoints.hf.layouts.pairs import marian_spec
 from headway.checkpoints.hf.layouts.rules import own_shapes
 from headway.checkpoints.hf.layouts.tensors import exported
 from headway.checkpoints.quantized.layers import (
@@ -35,7 +37,7 @@ from headway.nn import adapter_names
 from headway.positions import Rotary
 from headway.storage.dtypes import dtype_name
 from headway.storage.files import atomic_folder, current_folder, json_text, write_file
-from headway.storage.lazy import cast, forms, renamed
+from headway.storage.lazy import Form, LazyTensors, Made, cast, forms, renamed
 from headway.storage.reading import read_json
 from headway.storage.tensors import write_tensors
 from headway.text import Tokenizer, first_file
@@ -126,9 +128,10 @@ class Saving(TypedDict, total=False):
     config: more keys of config.json.
     dtype: of the stored weights; None keeps theirs.
     keep_pairing: weights in another rotary pairing than the family's own ("halves" in LLaMA's) are permuted to it,
-        which is exact, unless this is set: such a folder, like one of a spec that transformers cannot express, has
-        model_type "headway", which transformers refuses.
+        which is exact, and a translator of 2017 gets Marian's biases, which are 0, unless this is set: such a folder,
+        like one of a spec that transformers cannot express, has model_type "headway", which transformers refuses.
     shard_bytes: the most that one file of weights holds.
+    metadata: more keys of the header of the weights.
     overwrite: replace what is at `path`.
     before_publishing: called with the finished folder before it takes its name; if it raises, `path` stays as it was.
     """
@@ -139,6 +142,7 @@ class Saving(TypedDict, total=False):
     dtype: torch.dtype | None
     keep_pairing: bool
     shard_bytes: int
+    metadata: Mapping[str, str]
     overwrite: bool
     before_publishing: Callable[[Path], None]
 
@@ -155,6 +159,7 @@ def save_state(
     dtype: torch.dtype | None = None,
     keep_pairing: bool = False,
     shard_bytes: int = SHARD_BYTES,
+    metadata: Mapping[str, str] = MappingProxyType({}),
     overwrite: bool = False,
     before_publishing: Callable[[Path], None] = lambda folder: None,
 ) -> None:
@@ -167,8 +172,12 @@ def save_state(
     if isinstance(rotary, Rotary) and rotary.pairing != usual and not keep_pairing:
         matrices = turned(matrices, spec, usual)
         state, spec = change_pairing(state, spec, usual)
+    marian = None if keep_pairing else marian_spec(spec)
+    if marian is not None and unsupported_by_transformers(marian) is None:
+        state, spec = _with_zeros(state, marian), marian
     if dtype is not None:
         state = cast(state, dtype)
+    described, spec = spec, bare(spec)
     own, named = config_from_spec(spec), dtype_name(next(iter(forms(state).values())).dtype)
     state = exported(tensor_names(own), state, spec)
     if quantized:
@@ -176,7 +185,9 @@ def save_state(
     pairing = spec.positions.pairing if isinstance(spec.positions, Rotary) else "none"
     with atomic_folder(path, keep=lambda name: _MODEL_FILES.match(name) is None) as folder:
         _describe(folder, own, named, spec, tokenizer, generation, config)
-        write_tensors(folder, state, shard_bytes, {"headway.pairing": str(pairing)})
+        if described.head != spec.head:
+            write_sentence_config(folder, described)
+        write_tensors(folder, state, shard_bytes, {"headway.pairing": str(pairing), **metadata})
         before_publishing(folder)
 
 
@@ -242,3 +253,15 @@ def _strict_state(state: Mapping[str, Tensor], spec: ModelSpec) -> Mapping[str, 
     if wrong := sorted(n for n in wanted.keys() | found.keys() if wanted.get(n) != found.get(n)):
         raise CheckpointError(f"these weights are not those of the spec: {', '.join(wrong[:8])}")
     return renamed(state, {name: name for name in wanted})
+
+
+def _with_zeros(state: Mapping[str, Tensor], spec: ModelSpec) -> LazyTensors:
+    """The weights of a spec, 0 where `state` has none."""
+    there = forms(state)
+    dtype = next(iter(there.values())).dtype
+    wanted = {
+        name: there.get(name, Form(tuple(value.shape), dtype)) for name, value in own_shapes(spec).items()
+    }
+    return Made(
+        wanted, lambda name: state[name] if name in there else torch.zeros(wanted[name].shape, dtype=dtype)
+    )

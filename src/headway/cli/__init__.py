@@ -52,7 +52,7 @@ COMMANDS: dict[str, Command] = {
     "classify": Command("Label texts, pairs of texts, or spans of texts", "headway.cli.encoders:classify"),
     "answer": Command("Find the answer to a question in a text", "headway.cli.encoders:answer"),
     "embed": Command("One vector for each text, or how similar texts are", "headway.cli.encoders:embed"),
-    "chat": Command("Talk with a model in the terminal", "headway.cli.generate:chat"),
+    "chat": Command("Talk with a model in the terminal", "headway.cli.chat"),
     "eval": Command(
         "Bits per byte of a model on a text, or tasks of lm-evaluation-harness", "headway.cli.evaluate"
     ),
@@ -90,6 +90,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a terminal that lacks a letter must not end a run
             stream.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdin, TextIOWrapper):  # `_shared.read_stdin` looks for what is no UTF-8, in any locale
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     warnings.formatwarning = _one_line
     code = run(sys.argv[1:] if argv is None else argv)
     try:
@@ -188,9 +190,9 @@ def _invoke(name: str, entry: Command, arguments: list[str]) -> int:
         app = application()
         app.command()(given)
         given = typer.main.get_command(app)
-    expand_home(given)
     try:
         with given.make_context(f"headway {name}", arguments) as context:
+            expand_home(context.command)
             result = context.command.invoke(context)
     except typer.Exit as stop:
         return stop.exit_code

@@ -21,6 +21,7 @@ from typer.models import ArgumentInfo
 
 from headway.errors import DataError
 from headway.report import plain
+from headway.threads import MOST_THREADS
 
 
 def folder_of(text: str) -> Path:
@@ -71,7 +72,9 @@ TargetArgument = Annotated[Path, typer.Argument(help="folder to write")]
 JsonOption = Annotated[bool, typer.Option("--json", help="print the report as JSON on stdout")]
 ThreadsOption = Annotated[
     int | None,
-    typer.Option("--threads", min=1, envvar="HEADWAY_THREADS", help="CPU threads [default: torch's]"),
+    typer.Option(
+        "--threads", min=1, max=MOST_THREADS, envvar="HEADWAY_THREADS", help="CPU threads [default: torch's]"
+    ),
 ]
 BackendOption = Annotated[
     str,
@@ -86,6 +89,13 @@ KvCacheOption = Annotated[
     ),
 ]
 
+DtypeOption = Annotated[
+    str,
+    typer.Option(
+        "--dtype",
+        help="float32 (fp32) | bfloat16 (bf16) | ...: of weights and products; auto is the file's, float32 for float16",
+    ),
+]
 AllowPickleOption = Annotated[bool, typer.Option("--allow-pickle", help="read pickles (weights only)")]
 AdapterOption = Annotated[
     list[Path] | None,
@@ -94,6 +104,12 @@ AdapterOption = Annotated[
         parser=folder_of,
         metavar="FOLDER",
         help="an adapter (PEFT's), a folder or an id of the Hub; may be given often, they add up",
+    ),
+]
+AnyBaseOption = Annotated[
+    bool,
+    typer.Option(
+        "--any-base", help="take adapters that were trained beside other weights, or do not say which"
     ),
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="replace the model in the target folder")]
@@ -118,10 +134,9 @@ class ModelRun:
         str,
         typer.Argument(metavar="MODEL", help=MODEL),
     ]
-    dtype: Annotated[
-        str | None, typer.Option("--dtype", help="float32, bfloat16, ... [default: the file's]")
-    ] = None
+    dtype: DtypeOption = "auto"
     adapter: AdapterOption = None
+    any_base: AnyBaseOption = False
     compress: Annotated[
         bool,
         typer.Option(
@@ -136,8 +151,8 @@ class ModelRun:
         set_threads(self.threads)
         from headway.api import load
 
-        how: dict[str, Any] = {"dtype": self.dtype, "backend": self.backend, "adapter": self.adapter or ()}
-        return load(self.model, compress=self.compress, **how, **more)
+        how: dict[str, Any] = {"dtype": self.dtype, "backend": self.backend, "compress": self.compress}
+        return load(self.model, adapter=self.adapter or (), any_base=self.any_base, **how, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,10 +255,13 @@ def share_cores() -> None:
 
 def read_stdin(read: Callable[[], str] | None = None) -> str:
     """The whole of standard input, or what `read` reads of it. Raises DataError unless it is UTF-8."""
+    text = (read or sys.stdin.read)()
     try:
-        return (read or sys.stdin.read)()
-    except UnicodeDecodeError as error:
-        raise DataError(f"standard input: not UTF-8 at byte {error.start}") from None
+        text.encode()  # a byte that is no UTF-8 is a lone surrogate here: see `headway.cli.main`
+    except UnicodeEncodeError as error:
+        at = len(text[: error.start].encode())
+        raise DataError(f"standard input: not UTF-8 at byte {at}") from None
+    return text
 
 
 def read_prompt() -> str:

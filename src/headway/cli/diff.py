@@ -12,9 +12,10 @@ from headway.report import table
 
 if TYPE_CHECKING:
     from headway.models import ModelSpec
+    from headway.models.cost import Kept
     from headway.models.difference import Difference, Number
 
-    Found = tuple[ModelSpec, str]
+    Found = tuple[ModelSpec, Kept | None]
 
 DEPTH, VOCAB = 12, 32000
 
@@ -53,16 +54,16 @@ def command(
 
     if not ladder and (steps, seeds) != (None, None):
         raise ConfigError("diff: --steps and --seeds are of the models that --ladder trains; give it, too")
-    (a, kept), (b, stored) = find_pair(first, second)
-    specs = a, b
+    specs, kept = find_pair(first, second)
     tokens = min(spec.trained_context for spec in specs) if context is None else context
-    words, counts = differences(*specs), numbers(*specs, tokens)
-    if kept != stored:
-        words = (*words, Difference("stored weights", kept, stored))
+    words, counts = differences(*specs), numbers(*specs, tokens, kept)
+    if len({*map(str, kept)}) > 1:
+        words = (*words, Difference("weights", *map(str, kept)))
     report = {
         "first": first,
         "second": second,
         "context": tokens,
+        "weights": [*map(str, kept)],
         "differences": [one._asdict() for one in words],
         "numbers": [{**one._asdict(), "ratio": one.ratio} for one in counts],
     }
@@ -74,35 +75,35 @@ def command(
     print_report(report, text, json)
 
 
-def find_pair(first: str, second: str) -> "tuple[Found, Found]":
-    """Two models, a family in the sizes of the other, or of `ModelSpec.of_depth`; and how each keeps its weights.
+def find_pair(first: str, second: str) -> "tuple[tuple[ModelSpec, ModelSpec], tuple[Kept, Kept]]":
+    """Two models, a family in the sizes of the other, or of `ModelSpec.of_depth`; and how each keeps its weights: what
+    has no file as the other does in its dtype, bfloat16 where neither has one.
 
     Raises ConfigError for what is neither a folder, a size nor a family."""
     from headway.models import ModelSpec
+    from headway.models.difference import BF16
 
     found = find(first), find(second)
     like = next((one[0] for one in found if one is not None), ModelSpec.of_depth(DEPTH, VOCAB))
     a, b = (
-        one or (of_family(name, like), "as computed")
+        one[0] if one is not None else of_family(name, like)
         for name, one in zip((first, second), found, strict=True)
     )
-    return a, b
+    there = [None if one is None else one[1] for one in found]
+    usual = BF16._replace(dtype=next((one.dtype for one in there if one is not None), BF16.dtype))
+    return (a, b), (there[0] or usual, there[1] or usual)
 
 
 def find(name: str) -> "Found | None":
-    """The model of a folder, a GGUF file or a size of the catalog; None for a family, which has no sizes."""
-    from headway.checkpoints import inspect
+    """The model of a folder, a GGUF file or a size of the catalog, which has no file that weights are kept in; None for
+    a family, which has no sizes."""
     from headway.cli.plan import find_model
     from headway.errors import did_you_mean
     from headway.models import FAMILIES, catalog
 
-    if name.endswith(".gguf"):
-        folder = inspect(Path(name))
-        return folder.spec, folder.weights or "as computed"
     known = catalog.names()
     if name.lower() in known or Path(name).exists() or "/" in name:
-        spec, quantized = find_model(name)
-        return spec, "as computed" if quantized is None else f"int{quantized[0]}, groups of {quantized[1]}"
+        return find_model(name)
     if name not in FAMILIES:
         raise ConfigError(
             f"diff: {name!r} is neither a folder, nor a size, nor a family{did_you_mean(name, [*FAMILIES, *known])}; "

@@ -1,12 +1,22 @@
 """`headway fill-mask | classify | answer | embed MODEL ...`: what encoders make of texts."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from headway.cli._progress import progress
-from headway.cli._shared import BatchRun, TextsRun, TruncateOption, print_report, read_prompt, with_options
+from headway.cli._shared import (
+    BatchRun,
+    TextsRun,
+    TruncateOption,
+    note,
+    print_report,
+    read_prompt,
+    with_options,
+)
 from headway.errors import DataError
 from headway.report import table
 
@@ -43,8 +53,17 @@ def classify(
         int | None, typer.Option("--top-k", min=1, help="number of labels of each text [default: all]")
     ] = None,
     cut: TruncateOption = False,
+    csv: Annotated[
+        Path | None,
+        typer.Option(
+            "--csv",
+            help="file to write instead of printing: a row for each text, its label and all probabilities",
+        ),
+    ] = None,
 ) -> None:
     """Label texts with their probabilities; with a model that labels tokens, the spans that it labels."""
+    if csv is not None and (run.json or top_k is not None):
+        raise typer.BadParameter("--csv has all labels of a text in a row: leave out --json and --top-k")
     labeller = run.load()
     from headway.api import Classifier, Tagger
     from headway.api.loading import wrong_task
@@ -53,9 +72,9 @@ def classify(
         raise wrong_task(run.model, labeller.spec, "classify")
     given = run.read()
     if isinstance(labeller, Tagger):
-        if pairs or cut or top_k is not None:
+        if pairs or cut or top_k is not None or csv is not None:
             raise typer.BadParameter(
-                "this model labels tokens: --pairs, --cut and --top-k are for labels of texts"
+                "this model labels tokens: --pairs, --cut, --top-k and --csv are for labels of texts"
             )
         with _reading(len(given)):
             spans = labeller.tag(given, batch_size=run.batch_size)
@@ -70,6 +89,10 @@ def classify(
     both = [_pair(i, line) for i, line in enumerate(given, 1)] if pairs else given
     with _reading(len(given)):
         found = labeller.classify(both, top_k=top_k, cut=cut, batch_size=run.batch_size)
+    if csv is not None:
+        _write_csv(csv, both, found, labeller.spec.head.labels)
+        note(f"{csv}: {len(found)} texts")
+        return
     labels = [
         (text, one.label, f"{one.probability:.4f}")
         for text, own in zip(given, found, strict=True)
@@ -154,6 +177,26 @@ def embed(
 
 def _by_text(texts: list[str], name: str, found: list[list[Any]]) -> list[dict[str, Any]]:
     return [{"text": text, name: own} for text, own in zip(texts, found, strict=True)]
+
+
+def _write_csv(
+    path: Path, texts: Sequence[str | tuple[str, str]], found: Sequence[Sequence[Any]], labels: Sequence[str]
+) -> None:
+    """Columns text (of pairs text_a and text_b), label, and P(LABEL) of each label in the model's order."""
+    import csv
+    import io
+
+    from headway.storage.files import atomic_write
+
+    file, pairs = io.StringIO(), not isinstance(texts[0], str)
+    writer = csv.writer(file, lineterminator="\n")
+    names = ("text_a", "text_b") if pairs else ("text",)
+    writer.writerow([*names, "label", *(f"P({label})" for label in labels)])
+    for text, own in zip(texts, found, strict=True):
+        known = {one.label: one.probability for one in own}
+        whole = (text,) if isinstance(text, str) else text
+        writer.writerow([*whole, own[0].label, *(known[label] for label in labels)])
+    atomic_write(path, file.getvalue())
 
 
 def _pair(number: int, line: str) -> tuple[str, str]:

@@ -1,43 +1,53 @@
-"""`headway eval MODEL --data TEXT | --harness TASKS`: how well a model predicts a text, or does tasks."""
+"""`headway eval MODEL --data DATA [--task TASK] | --harness TASKS`: how well a model predicts a text, does what it was
+trained to do, or does tasks of lm-evaluation-harness."""
 
-import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli._progress import progress
+from headway.cli._evaluation import print_records, print_text
 from headway.cli._shared import (
     MODEL,
     AdapterOption,
+    AnyBaseOption,
     BackendOption,
+    DtypeOption,
     JsonOption,
     RowOption,
     ThreadsOption,
-    TruncateOption,
-    attributes,
     folder_of,
     note,
     print_report,
     set_threads,
 )
-from headway.errors import CheckpointError, ConfigError
+from headway.errors import ConfigError
 from headway.report import table
 
 if TYPE_CHECKING:
-    from headway.checkpoints.folder import Folder
-    from headway.models import Model
+    import torch
 
 
 def command(
     model: Annotated[Path, typer.Argument(metavar="MODEL", parser=folder_of, help=MODEL)],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="settings of the task, as in training (too_long=cut)"),
+    ] = None,
     data: Annotated[
         str | None,
         typer.Option(
             "--data",
-            help="text file, folder of text files, or token file (.tokens); records (.jsonl, .json, .csv, .tsv), for a "
-            "model that classifies, tags, answers or embeds",
+            help='text file, records with a "text" each (.jsonl, .json, .csv, .tsv), folder of .txt and .jsonl files, '
+            "or token file (.tokens); of other tasks their records",
+        ),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            "--task",
+            help="measure as training of this task measures held-out data: causal-lm, masked-lm, translation, chat, "
+            "preference, classify, tag, answer, embed [default: what the model shows: its head, or text]",
         ),
     ] = None,
     harness: Annotated[
@@ -65,37 +75,38 @@ def command(
         ),
     ] = None,
     adapter: AdapterOption = None,
+    any_base: AnyBaseOption = False,
     context: RowOption = None,
-    dtype: Annotated[
-        str,
-        typer.Option(
-            "--dtype",
-            help="auto | bf16 | fp32: number format of weights and products; with --harness, auto is the file's",
-        ),
-    ] = "auto",
+    dtype: DtypeOption = "auto",
     limit: Annotated[
         int | None,
         typer.Option(
             "--limit",
             min=1,
-            help="only the first N tokens of the text, N records, or N documents of each task",
+            help="only the first N tokens of the text, N of the records (drawn by a fixed seed), or N documents of "
+            "each task",
         ),
     ] = None,
-    cut: TruncateOption = False,
     threads: ThreadsOption = None,
     backend: BackendOption = "auto",
     json: JsonOption = False,
 ) -> None:
     """Bits per byte, perplexity and loss by position of a model on a text; of an encoder, loss and accuracy on masked
-    tokens, under one mask for good, or what its head scores on records (accuracy, F1, exact match). With --harness,
-    what lm-evaluation-harness finds for its tasks."""
-    dtype = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}.get(dtype, dtype)
-    if dtype not in ("auto", "bf16", "fp32", "fp16"):
-        raise ConfigError(f"--dtype {dtype}: auto, bf16 (bfloat16) and fp32 (float32) are known")
-    if (data is None) == (harness is None):
+    tokens, under one mask for good, or what its head scores on records (accuracy, F1, exact match; of a classifier the
+    confusion matrix too). With --task chat the loss of answers, with --task preference the share of pairs that are
+    ranked right, and what other training measures. With --harness, what lm-evaluation-harness finds for its tasks."""
+    own = [f"{name}=" for name, value in (("data", data), ("context", context)) if value is not None]
+    if twice := [item for item in settings or () if item.startswith(tuple(own))]:
+        raise ConfigError(f"{twice[0]} is given as an option too; give it once")
+    if (data is None and not settings) == (harness is None):
         raise ConfigError("eval needs a text (--data FILE) or tasks (--harness TASK[,TASK]), one of them")
     set_threads(threads)
+    from headway.storage.dtypes import named_dtype
+
+    kind = named_dtype(dtype)
     if harness is not None:
+        if task is not None or settings:
+            raise ConfigError("--task and KEY=VALUE are of headway's own tasks, not of --harness")
         given = {
             "limit": limit,
             "shots": shots,
@@ -103,31 +114,40 @@ def command(
             "batch_size": batch_size or 32,
             "chat": chat,
         }
-        _harness(str(model), adapter or [], harness.split(","), tasks, dtype, backend, given, json)
+        adapters = {"adapter": adapter or [], "any_base": any_base}
+        _harness(str(model), adapters, harness.split(","), tasks, kind, backend, given, json)
         return
     if chat or any(given is not None for given in (tasks, shots, batch_size)):
         raise ConfigError("--tasks, --shots, --chat and --batch-size are for --harness, not for a text")
-    assert data is not None
-    from headway.checkpoints.adapters import with_base
+    from headway.checkpoints.bases import check_bases, with_base
     from headway.checkpoints.folder import load_folder
-    from headway.train.tasks import head_task_of
+    from headway.train.config_io import parse_overrides
+    from headway.train.measure import measuring_settings
+    from headway.train.tasks import task_of
+    from headway.train.text_config import TextConfig
 
     base, folders = with_base(model, adapter or ())
     source = load_folder(base)
-    if head_task_of(source.spec) is not None:
-        _records(source, folders, data, context, dtype, limit, backend, cut, json)
-        return
-    if cut:
-        raise ConfigError("--cut is for records that a classifier or an embedder reads")
-    _text(source, folders, data, context, dtype, limit, backend, json)
+    check_bases(folders, source, any_base=any_base)
+    options = {"data": data, "context": context}
+    values = {name: value for name, value in options.items() if value is not None}
+    config = measuring_settings(
+        task or task_of(source.spec), source.spec, values | parse_overrides(settings or ())
+    )
+    kind, choice = source.choose_dtype(kind)
+    note(f"in {choice}")
+    if isinstance(config, TextConfig):
+        print_text(source, folders, config, kind, limit, backend, json)
+    else:
+        print_records(source, folders, config, kind, limit, backend, json)
 
 
 def _harness(
     model: str,
-    adapters: list[Path],
+    adapters: dict[str, Any],
     names: list[str],
     folder: Path | None,
-    dtype: str,
+    dtype: "torch.dtype | None",
     backend: str,
     given: dict[str, Any],
     json: bool,
@@ -138,8 +158,7 @@ def _harness(
         raise ConfigError(str(error)) from None
     from headway.api import load
 
-    kind = None if dtype == "auto" else dtype
-    lm = load(model, task="causal-lm", dtype=kind, backend=backend, adapter=adapters)
+    lm = load(model, task="causal-lm", dtype=dtype, backend=backend, **adapters)
     found = harness.evaluate(lm, names, folder=None if folder is None else str(folder), **given)
     results, documents = found["results"], found["n-samples"]
     rows = [
@@ -156,124 +175,3 @@ def _error(metric: str) -> str:
     """The harness's name for the standard error of a metric: acc,none has acc_stderr,none."""
     name, comma, kind = metric.partition(",")
     return f"{name}_stderr{comma}{kind}"
-
-
-def _records(
-    source: "Folder",
-    adapters: Sequence[str | Path],
-    data: str,
-    context: int | None,
-    dtype: str,
-    limit: int | None,
-    backend: str,
-    cut: bool,
-    json: bool,
-) -> None:
-    import torch
-
-    from headway.checkpoints.adapters import attach_folders
-    from headway.checkpoints.restore import build_model
-    from headway.models import Encoder
-    from headway.text import Tokenizer
-    from headway.train.head_evaluation import evaluate_head
-    from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precision
-
-    precision = choose_precision(dtype)
-    model = build_model(source, dtype=DTYPES[precision.what], backend=backend)
-    assert isinstance(model, Encoder)
-    attach_folders(model, adapters)
-    with progress(f"evaluating {data}"), MicrobatchPool(torch.get_num_threads()) as pool:
-        found, remarks = evaluate_head(
-            model, Tokenizer.load(source.path), data, context=context, cut=cut, limit=limit, pool=pool
-        )
-    for remark in remarks:
-        note(remark)
-    _check_finite(found.loss, model, str(source.path))
-    report = {
-        "model": str(source.path),
-        "data": data,
-        "dtype": precision.what,
-        f"{found.unit}s": found.tokens,
-        "loss": found.loss,
-        **found.metrics,
-        f"{found.unit}s_per_s": found.tokens / found.seconds,
-    }
-    facts = [
-        (name.replace("_", " "), value) for name, value in report.items() if name not in ("model", "data")
-    ]
-    print_report(report, table(("what", "value"), facts), json)
-
-
-def _check_finite(loss: float, model: "Model", source: str) -> None:
-    """Raise CheckpointError for a loss that is no number, naming the weights that are none."""
-    if math.isfinite(loss):
-        return
-    broken = [name for name, p in model.named_parameters() if not bool(p.isfinite().all())]
-    more = f" and {len(broken) - 3} more" if len(broken) > 3 else ""
-    why = (
-        f"these weights are not finite: {', '.join(broken[:3])}{more}"
-        if broken
-        else "its weights are finite, its activations overflow; try --dtype fp32"
-    )
-    raise CheckpointError(f"{source}: the loss on this text is {loss}: {why}")
-
-
-def _text(
-    source: "Folder",
-    adapters: Sequence[str | Path],
-    data: str,
-    context: int | None,
-    dtype: str,
-    limit: int | None,
-    backend: str,
-    json: bool,
-) -> None:
-    import torch
-
-    from headway.checkpoints.adapters import attach_folders
-    from headway.checkpoints.restore import build_model
-    from headway.data import Rows
-    from headway.models import Decoder, Encoder
-    from headway.surgery import Text
-    from headway.train import evaluation
-    from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precision
-    from headway.train.tasks import text_task_of, text_tasks
-    from headway.train.text_config import TextConfig
-
-    precision = choose_precision(dtype)
-    spec, task = source.spec, text_tasks()[text_task_of(source.spec)]
-    found_model = build_model(source, dtype=DTYPES[precision.what], backend=backend)
-    assert isinstance(found_model, (Decoder, Encoder))
-    attach_folders(found_model, adapters)
-    length = context or min(spec.trained_context, 2048)
-    with progress(f"encoding {data}"):
-        opened = Text.read(data, source, framed=task.in_template)
-    with opened as text, MicrobatchPool(torch.get_num_threads()) as pool:
-        settings = TextConfig.of({"data": data, "context": length, "batch_tokens": length})
-        rows_of = task.rows(text.file, settings, text.tokenizer, spec)
-        scored = f"{rows_of.targets(limit)} tokens" if isinstance(rows_of, Rows) else "masked tokens"
-        with progress(f"evaluating {scored} in rows of {length}") as advance:
-            found = evaluation.evaluate(found_model, rows_of, limit=limit, pool=pool, progress=advance)
-    _check_finite(found.loss, found_model, str(source.path))
-    if length > spec.trained_context:
-        note(
-            f"rows of {length} tokens are longer than the {spec.trained_context} that this model was trained on: what "
-            "it predicts beyond them is in the loss; leave --context out for the rows that it knows"
-        )
-    report = {
-        "model": str(source.path),
-        "data": data,
-        "dtype": precision.what,
-        "context": length,
-        **attributes(found, "tokens", "text_bytes", "loss", "perplexity", "bits_per_byte", "accuracy"),
-        "tokens_per_s": found.tokens / found.seconds,
-        "positions": [attributes(b, "first", "last", "tokens", "loss", "accuracy") for b in found.positions],
-    }
-    hidden = {"model", "data", "positions", "accuracy" if spec.causal else "bits_per_byte"}
-    facts = [(name.replace("_", " "), value) for name, value in report.items() if name not in hidden]
-    before, more = ("tokens to look back on", ()) if spec.causal else ("tokens before it", ("accuracy",))
-    rows = [
-        (f"{b.first}-{b.last}", *attributes(b, "tokens", "loss", *more).values()) for b in found.positions
-    ]
-    columns = (before, "predictions", "nats per token", *more)
-    print_report(report, f"{table(('what', 'value'), facts)}\n\n{table(columns, rows)}", json)

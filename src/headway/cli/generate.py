@@ -1,7 +1,5 @@
-"""`headway generate MODEL PROMPT`: continue a text; `headway chat MODEL`: a conversation in the terminal, or line by
-line through a pipe."""
+"""`headway generate MODEL PROMPT`: continue a text."""
 
-import sys
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,17 +13,13 @@ from headway.cli._shared import (
     note,
     print_json,
     read_prompt,
-    read_stdin,
     with_options,
 )
-from headway.errors import ConfigError, DataError, HeadwayError
+from headway.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.api import LanguageModel, Options
+    from headway.api import LanguageModel
     from headway.generate import Beams, Generation
-
-PLAIN = "{{ bos_token or '' }}{% for message in messages %}{{ message.content ~ '\n' }}{% endfor %}"
-HELP = "/reset forgets the conversation, /quit (or Ctrl-D) ends it, Ctrl-C cuts a reply short"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +60,9 @@ class SamplingRun(ModelRun):
         own = {field.name for field in fields(self)} - {field.name for field in fields(ModelRun)}
         given = {**attributes(self, *own), "stop": self.stop or [], **more}
         if self.draft not in (None, "ngram"):
-            given["draft"] = replace(self, model=self.draft, adapter=None).load(task="causal-lm")
+            given["draft"] = replace(self, model=self.draft, adapter=None, any_base=False).load(
+                task="causal-lm"
+            )
         return given
 
 
@@ -113,6 +109,16 @@ def command(
     prefill_chunk: Annotated[
         int | None, typer.Option("--prefill-chunk", min=1, help="read the prompt so many tokens at a time")
     ] = None,
+    log_probs: Annotated[
+        bool,
+        typer.Option(
+            "--log-probs", help="in --json, ln p of each new token under the model's own distribution"
+        ),
+    ] = False,
+    top_log_probs: Annotated[
+        int,
+        typer.Option("--top-log-probs", min=0, help="and so many of the likeliest tokens in its place"),
+    ] = 0,
     stream: Annotated[
         bool | None,
         typer.Option(
@@ -133,15 +139,18 @@ def command(
         raise ConfigError(
             "--stream: a beam search is certain of no token before its end; leave out --stream or --beams"
         )
+    if log_probs and not json:
+        raise ConfigError("--log-probs: they are in the report; add --json")
     lm = run.load(task="causal-lm")
     from headway.generate.loop import collect
+    from headway.storage.dtypes import dtype_name
 
     ids = lm.tokenizer.encode(prompt, eos=False, special=special) if lm.tokenizer else None
     if temperature is None:
         temperature = 0.8 if search is None else 0.0
     options = run.options(
         temperature=temperature, beams=search, beyond_context=beyond_context, use_cache=cache,
-        prefill_chunk=prefill_chunk,
+        prefill_chunk=prefill_chunk, log_probs=log_probs, top_log_probs=top_log_probs,
     )  # fmt: skip
     asked = prompt if ids is None else ids
     live = search is None and stream is not False and not json
@@ -157,11 +166,14 @@ def command(
         measured = ["seconds_to_first_token", "tokens_per_second", "seconds"]
         measured += [] if search is None else ["score", "hypotheses"]
         measured += [] if run.draft is None else ["drafted", "accepted"]
+        measured += ["log_probs"] if log_probs else []
         report = {
             **attributes(found, "prompt_tokens", "finish_reason", "text", "ids", *measured),
             "new_tokens": len(found.ids),
             "prompt": prompt,
         }
+        if top_log_probs:
+            report["top_log_probs"] = [[told(lm, *one) for one in place] for place in found.top_log_probs]
         print_json(report)
         return
     if len(found.hypotheses) > 1:
@@ -170,7 +182,13 @@ def command(
             print(text.text, flush=True)
     else:
         print("" if live else found.text, flush=True)
-    note(sentence(found))
+    note(f"{sentence(found)}, in {dtype_name(next(lm.model.parameters()).dtype)}")
+
+
+def told(lm: "LanguageModel", token: int, log_prob: float) -> dict[str, Any]:
+    """A token and its log probability, as a report has them."""
+    text = lm.tokenizer.decode([token], special=True) if lm.tokenizer else None
+    return {"id": token, "text": text, "log_prob": log_prob}
 
 
 def how_to_search(
@@ -204,93 +222,3 @@ def sentence(found: "Generation") -> str:
     if found.drafted:
         parts.append(f"{found.accepted} of {found.drafted} drafted tokens accepted")
     return ", ".join(parts)
-
-
-@with_options
-def chat(
-    run: SamplingRun,
-    system: Annotated[str | None, typer.Option("--system", help="what the model is told first")] = None,
-    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy")] = 0.8,
-    template: Annotated[
-        str | None,
-        typer.Option(
-            "--template", help="alpaca | chatml | llama2 | vicuna, or a file of Jinja [default: its own]"
-        ),
-    ] = None,
-    plain: Annotated[
-        bool,
-        typer.Option(
-            "--plain", help="no template, for a model that was not trained to talk: lines of one text"
-        ),
-    ] = False,
-) -> None:
-    """Talk with a model. Replies go to stdout, one per line that is read; remarks go to stderr."""
-    if plain and template is not None:
-        raise ConfigError("--plain is a talk without a template; leave out one of --plain and --template")
-    lm = run.load(task="causal-lm")
-    if template is not None or plain:
-        lm.tokenizer = lm.need_tokenizer().with_chat_template(PLAIN if plain else template)
-    if lm.tokenizer is None or lm.tokenizer.chat_template is None:
-        raise DataError(
-            f"{run.model}: no chat template (chat_template.jinja, or chat_template in tokenizer_config.json): this "
-            "model was not trained to talk; talk all the same with --plain or --template NAME, or continue a text "
-            f"with: headway generate {run.model}"
-        )
-    options = run.options(temperature=temperature)
-    if plain:
-        options["stop"] = [*options["stop"], "\n"]
-    talk(lm, system, options)
-
-
-def talk(lm: "LanguageModel", system: str | None, options: "Options") -> None:
-    """Reads lines until the end of the input or /quit. A turn that fails is forgotten; the talk goes on."""
-    first = [] if system is None else [{"role": "system", "content": system}]
-    messages = list(first)
-    tty = sys.stdin.isatty()
-    if tty:
-        note(HELP)
-    seed = options.get("seed", 0)
-    while (line := _read(tty)) is not None:
-        if line == "/quit":
-            return
-        if line == "/reset":
-            messages = list(first)
-            note("forgotten")
-        elif line.startswith("/"):
-            note(f"there is no {line.split()[0]}: {HELP}")
-        elif line.strip():
-            messages.append({"role": "user", "content": line})
-            reply = _reply(lm, messages, {**options, "seed": seed + len(messages)})
-            if reply is None:
-                messages.pop()
-            else:
-                messages.append({"role": "assistant", "content": reply})
-
-
-def _read(tty: bool) -> str | None:
-    if tty:
-        print("> ", end="", file=sys.stderr, flush=True)
-    line = read_stdin(sys.stdin.readline)
-    return line.rstrip("\r\n") if line else None
-
-
-def _reply(lm: "LanguageModel", messages: list[dict[str, str]], options: "Options") -> str | None:
-    from headway.generate.loop import collect
-
-    deltas = []
-    try:
-        for delta in lm.stream_chat(messages, **options):
-            deltas.append(delta)
-            print(delta.text, end="", flush=True)
-    except KeyboardInterrupt:
-        print(flush=True)
-        note("cut short")
-        return "".join(d.text for d in deltas)
-    except HeadwayError as error:
-        print(flush=True)
-        note(f"headway: error: {error}\n(this turn is forgotten; /reset forgets all)")
-        return None
-    print(flush=True)
-    found = collect(deltas, 0)
-    note(f"[{sentence(found).partition(' + ')[2]}]")
-    return found.text

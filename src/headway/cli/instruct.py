@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from headway.cli._endpoints import TimeoutOption, check_timeout, opened
 from headway.cli._shared import JsonOption, ThreadsOption, note, print_report, set_threads
 from headway.report import table
 
@@ -24,18 +25,19 @@ def command(
     parallel: Annotated[
         int, typer.Option("--parallel", min=1, help="requests sent at once; changes nothing that is made")
     ] = 1,
+    timeout: TimeoutOption = None,
     threads: ThreadsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Make instructions from seed tasks (self-instruct): a model is shown three and lists more; near-duplicates and
     what is malformed are dropped. The same command goes on after an interruption."""
     set_threads(threads)
-    from headway.endpoints import open_endpoint
     from headway.instruct import make_instructions, read_seeds
 
+    check_timeout(timeout, endpoint)
     tasks = read_seeds(seeds)
     made = make_instructions(
-        open_endpoint(endpoint), tasks, count, out, seed=seed, temperature=temperature, max_tokens=max_tokens,
+        opened(endpoint, timeout), tasks, count, out, seed=seed, temperature=temperature, max_tokens=max_tokens,
         parallel=parallel, say=note,
     )  # fmt: skip
     share = len(made.items) / made.asked if made.asked else 0.0

@@ -6,7 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from headway.cli._shared import JsonOption, ThreadsOption, note, print_report, set_threads
+from headway.cli._endpoints import TimeoutOption, check_timeout, opened
+from headway.cli._progress import progress
+from headway.cli._shared import JsonOption, ThreadsOption, print_report, set_threads
 from headway.errors import ConfigError
 
 ANSWERS = "answers of a file (.jsonl, FastChat's form), or of URL#MODEL, or of a model folder, which is asked"
@@ -31,6 +33,7 @@ def command(
     parallel: Annotated[
         int, typer.Option("--parallel", min=1, help="requests sent to the judge at once; changes no verdict")
     ] = 1,
+    timeout: TimeoutOption = None,
     threads: ThreadsOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -41,27 +44,30 @@ def command(
     set_threads(threads)
     from headway import judge
     from headway.checkpoints import atomic_write
-    from headway.endpoints import Transcript, open_endpoint
+    from headway.endpoints import Transcript
     from headway.report import plain
     from headway.storage.files import json_text
 
+    check_timeout(timeout, a, b, by)
     asked = judge.read_questions(questions, references)[:limit]
     answers = []
     for side, source in (("A", a), ("B", b)):
         if source.endswith(".jsonl"):
             answers.append(judge.read_answers(source))
         else:
-            note(f"answers of {source}")
-            answers.append(judge.ask(open_endpoint(source), asked, out / f"answers-{side}.jsonl", seed=seed))
-    endpoint = open_endpoint(by)
+            path = out / f"answers-{side}.jsonl"
+            with progress(f"answers of {source}") as advance:
+                answers.append(judge.ask(opened(source, timeout), asked, path, seed=seed, progress=advance))
+    endpoint = opened(by, timeout)
     verdicts, ratings = [], []
     with Transcript(out / "judge.transcript.jsonl") as transcript:
-        note(f"{endpoint.name} judges {len(asked)} questions")
         how: dict[str, Any] = {"seed": seed, "parallel": parallel}
         if mode != "ratings":
-            verdicts = judge.compare(endpoint, asked, answers[0], answers[1], transcript, **how)
+            with progress(f"{endpoint.name} compares answers to {len(asked)} questions") as how["progress"]:
+                verdicts = judge.compare(endpoint, asked, answers[0], answers[1], transcript, **how)
         if mode != "pairs":
-            ratings = judge.rate(endpoint, asked, answers[0], answers[1], transcript, **how)
+            with progress(f"{endpoint.name} rates answers to {len(asked)} questions") as how["progress"]:
+                ratings = judge.rate(endpoint, asked, answers[0], answers[1], transcript, **how)
     pairs = judge.pairs_of(verdicts, seed=seed) if verdicts else None
     marks = judge.ratings_of(ratings, seed=seed) if ratings else None
     report = {"A": a, "B": b, "judge": endpoint.name, "pairs": pairs, "ratings": marks}

@@ -1,13 +1,22 @@
 """`headway plan MODEL`: does it fit, what does it move, how fast, and which kernel and cache each layer gets."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli._shared import JsonOption, KvCacheOption, ThreadsOption, note, print_report, set_threads
+from headway.cli._shared import (
+    DtypeOption,
+    JsonOption,
+    KvCacheOption,
+    ThreadsOption,
+    note,
+    print_report,
+    set_threads,
+)
 from headway.report import duration, operations, size, table
 
 if TYPE_CHECKING:
@@ -15,13 +24,17 @@ if TYPE_CHECKING:
 
     from headway.choice import Choice
     from headway.models import ModelSpec
-    from headway.models.cost import LayerPlan, Machine, Report
+    from headway.models.cost import Kept, LayerPlan, Machine, Report
     from headway.models.cost.processes import ProcessShare
 
 
 def command(
     model: Annotated[
-        str, typer.Argument(help="a name of the catalog, or a folder with a config.json, or a Hub id")
+        str,
+        typer.Argument(
+            help="a name of the catalog, a folder with a config.json, a GGUF file, or a Hub id",
+            metavar="MODEL",
+        ),
     ],
     context: Annotated[
         int | None, typer.Option("--context", help="tokens per row [default: the trained context]")
@@ -31,7 +44,7 @@ def command(
         int | None,
         typer.Option("--source", help="tokens per source row of an encoder-decoder [default: as --context]"),
     ] = None,
-    dtype: Annotated[str, typer.Option("--dtype", help="float32 or bfloat16")] = "bfloat16",
+    dtype: DtypeOption = "auto",
     kv_cache_dtype: KvCacheOption = "auto",
     weights: Annotated[
         str | None,
@@ -54,35 +67,41 @@ def command(
     ] = None,
     measure: Annotated[
         bool,
-        typer.Option("--measure", help="measure this machine again; else what was measured today counts"),
+        typer.Option(
+            "--measure", help="measure this machine again; the best that was measured in a day counts"
+        ),
     ] = False,
     json: JsonOption = False,
     threads: ThreadsOption = None,
 ) -> None:
     """Does it fit, what does it move, how fast: before anything runs. No weights are loaded, nor downloaded."""
+    import torch
+
     from headway.cache import kv_dtype
-    from headway.errors import ConfigError, did_you_mean
+    from headway.errors import ConfigError
     from headway.models.cost.alternatives import what_fits
-    from headway.models.cost.planning import DTYPES, plan
+    from headway.models.cost.planning import plan
     from headway.models.cost.processes import process_shares, whole_vocabs
+    from headway.models.difference import BF16
     from headway.models.quantize import weight_kind
     from headway.parallel import Mesh
     from headway.patterns import parse
+    from headway.storage.dtypes import named_dtype
 
-    if dtype not in DTYPES:
+    wanted = named_dtype(dtype)
+    if wanted == torch.float16:
         raise ConfigError(
-            f"plan: --dtype must be one of {', '.join(DTYPES)}, got {dtype!r}{did_you_mean(dtype, DTYPES)}"
-            + (
-                "; float16 products are hundreds of times slower on most CPUs, bfloat16 is what is meant"
-                if "16" in dtype
-                else ""
-            )
+            "plan: float16 products are hundreds of times slower on most CPUs; --dtype bfloat16 is what is meant, or "
+            "float32, in which a file of float16 runs"
         )
     stored = kv_dtype(kv_cache_dtype)
     set_threads(threads)
-    spec, quantized = find_model(model)
+    spec, kept = find_model(model)
+    kept = BF16._replace(why="a size of the catalog has no file") if kept is None else kept
+    if wanted is not None:
+        kept = kept._replace(dtype=wanted, why="asked for")
     if weights is not None:
-        quantized = weight_kind(weights)
+        kept = kept._replace(quantized=weight_kind(weights))
     if patterns is not None:
         spec = spec.with_patterns([parse(part) for part in patterns.split(";")])
     asked: dict[str, Any] = {
@@ -90,19 +109,20 @@ def command(
         "context": spec.trained_context if context is None else context,
         "batch": batch,
         "source": source,
-        "dtype": DTYPES[dtype],
+        "dtype": kept.dtype,
         "kv_dtype": stored,
-        "quantized": quantized,
+        "quantized": kept.quantized,
         "prefill_chunk": prefill_chunk,
-        "machine": _machine(DTYPES[dtype], measure),
+        "machine": _machine(kept.dtype, measure),
     }
     report = plan(spec, **asked)
     would = [] if report.fits else [*what_fits(report, lambda **other: plan(spec, **{**asked, **other}))]
+    report = replace(report, notes=(f"{report.dtype}: {kept.why}; --dtype asks for another", *report.notes))
     found = {**vars(report), "what_fits": {option: other.needed for option, other in would}}
     text = to_text(report, spec, would)
     if processes is not None or mesh is not None:
         among = Mesh.of(mesh, processes or 1)
-        shares = process_shares(spec, among, asked["context"], batch, DTYPES[dtype])
+        shares = process_shares(spec, among, asked["context"], batch, kept.dtype)
         found, text = {**found, "processes": shares}, f"{text}\n\n{shares_table(shares)}"
         for vocab in whole_vocabs(spec, among.tp):
             text += (
@@ -136,32 +156,47 @@ def shares_table(shares: "Sequence[ProcessShare]") -> str:
 
 
 def _machine(dtype: "torch.dtype", again: bool) -> "Machine":
-    """This machine, with the roofs that were measured today unless they are to be measured `again`."""
+    """This machine, with its roofs, which are measured where that was long ago, or `again`."""
     from headway.models.cost import Machine
 
-    if again or not Machine.measured_today(dtype):
+    if again or not Machine.is_measured(dtype):
         note("measuring this machine's memory and matrix product ...")
     return Machine.here(dtype, again=again)
 
 
-def find_model(model: str) -> "tuple[ModelSpec, tuple[int, int | None] | None]":
-    """The spec of a catalog name, or of a Hugging Face folder (or its config.json); bits and groups of its weights
-    where they are quantized."""
-    from headway.checkpoints import spec_from_config
+def find_model(model: str) -> "tuple[ModelSpec, Kept | None]":
+    """The spec of a catalog name, a GGUF file, or a Hugging Face folder (or its config.json); and how its weights are
+    kept when it runs, None for a name of the catalog."""
+    import torch
+
+    from headway.checkpoints import choose_dtype, load_folder, open_tensors, spec_from_config
     from headway.checkpoints.quantized.scheme import split_config
     from headway.checkpoints.remote import is_address, local_model
     from headway.errors import ConfigError
     from headway.models import catalog
+    from headway.models.cost import Kept
+    from headway.storage.dtypes import DTYPES
     from headway.storage.reading import read_json
 
     path = local_model(model, files=("config.json",)) if is_address(model) else Path(model)
+    stored: dict[str, torch.dtype] = {}
+    if path.suffix == ".gguf":
+        folder = load_folder(path)
+        dtype, choice = folder.choose_dtype()
+        return folder.spec, Kept(dtype, None, choice.why)
     if path.is_dir():
+        if any(path.glob("model*.safetensors*")):
+            stored = {n: f.dtype for n, f in open_tensors(path).forms.items() if f.dtype.is_floating_point}
         path = path / "config.json"
         if not path.is_file():
             raise ConfigError(f"{model} is a folder without a config.json")
     if path.is_file():
         config, scheme = split_config(read_json(path))
-        return spec_from_config(config), None if scheme is None else (scheme.bits, scheme.group)
+        named = DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")))
+        dtype, choice = choose_dtype(stored or {"weights": named or torch.bfloat16}, torch.device("cpu"))
+        why = choice.why if stored else "config.json names it" if named else "config.json names none"
+        quantized = None if scheme is None else (scheme.bits, scheme.group)
+        return spec_from_config(config), Kept(dtype, quantized, why)
     if "/" in model or model.startswith("."):
         raise ConfigError(f"{model} is neither a folder with a config.json nor a name of the catalog")
     return catalog.spec(model), None
@@ -170,23 +205,24 @@ def find_model(model: str) -> "tuple[ModelSpec, tuple[int, int | None] | None]":
 def to_text(report: "Report", spec: "ModelSpec", would: Sequence[tuple[str, "Report"]] = ()) -> str:
     """The report for a terminal; `would` fit where it does not."""
     heads = f"{spec.layout.kind}, {spec.heads} query heads on {spec.kv_heads} kv heads of {spec.head_dim}"
-    machine, per = report.machine, report.weights / report.parameter_count
+    machine = report.machine
     kv = "" if report.kv_dtype == report.dtype else f", keys and values in {report.kv_dtype},"
     sides = (
         str(report.context)
         if report.source is None
         else f"{report.source} source and {report.context} target"
     )
-    when = "" if machine.measured is None else f"; measured {machine.measured}, --measure does it anew"
+    ages = [""] * 2 if machine.ages is None else [f" ({_age(age)})" for age in machine.ages]
+    when = "" if machine.ages is None else "; the best of a day"
     parts = [
         f"{report.model}: {report.parameter_count:,} parameters, {spec.layers} layers of {spec.width}, {heads}\n"
         f"{report.batch} x {sides} tokens in {report.dtype}{kv} on {machine.name} "
-        f"({size(machine.memory)} free, reads {machine.bandwidth / 1e9:.1f} GB/s, "
-        f"multiplies at {machine.peak / 1e9:.0f} GFLOP/s{when})",
+        f"({size(machine.memory)} free, reads {machine.bandwidth / 1e9:.1f} GB/s{ages[0]}, "
+        f"multiplies at {machine.peak / 1e9:.0f} GFLOP/s{ages[1]}{when})",
         table(
             ("parameters", "number", "bytes"),
             [
-                *((place, count, size(count * per)) for place, count in report.parameters.items()),
+                *((place, n, size(report.weight_bytes[place])) for place, n in report.parameters.items()),
                 ("total", report.parameter_count, size(report.weights)),
             ],
         ),
@@ -222,6 +258,10 @@ def to_text(report: "Report", spec: "ModelSpec", would: Sequence[tuple[str, "Rep
         "\n".join(f"  note: {line}" for line in report.notes),
     ]
     return "\n\n".join(parts)
+
+
+def _age(seconds: float) -> str:
+    return "now" if seconds < 60 else f"{duration(60 * (seconds // 60))} ago"
 
 
 def _layer_table(layers: Sequence["LayerPlan"], kind: str) -> str:

@@ -12,6 +12,7 @@ import typer
 from headway.cli._shared import (
     AdapterOption,
     AllowPickleOption,
+    AnyBaseOption,
     FolderArgument,
     JsonOption,
     LimitOption,
@@ -210,10 +211,11 @@ def context(
 def merge(
     run: MeasuredRun,
     adapter: AdapterOption = None,
+    any_base: AnyBaseOption = False,
 ) -> None:
     """Put adapters into the weights; MODEL may be the folder of one. "Before" is the model with them beside it."""
     from headway.checkpoints import load_adapter, merged_state
-    from headway.checkpoints.adapters import with_base
+    from headway.checkpoints.bases import check_bases, with_base
     from headway.checkpoints.saving import TokenizerFiles
     from headway.choice import Choice
     from headway.text import first_file
@@ -224,6 +226,7 @@ def merge(
             f"surgery merge: {base} is a model; say what is put into its weights: --adapter FOLDER"
         )
     folder = replace(run, model=Path(base)).open()
+    check_bases(places, folder, any_base=any_base)
     adapters = [load_adapter(place, folder.spec) for place in places]
     brought = [Path(place) for place in places if first_file(Path(place)) is not None]
     layers = len({layer for one in adapters for layer in one.layers})

@@ -6,11 +6,10 @@ from __future__ import annotations
 import inspect
 import itertools
 import os
-import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
@@ -99,27 +98,54 @@ def run(
         print_report(plan, plan.text(), json)
         return 0
     if several and started == 1:
-        start_processes(processes or 1)
+        return start_processes(processes or 1, settings, resume)
     from headway.hardware import keep_freed_memory
     from headway.train import Interrupted, train
+    from headway.train.checkpoint import resume_command
 
+    is_main = os.environ.get("RANK", "0") == "0"
     keep_freed_memory()
     try:
         result = train(settings, resume=resume)
     except Interrupted as stop:
-        own = shlex.quote(str(Path(settings.out) / "config.yaml"))
-        note(f"saved {stop.checkpoint}\nresume with: headway train --config {own} --resume auto")
+        if is_main:
+            note(f"saved {stop.checkpoint}\nresume with: {resume_command(Path(settings.out), started)}")
         return 130
-    if os.environ.get("RANK", "0") == "0":
+    if is_main:
         _print(result, json)
     return 0
 
 
-def start_processes(count: int) -> NoReturn:
-    """Become torchrun, which starts this command line in `count` processes; they share the CPU's threads."""
+def start_processes(count: int, settings: TrainConfig, resume: str) -> int:
+    """This command line in `count` processes, which torchrun starts, and which share the CPU's threads. The exit code
+    of the first that failed: it has said why, unless a signal ended it.
+
+    Raises ConfigError for settings that no run can have, before anything is started."""
+    import logging
+
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    from headway.train.checkpoint import where_to_begin
+    from headway.train.start import checked
+
+    where_to_begin(checked(settings, count), resume)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
-    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}")
-    os.execv(sys.executable, [sys.executable, *launcher, "-m", "headway", *sys.argv[1:]])
+    logging.getLogger("torch.distributed.elastic").setLevel(
+        logging.CRITICAL
+    )  # the processes speak for themselves
+    launcher = ("--standalone", f"--nproc-per-node={count}", "-m", "headway")
+    try:
+        torchrun.run(torchrun.parse_args([*launcher, *sys.argv[1:]]))
+    except SignalException:
+        return 130
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode < 0:
+            note(f"rank {rank} was ended by signal {-failure.exitcode} ({failure.signal_name()})")
+        return failure.exitcode if failure.exitcode > 0 else 1
+    return 0
 
 
 def _recipe(
@@ -158,6 +184,7 @@ def _print(result: TrainResult, json: bool) -> None:
         (f"loss of the last step, nats per {result.unit}", result.loss),
         *((name, value) for name, value in held_out.items() if value is not None),
         ("model", str(result.model)),
+        *([] if result.transformers is None else [("transformers", result.transformers)]),
         ("metrics", str(result.metrics)),
         ("curve", str(result.curve)),
     ]
@@ -167,6 +194,8 @@ def _print(result: TrainResult, json: bool) -> None:
 class SettingsCommand:
     """`run` with options for the settings of the task that its arguments name, by --task, task=, or the file of
     --config; those of training on text unless they name one."""
+
+    callback = None  # of its own it has none; settings that are paths know what ~ is
 
     def make_context(self, name: str, arguments: list[str]) -> Any:
         """As click's commands do it."""

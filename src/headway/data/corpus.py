@@ -2,35 +2,40 @@
 
 | path | documents |
 |---|---|
-| `x.txt` (any name but JSONL) | one |
-| `x.jsonl`, `x.jsonl.gz` | one per line: an object whose `key` ("text") is a string |
+| `x.jsonl`, `x.json`, `x.csv`, `x.tsv` | one a record (`headway.data.values`): the string under its `key`, "text" |
+| `x.md`, `x.html`, `x.pdf`, ... | none: their source is not the text that one sees, so they are refused |
+| `x.txt`, and any other name | one |
 | a folder | the files below it that end in .txt, .jsonl (or .gz of these), in the order of their names |
 | `hf://...` | of the Hugging Face Hub: see `headway.data.hub` |
 
-Text is UTF-8. A byte order mark at the very beginning is dropped; line ends stay as they are. A NUL
-character, bytes that are not UTF-8, lone surrogates and empty files are errors: they say that something is not text.
+Each may be compressed (`x.txt.gz`). Text is UTF-8. A byte order mark at the very beginning is dropped; line ends stay
+as they are. A NUL character, bytes that are not UTF-8, lone surrogates and empty files are errors: they say that
+something is not text.
 """
 
 from __future__ import annotations
 
 import codecs
-import gzip
-import json
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import IO
 
-from headway.data.hub import local
+from headway.data.hub import is_remote, local
 from headway.data.tokenfile import TokenFile, TokenFileWriter
+from headway.data.values import READERS, checked, opened, suffix, values
 from headway.errors import DataError, did_you_mean
 from headway.text import Tokenizer
 
 PIECE = 1 << 16  # bytes of a long text that are handled at a time
 _BATCH_PIECES, _BATCH_CHARACTERS = 512, 1 << 20
 _SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
+_FORMATTED = {
+    ".md": "Markdown", ".rst": "reStructuredText", ".html": "HTML", ".htm": "HTML", ".xml": "XML", ".tex": "TeX",
+    ".pdf": "PDF", ".docx": "a Word document", ".epub": "an e-book", ".ipynb": "a notebook",
+    ".parquet": "Parquet", ".arrow": "Arrow", ".zip": "an archive", ".tar": "an archive", ".tgz": "an archive",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -56,8 +61,7 @@ def read_text(
             yield path
             continue
         for file in _files(local(path)):
-            is_jsonl = file.name.endswith((".jsonl", ".jsonl.gz"))
-            yield from _lines(file, key) if is_jsonl else _whole(file, piece)
+            yield from _records(file, key) if suffix(file) in READERS else _whole(file, piece)
 
 
 def texts(paths: str | Path | Iterable[str | Path], *, key: str = "text") -> Iterator[str]:
@@ -98,6 +102,20 @@ def encode_corpus(
     return TokenFile(path)
 
 
+def digest(source: str | Path) -> str:
+    """What tells the text of a file or folder from another: of the names and bytes of its files; of an hf:// address,
+    which names one text, its own."""
+    state = hashlib.blake2b(digest_size=16)
+    if is_remote(source):
+        state.update(str(source).encode())
+        return state.hexdigest()
+    for file in _files(Path(source)):
+        with file.open("rb") as content:
+            each = hashlib.file_digest(content, hashlib.blake2b).digest()
+        state.update(file.name.encode("utf-8", "surrogateescape") + b"\0" + each)
+    return state.hexdigest()
+
+
 def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
     batch: list[Piece] = []
     size = 0
@@ -121,72 +139,25 @@ def _files(path: Path) -> list[Path]:
     if not path.exists():
         near = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         raise DataError(f"{path}: no such file or folder{did_you_mean(path.name, near)}")
-    if path.suffix == ".json":
-        raise DataError(f"{path}: JSON is read as JSONL, one object per line; rename it .jsonl if it is that")
+    if (form := _FORMATTED.get(suffix(path))) is not None:
+        raise DataError(
+            f"{path}: this is {form}, and its source would be read as text; convert it to .txt, or to .jsonl with a "
+            '"text" on each line, or rename it .txt where the source is what you mean'
+        )
     return [path]
 
 
-@contextmanager
-def opened(file: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
-    if file.stat().st_size == 0:
-        raise DataError(f"{file}: the file is empty")
-    try:
-        with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as source:
-            yield source
-    except (gzip.BadGzipFile, EOFError) as error:
-        raise DataError(f"{file}: a broken gzip file: {error}") from None
-
-
-def checked(text: str, where: str) -> str:
-    if "\0" in text:
-        line = text[: text.index("\0")].count("\n")
-        raise DataError(
-            f"{where}: a NUL character{f', {line} lines further on' if line else ''}: is this text?"
-        )
-    bad = next((c for c in text if 0xD800 <= ord(c) <= 0xDFFF), None) if not text.isascii() else None
-    if bad is not None:
-        raise DataError(f"{where}: a lone surrogate U+{ord(bad):04X}, which no UTF-8 text can hold")
-    return text
-
-
-def _lines(file: Path, key: str) -> Iterator[Piece]:
-    seen = False
-    with opened(file) as lines:
-        for number, raw in enumerate(lines, 1):
-            where = f"{file}:{number}"
-            try:
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-            except UnicodeDecodeError as error:
-                raise DataError(f"{where}: not UTF-8 at byte {error.start} of the line") from None
-            if line:
-                seen = True
-                yield Piece(checked(_value(line, key, where), where), True, where)
-    if not seen:
-        raise DataError(f"{file}: no document in it, only empty lines")
-
-
-def _value(line: str, key: str, where: str) -> str:
-    if line.startswith("["):
-        raise DataError(
-            f"{where}: a JSON array; JSONL is expected, one object per line, without [ ] and commas"
-        )
-    try:
-        value = json.loads(line)
-    except json.JSONDecodeError as error:
-        hint = " (one object per line; this one goes on)" if line in ("{", "{ ") else ""
-        raise DataError(
-            f"{where}: not JSON: {error.msg.removesuffix(' at')} at column {error.colno}{hint}"
-        ) from None
-    except (ValueError, RecursionError) as error:  # numbers and nestings beyond Python's limits
-        raise DataError(f"{where}: JSON that Python does not read: {error}") from None
-    if not isinstance(value, dict):
-        raise DataError(f'{where}: an object with "{key}" is expected, got {type(value).__name__}')
-    if key not in value:
-        hint = did_you_mean(key, value)
-        raise DataError(f'{where}: no key "{key}"{hint}; this object has {sorted(value)}')
-    if not isinstance(value[key], str):
-        raise DataError(f'{where}: "{key}" must be a string, got {type(value[key]).__name__}')
-    return str(value[key])
+def _records(file: Path, key: str) -> Iterator[Piece]:
+    """A document for each record of a file, the string under `key`."""
+    for where, value in values(file):
+        if not isinstance(value, dict):
+            raise DataError(f'{where}: an object with "{key}" is expected, got {type(value).__name__}')
+        if key not in value:
+            hint = did_you_mean(key, value)
+            raise DataError(f'{where}: no key "{key}"{hint}; this object has {sorted(value)}')
+        if not isinstance(value[key], str):
+            raise DataError(f'{where}: "{key}" must be a string, got {type(value[key]).__name__}')
+        yield Piece(checked(value[key], where), True, where)
 
 
 def _whole(file: Path, piece: int) -> Iterator[Piece]:

@@ -84,10 +84,16 @@ def batches(pairs: Pairs, batch_tokens: int, seed: int, epoch: int) -> list[list
 
 
 def joint_tokenizer(texts: Iterator[str], vocab: int) -> Tokenizer:
-    """A byte-level BPE of both languages: END ends a sentence, nothing begins it."""
+    """A byte-level BPE of both languages: END ends a sentence, nothing begins it; padding is START, as in Marian."""
     made = train_bpe(texts, vocab)
     return Tokenizer(
-        made.backend, bos=START, eos=END, begins_with_bos=False, ends_with_eos=True, config=made.config
+        made.backend,
+        bos=START,
+        eos=END,
+        begins_with_bos=False,
+        ends_with_eos=True,
+        special={"pad": START},
+        config=made.config,
     )
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.data import values
-from headway.data.corpus import checked, texts
+from headway.data.corpus import texts
 from headway.data.hub import local
 from headway.data.record_forms import FORMS, Form, Row
 from headway.data.record_kinds import KINDS, Labelled, Record, Text
@@ -104,6 +104,6 @@ def _unknown(
 def _check_strings(value: Any, where: str) -> None:
     """Every string is text that UTF-8 can hold."""
     if isinstance(value, str):
-        checked(value, where)
+        values.checked(value, where)
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         _check_strings(inner, where)

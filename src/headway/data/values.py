@@ -13,17 +13,19 @@ Each may be compressed (`x.json.gz`). Text is UTF-8. What cannot be read raises 
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from headway.data.corpus import checked, opened
 from headway.errors import DataError, did_you_mean
 
 Value = tuple[str, Any]  # where it stands, and what it is
+_DECODER = json.JSONDecoder()
 _SQUAD = "an array of objects, or SQuAD's object with "
 
 
@@ -34,17 +36,46 @@ def values(path: str | Path) -> Iterator[Value]:
         near = [p.name for p in file.parent.iterdir()] if file.parent.is_dir() else []
         kind = "a folder; records are read from files" if file.is_dir() else "no such file"
         raise DataError(f"{file}: {kind}{did_you_mean(file.name, near)}")
-    suffix = Path(file.name.removesuffix(".gz")).suffix
-    if suffix not in _READERS:
+    if suffix(file) not in READERS:
         raise DataError(
-            f"{file}: records are read from {', '.join(_READERS)} (or .gz of these), not {suffix!r}"
+            f"{file}: records are read from {', '.join(READERS)} (or .gz of these), not {suffix(file)!r}"
         )
     seen = False
-    for value in _READERS[suffix](file):
+    for value in READERS[suffix(file)](file):
         seen = True
         yield value
     if not seen:
         raise DataError(f"{file}: no record in it")
+
+
+def suffix(file: Path) -> str:
+    """Of the name without .gz: `x.json.gz` is .json."""
+    return Path(file.name.removesuffix(".gz")).suffix
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
+    """The bytes of a file, unpacked. Raises DataError for an empty file, and for a broken gzip file."""
+    if file.stat().st_size == 0:
+        raise DataError(f"{file}: the file is empty")
+    try:
+        with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as source:
+            yield source
+    except (gzip.BadGzipFile, EOFError) as error:
+        raise DataError(f"{file}: a broken gzip file: {error}") from None
+
+
+def checked(text: str, where: str) -> str:
+    """Returns the text. Raises DataError for a NUL character and for lone surrogates."""
+    if "\0" in text:
+        line = text[: text.index("\0")].count("\n")
+        raise DataError(
+            f"{where}: a NUL character{f', {line} lines further on' if line else ''}: is this text?"
+        )
+    bad = next((c for c in text if 0xD800 <= ord(c) <= 0xDFFF), None) if not text.isascii() else None
+    if bad is not None:
+        raise DataError(f"{where}: a lone surrogate U+{ord(bad):04X}, which no UTF-8 text can hold")
+    return text
 
 
 def lines(file: Path) -> Iterator[tuple[str, str]]:
@@ -71,7 +102,7 @@ def _jsonl(file: Path) -> Iterator[Value]:
     for where, line in lines(file):
         if not line.strip():
             continue
-        if line.startswith("["):
+        if line.lstrip().startswith("["):
             raise DataError(
                 f"{where}: a JSON array; JSONL has one object per line, without [ ] and commas; rename an array .json"
             )
@@ -139,7 +170,7 @@ def _list(value: Any, key: str, where: str) -> list[Any]:
 
 
 def _table(file: Path) -> Iterator[Value]:
-    quoted = ".csv" in file.suffixes
+    quoted = suffix(file) == ".csv"
     source = io.StringIO(_whole(file), newline="")
     options: dict[str, Any] = {"strict": True} if quoted else {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
     reader = csv.reader(source, **options)
@@ -172,7 +203,7 @@ def _conll(file: Path) -> Iterator[Value]:
 
 def _decoded(text: str, at: int, where: str) -> tuple[Any, int]:
     try:
-        return json.JSONDecoder().raw_decode(text, at)
+        return _DECODER.raw_decode(text, at)
     except json.JSONDecodeError as error:
         name, _, number = where.rpartition(":")
         line, column = int(number) + text.count("\n", at, error.pos), error.colno
@@ -196,4 +227,4 @@ def _line(text: str, at: int) -> int:
     return text.count("\n", 0, at) + 1
 
 
-_READERS = {".jsonl": _jsonl, ".json": _json, ".csv": _table, ".tsv": _table, ".conll": _conll}
+READERS = {".jsonl": _jsonl, ".json": _json, ".csv": _table, ".tsv": _table, ".conll": _conll}

@@ -1,17 +1,39 @@
 """Models that answer messages: a server that speaks OpenAI's protocol, or a folder here; and what they said, kept."""
 
+from collections.abc import Callable
+
 from headway.endpoints.base import Endpoint, Reply
 from headway.endpoints.local import LocalEndpoint
-from headway.endpoints.server import ServerEndpoint
+from headway.endpoints.server import USUAL_TIMEOUT, ServerEndpoint
 from headway.endpoints.transcript import Transcript, in_order
+from headway.errors import ConfigError
 
-__all__ = ["Endpoint", "LocalEndpoint", "Reply", "ServerEndpoint", "Transcript", "in_order", "open_endpoint"]
+__all__ = [
+    "Endpoint",
+    "LocalEndpoint",
+    "Reply",
+    "ServerEndpoint",
+    "Transcript",
+    "in_order",
+    "open_endpoint",
+]
 
 
-def open_endpoint(source: str) -> Endpoint:
+def is_server(source: str) -> bool:
+    """Whether an address is a server's."""
+    return source.startswith(("http://", "https://"))
+
+
+def open_endpoint(
+    source: str, *, timeout: float | None = None, say: Callable[[str], None] = lambda text: None
+) -> Endpoint:
     """The endpoint of an address: "https://host/v1#model" is a server's model (without #model, the only one that it
-    has), anything else a folder or an id of the Hub, for `headway.load`."""
-    if source.startswith(("http://", "https://")):
+    has), anything else a folder or an id of the Hub, for `headway.load`. `timeout` and `say` are a `ServerEndpoint`'s.
+
+    Raises ConfigError for a timeout of what is no server, and what either raises."""
+    if is_server(source):
         url, _, model = source.partition("#")
-        return ServerEndpoint(url, model or None)
+        return ServerEndpoint(url, model or None, timeout=timeout or USUAL_TIMEOUT, say=say)
+    if timeout is not None:
+        raise ConfigError(f"a timeout is of servers, and {source} is none; leave it out")
     return LocalEndpoint(source)

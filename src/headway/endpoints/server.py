@@ -18,6 +18,8 @@ from headway.text.chat import Message
 
 KEY, OPENAI_KEY = "HEADWAY_API_KEY", "OPENAI_API_KEY"
 LONGEST_WAIT = 60.0  # seconds between two tries
+USUAL_TIMEOUT = 600.0  # seconds: a long reply comes in one piece
+FOR_NOW = {408, 425, 429, 500, 502, 503, 504, 529}  # what may be otherwise soon; 501, say, will not
 
 
 class ServerEndpoint(Endpoint):
@@ -26,8 +28,10 @@ class ServerEndpoint(Endpoint):
     Args:
         url: with its version, as in "https://api.openai.com/v1".
         model: one of the server's models; None takes the only one that it lists.
-        timeout: seconds of one try. tries: of a request that fails for now (429, 5xx, no connection, timeout), with
-            waits of 1, 2, 4, ... seconds, or what the server asks for (Retry-After).
+        timeout: seconds without a word from the server after which a try ends. tries: of a request that fails for now
+            (`FOR_NOW`, no connection, timeout), with waits of 1, 2, 4, ... seconds, or what the server asks for
+            (Retry-After).
+        say: is told of each failed try, in the server's words, and of replies without text.
         sleep: waits so many seconds.
 
     The key is read from the environment: HEADWAY_API_KEY, or, for api.openai.com alone, OPENAI_API_KEY.
@@ -39,11 +43,13 @@ class ServerEndpoint(Endpoint):
         url: str,
         model: str | None = None,
         *,
-        timeout: float = 600.0,
+        timeout: float = USUAL_TIMEOUT,
         tries: int = 6,
+        say: Callable[[str], None] = lambda text: None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.url, self.timeout, self.tries, self.sleep = url.rstrip("/"), timeout, tries, sleep
+        self.url, self.timeout, self.tries = url.rstrip("/"), timeout, tries
+        self.say, self.sleep = say, sleep
         self.model = model or self._only_model()
 
     @property
@@ -51,7 +57,7 @@ class ServerEndpoint(Endpoint):
         return f"{self.url}#{self.model}"
 
     def chat(self, messages: Sequence[Message], *, seed: int, temperature: float, max_tokens: int) -> Reply:
-        """One completion."""
+        """One completion. A refusal that stands in place of the text is the text; a reply without either is empty."""
         body = {
             "model": self.model,
             "messages": [dict(message) for message in messages],
@@ -62,8 +68,14 @@ class ServerEndpoint(Endpoint):
         answer = self._ask("/chat/completions", body)
         try:
             choice = answer["choices"][0]
-            return Reply(choice["message"]["content"] or "", str(choice["finish_reason"]))
-        except (KeyError, IndexError, TypeError):
+            message, reason = choice["message"], str(choice["finish_reason"])
+            text = message["content"] or message.get("refusal") or ""
+            if not text:
+                rest = [name for name, value in message.items() if value and name != "role"]
+                has = f", and it has {', '.join(rest)}" if rest else ""
+                self.say(f"{self.name}: a reply without text: its finish_reason is {reason}{has}")
+            return Reply(text, reason)
+        except (KeyError, IndexError, TypeError, AttributeError):
             raise EndpointError(
                 f"{self.name}: this is no chat completion: {json.dumps(answer)[:200]}; is the URL that of an "
                 "OpenAI-compatible server, with its version (/v1)?"
@@ -95,15 +107,20 @@ class ServerEndpoint(Endpoint):
                     return json.load(response)
             except HTTPError as error:
                 said = _message(error)
-                if error.code != 429 and error.code < 500:
+                if error.code not in FOR_NOW:
                     raise EndpointError(self._refused(error.code, said)) from None
                 problem, asked = f"{error.code} {said}", error.headers.get("Retry-After", "")
                 wait = min(float(asked), LONGEST_WAIT) if asked.isdigit() else wait
             except ValueError as error:
                 raise EndpointError(f"{self.url}{path}: the answer is no JSON ({error})") from None
             except (URLError, OSError, HTTPException) as error:
-                problem = str(getattr(error, "reason", error))
+                problem = str(getattr(error, "reason", error)) or type(error).__name__
+                if isinstance(error, TimeoutError) or isinstance(
+                    getattr(error, "reason", None), TimeoutError
+                ):
+                    problem = f"no answer within {self.timeout:g} s"
             if attempt + 1 < self.tries:
+                self.say(f"{self.url}: {problem}; try {attempt + 2} of {self.tries} in {wait:g} s")
                 self.sleep(wait)
         raise EndpointError(
             f"{self.url}: no reply after {self.tries} tries; the last said: {problem}. Replies so far are kept: the "

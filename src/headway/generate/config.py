@@ -69,12 +69,14 @@ class GenerationConfig:
     sampling, seed: how tokens are chosen; equal configs, seed and request number give equal text.
     beams: search for the texts of the highest score instead of sampling; see `Beams`.
     eos: ids that end a text (and are not part of it).
-    stop: strings that end a text (and are not part of it), also when they are split across tokens.
+    stop: strings that end a text, or one (and are not part of it), also when they are split across tokens.
     forbidden: ids that are never taken.   min_new_tokens: no EOS among so many first tokens.
     no_repeat_ngram: no n tokens in a row occur twice in prompt and text (0: they may).
     forced_first, forced_last: this id is the first new token, or the last one when `max_new_tokens` is reached; it
         is certain then, so that its log probability is 0.
     prefix: these ids are the first new tokens, behind `forced_first`; certain, too.
+    log_probs: tell of each new token ln p(token | all before it) under the model's own distribution, whatever the
+        settings above make of it;  top_log_probs: and of so many of the likeliest tokens in its place.
     beyond_context: allow more tokens than the model was trained on.
     use_cache: False computes every step from the whole text: slow, the same text. For checking.
     kv_cache_dtype: what the cache stores: "auto" (keys and values as the model makes them) or "int8" (rounded: a
@@ -87,13 +89,15 @@ class GenerationConfig:
     seed: int = 0
     beams: Beams | None = None
     eos: Sequence[int] = ()
-    stop: Sequence[str] = ()
+    stop: Sequence[str] | str = ()
     forbidden: Sequence[int] = ()
     min_new_tokens: int = 0
     no_repeat_ngram: int = 0
     forced_first: int | None = None
     forced_last: int | None = None
     prefix: Sequence[int] = ()
+    log_probs: bool = False
+    top_log_probs: int = 0
     beyond_context: bool = False
     use_cache: bool = True
     kv_cache_dtype: str = "auto"
@@ -101,6 +105,7 @@ class GenerationConfig:
 
     def __post_init__(self) -> None:
         counts = {"max_new_tokens": 0, "prefill_chunk": 1, "min_new_tokens": 0, "no_repeat_ngram": 0}
+        counts["top_log_probs"] = 0
         for name, least in counts.items():
             value = getattr(self, name)
             if value is not None and not (_whole(value) and value >= least):
@@ -108,8 +113,10 @@ class GenerationConfig:
                 raise ConfigError(f"{name} must be {least} or more, got {value!r}{more}")
         if not isinstance(self.seed, Integral):
             raise ConfigError(f"seed must be a whole number, got {self.seed!r}")
-        if isinstance(self.stop, str) or not isinstance(self.stop, Collection):
-            raise ConfigError(f"stop is a list of strings, got {self.stop!r}; write [{str(self.stop)!r}]")
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        if not isinstance(self.stop, Collection):
+            raise ConfigError(f"stop is a string or a list of strings, got {self.stop!r}")
         beams, plain = self.beams, Sampling(repetition_penalty=self.sampling.repetition_penalty)
         rounded = kv_dtype(self.kv_cache_dtype) is not None
         eos_are_ids = isinstance(self.eos, Collection) and all(map(_whole, self.eos))
@@ -135,6 +142,15 @@ class GenerationConfig:
                 beams is not None and (self.sampling != plain or self.seed != 0),
                 f"beams: a beam search draws nothing, but {self.sampling} and seed={self.seed} were given; leave "
                 "out temperature, top_k, top_p, min_p and seed, or the beams",
+            ),
+            (
+                self.top_log_probs > 0 and not self.log_probs,
+                f"top_log_probs={self.top_log_probs} is about log_probs, which were not asked for; ask for both",
+            ),
+            (
+                beams is not None and self.log_probs,
+                "beams: the hypotheses of a beam search have the log_probs that they are ranked by; leave out "
+                "log_probs",
             ),
             (
                 beams is not None and len(self.stop) > 0,

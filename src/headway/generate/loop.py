@@ -24,7 +24,7 @@ from headway.generate.drafts import Draft
 from headway.generate.requests import Request, by_config, check_prompts, make_requests
 from headway.generate.results import Delta, Generation, Hypothesis
 from headway.generate.sampling import check_logits
-from headway.generate.sequences import SampledText, choose_tokens
+from headway.generate.sequences import SampledText, choose_tokens, log_probs_of
 from headway.generate.session import DecoderSession, Session
 from headway.generate.speculation import Speculation, check_draft
 from headway.models import Decoder
@@ -92,10 +92,12 @@ def _advance(logits: Tensor, live: Live, begun: float) -> None:
         expand_beams(_rows(logits, some), [one for one, _ in some])
     sampled = [(one, rows) for one, rows in live if isinstance(one, SampledText)]
     chosen = choose_tokens(_rows(logits, sampled), [one for one, _ in sampled])
-    for (one, _), token in zip(sampled, chosen, strict=True):
+    for (one, rows), token in zip(sampled, chosen, strict=True):
         if token is None:
             raise ConfigError("forbidden: no token is left to choose")
-        one.advance(token, time.perf_counter() - begun)
+        config = one.request.config
+        told = log_probs_of(logits[rows[0]], token, config) if config.log_probs else ()
+        one.advance(token, time.perf_counter() - begun, *told)
 
 
 def _rows(logits: Tensor, live: Live) -> Tensor:
@@ -200,6 +202,7 @@ def collect(deltas: Sequence[Delta], prompt_tokens: int) -> Generation:
     last = deltas[-1]
     assert last.finish_reason is not None
     ids = [d.token for d in deltas if d.token is not None]
+    told = [d for d in deltas if d.log_prob is not None]
     return Generation(
         request=last.request,
         prompt_tokens=prompt_tokens,
@@ -210,6 +213,8 @@ def collect(deltas: Sequence[Delta], prompt_tokens: int) -> Generation:
         seconds=last.seconds,
         drafted=last.drafted,
         accepted=last.accepted,
+        log_probs=tuple(d.log_prob for d in told if d.log_prob is not None),
+        top_log_probs=tuple(d.top_log_probs for d in told if d.top_log_probs),
     )
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "eos"]
+TopLogProbs = tuple[tuple[int, float], ...]
+"""The likeliest tokens in a place and their log probabilities, the likeliest first."""
 
 
 @dataclass(frozen=True)
@@ -15,7 +17,7 @@ class Delta:
     text: what became certain with it (possibly nothing; whole characters; never part of a stop string).
     finish_reason: "eos", "stop" (a stop string) or "length" with the last delta of a request, else None.
     seconds: since the call began.   token: None only in the single delta of a request that gets no token.
-    drafted, accepted: as in `Generation`, so far.
+    drafted, accepted: as in `Generation`, so far.   log_prob, top_log_probs: of this token.
     """
 
     request: int
@@ -25,6 +27,8 @@ class Delta:
     seconds: float
     drafted: int = 0
     accepted: int = 0
+    log_prob: float | None = None
+    top_log_probs: TopLogProbs = ()
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,9 @@ class Generation:
         end.
     hypotheses: of a beam search, the best first; this text is the first of them. Else none.
     drafted, accepted: how many tokens drafts proposed, and how many of those became part of the text.
+    log_probs: where they were asked for, ln p of each of `ids` after all before it under the model's own distribution,
+        before temperature, filters, penalties and constraints: those of `score`.
+    top_log_probs: and of the likeliest tokens in each place. Both are empty unless asked for.
     """
 
     request: int
@@ -64,6 +71,8 @@ class Generation:
     hypotheses: tuple[Hypothesis, ...] = field(default=(), repr=False)
     drafted: int = field(default=0, repr=False)
     accepted: int = field(default=0, repr=False)
+    log_probs: tuple[float, ...] = field(default=(), repr=False)
+    top_log_probs: tuple[TopLogProbs, ...] = field(default=(), repr=False)
 
     @property
     def score(self) -> float | None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
+from headway.generate.config import GenerationConfig
 from headway.generate.constraints import Text, constrain
 from headway.generate.requests import Request, by_config
-from headway.generate.results import Delta, FinishReason
+from headway.generate.results import Delta, FinishReason, TopLogProbs
 from headway.generate.sampling import uniform
 from headway.generate.stop import StopScanner
 from headway.text import StreamDecoder, Tokenizer
@@ -50,8 +52,10 @@ class SampledText(Text):
         """These tokens are read ahead of it, behind its last one."""
         self.draft, self.right, self.drafted = draft, 0, self.drafted + len(draft)
 
-    def advance(self, token: int, seconds: float) -> None:
-        """Adds the token that was chosen, `seconds` after the call began."""
+    def advance(
+        self, token: int, seconds: float, log_prob: float | None = None, top: TopLogProbs = ()
+    ) -> None:
+        """Adds the token that was chosen, `seconds` after the call began, and what is to be told of its probability."""
         self.follows = self.draft[self.right : self.right + 1] == [token]
         self.right, self.accepted = self.right + self.follows, self.accepted + self.follows
         self.ids.append(token)
@@ -60,7 +64,7 @@ class SampledText(Text):
         text, reason = self._shown(token)
         self.rows = [(0, token)] if reason is None else []
         counts = self.drafted, self.accepted
-        self.deltas.append(Delta(self.request.number, token, text, reason, seconds, *counts))
+        self.deltas.append(Delta(self.request.number, token, text, reason, seconds, *counts, log_prob, top))
 
     def _shown(self, token: int) -> tuple[str, FinishReason | None]:
         """The text that became certain, and why the request ends if it does."""
@@ -74,6 +78,15 @@ class SampledText(Text):
         if self._scanner.hit is not None:
             return text, "stop"
         return text if reason is None else text + self._scanner.flush(), reason
+
+
+def log_probs_of(logits: Tensor, token: int, config: GenerationConfig) -> tuple[float, TopLogProbs]:
+    """ln p of the token under the logits [V] as they are, in float32 or float64, and those of the likeliest tokens, as
+    many as are asked for."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    values = wide.log_softmax(-1)
+    top = values.topk(min(config.top_log_probs, len(wide)))
+    return float(values[token]), tuple(zip(top.indices.tolist(), top.values.tolist(), strict=True))
 
 
 def choose_tokens(logits: Tensor, texts: Sequence[Text]) -> list[int | None]:

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from headway.cache import DecoderCache, KVCache
@@ -209,7 +209,7 @@ def padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, list[int]]:
 
 
 @contextmanager
-def evaluating(model: Decoder | EncoderDecoder) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """While open, the model is in evaluation mode and nothing is recorded for gradients."""
     training = model.training
     try:

@@ -55,7 +55,7 @@ def translate(
     encoder = model.spec.encoder
     assert encoder is not None
     ids = check_prompts(sources, encoder.vocab)
-    start, config = _completed(config or GenerationConfig(), generation, model.spec)
+    start, config = completed(config or GenerationConfig(), generation, model.spec)
     limit = context_limit(encoder, config)
     for i, source in enumerate(ids):
         if limit is not None and len(source) > limit:
@@ -81,7 +81,7 @@ def translate(
     return complete(session, asked, decode, batch_size=batch_size)
 
 
-def _completed(
+def completed(
     config: GenerationConfig, generation: Mapping[str, Any], spec: ModelSpec
 ) -> tuple[int, GenerationConfig]:
     """What targets begin with, and the config completed from generation_config.json."""

@@ -84,6 +84,8 @@ def parse(reply: Reply, first: int) -> list[Item | Rejected]:
     """The items of a reply, in its order. A reply may go on after the prompt's last words ("4. Instruction:", `first`
     being 4), or say them again. The last item of a reply that was cut off is rejected, and so is what has not the three
     fields."""
+    if not reply.text.strip():
+        return [Rejected("no text", "", f"finish_reason {reply.finish_reason}")]
     text = reply.text.strip().removeprefix("###")
     if not _BEGINS.match(text):
         text = f"{first}. Instruction: {text}"

@@ -19,6 +19,7 @@ from headway.judge.questions import Answers, Question
 
 Side = Literal["A", "B"]
 T = TypeVar("T")
+Progress = Callable[[int, int], None]
 MAX_TOKENS = 2048
 # What ends a judgment. Each has a second form, which judges write that forget a bracket.
 _VERDICT = (re.compile(r"\[\[([ABC])\]\]"), re.compile(r"\[([ABC])\]"))
@@ -62,9 +63,10 @@ def compare(
     *,
     seed: int = 0,
     parallel: int = 1,
+    progress: Progress = lambda done, total: None,
 ) -> list[tuple[Verdict, Verdict]]:
     """Two verdicts on each turn of each question: with the answer of `a` first, and with that of `b` first. `parallel`
-    requests are sent at once, which changes no verdict.
+    requests are sent at once, which changes no verdict; `progress(replies, requests)` is called after each.
 
     Raises DataError for an answer that is missing."""
 
@@ -78,7 +80,7 @@ def compare(
         winner = None if found is None else shown[found]
         return Verdict(_match(question, turn, a, b), first, winner)  # type: ignore[arg-type]
 
-    return _both(verdict, list(_turns(questions, a, b)), parallel)
+    return _both(verdict, list(_turns(questions, a, b)), parallel, progress)
 
 
 def rate(
@@ -90,6 +92,7 @@ def rate(
     *,
     seed: int = 0,
     parallel: int = 1,
+    progress: Progress = lambda done, total: None,
 ) -> list[tuple[Rating, Rating]]:
     """A rating of each answer by itself, turn by turn; otherwise as `compare`."""
 
@@ -102,15 +105,22 @@ def rate(
         known = score if score is not None and 1 <= score <= 10 else None
         return Rating(_match(question, turn, a, b), side, known)
 
-    return _both(rating, list(_turns(questions, a, b)), parallel)
+    return _both(rating, list(_turns(questions, a, b)), parallel, progress)
 
 
 def _both(
-    judged: Callable[[tuple[Question, int, Side]], T], turns: Sequence[tuple[Question, int]], parallel: int
+    judged: Callable[[tuple[Question, int, Side]], T],
+    turns: Sequence[tuple[Question, int]],
+    parallel: int,
+    progress: Progress,
 ) -> list[tuple[T, T]]:
     """What is judged of each turn for A and for B."""
     sides: tuple[Side, Side] = ("A", "B")
-    found = list(in_order(judged, [(*turn, side) for turn in turns for side in sides], parallel))
+    jobs = [(*turn, side) for turn in turns for side in sides]
+    found = []
+    for one in in_order(judged, jobs, parallel):
+        found.append(one)
+        progress(len(found), len(jobs))
     return list(zip(found[::2], found[1::2], strict=True))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -91,10 +91,11 @@ def ask(
     *,
     seed: int = 0,
     max_tokens: int = 1024,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, tuple[str, ...]]:
     """The endpoint's answers, each turn after the answer to the one before, written to `out` in FastChat's form; with
     `out`.transcript.jsonl beside it, from which a run that was stopped goes on. Temperatures are FastChat's, by
-    category."""
+    category. `progress(questions done, questions)` is called after each."""
     path, found = Path(out), dict[str, tuple[str, ...]]()
     with Transcript(path.with_name(f"{path.name}.transcript.jsonl")) as transcript:
         for question in questions:
@@ -111,6 +112,7 @@ def ask(
                 )
                 messages.append({"role": "assistant", "content": reply.text})
             found[question.id] = tuple(one["content"] for one in messages[1::2])
+            progress(len(found), len(questions))
     lines = [
         {"question_id": name, "model_id": endpoint.name, "choices": [{"index": 0, "turns": turns}]}
         for name, turns in found.items()

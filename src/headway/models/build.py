@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import torch
-from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from headway.hardware import large_pages
 from headway.models.decoder import Decoder
 from headway.models.encoder import Encoder
 from headway.models.encoder_decoder import EncoderDecoder
 from headway.models.spec import ModelSpec
-from headway.nn import Linear, replace_linear
 
 Model = Decoder | Encoder | EncoderDecoder
 MODELS: Mapping[str, type[Decoder] | type[Encoder] | type[EncoderDecoder]] = {
@@ -21,18 +21,26 @@ MODELS: Mapping[str, type[Decoder] | type[Encoder] | type[EncoderDecoder]] = {
     "encoder": Encoder,
     "encoder-decoder": EncoderDecoder,
 }
-MakeLinear = Callable[[str, Linear], nn.Module]
 RESIDUAL = ("o_proj.weight", "down_proj.weight")
 
 
-def blank(spec: ModelSpec, backend: str = "auto", linear: MakeLinear | None = None) -> Model:
-    """The module of a spec with uninitialised weights on torch's default device (see `torch.device`).
+def blank(spec: ModelSpec, backend: str = "auto") -> Model:
+    """The module of a spec with uninitialised weights on torch's default device (see `torch.device`)."""
+    with _Unfilled():
+        return MODELS[spec.kind](spec, backend)
 
-    `linear(name, layer)` gives what takes the place of each `Linear` (`headway.nn.replace_linear`)."""
-    model = MODELS[spec.kind](spec, backend)
-    if linear is not None:
-        replace_linear(model, linear)
-    return model
+
+class _Unfilled(TorchFunctionMode):
+    """Has `torch.nn.init` leave tensors as they are. On the device "meta" a number that is drawn costs the import of
+    torch's compiler, which takes as long as that of torch itself."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else named["tensor"]
+        return func(*args, **named)
 
 
 def build(
@@ -41,7 +49,6 @@ def build(
     dtype: torch.dtype | None = None,
     seed: int | None = None,
     backend: str = "auto",
-    linear: MakeLinear | None = None,
 ) -> Model:
     """A model with fresh weights (`initialize_`), in training mode: `Decoder`, `Encoder` or `EncoderDecoder`.
 
@@ -51,15 +58,22 @@ def build(
         dtype: of all parameters; torch's default unless given.
         seed: equal seeds give equal weights on every device (in bfloat16: their rounding); None draws one.
         backend: of attention, in every layer.
-        linear: as in `blank`: quantized or adapted layers, put in before there are weights.
     """
     dtype = torch.get_default_dtype() if dtype is None else dtype
     with torch.device("meta"):
-        model = blank(spec, backend, linear).to(dtype)
+        model = blank(spec, backend).to(dtype)
     where = torch.device("cpu" if device is None else device)
     if where.type != "meta":
-        large_pages(model.to_empty(device=where).parameters())
-        initialize_(model, seed)
+        initialize_(allocate_(model, where), seed)
+    return model
+
+
+def allocate_(model: Model, device: torch.device | str) -> Model:
+    """Gives every parameter memory on `device`, with anything in it, in place; returns the model.
+
+    `torch.nn.Module.to_empty` would import sympy, to ask which strides tensors without memory have."""
+    model._apply(lambda t: torch.empty(t.shape, dtype=t.dtype, device=device))  # type: ignore[no-untyped-call]
+    large_pages(model.parameters())
     return model
 
 

@@ -10,6 +10,7 @@ Legend: B sequences, T tokens of each, R = B T rows, M width, H query heads, K k
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 
 import torch
@@ -25,12 +26,11 @@ from headway.native.linear import MOST_ROWS, Matrix, matrix_struct
 from headway.native.loader import library, threads
 from headway.nn.attention import AttentionLayer
 from headway.nn.block import Block
-from headway.nn.compressed import CompressedLinear
 from headway.nn.feedforward import FeedForward
 from headway.nn.linear import Linear
+from headway.nn.lora import LowRank
 from headway.nn.mixers import Mixer
 from headway.nn.norms import LayerNorm, RMSNorm
-from headway.nn.quantized import QuantizedLinear
 from headway.tokens import Tokens
 
 
@@ -57,6 +57,7 @@ class DecodeStep:
         self.q, self.k, self.v = (room(layer.out_features) for layer in (one.q_proj, one.k_proj, one.v_proj))
         self.attended, self.lse = room(one.o_proj.in_features), torch.zeros(MOST_ROWS, one.heads.query_heads)
         self.hidden = room(spec.hidden), room(spec.hidden)
+        self._low: dict[int, Tensor] = {}  # x A^T of adapters, by their number in one operation and rank
         self._rotations: dict[int, Rotated] = {}
         self._pasts: dict[tuple[int, Mixer], Past] = {}
         ops: list[c.OpStruct] = []
@@ -65,9 +66,10 @@ class DecodeStep:
             assert isinstance(layer, KVCache)
             past, heads = self._past(block.self_attn, layer), self._heads(i, block.self_attn)
             heads.slots = past.slots.data_ptr()
-            attends.append((past, layer, heads, len(ops) + 2))
-            ops += self._block(block, heads, past.call)
-        ops.append(self._products(self.x, [(model.lm_head, self.logits)], norm=stack.norm))
+            block_ops, at = self._block(block, heads, past.call)
+            attends.append((past, layer, heads, len(ops) + at))
+            ops += block_ops
+        ops += self._products(self.x, [(model.lm_head, self.logits)], norm=stack.norm)
         self.ops = (c.OpStruct * len(ops))(*ops)
         for past, layer, heads, at in attends:
             past.layers.append(PastOf(layer, heads, self.ops[at]))
@@ -129,18 +131,16 @@ class DecodeStep:
             self._pasts[key] = Past(layer, self.q, self.attended, self.lse)
         return self._pasts[key]
 
-    def _block(self, block: Block, heads: c.HeadsStruct, call: c.CallStruct) -> list[c.OpStruct]:
+    def _block(self, block: Block, heads: c.HeadsStruct, call: c.CallStruct) -> tuple[list[c.OpStruct], int]:
+        """The operations of a block, and which of them attends."""
         layer, mlp = block.self_attn, block.mlp
         first, last = block.input_layernorm, block.post_attention_layernorm
         qkv = [(layer.q_proj, self.q), (layer.k_proj, self.k), (layer.v_proj, self.v)]
-        attend = [
-            self._products(self.x, qkv, norm=first),
-            self._op(c.HEADS, heads),
-            self._op(c.ATTENTION, call),
-        ]
+        project = [*self._products(self.x, qkv, norm=first), self._op(c.HEADS, heads)]
+        attend, at = [*project, self._op(c.ATTENTION, call)], len(project)
         mixed = self._products(self.attended, [(layer.o_proj, self.x)], add=True)
         if mlp is None:
-            return [*attend, mixed]
+            return [*attend, *mixed], at
         assert isinstance(mlp, FeedForward)
         gate, up = self.hidden
         wide = [(mlp.up_proj, up)] if mlp.gate_proj is None else [(mlp.gate_proj, gate), (mlp.up_proj, up)]
@@ -150,8 +150,8 @@ class DecodeStep:
             inner, [(mlp.down_proj, self.x)], add=True, act=c.ACTIVATIONS[mlp.act], gate=times
         )
         if block.order == "pre":
-            return [*attend, mixed, widen, narrow]
-        return [*attend, widen, mixed, narrow]
+            return [*attend, *mixed, *widen, *narrow], at
+        return [*attend, *widen, *mixed, *narrow], at
 
     def _op(self, kind: int, struct: ctypes.Structure) -> c.OpStruct:
         self._kept.append(struct)
@@ -166,14 +166,45 @@ class DecodeStep:
         add: bool = False,
         act: int = 0,
         gate: Tensor | None = None,
+    ) -> list[c.OpStruct]:
+        """x W^T (+ b) of layers of one x, into their outputs or added to them. Adapters are two operations more: x A^T
+        is one more matrix beside W, and what B makes of it is added to the output."""
+        structs = [self._matrix(layer.kept.native(), out, layer.bias, add=add) for layer, out in layers]
+        behind: list[c.OpStruct] = []
+        for layer, out in layers:
+            for part in layer.beside:
+                low = self._room_for(part, len(structs))
+                structs.append(self._matrix(part.lora_A.detach(), low))
+                scaled = (part.lora.scale * part.lora_B.detach().float()).to(_exact(part))
+                behind.append(self._product(low, [self._matrix(scaled, out, add=True)]))
+        return [self._product(x, structs, norm=norm, act=act, gate=gate), *behind]
+
+    def _room_for(self, part: LowRank, number: int) -> Tensor:
+        key = number * 4096 + len(part.lora_A)
+        if key not in self._low:
+            self._low[key] = torch.zeros(MOST_ROWS, len(part.lora_A), dtype=self.x.dtype)
+        return self._low[key]
+
+    def _matrix(
+        self, matrix: Matrix | str, out: Tensor, bias: Tensor | None = None, *, add: bool = False
+    ) -> c.MatrixStruct:
+        assert not isinstance(matrix, str), "unsupported_reason has said so"
+        self._kept.append(matrix)
+        return matrix_struct(matrix, out, self._floats(bias), add=add)
+
+    def _product(
+        self,
+        x: Tensor,
+        structs: Sequence[c.MatrixStruct],
+        *,
+        norm: nn.Module | None = None,
+        act: int = 0,
+        gate: Tensor | None = None,
     ) -> c.OpStruct:
-        matrices = (c.MatrixStruct * len(layers))(
-            *(matrix_struct(_weights(layer), out, self._floats(layer.bias), add=add) for layer, out in layers)
-        )
+        matrices = (c.MatrixStruct * len(structs))(*structs)
         self._kept.append(matrices)
-        inputs = layers[0][0].in_features
         struct = c.ProductsStruct(
-            c.ABI, 0, 0, inputs, c.TYPES[x.dtype], x.data_ptr(), x.stride(0), matrices, len(layers)
+            c.ABI, 0, 0, x.shape[1], c.TYPES[x.dtype], x.data_ptr(), x.stride(0), matrices, len(structs)
         )
         if norm is not None:
             assert isinstance(norm, RMSNorm | LayerNorm)
@@ -208,10 +239,9 @@ class DecodeStep:
         return wide
 
 
-def _weights(layer: Linear) -> Matrix:
-    if isinstance(layer, CompressedLinear):
-        return layer.packed
-    return layer.panels if isinstance(layer, QuantizedLinear) else layer.matrix.detach()
+def _exact(part: LowRank) -> torch.dtype:
+    """A dtype that holds s B: that of B where s is a power of two."""
+    return part.lora_B.dtype if math.frexp(part.lora.scale)[0] in (0.5, -0.5) else torch.float32
 
 
 def _address(t: Tensor | None) -> int | None:

@@ -10,13 +10,12 @@ from headway.cache import DecoderCache, KVCache
 from headway.models.decoder import Decoder
 from headway.native import interface as c
 from headway.native.loader import library, why_missing
+from headway.nn.adapters import named_adapter_parameters
 from headway.nn.attention import Attention
 from headway.nn.block import Block
-from headway.nn.compressed import CompressedLinear
 from headway.nn.feedforward import FeedForward
-from headway.nn.linear import Linear, OutputLayer
+from headway.nn.linear import Linear, linears
 from headway.nn.mixers import SoftmaxMixer
-from headway.nn.quantized import QuantizedLinear
 from headway.positions import Rotary
 
 
@@ -24,7 +23,8 @@ def unsupported_reason(model: Decoder, cache: DecoderCache) -> str | None:
     """Why steps of this model cannot be native calls; None if they can."""
     if library() is None:
         return why_missing() or "the native kernels are not loaded"
-    weights = {(p.dtype, p.device.type) for p in model.parameters()}
+    adapters = {id(p) for _, p in named_adapter_parameters(model)}
+    weights = {(p.dtype, p.device.type) for p in model.parameters() if id(p) not in adapters}
     if weights not in ({(torch.float32, "cpu")}, {(torch.bfloat16, "cpu")}):
         return "its kernels take weights of one type, float32 or bf16, on the CPU"
     if any(
@@ -35,9 +35,21 @@ def unsupported_reason(model: Decoder, cache: DecoderCache) -> str | None:
         return "its kernels know no scores that layers share, no scaled logits, and want a last norm"
     if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
         return "its modules have hooks, which the kernels would not call"
-    if type(model.lm_head) not in (OutputLayer, QuantizedLinear, CompressedLinear):
-        return f"its kernels know no layer {type(model.lm_head).__name__}"
-    return next((reason for block in model.model.blocks if (reason := _odd_block(block))), None)
+    layers = linears(model).values()
+    reasons = (reason for layer in layers if (reason := odd_linear(layer)))
+    return next(reasons, None) or next(
+        (reason for block in model.model.blocks if (reason := _odd_block(block))), None
+    )
+
+
+def odd_linear(layer: Linear) -> str | None:
+    """Why the kernels cannot take a linear layer; None if they can."""
+    if layer.share is not None:
+        return "its kernels know no layers that processes share"
+    if any(part.lora.magnitude for part in layer.beside):
+        return "its kernels know no adapters with magnitudes (DoRA); merge them (headway surgery merge)"
+    matrix = layer.kept.native()
+    return matrix if isinstance(matrix, str) else None
 
 
 def _odd_block(block: Block) -> str | None:
@@ -59,7 +71,4 @@ def _odd_block(block: Block) -> str | None:
     mlp = block.mlp
     if mlp is not None and (not isinstance(mlp, FeedForward) or mlp.act not in c.ACTIVATIONS):
         return "its kernels do not know this activation"
-    narrow = () if mlp is None else (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-    layers = layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj, *narrow
-    kinds = {type(one) for one in layers if one is not None} - {Linear, QuantizedLinear, CompressedLinear}
-    return f"its kernels know no layer {kinds.pop().__name__}" if kinds else None
+    return None

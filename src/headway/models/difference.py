@@ -9,8 +9,11 @@ import torch
 
 from headway.errors import ConfigError
 from headway.models import cost
+from headway.models.cost import Kept
 from headway.models.description import ASPECTS
 from headway.models.spec import ModelSpec
+
+BF16 = Kept(torch.bfloat16)
 
 
 class Difference(NamedTuple):
@@ -48,11 +51,14 @@ def differences(first: ModelSpec, second: ModelSpec) -> tuple[Difference, ...]:
     return (*own, *(one._replace(aspect=f"encoder's {one.aspect}") for one in inner))
 
 
-def numbers(first: ModelSpec, second: ModelSpec, context: int) -> tuple[Number, ...]:
+def numbers(
+    first: ModelSpec, second: ModelSpec, context: int, kept: tuple[Kept, Kept] = (BF16, BF16)
+) -> tuple[Number, ...]:
     """Weights by place, bytes of keys and values, and operations per token, in rows of `context` tokens.
 
-    What an encoder keeps nothing of, and does not decode, is None there. Bytes are those of bfloat16."""
-    sides = [_counted(spec, context) for spec in (first, second)]
+    What an encoder keeps nothing of, and does not decode, is None there. `kept` says how the weights of either are
+    kept, in bfloat16 unless given; keys and values are in the dtype of its products."""
+    sides = [_counted(spec, context, how) for spec, how in zip((first, second), kept, strict=True)]
     names = dict.fromkeys(name for side in sides for name in side)
     return tuple(Number(name, *(side.get(name) for side in sides)) for name in names)
 
@@ -77,13 +83,13 @@ def ladder(first: ModelSpec, second: ModelSpec) -> dict[str, ModelSpec]:
     return found
 
 
-def _counted(spec: ModelSpec, context: int) -> dict[str, float]:
+def _counted(spec: ModelSpec, context: int, kept: Kept) -> dict[str, float]:
     found: dict[str, float] = {"parameters": cost.parameter_count(spec)}
     found |= {f"... {place}": count for place, count in cost.parameters(spec).items()}
-    found["weights, bytes"] = cost.weight_bytes(spec, torch.bfloat16)
+    found["weights, bytes"] = sum(cost.kept_bytes(spec, kept).values())
     if spec.causal:
-        found["keys and values, bytes per token"] = cost.kv_bytes_per_token(spec)
-        found[f"... kept at {context:,} tokens, bytes"] = cost.kv_bytes_stored(spec, context)
+        found["keys and values, bytes per token"] = cost.kv_bytes_per_token(spec, kept.dtype)
+        found[f"... kept at {context:,} tokens, bytes"] = cost.kv_bytes_stored(spec, context, kept.dtype)
         found["one more token, FLOP"] = cost.decode_flops(spec, context)
     found["training, FLOP per token"] = cost.train_flops(spec, context)
     return found

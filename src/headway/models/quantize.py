@@ -9,7 +9,7 @@ Legend: T tokens of a row, I inputs and O outputs of a layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,9 +20,9 @@ from headway.models.build import Model
 from headway.models.decoder import Decoder
 from headway.models.gptq import gptq
 from headway.native.linear import GROUP
-from headway.nn import Linear, OutputLayer, QuantizedLinear, block_linears, replace_linear
+from headway.nn import Rounded, block_linears, from_codes, linears
 from headway.nn.adapters import adapter_names
-from headway.quantization import QuantizedMatrix, quantize_clipped
+from headway.quantization import quantize_clipped
 
 
 class WeightKind(NamedTuple):
@@ -35,7 +35,6 @@ class WeightKind(NamedTuple):
 KINDS: Mapping[str, WeightKind] = {"int8": WeightKind(8, 32), "int4": WeightKind(4, 32)}
 WHOLE_ROW = -1
 """As `group`: a scale for each output."""
-Round = Callable[[str, Linear], QuantizedMatrix]
 
 
 def weight_kind(weights: str, group: int | None = None) -> WeightKind:
@@ -80,8 +79,8 @@ def quantize_model(
             "quantize_model: the model has adapters or quantized layers; merge adapters first (headway surgery merge), "
             "and quantize a model of plain weights"
         )
-    head = model.get_submodule("lm_head") if output and hasattr(model, "lm_head") else None
-    if output and (not isinstance(head, OutputLayer) or head.embedding is not None):
+    head = linears(model).get("lm_head") if output else None
+    if output and (head is None or head.embedding is not None):
         raise ConfigError(
             "quantize_model: output=True, but the model has no output layer apart from its embedding"
         )
@@ -89,17 +88,14 @@ def quantize_model(
         raise ConfigError("quantize_model: calibrate takes rows of ids for a decoder, at least one")
     _require_finite(model)
     model.eval().requires_grad_(False)
-
-    def nearest(name: str, layer: Linear) -> QuantizedMatrix:
-        return quantize_clipped(layer.matrix, bits, group)
-
+    nearest = [] if head is None else [head]
     if calibrate is not None:
         assert isinstance(model, Decoder)
         _calibrated(model, calibrate, bits, group)
     else:
-        _replace(model, set(block_linears(model)), nearest)
-    if head is not None:
-        _replace(model, {"lm_head"}, nearest)
+        nearest += block_linears(model).values()
+    for layer in nearest:
+        layer.keep(from_codes(quantize_clipped(layer.matrix, bits, group)))
 
 
 def _require_finite(model: nn.Module) -> None:
@@ -114,16 +110,10 @@ def _require_finite(model: nn.Module) -> None:
             )
 
 
-def quantized_layers(model: nn.Module) -> dict[str, QuantizedLinear]:
-    """The layers of 8 or 4 bits by their names."""
-    return {name: m for name, m in model.named_modules() if isinstance(m, QuantizedLinear)}
-
-
-def _replace(model: nn.Module, names: set[str], rounded: Round) -> None:
-    replace_linear(
-        model,
-        lambda name, layer: QuantizedLinear(layer, rounded(name, layer)) if name in names else layer,
-    )
+def quantized_layers(model: nn.Module) -> dict[str, Rounded]:
+    """The weights of 8 or 4 bits by the names of their layers."""
+    kept = {name: layer.kept for name, layer in linears(model).items()}
+    return {name: weight for name, weight in kept.items() if isinstance(weight, Rounded)}
 
 
 @torch.no_grad()
@@ -133,8 +123,8 @@ def _calibrated(model: Decoder, rows: Sequence[Tensor], bits: int, group: int | 
     states, given = _first_states(model, rows)
     for number, block in enumerate(blocks):
         hessians = _hessians(block, states, [one[number] for one in given])
-        names = {name for name, layer in block.named_modules() if isinstance(layer, Linear)}
-        _replace(block, names, lambda name, layer: gptq(layer.matrix, hessians[name], bits, group))  # noqa: B023
+        for name, layer in linears(block).items():
+            layer.keep(from_codes(gptq(layer.matrix, hessians[name], bits, group)))
         states = [block(x, **one[number]) for x, one in zip(states, given, strict=True)]
 
 
@@ -178,10 +168,10 @@ def _hessians(
         product = (flat.T @ flat).double()
         found[name] = found[name].add_(product) if name in found else product
 
-    layers = [(name, layer) for name, layer in block.named_modules() if isinstance(layer, Linear)]
+    layers = linears(block)
     handles = [
         layer.register_forward_pre_hook(lambda _, args, name=name: add(name, args[0]))
-        for name, layer in layers
+        for name, layer in layers.items()
     ]
     try:
         for x, one in zip(states, given, strict=True):
@@ -189,4 +179,4 @@ def _hessians(
     finally:
         for handle in handles:
             handle.remove()
-    return {name: found[shared.get(name, name)] for name, _ in layers}
+    return {name: found[shared.get(name, name)] for name in layers}

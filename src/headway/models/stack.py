@@ -27,7 +27,6 @@ from headway.nn import (
     GlobalAttention,
     Linear,
     LinearAttention,
-    OutputLayer,
     PositionEmbedding,
     Scores,
     TokenEmbedding,
@@ -35,6 +34,7 @@ from headway.nn import (
     make_norm,
 )
 from headway.nn.block import CHECKPOINTING, Checkpointing
+from headway.nn.record import Record
 from headway.parallel import ContextParallel
 from headway.patterns import Full, Pattern
 from headway.positions import NoPositions, PositionScheme, Rotation
@@ -97,6 +97,7 @@ class TransformerStack(nn.Module):
         gradient_checkpointing: Checkpointing = "none",
         context: ContextParallel | None = None,
         slots: Tensor | None = None,
+        record: Record | None = None,
     ) -> Tensor:
         """The last states [B, T, M]; with `slots` theirs alone [B, N, M], for which the last layer computes what is not
         keys and values of these slots only.
@@ -112,6 +113,7 @@ class TransformerStack(nn.Module):
                 "block", or in each block "attention" or "feed_forward".
             context: the rows that ids are this rank's shard of.
             slots: numbers [B, N] of the slots whose states are wanted; all unless given.
+            record: is told the states between layers, and what layers attend to.
 
         Raises ConfigError for another `gradient_checkpointing`.
         """
@@ -140,6 +142,9 @@ class TransformerStack(nn.Module):
                 given["context"] = context
             if early is not None and block is self.layers[-1]:
                 given["selected"] = early
+            if record is not None:
+                record.states.append(x_BTM)
+                given["record"] = record
             if redo == "block":
                 x_BTM = checkpoint(block, x_BTM, use_reentrant=False, **given)
             else:
@@ -147,7 +152,10 @@ class TransformerStack(nn.Module):
         if selected is not None and early is None:
             x_BTM = selected.take(x_BTM)
         states: Tensor = x_BTM if self.norm is None else self.norm(x_BTM)
-        return self.drop(states) if self.spec.final_dropout else states
+        states = self.drop(states) if self.spec.final_dropout else states
+        if record is not None:
+            record.states.append(states)
+        return states
 
     def embed(
         self,
@@ -220,11 +228,11 @@ def _feed_forward(spec: ModelSpec) -> FeedForward | None:
     return kind(spec.width, spec.hidden, *more) if spec.hidden else None
 
 
-def make_output(spec: ModelSpec, width: int, stack: TransformerStack) -> OutputLayer:
+def make_output(spec: ModelSpec, width: int, stack: TransformerStack) -> Linear:
     """From states of `width`, times `spec.logit_scale`, to logits; tied to the embedding of `stack` where the spec says
     so."""
     tied_to = stack.embed_tokens if spec.tied else None
-    return OutputLayer(width, spec.vocab, bias=spec.output_bias, tied_to=tied_to)
+    return Linear.output(width, spec.vocab, bias=spec.output_bias, tied_to=tied_to)
 
 
 def scaled(x: Tensor, factor: float) -> Tensor:

@@ -7,7 +7,6 @@ gather(model)                                            the whole weights again
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -20,40 +19,29 @@ from headway.models.spec import ModelSpec
 from headway.models.stack import TransformerStack
 from headway.nn import (
     AttentionLayer,
-    ColumnParallelLinear,
     FeedForward,
     Linear,
-    LoraLinear,
-    Nf4Linear,
-    OutputLayer,
-    RowParallelLinear,
     Scores,
+    Share,
     TokenEmbedding,
     adapted,
-    replace_linear,
+    linears,
 )
 from headway.nn.mixers import LinearMixer, Mixer, SoftmaxMixer
-from headway.nn.nf4 import BLOCK
-from headway.nn.parallel import ColumnParallelNf4, PartDropout, RowParallelNf4, share_adapters
-from headway.nn.vocab_parallel import VocabParallelEmbedding, VocabParallelOutput
+from headway.nn.share import PartDropout
+from headway.nn.vocab_parallel import VocabParallelEmbedding
 from headway.parallel import Shards, TensorParallel
 from headway.parallel.tensor import share
 from headway.patterns import Pattern, PerHead
 from headway.positions import LinearBias
 from headway.scores import Score
 
-PARALLEL: dict[str, type[ColumnParallelLinear] | type[RowParallelLinear]] = {
-    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ColumnParallelLinear),
-    **dict.fromkeys(("q_global_proj", "k_global_proj", "v_global_proj"), ColumnParallelLinear),
-    **dict.fromkeys(("o_proj", "down_proj"), RowParallelLinear),
+AXES: dict[str, int] = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), 0),
+    **dict.fromkeys(("q_global_proj", "k_global_proj", "v_global_proj"), 0),
+    **dict.fromkeys(("o_proj", "down_proj"), 1),
 }
-"""How each linear layer of a block is shared."""
-
-FORMATS: dict[type[Linear], dict[type[Linear], Callable[[Linear, TensorParallel], Linear]]] = {
-    Linear: {ColumnParallelLinear: ColumnParallelLinear, RowParallelLinear: RowParallelLinear},
-    Nf4Linear: {ColumnParallelLinear: ColumnParallelNf4, RowParallelLinear: RowParallelNf4},
-}
-"""What takes the place of a layer, by the format of its weights."""
+"""The axis of the weight of each linear layer of a block that is cut: outputs, or inputs."""
 
 
 def shard(model: Model, tensor: TensorParallel) -> Shards:
@@ -66,11 +54,11 @@ def shard(model: Model, tensor: TensorParallel) -> Shards:
     share (`Shards.summed`).
 
     An adapter is shared as its layer is: of a layer's rows it has rows of B and m, of columns those of A, with
-    gradients of what is whole that are summed (`Shards.summed`). Weights in 4 bits are those of the whole matrix, to
+    gradients of what is whole that are summed (`Shards.summed`). Weights of few bits are those of the whole matrix, to
     the bit. Dropout of hidden units is drawn for all of them, and each rank has its part.
 
-    Raises ConfigError where ranks do not divide kv heads or hidden units, for weights in 4 bits whose blocks would be
-    cut, for those of `QuantizedLinear`, which are not trained, and for adapters that are merged.
+    Raises ConfigError where ranks do not divide kv heads or hidden units, for weights whose blocks would be cut, and
+    for adapters that are merged.
     """
     if model.shards is not None:
         raise ConfigError("this model is shared by ranks already; build it anew")
@@ -85,9 +73,11 @@ def shard(model: Model, tensor: TensorParallel) -> Shards:
         layer.mixer, layer.score = _own_mixer(layer.mixer, own), _own_scores(layer.score, own)
     for stack in stacks:
         stack.scores = _own_scores(stack.scores, tensor.share(stack.spec.heads, "heads"))
-    replace_linear(model, lambda name, layer: kind(layer, tensor) if (kind := _kind(name, layer)) else layer)
+    for name, linear in linears(model).items():
+        if (axis := AXES.get(_last(name))) is not None:
+            linear.divide(Share(tensor, axis))
     _share_vocab(model, tensor)
-    low_ranks = [part for _, layer in adapted(model) for part in share_adapters(layer)]
+    low_ranks = [part for _, layer in adapted(model) for part in layer.adapters.values()]
     for feed_forward in [m for m in model.modules() if isinstance(m, FeedForward) and m.drop.p]:
         feed_forward.drop = PartDropout(feed_forward.drop.p, tensor)
     parts = _shapes(model)
@@ -98,7 +88,7 @@ def shard(model: Model, tensor: TensorParallel) -> Shards:
     }
     among_heads = {id(p) for m in (*layers, *low_ranks) for p in m.parameters()}
     among_heads |= {id(p) for stack in stacks for p in stack.scores.parameters()}
-    after = {id(m.bias) for m in model.modules() if isinstance(m, RowParallelLinear)}
+    after = {id(m.bias) for m in linears(model).values() if m.share is not None and m.share.axis}
     summed = {name for name, p in model.named_parameters() if id(p) in among_heads - after}
     model.shards = Shards(tensor, axes, frozenset(summed - axes.keys()))
     return model.shards
@@ -144,28 +134,17 @@ def shards_of(model: nn.Module) -> Shards | None:
 def _check(name: str, module: nn.Module, tensor: TensorParallel) -> None:
     if isinstance(module, AttentionLayer):
         tensor.share(module.heads.kv_heads, "kv heads")
-    if _last(name) == "up_proj" and isinstance(module, Linear):
+    if _last(name) in ("gate_proj", "up_proj") and isinstance(module, Linear):
         tensor.share(module.out_features, "hidden units")
-    if _last(name) not in PARALLEL:
-        return
-    if isinstance(module, LoraLinear):
+    if isinstance(module, Linear) and _last(name) in AXES:
         if module.merged:
             raise ConfigError(
                 f"tensor parallel: {name} has its adapters merged into it; unmerge(model) first"
             )
-    elif type(module) not in FORMATS:
-        raise ConfigError(
-            f"tensor parallel: {name} is a {type(module).__name__}, which is not trained and has its weights as the "
-            "kernels read them, for all outputs at once; share the model as it was before it was quantized"
-        )
-    elif isinstance(module, Nf4Linear):
-        inputs = module.in_features
-        inputs //= tensor.exchange.ranks if PARALLEL[_last(name)] is RowParallelLinear else 1
-        if inputs % BLOCK:
-            raise ConfigError(
-                f"tensor parallel: weights in 4 bits have a scale for each {BLOCK} numbers, and {name} has {inputs} "
-                f"inputs a process, no multiple of {BLOCK}; leave base out, so that they are in bf16"
-            )
+        share = Share(tensor, AXES[_last(name)])
+        size = module.in_features if share.axis else module.out_features
+        if reason := module.kept.part_reason(share.axis, share.part(size)):
+            raise ConfigError(f"tensor parallel: {name} {reason}")
 
 
 def _share_vocab(model: Model, tensor: TensorParallel) -> None:
@@ -175,15 +154,11 @@ def _share_vocab(model: Model, tensor: TensorParallel) -> None:
             if isinstance(table, TokenEmbedding) and shares_vocab(table.num_embeddings, ranks):
                 tied[table] = VocabParallelEmbedding(table, tensor)
                 setattr(owner, name, tied[table])
-    for owner in list(model.modules()):
-        for name, layer in list(owner.named_children()):
-            if isinstance(layer, OutputLayer) and shares_vocab(layer.out_features, ranks):
-                of = None if layer.embedding is None else tied[layer.embedding]
-                setattr(owner, name, VocabParallelOutput(layer, tensor, of))
-
-
-def _kind(name: str, layer: Linear) -> Callable[[Linear, TensorParallel], Linear] | None:
-    return FORMATS[type(layer)][PARALLEL[_last(name)]] if _last(name) in PARALLEL else None
+    for layer in linears(model).values():
+        if layer.is_output and shares_vocab(layer.out_features, ranks):
+            if layer.embedding is not None:
+                layer.tie(tied[layer.embedding])
+            layer.divide(Share(tensor, 0, joined=True))
 
 
 def _shapes(model: nn.Module) -> dict[str, torch.Size]:
@@ -191,7 +166,7 @@ def _shapes(model: nn.Module) -> dict[str, torch.Size]:
 
 
 def _last(name: str) -> str:
-    return name.removesuffix(".base").rpartition(".")[2]
+    return name.rpartition(".")[2]
 
 
 def _own_mixer(mixer: Mixer, heads: range) -> Mixer:

@@ -20,6 +20,7 @@ from headway.errors import BackendError, BuildError, did_you_mean
 from headway.hardware import cpu_flags
 from headway.native import build
 from headway.native.interface import ABI
+from headway.threads import MOST_THREADS
 
 _CPU_NAMES = {
     "avx512bf16": "avx512_bf16",
@@ -187,11 +188,14 @@ if hasattr(os, "register_at_fork"):
 
 
 def threads() -> int:
-    """How many threads a kernel may use: torch's number, and 1 in a forked process.
+    """How many threads a kernel may use: torch's number, at most `MOST_THREADS`, and 1 in a forked process.
 
     GNU's OpenMP hangs in a forked child whose parent had used it: its pool's threads are not there."""
-    return 1 if _forked.is_set() else torch.get_num_threads()
+    return 1 if _forked.is_set() else min(torch.get_num_threads(), MOST_THREADS)
 
 
 def _count(given: int | None) -> int:
+    """`given`, or `threads()`. Raises BackendError for none or too many."""
+    if given is not None and not 1 <= given <= MOST_THREADS:
+        raise BackendError(f"threads must be in 1..{MOST_THREADS} on this machine, got {given}")
     return threads() if given is None else given

@@ -20,69 +20,71 @@ from headway.nn.attention import (
     LinearAttention,
 )
 from headway.nn.block import ORDERS, Block, Order
-from headway.nn.compressed import CompressedLinear
 from headway.nn.cross_entropy import IGNORE_INDEX, Losses
 from headway.nn.embeddings import PositionEmbedding, TokenEmbedding, check_ids
 from headway.nn.feedforward import FeedForward, GatedFeedForward, named_activation, swish
 from headway.nn.fused import ACTIVATIONS, Norm
-from headway.nn.linear import Linear, OutputLayer, output_cross_entropy, replace_linear
-from headway.nn.lora import Lora, LoraLinear, merged_weight
+from headway.nn.linear import Linear, linears
+from headway.nn.lora import Lora, LowRank, merged_weight
 from headway.nn.mixers import GlobalMixer, LinearMixer, Mixer, SoftmaxMixer
-from headway.nn.nf4 import Nf4, Nf4Linear
 from headway.nn.norms import NORMS, LayerNorm, RMSNorm, make_norm
-from headway.nn.parallel import ColumnParallelLinear, RowParallelLinear
+from headway.nn.output import output_cross_entropy
 from headway.nn.positions import RotaryEmbedding, Scores
-from headway.nn.quantized import QuantizedLinear
+from headway.nn.share import Share
+from headway.nn.weights import WEIGHTS, CompressedWeight, Int4, Int8, Nf4, Plain, Rounded, Weight, from_codes
 
 __all__ = [
     "ACTIVATIONS",
     "IGNORE_INDEX",
     "NORMS",
     "ORDERS",
+    "WEIGHTS",
     "Adapter",
     "Attention",
     "AttentionLayer",
     "AttentionOptions",
     "Block",
-    "ColumnParallelLinear",
-    "CompressedLinear",
+    "CompressedWeight",
     "FeedForward",
     "GatedFeedForward",
     "GlobalAttention",
     "GlobalMixer",
+    "Int4",
+    "Int8",
     "LayerNorm",
     "Linear",
     "LinearAttention",
     "LinearMixer",
     "Lora",
-    "LoraLinear",
     "Losses",
+    "LowRank",
     "Mixer",
     "Nf4",
-    "Nf4Linear",
     "Norm",
     "Order",
-    "OutputLayer",
+    "Plain",
     "PositionEmbedding",
-    "QuantizedLinear",
     "RMSNorm",
     "RotaryEmbedding",
-    "RowParallelLinear",
+    "Rounded",
     "Scores",
+    "Share",
     "SoftmaxMixer",
     "TokenEmbedding",
+    "Weight",
     "adapted",
     "adapter_names",
     "attach",
     "block_linears",
     "check_ids",
+    "from_codes",
+    "linears",
     "make_norm",
     "merge",
     "merged_weight",
     "named_activation",
     "named_adapter_parameters",
     "output_cross_entropy",
-    "replace_linear",
     "set_active",
     "swish",
     "target_layers",

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from headway.errors import ConfigError, did_you_mean
 from headway.nn.block import Block
-from headway.nn.linear import Linear, replace_linear
-from headway.nn.lora import Lora, LoraLinear, LowRank
+from headway.nn.linear import Linear, linears
+from headway.nn.lora import Lora, LowRank
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,16 @@ class Adapter:
         generator, tensors = torch.Generator("cpu").manual_seed(seed), {}
         found = target_layers(model, targets)
         for name, layer in found.items():
-            w, bound = layer.matrix, layer.in_features**-0.5
+            weight, bound = layer.kept, layer.in_features**-0.5
             a = torch.empty(lora.rank, layer.in_features, device="cpu")
             a.uniform_(-bound, bound, generator=generator)
-            wide = torch.promote_types(w.dtype, torch.float32)
-            tensors[f"{name}.lora_A.weight"] = a.to(w.device, wide)
-            tensors[f"{name}.lora_B.weight"] = w.new_zeros(layer.out_features, lora.rank, dtype=wide)
+            wide = torch.promote_types(weight.dtype, torch.float32)
+            tensors[f"{name}.lora_A.weight"] = a.to(weight.device, wide)
+            tensors[f"{name}.lora_B.weight"] = torch.zeros(
+                layer.out_features, lora.rank, device=weight.device, dtype=wide
+            )
             if lora.magnitude:
-                norm = torch.linalg.vector_norm(w.detach(), dim=1, dtype=wide)
+                norm = torch.linalg.vector_norm(weight.dequantize().detach(), dim=1, dtype=wide)
                 tensors[f"{name}.lora_magnitude_vector"] = norm
         return Adapter(dict.fromkeys(found, lora), tensors)
 
@@ -75,11 +77,12 @@ class Adapter:
             raise _unknown(model, name)
         return Adapter(layers, tensors)
 
-    def part(self, layer: str, like: Tensor, dtype: torch.dtype | None = None) -> LowRank:
-        """A copy of what it adds to one layer, in `dtype` or as `like`, and where `like` is."""
-        kind, leaves = dtype or like.dtype, ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")
+    def part(self, layer: str, device: torch.device, dtype: torch.dtype) -> LowRank:
+        """A copy of what it adds to one layer."""
+        leaves = ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")
         found = [self.tensors[name] for leaf in leaves if (name := f"{layer}.{leaf}") in self.tensors]
-        return LowRank(self.layers[layer], *(value.to(like.device, kind, copy=True) for value in found))
+        a, b, *m = (value.to(device, dtype, copy=True) for value in found)
+        return LowRank(self.layers[layer], a, b, m[0] if m else None)
 
 
 def block_linears(model: nn.Module) -> dict[str, Linear]:
@@ -87,8 +90,7 @@ def block_linears(model: nn.Module) -> dict[str, Linear]:
     found: dict[str, Linear] = {}
     for name, block in model.named_modules():
         if isinstance(block, Block):
-            inner = ((f"{name}.{inner}", m) for inner, m in block.named_modules() if isinstance(m, Linear))
-            found |= {place.removesuffix(".base"): layer for place, layer in inner}
+            found |= {f"{name}.{inner}": layer for inner, layer in linears(block).items()}
     return found
 
 
@@ -120,19 +122,19 @@ def attach(
     if unknown := sorted(adapter.layers.keys() - every.keys()):
         raise ConfigError(f"attach: the model has no layer {unknown[0]}{did_you_mean(unknown[0], every)}")
     _check_unmerged(model)
-    replace_linear(model, lambda place, layer: LoraLinear(layer) if place in adapter.layers else layer)
     model.requires_grad_(False)
-    for place, layer in adapted(model):
-        if place in adapter.layers:
-            layer.train(layer.base.training)
-            layer.adapters[name] = adapter.part(place, layer.base.matrix, dtype).train(layer.training)
-            layer.active = (*layer.active, name)
+    for place in adapter.layers:
+        layer = every[place]
+        weight = layer.kept
+        layer.adapters[name] = adapter.part(place, weight.device, dtype or weight.dtype).train(layer.training)
+        layer.active = (*layer.active, name)
+    for _, layer in adapted(model):
         layer.adapters.requires_grad_(True)
 
 
-def adapted(model: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
+def adapted(model: nn.Module) -> Iterator[tuple[str, Linear]]:
     """The layers that have adapters, by their names."""
-    return ((name, m) for name, m in model.named_modules() if isinstance(m, LoraLinear))
+    return ((name, layer) for name, layer in linears(model).items() if len(layer.adapters))
 
 
 def adapter_names(model: nn.Module) -> list[str]:
@@ -160,10 +162,9 @@ def set_active(model: nn.Module, active: Sequence[str]) -> None:
 def merge(model: nn.Module) -> None:
     """Put the active adapters into the weights, which are kept beside. Raises ConfigError for quantized weights."""
     for place, layer in adapted(model):
-        if "weight" not in dict(layer.base.named_parameters()):
+        if reason := layer.kept.merge_reason():
             raise ConfigError(
-                f"merge: {place} has quantized weights ({type(layer.base).__name__}), which would be rounded again; "
-                "merge the adapter into the model as it was before: headway surgery merge"
+                f"merge: {place} {reason}; merge the adapter into the model as it was before: headway surgery merge"
             )
     for _, layer in adapted(model):
         layer.merge()

@@ -16,11 +16,11 @@ from headway.attention.linear_attention import LinearAttentionSpec
 from headway.cache import LayerCache
 from headway.errors import ConfigError
 from headway.heads import Heads
-from headway.nn.linear import Linear
+from headway.nn.linear import Linear, products
 from headway.nn.mixers import Call, GlobalMixer, LinearMixer, Mixer, SoftmaxMixer
 from headway.nn.norms import RMSNorm
 from headway.nn.positions import RotaryEmbedding, Scores
-from headway.nn.quantized import products
+from headway.nn.record import Record
 from headway.parallel import ContextParallel
 from headway.patterns import Causal, Pattern
 from headway.positions import NoPositions, PositionScheme, Rotation
@@ -146,6 +146,7 @@ class AttentionLayer(nn.Module):
         score: Sequence[Score] = (),
         context: ContextParallel | None = None,
         selected: SlotSelection | None = None,
+        record: Record | None = None,
     ) -> Tensor:
         """[B, T, M] -> [B, T, M], or [B, N, M] of N selected slots.
 
@@ -160,6 +161,7 @@ class AttentionLayer(nn.Module):
             score: steps that several layers share, before this layer's own.
             context: the rows that x is this rank's shard of, with their tokens; queries see the keys of all ranks.
             selected: the slots whose results are computed; keys and values are of all. Without memory.
+            record: is told what is attended to.
         Raises ConfigError for what does not fit, and for what the mixer cannot do, with the reason.
         """
         name = type(self).__name__
@@ -184,7 +186,7 @@ class AttentionLayer(nn.Module):
         elif rotation is None and self.rotary.rotates:
             rotation = self.rotary(tokens, x_BTM.dtype, whole=None if context is None else context.whole)
         out_BHTE = self.mixer.attend(
-            self, x_BTM, Call(tokens, cache, memory, rotation, score, context, selected)
+            self, x_BTM, Call(tokens, cache, memory, rotation, score, context, selected, record)
         )
         y_BTM: Tensor = self.o_proj(out_BHTE.transpose(1, 2).flatten(2))
         return self.drop_output(y_BTM) if self.training else y_BTM

@@ -14,6 +14,7 @@ from headway.cache import LayerCache
 from headway.errors import ConfigError
 from headway.nn.attention import AttentionLayer
 from headway.nn.norms import normed_sum
+from headway.nn.record import Record
 from headway.parallel import ContextParallel
 from headway.positions import Rotation
 from headway.scores import Score
@@ -90,6 +91,7 @@ class Block(nn.Module):
         checkpointing: Checkpointing = "none",
         context: ContextParallel | None = None,
         selected: SlotSelection | None = None,
+        record: Record | None = None,
     ) -> Tensor:
         """[B, T, M] -> [B, T, M], or [B, N, M] of N selected slots.
 
@@ -103,7 +105,7 @@ class Block(nn.Module):
             tokens = context.own(tokens, cache, memory)
         attend, feed = (partial(_part, checkpointing == part) for part in ("attention", "feed_forward"))
         given: dict[str, Any] = {"tokens": tokens, "cache": cache, "rotation": rotation, "score": score}
-        given |= {"context": context, "selected": selected}
+        given |= {"context": context, "selected": selected, "record": record}
         pre, first, last = self.order == "pre", self.input_layernorm, self.post_attention_layernorm
         if self.order in ("parallel", "joint"):
             normed = first(x_BTM)
@@ -119,7 +121,7 @@ class Block(nn.Module):
             across = self.cross_attention_layernorm
             assert across is not None
             x, x_BTM = self._join(x_BTM, y, across if pre else first)
-            y = attend(self.cross_attn, x, tokens=tokens, memory=memory)
+            y = attend(self.cross_attn, x, tokens=tokens, memory=memory, record=record)
             first = across
         if last is None:
             return x_BTM + y if pre else normed_sum(first, x_BTM, y)[0]

@@ -69,7 +69,7 @@ class PositionEmbedding(nn.Module):
         super().__init__()
         self.positions, self.width = positions, width
         rows = positions.rows
-        self.weight = nn.Parameter(torch.empty(rows, width).normal_(0, 0.02)) if rows else None
+        self.weight = nn.Parameter(nn.init.normal_(torch.empty(rows, width), 0, 0.02)) if rows else None
 
     def forward(self, x_BTM: Tensor, tokens: Tokens) -> Tensor:
         """x + marks of `tokens.positions`; positions of empty slots are not looked at."""

@@ -11,10 +11,8 @@ from torch import Tensor, nn
 
 from headway.errors import ConfigError, did_you_mean
 from headway.native import rows
-from headway.nn.compressed import CompressedLinear
 from headway.nn.fused import ACTIVATIONS, gated, recorded
-from headway.nn.linear import Linear
-from headway.nn.quantized import products
+from headway.nn.linear import Linear, products
 
 CHUNK = 512
 """Tokens whose hidden layers are computed at a time where nothing is kept of them: they stay in the CPU's cache, and in
@@ -65,8 +63,8 @@ class FeedForward(nn.Module):
 
     def _keeps(self, x: Tensor) -> bool:
         """Whether all hidden layers are wanted at once: for the backward, by who does not run the native kernels, and
-        by compressed weights, so that they are unpacked once."""
-        if self.training or isinstance(self.down_proj, CompressedLinear) or not rows.runs(x):
+        by weights that are unpacked, so that they are once."""
+        if self.training or self.down_proj.kept.unpacks or not rows.runs(x):
             return True
         return recorded(x, *self.parameters())
 

@@ -1,148 +1,205 @@
-"""The products with weights: `Linear`, what a quantized or an adapted model has in its place, and the output layer.
+"""The product with weights: `Linear`, in any form of its weights, with adapters beside it, whole or shared by ranks.
 
 Legend: I numbers in, O numbers out; M width of the states, V vocab.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from headway.nn.cross_entropy import IGNORE_INDEX, Losses, chunked_cross_entropy, fused_cross_entropy
-from headway.nn.products import linear
-
-SPARSE = 0.25
+from headway.nn.lora import LowRank, merged_weight
+from headway.nn.share import Share, part_of
+from headway.nn.weights import Plain, Weight
 
 
 class Linear(nn.Linear):
-    """x W^T (+ b), with W [O, I]: `torch.nn.Linear`, and the only product with weights in the library.
+    """x W^T (+ b), and what its active adapters add: the only product with weights in the library.
 
-    Modules call their `Linear`s and never look into them, so that one which computes the product in another way
-    (from quantized weights, with an adapter) can take the place of each: `replace_linear`.
-    """
+        y = leave(W enter(x) + sum of adapters) + b        enter, leave: messages to the ranks that share the layer
 
-    @property
-    def matrix(self) -> Tensor:
-        """W."""
-        return self.weight
+    What varies are fields, so that every combination is there:
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., I] -> [..., O]."""
-        return linear(x, self.weight, self.bias)
-
-    # leave(local(enter(x))) is forward(x); an adapter adds to `local`. Layers that ranks share say what is which.
-
-    def enter(self, x: Tensor) -> Tensor:
-        """What `local` is given for x."""
-        return x
-
-    def local(self, x: Tensor) -> Tensor:
-        """What is computed without a message to other ranks, with `local_bias`."""
-        y: Tensor = self(x)
-        return y
-
-    def leave(self, y: Tensor) -> Tensor:
-        """What the layer makes of `local`."""
-        return y
-
-    @property
-    def local_bias(self) -> Tensor | None:
-        """What `local` adds to its product."""
-        return self.bias
-
-    def product(self, x: Tensor) -> Tensor:
-        """x W^T."""
-        return linear(x, self.weight)
-
-    def take(self, layer: Linear, axis: int, own: range) -> None:
-        """Have of the weight of another layer some rows (axis 0) or columns (axis 1)."""
-        self.weight = part_of(layer.weight, axis, own)
-
-
-def replace_linear(model: nn.Module, make: Callable[[str, Linear], nn.Module]) -> None:
-    """Puts `make(name, layer)` in the place of every `Linear` of `model`, in place; `make` may return `layer` itself.
-
-    `name` is the layer's own, as in `model.named_modules()`. What takes its place maps [..., layer.in_features] to
-    [..., layer.out_features]; names in the state dict are its own affair.
-    """
-    for name in [name for name, layer in model.named_modules() if isinstance(layer, Linear)]:
-        owner, _, attribute = name.rpartition(".")
-        inside = model.get_submodule(owner)
-        setattr(inside, attribute, make(name, getattr(inside, attribute)))  # and the old one is let go of
-
-
-def part_of(whole: Tensor, axis: int, own: range) -> nn.Parameter:
-    """A parameter of its own with some rows, columns, .. of another."""
-    part = whole.detach().narrow(axis, own.start, len(own)).clone(memory_format=torch.contiguous_format)
-    return nn.Parameter(part, requires_grad=whole.requires_grad)
-
-
-class OutputLayer(Linear):
-    """x U^T (+ b), with U [V, M] a matrix of its own, or the table of an embedding that it is tied to.
-
-    (Press and Wolf 2017; Vaswani et al. 2017, section 3.4.) The table stays a parameter of the embedding alone: tied
-    and without bias the layer has no parameters.
+    Attributes:
+        kept: W, in one of the forms of `headway.nn.weights.WEIGHTS`; `keep` puts another in its place. Plain weights
+            are the parameter `weight`; other forms are buffers, frozen.
+        adapters: by their names; active: names of those that are added, in this order.
+        share: which part of the layer this rank has; None where it has all.
+        embedding: whose table is W, where the layer is tied to one.
+        is_output: whether its rows are those of a vocab.
     """
 
     embedding: nn.Embedding | None
 
-    def __init__(
-        self, width: int, vocab: int, *, bias: bool = False, tied_to: nn.Embedding | None = None
-    ) -> None:
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = width, vocab
-        own = None if tied_to is not None else nn.Parameter(torch.empty(vocab, width).normal_(0, 0.02))
-        self.register_parameter("weight", own)
-        self.register_parameter("bias", nn.Parameter(torch.zeros(vocab)) if bias else None)
-        self.__dict__["embedding"] = tied_to  # not as a child, whose parameters would be this layer's, too
+    def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
+        super().__init__(inputs, outputs, bias)
+        self.adapters = nn.ModuleDict()
+        self.active: tuple[str, ...] = ()
+        self.share: Share | None = None
+        self.is_output = False
+        self.__dict__["embedding"] = None  # not as a child, whose parameters would be this layer's, too
+        self._form: Weight | None = None  # None: plain; else the form, without its tensors
+        self._dtypes: dict[str, torch.dtype] = {}
+        self._unmerged: Tensor | None = None  # W, while the adapters are merged into it
+
+    @classmethod
+    def output(
+        cls, width: int, vocab: int, *, bias: bool = False, tied_to: nn.Embedding | None = None
+    ) -> Linear:
+        """x U^T (+ b), with U [V, M] a matrix of its own, or the table of an embedding that it is tied to.
+
+        (Press and Wolf 2017; Vaswani et al. 2017, section 3.4.) The table stays a parameter of the embedding alone:
+        tied and without bias the layer has no parameters."""
+        layer = cls(width, vocab, bias)
+        layer.is_output = True
+        if tied_to is not None:
+            layer.register_parameter("weight", None)
+            layer.tie(tied_to)
+        return layer
+
+    def tie(self, embedding: nn.Embedding) -> None:
+        """Take the table of an embedding as W."""
+        self.__dict__["embedding"] = embedding
+
+    @property
+    def kept(self) -> Weight:
+        """W, as it is kept."""
+        if self._form is None:
+            return Plain(self.weight if self.embedding is None else self.embedding.weight)
+        buffers = {name: getattr(self, name).view(dtype) for name, dtype in self._dtypes.items()}
+        return self._form.with_tensors(buffers)
+
+    def keep(self, weight: Weight) -> None:
+        """Put a weight in the place of W."""
+        for name in self._dtypes:
+            del self._buffers[name]
+        self.out_features, self.in_features = weight.shape
+        if isinstance(weight, Plain):
+            trained = self.weight.requires_grad if self.weight is not None else False
+            self._form, self._dtypes = None, {}
+            self.weight = nn.Parameter(weight.w, requires_grad=trained)
+            return
+        self.register_parameter("weight", None)
+        tensors = weight.tensors()
+        self._dtypes = {name: t.dtype for name, t in tensors.items()}
+        self._form = weight.with_tensors({name: t.new_empty(1) for name, t in tensors.items()})
+        for name, t in tensors.items():
+            # floats under the name of integers, which a cast of the model leaves as they are
+            bits = t.view({2: torch.int16, 4: torch.int32}[t.itemsize]) if t.is_floating_point() else t
+            self.register_buffer(name, bits, persistent=not weight.exact)
 
     @property
     def matrix(self) -> Tensor:
-        """U."""
-        return self.weight if self.embedding is None else self.embedding.weight
+        """W [O, I], dequantized where it is kept in another form."""
+        return self.kept.dequantize()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of W as it is kept; 0 where it is that of an embedding."""
+        return 0 if self.embedding is not None and self._form is None else self.kept.nbytes
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., M] -> [..., V]."""
-        return linear(x, self.matrix, self.bias)
+        """[..., I] -> [..., O]."""
+        return self.leave(self.local(self.enter(x)))
 
-    def cross_entropy(
-        self, x: Tensor, targets: Tensor, *, label_smoothing: float | None = None, hits: bool = False
-    ) -> Losses:
-        """`output_cross_entropy` of this layer, for all targets."""
-        if label_smoothing is None:
-            return fused_cross_entropy(x, self.matrix, targets, bias=self.bias, hits=hits)
-        how: dict[str, Any] = {"label_smoothing": label_smoothing, "hits": hits}
-        return chunked_cross_entropy(x, targets, self, self.out_features, **how)
+    def enter(self, x: Tensor) -> Tensor:
+        """What `local` is given for x."""
+        return x if self.share is None else self.share.enter(x)
+
+    def local(self, x: Tensor) -> Tensor:
+        """What is computed without a message to other ranks."""
+        return self._adapted(x, self.kept, None)
+
+    def leave(self, y: Tensor) -> Tensor:
+        """What the layer makes of `local`."""
+        if self.share is None:
+            return y
+        y = self.share.leave(y)
+        return y if self.bias is None or not self.share.axis else y + self.bias
+
+    def _adapted(self, x: Tensor, weight: Weight, product: Tensor | None) -> Tensor:
+        """`local`; `product` is x W^T + `local_bias` where that is there already."""
+        bias = self.local_bias
+        y = weight.product(x, bias) if product is None else product
+        parts = self.beside
+        plain = y if bias is None or not any(part.lora.magnitude for part in parts) else y - bias
+        return sum((part(x, weight, plain) for part in parts), start=y)
+
+    @property
+    def beside(self) -> list[LowRank]:
+        """The adapters whose products are added to the layer's own."""
+        if not self.active or self.merged:
+            return []
+        return [cast(LowRank, self.adapters[name]) for name in self.active]
+
+    @property
+    def local_bias(self) -> Tensor | None:
+        """What `local` adds to its product: nothing where outputs are summed over ranks first."""
+        return None if self.share is not None and self.share.axis else self.bias
+
+    def divide(self, share: Share) -> None:
+        """Leave a rank's part of the weight, the bias and the adapters, in place. Raises ConfigError where
+        ranks do not divide the layer; the weight has no `part_reason`."""
+        rows = share.part(self.in_features if share.axis else self.out_features)
+        if self.embedding is None:
+            self.keep(self.kept.part(share.axis, rows))
+        elif share.axis == 0:
+            self.out_features = len(rows)
+        if self.bias is not None and not share.axis:
+            self.bias = part_of(self.bias, 0, rows)
+        for name, adapter in list(self.adapters.items()):
+            self.adapters[name] = cast(LowRank, adapter).part(share)
+        self.share = share
+
+    @property
+    def merged(self) -> bool:
+        """Whether the adapters are in the weight."""
+        return self._unmerged is not None
+
+    def merge(self) -> None:
+        """Put the active adapters into the weight, which is kept beside."""
+        if self._unmerged is None:
+            self._unmerged = self.weight.data
+            self.weight.data = merged_weight(self._unmerged, [self.adapters[name] for name in self.active])
+
+    def unmerge(self) -> None:
+        """Put back the weight, to the bit."""
+        if self._unmerged is not None:
+            self.weight.data, self._unmerged = self._unmerged, None
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self._form is not None and self._form.exact:
+            destination[f"{prefix}weight"] = self.matrix
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}{', tied' if self.embedding is not None else ''}"
+        """Sizes, the form of the weight, adapters."""
+        tied = ", tied" if self.embedding is not None else ""
+        form = "" if self._form is None else f", {self.kept.extra_repr()}"
+        active = f", active={', '.join(self.active)}" if self.active else ""
+        return f"{super().extra_repr()}{tied}{form}{active}{', merged' if self.merged else ''}"
 
 
-def output_cross_entropy(
-    layer: nn.Module,
-    x: Tensor,
-    targets: Tensor,
-    vocab: int,
-    *,
-    label_smoothing: float | None = None,
-    hits: bool = False,
-) -> Losses:
-    """-ln softmax(layer(x))[target] of x [..., M] and targets [...], without ever holding all logits.
+def products(x: Tensor, layers: Sequence[Linear]) -> list[Tensor]:
+    """layer(x) of each. x enters once where ranks share the layers, and forms of one kind share work: int8
+    and int4 round x once."""
+    hooked = any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
+    if hooked and layers[0].share is None:
+        return [layer(x) for layer in layers]
+    x = layers[0].enter(x)
+    if hooked:
+        return [layer.leave(layer.local(x)) for layer in layers]
+    weights = [layer.kept for layer in layers]
+    made = weights[0].side_by_side(x, weights, [layer.local_bias for layer in layers])
+    return [
+        layer.leave(layer._adapted(x, weight, product))
+        for layer, weight, product in zip(layers, weights, made, strict=True)
+    ]
 
-    `fused_cross_entropy` of an `OutputLayer`; for what is put in its place, and with a `label_smoothing`, 0
-    included, `chunked_cross_entropy`, whose losses per target are differentiable. Raises DataError for a target that is
-    not in the vocab. Where more than `SPARSE` of the targets are ignored, the layer is computed for the rest alone."""
-    wanted = targets != IGNORE_INDEX
-    if 0 < int(wanted.sum()) < (1 - SPARSE) * targets.numel():
-        found = output_cross_entropy(
-            layer, x[wanted], targets[wanted], vocab, label_smoothing=label_smoothing, hits=hits
-        )
-        each = found.each.new_zeros(targets.shape).masked_scatter(wanted, found.each)
-        right = None if found.hits is None else wanted.masked_scatter(wanted, found.hits)
-        return found._replace(each=each, hits=right)
-    if isinstance(layer, OutputLayer):
-        return layer.cross_entropy(x, targets, label_smoothing=label_smoothing, hits=hits)
-    return chunked_cross_entropy(x, targets, layer, vocab, label_smoothing=label_smoothing or 0.0, hits=hits)
+
+def linears(model: nn.Module) -> dict[str, Linear]:
+    """Every `Linear` by its name."""
+    return {name: m for name, m in model.named_modules() if isinstance(m, Linear)}

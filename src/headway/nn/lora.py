@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headway.errors import ConfigError
-from headway.nn.linear import Linear
+from headway.nn.share import Share, part_dropout, part_of
+from headway.nn.weights import Weight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,39 +57,48 @@ class LowRank(nn.Module):
 
     B A is never made. The norm is a constant in the backward pass, as in section 4.3 of Liu et al.; its square is
     |W|^2 + 2 s (W A^T) . B + s^2 (B A A^T) . B, row by row.
+
+    `share`: of a layer that ranks share, which part this is. Of columns a rank has those of A, and B and m as a whole,
+    whose gradients are sums over ranks; of rows those of B and m, and A as a whole.
     """
 
-    def __init__(self, lora: Lora, a: Tensor, b: Tensor, magnitude: Tensor | None = None) -> None:
+    def __init__(
+        self, lora: Lora, a: Tensor, b: Tensor, magnitude: Tensor | None = None, share: Share | None = None
+    ) -> None:
         super().__init__()
         assert (magnitude is not None) == lora.magnitude
-        self.lora = lora
+        self.lora, self.share = lora, share
         self.lora_A, self.lora_B = nn.Parameter(a), nn.Parameter(b)
         self.lora_magnitude_vector = None if magnitude is None else nn.Parameter(magnitude)
 
-    def forward(self, x: Tensor, base: Linear, product: Tensor) -> Tensor:
-        """[..., I] -> [..., O]; `product` is what `base.local` makes of x."""
+    def forward(self, x: Tensor, weight: Weight, product: Tensor) -> Tensor:
+        """[..., I] -> [..., O], in the dtype of `product`, which is x W^T; computed in that of A where nobody casts."""
+        inputs = x if torch.is_autocast_enabled(x.device.type) else x.to(self.lora_A.dtype)
         drops = self.training and self.lora.dropout > 0
-        x = self.dropped(x) if drops else x
-        low = F.linear(self.lora.scale * F.linear(x, self.lora_A), self.lora_B)
-        if self.lora_magnitude_vector is None:
-            return low
-        plain = base.local(x) if drops else product
-        plain = plain if base.local_bias is None else plain - base.local_bias
-        return self.gain(base) * (plain + low) - plain
+        inputs = self.dropped(inputs) if drops else inputs
+        low = F.linear(self.lora.scale * F.linear(inputs, self.lora_A), self.lora_B)
+        if self.lora_magnitude_vector is not None:
+            plain = weight.product(inputs.to(x.dtype)) if drops else product
+            low = self.gain(weight) * (plain + low) - plain
+        return low.to(product.dtype)
 
     def dropped(self, x: Tensor) -> Tensor:
         """Its input in training mode."""
+        if self.share is not None and self.share.axis:
+            return part_dropout(x, self.lora.dropout, self.share.tensor)
         return F.dropout(x, self.lora.dropout)
 
     def over_inputs(self, squares: Tensor) -> Tensor:
-        """The squares of all inputs of a row, where `squares` are those that are here."""
+        """The squares of all inputs of a row, where `squares` are those of this rank's."""
+        if self.share is not None and self.share.axis:
+            return self.share.tensor.exchange.sum(squares)
         return squares
 
-    def gain(self, base: Linear) -> Tensor:
+    def gain(self, weight: Weight) -> Tensor:
         """g [O]."""
         assert self.lora_magnitude_vector is not None
         with torch.no_grad():
-            w, s = base.matrix, self.lora.scale
+            w, s = weight.dequantize(), self.lora.scale
             a, b = self.lora_A.to(w.dtype), self.lora_B.to(w.dtype)
             exact = torch.promote_types(w.dtype, torch.float32)
             square = torch.linalg.vector_norm(w, dim=1, dtype=exact).square()
@@ -97,10 +107,15 @@ class LowRank(nn.Module):
             norm = self.over_inputs(square).clamp_min(0).sqrt().to(self.lora_magnitude_vector.dtype)
         return torch.div(self.lora_magnitude_vector, norm)
 
-    def row_norms(self, w: Tensor) -> Tensor:
-        """|w| of each row."""
-        norms: Tensor = torch.linalg.vector_norm(w, dim=1)
-        return norms
+    def part(self, share: Share) -> LowRank:
+        """What a rank has of it, beside its part of the layer."""
+        a, b, m = self.lora_A, self.lora_B, self.lora_magnitude_vector
+        if share.axis:
+            a = part_of(a, 1, share.part(a.shape[1]))
+        else:
+            rows = share.part(b.shape[0])
+            b, m = part_of(b, 0, rows), None if m is None else part_of(m, 0, rows)
+        return LowRank(self.lora, a, b, m, share).train(self.training)
 
     @torch.no_grad()
     def merged(self, w: Tensor) -> Tensor:
@@ -108,55 +123,9 @@ class LowRank(nn.Module):
         w = w + self.lora.scale * (self.lora_B.to(w.dtype) @ self.lora_A.to(w.dtype))
         if self.lora_magnitude_vector is None:
             return w
-        gain: Tensor = self.lora_magnitude_vector.to(w.dtype) / self.row_norms(w)
+        norm = self.over_inputs(w.square().sum(1)).sqrt()
+        gain: Tensor = self.lora_magnitude_vector.to(w.dtype) / norm
         return gain[:, None] * w
-
-
-class LoraLinear(nn.Module):
-    """x W^T (+ b) of a frozen `Linear`, and what its active adapters add.
-
-    Attributes:
-        base: the layer. adapters: by their names.
-        active: names of those that are added.
-    """
-
-    def __init__(self, base: Linear) -> None:
-        super().__init__()
-        self.base = base
-        self.adapters = nn.ModuleDict()
-        self.active: tuple[str, ...] = ()
-        self._kept: Tensor | None = None  # W, while the adapters are merged into it
-
-    @property
-    def merged(self) -> bool:
-        """Whether the adapters are in the weight."""
-        return self._kept is not None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., I] -> [..., O]."""
-        return self.base.leave(self.local(self.base.enter(x)))
-
-    def local(self, x: Tensor) -> Tensor:
-        """What `Linear.local` says, of the base and what is added to it."""
-        product = self.base.local(x)
-        if self._kept is not None:
-            return product
-        parts = [self.adapters[name](x, self.base, product) for name in self.active]
-        return sum(parts, start=product)
-
-    def merge(self) -> None:
-        """Put the active adapters into the weight, which is kept."""
-        if self._kept is None:
-            self._kept = self.base.weight.data
-            self.base.weight.data = merged_weight(self._kept, [self.adapters[name] for name in self.active])
-
-    def unmerge(self) -> None:
-        """Put back the weight, to the bit."""
-        if self._kept is not None:
-            self.base.weight.data, self._kept = self._kept, None
-
-    def extra_repr(self) -> str:
-        return f"active={', '.join(self.active) or 'none'}{', merged' if self.merged else ''}"
 
 
 def merged_weight(w: Tensor, adapters: Sequence[nn.Module]) -> Tensor:

@@ -29,6 +29,7 @@ from headway.attention.linear_attention import (
 from headway.cache import KVCache, LayerCache, LinearAttentionCache
 from headway.errors import ConfigError
 from headway.nn.positions import RotaryEmbedding, Scores, rotated, token_lengths
+from headway.nn.record import LinearAttended, Record, SoftmaxAttended
 from headway.parallel import ContextParallel
 from headway.patterns import Full, GlobalQueries, Pattern
 from headway.patterns.primitives import Kind
@@ -48,6 +49,7 @@ class Call(NamedTuple):
     score: Sequence[Score]
     context: ContextParallel | None = None
     selected: SlotSelection | None = None
+    record: Record | None = None
 
 
 class Projections(Protocol):
@@ -99,7 +101,9 @@ class SoftmaxMixer(Mixer):
     def attend(self, layer: Projections, x_BTM: Tensor, call: Call) -> Tensor:
         tokens, cache, rotation = call.tokens, call.cache, call.rotation
         if call.memory is not None:
-            return self.softmax(layer, layer.queries(x_BTM), call.memory, call)
+            q_BHTD = layer.queries(x_BTM)
+            self.keep(layer, q_BHTD, call.memory, call)
+            return self.softmax(layer, q_BHTD, call.memory, call)
         if cache is not None and not isinstance(cache, KVCache):
             raise ConfigError(
                 f"Attention: cache must keep keys and values, and a {type(cache).__name__} keeps none; make one with "
@@ -120,6 +124,7 @@ class SoftmaxMixer(Mixer):
             keys = keys.dequantized(q_BHTD.dtype)
             late = layer.rotary(keys.tokens, q_BHTD.dtype)
             keys = replace(keys, k=late.apply(keys.k))
+        self.keep(layer, q_BHTD, keys, call)
         if call.selected is None:
             return self.softmax(layer, q_BHTD, keys, call)
         if self._numbers_slots(layer, call):
@@ -134,6 +139,12 @@ class SoftmaxMixer(Mixer):
         backend = BACKENDS.get(self.backend)
         apart = backend is None or backend.capabilities.any_queries
         return not apart or (layer.training and layer.dropout > 0) or any(step.by_slot for step in steps)
+
+    def keep(self, layer: Projections, q: Tensor, keys: KeyValues, call: Call) -> None:
+        """Adds what `softmax` is given to the record of the call, if there is one."""
+        if call.record is not None:
+            score = (*call.score, *layer.score())
+            call.record.add(layer, SoftmaxAttended(q, call.tokens, keys, self.pattern, score, self.scale))
 
     def softmax(self, layer: Projections, q: Tensor, keys: KeyValues, call: Call) -> Tensor:
         """`attend` with the scores and the dropout of a layer."""
@@ -196,6 +207,8 @@ class GlobalMixer(SoftmaxMixer):
             q_BHND, k_BKTD = at_queries.apply(q_BHND), rotation.apply(k_BKTD)
             v_BKTE = rotation.apply(v_BKTE) if rotation.rotates_values else v_BKTE
         keys, index = KeyValues(k_BKTD, v_BKTE, tokens), at_BN[:, None, :, None]
+        every = replace(self.local, pattern=Full())
+        every.keep(layer, q_BHND, keys, call._replace(tokens=chosen))
         backend = BACKENDS.get(self.backend)
         if backend is not None and not backend.capabilities.any_queries:
             q = q_BHND.new_zeros(*q_BHND.shape[:2], tokens.count, q_BHND.shape[3])
@@ -203,7 +216,6 @@ class GlobalMixer(SoftmaxMixer):
             out = replace(self.local, pattern=GlobalQueries()).softmax(layer, q, keys, call)
             out_BHNE = out.gather(2, index.expand(-1, out.shape[1], -1, out.shape[3]))
         else:
-            every = replace(self.local, pattern=Full())
             out_BHNE = every.softmax(layer, q_BHND, keys, call._replace(tokens=chosen))
         index = index.expand(out_BHNE.shape)
         there = chosen.valid[:, None, :, None]
@@ -261,7 +273,7 @@ class LinearMixer(Mixer):
             )
 
     def attend(self, layer: Projections, x_BTM: Tensor, call: Call) -> Tensor:
-        tokens, cache, memory, rotation, score, context, selected = call
+        tokens, cache, memory, rotation, score, context, selected, record = call
         forbid_weights(score, 0.0)
         if context is not None:
             raise ConfigError(
@@ -286,6 +298,8 @@ class LinearMixer(Mixer):
         if rotation is not None and rotation.rotates_values:
             v_BKTE = rotation.apply(v_BKTE)
         own = prepare(q_BHTD, k_BKTD, v_BKTE, self.linear, self.pattern, tokens, tokens, rotation)
+        if record is not None:
+            record.add(layer, LinearAttended(own, tokens))
         past = cache.update(own.state(), tokens) if isinstance(cache, LinearAttentionCache) else None
         out_BHTE = own.attend(past, self.form)
         return out_BHTE if selected is None else selected.take(out_BHTE, 2)

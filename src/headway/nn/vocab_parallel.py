@@ -9,22 +9,15 @@ Legend: N targets, M width, V vocab, R ranks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headway.nn.cross_entropy import (
-    IGNORE_INDEX,
-    Losses,
-    chunked_cross_entropy,
-    fused_cross_entropy,
-    rows_entropy,
-)
+from headway.nn.cross_entropy import IGNORE_INDEX, rows_entropy
 from headway.nn.embeddings import TokenEmbedding
-from headway.nn.linear import OutputLayer, part_of
-from headway.nn.products import linear
+from headway.nn.share import Share, part_of
 from headway.parallel import TensorParallel
 
 AT_ONCE = 1 << 20
@@ -53,46 +46,29 @@ class VocabParallelEmbedding(TokenEmbedding):
         return self.tensor.leave(F.embedding(at, self.weight).masked_fill(~here[..., None], 0.0))
 
 
-class VocabParallelOutput(OutputLayer):
-    """x U^T (+ b), of which this rank makes the logits of its ids; all of them where the layer is called.
+@dataclass(frozen=True)
+class VocabEntropy:
+    """Cross entropy where this rank makes the logits of its ids alone.
 
-    Args:
-        layer: the whole one.
-        tied_to: the embedding whose rows are those of U, if it is tied.
+    Attributes:
+        share: of the output layer.
+        vocab: V.
     """
 
-    def __init__(
-        self, layer: OutputLayer, tensor: TensorParallel, tied_to: VocabParallelEmbedding | None
-    ) -> None:
-        nn.Module.__init__(self)
-        self.tensor, self.own = tensor, tensor.share(layer.out_features, "tokens of the vocab")
-        self.in_features, self.out_features, self.vocab = layer.in_features, len(self.own), layer.out_features
-        whole = {"weight": layer.weight, "bias": layer.bias}
-        for name, value in whole.items():
-            self.register_parameter(name, None if value is None else part_of(value, 0, self.own))
-        self.__dict__["embedding"] = tied_to
+    share: Share
+    vocab: int
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., M] -> [..., V]."""
-        return self.tensor.join(self.local(self.tensor.enter(x)))
+    @property
+    def tensor(self) -> TensorParallel:
+        """The ranks."""
+        return self.share.tensor
 
-    def local(self, x: Tensor) -> Tensor:
-        """[..., M] -> [..., V / R]."""
-        return linear(x, self.matrix, self.bias)
+    @property
+    def own(self) -> range:
+        """This rank's ids."""
+        return self.share.part(self.vocab)
 
-    def cross_entropy(
-        self, x: Tensor, targets: Tensor, *, label_smoothing: float | None = None, hits: bool = False
-    ) -> Losses:
-        """See `OutputLayer`. For each target a rank sends two numbers, three with hits or smoothed labels, and the
-        gradient of x is summed once."""
-        x = self.tensor.enter(x)
-        if label_smoothing is None:
-            how: dict[str, Any] = {"bias": self.bias, "hits": hits, "vocab": self.vocab}
-            return fused_cross_entropy(x, self.matrix, targets, **how, entropy=self._rows_entropy)
-        how = {"label_smoothing": label_smoothing, "hits": hits}
-        return chunked_cross_entropy(x, targets, self.local, self.vocab, **how, chunk=self._chunk_entropy)
-
-    def _rows_entropy(
+    def rows(
         self, logits: Tensor, bias: Tensor | None, targets: Tensor, gradient: bool, hits: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """`rows_entropy` of this rank's logits [N, V / R]: by its kernels, for the largest as if it were the target,
@@ -128,7 +104,7 @@ class VocabParallelOutput(OutputLayer):
             d_logits.scatter_(1, at[:, None], d_target.to(d_logits.dtype))
         return losses, d_logits
 
-    def _chunk_entropy(
+    def chunk(
         self,
         x: Tensor,
         targets: Tensor,

@@ -149,6 +149,11 @@ class Parallel:
 ALONE = Parallel()
 
 
+def count_ranks() -> int:
+    """How many processes the run has that this one belongs to (`joined`)."""
+    return dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+
+
 @contextmanager
 def joined(mesh: str | None = None, *, patience: float = 600.0) -> Iterator[Parallel]:
     """The processes that torchrun (or whoever sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT) started, or those of
@@ -161,8 +166,7 @@ def joined(mesh: str | None = None, *, patience: float = 600.0) -> Iterator[Para
     Messages go by gloo, and by NCCL between GPUs. Raises ConfigError for a mesh of another number of processes,
     RankError where they do not find each other.
     """
-    there = dist.is_initialized()
-    ranks = dist.get_world_size() if there else int(os.environ.get("WORLD_SIZE", "1"))
+    there, ranks = dist.is_initialized(), count_ranks()
     shape = Mesh.of(mesh, ranks)
     if ranks == 1:
         yield ALONE

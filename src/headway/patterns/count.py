@@ -2,36 +2,140 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import combinations, pairwise, product
+from math import lcm
+
 import torch
 from torch import Tensor
 
 from headway.errors import PatternError
 from headway.patterns.base import Pattern, classify, visible
+from headway.patterns.primitives import Kind, Primitive
+from headway.patterns.program import fold, leaves, opaque, primitive
 from headway.tokens import Tokens
 
+MOST = 2**17
+"""Tokens of a row whose pairs are looked at one by one, where a pattern says no more than `allows`."""
 
-def pairs(pattern: Pattern, n: int, *, heads: int = 1, tokens: Tokens | None = None, tile: int = 64) -> int:
-    """Allowed (query, key) pairs of an n x n call of `heads` query heads (`PerHead`: of its own): exact.
 
-    Blocks that the pattern rules in or out as a whole are counted as areas; the predicate is evaluated on the
-    others only, so nothing of size n x n is built. `tokens` says which are global (none by default).
-    """
+def pairs(
+    pattern: Pattern,
+    n: int,
+    *,
+    heads: int = 1,
+    tokens: Tokens | None = None,
+    last: int | None = None,
+    tile: int = 64,
+) -> int:
+    """Allowed (query, key) pairs of an n x n call of `heads` query heads (`PerHead`: of its own), or of its `last`
+    queries alone: exact.
+
+    Without `tokens`, which say which are global, that is arithmetic at any n. With them, and for a pattern that has no
+    primitive, blocks of `tile` that it rules in or out as a whole are counted as areas, and the predicate is evaluated
+    on the others only, so that nothing of size n x n is built.
+
+    Raises PatternError for tokens of another number, for `last` queries of given tokens, and for more than `MOST`
+    tokens where they would have to be looked at."""
+    if tokens is not None and (tokens.count != n or last is not None):
+        what = f"n is {n}" if last is None else f"the last {last} queries of given tokens are not counted"
+        raise PatternError(f"pairs: tokens describe {tokens.count} slots, but {what}")
+    count = heads if len(pattern.heads) == 1 else 1
+    last = n if last is None else min(last, n)
+    return count * sum(
+        _counted(head, n, last)
+        if tokens is None and opaque(head) is None
+        else _seen(head, n, last, tokens, tile)
+        for head in pattern.heads
+    )
+
+
+def _counted(pattern: Pattern, n: int, last: int) -> int:
+    """`pairs` of the `last` of n queries, none global, from the primitives.
+
+    With a = k - q, every primitive is a bound of a or of k, or says what divides a. Between neighbouring bounds, and
+    for offsets that the same steps divide, all pairs are alike: one decides, and they are counted as a series.
+    Window.last(3) | Causal() & Sink(1) has the bounds a = -2, 0, 1 and k = 0, 1: for a < -2 only k = 0 is allowed."""
+    found = [primitive(leaf) for leaf in leaves(pattern)]
+    offsets = {1 - n, n, 1}.union(*({p.first, p.last + 1} for p in found if p.kind == Kind.WINDOW))
+    keys = {0, n}.union(*({p.first, p.last} for p in found if p.kind == Kind.SINK))
+    steps = sorted({p.step for p in found} - {1})
+    total = 0
+    for (first, beyond), (key, end) in product(_parts(offsets, 1 - n, n), _parts(keys, 0, n)):
+        for chosen in (some for size in range(len(steps) + 1) for some in combinations(steps, size)):
+            if _allowed(pattern, first, key, chosen):
+                total += _alike(range(first, beyond), range(key, end), range(n - last, n), chosen, steps)
+    return total
+
+
+def _parts(bounds: set[int], first: int, end: int) -> list[tuple[int, int]]:
+    return list(pairwise(sorted(bound for bound in bounds if first <= bound <= end)))
+
+
+def _allowed(pattern: Pattern, a: int, key: int, divides: Sequence[int]) -> bool:
+    """Whether a pair at the offset `a`, which these steps divide, and with this key is allowed."""
+
+    def holds(leaf: Pattern) -> bool:
+        p: Primitive = primitive(leaf)
+        return {
+            Kind.FULL: True,
+            Kind.CAUSAL: a <= 0,
+            Kind.WINDOW: p.first <= a <= p.last and p.step in (1, *divides),
+            Kind.SINK: p.first <= key < p.last,
+        }.get(p.kind, False)
+
+    return fold(pattern, holds, all, any)
+
+
+def _alike(offsets: range, keys: range, queries: range, divide: Sequence[int], steps: Sequence[int]) -> int:
+    """Pairs at these offsets, whose steps are those in `divide` and no other of `steps`: what all of them divide, less
+    what one more divides, and so on."""
+    others = [step for step in steps if step not in divide]
+    return sum(
+        (-1) ** size * _within(offsets, keys, queries, lcm(*divide, *more))
+        for size in range(len(others) + 1)
+        for more in combinations(others, size)
+    )
+
+
+def _within(offsets: range, keys: range, queries: range, step: int) -> int:
+    """Pairs (q, k) of these whose offset k - q is one of `offsets` and a multiple of `step`.
+
+    An offset a has as many as the keys have in common with the queries moved by a: (q1 + a - k0)+ - (q1 + a - k1)+
+    - (q0 + a - k0)+ + (q0 + a - k1)+, where (x)+ is x above 0."""
+    q0, q1, k0, k1 = queries.start, queries.stop, keys.start, keys.stop
+    signed = ((1, q1 - k0), (-1, q1 - k1), (-1, q0 - k0), (1, q0 - k1))
+    total = 0
+    for sign, moved in signed:
+        begin = -(-max(offsets.start, 1 - moved) // step) * step  # the first multiple where a + moved > 0
+        count = max(0, -(-(offsets.stop - begin) // step))
+        total += sign * (count * (begin + moved) + step * count * (count - 1) // 2)
+    return total
+
+
+def _seen(pattern: Pattern, n: int, last: int, tokens: Tokens | None, tile: int) -> int:
+    """`pairs` of the `last` of n queries, looked at."""
+    if tokens is None and n > MOST:
+        raise PatternError(
+            f"pairs: {opaque(pattern)} has no primitive, so that its pairs are looked at one by one, and a row of {n} "
+            f"tokens has too many: at most {MOST}"
+        )
     tokens = Tokens.range(n) if tokens is None else tokens
-    if tokens.count != n:
-        raise PatternError(f"pairs: tokens describe {tokens.count} slots, but n is {n}")
+    if last < n:
+        begins = range(n - last, n, 256)
+        parts = (tokens.slice(begin, min(begin + 256, n)) for begin in begins)
+        return sum(int(visible(pattern, part, tokens).sum()) for part in parts)
     short = -n % tile
     if short:
         tokens = Tokens.cat([tokens, Tokens(torch.full((1, short), -1))])
-    total = 0
-    for head in pattern.heads:
-        possible, certain = classify(head, tokens, tokens, tile, tile)
-        total += int(certain.sum()) * tile * tile
-        unsure = (possible & ~certain).nonzero()
-        for some in unsure.split(1024) if len(unsure) else ():
-            row, i, j = some.unbind(1)
-            q, k = (_blocks(tokens, row, at, tile) for at in (i, j))
-            total += int(visible(head, q, k).sum())
-    return total if len(pattern.heads) > 1 else total * heads
+    possible, certain = classify(pattern, tokens, tokens, tile, tile)
+    total = int(certain.sum()) * tile * tile
+    unsure = (possible & ~certain).nonzero()
+    for some in unsure.split(1024) if len(unsure) else ():
+        row, i, j = some.unbind(1)
+        q, k = (_blocks(tokens, row, at, tile) for at in (i, j))
+        total += int(visible(pattern, q, k).sum())
+    return total
 
 
 def _blocks(tokens: Tokens, row: Tensor, at: Tensor, tile: int) -> Tokens:

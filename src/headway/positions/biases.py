@@ -101,7 +101,7 @@ class LinearBias(PositionScheme):
 
 
 def _fresh(rows: int, columns: int) -> Tensor:
-    return nn.Parameter(torch.empty(rows, columns).normal_(0, 0.02))
+    return nn.Parameter(nn.init.normal_(torch.empty(rows, columns), 0, 0.02))
 
 
 def _check_count(owner: str, name: str, value: object, least: int) -> None:

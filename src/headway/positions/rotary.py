@@ -156,7 +156,7 @@ class Rotary(PositionScheme):
             raise ConfigError(f"Rotary: dims={dims} does not fit heads of {head_dim}")
         if not isinstance(self.pairing, str):
             coordinate_pairs(self.pairing, dims)
-        _scheduled(self.schedule, self.theta, dims)
+        _scheduled(self.schedule, self.theta, dims, torch.device("cpu"))
         return dims
 
     def frequencies(self, head_dim: int, length: int | Tensor | None = None) -> Tensor:
@@ -173,7 +173,8 @@ class Rotary(PositionScheme):
         return self.scaling.frequencies(self.theta, dims, length)
 
     def check_head_dim(self, head_dim: int) -> None:
-        self.frequencies(head_dim)
+        with torch.device("cpu"):  # numbers, also where a model is built on the device "meta"
+            self.frequencies(head_dim)
 
     def trained_numbers(self, head_dim: int) -> int:
         """One offset for each frequency, where `trainable`."""

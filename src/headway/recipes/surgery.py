@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from headway.checkpoints import Folder, load_adapter, load_folder, merged_state
-from headway.checkpoints.adapters import base_of, is_adapter
+from headway.checkpoints.bases import base_of, check_bases, is_adapter
 from headway.errors import ConfigError, did_you_mean
 from headway.models import ModelSpec
 from headway.patterns import parse
@@ -84,6 +84,7 @@ def opened(path: Path, base: Path | None = None) -> tuple[Folder, State]:
         folder = load_folder(path)
         return folder, folder.tensors
     below = load_folder(base or base_of(path))
+    check_bases([path], below)
     state = merged_state(below.tensors, [load_adapter(path, below.spec)])
     own = path / "generation_config.json"
     generation = read_json(own) if own.exists() else below.generation

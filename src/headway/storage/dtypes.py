@@ -1,4 +1,13 @@
-"""Which dtype a model runs in, chosen from what its file holds, with the reason."""
+"""Which dtype a model runs in, chosen from what its file holds, with the reason.
+
+One rule, for `headway.load` and for every command that runs a model or counts its bytes (generate, eval, plan, ...):
+
+    --dtype (dtype=)    what is asked for, by one of the names in `DTYPES`; else
+    its file            that of the weights; the narrowest that holds all of a mix; float32 for float16 on a CPU
+    no file             a size of the catalog, or a family: bfloat16
+
+Training has a rule of its own (`headway.train.microbatch_pool.choose_precision`): float32 is what is kept.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +19,28 @@ from pathlib import Path
 import torch
 
 from headway.choice import Choice
-from headway.errors import CheckpointError
+from headway.errors import CheckpointError, ConfigError, did_you_mean
 
-_USABLE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+USABLE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+DTYPES = {
+    **dict.fromkeys(("float32", "fp32"), torch.float32),
+    **dict.fromkeys(("bfloat16", "bf16"), torch.bfloat16),
+    **dict.fromkeys(("float16", "fp16"), torch.float16),
+    "float64": torch.float64,
+}
+
+
+def named_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """The dtype of that name; None for None and "auto", which is that of the file. Raises ConfigError for another."""
+    if dtype is None or dtype == "auto" or isinstance(dtype, torch.dtype):
+        return None if isinstance(dtype, str) else dtype
+    name = dtype.removeprefix("torch.")
+    if name not in DTYPES:
+        raise ConfigError(
+            f"there is no dtype {dtype!r}{did_you_mean(name, DTYPES)}; there are auto, {', '.join(DTYPES)}"
+        )
+    return DTYPES[name]
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -22,7 +50,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def check_dtypes(dtypes: Mapping[str, torch.dtype], path: Path) -> None:
     """Raise CheckpointError for weights that are not plain floating point numbers (quantized ones)."""
-    odd = {name: dtype for name, dtype in dtypes.items() if dtype not in _USABLE}
+    odd = {name: dtype for name, dtype in dtypes.items() if dtype not in USABLE}
     if odd:
         name, dtype = next(iter(odd.items()))
         raise CheckpointError(

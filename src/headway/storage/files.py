@@ -112,8 +112,8 @@ def current_folder(path: str | Path) -> Path:
     return aside if not path.exists() and aside.exists() else path
 
 
-def json_text(value: dict[str, Any]) -> str:
-    """A JSON object as text: keys in the order given, two spaces, a newline at the end, no NaN."""
+def json_text(value: dict[str, Any] | list[Any]) -> str:
+    """A JSON object or array as text: keys in the order given, two spaces, a newline at the end, no NaN."""
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 

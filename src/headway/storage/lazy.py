@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,6 +69,13 @@ class LazyTensors(Mapping[str, Tensor]):
         """Raise CheckpointError, with the nearest name, for a name that is not here."""
         if name not in self.forms:
             raise CheckpointError(f"there is no tensor {name!r}{did_you_mean(name, self.forms)}")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.forms
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of that name; `default` where there is none."""
+        return default if name not in self.forms else self[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.forms)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headway.checkpoints import Folder, choose_dtype, load_model, save_state
+from headway.checkpoints import Folder, load_model, save_state
 from headway.checkpoints.hf.config import transformers_verdict
 from headway.checkpoints.restore import fill
 from headway.checkpoints.saving import TokenizerFiles, check_target
@@ -189,7 +189,7 @@ def write(
         overwrite=overwrite,
         before_publishing=lambda path: found.append(measure(path)),
     )
-    dtype, _ = choose_dtype({n: e.dtype for n, e in folder.tensors.forms.items()}, torch.device("cpu"), None)
+    dtype, _ = folder.choose_dtype()
     plain = ", ".join(sorted({str(t.dtype).removeprefix("torch.") for t in state.values()}))
     stored = () if folder.scheme is None else (("weights", str(folder.scheme), plain),)
     written = Written(

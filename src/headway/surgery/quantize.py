@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints import Folder, build_model, load_folder, save_folder
+from headway.checkpoints.bases import QUANTIZED_FROM, fingerprint
 from headway.checkpoints.restore import as_decoder
 from headway.checkpoints.saving import TokenizerFiles, check_target
 from headway.data import Rows
@@ -102,6 +103,7 @@ def quantize_folder(
         tokenizer=TokenizerFiles(folder),
         generation=folder.generation,
         keep_pairing=True,
+        metadata={QUANTIZED_FROM: fingerprint(folder)},
         overwrite=overwrite,
         before_publishing=measure,
     )

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from headway.checkpoints.adapters import fingerprint
-from headway.checkpoints.folder import load_folder
+from headway.checkpoints import Base
 from headway.errors import CheckpointError, ConfigError
 from headway.models import Model, ModelSpec, cost
-from headway.nn import Adapter, Lora, Nf4Linear, attach, block_linears, replace_linear
+from headway.nn import WEIGHTS, Adapter, Lora, attach, block_linears
 from headway.parallel.sharded import fill, own_state
 from headway.storage.lazy import forms
 from headway.train.rows_config import RowsConfig
@@ -51,13 +49,6 @@ def check_base(config: RowsConfig) -> None:
         )
 
 
-class Base(NamedTuple):
-    """The frozen model beside which an adapter is trained: its folder, and what tells its weights from others."""
-
-    folder: Path
-    fingerprint: str
-
-
 def adapt(model: Model, config: RowsConfig, dtype: torch.dtype) -> Base | None:
     """Freeze a model in `dtype`, in 4 bits where the settings say so, and put a fresh adapter in float32 on it. None,
     and nothing is done, where the settings have no adapter.
@@ -74,11 +65,11 @@ def adapt(model: Model, config: RowsConfig, dtype: torch.dtype) -> Base | None:
         )
     model.to(dtype)
     if config.base is not None:
-        every = set(block_linears(model))
-        replace_linear(model, lambda name, layer: Nf4Linear(layer) if name in every else layer)
+        for layer in block_linears(model).values():
+            layer.keep(WEIGHTS[config.base].pack(layer.matrix))
     adapter = Adapter.fresh(model, lora, config.adapter_targets, config.seed)
     attach(model, adapter, NAME, dtype=torch.float32)
-    return Base(Path(config.model).resolve(), fingerprint(load_folder(config.model).tensors))
+    return Base.of(Path(config.model).resolve())
 
 
 def trained_adapter(model: Model) -> Adapter:

@@ -28,6 +28,7 @@ class TrainResult:
         loss: of the last step, per `unit`. accuracy: of its predictions, None where that is not counted.
         validation: of held-out data, after the last step.
         next_command: what to type to use the model.
+        transformers: "loads it", or why it does not; None of an adapter.
     """
 
     out: Path
@@ -42,6 +43,7 @@ class TrainResult:
     next_command: str
     accuracy: float | None = None
     unit: str = "token"
+    transformers: str | None = None
 
 
 @dataclass(frozen=True)

@@ -164,14 +164,14 @@ class State:
             if (then := record["machine"].get(name, ALONE.get(name))) != now:
                 remarks.append(f"{name}: {then} then, {now} now")
         self.torch_norm = record.get("norm") != NORM
-        self._load_weights(path, record.get("base"))
+        self.load_weights(path, record)
         tensors = optimizer_tensors(path)
         self.draws_in_turn = RNG in tensors.forms
         if self.draws_in_turn:
             torch.set_rng_state(tensors[RNG].clone())
         self.optimizer.load_state_tensors(_moments(tensors))
         for field in fields(Progress):
-            setattr(self.progress, field.name, record[field.name])
+            setattr(self.progress, field.name, record.get(field.name, field.default))
         return remarks
 
     def take_moments(self, place: Path) -> int:
@@ -180,11 +180,12 @@ class State:
         Those of parameters that have another name or shape here, or another optimizer, are left out."""
         return self.optimizer.take_state_tensors(_moments(optimizer_tensors(place)))
 
-    def _load_weights(self, path: Path, base: str | None) -> None:
-        """Of the model, or of the adapter that was trained beside the model with the fingerprint `base`."""
+    def load_weights(self, path: Path, record: Mapping[str, Any]) -> None:
+        """Fill the model, or the adapter beside it, from a checkpoint whose training.json is `record`. Raises as
+        `load`."""
         model = self.task.model
         if self.task.base is not None:
-            if base != self.task.base.fingerprint:
+            if (base := record.get("base")) != self.task.base.fingerprint:
                 raise ConfigError(
                     f"cannot resume from {path}: its adapter was trained beside another model than the one that is in "
                     f"{self.task.base.folder} now (fingerprints {base} and {self.task.base.fingerprint}); put back "
@@ -235,7 +236,7 @@ def save_final(path: Path, task: Task[Any], trained: Any) -> None:
     if task.base is None:
         save_folder(path, trained, **how)
         return
-    save_adapter(path, trained, task.model.spec, base=task.base.folder, **how)
+    save_adapter(path, trained, task.model.spec, base=task.base, **how)
 
 
 def take_mean(model: torch.nn.Module, paths: Sequence[Path]) -> None:
@@ -259,10 +260,16 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
-def how_to_resume(out: Path, step: int) -> str:
-    """What to do with a run that stopped because something could not be written."""
-    there, own = checkpoints(out), shlex.quote(str(out / CONFIG))
-    how = f"resume from {there[-1]}: headway train --config {own} --resume auto" if there else "start again"
+def resume_command(out: Path, ranks: int) -> str:
+    """What to type to go on with a run that so many processes had."""
+    several = f"--processes {ranks} " if ranks > 1 else ""
+    return f"headway train {several}--config {shlex.quote(str(out / CONFIG))} --resume auto"
+
+
+def how_to_resume(out: Path, step: int, ranks: int) -> str:
+    """What to do with a run of so many processes that stopped because something could not be written."""
+    there = checkpoints(out)
+    how = f"resume from {there[-1]}: {resume_command(out, ranks)}" if there else "start again"
     return f"The run stopped at step {step}; when that is mended, {how}"
 
 

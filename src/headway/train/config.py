@@ -17,12 +17,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serial
 from pydantic.fields import FieldInfo
 
 from headway.errors import ConfigError, did_you_mean
+from headway.threads import MOST_THREADS
 
 GROUPS = ("Task", "Data", "Model", "Adapter", "Batch", "Length", "Optimizer", "Machine", "Output")
 TASK = (
     "what is trained: causal-lm (the next token), masked-lm (hidden tokens), translation, chat, preference, classify, "
     "tag, answer, embed, or MODULE:CLASS of your own; `--task NAME --help` lists the settings of a task"
 )
+
+REMOTE = "hf://"
 
 # What other trainers call a setting, where no similarity of letters would find ours.
 ELSEWHERE = {
@@ -38,6 +41,9 @@ ELSEWHERE = {
     "data": ("data_path",),
     "context": ("block_size", "model_max_length"),
     "warmup": ("warmup_ratio", "warmup_steps"),
+    "keep_best": ("load_best_model_at_end", "save_top_k"),
+    "best_by": ("metric_for_best_model", "monitor"),
+    "early_stopping_patience": ("early_stopping", "stop_patience"),
     "log_every": ("logging_steps",),
     "eval_every": ("eval_steps",),
     "save_every": ("save_steps",),
@@ -62,6 +68,7 @@ def setting(
     group: str,
     unit: str | None = None,
     on_resume: Literal["fixed", "same bits", "other bits"] | None = None,
+    is_path: bool = False,
     **limits: Any,
 ) -> Any:
     """A field of settings.
@@ -72,12 +79,12 @@ def setting(
         on_resume: whether a run that goes on may have another value, and whether it then ends with the same bits.
             "fixed" is for what decides weights, data, or the optimizer's state, and the default; in the group Output,
             "same bits" is.
+        is_path: whether it names a file or folder that is read, or an hf:// address.
         limits: as in `pydantic.Field`.
     """
     usual = "same bits" if group == "Output" else "fixed"
-    extra: dict[str, Any] = {"group": group, "on_resume": on_resume or usual} | (
-        {"unit": unit} if unit else {}
-    )
+    extra: dict[str, Any] = {"group": group, "on_resume": on_resume or usual, "is_path": is_path}
+    extra |= {"unit": unit} if unit else {}
     return Field(default, description=description, json_schema_extra=extra, **limits)
 
 
@@ -98,6 +105,7 @@ class TrainConfig(BaseModel):
         "a checkpoint of another run, or its optimizer.safetensors, whose moments this one begins with where names and "
         "shapes are the same [default: zeros]",
         group="Optimizer",
+        is_path=True,
     )
     dtype: Literal["auto", "bf16", "fp32", "fp16"] = setting(
         "auto",
@@ -114,7 +122,12 @@ class TrainConfig(BaseModel):
     )
     backend: str = setting("auto", "attention backend; fails rather than falls back", group="Machine")
     threads: int | None = setting(
-        None, "CPU threads [default: torch's]", group="Machine", ge=1, on_resume="other bits"
+        None,
+        "CPU threads [default: torch's]",
+        group="Machine",
+        ge=1,
+        le=MOST_THREADS,
+        on_resume="other bits",
     )
     mesh: str | None = setting(
         None,
@@ -138,6 +151,26 @@ class TrainConfig(BaseModel):
         None, "evaluate every N steps [default: only at the end]", group="Output", unit="steps", ge=1
     )
     eval_at_start: bool = setting(False, "evaluate before the first step, too", group="Output")
+    keep_best: bool = setting(
+        False,
+        "the trained model is the one, of those that were evaluated, that is best on held-out data by `best_by`; its "
+        "checkpoint is kept; needs eval_every",
+        group="Output",
+    )
+    best_by: str = setting(
+        "loss",
+        "measure of held-out data by which models are compared, as metrics.jsonl names it after val_: loss, accuracy, "
+        "f1, ...; less is better of losses and bits_per_byte, more of others",
+        group="Output",
+    )
+    early_stopping_patience: int | None = setting(
+        None,
+        "end the run after N evaluations in a row that brought nothing better by `best_by`; needs eval_every",
+        group="Length",
+        unit="evaluations",
+        ge=1,
+        on_resume="same bits",
+    )
     save_every: int | None = setting(
         None,
         "write a checkpoint every N steps [default: only at the end]",
@@ -174,12 +207,35 @@ class TrainConfig(BaseModel):
         """What would be wrong with values that each are right by themselves, and whether it is."""
         return {}
 
+    @property
+    def paths(self) -> dict[str, str]:
+        """The files and folders that the settings name, and hf:// addresses, by setting."""
+        names = [name for name, field in self.grouped().items() if extra(field)["is_path"]]
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def missing(self) -> list[str]:
+        """The files that the settings name and that are not there: a line each."""
+        return [
+            f"{name} {value}: no such file or folder{near(Path(value))}"
+            for name, value in self.paths.items()
+            if not value.startswith(REMOTE) and not Path(value).exists()
+        ]
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         too_few = self.save_every is None or self.keep_last < self.average
         own = {
             f"average {self.average} needs save_every, and keep_last of {self.average} or more": (
                 self.average > 1 and too_few
+            ),
+            "keep_best and early_stopping_patience compare what evaluations between steps find; give eval_every": (
+                self.eval_every is None and watches(self)
+            ),
+            "best_by says what keep_best and early_stopping_patience compare; give one of them, or leave it out": (
+                self.best_by != "loss" and not watches(self)
+            ),
+            f"average {self.average} and keep_best both say which model is left; give one of them": (
+                self.average > 1 and self.keep_best
             ),
             "checkpoints: folder is not written in the background; leave out checkpoints, or save_in_background": (
                 self.save_in_background and self.checkpoints == "folder"
@@ -214,10 +270,20 @@ class TrainConfig(BaseModel):
         return {name: cls.model_fields[name] for name in order}
 
 
+def watches(config: TrainConfig) -> bool:
+    """Whether a run asks which of its models is the best (`headway.train.best`)."""
+    return config.keep_best or config.early_stopping_patience is not None
+
+
 def extra(field: FieldInfo) -> dict[str, Any]:
-    """What `setting` says of a field besides pydantic's own: group, on_resume, and unit where it has one."""
+    """What `setting` says of a field besides pydantic's own: group, on_resume, is_path, and unit where it has one."""
     assert isinstance(field.json_schema_extra, dict), "fields of settings are made by `setting`"
     return field.json_schema_extra
+
+
+def near(path: Path) -> str:
+    """`(did you mean ..?)` for the name of a file beside this one, else the empty string."""
+    return did_you_mean(path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else [])
 
 
 def _at_home(value: Any) -> Any:

@@ -10,6 +10,7 @@ from headway.checkpoints.folder import load_folder
 from headway.data.record_kinds import Messages
 from headway.errors import ConfigError, DataError, did_you_mean
 from headway.text import Tokenizer
+from headway.text.chat import ChatTemplate
 from headway.train.config import setting
 from headway.train.rows_config import RowsConfig
 
@@ -29,6 +30,16 @@ class ConversationConfig(RowsConfig):
         group="Data",
     )
 
+    def missing(self) -> list[str]:
+        """See `TrainConfig`; and a template that is not there."""
+        missing = super().missing()
+        try:
+            if self.template is not None:
+                ChatTemplate.find(self.template)
+        except DataError as error:
+            missing.append(f"template {error}")
+        return missing
+
 
 def message_texts(messages: Messages) -> Iterator[str]:
     """What is said in messages; calls of functions, and parts of other kinds, have none."""
@@ -36,10 +47,14 @@ def message_texts(messages: Messages) -> Iterator[str]:
 
 
 def conversation_tokenizer(
-    config: ConversationConfig, tokenizer: Tokenizer, *, has_chats: bool = True
+    config: ConversationConfig,
+    tokenizer: Tokenizer,
+    *,
+    has_chats: bool = True,
+    generation: Mapping[str, Any] | None = None,
 ) -> tuple[Tokenizer, list[int], dict[str, Any]]:
     """The tokenizer with the chat template of the settings, ids that end an answer, and the trained model's
-    generation_config.json.
+    generation_config.json. `generation` is the content of the model's own; that of its folder unless given.
 
     Raises ConfigError for conversations (`has_chats`) without a chat template, and as `stop_ids` does."""
     if config.template is not None:
@@ -49,7 +64,7 @@ def conversation_tokenizer(
             f"{config.data} holds conversations, and the model has no chat template; give one (template=alpaca, "
             "vicuna, chatml, llama2 or a file)"
         )
-    own = _generation(config.model)
+    own = _generation(config.model) if generation is None else generation
     stop = stop_ids(tokenizer, config.stop, own)
     return tokenizer, stop, {**own, "eos_token_id": stop[0] if len(stop) == 1 else stop}
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from headway.data import MaskedRows, Rows
 from headway.errors import DataError
+from headway.metrics import Confusion
 from headway.models import Decoder, Encoder
 from headway.nn import IGNORE_INDEX
 from headway.train.microbatch_pool import MicrobatchPool
@@ -55,6 +56,7 @@ class Evaluation:
         hits: how many of them the model finds most probable; None where that is not counted.
         metrics: further measures of the task by name, such as f1.
         unit: what is predicted.
+        confusion: which classes are taken for which, where classes are predicted.
     """
 
     nats: float
@@ -65,6 +67,7 @@ class Evaluation:
     hits: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     unit: str = "token"
+    confusion: Confusion | None = None
 
     @property
     def loss(self) -> float:

@@ -12,8 +12,8 @@ class HeadConfig(RowsConfig):
     """Settings of a run that trains the head of an encoder, and the encoder with it. The optimizer's are those of
     Devlin et al. 2019, appendix A.3; a model from scratch needs a larger `lr`."""
 
-    data: str = setting(..., "records: .jsonl, .json, .csv, .tsv, or .gz of them", group="Data")
-    validation: str | None = setting(None, "held-out records, of the same kinds", group="Data")
+    data: str = setting(..., "records: .jsonl, .json, .csv, .tsv, or .gz of them", group="Data", is_path=True)
+    validation: str | None = setting(None, "held-out records, of the same kinds", group="Data", is_path=True)
     model: str | None = setting(
         None,
         "a Hugging Face folder to start from: what stands below its head is kept, and the head too where it is of this "

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from headway.data import Batch
+from headway.metrics import Confusion
 from headway.models import Encoder
 from headway.train.evaluation import Evaluation
 from headway.train.microbatch_pool import MicrobatchPool
@@ -61,6 +62,10 @@ class HeadRows(ABC):
     def scores(self, found: Sequence[Any]) -> dict[str, float]:
         """How good the predictions of all rows are."""
 
+    def confusion(self, found: Sequence[Any]) -> Confusion | None:
+        """Which classes the predictions of all rows take for which; None where they are not of classes."""
+        return None
+
 
 def outputs(model: Any, batch: Batch) -> Tensor:
     """What a model's head gives for a batch, in float32 or better."""
@@ -87,8 +92,9 @@ def evaluate_rows(model: Encoder, rows: HeadRows, pool: MicrobatchPool | None = 
             found.update(zip(indices, said, strict=True))
     finally:
         model.train(training)
-    scores = rows.scores([found[i] for i in range(len(rows))])
-    return Evaluation(total, count, seconds=time.perf_counter() - begin, metrics=scores, unit=rows.unit)
+    seconds, each = time.perf_counter() - begin, [found[i] for i in range(len(rows))]
+    scores, confusion = rows.scores(each), rows.confusion(each)
+    return Evaluation(total, count, seconds=seconds, metrics=scores, unit=rows.unit, confusion=confusion)
 
 
 def evaluation_batches(lengths: Sequence[int]) -> Iterator[list[int]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,30 +15,44 @@ from headway.attention.linear_attention import LinearAttentionSpec
 from headway.checkpoints.folder import load_folder
 from headway.checkpoints.restore import build_model
 from headway.data import Permutation, Piece, TokenFile, encode_corpus, read_text
+from headway.data.corpus import digest
+from headway.data.hub import is_remote
 from headway.errors import ConfigError, DataError, PatternError, did_you_mean
 from headway.models import FAMILIES, Decoder, Encoder, ModelSpec, build, catalog
 from headway.patterns import Causal, Pattern, parse
 from headway.positions import Learned
+from headway.storage.files import atomic_write
 from headway.text import Tokenizer, train_bpe, train_characters, train_words
 from headway.train.microbatch_pool import DTYPES, choose_precision
 from headway.train.rows_config import RowsConfig
 from headway.train.text_config import TextConfig
 
-TOKENS = ".tokens"
+TOKENS, SOURCE = ".tokens", ".source"
 VOCAB, DEPTH = 4096, 6
+FAMILY = dict.fromkeys(("masked-lm", "classify", "tag", "answer", "embed"), "roformer")
+"""Of home-made models by task: of encoders one whose rows may be of any length; llama for other tasks."""
 MASK, PAD = "[MASK]", "[PAD]"
 
 
-def prepare(
-    config: TextConfig, folder: Path, start: Path | None, *, in_template: bool
-) -> tuple[Tokenizer, TokenFile, TokenFile | None]:
-    """The tokenizer, loaded or trained, and the text that is trained on and the text that is held out (None without
-    one), encoded into `folder`/data. Files that are there are reused: they have their names only when they are
-    complete. A run that resumes from the checkpoint `start` has its tokenizer. With `in_template`, each document begins
-    and ends as the tokenizer says.
+class Inputs(NamedTuple):
+    """The tokenizer; the text that is trained on, and the text that is held out, None without one; what is said of
+    them."""
 
-    Raises DataError and ConfigError for text and settings that do not fit together.
+    tokenizer: Tokenizer
+    train: TokenFile
+    validation: TokenFile | None
+    remarks: list[str]
+
+
+def prepare(config: TextConfig, folder: Path, start: Path | None, *, in_template: bool) -> Inputs:
+    """Load or train the tokenizer, and encode text into `folder`/data. Files that are there are reused: they have their
+    names only when they are complete. A run that resumes from the checkpoint `start` has its tokenizer. With
+    `in_template`, each document begins and ends as the tokenizer says.
+
+    Raises DataError and ConfigError for text and settings that do not fit together, and for text that has changed since
+    the run encoded it, unless `cached_tokens` says that this is meant.
     """
+    remarks: list[str] = []
 
     def texts() -> Iterator[str]:
         return (piece.text for piece in _pieces(config))
@@ -55,17 +69,37 @@ def prepare(
             found = TokenFile(source)
         elif path.exists():
             found = TokenFile(path)
+            if start is not None:
+                remarks.extend(_changed(source, path, config))
         else:
             found = encode_corpus(pieces, tokenizer, path, bos=in_template, eos=in_template)
+            atomic_write(path.with_suffix(SOURCE), digest(source))
         found.require_tokenizer(tokenizer.fingerprint)
         return found
 
     train = file("train", config.data, _pieces(config))
+    validation = None
     if config.validation is not None:
-        return tokenizer, train, file("validation", config.validation, read_text(config.validation))
-    if config.validation_share:
-        return tokenizer, train, file("validation", config.data, _pieces(config, held_out=True))
-    return tokenizer, train, None
+        validation = file("validation", config.validation, read_text(config.validation))
+    elif config.validation_share:
+        validation = file("validation", config.data, _pieces(config, held_out=True))
+    return Inputs(tokenizer, train, validation, remarks)
+
+
+def _changed(source: str, tokens: Path, config: TextConfig) -> list[str]:
+    """What is said of a text that is not what it was when the run encoded it. Raises ConfigError unless the settings
+    say that this is meant."""
+    kept = tokens.with_suffix(SOURCE)
+    gone = not (is_remote(source) or Path(source).exists())
+    if not gone and (not kept.exists() or digest(source) == kept.read_text()):
+        return []
+    what = f"{source} {'is gone' if gone else 'has changed'} since this run encoded it"
+    if config.cached_tokens:
+        return [f"{what}: going on with the tokens in {tokens}"]
+    raise ConfigError(
+        f"{what}; put back what was there, begin a new run in another folder (--out), or go on with the tokens of "
+        f"then, which are in {tokens}: --cached-tokens (cached_tokens=true)"
+    )
 
 
 @contextmanager
@@ -202,6 +236,7 @@ def make_spec(config: RowsConfig, vocab: int) -> ModelSpec:
     if width % heads:
         raise ConfigError(f"width {width} cannot be split into {heads} heads; give heads that divide it")
     given["head_dim"] = width // heads
+    config = config.model_copy(update={"family": config.family or FAMILY.get(str(config.task))})
     kind = FAMILIES.get(config.family or "")
     if kind is not None and kind.defaults.get("causal") is False:
         spec = _encoder_spec(config, vocab, depth, given)

@@ -17,6 +17,7 @@ from headway.storage.files import atomic_write
 from headway.train.trackers import Trackers
 
 METRICS, CURVE = "metrics.jsonl", "loss.png"
+SILENCE = 60.0  # seconds of training after which a log is told how far a run is
 
 
 class MetricsLog:
@@ -57,8 +58,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 class Reporter:
-    """Says where the run is: a live bar on a terminal, one line every `every` steps elsewhere; `quiet` says nothing at
-    all. A context manager: the live bar ends with it."""
+    """Says where the run is: a live bar on a terminal, elsewhere one line every `every` steps, and whenever `SILENCE`
+    seconds of training have passed; `quiet` says nothing at all. A context manager: the live bar ends with it."""
 
     def __init__(
         self, total: int | None, every: int, *, quiet: bool = False, stream: TextIO | None = None
@@ -66,6 +67,7 @@ class Reporter:
         self.total, self.every, self.quiet = total, every, quiet
         self.stream = stream or sys.stderr
         self._bar: Progress | None = None
+        self._said = 0.0  # seconds of training at the last line of a step
         if not quiet and self.stream.isatty():
             count = MofNCompleteColumn() if total else TextColumn("step {task.fields[step]}")
             columns = (count, BarColumn(bar_width=12), TextColumn("{task.description}"))
@@ -95,7 +97,12 @@ class Reporter:
                 done, total = record["seconds"], record["seconds"] + record["eta_s"]
             said = summary(record, short=True)
             self._bar.update(self._task, completed=done, total=total, description=said, step=record["step"])
-        elif record["step"] % self.every == 0 or record["step"] == self.total:
+        elif (
+            record["step"] % self.every == 0
+            or record["step"] == self.total
+            or record["seconds"] - self._said >= SILENCE
+        ):
+            self._said = record["seconds"]
             of = f"/{self.total}" if self.total else ""
             self.note(f"step {record['step']}{of}  {summary(record)}")
 
@@ -137,14 +144,14 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def draw_curve(records: list[dict[str, Any]], path: Path, title: str) -> None:
-    """Bits per byte (or loss, where there are none) over steps as a PNG: every step, their running mean, and the
-    held-out text."""
+def draw_curve(records: list[dict[str, Any]], path: Path, title: str, unit: str = "token") -> None:
+    """Bits per byte (or loss per `unit`, where there are none) over steps as a PNG: every step, their running mean, and
+    what is held out."""
     from matplotlib.figure import Figure
 
-    unit = "bits_per_byte" if any(r.get("bits_per_byte") is not None for r in records) else "loss"
-    steps = [(r["step"], r[unit]) for r in records if "step" in r and r.get(unit) is not None]
-    seen = f"val_{unit}"
+    what = "bits_per_byte" if any(r.get("bits_per_byte") is not None for r in records) else "loss"
+    steps = [(r["step"], r[what]) for r in records if "step" in r and r.get(what) is not None]
+    seen = f"val_{what}"
     held = [(r["step"], r[seen]) for r in records if "step" in r and r.get(seen) is not None]
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     axes = figure.add_subplot()
@@ -161,7 +168,7 @@ def draw_curve(records: list[dict[str, Any]], path: Path, title: str) -> None:
         late = [*values[len(values) // 20 :], *(v for _, v in held)]
         axes.set_ylim(top=max(late) + 0.1 * (max(late) - min(late)) + 1e-3)
     axes.set_xlabel("optimizer step")
-    axes.set_ylabel("bits per byte" if unit == "bits_per_byte" else "loss, nats per token")
+    axes.set_ylabel("bits per byte" if what == "bits_per_byte" else f"loss, nats per {unit}")
     axes.set_title(title, fontsize=11)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from headway.errors import CheckpointError
-from headway.nn import OutputLayer
+from headway.errors import CheckpointError, ConfigError
+from headway.nn import adapter_names, linears
 from headway.parallel import Parallel, Shards
 from headway.parallel.sharded import fill
 from headway.storage.lazy import Form, forms
@@ -40,11 +40,18 @@ def parameter_groups(model: nn.Module) -> Groups:
 
     A parameter of an `nn.Embedding`, and one that an embedding shares (a tied head), is an embedding, and so
     is the last linear layer, whose rows are vocabulary entries as well when its width is the vocabulary's.
-    Otherwise two axes or more make a matrix, fewer a vector.
+    Otherwise two axes or more make a matrix, fewer a vector. Raises ConfigError for a model with packed weights, which
+    are not trained, and no adapter beside them.
     """
+    packed = {layer.kept.name for layer in linears(model).values() if layer.kept.name != "plain"}
+    if packed and not adapter_names(model):
+        raise ConfigError(
+            f"weights in {' and '.join(sorted(packed))} are not trained: train an adapter beside them (adapter=lora), "
+            "or the model as it was before, and quantize it afterwards (headway quantize)"
+        )
     tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
     sizes = {m.num_embeddings for m in tables}
-    heads: list[nn.Linear] = [m for m in model.modules() if isinstance(m, OutputLayer)]
+    heads: list[nn.Linear] = [layer for layer in linears(model).values() if layer.is_output]
     heads += [m for m in model.children() if isinstance(m, nn.Linear) and m.out_features in sizes]
     entries = {id(m.weight) for m in (*tables, *heads)}
     groups = Groups({}, {}, {})

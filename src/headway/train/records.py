@@ -45,6 +45,26 @@ def split(config: RowsConfig, kinds: Kinds, measured: Kinds) -> Split:
     return Split(rest, [train[i] for i in sorted(chosen)], remarks)
 
 
+def measured_records(
+    config: RowsConfig, kinds: Kinds, limit: int | None = None
+) -> tuple[list[Record], list[str]]:
+    """The records that a model is measured on: all of `data`, or with `validation_share` those that a run of these
+    settings holds out; of them `limit`, drawn whatever their order. And what is said of them. Raises as `split`."""
+    if config.validation_share:
+        _, held, remarks = split(config, kinds, kinds)
+        assert held is not None
+    else:
+        held, remarks = read_all(config.data, kinds)
+    if limit is not None and limit < len(held):
+        remarks = [*remarks, f"{limit} of {len(held)} records are measured, drawn by a fixed seed"]
+    return [held[i] for i in sample(len(held), limit)], remarks
+
+
+def sample(count: int, limit: int | None) -> list[int]:
+    """`limit` numbers below `count` in their order, the same ones each time; all of them without a limit."""
+    return sorted(map(Permutation(0, 0, count), range(min(count, limit or count))))
+
+
 def read_all(path: str, kinds: Kinds) -> tuple[list[Record], list[str]]:
     """The records of a file, and what is said of those that cannot be read and are left out: up to `BROKEN` of them.
     Raises DataError where they are more, or none is left."""

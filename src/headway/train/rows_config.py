@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Literal
 
-from headway.train.config import TrainConfig, setting
+from headway.train.config import TrainConfig, setting, watches
 
 FROM_SCRATCH = (
     *("family", "depth", "width", "heads", "kv_heads", "hidden"),
@@ -18,8 +18,8 @@ ADAPTER = ("rank", "alpha", "adapter_targets", "adapter_dropout", "base")
 class RowsConfig(TrainConfig):
     """Settings of a run that trains a model on rows of up to `context` tokens."""
 
-    data: str = setting(..., "training data: a file or a folder", group="Data")
-    validation: str | None = setting(None, "held-out data, of the same kinds", group="Data")
+    data: str = setting(..., "training data: a file or a folder", group="Data", is_path=True)
+    validation: str | None = setting(None, "held-out data, of the same kinds", group="Data", is_path=True)
     validation_share: float = setting(
         0.0,
         "share of `data` that is held out when no `validation` is given: whole documents or records, or the end of a "
@@ -32,6 +32,7 @@ class RowsConfig(TrainConfig):
         None,
         "tokenizer.json or its folder [default: the model folder's own, or one trained on `data`]",
         group="Data",
+        is_path=True,
     )
     units: Literal["bpe", "characters", "words"] | None = setting(
         None,
@@ -51,7 +52,7 @@ class RowsConfig(TrainConfig):
     family: str | None = setting(
         None,
         "family of the home-made model, one of those that `headway models` lists [default: llama, or ministral where "
-        "patterns differ from Causal()]",
+        "patterns differ from Causal(); roformer for tasks of encoders]",
         group="Model",
     )
     depth: int | None = setting(
@@ -60,6 +61,7 @@ class RowsConfig(TrainConfig):
         group="Model",
         unit="layers",
         ge=1,
+        le=1024,
     )
     width: int | None = setting(
         None, "width of the home-made model [default: from depth]", group="Model", unit="features", ge=8
@@ -235,6 +237,9 @@ class RowsConfig(TrainConfig):
             ),
             "validation and validation_share both say what is held out; give one of them": (
                 self.validation is not None and self.validation_share > 0
+            ),
+            "keep_best and early_stopping_patience need something held out: give validation, or validation_share": (
+                watches(self) and self.validation is None and not self.validation_share
             ),
             f"average {self.average} is of whole models, and an adapter is trained; leave one of them out": (
                 self.average > 1 and self.adapter is not None

@@ -18,23 +18,22 @@ import torch
 from headway.errors import CheckpointError, RankError
 from headway.models.tensor_parallel import shards_of
 from headway.parallel import Parallel, joined
+from headway.parallel.processes import count_ranks
 from headway.parallel.sharded import Divided
 from headway.storage.files import atomic_write
+from headway.train.best import count, waited_enough
 from headway.train.callbacks import Callback, CallbackContext, Interrupted, TrainResult, stop_request
 from headway.train.checkpoint import (
     CONFIG,
     FINAL,
     State,
-    checkpoints,
     how_to_resume,
-    step_of,
-    take_mean,
     where_to_begin,
 )
-from headway.train.config import TrainConfig
+from headway.train.config import TrainConfig, watches
 from headway.train.config_io import config_yaml
 from headway.train.deadline import Deadline
-from headway.train.ending import leave_model, result
+from headway.train.ending import choose_weights, leave_model, result
 from headway.train.evaluation import Evaluation
 from headway.train.inputs import made_inputs
 from headway.train.lock import locked
@@ -42,10 +41,10 @@ from headway.train.metrics import METRICS, MetricsLog, Reporter, clock, read_met
 from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precision
 from headway.train.saver import Saver
 from headway.train.sharing import SharedPool, added_up_by, divide, spread
-from headway.train.start import announce, check_room, in_shards, seeded, take_up, with_task
+from headway.train.start import announce, check_room, checked, in_shards, seeded, take_up
 from headway.train.tasks import find_task
 from headway.train.tasks.base import StepStats, Task
-from headway.train.trackers import Trackers, check_trackers
+from headway.train.trackers import Trackers
 from headway.train.trainer import Progress, Trainer
 
 
@@ -75,8 +74,7 @@ def train(
         written, and the checkpoint to resume from. Interrupted: Ctrl-C or SIGTERM, after the running step was finished
         and saved. RankError: another process died, stopped or hangs; which one, and the checkpoint to resume from.
     """
-    config = with_task(config)
-    check_trackers(config)
+    config = checked(config, count_ranks())
     out, precision = Path(config.out), choose_precision(config.dtype)
     dtype = DTYPES[precision.what]
     with joined(config.mesh, patience=config.patience) as parallel:
@@ -100,9 +98,6 @@ def train(
                     return run.go()
                 with Trackers(config, read_metrics(run.log.path), reporter.note) as run.log.trackers:
                     return run.go()
-
-
-SPEED_KNOWN = 8  # steps after which a run's speed is known
 
 
 class Run:
@@ -167,14 +162,18 @@ class Run:
                 return self.all_steps()
         except (CheckpointError, OSError, RankError) as error:
             kind = RankError if isinstance(error, RankError) else CheckpointError
-            raise kind(f"{error}. {how_to_resume(self.out, self.state.progress.step)}") from error
+            raise kind(
+                f"{error}. {how_to_resume(self.out, self.state.progress.step, self.parallel.mesh.ranks)}"
+            ) from error
 
     def all_steps(self) -> TrainResult:
         """Evaluation and checkpoint at the start, the steps, and both at the end."""
         if self.start is None:
-            if self.config.eval_at_start:
-                with self.pool:
+            with self.pool:
+                if self.config.eval_at_start:
                     self.measure(whole=True)
+                if watches(self.config):  # what it begins with may be the best, and shows what is measured
+                    self.compare()
             self.save()  # shows, before any work is done, that saving works
         record: dict[str, Any] = {}
         with self.pool:
@@ -183,38 +182,38 @@ class Run:
                 while not last:
                     stats = self.trainer.step()
                     self.deadline.count(stats.seconds)
-                    self.look_ahead()
+                    self.deadline.look_ahead(
+                        self.task.warmup, self.state.progress.step, self.trainer.seconds, self.say
+                    )
                     record = self.record(stats)
                     self.log.write(record)
                     self.reporter.step(record)
-                    last = self.is_over
-                    self.between_steps(record, last, stop)
-            if self.config.average > 1:
+                    last, better = self.is_over, False
+                    every = self.config.eval_every
+                    if not last and every and self.state.progress.step % every == 0:
+                        better = self.compare()
+                        last = self.is_over
+                    self.between_steps(record, last, stop, better)
+            if self.config.keep_best and self.state.progress.evaluated < self.state.progress.step:
+                self.compare()
+            chooses = self.config.keep_best or self.config.average > 1
+            if chooses:
                 self.save()
-                self.average()
-                self.measure(whole=True)
-            else:
-                self.measure(whole=True)
+                self.parallel.gather(None)  # all checkpoints are written
+                self.say(choose_weights(self.state))
+                self.trainer.weights.refresh()
+            self.measure(whole=True)
+            if not chooses:
                 self.save()
         return self.finish(record)
 
     @property
     def is_over(self) -> bool:
-        """Whether the last step is done, or the time is over."""
-        steps = self.task.steps
-        if steps is not None and self.state.progress.step >= steps:
+        """Whether the last step is done, nothing better has come for long, or the time is over."""
+        steps, progress = self.task.steps, self.state.progress
+        if (steps is not None and progress.step >= steps) or waited_enough(self.config, progress):
             return True
         return self.parallel.agree(self.deadline.is_over(self.trainer.seconds))
-
-    def look_ahead(self) -> None:
-        """Say, once a run by the clock knows its speed, that it ends within its warm-up."""
-        done, warmup = self.state.progress.step, self.task.warmup
-        expected = self.deadline.steps_in_all(done, self.trainer.seconds)
-        if self.deadline.steps == SPEED_KNOWN and expected < warmup:
-            self.say(
-                f"warmup {warmup} steps: at this speed the run ends after about {expected:.0f}, within its warm-up; "
-                f"lower warmup (to {max(1, round(expected / 10))}, say), or give it more time"
-            )
 
     def record(self, stats: StepStats) -> dict[str, Any]:
         """A step's line of metrics.jsonl."""
@@ -235,13 +234,14 @@ class Run:
             "eta_s": min(by_steps, self.deadline.left(self.trainer.seconds)),
         }
 
-    def between_steps(self, record: dict[str, Any], last: bool, stop: Callable[[], bool]) -> None:
-        """What is due between two steps, or after the last one; `stop` says whether a signal has come."""
+    def between_steps(
+        self, record: dict[str, Any], last: bool, stop: Callable[[], bool], better: bool
+    ) -> None:
+        """What is due between two steps, or after the last one; `stop` says whether a signal has come, `better` whether
+        the model is the best so far."""
         step, config = self.state.progress.step, self.config
         if not last:
-            if config.eval_every and step % config.eval_every == 0:
-                self.measure(whole=False)
-            if config.save_every and step % config.save_every == 0:
+            if (config.save_every and step % config.save_every == 0) or (better and config.keep_best):
                 self.save(background=config.save_in_background)
             asked, outcomes = zip(*self.parallel.gather((stop(), self.saver.outcome)), strict=True)
             self.saver.settle(outcomes)
@@ -274,7 +274,12 @@ class Run:
         finally:
             model.train()
 
-    def measure(self, *, whole: bool) -> None:
+    def compare(self) -> bool:
+        """Evaluate between steps; whether the model is the best so far, where the settings ask for that."""
+        found = self.measure(whole=False)
+        return watches(self.config) and count(self.config, self.state.progress, found)
+
+    def measure(self, *, whole: bool) -> Evaluation | None:
         """Evaluate on held-out data, if there is any."""
         pool = SharedPool(self.pool, self.parallel)
         found = self.task.evaluate(self.trainer.weights.compute, pool, whole=whole)
@@ -282,6 +287,7 @@ class Run:
             self.validation, number = found, self.state.progress.step
             self.say(f"held out, step {number}: {found}")
             self.log.write({"step": number, **found.record})
+        return found
 
     def save(self, *, background: bool = False) -> Path:
         """Write checkpoint-N, N being the steps done; then drop the oldest ones."""
@@ -289,14 +295,6 @@ class Run:
         path = self.saver.save(background=background)
         self.deadline.save_seconds = self.deadline.save_seconds or self.trainer.seconds - begun
         return path
-
-    def average(self) -> None:
-        """Take the mean of the last checkpoints as the model's weights."""
-        self.parallel.gather(None)  # they are written
-        kept = [path for path in checkpoints(self.out) if step_of(path) > 0][-self.config.average :]
-        take_mean(self.task.model, kept)
-        self.trainer.weights.refresh()
-        self.say(f"the model is the mean of {', '.join(path.name for path in kept)}")
 
     def finish(self, record: dict[str, Any]) -> TrainResult:
         """Save the trained model and draw the curve; every process has the result when that is done."""

@@ -25,7 +25,7 @@ from headway.parallel.sharded import Divided, whole
 from headway.storage.files import atomic_folder, remove_folder
 from headway.storage.tensors import open_shards
 from headway.train.adapters import trained_adapter
-from headway.train.checkpoint import MOMENTS, State, checkpoints
+from headway.train.checkpoint import MOMENTS, State, checkpoints, step_of
 
 POLL = 0.02
 NICE = 10
@@ -34,7 +34,7 @@ core."""
 
 
 class Saver:
-    """Saves a run's state as `checkpoint-N`, one at a time, and drops all but `keep_last`.
+    """Saves a run's state as `checkpoint-N`, one at a time, and drops all but `keep_last`, and the best if it is kept.
 
     A Hugging Face folder is written by the main process. Of a checkpoint in shards every process writes its part, in a
     thread. The folder takes its name when all have told that they have written (`settle`), which they do between two
@@ -125,9 +125,10 @@ class Saver:
         self._writer.start()
 
     def _drop_old(self) -> None:
-        config = self.state.config
+        config, progress = self.state.config, self.state.progress
         for old in checkpoints(Path(config.out))[: -config.keep_last]:
-            remove_folder(old)
+            if not (config.keep_best and step_of(old) == progress.best_step):
+                remove_folder(old)
 
 
 class Writer(threading.Thread):

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 from headway.data import Batch
 from headway.errors import ConfigError
 from headway.models import tensor_parallel
-from headway.nn import Block, Nf4Linear
+from headway.nn import Block, Plain, linears
 from headway.parallel import ContextParallel, Parallel, choose_layout
 from headway.parallel.sharded import Divided, own_part, shard_weights
 from headway.train.microbatch_pool import MicrobatchPool, R, T
@@ -99,7 +99,7 @@ def divide(task: Task[Any], parallel: Parallel, dtype: torch.dtype) -> Divided[A
 
 
 def _shard_units(model: nn.Module, parallel: Parallel, dtype: torch.dtype) -> None:
-    if any(isinstance(m, Nf4Linear) for m in model.modules()):
+    if any(not isinstance(layer.kept, Plain) for layer in linears(model).values()):
         raise ConfigError(
             f"mesh {parallel.mesh}: a base in 4 bits cannot be sharded, and each process would have all of it; leave "
             "base out, so that it is in bf16 and sharded, or share the micro batches alone (dp)"

@@ -13,14 +13,17 @@ import torch
 
 from headway.checkpoints.remote import is_address, local_model
 from headway.errors import ConfigError
+from headway.parallel import Mesh
 from headway.report import size
 from headway.storage import disk
 from headway.train.checkpoint import State, checkpoints
 from headway.train.config import TrainConfig
 from headway.train.inputs import model_spec
+from headway.train.microbatch_pool import choose_precision
 from headway.train.tasks import find_task, text_task_of
 from headway.train.tasks.base import Task
 from headway.train.text_config import TextConfig
+from headway.train.trackers import check_trackers
 
 
 def with_local_model(config: TrainConfig) -> TrainConfig:
@@ -43,6 +46,21 @@ def with_task(config: TrainConfig) -> TrainConfig:
         raise ConfigError(
             f"task {config.task} has settings of the class {kind.__name__}, got {type(config).__name__}"
         )
+    return config
+
+
+def checked(config: TrainConfig, ranks: int) -> TrainConfig:
+    """Settings `with_task` of a run of so many processes, when all is looked at that is known before data is read:
+    files, the packages of trackers, precision, mesh, model.
+
+    Raises ConfigError for what is missing, all files at once, and for what does not fit."""
+    if missing := config.missing():
+        raise ConfigError(f"{'; '.join(missing)}. Paths are relative to {Path.cwd()}")
+    config = with_task(config)
+    check_trackers(config)
+    choose_precision(config.dtype)
+    Mesh.of(config.mesh, ranks)
+    find_task(str(config.task)).check_settings(config)
     return config
 
 
@@ -78,16 +96,18 @@ def check_room(config: TrainConfig, task: Task[Any]) -> None:
     """Raise ConfigError where the disk has no room for the checkpoints of a run and for its model.
 
     A checkpoint has the weights in float32, and with AdamW two moments for each that is trained: 12 bytes, of an
-    adapter of its own numbers alone. The oldest of `keep_last` goes when the next one is there."""
+    adapter of its own numbers alone. The oldest of `keep_last` goes when the next one is there, and the
+    best may be kept besides."""
     out, weights = Path(config.out), list(task.model.parameters())
     own = [p for p in weights if p.requires_grad]
     model = sum(p.nbytes for p in (weights if task.base is None else own))
     one = model + 2 * sum(p.nbytes for p in own)
-    if config.save_every is None:
+    if config.save_every is None and not config.keep_best:
         ever: float = 2
     else:
-        ever = math.inf if task.steps is None else 2 + task.steps // config.save_every
-    count = max(0, int(min(config.keep_last + 1, ever)) - len(checkpoints(out)))
+        often = min(every for every in (config.save_every, config.keep_best and config.eval_every) if every)
+        ever = math.inf if task.steps is None else 2 + task.steps // often
+    count = max(0, int(min(config.keep_last + 1 + config.keep_best, ever)) - len(checkpoints(out)))
     needed, free = count * one + model, disk.free(out)
     if needed > free:
         raise ConfigError(

@@ -13,9 +13,18 @@ class TextConfig(PackedConfig):
 
     data: str = setting(
         ...,
-        "training text: a file, a folder of text files, a token file (.tokens) made by headway.data, or hf://OWNER/NAME/PATH"
-        " or hf://OWNER/NAME:SPLIT#COLUMN of the Hub",
+        'training text: a text file, records with a "text" each (.jsonl, .json, .csv, .tsv), a folder of .txt and '
+        ".jsonl files, a token file (.tokens) made by headway.data, or hf://OWNER/NAME/PATH or "
+        "hf://OWNER/NAME:SPLIT#COLUMN of the Hub",
         group="Data",
+        is_path=True,
+    )
+    cached_tokens: bool = setting(
+        False,
+        "resume with the tokens that the run has encoded, though its `data` or `validation` has changed since, or is "
+        "gone; else that is refused",
+        group="Data",
+        on_resume="same bits",
     )
     mask_share: float | None = setting(
         None, "share of the tokens that masked-lm hides [default: 0.15]", group="Task", gt=0.0, lt=1.0
@@ -54,6 +63,12 @@ class TextConfig(PackedConfig):
         ge=1,
     )
     sample_tokens: int = setting(64, "length of a continuation", group="Output", unit="tokens", ge=1)
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """See `TrainConfig`."""
+        cached = ("data", "validation") if self.cached_tokens else ()
+        return {name: value for name, value in super().paths.items() if name not in cached}
 
     def contradictions(self) -> dict[str, bool]:
         """See `TrainConfig`."""

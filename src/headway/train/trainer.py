@@ -42,11 +42,17 @@ class Progress:
         step: optimizer steps that are done.
         trained_tokens: targets that gradients came from.
         seconds: spent in the loop, over all its processes.
+        best, best_step: the best measure on held-out data, None before there is one, and of the model after which step.
+        evaluated: the step after which models were compared last. waited: how often in a row it brought nothing better.
     """
 
     step: int = 0
     trained_tokens: int = 0
     seconds: float = 0.0
+    best: float | None = None
+    best_step: int = 0
+    evaluated: int = -1
+    waited: int = 0
 
 
 class Trainer(Generic[M]):

@@ -20,7 +20,7 @@ import torch
 from headway.generate.session import DecoderSession
 from headway.models import Decoder
 from headway.models.cost import kv_bytes_read
-from headway.nn import CompressedLinear, QuantizedLinear
+from headway.nn import linears
 from headway_lab.bench.cases import FORWARD
 from headway_lab.bench.inputs import OURS, Problem, Side, UnsupportedCase
 from headway_lab.bench.llama_cpp import NAME as LLAMA_CPP
@@ -116,8 +116,8 @@ def step_bytes(model: Decoder, context: int, rows: int) -> int:
     """Bytes that a step reads: all weights once, of an embedding that is not the output layer the ids' rows alone; and
     the keys and values of all rows."""
     spec, embedding = model.spec, model.model.embedding
-    layers = [m for m in model.modules() if isinstance(m, QuantizedLinear | CompressedLinear)]
-    weights = sum(p.nbytes for p in model.parameters()) + sum(layer.nbytes for layer in layers)
+    packed = sum(layer.nbytes for layer in linears(model).values() if layer.weight is None)
+    weights = sum(p.nbytes for p in model.parameters()) + packed
     if not spec.tied:
         weights -= embedding.nbytes - rows * embedding[0].nbytes
     return weights + kv_bytes_read(spec, context, embedding.dtype, rows)

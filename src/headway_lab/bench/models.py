@@ -20,7 +20,7 @@ from headway.checkpoints.formats.gguf.model import write_model
 from headway.models import Decoder, ModelSpec, build
 from headway.models.compress import compress_model
 from headway.models.cost import weight_bytes
-from headway.nn import QuantizedLinear, replace_linear
+from headway.nn import from_codes, linears
 from headway.positions import Rotary
 from headway.quantization import QuantizedMatrix, quantize_weights
 from headway.storage.gguf_blocks import BF16, Q4_0, Q8_0, BlockType, codes, quantize
@@ -79,13 +79,14 @@ class Written:
         elif weights != "bf16":
             kind = WEIGHTS[weights]
 
-            def rounded(matrix: Tensor) -> QuantizedMatrix:
+            def codes_of(matrix: Tensor) -> QuantizedMatrix:
                 return codes(quantize(matrix, kind), kind) if kind else quantize_weights(matrix, 8)
 
             model.eval().requires_grad_(False)
-            replace_linear(model, lambda _, one: QuantizedLinear(one, rounded(one.matrix)))
+            for layer in linears(model).values():
+                layer.keep(from_codes(codes_of(layer.matrix)))
             table = model.model.embedding
-            table.data = rounded(table).dequantize(table.dtype)
+            table.data = codes_of(table).dequantize(table.dtype)
         return model
 
     def transformers(self) -> Any:

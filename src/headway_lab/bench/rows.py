@@ -17,7 +17,7 @@ import torch
 
 from headway import hardware
 from headway.native.loader import search
-from headway.report import plain, table
+from headway.report import cell, plain, table
 from headway_lab.bench.inputs import OURS
 from headway_lab.profiling import Exponent
 
@@ -69,6 +69,14 @@ class Row:
             **self.extra,
             "machine": self.machine,
         }
+
+    def summary(self) -> str:
+        """The row in a few words: what was measured, milliseconds, and how long the best peer takes."""
+        if self.ours_ms is None:
+            return f"{self.case} {self.dtype}: not measured"
+        peer = self.ratio_best_peer
+        beside = "" if peer is None else f", the best peer takes {_times(peer)}"
+        return f"{self.case} {self.dtype}: {cell(self.ours_ms)} ms{beside}"
 
     def to_line(self) -> str:
         """The row as one line of JSON."""

@@ -1,8 +1,11 @@
 """What the commands of `headway bench` share: their options, how rows are shown, and the exit code."""
 
-from collections.abc import Iterable
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +18,20 @@ if TYPE_CHECKING:
     from headway_lab.bench.rows import Row
 
 DTYPES = ("float32", "bfloat16")
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """While open, SIGTERM is what Ctrl-C is: what was measured is printed."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 OperatorsOption = Annotated[
@@ -37,24 +54,31 @@ class Run:
     threads: ThreadsOption = None
 
     def show(self, rows: "Iterable[Row]", out: Path | None = None) -> int:
-        """Print the rows as they come (JSON) or together (a table), also where Ctrl-C ends them. The exit code is 1
-        where a peer gave another result than headway, or nothing could be measured."""
+        """Print the rows as they come, on stdout (JSON) or on stderr, and together as a table, also where Ctrl-C or
+        SIGTERM ends them; --save keeps each as it comes. The exit code is 1 where a peer gave another result than
+        headway, or nothing could be measured."""
         set_threads(self.threads)
         from headway_lab.bench import rows as results
         from headway_lab.bench.charts import draw
         from headway_lab.bench.measure import mismatches
 
         done: list[Row] = []
+        saved = None
         try:
-            for row in rows:
-                done.append(row)
-                if self.json:
-                    print(row.to_line(), flush=True)
+            with terminable():
+                for row in rows:
+                    done.append(row)
+                    if self.save:
+                        saved = results.save([row])
+                    if self.json:
+                        print(row.to_line(), flush=True)
+                    else:
+                        note(f"  {row.summary()}")
         finally:
             if done and not self.json:
                 print(results.to_text(done), flush=True)
-            if done and self.save:
-                note(f"saved: {results.save(done)}")
+            if saved is not None:
+                note(f"saved: {saved}")
             if done and out is not None:
                 note("written: " + ", ".join(map(str, draw(done, out))))
         wrong = mismatches(done)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from headway.cli._progress import progress
-from headway.cli._shared import JsonOption, ThreadsOption, print_report, set_threads
+from headway.cli._shared import JsonOption, ThreadsOption, note, print_report, set_threads
 from headway.errors import ConfigError
 from headway.report import duration
 from headway_lab.explain import GROUPS, TOPICS, explain, option
@@ -22,7 +22,10 @@ def command(
     ] = None,
     question: Annotated[
         str | None,
-        typer.Option("--question", help="in words, English or Chinese: which topics answer, and how"),
+        typer.Option(
+            "--question",
+            help="in words, English or Chinese: which topics answer, and how; with --out the first of them is run",
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="folder for TOPIC.png and TOPIC.csv, or for the book")
@@ -45,6 +48,18 @@ def command(
 ) -> None:
     """Answer a question about attention by a run: formula, numbers, figure, verdict. Without a topic: the list of
     them. A topic that does not take a setting refuses it, and says which it takes."""
+    found = () if question is None else ask(question)
+    if question is not None:
+        if (topic, lang) != (None, None):
+            raise ConfigError("explain: --question finds the topic; give it without one, and without --lang")
+        if out is None and not quick:
+            print_report({"question": question, "found": found}, to_text(found), json)
+            return
+        topic = found[0].entry.topic
+        if topic not in TOPICS:
+            raise ConfigError(
+                f"explain: what answers {question!r} is no topic that can be run here; type: {found[0].entry.command}"
+            )
     sizes = {"heads": heads, "kv_heads": kv_heads, "n": n, "d": d, "k": k, "r": r}
     sizes = {**sizes, "context": context, "steps": steps}
     settings: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
@@ -55,14 +70,6 @@ def command(
         raise ConfigError(f"explain: {given} is of a single topic; got it with {topic or 'no topic'}")
     if quick and topic is None:
         raise ConfigError("explain: --quick is of a topic, or of all; got it with no topic")
-    if question is not None:
-        if (topic, out, lang) != (None, None, None):
-            raise ConfigError(
-                "explain: --question finds topics and runs none; give it without a topic, --out or --lang"
-            )
-        found = ask(question)
-        print_report({"question": question, "found": found}, to_text(found), json)
-        return
     if lang is not None and topic != "all":
         raise ConfigError(
             f"explain: --lang is of the book, `headway explain all`; got it with {topic or 'no topic'}"
@@ -76,7 +83,7 @@ def command(
 
         if out is None:
             raise ConfigError("explain all writes a book: give --out FOLDER")
-        written = write_book(out, lang or "en", quick=quick)
+        written = write_book(out, lang or "en", quick=quick, say=note)
         print_report({"written": str(written)}, f"written: {written}", json)
         return
     seconds = next((own[topic].seconds for own in GROUPS.values() if topic in own), 0)
@@ -84,7 +91,9 @@ def command(
     under_way = f"{topic}: about {duration(seconds)} of one core{less}"
     with progress(under_way) if seconds >= LONG else nullcontext():
         report = explain(topic, out, quick=quick, **settings)
-    print_report(report.to_json(), report.to_text(), json)
+    answered = {} if question is None else {"asked": question, "found": found}
+    before = f"{to_text(found)}\n\n" if found else ""
+    print_report(answered | report.to_json(), before + report.to_text(), json)
 
 
 def numbers(text: str) -> tuple[int, ...]:

@@ -121,7 +121,7 @@ def explain(name: str, out: Path | None = None, *, quick: bool = False, **settin
     """Run one topic. With `out`, write `out/TOPIC.csv` and `out/TOPIC.png` too.
 
     Args:
-        quick: the topic's smaller run; `settings` come before its own.
+        quick: the topic's smaller run; `settings` come before its own. What it does not show, it is too small to tell.
         settings: as the topic's `run` has them (`settings_of`).
     Raises ConfigError for a topic that does not exist, for a setting that it does not take, and for seeds without a
     spread."""
@@ -137,7 +137,8 @@ def explain(name: str, out: Path | None = None, *, quick: bool = False, **settin
             f"explain {name}: a spread needs two different seeds or more, got {tuple(settings['seeds'])}"
         )
     found = topic.run(**{**(topic.QUICK if quick else {}), **settings})
-    report: Report = replace(found, topic=name, question=TOPICS[name], formula=topic.FORMULA)
+    claims = {claim: (seen or None) if quick else seen for claim, seen in found.claims.items()}
+    report: Report = replace(found, claims=claims, topic=name, question=TOPICS[name], formula=topic.FORMULA)
     if out is None:
         return report
     from headway.draw import saved_figure

@@ -36,9 +36,9 @@ def run() -> Report:
                 p.copy_(torch.randn(p.shape, generator=noise, dtype=p.dtype) * 0.02)
         apart = model(ids)
         layer: Any = model.get_submodule("model.layers.0.self_attn.q_proj")
-        weight = layer.base.weight.clone()
+        weight = layer.weight.clone()
         merge(model)
-        merged, found = model(ids), torch.linalg.matrix_rank(layer.base.weight - weight, rtol=1e-9)
+        merged, found = model(ids), torch.linalg.matrix_rank(layer.weight - weight, rtol=1e-9)
         unmerge(model)
         trained = cost.adapter_parameters(large, lora)
         rows.append(
@@ -52,7 +52,7 @@ def run() -> Report:
                 "change with B": float((apart - before).abs().max()),
                 "merged - apart": float((merged - apart).abs().max()),
                 "rank of W' - W": int(found),
-                "unmerged is W": bool(torch.equal(layer.base.weight, weight)),
+                "unmerged is W": bool(torch.equal(layer.weight, weight)),
             }
         )
     return judge(rows)

@@ -13,7 +13,7 @@ from headway.positions import DynamicNTK, LinearScaling, Rotary, YaRN
 from headway_lab.explain.contests import position_schemes
 from headway_lab.explain.report import Figure, Report, Row, label_axes, panels
 from headway_lab.explain.runs import Budget, Run, Runs, contend, held_out_rows, mean_loss, small
-from headway_lab.explain.spread import gap
+from headway_lab.explain.spread import every, gap
 from headway_lab.profiling import one_thread
 
 BUDGET = Budget(tokens=64, seeds=(0, 1, 2))
@@ -95,11 +95,15 @@ def judge(found: Mapping[str, Sequence[list[float] | None]], budget: Budget) -> 
     rotary, window = ends["rotary"], ends["rotary, window L"]
     rescaled = [ends[name] for name in RESCALED if name in ends]
     claims = {
-        f"rotary reads rows of {TIMES[-1]} L as well as rows of L, within {MARGIN}": "rotary" in bears,
+        f"rotary reads rows of {TIMES[-1]} L as well as rows of L, within {MARGIN}": apart["rotary"].below(
+            MARGIN
+        ),
         "it loses less than sinusoidal": gap(rotary, ends["sinusoidal"]).lower,
         "linear decay (ALiBi) ends lower than rotary": gap(ends["ALiBi"], rotary).lower,
-        "through a window of L rotary reads them as well as rows of L": "rotary, window L" in bears,
-        "and ends lower than by any rescaling": all(gap(window, x).lower for x in rescaled),
+        "through a window of L rotary reads them as well as rows of L": (
+            apart["rotary, window L"].below(MARGIN)
+        ),
+        "and ends lower than by any rescaling": every(gap(window, x).lower for x in rescaled),
     }
     return Report(
         rows=tuple(rows),

@@ -11,7 +11,7 @@ from headway.draw import BLUE, GREY, INK, RED
 from headway.positions import Rotary
 from headway_lab.explain.offset_task import SYMBOLS, TOKENS, WIDTH, Trained, sample, train
 from headway_lab.explain.report import Figure, Report, Rows, mosaic
-from headway_lab.explain.spread import gap
+from headway_lab.explain.spread import every, gap
 
 OFFSETS, HEADS, STEPS, SEEDS = (1, 3, 6, 10), (1, 2, 4), 250, (0, 1, 2)
 QUICK = {"seeds": (0, 1)}
@@ -73,7 +73,7 @@ def judge(rows: Rows) -> Report:
         rows=tuple(rows),
         claims={
             "with as many parameters": len({row["parameters"] for row in rows}) == 1,
-            "more heads name more tokens": all(gap(right[a], right[b]).lower for a, b in pairwise(HEADS)),
+            "more heads name more tokens": every(gap(right[a], right[b]).lower for a, b in pairwise(HEADS)),
             f"{most} heads name over 90 %": mean[most] > 0.9,
             f"the {most} heads share the {len(OFFSETS)} places among them, with every seed": len(own)
             == len(seeds),

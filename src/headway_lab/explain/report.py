@@ -1,7 +1,7 @@
 """What a run answers, and what several figures of `explain` draw alike."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import indent
@@ -15,6 +15,7 @@ Figure = Any  # of matplotlib, like its axes: imported where one is written
 Axes = Any
 
 SMALLEST = 1e-17
+TOO_SMALL = "too small to tell"
 LOG_LOG = {"xscale": "log", "yscale": "log"}
 
 
@@ -24,7 +25,7 @@ class Report:
 
     topic      name in TOPICS, question one sentence, formula what is verified, as text; `explain` fills them in
     rows       the numbers: a table whose columns are the names in all rows
-    claims     sentences, and whether the numbers of this run show them
+    claims     sentences, and whether the numbers of this run show them; None where the run is too small to tell
     setting    sizes and seeds of the run: "d = 4..512, 3 seeds"
     finding    what was found, with numbers, in one or two sentences
     highlight  rows that a terminal shows (by index); empty = all of them
@@ -36,7 +37,7 @@ class Report:
     question: str = ""
     formula: str = ""
     rows: tuple[Row, ...]
-    claims: Mapping[str, bool]
+    claims: Mapping[str, bool | None]
     setting: str
     finding: str
     highlight: tuple[int, ...] = ()
@@ -57,15 +58,18 @@ class Report:
     @property
     def seen(self) -> bool:
         """Whether the run shows every claim."""
-        return all(self.claims.values())
+        return word_of(self.claims.values()) == "seen"
 
     @property
     def verdict(self) -> str:
-        """ "seen", "seen in part" or "not seen" at this size, with these seeds; a run of this size refutes nothing."""
-        missing = [claim for claim, seen in self.claims.items() if not seen]
-        word = "seen" if self.seen else "not seen" if len(missing) == len(self.claims) else "seen in part"
-        without = f" Not seen: {'; '.join(missing)}." if word == "seen in part" else ""
-        return f"{word} at this size ({self.setting}): {self.finding}.{without}"
+        """`word_of` the claims, at this size and with these seeds; a run of this size refutes nothing."""
+        word, without = word_of(self.claims.values()), ""
+        for kind in ("not seen", "too small to tell") if word == "seen in part" else ():
+            if missing := [claim for claim, seen in self.claims.items() if word_of([seen]) == kind]:
+                without += f" {kind.capitalize()}: {'; '.join(missing)}."
+        return (
+            f"{word}{'' if word == TOO_SMALL else ' at this size'} ({self.setting}): {self.finding}.{without}"
+        )
 
     def column(self, name: str) -> list[Any]:
         """The values of one column, of the rows that have it."""
@@ -77,12 +81,11 @@ class Report:
         parts = [f"{self.topic}: {self.question}", indent(self.formula, "  "), table(self.columns, shown)]
         if len(shown) < len(self.rows):
             parts[-1] += f"\n  ({len(shown)} of {len(self.rows)} rows; all of them with --out or --json)"
+        width = max((len(word_of([seen])) for seen in self.claims.values()), default=0)
         if self.picture:
             parts.append(indent(self.picture, "  "))
         parts.append(
-            "\n".join(
-                f"  {'seen' if seen else 'not seen':<8}  {claim}" for claim, seen in self.claims.items()
-            )
+            "\n".join(f"  {word_of([seen]):<{width}}  {claim}" for claim, seen in self.claims.items())
         )
         parts.append(f"verdict: {self.verdict}")
         written = [str(path) for path in (self.figure, self.csv) if path]
@@ -102,6 +105,14 @@ class Report:
             "seen": self.seen,
             "verdict": self.verdict,
         }
+
+
+def word_of(claims: Iterable[bool | None]) -> str:
+    """What claims come to: seen, seen in part, not seen, or too small to tell, where none is seen or refuted."""
+    known = [*claims]
+    if all(known):
+        return "seen"
+    return "seen in part" if any(known) else "not seen" if False in known else TOO_SMALL
 
 
 def seeds_of(rows: Rows) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from headway_lab.explain.report import (
     seeds_of,
 )
 from headway_lab.explain.rotary_decay import decay
-from headway_lab.explain.spread import gap
+from headway_lab.explain.spread import every, gap
 from headway_lab.profiling import normal
 
 HEAD_DIM, FARTHEST, CURVES = 128, 256, 512
@@ -86,7 +86,7 @@ def judge(rows: Rows, steps: int = STEPS) -> Report:
             "equal angles leave it where it is": flat,
             "with equal angles every score is one cosine": set(same) == {2},
             "different angles give more curves": min(ranks) > 2,
-            "with equal angles the task is learned worse than with any others": all(
+            "with equal angles the task is learned worse than with any others": every(
                 gap(by_seed(one), by_seed(other)).lower for one in equal for other in varied
             ),
         },

@@ -22,7 +22,7 @@ from headway_lab.explain.report import (
     panels,
     seeds_of,
 )
-from headway_lab.explain.spread import gap
+from headway_lab.explain.spread import every, gap
 from headway_lab.profiling import normal
 
 TOKENS, HEADS, HEAD_DIM, SHIFTS = 48, 2, 64, (1, 10, 100, 1000)
@@ -77,7 +77,7 @@ def judge(rows: Rows, steps: int = STEPS) -> Report:
             "nor do values turned back at the query": max(changes(back)) < EQUAL,
             "turned ones change the output": min(changes(turned)) > 0.05,
             "which is then R_s times what it was": turned["from R_s out"] < EQUAL,
-            "what is learned with them is lost where positions are moved": all(
+            "what is learned with them is lost where positions are moved": every(
                 gap(by_seed(turned), by_seed(other)).lower for other in (plain, back)
             ),
         },

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 # Two-sided 95 % points of Student's t with 1, 2, .. degrees of freedom.
@@ -11,7 +11,8 @@ T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 @dataclass(frozen=True)
 class Gap:
-    """How far values of one contender lie above those of another with the same seeds, or in the same rounds.
+    """How far values of one contender lie above those of another with the same seeds, or in the same rounds. What is
+    asked of it is None where the bound does not tell.
 
     mean    of the differences one by one
     bound   t s / sqrt(n): s their standard deviation, t the 95 % point for n - 1 degrees of freedom
@@ -26,20 +27,24 @@ class Gap:
         return abs(self.mean) > self.bound
 
     @property
-    def higher(self) -> bool:
-        return self.seen and self.mean > 0
+    def higher(self) -> bool | None:
+        return self.mean > 0 if self.seen else None
 
     @property
-    def lower(self) -> bool:
-        return self.seen and self.mean < 0
+    def lower(self) -> bool | None:
+        return self.mean < 0 if self.seen else None
 
-    def within(self, margin: float) -> bool:
+    def within(self, margin: float) -> bool | None:
         """Whether mean and bound both lie within the margin of 0: shown to differ by less."""
-        return abs(self.mean) + self.bound < margin
+        if abs(self.mean) + self.bound < margin:
+            return True
+        return None if abs(self.mean) - self.bound < margin else False
 
-    def below(self, margin: float) -> bool:
+    def below(self, margin: float) -> bool | None:
         """Whether mean and bound lie below the margin: shown to be no higher by more."""
-        return self.mean + self.bound < margin
+        if self.mean + self.bound < margin:
+            return True
+        return None if self.mean - self.bound < margin else False
 
     @property
     def factor(self) -> str:
@@ -49,6 +54,12 @@ class Gap:
 
     def __str__(self) -> str:
         return f"{self.mean:+.3f} ± {self.bound:.3f}, {'seen' if self.seen else 'not seen'}"
+
+
+def every(shown: Iterable[bool | None]) -> bool | None:
+    """Whether all are shown: no where one is not, None where one does not tell."""
+    known = [*shown]
+    return False if False in known else None if None in known else True
 
 
 def gap(values: Sequence[float], base: Sequence[float]) -> Gap:

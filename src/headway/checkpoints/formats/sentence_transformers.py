@@ -1,4 +1,4 @@
-"""What a folder of sentence-transformers says of how a text's vector is made of its tokens' states.
+"""What a folder of sentence-transformers says of how a text's vector is made of its tokens' states: read and written.
 
 modules.json               the steps: Transformer, Pooling, Normalize
 1_Pooling/config.json      pooling_mode_cls_token or pooling_mode_mean_tokens
@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headway.errors import ConfigError
-from headway.models import Head
+from headway.models import Head, ModelSpec
+from headway.storage.files import json_text, write_file
 from headway.storage.reading import read_json, read_json_array
 
-MODULES = "modules.json"
+MODULES, LIMITS = "modules.json", "sentence_bert_config.json"
+STEPS = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+"""Where each step's settings are."""
 POOLS: dict[str, Literal["first", "mean"]] = {
     "pooling_mode_cls_token": "first",
     "cls": "first",
@@ -54,7 +57,7 @@ def read_sentence_config(folder: Path) -> SentenceConfig | None:
         )
     pooling = folder / steps[1][1] / "config.json"
     model = folder / steps[0][1]
-    limits = model / "sentence_bert_config.json"
+    limits = model / LIMITS
     more = read_json(limits) if limits.is_file() else {}
     if more.get("do_lower_case"):
         raise ConfigError(
@@ -65,6 +68,23 @@ def read_sentence_config(folder: Path) -> SentenceConfig | None:
         raise ConfigError(f"{limits}: max_seq_length must be a number of tokens, got {longest!r}")
     head = Head("embed", pool=_pool(read_json(pooling), pooling), unit="Normalize" in kinds)
     return SentenceConfig(head, model, longest)
+
+
+def write_sentence_config(folder: Path, spec: ModelSpec) -> None:
+    """Puts beside the encoder of an embedder what its head does, into a folder being filled."""
+    kinds = list(STEPS)[: 3 if spec.head.unit else 2]
+    steps = [
+        {"idx": i, "name": str(i), "path": STEPS[kind], "type": f"sentence_transformers.models.{kind}"}
+        for i, kind in enumerate(kinds)
+    ]
+    modes = {key: POOLS[key] == spec.head.pool for key in POOLS if key.startswith("pooling_mode_")}
+    (folder / STEPS["Pooling"]).mkdir()
+    write_file(folder / MODULES, json_text(steps))
+    write_file(
+        folder / STEPS["Pooling"] / "config.json",
+        json_text({"word_embedding_dimension": spec.width, **modes}),
+    )
+    write_file(folder / LIMITS, json_text({"max_seq_length": spec.trained_context, "do_lower_case": False}))
 
 
 def _pool(config: dict[str, Any], file: Path) -> Literal["first", "mean"]:

@@ -18,11 +18,13 @@ from headway.checkpoints.hf.layouts import (
     layout_of,
     layouts_for,
 )
+from headway.checkpoints.hf.layouts.pairs import marian_spec
 from headway.checkpoints.hf.upgrade import FORMAT, RENAMED_TENSORS
 from headway.checkpoints.hf.windows import last_keys
 from headway.errors import ConfigError, unknown_model
-from headway.models import ModelSpec
+from headway.models import Head, ModelSpec
 from headway.patterns import Causal, Pattern, Window
+from headway.patterns.program import reads_globals
 from headway.positions import Rotary
 
 
@@ -55,7 +57,8 @@ def config_from_spec(spec: ModelSpec) -> dict[str, Any]:
 
     It is that of the spec's own family where that can express the spec, else of the first of `layouts_for` that can. A
     spec that transformers would only misread (adjacent pairing, sinks, windows of several sizes) gets the model_type
-    "headway", which transformers refuses.
+    "headway", which transformers refuses. So does an embedder without a dense layer, unless what it pools is said in
+    files of sentence-transformers beside the bare encoder (`bare`).
     """
     spec = _shortest(spec)
     for layout in layouts_for(spec.family):
@@ -65,9 +68,21 @@ def config_from_spec(spec: ModelSpec) -> dict[str, Any]:
     return own_config(spec)
 
 
+def bare(spec: ModelSpec) -> ModelSpec:
+    """An embedder without its head, which transformers has no class for and sentence-transformers describes in files
+    beside the encoder. Any other spec as it is; so is that of an embedder with a dense layer, or whose pooled token is
+    global, which they do not say."""
+    if spec.head.task != "embed" or spec.head.dense is not None or any(map(reads_globals, spec.patterns)):
+        return spec
+    return spec.with_head(Head("states"))
+
+
 def unsupported_by_transformers(spec: ModelSpec) -> str | None:
-    """What keeps transformers from expressing a spec; None when it can."""
-    spec = _shortest(spec)
+    """What keeps transformers from expressing a spec; None when it can (with sentence-transformers, an embedder)."""
+    marian = marian_spec(spec)
+    if marian is not None:  # `save_folder` writes it as such, others as it is
+        return unsupported_by_transformers(marian) or f"family ({spec.family})"
+    spec = _shortest(bare(spec))
     tried = [_written(layout, spec) for layout in layouts_for(spec.family)]
     _, _, lost = min(tried, key=lambda one: (not one[0], len(one[2])))
     if lost and layout_of(spec.family) is None:
@@ -111,7 +126,9 @@ def _written(layout: Layout, spec: ModelSpec) -> tuple[dict[str, Any], dict[str,
 
 
 def _named(field: str, spec: ModelSpec, back: ModelSpec) -> str:
-    """A field that is lost; of positions the pairing, where that is all."""
+    """A field that is lost; of positions the pairing, where that is all, and of a head what it pools."""
+    if field == "head" and replace(spec.head, pool=back.head.pool) == back.head:
+        return f'head (pool="{spec.head.pool}")'
     ours, theirs = spec.positions, back.positions
     if field == "positions" and isinstance(ours, Rotary) and isinstance(theirs, Rotary):
         return "rotary pairing" if replace(ours, pairing=theirs.pairing) == theirs else field

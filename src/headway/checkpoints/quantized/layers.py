@@ -19,7 +19,7 @@ from headway.errors import CheckpointError
 from headway.models import Model, ModelSpec, blank
 from headway.models.quantize import quantized_layers
 from headway.native.linear import Panels
-from headway.nn import Linear
+from headway.nn import Linear, linears
 from headway.positions import Pairing
 from headway.quantization import QuantizedMatrix
 from headway.storage.lazy import Form, LazyTensors, Made, forms
@@ -87,13 +87,11 @@ def quantized_state(model: Model) -> tuple[dict[str, Tensor], dict[str, Panels]]
     """A model's state dict, with weights on the device "meta" for its quantized layers, and these layers."""
     state, layers = model.state_dict(), quantized_layers(model)
     dtype = next(model.parameters()).dtype
-    for name, layer in layers.items():
-        for buffer, _ in layer.named_buffers():
+    for name, weight in layers.items():
+        for buffer in weight.tensors():
             del state[f"{name}.{buffer}"]
-        state[f"{name}.weight"] = torch.empty(
-            layer.out_features, layer.in_features, device="meta", dtype=dtype
-        )
-    return state, {name: layer.panels for name, layer in layers.items()}
+        state[f"{name}.weight"] = torch.empty(weight.shape, device="meta", dtype=dtype)
+    return state, {name: weight.panels for name, weight in layers.items()}
 
 
 def unpacked(layers: Mapping[str, Panels]) -> Matrices:
@@ -220,4 +218,4 @@ def _transposes(rule: Rule, rows: list[int]) -> bool:
 
 def _linears(spec: ModelSpec) -> dict[str, Linear]:
     with torch.device("meta"):
-        return {name: m for name, m in blank(spec).named_modules() if isinstance(m, Linear)}
+        return linears(blank(spec))

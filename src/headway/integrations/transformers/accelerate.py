@@ -27,13 +27,8 @@ from headway.integrations.transformers import attention_layers as layers
 from headway.integrations.transformers.caches import growing
 from headway.integrations.transformers.interface import NAME
 from headway.integrations.transformers.loss import output_forward
-from headway.integrations.transformers.modules import (
-    TOLERANCE,
-    code_of,
-    difference,
-    is_unchanged,
-    known,
-)
+from headway.integrations.transformers.modules import TOLERANCE, code_of, difference, is_unchanged, known
+from headway.integrations.transformers.own_attention import attention_layers
 from headway.integrations.transformers.products import (
     COMPRESSED,
     linear_forward,
@@ -97,7 +92,7 @@ def accelerate(model: nn.Module, weights: str | None = None) -> Report:
         model: with its weights, on any device; kernels run on the CPU, and elsewhere modules compute as before.
         weights: "int8" or "int4" (a scale for each 32 inputs of an output) for the linear layers of the
             blocks: products use rounded weights. "compressed" for all linear layers of bf16: products of up to 64 rows
-            read `headway.nn.CompressedLinear`, with the same results to the bit. Either lie beside the original
+            read `headway.nn.CompressedWeight`, with the same results to the bit. Either lie beside the original
             weights. `state_dict`, `save_pretrained` and `restore` have the originals; the model is frozen, and training
             is a ConfigError.
     Raises ConfigError for a model that is accelerated already, for other weights, and for "compressed" weights that are
@@ -159,32 +154,45 @@ def restore(model: nn.Module) -> None:
         take_back(module)
         for name in (STEPS, "_prepare_cache_for_generation"):
             module.__dict__.pop(name, None)
-    for config, name in state.attention:
-        config._attn_implementation_internal = name
+    _restore_attention(state)
     for parameter in state.trained:
         parameter.requires_grad_(True)
     del model.__dict__[STATE]
 
 
 def _attention(model: nn.Module, state: State, taken: Counter[str], left: dict[str, str]) -> None:
-    """Sets the attention function of every config whose layers may all have it."""
-    by_config: dict[int, list[tuple[str, Any]]] = {}
-    for name, layer in layers.attention_layers(model).items():
-        by_config.setdefault(id(layer.config), []).append((name, layer))
+    """Sets the attention function of every config whose layers may all have it, where the model runs with it."""
+    by_config: dict[int, dict[str, Any]] = {}
+    for name, layer in attention_layers(model).items():
+        by_config.setdefault(id(layer.config), {})[name] = layer
+    ours: dict[str, Any] = {}
     for named in by_config.values():
-        reasons = {name: layers.unsupported_reason(layer) for name, layer in named}
+        reasons = {name: layers.unsupported_reason(layer) for name, layer in named.items()}
         refused = {name: reason for name, reason in reasons.items() if reason is not None}
         if refused:
-            left |= {name: refused.get(name, "another layer of its config is left") for name, _ in named}
+            left |= {name: refused.get(name, "another layer of its config is left") for name in named}
             continue
-        config = named[0][1].config
+        ours |= named
+        config = next(iter(named.values())).config
         state.attention.append((config, config._attn_implementation))
         config._attn_implementation_internal = NAME
-        taken["attention"] += len(named)
-        for _, layer in named:
-            if (forward := layers.rotary_forward(layer)) is not None and put_in(layer) is None:
-                put(layer, forward)
-                taken["rotary"] += 1
+    error = next(filter(None, map(layers.trial_error, _outermost(model))), None) if ours else None
+    if error is not None:
+        left |= dict.fromkeys(ours, error)
+        _restore_attention(state)
+        return
+    if ours:
+        taken["attention"] += len(ours)
+    for layer in ours.values():
+        if (forward := layers.rotary_forward(layer)) is not None and put_in(layer) is None:
+            put(layer, forward)
+            taken["rotary"] += 1
+
+
+def _restore_attention(state: State) -> None:
+    for config, name in state.attention:
+        config._attn_implementation_internal = name
+    state.attention.clear()
 
 
 def _steps(model: nn.Module, stack: Any, taken: Counter[str], left: dict[str, str]) -> None:
@@ -213,6 +221,15 @@ def _prepare_growing_cache(
 
 def _models(model: nn.Module) -> Iterator[Any]:
     return (one for one in model.modules() if isinstance(one, PreTrainedModel))
+
+
+def _outermost(model: nn.Module) -> Iterator[PreTrainedModel]:
+    """The models of `transformers` that are not parts of others."""
+    if isinstance(model, PreTrainedModel):
+        yield model
+    else:
+        for part in model.children():
+            yield from _outermost(part)
 
 
 def _in_blocks(name: str) -> bool:

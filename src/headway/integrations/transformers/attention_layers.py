@@ -1,4 +1,5 @@
-"""Which layers of a model may attend with our kernels: those whose attention function computes what ours does.
+"""Which layers of a model may attend with our kernels: those that ask for an attention function, give it nothing that
+ours does not know, and have one that computes what ours does.
 
 Legend: B rows, H query heads, K kv heads, T tokens, D per head.
 """
@@ -6,56 +7,45 @@ Legend: B rows, H query heads, K kv heads, T tokens, D per head.
 from __future__ import annotations
 
 from functools import cache
+from inspect import signature
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headway.integrations.transformers.interface import Seen, attention
-from headway.integrations.transformers.modules import (
-    ATTENTION,
-    SEED,
-    TOLERANCE,
-    code,
-    code_of,
-    codes,
-    relative,
-    rotary_codes,
-)
+from headway.errors import HeadwayError
+from headway.integrations.transformers.calls import ATTENTION, calls, names_of
+from headway.integrations.transformers.interface import SAID_ELSEWHERE, Seen, attention
+from headway.integrations.transformers.modules import SEED, TOLERANCE, code, relative, rotary_codes
 from headway.integrations.transformers.operators import rotary
 from headway.patterns import Causal, Full, Pattern, Window
 from headway.tokens import Tokens
 
-TOKENS, WINDOW = 7, 3
-"""Of the sample."""
-
-
-def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The layers that ask their config for an attention function, by name."""
-    names = {"ALL_ATTENTION_FUNCTIONS", "get_interface"}
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if (code := getattr(type(module).forward, "__code__", None)) and names <= {*code.co_names}
-    }
+TOKENS, WINDOW, WIDTH = 7, 3, 8
+"""Of the sample: tokens, a window, and numbers per head."""
+ROTATION = "apply_rotary_pos_emb"
+HONOURED = {*signature(attention).parameters, *SAID_ELSEWHERE, "output_attentions"}
+"""The arguments of an attention function that ours honours, refuses when they are used, or may leave out."""
 
 
 @cache
 def with_rotary(forward: FunctionType) -> FunctionType:
     """The same function, with our rotation under the name of its own."""
-    names = {**forward.__globals__, "apply_rotary_pos_emb": rotary}
+    names = {**forward.__globals__, ROTATION: rotary}
     made = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
     made.__kwdefaults__ = forward.__kwdefaults__
     return made
 
 
 def rotary_forward(layer: nn.Module) -> FunctionType | None:
-    """What takes the place of a known layer's forward so that queries and keys are rotated by us; None where its own
+    """What takes the place of a layer's forward so that queries and keys are rotated by us; None where its own
     rotation is none, unknown or not equal to ours on random numbers."""
     forward: Any = type(layer).forward
-    own = forward.__globals__.get("apply_rotary_pos_emb")
-    if code_of(layer) not in codes(ATTENTION) or own is None or code(own) not in rotary_codes():
+    own, made = forward.__globals__.get(ROTATION), calls(forward, ROTATION)
+    if own is None or code(forward) is None or code(own) not in rotary_codes():
+        return None
+    if not made or any(len(call.args) != 4 or call.keywords for call in made):  # q, k, cos, sin
         return None
     seed = torch.Generator().manual_seed(SEED)
     q, k = (torch.randn(2, heads, TOKENS, 8, generator=seed) for heads in (4, 2))
@@ -67,9 +57,15 @@ def rotary_forward(layer: nn.Module) -> FunctionType | None:
 
 def unsupported_reason(layer: nn.Module) -> str | None:
     """Why a layer may not have our attention function; None if it may."""
-    if code_of(layer) not in codes(ATTENTION):
-        return f"attention of an unknown class, {type(layer).__name__}"
-    found = max(_difference(layer, pattern) for pattern in (Full(), Causal(), Window.last(WINDOW)))
+    unknown = [names_of(call) - HONOURED for call in calls(type(layer).forward, ATTENTION)]
+    if not unknown:
+        return f"attention of {type(layer).__name__}, whose code cannot be read"
+    if fewest := min(unknown, key=len):
+        return f"its attention depends on {', '.join(sorted(fewest))}, which ours does not know"
+    try:
+        found = max(_difference(layer, pattern) for pattern in (Full(), Causal(), Window.last(WINDOW)))
+    except Exception as error:  # of code that is not ours
+        return f"its attention cannot be compared with ours: {error}"
     return (
         None
         if found <= TOLERANCE
@@ -77,19 +73,41 @@ def unsupported_reason(layer: nn.Module) -> str | None:
     )
 
 
+@torch.no_grad()
+def trial_error(model: Any) -> str | None:
+    """What our attention says in a forward of some tokens with padding; None where it says nothing, or where the model
+    cannot read tokens alone."""
+    ids = torch.arange(TOKENS, device=model.device).repeat(2, 1)
+    mask = torch.ones_like(ids)
+    mask[0, 0] = 0
+    given = {"input_ids": ids, "attention_mask": mask}
+    if model.config.is_encoder_decoder:
+        given["decoder_input_ids"] = ids
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()(**given)
+    except HeadwayError as error:
+        return str(error)
+    except Exception:  # what else the model needs is not known here
+        return None
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    return None
+
+
 def _difference(layer: Any, pattern: Pattern) -> float:
     """The largest difference between a layer's own attention and ours, over the largest number: of outputs and
     gradients, in float32."""
     own = type(layer).forward.__globals__["eager_attention_forward"]
-    width = getattr(layer, "head_dim", None) or layer.attention_head_size
     group = getattr(layer, "num_key_value_groups", 1)
     seed = torch.Generator().manual_seed(SEED)
-    given = [torch.randn(2, heads, TOKENS, width, generator=seed) for heads in (2 * group, 2, 2)]
-    back = torch.randn(2, TOKENS, 2 * group, width, generator=seed)
+    given = [torch.randn(2, heads, TOKENS, WIDTH, generator=seed) for heads in (2 * group, 2, 2)]
+    back = torch.randn(2, TOKENS, 2 * group, WIDTH, generator=seed)
     tokens = Tokens.range(TOKENS, device="cpu")
     allowed = pattern.allows(tokens, tokens)
     drawn = torch.zeros(1, 1, TOKENS, TOKENS).masked_fill(~allowed, torch.finfo(torch.float32).min)
-    named = {"scaling": layer.scaling}
+    named = {"scaling": getattr(layer, "scaling", WIDTH**-0.5)}
     if (cap := getattr(layer, "attn_logit_softcapping", None)) is not None:
         named["softcap"] = cap
 

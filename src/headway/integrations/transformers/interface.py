@@ -9,7 +9,8 @@ is ever built. The indices of the tokens are slot numbers, so a window means wha
 `transformers`, also where padding stands inside a row.
 
 What cannot be honoured raises `BackendError`: masks over pairs, attention weights as output, masks made by
-other functions, arguments that are not known here.
+other functions (in the layers that use them: some models make masks that no layer uses), arguments that are not
+known here.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.utils.output_capturing import _active_collector
 
 from headway.attention import attend
 from headway.errors import BackendError
+from headway.integrations.transformers.calls import passed
 from headway.patterns import Causal, Full, Pattern, Window
 from headway.scores import SoftCap
 from headway.tokens import Tokens
@@ -42,6 +45,7 @@ SAID_ELSEWHERE = frozenset(
         "output_router_logits",
         "return_dict",
         "return_loss",
+        "deterministic",
         "interpolate_pos_encoding",
         "logits_to_keep",
         "labels",
@@ -64,14 +68,18 @@ class Seen(Tensor):
     pattern: Pattern
     q_tokens: Tokens
     k_tokens: Tokens
+    error: BackendError | None
+    """Why no pattern is this mask: for the layer that uses it, if one does."""
 
     @staticmethod
-    def of(batch: int, pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens) -> Seen:
+    def of(
+        batch: int, pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens, error: BackendError | None = None
+    ) -> Seen:
         """What `batch` rows see. One byte stands behind the shape."""
         shape = (batch, 1, q_tokens.count, k_tokens.count)
         one = torch.zeros(1, dtype=torch.bool, device=q_tokens.device)
         made: Seen = torch.Tensor._make_subclass(Seen, one.expand(shape))
-        made.pattern, made.q_tokens, made.k_tokens = pattern, q_tokens, k_tokens
+        made.pattern, made.q_tokens, made.k_tokens, made.error = pattern, q_tokens, k_tokens, error
         return made
 
     @classmethod
@@ -88,7 +96,7 @@ class Seen(Tensor):
             mask, given = args[0], [*args[1:], *(kwargs or {}).values()]
             for device in (item for item in given if isinstance(item, torch.device | str)):
                 q_tokens, k_tokens = mask.q_tokens.to(device), mask.k_tokens.to(device)
-                return Seen.of(mask.shape[0], mask.pattern, q_tokens, k_tokens)
+                return Seen.of(mask.shape[0], mask.pattern, q_tokens, k_tokens, mask.error)
         raise cannot(f"the model applies `{name}` to its attention mask, and there is no mask to read")
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -112,7 +120,11 @@ def seen(
     (a rolling cache has dropped those before). `attention_mask` bool [B, slots so far] is False on padding;
     slots beyond it are empty. `hints` say how the caller would have a dense mask built: there is none.
     """
-    pattern, document, position = declared(mask_function)
+    try:
+        pattern, document, position = declared(mask_function)
+        error = None
+    except BackendError as refused:
+        pattern, document, position, error = Full(), None, None, refused
     if document is not None and position is not None:
         packed = Tokens(position.expand(batch_size, -1).to(device), document.to(device))
         return Seen.of(batch_size, pattern, packed, packed)
@@ -126,7 +138,7 @@ def seen(
         if not bool(real.all()) or not (later or real.shape[1] == kv_length):
             real = pad(real, (0, kv_length - real.shape[1]))
             k_tokens = Tokens(torch.where(real, k_tokens.index, -1))
-    return Seen.of(batch_size, pattern, q_tokens, k_tokens)
+    return Seen.of(batch_size, pattern, q_tokens, k_tokens, error)
 
 
 def declared(mask_function: Callable[..., Any] | None) -> tuple[Pattern, Tensor | None, Tensor | None]:
@@ -142,6 +154,8 @@ def declared(mask_function: Callable[..., Any] | None) -> tuple[Pattern, Tensor 
         if factory == "causal_mask_function":
             causal = True
         elif factory == "sliding_window_overlay":
+            if variables["sliding_window"] < 1:
+                raise cannot("the model's mask is a window of 0 tokens, in which no query sees any key")
             last.append(Window.last(variables["sliding_window"]))
         elif factory == "sliding_window_bidirectional_overlay":
             around.append(Window.around(variables["sliding_window"]))
@@ -198,9 +212,11 @@ def attention(
     _refuse(others)
     if isinstance(attention_mask, Seen):
         mask = attention_mask
+        if mask.error is not None:
+            raise mask.error
         if is_causal and not mask.pattern.is_causal:
             raise cannot(f"the layer says is_causal=True, but its mask was declared as {mask.pattern}")
-        if is_causal is False and mask.pattern.is_causal and getattr(module, "is_causal", False):
+        if is_causal is False and mask.pattern.is_causal and _is_contradicted(module):
             raise cannot(
                 f"is_causal=False was given to a causal {type(module).__name__}, but its mask was declared as "
                 f"{mask.pattern}",
@@ -238,6 +254,12 @@ def attention(
     return out.transpose(1, 2).contiguous(), None
 
 
+def _is_contradicted(module: torch.nn.Module) -> bool:
+    """Whether is_causal=False comes from who calls the model, against a layer that is causal. A layer whose own code
+    says so (Moonshine's, where there is a mask) leaves it to its mask."""
+    return getattr(module, "is_causal", False) and "is_causal" not in passed(type(module).forward)
+
+
 def _said_by_the_layer(
     module: torch.nn.Module, query: Tensor, key: Tensor, is_causal: bool | None, sliding_window: int | None
 ) -> Seen:
@@ -260,7 +282,9 @@ def _said_by_the_layer(
 
 def _refuse(others: dict[str, Any]) -> None:
     asked = [name for name, value in others.items() if not (value is None or value is False)]
-    if "output_attentions" in asked:
+    # what is asked of models that do not tell their layers
+    collected = _active_collector.get() or ()  # type: ignore[no-untyped-call]
+    if "output_attentions" in asked or any("attentions" in name for name in collected):
         raise cannot(
             "output_attentions=True was asked for, and the weights are never built",
             'use attn_implementation="eager", or headway.attention_weights on one layer',

@@ -143,19 +143,6 @@ TABLE = (
     ),
 )
 
-ATTENTION = (
-    "llama.LlamaAttention",
-    "mistral.MistralAttention",
-    "qwen2.Qwen2Attention",
-    "qwen3.Qwen3Attention",
-    "gemma2.Gemma2Attention",
-    "phi3.Phi3Attention",
-    "bert.BertSelfAttention",
-    "bert.BertCrossAttention",
-    "marian.MarianAttention",
-)
-"""Layers that give all that their attention depends on to the attention function of their config."""
-
 UNCHANGED = (
     "torch.Embedding",
     "torch.LayerNorm",
@@ -203,12 +190,6 @@ def code(function: Any) -> Code | None:
 def known() -> Mapping[Code, Known]:
     """The table by code."""
     return {_need(name): row for row in TABLE for name in row.classes}
-
-
-@cache
-def codes(classes: tuple[str, ...]) -> frozenset[Code]:
-    """The codes of classes."""
-    return frozenset(map(_need, classes))
 
 
 def _need(name: str) -> Code:
@@ -261,4 +242,6 @@ def relative(a: Any, b: Any) -> float:
     a, b = first(a), first(b)
     if a.shape != b.shape or a.dtype != b.dtype or not bool(torch.isfinite(a).all()):
         return float("inf")
+    if not b.numel():
+        return 0.0
     return float((a - b).abs().max() / b.abs().max().clamp_min(torch.finfo(b.dtype).tiny))

@@ -1,16 +1,18 @@
 """Models of `transformers` that keep their own attention are named when the string is set on them.
 
 `transformers` takes any registered string for any model. One whose layers never ask for an attention function computes
-as before, and at construction nothing says so. Importing this module puts a check in front of the methods of
-`PreTrainedModel` that take the string.
+as before, and nothing says so. Importing this module puts checks in front of the methods of `PreTrainedModel` that take
+the string, and of the one that ends the construction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from headway.integrations.transformers.interface import NAME, cannot
@@ -18,32 +20,77 @@ from headway.integrations.transformers.interface import NAME, cannot
 Implementation = str | dict[str, Any] | None
 
 
-def check(model: PreTrainedModel, implementation: Implementation) -> None:
-    """Raises BackendError where `implementation` gives our attention to layers that do not ask for any."""
-    for part in _given_ours(model, implementation):
-        if not part._can_set_attn_implementation():
-            raise cannot(
-                f"{type(part).__name__} keeps its own attention: its layers ask `transformers` for no other, so the "
-                "string would change nothing",
-                "leave it out for this model"
-                if part is model
-                else f'name the configs of the parts that do, as in {{"text_config": "{NAME}"}}',
-            )
+def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers that ask their config for an attention function, by name."""
+    names = {"ALL_ATTENTION_FUNCTIONS", "get_interface"}
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if (code := getattr(type(module).forward, "__code__", None)) and names <= {*code.co_names}
+    }
 
 
-def _given_ours(model: Any, implementation: Implementation) -> Iterator[Any]:
-    """The models, this one and those in it, whose configs get our name; a dict names configs by their attributes."""
+def check_class(model: PreTrainedModel, implementation: Implementation) -> None:
+    """Raises BackendError where `implementation` gives our attention to a model, before it has any layers, of a class
+    that takes none."""
+    if implementation == NAME:
+        _check_class(model, model)
+
+
+def check_layers(model: PreTrainedModel, implementation: Implementation) -> None:
+    """Raises BackendError where `implementation` gives our attention to layers that do not ask for any; a dict names
+    configs by their attributes."""
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    named = [parts] if implementation == NAME else []
     if isinstance(implementation, dict):
-        ours = {key for key, value in implementation.items() if value == NAME}
-        configs = {id(getattr(model.config, key) if key else model.config) for key in ours}
-        parts = [part for part in parts if id(part.config) in configs]
-    elif implementation != NAME:
-        return
-    yield from parts
+        configs = [
+            getattr(model.config, k) if k else model.config for k, v in implementation.items() if v == NAME
+        ]
+        named = [[part for part in parts if part.config is config] for config in configs]
+    for some in named:
+        for part in some:
+            _check_class(part, model)
+        if some and not any(map(attention_layers, some)):
+            _refuse(some[0], model, "has no attention that it asks `transformers` for")
 
 
-def checked(method: Callable[..., Any], argument: str) -> Callable[..., Any]:
+def check_whole(model: PreTrainedModel, _: None) -> None:
+    """The same of a model whose layers have just been made by its config. A part without attention (a convolution in
+    front of it) is no error, in a model that has some."""
+    if (
+        model.config._attn_implementation == NAME
+        and not attention_layers(model)
+        and not _is_being_made(model)
+    ):
+        check_layers(model, NAME)
+
+
+def _check_class(part: PreTrainedModel, model: PreTrainedModel) -> None:
+    if not part._can_set_attn_implementation():
+        _refuse(part, model, "keeps its own attention: its layers ask `transformers` for no other")
+
+
+def _refuse(part: PreTrainedModel, model: PreTrainedModel, why: str) -> None:
+    raise cannot(
+        f"{type(part).__name__} {why}, so the string would change nothing",
+        "leave it out for this model"
+        if part is model
+        else f'name the configs of the parts that do, as in {{"text_config": "{NAME}"}}',
+    )
+
+
+def _is_being_made(part: PreTrainedModel) -> bool:
+    """Whether a part is made in the constructor of a model, which may have other parts."""
+    frame = sys._getframe().f_back
+    while frame is not None:
+        owner = frame.f_locals.get("self") if frame.f_code.co_name == "__init__" else None
+        if isinstance(owner, PreTrainedModel) and owner is not part:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def checked(method: Callable[..., Any], check: Callable[..., None], argument: str) -> Callable[..., Any]:
     """A method that takes the string as `argument`, with the check in front of it."""
 
     @wraps(method)
@@ -54,8 +101,9 @@ def checked(method: Callable[..., Any], argument: str) -> Callable[..., Any]:
     return call
 
 
-for name, argument in (
-    ("get_correct_attn_implementation", "requested_attention"),
-    ("set_attn_implementation", "attn_implementation"),
+for name, check, argument in (
+    ("get_correct_attn_implementation", check_class, "requested_attention"),
+    ("set_attn_implementation", check_layers, "attn_implementation"),
+    ("post_init", check_whole, ""),
 ):
-    setattr(PreTrainedModel, name, checked(getattr(PreTrainedModel, name), argument))
+    setattr(PreTrainedModel, name, checked(getattr(PreTrainedModel, name), check, argument))

@@ -2,8 +2,8 @@
 
     up to 64 rows on a CPU, no gradient   by the kernels, which read each weight once (`headway.native.linear`)
     more rows, or a gradient              by torch
-    quantized                             any number of rows by `headway.nn.QuantizedLinear`, kept beside the layer
-    compressed                            up to 64 rows by `headway.nn.CompressedLinear`, kept beside the layer
+    quantized                             any number of rows by `headway.nn.Rounded`, kept beside the layer
+    compressed                            up to 64 rows by `headway.nn.CompressedWeight`, kept beside the layer
 
 Legend: I numbers in, O numbers out.
 """
@@ -22,9 +22,8 @@ from torch import Tensor, nn
 
 from headway.errors import ConfigError
 from headway.models.quantize import weight_kind
-from headway.native.compressed import Compressed
 from headway.native.linear import MOST_ROWS, Matrix, linear, unsupported_reason
-from headway.nn import CompressedLinear, Linear, QuantizedLinear
+from headway.nn import CompressedWeight, Weight, from_codes
 from headway.quantization import quantize_clipped
 
 KEPT, PUT = "_headway_weights", "_headway_put"
@@ -35,7 +34,7 @@ COMPRESSED = "compressed"
 class Beside:
     """Weights that are used in the place of a layer's own, and which they were made of."""
 
-    layer: QuantizedLinear | CompressedLinear
+    kept: Weight
     weight: Tensor
     version: int
 
@@ -46,7 +45,7 @@ class Beside:
     def __deepcopy__(self, memo: dict[int, Any]) -> Beside:
         weight = copy.deepcopy(self.weight, memo)  # its versions are counted anew
         changes = self.weight._version - self.version
-        return Beside(copy.deepcopy(self.layer, memo), weight, weight._version - changes)
+        return Beside(copy.deepcopy(self.kept, memo), weight, weight._version - changes)
 
 
 def put(module: nn.Module, forward: Callable[..., Any]) -> None:
@@ -77,9 +76,8 @@ def put_in(module: nn.Module) -> Callable[..., Any] | None:
 def linear_forward(self: nn.Linear, input: Tensor) -> Tensor:
     """x W^T (+ b): [..., I] -> [..., O]."""
     kept = beside(self)
-    if isinstance(kept, QuantizedLinear):
-        made: Tensor = kept(input)
-        return made
+    if kept is not None and not kept.exact:
+        return kept.product(input, self.bias)
     found = by_kernels(input, (self,))
     return F.linear(input, self.weight, self.bias) if found is None else found[0]
 
@@ -100,11 +98,14 @@ def by_kernels(x: Tensor, layers: Sequence[nn.Linear]) -> list[Tensor] | None:
     matrices: list[Matrix] = []
     for one in layers:
         kept = beside(one)
-        if not isinstance(kept, QuantizedLinear) and (
+        if (kept is None or kept.exact) and (
             one.weight.dtype != x.dtype or x.numel() > MOST_ROWS * x.shape[-1]
         ):
             return None
-        matrices.append(one.weight.detach() if kept is None else _matrix(kept))
+        matrix = one.weight.detach() if kept is None else kept.native()
+        if isinstance(matrix, str):
+            return None
+        matrices.append(matrix)
     if unsupported_reason(x, matrices) is not None:
         return None
     return linear(x, matrices, [None if one.bias is None else one.bias.detach().float() for one in layers])
@@ -112,16 +113,16 @@ def by_kernels(x: Tensor, layers: Sequence[nn.Linear]) -> list[Tensor] | None:
 
 def put_beside(layer: nn.Linear, weights: str) -> None:
     """Puts weights of 8 or 4 bits, or compressed ones, beside those of the layer, to be used in their place."""
-    own, plain = cast(Linear, layer), layer.weight.detach()
-    kept = (
-        CompressedLinear(own, Compressed.pack(plain))
+    plain = layer.weight.detach()
+    kept: Weight = (
+        CompressedWeight.pack(plain)
         if weights == COMPRESSED
-        else QuantizedLinear(own, quantize_clipped(plain, *weight_kind(weights)))
+        else from_codes(quantize_clipped(plain, *weight_kind(weights)))
     )
     layer.__dict__[KEPT] = Beside(kept, layer.weight, layer.weight._version)
 
 
-def beside(layer: nn.Module) -> QuantizedLinear | CompressedLinear | None:
+def beside(layer: nn.Module) -> Weight | None:
     """What `put_beside` has put beside a layer.
 
     Raises ConfigError in training mode, and where the layer's own weights have changed since."""
@@ -138,11 +139,7 @@ def beside(layer: nn.Module) -> QuantizedLinear | CompressedLinear | None:
             "weights have changed after they were quantized or compressed; restore(model) and "
             "accelerate(model, weights=...) again"
         )
-    return found.layer
-
-
-def _matrix(layer: QuantizedLinear | CompressedLinear) -> Matrix:
-    return layer.panels if isinstance(layer, QuantizedLinear) else layer.packed
+    return found.kept
 
 
 def _hooked(module: nn.Module) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
@@ -28,7 +28,7 @@ from headway.integrations.transformers.products import beside
 from headway.models import Decoder, blank
 from headway.models.decode_step import DecodeStep
 from headway.models.decode_support import unsupported_reason
-from headway.nn import replace_linear
+from headway.nn import linears
 
 STEPS = "_headway_steps"
 CLOSE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
@@ -190,13 +190,9 @@ def decoder_of(stack: Any) -> Decoder:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     with torch.no_grad():
         model.load_state_dict(state, assign=True)
-
-    def kept(name: str, layer: nn.Module) -> nn.Module:
-        inside = stack.get_submodule(name.removeprefix("model.")) if name.startswith("model.") else None
-        found = None if inside is None else beside(inside)
-        return layer if found is None else found
-
-    replace_linear(model, kept)
+    for name, layer in linears(model.model).items():
+        if (weight := beside(stack.get_submodule(name))) is not None:
+            layer.keep(weight)
     return model.eval().requires_grad_(False)
 
 

@@ -18,6 +18,7 @@ from headway.models.cost.operations import (
 )
 from headway.models.cost.peak import training_bytes
 from headway.models.cost.planning import plan
+from headway.models.cost.quantized import Kept, kept_bytes
 from headway.models.cost.report import LayerPlan, Machine, Report
 from headway.models.cost.weights import (
     matrix_weights,
@@ -29,6 +30,7 @@ from headway.models.cost.weights import (
 )
 
 __all__ = [
+    "Kept",
     "LayerPlan",
     "Machine",
     "Report",
@@ -39,6 +41,7 @@ __all__ = [
     "decode_flops",
     "frozen_bytes",
     "head_flops",
+    "kept_bytes",
     "kv_bytes_per_token",
     "kv_bytes_read",
     "kv_bytes_stored",

@@ -9,7 +9,8 @@ Legend: M width, L layers, H query heads, K kv heads, D per head, V vocab, n tok
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import or_
 
 import torch
 
@@ -18,22 +19,15 @@ from headway.cache import slot_policy
 from headway.errors import ConfigError
 from headway.models.cost.weights import matrix_weights, memory_weights, must_decode
 from headway.models.spec import ModelSpec
-from headway.patterns import Pattern, pairs, visible
+from headway.patterns import Pattern, pairs
 from headway.quantization import row_bytes
-from headway.tokens import Tokens
 
 
 def attention_pairs(spec: ModelSpec, n: int, last: int | None = None) -> int:
     """(query, key) pairs that all heads of all layers score in a row of n tokens, counted; of the last layer those of
     its `last` queries alone where they are given (`prefill_flops`)."""
-    if last is None or last >= n:
-        return sum(_pairs(p, n, spec.heads) for p in spec.patterns)
-    seen, keys = 0, Tokens.range(n)
-    for begin in range(n - last, n, 256):
-        queries = Tokens.range(min(256, n - begin), start=begin)
-        mask = visible(spec.patterns[-1], queries, keys)[0]
-        seen += int(mask.sum()) * (spec.heads // len(mask))
-    return seen + sum(_pairs(p, n, spec.heads) for p in spec.patterns[:-1])
+    *others, top = spec.patterns
+    return _pairs(top, n, spec.heads, last) + sum(_pairs(p, n, spec.heads) for p in others)
 
 
 def prefill_flops(spec: ModelSpec, n: int, logits: int = 1, source: int | None = None) -> float:
@@ -118,18 +112,19 @@ def _attention_flops(spec: ModelSpec, n: int, last: int | None = None) -> float:
 
 
 @lru_cache(maxsize=512)
-def _pairs(pattern: Pattern, n: int, heads: int) -> int:
-    return pairs(pattern, n, heads=heads, tile=64 if n <= 32768 else 512)
+def _pairs(pattern: Pattern, n: int, heads: int, last: int | None = None) -> int:
+    return pairs(pattern, n, heads=heads, last=last)
 
 
 @lru_cache(maxsize=512)
 def keys_read(pattern: Pattern, n: int, heads: int) -> int:
     """Keys that the last of n tokens sees, all `heads` together; where they are kv heads, a key that one query head of
     the group or more sees counts once."""
-    seen = visible(pattern, Tokens.range(1, start=n - 1), Tokens.range(n))[0, :, 0]
-    if len(seen) == 1:
-        return int(seen.sum()) * heads
-    return int(seen.unflatten(0, (heads, -1)).any(1).sum())
+    own = pattern.heads
+    if len(own) == 1:
+        return pairs(pattern, n, heads=heads, last=1)
+    group = len(own) // heads
+    return sum(pairs(reduce(or_, own[i : i + group]), n, last=1) for i in range(0, len(own), group))
 
 
 def kv_bytes_per_token(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16) -> int:

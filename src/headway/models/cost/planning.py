@@ -25,15 +25,16 @@ from headway.models.cost.operations import (
     receptive_field,
 )
 from headway.models.cost.peak import first_pass_bytes, trained_bytes_each, training_bytes
-from headway.models.cost.quantized import quantized_saving
+from headway.models.cost.quantized import Kept, Quantized, kept_bytes
 from headway.models.cost.report import LayerPlan, Machine, Report
-from headway.models.cost.weights import parameter_count, parameters, weight_bytes, weight_bytes_read
+from headway.models.cost.weights import parameter_count, parameters, weight_bytes_read
 from headway.models.spec import ModelSpec
 from headway.nn import Lora
 from headway.nn.block import Checkpointing
 from headway.patterns import Pattern
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+MOST = 2**40
+"""Tokens of all rows together: numbers of tensors that stand for them are 64-bit."""
 
 
 def plan(
@@ -45,7 +46,7 @@ def plan(
     source: int | None = None,
     dtype: torch.dtype = torch.bfloat16,
     kv_dtype: torch.dtype | None = None,
-    quantized: tuple[int, int | None] | None = None,
+    quantized: Quantized | None = None,
     prefill_chunk: int | None = None,
     machine: Machine | None = None,
 ) -> Report:
@@ -61,7 +62,7 @@ def plan(
         machine: this one, measured, unless given.
     Raises:
         ConfigError: context, source, batch or chunk below 1, rows that the model cannot take at all, a source that
-            there is no encoder for, or chunks of what has no prompt.
+            there is no encoder for, chunks of what has no prompt, or more than `MOST` tokens.
     """
     if context < 1 or batch < 1:
         raise ConfigError(f"plan: context and batch must be at least 1, got {context} and {batch}")
@@ -82,6 +83,11 @@ def plan(
         source = context if source is None else source
         rows.append((spec.encoder, source))
     for one, tokens in rows:
+        if batch * tokens > MOST:
+            raise ConfigError(
+                f"plan: {batch} rows of {tokens} tokens are more than the {MOST} that are planned; lower the context, "
+                "the source or the batch"
+            )
         if one.context_limit is not None and tokens > one.context_limit:
             raise ConfigError(
                 f"plan: {model} takes rows of at most {one.context_limit} tokens, {tokens} were asked for; lower the "
@@ -91,8 +97,11 @@ def plan(
     kv_dtype = dtype if kv_dtype is None else kv_dtype
     layers, *encoder_layers = (_layer_plans(*row, batch, dtype, kv_dtype) for row in rows)
     memory = 0 if source is None else memory_bytes(spec, source, dtype, batch)
-    saved = 0 if quantized is None else quantized_saving(spec, dtype, *quantized)
-    weights, kv = weight_bytes(spec, dtype) - saved, memory + sum(layer.kv_stored for layer in layers)
+    kept = kept_bytes(spec, Kept(dtype, quantized))
+    weights, kv = sum(kept.values()), memory + sum(layer.kv_stored for layer in layers)
+    saved = sum(
+        n * dtype.itemsize - kept[place] for place, n in parameters(spec).items() if place != "encoder"
+    )
     working = max(first_pass_bytes(*row, batch, dtype, prefill_chunk) for row in rows)
     scores: Scores = "stored" if any(_stores_scores(*row, batch, dtype) for row in rows) else "recomputed"
     ways: tuple[Checkpointing, ...] = ("none", "block")
@@ -126,6 +135,7 @@ def plan(
         kv_dtype=str(kv_dtype).removeprefix("torch."),
         machine=machine,
         parameters=parameters(spec),
+        weight_bytes=kept,
         layers=layers,
         encoder_layers=encoder_layers[0] if encoder_layers else (),
         weights=weights,
@@ -247,7 +257,7 @@ def _notes(spec: ModelSpec, context: int, machine: Machine) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _quantized_note(quantized: tuple[int, int | None] | None) -> tuple[str, ...]:
+def _quantized_note(quantized: Quantized | None) -> tuple[str, ...]:
     if quantized is None:
         return ()
     bits, group = quantized

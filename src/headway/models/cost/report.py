@@ -5,6 +5,7 @@ Legend: n tokens of a row, B rows.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import torch
@@ -16,32 +17,33 @@ from headway.models.cost import roofs
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The roofs of a machine: bytes that can be allocated, bytes/s that are read, FLOP/s of a matrix product; and when
-    the two speeds were measured, None where they are given."""
+    """The roofs of a machine: bytes that can be allocated, bytes/s that are read, FLOP/s of a matrix product; and how
+    many seconds ago either speed was measured, None where they are given."""
 
     name: str
     memory: int
     bandwidth: float
     peak: float
     native: bool = True
-    measured: str | None = None
+    ages: tuple[float, float] | None = None
 
     @staticmethod
-    def measured_today(dtype: torch.dtype) -> bool:
+    def is_measured(dtype: torch.dtype) -> bool:
         """Whether `here` has roofs without measuring."""
-        return roofs.kept(dtype) is not None
+        return roofs.is_fresh(None) and roofs.is_fresh(dtype)
 
     @staticmethod
     def here(dtype: torch.dtype, *, again: bool = False) -> Machine:
-        """This machine, with the roofs that were measured today; with `again`, and where none were, measured now."""
-        found = (None if again else roofs.kept(dtype)) or roofs.measured(dtype)
+        """This machine, with the highest speeds that were measured within a day; they are measured now with `again`,
+        and where the last time is minutes ago (`headway.models.cost.roofs`)."""
+        memory, product = (roofs.roof(what, again=again) for what in (None, dtype))
         return Machine(
             name=hardware.cpu_name(),
             memory=hardware.memory_available(),
-            bandwidth=found.bandwidth,
-            peak=found.peak,
+            bandwidth=memory.rate,
+            peak=product.rate,
             native=dtype != torch.bfloat16 or hardware.bf16_native(),
-            measured=found.measured,
+            ages=(time.time() - memory.measured, time.time() - product.measured),
         )
 
 
@@ -77,7 +79,7 @@ class Report:
         kind: "decoder", "encoder" or "encoder-decoder".
         context: tokens of a row; of an encoder-decoder: of the target, and source: of the source.
         dtype: of weights and products. kv_dtype: of what the caches store.
-        parameters: by place; their sum is what a model card states.
+        parameters: by place; their sum is what a model card states. weight_bytes: what they take, by place.
         layers: of the decoder, or of an encoder alone; encoder_layers: of the encoder beside a decoder.
         weights: bytes. kv: bytes of keys and values, all layers and rows, those of an encoder's states included.
         working: bytes that the first pass over all tokens needs besides at its peak. needed: the three together; fits:
@@ -104,6 +106,7 @@ class Report:
     kv_dtype: str
     machine: Machine
     parameters: dict[str, int]
+    weight_bytes: dict[str, int]
     layers: tuple[LayerPlan, ...]
     encoder_layers: tuple[LayerPlan, ...]
     weights: int

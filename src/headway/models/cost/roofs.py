@@ -1,14 +1,19 @@
-"""The roofs of this machine, measured once a day and kept in a file, so that plans of one day agree with each other.
+"""The roofs of this machine: bytes/s that are read, and FLOP/s of a matrix product of a dtype.
 
-A busy machine measures low; of what is measured in a day, the highest counts.
+A busy machine measures low, and never high: of what was measured within a day the highest counts. It is kept in a file,
+so that plans agree with each other; and where the last measurement is older than `AGAIN`, it is repeated (less than a
+second), so that one quiet moment of a day is enough.
+
+    16 GB/s, 3 h ago, under load; 35 GB/s, 20 min ago; 21 GB/s now    -> 35 GB/s, 20 min old
 """
 
 from __future__ import annotations
 
 import json
 import os
+import time
+from collections.abc import Callable
 from contextlib import suppress
-from datetime import date, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,37 +23,53 @@ from headway import hardware
 from headway.errors import CheckpointError
 from headway.storage.files import atomic_write
 
-
-class Roofs(NamedTuple):
-    """Bytes/s that are read, FLOP/s of a matrix product, and when they were last measured (local time, ISO 8601)."""
-
-    bandwidth: float
-    peak: float
-    measured: str
+AGAIN, DAY = 600.0, 86400.0
+"""Seconds after which a roof is measured again, and after which a measurement no longer counts."""
 
 
-def kept(dtype: torch.dtype) -> Roofs | None:
-    """What was measured today on this processor, with as many threads; None where nothing was."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        found = json.loads(_file().read_text(encoding="utf-8"))[_key(dtype)]
-        return Roofs(float(found["bandwidth"]), float(found["peak"]), str(found["measured"]))
-    return None
+class Roof(NamedTuple):
+    """The highest rate of a day, when it was measured, and when it was last measured at all (seconds since 1970)."""
+
+    rate: float
+    measured: float
+    tried: float
 
 
-def measured(dtype: torch.dtype) -> Roofs:
-    """Measure (a second or two), and keep the highest of the day; a folder that cannot be written keeps nothing."""
-    old, now = kept(dtype), datetime.now().isoformat(" ", "minutes")
-    best = Roofs(hardware.read_bandwidth(), hardware.gemm_peak(dtype), now)
-    if old is not None:
-        best = Roofs(max(old.bandwidth, best.bandwidth), max(old.peak, best.peak), now)
-    others = {}
-    with suppress(OSError, ValueError):
-        others = json.loads(_file().read_text(encoding="utf-8"))
-    today = {key: value for key, value in others.items() if key.startswith(str(date.today()))}
+def roof(dtype: torch.dtype | None, *, again: bool = False) -> Roof:
+    """Of the matrix product in `dtype`; None: of reading memory. With `again` it is measured whatever was kept; a
+    folder that cannot be written keeps nothing."""
+    now, key = time.time(), _key(dtype)
+    kept = _kept(now)
+    best = kept.get(key)
+    if best is not None and not again and now - best.tried < AGAIN:
+        return best
+    measure: Callable[[], float] = (
+        hardware.read_bandwidth if dtype is None else lambda: hardware.gemm_peak(dtype)
+    )
+    found = Roof(measure(), now, now)
+    if best is not None and best.rate > found.rate:
+        found = best._replace(tried=now)
     with suppress(OSError, CheckpointError):
         _file().parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(_file(), json.dumps({**today, _key(dtype): best._asdict()}, indent=1) + "\n")
-    return best
+        atomic_write(_file(), json.dumps({**kept, key: found}, indent=1) + "\n")
+    return found
+
+
+def is_fresh(dtype: torch.dtype | None) -> bool:
+    """Whether `roof` answers without measuring."""
+    now = time.time()
+    found = _kept(now).get(_key(dtype))
+    return found is not None and now - found.tried < AGAIN
+
+
+def _kept(now: float) -> dict[str, Roof]:
+    """What was measured within a day, here or on another processor that shares the file."""
+    found: dict[str, Roof] = {}
+    with suppress(OSError, ValueError, AttributeError):
+        for key, value in json.loads(_file().read_text(encoding="utf-8")).items():
+            with suppress(TypeError, ValueError):
+                found[key] = Roof(*map(float, value))
+    return {key: one for key, one in found.items() if 0 <= now - one.measured < DAY}
 
 
 def _file() -> Path:
@@ -56,5 +77,6 @@ def _file() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headway" / "roofs.json"
 
 
-def _key(dtype: torch.dtype) -> str:
-    return f"{date.today()} {hardware.cpu_name()}, {torch.get_num_threads()} threads, {dtype}"
+def _key(dtype: torch.dtype | None) -> str:
+    what = "memory" if dtype is None else str(dtype).removeprefix("torch.")
+    return f"{hardware.cpu_name()}, {torch.get_num_threads()} threads, {what}"

@@ -7,6 +7,7 @@
 // the number of threads.
 #include "backward.h"
 #include "backward_schedule.h"
+#include "team.h"
 
 #include <omp.h>
 
@@ -239,8 +240,8 @@ int run(const headway_call& c) {
   if (!sums.ready) return 2;
   int64_t next = 0, most_live = 1;
   for (int64_t i = 0; i < c.plan.rows * w.splits; i++) most_live = w.parts[i].live > most_live ? w.parts[i].live : most_live;
-  int threads = (int)(c.threads < w.items ? c.threads : w.items), failed = 0;
-#pragma omp parallel num_threads(threads < 1 ? 1 : threads)
+  int failed = 0;
+#pragma omp parallel num_threads(team_of(c.threads, w.items))
   {
     Worker<HALF> worker(w, most_live);
     if (!worker.ready())

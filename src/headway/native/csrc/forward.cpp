@@ -1,13 +1,13 @@
 // headway_forward: one call, by a team of its own.
 #include "attention.h"
+#include "team.h"
 
 namespace {
 
 template <bool HALF>
 int run(const headway_call& c) {
   Forward<HALF> forward(c);
-  int threads = (int)(c.threads < forward.all_items ? c.threads : forward.all_items);
-#pragma omp parallel num_threads(threads < 1 ? 1 : threads)
+#pragma omp parallel num_threads(team_of(c.threads, forward.all_items))
   forward.compute();
   return forward.failed;
 }

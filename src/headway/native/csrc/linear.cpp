@@ -1,5 +1,6 @@
 // headway_linear: one call, by a team of its own.
 #include "products.h"
+#include "team.h"
 
 #include <omp.h>
 
@@ -10,8 +11,7 @@ int by_outputs(const headway_products& c) {
   static thread_local Scratch scratch;
   Products products(c);
   if (!products.ready(scratch)) return 2;
-  int64_t threads = c.threads < products.tasks ? c.threads : products.tasks;
-#pragma omp parallel num_threads((int)(threads < 1 ? 1 : threads))
+#pragma omp parallel num_threads(team_of(c.threads, products.tasks))
   {
     products.prepare(omp_get_thread_num(), omp_get_num_threads());
 #pragma omp barrier
@@ -24,11 +24,12 @@ int by_outputs(const headway_products& c) {
 // Parts are multiples of 24 rows, whole groups of all kernels: sums do not depend on how many threads there are.
 int by_rows(const headway_products& c) {
   constexpr int64_t UNITS = 24, MOST = 96;
-  const int64_t units = (c.rows + UNITS - 1) / UNITS, threads = c.threads < 1 ? 1 : c.threads;
+  const int64_t units = (c.rows + UNITS - 1) / UNITS;
+  const int threads = team_of(c.threads, units);
   int64_t parts = threads * ((c.rows + threads * MOST - 1) / (threads * MOST));
   if (parts > units) parts = units;
   int failed = 0;
-#pragma omp parallel for schedule(dynamic) num_threads((int)threads)
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
   for (int64_t part = 0; part < parts; part++) {
     static thread_local Scratch scratch;
     Share mine(units, part, parts);

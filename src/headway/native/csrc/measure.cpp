@@ -6,6 +6,7 @@
 #include <omp.h>
 
 #include "headway.h"
+#include "team.h"
 #if HEADWAY_LEVEL > 0
 #include <immintrin.h>
 #endif
@@ -153,7 +154,7 @@ EXPORT int64_t headway_abi(void) { return HEADWAY_ABI; }
 // float32 multiply-adds (2 each), or with `bf16` products of bfloat16 pairs added in float32; 0 where this level
 // has no instruction for them.
 EXPORT double headway_peak(int bf16, int threads, double seconds) {
-  if (threads < 1) threads = 1;
+  threads = team_of(threads, INT64_MAX);
   const double floating = 2.0 * double(steps) * chains * lanes * threads;
   if (!bf16) return floating / best_time(multiply_add_rounds, threads, seconds);
 #if HEADWAY_LEVEL == 3
@@ -165,7 +166,7 @@ EXPORT double headway_peak(int bf16, int threads, double seconds) {
 
 // Seconds that `threads` threads need to read `bytes` bytes once, each its own part.
 EXPORT double headway_read(const void* data, int64_t bytes, int threads) {
-  if (threads < 1) threads = 1;
+  threads = team_of(threads, INT64_MAX);
   const char* from = static_cast<const char*>(data);
   double seconds = 0.0;
 #pragma omp parallel num_threads(threads)

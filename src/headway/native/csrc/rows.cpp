@@ -3,6 +3,7 @@
 #include "gate.h"
 #include "norm.h"
 #include "rotate.h"
+#include "team.h"
 
 #include <omp.h>
 #include <stdlib.h>
@@ -13,9 +14,7 @@ constexpr int64_t GRAIN = 1 << 13;  // numbers below which a thread more does no
 
 int team(int64_t threads, int64_t rows, int64_t width) {
   int64_t most = rows * width / GRAIN;
-  most = most < rows ? most : rows;
-  threads = threads < most ? threads : most;
-  return threads < 1 ? 1 : (int)threads;
+  return team_of(threads, most < rows ? most : rows);
 }
 
 template <class F>

@@ -3,6 +3,7 @@
 
 #include "attention.h"
 #include "products.h"
+#include "team.h"
 
 #include <omp.h>
 
@@ -143,7 +144,7 @@ extern "C" int headway_step(const headway_op* ops, int64_t count, int64_t thread
   static thread_local Scratch scratch;
   Step step(ops, count, scratch);
   if (step.failed) return step.failed;
-#pragma omp parallel num_threads((int)(threads < 1 ? 1 : threads))
+#pragma omp parallel num_threads(team_of(threads, INT64_MAX))
   step.run();
   return step.failed;
 }

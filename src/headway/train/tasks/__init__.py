@@ -15,7 +15,6 @@ from headway.train.text_config import TextConfig
 if TYPE_CHECKING:
     from headway.models import ModelSpec
     from headway.train.tasks.base import Task
-    from headway.train.tasks.heads import HeadTask
     from headway.train.tasks.text import TextTask
 
 TASKS = {
@@ -66,10 +65,13 @@ def text_task_of(spec: ModelSpec) -> str:
     raise ConfigError(f"nothing trains this model ({spec.family}) on text alone. {said}")
 
 
-def head_task_of(spec: ModelSpec) -> type[HeadTask] | None:
-    """What trains the head of this spec on records; None where it has no such head."""
-    found: dict[str, type[Any]] = {name: find_task(name) for name in TASKS}
-    return next((t for t in found.values() if getattr(t, "head_task", None) == spec.head.task), None)
+def task_of(spec: ModelSpec) -> str:
+    """What a model of this spec was trained on, as far as that shows: its head's task, translation, or text. Raises as
+    `text_task_of`."""
+    if spec.encoder is not None:
+        return "translation"
+    heads = {getattr(find_task(name), "head_task", None): name for name in TASKS}
+    return heads.get(spec.head.task) or text_task_of(spec)
 
 
 def settings_of(name: str | None) -> type[TrainConfig]:

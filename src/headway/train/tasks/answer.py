@@ -143,6 +143,7 @@ class Answer(HeadTask):
     settings = AnswerConfig
     head_task = "answer"
     kinds = (Question,)
+    measured_by = (*HeadTask.measured_by, "stride", "occurrences", "longest")
     next_command = "headway answer {model} 'QUESTION' 'TEXT'"
 
     @classmethod

@@ -12,14 +12,18 @@ from typing import Any, ClassVar, Generic, NamedTuple
 import torch
 from torch import Tensor
 
+from headway.checkpoints import Base
+from headway.choice import Choice
+from headway.errors import ConfigError
+from headway.models import ModelSpec
 from headway.nn import IGNORE_INDEX
 from headway.text import Tokenizer
-from headway.train.adapters import Base
 from headway.train.callbacks import Callback
 from headway.train.config import TrainConfig
 from headway.train.evaluation import Evaluation
 from headway.train.microbatch_pool import M, MicrobatchPool
 from headway.train.optimizer import Optimizer
+from headway.train.plan import Plan
 
 
 class Sums(NamedTuple):
@@ -110,11 +114,39 @@ class Objective(ABC, Generic[M]):
         return None
 
 
+class Foreseen(NamedTuple):
+    """What a run would do, as far as that is known before a tokenizer is trained and anything is computed.
+
+    spec      of its model
+    data      how much there is to train on, by what it is: {"records": 120}; counted where `exact`, else estimated
+    plan      rows and steps
+    context   most tokens of a row
+    texts     rows of tokens that each row of the plan has: 2 for a pair of answers
+    workers   forward passes that run side by side
+    """
+
+    spec: ModelSpec
+    data: Mapping[str, int]
+    exact: bool
+    plan: Plan
+    context: int
+    workers: Choice
+    texts: int = 1
+
+
+class Subject(NamedTuple):
+    """A model that is measured, the tokenizer beside it, and what its generation_config.json says."""
+
+    model: Any
+    tokenizer: Tokenizer
+    generation: Mapping[str, Any] = MappingProxyType({})
+
+
 class Task(Objective[M]):
     """An objective that `headway train` runs in a folder, made from its settings.
 
     Attributes:
-        settings: the class of its settings.
+        settings: the class of its settings. measured_by: those that `measure` goes by.
         next_command: what to type when the run is done; `{model}` is its folder.
         model: fp32, as the run begins: fresh weights, or those of a folder.
         tokenizer: saved with the model. generation: what generation_config.json says of it.
@@ -130,6 +162,7 @@ class Task(Objective[M]):
     """
 
     settings: ClassVar[type[TrainConfig]]
+    measured_by: ClassVar[tuple[str, ...]] = ()
     next_command: ClassVar[str]
     by_token: ClassVar[bool] = False
     model: M
@@ -143,6 +176,32 @@ class Task(Objective[M]):
     warmup: int = 0
     workers: int = 1
     micro_batch: int | None = None
+
+    @classmethod
+    def check_settings(cls, config: Any) -> None:
+        """Raises ConfigError for settings that fit no run of this task, as far as that is known before data is read."""
+
+    @classmethod
+    def foresee(cls, config: Any) -> Foreseen:
+        """What a run would do. Raises ConfigError for a task of your own that does not say."""
+        raise ConfigError(
+            f"a dry run asks the task, and {cls.__name__} has no `foresee`; leave --dry-run out"
+        )
+
+    @classmethod
+    def unsupported(cls, spec: ModelSpec) -> str | None:
+        """Why this neither trains nor measures a model; None where it does."""
+        return None
+
+    @classmethod
+    def measure(
+        cls, config: Any, subject: Subject, pool: MicrobatchPool, limit: int | None = None
+    ) -> tuple[Evaluation, Sequence[str]]:
+        """Evaluate a model on the data of the settings, or on `limit` records of it, as `evaluate` does held-out data;
+        and what is to be said of data that was not taken as it is.
+
+        Raises ConfigError for a model that this does not measure, DataError for data that does not fit."""
+        raise ConfigError(f"{cls.__name__} measures within its runs alone: it has no `measure`")
 
     @abstractmethod
     def __init__(self, config: Any, folder: Path, start: Path | None, dtype: torch.dtype) -> None:

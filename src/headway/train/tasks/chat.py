@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,16 +18,20 @@ from headway.data.chats import encode_examples
 from headway.data.record_kinds import Chat as Conversation
 from headway.data.record_kinds import Completion, Record
 from headway.models import Decoder, Encoder, ModelSpec
+from headway.text import Tokenizer
 from headway.train.config import TASK, setting
 from headway.train.conversations import ConversationConfig, conversation_tokenizer, message_texts
 from headway.train.evaluation import Evaluation
 from headway.train.inputs import find_tokenizer, first_model, model_spec
 from headway.train.microbatch_pool import MicrobatchPool
-from headway.train.records import split
+from headway.train.plan import BYTES_PER_TOKEN
+from headway.train.records import measured_records, split
 from headway.train.rows_config import PackedConfig
-from headway.train.tasks.rows import RowsTask
+from headway.train.tasks.base import Subject
+from headway.train.tasks.rows import MEASURED_BY, Amount, RowsTask
 
 EVALUATION_TOKENS = 8192  # slots of one forward pass
+KINDS: tuple[type[Record], ...] = (Conversation, Completion)
 
 
 class ChatConfig(ConversationConfig, PackedConfig):
@@ -36,7 +40,9 @@ class ChatConfig(ConversationConfig, PackedConfig):
 
     task: str | None = setting("chat", TASK, group="Task")
 
-    data: str = setting(..., "conversations or completions: .jsonl or .json (or .gz of them)", group="Data")
+    data: str = setting(
+        ..., "conversations or completions: .jsonl or .json (or .gz of them)", group="Data", is_path=True
+    )
     train_on: Literal["all", "last"] = setting(
         "all", "which answers of a conversation are trained; none with weight 0", group="Data"
     )
@@ -74,29 +80,21 @@ class Chat(RowsTask):
 
     settings = ChatConfig
     by_token = True
+    measured_by = (*MEASURED_BY, "template", "stop", "train_on", "too_long")
     next_command = "headway chat {model}"
     config: ChatConfig
     train_rows: ChatRows
 
     def __init__(self, config: ChatConfig, folder: Path, start: Path | None, dtype: torch.dtype) -> None:
         self.config = config
-        self.check(config, model_spec(config))  # before anything is read
-        kinds: tuple[type[Record], ...] = (Conversation, Completion)
-        train, held, said = split(config, kinds, kinds)
+        train, held, said = split(config, KINDS, KINDS)
         tokenizer = find_tokenizer(config, folder, start, lambda: _texts(train), masked=False)
         has_chats = any(isinstance(record, Conversation) for record in train)
         tokenizer, stop, self.generation = conversation_tokenizer(config, tokenizer, has_chats=has_chats)
 
         def rows(records: Sequence[Any], what: str) -> ChatRows:
-            examples = encode_examples(
-                records,
-                tokenizer,
-                stop=stop,
-                length=config.context,
-                train_on=config.train_on,
-                too_long=config.too_long,
-            )
-            found = ChatRows.of(examples, config.context, pack=config.pack)
+            found = chat_rows(records, config, tokenizer, stop)
+            examples = found.examples
             filled = f"{len(found)} rows, {found.used / (len(found) * config.context):.1%} of their slots are filled"
             said.extend(f"{what}: {line}" for line in (*examples.report.lines(), filled))
             return found
@@ -109,6 +107,23 @@ class Chat(RowsTask):
         self.remarks, self.unit = said, "answer token"
 
     @classmethod
+    def amount(cls, config: ChatConfig, tokenizer: Tokenizer | None) -> Amount:
+        """See `RowsTask`: exact where there is a tokenizer."""
+        spec = model_spec(config, None if tokenizer is None else tokenizer.vocab_size)
+        train, _, _ = split(config, KINDS, KINDS)
+        data = {"training examples": len(train)}
+        if tokenizer is None:
+            size = sum(len(text.encode()) for text in _texts(train))
+            tokens = max(2, int(size / BYTES_PER_TOKEN))
+            rows = -(-tokens // config.context) if config.pack else len(train)
+            return Amount(spec, data | {"training tokens": tokens}, False, rows)
+        has_chats = any(isinstance(record, Conversation) for record in train)
+        tokenizer, stop, _ = conversation_tokenizer(config, tokenizer, has_chats=has_chats)
+        found = chat_rows(train, config, tokenizer, stop)
+        data = {"training examples": len(found.examples), "training tokens": found.used}
+        return Amount(spec, data, True, len(found))
+
+    @classmethod
     def unsupported(cls, spec: ModelSpec) -> str | None:
         if spec.encoder is not None or not spec.causal:
             return f"{spec.family} is no decoder, which alone answers in turns"
@@ -117,6 +132,28 @@ class Chat(RowsTask):
     def evaluate(self, model: Decoder | Encoder, pool: MicrobatchPool, *, whole: bool) -> Evaluation | None:
         """See `Objective`: the answers of all held-out examples; by turn, where there are several."""
         return None if self.held_rows is None else evaluate_answers(model, self.held_rows, pool)
+
+    @classmethod
+    def measure(
+        cls, config: ChatConfig, subject: Subject, pool: MicrobatchPool, limit: int | None = None
+    ) -> tuple[Evaluation, Sequence[str]]:
+        """See `Task`."""
+        records, said = measured_records(config, KINDS, limit)
+        has_chats = any(isinstance(record, Conversation) for record in records)
+        tokenizer, stop, _ = conversation_tokenizer(
+            config, subject.tokenizer, has_chats=has_chats, generation=subject.generation
+        )
+        rows = chat_rows(records, config, tokenizer, stop)
+        return evaluate_answers(subject.model, rows, pool), [*said, *rows.examples.report.lines()]
+
+
+def chat_rows(
+    records: Sequence[Any], config: ChatConfig, tokenizer: Tokenizer, stop: Collection[int]
+) -> ChatRows:
+    """The examples of records, in rows as the settings say."""
+    how: dict[str, Any] = {"train_on": config.train_on, "too_long": config.too_long}
+    examples = encode_examples(records, tokenizer, stop=stop, length=config.context, **how)
+    return ChatRows.of(examples, config.context, pack=config.pack)
 
 
 def evaluate_answers(

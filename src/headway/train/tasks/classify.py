@@ -16,7 +16,7 @@ from headway.data import Batch
 from headway.data.encoded import encoder_inputs
 from headway.data.record_kinds import Labelled
 from headway.errors import ConfigError, DataError, did_you_mean
-from headway.metrics import accuracy, macro_f1, matthews
+from headway.metrics import Confusion, accuracy, macro_f1, matthews
 from headway.models import Head, ModelSpec
 from headway.models.families import find_family
 from headway.text import Encoded, Tokenizer
@@ -77,6 +77,9 @@ class LabelledRows(HeadRows):
         """Accuracy, macro F1 and Matthews' correlation."""
         measures = {"accuracy": accuracy, "f1": macro_f1, "matthews": matthews}
         return {name: measure(self.labels, found) for name, measure in measures.items()}
+
+    def confusion(self, found: Sequence[int]) -> Confusion:
+        return Confusion.of(self.spec.head.labels, self.labels, found)
 
 
 class Classify(HeadTask):

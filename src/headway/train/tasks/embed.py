@@ -138,6 +138,8 @@ class Embed(HeadTask):
     head_task = "embed"
     kinds = (Triplet,)
     measured = (Triplet, Labelled)
+    measured_by = (*HeadTask.measured_by, "loss", "temperature", "margin")
+    most_texts = 3
     next_command = "headway embed {model} 'a text' 'another' --similarity"
 
     @classmethod

@@ -18,19 +18,19 @@ from headway.checkpoints.restore import build_model
 from headway.data import Batch
 from headway.data.encoded import shortened, without_places
 from headway.data.record_kinds import Record
-from headway.errors import DataError
+from headway.errors import ConfigError, DataError
 from headway.models import Decoder, Encoder, Head, ModelSpec, build
 from headway.text import Encoded, Tokenizer
 from headway.text.tokenizer import Text
 from headway.train.evaluation import Evaluation
-from headway.train.head_config import HeadConfig
+from headway.train.head_config import HeadConfig, WholeConfig
 from headway.train.head_rows import HeadRows, evaluate_rows, outputs
 from headway.train.inputs import find_tokenizer, make_spec, model_spec
 from headway.train.microbatch_pool import MicrobatchPool
-from headway.train.records import described, split
+from headway.train.records import described, measured_records, split
 from headway.train.rows_config import RowsConfig
-from headway.train.tasks.base import MicroBatches, StepStats, Sums
-from headway.train.tasks.rows import RowsTask
+from headway.train.tasks.base import MicroBatches, StepStats, Subject, Sums
+from headway.train.tasks.rows import MEASURED_BY, Amount, RowsTask
 
 ENCODED_AT_ONCE = 512
 
@@ -43,20 +43,21 @@ class HeadTask(RowsTask):
 
     Attributes:
         head_task: of the models that it trains. kinds: of the records that it reads; measured: of those that it
-            measures, the same unless said.
+            measures, the same unless said. most_texts: of a row.
     """
 
     settings: ClassVar[type[HeadConfig]]
+    measured_by: ClassVar[tuple[str, ...]] = (*MEASURED_BY, "too_long")
     head_task: ClassVar[str]
     kinds: ClassVar[tuple[type[Record], ...]]
     measured: ClassVar[tuple[type[Record], ...]] = ()
+    most_texts: ClassVar[int] = 1
     config: HeadConfig
     train_rows: HeadRows
 
     def __init__(self, config: HeadConfig, folder: Path, start: Path | None, dtype: torch.dtype) -> None:
         self.config = config
         spec = model_spec(config)
-        self.check(config, spec)  # before anything is read
         train, held, said = split(config, self.kinds, self.measured or self.kinds)
         head = self.head(config, train, spec)
         tokenizer = find_tokenizer(config, folder, start, lambda: self.texts(train), masked=True)
@@ -68,6 +69,19 @@ class HeadTask(RowsTask):
         self.data = described(train)
         kept = [] if self.held_rows is None else [f"held out: {remark}" for remark in self.held_rows.remarks]
         self.remarks = [*said, *fresh, *rows.remarks, *kept]
+
+    @classmethod
+    def amount(cls, config: HeadConfig, tokenizer: Tokenizer | None) -> Amount:
+        """See `RowsTask`: without a tokenizer as if each record were one row."""
+        spec = model_spec(config, None if tokenizer is None else tokenizer.vocab_size)
+        train, _, _ = split(config, cls.kinds, cls.measured or cls.kinds)
+        spec = spec.with_head(cls.head(config, train, spec))
+        data = {"training records": len(train)}
+        if tokenizer is None:
+            return Amount(spec, data, isinstance(config, WholeConfig), len(train), cls.most_texts)
+        return Amount(
+            spec, data, True, len(cls.rows(train, tokenizer, spec, config, scored=False)), cls.most_texts
+        )
 
     @classmethod
     def unsupported(cls, spec: ModelSpec) -> str | None:
@@ -125,6 +139,21 @@ class HeadTask(RowsTask):
         assert isinstance(model, Encoder)
         return evaluate_rows(model, self.held_rows, pool)
 
+    @classmethod
+    def measure(
+        cls, config: HeadConfig, subject: Subject, pool: MicrobatchPool, limit: int | None = None
+    ) -> tuple[Evaluation, Sequence[str]]:
+        """See `Task`."""
+        spec = subject.model.spec
+        if spec.head.task != cls.head_task:
+            raise ConfigError(
+                f"task {config.task} measures a head {cls.head_task!r}, and this model has {spec.head.task!r}; leave "
+                "--task out, or choose another model"
+            )
+        records, said = measured_records(config, cls.measured or cls.kinds, limit)
+        rows = cls.rows(records, subject.tokenizer, spec, config)
+        return evaluate_rows(subject.model, rows, pool), [*said, *rows.remarks]
+
 
 def headed(config: RowsConfig, head: Head, vocab: int) -> tuple[Encoder, list[str]]:
     """The fp32 encoder with `head` that a run begins with, and what is to be said of it. Of a folder with another
@@ -166,8 +195,8 @@ def encoded_whole(
         for one, where in zip(read, wheres[at : at + ENCODED_AT_ONCE], strict=True):
             if len(one.ids) > config.context and config.too_long == "error":
                 raise DataError(
-                    f"{where}: {len(one.ids)} tokens, and context is {config.context}; raise context, or say what "
-                    "becomes of such texts by too_long"
+                    f"{where}: {len(one.ids)} tokens, and context is {config.context}; raise context, or read the "
+                    "beginnings of such texts (too_long=cut)"
                 )
             yield one
 

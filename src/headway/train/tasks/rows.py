@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 
-from headway.data import rows_from
 from headway.errors import ConfigError
 from headway.hardware import gemm_peak, peak_rss
 from headway.models import Decoder, Encoder, ModelSpec, blank, cost
 from headway.text import Tokenizer
 from headway.train.adapters import adapt, check_base, trained_parameters
-from headway.train.microbatch_pool import MicrobatchPool, choose_workers
+from headway.train.inputs import given_tokenizer, model_spec
+from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precision, choose_workers
 from headway.train.optimizer import Optimizer, learning_rate, parameter_groups
+from headway.train.plan import Plan
 from headway.train.rows_config import RowsConfig
-from headway.train.tasks.base import MicroBatches, StepStats, Sums, Task
+from headway.train.tasks.base import Foreseen, MicroBatches, StepStats, Sums, Task
+
+MEASURED_BY = ("data", "context", "validation_share", "seed")
 
 
 class RowSource(Protocol):
@@ -34,56 +36,14 @@ class RowSource(Protocol):
         """The given rows: a `Batch`, or what the task's `count` and `loss` take."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Steps of a run over a corpus of `rows` rows.
+class Amount(NamedTuple):
+    """Fields of `Foreseen`, and how many rows there are."""
 
-    Attributes:
-        rows: rows of the corpus, each read once per epoch, in an order drawn by (seed, epoch).
-        rows_per_step: rows of one optimizer step.
-        total_rows: rows that all steps read together; None when the clock decides.
-        micro_batch: rows of one forward pass.
-    """
-
-    seed: int
+    spec: ModelSpec
+    data: Mapping[str, int]
+    exact: bool
     rows: int
-    rows_per_step: int
-    total_rows: int | None
-    micro_batch: int
-
-    @staticmethod
-    def of(config: RowsConfig, rows: int, workers: int = 1) -> Plan:
-        """With `epochs`, the last step reads what is left of the last epoch, be it less than a full window.
-
-        Where `micro_batch` is not given, the rows of a step are shared among `workers`."""
-        per_step = config.rows_per_step
-        total = config.steps * per_step if config.steps is not None else (config.epochs or 1) * rows
-        limit = total if config.max_seconds is None else None
-        cut = 1 if config.in_one_pass else workers
-        return Plan(config.seed, rows, per_step, limit, config.micro_batch or -(-per_step // cut))
-
-    @property
-    def steps(self) -> int | None:
-        """Optimizer steps; None when the clock decides."""
-        return None if self.total_rows is None else -(-self.total_rows // self.rows_per_step)
-
-    def rows_of(self, step: int) -> list[int]:
-        """The rows that step `step` (from 0) reads, in order."""
-        first = step * self.rows_per_step
-        left = self.rows_per_step if self.total_rows is None else self.total_rows - first
-        count = min(self.rows_per_step, left)
-        assert count > 0, f"step {step} lies behind the last one"
-        return rows_from(self.seed, first, count, self.rows)
-
-    def micro_batches(self, step: int) -> list[list[int]]:
-        """The same rows, cut into forward passes."""
-        rows = self.rows_of(step)
-        return [rows[i : i + self.micro_batch] for i in range(0, len(rows), self.micro_batch)]
-
-    def epoch(self, step: int) -> float:
-        """Passes over the data after `step` steps."""
-        read = step * self.rows_per_step
-        return (read if self.total_rows is None else min(read, self.total_rows)) / self.rows
+    texts: int = 1
 
 
 class RowsTask(Task[Decoder | Encoder]):
@@ -102,7 +62,27 @@ class RowsTask(Task[Decoder | Encoder]):
     @classmethod
     @abstractmethod
     def unsupported(cls, spec: ModelSpec) -> str | None:
-        """Why this does not train a model; None where it does."""
+        """See `Task`."""
+
+    @classmethod
+    def check_settings(cls, config: RowsConfig) -> None:
+        """See `Task`."""
+        cls.check(config, model_spec(config))
+
+    @classmethod
+    @abstractmethod
+    def amount(cls, config: Any, tokenizer: Tokenizer | None) -> Amount:
+        """What a run would read; `tokenizer` is None where one is to be trained."""
+
+    @classmethod
+    def foresee(cls, config: RowsConfig) -> Foreseen:
+        """See `Task`."""
+        spec, data, exact, rows, texts = cls.amount(config, given_tokenizer(config))
+        cls.check(config, spec)
+        dtype = DTYPES[choose_precision(config.dtype).what]
+        workers = choose_workers(config, spec, trained_parameters(config, spec) * dtype.itemsize)
+        plan = Plan.of(config, max(1, rows), int(workers.what))
+        return Foreseen(spec, data, exact, plan, config.context, workers, texts)
 
     @classmethod
     def check(cls, config: RowsConfig, spec: ModelSpec) -> None:

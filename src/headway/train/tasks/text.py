@@ -15,9 +15,10 @@ from headway.models import Decoder, Encoder, ModelSpec
 from headway.text import Tokenizer
 from headway.train.callbacks import Callback, CallbackContext
 from headway.train.evaluation import Evaluation, evaluate
-from headway.train.inputs import first_model, model_spec, prepare
+from headway.train.inputs import TOKENS, first_model, model_spec, prepare
 from headway.train.microbatch_pool import MicrobatchPool
-from headway.train.tasks.rows import RowsTask
+from headway.train.plan import BYTES_PER_TOKEN
+from headway.train.tasks.rows import Amount, RowsTask
 from headway.train.text_config import TextConfig
 
 
@@ -25,6 +26,7 @@ class TextTask(RowsTask):
     """Rows of tokens of a text. A kind of it says which models it trains, and which tokens of a row are predicted."""
 
     settings = TextConfig
+    measured_by = ("data", "context", "mask_share", "whole_words", "pack")
     by_token = True
     config: TextConfig
     in_template: ClassVar[bool]
@@ -33,8 +35,9 @@ class TextTask(RowsTask):
     def __init__(self, config: TextConfig, folder: Path, start: Path | None, dtype: torch.dtype) -> None:
         self.config = config
         spec = model_spec(config)
-        self.check(config, spec)  # before a tokenizer is trained
-        tokenizer, train, validation = prepare(config, folder, start, in_template=self.in_template)
+        tokenizer, train, validation, self.remarks = prepare(
+            config, folder, start, in_template=self.in_template
+        )
         self.held_rows = None if validation is None else self.rows(validation, config, tokenizer, spec)
         rows = self.rows(train, config, tokenizer, spec)
         self.begin(first_model(config, tokenizer.vocab_size), tokenizer, rows, dtype)
@@ -48,6 +51,26 @@ class TextTask(RowsTask):
             other = config.model_copy(update={"context": length})
             self.check(other, spec)
             self.held_rows_of[length] = self.rows(validation, other, tokenizer, spec)
+
+    @classmethod
+    def amount(cls, config: TextConfig, tokenizer: Tokenizer | None) -> Amount:
+        """See `RowsTask`: exact for token files."""
+        spec, path = (
+            model_spec(config, None if tokenizer is None else tokenizer.vocab_size),
+            Path(config.data),
+        )
+        if path.suffix == TOKENS:
+            file = TokenFile(path)
+            rows = (
+                -(-len(file) // config.context)
+                if tokenizer is None
+                else len(cls.rows(file, config, tokenizer, spec))
+            )
+            return Amount(spec, {"training tokens": len(file)}, True, rows)
+        files = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
+        size = sum(p.stat().st_size for p in files) * (1.0 - config.validation_share)
+        tokens = max(2, int(size / BYTES_PER_TOKEN))
+        return Amount(spec, {"training tokens": tokens}, False, -(-tokens // config.context))
 
     @property
     def held_steps(self) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
@@ -10,6 +12,8 @@ from typing import Any, Literal
 
 import torch
 
+from headway.checkpoints.folder import load_folder
+from headway.choice import Choice
 from headway.data.pairs import (
     END,
     START,
@@ -19,14 +23,19 @@ from headway.data.pairs import (
     joint_tokenizer,
     read_pairs,
 )
+from headway.errors import ConfigError
 from headway.models import EncoderDecoder, Head, ModelSpec, build
+from headway.nn import IGNORE_INDEX
 from headway.patterns import Full
+from headway.positions import Sinusoidal
 from headway.text import Tokenizer
 from headway.train.config import TASK, TrainConfig, setting
 from headway.train.evaluation import Evaluation
 from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.optimizer import Optimizer
-from headway.train.tasks.base import MicroBatches, Task
+from headway.train.plan import BYTES_PER_TOKEN, Plan
+from headway.train.records import sample
+from headway.train.tasks.base import Foreseen, MicroBatches, Subject, Task
 
 
 class TranslationConfig(TrainConfig):
@@ -34,10 +43,12 @@ class TranslationConfig(TrainConfig):
 
     task: str | None = setting("translation", TASK, group="Task")
 
-    source: str = setting(..., "sentences to translate, one a line (.gz may be read)", group="Data")
-    target: str = setting(..., "their translations, line by line", group="Data")
-    validation_source: str | None = setting(None, "held-out sentences", group="Data")
-    validation_target: str | None = setting(None, "their translations", group="Data")
+    source: str = setting(
+        ..., "sentences to translate, one a line (.gz may be read)", group="Data", is_path=True
+    )
+    target: str = setting(..., "their translations, line by line", group="Data", is_path=True)
+    validation_source: str | None = setting(None, "held-out sentences", group="Data", is_path=True)
+    validation_target: str | None = setting(None, "their translations", group="Data", is_path=True)
     vocab: int = setting(
         4096, "size of the byte-level BPE that both languages share", group="Data", unit="tokens", ge=258
     )
@@ -101,6 +112,7 @@ class Translation(Task[EncoderDecoder]):
     Losses are in nats per target token, end of sentence included, and reported without smoothing."""
 
     settings = TranslationConfig
+    measured_by = ("source", "target", "context")
     next_command = "headway translate {model} 'A man rides a horse.'"
 
     def __init__(
@@ -114,13 +126,36 @@ class Translation(Task[EncoderDecoder]):
         if config.validation_source is not None and config.validation_target is not None:
             lines = read_pairs(config.validation_source, config.validation_target)
             self.held = encode_pairs(tokenizer, *lines, config.context)
-        model = build(translation_spec(config, tokenizer.vocab_size), dtype=torch.float32, seed=config.seed)
+        spec = translation_spec(config, tokenizer.vocab_size)
+        if start is not None:  # a run of an earlier version has cosines between its sines
+            spec = with_sinusoids(spec, load_folder(start).spec)
+        model = build(spec, dtype=torch.float32, seed=config.seed)
         assert isinstance(model, EncoderDecoder)
         self.model, self.steps, self.data = model, config.steps, self.train.described()
-        self.generation = {"decoder_start_token_id": START, "eos_token_id": END}
+        self.generation = {"decoder_start_token_id": START, "eos_token_id": END, "pad_token_id": START}
         self.rows_of_epoch = lru_cache(1)(partial(batches, self.train, config.batch_tokens, config.seed))
         self.steps_per_epoch = len(self.rows_of_epoch(0))
         self.warmup, self.micro_batch, self.ranks = config.warmup, config.micro_batch, 1
+
+    @classmethod
+    def check_settings(cls, config: TranslationConfig) -> None:
+        """See `Task`."""
+        translation_spec(config, config.vocab)
+
+    @classmethod
+    def foresee(cls, config: TranslationConfig) -> Foreseen:
+        """See `Task`: as if all pairs were of the mean length."""
+        sources, targets = read_pairs(config.source, config.target)
+        size = sum(len(line.encode()) for line in chain(sources, targets))
+        tokens = max(1, int(size / BYTES_PER_TOKEN))
+        each = max(1, tokens // (2 * len(sources)) + 1)  # and END
+        per_step = max(1, config.batch_tokens // each)
+        plan = Plan(
+            config.seed, len(sources), per_step, config.steps * per_step, config.micro_batch or per_step
+        )
+        alone = Choice("1", "one forward pass after the other")
+        data = {"training pairs": len(sources), "training tokens": tokens}
+        return Foreseen(translation_spec(config, config.vocab), data, False, plan, each, alone)
 
     @property
     def held_steps(self) -> float:
@@ -158,24 +193,54 @@ class Translation(Task[EncoderDecoder]):
 
     def evaluate(self, model: EncoderDecoder, pool: MicrobatchPool, *, whole: bool) -> Evaluation | None:
         """See `Objective`: without dropout and smoothing."""
-        held = self.held
-        if held is None:
-            return None
-        model.eval()
+        return None if self.held is None else evaluate_pairs(model, self.held, self.config.batch_tokens, pool)
 
-        @torch.no_grad()
-        def run(rows: list[int]) -> tuple[float, int]:
-            batch = held.batch(rows)
-            return float(self.loss(model, batch).loss), self.count(batch)
+    @classmethod
+    def unsupported(cls, spec: ModelSpec) -> str | None:
+        return None if spec.encoder is not None else f"{spec.family} is no encoder-decoder"
 
-        found = list(pool.map(run, batches(held, self.config.batch_tokens, 0, 0)))
-        model.train()
-        return Evaluation(sum(loss for loss, _ in found), sum(tokens for _, tokens in found))
+    @classmethod
+    def measure(
+        cls, config: TranslationConfig, subject: Subject, pool: MicrobatchPool, limit: int | None = None
+    ) -> tuple[Evaluation, Sequence[str]]:
+        """See `Task`."""
+        starts = subject.generation.get("decoder_start_token_id"), subject.generation.get("eos_token_id")
+        if starts != (START, END):
+            raise ConfigError(
+                f"task {config.task} measures translators whose targets begin with {START} and end with {END}, as "
+                f"those that it trains; generation_config.json says {starts[0]} and {starts[1]}: `headway translate "
+                "--reference` measures this one by its translations"
+            )
+        lines = read_pairs(config.source, config.target)
+        sources, targets = ([side[i] for i in sample(len(side), limit)] for side in lines)
+        pairs = encode_pairs(subject.tokenizer, sources, targets, config.context)
+        return evaluate_pairs(subject.model, pairs, config.batch_tokens, pool), []
 
     def _rows(self, step: int) -> list[int]:
         """The pairs that step `step` reads."""
         epoch, index = divmod(step, self.steps_per_epoch)
         return self.rows_of_epoch(epoch)[index]
+
+
+def evaluate_pairs(
+    model: EncoderDecoder, pairs: Pairs, batch_tokens: int, pool: MicrobatchPool
+) -> Evaluation:
+    """Loss of a model on pairs, in evaluation mode; `pool` computes batches at the same time."""
+
+    @torch.no_grad()
+    def run(rows: list[int]) -> tuple[float, int]:
+        batch = pairs.batch(rows)
+        found = model(**batch.inputs, targets=batch.targets)
+        return float(found.nats), int((batch.targets != IGNORE_INDEX).sum())
+
+    training, begin = model.training, time.perf_counter()
+    model.eval()
+    try:
+        found = list(pool.map(run, batches(pairs, batch_tokens, 0, 0)))
+    finally:
+        model.train(training)
+    loss, tokens = (sum(part) for part in zip(*found, strict=True))
+    return Evaluation(loss, int(tokens), seconds=time.perf_counter() - begin)
 
 
 def inverse_sqrt(step: int, width: int, warmup: int) -> float:
@@ -187,7 +252,8 @@ def inverse_sqrt(step: int, width: int, warmup: int) -> float:
 
 
 def translation_spec(config: TranslationConfig, vocab: int) -> ModelSpec:
-    """The Transformer of 2017 at the sizes of `config`; one matrix is both embeddings and output layer (3.4)."""
+    """The Transformer of 2017 at the sizes of `config`; one matrix is both embeddings and output layer (3.4). Sines
+    stand before cosines and the norms' epsilon is torch's, so that transformers' Marian computes the same."""
     size = {
         "vocab": vocab,
         "width": config.width,
@@ -200,6 +266,16 @@ def translation_spec(config: TranslationConfig, vocab: int) -> ModelSpec:
         "final_norm": config.order == "pre",
         "embedding_scale": config.width**0.5,
         "init_std": config.width**-0.5,
+        "positions": Sinusoidal(pairing="halves"),
+        "norm_eps": 1e-5,
     }
     encoder = ModelSpec.of("transformer", **size, causal=False, patterns=Full(), head=Head("states"))
     return ModelSpec.of("transformer", **size, encoder=encoder, tied=True, shared_embedding=True)
+
+
+def with_sinusoids(spec: ModelSpec, like: ModelSpec) -> ModelSpec:
+    """The spec with the positions and the norms' epsilon of another one."""
+    sides = [
+        replace(one, positions=like.positions, norm_eps=like.norm_eps) for one in (spec, spec.encoder) if one
+    ]
+    return replace(sides[0], encoder=sides[1])

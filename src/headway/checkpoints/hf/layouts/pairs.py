@@ -7,6 +7,7 @@ one context and one set of dropouts for both.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -221,3 +222,16 @@ MARIAN = Layout(
         prefix="model.",
     ),
 )
+
+
+def marian_spec(spec: ModelSpec) -> ModelSpec | None:
+    """The spec of the Marian model that computes what a translator of 2017 does where its biases of attention and of
+    the output, which that has not, are 0; None for other models.
+
+    What else Marian cannot express (norms in front, cosines between sines, another epsilon) is as it was."""
+    if spec.family != "transformer" or spec.encoder is None:
+        return None
+    source, target = (
+        replace(one, family="marian", qkv_bias=True, out_bias=True) for one in (spec.encoder, spec)
+    )
+    return replace(target, output_bias=True, encoder=source)

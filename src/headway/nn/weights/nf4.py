@@ -9,16 +9,15 @@ bytes a weight.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch import Tensor
 
-from headway.nn.linear import Linear
+from headway.nn.weights.base import Weight
 
 BLOCK, SCALES = 64, 256
 VALUES = (
@@ -43,9 +42,9 @@ def dynamic_map() -> Tensor:
     return torch.tensor(sorted(found))
 
 
-@dataclass(frozen=True)
-class Nf4:
-    """A matrix [O, I].
+@dataclass(frozen=True, eq=False)
+class Nf4(Weight):
+    """A matrix [O, I], dequantized for each product.
 
     codes   uint8 [ceil(O I / 2)], two numbers each, the first in the high bits
     scales  uint8, one for each block of 64, in `dynamic_map`; largest: float32, one for each 256 of them
@@ -54,24 +53,43 @@ class Nf4:
     row     blocks of a row of the whole matrix, where there is a part of it
     """
 
+    name: ClassVar[str] = "nf4"
     codes: Tensor
     scales: Tensor
     largest: Tensor
     offset: Tensor
-    shape: tuple[int, int]
+    size: tuple[int, int]
     first: int = 0
     row: int | None = None
 
-    @staticmethod
-    def of(w: Tensor) -> Nf4:
-        """The nearest codes of a matrix."""
+    @classmethod
+    def pack(cls, w: Tensor) -> Self:
+        """See `Weight`: the nearest codes."""
         ratios, scale = _blocks(w.detach().reshape(-1).float(), BLOCK)
         nibbles = _nearest(ratios.flatten()[: w.numel()], torch.tensor(VALUES, device=w.device))
         nibbles = F.pad(nibbles, (0, w.numel() % 2), value=VALUES.index(0.0))
         offset = scale.mean()
         ratios, largest = _blocks(scale - offset, SCALES)
         scales = _nearest(ratios.flatten()[: scale.numel()], dynamic_map().to(w.device))
-        return Nf4((nibbles[::2] << 4) | nibbles[1::2], scales, largest, offset, (w.shape[0], w.shape[1]))
+        return cls((nibbles[::2] << 4) | nibbles[1::2], scales, largest, offset, (w.shape[0], w.shape[1]))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """See `Weight`."""
+        return self.size
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `Weight`. Where rows are whole blocks, codes and scales lie by rows, which are cut."""
+        rows = (self.size[0], -1) if self.size[1] % BLOCK == 0 else (-1,)
+        sizes = torch.cat((self.largest, self.offset[None]))
+        return {"codes": self.codes.view(rows), "scales": self.scales.view(rows), "sizes": sizes}
+
+    def with_tensors(self, tensors: dict[str, Tensor]) -> Self:
+        """See `Weight`."""
+        sizes = tensors["sizes"]
+        return replace(
+            self, codes=tensors["codes"], scales=tensors["scales"], largest=sizes[:-1], offset=sizes[-1]
+        )
 
     def scale(self) -> Tensor:
         """One for each block, float32."""
@@ -79,32 +97,39 @@ class Nf4:
         if self.row is None:
             largest = self.largest.repeat_interleave(SCALES)[: len(values)]
         else:
-            rows, columns = self.shape[0], self.shape[1] // BLOCK
+            rows, columns = self.size[0], self.size[1] // BLOCK
             at = self.first + torch.arange(rows)[:, None] * self.row + torch.arange(columns)
             largest = self.largest[at.flatten().to(values.device) // SCALES]
         return values * largest + self.offset
 
-    def part(self, axis: int, own: range) -> Nf4:
-        """Some rows (axis 0) or columns (axis 1) of a whole matrix, to the bit. Rows and columns are whole blocks."""
-        rows, blocks = self.shape[0], self.shape[1] // BLOCK
-        assert self.row is None
-        assert self.shape[1] % BLOCK == 0
-        assert axis == 0 or own.start % BLOCK == len(own) % BLOCK == 0
+    def part_reason(self, axis: int, rows: range) -> str | None:
+        """See `Weight`. Rows and columns are whole blocks."""
+        columns = len(rows) if axis else self.size[1]
+        if self.row is None and self.size[1] % BLOCK == columns % BLOCK == 0:
+            return None
+        return (
+            f"has weights in nf4 with a scale for each {BLOCK} numbers, and {columns} inputs a process, no multiple of "
+            f"{BLOCK}; leave base out, so that they are in bf16"
+        )
+
+    def part(self, axis: int, rows: range) -> Self:
+        """See `Weight`: of a whole matrix, to the bit."""
+        outputs, inputs = self.size
 
         def cut(flat: Tensor) -> Tensor:
-            by_row = flat.view(rows, -1)
-            each = 1 if axis == 0 else self.shape[1] // by_row.shape[1]
-            return by_row.narrow(axis, own.start // each, len(own) // each).clone(
-                memory_format=torch.contiguous_format
-            )
+            by_row = flat.view(outputs, -1)
+            each = 1 if axis == 0 else inputs // by_row.shape[1]
+            part = by_row.narrow(axis, rows.start // each, len(rows) // each)
+            return part.clone(memory_format=torch.contiguous_format)
 
-        first = own.start * blocks if axis == 0 else own.start // BLOCK
-        shape = (len(own), self.shape[1]) if axis == 0 else (rows, len(own))
-        return Nf4(cut(self.codes), cut(self.scales), self.largest, self.offset, shape, first, blocks)
+        blocks = inputs // BLOCK
+        first = rows.start * blocks if axis == 0 else rows.start // BLOCK
+        size = (len(rows), inputs) if axis == 0 else (outputs, len(rows))
+        return type(self)(cut(self.codes), cut(self.scales), self.largest, self.offset, size, first, blocks)
 
-    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """[O, I]: the product in float32, rounded to `dtype`."""
-        count = self.shape[0] * self.shape[1]
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        """See `Weight`: the product in float32, rounded to `dtype`."""
+        count = self.size[0] * self.size[1]
         # a byte is looked up as the pair of numbers that it holds
         values = torch.tensor(VALUES, device=self.codes.device)
         pairs = torch.stack((values.repeat_interleave(16), values.repeat(16)), 1)
@@ -113,7 +138,7 @@ class Nf4:
         scale = self.scale()
         flat[:whole].view(-1, BLOCK).mul_(scale[: whole // BLOCK, None])
         flat[whole:].mul_(scale[whole // BLOCK :])
-        return flat.view(self.shape).to(dtype)
+        return flat.view(self.size).to(dtype or torch.float32)
 
 
 def nf4_bytes(numbers: int) -> int:
@@ -132,68 +157,3 @@ def _blocks(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
 def _nearest(x: Tensor, values: Tensor) -> Tensor:
     """Index of the nearest of the rising `values`, uint8."""
     return torch.bucketize(x, (values[:-1] + values[1:]) / 2, out_int32=True).to(torch.uint8)
-
-
-class Nf4Linear(Linear):
-    """A `Linear` with its weight in NF4, frozen: dequantized in the forward pass and once more in the backward pass,
-    and kept in neither. The product is in the dtype of x."""
-
-    codes: Tensor
-    scales: Tensor
-    sizes: Tensor
-
-    def __init__(self, layer: Linear) -> None:
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = layer.in_features, layer.out_features
-        self.register_parameter("weight", None)
-        self.bias = layer.bias
-        self._keep(Nf4.of(layer.matrix))
-
-    def _keep(self, weight: Nf4) -> None:
-        rows = (
-            (weight.shape[0], -1) if weight.shape[1] % BLOCK == 0 else (-1,)
-        )  # of whole blocks, which are cut
-        self.register_buffer("codes", weight.codes.view(rows))
-        self.register_buffer("scales", weight.scales.view(rows))
-        # float32 under the name of int32, which a cast of the model leaves as it is
-        self.register_buffer("sizes", torch.cat((weight.largest, weight.offset[None])).view(torch.int32))
-        self._first, self._row = weight.first, weight.row
-
-    def take(self, layer: Linear, axis: int, own: range) -> None:
-        """See `Linear`."""
-        assert isinstance(layer, Nf4Linear)
-        self.register_parameter("weight", None)
-        self._keep(layer.quantized.part(axis, own))
-
-    @property
-    def quantized(self) -> Nf4:
-        """The weight as it is kept."""
-        sizes, shape = self.sizes.view(torch.float32), (self.out_features, self.in_features)
-        return Nf4(self.codes, self.scales, sizes[:-1], sizes[-1], shape, self._first, self._row)
-
-    @property
-    def matrix(self) -> Tensor:
-        """W, dequantized, float32."""
-        return self.quantized.dequantize()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., I] -> [..., O]."""
-        y = self.product(x)
-        return y if self.bias is None else y + self.bias
-
-    def product(self, x: Tensor) -> Tensor:
-        """See `Linear`."""
-        y: Tensor = _Product.apply(x, self.quantized)  # type: ignore[no-untyped-call]
-        return y
-
-
-class _Product(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Nf4) -> Tensor:
-        ctx.weight = weight
-        return F.linear(x, weight.dequantize(x.dtype))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad @ ctx.weight.dequantize(grad.dtype), None

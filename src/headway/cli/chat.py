@@ -1,0 +1,163 @@
+"""`headway chat MODEL`: a conversation in the terminal, or line by line through a pipe."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headway.cli._shared import note, read_stdin, with_options
+from headway.cli.generate import SamplingRun, sentence
+from headway.errors import ConfigError, DataError, HeadwayError
+
+if TYPE_CHECKING:
+    from headway.api import LanguageModel, Options
+    from headway.models import ModelSpec
+
+PLAIN = "{{ bos_token or '' }}{% for message in messages %}{{ message.content ~ '\n' }}{% endfor %}"
+HELP = "/reset forgets the conversation, /quit (or Ctrl-D) ends it, Ctrl-C cuts a reply short"
+Talk = list[dict[str, str]]
+
+
+@with_options
+def command(
+    run: SamplingRun,
+    system: Annotated[str | None, typer.Option("--system", help="what the model is told first")] = None,
+    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy")] = 0.8,
+    template: Annotated[
+        str | None,
+        typer.Option(
+            "--template", help="alpaca | chatml | llama2 | vicuna, or a file of Jinja [default: its own]"
+        ),
+    ] = None,
+    plain: Annotated[
+        bool,
+        typer.Option(
+            "--plain", help="no template, for a model that was not trained to talk: lines of one text"
+        ),
+    ] = False,
+) -> None:
+    """Talk with a model. Replies go to stdout, one per line that is read; remarks go to stderr. When the context is
+    full, the oldest turns are forgotten, which is said; a model whose layers all see windows has no such end."""
+    if plain and template is not None:
+        raise ConfigError("--plain is a talk without a template; leave out one of --plain and --template")
+    lm = run.load(task="causal-lm")
+    if template is not None or plain:
+        lm.tokenizer = lm.need_tokenizer().with_chat_template(PLAIN if plain else template)
+    if lm.tokenizer is None or lm.tokenizer.chat_template is None:
+        raise DataError(
+            f"{run.model}: no chat template (chat_template.jinja, or chat_template in tokenizer_config.json): this "
+            "model was not trained to talk; talk all the same with --plain or --template NAME, or continue a text "
+            f"with: headway generate {run.model}"
+        )
+    options = run.options(temperature=temperature)
+    if plain:
+        options["stop"] = [*options["stop"], "\n"]
+    talk(lm, system, options)
+
+
+def talk(lm: "LanguageModel", system: str | None, options: "Options") -> None:
+    """Reads lines until the end of the input or /quit. A turn that fails is forgotten; the talk goes on.
+
+    Raises ConfigError where new tokens are asked for that leave no room for a question."""
+    room = room_for_messages(lm.spec, options.get("max_new_tokens"))
+    if room is None:
+        options = {**options, "beyond_context": True}
+    first = [] if system is None else [{"role": "system", "content": system}]
+    messages, seed = list(first), options.get("seed", 0)
+    tty = sys.stdin.isatty()
+    if tty:
+        note(HELP)
+    while True:
+        try:
+            line = _read(tty)
+        except DataError as error:
+            note(f"headway: error: {error} (this line is left out)")
+            continue
+        if line is None or line == "/quit":
+            return
+        if line == "/reset":
+            messages = list(first)
+            note("forgotten")
+        elif line.startswith("/"):
+            note(f"there is no {line.split()[0]}: {HELP}")
+        elif line.strip():
+            messages.append({"role": "user", "content": line})
+            seed += 2
+            kept = messages if room is None else latest_turns(lm, messages, room)
+            reply = _reply(lm, kept, {**options, "seed": seed}) if kept else None
+            if reply is None:
+                messages.pop()
+            else:
+                messages = [*kept, {"role": "assistant", "content": reply}]
+
+
+def room_for_messages(spec: "ModelSpec", new_tokens: int | None) -> int | None:
+    """How many tokens of the context messages may take, so that there is room for `new_tokens` of a reply, or for the
+    usual number of them, at most a quarter; None where every layer sees a window of what it was trained on, and
+    positions count from one token to another: there is no end then.
+
+    Raises ConfigError where no room is left."""
+    from headway.generate.requests import USUAL_NEW_TOKENS
+
+    reaches = [pattern.reach[0] for pattern in spec.patterns]
+    windows = all(reach is not None and reach < spec.trained_context for reach in reaches)
+    if windows and spec.positions.marks != "embeddings" and spec.context_limit is None:
+        return None
+    limit = min(spec.trained_context, spec.context_limit or spec.trained_context)
+    kept = min(USUAL_NEW_TOKENS, limit // 4) if new_tokens is None else new_tokens
+    if kept >= limit:
+        raise ConfigError(
+            f"--max-new-tokens {kept} leaves no room for a question in the {limit} tokens of this model's context; "
+            "lower it"
+        )
+    return limit - kept
+
+
+def latest_turns(lm: "LanguageModel", messages: Talk, room: int) -> Talk:
+    """The messages without the oldest turns, so that they are `room` tokens at most; a system message stays. Empty
+    where the last one alone is longer. What is left out is said."""
+    first = [one for one in messages[:1] if one["role"] == "system"]
+    turns = messages[len(first) :]
+    tokenizer, forgotten = lm.need_tokenizer(), 0
+    while (length := len(tokenizer.render_chat([*first, *turns]))) > room and len(turns) > 1:
+        turns, forgotten = turns[2:], forgotten + 1
+    if length > room:
+        also = " with the system message" if first else ""
+        note(
+            f"headway: error: this message has {length} tokens{also}, and {room} have room beside a reply in the "
+            f"context of {lm.spec.trained_context}; say it in fewer words (it is forgotten)"
+        )
+        return []
+    if forgotten:
+        many = f"{forgotten} oldest turns are" if forgotten > 1 else "oldest turn is"
+        note(f"the context of {lm.spec.trained_context} tokens is full: the {many} forgotten")
+    return [*first, *turns]
+
+
+def _read(tty: bool) -> str | None:
+    if tty:
+        print("> ", end="", file=sys.stderr, flush=True)
+    line = read_stdin(sys.stdin.readline)
+    return line.rstrip("\r\n") if line else None
+
+
+def _reply(lm: "LanguageModel", messages: Talk, options: "Options") -> str | None:
+    from headway.generate.loop import collect
+
+    deltas = []
+    try:
+        for delta in lm.stream_chat(messages, **options):
+            deltas.append(delta)
+            print(delta.text, end="", flush=True)
+    except KeyboardInterrupt:
+        print(flush=True)
+        note("cut short")
+        return "".join(d.text for d in deltas)
+    except HeadwayError as error:
+        print(flush=True)
+        note(f"headway: error: {error}\n(this turn is forgotten; /reset forgets all)")
+        return None
+    print(flush=True)
+    found = collect(deltas, 0)
+    note(f"[{sentence(found).partition(' + ')[2]}]")
+    return found.text

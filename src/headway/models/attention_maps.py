@@ -1,0 +1,194 @@
+"""Attention maps: which tokens of a text the layers of a model attend to.
+
+Legend: H query heads that were asked for, T queries, S keys, E per value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from headway.errors import ConfigError, DataError
+from headway.models.stack import TransformerStack
+from headway.nn.record import Attended, Record
+from headway.patterns import Pattern
+from headway.patterns.picture import figure, svg
+
+LABELLED, ALONE, AMONG = (
+    32,
+    64,
+    24,
+)  # most tokens of a side: with their texts, of a layer, of a layer among others
+SHADES = [f"#{210 - 17 * i:02x}{226 - 14 * i:02x}{242 - 8 * i:02x}" for i in range(11)]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AttentionMap:
+    """What the tokens of a text attend to in one layer.
+
+    The weights are those of the layer's own call: after the pattern, the scores and the softmax (of linear attention
+    similarities over their sum, which may be negative). The sum of a query's weights times values is what the layer's
+    output projection is given. They are computed when asked for, so that a row of 100 000 keys costs no more than that.
+    A notebook shows a picture, shaded by the square root of the weight.
+
+    Attributes:
+        layer: its number, from 0.   heads: the query heads that are told of, H of them.
+        queries, keys: the texts of the T and S tokens.   pattern: which keys a query may see.
+    """
+
+    layer: int
+    heads: tuple[int, ...]
+    queries: tuple[str, ...]
+    keys: tuple[str, ...]
+    pattern: Pattern
+    attended: Sequence[Attended] = field(repr=False)
+
+    def row(self, query: int) -> Tensor:
+        """The weights of one query over all keys, [H, S]; -1 is the last. Raises DataError for a query that is not
+        there."""
+        return self.weights([query])[:, 0]
+
+    def weights(self, queries: Sequence[int] | None = None) -> Tensor:
+        """The weights of some queries, all unless given: [H, N, S]; in float32, or float64 for a float64 model."""
+        slots = [*range(len(self.queries))] if queries is None else [self._slot(i) for i in queries]
+        return torch.stack([self._rows(slots, head) for head in self.heads])
+
+    def values(self, query: int = 0) -> Tensor:
+        """What the weights of a query weigh, [H, S, E]: the same for all queries but global ones that have projections
+        of their own (Longformer's)."""
+        part, _ = self._of(self._slot(query))
+        return torch.stack([part.values(head) for head in self.heads])
+
+    def _rows(self, slots: Sequence[int], head: int) -> Tensor:
+        """[N, S] of one head; queries that have projections of their own are told by themselves."""
+        first = self.attended[0]
+        places = torch.tensor(slots, dtype=torch.int64, device=first.tokens.device)
+        with torch.inference_mode():
+            rows = first.weights(places, head)
+            for i, slot in enumerate(slots if len(self.attended) > 1 else ()):
+                part, at = self._of(slot)
+                rows[i] = part.weights(at, head)[0]
+        return rows
+
+    def _of(self, slot: int) -> tuple[Attended, Tensor]:
+        """The call that a query belongs to, the last that has it, and its slot there [1]."""
+        own = self.attended[0].tokens.index[0, slot]
+        for part in reversed(self.attended):
+            at = (part.tokens.index[0] == own).nonzero()[:1, 0]
+            if len(at):
+                return part, at
+        raise AssertionError(f"no call has slot {slot}")
+
+    def _slot(self, query: int) -> int:
+        count = len(self.queries)
+        if not -count <= query < count:
+            raise DataError(
+                f"attention: there is no query {query}; the text has {count} tokens, 0..{count - 1}"
+            )
+        return query % count
+
+    def panels(self, most: int) -> list[tuple[str, str]]:
+        """A title and a picture for each head, with at most so many tokens of either side: of more queries one in
+        n is drawn, and of n keys side by side the largest weight."""
+        count, keys = len(self.queries), len(self.keys)
+        slots, group = [*range(0, count, -(-count // most))], -(-keys // most)
+        told = max(count, keys) <= min(LABELLED, most)
+        texts = {"queries": self.queries, "keys": self.keys} if told else {}
+        side, found = 14.0 if told else 4.0, []
+        for head in self.heads:
+            rows = torch.nn.functional.pad(self._rows(slots, head).abs(), (0, -keys % group))
+            pooled = rows.unflatten(1, (-1, group)).amax(-1).clamp(0, 1).sqrt()
+            cells = (pooled * len(SHADES)).ceil().long()
+            found.append((f"layer {self.layer}, head {head}", svg(cells, SHADES, side=side, **texts)))
+        return found
+
+    def remark(self, most: int) -> str:
+        """What a picture of so many tokens a side shows."""
+        count, keys = len(self.queries), len(self.keys)
+        step, group = -(-count // most), -(-keys // most)
+        said = ["queries down, keys to the right; darker is more"]
+        said += [f"one query in {step}, of {count}"] if step > 1 else []
+        said += [f"the largest of {group} keys side by side, of {keys}"] if group > 1 else []
+        return ", ".join(said)
+
+    def _repr_html_(self) -> str:
+        return figure(self.panels(ALONE), self.remark(ALONE))
+
+    def __repr__(self) -> str:
+        heads = f"heads {', '.join(map(str, self.heads))}"
+        sides = f"{len(self.queries)} queries x {len(self.keys)} keys"
+        return f"AttentionMap(layer {self.layer}, {heads}, {sides}, {self.pattern})"
+
+
+class AttentionMaps(Mapping[int, AttentionMap]):
+    """The `AttentionMap` of each layer that was asked for, by its number; -1 is the last layer of the model."""
+
+    def __init__(self, maps: Sequence[AttentionMap], layers: int) -> None:
+        self._maps, self._layers = {one.layer: one for one in maps}, layers
+
+    def __getitem__(self, layer: int) -> AttentionMap:
+        found = self._maps.get(layer % self._layers) if -self._layers <= layer < self._layers else None
+        if found is None:
+            raise KeyError(f"layer {layer}; there are maps of {', '.join(map(str, self._maps))}")
+        return found
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._maps)
+
+    def __len__(self) -> int:
+        return len(self._maps)
+
+    def _repr_html_(self) -> str:
+        if len(self) == 1:
+            return next(iter(self.values()))._repr_html_()
+        panels = [panel for one in self.values() for panel in one.panels(AMONG)]
+        return figure(panels, next(iter(self.values())).remark(AMONG))
+
+    def __repr__(self) -> str:
+        return f"AttentionMaps({', '.join(map(repr, self.values()))})"
+
+
+def numbers_of(what: str, asked: int | Sequence[int] | None, count: int) -> list[int]:
+    """The numbers among 0..count - 1 that are asked for, all of them unless given; those below 0 count from the end.
+
+    Raises ConfigError for one that is not there, or for one that is given twice."""
+    given = [*range(count)] if asked is None else [asked] if isinstance(asked, int) else [*asked]
+    for number in given:
+        if not isinstance(number, int) or not -count <= number < count:
+            raise ConfigError(
+                f"{what}: there is no {number!r} among 0..{count - 1} (or -{count}..-1 from the end)"
+            )
+    numbers = [number % count for number in given]
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise ConfigError(
+            f"{what}: numbers that differ from each other are needed, one or more, got {asked!r}"
+        )
+    return numbers
+
+
+def attention_record(stack: TransformerStack, layers: int | Sequence[int] | None) -> Record:
+    """A record of the attention of some layers of a stack."""
+    blocks = [stack.blocks[i] for i in numbers_of("layers", layers, stack.spec.layers)]
+    return Record([layer for block in blocks for layer in (block.self_attn, block.cross_attn)])
+
+
+def attention_maps(
+    record: Record,
+    stack: TransformerStack,
+    heads: int | Sequence[int] | None,
+    queries: Sequence[str],
+    keys: Sequence[str],
+    across: bool = False,
+) -> AttentionMaps:
+    """What was recorded of a text's row, as maps; `across`: of attention to the encoder's states."""
+    which, texts = tuple(numbers_of("heads", heads, stack.spec.heads)), (tuple(queries), tuple(keys))
+    layers = [block.cross_attn if across else block.self_attn for block in stack.blocks]
+    maps = [
+        AttentionMap(i, which, *texts, layer.pattern, record.attended[layer])
+        for i, layer in enumerate(layers)
+        if layer is not None and layer in record.attended
+    ]
+    return AttentionMaps(maps, stack.spec.layers)

@@ -1,0 +1,12 @@
+// How many threads share a call.
+#pragma once
+#include <stdint.h>
+
+// As many as are given, and no more than there are parts of the work; one at least. Never more than MOST: OpenMP keeps a
+// record of each new thread on the caller's stack, which ends at some ten thousand.
+inline int team_of(int64_t threads, int64_t parts) {
+  constexpr int64_t MOST = 1024;
+  threads = threads < parts ? threads : parts;
+  threads = threads < MOST ? threads : MOST;
+  return threads < 1 ? 1 : (int)threads;
+}

@@ -1,0 +1,110 @@
+"""What a stack computes on its way, for who wants to look at it: the states between its layers, and what each of its
+attention layers attends to.
+
+Legend: B rows, H query heads, K kv heads, T queries, N of them, S keys, M width, D per query and key, E per value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from headway.attention import KeyValues, attention_weights
+from headway.attention.linear_attention import Prepared
+from headway.patterns import Pattern
+from headway.scores import Score
+from headway.tokens import SlotSelection, Tokens
+
+
+class Attended(Protocol):
+    """What some queries of row 0 attended to: weights are computed when they are asked for."""
+
+    @property
+    def tokens(self) -> Tokens:
+        """The queries."""
+        ...
+
+    def weights(self, slots: Tensor, head: int) -> Tensor:
+        """Of N of the queries: [N, S], float32 (float64 for float64 states)."""
+        ...
+
+    def values(self, head: int) -> Tensor:
+        """What the weights of a query head weigh: [S, E]."""
+        ...
+
+
+@dataclass(eq=False)
+class Record:
+    """What `TransformerStack.forward` adds to, layer by layer.
+
+    layers: the attention layers whose inputs are kept.
+    states: what each layer is given, [B, T, M], and the last states.
+    attended: of each of the layers; where queries are in several, the last of them has what they attended to.
+    """
+
+    layers: Sequence[object] = ()
+    states: list[Tensor] = field(default_factory=list)
+    attended: dict[object, list[Attended]] = field(default_factory=dict)
+
+    def add(self, layer: object, attended: Attended) -> None:
+        if layer in self.layers:
+            self.attended.setdefault(layer, []).append(attended)
+
+
+@dataclass(frozen=True, eq=False)
+class SoftmaxAttended:
+    """q [B, H, T, D] and keys, as `attend_keys` is given them: normed and rotated."""
+
+    q: Tensor
+    tokens: Tokens
+    keys: KeyValues
+    pattern: Pattern
+    score: tuple[Score, ...]
+    scale: float | None
+
+    def weights(self, slots: Tensor, head: int) -> Tensor:
+        some, of_head = SlotSelection.of(self.tokens, slots.unsqueeze(0)), slots.new_tensor([head])
+        patterns = self.pattern.heads
+        found = attention_weights(
+            some.take(self.q[:1, head : head + 1], 2),
+            self.keys.k[:1, self._shared(head)],
+            patterns[head] if len(patterns) > 1 else patterns[0],
+            q_tokens=some.tokens,
+            k_tokens=self.keys.tokens,
+            score=[step.select_heads(of_head) for step in self.score],
+            scale=self.scale,
+        )
+        return found[0, 0]
+
+    def values(self, head: int) -> Tensor:
+        return self.keys.v[0, self._shared(head)][0]
+
+    def _shared(self, head: int) -> slice:
+        """The kv head that a query head reads."""
+        kv = head // (self.q.shape[1] // self.keys.k.shape[1])
+        return slice(kv, kv + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class LinearAttended:
+    """Features of queries and keys; weights are sim(q_i, k_j) / sum_j sim(q_i, k_j), and may be negative."""
+
+    call: Prepared
+    tokens: Tokens
+
+    def weights(self, slots: Tensor, head: int) -> Tensor:
+        at = self.call.given
+        kv, place = divmod(head, at.q.shape[2])
+        similarity, share = (q[0, kv, place, slots] @ k[0, kv].T for q, k in ((at.q, at.k), (at.zq, at.zk)))
+        if at.causal:
+            later = torch.arange(at.k.shape[2], device=slots.device) > slots.unsqueeze(1)
+            similarity, share = similarity.masked_fill(later, 0.0), share.masked_fill(later, 0.0)
+        total = share.sum(-1, keepdim=True)
+        return similarity / (total.clamp_min(self.call.linear.eps) if self.call.guarded else total)
+
+    def values(self, head: int) -> Tensor:
+        return self.call.given.v[0, head // self.call.given.q.shape[2]]

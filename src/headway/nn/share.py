@@ -1,0 +1,66 @@
+"""Which part of a layer a rank has, where ranks share layers, and dropout of such a part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headway.parallel import TensorParallel
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """A rank's part of a linear layer x W^T + b, W [O, I].
+
+    axis 0: rows of W and b, so the outputs of its heads, hidden units or ids. The gradient of x is summed over ranks;
+            `joined` layers gather all outputs.
+    axis 1: columns of W, for the inputs that the rank has. The outputs are summed over ranks, and b is added once.
+    """
+
+    tensor: TensorParallel
+    axis: int
+    joined: bool = False
+
+    def part(self, size: int) -> range:
+        """This rank's of `size` outputs (axis 0) or inputs (axis 1). Raises ConfigError where ranks do not divide
+        them."""
+        return self.tensor.share(size, "inputs" if self.axis else "outputs")
+
+    def enter(self, x: Tensor) -> Tensor:
+        """What this rank multiplies."""
+        return x if self.axis else self.tensor.enter(x)
+
+    def leave(self, y: Tensor) -> Tensor:
+        """What the layer gives, from this rank's product."""
+        if self.axis:
+            return self.tensor.leave(y)
+        return self.tensor.join(y) if self.joined else y
+
+
+class PartDropout(nn.Dropout):
+    """Dropout of this rank's part of the last axis, as one process draws it for all of them."""
+
+    def __init__(self, p: float, tensor: TensorParallel) -> None:
+        super().__init__(p)
+        self.tensor = tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., F / ranks] -> the same."""
+        return part_dropout(x, self.p, self.tensor) if self.training else x
+
+
+def part_dropout(x: Tensor, p: float, tensor: TensorParallel) -> Tensor:
+    """Dropout of x [..., F / ranks]: each rank draws for the whole [..., F], and has its part of that."""
+    units = x.shape[-1] * tensor.exchange.ranks
+    part = tensor.share(units, "units")
+    drawn = F.dropout(x.new_ones(*x.shape[:-1], units), p)
+    return x * drawn[..., part.start : part.stop]
+
+
+def part_of(whole: Tensor, axis: int, rows: range) -> nn.Parameter:
+    """A parameter of its own with some rows, columns, .. of another."""
+    part = whole.detach().narrow(axis, rows.start, len(rows)).clone(memory_format=torch.contiguous_format)
+    return nn.Parameter(part, requires_grad=whole.requires_grad)

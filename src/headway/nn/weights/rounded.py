@@ -1,0 +1,127 @@
+"""Weights of 8 or 4 bits, as the kernels read them.
+
+Legend: O outputs, I inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headway.native.linear import GROUP, PANEL, Matrix, Panels, linear, unsupported_reason
+from headway.nn.weights.base import Weight, needs_gradient
+from headway.quantization import QuantizedMatrix, quantize_clipped
+
+AT_ONCE = 1 << 22
+"""Weights that are dequantized at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rounded(Weight):
+    """W' [O, I] = scale (code - zero), in `headway.native.linear.Panels`.
+
+        float32, bf16 on a CPU   x' W'^T by the kernels: x' is x in 8 bits, in groups of 32 inputs; sums of a group are
+                                 integers, and exact
+        else, or no kernels      x W'^T in the dtype of x, W' dequantized block by block and rounded to that dtype
+        gradients of x           x W'^T likewise, W' dequantized again in the backward pass
+
+    With m the largest |x| of a group, |x - x'| <= m / 254, and y is off by the sum over groups of m / 254 sum |w'| at
+    most; independent roundings make a variance of the sum over groups of (m / 440)^2 sum w'^2. A row's results do not
+    depend on how many rows there are."""
+
+    bits: ClassVar[int]
+    panels: Panels
+
+    @classmethod
+    def pack(cls, w: Tensor) -> Self:
+        """See `Weight`: the nearest codes, with a scale for each 32 inputs of an output (`quantize_clipped`)."""
+        return cls(Panels.pack(quantize_clipped(w, cls.bits, GROUP)))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """See `Weight`."""
+        return self.panels.outputs, self.panels.inputs
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `Weight`."""
+        return {"codes": self.panels.data, "factor": self.panels.factor}
+
+    def with_tensors(self, tensors: dict[str, Tensor]) -> Self:
+        """See `Weight`."""
+        return type(self)(self.panels._replace(data=tensors["codes"], factor=tensors["factor"]))
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        """See `Weight`."""
+        return self.panels.unpack().dequantize(dtype or torch.float32)
+
+    def fast_product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """See `Weight`."""
+        return self.side_by_side(x, [self], [bias])[0]
+
+    def side_by_side(
+        self, x: Tensor, weights: Sequence[Weight], biases: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        """See `Weight`: one call of the kernels, which rounds x once."""
+        panels = [w.panels for w in weights if isinstance(w, Rounded)]
+        if needs_gradient(x, *biases) or len(panels) < len(weights):
+            return super().side_by_side(x, weights, biases)
+        if x.numel() and unsupported_reason(x, panels) is None:
+            return linear(x, panels, [None if bias is None else bias.detach().float() for bias in biases])
+        return [dequantized_linear(x, p, bias) for p, bias in zip(panels, biases, strict=True)]
+
+    def part_reason(self, axis: int, rows: range) -> str | None:
+        """See `Weight`. Columns are whole groups, of weights and of the inputs that the kernels round."""
+        group = self.panels.group if self.panels.has_scales else GROUP
+        if axis == 0 or (rows.start % group == 0 and len(rows) % group == 0):
+            return None
+        return (
+            f"has weights in {self.name} in groups of {group} inputs, and {len(rows)} inputs a process would cut one; "
+            f"take a number of processes that leaves a multiple of {group}, or plain weights"
+        )
+
+    def part(self, axis: int, rows: range) -> Self:
+        """See `Weight`."""
+        return type(self)(Panels.pack(self.panels.unpack().part(axis, rows)))
+
+    def native(self) -> Matrix | str:
+        """See `Weight`."""
+        return self.panels
+
+    def extra_repr(self) -> str:
+        """See `Weight`."""
+        panels = self.panels
+        return f"{self.name}, scales of {f'groups of {panels.group}' if panels.has_scales else 'rows'}"
+
+
+class Int8(Rounded):
+    """Weights of 8 bits."""
+
+    name, bits = "int8", 8
+
+
+class Int4(Rounded):
+    """Weights of 4 bits."""
+
+    name, bits = "int4", 4
+
+
+def from_codes(matrix: QuantizedMatrix) -> Rounded:
+    """Codes and scales that are there, as they are. Raises BackendError for groups that the kernels do not read."""
+    return (Int8 if matrix.bits == 8 else Int4)(Panels.pack(matrix))
+
+
+def dequantized_linear(x: Tensor, panels: Panels, bias: Tensor | None) -> Tensor:
+    """x W'^T (+ b) in the dtype of x, whose numbers are not rounded; W' is made block by block."""
+    rows = x.reshape(-1, x.shape[-1])
+    out = x.new_empty(len(rows), panels.outputs)
+    step = max(1, AT_ONCE // (PANEL * panels.inputs))
+    for first in range(0, len(panels.data), step):
+        part = panels.unpack(first, step).dequantize(x.dtype)
+        at = slice(first * PANEL, first * PANEL + len(part))
+        out[:, at] = F.linear(rows, part, None if bias is None else bias[at])
+    return out.view(*x.shape[:-1], panels.outputs)

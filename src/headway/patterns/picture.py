@@ -1,0 +1,135 @@
+"""Cells of queries and keys as pictures for a notebook: HTML that needs no script and nothing from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from itertools import groupby
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from headway.tokens import Tokens
+
+INK, GREY, PALE = "#1d2733", "#8a94a0", "#e9edf1"
+BLUE, ORANGE, GREEN, RED, VIOLET = "#2f6fb3", "#e08a1e", "#3c9b6b", "#c8453c", "#7a5bb0"
+PALETTE = (BLUE, ORANGE, GREEN, VIOLET, RED)
+LONGEST = 12  # characters of a label
+
+
+def svg(
+    cells: Tensor,
+    fills: Sequence[str],
+    *,
+    side: float,
+    queries: Sequence[str] = (),
+    keys: Sequence[str] = (),
+) -> str:
+    """Queries down, keys to the right: cell c of `cells` [N, S] is painted fills[c - 1], and 0 is left pale.
+
+    side: of a cell, in pixels.   queries, keys: texts beside the rows and above the columns; none unless given.
+    """
+    count, width = cells.shape
+    left, above = (_room(texts) for texts in (queries, keys))
+    paths: list[list[str]] = [[] for _ in fills]
+    for y, row in enumerate(cells.tolist()):
+        x = 0
+        for value, run in groupby(row):
+            length = len(list(run))
+            if value:
+                paths[value - 1].append(f"M{x} {y}h{length}v1h-{length}z")
+            x += length
+    size = f"{left + width * side + 1:g}", f"{above + count * side + 1:g}"
+    lines = "".join(f"M0 {y}h{width}" for y in range(count + 1)) + "".join(
+        f"M{x} 0v{count}" for x in range(width + 1)
+    )
+    texts = [
+        f'<text x="{left - 4:g}" y="{above + (i + 0.5) * side:g}" text-anchor="end" dy=".35em">{_label(one)}</text>'
+        for i, one in enumerate(queries)
+    ] + [
+        f'<text transform="translate({left + (i + 0.5) * side:g} {above - 4:g}) rotate(-90)" dy=".35em">'
+        f"{_label(one)}</text>"
+        for i, one in enumerate(keys)
+    ]
+    painted = "".join(
+        f'<path fill="{fill}" d="{"".join(path)}"/>' for fill, path in zip(fills, paths, strict=True) if path
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{size[0]}" height="{size[1]}" '
+        f'viewBox="0 0 {size[0]} {size[1]}" font-family="sans-serif" font-size="10" fill="{INK}">'
+        f'<g transform="translate({left:g} {above:g}) scale({side:g})">'
+        f'<rect width="{width}" height="{count}" fill="{PALE}"/>{painted}'
+        f'<path d="{lines}" stroke="white" stroke-width="{min(0.1, 0.6 / side):g}" fill="none"/></g>'
+        f"{''.join(texts)}</svg>"
+    )
+
+
+def figure(panels: Sequence[tuple[str, str]], below: str = "") -> str:
+    """Titled pictures side by side, as many a row as there is room for, and a line below them. Titles are text, the
+    pictures and the line are HTML."""
+    boxes = "".join(
+        f'<div><div style="font-size:11px;margin-bottom:3px">{escape(title)}</div>{picture}</div>'
+        for title, picture in panels
+    )
+    return (
+        f'<div style="background:white;color:{INK};font-family:sans-serif;padding:8px">'
+        f'<div style="display:flex;flex-wrap:wrap;gap:14px">{boxes}</div>'
+        f'<div style="color:{GREY};font-size:11px;margin-top:6px">{below}</div></div>'
+    )
+
+
+def _label(text: str) -> str:
+    """A text beside a row or a column, cut where it is long."""
+    return escape(text if len(text) <= LONGEST else text[: LONGEST - 1] + "…")
+
+
+def _room(texts: Sequence[str]) -> float:
+    """Pixels that labels take."""
+    return 8 + 7 * max(min(len(text), LONGEST) for text in texts) if texts else 0
+
+
+class Part(Protocol):
+    """A pattern, or a part of a union."""
+
+    def allows(self, q: Tokens, k: Tokens) -> Tensor: ...
+
+
+def patterns_html(heads: Sequence[tuple[str, Sequence[Part]]], reach: int, count: int = 32) -> str:
+    """What `headway show` draws: a panel for each pattern that heads have, the parts of a union in a colour each (the
+    first part that allows a pair colours it).
+
+    heads: name and parts of each head's pattern.   reach: how far back a window sees, 0 for patterns without one.
+    Where that is more than half of `count` tokens, the picture has the pairs of one token in n. Patterns that read
+    global tokens are drawn with two of them, the first token and one in the middle."""
+    step = max(1, -(-2 * reach // count))
+    plain, chosen = Tokens(torch.arange(0, count * step, step).unsqueeze(0)), [0, count // 2 * step]
+    tokens, remarks = plain.with_global(chosen), ["queries down, keys to the right"]
+    if step > 1:
+        remarks.append(f"the pairs of one token in {step}, of {count * step}")
+    if any(_cells(parts, tokens).ne(_cells(parts, plain)).any() for _, parts in heads):
+        remarks.append(f"tokens {chosen[0]} and {chosen[1]} are global")
+    panels: dict[str, list[int]] = {}
+    for head, (name, _) in enumerate(heads):
+        panels.setdefault(name, []).append(head)
+    pictures, legend = [], dict[str, str]()
+    for name, numbers in panels.items():
+        parts = heads[numbers[0]][1]
+        cells = _cells(parts, tokens)
+        fills = [PALETTE[i % len(PALETTE)] for i in range(len(parts))]
+        if len(parts) > 1:
+            legend |= dict(zip(map(str, parts), fills, strict=True))
+        plural = "s" if len(numbers) > 1 else ""
+        which = f"head{plural} {', '.join(map(str, numbers))}: " if len(heads) > 1 else ""
+        share = f" ({int((cells > 0).sum()) / count**2:.0%})" if step == 1 else ""
+        pictures.append((f"{which}{name}{share}", svg(cells, fills, side=7)))
+    marks = [f'<span style="color:{fill}">■</span> {escape(part)}' for part, fill in legend.items()]
+    return figure(pictures, " &nbsp; ".join([*marks, "; ".join(remarks)]))
+
+
+def _cells(parts: Sequence[Part], tokens: Tokens) -> Tensor:
+    """The number of the first part that allows each pair, from 1; 0 where none does."""
+    cells = torch.zeros(tokens.count, tokens.count, dtype=torch.int64)
+    for number, part in reversed([*enumerate(parts, start=1)]):
+        cells[part.allows(tokens, tokens)[0]] = number
+    return cells

@@ -1,0 +1,378 @@
+"""Attention maps and hidden states of a loaded model: what its layers computed, and what `transformers` gives."""
+
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import headway
+from headway.api import AttentionMap, AttentionMaps, LanguageModel, MaskedLM, TextEncoder, Translator
+from headway.attention.linear_attention import LinearAttentionSpec
+from headway.errors import ConfigError, DataError
+from headway.models import Head, ModelSpec, build
+from headway.patterns import Causal, Full, Global, Pattern, PerHead, Sink, Window, visible
+from headway.positions import Relative
+from headway.tokens import Tokens
+from tests.checkpoints import decoders, hf, seq2seq
+from tests.generate.conftest import MIXED, small
+from tests.small_bert import TEXTS, bert
+from tests.text.conftest import byte_level
+
+IDS = [0, *range(20, 38)]
+SIZE: dict[str, Any] = {"vocab": 330, "width": 32, "layers": 2, "heads": 4, "hidden": 48, "init_std": 0.3}
+PATTERNS = PerHead(Causal(), Window.last(4), Causal() & Sink(2) | Window.last(2), Window(4, 0, 2))
+SPECS: dict[str, ModelSpec] = {
+    "window with sinks, full": ModelSpec.of("llama", **SIZE, kv_heads=2, patterns=MIXED),
+    "a pattern per head": ModelSpec.of("llama", **SIZE, patterns=PATTERNS),
+    "linear biases": ModelSpec.of("bloom", **SIZE),
+    "relative keys of each layer": ModelSpec.of("llama", **SIZE, positions=Relative(4)),
+    "linear attention": ModelSpec.of("llama", **SIZE).with_linear(LinearAttentionSpec("elu+1")),
+    "linear attention, rotated": ModelSpec.of("roformer", **SIZE).with_linear(LinearAttentionSpec("elu+1")),
+    "both sides": ModelSpec.of("bert", **SIZE),
+    "global projections": ModelSpec.of("longformer", **SIZE, patterns=Window.around(3) | Global()).with_head(
+        Head("classify", labels=("no", "yes"))
+    ),
+}
+
+
+def loaded(spec: ModelSpec, **how: Any) -> Any:
+    model = build(spec, seed=3, **how).eval().double()
+    return (LanguageModel if spec.causal else TextEncoder)(model, byte_level())  # type: ignore[arg-type]
+
+
+def maps_of(lm: Any, **which: Any) -> AttentionMaps:
+    found = lm.attention("the cat sat on the mat, and why", **which)
+    assert isinstance(found, AttentionMaps)
+    return found
+
+
+def joined_heads(call: Callable[[], Any], layers: list[Any]) -> list[Tensor]:
+    """What the output projections are given while `call` runs, [T, H, E] each."""
+    seen: list[Tensor] = []
+    handles = [
+        one.o_proj.register_forward_pre_hook(lambda _, args: seen.append(args[0][0])) for one in layers
+    ]
+    call()
+    for handle in handles:
+        handle.remove()
+    return [x.unflatten(1, (layer.heads.query_heads, -1)) for x, layer in zip(seen, layers, strict=True)]
+
+
+def mean_of(one: AttentionMap) -> Tensor:
+    """The weights times the values, query by query, [T, H, E]."""
+    rows = [torch.einsum("hs,hse->he", one.row(i), one.values(i)) for i in range(len(one.queries))]
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_weights_times_values_are_what_the_output_projection_is_given(name: str) -> None:
+    """In float64, to the rounding of sums of some twenty terms."""
+    lm = loaded(SPECS[name])
+    seen = joined_heads(lambda: maps_of(lm), [block.self_attn for block in lm.model.model.blocks])
+    maps = maps_of(lm)
+    assert [*maps] == [0, 1]
+    for one, expected in zip(maps.values(), seen, strict=True):
+        assert torch.allclose(mean_of(one), expected, rtol=1e-12, atol=1e-12)
+        assert one.weights().dtype == torch.float64
+
+
+def test_those_of_the_kernels_too() -> None:
+    """In float32 a weight is off by its score's rounding, |score| < 30 ulps at most, so the mean of values is, too."""
+    lm = LanguageModel(small(MIXED), byte_level())
+    text = "the cat sat on the mat, and " * 8
+    seen = joined_heads(lambda: lm.attention(text), [block.self_attn for block in lm.model.model.blocks])
+    for one, expected in zip(lm.attention(text).values(), seen, strict=True):
+        largest = one.values().abs().max()
+        assert (mean_of(one) - expected).abs().max() <= 30 * torch.finfo(torch.float32).eps * largest
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_rows_are_the_whole_and_layers_and_heads_are_chosen(name: str) -> None:
+    lm = loaded(SPECS[name])
+    maps = maps_of(lm)
+    whole = maps[1].weights()
+    count = len(maps[1].queries)
+    assert whole.shape == (4, count, count)
+    for i in (0, 3, -1):
+        assert torch.allclose(maps[1].row(i), whole[:, i], rtol=1e-12, atol=1e-14)
+    some = maps_of(lm, layers=-1, heads=[3, 0])
+    assert [*some] == [1]
+    assert some[-1] is some[1]
+    assert torch.allclose(some[1].weights([2, 5]), whole[[3, 0]][:, [2, 5]], rtol=1e-12, atol=1e-14)
+    assert torch.equal(some[1].values(2), maps[1].values(2)[[3, 0]])
+
+
+@pytest.mark.parametrize("name", [name for name in SPECS if "linear attention" not in name])
+def test_a_row_is_a_distribution_over_what_the_pattern_allows(name: str) -> None:
+    lm = loaded(SPECS[name])
+    for layer, one in maps_of(lm).items():
+        tokens = Tokens.range(len(one.queries))
+        tokens = tokens.with_global([0]) if name == "global projections" else tokens
+        assert one.pattern == lm.spec.patterns[layer]
+        seen = visible(one.pattern, tokens, tokens)[0]
+        assert torch.equal(one.weights() > 0, seen.expand(4, -1, -1))
+        assert torch.allclose(one.weights().sum(-1), torch.ones(4, len(one.queries)).double())
+
+
+def test_tokens_are_told_by_their_texts() -> None:
+    lm = loaded(SPECS["window with sinks, full"])
+    assert lm.attention("the cat")[0].keys == ("<|begin|>", "the", " c", "at")
+    assert lm.attention("猫")[0].keys[1:] == tuple(
+        lm.tokenizer.token(i) for i in lm.tokenizer.encode("猫")[1:]
+    )
+    by_number = LanguageModel(lm.model).attention(torch.tensor([7, 11]))[0]
+    assert by_number.keys == by_number.queries == ("7", "11")
+    assert repr(by_number) == (
+        "AttentionMap(layer 0, heads 0, 1, 2, 3, 2 queries x 2 keys, Window.last(5) | Causal() & Sink(2))"
+    )
+
+
+class _Largest(TorchDispatchMode):
+    """The most numbers of any tensor that is computed."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for one in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(one, Tensor):
+                self.most = max(self.most, one.numel())
+        return out
+
+
+@pytest.mark.parametrize("name", ["window with sinks, full", "linear attention, rotated"])
+def test_a_row_takes_memory_in_proportion_to_the_keys(name: str) -> None:
+    """No tensor has more numbers than the keys themselves, 32 each; all weights would be 1500 for each."""
+    spec = SPECS[name]
+    kind, model, count = LanguageModel if spec.causal else TextEncoder, build(spec, seed=3).eval(), 1500
+    one = kind(model, byte_level()).attention("?" * count, layers=[1])[1]  # type: ignore[arg-type]
+    with _Largest() as seen:
+        one.row(count // 2)
+    assert 0 < seen.most <= 32 * len(one.keys)
+
+
+# -- transformers --------------------------------------------------------------------------------------------------
+
+
+LLAMA = hf.config_dict("llama")
+MISTRAL = hf.config_dict("mistral", sliding_window=5)
+QWEN3 = hf.config_dict("qwen3", head_dim=8)
+
+
+def close(ours: Any, theirs: Any) -> None:
+    """float32 against float32, both with the same weights of deviation 0.3, through three layers."""
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        assert hf.off(a, b[0]) < 2e-5
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3", *decoders.MAIN])
+def test_decoders_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    made = {"llama": LLAMA, "mistral": MISTRAL, "qwen3": QWEN3}
+    model = hf.peer(made[name]) if name in made else decoders.theirs(name)
+    if decoders.kernel(model.config) == "sdpa":
+        model.set_attn_implementation("sdpa")
+    model.save_pretrained(tmp_path)
+    lm = headway.load(tmp_path)
+    with torch.no_grad():
+        told = decoders.kernel(model.config) == "eager"
+        out = model(torch.tensor([IDS]), output_hidden_states=True, output_attentions=told)
+    close(lm.hidden_states(IDS), out.hidden_states)
+    if told:
+        close([one.weights() for one in lm.attention(IDS).values()], out.attentions)
+    first, last = lm.hidden_states(IDS, layers=[0, -1])
+    assert torch.equal(first, lm.hidden_states(IDS)[0])
+    assert torch.equal(last, lm.model.hidden(torch.tensor([IDS]))[0])
+
+
+def test_encoders_are_those_of_transformers(tmp_path: Path) -> None:
+    path, model = bert(tmp_path, "ForMaskedLM", attn_implementation="eager")
+    filler = headway.load(path, dtype="float32")
+    assert isinstance(filler, MaskedLM)
+    for text in (TEXTS[0], ("the cat sat", "who ran home")):
+        maps = filler.attention(text)
+        (read,) = filler.need_tokenizer().inputs([text])
+        with torch.no_grad():
+            out = model(
+                torch.tensor([read.ids]), token_type_ids=torch.tensor([read.token_types]),
+                output_hidden_states=True, output_attentions=True,
+            )  # fmt: skip
+        assert maps[0].keys[0] == "[CLS]"
+        close(filler.hidden_states(text), out.hidden_states)
+        close([one.weights() for one in maps.values()], out.attentions)
+    with pytest.raises(ConfigError, match="text 0 has 26 tokens, and this model reads 24"):
+        filler.attention("the " * 24)
+
+
+@pytest.mark.parametrize("name", ["marian", "mbart", "t5 1.1"])
+def test_translators_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    model = seq2seq.theirs(name)
+    model.save_pretrained(tmp_path)
+    translator = headway.load(tmp_path)
+    assert isinstance(translator, Translator)
+    source, target = seq2seq.SOURCE[0].tolist(), seq2seq.TARGET[0].tolist()
+    with torch.no_grad():
+        out = model(
+            input_ids=seq2seq.SOURCE[:1], decoder_input_ids=seq2seq.TARGET[:1],
+            output_hidden_states=True, output_attentions=True,
+        )  # fmt: skip
+    maps, states = translator.attention(source, target), translator.hidden_states(source, target)
+    for ours, theirs in (
+        (maps.encoder, out.encoder_attentions),
+        (maps.decoder, out.decoder_attentions),
+        (maps.cross, out.cross_attentions),
+    ):
+        close([one.weights() for one in ours.values()], theirs)
+    close(states.encoder, out.encoder_hidden_states)
+    close(states.decoder, out.decoder_hidden_states)
+    assert (maps.cross[0].queries, maps.cross[0].keys) == (
+        tuple(map(str, target)),
+        tuple(map(str, source)),
+    )
+
+
+# -- pictures ------------------------------------------------------------------------------------------------------
+
+
+def painted(html: str) -> list[list[tuple[str, int, int]]]:
+    """The painted cells (fill, query, key) of each SVG, read back from its paths."""
+    found = []
+    for picture in re.findall(r"<svg.*?</svg>", html):
+        cells = []
+        for element in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}path"):
+            runs = re.findall(r"M(\d+) (\d+)h(\d+)v1h-\3z", element.get("d") or "")
+            for x, y, length in ((int(n) for n in run) for run in runs):
+                cells += [(element.get("fill") or "", y, x + i) for i in range(length)]
+        found.append(cells)
+    return found
+
+
+class _Parts(HTMLParser):
+    """The tags and attributes of a page."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.values: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.values += [value or "" for name, value in attrs if name != "xmlns"]
+
+
+def check_alone(html: str) -> None:
+    """Nothing runs, and nothing is fetched."""
+    parts = _Parts(html)
+    assert parts.tags <= {"div", "span", "svg", "g", "rect", "path", "text"}
+    assert not any("http" in value or "url(" in value for value in parts.values)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [Window.last(4) | (Causal() & Sink(2)), Full(), Window(6, 0, 3), Window.around(2) & Causal()],
+    ids=str,
+)
+def test_the_picture_of_a_pattern_is_its_pairs(pattern: Pattern) -> None:
+    html = pattern._repr_html_()
+    check_alone(html)
+    (cells,) = painted(html)
+    tokens = Tokens.range(32)
+    assert {(q, k) for _, q, k in cells} == set(
+        map(tuple, visible(pattern, tokens, tokens)[0, 0].nonzero().tolist())
+    )
+    assert str(pattern).replace("&", "&amp;") in html
+
+
+def test_pictures_of_heads_long_windows_and_global_tokens() -> None:
+    both = PerHead(Causal(), Window.last(3), Causal())
+    assert [len(cells) for cells in painted(both._repr_html_())] == [32 * 33 // 2, 3 * 32 - 3]
+    assert "heads 0, 2: Causal()" in both._repr_html_()
+    long = (Window.last(512) | (Causal() & Sink(4)))._repr_html_()
+    check_alone(long)
+    assert "the pairs of one token in 32, of 1024" in long
+    (cells,) = painted(long)
+    every = Tokens(torch.arange(0, 1024, 32).unsqueeze(0))
+    window = visible(Window.last(512), every, every)[0, 0]
+    assert {(q, k) for fill, q, k in cells if fill == cells[0][0]} == set(
+        map(tuple, window.nonzero().tolist())
+    )
+    assert {k for fill, _, k in cells if fill != cells[0][0]} == {0}
+    marked = (Window.around(2) | Global())._repr_html_()
+    assert "tokens 0 and 16 are global" in marked
+    assert {k for _, q, k in painted(marked)[0] if q == 16} == set(range(32))
+
+
+def test_the_picture_of_a_map_has_its_texts_and_shades() -> None:
+    lm = loaded(SPECS["window with sinks, full"])
+    one = lm.attention("<b>&\"' cat", layers=1, heads=[0, 2])[1]
+    html = one._repr_html_()
+    check_alone(html)
+    labels = [
+        text for text in ElementTree.fromstring(re.findall(r"<svg.*?</svg>", html)[0]).itertext() if text
+    ]
+    assert labels == [*one.queries, *one.keys]
+    for cells, weights in zip(painted(html), one.weights(), strict=True):
+        assert {(q, k) for _, q, k in cells} == set(map(tuple, (weights > 0).nonzero().tolist()))
+        shades = {(q, k): int(fill[1:3], 16) for fill, q, k in cells}
+        darkest = min(shades, key=lambda at: (shades[at], -float(weights[at])))
+        assert weights[darkest] == weights.max()
+
+
+def test_the_picture_of_a_long_text_is_drawn_from_some_queries_and_pooled_keys() -> None:
+    lm = LanguageModel(build(ModelSpec.of("llama", **SIZE), seed=3).eval())
+    one = lm.attention([5, 9] * 75, layers=1, heads=1)[1]
+    html = one._repr_html_()
+    check_alone(html)
+    assert "one query in 3, of 150, the largest of 3 keys side by side, of 150" in html
+    (cells,) = painted(html)
+    assert {(q, k) for _, q, k in cells} == {(q, k) for q in range(50) for k in range(q + 1)}
+    overview = lm.attention([5, 9] * 75)._repr_html_()
+    check_alone(overview)
+    assert len(painted(overview)) == 8
+    assert "layer 1, head 3" in overview
+
+
+def test_the_picture_of_a_translation_is_that_of_its_target_on_its_source(tmp_path: Path) -> None:
+    model = seq2seq.theirs("marian")
+    model.save_pretrained(tmp_path)
+    translator = headway.load(tmp_path)
+    maps = translator.attention([5, 9, 1, 0], [60, 4, 4])
+    assert maps._repr_html_() == maps.cross._repr_html_()
+    own = translator.attention([5, 9, 1, 0], layers=0)
+    assert own.decoder[0].queries[0] == "60"
+    assert "0" not in own.decoder[0].queries[1:]
+
+
+# -- refusals ------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_there_is_refused() -> None:
+    lm = loaded(SPECS["window with sinks, full"])
+    for which, match in (
+        ({"layers": [2]}, r"layers: there is no 2 among 0\.\.1 \(or -2\.\.-1 from the end\)"),
+        ({"layers": [0, -2]}, r"layers: numbers that differ from each other are needed, one or more"),
+        ({"layers": []}, "layers: numbers that differ"),
+        ({"heads": 4}, r"heads: there is no 4 among 0\.\.3"),
+        ({"heads": ["a"]}, "heads: there is no 'a'"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            lm.attention("the cat", **which)
+    with pytest.raises(ConfigError, match=r"layers: there is no 3 among 0\.\.2"):
+        lm.hidden_states("the cat", layers=3)
+    with pytest.raises(DataError, match="one text, or the ids of one, is looked at in a call"):
+        lm.attention(["the cat", "a dog"])
+    with pytest.raises(DataError, match="prompt 0: token id 330 at place 1 is outside"):
+        lm.hidden_states([0, 330])
+    maps = lm.attention("the cat", layers=[0])
+    with pytest.raises(KeyError, match="layer 1; there are maps of 0"):
+        maps[1]
+    with pytest.raises(DataError, match=r"there is no query 4; the text has 4 tokens, 0\.\.3"):
+        maps[0].row(4)

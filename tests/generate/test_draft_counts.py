@@ -1,0 +1,101 @@
+"""How much drafts save: what is proposed and accepted in a batch is what it is for each row alone, whoever ends first,
+and what a draft without any memory would propose. A fault here changes no text; it costs the speed, and nobody is told.
+"""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from headway.generate import Draft, Generation, GenerationConfig, ModelDraft, NgramDraft, generate
+from headway.models import Decoder
+from tests.generate.conftest import MIXED, small
+
+TOKENS = 3
+PROMPTS = [[0, 5, 9], [15, 11, 9, *range(8, 16), 10, 8], [0, 17, 18, 17, 18, 17, 18], [4]]
+LENGTHS = [7, 26, 12, 33]  # the first row leaves first, so that all others move
+Propose = Callable[[list[int], int], list[int]]
+
+
+def near(model: Decoder) -> Decoder:
+    """A model that mostly chooses as `model` does: its weights, off by a thirtieth."""
+    other, draw = small(MIXED), torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for theirs, own in zip(other.parameters(), model.parameters(), strict=True):
+            theirs.copy_(own + 0.01 * torch.randn(own.shape, generator=draw))
+    return other
+
+
+def periodic() -> Decoder:
+    """Without attention each token decides the next one, so that a text of 8 different ones soon repeats itself."""
+    model = small()
+    with torch.no_grad():
+        for block in model.model.blocks:
+            block.self_attn.o_proj.weight.zero_()
+    return model
+
+
+def by_model(model: Decoder) -> Propose:
+    """What the model would say next, from its first token on."""
+    return lambda ids, count: generate(model, [ids], GenerationConfig(max_new_tokens=count))[0].ids
+
+
+def looked_up(ids: list[int], count: int) -> list[int]:
+    """What followed the last occurrence of the longest suffix of 3 to 1 ids, and around again."""
+    for n in (3, 2, 1):
+        for end in range(len(ids) - 1, n - 1, -1):
+            if ids[end - n : end] == ids[len(ids) - n :]:
+                return [ids[end + i % (len(ids) - end)] for i in range(count)]
+    return []
+
+
+def saved(prompt: list[int], ids: Sequence[int], propose: Propose) -> tuple[int, int]:
+    """(drafted, accepted) of a text, step by step: a draft, its beginning that came, and the token after it."""
+    drafted = accepted = 0
+    done = 1  # the first token is the prompt's
+    while done < len(ids):
+        count = min(TOKENS, len(ids) - done - 1)
+        draft = propose([*prompt, *ids[:done]], count) if count else []
+        right = next((i for i, token in enumerate(draft) if token != ids[done + i]), len(draft))
+        drafted, accepted, done = drafted + len(draft), accepted + right, done + right + 1
+    return drafted, accepted
+
+
+def counts(found: Sequence[Generation]) -> list[tuple[int, int]]:
+    return [(one.drafted, one.accepted) for one in found]
+
+
+MODEL = small(MIXED)
+NEAR, PERIODIC = near(MODEL), periodic()
+
+
+@pytest.mark.parametrize(
+    ("model", "draft", "propose", "apart"),
+    [
+        (MODEL, ModelDraft(model=NEAR, tokens=TOKENS), by_model(NEAR), False),
+        (PERIODIC, NgramDraft(tokens=TOKENS, most=3, least=1), looked_up, True),
+    ],
+    ids=["a near model", "n-grams"],
+)
+def test_a_row_of_a_batch_is_drafted_as_the_row_alone(
+    model: Decoder, draft: Draft, propose: Propose, apart: bool
+) -> None:
+    """`apart`: each row has 8 tokens of its own, so that what repeats itself in one is new in the others."""
+    configs = [
+        GenerationConfig(
+            max_new_tokens=most,
+            forbidden=[i for i in range(330) if apart and i // 8 != row],
+        )
+        for row, most in enumerate(LENGTHS)
+    ]
+    plain = generate(model, PROMPTS, configs)
+    together = generate(model, PROMPTS, configs, draft=draft)
+    assert [one.ids for one in together] == [one.ids for one in plain]
+    expected = [saved(prompt, one.ids, propose) for prompt, one in zip(PROMPTS, plain, strict=True)]
+    alone = [
+        generate(model, [prompt], config, draft=draft)[0]
+        for prompt, config in zip(PROMPTS, configs, strict=True)
+    ]
+    assert counts(together) == counts(alone) == expected
+    drafted, accepted = (sum(column) for column in zip(*expected, strict=True))
+    assert 20 < accepted < drafted, "some are right, some wrong"

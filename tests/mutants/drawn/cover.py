@@ -1,0 +1,278 @@
+"""Which tests run a line, and in which order they are asked.
+
+A line of a function is run by the tests that ran it, or that share a fixture which ran it. A line of a module or class
+is run once, by the first that imports it: its tests are those that run where its name stands. Files that have changed
+since the map was made have their lines carried over.
+"""
+
+import ast
+import difflib
+import functools
+import json
+import re
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from coverage.numbits import numbits_to_nums
+
+from tests.mutants.drawn.record import generations, test_files
+
+
+class Generation:
+    """One folder of a map."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        facts = json.loads((folder / "tests.json").read_text())
+        self.files: set[str] = {*facts["files"]}
+        self.tests: dict[str, dict[str, Any]] = facts["tests"]
+        self.data = sqlite3.connect(folder / "data/lines", check_same_thread=False)
+        self.names: dict[int, str] = dict(self.data.execute("select id, context from context").fetchall())
+        self.paths = {
+            path.rpartition("/tree/")[2]: key for key, path in self.data.execute("select id, path from file")
+        }
+        self.runs = functools.cache(self._runs)
+        self.old_lines = functools.cache(self._old_lines)
+        self.sharing: dict[str, list[str]] = defaultdict(list)
+        for test, facts in self.tests.items():
+            for fixture in facts.get("fixtures", ()):
+                self.sharing[fixture].append(test)
+
+    @functools.cached_property
+    def sizes(self) -> dict[str, int]:
+        """How many lines each test runs."""
+        sizes: dict[str, int] = defaultdict(int)
+        for context, bits in self.data.execute("select context_id, numbits from line_bits"):
+            for test in self.expand(self.names[context]):
+                sizes[test] += int.from_bytes(bits, "little").bit_count()
+        return sizes
+
+    def expand(self, context: str) -> list[str]:
+        """The tests of a context: itself, or those that share a fixture."""
+        if context.startswith("fixture "):
+            return self.sharing.get(context, [])
+        return [name for name in (context, *context.split("|")) if name in self.tests][:1]
+
+    def _runs(self, file: str) -> dict[int, set[str]]:
+        """The tests of each line of a Python file, as the file was."""
+        lines: dict[int, set[str]] = defaultdict(set)
+        query = "select context_id, numbits from line_bits where file_id = ?"
+        for context, bits in self.data.execute(query, (self.paths.get(file, -1),)):
+            for test in self.expand(self.names[context]):
+                for line in numbits_to_nums(bits):
+                    lines[line].add(test)
+        return lines
+
+    @functools.cached_property
+    def kernels(self) -> dict[str, dict[int, set[str]]]:
+        text = json.loads((self.folder / "kernels.json").read_text())
+        names, lines = text["tests"], text["lines"]
+        return {
+            file: {int(n): {names[i] for i in tests} for n, tests in of.items()} for file, of in lines.items()
+        }
+
+    def _old_lines(self, file: str, now: str) -> dict[int, list[int]]:
+        """For each line of a file, which has the text `now`: its lines in the map."""
+        path = self.folder / file
+        before = path.read_text().splitlines() if path.exists() else []
+        return carried(before, now.splitlines())
+
+
+def carried(before: list[str], now: list[str]) -> dict[int, list[int]]:
+    """For each line of a text (from 1) the lines that it comes from; for a changed one those that it replaces, for a
+    new one its neighbours."""
+    if before == now:
+        return {n: [n] for n in range(1, len(now) + 1)}
+    lines: dict[int, list[int]] = {}
+    for tag, i, j, k, m in difflib.SequenceMatcher(None, before, now, autojunk=False).get_opcodes():
+        for n in range(k, m):
+            lines[n + 1] = [i + n - k + 1] if tag == "equal" else [*range(i + 1, j + 1)] or [max(i, 1), i + 1]
+    return lines
+
+
+class Map:
+    """The tests of the lines of a checkout."""
+
+    def __init__(self, cache: Path, root: Path) -> None:
+        self.root = root
+        paths = (path for suffix in (".py", ".h", ".cpp") for path in sorted(root.glob(f"src/**/*{suffix}")))
+        self.sources = {path.relative_to(root).as_posix(): path.read_text() for path in paths}
+        self.generations = [Generation(folder) for folder in generations(cache)]
+        self.newest = {file: g for g in self.generations for file in g.files}
+        here = test_files(root).keys()
+        self.tests = {
+            test: facts
+            for g in self.generations
+            for test, facts in g.tests.items()
+            if self.newest.get(file := test.partition("::")[0]) is g and file in here
+        }
+
+    def usable(self, test: str) -> bool:
+        return test in self.tests and self.tests[test]["outcome"] == "passed"
+
+    @property
+    def failing(self) -> list[str]:
+        """The tests that fail without any fault."""
+        return sorted(test for test, facts in self.tests.items() if facts["outcome"] == "failed")
+
+    def stale(self) -> list[str]:
+        """The files whose text is another than when the first generation was made."""
+        first = self.generations[0].folder
+        files = (path.relative_to(first).as_posix() for path in sorted(first.glob("src/**/*.*")))
+        return [
+            f
+            for f in files
+            if not (self.root / f).exists() or (self.root / f).read_bytes() != (first / f).read_bytes()
+        ]
+
+    def _running(self, file: str, lines: Iterable[int]) -> set[str]:
+        tests: set[str] = set()
+        for g in self.generations:
+            table = g.runs(file) if file.endswith(".py") else g.kernels.get(Path(file).name, {})
+            old = g.old_lines(file, self.sources[file])
+            for line in lines:
+                for before in old.get(line, ()):
+                    tests |= {t for t in table.get(before, ()) if self.newest.get(t.partition("::")[0]) is g}
+        return {test for test in tests if self.usable(test)}
+
+    def compiled(self) -> set[tuple[str, int]]:
+        """The lines of kernels (file's name, number) that have code, as far as the map knows."""
+        lines = set()
+        for path in (self.root / "src/headway/native/csrc").iterdir():
+            file = path.relative_to(self.root).as_posix()
+            table = self.generations[0].kernels.get(path.name, {})
+            old = self.generations[0].old_lines(file, self.sources[file])
+            lines |= {(path.name, line) for line, before in old.items() if any(n in table for n in before)}
+        return lines
+
+    def tests_of(self, file: str, line: int) -> list[str]:
+        """The tests that run a line, in no order."""
+        if not file.endswith(".py"):
+            return [*self._running(file, [line])]
+        statement, inside = statement_at(parsed(self.sources[file]), line)
+        if inside:
+            return [*self._running(file, of_statement(statement, line))]
+        tests = self._users(file, statement, depth=3)
+        if not tests:
+            tests = self._running(file, function_lines(self.sources[file]))
+        return [*tests]
+
+    def _users(self, file: str, statement: ast.stmt, depth: int) -> set[str]:
+        """The tests that run a line where a name stands that a statement of a module or class binds."""
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return self._running(file, range(statement.body[0].lineno, (statement.end_lineno or 0) + 1))
+        names = bound(statement)
+        tests: set[str] = set()
+        if not names or not depth:
+            return tests
+        word = re.compile(rf"\b(?:{'|'.join(map(re.escape, names))})\b")
+        of_module = statement in parsed(self.sources[file]).body
+        for other, text in self.sources.items():
+            if not other.endswith(".py") or not word.search(text):
+                continue
+            if of_module and other != file and not imports(text, file, names):
+                continue
+            lines = {n for n, line in enumerate(text.splitlines(), 1) if word.search(line)}
+            tests |= self._running(other, lines & function_lines(text))
+            for line in sorted(lines - function_lines(text)):
+                at, _ = statement_at(parsed(text), line)
+                if other == file and at is not statement and not isinstance(at, (ast.Import, ast.ImportFrom)):
+                    tests |= self._users(other, at, depth - 1)
+        return tests
+
+
+@functools.cache
+def parsed(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+@functools.cache
+def function_lines(text: str) -> frozenset[int]:
+    """The lines of the bodies of a file's functions."""
+    return frozenset(
+        line
+        for node in ast.walk(parsed(text))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for line in range(node.body[0].lineno, (node.end_lineno or 0) + 1)
+    )
+
+
+@functools.cache
+def imported(text: str) -> frozenset[tuple[str, str]]:
+    """The modules and names that a file imports names from."""
+    nodes = (node for node in ast.walk(parsed(text)) if isinstance(node, ast.ImportFrom))
+    return frozenset((node.module or "", alias.name) for node in nodes for alias in node.names)
+
+
+def imports(text: str, file: str, names: list[str]) -> bool:
+    """Whether a text imports a module, or one of its names from it or from a package that it is part of."""
+    module = ".".join(Path(file).with_suffix("").parts[1:]).removesuffix(".__init__")
+    wanted = {*names, module.rpartition(".")[2]}
+    return any(name in wanted and f"{module}.".startswith(f"{place}.") for place, name in imported(text))
+
+
+def bound(statement: ast.stmt) -> list[str]:
+    """The names that a statement gives something to."""
+    match statement:
+        case ast.Assign(targets=targets):
+            return [n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)]
+        case ast.AnnAssign(target=ast.Name(id=name)) | ast.ClassDef(name=name):
+            return [name]
+    return []
+
+
+def statement_at(tree: ast.Module, line: int) -> tuple[ast.stmt, bool]:
+    """The smallest statement that a line is part of, and whether it stands in the body of a function."""
+    around = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno)
+    ]
+    around = around or tree.body[:1]  # a comment
+    statement = min(reversed(around), key=lambda node: (node.end_lineno or node.lineno) - node.lineno)
+    functions = (node for node in around if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    return statement, any(node.body[0].lineno <= line and node is not statement for node in functions)
+
+
+def of_statement(statement: ast.stmt, line: int) -> range:
+    """The lines that are run when a line is: of a simple statement all, of another what comes before its body; the line
+    alone where it stands between two bodies."""
+    body = getattr(statement, "body", None) or getattr(statement, "cases", None)
+    if not body:
+        return range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+    first = getattr(body[0], "lineno", None) or body[0].pattern.lineno
+    own = range(statement.lineno, max(first, statement.lineno + 1))
+    return own if line in own else range(line, line + 1)
+
+
+def ordered(tests: Iterable[str], file: str, sizes: dict[str, int], seconds: dict[str, float]) -> list[str]:
+    """The tests of a file's line in the order to ask them: those beside it first, then those that run the fewest lines,
+    then the fastest; a function's second case comes after the first of every other."""
+    beside = mirror(file)
+
+    def key(test: str) -> tuple[int, int, float, str]:
+        path = test.partition("::")[0]
+        tier = next((n for n, prefix in enumerate(beside) if path.startswith(prefix)), len(beside))
+        return tier, sizes.get(test, 0), seconds.get(test, 0.0), test
+
+    cases: dict[str, int] = defaultdict(int)
+    ranked = []
+    for test in sorted(tests, key=key):
+        name = test.partition("[")[0]
+        cases[name] += 1
+        ranked.append((key(test)[0], cases[name], key(test), test))
+    return [test for *_, test in sorted(ranked)]
+
+
+def mirror(file: str) -> list[str]:
+    """Where the tests of a file of `src` stand: its own test file, and the folder of its package."""
+    parts = Path(file).with_suffix("").parts[2:]
+    if not file.endswith(".py"):
+        return ["tests/native/"]
+    folders = [f"tests/{part}/" for part in parts[:-1]]
+    stem = parts[-1].strip("_")
+    own = [f"{folder}test_{stem}" for folder in (*folders, "tests/")]
+    return [*own, *reversed(folders)]

@@ -1,0 +1,65 @@
+"""Draws faults from all of `src`: a line by chance, then one of its places. The seed decides, for a given tree."""
+
+import random
+from collections import defaultdict
+from collections.abc import Collection
+from pathlib import Path
+
+from tests.mutants.drawn import cpp_faults, python_faults
+from tests.mutants.drawn.fault import Fault
+
+ROOTS = ("src/headway", "src/headway_lab")
+CSRC = "src/headway/native/csrc"
+
+
+def python_files(root: Path, only: str = "") -> list[str]:
+    paths = (path.relative_to(root).as_posix() for top in ROOTS for path in (root / top).rglob("*.py"))
+    return sorted(path for path in paths if path.startswith(only))
+
+
+def cpp_files(root: Path, only: str = "") -> list[str]:
+    paths = (
+        path.relative_to(root).as_posix() for path in (root / CSRC).iterdir() if path.suffix in (".h", ".cpp")
+    )
+    return sorted(path for path in paths if path.startswith(only))
+
+
+def draw(root: Path, seed: str, count: int, only: str = "") -> list[Fault]:
+    """`count` faults of Python files, at most one of a line; fewer where there are no more lines."""
+    sources = {file: (root / file).read_bytes() for file in python_files(root, only)}
+    faults = [fault for file, source in sources.items() for fault in python_faults.faults(file, source)]
+    drawn = []
+    for fault in shuffled(faults, f"python {seed}"):
+        if len(drawn) == count:
+            break
+        if python_faults.changes(sources[fault.file], fault.apply(sources[fault.file])):
+            drawn.append(fault)
+    return drawn
+
+
+def draw_cpp(root: Path, seed: str, compiled: Collection[tuple[str, int]], only: str = "") -> list[Fault]:
+    """Faults of the kernels, one for each line that is `compiled` (file's name, number), in an order to try them in."""
+    faults = [
+        f for file in cpp_files(root, only) for f in cpp_faults.faults(file, (root / file).read_bytes())
+    ]
+    return shuffled([f for f in faults if (Path(f.file).name, f.line) in compiled], f"c++ {seed}")
+
+
+def shuffled(faults: list[Fault], seed: str) -> list[Fault]:
+    """One fault of each line, the lines by chance: every line counts the same, however many places it has."""
+    lines = defaultdict[tuple[str, int], list[Fault]](list)
+    for fault in faults:
+        lines[fault.file, fault.line].append(fault)
+    chance = random.Random(seed)
+    order = sorted(lines)
+    chance.shuffle(order)
+    return [chance.choice(lines[line]) for line in order]
+
+
+def named(root: Path, ids: Collection[str]) -> list[Fault]:
+    """The faults of these ids, as far as the tree has them."""
+    found = []
+    for file in (*python_files(root), *cpp_files(root)):
+        of_file = python_faults.faults if file.endswith(".py") else cpp_faults.faults
+        found += [fault for fault in of_file(file, (root / file).read_bytes()) if fault.id in ids]
+    return found

@@ -1,0 +1,189 @@
+"""Compiles the kernels of one CPU level unit by unit: so that they note what they run, and with a fault.
+
+Both kinds are compiled with `SPEED`, which is quicker than what is released; the tests pass with it too. A library
+with a fault is stamped as the sources without it, so that it is taken where those are.
+"""
+
+import functools
+import re
+import shutil
+import subprocess
+import sys
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+CSRC = "src/headway/native/csrc"
+SPEED = "-O1"
+NOTING = """
+#include <stddef.h>
+#include <stdint.h>
+extern const char __ehdr_start[] __attribute__((visibility("hidden")));
+static unsigned char seen[1 << 24];
+__attribute__((visibility("default"))) const size_t headway_seen_size = sizeof seen;
+__attribute__((visibility("default"))) unsigned char *headway_seen(void) { return seen; }
+void __sanitizer_cov_trace_pc(void) {
+  const size_t at = (size_t)((const char *)__builtin_return_address(0) - __ehdr_start);
+  if (at < sizeof seen) seen[at] = 1;
+}
+"""
+"""What a block of code calls first; the place of the call, from the library's beginning, is noted."""
+
+
+sys.path.insert(0, str(ROOT / "src"))  # headway is imported late, and from there
+
+
+class DoesNotCompileError(Exception):
+    """The compiler's words."""
+
+
+@functools.cache
+def level() -> str:
+    """The best CPU level here."""
+    from headway.hardware import cpu_flags
+    from headway.native.loader import NEEDS
+
+    return next(name for name, needs in NEEDS.items() if needs <= cpu_flags())
+
+
+def command(sources: Path) -> list[str]:
+    """The compiler and its flags, stamped as the `sources`."""
+    from headway.native import build
+
+    return [*build.compiler(), *build._flags(level(), sources), SPEED]
+
+
+def library_name() -> str:
+    from headway.native import build
+
+    return build.file_name(level())
+
+
+def call(*words: str) -> str:
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        raise DoesNotCompileError(done.stdout[-2000:])
+    return done.stdout
+
+
+def link(objects: Iterable[Path], out: Path) -> Path:
+    call(command(ROOT / CSRC)[0], "-shared", "-fopenmp", *map(str, objects), "-o", str(out))
+    return out
+
+
+def noting(cache: Path) -> Path:
+    """A library of the best level that notes what it runs, in a folder with the others as they were built; compiled
+    once for the sources that are there."""
+    from headway.native import build
+
+    out = cache / "noting"
+    library = out / library_name()
+    if build.built_hash(library) == build.source_hash(level()):
+        return library
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    for path in (ROOT / "src/headway/native/lib").glob("*.so"):
+        if path.name != library.name:
+            shutil.copy2(path, out)
+    note = out / "noting.c"
+    note.write_text(NOTING)
+    call("gcc", "-O1", "-fPIC", "-c", str(note), "-o", str(out / "noting.o"))
+    objects = [out / "noting.o"]
+    for unit in sorted((ROOT / CSRC).glob("*.cpp")):
+        objects.append(out / f"{unit.name}.o")
+        flags = ("-g", "-fsanitize-coverage=trace-pc")
+        call(*command(ROOT / CSRC), *flags, "-c", str(unit), "-o", str(objects[-1]))
+    return link(objects, library)
+
+
+def lines_of_blocks(library: Path) -> dict[int, set[tuple[str, int]]]:
+    """For each block of a library that notes: the lines (file's name, number) whose code it has."""
+    text = call("objdump", "-d", "--no-show-raw-insn", str(library))
+    addresses = re.finditer(r"call\s+\S+ <__sanitizer_cov_trace_pc.*?>\n\s+([0-9a-f]+):", text)
+    begins = sorted(int(m.group(1), 16) for m in addresses)
+    blocks: dict[int, set[tuple[str, int]]] = {begin: set() for begin in begins}
+    address, here = 0, set[tuple[str, int]]()
+    for row in call("objdump", "--dwarf=decodedline", str(library)).splitlines():
+        if not (match := re.match(r"(\S+)\s+(\d+|-)\s+0x([0-9a-f]+)", row)):
+            continue
+        if (place := int(match.group(3), 16)) != address:
+            _spread(blocks, begins, here, address, place)
+            address, here = place, set()
+        if match.group(2) != "-":
+            here.add((Path(match.group(1)).name, int(match.group(2))))
+    return blocks
+
+
+def _spread(
+    blocks: dict[int, set[tuple[str, int]]],
+    begins: list[int],
+    lines: set[tuple[str, int]],
+    low: int,
+    high: int,
+) -> None:
+    """Lines whose code is at the addresses from `low` to `high` into the blocks that these are part of."""
+    if lines:
+        for begin in begins[max(bisect_right(begins, low) - 1, 0) : bisect_right(begins, high - 1)]:
+            blocks[begin] |= lines
+
+
+class Builder:
+    """Compiles the kernels with one file changed: what does not include it is compiled once."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.scratch = scratch
+        self.sources = scratch / "csrc"
+        if not self.sources.exists():
+            shutil.copytree(ROOT / CSRC, self.sources)
+        self.base = scratch / "base"
+        if not self.base.exists():
+            self.base.mkdir()
+            for unit in self.units:
+                self._compile(unit, self.base)
+
+    @functools.cached_property
+    def units(self) -> list[Path]:
+        return sorted(self.sources.glob("*.cpp"))
+
+    @functools.cached_property
+    def included(self) -> dict[str, set[str]]:
+        """The units that each file is part of."""
+        users = defaultdict(set)
+        for unit in self.units:
+            for word in call(*command(ROOT / CSRC), "-MM", str(unit)).replace("\\\n", " ").split()[1:]:
+                users[Path(word).name].add(unit.name)
+        return users
+
+    def _compile(self, unit: Path, out: Path) -> Path:
+        target = out / f"{unit.name}.o"
+        call(*command(ROOT / CSRC), "-c", str(unit), "-o", str(target))
+        return target
+
+    def build(self, name: str, text: str, out: Path) -> bool:
+        """The library with csrc/`name` as `text`, in the folder `out`; False where it is the same machine code."""
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir(parents=True)
+        before = (self.sources / name).read_text()
+        (self.sources / name).write_text(text)
+        try:
+            changed = {
+                unit.name: self._compile(unit, out) for unit in self.units if unit.name in self.included[name]
+            }
+        finally:
+            (self.sources / name).write_text(before)
+        if all(same(path, self.base / path.name) for path in changed.values()):
+            return False
+        self._link([changed.get(u.name, self.base / f"{u.name}.o") for u in self.units], out)
+        return True
+
+    def _link(self, objects: Sequence[Path], out: Path) -> None:
+        for path in (ROOT / "src/headway/native/lib").glob("*.so"):
+            (out / path.name).symlink_to(path)
+        (out / library_name()).unlink(missing_ok=True)
+        link(objects, out / library_name())
+
+
+def same(path: Path, other: Path) -> bool:
+    return path.read_bytes() == other.read_bytes()

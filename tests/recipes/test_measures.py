@@ -1,0 +1,24 @@
+"""What a stage is measured by, where a clock is needed: one whose times are known."""
+
+import time
+from typing import Any
+
+import pytest
+
+from headway.models import ModelSpec, build
+from headway.recipes import measures
+
+
+def test_decoding_is_timed_without_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt takes 3 s; a step 1 s, but for those of a few runs that something else slows down."""
+    now, steps = 0.0, iter([1.0, 1.0, 0.0, 4.0, 0.0, 1.0, 0.0, 0.5, 0.0, 1.0, 0.0])
+
+    def generated(model: Any, prompts: list[list[int]], settings: Any) -> None:
+        nonlocal now
+        assert {len(prompt) for prompt in prompts} == {40}
+        now += 3 + (settings.max_new_tokens - 1) * next(steps)
+
+    monkeypatch.setattr(measures, "generate", generated)
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    model = build(ModelSpec.of_depth(1, 16, width=8, heads=1, kv_heads=1, head_dim=8))
+    assert measures.decoding_speed(model, 40) == measures.ROWS

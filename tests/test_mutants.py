@@ -1,0 +1,334 @@
+"""Faults that are drawn: what each change makes of a text, what is left alone, and how results are kept and counted."""
+
+import ast
+import importlib
+import json
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.mutants.drawn import cover, cpp_faults, draw, python_faults, report, score
+from tests.mutants.drawn.fault import Fault, fault
+
+ROOT = Path(__file__).parents[1]
+
+
+def of_python(text: str) -> set[str]:
+    """What a text can become: the changed lines of each fault."""
+    source = text.encode()
+    faults = python_faults.faults("a.py", source)
+    for each in faults:
+        assert each.old.encode() == source[each.start : each.end]
+        assert python_faults.changes(source, each.apply(source)), str(each)
+    return {each.apply(source).decode() for each in faults}
+
+
+def of_cpp(text: str) -> set[str]:
+    source = text.encode()
+    return {each.apply(source).decode() for each in cpp_faults.faults("a.h", source)}
+
+
+@pytest.mark.parametrize(
+    ("text", "broken"),
+    [
+        ("x = a < b", {"x = a <= b"}),
+        ("x = a == b is not c", {"x = a != b is not c", "x = a == b is c"}),
+        ("x = a not in (b)", {"x = a in (b)"}),
+        ("x = (a) + (  # not -\n b)", {"x = (a) - (  # not -\n b)"}),
+        ("x = a and b", {"x = a or b"}),
+        ("x = not a", {"x = a"}),
+        ("x = -a", {"x = a"}),
+        ("x = 2", {"x = 3", "x = 1", "x = 0"}),
+        ("x = 0.5", {"x = 1.0"}),
+        ("x = True", {"x = False"}),
+        ("x = a[i:]", {"x = a[i + 1:]"}),
+        ("x = a['é']", {"x = a['é_']"}),
+        ("x = {'a': b}", {"x = {'a_': b}"}),
+        ("x = a == 'b'", {"x = a != 'b'", "x = a == 'b_'"}),
+        ("x = 'a'", set()),
+        ("for i in range(n): f", {"for i in range(n - 1): f"}),
+        ("x += y", {"pass", "x = y", "x -= y"}),
+        ("a.b = c", {"pass"}),
+        ("a[b] = c", {"pass"}),
+        ("a.f()", {"pass"}),
+        ("if a: b", {"if True: b", "if False: b"}),
+        ("x = a if b else c", {"x = a if True else c", "x = a if False else c"}),
+        ("x = [a for a in b if c]", {"x = [a for a in b if True]"}),
+        ("while a: b", {"while False: b"}),
+        ("while a:\n break", {"while a:\n pass", "while False:\n break"}),
+        ("def f(): return a", {"def f(): return None"}),
+        ("def f(): return a.g(b)", {"def f(): return None", "def f(): return a", "def f(): return b"}),
+        ("raise E(f'{1}') from None", {"pass"}),
+        ("x = f(a, b)", {"x = a", "x = f(b, a)"}),
+        ("x = f(a, *b)", {"x = a"}),
+        ("x = f(k=a,\n  l=b)", {"x = f(l=b)", "x = f(k=a)"}),
+        ("x = f(k=a)", {"x = f()"}),
+        ("x = min(a)", {"x = max(a)", "x = a"}),
+        ("f(len(a))", {"pass", "f((len(a) - 1))"}),
+    ],
+)
+def test_what_each_change_makes_of_python(text: str, broken: set[str]) -> None:
+    assert of_python(text) == broken
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"""1 < 2"""',
+        "x: Literal[1]",
+        "def f(x: Literal[1]) -> Literal[2]: ...",
+        "@f(1)\nclass A: ...",
+        "__all__ = ['a', 'b']",
+        "if TYPE_CHECKING:\n x = 1",
+        "if __name__ == '__main__':\n x = 1",
+        "x = f'{1 + a}'",
+        "assert 1 < a",
+        "raise NotImplementedError(1)",
+        "x = y | None",
+        "import a",
+        "x = option(help='a' + b(1))",
+        "x = zip(strict=True)",
+    ],
+)
+def test_what_is_there_to_be_read_is_left_alone(text: str) -> None:
+    assert not of_python(text) - {text.replace("option(help='a' + b(1))", "'a'")}
+
+
+def test_the_words_of_a_warning_are_left_alone_and_the_warning_is_not() -> None:
+    assert of_python("warn('a', stacklevel=2 + n)") == {"pass"}
+
+
+def test_what_is_no_other_program_is_no_fault() -> None:
+    assert not python_faults.changes(b"x = 1", b"x = (1)")
+    assert not python_faults.changes(b"x = 1", b"x = ")
+    assert not python_faults.changes(b"while a: x", b"while a: break; return")
+    assert python_faults.changes(b"x = 1", b"x = 2")
+
+
+@pytest.mark.parametrize(
+    ("text", "broken"),
+    [
+        ("x = a < b ? a : b;", {"x = a <= b ? a : b;", ";"}),
+        ("int x = 2;  // 3 < 4", {f"int x = {n};  // 3 < 4" for n in (0, 1, 3)}),
+        ("f(\"1 < 2\", '3');", {";"}),
+        ("#define A 1\n/* 1\n 2 */", set()),
+        ("x[i] += 1.5f;", {"x[i] -= 1.5f;", "x[i] = 1.5f;", "x[i] += 3.0f;", "x[i + 1] += 1.5f;", ";"}),
+        ("  f(a, b);", {"  ;", "  f(b, a);"}),
+        ("  b);", set()),  # the end of a statement
+        ("return a;", {"return {};"}),
+        ("if (a && !b) f();", {"if (a || !b) f();", "if (a && b) f();", "if (true) f();", "if (false) f();"}),
+        ("auto x = std::min(a, b);", {"auto x = std::max(a, b);", "auto x = std::min(b, a);"}),
+        ("x = vec<8>(a);", {"x = vec<7>(a);", "x = vec<9>(a);", "x = vec<0>(a);", ";"}),
+    ],
+)
+def test_what_each_change_makes_of_cpp(text: str, broken: set[str]) -> None:
+    assert of_cpp(text) == broken
+
+
+def test_all_of_the_sources_can_be_broken_and_no_id_is_there_twice() -> None:
+    """A file per room is enough to see that places are those of the bytes."""
+    ids = Counter[str]()
+    for file in (*draw.python_files(ROOT)[::20], *draw.cpp_files(ROOT)):
+        source = (ROOT / file).read_bytes()
+        of_file = python_faults.faults if file.endswith(".py") else cpp_faults.faults
+        for each in of_file(file, source):
+            assert source[each.start : each.end] == each.old.encode()
+            ids[each.id] += 1
+    assert len(ids) > 10_000
+    assert max(ids.values()) == 1
+
+
+def test_an_id_goes_with_the_line_and_equal_lines_are_told_apart() -> None:
+    (one,) = python_faults.faults("a.py", b"x = a < b")
+    moved = python_faults.faults("a.py", b"y = f\n\nif True:\n  x = a < b")[-1]
+    assert (moved.id, moved.line, one.line) == (one.id, 4, 1)
+    twins = python_faults.faults("a.py", b"x = a < b\nx = a < b")
+    assert [each.id for each in twins] == [one.id, f"{one.id}-2"]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A checkout of one package, and of kernels."""
+    for folder in ("src/headway/native/csrc", "src/headway_lab", "tests/nn"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "src/headway/a.py").write_text("".join(f"x{i} = {i} + a\n" for i in range(30)))
+    (tmp_path / "src/headway/native/csrc/k.h").write_text("".join(f"int x{i} = {i};\n" for i in range(9)))
+    return tmp_path
+
+
+def test_the_seed_decides_the_list_and_a_line_is_drawn_once(tree: Path) -> None:
+    drawn = draw.draw(tree, "seed", 20)
+    assert drawn == draw.draw(tree, "seed", 20)
+    assert drawn != draw.draw(tree, "other", 20)
+    assert drawn[:5] == draw.draw(tree, "seed", 5)
+    assert len({each.line for each in drawn}) == 20
+    assert draw.named(tree, [drawn[3].id]) == [drawn[3]]
+    compiled = {("k.h", 2), ("k.h", 5)}
+    assert {each.line for each in draw.draw_cpp(tree, "seed", compiled)} == {2, 5}
+
+
+def test_every_line_counts_alike_however_many_places_it_has(tree: Path) -> None:
+    (tree / "src/headway/a.py").write_text("x = [1, 2, 3, 4, 5, 6, 7, 8, 9]\ny = a < b\n")
+    first = Counter(draw.draw(tree, str(seed), 1)[0].line for seed in range(60))
+    assert min(first[1], first[2]) > 15
+
+
+def test_a_changed_file_runs_as_it_is_though_its_size_and_second_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled files are taken where the source's time in seconds and its size are those that they were made from."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    worker = object.__new__(score.Worker)
+    worker.times = 1_000_000_000
+    path = tmp_path / "changed_and_restored.py"
+
+    def imported() -> int:
+        sys.modules.pop(path.stem, None)
+        importlib.invalidate_caches()
+        value: int = importlib.import_module(path.stem).value
+        return value
+
+    for value in (1, 2, 1):
+        worker.write(path, f"value = {value}\n".encode())
+        assert imported() == value
+    before = path.stat().st_mtime
+    path.write_bytes(b"value = 3\n")
+    os.utime(path, (before, before))
+    assert imported() == 1  # what was compiled from another text
+
+
+def row(key: str, outcome: str, file: str = "src/headway/nn/a.py", **more: Any) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "id": key,
+        "file": file,
+        "line": 7,
+        "operator": "operator",
+        "old": "<",
+        "new": "<=",
+        "by": "",
+    }
+    return {**made, "outcome": outcome, "ran": 3, "left_out": 0, **more}
+
+
+def test_a_file_of_results_goes_on_after_a_line_that_was_cut(tmp_path: Path) -> None:
+    results = score.Results(tmp_path / "r.jsonl")
+    assert results.rows() == {}
+    results.add(row("a", "lived"))
+    results.add(row("a", "killed"))
+    with results.path.open("a") as file:
+        file.write(json.dumps(row("b", "killed"))[:20])
+    assert {key: r["outcome"] for key, r in results.rows().items()} == {"a": "killed"}
+    results.add(row("c", "lived"))
+    assert [*results.rows()] == ["a", "c"]
+
+
+def test_what_was_tried_is_not_tried_again_and_kernels_that_are_no_faults_are_replaced() -> None:
+    python = [Fault("a.py", n, 0, 1, "", "", "", f"p{n}") for n in range(4)]
+    cpp = [Fault("a.h", n, 0, 1, "", "", "", f"c{n}") for n in range(6)]
+    rows = {"p0": row("p0", "killed"), "c0": row("c0", "invalid"), "c1": row("c1", "killed")}
+    queue = score.Queue(python, cpp, 3, rows)
+    taken = []
+    while each := queue.take():
+        taken.append(each.id)
+        queue.done(row(each.id, "same" if each.id == "c2" else "lived"))
+    assert [t for t in taken if t[0] == "p"] == ["p1", "p2", "p3"]
+    assert [t for t in taken if t[0] == "c"] == ["c2", "c3", "c4"]
+
+
+def test_tests_beside_the_file_come_first_then_those_that_run_least_and_each_function_once_before_its_cases() -> (
+    None
+):
+    tests = ["tests/nn/test_b.py::t[1]", "tests/nn/test_b.py::t[2]", "tests/api/test_x.py::t",
+             "tests/nn/test_a.py::t", "tests/nn/test_b.py::u", "tests/api/test_x.py::small"]  # fmt: skip
+    sizes = dict.fromkeys(tests, 100) | {"tests/api/test_x.py::small": 5, "tests/nn/test_b.py::u": 200}
+    order = cover.ordered(tests, "src/headway/nn/a.py", sizes, {})
+    assert order == [tests[3], tests[0], tests[4], tests[1], tests[5], tests[2]]
+
+
+def test_a_budget_of_seconds_leaves_out_what_is_too_long_and_takes_at_least_one() -> None:
+    seconds = {"a": 5.0, "b": 7.0, "c": 2.0}
+    assert score.chosen(["a", "b", "c"], seconds, 8.0) == ["a", "c"]
+    assert score.chosen(["b"], seconds, 1.0) == ["b"]
+    assert score.stages(["x::a", "y::b", "x::c"], {}, 0.25) == [["x::a", "y::b"], ["x::c"]]
+    assert score.stages(["x::a", "y::b", "x::c"], {}, 9.0) == [["x::a", "x::c", "y::b"]]
+
+
+def test_lines_are_carried_over_to_a_changed_file() -> None:
+    before, now = ["a", "b", "c", "d"], ["a", "new", "b", "C", "d"]
+    lines = cover.carried(before, now)
+    assert (lines[1], lines[3], lines[4], lines[5]) == ([1], [2], [3], [4])
+    assert lines[2] == [1, 2]
+
+
+def test_a_line_of_a_function_is_told_from_one_of_a_class() -> None:
+    tree = ast.parse(
+        "A = 1\nclass B:\n  c = 2\n  def f(self, x=3):\n    if x:\n      return (\n        4)\n    else: y()"
+    )
+    places = {line: cover.statement_at(tree, line) for line in range(1, 9)}
+    assert [inside for _, inside in places.values()] == [False] * 4 + [True] * 4
+    assert [[*cover.of_statement(places[n][0], n)] for n in (5, 7, 8)] == [[5], [6, 7], [8]]
+    assert cover.bound(places[1][0]) == ["A"]
+    assert cover.bound(places[3][0]) == ["c"]
+
+
+def test_a_name_of_a_module_is_used_where_it_is_imported_from_it_or_its_package() -> None:
+    file = "src/headway/nn/block.py"
+    for text in (
+        "from headway.nn.block import A",
+        "from headway.nn import A",
+        "from headway.nn import block",
+    ):
+        assert cover.imports(text, file, ["A"])
+    for text in ("from headway.nn.other import A", "from headway.nn.block import B", "A = 1"):
+        assert not cover.imports(text, file, ["A"])
+
+
+def test_small_packages_are_pooled_by_floor_and_what_changes_nothing_does_not_count() -> None:
+    rows = [row(f"k{n}", "killed") for n in range(30)]
+    rows += [row(f"s{n}", "lived", "src/headway/cache/a.py") for n in range(2)]
+    rows += [
+        row("t", "timeout", "src/headway/parallel/a.py"),
+        row("c", "killed", "src/headway/native/csrc/a.h"),
+    ]
+    rows += [
+        row("i", "invalid", "src/headway/native/csrc/a.h"),
+        row("l", "killed", "src/headway_lab/book/a.py"),
+    ]
+    counts = report.table([r for r in rows if r["outcome"] != "invalid"], {"s1": "a hint"})
+    assert counts["headway/nn"].score == 1.0
+    pool = counts["nn, cache, parallel (small)"]
+    assert (pool.faults, pool.timeout, pool.lived, pool.equivalent, pool.score) == (3, 1, 1, 1, 0.5)
+    assert pool.parts == ["headway/cache 2", "headway/parallel 1"]
+    assert "laboratory (small)" in counts
+    said = report.text(rows, {"s1": "a hint"})
+    assert "1 lived:\ns0         src/headway/cache/a.py:7  operator: < -> <=  (3 tests ran)\n" in said
+    assert said.endswith(
+        "1 change nothing:\ns1         src/headway/cache/a.py:7  operator: < -> <=  (3 tests ran; a hint)"
+    )
+    with pytest.raises(ValueError, match="2 of 4 faults are said to change nothing"):
+        report.text(rows[29:33], {"s0": "a", "s1": "b"})
+
+
+def test_every_package_stands_on_a_floor() -> None:
+    files = [*draw.python_files(ROOT), *draw.cpp_files(ROOT)]
+    assert {report.floor(report.package(file)) for file in files} == {*report.FLOORS, report.LABORATORY}
+
+
+def test_a_reason_is_needed_for_what_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "equivalent"
+    path.write_text("# why\n12345678 only a hint to the compiler\n")
+    assert report.reasons(path) == {"12345678": "only a hint to the compiler"}
+    path.write_text("12345678 \n")
+    with pytest.raises(ValueError, match="12345678 needs a reason"):
+        report.reasons(path)
+
+
+def test_a_fault_says_where_and_what() -> None:
+    made = fault("a.py", b"a\n  b = c\n", 4, 5, "d", "kind")
+    assert str(made) == "a.py:2  kind: b -> d"
+    assert made.apply(b"a\n  b = c\n") == b"a\n  d = c\n"

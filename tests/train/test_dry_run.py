@@ -1,0 +1,92 @@
+"""A dry run says of every task what a run would do, and touches nothing; paths are looked at before anything else."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headway.cli import run
+from headway.errors import ConfigError
+from headway.models import cost
+from headway.train import train
+from headway.train.dry_run import describe_run
+from headway.train.tasks import TASKS, find_task, settings_of
+from headway.train.tasks.translation import TranslationConfig
+from tests.train.reversal import ReversalConfig
+from tests.train.test_translation import TINY, corpus
+
+SMALL = {"vocab": 261, "depth": 1, "width": 16, "heads": 2, "context": 256, "dtype": "fp32", "epochs": 3}
+RECORDS: dict[str, dict[str, Any]] = {
+    "causal-lm": {"text": "one two three"},
+    "masked-lm": {"text": "one two three"},
+    "chat": {"prompt": "one", "completion": "two"},
+    "preference": {"prompt": "one", "chosen": "two", "rejected": "three"},
+    "classify": {"text": "one two", "label": 1},
+    "tag": {"tokens": ["one", "two"], "tags": ["O", "B-X"]},
+    "answer": {"question": "who?", "context": "one two", "answers": [{"text": "two", "answer_start": 4}]},
+    "embed": {"anchor": "one", "positive": "two", "negative": "three"},
+}
+"""A record of each task that trains on a file of them."""
+
+
+def of(task: str, folder: Path, **changes: Any) -> Any:
+    if task == "translation":
+        return TranslationConfig.of({**TINY, **corpus(folder), "out": str(folder / "run"), **changes})
+    file = folder / "data.jsonl"
+    rows = [RECORDS[task], RECORDS[task] | ({"label": 0} if task == "classify" else {})]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows) * 25)
+    template = {"template": "vicuna"} if task == "preference" else {}
+    usual = {"data": str(file), "task": task, "out": str(folder / "run"), **SMALL, **template}
+    return settings_of(task).of(usual | changes)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_says_what_a_run_would_do(task: str, tmp_path: Path) -> None:
+    """At its own default family, with the tokenizer that is to be trained and with one that is given."""
+    config = of(task, tmp_path)
+    files = sorted(tmp_path.iterdir())
+    found = describe_run(config)
+    assert sorted(tmp_path.iterdir()) == files
+    assert sum(found.groups.values()) == cost.parameter_count(found.spec)
+    made = find_task(task)(config, tmp_path / "made", None, torch.float32)
+    assert type(made.model.spec.head) is type(found.spec.head)
+    assert made.model.spec.head == found.spec.head
+    assert f"\n  optimizer steps            {found.steps}" in found.text()
+    if found.exact or task == "translation":
+        assert found.steps == made.steps
+    if task == "translation":
+        return
+    made.tokenizer.save(tmp_path / "tokenizer")
+    given = of(task, tmp_path, vocab=None, tokenizer=str(tmp_path / "tokenizer"))
+    found, made = describe_run(given), find_task(task)(given, tmp_path / "again", None, torch.float32)
+    assert found.exact == (task not in ("causal-lm", "masked-lm"))
+    assert found.spec == made.model.spec
+    if found.exact:
+        assert (found.steps, found.rows) == (made.steps, made.plan.rows)
+        assert found.micro_batches == len(made.batches(0))
+
+
+def test_the_command_has_it_for_every_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = of("tag", tmp_path)
+    assert run(["train", "--task", "tag", "--data", config.data, "--depth", "1", "--dry-run"]) == 0
+    assert "training records           50\n" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="a dry run asks the task, and Reversal has no `foresee`"):
+        describe_run(ReversalConfig(out=str(tmp_path / "run")))
+
+
+def test_all_paths_are_looked_at_before_anything_is_done(tmp_path: Path) -> None:
+    config = of("translation", tmp_path)
+    lost = {"validation_source": str(tmp_path / "a.em"), "validation_target": str(tmp_path / "none" / "b.de")}
+    with pytest.raises(ConfigError) as refused:
+        train(config.model_copy(update=lost), quiet=True)
+    assert str(refused.value) == (
+        f'validation_source {tmp_path}/a.em: no such file or folder (did you mean "a.en"?); '
+        f"validation_target {tmp_path}/none/b.de: no such file or folder. Paths are relative to {Path.cwd()}"
+    )
+    assert not Path(config.out).exists()
+    chat = of("chat", tmp_path, template="vicunna", data=str(tmp_path / "x"), moments=str(tmp_path / "m"))
+    said = r"data .*/x: no such.*; moments .*/m: no such.*; template vicunna: no chat template of that name \(did"
+    with pytest.raises(ConfigError, match=said):
+        train(chat, quiet=True)

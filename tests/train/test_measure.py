@@ -1,0 +1,191 @@
+"""`headway eval --task`: a model that a run left, measured on what the run held out, is what the run measured last."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.cli import run
+from headway.report import cell
+from headway.train import TextConfig, train
+from headway.train.config import TrainConfig
+from headway.train.metrics import read_metrics
+from headway.train.tasks import TASKS
+from headway.train.tasks.translation import TranslationConfig
+from tests.train import heads, test_chat, test_preference, test_translation
+from tests.train.conftest import documents
+from tests.train.test_chat import SHORT, conversations, written
+from tests.train.test_preference import pairs
+
+pytestmark = pytest.mark.filterwarnings("ignore:train_words")  # of so few words
+Case = Callable[[Path], tuple[TrainConfig, list[str]]]
+ROWS = ["context=64"]
+
+
+def chat(folder: Path) -> tuple[TrainConfig, list[str]]:
+    held = str(written(folder / "held.jsonl", conversations(20, seed=1)))
+    config = test_chat.config(folder, validation=held, train_on="last", stop=("<|begin|>",))
+    return config, ["--data", held, "train_on=last", *ROWS]
+
+
+def share_of_chats(folder: Path) -> tuple[TrainConfig, list[str]]:
+    config = test_chat.config(folder, validation_share=0.2, seed=3)
+    return config, ["--data", config.data, "validation_share=0.2", "seed=3", *ROWS]
+
+
+def adapter(folder: Path) -> tuple[TrainConfig, list[str]]:
+    """Whose template, beside it, is another than its base's."""
+    base = train(
+        test_chat.config(folder, template=SHORT.replace("A:", "B:"), steps=1, out=str(folder / "base")),
+        quiet=True,
+    )
+    held = str(written(folder / "held.jsonl", conversations(20, seed=1)))
+    fresh = dict.fromkeys(("vocab", "depth", "width", "heads", "kv_heads", "hidden"))
+    trained = {"model": str(base.model), "adapter": "lora", "rank": 2}
+    return test_chat.config(folder, validation=held, **fresh, **trained), ["--data", held, *ROWS]
+
+
+def dpo(folder: Path) -> tuple[TrainConfig, list[str]]:
+    held = str(written(folder / "held.jsonl", pairs(30)[10:]))
+    config = test_preference.config(folder, validation=held, validation_share=0.0, beta=0.3)
+    return config, ["--data", held, "beta=0.3", f"reference={config.out}/checkpoint-0", *ROWS]
+
+
+def orpo(folder: Path) -> tuple[TrainConfig, list[str]]:
+    held = str(written(folder / "held.jsonl", pairs(30)[10:]))
+    config = test_preference.config(folder, validation=held, validation_share=0.0, loss="orpo", beta=0.3)
+    return config, ["--data", held, "beta=0.3", "loss=orpo", *ROWS]
+
+
+def translation(folder: Path) -> tuple[TrainConfig, list[str]]:
+    files = test_translation.corpus(folder)
+    held = {"validation_source": files["source"], "validation_target": files["target"]}
+    short = {**test_translation.TINY, "steps": 4, "out": str(folder / "run")}
+    return TranslationConfig.of({**short, **files, **held}), [
+        f"{name}={path}" for name, path in files.items()
+    ]
+
+
+def text(**changes: Any) -> Case:
+    def made(folder: Path) -> tuple[TrainConfig, list[str]]:
+        files = [written(folder / f"{i}.jsonl", [{"text": t} for t in documents(i, 30)]) for i in (0, 1)]
+        usual: dict[str, Any] = {
+            "data": str(files[0]), "validation": str(files[1]), "vocab": 300, "depth": 1, "width": 16, "heads": 2,
+            "hidden": 24, "context": 24, "batch_tokens": 96, "steps": 4, "dtype": "fp32", "workers": 1,
+            "backend": "sdpa", "out": str(folder / "run"),
+        }  # fmt: skip
+        return TextConfig.of(usual | changes), ["--data", str(files[1]), "--context", "24"]
+
+    return made
+
+
+def head(task: str) -> Case:
+    def made(folder: Path) -> tuple[TrainConfig, list[str]]:
+        config = heads.settings(task, folder)
+        return config, ["--data", str(config.validation)]
+
+    return made
+
+
+CASES: dict[str, Case] = {
+    "causal-lm": text(),
+    "masked-lm": text(family="bert", dropout=0.0),
+    "translation": translation,
+    "chat": chat,
+    "chat, a share": share_of_chats,
+    "chat, an adapter": adapter,
+    "preference": dpo,
+    "preference, orpo": orpo,
+    **{task: head(task) for task in heads.DATA},
+}
+
+
+def report(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    code = run([*arguments, "--json"])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_eval_of_what_a_run_left_is_the_runs_last_evaluation(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, arguments = CASES[case](tmp_path)
+    result = train(config, quiet=True)
+    last = next(line for line in reversed(read_metrics(result.metrics)) if "val_loss" in line)
+    command = ["eval", str(result.model), "--task", case.partition(",")[0], "--dtype", "fp32", *arguments]
+    found = report(command, capsys)
+    measured = {name.removeprefix("val_"): value for name, value in last.items() if name.startswith("val_")}
+    assert "loss" in measured
+    for name, value in measured.items():
+        assert found[name] == pytest.approx(value, rel=1e-5), name
+    assert run([*command, "--limit", "7"]) == 0
+    assert run([*command, "lr=1"]) == 1
+    assert f"lr: eval measures a model of task {case.partition(',')[0]} by" in capsys.readouterr().err
+
+
+def test_every_task_is_measured() -> None:
+    assert {case.partition(",")[0] for case in CASES} == set(TASKS)
+
+
+def test_what_is_measured_is_said_before_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config, arguments = orpo(tmp_path)
+    result = train(config, quiet=True)
+    held, model = arguments[1], str(result.model)
+    for given, said in (
+        (["--task", "classify", "--data", held], "llama is no encoder"),
+        (["--task", "preferences", "--data", held], 'did you mean "preference"?'),
+        (
+            ["--task", "preference", "--data", held],
+            "give that one's folder (reference=FOLDER), or say loss=orpo",
+        ),
+        (
+            ["--task", "preference", "--data", held, "data=x"],
+            "data=x is given as an option too; give it once",
+        ),
+        (["--task", "preference", "--harness", "x"], "--task and KEY=VALUE are of headway's own tasks"),
+        (["--task", "translation", "source=a", "target=b"], "llama is no encoder-decoder"),
+        (["--task", "tests.train.reversal:Reversal", "letters=3"], "Reversal measures within its runs alone"),
+    ):
+        assert run(["eval", model, *given]) == 1
+        assert said in capsys.readouterr().err
+
+
+def test_a_classifier_is_printed_class_by_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = heads.settings("classify", tmp_path)
+    command = ["eval", str(train(config, quiet=True).model), "--data", str(config.validation)]
+    found = report(command, capsys)
+    wanted = [json.loads(line)["label"] for line in Path(str(config.validation)).read_text().splitlines()]
+    assert [sum(row) for row in found["confusion"]] == [wanted.count(label) for label in found["labels"]]
+    right = sum(row[i] for i, row in enumerate(found["confusion"]))
+    assert found["accuracy"] == pytest.approx(right / len(wanted))
+    assert run(command) == 0
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    for one, row in zip(found["classes"], found["confusion"], strict=True):
+        scores = [cell(one[name]) for name in ("precision", "recall", "f1", "count")]
+        assert [*one["label"].split(), *scores] in printed
+        assert [*one["label"].split(), *map(str, row)] in printed
+
+
+def test_records_of_a_limit_are_drawn_from_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file that is sorted by class: the first ones are of one."""
+    config = heads.settings("classify", tmp_path)
+    result = train(config, quiet=True)
+    lines = Path(str(config.validation)).read_text().splitlines()
+    lines.sort(key=lambda line: json.loads(line)["label"])
+    (tmp_path / "sorted.jsonl").write_text("\n".join(lines) + "\n")
+    command = [
+        "eval",
+        str(result.model),
+        "--data",
+        str(tmp_path / "sorted.jsonl"),
+        "--limit",
+        str(len(lines) // 4),
+    ]
+    found = report(command, capsys)
+    assert found["records"] == len(lines) // 4
+    assert all(one["count"] for one in found["classes"])

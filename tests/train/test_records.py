@@ -1,0 +1,49 @@
+"""Which records of a file are trained on, and which are held out."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headway.data.record_kinds import Text
+from headway.errors import DataError
+from headway.train import TextConfig
+from headway.train.records import sample, split
+
+
+@pytest.mark.parametrize(("count", "share", "held"), [(7, 0.01, 1), (7, 0.25, 2), (7, 0.3, 2), (8, 0.2, 2)])
+def test_a_share_of_the_records_is_held_out_and_at_least_one(
+    count: int, share: float, held: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_text("".join(json.dumps({"text": str(i)}) + "\n" for i in range(count)))
+    drawn = []
+    for seed in (0, 0, 1, 2):
+        config = TextConfig.of({"data": str(file), "validation_share": share, "seed": seed})
+        train, out, _ = split(config, (Text,), (Text,))
+        assert out is not None
+        assert len(out) == held
+        assert sorted(r.text for r in [*train, *out] if isinstance(r, Text)) == [*map(str, range(count))]
+        drawn.append([r.where for r in out])
+    assert drawn[0] == drawn[1]
+    assert len({*map(tuple, drawn)}) > 1
+
+
+def test_something_is_left_to_train_on(tmp_path: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_text('{"text": "a"}\n')
+    config = TextConfig.of({"data": str(file), "validation_share": 0.1})
+    with pytest.raises(DataError, match="1 records leave none to train on where 1 are held out"):
+        split(config, (Text,), (Text,))
+
+
+def test_a_sample_is_drawn_whatever_the_order_and_is_always_the_same() -> None:
+    """Of a file sorted by class, each class has its share: within 4 deviations of a draw without replacement."""
+    drawn = sample(3000, 300)
+    assert drawn == sorted({*drawn}) == sample(3000, 300)
+    assert len(drawn) == 300
+    assert 0 <= drawn[0] <= drawn[-1] < 3000
+    deviation = (300 * 1 / 3 * 2 / 3 * 2700 / 2999) ** 0.5
+    for begin in (0, 1000, 2000):
+        assert abs(sum(begin <= i < begin + 1000 for i in drawn) - 100) < 4 * deviation
+    assert sample(5, None) == sample(5, 5) == sample(5, 9) == [0, 1, 2, 3, 4]
