@@ -60,7 +60,7 @@ def assert_within_reference(
 def assert_rounded_once(
     got: Tensor, exact: Tensor, what: str = "", terms: Tensor | float = 0.0, ulps: int = 1
 ) -> None:
-    """`got` is the float64 formula rounded once, or its neighbour where that lies near the middle of two numbers, and no
+    """`got` is the float64 formula rounded once, or its neighbour where that lies near the middle of two, and no
     side is preferred. `terms`, the standard deviation of terms of a sum in float32, allows for the rounding of that; a
     formula that rounds twice, in float64 too, is off by two `ulps` where the first rounding was."""
     assert torch.isfinite(got).all(), f"{what}: not finite"

@@ -1,6 +1,7 @@
 """Norms, gates, rotations and cross entropy by the kernels, against their formulas in float64, forward and backward."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -213,9 +214,8 @@ def test_rotations(use: Use, threads: None, level: str, dtype: torch.dtype, pair
 
         for some in ([q, k], [q], [q, k, v]):
             what = f"{pairing} {size} of {dim}"
-            assert_as_the_formula(
-                "rotation", lambda *xs: rotate(xs, cos, sin, partner), plain, some, what, plain
-            )  # noqa: B023
+            run = partial(lambda turn, *xs: rotate(xs, *turn), (cos, sin, partner))
+            assert_as_the_formula("rotation", run, plain, some, what, plain)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

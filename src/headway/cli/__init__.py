@@ -190,9 +190,9 @@ def _invoke(name: str, entry: Command, arguments: list[str]) -> int:
         app = application()
         app.command()(given)
         given = typer.main.get_command(app)
-    expand_home(given)
     try:
         with given.make_context(f"headway {name}", arguments) as context:
+            expand_home(context.command)
             result = context.command.invoke(context)
     except typer.Exit as stop:
         return stop.exit_code

@@ -42,8 +42,8 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
             one.add_argument("--count", type=int, default=400, help="faults in all [400]")
             one.add_argument("--cpp", type=int, default=80, help="of them of the kernels [80]")
             one.add_argument("--only", default="", metavar="PATH", help="only files below src/...")
-        if verb == "run":
             one.add_argument("--out", type=Path, help="file of results [CACHE/SEED.jsonl]")
+        if verb == "run":
             one.add_argument(
                 "--budget", type=float, default=BUDGET, help="seconds of a fault's tests without it [60]"
             )
@@ -61,26 +61,41 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
 
 
 def drawn(given: argparse.Namespace) -> tuple[list[Fault], list[Fault]]:
-    """Python's faults, and an order in which those of the kernels are tried."""
+    """Python's faults, and an order in which those of the kernels are tried. A list that was begun is gone on with,
+    also where the tree has changed since: `.list` beside its results has the ids."""
     if given.again:
-        lived = {key for key, row in Results(given.again).rows().items() if row["outcome"] == "lived"}
-        faults = draw.named(ROOT, lived)
-        for key in sorted(lived - {fault.id for fault in faults}):
-            print(f"{key:10} is gone: its line is not there any more", file=sys.stderr)
+        ids = [key for key, row in Results(given.again).rows().items() if row["outcome"] == "lived"]
+    elif (kept := listed(given)).exists():
+        ids = kept.read_text().split()
     else:
-        cpp = (
-            draw.draw_cpp(ROOT, given.seed, Map(given.cache, ROOT).compiled(), given.only)
-            if given.cpp
-            else []
+        compiled = Map(given.cache, ROOT).compiled() if given.cpp else ()
+        faults = draw.draw(ROOT, given.seed, given.count - given.cpp, given.only)
+        faults += draw.draw_cpp(ROOT, given.seed, compiled, given.only)
+        ids = [fault.id for fault in faults]
+        if given.verb == "run" and not given.ids:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text("\n".join(ids))
+    faults = draw.named(ROOT, [key for key in ids if key in given.ids or not given.ids])
+    if not given.ids and len(faults) < len(ids):
+        print(
+            f"{len(ids) - len(faults)} of {len(ids)} places are gone: their lines have changed",
+            file=sys.stderr,
         )
-        faults = [*draw.draw(ROOT, given.seed, given.count - given.cpp, given.only), *cpp]
-    faults = [fault for fault in faults if fault.id in given.ids or not given.ids]
     return [f for f in faults if not f.of_kernels], [f for f in faults if f.of_kernels]
+
+
+def results_file(given: argparse.Namespace) -> Path:
+    out: Path = given.again or given.out or given.cache / f"{given.seed}.jsonl"
+    return out
+
+
+def listed(given: argparse.Namespace) -> Path:
+    return results_file(given).with_suffix(".list")
 
 
 def run(given: argparse.Namespace) -> int:
     python, cpp = drawn(given)
-    out = given.again or given.out or given.cache / f"{given.seed}.jsonl"
+    out = results_file(given)
     results = Results(out)
     rows = {} if given.again or given.ids else results.rows()
     queue = Queue(python, cpp, len(cpp) if given.again or given.ids else given.cpp, rows)

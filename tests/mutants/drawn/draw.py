@@ -57,9 +57,9 @@ def shuffled(faults: list[Fault], seed: str) -> list[Fault]:
 
 
 def named(root: Path, ids: Collection[str]) -> list[Fault]:
-    """The faults of these ids, as far as the tree has them."""
-    found = []
+    """The faults of these ids in their order, as far as the tree has them."""
+    faults: dict[str, Fault] = {}
     for file in (*python_files(root), *cpp_files(root)):
         of_file = python_faults.faults if file.endswith(".py") else cpp_faults.faults
-        found += [fault for fault in of_file(file, (root / file).read_bytes()) if fault.id in ids]
-    return found
+        faults |= {fault.id: fault for fault in of_file(file, (root / file).read_bytes())}
+    return [faults[key] for key in ids if key in faults]

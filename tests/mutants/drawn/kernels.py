@@ -130,18 +130,17 @@ def _spread(
 
 
 class Builder:
-    """Compiles the kernels with one file changed: what does not include it is compiled once."""
+    """Compiles the kernels of a checkout with one file changed: what does not include it is compiled once."""
 
-    def __init__(self, scratch: Path) -> None:
-        self.scratch = scratch
+    def __init__(self, tree: Path, scratch: Path) -> None:
+        self.libraries = tree / "src/headway/native/lib"
+        self.command = command(tree / CSRC)
         self.sources = scratch / "csrc"
-        if not self.sources.exists():
-            shutil.copytree(ROOT / CSRC, self.sources)
+        shutil.copytree(tree / CSRC, self.sources)
         self.base = scratch / "base"
-        if not self.base.exists():
-            self.base.mkdir()
-            for unit in self.units:
-                self._compile(unit, self.base)
+        self.base.mkdir()
+        for unit in self.units:
+            self._compile(unit, self.base)
 
     @functools.cached_property
     def units(self) -> list[Path]:
@@ -152,13 +151,13 @@ class Builder:
         """The units that each file is part of."""
         users = defaultdict(set)
         for unit in self.units:
-            for word in call(*command(ROOT / CSRC), "-MM", str(unit)).replace("\\\n", " ").split()[1:]:
+            for word in call(*self.command, "-MM", str(unit)).replace("\\\n", " ").split()[1:]:
                 users[Path(word).name].add(unit.name)
         return users
 
     def _compile(self, unit: Path, out: Path) -> Path:
         target = out / f"{unit.name}.o"
-        call(*command(ROOT / CSRC), "-c", str(unit), "-o", str(target))
+        call(*self.command, "-c", str(unit), "-o", str(target))
         return target
 
     def build(self, name: str, text: str, out: Path) -> bool:
@@ -179,7 +178,7 @@ class Builder:
         return True
 
     def _link(self, objects: Sequence[Path], out: Path) -> None:
-        for path in (ROOT / "src/headway/native/lib").glob("*.so"):
+        for path in self.libraries.glob("*.so"):
             (out / path.name).symlink_to(path)
         (out / library_name()).unlink(missing_ok=True)
         link(objects, out / library_name())

@@ -109,7 +109,7 @@ class Worker:
 
     def cpp(self, fault: Fault, tests: list[list[str]], limit: float) -> dict[str, Any]:
         """Two more outcomes: `invalid` (it does not compile), `same` (it is compiled to the same)."""
-        self.built = self.built or kernels.Builder(self.folder / "built")
+        self.built = self.built or kernels.Builder(self.tree, self.folder / "built")
         path = self.tree / fault.file
         try:
             text = fault.apply(path.read_bytes()).decode()
