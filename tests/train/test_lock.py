@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from headway.cli import run
-from headway.errors import ConfigError
+from headway.errors import ConfigError, DataError
 from headway.train import Callback, CallbackContext, TextConfig, config_yaml, train
 from headway.train.checkpoint import checkpoints
 from headway.train.lock import LOCK, locked
@@ -133,8 +133,9 @@ def test_a_file_system_without_locks_is_reported(
 
 
 def test_a_refused_run_leaves_no_folder(settings: Make, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nowhere"):
-        train(settings(out=str(tmp_path / "a" / "b"), data="nowhere"), quiet=True)
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(DataError, match=r"empty\.txt: the file is empty"):
+        train(settings(out=str(tmp_path / "a" / "b"), data=str(tmp_path / "empty.txt")), quiet=True)
     assert not (tmp_path / "a").exists()
     with pytest.raises(ConfigError, match="sample prompt"):  # when its data is encoded
         train(settings(out=str(tmp_path / "a" / "b"), sample_prompts=["one"], sample_tokens=99), quiet=True)

@@ -223,10 +223,11 @@ def test_what_cannot_be_shared_is_refused(
         assert "ConfigError: 2 processes were to share the micro batches of a step, and a step has 1" in said
     for said in refused(settings(), settings(data=str(other), out=str(tmp_path / "b"))):
         assert "ConfigError: the processes have not read the same data: rank 0 has" in said
+    (tmp_path / "none.jsonl").write_text("\n")
     main, one = refused(settings(data=str(tmp_path / "none.jsonl")))
-    assert "none.jsonl: no such file" in main
+    assert "none.jsonl: no record in it" in main
     assert "RankError: rank 0" in one
-    assert "none.jsonl: no such file" in one
+    assert "none.jsonl: no record in it" in one
     for said in refused(settings(mesh="dp=3")):
         assert "ConfigError: mesh 'dp=3' is of 3 processes, and the run has 2" in said
 

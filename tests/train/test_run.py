@@ -255,7 +255,7 @@ class Terminal(io.StringIO):
 
 def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere() -> None:
     record = {"step": 4, "loss": 2.5, "bits_per_byte": 1.25, "tokens_per_s": 1234.5, "lr": 1e-3, "grad_norm": 0.5,
-              "eta_s": 200.0}  # fmt: skip
+              "eta_s": 200.0, "seconds": 1.5}  # fmt: skip
     line = "loss 2.500  1.250 bits/byte  1234 tok/s  lr 1.00e-03  |g| 0.50  eta 3:20"
     for stream, every, wanted in (
         (io.StringIO(), 4, f"step 4/8  {line}\n"),

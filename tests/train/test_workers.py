@@ -125,7 +125,7 @@ def test_another_number_of_workers_is_said_on_resume(
 
 
 def test_evaluation_side_by_side(settings: Make, tmp_path: Path) -> None:
-    tokenizer, file, _ = prepare(settings(), tmp_path / "made", None, in_template=True)
+    tokenizer, file, _, _ = prepare(settings(), tmp_path / "made", None, in_template=True)
     spec = ModelSpec.of_depth(1, tokenizer.vocab_size, width=16, heads=2, kv_heads=1, head_dim=8)
     m = build(spec, seed=0)
     rows = Rows(file, 24)
