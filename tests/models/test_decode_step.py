@@ -118,8 +118,10 @@ def stored(ours: DecoderCache, plain: DecoderCache) -> list[tuple[torch.Tensor, 
     return [tuple(t[(a != 0).any(-1)] for t in pair) for pair in pairs for a in pair[1:]]
 
 
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_values_are_rotated_where_positions_say_so(dtype: torch.dtype) -> None:
+def test_values_are_rotated_where_positions_say_so(use: Use, level: str, dtype: torch.dtype) -> None:  # noqa: F811
+    use(level)
     for pairing in ("halves", "adjacent"):
         steps(model(positions=Rotary(pairing=pairing, values=True)).to(dtype), 3, 3)
 
