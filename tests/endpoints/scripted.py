@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -63,7 +63,8 @@ def server(answers: Callable[[str, Any], Answer]) -> Iterator[str]:
                 self.send_header(name.replace("_", "-"), text)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
-            self.wfile.write(data)
+            with suppress(BrokenPipeError):  # of one that waited no longer
+                self.wfile.write(data)
 
         def log_message(self, format: str, *args: Any) -> None:
             pass

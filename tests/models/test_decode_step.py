@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from headway.cache import DecoderCache
+from headway.cache import DecoderCache, KVCache
 from headway.errors import BackendError
 from headway.generate.session import DecoderSession
 from headway.models import Decoder, ModelSpec, build
@@ -16,7 +16,7 @@ from headway.nn import WEIGHTS, Adapter, Lora, attach, block_linears, linears, s
 from headway.patterns import Causal, Pattern, Sink, Window
 from headway.positions import Rotary
 from tests.native.conftest import LEVELS, Use, use  # noqa: F401
-from tests.tolerance import assert_within_reference
+from tests.tolerance import assert_rounded_once, assert_unbiased, assert_within_reference
 
 FAMILIES = ["llama", "qwen2", "qwen3", "gpt2", "falcon", "gpt_neox", "phi", "starcoder2", "gpt_bigcode"]
 CAUSAL = Causal()
@@ -88,6 +88,42 @@ def test_several_tokens_of_each_row_and_some_taken_back(dtype: torch.dtype) -> N
             for cache in (ours, plain, exact):
                 cache.trim(back)
     assert ours.documents == plain.documents
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+def test_what_lies_between_products_is_rounded_as_in_the_model(use: Use, level: str, family: str) -> None:  # noqa: F811
+    """Norms, activations, gates, rotations, sums: in bf16 what is stored is the model's, and prefers no side."""
+    use(level)
+    made = model(family, width=128, heads=8, head_dim=16).bfloat16()
+    ours, plain = read(made, 9, 1), read(made, 9, 1)
+    step = DecodeStep(made, ours)
+    with torch.inference_mode():
+        for _ in range(6):
+            ids = torch.randint(53, (9, 1))
+            assert_unbiased(step(ids), made(ids, cache=plain).double(), family)
+        for at, (got, right) in enumerate(stored(ours, plain)):
+            assert_unbiased(got, right.double(), family)
+            if at < 2:  # keys and values of the first layer, before attention
+                assert_rounded_once(got, right.double(), family, ulps=2)
+
+
+def stored(ours: DecoderCache, plain: DecoderCache) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Keys and values of both caches, layer by layer."""
+    pairs = []
+    for one, other in zip(ours.layers, plain.layers, strict=True):
+        assert isinstance(one, KVCache)
+        assert isinstance(other, KVCache)
+        pairs += zip(one.tensors, other.tensors, strict=True)
+    return [tuple(t[(a != 0).any(-1)] for t in pair) for pair in pairs for a in pair[1:]]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_values_are_rotated_where_positions_say_so(use: Use, level: str, dtype: torch.dtype) -> None:  # noqa: F811
+    use(level)
+    for pairing in ("halves", "adjacent"):
+        steps(model(positions=Rotary(pairing=pairing, values=True)).to(dtype), 3, 3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

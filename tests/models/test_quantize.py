@@ -113,7 +113,7 @@ def dense(model: Decoder, dtype: torch.dtype) -> Tensor:
     """Logits of a few places by plain weights in place of the codes, in a dtype."""
     plain = fresh(dtype=next(model.parameters()).dtype).to(dtype)
     for name, layer in quantized_layers(model).items():
-        plain.get_submodule(name).weight.data = layer.matrix.to(dtype)
+        plain.get_submodule(name).weight.data = layer.dequantize().to(dtype)
     return plain(IDS[:, :36])[:, 30:]
 
 

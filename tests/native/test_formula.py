@@ -25,9 +25,10 @@ from tests.native.calls import (
     steps,
 )
 from tests.native.conftest import LEVELS, Use
-from tests.native.plain import Problem, check
+from tests.native.plain import NAMES, Problem, check, results
 from tests.pairwise import pairwise
 from tests.strategies import patterns, tokens
+from tests.tolerance import ulp
 
 
 def _cases() -> list[tuple[str, str, Problem]]:
@@ -233,3 +234,32 @@ def test_rounded_weights_sum_to_1(use: Use, level: str) -> None:
         case = problem(pattern, "range", 300, (6, 2), (16, 16), torch.bfloat16)
         case = replace(case, v=torch.ones_like(case.v))
         assert (case.run().out == 1).all(), pattern
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_even_one_of_two_equally_near_numbers_is_written(use: Use, level: str) -> None:
+    """Keys of 0 give all weights alike; of as many keys as a power of two, sums of whole numbers are exact, and often
+    lie in the middle of two numbers of bf16. Levels whose exponential of 0 is not quite 1 are off by an ulp there."""
+    use(level)
+    for keys, queries, heads, dims in (
+        (1, 3, (2, 1), (8, 8)),
+        (2, 1, (4, 2), (64, 64)),
+        (64, 131, (3, 1), (33, 40)),
+        (128, 5, (2, 2), (32, 64)),
+        (256, 97, (1, 1), (16, 129)),
+    ):
+        sizes = (heads[0], queries, dims[0]), (heads[1], keys, dims[0]), (heads[1], keys, dims[1])
+        q, k, v = (torch.randint(-255, 256, (2, *size)).bfloat16() for size in sizes)
+        case = Problem(q, 0 * k, v, Full(), Tokens.range(queries), Tokens.range(keys))
+        d_out, d_lse = (
+            torch.randint(-9, 10, (2, *sizes[0][:2], dims[1])).bfloat16(),
+            torch.zeros(2, *sizes[0][:2]),
+        )
+        got, exact = (
+            results(c, how, d_out, d_lse)
+            for c, how in ((case, "native"), (case.to(torch.float64), "formula"))
+        )
+        for at in (NAMES.index("out"), NAMES.index("dv")):
+            off = (got[at].double() - exact[at].bfloat16().double()).abs()
+            allowed = 0.0 if level == "avx512bf16" else ulp(exact[at], torch.bfloat16)
+            assert bool((off <= allowed).all()), (NAMES[at], keys, queries)
