@@ -56,6 +56,17 @@ def test_a_stage_without_surgery_begins_where_its_source_ended(make: Make) -> No
     assert any("exp_avg_sq" in name for name in after)
 
 
+def test_the_files_of_all_stages_are_looked_at_before_the_first_is_run(make: Make) -> None:
+    held = {"validation": "b.txt", "validation_share": 0.0}
+    lost = [{"name": "one"}, {"name": "two", "data": "a.txt"}, {"name": "three", **held}]
+    recipe = make("out", lost)
+    with pytest.raises(
+        ConfigError, match=r"stage two: data a\.txt: no such file or folder; stage three: validation b\.t"
+    ):
+        run_recipe(recipe, quiet=True)
+    assert not (recipe.stage_folder(recipe.stages[0], 0) / "config.yaml").exists()
+
+
 def test_killed_in_every_stage_it_goes_on_to_the_bit(make: Make) -> None:
     """Two micro batches a step, one in `long`; killed in the third step of each stage in turn."""
     whole, killed = make("whole"), make("killed")

@@ -59,9 +59,10 @@ def soon(happens: Callable[[], bool], children: list[int], seconds: float = 60.0
         time.sleep(0.01)
 
 
-def ended(children: list[int], seconds: float = 120.0, *, alone: float = 40.0) -> list[int]:
+def ended(children: list[int], seconds: float = 120.0, *, alone: float = 90.0) -> list[int]:
     """The exit codes of processes, in their order (negative: the signal that killed one). One that still runs after so
-    many seconds, or `alone` of them after another one failed, is ended by SIGABRT, on which it says where it was."""
+    many seconds, or `alone` of them after another one failed (a silent one is given up after `roll.LOST`, 60), is ended
+    by SIGABRT, on which it says where it was."""
     codes: dict[int, int] = {}
     left = round(100 * seconds)
     while left > 0 and len(codes) < len(children):  # while all of them are stopped, nobody counts

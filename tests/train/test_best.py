@@ -89,7 +89,12 @@ def test_the_best_is_by_any_measure_and_the_first_of_equals() -> None:
     ((5, 6, 4, 6, 3, 2, 1, 9), 6, 6),
 ])  # fmt: skip
 def test_a_run_ends_when_nothing_better_came(
-    values: tuple[float, ...], ends: int, best: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    values: tuple[float, ...],
+    ends: int,
+    best: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """After two evaluations in a row, the one before the first step counted; a better one begins the count anew."""
     config = ReversalConfig(
@@ -101,7 +106,8 @@ def test_a_run_ends_when_nothing_better_came(
         dtype="fp32",
     )
     scripted(monkeypatch, Reversal, *values)
-    result = train(config, quiet=True)
+    result = train(config)
+    assert ("2 evaluations in a row brought no better loss\n" in capsys.readouterr().err) == (ends < 6)
     assert result.steps == ends
     assert same_weights(result.model, result.out / f"checkpoint-{best}")
     assert result.validation is not None

@@ -67,6 +67,7 @@ def run_recipe(recipe: Recipe, *, resume: str = "never", quiet: bool = False) ->
         if remark is not None:
             say(remark)
         _regroup(recipe)
+        _check_files(recipe)
         return _run(recipe, say, quiet)
 
 
@@ -79,6 +80,18 @@ def _regroup(recipe: Recipe) -> None:
             if not here.exists() and (there / CONFIG).exists() and read_yaml(there / CONFIG)["seed"] == seed:
                 here.parent.mkdir(exist_ok=True)
                 there.rename(here)
+
+
+def _check_files(recipe: Recipe) -> None:
+    """Raises ConfigError, before any stage is run, for all files that those which are not done name and lack."""
+    missing = [
+        f"stage {stage.name}: {line}"
+        for seed, stage in itertools.product(recipe.seeds, recipe.stages)
+        if not ((folder := recipe.stage_folder(stage, seed)) / DONE).exists()
+        for line in stage.config(folder, seed, _begins_with(recipe, stage, seed)).missing()
+    ]
+    if missing:
+        raise ConfigError(f"{'; '.join(dict.fromkeys(missing))}. Paths are relative to {Path.cwd()}")
 
 
 def _run(recipe: Recipe, say: Callable[[str], None], quiet: bool) -> RecipeReport:

@@ -194,6 +194,10 @@ class Run:
                         better = self.compare()
                         last = self.is_over
                     self.between_steps(record, last, stop, better)
+            if waited_enough(self.config, self.state.progress):
+                self.say(
+                    f"{self.state.progress.waited} evaluations in a row brought no better {self.config.best_by}"
+                )
             if self.config.keep_best and self.state.progress.evaluated < self.state.progress.step:
                 self.compare()
             chooses = self.config.keep_best or self.config.average > 1
