@@ -136,6 +136,7 @@ def test_an_adapter_adds_to_quantized_layers_what_it_adds_to_others(tmp_path: Pa
     layer, x = adapted.get_submodule(place), torch.randn(3, 64).bfloat16()
     a, b = (factors[f"{place}.{leaf}.weight"].double() for leaf in ("lora_A", "lora_B"))
     assert layer.kept.name == "int4"
+    assert layer(x).dtype == torch.bfloat16
     base, added = layer.kept.product(x).double(), 4 * x.double() @ a.T @ b.T
     # the product with A is rounded to bfloat16, what is added, and the sum
     rounded = 1.01 * 2.0**-8 * (4 * (x.double() @ a.T).abs() @ b.abs().T + added.abs() + (base + added).abs())
