@@ -103,6 +103,8 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
+        if self.share is None and not self.active:  # as most are: each call of Python counts in small models
+            return self.kept.product(x, self.bias)
         return self.leave(self.local(self.enter(x)))
 
     def enter(self, x: Tensor) -> Tensor:
@@ -194,6 +196,8 @@ def products(x: Tensor, layers: Sequence[Linear]) -> list[Tensor]:
         return [layer.leave(layer.local(x)) for layer in layers]
     weights = [layer.kept for layer in layers]
     made = weights[0].side_by_side(x, weights, [layer.local_bias for layer in layers])
+    if not any(layer.active or layer.share for layer in layers):
+        return made
     return [
         layer.leave(layer._adapted(x, weight, product))
         for layer, weight, product in zip(layers, weights, made, strict=True)
