@@ -67,18 +67,26 @@ def assert_rounded_once(
     assert torch.isfinite(got).all(), f"{what}: not finite"
     off = (got.double() - exact.to(got.dtype).double()).abs()
     allowed = ulps * ulp(exact, got.dtype) + 2**-20 * torch.as_tensor(terms, dtype=torch.float64)
-    assert bool((off <= allowed).all()), f"{what}: {(off / allowed).max().item():.3g} times what a rounding makes"
+    assert bool((off <= allowed).all()), (
+        f"{what}: {(off / allowed).max().item():.3g} times what a rounding makes"
+    )
     assert_unbiased(got, exact, what)
 
 
 def assert_unbiased(got: Tensor, exact: Tensor, what: str = "") -> None:
     """Away from 0 or towards it, results err by less than 0.05 ulp on average, and five standard deviations of such a
-    mean: what is cut off errs by half an ulp. Numbers of a row may err together, so rows are what is counted."""
-    off, unit = (got.double() - exact) * exact.sign(), ulp(exact, got.dtype).mean()
-    rows = off.reshape(-1, off.shape[-1]).mean(1) if off.numel() >= 32 * off.shape[-1] else off.flatten()
-    if len(rows) >= 32:
-        mean, chance = (rows.mean() / unit).item(), (rows.std() / unit / len(rows) ** 0.5).item()
-        assert abs(mean) < 0.05 + 5 * chance, f"{what}: errs by {mean:+.3f} ulp on average"
+    mean: what is cut off errs by half an ulp. More than two ulps count as two. Numbers of a row may err together: where
+    there are many rows, those are what is counted."""
+    off = ((got.double() - exact) * exact.sign() / ulp(exact, got.dtype)).clamp(-2, 2)
+    off = off.masked_fill(exact == 0, float("nan"))
+    rows = off.reshape(-1, off.shape[-1]).nanmean(1)
+    for means in (rows[~rows.isnan()], off[~off.isnan()]):
+        if len(means) >= 32:
+            chance = 5 * means.std().item() / len(means) ** 0.5
+            assert abs(means.mean().item()) < 0.05 + chance, (
+                f"{what}: errs by {means.mean():+.3f} ulp on average"
+            )
+            return
 
 
 def ulp(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -95,9 +103,7 @@ def bound(check: str, level: str) -> float:
     return float(max((pair[0] for pair in of_levels.values()), default=USUAL))
 
 
-def renewed(
-    old: dict[str, dict[str, Any]], seen: dict[str, dict[str, float]]
-) -> dict[str, dict[str, Any]]:
+def renewed(old: dict[str, dict[str, Any]], seen: dict[str, dict[str, float]]) -> dict[str, dict[str, Any]]:
     """The table with what was seen: bounds of `MARGIN` times that, none looser than it was. Checks that were not seen
     are gone; levels that this CPU lacks stay.
 
@@ -108,7 +114,9 @@ def renewed(
         for level, ratio in sorted(of_levels.items()):
             before = float(new[check].get(level, [USUAL])[0])
             if ratio > before:
-                raise ValueError(f"{check} at {level}: {ratio:.3g} is more than {before:g}, which is not loosened")
+                raise ValueError(
+                    f"{check} at {level}: {ratio:.3g} is more than {before:g}, which is not loosened"
+                )
             new[check][level] = [min(before, _short(MARGIN * ratio)), _short(ratio)]
     return new
 
@@ -137,7 +145,9 @@ def main() -> int:
 
     os.environ["HEADWAY_RENEW_TOLERANCES"] = "1"
     makes_checks = re.compile(r"from tests\.(tolerance|native\.plain|test_orthogonality) import")
-    files = [str(p) for p in sorted(TABLE.parent.rglob("test_*.py")) if makes_checks.search(p.read_text())]
+    own = TABLE.with_name("test_tolerance.py")
+    tests = sorted(set(TABLE.parent.rglob("test_*.py")) - {own})
+    files = [str(path) for path in tests if makes_checks.search(path.read_text())]
     if code := pytest.main(["-q", "-p", "no:cacheprovider", "--slow", *files]):
         return int(code)
     lines = (f'"{check}": {json.dumps(row)}' for check, row in renewed(table, tolerance.worst).items())

@@ -251,9 +251,13 @@ def test_the_even_one_of_two_equally_near_numbers_is_written(use: Use, level: st
         sizes = (heads[0], queries, dims[0]), (heads[1], keys, dims[0]), (heads[1], keys, dims[1])
         q, k, v = (torch.randint(-255, 256, (2, *size)).bfloat16() for size in sizes)
         case = Problem(q, 0 * k, v, Full(), Tokens.range(queries), Tokens.range(keys))
-        d_out, d_lse = torch.randint(-9, 10, (2, *sizes[0][:2], dims[1])).bfloat16(), torch.zeros(2, *sizes[0][:2])
+        d_out, d_lse = (
+            torch.randint(-9, 10, (2, *sizes[0][:2], dims[1])).bfloat16(),
+            torch.zeros(2, *sizes[0][:2]),
+        )
         got, exact = (
-            results(c, how, d_out, d_lse) for c, how in ((case, "native"), (case.to(torch.float64), "formula"))
+            results(c, how, d_out, d_lse)
+            for c, how in ((case, "native"), (case.to(torch.float64), "formula"))
         )
         for at in (NAMES.index("out"), NAMES.index("dv")):
             off = (got[at].double() - exact[at].bfloat16().double()).abs()

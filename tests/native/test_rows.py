@@ -213,7 +213,9 @@ def test_rotations(use: Use, threads: None, level: str, dtype: torch.dtype, pair
 
         for some in ([q, k], [q], [q, k, v]):
             what = f"{pairing} {size} of {dim}"
-            assert_as_the_formula("rotation", lambda *xs: rotate(xs, cos, sin, partner), plain, some, what, plain)  # noqa: B023
+            assert_as_the_formula(
+                "rotation", lambda *xs: rotate(xs, cos, sin, partner), plain, some, what, plain
+            )  # noqa: B023
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -227,7 +229,9 @@ def test_rotations_of_unequal_and_of_wide_heads(dtype: torch.dtype, sizes: tuple
     def plain(*xs: Tensor) -> list[Tensor]:
         return rotated(xs, cos, sin, "halves")
 
-    assert_as_the_formula("rotation", lambda *xs: rotate(xs, cos, sin, "halves"), plain, xs, str(sizes), plain)
+    assert_as_the_formula(
+        "rotation", lambda *xs: rotate(xs, cos, sin, "halves"), plain, xs, str(sizes), plain
+    )
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -259,7 +263,9 @@ def test_cross_entropy(use: Use, threads: None, level: str, dtype: torch.dtype) 
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_sum_or_product_of_two_numbers_is_rounded_to_the_even_one_of_equally_near(use: Use, level: str) -> None:
+def test_a_sum_or_product_of_two_numbers_is_rounded_to_the_even_one_of_equally_near(
+    use: Use, level: str
+) -> None:
     """Sums of whole numbers below 256 lie in the middle of two of bf16 in every second case from 256 on."""
     use(level)
     x, y = (torch.randint(-255, 256, (9, 2, 5, 70)).bfloat16() for _ in range(2))
