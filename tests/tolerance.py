@@ -24,9 +24,9 @@ from headway.native import loader
 TABLE = Path(__file__).with_name("tolerances.json")
 USUAL, MARGIN = 2.0, 4.0
 LEAST = {torch.float64: 16.0, torch.float32: 8.0, torch.bfloat16: 0.5, torch.float16: 0.5}
-"""Ulps that the error of a reference counts as at least, since it may hit small tensors by luck: in 16 bits those of one
-rounding; in float32, where that hides nothing, of a score, its exponential, two products and their sums; float64 is
-often its own reference."""
+"""Ulps that the error of a reference counts as at least, since it may hit small tensors by luck: in 16 bits those of
+one rounding; in float32, where that hides nothing, of a score, its exponential, two products and their sums; float64
+is often its own reference."""
 
 table: dict[str, dict[str, Any]] = json.loads(TABLE.read_text()) if TABLE.exists() else {}
 worst: dict[str, dict[str, float]] = {}
@@ -61,9 +61,9 @@ def assert_within_reference(
 def assert_rounded_once(
     got: Tensor, exact: Tensor, what: str = "", terms: Tensor | float = 0.0, ulps: int = 1
 ) -> None:
-    """`got` is the float64 formula rounded once, or its neighbour where that lies near the middle of two numbers, and no
-    side is preferred. `terms`, the standard deviation of terms of a sum in float32, allows for the rounding of that; a
-    formula that rounds twice, in float64 too, is off by two `ulps` where the first rounding was."""
+    """`got` is the float64 formula rounded once, or its neighbour where that lies near the middle of two numbers, and
+    no side is preferred. `terms`, the standard deviation of terms of a sum in float32, allows for the rounding of
+    that; a formula that rounds twice, in float64 too, is off by two `ulps` where the first rounding was."""
     assert torch.isfinite(got).all(), f"{what}: not finite"
     off = (got.double() - exact.to(got.dtype).double()).abs()
     allowed = ulps * ulp(exact, got.dtype) + 2**-20 * torch.as_tensor(terms, dtype=torch.float64)

@@ -238,8 +238,8 @@ def test_rounded_weights_sum_to_1(use: Use, level: str) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_the_even_one_of_two_equally_near_numbers_is_written(use: Use, level: str) -> None:
-    """Keys of 0 give all weights alike; of as many keys as a power of two, sums of whole numbers are exact, and often lie
-    in the middle of two numbers of bf16. Levels whose exponential of 0 is not quite 1 are off by an ulp there."""
+    """Keys of 0 give all weights alike; of as many keys as a power of two, sums of whole numbers are exact, and often
+    lie in the middle of two numbers of bf16. Levels whose exponential of 0 is not quite 1 are off by an ulp there."""
     use(level)
     for keys, queries, heads, dims in (
         (1, 3, (2, 1), (8, 8)),
