@@ -93,7 +93,7 @@ def test_several_tokens_of_each_row_and_some_taken_back(dtype: torch.dtype) -> N
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("family", ["qwen3", "gpt2"])
 def test_what_lies_between_products_is_rounded_as_in_the_model(use: Use, level: str, family: str) -> None:  # noqa: F811
-    """Norms, activations, gates, rotations, sums: in bf16 what is stored is the model's, and prefers no side."""
+    """Norms, activations, gates, rotations, sums: what is stored of them is the model's, and prefers no side."""
     use(level)
     made = model(family, width=128, heads=8, head_dim=16).bfloat16()
     ours, plain = read(made, 9, 1), read(made, 9, 1)

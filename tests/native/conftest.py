@@ -3,11 +3,12 @@ compiled in a second."""
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from headway import hardware
 from headway.errors import BackendError, BuildError
@@ -57,3 +58,11 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Use:
         monkeypatch.setattr(loader, "search", lambda: found)
 
     return choose
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)

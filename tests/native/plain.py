@@ -199,8 +199,8 @@ def check(problem: Problem, how: str = "native") -> None:
 
 def assert_rounded(got: Tensor, exact: Tensor, size: Tensor | float, problem: Problem, how: str) -> None:
     """Sums in float32 are rounded once, but for those over each of several sets. Where weights are rounded before,
-    that prefers no side either, unless all are multiplied with the same factor first."""
+    that prefers no side either, unless they are alike or all multiplied with the same factor first."""
     if how == "native" and problem.split is None and loader.search().library.level != "avx512bf16":
         assert_rounded_once(got, exact, str(problem.pattern), size)
-    elif not problem.more.get("dropout"):
+    elif problem.scale and not problem.more.get("dropout"):
         assert_unbiased(got, exact, str(problem.pattern))

@@ -53,7 +53,7 @@ def exactly(x: Tensor, matrix: QuantizedMatrix, dtype: torch.dtype) -> Tensor:
 
 
 def assert_sums(check: str, got: Tensor, right: Tensor, low: Tensor, terms: Tensor) -> None:
-    """Sums in float32 err as those of torch do, `low`; in bf16 they are rounded once; `terms` as in tolerance.py."""
+    """Sums in float32 err as those of torch do, `low`; in bf16 they are rounded once."""
     if got.dtype == torch.bfloat16:
         assert_rounded_once(got, right, check, terms)
     else:

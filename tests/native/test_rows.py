@@ -1,7 +1,6 @@
-"""Norms, gates, rotations and cross entropy by the kernels, against their formulas in float64, forward and backward."""
+"""Norms, gates and rotations by the kernels, against their formulas in float64, forward and backward."""
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from torch import Tensor
 
 from headway.native import rows
 from headway.nn import fused
-from headway.nn.cross_entropy import fused_cross_entropy, plain_cross_entropy
 from headway.nn.fused import (
     ACTIVATIONS,
     Norm,
@@ -30,14 +28,6 @@ DTYPES = [torch.float32, torch.bfloat16]
 SIZES = [(1, 1), (3, 7), (5, 16), (2, 33), (9, 64), (17, 129), (40, 515)]
 Run = Callable[..., Tensor | tuple[Tensor, ...] | list[Tensor]]
 EPS = 1e-5
-
-
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 def draw(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
@@ -183,6 +173,13 @@ def rotated(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, pairing: str | Tenso
     return [plain_rotate(x, *angles, pairing) for x in xs]
 
 
+def assert_rotated(xs: list[Tensor], cos: Tensor, sin: Tensor, pairing: str | Tensor, what: str) -> None:
+    def plain(*xs: Tensor) -> list[Tensor]:
+        return rotated(xs, cos, sin, pairing)
+
+    assert_as_the_formula("rotation", lambda *xs: rotate(xs, cos, sin, pairing), plain, xs, what, plain)
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("pairing", ["halves", "adjacent", "pairs"])
@@ -209,13 +206,8 @@ def test_rotations(use: Use, threads: None, level: str, dtype: torch.dtype, pair
         q, k, v = (draw(2, 33, heads, dim, seed=heads, dtype=dtype).transpose(1, 2) for heads in (8, 3, 1))
         v = v.contiguous()  # in another layout
 
-        def plain(*xs: Tensor) -> list[Tensor]:
-            return rotated(xs, cos, sin, partner)  # noqa: B023
-
         for some in ([q, k], [q], [q, k, v]):
-            what = f"{pairing} {size} of {dim}"
-            run = partial(lambda turn, *xs: rotate(xs, *turn), (cos, sin, partner))
-            assert_as_the_formula("rotation", run, plain, some, what, plain)
+            assert_rotated(some, cos, sin, partner, f"{pairing} {size} of {dim}")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -226,40 +218,7 @@ def test_rotations_of_unequal_and_of_wide_heads(dtype: torch.dtype, sizes: tuple
     angle = draw(count, 4, seed=1, dtype=torch.float32).repeat(1, 2)
     cos, sin = angle.cos(), torch.cat((-angle[:, :4].sin(), angle[:, 4:].sin()), -1)
 
-    def plain(*xs: Tensor) -> list[Tensor]:
-        return rotated(xs, cos, sin, "halves")
-
-    assert_as_the_formula(
-        "rotation", lambda *xs: rotate(xs, cos, sin, "halves"), plain, xs, str(sizes), plain
-    )
-
-
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_cross_entropy(use: Use, threads: None, level: str, dtype: torch.dtype) -> None:
-    use(level)
-    for count, vocab in ((1, 1), (3, 7), (5, 16), (7, 33), (40, 1003)):
-        logits, bias = (5 * draw(*shape, seed=1, dtype=dtype) for shape in ((count, vocab), (vocab,)))
-        targets = torch.arange(count) % vocab
-        targets[::3] = -100
-        for b in (None, bias):
-            whole = logits.double() if b is None else logits.double() + b.double()
-            right = F.cross_entropy(whole, targets, ignore_index=-100, reduction="none")
-            onehot = F.one_hot(targets.clamp_min(0), vocab)
-            slope = (whole.softmax(-1) - onehot) * (targets != -100)[:, None]
-            hits, made = torch.empty(count, dtype=torch.bool), logits.clone()
-            losses = rows.cross_entropy(made, b, targets, False, hits)
-            assert torch.equal(made, logits)
-            low = F.cross_entropy(whole.float(), targets, ignore_index=-100, reduction="none")
-            assert_within_reference(losses, right, low, "losses", whole.abs().amax(), "cross entropy")
-            assert torch.equal(hits, (whole.argmax(-1) == targets) & (targets != -100))
-            assert torch.equal(rows.cross_entropy(made, b, targets, True), losses)
-            # a probability errs by roundings of logits; of that of the target 1 is taken
-            terms = whole.softmax(-1) * (4 + 2 * whole.abs().amax()) + onehot
-            if dtype == torch.bfloat16:
-                assert_rounded_once(made, slope, "gradient", terms=terms)
-            else:
-                assert bool(((made - slope).abs() <= 2**-23 * terms).all())
+    assert_rotated(xs, cos, sin, "halves", str(sizes))
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -280,19 +239,6 @@ def test_a_sum_or_product_of_two_numbers_is_rounded_to_the_even_one_of_equally_n
         assert all(torch.equal(a, b.bfloat16()) for a, b in zip(made, right, strict=True))
 
 
-def test_cross_entropy_reads_targets_and_bias_by_their_strides() -> None:
-    x, weight, bias = (draw(*n, seed=0, dtype=torch.float32) for n in ((4, 8), (6, 8), (6, 2)))
-    given = x, weight, torch.arange(8).view(4, 2)[:, 0] % 6
-    right = plain_cross_entropy(*given, bias[:, 0])
-    assert float(fused_cross_entropy(*given, bias=bias[:, 0]).total) == pytest.approx(float(right))
-
-
-def test_the_first_of_equal_logits_is_the_hit() -> None:
-    hits = torch.empty(2, dtype=torch.bool)
-    rows.cross_entropy(torch.tensor([[1.0, 3.0, 3.0]] * 2), None, torch.tensor([1, 2]), False, hits)
-    assert hits.tolist() == [True, False]
-
-
 @pytest.mark.parametrize("level", LEVELS)
 def test_what_is_no_number_stays_visible(use: Use, level: str) -> None:
     use(level)
@@ -300,7 +246,6 @@ def test_what_is_no_number_stays_visible(use: Use, level: str) -> None:
         x = torch.zeros(1, 40, dtype=dtype)
         x[0, 37] = torch.nan
         assert rms_norm(x, torch.ones(40, dtype=dtype), EPS).isnan().all()
-        assert rows.cross_entropy(x.clone(), None, torch.tensor([0]), True).isnan().all()
         for act in ACTIVATIONS:
             assert torch.equal(gated(x, None, act).isnan(), x.isnan())
 

@@ -139,7 +139,9 @@ def test_killed_at_ten_random_moments(
     settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headway.parallel.roll.SILENCE", 1.5)
-    monkeypatch.setattr("headway.parallel.roll.LOST", 20.0)  # of ten kills several leave nobody a message that fails
+    monkeypatch.setattr(
+        "headway.parallel.roll.LOST", 20.0
+    )  # of ten kills several leave nobody a message that fails
     killed_at_ten_moments(settings, tmp_path)
 
 

@@ -1,0 +1,62 @@
+"""Cross entropy of rows by the kernels, and its gradient, against float64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from headway.native import rows
+from headway.nn.cross_entropy import fused_cross_entropy, plain_cross_entropy
+from tests.native.calls import DTYPES
+from tests.native.conftest import LEVELS, Use
+from tests.native.test_rows import draw
+from tests.tolerance import assert_rounded_once, assert_within_reference
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cross_entropy(use: Use, threads: None, level: str, dtype: torch.dtype) -> None:
+    use(level)
+    for count, vocab in ((1, 1), (3, 7), (5, 16), (7, 33), (40, 1003)):
+        logits, bias = (5 * draw(*shape, seed=1, dtype=dtype) for shape in ((count, vocab), (vocab,)))
+        targets = torch.arange(count) % vocab
+        targets[::3] = -100
+        for b in (None, bias):
+            whole = logits.double() if b is None else logits.double() + b.double()
+            right = F.cross_entropy(whole, targets, ignore_index=-100, reduction="none")
+            onehot = F.one_hot(targets.clamp_min(0), vocab)
+            slope = (whole.softmax(-1) - onehot) * (targets != -100)[:, None]
+            hits, made = torch.empty(count, dtype=torch.bool), logits.clone()
+            losses = rows.cross_entropy(made, b, targets, False, hits)
+            assert torch.equal(made, logits)
+            low = F.cross_entropy(whole.float(), targets, ignore_index=-100, reduction="none")
+            assert_within_reference(losses, right, low, "losses", whole.abs().amax(), "cross entropy")
+            assert torch.equal(hits, (whole.argmax(-1) == targets) & (targets != -100))
+            assert torch.equal(rows.cross_entropy(made, b, targets, True), losses)
+            # a probability errs by roundings of logits; of that of the target 1 is taken
+            terms = whole.softmax(-1) * (4 + 2 * whole.abs().amax()) + onehot
+            if dtype == torch.bfloat16:
+                assert_rounded_once(made, slope, "gradient", terms=terms)
+            else:
+                assert bool(((made - slope).abs() <= 2**-23 * terms).all())
+
+
+def test_cross_entropy_reads_targets_and_bias_by_their_strides() -> None:
+    x, weight, bias = (draw(*n, seed=0, dtype=torch.float32) for n in ((4, 8), (6, 8), (6, 2)))
+    given = x, weight, torch.arange(8).view(4, 2)[:, 0] % 6
+    right = plain_cross_entropy(*given, bias[:, 0])
+    assert float(fused_cross_entropy(*given, bias=bias[:, 0]).total) == pytest.approx(float(right))
+
+
+def test_the_first_of_equal_logits_is_the_hit() -> None:
+    hits = torch.empty(2, dtype=torch.bool)
+    rows.cross_entropy(torch.tensor([[1.0, 3.0, 3.0]] * 2), None, torch.tensor([1, 2]), False, hits)
+    assert hits.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_no_number_stays_visible(use: Use, level: str, dtype: torch.dtype) -> None:
+    use(level)
+    x = torch.zeros(1, 40, dtype=dtype)
+    x[0, 37] = torch.nan
+    assert rows.cross_entropy(x, None, torch.tensor([0]), True).isnan().all()
