@@ -13,7 +13,7 @@ import torch
 from headway import hardware
 from headway.errors import BackendError
 from headway.native import build, loader
-from tests.native.conftest import Small
+from tests.native.conftest import LEVELS, Small, Use
 
 BEST, *LOWER = build.levels()
 
@@ -168,16 +168,22 @@ def test_the_environment_decides_once_a_process(tmp_path: Path, monkeypatch: pyt
         search()
 
 
-@pytest.mark.parametrize("level", [x for x in build.levels() if loader.NEEDS[x] <= hardware.cpu_flags()])
-def test_roofs_are_positive_and_bf16_has_one_where_there_is_an_instruction(small: Small, level: str) -> None:
-    library = loader.open_library(small.folder, level, small.sources)
-    assert library.peak(torch.float32, threads=1, seconds=0.01) > 1e8
-    assert library.peak(torch.float32, threads=2, seconds=0.01) > 1e8
-    assert (library.peak(torch.bfloat16, threads=1, seconds=0.01) > 0) == (level == "avx512bf16")
+@pytest.mark.parametrize("level", LEVELS)
+def test_roofs_are_those_of_a_machine_and_bf16_has_one_where_there_is_an_instruction(
+    use: Use, level: str
+) -> None:
+    """Within three orders of magnitude of what machines do: nothing here is fast or slow."""
+    use(level)
+    library = loader.search().library
+    assert library is not None
+    for threads in (1, 2):
+        assert 1e9 < library.peak(torch.float32, threads, seconds=0.01) < 1e13
+        bf16 = library.peak(torch.bfloat16, threads, seconds=0.01)
+        assert 1e9 < bf16 < 1e14 if level == "avx512bf16" else bf16 == 0
     for size in (0, 1, 1001, 1 << 20):
         for threads in (1, 2, 3):
             assert library.read_seconds(torch.ones(size), threads) >= 0
-    assert library.read_seconds(torch.ones(1 << 22), 1) > 1e-6
+    assert 1e-5 < library.read_seconds(torch.ones(1 << 22), 1) < 10
 
 
 def test_roofs_are_of_what_can_be_measured(small: Small) -> None:
