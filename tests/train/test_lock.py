@@ -178,3 +178,28 @@ def test_locks_that_come_and_go_are_held_by_one_at_a_time(tmp_path: Path) -> Non
                 time.sleep(0.0005)
 
     assert started(4, often) == [(0, "")] * 4
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError, FileExistsError])
+def test_a_folder_that_goes_while_it_is_made_is_made_anew(
+    error: type[OSError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`mkdir(parents=True, exist_ok=True)` makes and looks in several steps, and another run ends between two of them."""
+    mkdir, ended = Path.mkdir, []
+
+    def gone_at_first(path: Path, *args: object, **options: object) -> None:
+        if not ended:
+            ended.append(path)
+            raise error(path)
+        mkdir(path, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Path, "mkdir", gone_at_first)
+    with locked(tmp_path / "a" / "run"):
+        assert (tmp_path / "a" / "run" / LOCK).exists()
+    assert ended
+
+
+def test_a_file_where_the_folder_should_be_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    with pytest.raises(FileExistsError), locked(tmp_path / "run"):
+        pass

@@ -57,14 +57,18 @@ def locked(folder: Path) -> Iterator[str | None]:
 def _acquire(path: Path) -> tuple[int, str | None]:
     """A descriptor of the file that has the name `path`, locked; and a remark where it could not be."""
     while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except FileNotFoundError:  # the folder went with the run that had made it
+        except FileNotFoundError:  # a folder went with the run that had made it
+            continue
+        except FileExistsError:  # so it did between mkdir's two looks, or it is no folder
+            if path.parent.exists():
+                raise
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.exists() and os.path.samestat(path.stat(), os.fstat(descriptor)):
+            if _is_named(descriptor, path):
                 return descriptor, None
         except BlockingIOError:
             holder = _holder(descriptor)
@@ -82,6 +86,13 @@ def _acquire(path: Path) -> tuple[int, str | None]:
                 "keeps a second run out of this folder"
             )
         os.close(descriptor)  # its holder removed it: another file may have the name now
+
+
+def _is_named(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _sign(descriptor: int, path: Path) -> None:
