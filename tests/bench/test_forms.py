@@ -95,7 +95,7 @@ def test_every_form_is_the_same_attention() -> None:
 
 
 def test_a_form_is_stopped_at_the_limit_of_memory_in_a_process_of_its_own() -> None:
-    """4 heads x 4096 x 4096 scores are 256 MiB each, of which two are held; at 2048 they are 64, at 1024 they are 16."""
+    """4 heads x 4096 x 4096 scores are 256 MiB each and two are held; at 2048 64, at 1024 16."""
     found = curve("full", Request(**vars(REQUEST) | {"limit": 300 * MIB, "most": 4096}))
     assert (found.stopped_by, found.stopped_at) == ("memory", 4096)
     assert 2 * 16 * MIB < found.steps[1024].held < 5 * 16 * MIB

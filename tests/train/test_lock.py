@@ -184,7 +184,7 @@ def test_locks_that_come_and_go_are_held_by_one_at_a_time(tmp_path: Path) -> Non
 def test_a_folder_that_goes_while_it_is_made_is_made_anew(
     error: type[OSError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`mkdir(parents=True, exist_ok=True)` makes and looks in several steps, and another run ends between two of them."""
+    """`mkdir(parents=True, exist_ok=True)` takes several steps, and another run ends between two of them."""
     mkdir, ended = Path.mkdir, []
 
     def gone_at_first(path: Path, *args: object, **options: object) -> None:
