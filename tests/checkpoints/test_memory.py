@@ -34,7 +34,7 @@ from headway.checkpoints import folder, restore
 from headway.checkpoints.formats import llama2c, meta
 from headway.storage import lazy
 from headway.models import ModelSpec
-from headway.generate.session import DecoderSession
+from headway.generate import Reader
 def status(name):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(l.split()[1]) for l in lines if l.startswith(name + ":")) * 1024
@@ -51,8 +51,8 @@ print(peak, size)
 """
 LOADS = {
     "as it is": "return c.load_model(folder_path)",
-    "decoding": "m = c.load_model(folder_path); s = DecoderSession(m, [[1, 2, 3], [4, 5, 6]]); s.start(); "
-    "[s.step([[7], [8]]) for _ in range(3)]; assert s._native is not None; return m",
+    "decoding": "m = c.load_model(folder_path); r = Reader(m); t = r.cache.open(); "
+    "[(r.read([(t, [i])], [[0]]), r.end()) for i in (1, 2, 3)]; assert r.native is not None; return m",
     "in float32": "return c.load_model(folder_path, dtype=torch.float32)",
     "turned": "f = c.load_folder(folder_path); state, spec = c.change_pairing(f.tensors, f.spec, 'adjacent'); "
     "return restore.fill(spec, state, dtype=torch.float32)",

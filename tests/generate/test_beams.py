@@ -11,37 +11,42 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from headway.cache import CacheSpec, PagedCache
 from headway.errors import ConfigError, HeadwayError
-from headway.generate import Beams, GenerationConfig, Hypothesis, Sampling, loop
+from headway.generate import Beams, Engine, GenerationConfig, Hypothesis, Reader, Sampling
 from headway.generate.beams import BeamSearch
 from headway.generate.requests import Request
 from headway.generate.sampling import penalize_repetition
+from headway.patterns import Causal
 
 PENALTIES = (-1.5, 0.0, 0.6, 1.0, 2.0)
 
 
-class Toy:
-    """Logits that are a pure function of the text: a table drawn for (seed, its last three ids, its length)."""
+class Toy(Reader):
+    """Logits that are a pure function of the text: a table drawn for (seed, its last three ids, its length).
+
+    longest: tokens that were read of a text.   counts: texts of each step.
+    """
+
+    use_cache, sources = False, None
 
     def __init__(self, vocab: int, seed: int, prompts: Sequence[Sequence[int]], levels: int = 0) -> None:
         self.vocab, self.seed, self.levels = vocab, seed, levels
-        self.texts = [list(p) for p in prompts]
+        self.prompts = [list(p) for p in prompts]
+        self.cache = PagedCache(CacheSpec(batch=1, kv_heads=1, head_dim=1), [Causal()])
+        self.longest, self.counts = 0, []
+
+    def read(self, chunks: Any, wanted: Any, sources: Any = ()) -> Tensor:
+        for table, ids in chunks:
+            table.ids += ids
+        self.longest = max(self.longest, *(len(table) for table, _ in chunks))
+        self.counts.append(len(chunks))
+        return torch.stack([self.logits(table.ids) for (table, _), slots in zip(chunks, wanted) if slots])
 
     def logits(self, text: Sequence[int]) -> Tensor:
         generator = torch.Generator().manual_seed(hash((self.seed, len(text), *text[-3:])) % 2**31)
         drawn = torch.randn(self.vocab, generator=generator, dtype=torch.float64) * 2
         return drawn.sign() * (drawn.abs() > 1) if self.levels else drawn
-
-    def start(self) -> Tensor:
-        return torch.stack([self.logits(text) for text in self.texts])
-
-    def step(self, ids: Sequence[Sequence[int]]) -> Tensor:
-        for text, (new,) in zip(self.texts, ids, strict=True):
-            text.append(new)
-        return self.start().unsqueeze(1)
-
-    def reorder(self, rows: Sequence[int]) -> None:
-        self.texts = [list(self.texts[i]) for i in rows]
 
 
 def run(
@@ -55,14 +60,17 @@ def run(
     **constraints: Any,
 ) -> list[list[Hypothesis]]:
     """The hypotheses of each of the toy's texts, which get `room` new tokens."""
-    prompts = [list(text) for text in toy.texts]
+    prompts = toy.prompts
     rooms = [room] * len(prompts) if isinstance(room, int) else room
     config = GenerationConfig(
         beams=beams, eos=eos, sampling=Sampling(repetition_penalty=penalty), **constraints
     )
     given = zip(numbers or range(len(prompts)), prompts, rooms, strict=True)
     searches = [BeamSearch(Request(n, prompt, config, most), beams) for n, prompt, most in given]
-    for _ in loop.run(lambda requests: toy, searches):
+    engine = Engine(toy)
+    for search in searches:
+        engine.add(search)
+    for _ in engine.run():
         pass
     return [list(one.best()) for one in searches]
 
@@ -223,7 +231,7 @@ def test_when_a_search_stops(
         toy = ByStep(*second, SURE)
         how = Beams(2, length_penalty=penalty, early_stopping=stop, with_greedy=False)  # type: ignore[arg-type]
         ((best,),) = run(toy, how, 12)
-        assert len(toy.texts[0]) == steps, "the prompt's token and all new ones but the last"
+        assert toy.longest == steps, "the prompt's token and all new ones but the last"
         if steps == 12:
             assert best.ids == (1,) * 12
         else:
@@ -238,7 +246,7 @@ def test_never_looks_no_further_where_longer_is_never_better(seed: int, width: i
     for stop in (False, "never"):
         how = Beams(width, length_penalty=penalty, early_stopping=stop, n_best=width, with_greedy=False)  # type: ignore[arg-type]
         toy = Toy(4, seed, [[1]])
-        runs.append((run(toy, how, 9), len(toy.texts[0])))
+        runs.append((run(toy, how, 9), toy.longest))
     assert runs[0] == runs[1]
 
 
@@ -271,21 +279,13 @@ def test_room_is_each_prompt_s_own() -> None:
     assert [len(best.ids) for (best,) in found] == [2, 6]
 
 
-class Count(Toy):
-    """Counts the rows of every step."""
-
-    def step(self, ids: Sequence[int]) -> Tensor:
-        self.read = [*getattr(self, "read", []), len(ids)]
-        return super().step(ids)
-
-
 def test_the_greedy_text_costs_a_row_only_while_it_is_no_beam() -> None:
     with_it, plain = [], []
     for seed in range(30):
         for kept, read in ((True, with_it), (False, plain)):
-            toy = Count(6, seed, [[1]])
+            toy = Toy(6, seed, [[1]])
             run(toy, Beams(3, with_greedy=kept), 8, eos=[])
-            read.append(toy.read)
+            read.append(toy.counts[1:])
     assert all(set(read) == {3} for read in plain)
     assert all(set(read) <= {3, 4} for read in with_it)
     assert [3] * 7 in with_it
@@ -296,7 +296,7 @@ def test_a_greedy_text_that_can_no_longer_matter_is_given_up() -> None:
     """Two texts have ended with the second token. What begins with 2, the likeliest first token, halves its
     probability with every token; it is behind at once by probability, and after 34 tokens by probability a token."""
 
-    class Behind(Count):
+    class Behind(Toy):
         def logits(self, text: Sequence[int]) -> Tensor:
             first, lost, ends = [0.3, 0.3, 0.4], [0.01, 0.5, 0.49], [0.98, 0.01, 0.01]
             row = first if len(text) == 1 else lost if text[1] == 2 else ends
@@ -305,10 +305,10 @@ def test_a_greedy_text_that_can_no_longer_matter_is_given_up() -> None:
     for penalty, steps in ((0.0, 1), (1.0, 35)):
         toy = Behind(3, 0, [[1]])
         run(toy, Beams(2, length_penalty=penalty, early_stopping=True), 40)
-        assert toy.read == [2] + [1] * (steps - 1)
+        assert toy.counts[1:] == [2] + [1] * (steps - 1)
     toy = Behind(3, 0, [[1]])
     run(toy, Beams(1, length_penalty=0.0), 40)
-    assert len(toy.read) == 39, "one beam is followed to its end"
+    assert len(toy.counts[1:]) == 39, "one beam is followed to its end"
 
 
 def test_no_token_left_is_said() -> None:

@@ -6,8 +6,7 @@ from torch import Tensor
 
 from headway.api import LanguageModel
 from headway.errors import ConfigError
-from headway.generate import Beams, Generation, GenerationConfig, Sampling, generate, stream
-from headway.generate.session import DecoderSession
+from headway.generate import Beams, Generation, GenerationConfig, Reader, Sampling, generate, stream
 from headway.models import Decoder
 from headway.patterns import Causal, Window
 from tests.generate.conftest import MIXED, small
@@ -128,23 +127,28 @@ def test_no_room_and_forbidden_tokens() -> None:
 
 
 def test_beams_share_one_reading_of_the_prompt() -> None:
-    """All prompts in a row, then a row a beam: the cache is copied, not computed again."""
+    """All prompts together, then a token of each beam."""
     model, read = small(), []
-    model.register_forward_pre_hook(lambda module, args: read.append(tuple(args[0].shape)))
+    model.register_forward_pre_hook(lambda module, args: read.append(args[0].numel()))
     generate(model, PROMPTS, GenerationConfig(max_new_tokens=4, beams=Beams(3, with_greedy=False)))
-    assert read == [(1, sum(map(len, PROMPTS))), (12, 1), (12, 1), (12, 1)]
+    assert read == [sum(map(len, PROMPTS)), 12, 12, 12]
 
 
-def test_rows_of_a_session_may_be_taken_more_than_once() -> None:
+def test_texts_are_forked_and_end() -> None:
     for use_cache in (True, False):
-        session = DecoderSession(MODEL, [[0, 5], [1, 2, 3]], use_cache=use_cache)
-        logits = session.start()
-        session.reorder([1, 0, 1])
-        again = session.step([[4], [4], [6]])[:, 0]
+        reader = Reader(MODEL, use_cache=use_cache)
+        first, last = reader.cache.open(), reader.cache.open()
+        assert reader.read([(first, [0, 5]), (last, [1, 2, 3])], [[1], [2]]).shape == (2, 330)
+        reader.end()
+        third = reader.cache.pool.fork(last)
+        again = reader.read([(last, [4]), (first, [4]), (third, [6])], [[0]] * 3)
+        reader.end()
         for row, ids in zip(again, ([1, 2, 3, 4], [0, 5, 4], [1, 2, 3, 6]), strict=True):
             with torch.inference_mode():
                 assert torch.allclose(row, MODEL(torch.tensor([ids]))[0, -1], atol=1e-4)
-        assert logits.shape == (2, 330)
+        for table in (first, last, third):
+            reader.cache.pool.close(table)
+        assert [counts["used"] for counts in reader.cache.pool.counts()] == [0] * len(reader.cache.pool.classes)
 
 
 def test_a_language_model_takes_a_number_or_beams() -> None:

@@ -12,8 +12,7 @@ from headway.api import LanguageModel
 from headway.cache import KV_DTYPES, kv_dtype
 from headway.cli import run
 from headway.errors import ConfigError
-from headway.generate import GenerationConfig, Sampling, generate
-from headway.generate.session import DecoderSession
+from headway.generate import GenerationConfig, Reader, Sampling, generate
 from headway.models import catalog, cost
 from headway.models.cost.planning import Machine, plan
 from tests.generate.conftest import MIXED, small
@@ -54,10 +53,9 @@ def test_chunks_and_company_change_no_text(sampling: Sampling) -> None:
 
 def test_the_cache_is_in_int8_when_it_is_asked_for() -> None:
     for name, dtype in (("auto", torch.float32), ("int8", torch.int8)):
-        session = DecoderSession(MODEL, [[1, 2, 3], [4]], kv_dtype=kv_dtype(name))
-        session.start()
-        assert session.cache is not None
-        assert {layer.dtype for layer in session.cache.layers} == {dtype}
+        reader = Reader(MODEL, kv_dtype=kv_dtype(name))
+        reader.read([(reader.cache.open(), [1, 2, 3])], [[2]])
+        assert {t.dtype for layer in reader.cache.layers for t in layer.tensors[:2]} == {dtype}
 
 
 def test_what_is_not_there_is_refused() -> None:

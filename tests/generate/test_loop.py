@@ -1,8 +1,10 @@
 """The loop: a row of a batch is the row alone, cached is uncached, streamed is collected."""
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+
 
 import pytest
 import torch
@@ -10,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import ConfigError, DataError, HeadwayError
-from headway.generate import Beams, Generation, GenerationConfig, Sampling, generate, stream, uniform
-from headway.generate.session import DecoderSession
+from headway.generate import Beams, Generation, GenerationConfig, Reader, Sampling, generate, stream, uniform
 from headway.models import Decoder
 from headway.patterns import Pattern, Window
 from headway.text import Tokenizer
@@ -332,14 +333,14 @@ def test_a_trace_of_the_lengths_that_are_read(use_cache: bool) -> None:
 
 def test_rows_that_have_ended_are_no_longer_computed() -> None:
     model, read = small(), []
-    model.register_forward_pre_hook(lambda module, args: read.append(args[0].shape[0]))
+    model.register_forward_pre_hook(lambda module, args: read.append(args[0].numel()))
     free = generate(model, PROMPTS, GenerationConfig(max_new_tokens=6))
     eos = free[0].ids[2]
     read.clear()
     found = generate(model, PROMPTS, GenerationConfig(max_new_tokens=6, eos=[eos]))
     assert [len(g.ids) for g in found].count(6) < len(PROMPTS)
     steps = range(1, max(len(g.ids) for g in found))  # prompts are read packed, in one row
-    assert read == [1, *(sum(len(g.ids) > step for g in found) for step in steps)]
+    assert read == [sum(map(len, PROMPTS)), *(sum(len(g.ids) > step for g in found) for step in steps)]
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 5])
@@ -347,26 +348,42 @@ def test_rows_that_have_ended_are_no_longer_computed() -> None:
 def test_prompts_of_different_lengths_are_read_without_padding(
     patterns: Pattern | tuple[Pattern, ...], chunk: int | None
 ) -> None:
-    """And leave what each leaves alone: the same logits, the same keys and values of the same tokens."""
-    model, read = small(patterns).double(), []
-    model.register_forward_pre_hook(lambda module, args: read.append(args[0].numel()))
-    together = DecoderSession(model, PROMPTS, prefill_chunk=chunk)
-    logits = together.start()
-    assert sum(read) == sum(map(len, PROMPTS))
-    alone = [DecoderSession(model, [prompt], prefill_chunk=chunk) for prompt in PROMPTS]
-    torch.testing.assert_close(logits, torch.cat([one.start() for one in alone]), rtol=1e-10, atol=1e-10)
-    for b, one in enumerate(alone):
-        for layer, other in zip(together.cache.layers, one.cache.layers, strict=True):
-            index, wanted = (cache.table.tokens.index.expand(cache.batch, -1) for cache in (layer, other))
-            kept = [at for at in wanted[0].tolist() if at >= 0]
-            assert sorted(at for at in index[b].tolist() if at >= 0) == sorted(kept)
-            for mine, theirs in zip(layer.tensors, other.tensors, strict=True):
-                for at in kept:
-                    found, right = mine[b, :, index[b] == at], theirs[0, :, wanted[0] == at]
-                    torch.testing.assert_close(found, right, rtol=1e-10, atol=1e-10)
+    """And leave what each leaves alone: the same logits, now and after a step."""
+    model, counts = small(patterns).double(), []
+    model.register_forward_pre_hook(lambda module, args: counts.append(args[0].numel()))
+    together, last = texts(model, PROMPTS, chunk)
+    assert sum(counts) == sum(map(len, PROMPTS))
+    alone = [texts(model, [prompt], chunk) for prompt in PROMPTS]
+    torch.testing.assert_close(last, torch.cat([logits for _, logits in alone]), rtol=1e-10, atol=1e-10)
     next_ids = [[7], [8], [9], [10]]
-    steps = torch.cat([one.step([ids]) for one, ids in zip(alone, next_ids, strict=True)])
+    steps = torch.cat([reader.step([ids]) for (reader, _), ids in zip(alone, next_ids, strict=True)])
     torch.testing.assert_close(together.step(next_ids), steps, rtol=1e-10, atol=1e-10)
+
+
+class Texts:
+    """Some texts that a reader goes on with together."""
+
+    def __init__(self, model: Decoder, count: int) -> None:
+        self.reader = Reader(model)
+        self.tables = [self.reader.cache.open() for _ in range(count)]
+
+    def step(self, ids: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Logits [R, V] after the next ids of each text, none of some."""
+        chunks = [(table, new) for table, new in zip(self.tables, ids, strict=True) if new]
+        logits = self.reader.read(chunks, [[len(new) - 1] for _, new in chunks])
+        self.reader.end()
+        return logits
+
+
+def texts(model: Decoder, prompts: Sequence[list[int]], chunk: int | None) -> tuple[Texts, torch.Tensor]:
+    """Texts that have read their prompts, `chunk` tokens at a time, and the logits behind them."""
+    made, ends = Texts(model, len(prompts)), {}
+    size = chunk or max(map(len, prompts))
+    for at in range(0, max(map(len, prompts)), size):
+        pieces = [prompt[at : at + size] for prompt in prompts]
+        logits = iter(made.step(pieces))
+        ends |= {i: next(logits) for i, piece in enumerate(pieces) if piece}
+    return made, torch.stack([ends[i] for i in range(len(prompts))])
 
 
 def test_each_step_draws_from_its_own_number() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from headway.cache import DecoderCache, KVCache
 from headway.errors import BackendError
-from headway.generate.session import DecoderSession
+from headway.generate import Reader
 from headway.models import Decoder, ModelSpec, build
 from headway.models.decode_step import DecodeStep
 from headway.models.decode_support import unsupported_reason
@@ -142,17 +142,37 @@ def test_windows_that_wrap_and_rows_that_differ(use: Use, level: str, dtype: tor
         steps(model("llama", WINDOWS).to(dtype), rows)
 
 
-def test_rows_are_taken_more_than_once_and_dropped() -> None:
-    """A session goes on with other rows than it began with."""
-    made = model("llama", WINDOWS)
-    native, plain = (DecoderSession(made, [[1, 2, 3], [4]]) for _ in range(2))
-    plain._stepped = True  # decided: in Python
-    assert torch.allclose(native.start(), plain.start())
-    for ids, rows in (([5, 6], [0, 0, 1]), ([7, 8, 9], [2, 1]), ([3, 3], [1])):
-        given = [[token] for token in ids]
-        torch.testing.assert_close(native.step(given), plain.step(given))
-        native.reorder(rows), plain.reorder(rows)
-    assert native._native is not None
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("patterns", [CAUSAL, WINDOWS], ids=["causal", "windows"])
+def test_texts_of_a_reader_are_what_each_is_alone(patterns: Pattern, native: bool) -> None:
+    """However they come, share beginnings, fork and go, and are read in pieces: the logits of one forward pass."""
+    made, draw = model("llama", patterns, kv_heads=2).double() if not native else model("llama", patterns), Random(0)
+    reader, texts = Reader(made, budget=2**30), []
+    assert (reader.native is not None) == native
+    for _ in range(60):
+        if len(texts) < 3 or draw.random() < 0.2:
+            ids = [draw.randrange(53) for _ in range(draw.randint(1, 150))]
+            ids = draw.choice(texts)[1][: draw.randint(0, 200)] + ids if texts and draw.random() < 0.6 else ids
+            texts.append((reader.cache.open(ids), ids))
+        if draw.random() < 0.2:
+            table, ids = draw.choice(texts)
+            texts.append((reader.cache.pool.fork(table), list(ids)))
+        chunks = []
+        for table, ids in draw.sample(texts, draw.randint(1, min(4, len(texts)))):
+            if len(table) == len(ids):
+                ids += [draw.randrange(53) for _ in range(draw.randint(1, 3))]
+            chunks.append((table, ids[len(table) : len(table) + draw.randint(1, 60)]))
+        logits = reader.read(chunks, [range(len(new)) for _, new in chunks]).split([len(new) for _, new in chunks])
+        reader.end()
+        for (table, new), of_text in zip(chunks, logits, strict=True):
+            with torch.inference_mode():
+                whole = made(torch.tensor([table.ids]), logits_for=slice(-len(new), None))[0]
+            torch.testing.assert_close(of_text, whole, rtol=1e-4, atol=1e-4)
+        if len(texts) > 5:
+            reader.cache.pool.close(texts.pop(draw.randrange(len(texts)))[0])
+    for table, _ in texts:
+        reader.cache.pool.close(table)
+    assert not any(counts["used"] for counts in reader.cache.pool.counts())
 
 
 def test_what_cannot_be_one_call() -> None:

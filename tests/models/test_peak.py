@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from headway.data import Batch
-from headway.generate.session import DecoderSession
+from headway.generate import Reader
 from headway.models import ModelSpec, blank, build, catalog, cost
 from headway.models.cost.activations import TrainingOptions
 from headway.models.cost.peak import sharded_training_bytes
@@ -112,7 +112,14 @@ def first_pass(shape: Shape) -> Callable[[], object]:
     rows = ids(shape.spec, shape.batch, shape.context)
     if shape.spec.kind == "encoder":
         return lambda: model(rows)
-    return lambda: DecoderSession(model, rows.tolist()).start()
+
+
+    def call() -> object:
+        reader = Reader(model)
+        chunks = [(reader.cache.open(), row) for row in rows.tolist()]
+        return reader.read(chunks, [[len(row) - 1] for _, row in chunks])
+
+    return call
 
 
 def decoding(shape: Shape) -> Callable[[], object]:
@@ -120,10 +127,15 @@ def decoding(shape: Shape) -> Callable[[], object]:
     prompts = ids(shape.spec, shape.batch, shape.context - NEW).tolist()
 
     def call() -> None:
-        session = DecoderSession(model, prompts, prefill_chunk=CHUNK)
-        session.start()
+        reader = Reader(model)
+        tables = [reader.cache.open() for _ in prompts]
+        for at in range(0, len(prompts[0]), CHUNK):
+            pieces = [prompt[at : at + CHUNK] for prompt in prompts]
+            reader.read(list(zip(tables, pieces, strict=True)), [[len(piece) - 1] for piece in pieces])
+            reader.end()
         for _ in range(NEW):
-            session.step([[8]] * shape.batch)
+            reader.read([(table, [8]) for table in tables], [[0]] * shape.batch)
+            reader.end()
 
     return call
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from headway.generate.session import evaluating
+from headway.generate.reader import evaluating
 from headway.models import Decoder, Encoder, EncoderDecoder, Memory
 from headway.models.attention_maps import AttentionMaps, attention_maps, attention_record, numbers_of
 from headway.models.stack import checked_tokens

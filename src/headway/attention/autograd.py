@@ -24,6 +24,8 @@ def run(backend: Backend, call: Call, lse: bool) -> Partial:
     backward of its own."""
     if not backend.capabilities.int8:
         call = call.dequantized()
+    if not backend.capabilities.stores:
+        call = call.gathered()
     if backend.operator is not None and torch.compiler.is_compiling():
         return backend.operator(call)
     if backend.backward is None or not call.needs_grad:

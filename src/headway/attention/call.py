@@ -64,6 +64,10 @@ class Call:
             return self
         return replace(self, keys=tuple(part.dequantized(self.q.dtype) for part in self.keys))
 
+    def gathered(self) -> Call:
+        """The same call with keys that are in a store side by side."""
+        return replace(self, keys=tuple(part.gathered() for part in self.keys))
+
     @property
     def slots(self) -> list[int]:
         """The global key slot at which each set begins."""
@@ -144,7 +148,7 @@ def validate(
     if not 0.0 <= dropout < 1.0:
         raise PatternError(f"attend: dropout is a probability from 0 to below 1, got {dropout}")
     if keep is not None:
-        _check_keep(keep, (*q.shape[:3], sum(s.k.shape[2] for s in keys)))
+        _check_keep(keep, (*q.shape[:3], sum(s.count for s in keys)))
     try:
         scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     except (TypeError, ValueError):
@@ -204,11 +208,12 @@ def check_sides(what: str, q: Tensor, q_tokens: Tokens, keys: Sequence[KeyValues
     heads = Heads.of(q.shape[1], keys[0].k.shape[1])
     for part in keys:
         _check_shapes(what, q, part, keys[0])
-    for tokens, t, side in ((q_tokens, q, "q"), *((s.tokens, s.k, "k") for s in keys)):
-        if tokens.count != t.shape[2] or tokens.rows not in (1, t.shape[0]):
+    sides = ((s.tokens, s.count, "k") for s in keys)
+    for tokens, count, side in ((q_tokens, q.shape[2], "q"), *sides):
+        if tokens.count != count or tokens.rows not in (1, q.shape[0]):
             raise PatternError(
                 f"{what}: {side}_tokens describe {tokens.rows} rows of {tokens.count} slots, but {side} holds "
-                f"{t.shape[0]} rows of {t.shape[2]}"
+                f"{q.shape[0]} rows of {count}"
             )
     return heads
 

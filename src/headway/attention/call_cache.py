@@ -41,6 +41,8 @@ def key(
     if torch.compiler.is_compiling() or len(keys) != 1 or not isinstance(pattern, Pattern):
         return None
     part = keys[0]
+    if part.slots is not None:
+        return None
     tensors = (q, *part.tensors)
     if type(scale) not in (float, type(None)) or not all(map(_plain, tensors)):
         return None

@@ -19,6 +19,9 @@ class KeyValues:
     Training tensors, cache contents, pages, encoder memory: all of them are KeyValues; attention over several
     disjoint KeyValues is merged. Where k and v are int8 they stand for k_scale k and v_scale v, with a scale per slot
     and kv head: float32 [B, K, S].
+
+    Where the keys are some of those in a store, `slots` [1, N] says in which slot of k and v each of the N `tokens` is:
+    int32, and any slot where there is no token (index -1).
     """
 
     k: Tensor
@@ -26,6 +29,12 @@ class KeyValues:
     tokens: Tokens
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
+    slots: Tensor | None = None
+
+    @property
+    def count(self) -> int:
+        """Keys, S or N."""
+        return self.tokens.count if self.slots is not None else self.k.shape[2]
 
     @property
     def is_int8(self) -> bool:
@@ -42,13 +51,23 @@ class KeyValues:
         return self.k, self.v, *self.scales
 
     def map(self, change: Callable[[Tensor], Tensor], tokens: Tokens | None = None) -> KeyValues:
-        """The same with rows, heads or slots (dimensions 0 to 2) of every tensor changed alike."""
+        """The same with rows, heads or, unless they are in a store, slots (dimensions 0 to 2) of every tensor changed
+        alike."""
         k, v, *scales = map(change, self.tensors)
-        return KeyValues(k, v, self.tokens if tokens is None else tokens, *scales)
+        tokens = self.tokens if tokens is None else tokens
+        return KeyValues(k, v, tokens, *(scales or (None, None)), slots=self.slots)
+
+    def gathered(self) -> KeyValues:
+        """The keys side by side, where they are in a store; itself where they are not."""
+        if self.slots is None:
+            return self
+        k, v, *scales = (t.index_select(2, self.slots[0]) for t in self.tensors)
+        return KeyValues(k, v, self.tokens, *scales)
 
     def slice(self, begin: int, end: int) -> KeyValues:
         """The slots begin..end-1."""
-        return self.map(lambda t: t[:, :, begin:end], self.tokens.slice(begin, end))
+        own = self.gathered()
+        return own.map(lambda t: t[:, :, begin:end], self.tokens.slice(begin, end))
 
     @staticmethod
     def cat(parts: Sequence[KeyValues]) -> KeyValues:
@@ -67,6 +86,7 @@ class KeyValues:
         """What int8 stands for, in `dtype`; itself where it is not int8."""
         if self.k_scale is None or self.v_scale is None:
             return self
-        return KeyValues(
-            dequantize(self.k, self.k_scale, dtype), dequantize(self.v, self.v_scale, dtype), self.tokens
-        )
+        own = self.gathered()
+        assert own.k_scale is not None and own.v_scale is not None
+        k, v = dequantize(own.k, own.k_scale, dtype), dequantize(own.v, own.v_scale, dtype)
+        return KeyValues(k, v, self.tokens)

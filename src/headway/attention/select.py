@@ -76,7 +76,7 @@ class Situation:
         found = call.q.device.type
         self.call, self.lse, self.device = call, lse, device or ("cpu" if found == "meta" else found)
         rows, heads, queries, width = call.q.shape
-        self.pairs = queries * sum(part.k.shape[2] for part in call.keys)
+        self.pairs = queries * sum(part.count for part in call.keys)
         self.scores = rows * heads * self.pairs
         self.products = self.scores * width
 

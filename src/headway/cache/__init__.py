@@ -6,6 +6,8 @@ from headway.cache.encoder_decoder import EncoderDecoderCache
 from headway.cache.kv_cache import KVCache
 from headway.cache.layer_cache import Cache, LayerCache
 from headway.cache.linear_attention import LinearAttentionCache
+from headway.cache.paged import PagedCache, PagedLayer, PagedStates
+from headway.cache.pages import PAGE, PageClass, PagePool, PageTable
 from headway.cache.policy import Growing, Ring, SlotPolicy
 from headway.cache.sequences import SequenceLengths
 from headway.cache.spec import KV_DTYPES, CacheSpec, kv_dtype
@@ -13,6 +15,7 @@ from headway.cache.table import SlotTable
 
 __all__ = [
     "KV_DTYPES",
+    "PAGE",
     "POLICIES",
     "Cache",
     "CacheSpec",
@@ -22,6 +25,12 @@ __all__ = [
     "KVCache",
     "LayerCache",
     "LinearAttentionCache",
+    "PageClass",
+    "PagePool",
+    "PageTable",
+    "PagedCache",
+    "PagedLayer",
+    "PagedStates",
     "Ring",
     "SequenceLengths",
     "SlotPolicy",

@@ -164,12 +164,8 @@ class GenerationConfig:
 
     @property
     def session_options(self) -> dict[str, Any]:
-        """What all requests of a call share: arguments of a session."""
-        return {
-            "use_cache": self.use_cache,
-            "kv_dtype": kv_dtype(self.kv_cache_dtype),
-            "prefill_chunk": self.prefill_chunk,
-        }
+        """What all requests of a call share."""
+        return {name: getattr(self, name) for name in ("use_cache", "kv_cache_dtype", "prefill_chunk")}
 
 
 def _whole(value: object) -> bool:

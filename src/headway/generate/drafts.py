@@ -12,26 +12,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-import torch
 
+from headway.cache import PageTable
 from headway.errors import ConfigError
 from headway.generate.constraints import Text
+from headway.generate.reader import Reader
 from headway.generate.requests import Request
 from headway.generate.sampling import check_logits
 from headway.generate.sequences import choose_tokens
-from headway.generate.session import DecoderSession
 from headway.models import Decoder
 
 
 class DraftSession(Protocol):
-    """The drafts of texts that grow together, a row for each."""
+    """The drafts of texts that grow together, and come and go; the number of its request says which a text is."""
 
     def propose(self, texts: Sequence[Text], counts: Sequence[int]) -> list[list[int]]:
-        """At most counts[i] ids that may follow texts[i], of row i: any at all, none included."""
+        """At most counts[i] ids that may follow texts[i]: any at all, none included."""
         ...
 
-    def reorder(self, rows: Sequence[int]) -> None:
-        """As in `Session`."""
+    def forget(self, number: int) -> None:
+        """The text of this request has ended."""
         ...
 
 
@@ -44,8 +44,12 @@ class Draft(Protocol):
         """At most so many at a time."""
         ...
 
-    def open(self, model: Decoder, requests: Sequence[Request]) -> DraftSession:
-        """For texts of `model`. Raises ConfigError where it cannot guess for them."""
+    def check(self, model: Decoder, requests: Sequence[Request]) -> None:
+        """Raises ConfigError where it cannot guess for these texts of `model`."""
+        ...
+
+    def open(self, model: Decoder) -> DraftSession:
+        """For texts of `model`."""
         ...
 
 
@@ -70,8 +74,11 @@ class NgramDraft(Draft):
                 f"NgramDraft: suffixes have `least` to `most` ids, 1 or more, got least={self.least}, most={self.most}"
             )
 
-    def open(self, model: Decoder, requests: Sequence[Request]) -> NgramSession:
-        return NgramSession(self, requests)
+    def check(self, model: Decoder, requests: Sequence[Request]) -> None:
+        """Guesses for any text."""
+
+    def open(self, model: Decoder) -> NgramSession:
+        return NgramSession(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +98,7 @@ class ModelDraft(Draft):
             raise ConfigError(f"ModelDraft: the model must be a Decoder, got {type(self.model).__name__}")
         check_trims(self.model, "the draft model")
 
-    def open(self, model: Decoder, requests: Sequence[Request]) -> ModelSession:
+    def check(self, model: Decoder, requests: Sequence[Request]) -> None:
         own, theirs = self.model.spec, model.spec
         if own.vocab != theirs.vocab:
             raise ConfigError(
@@ -106,7 +113,9 @@ class ModelDraft(Draft):
                     f"draft: the draft model can take {limit} tokens, and prompt {request.number} with its new tokens "
                     f"has up to {need}; ask for fewer new tokens, or give another draft model"
                 )
-        return ModelSession(self, requests)
+
+    def open(self, model: Decoder) -> ModelSession:
+        return ModelSession(self)
 
 
 def check_trims(model: Decoder, name: str) -> None:
@@ -154,64 +163,63 @@ class Suffixes:
 class NgramSession(DraftSession):
     """The drafts of `NgramDraft`."""
 
-    def __init__(self, draft: NgramDraft, requests: Sequence[Request]) -> None:
-        self.rows = [Suffixes(draft.least, draft.most) for _ in requests]
-        for row, request in zip(self.rows, requests, strict=True):
-            row.extend(request.prompt)
+    def __init__(self, draft: NgramDraft) -> None:
+        self.draft = draft
+        self.texts: dict[int, Suffixes] = {}
 
     def propose(self, texts: Sequence[Text], counts: Sequence[int]) -> list[list[int]]:
-        for row, text in zip(self.rows, texts, strict=True):
-            row.extend(text.ids[len(row.ids) - len(text.request.prompt) :])
-        return [row.continuation(count) for row, count in zip(self.rows, counts, strict=True)]
+        drafts = []
+        for text, count in zip(texts, counts, strict=True):
+            number = text.request.number
+            if number not in self.texts:
+                self.texts[number] = Suffixes(self.draft.least, self.draft.most)
+                self.texts[number].extend(text.request.prompt)
+            suffixes = self.texts[number]
+            suffixes.extend(text.ids[len(suffixes.ids) - len(text.request.prompt) :])
+            drafts.append(suffixes.continuation(count))
+        return drafts
 
-    def reorder(self, rows: Sequence[int]) -> None:
-        self.rows = [self.rows[i] for i in rows]
+    def forget(self, number: int) -> None:
+        self.texts.pop(number, None)
 
 
 class ModelSession(DraftSession):
-    """The drafts of `ModelDraft`. read: the new tokens of each row that its cache holds, guesses included."""
+    """The drafts of `ModelDraft`; its pages hold what was read of each text, guesses included."""
 
-    def __init__(self, draft: ModelDraft, requests: Sequence[Request]) -> None:
-        prompts = [request.prompt for request in requests]
-        self.session = DecoderSession(draft.model, prompts, slack=draft.tokens)
-        self.session.start()
-        self.read: list[list[int]] = [[] for _ in requests]
+    def __init__(self, draft: ModelDraft) -> None:
+        self.reader = Reader(draft.model, slack=draft.tokens)
+        self.tables: dict[int, PageTable] = {}
 
     def propose(self, texts: Sequence[Text], counts: Sequence[int]) -> list[list[int]]:
-        if not any(counts):
-            return [[] for _ in texts]
-        kept = [_agreed(read, text.ids) for read, text in zip(self.read, texts, strict=True)]
-        self.session.trim([len(read) - n for read, n in zip(self.read, kept, strict=True)])
-        guesses = [Text(text.request, list(text.ids)) for text in texts]
-        pieces = [list(text.ids[n:]) for text, n in zip(texts, kept, strict=True)]
-        self.read = [list(text.ids) for text in texts]
         drafts: list[list[int]] = [[] for _ in texts]
         wanted = [i for i, count in enumerate(counts) if count > 0]
+        pieces = {i: self._rest(texts[i]) for i in wanted}
+        guesses = {i: Text(texts[i].request, list(texts[i].ids)) for i in wanted}
         while wanted:
-            logits = self.session.step(pieces)
-            last = logits[wanted, torch.tensor([len(pieces[i]) - 1 for i in wanted])]
-            places = [(texts[i].request.number, len(guesses[i].ids)) for i in wanted]
-            check_logits(last, places, "the draft model")
+            chunks = [(self.tables[texts[i].request.number], pieces[i]) for i in wanted]
+            last = self.reader.read(chunks, [[len(pieces[i]) - 1] for i in wanted])
+            self.reader.end()
+            check_logits(last, [(texts[i].request.number, len(guesses[i].ids)) for i in wanted], "the draft model")
             chosen = choose_tokens(last, [guesses[i] for i in wanted])
-            pieces = [[] for _ in texts]
+            going = []
             for i, token in zip(wanted, chosen, strict=True):
                 if token is not None:
                     drafts[i].append(token)
                     guesses[i] = Text(texts[i].request, [*texts[i].ids, *drafts[i]])
                     if len(drafts[i]) < counts[i]:
                         pieces[i] = [token]
-            wanted = [i for i, piece in enumerate(pieces) if piece]
-            for i in wanted:
-                self.read[i] += pieces[i]
+                        going.append(i)
+            wanted = going
         return drafts
 
-    def reorder(self, rows: Sequence[int]) -> None:
-        self.session.reorder(rows)
-        self.read = [self.read[i] for i in rows]
+    def _rest(self, text: Text) -> list[int]:
+        """The tokens of a text that are to be read: those behind what was read of it already and still stands."""
+        ids = [*text.request.prompt, *text.ids]
+        table = self.tables.setdefault(text.request.number, self.reader.cache.pool.open())
+        agreed = next((n for n, (a, b) in enumerate(zip(table.ids, ids, strict=False)) if a != b), len(table))
+        self.reader.trim(table, len(table) - min(agreed, len(ids) - 1))
+        return ids[len(table) :]
 
-
-def _agreed(read: Sequence[int], ids: Sequence[int]) -> int:
-    """How many of the tokens that were read are those of the text, all but whose last may be kept: that one is read
-    (again) for what follows it."""
-    pairs = zip(read, ids[:-1], strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(read), len(ids) - 1))
+    def forget(self, number: int) -> None:
+        if number in self.tables:
+            self.reader.cache.pool.close(self.tables.pop(number))

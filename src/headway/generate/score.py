@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from headway.errors import ConfigError, DataError
 from headway.generate.config import GenerationConfig
 from headway.generate.requests import check_prompts, context_limit
-from headway.generate.session import evaluating, padded
+from headway.generate.reader import evaluating
 from headway.models import Decoder
 from headway.models.stack import scaled
 from headway.nn import IGNORE_INDEX, output_cross_entropy
@@ -90,8 +91,8 @@ def score(
 
 def _scored(model: Decoder, rows: list[list[int]], begins: list[int]) -> tuple[list[float], list[bool]]:
     """ln p of the tokens of each row from its place in `begins` on, row after row [N], and whether they are greedy."""
-    ids, lengths = padded([row[:-1] for row in rows])
-    targets, _ = padded([row[1:] for row in rows])
+    ids, lengths = _padded([row[:-1] for row in rows])
+    targets, _ = _padded([row[1:] for row in rows])
     slots, device = torch.arange(ids.shape[1]), model.model.embedding.device
     first, count = (torch.tensor(values).unsqueeze(1) for values in (begins, lengths))
     scored = (slots >= first - 1) & (slots < count)
@@ -102,6 +103,12 @@ def _scored(model: Decoder, rows: list[list[int]], begins: list[int]) -> tuple[l
         losses = output_cross_entropy(model.lm_head, states, targets, model.spec.vocab, hits=True)
     assert losses.hits is not None
     return (-losses.each.double()).tolist(), losses.hits.tolist()
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, list[int]]:
+    """Rows of ids as one tensor [B, T], 0 where a row has ended, and their lengths."""
+    ids = pad_sequence([torch.tensor(row, dtype=torch.int64) for row in rows], batch_first=True)
+    return ids, [len(row) for row in rows]
 
 
 def rolling_windows(ids: Sequence[int], prefix: int, length: int) -> list[Pair]:

@@ -16,13 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from headway.errors import ConfigError
 from headway.generate.drafts import Draft, check_trims
 from headway.generate.requests import Request
 from headway.generate.sequences import SampledText
-from headway.generate.session import DecoderSession
 from headway.models import Decoder
 
 MOST_CREDIT = 16.0
@@ -50,30 +47,31 @@ class Speculation:
     A pure function of what was accepted: no time is measured.
     """
 
-    def __init__(self, draft: Draft, session: DecoderSession, requests: Sequence[Request]) -> None:
-        self.session, self.tokens, self.credit = session, draft.tokens, MOST_CREDIT
-        self.drafts = draft.open(session.model, requests)
+    def __init__(self, draft: Draft, model: Decoder) -> None:
+        self.tokens, self.credit = draft.tokens, MOST_CREDIT
+        self.drafts = draft.open(model)
 
-    def step(self, texts: Sequence[SampledText]) -> Tensor:
-        """Logits [B, T, V] after the last token of each text, and after each token of its draft."""
+    def propose(self, texts: Sequence[SampledText]) -> list[list[int]]:
+        """What is to be read behind the last token of each text."""
         count = min(self.tokens, int(self.credit))
         # The last token of a text is chosen, not read, so that a draft ends before it.
         counts = [min(count, text.request.max_new_tokens - len(text.ids) - 1) for text in texts]
         drafts = self.drafts.propose(texts, counts) if any(counts) else [[] for _ in texts]
         for text, draft in zip(texts, drafts, strict=True):
             text.expect(_until_eos(draft, text.request.config.eos))
-        return self.session.step([[text.ids[-1], *text.draft] for text in texts])
+        return [text.draft for text in texts]
 
     def settle(self, texts: Sequence[SampledText]) -> None:
-        """Takes back what was read ahead and did not come."""
-        self.session.trim([len(text.draft) - text.right for text in texts])
+        """Learns from what came of the drafts of a step."""
+        if not texts:
+            return
         drafted, accepted = sum(len(text.draft) for text in texts), sum(text.right for text in texts)
         change = (PAID_BY_ACCEPTED * accepted - drafted) / len(texts) if drafted else EARNED
         self.credit = min(MOST_CREDIT, self.credit + change)
 
-    def reorder(self, rows: Sequence[int]) -> None:
-        """As in `Session`; the session itself has been reordered."""
-        self.drafts.reorder(rows)
+    def forget(self, number: int) -> None:
+        """The text of this request has ended."""
+        self.drafts.forget(number)
 
 
 def check_draft(model: Decoder, requests: Sequence[Request]) -> None:

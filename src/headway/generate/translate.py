@@ -1,6 +1,6 @@
 """One text for another: generation by an encoder-decoder.
 
-The loop of `headway.generate.loop` over a session of an encoder-decoder; generation_config.json says what targets begin
+An engine of an encoder-decoder writes the targets (`headway.generate.engine`); generation_config.json says what targets begin
 and end with.
 """
 
@@ -12,13 +12,11 @@ from typing import Any
 
 from torch import Tensor
 
-from headway.cache import kv_dtype
 from headway.errors import ConfigError, DataError
 from headway.generate.config import GenerationConfig
 from headway.generate.loop import complete
 from headway.generate.requests import Request, check_prompts, context_limit, make_requests
 from headway.generate.results import Generation
-from headway.generate.session import Seq2SeqSession
 from headway.models import EncoderDecoder, ModelSpec
 from headway.text import MarianTokenizer, Tokenizer
 
@@ -69,16 +67,11 @@ def translate(
     if prefixes is not None:
         each = [replace(config, prefix=tuple(own)) for own in prefixes]
     asked = make_requests([[start]] * len(ids), each, model.spec, numbers=requests, sources=ids)
-    use_cache, stored = config.use_cache, kv_dtype(config.kv_cache_dtype)
-
-    def session(part: Sequence[Request]) -> Seq2SeqSession:
-        read = [request.source or [] for request in part]
-        return Seq2SeqSession(model, read, start, use_cache=use_cache, kv_dtype=stored)
 
     def decode(request: Request, target: Sequence[int]) -> str:
         return "" if tokenizer is None else tokenizer.decode(target)
 
-    return complete(session, asked, decode, batch_size=batch_size)
+    return complete(model, asked, decode, batch_size=batch_size)
 
 
 def completed(

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from headway.cache import DecoderCache, KVCache
+from headway.cache import DecoderCache, KVCache, PagedCache, PagedLayer
 from headway.errors import BackendError
-from headway.models.decode_state import Past, PastOf, Rotated
+from headway.models.decode_state import PagedPast, PagedPastOf, Past, PastOf, Rotated
 from headway.models.decode_support import unsupported_reason
 from headway.models.decoder import Decoder
 from headway.native import interface as c
@@ -39,7 +39,7 @@ class DecodeStep:
 
     Raises BackendError for a model that the kernels cannot run (`unsupported_reason`)."""
 
-    def __init__(self, model: Decoder, cache: DecoderCache) -> None:
+    def __init__(self, model: Decoder, cache: DecoderCache | PagedCache) -> None:
         if reason := unsupported_reason(model, cache):
             raise BackendError(f"DecodeStep: {reason}")
         self.model, self.cache = model, cache
@@ -59,11 +59,11 @@ class DecodeStep:
         self.hidden = room(spec.hidden), room(spec.hidden)
         self._low: dict[int, Tensor] = {}  # x A^T of adapters, by their number in one operation and rank
         self._rotations: dict[int, Rotated] = {}
-        self._pasts: dict[tuple[int, Mixer], Past] = {}
+        self._pasts: dict[tuple[int, Mixer], Past | PagedPast] = {}
         ops: list[c.OpStruct] = []
-        attends: list[tuple[Past, KVCache, c.HeadsStruct, int]] = []
+        attends: list[tuple[Past | PagedPast, KVCache | PagedLayer, c.HeadsStruct, int]] = []
         for i, (block, layer) in enumerate(zip(stack.blocks, cache.layers, strict=True)):
-            assert isinstance(layer, KVCache)
+            assert isinstance(layer, KVCache | PagedLayer)
             past, heads = self._past(block.self_attn, layer), self._heads(i, block.self_attn)
             heads.slots = past.slots.data_ptr()
             block_ops, at = self._block(block, heads, past.call)
@@ -72,12 +72,17 @@ class DecodeStep:
         ops += self._products(self.x, [(model.lm_head, self.logits)], norm=stack.norm)
         self.ops = (c.OpStruct * len(ops))(*ops)
         for past, layer, heads, at in attends:
-            past.layers.append(PastOf(layer, heads, self.ops[at]))
+            if isinstance(past, PagedPast):
+                assert isinstance(layer, PagedLayer)
+                past.layers.append(PagedPastOf(layer, heads, self.ops[at]))
+            else:
+                assert isinstance(layer, KVCache)
+                past.layers.append(PastOf(layer, heads, self.ops[at]))
 
     def fits(self, batch: int, count: int) -> bool:
         """Whether a step may read `count` tokens of each sequence: they are up to 64 rows, and the cache forgets
         nothing that the first of them sees when it takes the last."""
-        policies = [past.layers[0].cache.table.policy for past in self._pasts.values()]
+        policies = [past.layers[0].cache.table.policy for past in self._pasts.values() if isinstance(past, Past)]
         return batch * count <= MOST_ROWS and all(
             count <= 1 or one.retention.reach is None or count - 1 <= one.slack for one in policies
         )
@@ -92,6 +97,13 @@ class DecodeStep:
         tokens = self.cache.next_tokens(count, lengths)
         self._run(self.model.model.embed(ids, tokens), tokens, len(self.ops))
         return self.logits[: batch * count].view(batch, count, -1)
+
+    @torch.inference_mode()
+    def read(self, ids: Tensor, tokens: Tokens) -> Tensor:
+        """Ids [1, R] of the tokens of a step of a `PagedCache`; logits [R, V] of those after each, valid until the next
+        step."""
+        self._run(self.model.model.embed(ids, tokens), tokens, len(self.ops))
+        return self.logits[: ids.shape[1]]
 
     @torch.inference_mode()
     def states(self, x: Tensor) -> Tensor:
@@ -125,10 +137,12 @@ class DecodeStep:
             if isinstance(struct, c.HeadsStruct):
                 struct.tokens = count
 
-    def _past(self, layer: AttentionLayer, cache: KVCache) -> Past:
-        key = id(cache.table), layer.mixer
+    def _past(self, layer: AttentionLayer, cache: KVCache | PagedLayer) -> Past | PagedPast:
+        paged = isinstance(cache, PagedLayer)
+        key = cache.of if isinstance(cache, PagedLayer) else id(cache.table), layer.mixer
         if key not in self._pasts:
-            self._pasts[key] = Past(layer, self.q, self.attended, self.lse)
+            kind = PagedPast if paged else Past
+            self._pasts[key] = kind(layer, self.q, self.attended, self.lse)
         return self._pasts[key]
 
     def _block(self, block: Block, heads: c.HeadsStruct, call: c.CallStruct) -> tuple[list[c.OpStruct], int]:

@@ -6,7 +6,7 @@ import torch
 
 from headway.attention.backends.native.backend import NATIVE
 from headway.attention.select import AUTO
-from headway.cache import DecoderCache, KVCache
+from headway.cache import DecoderCache, KVCache, PagedCache, PagedLayer
 from headway.models.decoder import Decoder
 from headway.native import interface as c
 from headway.native.loader import library, why_missing
@@ -19,7 +19,7 @@ from headway.nn.mixers import SoftmaxMixer
 from headway.positions import Rotary
 
 
-def unsupported_reason(model: Decoder, cache: DecoderCache) -> str | None:
+def unsupported_reason(model: Decoder, cache: DecoderCache | PagedCache) -> str | None:
     """Why steps of this model cannot be native calls; None if they can."""
     if library() is None:
         return why_missing() or "the native kernels are not loaded"
@@ -28,7 +28,7 @@ def unsupported_reason(model: Decoder, cache: DecoderCache) -> str | None:
     if weights not in ({(torch.float32, "cpu")}, {(torch.bfloat16, "cpu")}):
         return "its kernels take weights of one type, float32 or bf16, on the CPU"
     if any(
-        not isinstance(layer, KVCache) or layer.dtype != model.model.embedding.dtype for layer in cache.layers
+        not isinstance(layer, KVCache | PagedLayer) or layer.dtype != model.model.embedding.dtype for layer in cache.layers
     ):
         return "its kernels write caches of keys and values in the type of the weights"
     if model.spec.logit_scale != 1.0 or model.model.scores.steps or model.model.norm is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from headway.cache import DecoderCache
+from headway.cache import DecoderCache, PagedCache
 from headway.errors import ConfigError, DataError
 from headway.models.spec import ModelSpec
 from headway.models.stack import TransformerStack, checked_tokens, make_decoder_cache, make_output, scaled
@@ -46,7 +46,7 @@ class Decoder(nn.Module):
         ids: Tensor,
         *,
         tokens: Tokens | None = None,
-        cache: DecoderCache | None = None,
+        cache: DecoderCache | PagedCache | None = None,
         logits_for: Tensor | slice | None = None,
         targets: Tensor | None = None,
         label_smoothing: float | None = None,
@@ -93,7 +93,7 @@ class Decoder(nn.Module):
         ids: Tensor,
         *,
         tokens: Tokens | None = None,
-        cache: DecoderCache | None = None,
+        cache: DecoderCache | PagedCache | None = None,
         context: ContextParallel | None = None,
         slots: Tensor | slice | None = None,
     ) -> Tensor:

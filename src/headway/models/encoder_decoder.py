@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from headway.attention import KeyValues
-from headway.cache import DecoderCache, EncoderDecoderCache
+from headway.cache import DecoderCache, EncoderDecoderCache, PagedCache
 from headway.errors import ConfigError
 from headway.models.decoder import check_targets, select_slots
 from headway.models.spec import ModelSpec
@@ -124,6 +124,13 @@ class EncoderDecoder(nn.Module):
         """Logits [B, T, V] after the next target ids [B, T], which are added to `cache`."""
         return self.logits(self._decode(ids, tokens, cache.memory, cache.own))
 
+    def continued(
+        self, ids: Tensor, tokens: Tokens, memory: Sequence[KeyValues], cache: PagedCache | None
+    ) -> Tensor:
+        """Logits [1, T, V] after the next target ids [1, T] of some texts, which are packed; `memory` are the keys of
+        their sources, packed alike, for every layer."""
+        return self.logits(self._decode(ids, tokens, memory, cache))
+
     def make_cache(
         self, memory: Memory, *, kind: str = "auto", slack: int = 0, dtype: torch.dtype | None = None
     ) -> EncoderDecoderCache:
@@ -144,7 +151,7 @@ class EncoderDecoder(nn.Module):
         ids: Tensor,
         tokens: Tokens | None,
         memory: Sequence[KeyValues],
-        cache: DecoderCache | None = None,
+        cache: DecoderCache | PagedCache | None = None,
     ) -> Tensor:
         tokens = checked_tokens(self.spec, ids, tokens, cache)
         states: Tensor = self.decoder(

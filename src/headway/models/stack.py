@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from headway.attention import KeyValues
-from headway.cache import CacheSpec, DecoderCache
+from headway.cache import CacheSpec, DecoderCache, PagedCache
 from headway.errors import ConfigError, DataError
 from headway.models.spec import ModelSpec
 from headway.nn import (
@@ -91,7 +91,7 @@ class TransformerStack(nn.Module):
         tokens: Tokens,
         *,
         types: Tensor | None = None,
-        cache: DecoderCache | None = None,
+        cache: DecoderCache | PagedCache | None = None,
         memory: Sequence[KeyValues] | None = None,
         embedding: TokenEmbedding | None = None,
         gradient_checkpointing: Checkpointing = "none",
@@ -270,6 +270,31 @@ def make_decoder_cache(
     return DecoderCache.linear(spec.linear, spec.layers, one)
 
 
+def make_paged_cache(
+    spec: ModelSpec,
+    like: Tensor,
+    *,
+    budget: int | None = None,
+    slack: int = 0,
+    dtype: torch.dtype | None = None,
+) -> PagedCache:
+    """An empty past of every layer for texts that come and go; `dtype` is that of the weight `like` unless given.
+
+    Raises ConfigError for slack with linear attention, whose sums no token can be taken out of."""
+    if spec.linear is not None and slack:
+        raise ConfigError(
+            f"linear attention keeps sums over all keys, so there is nothing to trim; got slack={slack}"
+        )
+    of_layer = CacheSpec(
+        batch=1,
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
+        dtype=like.dtype if dtype is None else dtype,
+        device=like.device,
+    )
+    return PagedCache(of_layer, spec.patterns, spec.linear, budget=budget, slack=slack)
+
+
 def _checked_types(types: Tensor | None, ids: Tensor, rows: int) -> Tensor:
     if types is None:
         return torch.zeros_like(ids)
@@ -288,7 +313,7 @@ def checked_tokens(
     spec: ModelSpec,
     ids: Tensor,
     tokens: Tokens | None,
-    cache: DecoderCache | None = None,
+    cache: DecoderCache | PagedCache | None = None,
     context: ContextParallel | None = None,
 ) -> Tokens:
     """The tokens of `ids`: those of `context`; unless given, every slot is one, numbered from 0 or from where `cache`
@@ -301,6 +326,8 @@ def checked_tokens(
         tokens = context.own(tokens, cache)
     if tokens is None:
         count = ids.shape[1]
+        if isinstance(cache, PagedCache):
+            raise ConfigError("a PagedCache numbers tokens itself: give those of its begin()")
         tokens = Tokens.range(count, device=ids.device) if cache is None else cache.next_tokens(count)
     if tokens.count != ids.shape[1] or tokens.rows not in (1, ids.shape[0]):
         raise ConfigError(

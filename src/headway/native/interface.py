@@ -79,6 +79,8 @@ class CallStruct(Structure):
         ("out", TensorStruct),
         ("k_scale", c_void_p),
         ("v_scale", c_void_p),
+        ("scale_batch", c_int64),
+        ("scale_head", c_int64),
         ("lse", c_void_p),
         ("scale", c_double),
         ("queries", TokensStruct),

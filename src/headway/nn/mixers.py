@@ -26,7 +26,7 @@ from headway.attention.linear_attention import (
     forbid_weights,
     prepare,
 )
-from headway.cache import KVCache, LayerCache, LinearAttentionCache
+from headway.cache import KVCache, LayerCache, LinearAttentionCache, PagedLayer, PagedStates
 from headway.errors import ConfigError
 from headway.nn.positions import RotaryEmbedding, Scores, rotated, token_lengths
 from headway.nn.record import LinearAttended, Record, SoftmaxAttended
@@ -104,7 +104,7 @@ class SoftmaxMixer(Mixer):
             q_BHTD = layer.queries(x_BTM)
             self.keep(layer, q_BHTD, call.memory, call)
             return self.softmax(layer, q_BHTD, call.memory, call)
-        if cache is not None and not isinstance(cache, KVCache):
+        if cache is not None and not isinstance(cache, KVCache | PagedLayer):
             raise ConfigError(
                 f"Attention: cache must keep keys and values, and a {type(cache).__name__} keeps none; make one with "
                 "headway.cache.make_cache"
@@ -121,7 +121,7 @@ class SoftmaxMixer(Mixer):
                 q_BHTD, k_BKTD = rotated(rotation, q_BHTD, k_BKTD)
         keys = KeyValues(k_BKTD, v_BKTE, tokens) if cache is None else cache.update(k_BKTD, v_BKTE, tokens)
         if rotate_late:
-            keys = keys.dequantized(q_BHTD.dtype)
+            keys = keys.gathered().dequantized(q_BHTD.dtype)
             late = layer.rotary(keys.tokens, q_BHTD.dtype)
             keys = replace(keys, k=late.apply(keys.k))
         self.keep(layer, q_BHTD, keys, call)
@@ -295,6 +295,9 @@ class LinearMixer(Mixer):
             )
             return across.attend(None, self.form)
         q_BHTD, k_BKTD, v_BKTE = layer.queries_keys_values(x_BTM)
+        if isinstance(cache, PagedStates):
+            out = self._by_rows(layer, (q_BHTD, k_BKTD, v_BKTE), cache, tokens)
+            return out if selected is None else selected.take(out, 2)
         if rotation is not None and rotation.rotates_values:
             v_BKTE = rotation.apply(v_BKTE)
         own = prepare(q_BHTD, k_BKTD, v_BKTE, self.linear, self.pattern, tokens, tokens, rotation)
@@ -304,9 +307,22 @@ class LinearMixer(Mixer):
         out_BHTE = own.attend(past, self.form)
         return out_BHTE if selected is None else selected.take(out_BHTE, 2)
 
-    def _check_cache(self, cache: LayerCache, positions: PositionScheme) -> None:
-        if not isinstance(cache, LinearAttentionCache) or cache.linear != self.linear:
-            given = f"of {cache.linear}" if isinstance(cache, LinearAttentionCache) else "of keys"
+    def _by_rows(
+        self, layer: Projections, packed: tuple[Tensor, Tensor, Tensor], cache: PagedStates, tokens: Tokens
+    ) -> Tensor:
+        """The texts of a step of a `PagedCache`, which are packed, a row for each: a row has one sum."""
+        rows = cache.cache.step_of(tokens).rows
+        q, k, v = (t[0][:, rows.at].transpose(0, 1) for t in packed)  # [R, H, T', D]
+        rotation = layer.rotary(rows.tokens, q.dtype)
+        if rotation is not None and rotation.rotates_values:
+            v = rotation.apply(v)
+        own = prepare(q, k, v, self.linear, self.pattern, rows.tokens, rows.tokens, rotation)
+        out = own.attend(cache.update(own.state(), rows.tokens), self.form)
+        return out.transpose(0, 1).flatten(1, 2)[:, rows.back].unsqueeze(0)
+
+    def _check_cache(self, cache: LayerCache | PagedLayer | PagedStates, positions: PositionScheme) -> None:
+        if not isinstance(cache, LinearAttentionCache | PagedStates) or cache.linear != self.linear:
+            given = f"of {cache.linear}" if isinstance(cache, LinearAttentionCache | PagedStates) else "of keys"
             raise ConfigError(
                 f"LinearAttention: cache must be a LinearAttentionCache of {self.linear}, got a {type(cache).__name__} "
                 f"{given}; make it: LinearAttentionCache(linear, CacheSpec(...))"

@@ -33,6 +33,7 @@ class Capabilities:
     keep            a mask of the call's own
     value_width     values that are not as wide as keys
     int8            it reads int8 keys and values as they are; others are given the numbers that they stand for
+    stores          it reads keys where they lie in a store (`KeyValues.slots`); others are given them side by side
     stores_scores   it builds the whole score matrix
     """
 
@@ -49,6 +50,7 @@ class Capabilities:
     keep: bool = False
     value_width: bool = True
     int8: bool = False
+    stores: bool = False
     stores_scores: bool = False
 
     def unsupported_reason(self, call: Call, lse: bool, device: str) -> str | None:

@@ -197,7 +197,7 @@ struct Blocks {
 
  private:
   Rows rows_of(const headway_tensor& t, const float* scales, int64_t width, int64_t b, int64_t kv, const Tokens& keys) const {
-    const float* scale = scales ? scales + (b * c.kv_heads + kv) * c.keys.count : nullptr;
+    const float* scale = scales ? scales + b * c.scale_batch + kv * c.scale_head : nullptr;
     return Rows::of(t, (int)c.kv_type, b, kv, (int)width, keys.order, scale);
   }
   bool misses(int64_t b, int64_t kv, int64_t n) const { return tags[n & (places - 1)] != tag_of(b, kv, n); }

@@ -66,7 +66,8 @@ typedef struct {
   int64_t type;     // of q, out and the gradients
   int64_t kv_type;  // of k and v: as `type`, or INT8 with one scale per slot and head
   headway_tensor q, k, v, out;
-  const float *k_scale, *v_scale;  // [B][K][S] for INT8
+  const float *k_scale, *v_scale;  // for INT8: of row b, kv head h and slot s at b scale_batch + h scale_head + s
+  int64_t scale_batch, scale_head;
   float* lse;                      // [B][H][T], natural logarithm
   double scale;
   headway_side queries, keys;
@@ -85,6 +86,11 @@ typedef struct {
 // 0, or what is wrong: 1 another abi, 2 no memory, 3 a type, tile or width that this library does not know.
 HEADWAY_EXPORT int headway_forward(const headway_call* call);
 HEADWAY_EXPORT int headway_backward(const headway_call* call);
+
+// The plan of rows of one query each, whose keys are in order: key i is token i of the row. `index` [rows] are the
+// queries' tokens; first [rows + 1] is filled, and begin, end and full up to `room`. Answers how many runs there are.
+HEADWAY_EXPORT int64_t headway_plan_rows(const int32_t* program, int64_t instructions, const int32_t* index, int64_t rows,
+                                         int32_t* first, int32_t* begin, int32_t* end, uint8_t* full, int64_t room);
 
 // A matrix of weights [outputs][inputs]. FLOAT32 and BFLOAT16 lie row by row. INT8 and INT4 lie in panels of 16 outputs:
 // for each group of 32 inputs the weights, unsigned ([8][16][4] bytes; or [4][16][4], inputs 4 j in the low halves and

@@ -24,7 +24,7 @@ from headway.patterns.program import height, lower
 from headway.scores import ALiBi, RelativeBias, Score, SoftCap, wrong_heads
 
 CAPABILITIES = Capabilities(
-    devices=CPU, dtypes=(torch.float32, torch.bfloat16), gradient=CPU, lse=CPU, any_pattern=False, int8=True
+    devices=CPU, dtypes=(torch.float32, torch.bfloat16), gradient=CPU, lse=CPU, any_pattern=False, int8=True, stores=True
 )
 
 
@@ -93,7 +93,7 @@ class Arguments:
     def __init__(self, call: Call, number: int, gradient: bool = False) -> None:
         part = call.keys[number]
         q, k, v = (_contiguous_rows(t) for t in (call.q, part.k, part.v))
-        at = plan_arrays(call.pattern, call.q_tokens, part.tokens)
+        at = plan_arrays(call.pattern, call.q_tokens, part.tokens, part.slots is not None)
         values = [_values(score, q.shape[1]) for score in call.score]
         learned = [gradient and bool(score.parameters) for score in call.score]
         self.gradients = [
@@ -125,6 +125,8 @@ class Arguments:
             v=c.TensorStruct.of(v),
             k_scale=_address(k_scale),
             v_scale=_address(v_scale),
+            scale_batch=0 if k_scale is None else k_scale.stride(0),
+            scale_head=0 if k_scale is None else k_scale.stride(1),
             scale=call.scale,
             queries=at.queries,
             keys=at.keys,
@@ -138,6 +140,8 @@ class Arguments:
             first_key=call.slots[number],
             head_ids=_address(ids),
         )
+        if part.slots is not None:
+            self.struct.keys.order = part.slots.data_ptr()
 
 
 def _address(t: Tensor | None) -> int | None:

@@ -36,8 +36,9 @@ class PlanArrays:
     arrays: tuple[object, ...]
 
 
-def _made(pattern: Pattern, q: Tokens, k: Tokens) -> PlanArrays:
-    """The arrays of one key set. BackendError for indices of 2^30 or more."""
+def _made(pattern: Pattern, q: Tokens, k: Tokens, in_order: bool) -> PlanArrays:
+    """The arrays of one key set, with its keys in the order in which they come where that is asked for. BackendError
+    for indices of 2^30 or more."""
     arrays: list[object] = []
 
     def tensor(t: Tensor | None, dtype: torch.dtype = torch.int32) -> int | None:
@@ -67,7 +68,7 @@ def _made(pattern: Pattern, q: Tokens, k: Tokens) -> PlanArrays:
             )
     q, k = _small_documents(q, k)
     at_q, k_order, rows = BlockOrder(q, pattern.dilation), None, max(q.rows, k.rows)
-    if q.count > FEW:
+    if q.count > FEW and not in_order:
         at_k = BlockOrder(k, pattern.dilation)
         k, k_order = at_k.tokens, at_k.order
     q = at_q.tokens

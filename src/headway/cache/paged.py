@@ -1,0 +1,344 @@
+"""Keys, values and sums of all layers of a model in pages, for texts that come and go.
+
+    table = cache.open(ids)                               as much of a text as is stored already
+    tokens = cache.begin([(table, ids), ...])             the next tokens of some texts, as documents of one packed row
+    model(..., tokens=tokens, cache=cache)                every layer stores its own, and says what is attended to
+    cache.end()
+
+Legend: T tokens of the step, N keys, R texts of the step, K kv heads, S slots, D per key, E per value, F features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from headway.attention import KeyValues
+from headway.attention.linear_attention import LinearAttentionSpec, LinearState
+from headway.cache.choose import choose_cache
+from headway.cache.pages import PAGE, Copy, PageClass, PagePool, PageTable
+from headway.cache.spec import CacheSpec
+from headway.errors import CacheError
+from headway.patterns import Pattern, Retention
+from headway.tokens import Tokens
+
+Chunk = tuple[PageTable, Sequence[int]]
+"""A text and the ids that it goes on with."""
+
+
+class PagedLayer:
+    """The keys and values of one layer: k [1, K, S, D] and v [1, K, S, E], page p in the slots 64 p .. 64 p + 63; in
+    int8 also their scales, float32 [1, K, S] (`headway.quantization`)."""
+
+    def __init__(self, cache: PagedCache, of: int, spec: CacheSpec) -> None:
+        self.cache, self.of, self.spec = cache, of, spec
+        self.tensors: tuple[Tensor, ...] = ()
+        self.grow(0)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what is stored."""
+        return self.spec.dtype
+
+    def grow(self, pages: int) -> None:
+        """Room for so many pages. Memory that nobody has written to takes none on a CPU."""
+        spec = self.spec
+        shape = 1, spec.kv_heads, pages * PAGE
+        with torch.inference_mode(False):
+            new = [
+                torch.empty(*shape, size, dtype=spec.dtype, device=spec.device)
+                for size in (spec.head_dim, spec.value_size)
+            ]
+            if spec.dtype == torch.int8:
+                new += [torch.empty(shape, device=spec.device) for _ in "kv"]
+            for own, more in zip(self.tensors, new, strict=False):
+                more[:, :, : own.shape[2]] = own
+        self.tensors = tuple(new)
+
+    def copy(self, old: int, new: int) -> None:
+        """Page `new` becomes what page `old` is."""
+        for t in self.tensors:
+            t[:, :, new * PAGE : (new + 1) * PAGE] = t[:, :, old * PAGE : (old + 1) * PAGE]
+
+    def update(self, k: Tensor, v: Tensor, tokens: Tokens) -> KeyValues:
+        """Stores the keys [1, K, T, D] and values [1, K, T, E] of the tokens of the step, and returns what their
+        queries attend to. Raises CacheError for other tokens than those of `PagedCache.begin`."""
+        step = self.cache.step_of(tokens)
+        given = KeyValues(k, v, tokens)
+        stored = given.quantized() if self.dtype == torch.int8 else given
+        for own, new in zip(self.tensors, stored.tensors, strict=True):
+            own.index_copy_(2, step.writes[self.of], new.to(own.dtype))
+        if step.is_fresh and stored is given:
+            return given
+        places = step.places(self.of)
+        k, v, *scales = self.tensors
+        return KeyValues(k, v, places.tokens, *(scales or (None, None)), slots=places.slots)
+
+
+class PagedStates:
+    """The sums of one layer of linear attention, one in each page: see `LinearState`."""
+
+    def __init__(self, cache: PagedCache, of: int, linear: LinearAttentionSpec, spec: CacheSpec) -> None:
+        self.cache, self.of, self.linear = cache, of, linear
+        kept = torch.float64 if spec.dtype == torch.float64 else torch.float32
+        self._sizes = spec.kv_heads, linear.features(spec.head_dim), spec.value_size, kept, spec.device
+        self.state = LinearState.empty(0, *self._sizes)
+
+    def grow(self, pages: int) -> None:
+        """Room for so many sums."""
+        with torch.inference_mode(False):
+            empty = LinearState.empty(pages - len(self.state.count), *self._sizes)
+            self.state = LinearState(
+                *(torch.cat(pair) for pair in zip(self.state.tensors, empty.tensors, strict=True))
+            )
+
+    def copy(self, old: int, new: int) -> None:
+        """As in `PagedLayer`."""
+        for t in self.state.tensors:
+            t[new] = t[old]
+
+    def update(self, new: LinearState, tokens: Tokens) -> LinearState:
+        """Adds the sums of the texts of the step, row by row (`PagedStep.rows`), and returns those before them."""
+        step = self.cache.step
+        assert step is not None and tokens is step.rows.tokens
+        past = LinearState(*(t[step.states[self.of]] for t in self.state.tensors))
+        begun = torch.tensor([start > 0 for start in step.starts], device=past.device)
+        if not begun.all():  # a page may have been another text's
+            past = LinearState(*(t.where(begun.view(-1, *[1] * (t.dim() - 1)), 0) for t in past.tensors))
+        for own, total in zip(self.state.tensors, past.merge(new).tensors, strict=True):
+            own[step.states[self.of]] = total
+        return past
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Keys of the texts of a step: their tokens [1, N], and the slots [1, N] that they lie in, int32."""
+
+    tokens: Tokens
+    slots: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The tokens of a step, a row for each text: `at` [R, T'] where they are in the packed row, tokens [R, T'], and
+    `back` [T], where those of the packed row are among all R T'."""
+
+    at: Tensor
+    tokens: Tokens
+    back: Tensor
+
+
+class PagedStep:
+    """What the layers share of one step."""
+
+    def __init__(self, cache: PagedCache, chunks: Sequence[Chunk]) -> None:
+        self.cache, self.tables = cache, [table for table, _ in chunks]
+        self.counts = [len(ids) for _, ids in chunks]
+        self.starts = [len(table) - n for table, n in zip(self.tables, self.counts, strict=True)]
+        pairs = [
+            (start + i, d)
+            for d, (start, n) in enumerate(zip(self.starts, self.counts, strict=True))
+            for i in range(n)
+        ]
+        index, document = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).T.to(cache.device).unsqueeze(1)
+        alone = len(chunks) == 1
+        self.tokens = Tokens(index, None if alone else document, start=self.starts[0] if alone else None)
+        self.is_fresh = not any(self.starts)
+        self._places: dict[int, Places] = {}
+
+    @cached_property
+    def writes(self) -> list[Tensor]:
+        """Of each class, the slots [T] of the tokens."""
+        return [
+            torch.tensor(
+                [
+                    _page(table, of, i // PAGE) * PAGE + i % PAGE
+                    for table, start, n in zip(self.tables, self.starts, self.counts, strict=True)
+                    for i in range(start, start + n)
+                ],
+                device=self.cache.device,
+            )
+            if not kind.state
+            else torch.zeros(0)
+            for of, kind in enumerate(self.cache.pool.classes)
+        ]
+
+    @cached_property
+    def states(self) -> list[Tensor]:
+        """Of each class of states, the page [R] of each text."""
+        return [
+            torch.tensor([_page(table, of, 0) for table in self.tables] if kind.state else [], dtype=torch.int64)
+            for of, kind in enumerate(self.cache.pool.classes)
+        ]
+
+    def places(self, of: int) -> Places:
+        """What the layers of a class attend to: all that is kept of the texts, page by page."""
+        if of not in self._places:
+            self._places[of] = places(self.tables, of, self.cache.device)
+        return self._places[of]
+
+    @cached_property
+    def rows(self) -> Rows:
+        """See `Rows`."""
+        longest, device = max(self.counts), self.cache.device
+        rank = torch.arange(longest, device=device)
+        count, start = (torch.tensor(n, device=device).unsqueeze(1) for n in (self.counts, self.starts))
+        at = (count.cumsum(0) - count + rank).clamp_max(sum(self.counts) - 1)
+        there = rank < count
+        return Rows(at, Tokens(torch.where(there, start + rank, -1)), there.flatten().nonzero()[:, 0])
+
+
+def places(tables: Sequence[PageTable], of: int, device: torch.device) -> Places:
+    """The keys that a class keeps of texts, as documents 0, 1, ..."""
+    held = [
+        (page, number * PAGE, d, len(table))
+        for d, table in enumerate(tables)
+        for number, page in enumerate(table.pages[of])
+        if page is not None
+    ]
+    page, first, document, length = torch.tensor(held, dtype=torch.int64).view(-1, 4).T.unsqueeze(2)
+    slot = torch.arange(PAGE)
+    index = first + slot
+    index = torch.where(index < length, index, -1).view(1, -1).to(device)
+    document = document.expand(-1, PAGE).reshape(1, -1).to(device)
+    slots = (page * PAGE + slot).view(1, -1).int().to(device)
+    return Places(Tokens(index, document if len(tables) > 1 else None), slots)
+
+
+def _page(table: PageTable, of: int, number: int) -> int:
+    page = table.pages[of][number]
+    assert page is not None
+    return page
+
+
+class PagedCache:
+    """The past of texts that come and go, in all layers of a decoder.
+
+    Args:
+        spec: what a layer stores; `batch` is not looked at.
+        patterns: of the layers. Layers whose patterns retain the same tokens share page tables.
+        linear: layers keep the sums of linear attention instead.
+        budget: bytes of pages that are in use, or kept for texts that begin as earlier ones did; without one there is
+            no bound, and nothing is kept.
+        slack: tokens that can always be taken back.
+
+    Raises CacheError for a pattern whose queries see later tokens.
+    """
+
+    batch = 1
+
+    def __init__(
+        self,
+        spec: CacheSpec,
+        patterns: Sequence[Pattern],
+        linear: LinearAttentionSpec | None = None,
+        *,
+        budget: int | None = None,
+        slack: int = 0,
+    ) -> None:
+        self.device = torch.zeros(0, device=spec.device).device
+        kinds: dict[Retention | None, list[int]] = {}
+        for i, pattern in enumerate(patterns):
+            choose_cache(pattern)
+            kinds.setdefault(pattern.retention if linear is None else None, []).append(i)
+        self.layers: list[PagedLayer | PagedStates] = []
+        of = {i: number for number, layers in enumerate(kinds.values()) for i in layers}
+        for i in range(len(patterns)):
+            self.layers.append(
+                PagedLayer(self, of[i], spec) if linear is None else PagedStates(self, of[i], linear, spec)
+            )
+        self.pool = PagePool(
+            [
+                PageClass(
+                    retention or Retention(None),
+                    len(layers) * _page_bytes(spec, linear),
+                    state=retention is None,
+                    slack=slack,
+                )
+                for retention, layers in kinds.items()
+            ],
+            budget,
+            prefixes=budget is not None,
+        )
+        self._capacity = [0] * len(kinds)
+        self.step: PagedStep | None = None
+        self.copied = 0
+        """Pages that were copied so far."""
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __getitem__(self, layer: int) -> PagedLayer | PagedStates:
+        return self.layers[layer]
+
+    # -- texts -----------------------------------------------------------------------------------------
+
+    def open(self, ids: Sequence[int] = (), root: Hashable = ()) -> PageTable:
+        """See `PagePool.open`."""
+        return self.pool.open(ids, root)
+
+    def reserve(self, tokens: int) -> None:
+        """Makes room for so many tokens of texts at once, so that later ones need not move what is stored."""
+        for of, kind in enumerate(self.pool.classes):
+            self._grow(of, tokens if kind.state else -(-tokens // PAGE))
+
+    # -- steps -----------------------------------------------------------------------------------------
+
+    def begin(self, chunks: Sequence[Chunk]) -> Tokens:
+        """The tokens [1, T] of a step in which each of these texts goes on with one id or more: documents 0, 1, ... of
+        one packed row. Raises CacheError, and changes nothing, where there is no room."""
+        missing, there = sum(self.pool.missing(t, len(ids)) for t, ids in chunks), self.pool.available
+        if there is not None and missing > there:
+            raise CacheError(
+                f"PagedCache: a step of {len(chunks)} texts takes {missing} bytes of pages, and {there} of "
+                f"{self.pool.budget} are left; end some of the texts, or give a larger budget"
+            )
+        for table, ids in chunks:
+            self.copy(self.pool.extend(table, ids))
+        self.step = PagedStep(self, chunks)
+        for of in range(len(self._capacity)):
+            self._grow(of, self.pool.taken(of))
+        return self.step.tokens
+
+    def end(self) -> None:
+        """The step has been computed: what it stored can be found by texts that begin alike."""
+        assert self.step is not None, "begin() comes before end()"
+        for table in self.step.tables:
+            self.pool.settle(table)
+            self.copy(self.pool.snapshot(table))
+        self.step = None
+
+    def step_of(self, tokens: Tokens) -> PagedStep:
+        """The step that these are the tokens of. Raises CacheError where there is none."""
+        if self.step is None or self.step.tokens is not tokens:
+            raise CacheError("PagedCache: a model is given the tokens of begin(), and no others")
+        return self.step
+
+    def copy(self, copies: Sequence[Copy]) -> None:
+        """Copies pages in every layer of their class."""
+        for copy in copies:
+            self._grow(copy.of, copy.new + 1)
+            for layer in self.layers:
+                if layer.of == copy.of:
+                    layer.copy(copy.old, copy.new)
+        self.copied += len(copies)
+
+    def _grow(self, of: int, pages: int) -> None:
+        """Room for so many pages of a class: twice as much as before where there is too little."""
+        if pages > self._capacity[of]:
+            self._capacity[of] = max(pages, 2 * self._capacity[of])
+            for layer in self.layers:
+                if layer.of == of:
+                    layer.grow(self._capacity[of])
+
+
+def _page_bytes(spec: CacheSpec, linear: LinearAttentionSpec | None) -> int:
+    """Bytes of a page in one layer: (D + E) K 64 numbers, in int8 with scales; or of one sum."""
+    if linear is not None:
+        return LinearState.empty(1, spec.kv_heads, linear.features(spec.head_dim), spec.value_size).nbytes
+    each = (spec.head_dim + spec.value_size) * spec.dtype.itemsize + 8 * (spec.dtype == torch.int8)
+    return each * spec.kv_heads * PAGE

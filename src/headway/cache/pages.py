@@ -1,0 +1,402 @@
+"""Which pages hold which tokens: page tables of texts, references, and prefixes that are kept for texts to come.
+
+Keys and values of layers that retain the same tokens lie in pages of 64 slots: token i of a text is in slot i % 64 of
+page i // 64 of its table. Pages are appended to and released, and never overwritten while somebody may read them; a
+text that is forked, or begins as another did, shares pages by reference. Here are numbers alone, no tensors.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import NamedTuple
+
+from headway.errors import CacheError
+from headway.patterns import Retention
+
+PAGE = 64
+"""Slots of a page: the keys of a block of the kernels, so that a block belongs to one text."""
+CHECKPOINT = 2048
+"""Tokens between two places of a text at which classes that forget keep what a prefix of that length needs."""
+
+
+@dataclass(frozen=True)
+class PageClass:
+    """Layers whose pages go together.
+
+    retention: which past tokens they keep.   nbytes: of a page, in all of the layers.   state: they keep, instead of
+    tokens, one sum over all of them, which is their only page.
+    """
+
+    retention: Retention
+    nbytes: int
+    state: bool = False
+    slack: int = 0
+
+    def kept(self, page: int, length: int) -> bool:
+        """Whether a text of `length` tokens may still be asked for a token of this page, up to `slack` tokens back."""
+        reach = self.retention.reach
+        return reach is None or page * PAGE < self.retention.sinks or (page + 1) * PAGE > length - reach - self.slack
+
+    def needed(self, length: int) -> list[int]:
+        """The pages that the query after `length` tokens, a multiple of 64, may see."""
+        return [p for p in range(length // PAGE) if _sees(self.retention, p, length)]
+
+
+def _sees(retention: Retention, page: int, length: int) -> bool:
+    reach = retention.reach
+    return reach is None or page * PAGE < retention.sinks or (page + 1) * PAGE > length - reach
+
+
+class Copy(NamedTuple):
+    """Page `old` of a class is to be copied to page `new`, before anything is written."""
+
+    of: int
+    old: int
+    new: int
+
+
+class _Pages:
+    """The pages of one class."""
+
+    def __init__(self) -> None:
+        self.free: list[int] = []
+        self.users: list[int] = []
+        self.key: dict[int, bytes] = {}  # of pages that hold a prefix
+        self.page: dict[bytes, int] = {}
+        self.idle: OrderedDict[int, None] = OrderedDict()  # with a key and without users, the least recently used first
+
+    def take(self) -> int:
+        if self.free:
+            page = self.free.pop()
+        else:
+            page = len(self.users)
+            self.users.append(0)
+        self.users[page] = 1
+        return page
+
+    def share(self, page: int) -> None:
+        self.users[page] += 1
+        self.idle.pop(page, None)
+
+    def drop(self, page: int, keep: bool = True) -> None:
+        """One user less. A page without users stays where a prefix is in it, unless `keep` is False."""
+        self.users[page] -= 1
+        if self.users[page]:
+            return
+        if page in self.key and keep:
+            self.idle[page] = None
+            return
+        self.forget(page)
+        self.free.append(page)
+
+    def forget(self, page: int) -> None:
+        key = self.key.pop(page, None)
+        if key is not None:
+            del self.page[key]
+
+    def publish(self, page: int, key: bytes) -> None:
+        """Has a page found by its key; another one of the same tokens stays the one that is found."""
+        if key not in self.page and page not in self.key:
+            self.key[page], self.page[key] = key, page
+
+    def evict(self) -> bool:
+        """Frees the idle page that was used longest ago; False where there is none."""
+        if not self.idle:
+            return False
+        page, _ = self.idle.popitem(last=False)
+        self.forget(page)
+        self.free.append(page)
+        return True
+
+    @property
+    def held(self) -> int:
+        """Pages that are not free."""
+        return len(self.users) - len(self.free)
+
+
+@dataclass(eq=False)
+class PageTable:
+    """The pages of one text.
+
+    ids: its tokens that are stored, or are about to be.   pages: of each class, page numbers, None where one was
+    released; of a class of states its only page.   keys: of its full pages, chained.   marks: lengths at which a prefix
+    is worth keeping in classes that forget, multiples of 64.
+    """
+
+    root: bytes
+    ids: list[int]
+    pages: list[list[int | None]]
+    keys: list[bytes] = field(default_factory=list)
+    marks: set[int] = field(default_factory=set)
+    closed: bool = False
+    version: int = 0
+    """Another number whenever its pages are others."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def key(self, page: int) -> bytes:
+        """Of a full page: a hash of all tokens up to its end, under the root."""
+        while len(self.keys) <= page:
+            at = len(self.keys) * PAGE
+            before = self.keys[-1] if self.keys else self.root
+            tokens = b"".join(i.to_bytes(4, "little") for i in self.ids[at : at + PAGE])
+            self.keys.append(blake2b(tokens, key=before, digest_size=16).digest())
+        return self.keys[page]
+
+
+class PagePool:
+    """Pages of all classes of a model, within a budget of bytes.
+
+    A text has a `PageTable` from `open` to `close`; between them, `extend` makes room for its next tokens, `settle`
+    follows when they are computed, `trim` takes some back, `fork` doubles it.
+
+    Args:
+        classes: what layers keep.
+        budget: bytes of pages that are in use or kept for prefixes; None is no bound.
+        prefixes: whether pages are kept for prefixes.
+    """
+
+    def __init__(self, classes: Sequence[PageClass], budget: int | None = None, *, prefixes: bool = True) -> None:
+        self.classes, self.budget, self.prefixes = tuple(classes), budget, prefixes
+        self._pages = [_Pages() for _ in self.classes]
+
+    # -- texts -----------------------------------------------------------------------------------------
+
+    def open(self, ids: Sequence[int] = (), root: Hashable = ()) -> PageTable:
+        """A table of a text that begins with `ids`: as many of them are stored already as `len` says, the longest
+        prefix of which every class holds what later queries see. At least one of the ids is left to be computed.
+
+        root: whatever else the keys depend on (adapter, dtype); texts of another root share nothing."""
+        seed = blake2b(repr(root).encode(), digest_size=16).digest()
+        table = PageTable(seed, list(ids), [[] for _ in self.classes])
+        length = self._hit(table) if self.prefixes else 0
+        count = length // PAGE
+        for kind, pages, own in zip(self.classes, self._pages, table.pages, strict=True):
+            if kind.state:
+                shared = [pages.page[table.key(count - 1)]] if count else []
+            else:
+                needed = {*kind.needed(length)}
+                shared = [pages.page[table.key(p)] if p in needed else None for p in range(count)]
+            for page in shared:
+                if page is not None:
+                    pages.share(page)
+            own += shared
+        del table.ids[length:], table.keys[count:]
+        return table
+
+    def _hit(self, table: PageTable) -> int:
+        """The longest prefix, in tokens, that all classes hold. L is one where every class has every page that the
+        query after L tokens may see, and a class of states has the state there."""
+        count = max(len(table.ids) - 1, 0) // PAGE
+        pairs = list(zip(self.classes, self._pages, strict=True))
+        for kind, pages in pairs:
+            if kind.retention.reach is None and not kind.state:
+                count = next((p for p in range(count) if table.key(p) not in pages.page), count)
+        while count and not all(self._holds(kind, pages, table, count) for kind, pages in pairs):
+            count -= 1
+        return count * PAGE
+
+    @staticmethod
+    def _holds(kind: PageClass, pages: _Pages, table: PageTable, count: int) -> bool:
+        if kind.state:
+            return table.key(count - 1) in pages.page
+        if kind.retention.reach is None:
+            return True
+        return all(table.key(p) in pages.page for p in kind.needed(count * PAGE))
+
+    def fork(self, table: PageTable) -> PageTable:
+        """Another text that begins as this one does; the pages are shared."""
+        self._check(table)
+        for pages, own in zip(self._pages, table.pages, strict=True):
+            for page in own:
+                if page is not None:
+                    pages.share(page)
+        return PageTable(
+            table.root, list(table.ids), [list(own) for own in table.pages], list(table.keys), set(table.marks)
+        )
+
+    def close(self, table: PageTable) -> None:
+        """The text has ended; the pages of its prefixes stay as long as there is room."""
+        self._check(table)
+        for pages, own in zip(self._pages, table.pages, strict=True):
+            for page in reversed(own):  # the ends of a chain are evicted before their beginnings
+                if page is not None:
+                    pages.drop(page)
+        table.pages, table.closed = [[] for _ in self.classes], True
+
+    # -- growing ---------------------------------------------------------------------------------------
+
+    def missing(self, table: PageTable, count: int) -> int:
+        """Bytes of the pages that `count` more tokens of a text would take."""
+        return sum(kind.nbytes * self._wanted(i, table, count) for i, kind in enumerate(self.classes))
+
+    def _wanted(self, of: int, table: PageTable, count: int) -> int:
+        own = table.pages[of]
+        if self.classes[of].state:
+            return int(not own or self._is_shared(of, own[0]))
+        new = -(-(len(table) + count) // PAGE) - len(own)
+        partial = len(table) % PAGE != 0 and count > 0
+        return new + int(partial and self._is_shared(of, own[-1]))
+
+    def _is_shared(self, of: int, page: int | None) -> bool:
+        """Whether others may read a page, so that it must not be written to."""
+        assert page is not None
+        return self._pages[of].users[page] > 1 or page in self._pages[of].key
+
+    @property
+    def available(self) -> int | None:
+        """Bytes that can be taken; None is no bound."""
+        used = sum(k.nbytes * (p.held - len(p.idle)) for k, p in zip(self.classes, self._pages, strict=True))
+        return None if self.budget is None else self.budget - used
+
+    def extend(self, table: PageTable, ids: Iterable[int]) -> list[Copy]:
+        """Makes room for the next tokens of a text and returns what must be copied before they are stored.
+
+        Raises CacheError, and changes nothing, where the budget has no room for them."""
+        self._check(table)
+        new = list(ids)
+        if not new:
+            return []
+        need, there = self.missing(table, len(new)), self.available
+        if there is not None and need > there:
+            raise CacheError(
+                f"PagePool: {len(new)} more tokens take {need} bytes of pages, and {there} of {self.budget} are left"
+            )
+        copies = []
+        for i, kind in enumerate(self.classes):
+            own, pages = table.pages[i], self._pages[i]
+            if (kind.state and own) or (not kind.state and len(table) % PAGE):
+                old = own[-1]
+                assert old is not None
+                if self._is_shared(i, old):
+                    own[-1] = self._take(i)
+                    table.version += 1
+                    copies.append(Copy(i, old, own[-1]))
+                    pages.drop(old)
+            last = 1 if kind.state else -(-(len(table) + len(new)) // PAGE)
+            while len(own) < last:
+                own.append(self._take(i))
+                table.version += 1
+        table.ids += new
+        return copies
+
+    def _take(self, of: int) -> int:
+        """A page of a class. Where the budget is full, idle ones are given up, those of the class first."""
+        kind, pages = self.classes[of], self._pages[of]
+        if self.budget is not None:
+            order = [pages, *(other for other in self._pages if other is not pages)]
+            while self.held + kind.nbytes > self.budget and any(some.evict() for some in order):
+                pass
+        return pages.take()
+
+    @property
+    def held(self) -> int:
+        """Bytes of pages that are in use or kept."""
+        return sum(kind.nbytes * pages.held for kind, pages in zip(self.classes, self._pages, strict=True))
+
+    def trim(self, table: PageTable, count: int) -> None:
+        """Takes back the last `count` tokens. Raises CacheError, and changes nothing, for a class of states, for more
+        than are there, and where what the tokens before them need is no longer held (`slack`)."""
+        self._check(table)
+        length = len(table) - count
+        if not 0 <= length <= len(table):
+            raise CacheError(f"PagePool: a text of {len(table)} tokens cannot take back {count}")
+        if not count:
+            return
+        last = -(-length // PAGE)
+        for kind, own in zip(self.classes, table.pages, strict=True):
+            if kind.state:
+                raise CacheError("PagePool: sums over all tokens cannot take one back; fork the text before it")
+            if any(own[p] is None and _sees(kind.retention, p, length) for p in range(last)):
+                raise CacheError(
+                    f"PagePool: a text of {len(table)} tokens cannot take back {count}: layers that keep the last "
+                    f"{kind.retention.reach} have released what the tokens before them see; give slack={count}"
+                )
+        del table.ids[length:], table.keys[length // PAGE :]
+        for pages, own in zip(self._pages, table.pages, strict=True):
+            while len(own) > last:
+                page, table.version = own.pop(), table.version + 1
+                assert page is not None
+                pages.drop(page)
+
+    def settle(self, table: PageTable) -> None:
+        """The tokens of a text are stored: full pages can be found by others, and those that no later query of the
+        text sees are released."""
+        self._check(table)
+        first, full = len(table.keys), len(table) // PAGE
+        for p in range(first, full):
+            key = table.key(p)
+            for kind, pages, own in zip(self.classes, self._pages, table.pages, strict=True):
+                page = None if kind.state else own[p]
+                if self.prefixes and page is not None:
+                    pages.publish(page, key)
+        for kind, pages, own in zip(self.classes, self._pages, table.pages, strict=True):
+            if kind.state or kind.retention.reach is None:
+                continue
+            for p in range(len(own) - 1, -1, -1):
+                page = own[p]
+                if page is None and p * PAGE >= kind.retention.sinks:
+                    break
+                if page is not None and not kind.kept(p, len(table)):
+                    pages.drop(page, keep=any(p in kind.needed(mark) for mark in self._marks(table, kind, p)))
+                    own[p] = None
+
+    @staticmethod
+    def _marks(table: PageTable, kind: PageClass, page: int) -> list[int]:
+        """The checkpoints of a text that may need a page of a class that forgets."""
+        reach = kind.retention.reach or 0
+        begin, end = (page + 1) * PAGE, (page + 1) * PAGE + reach
+        regular = range(-(-begin // CHECKPOINT) * CHECKPOINT, end, CHECKPOINT)
+        return [*regular, *(mark for mark in table.marks if begin <= mark < end)]
+
+    def snapshot(self, table: PageTable) -> list[Copy]:
+        """Keeps the states of a text whose length is a multiple of 64 for prefixes to come, where there is room, and
+        returns what is to be copied."""
+        self._check(table)
+        copies = []
+        for i, (kind, pages, own) in enumerate(zip(self.classes, self._pages, table.pages, strict=True)):
+            if not (kind.state and self.prefixes and len(table) and len(table) % PAGE == 0):
+                continue
+            key, there = table.key(len(table) // PAGE - 1), self.available
+            if key in pages.page or (there is not None and kind.nbytes > there):
+                continue
+            assert own[0] is not None
+            page = self._take(i)
+            copies.append(Copy(i, own[0], page))
+            pages.publish(page, key)
+            pages.drop(page)
+        return copies
+
+    def clear(self) -> None:
+        """Forgets all prefixes."""
+        for pages in self._pages:
+            while pages.evict():
+                pass
+            for page in list(pages.key):
+                pages.forget(page)
+
+    def _check(self, table: PageTable) -> None:
+        if table.closed:
+            raise CacheError("PagePool: the text is closed; open it again")
+
+    # -- what is there ---------------------------------------------------------------------------------
+
+    def taken(self, of: int) -> int:
+        """Pages of a class that were ever taken: all of their numbers are below it."""
+        return len(self._pages[of].users)
+
+    def counts(self) -> list[dict[str, int]]:
+        """Of each class: pages that are free, in use, and kept for prefixes; together all that were ever taken."""
+        return [
+            {
+                "free": len(pages.free),
+                "used": pages.held - len(pages.idle),
+                "kept": len(pages.idle),
+                "all": len(pages.users),
+            }
+            for pages in self._pages
+        ]

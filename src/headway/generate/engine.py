@@ -1,0 +1,325 @@
+"""Requests that are generated together, and come and go as they like.
+
+A step reads one packed row: the last token of every text that is being written (and what a draft expects behind it),
+and pieces of prompts that wait. A text is a page table, so that nothing is copied when another one ends, or when a beam
+forks. Row i of a batch is what row i is alone: positions and masks belong to the text, noise to (seed, request, step),
+and settings to the request.
+
+Legend: N rows of logits, V vocab.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from headway.cache import PageTable
+from headway.errors import ConfigError
+from headway.generate.beams import BeamSearch, expand_beams
+from headway.generate.drafts import Draft
+from headway.generate.reader import Reader
+from headway.generate.requests import Request, by_config
+from headway.generate.sampling import check_logits
+from headway.generate.sequences import SampledText, choose_tokens, log_probs_of
+from headway.generate.speculation import Speculation
+from headway.models import Decoder
+
+Text = SampledText | BeamSearch
+
+STEP_TOKENS = 4096
+"""Tokens of prompts that a step reads, unless told otherwise."""
+
+
+@dataclass(eq=False)
+class Row:
+    """One of the texts of a request, of which a beam search has several.
+
+    ids: all tokens, those that are to be read next included.   table: where they are stored; None while it waits.
+    """
+
+    ids: list[int]
+    table: PageTable | None = None
+
+    @property
+    def rest(self) -> list[int]:
+        """The tokens that are to be read."""
+        return self.ids if self.table is None else self.ids[len(self.table) :]
+
+
+@dataclass(eq=False)
+class Job:
+    """A request in the engine, and its texts. `source`: the pages of its source, of an encoder-decoder."""
+
+    text: Text
+    rows: list[Row]
+    source: PageTable | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether each of its texts has been read up to its last token."""
+        return all(row.table is not None and len(row.rest) == 1 for row in self.rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Of a step: ids that one of a job's texts goes on with, and which of them have logits that are wanted."""
+
+    job: Job
+    row: Row
+    ids: list[int]
+    wanted: range
+
+
+class Engine:
+    """Generates for requests that are added at any time.
+
+    Args:
+        reader: of a decoder, or of an encoder-decoder, whose requests have sources.
+        step_tokens: tokens of prompts that a step reads at most.
+        most: requests that are written at a time; any number unless given.
+        draft: guesses tokens (`headway.generate.speculation`).
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        *,
+        step_tokens: int | None = None,
+        most: int | None = None,
+        draft: Draft | None = None,
+    ) -> None:
+        self.reader = reader
+        self.step_tokens, self.most = step_tokens or STEP_TOKENS, most
+        self.speculation: Speculation | None = None
+        if draft is not None:
+            assert isinstance(reader.model, Decoder)
+            self.speculation = Speculation(draft, reader.model)
+        self.waiting: deque[Job] = deque()
+        self.running: list[Job] = []
+        self._begun = time.perf_counter()
+
+    # -- requests --------------------------------------------------------------------------------------
+
+    def add(self, text: Text) -> None:
+        """A request more, behind those that wait. Raises ConfigError for one that can never fit into the budget."""
+        request = text.request
+        if request.max_new_tokens < 1:
+            return
+        self._check_fits(request)
+        self.waiting.append(Job(text, [Row(list(request.prompt))]))
+
+    def cancel(self, number: int) -> None:
+        """Ends the request of this number, if it is there; its pages are free at once."""
+        for job in [job for job in (*self.waiting, *self.running) if job.text.request.number == number]:
+            self._end(job)
+            if job in self.running:
+                self.running.remove(job)
+            else:
+                self.waiting.remove(job)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.waiting and not self.running
+
+    def run(self) -> Iterator[None]:
+        """Steps until all requests have ended; yields whenever texts have got a token."""
+        try:
+            while not self.is_idle:
+                for _ in self.step():
+                    yield
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Ends all requests."""
+        for job in (*self.waiting, *self.running):
+            self._end(job)
+        self.waiting.clear()
+        self.running.clear()
+
+    def _check_fits(self, request: Request) -> None:
+        pool = self.reader.cache.pool
+        if pool.budget is None:
+            return
+        width = 1 if request.config.beams is None else request.config.beams.width
+        need = width * pool.missing(pool.open(), len(request.prompt) + request.max_new_tokens)
+        if need > pool.budget:
+            raise ConfigError(
+                f"request {request.number} has up to {len(request.prompt) + request.max_new_tokens} tokens, whose keys "
+                f"and values take {need} bytes, and the engine has {pool.budget} for all requests; ask for fewer new "
+                "tokens, or give it more"
+            )
+
+    # -- a step ----------------------------------------------------------------------------------------
+
+    def step(self) -> Iterator[None]:
+        """Reads the next tokens of all texts, or as many as fit, and chooses those that follow; yields whenever texts
+        have got one.
+
+        Raises HeadwayError for logits that are no numbers, ConfigError when constraints leave no token to choose."""
+        self._admit()
+        pieces = self._pieces()
+        chunks = []
+        for piece in pieces:
+            assert piece.row.table is not None
+            chunks.append((piece.row.table, piece.ids))
+        sources = [piece.job.source for piece in pieces if piece.job.source is not None]
+        logits = self.reader.read(chunks, [piece.wanted for piece in pieces], sources)
+        written: list[tuple[Job, range]] = []
+        first = 0
+        for piece in pieces:
+            count = len(piece.wanted)
+            if count and written and written[-1][0] is piece.job:
+                written[-1] = piece.job, range(written[-1][1].start, first + count)
+            elif count:
+                written.append((piece.job, range(first, first + count)))
+            first += count
+        now, ahead = [(job.text, rows) for job, rows in written], 0
+        while now:
+            advance(logits, [(text, _ahead(text, rows, ahead)) for text, rows in now], self._begun)
+            yield
+            now = [(text, rows) for text, rows in now if isinstance(text, SampledText) and text.follows and text.rows]
+            ahead += 1
+        self._settle([job for job, _ in written])
+
+    def _admit(self) -> None:
+        """Takes waiting requests in, the first come first, while there is room for their prompts and a page more for
+        each text that is being written."""
+        pool, taken = self.reader.cache.pool, []
+        while self.waiting and (self.most is None or len(self.running) < self.most):
+            job = self.waiting[0]
+            if pool.available is not None and self.running:
+                spare = sum(kind.nbytes for kind in pool.classes) * sum(len(j.rows) for j in self.running)
+                need = sum(pool.missing(pool.open(), len(row.ids)) for row in job.rows)
+                if need + spare > pool.available:
+                    break
+            self.waiting.popleft()
+            self.running.append(job)
+            taken.append(job)
+            for row in job.rows:
+                row.table = self.reader.cache.open(row.ids)
+        if self.reader.sources is not None and (new := [job for job in taken if job.source is None]):
+            tables = self.reader.sources.read([job.text.request.source or [] for job in new])
+            for job, table in zip(new, tables, strict=True):
+                job.source = table
+
+    def _pieces(self) -> list[Piece]:
+        """What the step reads: of texts that are written their last token and its draft, of prompts pieces of up to
+        `step_tokens` together. Where pages have no room, the youngest request goes back to wait."""
+        ready = [job.text for job in self.running if job.is_ready and job.text.count]
+        texts = [text for text in ready if isinstance(text, SampledText)]
+        drafts = [[]] * len(texts) if self.speculation is None else self.speculation.propose(texts)
+        draft_of = dict(zip([text.request.number for text in texts], drafts, strict=True))
+        while True:
+            pieces = []
+            for job in self.running:
+                draft = draft_of.get(job.text.request.number, [])
+                if job.is_ready:
+                    pieces += [Piece(job, row, [*row.rest, *draft], range(1 + len(draft))) for row in job.rows]
+            left = self.step_tokens
+            for job in self.running:
+                if job.is_ready:
+                    continue
+                for row in job.rows:
+                    ids = row.rest[:left]
+                    if not ids:
+                        break
+                    is_last = len(ids) == len(row.rest)
+                    pieces.append(Piece(job, row, ids, range(len(ids) - is_last, len(ids))))
+                    left -= len(ids)
+            pool = self.reader.cache.pool
+            if pool.available is None or not self.reader.use_cache:
+                return pieces
+            missing = sum(pool.missing(piece.row.table, len(piece.ids)) for piece in pieces if piece.row.table)
+            if missing <= pool.available or len(self.running) == 1:
+                return pieces
+            self._preempt()
+
+    def _preempt(self) -> None:
+        """The youngest request goes back to the head of those that wait, and will be read again."""
+        job = self.running.pop()
+        if isinstance(job.text, SampledText):
+            job.text.expect([])
+        for row in job.rows:
+            if row.table is not None:
+                self.reader.cache.pool.close(row.table)
+                row.table = None
+        self.waiting.appendleft(job)
+
+    def _settle(self, written: Sequence[Job]) -> None:
+        """What follows a step: what was read ahead and did not come is taken back, texts go on with their new tokens,
+        and those that have ended go."""
+        if self.speculation is not None:
+            texts = [job.text for job in written if isinstance(job.text, SampledText)]
+            for job in written:
+                table = job.rows[0].table
+                if isinstance(job.text, SampledText) and table is not None:
+                    self.reader.trim(table, len(job.text.draft) - job.text.right)
+                    job.rows[0].ids += job.text.draft[: job.text.right]
+            self.speculation.settle(texts)
+        self.reader.end()
+        for job in written:
+            job.rows = self._grown(job)
+            if not job.rows:
+                self._end(job)
+                self.running.remove(job)
+
+    def _grown(self, job: Job) -> list[Row]:
+        """The texts of a job after a step. The first that goes on from a text has its pages, others share them."""
+        pool, before, rows = self.reader.cache.pool, job.rows, []
+        used: set[int] = set()
+        for parent, token in job.text.rows:
+            row = before[parent]
+            assert row.table is not None
+            table = pool.fork(row.table) if parent in used else row.table
+            used.add(parent)
+            rows.append(Row([*row.ids, token], table))
+        for i, row in enumerate(before):
+            if i not in used and row.table is not None:
+                pool.close(row.table)
+        return rows
+
+    def _end(self, job: Job) -> None:
+        """A job has ended: nothing of it is used any longer."""
+        for row in job.rows:
+            if row.table is not None:
+                self.reader.cache.pool.close(row.table)
+        job.rows = []
+        if job.source is not None and self.reader.sources is not None:
+            self.reader.sources.close(job.source)
+        if self.speculation is not None:
+            self.speculation.forget(job.text.request.number)
+
+
+def _ahead(text: Text, rows: range, ahead: int) -> range:
+    """The rows of the logits that say the next token of a text, `ahead` tokens of its draft having come."""
+    return rows if isinstance(text, BeamSearch) else range(rows.start + ahead, rows.start + ahead + 1)
+
+
+def advance(logits: Tensor, live: Sequence[tuple[Text, range]], begun: float) -> None:
+    """A token more for each text, from its rows of the logits [N, V]; searches of one config are advanced together."""
+    places = [(text.request.number, text.count) for text, rows in live for _ in rows]
+    check_logits(_rows(logits, live), places)
+    searches = [(text, rows) for text, rows in live if isinstance(text, BeamSearch)]
+    for group in by_config([text.request for text, _ in searches]):
+        some = [searches[i] for i in group]
+        expand_beams(_rows(logits, some), [text for text, _ in some])
+    sampled = [(text, rows) for text, rows in live if isinstance(text, SampledText)]
+    chosen = choose_tokens(_rows(logits, sampled), [text for text, _ in sampled])
+    for (text, rows), token in zip(sampled, chosen, strict=True):
+        if token is None:
+            raise ConfigError("forbidden: no token is left to choose")
+        config = text.request.config
+        told = log_probs_of(logits[rows[0]], token, config) if config.log_probs else ()
+        text.advance(token, time.perf_counter() - begun, *told)
+
+
+def _rows(logits: Tensor, live: Sequence[tuple[Text, range]]) -> Tensor:
+    """Of the logits [N, V], those of these texts."""
+    rows = [row for _, rows in live for row in rows]
+    return logits if rows == list(range(len(logits))) else logits[rows]

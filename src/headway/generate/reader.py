@@ -1,0 +1,177 @@
+"""A model and the pages of the texts that it reads: the next tokens of some texts in, logits out.
+
+Legend: T tokens of a step, N slots whose logits are wanted, V vocab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+
+from headway.attention import KeyValues
+from headway.cache import CacheSpec, EncoderDecoderCache, PagedCache, PagedLayer, PageTable
+from headway.cache.paged import places
+from headway.models import Decoder, EncoderDecoder
+from headway.models.decode_step import DecodeStep
+from headway.models.decode_support import unsupported_reason
+from headway.models.stack import make_paged_cache
+from headway.native.linear import MOST_ROWS
+from headway.patterns import Causal
+from headway.tokens import Tokens
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """While open, the model is in evaluation mode and nothing is recorded for gradients."""
+    training = model.training
+    try:
+        model.train(False) if training else None
+        with torch.inference_mode():
+            yield
+    finally:
+        model.train(True) if training else None
+
+
+class Reader:
+    """Reads texts with a decoder, or the targets of an encoder-decoder.
+
+        logits = reader.read([(table, ids), ...], [slots of which logits are wanted, ...])
+        reader.cache.end()
+
+    A step of few tokens is one native call where the kernels can run the model (`why_modules` says why not).
+
+    Args:
+        model: in evaluation mode during the calls only, so that a model in training can be sampled from.
+        use_cache: False computes every step from the whole text.
+        kv_dtype: what the cache stores; the weights' dtype unless given.
+        budget, slack: as in `PagedCache`.
+    """
+
+    def __init__(
+        self,
+        model: Decoder | EncoderDecoder,
+        *,
+        use_cache: bool = True,
+        kv_dtype: torch.dtype | None = None,
+        budget: int | None = None,
+        slack: int = 0,
+    ) -> None:
+        self.model, self.use_cache = model, use_cache
+        stack = model.decoder if isinstance(model, EncoderDecoder) else model.model
+        self.device, like = stack.embedding.device, stack.embedding
+        self.cache = make_paged_cache(model.spec, like, budget=budget, slack=slack, dtype=kv_dtype)
+        self.sources = Sources(model) if isinstance(model, EncoderDecoder) else None
+        self.native: DecodeStep | None = None
+        self.why_modules: str | None = "it is an encoder-decoder"
+        if isinstance(model, Decoder) and use_cache:
+            self.why_modules = unsupported_reason(model, self.cache)
+            if self.why_modules is None:
+                self.native = DecodeStep(model, self.cache)
+
+    def read(
+        self,
+        chunks: Sequence[tuple[PageTable, Sequence[int]]],
+        wanted: Sequence[Sequence[int]],
+        sources: Sequence[PageTable] = (),
+    ) -> Tensor:
+        """Logits [N, V] of the tokens that follow the wanted ones of each chunk, which are numbered from 0.
+
+        Each text goes on with its ids; `sources` are those of the texts, of an encoder-decoder. What it stored is
+        settled by `cache.end()`. Raises CacheError, and changes nothing, where pages have no room."""
+        if not self.use_cache:
+            return self._read_whole(chunks, wanted, sources)
+        tokens = self.cache.begin(chunks)
+        ids = torch.tensor([[i for _, new in chunks for i in new]], device=self.device)
+        firsts = accumulate((len(new) for _, new in chunks[:-1]), initial=0)
+        at = [first + slot for first, slots in zip(firsts, wanted, strict=True) for slot in slots]
+        with evaluating(self.model):
+            if self.native is not None and ids.shape[1] <= MOST_ROWS:
+                logits = self.native.read(ids, tokens)
+                return logits.clone() if len(at) == len(logits) else logits[at]
+            return self._forward(ids, tokens, self.cache, at, sources)
+
+    def _forward(
+        self, ids: Tensor, tokens: Tokens, cache: PagedCache | None, at: Sequence[int], sources: Sequence[PageTable]
+    ) -> Tensor:
+        slots = torch.tensor([at], dtype=torch.int64, device=self.device)
+        if isinstance(self.model, Decoder):
+            logits: Tensor = self.model(ids, tokens=tokens, cache=cache, logits_for=slots)
+            return logits[0]
+        assert self.sources is not None
+        memory = self.sources.memory(sources)
+        return self.model.continued(ids, tokens, memory, cache)[0, slots[0]]
+
+    def _read_whole(
+        self,
+        chunks: Sequence[tuple[PageTable, Sequence[int]]],
+        wanted: Sequence[Sequence[int]],
+        sources: Sequence[PageTable],
+    ) -> Tensor:
+        """As `read`, from all tokens of the texts, side by side."""
+        befores = [len(table) for table, _ in chunks]
+        for table, new in chunks:
+            table.ids += new
+        texts = [table.ids for table, _ in chunks]
+        firsts = accumulate(map(len, texts[:-1]), initial=0)
+        at = [
+            first + before + slot
+            for first, before, slots in zip(firsts, befores, wanted, strict=True)
+            for slot in slots
+        ]
+        ids = torch.tensor([[i for text in texts for i in text]], device=self.device)
+        with evaluating(self.model):
+            return self._forward(ids, Tokens.packed([len(t) for t in texts], device=self.device), None, at, sources)
+
+    def trim(self, table: PageTable, count: int) -> None:
+        """Takes back the last tokens of a text. Raises CacheError as `PagePool.trim`."""
+        if self.use_cache:
+            self.cache.pool.trim(table, count)
+        else:
+            del table.ids[len(table) - count :]
+
+    def end(self) -> None:
+        """Settles what the last `read` stored."""
+        if self.use_cache:
+            self.cache.end()
+
+
+class Sources:
+    """What the decoder of an encoder-decoder attends to: keys and values of every source, computed once."""
+
+    def __init__(self, model: EncoderDecoder) -> None:
+        self.model, spec, like = model, model.spec, model.decoder.embedding
+        of_layer = CacheSpec(
+            batch=1, kv_heads=spec.kv_heads, head_dim=spec.head_dim, dtype=like.dtype, device=like.device
+        )
+        self.cache = PagedCache(of_layer, [Causal()] * spec.layers)
+
+    def read(self, sources: Sequence[Sequence[int]]) -> list[PageTable]:
+        """The pages of new sources, encoded together, side by side."""
+        tables = [self.cache.pool.open(root=object()) for _ in sources]
+        lengths = [len(ids) for ids in sources]
+        ids = torch.tensor([[i for source in sources for i in source]], device=self.cache.device)
+        with evaluating(self.model):
+            memory = self.model.encode(ids, tokens=Tokens.packed(lengths, device=self.cache.device))
+            tokens = self.cache.begin(list(zip(tables, sources, strict=True)))
+            for layer, keys in zip(self.cache.layers, self.model.memory_keys(memory), strict=True):
+                assert isinstance(layer, PagedLayer)
+                layer.update(keys.k, keys.v, tokens)
+            self.cache.end()
+        return tables
+
+    def memory(self, tables: Sequence[PageTable]) -> list[KeyValues]:
+        """The sources of texts, as documents 0, 1, ..., for every layer."""
+        at = places(tables, 0, self.cache.device)
+        return [
+            KeyValues(*layer.tensors[:2], at.tokens, slots=at.slots)
+            for layer in self.cache.layers
+            if isinstance(layer, PagedLayer)
+        ]
+
+    def close(self, table: PageTable) -> None:
+        """Nobody attends to a source any longer."""
+        self.cache.pool.close(table)
