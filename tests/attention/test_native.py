@@ -93,7 +93,7 @@ def test_programs_are_postfix() -> None:
 
 def test_calls_that_are_known_without_looking_share_a_layout() -> None:
     def of(start: int, count: int = 40, pattern: Pattern = CAUSAL) -> PlanArrays:
-        return plan_arrays(pattern, Tokens.range(count, start), Tokens.range(60))
+        return plan_arrays(pattern, Tokens.range(count, start), Tokens.range(60), False)
 
     assert of(3) is of(3)
     assert len({id(of(3)), id(of(4)), id(of(3, 41)), id(of(3, pattern=Window.last(7)))}) == 4
@@ -101,25 +101,25 @@ def test_calls_that_are_known_without_looking_share_a_layout() -> None:
 
 def test_the_same_tokens_share_a_layout_until_they_change() -> None:
     q, k = Tokens.from_lengths([30, 40], 40), Tokens.packed([[10, 20], [40]], 40)
-    first = plan_arrays(Causal(), q, k)
-    assert plan_arrays(Causal(), q, k) is first
-    assert plan_arrays(Window.last(3), q, k) is not first
-    assert plan_arrays(Causal(), q, q) is not first
+    first = plan_arrays(Causal(), q, k, False)
+    assert plan_arrays(Causal(), q, k, False) is first
+    assert plan_arrays(Window.last(3), q, k, False) is not first
+    assert plan_arrays(Causal(), q, q, False) is not first
     k.index[0, 5] = -1
-    changed = plan_arrays(Causal(), q, k)
+    changed = plan_arrays(Causal(), q, k, False)
     assert changed is not first
-    assert plan_arrays(Causal(), q, k) is changed
+    assert plan_arrays(Causal(), q, k, False) is changed
 
 
 def test_what_is_remembered_of_tokens_goes_with_them() -> None:
     q = Tokens.from_lengths([30, 40], 40)
-    at = weakref.ref(plan_arrays(Causal(), q, q))
+    at = weakref.ref(plan_arrays(Causal(), q, q, False))
     for n in range(3 * OTHERS):
         plan_arrays(Window.last(n + 1), q, q)
     assert len(plan_arrays.others[q]) <= OTHERS
     gc.collect()
     assert at() is None
-    alive = weakref.ref(plan_arrays(Causal(), q, q))
+    alive = weakref.ref(plan_arrays(Causal(), q, q, False))
     del q
     gc.collect()
     assert alive() is None

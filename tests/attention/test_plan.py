@@ -114,7 +114,7 @@ def test_batches_of_one_length_are_planned_by_their_number_of_rows() -> None:
     """Rows that are one document each need no look at the data; how many they are is remembered with them."""
     for rows in (2, 3, 2):
         tokens = Tokens.packed([[24]] * rows, total=24)
-        made = plan_arrays(Causal(), tokens, tokens)
+        made = plan_arrays(Causal(), tokens, tokens, False)
         assert (made.plan.rows, made.queries.rows, made.keys.rows) == (rows, rows, rows)
 
 

@@ -16,13 +16,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headway.attention import attend_keys
-from headway.attention.linear_attention import LinearAttentionSpec
 from headway.cache import (
     POLICIES,
     CacheSpec,
     DecoderCache,
     KVCache,
-    LinearAttentionCache,
     make_cache,
     slot_policy,
 )
@@ -144,58 +142,6 @@ def test_packed_documents_equal_each_document_alone(pattern: Pattern) -> None:
             assert_within_reference(out[:, :, begin : begin + n], want, want)
             begin += n
         assert list(cache.documents) == [{0: 30, 1: 9, 2: 17}]
-
-
-@given(
-    pattern=decoder_patterns,
-    data=st.data(),
-    kind=st.sampled_from(["auto", "growing"]),
-    slack=st.integers(0, 2),
-)
-def test_documents_that_become_rows_go_on_as_before(
-    pattern: Pattern, data: st.DataObject, kind: str, slack: int
-) -> None:
-    """Read packed, then each in a row of its own, in any order, chosen twice or left out."""
-    assume(pattern.is_causal)
-    lengths = data.draw(st.lists(st.integers(2, 14), min_size=1, max_size=3))
-    read = {d: data.draw(st.integers(0, n - 1)) for d, n in enumerate(lengths)}
-    order = data.draw(st.lists(st.sampled_from(range(len(lengths))), min_size=1, max_size=4))
-    rows = packed_rows([lengths])
-    q, k, v, tokens = rows
-    cache = make_cache(
-        pattern, CacheSpec(batch=1, kv_heads=K, head_dim=D, dtype=torch.float64), slack=slack, kind=kind
-    )
-    through(cache, pattern, rows, [[read]], "auto")
-    cache.unpack(order)
-    assert list(cache.lengths) == [read[d] for d in order]
-    want, begins = truth(pattern, rows), [sum(lengths[:d]) for d in order]
-    while any(length < lengths[d] for length, d in zip(cache.lengths, order, strict=True)):
-        seen, left = cache.lengths, [lengths[d] - n for n, d in zip(cache.lengths, order, strict=True)]
-        counts = [min(n, 3) for n in left]
-        at = torch.arange(max(counts))
-        places = torch.stack(
-            [torch.where(at < n, b + s + at, -1) for n, b, s in zip(counts, begins, seen, strict=True)]
-        )
-        marks = tokens.globals[0, places.clamp_min(0)] & (places >= 0)
-        chunk = replace(
-            cache.next_tokens(max(counts), counts).expand(len(order)), is_global=marks, start=None
-        )
-        some = (piece(x.expand(len(order), -1, -1, -1), places) for x in (q, k, v))
-        query, key, value = some
-        part = attend_keys(query, chunk, [cache.update(key, value, chunk)], pattern).out
-        right = piece(want.expand(len(order), -1, -1, -1), places).nan_to_num(0.0)
-        assert_within_reference(part * (places >= 0)[:, None, :, None], right, right, str(pattern))
-
-
-def test_only_documents_of_one_row_of_keys_become_rows() -> None:
-    spec = CacheSpec(batch=2, kv_heads=1, head_dim=4)
-    with pytest.raises(
-        CacheError, match=r"Cache.unpack: makes rows of the documents of one row, and there are 2"
-    ):
-        make_cache(Causal(), spec).unpack([0])
-    sums = LinearAttentionCache(LinearAttentionSpec(), replace(spec, batch=1))
-    with pytest.raises(CacheError, match=r"a row has one sum"):
-        sums.unpack([0])
 
 
 @pytest.mark.parametrize("kind", ["auto", "growing"])

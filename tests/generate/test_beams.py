@@ -41,7 +41,9 @@ class Toy(Reader):
             table.ids += ids
         self.longest = max(self.longest, *(len(table) for table, _ in chunks))
         self.counts.append(len(chunks))
-        return torch.stack([self.logits(table.ids) for (table, _), slots in zip(chunks, wanted) if slots])
+        return torch.stack(
+            [self.logits(table.ids) for (table, _), slots in zip(chunks, wanted, strict=True) if slots]
+        )
 
     def logits(self, text: Sequence[int]) -> Tensor:
         generator = torch.Generator().manual_seed(hash((self.seed, len(text), *text[-3:])) % 2**31)

@@ -148,7 +148,9 @@ def test_texts_are_forked_and_end() -> None:
                 assert torch.allclose(row, MODEL(torch.tensor([ids]))[0, -1], atol=1e-4)
         for table in (first, last, third):
             reader.cache.pool.close(table)
-        assert [counts["used"] for counts in reader.cache.pool.counts()] == [0] * len(reader.cache.pool.classes)
+        assert [counts["used"] for counts in reader.cache.pool.counts()] == [0] * len(
+            reader.cache.pool.classes
+        )
 
 
 def test_a_language_model_takes_a_number_or_beams() -> None:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-
 import pytest
 import torch
 from hypothesis import given

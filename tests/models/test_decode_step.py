@@ -146,13 +146,18 @@ def test_windows_that_wrap_and_rows_that_differ(use: Use, level: str, dtype: tor
 @pytest.mark.parametrize("patterns", [CAUSAL, WINDOWS], ids=["causal", "windows"])
 def test_texts_of_a_reader_are_what_each_is_alone(patterns: Pattern, native: bool) -> None:
     """However they come, share beginnings, fork and go, and are read in pieces: the logits of one forward pass."""
-    made, draw = model("llama", patterns, kv_heads=2).double() if not native else model("llama", patterns), Random(0)
+    made, draw = (
+        model("llama", patterns, kv_heads=2).double() if not native else model("llama", patterns),
+        Random(0),
+    )
     reader, texts = Reader(made, budget=2**30), []
     assert (reader.native is not None) == native
     for _ in range(60):
         if len(texts) < 3 or draw.random() < 0.2:
             ids = [draw.randrange(53) for _ in range(draw.randint(1, 150))]
-            ids = draw.choice(texts)[1][: draw.randint(0, 200)] + ids if texts and draw.random() < 0.6 else ids
+            ids = (
+                draw.choice(texts)[1][: draw.randint(0, 200)] + ids if texts and draw.random() < 0.6 else ids
+            )
             texts.append((reader.cache.open(ids), ids))
         if draw.random() < 0.2:
             table, ids = draw.choice(texts)
@@ -162,7 +167,9 @@ def test_texts_of_a_reader_are_what_each_is_alone(patterns: Pattern, native: boo
             if len(table) == len(ids):
                 ids += [draw.randrange(53) for _ in range(draw.randint(1, 3))]
             chunks.append((table, ids[len(table) : len(table) + draw.randint(1, 60)]))
-        logits = reader.read(chunks, [range(len(new)) for _, new in chunks]).split([len(new) for _, new in chunks])
+        logits = reader.read(chunks, [range(len(new)) for _, new in chunks]).split(
+            [len(new) for _, new in chunks]
+        )
         reader.end()
         for (table, new), of_text in zip(chunks, logits, strict=True):
             with torch.inference_mode():

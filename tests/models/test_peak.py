@@ -113,7 +113,6 @@ def first_pass(shape: Shape) -> Callable[[], object]:
     if shape.spec.kind == "encoder":
         return lambda: model(rows)
 
-
     def call() -> object:
         reader = Reader(model)
         chunks = [(reader.cache.open(), row) for row in rows.tolist()]

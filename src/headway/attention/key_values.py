@@ -55,7 +55,8 @@ class KeyValues:
         alike."""
         k, v, *scales = map(change, self.tensors)
         tokens = self.tokens if tokens is None else tokens
-        return KeyValues(k, v, tokens, *(scales or (None, None)), slots=self.slots)
+        k_scale, v_scale = scales or (None, None)
+        return KeyValues(k, v, tokens, k_scale, v_scale, self.slots)
 
     def gathered(self) -> KeyValues:
         """The keys side by side, where they are in a store; itself where they are not."""
@@ -87,6 +88,7 @@ class KeyValues:
         if self.k_scale is None or self.v_scale is None:
             return self
         own = self.gathered()
-        assert own.k_scale is not None and own.v_scale is not None
+        assert own.k_scale is not None
+        assert own.v_scale is not None
         k, v = dequantize(own.k, own.k_scale, dtype), dequantize(own.v, own.v_scale, dtype)
         return KeyValues(k, v, self.tokens)

@@ -5,7 +5,7 @@ Legend: B rows, K kv heads, T slots of a chunk, S slots, D per key, E per value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -148,14 +148,6 @@ class KVCache(LayerCache):
     def _select_rows(self, rows: Tensor) -> None:
         with torch.inference_mode(False):
             self.tensors = tuple(t.index_select(0, rows) for t in self.tensors)
-
-    def _select_slots(self, slots: Mapping[SlotTable, Tensor]) -> None:
-        at_BS = slots[self.table]
-        with torch.inference_mode(False):
-            picked = [t[0].transpose(0, 1)[at_BS.clamp_min(0)] for t in self.tensors]  # [B, S, K, ...]
-            for t in picked:
-                t[at_BS < 0] = 0
-            self.tensors = tuple(t.transpose(1, 2).contiguous() for t in picked)
 
     @property
     def dtype(self) -> torch.dtype:

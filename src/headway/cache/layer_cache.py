@@ -181,25 +181,6 @@ class Cache(ABC):
         for table in self._tables:
             table.select_rows(pick)
 
-    @final
-    def unpack(self, documents: Sequence[int]) -> None:
-        """Row i becomes document documents[i] of the only row, a row of its own from then on: prompts of different
-        lengths are read packed, without padding, and go on side by side.
-
-        Raises CacheError unless there is one row, and for linear attention, which keeps one sum a row."""
-        rows, layers = self._rows, self._all_layers()
-        if len(rows) != 1:
-            raise CacheError(
-                f"Cache.unpack: makes rows of the documents of one row, and there are {len(rows)}; read them as "
-                "next_packed numbers them into a cache of one row"
-            )
-        slots = {table: table.unpack(documents) for table in self._tables}
-        for layer in layers:
-            layer._select_slots(slots)
-        ends = [{0: rows[0][d]} if d in rows[0] else {} for d in documents]
-        for layer in layers:
-            layer._set_rows(ends)
-
     def reserve(self, tokens: int) -> None:
         """Makes room for rows of so many tokens at once, so that no later update has to; never shrinks."""
         for layer in self.layers:
@@ -280,10 +261,6 @@ class LayerCache(Cache):
     @abstractmethod
     def _select_rows(self, rows: Tensor) -> None:
         """Chooses rows of what the layer alone holds."""
-
-    @abstractmethod
-    def _select_slots(self, slots: Mapping[SlotTable, Tensor]) -> None:
-        """Has slot s of row b be what slot slots[table][b, s] of the only row was, and zeros where that is -1."""
 
 
 def _broken_off(

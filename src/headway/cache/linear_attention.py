@@ -5,7 +5,7 @@ Legend: B rows, K kv heads, T slots of a chunk, F features, E per value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -15,7 +15,6 @@ from headway.attention.linear_attention import LinearAttentionSpec, LinearState,
 from headway.cache.layer_cache import LayerCache
 from headway.cache.sequences import Documents, SequenceLengths
 from headway.cache.spec import CacheSpec
-from headway.cache.table import SlotTable
 from headway.errors import CacheError
 from headway.patterns import Causal
 from headway.tokens import Tokens
@@ -100,12 +99,6 @@ class LinearAttentionCache(LayerCache):
     def _select_rows(self, rows: Tensor) -> None:
         with torch.inference_mode(False):
             self.state = LinearState(*(t.index_select(0, rows) for t in self.state.tensors))
-
-    def _select_slots(self, slots: Mapping[SlotTable, Tensor]) -> None:
-        raise CacheError(
-            "LinearAttentionCache.unpack: a row has one sum, in which documents cannot be told apart; give each its "
-            "own row: Tokens.from_lengths instead of Tokens.packed"
-        )
 
     def reserve(self, tokens: int) -> None:
         """All room is there from the start, for rows of any length."""

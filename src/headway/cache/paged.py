@@ -75,8 +75,7 @@ class PagedLayer:
         if step.is_fresh and stored is given:
             return given
         places = step.places(self.of)
-        k, v, *scales = self.tensors
-        return KeyValues(k, v, places.tokens, *(scales or (None, None)), slots=places.slots)
+        return stored_keys(self.tensors, places)
 
 
 class PagedStates:
@@ -104,7 +103,8 @@ class PagedStates:
     def update(self, new: LinearState, tokens: Tokens) -> LinearState:
         """Adds the sums of the texts of the step, row by row (`PagedStep.rows`), and returns those before them."""
         step = self.cache.step
-        assert step is not None and tokens is step.rows.tokens
+        assert step is not None
+        assert tokens is step.rows.tokens
         past = LinearState(*(t[step.states[self.of]] for t in self.state.tensors))
         begun = torch.tensor([start > 0 for start in step.starts], device=past.device)
         if not begun.all():  # a page may have been another text's
@@ -171,7 +171,9 @@ class PagedStep:
     def states(self) -> list[Tensor]:
         """Of each class of states, the page [R] of each text."""
         return [
-            torch.tensor([_page(table, of, 0) for table in self.tables] if kind.state else [], dtype=torch.int64)
+            torch.tensor(
+                [_page(table, of, 0) for table in self.tables] if kind.state else [], dtype=torch.int64
+            )
             for of, kind in enumerate(self.cache.pool.classes)
         ]
 
@@ -207,6 +209,13 @@ def places(tables: Sequence[PageTable], of: int, device: torch.device) -> Places
     document = document.expand(-1, PAGE).reshape(1, -1).to(device)
     slots = (page * PAGE + slot).view(1, -1).int().to(device)
     return Places(Tokens(index, document if len(tables) > 1 else None), slots)
+
+
+def stored_keys(tensors: Sequence[Tensor], places: Places) -> KeyValues:
+    """The keys and values at these places of a layer's tensors."""
+    k, v, *scales = tensors
+    k_scale, v_scale = scales or (None, None)
+    return KeyValues(k, v, places.tokens, k_scale, v_scale, places.slots)
 
 
 def _page(table: PageTable, of: int, number: int) -> int:

@@ -38,7 +38,11 @@ class PageClass:
     def kept(self, page: int, length: int) -> bool:
         """Whether a text of `length` tokens may still be asked for a token of this page, up to `slack` tokens back."""
         reach = self.retention.reach
-        return reach is None or page * PAGE < self.retention.sinks or (page + 1) * PAGE > length - reach - self.slack
+        return (
+            reach is None
+            or page * PAGE < self.retention.sinks
+            or (page + 1) * PAGE > length - reach - self.slack
+        )
 
     def needed(self, length: int) -> list[int]:
         """The pages that the query after `length` tokens, a multiple of 64, may see."""
@@ -66,7 +70,9 @@ class _Pages:
         self.users: list[int] = []
         self.key: dict[int, bytes] = {}  # of pages that hold a prefix
         self.page: dict[bytes, int] = {}
-        self.idle: OrderedDict[int, None] = OrderedDict()  # with a key and without users, the least recently used first
+        self.idle: OrderedDict[int, None] = (
+            OrderedDict()
+        )  # with a key and without users, the least recently used first
 
     def take(self) -> int:
         if self.free:
@@ -160,7 +166,9 @@ class PagePool:
         prefixes: whether pages are kept for prefixes.
     """
 
-    def __init__(self, classes: Sequence[PageClass], budget: int | None = None, *, prefixes: bool = True) -> None:
+    def __init__(
+        self, classes: Sequence[PageClass], budget: int | None = None, *, prefixes: bool = True
+    ) -> None:
         self.classes, self.budget, self.prefixes = tuple(classes), budget, prefixes
         self._pages = [_Pages() for _ in self.classes]
 
@@ -177,7 +185,7 @@ class PagePool:
         count = length // PAGE
         for kind, pages, own in zip(self.classes, self._pages, table.pages, strict=True):
             if kind.state:
-                shared = [pages.page[table.key(count - 1)]] if count else []
+                shared: list[int | None] = [pages.page[table.key(count - 1)]] if count else []
             else:
                 needed = {*kind.needed(length)}
                 shared = [pages.page[table.key(p)] if p in needed else None for p in range(count)]
@@ -216,7 +224,11 @@ class PagePool:
                 if page is not None:
                     pages.share(page)
         return PageTable(
-            table.root, list(table.ids), [list(own) for own in table.pages], list(table.keys), set(table.marks)
+            table.root,
+            list(table.ids),
+            [list(own) for own in table.pages],
+            list(table.keys),
+            set(table.marks),
         )
 
     def close(self, table: PageTable) -> None:
@@ -273,9 +285,9 @@ class PagePool:
                 old = own[-1]
                 assert old is not None
                 if self._is_shared(i, old):
-                    own[-1] = self._take(i)
+                    own[-1] = page = self._take(i)
                     table.version += 1
-                    copies.append(Copy(i, old, own[-1]))
+                    copies.append(Copy(i, old, page))
                     pages.drop(old)
             last = 1 if kind.state else -(-(len(table) + len(new)) // PAGE)
             while len(own) < last:
@@ -310,7 +322,9 @@ class PagePool:
         last = -(-length // PAGE)
         for kind, own in zip(self.classes, table.pages, strict=True):
             if kind.state:
-                raise CacheError("PagePool: sums over all tokens cannot take one back; fork the text before it")
+                raise CacheError(
+                    "PagePool: sums over all tokens cannot take one back; fork the text before it"
+                )
             if any(own[p] is None and _sees(kind.retention, p, length) for p in range(last)):
                 raise CacheError(
                     f"PagePool: a text of {len(table)} tokens cannot take back {count}: layers that keep the last "
@@ -364,9 +378,9 @@ class PagePool:
             key, there = table.key(len(table) // PAGE - 1), self.available
             if key in pages.page or (there is not None and kind.nbytes > there):
                 continue
-            assert own[0] is not None
-            page = self._take(i)
-            copies.append(Copy(i, own[0], page))
+            state, page = own[0], self._take(i)
+            assert state is not None
+            copies.append(Copy(i, state, page))
             pages.publish(page, key)
             pages.drop(page)
         return copies

@@ -248,26 +248,6 @@ class SlotTable:
         self._floors = [dict(self._floors[r]) for r in rows.tolist()]
         self._look_again()
 
-    def unpack(self, documents: Sequence[int]) -> Tensor:
-        """Row i becomes document documents[i] of the only row; the slot that each of its slots was, -1 for an empty
-        one: int64 [B, S]."""
-        held = self._is_kept(self.tokens)[0]
-        pins = self.policy.retention.globals and bool((self.tokens.globals[0] & held).any())
-        found = [(held & (self.tokens.documents[0] == d)).nonzero()[:, 0] for d in documents]
-        index = self.tokens.index[0]
-        by_formula = self.policy.has_formula and not pins
-        places = [self.policy.slot_of(index[at]) if by_formula else torch.arange(len(at)) for at in found]
-        count = max((int(place.max()) + 1 for place in places if len(place)), default=0)
-        slots = index.new_full((len(documents), count), -1)
-        for row, at, place in zip(slots, found, places, strict=True):
-            row[place.to(row.device)] = at
-        with torch.inference_mode(False):
-            some = self.tokens.map(lambda t: t[0, slots.clamp_min(0)])
-            self.tokens = replace(some, index=some.index.masked_fill(slots < 0, -1), document=None)
-        self._floors = [{0: floor} if (floor := self._floors[0].get(d, 0)) else {} for d in documents]
-        self._look_again()
-        return slots
-
     def _look_again(self) -> None:
         """Finds the slots in use, and whether rows follow the policy's formula again."""
         held, slot = self.tokens.valid, torch.arange(self.tokens.count, device=self.lengths.device)

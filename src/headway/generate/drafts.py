@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-
 from headway.cache import PageTable
 from headway.errors import ConfigError
 from headway.generate.constraints import Text
@@ -199,7 +198,9 @@ class ModelSession(DraftSession):
             chunks = [(self.tables[texts[i].request.number], pieces[i]) for i in wanted]
             last = self.reader.read(chunks, [[len(pieces[i]) - 1] for i in wanted])
             self.reader.end()
-            check_logits(last, [(texts[i].request.number, len(guesses[i].ids)) for i in wanted], "the draft model")
+            check_logits(
+                last, [(texts[i].request.number, len(guesses[i].ids)) for i in wanted], "the draft model"
+            )
             chosen = choose_tokens(last, [guesses[i] for i in wanted])
             going = []
             for i, token in zip(wanted, chosen, strict=True):

@@ -183,7 +183,11 @@ class Engine:
         while now:
             advance(logits, [(text, _ahead(text, rows, ahead)) for text, rows in now], self._begun)
             yield
-            now = [(text, rows) for text, rows in now if isinstance(text, SampledText) and text.follows and text.rows]
+            now = [
+                (text, rows)
+                for text, rows in now
+                if isinstance(text, SampledText) and text.follows and text.rows
+            ]
             ahead += 1
         self._settle([job for job, _ in written])
 
@@ -220,7 +224,9 @@ class Engine:
             for job in self.running:
                 draft = draft_of.get(job.text.request.number, [])
                 if job.is_ready:
-                    pieces += [Piece(job, row, [*row.rest, *draft], range(1 + len(draft))) for row in job.rows]
+                    pieces += [
+                        Piece(job, row, [*row.rest, *draft], range(1 + len(draft))) for row in job.rows
+                    ]
             left = self.step_tokens
             for job in self.running:
                 if job.is_ready:
@@ -235,7 +241,9 @@ class Engine:
             pool = self.reader.cache.pool
             if pool.available is None or not self.reader.use_cache:
                 return pieces
-            missing = sum(pool.missing(piece.row.table, len(piece.ids)) for piece in pieces if piece.row.table)
+            missing = sum(
+                pool.missing(piece.row.table, len(piece.ids)) for piece in pieces if piece.row.table
+            )
             if missing <= pool.available or len(self.running) == 1:
                 return pieces
             self._preempt()

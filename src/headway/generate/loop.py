@@ -113,7 +113,10 @@ def complete(
 
 
 def run(
-    model: Decoder | EncoderDecoder, texts: Sequence[Text], draft: Draft | None = None, most: int | None = None
+    model: Decoder | EncoderDecoder,
+    texts: Sequence[Text],
+    draft: Draft | None = None,
+    most: int | None = None,
 ) -> Iterator[None]:
     """Adds tokens to every text, `most` of them at a time, until each has ended; yields whenever texts got a token.
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from headway.attention import KeyValues
-from headway.cache import CacheSpec, EncoderDecoderCache, PagedCache, PagedLayer, PageTable
-from headway.cache.paged import places
+from headway.cache import CacheSpec, PagedCache, PagedLayer, PageTable
+from headway.cache.paged import places, stored_keys
 from headway.models import Decoder, EncoderDecoder
 from headway.models.decode_step import DecodeStep
 from headway.models.decode_support import unsupported_reason
@@ -95,7 +95,12 @@ class Reader:
             return self._forward(ids, tokens, self.cache, at, sources)
 
     def _forward(
-        self, ids: Tensor, tokens: Tokens, cache: PagedCache | None, at: Sequence[int], sources: Sequence[PageTable]
+        self,
+        ids: Tensor,
+        tokens: Tokens,
+        cache: PagedCache | None,
+        at: Sequence[int],
+        sources: Sequence[PageTable],
     ) -> Tensor:
         slots = torch.tensor([at], dtype=torch.int64, device=self.device)
         if isinstance(self.model, Decoder):
@@ -124,7 +129,9 @@ class Reader:
         ]
         ids = torch.tensor([[i for text in texts for i in text]], device=self.device)
         with evaluating(self.model):
-            return self._forward(ids, Tokens.packed([len(t) for t in texts], device=self.device), None, at, sources)
+            return self._forward(
+                ids, Tokens.packed([len(t) for t in texts], device=self.device), None, at, sources
+            )
 
     def trim(self, table: PageTable, count: int) -> None:
         """Takes back the last tokens of a text. Raises CacheError as `PagePool.trim`."""
@@ -167,9 +174,7 @@ class Sources:
         """The sources of texts, as documents 0, 1, ..., for every layer."""
         at = places(tables, 0, self.cache.device)
         return [
-            KeyValues(*layer.tensors[:2], at.tokens, slots=at.slots)
-            for layer in self.cache.layers
-            if isinstance(layer, PagedLayer)
+            stored_keys(layer.tensors, at) for layer in self.cache.layers if isinstance(layer, PagedLayer)
         ]
 
     def close(self, table: PageTable) -> None:

@@ -15,8 +15,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from headway.errors import ConfigError, DataError
 from headway.generate.config import GenerationConfig
-from headway.generate.requests import check_prompts, context_limit
 from headway.generate.reader import evaluating
+from headway.generate.requests import check_prompts, context_limit
 from headway.models import Decoder
 from headway.models.stack import scaled
 from headway.nn import IGNORE_INDEX, output_cross_entropy

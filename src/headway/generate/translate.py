@@ -1,7 +1,7 @@
 """One text for another: generation by an encoder-decoder.
 
-An engine of an encoder-decoder writes the targets (`headway.generate.engine`); generation_config.json says what targets begin
-and end with.
+An engine of an encoder-decoder writes the targets (`headway.generate.engine`); generation_config.json says what targets
+begin and end with.
 """
 
 from __future__ import annotations

@@ -156,12 +156,16 @@ class PagedPast:
         call.dim, call.dim_v = layer.head_dim, layer.value_dim
         call.type = call.kv_type = c.TYPES[self.q.dtype]
         call.q = c.TensorStruct(self.q.data_ptr(), width, layer.head_dim, width)
-        call.out = c.TensorStruct(self.out.data_ptr(), self.out.stride(0), layer.value_dim, self.out.stride(0))
+        call.out = c.TensorStruct(
+            self.out.data_ptr(), self.out.stride(0), layer.value_dim, self.out.stride(0)
+        )
         call.lse = self.lse.data_ptr()
         call.scale = layer.head_dim**-0.5 if mixer.scale is None else mixer.scale
         call.queries = c.TokensStruct(self._queries.data_ptr(), None, None, None, count, 1)
         keys = self._index.shape[1]
-        call.keys = c.TokensStruct(self._index.data_ptr(), None, None, self._order.data_ptr(), len(self.q), keys)
+        call.keys = c.TokensStruct(
+            self._index.data_ptr(), None, None, self._order.data_ptr(), len(self.q), keys
+        )
         call.plan = c.PlanStruct(*arrays, count, 1, c.TILE)
         call.program = ctypes.cast(self._program.buffer_info()[0], ctypes.POINTER(ctypes.c_int32))
         call.instructions = len(self._program) // 4

@@ -82,7 +82,9 @@ class DecodeStep:
     def fits(self, batch: int, count: int) -> bool:
         """Whether a step may read `count` tokens of each sequence: they are up to 64 rows, and the cache forgets
         nothing that the first of them sees when it takes the last."""
-        policies = [past.layers[0].cache.table.policy for past in self._pasts.values() if isinstance(past, Past)]
+        policies = [
+            past.layers[0].cache.table.policy for past in self._pasts.values() if isinstance(past, Past)
+        ]
         return batch * count <= MOST_ROWS and all(
             count <= 1 or one.retention.reach is None or count - 1 <= one.slack for one in policies
         )
@@ -94,6 +96,7 @@ class DecodeStep:
         lengths: how many of the T are tokens, for each sequence; all unless given. What the logits of the others are is
             not said."""
         batch, count = ids.shape
+        assert isinstance(self.cache, DecoderCache)
         tokens = self.cache.next_tokens(count, lengths)
         self._run(self.model.model.embed(ids, tokens), tokens, len(self.ops))
         return self.logits[: batch * count].view(batch, count, -1)
@@ -108,6 +111,7 @@ class DecodeStep:
     @torch.inference_mode()
     def states(self, x: Tensor) -> Tensor:
         """Embeddings [B, T, M] of the next tokens; what the last block makes of them, before the last norm."""
+        assert isinstance(self.cache, DecoderCache)
         self._run(x, self.cache.next_tokens(x.shape[1]), len(self.ops) - 1)
         return self.x[: x.shape[0] * x.shape[1]].view(x.shape).clone()
 

@@ -322,7 +322,9 @@ class LinearMixer(Mixer):
 
     def _check_cache(self, cache: LayerCache | PagedLayer | PagedStates, positions: PositionScheme) -> None:
         if not isinstance(cache, LinearAttentionCache | PagedStates) or cache.linear != self.linear:
-            given = f"of {cache.linear}" if isinstance(cache, LinearAttentionCache | PagedStates) else "of keys"
+            given = (
+                f"of {cache.linear}" if isinstance(cache, LinearAttentionCache | PagedStates) else "of keys"
+            )
             raise ConfigError(
                 f"LinearAttention: cache must be a LinearAttentionCache of {self.linear}, got a {type(cache).__name__} "
                 f"{given}; make it: LinearAttentionCache(linear, CacheSpec(...))"

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from headway.generate.session import DecoderSession
+from headway.generate import Reader
 from headway.models import Decoder
 from headway.models.cost import kv_bytes_read
 from headway.nn import linears
@@ -124,15 +124,19 @@ def step_bytes(model: Decoder, context: int, rows: int) -> int:
 
 
 def ours(model: Decoder, prompt: Sequence[int], rows: int) -> Side:
-    """Steps of a session."""
-    session = DecoderSession(model, [prompt], slack=1)
-    session.start()
-    session.reorder([0] * rows)
-    ids, back = [[prompt[-1]]] * rows, [1] * rows
+    """Steps of texts that each have keys of their own."""
+    reader = Reader(model, slack=1)
+    tables = [reader.cache.open() for _ in range(rows)]
+    for table in tables:
+        reader.read([(table, prompt)], [[len(prompt) - 1]])
+        reader.end()
+    chunks = [(table, [prompt[-1]]) for table in tables]
 
     def side() -> Sequence[torch.Tensor]:
-        logits = session.step(ids)[:, 0]
-        session.trim(back)
+        logits = reader.read(chunks, [[0]] * rows)
+        for table in tables:
+            reader.trim(table, 1)
+        reader.end()
         return (logits,)
 
     return side

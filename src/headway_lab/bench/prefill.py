@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from headway.generate.session import DecoderSession
+from headway.generate import Reader
 from headway.models import Decoder
 from headway.models.cost import prefill_flops
 from headway_lab.bench.cases import FORWARD
@@ -90,8 +90,13 @@ def measured(written: Written, weights: str, row: Row, request: Request) -> Row:
 
 
 def ours(model: Decoder, prompt: Sequence[int]) -> Side:
-    """A session that starts."""
-    return lambda: (DecoderSession(model, [prompt]).start(),)
+    """A prompt that is read."""
+
+    def side() -> Sequence[torch.Tensor]:
+        reader = Reader(model)
+        return (reader.read([(reader.cache.open(), prompt)], [[len(prompt) - 1]]),)
+
+    return side
 
 
 def of_transformers(model: Any, prompt: Sequence[int]) -> Side:

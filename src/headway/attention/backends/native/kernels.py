@@ -24,7 +24,13 @@ from headway.patterns.program import height, lower
 from headway.scores import ALiBi, RelativeBias, Score, SoftCap, wrong_heads
 
 CAPABILITIES = Capabilities(
-    devices=CPU, dtypes=(torch.float32, torch.bfloat16), gradient=CPU, lse=CPU, any_pattern=False, int8=True, stores=True
+    devices=CPU,
+    dtypes=(torch.float32, torch.bfloat16),
+    gradient=CPU,
+    lse=CPU,
+    any_pattern=False,
+    int8=True,
+    stores=True,
 )
 
 

@@ -1,0 +1,220 @@
+"""Page tables: laws of references and prefixes, whatever texts do; no model is needed."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from headway.cache import PAGE, PageClass, PagePool, PageTable
+from headway.cache.pages import CHECKPOINT
+from headway.errors import CacheError
+from headway.patterns import Retention
+
+FULL = PageClass(Retention(None), 10)
+WINDOW = PageClass(Retention(100), 7, slack=3)
+SINKS = PageClass(Retention(64, sinks=70), 3, slack=3)
+STATE = PageClass(Retention(None), 50, state=True)
+KINDS = {
+    "full": [FULL],
+    "windows": [FULL, WINDOW, SINKS],
+    "window": [WINDOW],
+    "states": [STATE],
+    "both": [FULL, STATE],
+}
+
+
+class Texts(RuleBasedStateMachine):
+    """Texts of two ids, so that many begin alike; what is written into a page is kept beside, slot by slot."""
+
+    kinds: list[PageClass]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = PagePool(self.kinds, budget=900)
+        self.live: list[PageTable] = []
+        self.store: dict[tuple[int, int], list[Any]] = {}
+        self.past: list[list[int]] = []
+
+    def write(self, table: PageTable, ids: list[int]) -> None:
+        """As a cache does: copies, then stores each token in its slot; a state is the ids it has seen."""
+        for of, old, new in self.pool.extend(table, ids):
+            self.store[of, new] = list(self.store[of, old])
+        for of, kind in enumerate(self.kinds):
+            for i in range(len(table) - len(ids), len(table)):
+                page = table.pages[of][0 if kind.state else i // PAGE]
+                assert page is not None
+                assert self.pool._pages[of].users[page] == 1, "written to alone"
+                if kind.state:
+                    before = self.store[of, page] if i else []
+                    self.store[of, page] = [*before, table.ids[i]]
+                else:
+                    slots = self.store.setdefault((of, page), [None] * PAGE)
+                    slots[i % PAGE] = tuple(table.ids[: i + 1])
+
+    @rule(data=st.data(), extra=st.integers(1, 150))
+    def open(self, data: st.DataObject, extra: int) -> None:
+        begin = data.draw(st.sampled_from(self.past)) if self.past else []
+        ids = begin[: data.draw(st.integers(0, len(begin)))] + [data.draw(st.integers(0, 1))] * extra
+        right = longest(self.pool, self.kinds, ids)
+        table = self.pool.open(ids)
+        assert len(table) == right, "the longest prefix that every class holds"
+        self.live.append(table)
+        self.read(table, ids[len(table) :])
+
+    def read(self, table: PageTable, ids: list[int]) -> None:
+        there = self.pool.available
+        assert there is not None
+        if self.pool.missing(table, len(ids)) > there:
+            before = self.pool.counts()
+            with pytest.raises(CacheError, match="more tokens take"):
+                self.pool.extend(table, ids)
+            assert self.pool.counts() == before
+            return
+        self.write(table, ids)
+        self.settle(table)
+        self.past.append(list(table.ids))
+
+    def settle(self, table: PageTable) -> None:
+        self.pool.settle(table)
+        for of, old, new in self.pool.snapshot(table):
+            self.store[of, new] = list(self.store[of, old])
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), count=st.integers(1, 70))
+    def grow(self, data: st.DataObject, count: int) -> None:
+        table = data.draw(st.sampled_from(self.live))
+        self.read(table, [data.draw(st.integers(0, 1))] * count)
+
+    @precondition(lambda self: self.live and not any(kind.state for kind in self.kinds))
+    @rule(data=st.data(), count=st.integers(1, 3))
+    def draft(self, data: st.DataObject, count: int) -> None:
+        """Some tokens are stored and taken back, before they are settled or after."""
+        table, there = data.draw(st.sampled_from(self.live)), self.pool.available
+        assert there is not None
+        if self.pool.missing(table, count) <= there:
+            self.write(table, [2] * count)
+            if data.draw(st.booleans()):
+                self.pool.settle(table)
+            self.pool.trim(table, count)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        self.live.append(self.pool.fork(data.draw(st.sampled_from(self.live))))
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        table = self.live.pop(data.draw(st.integers(0, len(self.live) - 1)))
+        self.pool.close(table)
+        with pytest.raises(CacheError, match="closed"):
+            self.pool.fork(table)
+
+    @rule()
+    def clear(self) -> None:
+        self.pool.clear()
+        assert not any(counts["kept"] for counts in self.pool.counts())
+
+    @invariant()
+    def conserved(self) -> None:
+        """free + used + kept = all, and users are counted."""
+        used = 0
+        for of, (kind, counts) in enumerate(zip(self.kinds, self.pool.counts(), strict=True)):
+            assert counts["free"] + counts["used"] + counts["kept"] == counts["all"]
+            users = Counter(page for table in self.live for page in table.pages[of] if page is not None)
+            assert users == {p: n for p, n in enumerate(self.pool._pages[of].users) if n}
+            used += kind.nbytes * counts["used"]
+        assert self.pool.budget is not None
+        assert used <= self.pool.held <= self.pool.budget
+        assert self.pool.available == self.pool.budget - used
+
+    @invariant()
+    def stored(self) -> None:
+        """What a later query of a text sees is there, as it was written."""
+        for table in self.live:
+            for of, kind in enumerate(self.kinds):
+                if kind.state:
+                    assert not len(table) or self.store[of, table.pages[of][0] or 0] == table.ids
+                    continue
+                reach, sinks = kind.retention.reach, kind.retention.sinks
+                for i in range(len(table)):
+                    if reach is None or i < sinks or i >= len(table) - reach - kind.slack:
+                        page = table.pages[of][i // PAGE]
+                        assert page is not None, (of, i, len(table))
+                        assert self.store[of, page][i % PAGE] == tuple(table.ids[: i + 1])
+
+    def teardown(self) -> None:
+        for table in self.live:
+            self.pool.close(table)
+        assert not any(counts["used"] for counts in self.pool.counts()), "nothing is used when all have ended"
+
+
+def longest(pool: PagePool, kinds: list[PageClass], ids: list[int]) -> int:
+    """By brute force: the most tokens, a multiple of 64 and fewer than all, whose pages each class has as needed."""
+    probe = PageTable(pool.open().root, list(ids), [[] for _ in kinds])
+
+    def holds(length: int) -> bool:
+        for kind, pages in zip(kinds, pool._pages, strict=True):
+            reach, sinks = kind.retention.reach, kind.retention.sinks
+            for p in range(length // PAGE):
+                seen = any(
+                    reach is None or i < sinks or i >= length - reach for i in range(p * PAGE, (p + 1) * PAGE)
+                )
+                wanted = p == length // PAGE - 1 if kind.state else seen
+                if wanted and probe.key(p) not in pages.page:
+                    return False
+        return True
+
+    return max((n for n in range(0, len(ids), PAGE) if holds(n)), default=0)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_texts_may_do_what_they_like(name: str) -> None:
+    machine = type("Machine", (Texts,), {"kinds": KINDS[name]})
+    machine.TestCase.settings = settings(max_examples=12, stateful_step_count=25, deadline=None)
+    machine.TestCase("runTest").debug()
+
+
+def test_windows_keep_the_pages_of_checkpoints_alone() -> None:
+    pool = PagePool([FULL, WINDOW], budget=10**6)
+    ids = [i % 7 for i in range(CHECKPOINT + 1000)]
+    table = pool.open(ids)
+    table.marks.add(1024)
+    for at in range(0, len(ids), 50):
+        pool.extend(table, ids[at : at + 50])
+        pool.settle(table)
+    pool.close(table)
+    hits = {length: len(pool.open(ids[: length + 1])) for length in (1024, 1088, CHECKPOINT, CHECKPOINT + 64)}
+    assert hits == {1024: 1024, 1088: 1024, CHECKPOINT: CHECKPOINT, CHECKPOINT + 64: CHECKPOINT}
+
+
+def test_texts_of_other_roots_share_nothing() -> None:
+    pool = PagePool([FULL], budget=10**6)
+    table = pool.open([1] * 130, root="adapter a")
+    pool.extend(table, [1] * 130)
+    pool.settle(table)
+    assert [len(pool.open([1] * 130, root=root)) for root in ("adapter a", "adapter b", ())] == [128, 0, 0]
+
+
+def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
+    pool = PagePool([WINDOW], budget=50)
+    table = pool.open()
+    pool.extend(table, [1] * 300)
+    pool.settle(table)
+    with pytest.raises(CacheError, match=r"400 more tokens take 42 bytes of pages, and \d+ of 50 are left"):
+        pool.extend(table, [1] * 400)
+    with pytest.raises(CacheError, match=r"of 300 tokens cannot take back 301"):
+        pool.trim(table, 301)
+    with pytest.raises(
+        CacheError, match=r"of 300 tokens cannot take back 150: layers that keep the last 100"
+    ):
+        pool.trim(table, 150)
+    assert len(table) == 300
+    states = PagePool([STATE])
+    table = states.open()
+    states.extend(table, [1])
+    with pytest.raises(CacheError, match="sums over all tokens cannot take one back"):
+        states.trim(table, 1)
