@@ -52,7 +52,7 @@ print(peak, size)
 LOADS = {
     "as it is": "return c.load_model(folder_path)",
     "decoding": "m = c.load_model(folder_path); s = DecoderSession(m, [[1, 2, 3], [4, 5, 6]]); s.start(); "
-    "[s.step([[7], [8]]) for _ in range(3)]; assert s._native is not None; return m",
+    "[s.step([[7], [8]]) for _ in range(3)]; assert s.steps.what == 'native'; return m",
     "in float32": "return c.load_model(folder_path, dtype=torch.float32)",
     "turned": "f = c.load_folder(folder_path); state, spec = c.change_pairing(f.tensors, f.spec, 'adjacent'); "
     "return restore.fill(spec, state, dtype=torch.float32)",

@@ -12,7 +12,8 @@ from headway.api.drafting import AnyDraft, make_draft
 from headway.api.looking import Numbers, attention_of, states_of, token_texts
 from headway.api.pretrained import BATCH, Pretrained, check_options
 from headway.api.prompts import prompt_ids
-from headway.cache import DecoderCache
+from headway.cache import DecoderCache, kv_dtype
+from headway.choice import Choice
 from headway.errors import DataError
 from headway.generate import Beams, Delta, Generation, GenerationConfig, Sampling, Score, rolling_windows
 from headway.generate import generate as generate_ids
@@ -23,6 +24,7 @@ from headway.generate.loop import collect
 from headway.generate.requests import check_prompts
 from headway.models import Decoder
 from headway.models.attention_maps import AttentionMaps
+from headway.models.decode_step import choose_step
 from headway.text import Tokenizer
 from headway.text.chat import Message
 from headway.tokens import Tokens
@@ -160,6 +162,11 @@ class LanguageModel(Pretrained[Decoder, Tokenizer]):
     def stream_chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Iterator[Delta]:
         """`chat`, token by token."""
         return self.stream(self.need_tokenizer().render_chat(messages), **options)
+
+    def decoding(self, *, kv_cache_dtype: str = "auto") -> Choice:
+        """What computes steps of one more token, "native" calls of the kernels or "modules", and why; with a cache of
+        that dtype."""
+        return choose_step(self.model, self.model.make_cache(1, dtype=kv_dtype(kv_cache_dtype)))[1]
 
     @property
     def prefix(self) -> int:

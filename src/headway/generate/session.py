@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from headway.cache import DecoderCache, KVCache
+from headway.choice import Choice
 from headway.models import Decoder, EncoderDecoder
-from headway.models.decode_step import DecodeStep
-from headway.models.decode_support import unsupported_reason
+from headway.models.decode_step import DecodeStep, choose_step, say_once
 from headway.tokens import Tokens
 
 
@@ -50,6 +50,8 @@ class DecoderSession(Session):
         prefill_chunk: prompts are read so many tokens at a time; at once unless given. Those of different lengths are
             packed, and none is padded, where the cache keeps keys (linear attention keeps one sum a row).
         slack: tokens that can always be taken back (`trim`).
+    Attributes:
+        steps: what computes steps, "native" calls of the kernels or "modules", and why; decided at the first step.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class DecoderSession(Session):
         self._make_cache = partial(model.make_cache, slack=slack, dtype=kv_dtype)
         self.cache: DecoderCache | None = self._make_cache(len(self.texts)) if use_cache else None
         self._native: DecodeStep | None = None
-        self._stepped = False
+        self.steps: Choice | None = None if use_cache else Choice("modules", "no cache is used")
 
     def start(self) -> Tensor:
         longest, shortest = max(map(len, self.texts)), min(map(len, self.texts))
@@ -111,12 +113,17 @@ class DecoderSession(Session):
             begins = [len(text) for text in self.texts]
             self.texts = [[*text, *new] for text, new in zip(self.texts, ids, strict=True)]
             return self._read(self.texts, begins, longest)
-        native = self._native_step(self.cache)
-        if native is None or not native.fits(len(ids), longest):
-            return self._read(ids, [0] * len(ids), longest)
-        given, lengths = padded(ids)
-        with evaluating(self.model):
-            return native(given, lengths if min(lengths) < longest else None).clone()
+        if self.steps is None:
+            self._native, self.steps = choose_step(self.model, self.cache)
+        native = self._native
+        reason = self.steps.why if native is None else native.unfit_reason(len(ids), longest)
+        if native is not None and reason is None:
+            rows, lengths = padded(ids)
+            with evaluating(self.model):
+                return native(rows, lengths if min(lengths) < longest else None).clone()
+        if self.device.type == "cpu":  # elsewhere there are no native steps
+            say_once(f"{reason}")
+        return self._read(ids, [0] * len(ids), longest)
 
     def trim(self, counts: Sequence[int]) -> None:
         """Forgets the last counts[i] tokens of row i. Raises CacheError for more than are there or `slack` promises."""
@@ -125,13 +132,6 @@ class DecoderSession(Session):
         elif any(counts):
             with torch.inference_mode():
                 self.cache.trim(counts)
-
-    def _native_step(self, cache: DecoderCache) -> DecodeStep | None:
-        """Steps as calls of the kernels; None where they cannot run them, which is decided at the first."""
-        if not self._stepped:
-            able = unsupported_reason(self.model, cache) is None
-            self._native, self._stepped = DecodeStep(self.model, cache) if able else None, True
-        return self._native
 
     def reorder(self, rows: Sequence[int]) -> None:
         if self.cache is None:

@@ -20,6 +20,7 @@ import torch
 from headway.generate.session import DecoderSession
 from headway.models import Decoder
 from headway.models.cost import kv_bytes_read
+from headway.models.decode_step import choose_step
 from headway.nn import linears
 from headway_lab.bench.cases import FORWARD
 from headway_lab.bench.inputs import OURS, Problem, Side, UnsupportedCase
@@ -66,7 +67,8 @@ def decode(request: Request, say: Say) -> Iterator[Row]:
                 model = written.ours(weights)
                 theirs = _transformers(written) if weights == "bf16" else None
                 for rows in request.rows:
-                    say(f"{name} {weights}, {rows} {'row' if rows == 1 else 'rows'}")
+                    steps = choose_step(model, model.make_cache(rows))[1]
+                    say(f"{name} {weights}, {rows} {'row' if rows == 1 else 'rows'}, decoding: {steps}")
                     yield measured(written, model, theirs, weights, rows, request)
 
 
