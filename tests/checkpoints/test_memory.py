@@ -52,7 +52,7 @@ print(peak, size)
 LOADS = {
     "as it is": "return c.load_model(folder_path)",
     "decoding": "m = c.load_model(folder_path); r = Reader(m); t = r.cache.open(); "
-    "[(r.read([(t, [i])], [[0]]), r.end()) for i in (1, 2, 3)]; assert r.native is not None; return m",
+    "[(r.read([(t, [i])], [[0]]), r.end()) for i in (1, 2, 3)]; assert r.steps.what == 'native'; return m",
     "in float32": "return c.load_model(folder_path, dtype=torch.float32)",
     "turned": "f = c.load_folder(folder_path); state, spec = c.change_pairing(f.tensors, f.spec, 'adjacent'); "
     "return restore.fill(spec, state, dtype=torch.float32)",

@@ -20,11 +20,9 @@ from headway.checkpoints.formats.gguf.metadata import write_spec
 from headway.checkpoints.hf.layouts import LAYOUTS
 from headway.errors import CheckpointError, ConfigError
 from headway.models import FAMILIES, EncoderDecoder, ModelSpec, build, cost
-from headway.models.decode_support import unsupported_reason
 from headway.models.description import ASPECTS
 from headway.nn import Attention, Block, LayerNorm, RMSNorm
 from headway.train.tasks.translation import TranslationConfig, translation_spec
-from tests.models.test_decode_step import model, steps
 from tests.models.test_transformer_2017 import SOURCE, TARGET, Reference, made
 
 SIZE: dict[str, Any] = {"vocab": 53, "width": 32, "layers": 2, "heads": 4, "hidden": 0}
@@ -106,14 +104,6 @@ def test_other_formats_refuse_it_by_name() -> None:
         spec_from_config(config)
     with pytest.raises(CheckpointError, match="feed_forward_length"):
         write_spec(spec)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_step_is_a_native_call(dtype: torch.dtype) -> None:
-    made = model("llama", hidden=0).to(dtype)
-    assert unsupported_reason(made, made.make_cache(1)) is None
-    for rows in (1, 3):
-        steps(made, rows, 4)
 
 
 def test_a_translator_s_setting() -> None:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from headway.models import ModelSpec, build
-from headway.models.decode_support import odd_linear
 from headway.nn import WEIGHTS, Linear, Lora, LowRank, Share, Weight, linears
 from headway.nn.linear import products
 from headway.parallel import Exchange, TensorParallel, simulate
@@ -22,8 +21,6 @@ ADAPTERS: dict[str, tuple[Lora, ...]] = {
 }
 SHARES: dict[str, int | None] = {"whole": None, "outputs shared": 0, "inputs shared": 1}
 USES = {"train": 7, "prefill": 70, "decode": 2}
-NO_NATIVE_STEP = {("nf4", "none"): "weights in nf4", **{(w, "dora"): "magnitudes" for w in WEIGHTS}}
-"""Cells whose decoding steps are not native calls, and a word of the reason. All others are."""
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
@@ -138,15 +135,6 @@ def check_gradients(layer: Linear, x: Tensor, found: Found, within: float) -> No
         assert (mine - right).abs().max() <= within * right.abs().max()
 
 
-@pytest.mark.parametrize("adapters", ADAPTERS)
-@pytest.mark.parametrize("weights", WEIGHTS)
-def test_a_native_step_takes_every_form_or_says_why_not(weights: str, adapters: str) -> None:
-    reason, expected = odd_linear(layer_of(weights, adapters)), ""
-    for (form, adapter), words in NO_NATIVE_STEP.items():
-        expected = words if form == weights and adapter in ("none", adapters) else expected
-    assert (expected in reason) if expected and reason else (reason is None) == (not expected)
-
-
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_a_part_is_those_numbers_to_the_bit(weights: str) -> None:
     whole = layer_of(weights, "none").kept
@@ -226,7 +214,7 @@ def test_a_form_from_outside_is_one_class(adapters: str, monkeypatch: pytest.Mon
     monkeypatch.setitem(WEIGHTS, "signs", Signs)
     test_every_cell_is_the_formula("signs", "whole", adapters)
     layer = layer_of("signs", adapters)
-    assert "no weights in signs" in (odd_linear(layer) or "") or adapters == "dora"
+    assert layer.kept.native() == "the kernels read no weights in signs"
     assert "no parts" in (layer.kept.part_reason(0, range(8)) or "")
 
 

@@ -12,9 +12,19 @@ from headway.api.drafting import AnyDraft, make_draft
 from headway.api.looking import Numbers, attention_of, states_of, token_texts
 from headway.api.pretrained import BATCH, Pretrained, check_options
 from headway.api.prompts import prompt_ids
-from headway.cache import DecoderCache
+from headway.cache import DecoderCache, kv_dtype
+from headway.choice import Choice
 from headway.errors import DataError
-from headway.generate import Beams, Delta, Generation, GenerationConfig, Sampling, Score, rolling_windows
+from headway.generate import (
+    Beams,
+    Delta,
+    Generation,
+    GenerationConfig,
+    Reader,
+    Sampling,
+    Score,
+    rolling_windows,
+)
 from headway.generate import generate as generate_ids
 from headway.generate import score as score_ids
 from headway.generate import stream as stream_ids
@@ -160,6 +170,11 @@ class LanguageModel(Pretrained[Decoder, Tokenizer]):
     def stream_chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Iterator[Delta]:
         """`chat`, token by token."""
         return self.stream(self.need_tokenizer().render_chat(messages), **options)
+
+    def decoding(self, *, kv_cache_dtype: str = "auto") -> Choice:
+        """What computes steps of one more token, "native" calls of the kernels or "modules", and why; with a cache of
+        that dtype."""
+        return Reader(self.model, kv_dtype=kv_dtype(kv_cache_dtype)).steps
 
     @property
     def prefix(self) -> int:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from headway.api import LanguageModel
     from headway.generate import Beams, Generation
 
+STEPS = {"native": "native steps", "modules": "modules"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingRun(ModelRun):
@@ -162,6 +164,7 @@ def command(
         found = collect(deltas, len(ids or ()))
     else:
         found = lm.generate(asked, **options)
+    decoding = lm.decoding(kv_cache_dtype=run.kv_cache_dtype) if cache else None
     if json:
         measured = ["seconds_to_first_token", "tokens_per_second", "seconds"]
         measured += [] if search is None else ["score", "hypotheses"]
@@ -171,6 +174,7 @@ def command(
             **attributes(found, "prompt_tokens", "finish_reason", "text", "ids", *measured),
             "new_tokens": len(found.ids),
             "prompt": prompt,
+            "decoding": decoding and {"what": decoding.what, "why": decoding.why},
         }
         if top_log_probs:
             report["top_log_probs"] = [[told(lm, *one) for one in place] for place in found.top_log_probs]
@@ -182,7 +186,8 @@ def command(
             print(text.text, flush=True)
     else:
         print("" if live else found.text, flush=True)
-    note(f"{sentence(found)}, in {dtype_name(next(lm.model.parameters()).dtype)}")
+    steps = "without a cache" if decoding is None else f"by {STEPS[decoding.what]}"
+    note(f"{sentence(found)}, in {dtype_name(next(lm.model.parameters()).dtype)}, {steps}")
 
 
 def told(lm: "LanguageModel", token: int, log_prob: float) -> dict[str, Any]:

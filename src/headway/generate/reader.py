@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from headway.attention import KeyValues
 from headway.cache import CacheSpec, PagedCache, PagedLayer, PageTable
 from headway.cache.paged import places, stored_keys
+from headway.choice import Choice
 from headway.models import Decoder, EncoderDecoder
-from headway.models.decode_step import DecodeStep
-from headway.models.decode_support import unsupported_reason
+from headway.models.decode_step import DecodeStep, choose_step, say_once
 from headway.models.stack import make_paged_cache
 from headway.native.linear import MOST_ROWS
 from headway.patterns import Causal
@@ -42,7 +42,7 @@ class Reader:
         logits = reader.read([(table, ids), ...], [slots of which logits are wanted, ...])
         reader.cache.end()
 
-    A step of few tokens is one native call where the kernels can run the model (`why_modules` says why not).
+    A step of few tokens is one native call where the kernels can run the model: `steps` says whether, and why.
 
     Args:
         model: in evaluation mode during the calls only, so that a model in training can be sampled from.
@@ -66,11 +66,11 @@ class Reader:
         self.cache = make_paged_cache(model.spec, like, budget=budget, slack=slack, dtype=kv_dtype)
         self.sources = Sources(model) if isinstance(model, EncoderDecoder) else None
         self.native: DecodeStep | None = None
-        self.why_modules: str | None = "it is an encoder-decoder"
+        self.steps = Choice("modules", "it is an encoder-decoder" if use_cache else "no cache is used")
         if isinstance(model, Decoder) and use_cache:
-            self.why_modules = unsupported_reason(model, self.cache)
-            if self.why_modules is None:
-                self.native = DecodeStep(model, self.cache)
+            self.native, self.steps = choose_step(model, self.cache)
+            if self.native is None and self.device.type == "cpu":  # elsewhere there are no native steps
+                say_once(self.steps.why)
 
     def read(
         self,

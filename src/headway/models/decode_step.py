@@ -1,93 +1,68 @@
 """A step of decoding as one call of the native kernels: what `Decoder` computes of the next tokens of each sequence.
 
-The blocks are described once: where their weights lie, what is done to rows between products. A step is given ids, adds
-their keys and values to the cache, and returns logits; between its first product and its last no thread waits for
+The model is lowered once (`headway.models.lowering`), and its operations are bound to a cache. A step is given ids,
+adds their keys and values to the cache, and returns logits; between its first product and its last no thread waits for
 Python.
 
-Legend: B sequences, T tokens of each, R = B T rows, M width, H query heads, K kv heads, D per head, V vocab.
+Legend: B sequences, T new tokens of each, M width, V vocab, R rows, of which the first B T are in use.
 """
 
 from __future__ import annotations
 
 import ctypes
-import math
+import logging
 from collections.abc import Sequence
+from functools import cache as cached
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from headway.attention import KeyValues
+from headway.attention.backends.native import kernels
+from headway.attention.call import validate
 from headway.cache import DecoderCache, KVCache, PagedCache, PagedLayer
+from headway.cache.table import Placement
+from headway.choice import Choice
 from headway.errors import BackendError
-from headway.models.decode_state import PagedPast, PagedPastOf, Past, PastOf, Rotated
-from headway.models.decode_support import unsupported_reason
 from headway.models.decoder import Decoder
+from headway.models.lowering import Attends, Lowered
+from headway.models.operations import NotLowered
+from headway.models.paged_past import PagedPast
 from headway.native import interface as c
-from headway.native.linear import MOST_ROWS, Matrix, matrix_struct
+from headway.native.linear import MOST_ROWS
 from headway.native.loader import library, threads
-from headway.nn.attention import AttentionLayer
-from headway.nn.block import Block
-from headway.nn.feedforward import FeedForward
-from headway.nn.linear import Linear
-from headway.nn.lora import LowRank
-from headway.nn.mixers import Mixer
-from headway.nn.norms import LayerNorm, RMSNorm
 from headway.tokens import Tokens
 
 
 class DecodeStep:
     """Steps of one model with one cache, of up to 64 rows.
 
-    Raises BackendError for a model that the kernels cannot run (`unsupported_reason`)."""
+    Raises NotLowered with the reason where the kernels cannot take them."""
 
     def __init__(self, model: Decoder, cache: DecoderCache | PagedCache) -> None:
-        if reason := unsupported_reason(model, cache):
-            raise BackendError(f"DecodeStep: {reason}")
-        self.model, self.cache = model, cache
-        spec, stack = model.spec, model.model
-        dtype = stack.embedding.dtype
-        self._kept: list[object] = []  # what the structures point to
-        self._counted: list[c.ProductsStruct | c.HeadsStruct] = []  # what has a number of rows
-        self._shape = 0, 0
-        one = stack.blocks[0].self_attn
+        self.model, self.cache, self.lowered = model, cache, Lowered(model)
+        self._pasts: dict[tuple[object, ...], Past | PagedPast] = {}
+        for attends, layer in zip(self.lowered.attention, cache.layers, strict=True):
+            if not isinstance(layer, KVCache | PagedLayer) or layer.dtype != self.lowered.dtype:
+                raise NotLowered("the kernels write caches of keys and values in the type of the weights")
+            store = layer.of if isinstance(layer, PagedLayer) else id(layer.table)
+            shared = store, attends.mixer, attends.q.data_ptr(), *map(id, attends.scores)
+            if shared not in self._pasts:
+                self._pasts[shared] = (PagedPast if isinstance(layer, PagedLayer) else Past)(attends)
+            self._pasts[shared].bind(attends, layer, self.lowered.ops[attends.op])  # type: ignore[arg-type]
 
-        def room(columns: int) -> Tensor:
-            return torch.zeros(MOST_ROWS, columns, dtype=dtype)
-
-        self.x, self.logits = room(spec.width), room(spec.vocab)
-        self.q, self.k, self.v = (room(layer.out_features) for layer in (one.q_proj, one.k_proj, one.v_proj))
-        self.attended, self.lse = room(one.o_proj.in_features), torch.zeros(MOST_ROWS, one.heads.query_heads)
-        self.hidden = room(spec.hidden), room(spec.hidden)
-        self._low: dict[int, Tensor] = {}  # x A^T of adapters, by their number in one operation and rank
-        self._rotations: dict[int, Rotated] = {}
-        self._pasts: dict[tuple[int, Mixer], Past | PagedPast] = {}
-        ops: list[c.OpStruct] = []
-        attends: list[tuple[Past | PagedPast, KVCache | PagedLayer, c.HeadsStruct, int]] = []
-        for i, (block, layer) in enumerate(zip(stack.blocks, cache.layers, strict=True)):
-            assert isinstance(layer, KVCache | PagedLayer)
-            past, heads = self._past(block.self_attn, layer), self._heads(i, block.self_attn)
-            heads.slots = past.slots.data_ptr()
-            block_ops, at = self._block(block, heads, past.call)
-            attends.append((past, layer, heads, len(ops) + at))
-            ops += block_ops
-        ops += self._products(self.x, [(model.lm_head, self.logits)], norm=stack.norm)
-        self.ops = (c.OpStruct * len(ops))(*ops)
-        for past, layer, heads, at in attends:
+    def unfit_reason(self, batch: int, count: int) -> str | None:
+        """Why a step cannot read `count` tokens of each sequence: they are more than 64 rows, or the cache forgets
+        something that the first of them sees when it takes the last. None if it can."""
+        if batch * count > MOST_ROWS:
+            return f"the kernels take steps of up to {MOST_ROWS} rows"
+        for past in self._pasts.values():
             if isinstance(past, PagedPast):
-                assert isinstance(layer, PagedLayer)
-                past.layers.append(PagedPastOf(layer, heads, self.ops[at]))
-            else:
-                assert isinstance(layer, KVCache)
-                past.layers.append(PastOf(layer, heads, self.ops[at]))
-
-    def fits(self, batch: int, count: int) -> bool:
-        """Whether a step may read `count` tokens of each sequence: they are up to 64 rows, and the cache forgets
-        nothing that the first of them sees when it takes the last."""
-        policies = [
-            past.layers[0].cache.table.policy for past in self._pasts.values() if isinstance(past, Past)
-        ]
-        return batch * count <= MOST_ROWS and all(
-            count <= 1 or one.retention.reach is None or count - 1 <= one.slack for one in policies
-        )
+                continue
+            policy = past.cache.table.policy
+            if count > 1 and policy.retention.reach is not None and count - 1 > policy.slack:
+                return "tokens that are read together push out keys that the first of them sees"
+        return None
 
     @torch.inference_mode()
     def __call__(self, ids: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
@@ -98,169 +73,108 @@ class DecodeStep:
         batch, count = ids.shape
         assert isinstance(self.cache, DecoderCache)
         tokens = self.cache.next_tokens(count, lengths)
-        self._run(self.model.model.embed(ids, tokens), tokens, len(self.ops))
-        return self.logits[: batch * count].view(batch, count, -1)
+        self._run(self.model.model.embed(ids, tokens), tokens, len(self.lowered.ops))
+        return self.lowered.logits[: batch * count].view(batch, count, -1)
 
     @torch.inference_mode()
     def read(self, ids: Tensor, tokens: Tokens) -> Tensor:
         """Ids [1, R] of the tokens of a step of a `PagedCache`; logits [R, V] of those after each, valid until the next
         step."""
-        self._run(self.model.model.embed(ids, tokens), tokens, len(self.ops))
-        return self.logits[: ids.shape[1]]
+        self._run(self.model.model.embed(ids, tokens), tokens, len(self.lowered.ops))
+        return self.lowered.logits[: ids.shape[1]]
 
     @torch.inference_mode()
     def states(self, x: Tensor) -> Tensor:
         """Embeddings [B, T, M] of the next tokens; what the last block makes of them, before the last norm."""
         assert isinstance(self.cache, DecoderCache)
-        self._run(x, self.cache.next_tokens(x.shape[1]), len(self.ops) - 1)
-        return self.x[: x.shape[0] * x.shape[1]].view(x.shape).clone()
+        self._run(x, self.cache.next_tokens(x.shape[1]), len(self.lowered.ops) - 1)
+        return self.lowered.x[: x.shape[0] * x.shape[1]].view(x.shape).clone()
 
     def _run(self, x: Tensor, tokens: Tokens, ops: int) -> None:
         batch, count, _ = x.shape
-        self._resize(batch, count)
-        self.x[: batch * count].view(x.shape).copy_(x)
-        for rotated in self._rotations.values():
+        lowered = self.lowered
+        lowered.resize(batch, count)
+        lowered.x[: batch * count].view(x.shape).copy_(x)
+        for rotated in lowered.rotations.values():
             rotated.turn(tokens, batch)
         for past in self._pasts.values():
             past.place(tokens, batch)
-        found = library()
-        assert found is not None
-        if code := found.dll.headway_step(self.ops, ctypes.c_int64(ops), ctypes.c_int64(threads())):
+        kernel = library()
+        assert kernel is not None
+        if code := kernel.dll.headway_step(lowered.ops, ctypes.c_int64(ops), ctypes.c_int64(threads())):
             raise BackendError(f"a native step of decoding failed: {c.ERRORS.get(code, code)}")
 
-    def _resize(self, batch: int, count: int) -> None:
-        if self._shape == (batch, count):
-            return
-        if batch * count > MOST_ROWS:
-            raise BackendError(
-                f"DecodeStep: {batch} x {count} tokens; its kernels take up to {MOST_ROWS} rows"
-            )
-        self._shape = batch, count
-        for struct in self._counted:
-            struct.rows = batch * count
-            if isinstance(struct, c.HeadsStruct):
-                struct.tokens = count
 
-    def _past(self, layer: AttentionLayer, cache: KVCache | PagedLayer) -> Past | PagedPast:
-        paged = isinstance(cache, PagedLayer)
-        key = cache.of if isinstance(cache, PagedLayer) else id(cache.table), layer.mixer
-        if key not in self._pasts:
-            kind = PagedPast if paged else Past
-            self._pasts[key] = kind(layer, self.q, self.attended, self.lse)
-        return self._pasts[key]
+def choose_step(model: Decoder, cache: DecoderCache | PagedCache) -> tuple[DecodeStep | None, Choice]:
+    """Steps as native calls where the kernels take them; and what computes steps, "native" calls or "modules"."""
+    try:
+        return DecodeStep(model, cache), Choice("native", "a step is one call of the kernels")
+    except NotLowered as reason:
+        return None, Choice("modules", str(reason))
 
-    def _block(self, block: Block, heads: c.HeadsStruct, call: c.CallStruct) -> tuple[list[c.OpStruct], int]:
-        """The operations of a block, and which of them attends."""
-        layer, mlp = block.self_attn, block.mlp
-        first, last = block.input_layernorm, block.post_attention_layernorm
-        qkv = [(layer.q_proj, self.q), (layer.k_proj, self.k), (layer.v_proj, self.v)]
-        project = [*self._products(self.x, qkv, norm=first), self._op(c.HEADS, heads)]
-        attend, at = [*project, self._op(c.ATTENTION, call)], len(project)
-        mixed = self._products(self.attended, [(layer.o_proj, self.x)], add=True)
-        if mlp is None:
-            return [*attend, *mixed], at
-        assert isinstance(mlp, FeedForward)
-        gate, up = self.hidden
-        wide = [(mlp.up_proj, up)] if mlp.gate_proj is None else [(mlp.gate_proj, gate), (mlp.up_proj, up)]
-        inner, times = (up, None) if mlp.gate_proj is None else (gate, up)
-        widen = self._products(self.x, wide, norm=first if last is None else last)
-        narrow = self._products(
-            inner, [(mlp.down_proj, self.x)], add=True, act=c.ACTIVATIONS[mlp.act], gate=times
+
+@cached
+def say_once(reason: str) -> None:
+    """Tell a process once why it decodes by modules."""
+    logging.getLogger(__name__).warning("decoding by modules, not by native steps: %s", reason)
+
+
+class Past:
+    """What layers of one pattern and one table of slots share: the slots of the new tokens, int64 [R], -1 for those
+    that are not stored, and the call."""
+
+    def __init__(self, attends: Attends) -> None:
+        self.attends = attends
+        self.slots = torch.zeros(MOST_ROWS, dtype=torch.int64)
+        self.call = c.CallStruct()
+        self._layers: list[tuple[KVCache, c.HeadsStruct, c.OpStruct]] = []
+        self._arguments: kernels.Arguments | None = None  # what the call points to
+
+    @property
+    def cache(self) -> KVCache:
+        """That of its first layer."""
+        return self._layers[0][0]
+
+    def bind(self, attends: Attends, cache: KVCache, op: c.OpStruct) -> None:
+        """A layer's heads go to its cache, and its operation attends to that."""
+        attends.heads.slots, op.of = self.slots.data_ptr(), ctypes.addressof(self.call)
+        self._layers.append((cache, attends.heads, op))
+
+    def place(self, tokens: Tokens, batch: int) -> None:
+        """Numbers the slots of the new tokens, and describes what their queries see."""
+        placement, *_ = [cache.place(tokens) for cache, _, _ in self._layers]
+        assert placement.past is None  # by `unfit_reason`, nothing that they see is forgotten
+        slots = self.slots[: batch * tokens.count].view(batch, tokens.count)
+        _write_slots(slots, placement)
+        for cache, heads, op in self._layers:
+            k, v = cache.tensors
+            if op.k != k.data_ptr() or heads.k_cache.head != k.stride(1):
+                heads.k_cache, heads.v_cache = c.TensorStruct.of(k), c.TensorStruct.of(v)
+                op.k, op.v = k.data_ptr(), v.data_ptr()
+        self._arguments = self._see(placement, batch, k, v)
+        ctypes.memmove(
+            ctypes.addressof(self.call), ctypes.addressof(self._arguments.struct), ctypes.sizeof(self.call)
         )
-        if block.order == "pre":
-            return [*attend, *mixed, *widen, *narrow], at
-        return [*attend, *widen, *mixed, *narrow], at
 
-    def _op(self, kind: int, struct: ctypes.Structure) -> c.OpStruct:
-        self._kept.append(struct)
-        return c.OpStruct(kind, ctypes.addressof(struct))
-
-    def _products(
-        self,
-        x: Tensor,
-        layers: list[tuple[Linear, Tensor]],
-        *,
-        norm: nn.Module | None = None,
-        add: bool = False,
-        act: int = 0,
-        gate: Tensor | None = None,
-    ) -> list[c.OpStruct]:
-        """x W^T (+ b) of layers of one x, into their outputs or added to them. Adapters are two operations more: x A^T
-        is one more matrix beside W, and what B makes of it is added to the output."""
-        structs = [self._matrix(layer.kept.native(), out, layer.bias, add=add) for layer, out in layers]
-        behind: list[c.OpStruct] = []
-        for layer, out in layers:
-            for part in layer.beside:
-                low = self._room_for(part, len(structs))
-                structs.append(self._matrix(part.lora_A.detach(), low))
-                scaled = (part.lora.scale * part.lora_B.detach().float()).to(_exact(part))
-                behind.append(self._product(low, [self._matrix(scaled, out, add=True)]))
-        return [self._product(x, structs, norm=norm, act=act, gate=gate), *behind]
-
-    def _room_for(self, part: LowRank, number: int) -> Tensor:
-        key = number * 4096 + len(part.lora_A)
-        if key not in self._low:
-            self._low[key] = torch.zeros(MOST_ROWS, len(part.lora_A), dtype=self.x.dtype)
-        return self._low[key]
-
-    def _matrix(
-        self, matrix: Matrix | str, out: Tensor, bias: Tensor | None = None, *, add: bool = False
-    ) -> c.MatrixStruct:
-        assert not isinstance(matrix, str), "unsupported_reason has said so"
-        self._kept.append(matrix)
-        return matrix_struct(matrix, out, self._floats(bias), add=add)
-
-    def _product(
-        self,
-        x: Tensor,
-        structs: Sequence[c.MatrixStruct],
-        *,
-        norm: nn.Module | None = None,
-        act: int = 0,
-        gate: Tensor | None = None,
-    ) -> c.OpStruct:
-        matrices = (c.MatrixStruct * len(structs))(*structs)
-        self._kept.append(matrices)
-        struct = c.ProductsStruct(
-            c.ABI, 0, 0, x.shape[1], c.TYPES[x.dtype], x.data_ptr(), x.stride(0), matrices, len(structs)
+    def _see(self, placement: Placement, batch: int, k: Tensor, v: Tensor) -> kernels.Arguments:
+        layer, mixer, scores, q, out, *_ = self.attends
+        tokens, heads, count = placement.chunk.tokens, layer.heads.query_heads, placement.tokens.count
+        q, out = (
+            t[: batch * tokens.count].view(batch, tokens.count, heads, -1).transpose(1, 2) for t in (q, out)
         )
-        if norm is not None:
-            assert isinstance(norm, RMSNorm | LayerNorm)
-            struct.norm = c.NORMS["rms" if isinstance(norm, RMSNorm) else "layer"]
-            struct.gain, struct.shift = (_address(self._floats(t)) for t in (norm.weight, norm.bias))
-            struct.eps = norm.eps
-        struct.act, struct.gate = act, _address(gate)
-        self._counted.append(struct)
-        return self._op(c.PRODUCTS, struct)
-
-    def _heads(self, number: int, layer: AttentionLayer) -> c.HeadsStruct:
-        heads = layer.heads
-        struct = c.HeadsStruct(
-            0, 1, heads.query_heads, heads.kv_heads, layer.head_dim, layer.value_dim, c.TYPES[self.x.dtype],
-            *(t.data_ptr() for t in (self.q, self.k, self.v)), *(t.stride(0) for t in (self.q, self.k, self.v)),
-        )  # fmt: skip
-        if layer.q_norm is not None:
-            struct.q_gain, struct.eps = _address(self._floats(layer.q_norm.weight)), layer.q_norm.eps
-        if layer.k_norm is not None:
-            struct.k_gain = _address(self._floats(layer.k_norm.weight))
-        shared = self.model.model.shared_rotation[number]
-        if shared is not None:
-            self._rotations.setdefault(shared, Rotated(layer.rotary, MOST_ROWS, self.x.dtype)).into(struct)
-        self._counted.append(struct)
-        return struct
-
-    def _floats(self, t: Tensor | None) -> Tensor | None:
-        if t is None:
-            return None
-        wide = t.detach().float().contiguous()
-        self._kept.append(wide)
-        return wide
+        keys = KeyValues(k.narrow(2, 0, count), v.narrow(2, 0, count), placement.tokens)
+        steps = tuple(step for some in scores for step in some())
+        call = validate(q, tokens, [keys], mixer.pattern, None, steps, mixer.scale, 0.0, None)
+        arguments = kernels.Arguments(call, 0)
+        arguments.struct.out = c.TensorStruct.of(out)
+        arguments.struct.lse = self.attends.lse.data_ptr()
+        return arguments
 
 
-def _exact(part: LowRank) -> torch.dtype:
-    """A dtype that holds s B: that of B where s is a power of two."""
-    return part.lora_B.dtype if math.frexp(part.lora.scale)[0] in (0.5, -0.5) else torch.float32
-
-
-def _address(t: Tensor | None) -> int | None:
-    return None if t is None else t.data_ptr()
+def _write_slots(slots: Tensor, placement: Placement) -> None:
+    """Slots [B, T] of the tokens of a chunk."""
+    slots.fill_(-1)
+    for (_, to), taken in placement.writes:
+        slots[... if taken is None else taken] = (
+            torch.arange(to.start, to.stop) if isinstance(to, slice) else to
+        )

@@ -203,10 +203,13 @@ def linear(
     return [out.view(*x.shape[:-1], out.shape[1]) for out in outs]
 
 
-def matrix_struct(matrix: Matrix, out: Tensor, bias: Tensor | None, *, add: bool = False) -> c.MatrixStruct:
-    """One matrix of a call. What it points to must live as long as it."""
+def matrix_struct(
+    matrix: Matrix, out: Tensor, bias: Tensor | None, factor: Tensor | None = None, *, add: bool = False
+) -> c.MatrixStruct:
+    """One matrix of a call. What it points to must live as long as it. `factor`: float32 [O], by which each output is
+    multiplied; that of panels unless given."""
     scales = zeros = table = 0
-    factor = starts = None
+    starts = None
     if isinstance(matrix, Tensor):
         kind, weights, step = c.TYPES[matrix.dtype], matrix, matrix.stride(0) * matrix.element_size()
     elif isinstance(matrix, Compressed):
@@ -214,8 +217,8 @@ def matrix_struct(matrix: Matrix, out: Tensor, bias: Tensor | None, *, add: bool
         starts, table = matrix.starts.data_ptr(), matrix.table
     else:
         kind, weights, step = (c.INT8 if matrix.bits == 8 else c.INT4), matrix.data, matrix.data.shape[1]
-        scales, zeros, factor = int(matrix.has_scales), int(matrix.has_zeros), matrix.factor.data_ptr()
-    where = None if bias is None else bias.data_ptr()
+        scales, zeros = int(matrix.has_scales), int(matrix.has_zeros)
+        factor = matrix.factor if factor is None else factor
     return c.MatrixStruct(
         kind,
         _outputs(matrix),
@@ -223,8 +226,8 @@ def matrix_struct(matrix: Matrix, out: Tensor, bias: Tensor | None, *, add: bool
         step,
         scales,
         zeros,
-        factor,
-        where,
+        None if factor is None else factor.data_ptr(),
+        None if bias is None else bias.data_ptr(),
         out.data_ptr(),
         out.stride(0),
         int(add),

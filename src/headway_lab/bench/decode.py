@@ -66,7 +66,8 @@ def decode(request: Request, say: Say) -> Iterator[Row]:
                 model = written.ours(weights)
                 theirs = _transformers(written) if weights == "bf16" else None
                 for rows in request.rows:
-                    say(f"{name} {weights}, {rows} {'row' if rows == 1 else 'rows'}")
+                    steps = Reader(model).steps
+                    say(f"{name} {weights}, {rows} {'row' if rows == 1 else 'rows'}, decoding: {steps}")
                     yield measured(written, model, theirs, weights, rows, request)
 
 

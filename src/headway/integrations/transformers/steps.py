@@ -26,8 +26,7 @@ from headway.integrations.transformers.caches import GrowingLayer
 from headway.integrations.transformers.modules import SEED, relative
 from headway.integrations.transformers.products import beside
 from headway.models import Decoder, blank
-from headway.models.decode_step import DecodeStep
-from headway.models.decode_support import unsupported_reason
+from headway.models.decode_step import DecodeStep, say_once
 from headway.nn import linears
 
 STEPS = "_headway_steps"
@@ -159,7 +158,8 @@ def _live(self: Any, cache: Any) -> Live | None:
     if decoder is None:
         return None
     live = Live(decoder, cache)
-    if not live.step.fits(cache.layers[0].keys.shape[0], 1):
+    if reason := live.step.unfit_reason(_rows(cache), 1):
+        say_once(reason)
         return None
     steps.live[cache] = live
     return live
@@ -206,8 +206,7 @@ def unequal_reason(stack: Any) -> str | None:
         steps = stack.__dict__[STEPS] = Steps()
         stack.eval()
         decoder = decoder_of(stack)
-        if reason := unsupported_reason(decoder, decoder.make_cache(1, dtype=stack.dtype)):
-            return f"steps of one token: {reason}"
+        DecodeStep(decoder, decoder.make_cache(1, dtype=stack.dtype))  # raises the reason where there is none
         seed = torch.Generator().manual_seed(SEED)
         ids = torch.randint(stack.get_input_embeddings().num_embeddings, (2, SAMPLE + 1), generator=seed)
         cache = DynamicCache(config=stack.config)

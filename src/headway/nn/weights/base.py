@@ -98,7 +98,7 @@ class Weight(ABC):
 
     def native(self) -> Matrix | str:
         """What the kernels of a decoding step read, or the reason why they cannot."""
-        return f"its kernels read no weights in {self.name}"
+        return f"the kernels read no weights in {self.name}"
 
     def merge_reason(self) -> str | None:
         """Why an adapter cannot be merged into it; None if it can."""

@@ -1,0 +1,259 @@
+"""A decoder as operations of the native kernels, or the reason why it cannot be: the one place that says so.
+
+Each part of a model is lowered here to operations on rows, and raises `NotLowered` where it is something that the
+kernels do not compute. Where the rows' keys and values are kept, and which of them a row sees, is
+bound to the operations afterwards (`headway.models.decode_step`).
+
+Legend: R rows, M width, V vocab, H query heads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from headway.attention import KeyValues
+from headway.attention.backends.native.backend import NATIVE
+from headway.attention.call import validate
+from headway.attention.select import AUTO
+from headway.models.decoder import Decoder
+from headway.models.operations import NotLowered, Operations, address
+from headway.native import interface as c
+from headway.native.linear import MOST_ROWS
+from headway.native.loader import library, why_missing
+from headway.nn.adapters import named_adapter_parameters
+from headway.nn.attention import Attention, AttentionLayer
+from headway.nn.block import Block
+from headway.nn.feedforward import FeedForward
+from headway.nn.linear import Linear
+from headway.nn.lora import LowRank
+from headway.nn.mixers import SoftmaxMixer
+from headway.nn.positions import RotaryEmbedding, Scores
+from headway.positions import RotaryTable
+from headway.tokens import Tokens
+
+ORDERS = {"pre": ("mix", "widen", "narrow"), "parallel": ("widen", "mix", "narrow")}
+ORDERS["joint"] = ORDERS["parallel"]
+"""What follows attention in a block, by its order: x += y Wo; hidden = norm(x) Wup; x += act(hidden) Wdown."""
+
+
+class Attends(NamedTuple):
+    """Where a layer attends: its rooms, its heads, whose slots are to be set, and the number of the operation, whose
+    call is to be set."""
+
+    layer: AttentionLayer
+    mixer: SoftmaxMixer
+    scores: Sequence[Scores]
+    q: Tensor
+    out: Tensor
+    lse: Tensor
+    heads: c.HeadsStruct
+    op: int
+
+
+class Lowered(Operations):
+    """Blocks, last norm and output layer of a decoder as operations on up to 64 rows.
+
+    Raises NotLowered with the reason where the kernels do not compute what the model does.
+
+    Attributes:
+        ops: in their order; the last one makes logits.
+        x, logits: rows [64, M] that the blocks change, and [64, V].
+        attention: where each block attends.
+        rotations: cosines and sines of the rows, by the layer that has them first.
+    """
+
+    def __init__(self, model: Decoder) -> None:
+        _check_model(model)
+        stack = model.model
+        super().__init__(stack.embedding.dtype)
+        self.attention: list[Attends] = []
+        self.rotations: dict[int, Rotated] = {}
+        self.shared_scores = stack.scores
+        self.x, self.logits = self.room("x", model.spec.width), self.room("logits", model.spec.vocab)
+        ops: list[c.OpStruct] = []
+        for block, rotation in zip(stack.blocks, stack.shared_rotation, strict=True):
+            ops += self._block(block, rotation, len(ops))
+        ops += self._products(self.x, [(model.lm_head, self.logits)], norm=stack.norm)
+        self.ops = (c.OpStruct * len(ops))(*ops)
+
+    def _block(self, block: Block, rotation: int | None, at: int) -> list[c.OpStruct]:
+        if block.cross_attn is not None:
+            raise NotLowered("the kernels know attention to a decoder's own past, and none to an encoder")
+        layer, mlp = block.self_attn, block.mlp
+        first, last = block.input_layernorm, block.post_attention_layernorm
+        attend, attended = self._attention(layer, first, rotation, at)
+        parts = {"mix": self._products(attended, [(layer.o_proj, self.x)], add=True)}
+        if block.order not in ORDERS:
+            raise NotLowered(f"the kernels know norms in front of layers, and no order {block.order!r}")
+        if mlp is None:
+            return [*attend, *parts["mix"]]
+        parts["widen"], parts["narrow"] = self._feed_forward(mlp, first if last is None else last)
+        return [*attend, *(op for part in ORDERS[block.order] for op in parts[part])]
+
+    def _attention(
+        self, layer: AttentionLayer, norm: nn.Module, rotation: int | None, at: int
+    ) -> tuple[list[c.OpStruct], Tensor]:
+        """The operations, of which the first is number `at`, and what they leave: heads side by side."""
+        mixer, heads, sizes = layer.mixer, layer.heads, (layer.head_dim, layer.value_dim)
+        if type(layer) is not Attention or type(mixer) is not SoftmaxMixer:
+            raise NotLowered(f"the kernels know softmax attention, and no {type(layer).__name__}")
+        if len(layer.pattern.heads) > 1:
+            raise NotLowered("the kernels know one pattern for all heads of a layer")
+        if mixer.backend not in (AUTO, NATIVE.name):
+            raise NotLowered(f"attention by the backend {mixer.backend} is asked for")
+        scores = [some for some in (self.shared_scores, layer.score) if some.steps]
+        if reason := _attention_reason(layer, mixer, scores, self.dtype):
+            raise NotLowered(f"native attention: {reason}")
+        projections = layer.q_proj, layer.k_proj, layer.v_proj
+        q, k, v = (self.room(name, p.out_features) for name, p in zip("qkv", projections, strict=True))
+        struct = c.HeadsStruct(
+            0, 1, heads.query_heads, heads.kv_heads, *sizes, c.TYPES[self.dtype],
+            *(t.data_ptr() for t in (q, k, v)), *(t.stride(0) for t in (q, k, v)),
+        )  # fmt: skip
+        if layer.q_norm is not None:
+            struct.q_gain, struct.eps = address(self.floats(layer.q_norm.weight)), layer.q_norm.eps
+        if layer.k_norm is not None:
+            struct.k_gain = address(self.floats(layer.k_norm.weight))
+        if layer.rotary.rotates:
+            key = len(self.attention) if rotation is None else rotation
+            if key not in self.rotations:
+                self.rotations[key] = Rotated(layer.rotary, self.dtype)
+            self.rotations[key].into(struct)
+        self.counted.append(struct)
+        project = self._products(self.x, list(zip(projections, (q, k, v), strict=True)), norm=norm)
+        ops = [*project, self.op(c.HEADS, struct), c.OpStruct(c.ATTENTION)]
+        out = self.room("attended", layer.o_proj.in_features)
+        lse = self.room("lse", heads.query_heads, torch.float32)
+        self.attention.append(Attends(layer, mixer, scores, q, out, lse, struct, at + len(ops) - 1))
+        return ops, out
+
+    def _feed_forward(self, mlp: nn.Module, norm: nn.Module) -> tuple[list[c.OpStruct], list[c.OpStruct]]:
+        """The operations into the hidden layer, and those out of it."""
+        if not isinstance(mlp, FeedForward):
+            raise NotLowered(f"the kernels know no {type(mlp).__name__}")
+        if mlp.act not in c.ACTIVATIONS:
+            raise NotLowered(f"the kernels do not know the activation {mlp.act!r}")
+        layers = [mlp.up_proj] if mlp.gate_proj is None else [mlp.gate_proj, mlp.up_proj]
+        wide = [(layer, self.room(f"hidden {i}", layer.out_features)) for i, layer in enumerate(layers)]
+        rows, gate = wide[0][1], wide[1][1] if len(wide) > 1 else None
+        narrow = [(mlp.down_proj, self.x)]
+        act = c.ACTIVATIONS[mlp.act]
+        return self._products(self.x, wide, norm=norm), self._products(rows, narrow, True, act=act, gate=gate)
+
+    def _products(
+        self,
+        x: Tensor,
+        layers: Sequence[tuple[Linear, Tensor]],
+        add: bool = False,
+        *,
+        norm: nn.Module | None = None,
+        act: int = 0,
+        gate: Tensor | None = None,
+    ) -> list[c.OpStruct]:
+        """x W^T (+ b) of layers of one x, into their outputs or added to them. Adapters are two operations more: x A^T
+        is one more matrix beside W, and what B makes of it is added to the output. Their magnitudes (DoRA), by which
+        an output is multiplied, are numbers of the rows of W and B:
+
+            x W^T + sum of g (x W^T + s (x A^T) B^T) - x W^T  =  (1 + sum of g - 1) x W^T + sum of g s (x A^T) B^T
+        """
+        structs: list[c.MatrixStruct] = []
+        behind: list[c.OpStruct] = []
+        gains = {
+            id(part): part.gain(layer.kept).float() for layer, _ in layers for part in _magnitudes(layer)
+        }
+        for layer, out in layers:
+            if layer.share is not None:
+                raise NotLowered("the kernels know no layers that processes share")
+            matrix = layer.kept.native()
+            if isinstance(matrix, str):
+                raise NotLowered(matrix)
+            changes = [gains[id(part)] - 1 for part in _magnitudes(layer)]
+            factor = 1 + sum(changes[1:], start=changes[0]) if changes else None
+            structs.append(self.matrix(matrix, out, layer.bias, factor, add))
+        for layer, out in layers:
+            for part in layer.beside:
+                low = self.room(f"low {len(structs)}", len(part.lora_A))
+                structs.append(self.matrix(part.lora_A.detach().contiguous(), low))
+                b = _scaled(part, gains.get(id(part)))
+                behind.append(self.product(low, [self.matrix(b, out, add=True)]))
+        return [self.product(x, structs, norm=norm, act=act, gate=gate), *behind]
+
+
+class Rotated:
+    """Cosines and sines of rows, which layers of equal positions share: float32 [64, d].
+
+    Raises NotLowered for positions that the kernels do not rotate by."""
+
+    def __init__(self, rotary: RotaryEmbedding, dtype: torch.dtype) -> None:
+        if rotary.positions.length_dependent:
+            raise NotLowered("the kernels know no rotation that depends on the length")
+        self.rotary, self.dtype = rotary, dtype
+        table = self._table(Tokens.range(1))
+        dims, at = table.dims, torch.arange(table.dims)
+        partner = at ^ 1 if table.pairing == "adjacent" else (at + dims // 2) % dims
+        self.partner = (partner if table.partner is None else table.partner).int()
+        self.cos, self.sin = torch.zeros(MOST_ROWS, dims), torch.zeros(MOST_ROWS, dims)
+        self.rotates_values = table.rotates_values
+
+    def turn(self, tokens: Tokens, batch: int) -> None:
+        """The numbers of these tokens."""
+        table = self._table(tokens)
+        for own, new in ((self.cos, table.cos), (self.sin, table.sin)):
+            own[: batch * tokens.count].view(batch, tokens.count, -1).copy_(
+                new.view(-1, tokens.count, table.dims)
+            )
+
+    def into(self, struct: c.HeadsStruct) -> None:
+        """Rotate heads by them."""
+        struct.cos, struct.sin, struct.partner = (t.data_ptr() for t in (self.cos, self.sin, self.partner))
+        struct.rotated = struct.rotation_row = self.cos.shape[1]
+        struct.rotates_values = int(self.rotates_values)
+
+    def _table(self, tokens: Tokens) -> RotaryTable:
+        table = self.rotary(tokens, self.dtype)
+        if not isinstance(table, RotaryTable):
+            raise NotLowered("the kernels rotate pairs of numbers, and do not multiply heads by matrices")
+        return table
+
+
+def _check_model(model: Decoder) -> None:
+    """Raises NotLowered for what is no part of a block."""
+    if library() is None:
+        raise NotLowered(why_missing() or "the native kernels are not loaded")
+    adapters = {id(p) for _, p in named_adapter_parameters(model)}
+    weights = {(p.dtype, p.device.type) for p in model.parameters() if id(p) not in adapters}
+    if weights not in ({(torch.float32, "cpu")}, {(torch.bfloat16, "cpu")}):
+        raise NotLowered("the kernels take weights of one type, float32 or bf16, on the CPU")
+    if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
+        raise NotLowered("its modules have hooks, which the kernels would not call")
+    if model.spec.logit_scale != 1.0:
+        raise NotLowered("the kernels scale no logits")
+
+
+def _attention_reason(
+    layer: AttentionLayer, mixer: SoftmaxMixer, scores: Sequence[Scores], dtype: torch.dtype
+) -> str | None:
+    """Why the kernels cannot attend as a layer does: what the backend says to the call of one token."""
+    q = torch.zeros(1, layer.heads.query_heads, 1, layer.head_dim, dtype=dtype)
+    k, v = (q.new_zeros(1, layer.heads.kv_heads, 1, size) for size in (layer.head_dim, layer.value_dim))
+    tokens, steps = Tokens.range(1), tuple(step for some in scores for step in some())
+    keys = [KeyValues(k, v, tokens)]
+    call = validate(q, tokens, keys, mixer.pattern, None, steps, mixer.scale, 0.0, None)
+    return NATIVE.unsupported_reason(call, False, "cpu")
+
+
+def _magnitudes(layer: Linear) -> list[LowRank]:
+    return [part for part in layer.beside if part.lora.magnitude]
+
+
+def _scaled(part: LowRank, gain: Tensor | None) -> Tensor:
+    """s B, or g s B, in a dtype that holds it: that of B where it is times a power of two."""
+    b = part.lora.scale * part.lora_B.detach().float()
+    if gain is not None:
+        return gain[:, None] * b
+    return b.to(part.lora_B.dtype) if math.frexp(part.lora.scale)[0] in (0.5, -0.5) else b

@@ -1,0 +1,115 @@
+"""Operations of the native kernels on a few rows, and the rooms in which they leave what others read.
+
+Legend: R rows, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from headway.errors import BackendError
+from headway.native import interface as c
+from headway.native.compressed import Compressed
+from headway.native.linear import MOST_ROWS, Matrix, matrix_struct
+from headway.nn.norms import LayerNorm, RMSNorm
+
+NORMS: dict[type[nn.Module], str] = {RMSNorm: "rms", LayerNorm: "layer"}
+
+
+class NotLowered(BackendError):
+    """The reason why something is no operation of the kernels."""
+
+
+class Operations:
+    """What makes operations on up to 64 rows of one dtype, and keeps what they point to."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.kept: list[object] = []  # what the structures point to
+        self.counted: list[c.ProductsStruct | c.HeadsStruct] = []  # what has a number of rows
+        self._rooms: dict[tuple[str, int], Tensor] = {}
+        self._shape = 0, 0
+
+    def resize(self, batch: int, count: int) -> None:
+        """Has the operations compute `count` rows of each of `batch` sequences."""
+        if self._shape == (batch, count):
+            return
+        if batch * count > MOST_ROWS:
+            raise BackendError(
+                f"DecodeStep: {batch} x {count} tokens; the kernels take up to {MOST_ROWS} rows"
+            )
+        self._shape = batch, count
+        for struct in self.counted:
+            struct.rows = batch * count
+            if isinstance(struct, c.HeadsStruct):
+                struct.tokens = count
+
+    def room(self, name: str, columns: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Rows that an operation writes and another reads; those of one name and width lie in the same memory."""
+        if (name, columns) not in self._rooms:
+            self._rooms[name, columns] = torch.zeros(MOST_ROWS, columns, dtype=dtype or self.dtype)
+        return self._rooms[name, columns]
+
+    def matrix(
+        self,
+        matrix: Matrix,
+        out: Tensor,
+        bias: Tensor | None = None,
+        factor: Tensor | None = None,
+        add: bool = False,
+    ) -> c.MatrixStruct:
+        """A matrix of a product: out (+)= factor * (x W^T) + bias; `factor` and bias [O]."""
+        self.kept.append(matrix)
+        if factor is not None:
+            factor = self.floats(
+                factor if isinstance(matrix, Tensor | Compressed) else factor * matrix.factor
+            )
+        return matrix_struct(matrix, out, self.floats(bias), factor, add=add)
+
+    def product(
+        self,
+        x: Tensor,
+        structs: Sequence[c.MatrixStruct],
+        *,
+        norm: nn.Module | None = None,
+        act: int = 0,
+        gate: Tensor | None = None,
+    ) -> c.OpStruct:
+        """Rows x [R, I], or act(norm(x)) * gate, times matrices.
+
+        Raises NotLowered for a norm that the kernels do not know."""
+        matrices = (c.MatrixStruct * len(structs))(*structs)
+        self.kept.append(matrices)
+        struct = c.ProductsStruct(
+            c.ABI, 0, 0, x.shape[1], c.TYPES[x.dtype], x.data_ptr(), x.stride(0), matrices, len(structs)
+        )
+        if norm is not None:
+            if not isinstance(norm, RMSNorm | LayerNorm) or type(norm) not in NORMS:
+                raise NotLowered(f"the kernels know no norm {type(norm).__name__}")
+            struct.norm, struct.eps = c.NORMS[NORMS[type(norm)]], norm.eps
+            struct.gain, struct.shift = (address(self.floats(t)) for t in (norm.weight, norm.bias))
+        struct.act, struct.gate = act, address(gate)
+        self.counted.append(struct)
+        return self.op(c.PRODUCTS, struct)
+
+    def op(self, kind: int, struct: ctypes.Structure) -> c.OpStruct:
+        """An operation of the kernels."""
+        self.kept.append(struct)
+        return c.OpStruct(kind, ctypes.addressof(struct))
+
+    def floats(self, t: Tensor | None) -> Tensor | None:
+        """The same in float32, for the kernels to point to."""
+        if t is None:
+            return None
+        wide = t.detach().float().contiguous()
+        self.kept.append(wide)
+        return wide
+
+
+def address(t: Tensor | None) -> int | None:
+    """Where it lies."""
+    return None if t is None else t.data_ptr()

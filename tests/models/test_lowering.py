@@ -1,0 +1,253 @@
+"""One law over all kinds of layers: a kind's native steps are those of its modules, or it has a reason that is said."""
+
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from headway.generate.session import DecoderSession
+from torch import nn
+
+from headway.attention.linear_attention import LinearAttentionSpec
+from headway.models import FAMILIES, Decoder
+from headway.models.decode_step import DecodeStep, choose_step, say_once
+from headway.models.operations import NotLowered
+from headway.nn import (
+    ACTIVATIONS,
+    NORMS,
+    ORDERS,
+    WEIGHTS,
+    Adapter,
+    Lora,
+    Scores,
+    Share,
+    attach,
+    linears,
+    set_active,
+)
+from headway.parallel import TensorParallel, simulate
+from headway.patterns import Causal, PerHead, Sink, Window
+from headway.positions import (
+    DynamicNTK,
+    Learned,
+    LinearBias,
+    LinearScaling,
+    Llama3,
+    LongRope,
+    NoPositions,
+    PerLayer,
+    Relative,
+    Rotary,
+    Sinusoidal,
+    SpecialOrthogonal,
+    T5Bias,
+    YaRN,
+)
+from headway.scores import SoftCap
+from tests.models.test_decode_step import model, read, steps
+
+
+class Kind(NamedTuple):
+    """A model of two small layers, changed; `reason`: a word of why its steps are not native, None where they are."""
+
+    fields: dict[str, Any]
+    reason: str | None = None
+    change: Callable[[Decoder], None] | None = None
+
+
+def kept_as(weights: str) -> Callable[[Decoder], None]:
+    def change(made: Decoder) -> None:
+        for layer in linears(made.requires_grad_(False)).values():
+            layer.keep(WEIGHTS[weights].pack(layer.matrix.bfloat16().to(_dtype(weights, layer.matrix))))
+
+    return change
+
+
+def _dtype(weights: str, like: torch.Tensor) -> torch.dtype:
+    return torch.bfloat16 if weights == "compressed" else like.dtype
+
+
+def adapted(*loras: Lora) -> Callable[[Decoder], None]:
+    """No part of an adapter is as it began; each is on some layers, of all that the first is on."""
+    targets = [(), ("q_proj", "v_proj", "down_proj"), ("gate_proj",)]
+
+    def change(made: Decoder) -> None:
+        for number, lora in enumerate(loras):
+            adapter = Adapter.fresh(made, lora, targets[number], seed=number)
+            drawn = torch.Generator().manual_seed(number)
+            for value in adapter.tensors.values():
+                value.add_(torch.randn(value.shape, generator=drawn) * 0.1)
+            attach(made, adapter, str(number))
+
+    return change
+
+
+def both(*changes: Callable[[Decoder], None]) -> Callable[[Decoder], None]:
+    def change(made: Decoder) -> None:
+        for one in changes:
+            one(made)
+
+    return change
+
+
+def hooked(made: Decoder) -> None:
+    made.lm_head.register_forward_hook(lambda *_: None)
+
+
+def other_mlp(made: Decoder) -> None:
+    made.model.blocks[1].mlp = nn.Identity()
+
+
+def other_norm(made: Decoder) -> None:
+    made.model.blocks[0].input_layernorm = nn.Identity()
+
+
+def other_activation(made: Decoder) -> None:
+    made.model.blocks[1].mlp.act = "tanh"  # type: ignore[union-attr, assignment]
+
+
+def scored(made: Decoder) -> None:
+    for number, block in enumerate(made.model.blocks):
+        block.self_attn.score = Scores((SoftCap(1.0 + number),))
+
+
+def turned(made: Decoder) -> None:
+    layer = made.model.blocks[0].self_attn.q_proj
+    layer.weight = nn.Parameter(layer.weight.T.contiguous().T)
+
+
+def shared(made: Decoder) -> None:
+    (share,) = simulate(1, lambda exchange: Share(TensorParallel(exchange), 0))
+    made.lm_head.share = share
+
+
+DYNAMIC, LONG = DynamicNTK(4.0, 32), LongRope((1.0,) * 6, (2.0,) * 6, 32, 2.0)
+POSITIONS: dict[str, Kind] = {
+    name: Kind({"positions": scheme}, reason)
+    for name, scheme, reason in [
+        ("none", NoPositions(), None),
+        ("learned", Learned(1024), None),
+        ("sinusoidal", Sinusoidal(), None),
+        ("halves", Rotary(pairing="halves"), None),
+        ("adjacent", Rotary(pairing="adjacent"), None),
+        ("some dims", Rotary(pairing="halves", dims=4), None),
+        ("values", Rotary(pairing="adjacent", values=True), None),
+        ("trained", Rotary(pairing="halves", scaling=None, trainable=True), None),
+        ("linear scaling", Rotary(pairing="halves", scaling=LinearScaling(4.0)), None),
+        ("yarn", Rotary(pairing="halves", scaling=YaRN(4.0, 32)), None),
+        ("llama 3", Rotary(pairing="halves", scaling=Llama3(8.0, 1.0, 4.0, 32)), None),
+        ("dynamic", Rotary(pairing="halves", scaling=DYNAMIC), "depends on the length"),
+        ("longrope", Rotary(pairing="halves", scaling=LONG), "depends on the length"),
+        ("matrices", SpecialOrthogonal(Rotary(pairing="halves")), "by matrices"),
+        ("of each layer", PerLayer((Rotary(pairing="halves"), NoPositions())), None),
+        ("relative", Relative(4), "no score RelativeKey"),
+        ("alibi", LinearBias(), None),
+        ("biases of T5", T5Bias(buckets=8, max_distance=16), None),
+    ]
+}
+NOT_NATIVE = {**dict.fromkeys(("transformer", "marian", "bart"), "no order 'post'"), "t5": "scale no logits"}
+NOT_NATIVE["nf4"] = "no weights in nf4"
+KINDS: dict[str, Kind] = {
+    **{
+        f"family {name}": Kind({"family": name}, NOT_NATIVE.get(name))
+        for name, family in FAMILIES.items()
+        if family.defaults.get("causal", True)
+    },
+    **{f"positions {name}": kind for name, kind in POSITIONS.items()},
+    **{f"norm {norm} {bias}": Kind({"norm": norm, "norm_bias": bias}) for norm in NORMS for bias in (True, False)},
+    **{f"order {o}": Kind({"order": o}, "no order" if o == "post" else None) for o in ORDERS},
+    **{f"{act} {gated}": Kind({"activation": act, "gated": gated}) for act in ACTIVATIONS for gated in (True, False)},
+    **{f"{heads} kv heads": Kind({"kv_heads": heads, "qk_norm": True}) for heads in (1, 2, 4)},
+    "biases": Kind({"qkv_bias": True, "out_bias": True, "mlp_bias": True, "output_bias": True}),
+    "attention alone": Kind({"hidden": 0}),
+    "no last norm": Kind({"final_norm": False}),
+    "untied": Kind({"tied": False}),
+    "embedding": Kind({"embedding_norm": True, "embedding_scale": 3.0}),
+    "scores' scale": Kind({"attention_scale": 0.5, "head_dim": 10}),
+    "scores of each layer": Kind({}, None, scored),
+    "window": Kind({"patterns": Window.last(4)}),
+    "window and sinks": Kind({"patterns": (Window.last(4) | (Causal() & Sink(2)), Causal())}),
+    "dilated": Kind({"patterns": Causal() & Window.last(3, step=2)}),
+    "each head": Kind({"patterns": PerHead(*(Window.last(4),) * 2, *(Causal(),) * 2)}, "one pattern for all heads"),
+    "linear attention": Kind({"linear": LinearAttentionSpec(), "positions": NoPositions()}, "no LinearAttention"),
+    "wide heads": Kind({"head_dim": 520}, "heads of 1 to 512"),
+    "scaled logits": Kind({"logit_scale": 0.5}, "scale no logits"),
+    "hooks": Kind({}, "hooks", hooked),
+    "another feed-forward": Kind({}, "no Identity", other_mlp),
+    "another norm": Kind({}, "no norm Identity", other_norm),
+    "another activation": Kind({}, "activation 'tanh'", other_activation),
+    "columns that lie apart": Kind({}, "rows lie whole", turned),
+    "shared by processes": Kind({}, "processes share", shared),
+    "float64": Kind({}, "one type", lambda made: made.double()),
+    "float16 head": Kind({"tied": False}, "one type", lambda made: made.lm_head.half()),
+    **{f"weights {weights}": Kind({}, NOT_NATIVE.get(weights), kept_as(weights)) for weights in WEIGHTS},
+    "adapter": Kind({}, None, adapted(Lora(rank=2, alpha=3.0))),
+    "adapter of a power of two": Kind({}, None, adapted(Lora(rank=2, alpha=4.0))),
+    "three adapters": Kind({}, None, adapted(*(Lora(rank=2 + i, alpha=3.0) for i in range(3)))),
+    "magnitudes": Kind({"qkv_bias": True}, None, adapted(Lora(rank=2, alpha=3.0, magnitude=True))),
+    "magnitudes beside others": Kind(
+        {}, None, adapted(DORA := Lora(rank=2, alpha=3.0, magnitude=True), Lora(rank=2, alpha=5.0), DORA)
+    ),
+    **{
+        f"magnitudes beside {weights}": Kind({}, NOT_NATIVE.get(weights), both(kept_as(weights), adapted(DORA)))
+        for weights in WEIGHTS
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_native_steps_are_those_of_the_modules_or_have_a_reason(kind: str, dtype: torch.dtype) -> None:
+    fields, reason, change = KINDS[kind]
+    made = model(**fields).to(dtype)
+    if change is not None:
+        change(made)
+    if reason is None:
+        for rows in (1, 9):
+            steps(made, rows, 6 - rows // 2)
+        return
+    step, choice = choose_step(made, made.make_cache(1))
+    assert step is None
+    assert choice.what == "modules"
+    assert reason in choice.why
+
+
+def test_a_cache_of_another_type_and_switched_off_adapters() -> None:
+    made = model()
+    step, choice = choose_step(made, made.make_cache(1, dtype=torch.int8))
+    assert step is None
+    assert "in the type of the weights" in choice.why
+    with pytest.raises(NotLowered, match="in the type of the weights"):
+        DecodeStep(made, made.make_cache(1, dtype=torch.int8))
+    before = read(made, 2), torch.tensor([[7], [9]])
+    adapted(Lora(rank=2, magnitude=True))(made)
+    set_active(made, [])
+    wanted = DecodeStep(model(), before[0])(before[1])
+    assert torch.equal(DecodeStep(made, read(made, 2))(before[1]), wanted)
+
+
+def test_the_reason_is_said_once_and_a_session_knows_it(caplog: pytest.LogCaptureFixture) -> None:
+    say_once.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        for made in (model(order="post"), model(order="post"), model()):
+            session = DecoderSession(made, [[1, 2]])
+            session.start()
+            assert session.steps is None
+            for _ in range(2):
+                session.step([[3]])
+            assert session.steps is not None
+            assert session.steps.what == ("modules" if made.spec.order == "post" else "native")
+        wide = DecoderSession(model(), [[1]] * 65)
+        wide.start()
+        wide.step([[3]] * 65)
+        assert wide.steps is not None
+        assert wide.steps.what == "native"  # steps of fewer rows
+    assert [record.getMessage() for record in caplog.records] == [
+        "decoding by modules, not by native steps: the kernels know norms in front of layers, and no order 'post'",
+        "decoding by modules, not by native steps: the kernels take steps of up to 64 rows",
+    ]
+    plain = DecoderSession(model(), [[1]], use_cache=False)
+    plain.start()
+    plain.step([[2]])
+    assert str(plain.steps) == "modules: no cache is used"
