@@ -6,7 +6,7 @@ from headway.cache.encoder_decoder import EncoderDecoderCache
 from headway.cache.kv_cache import KVCache
 from headway.cache.layer_cache import Cache, LayerCache
 from headway.cache.linear_attention import LinearAttentionCache
-from headway.cache.paged import PagedCache, PagedLayer, PagedStates
+from headway.cache.paged_cache import PagedCache, PagedLayer, PagedStates
 from headway.cache.pages import PAGE, PageClass, PagePool, PageTable
 from headway.cache.policy import Growing, Ring, SlotPolicy
 from headway.cache.sequences import SequenceLengths

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from headway.cache import PageTable
+from headway.cache import PAGE, PageTable
 from headway.errors import ConfigError
 from headway.generate.beams import BeamSearch, expand_beams
 from headway.generate.drafts import Draft
@@ -146,8 +146,12 @@ class Engine:
         pool = self.reader.cache.pool
         if pool.budget is None:
             return
-        width = 1 if request.config.beams is None else request.config.beams.width
-        need = width * pool.missing(pool.open(), len(request.prompt) + request.max_new_tokens)
+        none, new = pool.open(), request.max_new_tokens
+        need = pool.missing(none, len(request.prompt) + new)
+        if (
+            request.config.beams is not None
+        ):  # each beam has new tokens of its own, and a page that it shares no longer
+            need += request.config.beams.width * pool.missing(none, new + PAGE)
         if need > pool.budget:
             raise ConfigError(
                 f"request {request.number} has up to {len(request.prompt) + request.max_new_tokens} tokens, whose keys "
@@ -197,20 +201,33 @@ class Engine:
         pool, taken = self.reader.cache.pool, []
         while self.waiting and (self.most is None or len(self.running) < self.most):
             job = self.waiting[0]
+            for row in job.rows:
+                row.table = self.reader.cache.open(row.ids)
+                row.table.marks |= {len(row.ids) // PAGE * PAGE, (len(row.ids) - 1) // PAGE * PAGE}
             if pool.available is not None and self.running:
-                spare = sum(kind.nbytes for kind in pool.classes) * sum(len(j.rows) for j in self.running)
-                need = sum(pool.missing(pool.open(), len(row.ids)) for row in job.rows)
-                if need + spare > pool.available:
+                rows = [row for each in (*self.running, job) for row in each.rows]
+                spare = sum(kind.nbytes for kind in pool.classes) * (len(rows) - len(job.rows))
+                if sum(self._missing(row, len(row.rest)) for row in rows) + spare > pool.available:
+                    self._release(job)
                     break
             self.waiting.popleft()
             self.running.append(job)
             taken.append(job)
-            for row in job.rows:
-                row.table = self.reader.cache.open(row.ids)
         if self.reader.sources is not None and (new := [job for job in taken if job.source is None]):
             tables = self.reader.sources.read([job.text.request.source or [] for job in new])
             for job, table in zip(new, tables, strict=True):
                 job.source = table
+
+    def _missing(self, row: Row, count: int) -> int:
+        """Bytes of pages that `count` more tokens of a text take."""
+        return 0 if row.table is None else self.reader.cache.pool.missing(row.table, count)
+
+    def _release(self, job: Job) -> None:
+        """The texts of a job are not stored any longer."""
+        for row in job.rows:
+            if row.table is not None:
+                self.reader.cache.pool.close(row.table)
+                row.table = None
 
     def _pieces(self) -> list[Piece]:
         """What the step reads: of texts that are written their last token and its draft, of prompts pieces of up to
@@ -232,31 +249,36 @@ class Engine:
                 if job.is_ready:
                     continue
                 for row in job.rows:
-                    ids = row.rest[:left]
-                    if not ids:
-                        break
+                    # the last tokens of several texts of a request are read together
+                    rest = row.rest if len(job.rows) == 1 else row.rest[:-1]
+                    ids = self._cut(row, rest[:left])
                     is_last = len(ids) == len(row.rest)
-                    pieces.append(Piece(job, row, ids, range(len(ids) - is_last, len(ids))))
-                    left -= len(ids)
+                    if ids:
+                        pieces.append(Piece(job, row, ids, range(len(ids) - is_last, len(ids))))
+                        left -= len(ids)
             pool = self.reader.cache.pool
             if pool.available is None or not self.reader.use_cache:
                 return pieces
-            missing = sum(
-                pool.missing(piece.row.table, len(piece.ids)) for piece in pieces if piece.row.table
-            )
+            missing = sum(self._missing(piece.row, len(piece.ids)) for piece in pieces)
             if missing <= pool.available or len(self.running) == 1:
                 return pieces
             self._preempt()
+
+    def _cut(self, row: Row, ids: list[int]) -> list[int]:
+        """Of the next tokens of a prompt those that are read now: sums can be kept for prefixes to come at multiples of
+        64 alone, so that pieces end there where layers have sums."""
+        if row.table is None or not any(kind.state for kind in self.reader.cache.pool.classes):
+            return ids
+        begin, end = len(row.table), len(row.table) + len(ids)
+        at = (end - (end == len(row.ids))) // PAGE * PAGE
+        return ids[: at - begin] if at > begin else ids
 
     def _preempt(self) -> None:
         """The youngest request goes back to the head of those that wait, and will be read again."""
         job = self.running.pop()
         if isinstance(job.text, SampledText):
             job.text.expect([])
-        for row in job.rows:
-            if row.table is not None:
-                self.reader.cache.pool.close(row.table)
-                row.table = None
+        self._release(job)
         self.waiting.appendleft(job)
 
     def _settle(self, written: Sequence[Job]) -> None:
@@ -294,9 +316,7 @@ class Engine:
 
     def _end(self, job: Job) -> None:
         """A job has ended: nothing of it is used any longer."""
-        for row in job.rows:
-            if row.table is not None:
-                self.reader.cache.pool.close(row.table)
+        self._release(job)
         job.rows = []
         if job.source is not None and self.reader.sources is not None:
             self.reader.sources.close(job.source)

@@ -48,7 +48,7 @@ class DecodeStep:
             store = layer.of if isinstance(layer, PagedLayer) else id(layer.table)
             shared = store, attends.mixer, attends.q.data_ptr(), *map(id, attends.scores)
             if shared not in self._pasts:
-                self._pasts[shared] = (PagedPast if isinstance(layer, PagedLayer) else Past)(attends)
+                self._pasts[shared] = PagedPast(attends) if isinstance(layer, PagedLayer) else Past(attends)
             self._pasts[shared].bind(attends, layer, self.lowered.ops[attends.op])  # type: ignore[arg-type]
 
     def unfit_reason(self, batch: int, count: int) -> str | None:

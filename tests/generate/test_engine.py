@@ -1,0 +1,224 @@
+"""The engine: requests come and go, wait, share beginnings and are sent back, and each is what it is alone."""
+
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from headway.attention.linear_attention import LinearAttentionSpec
+from headway.errors import ConfigError
+from headway.generate import Beams, Engine, GenerationConfig, NgramDraft, Reader, Sampling, generate
+from headway.generate.beams import BeamSearch
+from headway.generate.requests import Request
+from headway.generate.sequences import SampledText
+from headway.models import Decoder, ModelSpec, build
+from headway.patterns import Causal, Pattern, Sink, Window
+from tests.generate.conftest import MIXED, small
+
+SUMS = ModelSpec.of(
+    "llama",
+    vocab=330,
+    width=32,
+    layers=2,
+    heads=4,
+    hidden=48,
+    trained_context=512,
+    linear=LinearAttentionSpec(),
+)
+WINDOWS = (Window.last(70) | (Causal() & Sink(2)), Window.last(20))
+MODELS = {
+    "mixed": small(MIXED),
+    "windows": small(WINDOWS, context=512),
+    "full": small(Causal(), context=512),
+    "linear": build(SUMS, seed=3).eval(),
+}
+
+DRAFT = NgramDraft(tokens=3, least=1)
+
+
+def text_of(number: int, prompt: Sequence[int], config: GenerationConfig) -> SampledText | BeamSearch:
+    request = Request(number, list(prompt), config, config.max_new_tokens or 0)
+    return SampledText(request, None) if config.beams is None else BeamSearch(request, config.beams)
+
+
+def ids_of(text: SampledText | BeamSearch) -> list[int]:
+    return list(text.ids) if isinstance(text, SampledText) else list(text.best()[0].ids)
+
+
+def alone(model: Decoder, text: SampledText | BeamSearch) -> list[int]:
+    request = text.request
+    return generate(model, [request.prompt], request.config, requests=[request.number])[0].ids
+
+
+def drain(engine: Engine) -> None:
+    for _ in engine.run():
+        pass
+
+
+def used(engine: Engine) -> int:
+    return sum(counts["used"] for counts in engine.reader.cache.pool.counts())
+
+
+def drawn(
+    draw: Random, number: int, common: list[int], longest: int, beams: bool
+) -> SampledText | BeamSearch:
+    """A request whose prompt often begins as others do."""
+    prompt = common[: draw.choice([0, 64, 70, 130, longest])] + [
+        draw.randrange(330) for _ in range(draw.randint(1, 9))
+    ]
+    how = Beams(draw.randint(2, 3)) if beams and len(prompt) < 10 else None
+    drawing = (
+        {}
+        if how or draw.random() < 0.5
+        else {"sampling": Sampling(temperature=1.1, top_k=40), "seed": number}
+    )
+    config = GenerationConfig(max_new_tokens=draw.randint(1, most), beams=how, **drawing)
+    return text_of(number, prompt, config)
+
+
+@pytest.mark.parametrize(
+    ("name", "draft"),
+    [("windows", None), ("full", None), ("linear", None), ("windows", DRAFT), ("full", DRAFT)],
+    ids=["windows", "full", "linear", "windows-drafts", "full-drafts"],
+)
+def test_requests_with_little_room_are_what_each_is_alone(name: str, draft: NgramDraft | None) -> None:
+    """With room for some of them: prompts in pieces, prefixes found, the youngest sent back, some cancelled."""
+    model, draw = MODELS[name], Random(7)
+    common = [draw.randrange(330) for _ in range(200)]
+    reader = Reader(model, slack=3 if draft else 0, budget=1)
+    pool = reader.cache.pool
+    pool.budget = 8 * sum(kind.nbytes for kind in pool.classes)
+    engine = Engine(reader, step_tokens=50, draft=draft)
+    waiting = [
+        drawn(draw, n, common, 200, 90 if draft else 30, draft is None and name != "linear")
+        for n in range(24)
+    ]
+    added, cancelled, hits, sent_back = [], set(), 0, 0
+    open_text, preempt = reader.cache.open, engine._preempt
+
+    def opened(ids: Sequence[int]) -> object:
+        nonlocal hits
+        table = open_text(ids)
+        hits += len(table) > 0
+        return table
+
+    def back() -> None:
+        nonlocal sent_back
+        oldest, sent_back = engine.running[0], sent_back + 1
+        preempt()
+        assert engine.running[0] is oldest, "the oldest goes on"
+
+    reader.cache.open, engine._preempt = opened, back  # type: ignore[method-assign, assignment]
+    while waiting or not engine.is_idle:
+        for _ in range(draw.randint(0, 3)):
+            if waiting:
+                added.append(waiting.pop())
+                engine.add(added[-1])
+        if added and draw.random() < 0.05:
+            cancelled.add(draw.choice(added).request.number)
+            engine.cancel(max(cancelled))
+        for _ in engine.step() if not engine.is_idle else ():
+            pass
+        assert pool.held <= (pool.budget or 0)
+    for text in added:
+        if text.request.number not in cancelled:
+            assert ids_of(text) == alone(model, text), text.request
+    assert hits > 3
+    assert sent_back or name == "linear"
+    assert used(engine) == 0
+
+
+def test_all_pages_are_free_when_all_have_ended() -> None:
+    engine = Engine(Reader(MODELS["mixed"]))
+    beams = GenerationConfig(max_new_tokens=5, beams=Beams(4))
+    texts = [text_of(0, [1, 2], beams), text_of(1, [3], GenerationConfig(max_new_tokens=9))]
+    for text in texts:
+        engine.add(text)
+    drain(engine)
+    assert [ids_of(text) for text in texts] == [alone(MODELS["mixed"], text) for text in texts]
+    assert (used(engine), engine.reader.cache.pool.held) == (0, 0)
+
+
+def test_a_text_that_ends_and_a_beam_that_forks_copy_a_partial_page_at_most() -> None:
+    """The pages that are copied: one for each fork at most, of each class; none where texts are alone."""
+    reader = Reader(MODELS["full"])
+    engine = Engine(reader)
+    for number in range(6):
+        engine.add(text_of(number, [5] * 100, GenerationConfig(max_new_tokens=3 + number)))
+    drain(engine)
+    assert reader.cache.copied == 0
+    forks, fork = [], reader.cache.pool.fork
+    reader.cache.pool.fork = lambda table: forks.append(table) or fork(table)  # type: ignore[method-assign, func-returns-value]
+    engine.add(text_of(9, [5] * 100, GenerationConfig(max_new_tokens=12, beams=Beams(3))))
+    drain(engine)
+    assert 0 < reader.cache.copied <= len(forks)
+
+
+def test_a_step_reads_so_many_tokens_of_prompts() -> None:
+    model, counts = small(MIXED), []
+    model.register_forward_pre_hook(lambda module, args: counts.append(args[0].numel()))
+    engine = Engine(Reader(model), step_tokens=10)
+    for number, length in enumerate((25, 4, 8)):
+        engine.add(text_of(number, [number + 1] * length, GenerationConfig(max_new_tokens=2)))
+    drain(engine)
+    assert counts[:4] == [10, 10, 10, 9], "25, 4 and 8 tokens, and the last ones of the first two"
+    assert max(counts) <= 10 + 2
+
+
+def test_a_request_waits_until_there_is_room() -> None:
+    reader = Reader(MODELS["full"], budget=1)
+    reader.cache.pool.budget = 5 * reader.cache.pool.classes[0].nbytes
+    engine = Engine(reader)
+    for number in range(3):
+        engine.add(text_of(number, [number] * 120, GenerationConfig(max_new_tokens=4)))
+    next(engine.step())
+    assert (len(engine.running), len(engine.waiting)) == (2, 1)
+    engine.close()
+    assert (used(engine), engine.is_idle) == (0, True)
+
+
+def test_what_can_never_fit_is_refused() -> None:
+    reader = Reader(MODELS["full"], budget=1)
+    reader.cache.pool.budget = 2 * reader.cache.pool.classes[0].nbytes
+    engine = Engine(reader)
+    with pytest.raises(
+        ConfigError, match=r"request 4 has up to 129 tokens, whose keys and values take \d+ bytes"
+    ):
+        engine.add(text_of(4, [1] * 120, GenerationConfig(max_new_tokens=9)))
+    engine.add(text_of(5, [1] * 120, GenerationConfig(max_new_tokens=8)))
+    drain(engine)
+
+
+@pytest.mark.parametrize("patterns", [Causal(), MIXED], ids=["full", "mixed"])
+def test_a_cancelled_request_leaves_the_others_alone(patterns: Pattern) -> None:
+    model = small(patterns)
+    engine = Engine(Reader(model))
+    texts = [text_of(n, [n, n + 1], GenerationConfig(max_new_tokens=8)) for n in range(3)]
+    for text in texts:
+        engine.add(text)
+    for _ in engine.step():
+        engine_used = used(engine)
+    engine.cancel(1)
+    assert used(engine) < engine_used
+    drain(engine)
+    assert [len(ids_of(text)) for text in texts] == [8, 1, 8]
+    assert [ids_of(texts[n]) for n in (0, 2)] == [alone(model, texts[n]) for n in (0, 2)]
+    assert used(engine) == 0
+
+
+def test_what_an_earlier_request_has_stored_is_found() -> None:
+    """All full pages of a prompt that is read again, of windows and sums too, and the same text."""
+    for name in ("full", "windows", "linear"):
+        reader = Reader(MODELS[name], budget=2**24)
+        engine = Engine(reader, step_tokens=64)
+        prompt = [7, 8] * 100
+        first = text_of(0, prompt, GenerationConfig(max_new_tokens=3))
+        engine.add(first)
+        drain(engine)
+        table = reader.cache.open(prompt)
+        assert len(table) == 192, name
+        reader.cache.pool.close(table)
+        again = text_of(0, prompt, GenerationConfig(max_new_tokens=3))
+        engine.add(again)
+        drain(engine)
+        assert ids_of(again) == ids_of(first), name

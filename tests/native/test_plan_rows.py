@@ -1,0 +1,69 @@
+"""Plans of rows of one query, by the kernels: the blocks that each pair of tokens says."""
+
+from array import array
+
+import pytest
+import torch
+
+from headway.attention.backends.native.plan_arrays import program
+from headway.native.loader import library
+from headway.patterns import Causal, Pattern, Sink, Window, visible
+from headway.tokens import Tokens
+from tests.native.conftest import LEVELS, Use, use  # noqa: F401
+
+PATTERNS = [
+    Causal(),
+    Window.last(5),
+    Window.last(64),
+    Window.last(200) | (Causal() & Sink(3)),
+    Window(300, 0, 7),
+    (Causal() & Sink(70)) | Window.last(1),
+]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_runs_are_those_that_each_pair_of_tokens_says(use: Use, level: str) -> None:  # noqa: F811
+    use(level)
+    for pattern in PATTERNS:
+        index = [0, 1, 63, 64, 65, 127, 200, 511, 512, 700]
+        assert planned(pattern, index) == [by_pairs(pattern, i) for i in index], pattern
+
+
+def planned(pattern: Pattern, index: list[int], room: int = 100) -> list[list[tuple[int, int, bool]]]:
+    code, queries = array("i", program(pattern)), array("i", index)
+    first, begin, end, full = array("i", [0] * (len(index) + 1)), *(array(kind, [0] * room) for kind in "iiB")
+    kernels = library()
+    assert kernels is not None
+    count = kernels.dll.headway_plan_rows(
+        code.buffer_info()[0],
+        len(code) // 4,
+        queries.buffer_info()[0],
+        len(index),
+        *(a.buffer_info()[0] for a in (first, begin, end, full)),
+        room,
+    )
+    if count < 0:
+        return []
+    assert count == first[-1]
+    return [
+        [(begin[r], end[r], bool(full[r])) for r in range(first[i], first[i + 1])] for i in range(len(index))
+    ]
+
+
+def by_pairs(pattern: Pattern, query: int) -> list[tuple[int, int, bool]]:
+    """From the mask of all keys up to the end of the query's block."""
+    count = (query // 64 + 1) * 64
+    seen = visible(pattern, Tokens(torch.tensor([[query]])), Tokens.range(count)).view(-1, 64)
+    runs: list[tuple[int, int, bool]] = []
+    for block, mask in enumerate(seen):
+        if mask.any():
+            whole, begin = bool(mask.all()), 64 * block
+            if runs and runs[-1][1:] == (begin, whole):
+                runs[-1] = runs[-1][0], begin + 64, whole
+            else:
+                runs.append((begin, begin + 64, whole))
+    return runs
+
+
+def test_a_plan_that_has_no_room_is_none() -> None:
+    assert planned(Window.last(5) | (Causal() & Sink(3)), [700, 10], room=2) == []
