@@ -143,7 +143,7 @@ def command(
         raise ConfigError("--log-probs: they are in the report; add --json")
     lm = run.load(task="causal-lm")
     from headway.generate.loop import collect
-    from headway.storage.dtypes import dtype_name
+    from headway.nn import kept_as
 
     ids = lm.tokenizer.encode(prompt, eos=False, special=special) if lm.tokenizer else None
     if temperature is None:
@@ -170,6 +170,7 @@ def command(
         report = {
             **attributes(found, "prompt_tokens", "finish_reason", "text", "ids", *measured),
             "new_tokens": len(found.ids),
+            "weights": kept_as(lm.model),
             "prompt": prompt,
         }
         if top_log_probs:
@@ -182,7 +183,7 @@ def command(
             print(text.text, flush=True)
     else:
         print("" if live else found.text, flush=True)
-    note(f"{sentence(found)}, in {dtype_name(next(lm.model.parameters()).dtype)}")
+    note(f"{sentence(found)}, in {kept_as(lm.model)}")
 
 
 def told(lm: "LanguageModel", token: int, log_prob: float) -> dict[str, Any]:

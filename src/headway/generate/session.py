@@ -63,7 +63,7 @@ class DecoderSession(Session):
         slack: int = 0,
     ) -> None:
         self.model, self.prefill_chunk = model, prefill_chunk
-        self.device = model.model.embedding.device
+        self.device = model.model.like.device
         self.texts = [list(prompt) for prompt in prompts]
         self._make_cache = partial(model.make_cache, slack=slack, dtype=kv_dtype)
         self.cache: DecoderCache | None = self._make_cache(len(self.texts)) if use_cache else None
@@ -177,7 +177,7 @@ class Seq2SeqSession(Session):
         kv_dtype: torch.dtype | None = None,
     ) -> None:
         self.model, self.begin, self.use_cache = model, start, use_cache
-        self.device = model.decoder.embedding.device
+        self.device = model.decoder.like.device
         ids, lengths = padded(sources)
         tokens = Tokens.from_lengths(lengths).to(self.device)
         with evaluating(model):

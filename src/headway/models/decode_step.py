@@ -44,7 +44,7 @@ class DecodeStep:
             raise BackendError(f"DecodeStep: {reason}")
         self.model, self.cache = model, cache
         spec, stack = model.spec, model.model
-        dtype = stack.embedding.dtype
+        dtype = stack.like.dtype
         self._kept: list[object] = []  # what the structures point to
         self._counted: list[c.ProductsStruct | c.HeadsStruct] = []  # what has a number of rows
         self._shape = 0, 0

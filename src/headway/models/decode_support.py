@@ -27,9 +27,7 @@ def unsupported_reason(model: Decoder, cache: DecoderCache) -> str | None:
     weights = {(p.dtype, p.device.type) for p in model.parameters() if id(p) not in adapters}
     if weights not in ({(torch.float32, "cpu")}, {(torch.bfloat16, "cpu")}):
         return "its kernels take weights of one type, float32 or bf16, on the CPU"
-    if any(
-        not isinstance(layer, KVCache) or layer.dtype != model.model.embedding.dtype for layer in cache.layers
-    ):
+    if any(not isinstance(layer, KVCache) or layer.dtype != model.model.like.dtype for layer in cache.layers):
         return "its kernels write caches of keys and values in the type of the weights"
     if model.spec.logit_scale != 1.0 or model.model.scores.steps or model.model.norm is None:
         return "its kernels know no scores that layers share, no scaled logits, and want a last norm"

@@ -115,11 +115,13 @@ class Panels(NamedTuple):
         data = self.data[first:] if count is None else self.data[first : first + count]
         outputs = min(len(data) * PANEL, self.outputs - first * PANEL)
         groups, size = -(-self.inputs // GROUP), PANEL * GROUP * self.bits // 8
-        parts = data.view(len(data), groups, -1)
+        parts = data.view(len(data), groups, self.group_bytes)
         words = parts[:, :, :size].unflatten(2, (-1, PANEL, 4))
         if self.bits == 4:
             words = torch.cat((words & 15, words >> 4), 2)
-        codes = words.permute(0, 3, 1, 2, 4).reshape(len(data) * PANEL, -1)[:outputs, : self.inputs]
+        codes = words.permute(0, 3, 1, 2, 4).reshape(len(data) * PANEL, groups * GROUP)[
+            :outputs, : self.inputs
+        ]
         each = (
             groups if self.group == self.inputs else self.group // GROUP
         )  # groups of 32 in one of the matrix
@@ -133,6 +135,18 @@ class Panels(NamedTuple):
             scale = of_rows(halves).float() * scale
         zero = of_rows(parts[:, :, -PANEL:]) if self.has_zeros else None
         return QuantizedMatrix(codes.contiguous(), scale, zero, self.bits, self.group)
+
+    def rows(self, at: Tensor) -> Tensor:
+        """Rows [n, I] of these numbers, float32, of their numbers [n]: panels that hold one are unpacked."""
+        panels, place = (at // PANEL).unique(return_inverse=True)
+        some = self._replace(
+            data=self.data[panels], outputs=len(panels) * PANEL, factor=self._factors(panels)
+        )
+        return some.unpack().dequantize()[place * PANEL + at % PANEL]
+
+    def _factors(self, panels: Tensor) -> Tensor:
+        numbers = panels[:, None] * PANEL + torch.arange(PANEL, device=panels.device)
+        return self.factor[numbers.flatten().clamp_max(self.outputs - 1)]
 
 
 def panel_bytes(outputs: int, inputs: int, bits: int, scales: bool) -> int:

@@ -24,6 +24,7 @@ from headway.nn.cross_entropy import IGNORE_INDEX, Losses
 from headway.nn.embeddings import PositionEmbedding, TokenEmbedding, check_ids
 from headway.nn.feedforward import FeedForward, GatedFeedForward, named_activation, swish
 from headway.nn.fused import ACTIVATIONS, Norm
+from headway.nn.kept import Keeps, kept_as
 from headway.nn.linear import Linear, linears
 from headway.nn.lora import Lora, LowRank, merged_weight
 from headway.nn.mixers import GlobalMixer, LinearMixer, Mixer, SoftmaxMixer
@@ -51,6 +52,7 @@ __all__ = [
     "GlobalMixer",
     "Int4",
     "Int8",
+    "Keeps",
     "LayerNorm",
     "Linear",
     "LinearAttention",
@@ -78,6 +80,7 @@ __all__ = [
     "block_linears",
     "check_ids",
     "from_codes",
+    "kept_as",
     "linears",
     "make_norm",
     "merge",

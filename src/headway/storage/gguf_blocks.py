@@ -18,6 +18,8 @@ from headway.errors import CheckpointError
 from headway.quantization import QuantizedMatrix
 
 SMALL, LARGE = 32, 256
+CODED: Mapping[str, int] = {"Q8_0": 8, "Q4_0": 4}
+"""Types whose codes products may take, and their bits."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def quantize(values: Tensor, kind: BlockType) -> Tensor:
 def codes(raw: Tensor, kind: BlockType) -> QuantizedMatrix:
     """A matrix of Q8_0 or Q4_0, uint8 [O, bytes], with its codes unpacked and its scales as they are: its numbers are
     those of `dequantize`, and products may take the codes. Raises CheckpointError for another type."""
-    if kind.name not in ("Q8_0", "Q4_0"):
+    if kind.name not in CODED:
         raise CheckpointError(f"{kind.name} has no codes with one scale and no minimum; Q8_0 and Q4_0 have")
     blocks = raw.reshape(-1, kind.nbytes)
     q = blocks[:, 2:]

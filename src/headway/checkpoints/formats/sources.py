@@ -14,7 +14,6 @@ from torch import Tensor
 from headway.checkpoints.folder import load_folder
 from headway.checkpoints.formats import llama2c, meta
 from headway.checkpoints.quantized.layers import Matrices
-from headway.checkpoints.quantized.scheme import Scheme
 from headway.checkpoints.restore import fill
 from headway.checkpoints.saving import TokenizerFiles
 from headway.errors import CheckpointError
@@ -33,8 +32,8 @@ Rounding = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 @dataclass(frozen=True)
 class Source:
     """A model and its own forward pass: `forward(weights, dtype, ids)` are the logits of a row of ids. Of weights of 8
-    or 4 bits, kept as `scheme` says, `codes` has the matrices by their names, `weights` what they are in float32, and
-    `state` that in the dtype of their scales."""
+    or 4 bits, `kinds` says how they are kept, `codes` has the matrices, by their names, `weights` what they are in
+    float32, and `state` that in the dtype of their scales."""
 
     format: str
     spec: ModelSpec
@@ -44,7 +43,7 @@ class Source:
     tokenizer: TokenizerFiles | None = None
     generation: Mapping[str, Any] | None = None
     codes: Mapping[str, QuantizedMatrix] = field(default_factory=dict)
-    scheme: Scheme | None = None
+    kinds: Mapping[str, str] = field(default_factory=dict)
 
     @torch.no_grad()
     def logits(self, ids: Tensor, dtype: torch.dtype, rounded: Rounding | None) -> Tensor:
@@ -74,8 +73,9 @@ def open_source(
         quantized = folder.quantized
         codes = Matrices({f"{layer}.weight": partial(quantized.__getitem__, layer) for layer in quantized})
         weights = _exact(folder.tensors, codes)
+        kinds = {f"{layer}.weight": kind for layer, kind in folder.codes.items()}
         return Source(
-            frm, folder.spec, folder.tensors, weights, forward, files, folder.generation, codes, folder.scheme
+            frm, folder.spec, folder.tensors, weights, forward, files, folder.generation, codes, kinds
         )
     if frm == "llama2c":
         model = llama2c.read(source)

@@ -59,6 +59,10 @@ class Rounded(Weight):
         """See `Weight`."""
         return self.panels.unpack().dequantize(dtype or torch.float32)
 
+    def rows(self, at: Tensor) -> Tensor:
+        """See `Weight`."""
+        return self.panels.rows(at.flatten()).view(*at.shape, self.panels.inputs)
+
     def fast_product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """See `Weight`."""
         return self.side_by_side(x, [self], [bias])[0]
