@@ -29,8 +29,16 @@ SPECS = {
     "llama": ModelSpec.of("llama", **SIZE, positions=Rotary(pairing="adjacent"), tied=False, init_std=0.2),
     "qwen2, tied": ModelSpec.of("qwen2", **SIZE, tied=True, init_std=0.2),
 }
-FORMS = {"Q8_0": "int8", "Q4_0": "int4"}
+FORMS = CODED
 IDS = torch.randint(83, (2, 40), generator=torch.Generator().manual_seed(0))
+
+
+def some_blocks(kind: BlockType, shape: torch.Size) -> Tensor:
+    """Blocks of a type that is only read: any codes, and a scale of 0.01."""
+    draw = torch.Generator().manual_seed(0)
+    raw = torch.randint(0, 256, (shape.numel() // kind.block, kind.nbytes), generator=draw, dtype=torch.uint8)
+    raw[:, :2] = torch.tensor([0.01]).half().view(torch.uint8)
+    return raw.view(shape[0], -1)
 
 
 def file(path: Path, spec: str, kind: str, **others: str) -> Path:
@@ -40,7 +48,10 @@ def file(path: Path, spec: str, kind: str, **others: str) -> Path:
     for end, other in others.items():
         types |= {name: BY_NAME[other] for name in types if name.endswith(f"{end}.weight")}
     ready = {name: one for name, one in types.items() if one.unpack is not None}
-    rows = {name: quantize(state[name], one) for name, one in ready.items()}
+    rows = {
+        name: quantize(state[name], one) if one.pack else some_blocks(one, state[name].shape)
+        for name, one in ready.items()
+    }
     write_model(path, SPECS[spec], state, None, packed=Blocks(ready, rows))
     return path
 
@@ -69,7 +80,7 @@ def test_every_matrix_stays_codes_with_the_numbers_of_the_file(tmp_path: Path, s
     assert held(model) <= 1.04 * sum(one.nbytes for one in stored)
     exact = load_model(path, dequantize=True)
     assert not any(layer.coded for layer in layers(exact).values())
-    assert held(exact) > 3.5 * held(model)
+    assert held(exact) > 3 * held(model)
     assert all(torch.equal(value, plain[name]) for name, value in exact.state_dict().items())
 
 
@@ -128,10 +139,29 @@ def test_plan_counts_the_bytes_that_the_model_takes(
     from headway.models.cost import kept_bytes
 
     for spec in SPECS:
-        path = file(tmp_path / "m.gguf", spec, "Q4_0", down_proj="Q8_0")
+        path = file(tmp_path / "m.gguf", spec, "Q4_K", down_proj="Q6_K", o_proj="Q8_0", up_proj="Q5_K")
         described, kept = find_model(str(path))
         assert kept is not None
         assert sum(kept_bytes(described, kept).values()) == held(load_model(path))
+
+
+def test_blocks_of_256_have_no_place_in_a_folder(tmp_path: Path) -> None:
+    model = load_model(file(tmp_path / "m.gguf", "llama", "Q4_K"))
+    with pytest.raises(CheckpointError, match=r"q_proj has weights in q4_K.*dequantize=True"):
+        save_folder(tmp_path / "m", model)
+
+
+@torch.no_grad()
+def test_a_mixed_file_is_what_its_types_are(tmp_path: Path) -> None:
+    """As llama.cpp mixes them: layers of one input in different types, which share its rounding."""
+    path = file(
+        tmp_path / "m.gguf", "llama", "Q4_K", v_proj="Q6_K", down_proj="Q6_K", lm_head="Q6_K", k_proj="Q5_0"
+    )
+    model, exact = load_model(path), load_model(path, dequantize=True)
+    kinds = [layer.kept.name for layer in layers(model).values()]
+    assert {kind: kinds.count(kind) for kind in kinds} == {"q4_K": 9, "q6_K": 5, "plain": 2}
+    assert unsupported_reason(model, model.make_cache(1)) is None
+    assert (model(IDS) - exact(IDS)).norm() < 0.1 * exact(IDS).norm()
 
 
 def test_a_folder_of_it_has_its_codes_and_plain_embeddings(tmp_path: Path) -> None:
@@ -148,7 +178,7 @@ def test_a_folder_of_it_has_its_codes_and_plain_embeddings(tmp_path: Path) -> No
 @pytest.mark.parametrize("spec", SPECS)
 def test_from_file_to_file_nothing_changes(tmp_path: Path, spec: str) -> None:
     """And to a folder the numbers of the codes go, of which none is rounded."""
-    path = file(tmp_path / "m.gguf", spec, "Q4_0", down_proj="Q8_0", o_proj="BF16")
+    path = file(tmp_path / "m.gguf", spec, "Q4_0", down_proj="Q6_K", o_proj="BF16")
     result = convert(path, tmp_path / "2.gguf")
     assert result.rounding is None
     count = 12 if spec == "llama" else 11
@@ -197,7 +227,9 @@ def test_rows_of_a_table_of_codes_are_those_of_its_numbers(kind: BlockType) -> N
     from headway.nn import from_codes
     from headway.storage.gguf_blocks import codes
 
-    table = torch.randn(37, 256, generator=torch.Generator().manual_seed(0))
+    table = (
+        torch.randn(37, 256, generator=torch.Generator().manual_seed(0)) * torch.logspace(-2, 1, 37)[:, None]
+    )
     weight = from_codes(codes(quantize(table, kind), kind))
     at = torch.tensor([[36, 0, 36], [15, 16, 5]])
     assert torch.equal(weight.rows(at), weight.dequantize()[at])

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 
+from headway.block_quantization import CodedMatrix
 from headway.checkpoints.formats.gguf.metadata import NAMES
 from headway.checkpoints.formats.gguf.model import read_model
 from headway.checkpoints.formats.sentence_transformers import read_sentence_config
@@ -25,7 +26,6 @@ from headway.checkpoints.quantized.scheme import split_config
 from headway.choice import Choice
 from headway.errors import CheckpointError
 from headway.models import Head, ModelSpec
-from headway.quantization import QuantizedMatrix
 from headway.storage.dtypes import check_dtypes, choose_dtype
 from headway.storage.files import current_folder
 from headway.storage.gguf import is_gguf
@@ -58,7 +58,7 @@ class Folder:
     config: Mapping[str, Any] = field(repr=False)
     generation: Mapping[str, Any] = field(repr=False)
     unused: tuple[str, ...] = field(default=(), repr=False)
-    quantized: Mapping[str, QuantizedMatrix] = field(default_factory=dict, repr=False)
+    quantized: Mapping[str, CodedMatrix] = field(default_factory=dict, repr=False)
     codes: Mapping[str, str] = field(default_factory=dict, repr=False)
     format: Literal["hf", "gguf"] = "hf"
 

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headway.block_quantization import CodedMatrix
 from headway.checkpoints.folder import Folder, load_folder
 from headway.errors import ConfigError
 from headway.models import Decoder, Model, ModelSpec, blank
 from headway.models.build import allocate_
 from headway.nn import Keeps, from_codes
-from headway.quantization import QuantizedMatrix
 from headway.storage.lazy import copy_into
 
 
@@ -66,7 +66,7 @@ def restore(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     backend: str = "auto",
-    quantized: Mapping[str, QuantizedMatrix] = MappingProxyType({}),
+    quantized: Mapping[str, CodedMatrix] = MappingProxyType({}),
 ) -> Model:
     """A model of `spec` with the weights of `state` (copied, cast to `dtype`), in evaluation mode. Layers in
     `quantized` keep these matrices in place of their weights, and the model is then frozen."""

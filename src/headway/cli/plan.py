@@ -207,13 +207,11 @@ def find_model(model: str) -> "tuple[ModelSpec, Kept | None]":
 def codes_of(file: "Folder") -> "Codes | None":
     """The weights that a GGUF file's model keeps as codes."""
     from headway.models.cost import Codes
-    from headway.native.linear import panel_bytes
+    from headway.nn import code_bytes
     from headway.storage.gguf_blocks import CODED
 
     shapes = {name: file.tensors.forms[f"{name}.weight"].shape for name in file.codes}
-    sizes = {
-        name: (o * i, panel_bytes(o, i, CODED[file.codes[name]], True)) for name, (o, i) in shapes.items()
-    }
+    sizes = {name: (o * i, code_bytes(CODED[file.codes[name]], o, i)) for name, (o, i) in shapes.items()}
     return None if file.kept is None else Codes(file.kept, sizes)
 
 

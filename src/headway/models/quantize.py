@@ -19,7 +19,7 @@ from headway.errors import ConfigError, did_you_mean
 from headway.models.build import Model
 from headway.models.decoder import Decoder
 from headway.models.gptq import gptq
-from headway.native.linear import GROUP
+from headway.native.panels import GROUP
 from headway.nn import Rounded, block_linears, from_codes, linears
 from headway.nn.adapters import adapter_names
 from headway.quantization import quantize_clipped

@@ -32,7 +32,20 @@ from headway.nn.norms import NORMS, LayerNorm, RMSNorm, make_norm
 from headway.nn.output import output_cross_entropy
 from headway.nn.positions import RotaryEmbedding, Scores
 from headway.nn.share import Share
-from headway.nn.weights import WEIGHTS, CompressedWeight, Int4, Int8, Nf4, Plain, Rounded, Weight, from_codes
+from headway.nn.weights import (
+    WEIGHTS,
+    BlockQuantized,
+    CompressedWeight,
+    Int4,
+    Int8,
+    Nf4,
+    Packed,
+    Plain,
+    Rounded,
+    Weight,
+    code_bytes,
+    from_codes,
+)
 
 __all__ = [
     "ACTIVATIONS",
@@ -45,6 +58,7 @@ __all__ = [
     "AttentionLayer",
     "AttentionOptions",
     "Block",
+    "BlockQuantized",
     "CompressedWeight",
     "FeedForward",
     "GatedFeedForward",
@@ -64,6 +78,7 @@ __all__ = [
     "Nf4",
     "Norm",
     "Order",
+    "Packed",
     "Plain",
     "PositionEmbedding",
     "RMSNorm",
@@ -79,6 +94,7 @@ __all__ = [
     "attach",
     "block_linears",
     "check_ids",
+    "code_bytes",
     "from_codes",
     "kept_as",
     "linears",

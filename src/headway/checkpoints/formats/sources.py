@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from headway.block_quantization import CodedMatrix
 from headway.checkpoints.folder import load_folder
 from headway.checkpoints.formats import llama2c, meta
 from headway.checkpoints.quantized.layers import Matrices
@@ -18,7 +19,6 @@ from headway.checkpoints.restore import fill
 from headway.checkpoints.saving import TokenizerFiles
 from headway.errors import CheckpointError
 from headway.models import ModelSpec
-from headway.quantization import QuantizedMatrix
 from headway.storage.gguf import is_gguf
 from headway.storage.lazy import Form, LazyTensors, Made, cast
 from headway.storage.tensors import open_tensors
@@ -42,7 +42,7 @@ class Source:
     forward: Callable[[Mapping[str, Tensor], torch.dtype, Tensor], Tensor]
     tokenizer: TokenizerFiles | None = None
     generation: Mapping[str, Any] | None = None
-    codes: Mapping[str, QuantizedMatrix] = field(default_factory=dict)
+    codes: Mapping[str, CodedMatrix] = field(default_factory=dict)
     kinds: Mapping[str, str] = field(default_factory=dict)
 
     @torch.no_grad()
@@ -93,7 +93,7 @@ def open_source(
     )
 
 
-def _exact(tensors: LazyTensors, codes: Mapping[str, QuantizedMatrix]) -> LazyTensors:
+def _exact(tensors: LazyTensors, codes: Mapping[str, CodedMatrix]) -> LazyTensors:
     """Tensors, of which those with `codes` are what these are in float32."""
     known = {
         name: Form(form.shape, torch.float32) if name in codes else form

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from headway.block_quantization import CodedMatrix
 from headway.checkpoints.heads import change_pairing
 from headway.checkpoints.hf.layouts.rules import Rule, TensorNames
 from headway.checkpoints.hf.layouts.tensors import rules_by_name
@@ -17,22 +18,22 @@ from headway.checkpoints.quantized.packed import PackedLayer, leaf_forms, to_lea
 from headway.checkpoints.quantized.scheme import Scheme, written_config
 from headway.errors import CheckpointError
 from headway.models import Model, ModelSpec, blank
-from headway.native.linear import Panels
+from headway.native.panels import Panels
 from headway.nn import Keeps, Linear, Rounded, linears
 from headway.positions import Pairing
 from headway.quantization import QuantizedMatrix
 from headway.storage.lazy import Form, LazyTensors, Made, forms
 
-Move = Callable[[Tensor], Tensor]
+M = TypeVar("M", bound=CodedMatrix)
 
 
 @dataclass(frozen=True)
-class Matrices(Mapping[str, QuantizedMatrix]):
+class Matrices(Mapping[str, M]):
     """Matrices by the names of their layers, read when asked for."""
 
-    makers: Mapping[str, Callable[[], QuantizedMatrix]]
+    makers: Mapping[str, Callable[[], M]]
 
-    def __getitem__(self, name: str) -> QuantizedMatrix:
+    def __getitem__(self, name: str) -> M:
         return self.makers[name]()
 
     def __contains__(self, name: object) -> bool:
@@ -47,13 +48,13 @@ class Matrices(Mapping[str, QuantizedMatrix]):
 
 def own_matrices(
     layers: Mapping[str, PackedLayer], names: TensorNames, spec: ModelSpec, tensors: LazyTensors, path: Path
-) -> Matrices:
+) -> Matrices[CodedMatrix]:
     """The quantized layers of a folder, `tensors`, under our names.
 
     Raises CheckpointError for one that is neither a linear layer of ours nor an embedding, and for one that is stored
     [in, out]."""
     rules, outputs = _rules(names, spec, tensors), _outputs(spec)
-    found: dict[str, Callable[[], QuantizedMatrix]] = {}
+    found: dict[str, Callable[[], CodedMatrix]] = {}
     for theirs, layer in layers.items():
         rule = rules.get(f"{theirs}.weight")
         if rule is None:
@@ -107,19 +108,17 @@ def quantized_state(model: Model) -> tuple[dict[str, Tensor], dict[str, Panels]]
     return state, panels
 
 
-def unpacked(layers: Mapping[str, Panels]) -> Matrices:
+def unpacked(layers: Mapping[str, Panels]) -> Matrices[QuantizedMatrix]:
     """The matrices of layers, each made when asked for."""
     return Matrices({name: panels.unpack for name, panels in layers.items()})
 
 
-def turned(matrices: Matrices, spec: ModelSpec, to: Pairing) -> Matrices:
+def turned(matrices: Matrices[QuantizedMatrix], spec: ModelSpec, to: Pairing) -> Matrices[QuantizedMatrix]:
     """Matrices of layers in another rotary pairing: whole rows move."""
 
     def maker(name: str) -> Callable[[], QuantizedMatrix]:
         weight = f"{name}.weight"
-        return lambda: _moved(
-            matrices[name], lambda part: change_pairing({weight: part}, spec, to)[0][weight]
-        )
+        return lambda: matrices[name].moved(lambda part: change_pairing({weight: part}, spec, to)[0][weight])
 
     return Matrices({name: maker(name) for name in matrices})
 
@@ -127,7 +126,7 @@ def turned(matrices: Matrices, spec: ModelSpec, to: Pairing) -> Matrices:
 def packed_state(
     state: Mapping[str, Tensor],
     layers: Mapping[str, Panels],
-    matrices: Matrices,
+    matrices: Matrices[QuantizedMatrix],
     names: TensorNames,
     spec: ModelSpec,
 ) -> tuple[LazyTensors, dict[str, Any]]:
@@ -203,13 +202,8 @@ def _joined(parts: list[QuantizedMatrix], rule: Rule) -> QuantizedMatrix:
     )
 
 
-def _moved(matrix: QuantizedMatrix, move: Move) -> QuantizedMatrix:
-    zero = None if matrix.zero is None else move(matrix.zero)
-    return replace(matrix, codes=move(matrix.codes), scale=move(matrix.scale), zero=zero)
-
-
-def _maker(layer: PackedLayer, rule: Rule, i: int) -> Callable[[], QuantizedMatrix]:
-    return lambda: _moved(layer.read(), lambda part: rule.split(part)[i].contiguous())
+def _maker(layer: PackedLayer, rule: Rule, i: int) -> Callable[[], CodedMatrix]:
+    return lambda: layer.read().moved(lambda part: rule.split(part)[i].contiguous())
 
 
 def _rules(names: TensorNames, spec: ModelSpec, tensors: LazyTensors) -> Mapping[str, Rule]:

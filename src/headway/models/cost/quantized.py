@@ -12,7 +12,7 @@ from headway.models.cost.adapters import linear_sizes
 from headway.models.cost.weights import parameters
 from headway.models.quantize import WeightKind
 from headway.models.spec import ModelSpec
-from headway.native.linear import panel_bytes
+from headway.native.panels import panel_bytes
 
 
 class Codes(NamedTuple):

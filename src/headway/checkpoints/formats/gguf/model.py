@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from headway.block_quantization import CodedMatrix
 from headway.checkpoints.formats.gguf.keys import Keys
 from headway.checkpoints.formats.gguf.metadata import EMBEDDING, NAMES, read_spec, write_spec
 from headway.checkpoints.formats.gguf.rope import FACTORS
@@ -20,7 +21,6 @@ from headway.checkpoints.hf.layouts.tensors import exported, imported, rules_by_
 from headway.checkpoints.quantized.packed import PackedLayer
 from headway.errors import CheckpointError
 from headway.models import ModelSpec
-from headway.quantization import QuantizedMatrix
 from headway.storage.dtypes import dtype_name
 from headway.storage.gguf import GGUF, Packed, Value, read_gguf
 from headway.storage.gguf_blocks import BY_DTYPE, CODED, F32, BlockType, codes, dequantize, quantize
@@ -33,7 +33,16 @@ TOKENIZER = "tokenizer.ggml."
 SINGLE = {"bos_token_id": "bos_token_id", "pad_token_id": "padding_token_id"}
 ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 """Keys of the tokens that end a text: the first is the tokenizer's own, the others are of chats."""
-FILE_TYPES: Mapping[str, int] = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32}
+FILE_TYPES: Mapping[str, int] = {
+    "F32": 0,
+    "F16": 1,
+    "BF16": 32,
+    "Q4_0": 2,
+    "Q8_0": 7,
+    "Q4_K": 14,
+    "Q5_K": 16,
+    "Q6_K": 18,
+}
 """general.file_type: how most matrices are stored (llama.h, `llama_ftype`)."""
 QUANTIZATION_VERSION = 2
 
@@ -49,7 +58,7 @@ class GGUFModel:
     stored: Tensors
     generation: Mapping[str, Any]
 
-    def matrix(self, name: str) -> QuantizedMatrix:
+    def matrix(self, name: str) -> CodedMatrix:
         """The codes and scales of a matrix, by its name in the file, as `codes` gives them."""
         return codes(self.stored[name], self._entry(name).type)
 
