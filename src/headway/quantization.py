@@ -13,6 +13,7 @@ throughout: the fault is seen by whoever sees the row, and by no one else. Rows 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -67,12 +68,16 @@ class QuantizedMatrix:
             else self.zero
         )
 
+    def moved(self, move: Callable[[Tensor], Tensor]) -> QuantizedMatrix:
+        """The matrix whose outputs are those that `move` makes of tensors [O, ..]."""
+        zero = None if self.zero is None else move(self.zero)
+        return replace(self, codes=move(self.codes), scale=move(self.scale), zero=zero)
+
     def part(self, axis: int, rows: range) -> QuantizedMatrix:
         """Some outputs (axis 0), or some inputs (axis 1) that are whole groups or lie in the one group of a row."""
         at = slice(rows.start, rows.stop)
         if axis == 0:
-            zero = None if self.zero is None else self.zero[at]
-            return replace(self, codes=self.codes[at], scale=self.scale[at], zero=zero)
+            return self.moved(lambda t: t[at])
         if self.scale.shape[1] == 1:
             return replace(self, codes=self.codes[:, at], group=len(rows))
         assert rows.start % self.group == len(rows) % self.group == 0

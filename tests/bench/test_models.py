@@ -41,12 +41,13 @@ def test_a_step_reads_every_weight_once_and_of_the_embedding_its_rows(tmp_path: 
         expected = cost.weight_bytes_read(spec, torch.bfloat16, rows)
         expected += cost.kv_bytes_read(spec, 48, torch.bfloat16, rows)
         assert decode.step_bytes(model, 48, rows) == expected
-    bits = {"int8": 8.5, "int4": 4.5, "int8-row": 8}
+    bits = {"int8": 8.5, "int4": 4.5, "int8-row": 8, "q4_K": 4.625, "q5_K": 5.625, "q6_K": 6.5625}
     matrices = cost.matrix_weights(spec) + spec.vocab * spec.width
     factors = 4 * sum(m.out_features for m in model.modules() if isinstance(m, Linear))
     for weights, each in bits.items():
         less = decode.step_bytes(model, 48, 1) - decode.step_bytes(written.ours(weights), 48, 1)
-        assert less == matrices * (16 - each) / 8 - factors
+        row = 0 if weights == "int8-row" else spec.width * (16 - each) / 8 - 4 * ("K" not in weights)
+        assert less == matrices * (16 - each) / 8 - factors * ("K" not in weights) + row
 
 
 def test_rows_of_decoding_at_toy_size(without_llama_cpp: None) -> None:

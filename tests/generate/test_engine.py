@@ -60,7 +60,7 @@ def used(engine: Engine) -> int:
 
 
 def drawn(
-    draw: Random, number: int, common: list[int], longest: int, beams: bool
+    draw: Random, number: int, common: list[int], longest: int, most: int, beams: bool
 ) -> SampledText | BeamSearch:
     """A request whose prompt often begins as others do."""
     prompt = common[: draw.choice([0, 64, 70, 130, longest])] + [

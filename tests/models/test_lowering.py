@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from headway.generate.session import DecoderSession
 from torch import nn
 
 from headway.attention.linear_attention import LinearAttentionSpec
+from headway.generate import Reader
 from headway.models import FAMILIES, Decoder
 from headway.models.decode_step import DecodeStep, choose_step, say_once
 from headway.models.operations import NotLowered
@@ -227,27 +227,12 @@ def test_a_cache_of_another_type_and_switched_off_adapters() -> None:
     assert torch.equal(DecodeStep(made, read(made, 2))(before[1]), wanted)
 
 
-def test_the_reason_is_said_once_and_a_session_knows_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_reason_is_said_once_and_a_reader_knows_it(caplog: pytest.LogCaptureFixture) -> None:
     say_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         for made in (model(order="post"), model(order="post"), model()):
-            session = DecoderSession(made, [[1, 2]])
-            session.start()
-            assert session.steps is None
-            for _ in range(2):
-                session.step([[3]])
-            assert session.steps is not None
-            assert session.steps.what == ("modules" if made.spec.order == "post" else "native")
-        wide = DecoderSession(model(), [[1]] * 65)
-        wide.start()
-        wide.step([[3]] * 65)
-        assert wide.steps is not None
-        assert wide.steps.what == "native"  # steps of fewer rows
+            assert Reader(made).steps.what == ("modules" if made.spec.order == "post" else "native")
     assert [record.getMessage() for record in caplog.records] == [
         "decoding by modules, not by native steps: the kernels know norms in front of layers, and no order 'post'",
-        "decoding by modules, not by native steps: the kernels take steps of up to 64 rows",
     ]
-    plain = DecoderSession(model(), [[1]], use_cache=False)
-    plain.start()
-    plain.step([[2]])
-    assert str(plain.steps) == "modules: no cache is used"
+    assert str(Reader(model(), use_cache=False).steps) == "modules: no cache is used"

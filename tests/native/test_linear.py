@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headway.errors import BackendError
-from headway.native.linear import GROUP, Panels, linear
+from headway.native.linear import linear
+from headway.native.panels import GROUP, Panels
 from headway.quantization import QuantizedMatrix, quantize_weights
 from tests.native.conftest import LEVELS, Use
 from tests.tolerance import assert_rounded_once, assert_within_reference

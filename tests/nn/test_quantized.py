@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from headway.native import linear as kernels
-from headway.native.linear import PANEL, Panels
 from headway.native.loader import library
+from headway.native.panels import PANEL, Panels
 from headway.nn import Linear, from_codes
 from headway.nn.linear import products
 from headway.nn.weights.rounded import dequantized_linear
@@ -139,7 +139,7 @@ def test_a_large_matrix_is_packed_as_its_rows_are(
 ) -> None:
     matrix = quantize_weights(numbers(75, 150), bits, group, symmetric=symmetric)
     whole = Panels.pack(matrix)
-    monkeypatch.setattr("headway.native.linear.AT_ONCE", 2 * PANEL * 150)
+    monkeypatch.setattr("headway.native.panels.AT_ONCE", 2 * PANEL * 150)
     assert torch.equal(Panels.pack(matrix).data, whole.data)
 
 

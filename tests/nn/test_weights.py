@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from headway.models import ModelSpec, build
-from headway.nn import WEIGHTS, Linear, Lora, LowRank, Share, Weight, linears
+from headway.nn import WEIGHTS, BlockQuantized, Linear, Lora, LowRank, Packed, Share, Weight, linears
 from headway.nn.linear import products
 from headway.parallel import Exchange, TensorParallel, simulate
 
-OUTPUTS, INPUTS, RANKS = 48, 256, 2
+OUTPUTS, INPUTS, RANKS = 48, 512, 2
 ADAPTERS: dict[str, tuple[Lora, ...]] = {
     "none": (),
     "lora": (Lora(rank=3, alpha=5),),
@@ -102,8 +102,8 @@ def shared(layer: Linear, x: Tensor, use: str, axis: int | None) -> list[Found]:
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_every_cell_is_the_formula(weights: str, share: str, adapters: str) -> None:
-    """Within twice the error of the same formula in float32, and for int8 and int4 without gradients what rounding of x
-    costs: at most m / 254 sum |w| of a group of 32."""
+    """Within twice the error of the same formula in float32, and for codes without gradients what rounding of x costs:
+    at most m / 254 sum |w| of a group of 32."""
     layer = layer_of(weights, adapters)
     layer.made = weights, adapters  # type: ignore[assignment]
     coarse = (
@@ -113,7 +113,7 @@ def test_every_cell_is_the_formula(weights: str, share: str, adapters: str) -> N
         x = numbers(rows, INPUTS, seed=5)
         exact, low = (formula(layer, x.to(dtype)).detach() for dtype in (torch.float64, torch.float32))
         within = 2 * (low - exact).abs().max() + 16 * 2.0**-24 * exact.abs().max()
-        if use != "train" and weights in ("int8", "int4"):
+        if use != "train" and issubclass(WEIGHTS[weights], Packed):
             most = x.double().unflatten(1, (-1, 32)).abs().amax(2)
             rounding = (most / 254) @ layer.matrix.double().unflatten(1, (-1, 32)).abs().sum(2).T
             within = within + rounding * (12 if adapters == "dora" else 1)  # gains of this layer are below 12
@@ -138,14 +138,19 @@ def check_gradients(layer: Linear, x: Tensor, found: Found, within: float) -> No
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_a_part_is_those_numbers_to_the_bit(weights: str) -> None:
     whole = layer_of(weights, "none").kept
-    for axis, rows in ((0, range(16, 48)), (0, range(16)), (1, range(128, 256)), (1, range(64))):
+    columns = (
+        (range(256, 512), range(256)) if isinstance(whole, BlockQuantized) else (range(128, 256), range(64))
+    )
+    for axis, rows in ((0, range(16, 48)), (0, range(16)), *((1, some) for some in columns)):
         assert whole.part_reason(axis, rows) is None
         part = whole.part(axis, rows)
         assert torch.equal(part.dequantize(), whole.dequantize().narrow(axis, rows.start, len(rows)))
         assert part.shape == tuple(part.dequantize().shape)
 
 
-@pytest.mark.parametrize(("weights", "cut"), [("int8", 48), ("int4", 24), ("nf4", 32)])
+@pytest.mark.parametrize(
+    ("weights", "cut"), [("int8", 48), ("int4", 24), ("nf4", 32), ("q4_K", 128), ("q5_K", 384), ("q6_K", 32)]
+)
 def test_a_part_that_cuts_a_group_has_its_reason(weights: str, cut: int) -> None:
     reason = layer_of(weights, "none").kept.part_reason(1, range(cut))
     assert reason is not None
@@ -177,7 +182,17 @@ def test_layers_of_one_input_share_what_their_forms_share() -> None:
     layers = [layer_of(weights, adapters) for weights in WEIGHTS for adapters in ("none", "lora")]
     with torch.no_grad():
         alone = [layer(x) for layer in layers]
-        for some in ([0, 1], [2, 3], [4, 5], [4, 6], [7, 5, 6], [8, 9], [0, 4, 8], [1, 3, 5, 7, 9]):
+        for some in (
+            [0, 1],
+            [2, 3],
+            [4, 5],
+            [4, 6],
+            [7, 5, 6],
+            [8, 9],
+            [0, 4, 8],
+            [1, 3, 5, 7, 9],
+            [4, 10, 12, 14],
+        ):
             for at, y in zip(some, products(x, [layers[i] for i in some]), strict=True):
                 assert torch.equal(y, alone[at]), some
 

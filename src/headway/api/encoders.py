@@ -83,7 +83,7 @@ class TextEncoder(Pretrained[Encoder, Tokenizer]):
 
     @property
     def device(self) -> torch.device:
-        return self.model.model.embedding.device
+        return self.model.model.like.device
 
     def _read(self, texts: Sequence[Text], cut: bool = False, special: bool = False) -> list[Encoded]:
         if isinstance(texts, str) or len(texts) == 0:

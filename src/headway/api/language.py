@@ -282,7 +282,7 @@ class LanguageModel(Pretrained[Decoder, Tokenizer]):
         rows, one = prompt_ids(self, text, special)
         if not one:
             raise DataError("one text, or the ids of one, is looked at in a call; got several")
-        ids = torch.tensor(check_prompts(rows, self.spec.vocab), device=self.model.model.embedding.device)
+        ids = torch.tensor(check_prompts(rows, self.spec.vocab), device=self.model.model.like.device)
         return {"ids": ids}
 
     def __call__(

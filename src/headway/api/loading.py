@@ -69,6 +69,7 @@ class Loading(TypedDict, total=False):
     adapter: str | Path | Sequence[str | Path]
     any_base: bool
     compress: bool
+    dequantize: bool
 
 
 @overload
@@ -110,6 +111,7 @@ def load(
     pool: Literal["first", "mean"] | None = None,
     unit: bool | None = None,
     compress: bool = False,
+    dequantize: bool = False,
 ) -> AnyModel:
     """A model from a Hugging Face folder, or by its id on the Hugging Face Hub (downloaded once).
 
@@ -140,6 +142,8 @@ def load(
         pool, unit: of "embed": "first" or "mean" over a text's tokens, and whether vectors have length 1. Unless
             given, the folder's own, or "mean" and False.
         compress: keep bf16 weights in 11 bits each, without loss (`headway.models.compress.compress_model`).
+        dequantize: make plain weights of codes of 4 to 8 bits (of GGUF files and quantized folders), which are kept
+            otherwise: products with codes round their other factor to 8 bits.
         device: where its weights are put; the CPU unless given.
     Raises CheckpointError or ConfigError, saying which file and what is wrong with it; ConfigError for a device that is
     not there.
@@ -177,7 +181,7 @@ def load(
     tokenizer = next((found for place in places if (found := _tokenizer(place)) is not None), None)
     if tokenizer is not None:  # before the weights are read
         tokenizer.require_fits(folder.spec.vocab)
-    model = build_model(folder, dtype=wanted, device=where, backend=backend)
+    model = build_model(folder, dtype=wanted, device=where, backend=backend, dequantize=dequantize)
     attach_folders(model, adapters)
     if compress:
         compress_model(model)

@@ -117,7 +117,7 @@ def _run_both(
 ) -> None:
     """One encoding and one pass over the target, all of it at once."""
     assert model.spec.encoder is not None
-    device = model.decoder.embedding.device
+    device = model.decoder.like.device
     read, written = (torch.tensor([[*ids]], device=device) for ids in (source, target))
     tokens = checked_tokens(model.spec.encoder, read, None)
     table = model.decoder.embed_tokens if model.spec.shared_embedding else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any, Literal
 
 import torch
 
+from headway.block_quantization import CodedMatrix
+from headway.checkpoints.formats.gguf.metadata import NAMES
 from headway.checkpoints.formats.gguf.model import read_model
 from headway.checkpoints.formats.sentence_transformers import read_sentence_config
 from headway.checkpoints.hf.config import spec_from_config, tensor_names
@@ -19,11 +22,10 @@ from headway.checkpoints.quantized.layers import (
     without_empty_biases,
 )
 from headway.checkpoints.quantized.packed import dequantized, packed_layers
-from headway.checkpoints.quantized.scheme import Scheme, split_config
+from headway.checkpoints.quantized.scheme import split_config
 from headway.choice import Choice
 from headway.errors import CheckpointError
 from headway.models import Head, ModelSpec
-from headway.quantization import QuantizedMatrix
 from headway.storage.dtypes import check_dtypes, choose_dtype
 from headway.storage.files import current_folder
 from headway.storage.gguf import is_gguf
@@ -45,8 +47,9 @@ TOKENIZER_FILES = re.compile(
 class Folder:
     """A checked checkpoint: a folder, or a GGUF file. `tensors` has exactly the names and shapes of the spec, values
     are read when asked for, and dequantized where the files hold codes: of these layers `quantized` has the matrices,
-    by our names. `stored` is what the files hold, under their own names, and `unused` the names of what of it is left
-    out: another head's tensors, and those of a class of transformers that computes more."""
+    by our names, and `codes` how the files keep each. `stored` is what the files hold, under their own names, and
+    `unused` the names of what of it is left out: another head's tensors, and those of a class of transformers that
+    computes more."""
 
     path: Path
     spec: ModelSpec
@@ -55,9 +58,20 @@ class Folder:
     config: Mapping[str, Any] = field(repr=False)
     generation: Mapping[str, Any] = field(repr=False)
     unused: tuple[str, ...] = field(default=(), repr=False)
-    scheme: Scheme | None = None
-    quantized: Mapping[str, QuantizedMatrix] = field(default_factory=dict, repr=False)
+    quantized: Mapping[str, CodedMatrix] = field(default_factory=dict, repr=False)
+    codes: Mapping[str, str] = field(default_factory=dict, repr=False)
     format: Literal["hf", "gguf"] = "hf"
+
+    @property
+    def kinds(self) -> str | None:
+        """The kinds of codes that there are; None where there is none."""
+        return ", ".join(dict.fromkeys(self.codes.values())) or None
+
+    @property
+    def kept(self) -> str | None:
+        """How many layers are kept as which codes, as reports say it; None where none is."""
+        counts = Counter(self.codes.values()).most_common()
+        return ", ".join(f"{count} layer{'s' * (count > 1)} as {how}" for how, count in counts) or None
 
     def choose_dtype(
         self, asked: torch.dtype | None = None, device: torch.device | str = "cpu"
@@ -121,8 +135,8 @@ def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | No
         config,
         read_json(generation) if generation.exists() else _token_ids(config),
         unused,
-        scheme,
         quantized,
+        dict.fromkeys(quantized, str(scheme)),
     )
 
 
@@ -132,8 +146,19 @@ def _gguf(path: Path, head: Head | None) -> Folder:
         raise CheckpointError(
             f"{path} holds a decoder, whose head is {model.spec.head.task!r}, not {head.task!r}"
         )
-    config = {"model_type": model.architecture}
-    return Folder(path, model.spec, model.tensors, model.stored, config, model.generation, format="gguf")
+    quantized = own_matrices(model.packed, NAMES, model.spec, model.stored, path)
+    types = model.types
+    return Folder(
+        path,
+        model.spec,
+        model.tensors,
+        model.stored,
+        {"model_type": model.architecture},
+        model.generation,
+        quantized=quantized,
+        codes={name: types[f"{name}.weight"].name for name in quantized},
+        format="gguf",
+    )
 
 
 def _token_ids(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headway.block_quantization import CodedMatrix
 from headway.checkpoints.folder import Folder, load_folder
 from headway.errors import ConfigError
 from headway.models import Decoder, Model, ModelSpec, blank
 from headway.models.build import allocate_
-from headway.nn import from_codes, linears
-from headway.quantization import QuantizedMatrix
+from headway.nn import Keeps, from_codes
 from headway.storage.lazy import copy_into
 
 
@@ -27,15 +27,17 @@ def load_model(
     device: torch.device | str | None = None,
     backend: str = "auto",
     allow_pickle: bool = False,
+    dequantize: bool = False,
 ) -> Decoder:
     """The decoder of a folder, in evaluation mode.
 
     `dtype` None keeps the file's, but float16 becomes float32 on a CPU and a mix becomes its widest
-    (`choose_dtype`). Raises as `load_folder` does, and ConfigError for a model that is no decoder.
+    (`choose_dtype`). Weights that the files hold as codes of few bits are kept so, and products with them round x
+    to 8 bits (`headway.nn.Rounded`); `dequantize` makes plain ones of them. Raises as `load_folder` does, and
+    ConfigError for a model that is no decoder.
     """
-    return as_decoder(
-        build_model(load_folder(path, allow_pickle=allow_pickle), dtype=dtype, device=device, backend=backend)
-    )
+    folder = load_folder(path, allow_pickle=allow_pickle)
+    return as_decoder(build_model(folder, dtype=dtype, device=device, backend=backend, dequantize=dequantize))
 
 
 def build_model(
@@ -44,14 +46,16 @@ def build_model(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     backend: str = "auto",
+    dequantize: bool = False,
 ) -> Model:
     """The model of a folder that `load_folder` has read; arguments as in `load_model`."""
     where = torch.device("cpu" if device is None else device)
     wanted, choice = folder.choose_dtype(dtype, where)
     if dtype == torch.float16 and where.type == "cpu":
         warnings.warn(f"{choice.what} on a CPU: {choice.why}", stacklevel=3)
+    quantized = {} if dequantize else folder.quantized
     return restore(
-        folder.spec, folder.tensors, dtype=wanted, device=where, backend=backend, quantized=folder.quantized
+        folder.spec, folder.tensors, dtype=wanted, device=where, backend=backend, quantized=quantized
     )
 
 
@@ -62,14 +66,15 @@ def restore(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     backend: str = "auto",
-    quantized: Mapping[str, QuantizedMatrix] = MappingProxyType({}),
+    quantized: Mapping[str, CodedMatrix] = MappingProxyType({}),
 ) -> Model:
     """A model of `spec` with the weights of `state` (copied, cast to `dtype`), in evaluation mode. Layers in
     `quantized` keep these matrices in place of their weights, and the model is then frozen."""
     with torch.device("meta"):
         model = blank(spec, backend).to(dtype)
-    for name in quantized:
-        setattr(model.get_submodule(name), "weight", None)  # noqa: B010  (a Parameter to the type checker)
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, Keeps) and name in quantized}
+    for layer in layers.values():
+        layer.vacate()
     own = allocate_(model, device).state_dict()
     wanted = state.keys() - {f"{name}.weight" for name in quantized}
     assert own.keys() == wanted, sorted(own.keys() ^ wanted)
@@ -78,10 +83,9 @@ def restore(
             copy_into(state, name, value)
     if quantized:
         model.requires_grad_(False)
-        for name, layer in linears(model).items():
-            if name in quantized:
-                layer.keep(from_codes(quantized[name]))
-                layer.to(device)
+        for name, layer in layers.items():
+            layer.keep(from_codes(quantized[name]))
+            layer.to(device)
     return model.eval()
 
 

@@ -32,7 +32,7 @@ from headway.checkpoints.quantized.layers import (
 from headway.checkpoints.quantized.scheme import KEY
 from headway.errors import CheckpointError, ConfigError
 from headway.models import Model, ModelSpec
-from headway.native.linear import Panels
+from headway.native.panels import Panels
 from headway.nn import adapter_names
 from headway.positions import Rotary
 from headway.storage.dtypes import dtype_name

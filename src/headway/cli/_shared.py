@@ -143,6 +143,12 @@ class ModelRun:
             "--compress", help="keep bf16 weights in 11 bits, without loss: less memory, and faster decoding"
         ),
     ] = False
+    dequantize: Annotated[
+        bool,
+        typer.Option(
+            "--dequantize", help="plain weights in place of the codes of 4 to 8 bits that files hold"
+        ),
+    ] = False
     threads: ThreadsOption = None
     backend: BackendOption = "auto"
 
@@ -151,7 +157,7 @@ class ModelRun:
         set_threads(self.threads)
         from headway.api import load
 
-        how: dict[str, Any] = {"dtype": self.dtype, "backend": self.backend, "compress": self.compress}
+        how = attributes(self, "dtype", "backend", "compress", "dequantize")
         return load(self.model, adapter=self.adapter or (), any_base=self.any_base, **how, **more)
 
 

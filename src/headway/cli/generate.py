@@ -145,7 +145,7 @@ def command(
         raise ConfigError("--log-probs: they are in the report; add --json")
     lm = run.load(task="causal-lm")
     from headway.generate.loop import collect
-    from headway.storage.dtypes import dtype_name
+    from headway.nn import kept_as
 
     ids = lm.tokenizer.encode(prompt, eos=False, special=special) if lm.tokenizer else None
     if temperature is None:
@@ -173,6 +173,7 @@ def command(
         report = {
             **attributes(found, "prompt_tokens", "finish_reason", "text", "ids", *measured),
             "new_tokens": len(found.ids),
+            "weights": kept_as(lm.model),
             "prompt": prompt,
             "decoding": decoding and {"what": decoding.what, "why": decoding.why},
         }
@@ -187,7 +188,7 @@ def command(
     else:
         print("" if live else found.text, flush=True)
     steps = "without a cache" if decoding is None else f"by {STEPS[decoding.what]}"
-    note(f"{sentence(found)}, in {dtype_name(next(lm.model.parameters()).dtype)}, {steps}")
+    note(f"{sentence(found)}, in {kept_as(lm.model)}, {steps}")
 
 
 def told(lm: "LanguageModel", token: int, log_prob: float) -> dict[str, Any]:

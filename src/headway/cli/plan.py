@@ -22,9 +22,10 @@ from headway.report import duration, operations, size, table
 if TYPE_CHECKING:
     import torch
 
+    from headway.checkpoints import Folder
     from headway.choice import Choice
     from headway.models import ModelSpec
-    from headway.models.cost import Kept, LayerPlan, Machine, Report
+    from headway.models.cost import Codes, Kept, LayerPlan, Machine, Report
     from headway.models.cost.processes import ProcessShare
 
 
@@ -175,6 +176,7 @@ def find_model(model: str) -> "tuple[ModelSpec, Kept | None]":
     from headway.errors import ConfigError
     from headway.models import catalog
     from headway.models.cost import Kept
+    from headway.models.quantize import WeightKind
     from headway.storage.dtypes import DTYPES
     from headway.storage.reading import read_json
 
@@ -183,7 +185,7 @@ def find_model(model: str) -> "tuple[ModelSpec, Kept | None]":
     if path.suffix == ".gguf":
         folder = load_folder(path)
         dtype, choice = folder.choose_dtype()
-        return folder.spec, Kept(dtype, None, choice.why)
+        return folder.spec, Kept(dtype, codes_of(folder), choice.why)
     if path.is_dir():
         if any(path.glob("model*.safetensors*")):
             stored = {n: f.dtype for n, f in open_tensors(path).forms.items() if f.dtype.is_floating_point}
@@ -195,11 +197,22 @@ def find_model(model: str) -> "tuple[ModelSpec, Kept | None]":
         named = DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")))
         dtype, choice = choose_dtype(stored or {"weights": named or torch.bfloat16}, torch.device("cpu"))
         why = choice.why if stored else "config.json names it" if named else "config.json names none"
-        quantized = None if scheme is None else (scheme.bits, scheme.group)
+        quantized = None if scheme is None else WeightKind(scheme.bits, scheme.group)
         return spec_from_config(config), Kept(dtype, quantized, why)
     if "/" in model or model.startswith("."):
         raise ConfigError(f"{model} is neither a folder with a config.json nor a name of the catalog")
     return catalog.spec(model), None
+
+
+def codes_of(file: "Folder") -> "Codes | None":
+    """The weights that a GGUF file's model keeps as codes."""
+    from headway.models.cost import Codes
+    from headway.nn import code_bytes
+    from headway.storage.gguf_blocks import CODED
+
+    shapes = {name: file.tensors.forms[f"{name}.weight"].shape for name in file.codes}
+    sizes = {name: (o * i, code_bytes(CODED[file.codes[name]], o, i)) for name, (o, i) in shapes.items()}
+    return None if file.kept is None else Codes(file.kept, sizes)
 
 
 def to_text(report: "Report", spec: "ModelSpec", would: Sequence[tuple[str, "Report"]] = ()) -> str:

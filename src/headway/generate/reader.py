@@ -62,7 +62,7 @@ class Reader:
     ) -> None:
         self.model, self.use_cache = model, use_cache
         stack = model.decoder if isinstance(model, EncoderDecoder) else model.model
-        self.device, like = stack.embedding.device, stack.embedding
+        self.device, like = stack.like.device, stack.like
         self.cache = make_paged_cache(model.spec, like, budget=budget, slack=slack, dtype=kv_dtype)
         self.sources = Sources(model) if isinstance(model, EncoderDecoder) else None
         self.native: DecodeStep | None = None
@@ -150,7 +150,7 @@ class Sources:
     """What the decoder of an encoder-decoder attends to: keys and values of every source, computed once."""
 
     def __init__(self, model: EncoderDecoder) -> None:
-        self.model, spec, like = model, model.spec, model.decoder.embedding
+        self.model, spec, like = model, model.spec, model.decoder.like
         of_layer = CacheSpec(
             batch=1, kv_heads=spec.kv_heads, head_dim=spec.head_dim, dtype=like.dtype, device=like.device
         )

@@ -93,7 +93,7 @@ def _scored(model: Decoder, rows: list[list[int]], begins: list[int]) -> tuple[l
     """ln p of the tokens of each row from its place in `begins` on, row after row [N], and whether they are greedy."""
     ids, lengths = _padded([row[:-1] for row in rows])
     targets, _ = _padded([row[1:] for row in rows])
-    slots, device = torch.arange(ids.shape[1]), model.model.embedding.device
+    slots, device = torch.arange(ids.shape[1]), model.model.like.device
     first, count = (torch.tensor(values).unsqueeze(1) for values in (begins, lengths))
     scored = (slots >= first - 1) & (slots < count)
     targets = torch.where(scored, targets, IGNORE_INDEX)[scored].to(device)

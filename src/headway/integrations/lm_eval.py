@@ -77,7 +77,7 @@ class HeadwayLM(TemplateLM):  # type: ignore[misc]
         self.text = self.lm.need_tokenizer()
         self.batch_size = BATCH if batch_size == "auto" else int(batch_size)
         self.max_length = max_length or self.lm.spec.trained_context
-        self._device = self.lm.model.model.embedding.device
+        self._device = self.lm.model.model.like.device
 
     @property
     def eot_token_id(self) -> int:

@@ -121,7 +121,7 @@ class Decoder(nn.Module):
         """An empty cache for `batch` rows, chosen layer by layer from the patterns; as in `make_cache` of
         `headway.cache`. `dtype` is the weights' unless given (autocast makes keys of another; torch.int8 rounds
         them)."""
-        return make_decoder_cache(self.spec, self.model.embedding, batch, slack=slack, kind=kind, dtype=dtype)
+        return make_decoder_cache(self.spec, self.model.like, batch, slack=slack, kind=kind, dtype=dtype)
 
 
 def check_targets(ids: Tensor, targets: Tensor | None, logits_for: Tensor | slice | None) -> None:

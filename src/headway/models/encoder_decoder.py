@@ -136,9 +136,7 @@ class EncoderDecoder(nn.Module):
     ) -> EncoderDecoderCache:
         """An empty past for every row of `memory`, and its keys, computed here once."""
         batch = memory.states.shape[0]
-        own = make_decoder_cache(
-            self.spec, self.decoder.embedding, batch, slack=slack, kind=kind, dtype=dtype
-        )
+        own = make_decoder_cache(self.spec, self.decoder.like, batch, slack=slack, kind=kind, dtype=dtype)
         return EncoderDecoderCache(own, self.memory_keys(memory))
 
     def logits(self, hidden: Tensor) -> Tensor:

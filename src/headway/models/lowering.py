@@ -70,7 +70,7 @@ class Lowered(Operations):
     def __init__(self, model: Decoder) -> None:
         _check_model(model)
         stack = model.model
-        super().__init__(stack.embedding.dtype)
+        super().__init__(stack.like.dtype)
         self.attention: list[Attends] = []
         self.rotations: dict[int, Rotated] = {}
         self.shared_scores = stack.scores

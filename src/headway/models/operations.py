@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from headway.errors import BackendError
 from headway.native import interface as c
-from headway.native.compressed import Compressed
 from headway.native.linear import MOST_ROWS, Matrix, matrix_struct
+from headway.native.panels import Panels
 from headway.nn.norms import LayerNorm, RMSNorm
 
 NORMS: dict[type[nn.Module], str] = {RMSNorm: "rms", LayerNorm: "layer"}
@@ -65,9 +65,7 @@ class Operations:
         """A matrix of a product: out (+)= factor * (x W^T) + bias; `factor` and bias [O]."""
         self.kept.append(matrix)
         if factor is not None:
-            factor = self.floats(
-                factor if isinstance(matrix, Tensor | Compressed) else factor * matrix.factor
-            )
+            factor = self.floats(factor * matrix.factor if isinstance(matrix, Panels) else factor)
         return matrix_struct(matrix, out, self.floats(bias), factor, add=add)
 
     def product(

@@ -19,7 +19,7 @@ from headway.errors import ConfigError, did_you_mean
 from headway.models.build import Model
 from headway.models.decoder import Decoder
 from headway.models.gptq import gptq
-from headway.native.linear import GROUP
+from headway.native.panels import GROUP
 from headway.nn import Rounded, block_linears, from_codes, linears
 from headway.nn.adapters import adapter_names
 from headway.quantization import quantize_clipped
@@ -30,6 +30,10 @@ class WeightKind(NamedTuple):
 
     bits: int
     group: int | None
+
+    def __str__(self) -> str:
+        each = "output" if self.group is None else f"{self.group} inputs"
+        return f"int{self.bits} in the blocks with a scale for each {each}"
 
 
 KINDS: Mapping[str, WeightKind] = {"int8": WeightKind(8, 32), "int4": WeightKind(4, 32)}
@@ -111,8 +115,8 @@ def _require_finite(model: nn.Module) -> None:
 
 
 def quantized_layers(model: nn.Module) -> dict[str, Rounded]:
-    """The weights of 8 or 4 bits by the names of their layers."""
-    kept = {name: layer.kept for name, layer in linears(model).items()}
+    """The weights of 8 or 4 bits by the names of their linear layers."""
+    kept = {name: layer.kept for name, layer in linears(model).items() if layer.coded}
     return {name: weight for name, weight in kept.items() if isinstance(weight, Rounded)}
 
 

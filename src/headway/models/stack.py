@@ -186,9 +186,15 @@ class TransformerStack(nn.Module):
 
     @property
     def embedding(self) -> Tensor:
-        """The table of ids, [V, columns]."""
+        """The table of ids, [V, columns], dequantized where it is kept in fewer bits."""
         assert self.embed_tokens is not None
-        return self.embed_tokens.weight
+        return self.embed_tokens.matrix
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the dtype and device of its states."""
+        assert self.embed_tokens is not None
+        return self.embed_tokens.like
 
 
 def _shared_rotation(blocks: Sequence[Block]) -> tuple[int | None, ...]:

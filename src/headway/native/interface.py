@@ -9,7 +9,7 @@ from torch import Tensor
 
 ABI = 1
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-INT8, INT4, COMPRESSED = 2, 3, 4
+INT8, INT4, Q4_K, Q5_K, Q6_K, COMPRESSED = range(2, 8)
 SOFT_CAP, DISTANCE, SLOPE = range(3)
 BLOCK = 64
 TILE = 96

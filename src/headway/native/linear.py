@@ -4,6 +4,7 @@
                                 as memory allows
     `Compressed`, 11 bits       for a few rows, with the results of the bf16 weights that it is made of, to the bit
     `Panels` of 8 or 4 bits     for any number of rows: up to four as above, more in tiles that stay in registers
+    `BlockPanels`, 4 to 6 bits  likewise
 
 Against panels x is rounded to 8 bits in groups of 32 inputs: |x - x'| <= max |x of the group| / 254. The sums of a
 group are exact integers; those over groups are float32, in their order. So a row's results do not depend on the rows
@@ -16,144 +17,22 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from headway.errors import BackendError
-from headway.hardware import large_pages
 from headway.native import interface as c
+from headway.native.block_panels import BlockPanels
 from headway.native.compressed import Compressed
 from headway.native.loader import library, threads
-from headway.quantization import QuantizedMatrix
+from headway.native.panels import Panels
 
-PANEL, GROUP = 16, 32
 MOST_ROWS = 64
 """Rows of a step of decoding, at most."""
 FLOATS = torch.float32, torch.bfloat16
-AT_ONCE = 1 << 18
-"""Weights that are packed at a time."""
-
-
-class Panels(NamedTuple):
-    """A quantized matrix as the kernels read it.
-
-    Attributes:
-        data: uint8 [P, bytes of a panel]; of each group 32 inputs of 16 outputs, their scales, their zeros.
-        bits: 8 or 4.
-        outputs, inputs: O and I.
-        has_scales, has_zeros: whether each group has its own; zeros are 128 or 8 where it has none.
-        factor: float32 [O], by which each output is multiplied.
-        group: inputs that share a scale, a multiple of 32; I where a whole row does.
-    """
-
-    data: Tensor
-    bits: int
-    outputs: int
-    inputs: int
-    has_scales: bool
-    has_zeros: bool
-    factor: Tensor
-    group: int
-
-    @classmethod
-    def pack(cls, matrix: QuantizedMatrix) -> Panels:
-        """Raises BackendError where groups are no multiples of 32 inputs. Scales of groups are kept as float16, times a
-        power of two of their row; those that a float16 does not hold are rounded to it."""
-        outputs, inputs = matrix.codes.shape
-        each = matrix.group if matrix.scale.shape[1] > 1 else None
-        if each is not None and each % GROUP:
-            raise BackendError(f"the kernels take groups of a multiple of {GROUP} inputs, not of {each}")
-        panels, groups = -(-outputs // PANEL), -(-inputs // GROUP)
-        top = matrix.scale.abs().amax(1).float()
-        power = torch.exp2(torch.floor(torch.log2(top.clamp_min(torch.finfo(torch.float32).tiny))))
-        factor = power if each else matrix.scale[:, 0].float()
-        form = cls(
-            torch.empty(0),
-            matrix.bits,
-            outputs,
-            inputs,
-            each is not None,
-            matrix.zero is not None,
-            factor,
-            each or inputs,
-        )
-        # What stays is allocated before what is made on the way, a few panels at a time: no holes are left between.
-        data = torch.empty(panels, groups, form.group_bytes, dtype=torch.uint8)
-        large_pages([data])
-        step = max(1, AT_ONCE // (PANEL * inputs))
-        for first in range(0, panels, step):
-            data[first : first + step] = form._packed(matrix, slice(first * PANEL, (first + step) * PANEL))
-        return form._replace(data=data.view(panels, -1))
-
-    @property
-    def group_bytes(self) -> int:
-        """Bytes of 32 inputs of a panel."""
-        return PANEL * (GROUP * self.bits // 8 + 2 * self.has_scales + self.has_zeros)
-
-    def _packed(self, matrix: QuantizedMatrix, rows: slice) -> Tensor:
-        """These rows of a matrix, whole panels: uint8 [panels, G, group_bytes]."""
-        codes = matrix.codes[rows]
-        panels, groups, middle = -(-len(codes) // PANEL), -(-self.inputs // GROUP), 1 << self.bits - 1
-        # what stands behind the last input is multiplied by zeros; any code will do
-        words = _padded(codes, panels * PANEL, groups * GROUP, middle).view(panels, PANEL, groups, 8, 4)
-        words = words.permute(0, 2, 3, 1, 4)  # [panels, G, 8, 16, 4]
-        if self.bits == 4:
-            words = words[:, :, :4] | words[:, :, 4:] << 4
-        parts = [words.reshape(panels, groups, -1)]
-        if self.has_scales:
-            scale = (matrix.scale[rows].float() / self.factor[rows].unsqueeze(1)).half()
-            halves = _of_groups(scale, panels, groups, self.group, 0).contiguous()
-            parts.append(halves.view(torch.uint8).view(panels, groups, -1))
-        if matrix.zero is not None:
-            parts.append(_of_groups(matrix.zero[rows], panels, groups, self.group, 0))
-        return torch.cat(parts, 2)
-
-    def unpack(self, first: int = 0, count: int | None = None) -> QuantizedMatrix:
-        """The matrix again, with the scales as they are kept; of `count` panels from `first`, all unless given."""
-        data = self.data[first:] if count is None else self.data[first : first + count]
-        outputs = min(len(data) * PANEL, self.outputs - first * PANEL)
-        groups, size = -(-self.inputs // GROUP), PANEL * GROUP * self.bits // 8
-        parts = data.view(len(data), groups, -1)
-        words = parts[:, :, :size].unflatten(2, (-1, PANEL, 4))
-        if self.bits == 4:
-            words = torch.cat((words & 15, words >> 4), 2)
-        codes = words.permute(0, 3, 1, 2, 4).reshape(len(data) * PANEL, -1)[:outputs, : self.inputs]
-        each = (
-            groups if self.group == self.inputs else self.group // GROUP
-        )  # groups of 32 in one of the matrix
-
-        def of_rows(values: Tensor) -> Tensor:
-            return values.transpose(1, 2).reshape(-1, groups)[:outputs, ::each].contiguous()
-
-        scale = self.factor[first * PANEL :][:outputs].unsqueeze(1)
-        if self.has_scales:
-            halves = parts[:, :, size : size + 2 * PANEL].contiguous().view(torch.float16)
-            scale = of_rows(halves).float() * scale
-        zero = of_rows(parts[:, :, -PANEL:]) if self.has_zeros else None
-        return QuantizedMatrix(codes.contiguous(), scale, zero, self.bits, self.group)
-
-
-def panel_bytes(outputs: int, inputs: int, bits: int, scales: bool) -> int:
-    """Bytes of `Panels` without zeros, with scales of groups or without."""
-    weights = -(-outputs // PANEL) * PANEL * -(-inputs // GROUP) * (GROUP * bits // 8 + 2 * scales)
-    return weights + 4 * outputs
-
-
-def _padded(t: Tensor, rows: int, columns: int, value: int) -> Tensor:
-    out = t.new_full((rows, columns), value)
-    out[: t.shape[0], : t.shape[1]] = t
-    return out
-
-
-def _of_groups(values: Tensor, panels: int, groups: int, each: int, empty: int) -> Tensor:
-    """Values [O, groups of `each` inputs] as [P, G, 16]."""
-    spread = values.repeat_interleave(-(-each // GROUP), 1)[:, :groups]
-    return _padded(spread, panels * PANEL, groups, empty).view(panels, PANEL, groups).transpose(1, 2)
-
-
-Matrix = Tensor | Panels | Compressed
+BLOCKS = {4: c.Q4_K, 5: c.Q5_K, 6: c.Q6_K}
+Matrix = Tensor | Panels | BlockPanels | Compressed
 
 
 def unsupported_reason(x: Tensor, matrices: Sequence[Matrix]) -> str | None:
@@ -215,6 +94,8 @@ def matrix_struct(
     elif isinstance(matrix, Compressed):
         kind, weights, step = c.COMPRESSED, matrix.data, 0
         starts, table = matrix.starts.data_ptr(), matrix.table
+    elif isinstance(matrix, BlockPanels):
+        kind, weights, step = BLOCKS[matrix.bits], matrix.data, matrix.data.shape[1]
     else:
         kind, weights, step = (c.INT8 if matrix.bits == 8 else c.INT4), matrix.data, matrix.data.shape[1]
         scales, zeros = int(matrix.has_scales), int(matrix.has_zeros)

@@ -24,6 +24,7 @@ from headway.nn.cross_entropy import IGNORE_INDEX, Losses
 from headway.nn.embeddings import PositionEmbedding, TokenEmbedding, check_ids
 from headway.nn.feedforward import FeedForward, GatedFeedForward, named_activation, swish
 from headway.nn.fused import ACTIVATIONS, Norm
+from headway.nn.kept import Keeps, kept_as
 from headway.nn.linear import Linear, linears
 from headway.nn.lora import Lora, LowRank, merged_weight
 from headway.nn.mixers import GlobalMixer, LinearMixer, Mixer, SoftmaxMixer
@@ -31,7 +32,20 @@ from headway.nn.norms import NORMS, LayerNorm, RMSNorm, make_norm
 from headway.nn.output import output_cross_entropy
 from headway.nn.positions import RotaryEmbedding, Scores
 from headway.nn.share import Share
-from headway.nn.weights import WEIGHTS, CompressedWeight, Int4, Int8, Nf4, Plain, Rounded, Weight, from_codes
+from headway.nn.weights import (
+    WEIGHTS,
+    BlockQuantized,
+    CompressedWeight,
+    Int4,
+    Int8,
+    Nf4,
+    Packed,
+    Plain,
+    Rounded,
+    Weight,
+    code_bytes,
+    from_codes,
+)
 
 __all__ = [
     "ACTIVATIONS",
@@ -44,6 +58,7 @@ __all__ = [
     "AttentionLayer",
     "AttentionOptions",
     "Block",
+    "BlockQuantized",
     "CompressedWeight",
     "FeedForward",
     "GatedFeedForward",
@@ -51,6 +66,7 @@ __all__ = [
     "GlobalMixer",
     "Int4",
     "Int8",
+    "Keeps",
     "LayerNorm",
     "Linear",
     "LinearAttention",
@@ -62,6 +78,7 @@ __all__ = [
     "Nf4",
     "Norm",
     "Order",
+    "Packed",
     "Plain",
     "PositionEmbedding",
     "RMSNorm",
@@ -77,7 +94,9 @@ __all__ = [
     "attach",
     "block_linears",
     "check_ids",
+    "code_bytes",
     "from_codes",
+    "kept_as",
     "linears",
     "make_norm",
     "merge",

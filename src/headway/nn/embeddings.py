@@ -7,12 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from headway.errors import DataError
+from headway.nn.kept import Keeps
 from headway.positions import PositionScheme
 from headway.tokens import Tokens
 
 
-class TokenEmbedding(nn.Embedding):
-    """Row `id` of a trained table of `vocab` rows. Ids of empty slots are not looked at."""
+class TokenEmbedding(Keeps, nn.Embedding):
+    """Row `id` of a trained table of `vocab` rows, which may be kept in fewer bits. Ids of empty slots are not looked
+    at."""
+
+    empty: Tensor
 
     def forward(self, ids: Tensor, tokens: Tokens | None = None) -> Tensor:
         """ids [B, T] -> [B, T, M].
@@ -28,7 +32,18 @@ class TokenEmbedding(nn.Embedding):
 
     def rows(self, ids: Tensor) -> Tensor:
         """Of ids that are there."""
-        return super().forward(ids)
+        return super().forward(ids) if self._form is None else self.kept.rows(ids).to(self.like.dtype)
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the dtype and device of rows: the table itself, or an empty one where that is in fewer bits."""
+        return self.empty if self.weight is None else self.weight
+
+    def vacate(self) -> None:
+        """See `Keeps`."""
+        if self.weight is not None:
+            self.register_buffer("empty", self.weight.detach().new_empty(0), persistent=False)
+        super().vacate()
 
     def checked(self, ids: Tensor, tokens: Tokens | None) -> Tensor:
         """The ids, 0 in empty slots; errors as in `forward`."""

@@ -6,17 +6,18 @@ Legend: I numbers in, O numbers out; M width of the states, V vocab.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
-import torch
 from torch import Tensor, nn
 
+from headway.nn.embeddings import TokenEmbedding
+from headway.nn.kept import Keeps
 from headway.nn.lora import LowRank, merged_weight
 from headway.nn.share import Share, part_of
-from headway.nn.weights import Plain, Weight
+from headway.nn.weights import Weight
 
 
-class Linear(nn.Linear):
+class Linear(Keeps, nn.Linear):
     """x W^T (+ b), and what its active adapters add: the only product with weights in the library.
 
         y = leave(W enter(x) + sum of adapters) + b        enter, leave: messages to the ranks that share the layer
@@ -24,15 +25,14 @@ class Linear(nn.Linear):
     What varies are fields, so that every combination is there:
 
     Attributes:
-        kept: W, in one of the forms of `headway.nn.weights.WEIGHTS`; `keep` puts another in its place. Plain weights
-            are the parameter `weight`; other forms are buffers, frozen.
+        kept: W, in one of the forms of `headway.nn.weights.WEIGHTS` (`Keeps`).
         adapters: by their names; active: names of those that are added, in this order.
         share: which part of the layer this rank has; None where it has all.
         embedding: whose table is W, where the layer is tied to one.
         is_output: whether its rows are those of a vocab.
     """
 
-    embedding: nn.Embedding | None
+    embedding: TokenEmbedding | None
 
     def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
         super().__init__(inputs, outputs, bias)
@@ -41,13 +41,11 @@ class Linear(nn.Linear):
         self.share: Share | None = None
         self.is_output = False
         self.__dict__["embedding"] = None  # not as a child, whose parameters would be this layer's, too
-        self._form: Weight | None = None  # None: plain; else the form, without its tensors
-        self._dtypes: dict[str, torch.dtype] = {}
         self._unmerged: Tensor | None = None  # W, while the adapters are merged into it
 
     @classmethod
     def output(
-        cls, width: int, vocab: int, *, bias: bool = False, tied_to: nn.Embedding | None = None
+        cls, width: int, vocab: int, *, bias: bool = False, tied_to: TokenEmbedding | None = None
     ) -> Linear:
         """x U^T (+ b), with U [V, M] a matrix of its own, or the table of an embedding that it is tied to.
 
@@ -60,41 +58,19 @@ class Linear(nn.Linear):
             layer.tie(tied_to)
         return layer
 
-    def tie(self, embedding: nn.Embedding) -> None:
+    def tie(self, embedding: TokenEmbedding) -> None:
         """Take the table of an embedding as W."""
         self.__dict__["embedding"] = embedding
 
     @property
     def kept(self) -> Weight:
         """W, as it is kept."""
-        if self._form is None:
-            return Plain(self.weight if self.embedding is None else self.embedding.weight)
-        buffers = {name: getattr(self, name).view(dtype) for name, dtype in self._dtypes.items()}
-        return self._form.with_tensors(buffers)
+        return super().kept if self.embedding is None or self._form is not None else self.embedding.kept
 
     def keep(self, weight: Weight) -> None:
         """Put a weight in the place of W."""
-        for name in self._dtypes:
-            del self._buffers[name]
         self.out_features, self.in_features = weight.shape
-        if isinstance(weight, Plain):
-            trained = self.weight.requires_grad if self.weight is not None else False
-            self._form, self._dtypes = None, {}
-            self.weight = nn.Parameter(weight.w, requires_grad=trained)
-            return
-        self.register_parameter("weight", None)
-        tensors = weight.tensors()
-        self._dtypes = {name: t.dtype for name, t in tensors.items()}
-        self._form = weight.with_tensors({name: t.new_empty(1) for name, t in tensors.items()})
-        for name, t in tensors.items():
-            # floats under the name of integers, which a cast of the model leaves as they are
-            bits = t.view({2: torch.int16, 4: torch.int32}[t.itemsize]) if t.is_floating_point() else t
-            self.register_buffer(name, bits, persistent=not weight.exact)
-
-    @property
-    def matrix(self) -> Tensor:
-        """W [O, I], dequantized where it is kept in another form."""
-        return self.kept.dequantize()
+        super().keep(weight)
 
     @property
     def nbytes(self) -> int:
@@ -171,11 +147,6 @@ class Linear(nn.Linear):
         """Put back the weight, to the bit."""
         if self._unmerged is not None:
             self.weight.data, self._unmerged = self._unmerged, None
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self._form is not None and self._form.exact:
-            destination[f"{prefix}weight"] = self.matrix
 
     def extra_repr(self) -> str:
         """Sizes, the form of the weight, adapters."""

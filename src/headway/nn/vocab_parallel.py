@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headway.nn.cross_entropy import IGNORE_INDEX, rows_entropy
@@ -27,13 +26,18 @@ AT_ONCE = 1 << 20
 class VocabParallelEmbedding(TokenEmbedding):
     """Rows of a table [V, M] of which this rank has those of its ids: the sum over ranks, of which one is not 0."""
 
-    def __init__(self, table: nn.Embedding, tensor: TensorParallel) -> None:
+    def __init__(self, table: TokenEmbedding, tensor: TensorParallel) -> None:
         nn.Module.__init__(self)
         self.tensor, self.own = tensor, tensor.share(table.num_embeddings, "tokens of the vocab")
         self.num_embeddings, self.embedding_dim = len(self.own), table.embedding_dim
         self.padding_idx = self.max_norm = None
         self.norm_type, self.scale_grad_by_freq, self.sparse = 2.0, False, False
-        self.weight = part_of(table.weight, 0, self.own)
+        if table.weight is not None:
+            self.weight = part_of(table.weight, 0, self.own)
+            return
+        self.register_buffer("empty", table.empty, persistent=False)
+        self.register_parameter("weight", None)
+        self.keep(table.kept.part(0, self.own))
 
     @property
     def vocab(self) -> int:
@@ -43,7 +47,7 @@ class VocabParallelEmbedding(TokenEmbedding):
     def rows(self, ids: Tensor) -> Tensor:
         """See `TokenEmbedding`."""
         at, here = placed(ids, self.own)
-        return self.tensor.leave(F.embedding(at, self.weight).masked_fill(~here[..., None], 0.0))
+        return self.tensor.leave(super().rows(at).masked_fill(~here[..., None], 0.0))
 
 
 @dataclass(frozen=True)

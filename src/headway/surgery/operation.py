@@ -191,7 +191,7 @@ def write(
     )
     dtype, _ = folder.choose_dtype()
     plain = ", ".join(sorted({str(t.dtype).removeprefix("torch.") for t in state.values()}))
-    stored = () if folder.scheme is None else (("weights", str(folder.scheme), plain),)
+    stored = () if folder.kinds is None else (("weights", folder.kinds, plain),)
     written = Written(
         source=folder.path,
         target=target,

@@ -81,9 +81,10 @@ def quantize_folder(
     that the folder is read in. Raises, leaving `target` as it was, CheckpointError when it exists (unless `overwrite`),
     and ConfigError for a folder that is quantized already and what `quantize_model` raises."""
     check_target(target, overwrite)
-    if folder.scheme is not None:
+    if folder.kinds is not None:
         raise ConfigError(
-            f"{folder.path} has weights of {folder.scheme} already; quantize the folder that it was made of"
+            f"{folder.path} has weights of {folder.kinds} already; quantize the folder that it was made of, or the "
+            "numbers that they stand for, in the folder that headway convert makes of it"
         )
     context = row_length(folder.spec, folder.spec) if context is None else context
     model, rows = build_model(folder), None if calibrate is None else _rows(calibrate, context)
@@ -111,7 +112,7 @@ def quantize_folder(
     return Quantized(
         source=folder.path,
         target=Path(target),
-        weights=str(written.scheme),
+        weights=str(written.kinds),
         codes="the nearest" if rows is None else f"GPTQ on {sum(map(len, rows))} tokens",
         layers=len(quantized_layers(model)),
         bytes_before=folder.stored.nbytes,

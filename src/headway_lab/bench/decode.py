@@ -26,13 +26,13 @@ from headway_lab.bench.inputs import OURS, Problem, Side, UnsupportedCase
 from headway_lab.bench.llama_cpp import NAME as LLAMA_CPP
 from headway_lab.bench.llama_cpp import LlamaCpp, system_info
 from headway_lab.bench.measure import THOROUGH, Effort, drop_mismatches, timed
-from headway_lab.bench.models import Written, available, check_memory, ids_of
+from headway_lab.bench.models import WEIGHTS, Written, available, check_memory, ids_of
 from headway_lab.bench.rows import Row, machine
 from headway_lab.bench.transformers_layers import transformers
 
 TRANSFORMERS = "transformers"
 ONE_ROW = f"{OURS} one row"
-APART = {"bf16": 0.05, "int8": 0.1, "int4": 0.1, "int8-row": 0.1, "compressed": 0.05}
+APART = {**dict.fromkeys(WEIGHTS, 0.1), "bf16": 0.05, "compressed": 0.05}
 """How far logits of a side may be from ours, relative to their norm: the rounding of 22 layers in bfloat16, and beside
 codes that of inputs to 8 bits. Another token's logits differ by some 1.4."""
 
@@ -116,12 +116,13 @@ def measured(written: Written, model: Decoder, theirs: Any, weights: str, rows: 
 def step_bytes(model: Decoder, context: int, rows: int) -> int:
     """Bytes that a step reads: all weights once, of an embedding that is not the output layer the ids' rows alone; and
     the keys and values of all rows."""
-    spec, embedding = model.spec, model.model.embedding
-    packed = sum(layer.nbytes for layer in linears(model).values() if layer.weight is None)
-    weights = sum(p.nbytes for p in model.parameters()) + packed
+    spec, table = model.spec, model.model.embed_tokens
+    assert table is not None
+    layers = [table, *linears(model).values()]
+    weights = sum(p.nbytes for p in model.parameters()) + sum(m.nbytes for m in layers if m.weight is None)
     if not spec.tied:
-        weights -= embedding.nbytes - rows * embedding[0].nbytes
-    return weights + kv_bytes_read(spec, context, embedding.dtype, rows)
+        weights -= table.nbytes * (spec.vocab - rows) // spec.vocab
+    return weights + kv_bytes_read(spec, context, table.like.dtype, rows)
 
 
 def ours(model: Decoder, prompt: Sequence[int], rows: int) -> Side:

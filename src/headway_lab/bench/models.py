@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from headway import hardware
 from headway.checkpoints import change_pairing, load_folder, load_model, save_folder
@@ -22,8 +21,8 @@ from headway.models.compress import compress_model
 from headway.models.cost import weight_bytes
 from headway.nn import from_codes, linears
 from headway.positions import Rotary
-from headway.quantization import QuantizedMatrix, quantize_weights
-from headway.storage.gguf_blocks import BF16, Q4_0, Q8_0, BlockType, codes, quantize
+from headway.quantization import quantize_weights
+from headway.storage.gguf_blocks import BF16, CODED, Q4_0, Q8_0, TYPES, BlockType
 from headway_lab.bench.cases import check_names
 from headway_lab.bench.inputs import UnsupportedCase
 from headway_lab.bench.transformers_layers import transformers
@@ -45,7 +44,7 @@ def _llama(layers: int, width: int, heads: int, kv_heads: int, hidden: int, voca
 
 
 DECODERS: Mapping[str, ModelSpec] = {
-    "tiny": _llama(layers=2, width=64, heads=4, kv_heads=2, hidden=128, vocab=512),
+    "tiny": _llama(layers=2, width=256, heads=4, kv_heads=2, hidden=512, vocab=512),
     "32m": _llama(layers=8, width=512, heads=8, kv_heads=4, hidden=1408, vocab=8192),
     "1.1b": _llama(layers=22, width=2048, heads=32, kv_heads=4, hidden=5632, vocab=32000),
 }
@@ -55,11 +54,13 @@ WEIGHTS: Mapping[str, BlockType | None] = {
     "bf16": BF16,
     "int8": Q8_0,
     "int4": Q4_0,
+    **{CODED[kind.name]: kind for kind in TYPES if kind.block == 256},
     "int8-row": None,
     "compressed": None,
 }
-"""How weights are kept, and the type of GGUF that has as many bits: 16, 8.5 and 4.5. None has one scale a row (as
-`--group -1` of `headway quantize` writes), or bf16 in 11 bits (`headway.models.compress`)."""
+"""How weights are kept, and the type of GGUF that has as many bits: 16, 8.5, 4.5, and in blocks of 256 4.5, 5.5 and
+6.6. None has one scale a row (as `--group -1` of `headway quantize` writes), or bf16 in 11 bits
+(`headway.models.compress`)."""
 
 
 class Written:
@@ -71,22 +72,17 @@ class Written:
         save_folder(folder / "hf", build(self.spec, dtype=torch.bfloat16, seed=0))
 
     def ours(self, weights: str) -> Decoder:
-        """In headway; weights of 8 and 4 bits have the codes and scales of the GGUF file (`headway quantize` looks for
-        better ones of as many bytes, which takes minutes). The output layer's, too; embeddings are rounded likewise."""
+        """In headway; weights of 8 bits and fewer are those of the GGUF file (`headway quantize` looks for better codes
+        of as many bytes, which takes minutes), with all else in bfloat16."""
+        if WEIGHTS[weights] not in (None, BF16):
+            return load_model(self.gguf(weights), dtype=torch.bfloat16)
         model = load_model(self.folder / "hf")
         if weights == "compressed":
             compress_model(model)
-        elif weights != "bf16":
-            kind = WEIGHTS[weights]
-
-            def codes_of(matrix: Tensor) -> QuantizedMatrix:
-                return codes(quantize(matrix, kind), kind) if kind else quantize_weights(matrix, 8)
-
+        elif weights == "int8-row":
             model.eval().requires_grad_(False)
             for layer in linears(model).values():
-                layer.keep(from_codes(codes_of(layer.matrix)))
-            table = model.model.embedding
-            table.data = codes_of(table).dequantize(table.dtype)
+                layer.keep(from_codes(quantize_weights(layer.matrix, 8)))
         return model
 
     def transformers(self) -> Any:

@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from headway.native import interface as c
-from headway.native.linear import PANEL
 from headway.native.loader import search
+from headway.native.panels import PANEL
 from headway_lab.bench.torch_operators import Found
 
 ATTENTION, ATTENTION_BACKWARD = "attention", "attention, backward"

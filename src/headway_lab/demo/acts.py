@@ -120,7 +120,7 @@ class CacheSize:
 def cache_sizes(model: Decoder, window: int, times: int = 8, chunk: int = 32) -> list[CacheSize]:
     """Decode to `times` windows; the caches at 1, 2, 4, .. windows."""
     spec, cache = model.eval().spec, model.make_cache(1)
-    element = cost.kv_bytes_per_token(spec, model.model.embedding.dtype) // spec.layers
+    element = cost.kv_bytes_per_token(spec, model.model.like.dtype) // spec.layers
     noise = torch.Generator().manual_seed(0)
     done, sizes = 0, list[CacheSize]()
     for count in doublings(window, times * window):

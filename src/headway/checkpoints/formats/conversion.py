@@ -209,7 +209,7 @@ def _check(
     found: Source, rounded: Rounding | None, exact: Tensor, written: Path, dtype: torch.dtype, ids: Tensor
 ) -> Check:
     """The converted model against its source, whose logits in float32 are `exact`."""
-    ours = load_model(written, dtype=dtype)(ids[None])[0].float()
+    ours = load_model(written, dtype=dtype, dequantize=True)(ids[None])[0].float()
     largest = float(exact.abs().max())
     bound = FLOAT32_BOUND * largest
     if dtype != torch.float32:

@@ -11,15 +11,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from headway.block_quantization import CodedMatrix
 from headway.checkpoints.folder import load_folder
 from headway.checkpoints.formats import llama2c, meta
 from headway.checkpoints.quantized.layers import Matrices
-from headway.checkpoints.quantized.scheme import Scheme
 from headway.checkpoints.restore import fill
 from headway.checkpoints.saving import TokenizerFiles
 from headway.errors import CheckpointError
 from headway.models import ModelSpec
-from headway.quantization import QuantizedMatrix
 from headway.storage.gguf import is_gguf
 from headway.storage.lazy import Form, LazyTensors, Made, cast
 from headway.storage.tensors import open_tensors
@@ -33,8 +32,8 @@ Rounding = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 @dataclass(frozen=True)
 class Source:
     """A model and its own forward pass: `forward(weights, dtype, ids)` are the logits of a row of ids. Of weights of 8
-    or 4 bits, kept as `scheme` says, `codes` has the matrices by their names, `weights` what they are in float32, and
-    `state` that in the dtype of their scales."""
+    or 4 bits, `kinds` says how they are kept, `codes` has the matrices, by their names, `weights` what they are in
+    float32, and `state` that in the dtype of their scales."""
 
     format: str
     spec: ModelSpec
@@ -43,8 +42,8 @@ class Source:
     forward: Callable[[Mapping[str, Tensor], torch.dtype, Tensor], Tensor]
     tokenizer: TokenizerFiles | None = None
     generation: Mapping[str, Any] | None = None
-    codes: Mapping[str, QuantizedMatrix] = field(default_factory=dict)
-    scheme: Scheme | None = None
+    codes: Mapping[str, CodedMatrix] = field(default_factory=dict)
+    kinds: Mapping[str, str] = field(default_factory=dict)
 
     @torch.no_grad()
     def logits(self, ids: Tensor, dtype: torch.dtype, rounded: Rounding | None) -> Tensor:
@@ -74,8 +73,9 @@ def open_source(
         quantized = folder.quantized
         codes = Matrices({f"{layer}.weight": partial(quantized.__getitem__, layer) for layer in quantized})
         weights = _exact(folder.tensors, codes)
+        kinds = {f"{layer}.weight": kind for layer, kind in folder.codes.items()}
         return Source(
-            frm, folder.spec, folder.tensors, weights, forward, files, folder.generation, codes, folder.scheme
+            frm, folder.spec, folder.tensors, weights, forward, files, folder.generation, codes, kinds
         )
     if frm == "llama2c":
         model = llama2c.read(source)
@@ -93,7 +93,7 @@ def open_source(
     )
 
 
-def _exact(tensors: LazyTensors, codes: Mapping[str, QuantizedMatrix]) -> LazyTensors:
+def _exact(tensors: LazyTensors, codes: Mapping[str, CodedMatrix]) -> LazyTensors:
     """Tensors, of which those with `codes` are what these are in float32."""
     known = {
         name: Form(form.shape, torch.float32) if name in codes else form

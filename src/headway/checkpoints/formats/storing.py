@@ -36,16 +36,15 @@ class Storage:
     @cached_property
     def kept(self) -> Blocks | None:
         """The weights whose codes the target takes over."""
-        types = {name: block_type(matrix) for name, matrix in self.source.codes.items()} if self.gguf else {}
-        places = {kind for kind in types.values() if kind is not None and self.packed in (None, kind)}
-        if not places:
+        found = {name: block_type(matrix) for name, matrix in self.source.codes.items()} if self.gguf else {}
+        types = {name: kind for name, kind in found.items() if kind and self.packed in (None, kind)}
+        if not types:
             return None
-        (place,), shapes = places, forms(self.source.state)  # one scheme has one number of bits
-        made = {}
-        for name in (name for name, kind in types.items() if kind is place):
+        made, shapes = {}, forms(self.source.state)
+        for name, place in types.items():
             rows, inputs = shapes[name].shape
             made[name] = Form((rows, inputs // place.block * place.nbytes), torch.uint8)
-        return Blocks(place, Made(made, lambda name: blocks(self.source.codes[name])))
+        return Blocks(types, Made(made, lambda name: blocks(self.source.codes[name])))
 
     def keeps(self, name: str) -> bool:
         """Whether the target takes over the codes of a weight."""
@@ -65,7 +64,7 @@ class Storage:
     def value(self, name: str, value: Tensor) -> Tensor:
         """A tensor as the target gives it back."""
         if self.kept is not None and self.keeps(name):
-            return dequantize(self.kept.rows[name], self.kept.type)
+            return dequantize(self.kept.rows[name], self.kept.types[name])
         if name in self.source.codes:
             value = value.to(forms(self.source.state)[name].dtype)
         return stored_value(value, self.packed) if self.gguf else value.to(self.dtype or value.dtype)
@@ -88,13 +87,13 @@ class Storage:
         """What becomes of the layers of 8 or 4 bits, a sentence for each way."""
         said: dict[str, int] = {}
         for name in self.source.codes:
-            way = self._way(name)
+            way = f"{self.source.kinds[name]} {self._way(name)}"
             said[way] = said.get(way, 0) + 1
-        return tuple(f"{count} layers of {self.source.scheme} {way}" for way, count in said.items())
+        return tuple(f"{count} layers of {way}" for way, count in said.items())
 
     def _way(self, name: str) -> str:
         if self.kept is not None and self.keeps(name):
-            return f"keep their codes, as {self.kept.type.name} with scales in float16"
+            return f"keep their codes, as {self.kept.types[name].name} with scales in float16"
         form = forms(self.source.state)[name]
         if not self.gguf:
             return f"become numbers of {dtype_name(self.dtype or form.dtype)}"

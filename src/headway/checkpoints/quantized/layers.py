@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from headway.block_quantization import CodedMatrix
 from headway.checkpoints.heads import change_pairing
 from headway.checkpoints.hf.layouts.rules import Rule, TensorNames
 from headway.checkpoints.hf.layouts.tensors import rules_by_name
@@ -17,23 +18,22 @@ from headway.checkpoints.quantized.packed import PackedLayer, leaf_forms, to_lea
 from headway.checkpoints.quantized.scheme import Scheme, written_config
 from headway.errors import CheckpointError
 from headway.models import Model, ModelSpec, blank
-from headway.models.quantize import quantized_layers
-from headway.native.linear import Panels
-from headway.nn import Linear, linears
+from headway.native.panels import Panels
+from headway.nn import Keeps, Linear, Rounded, linears
 from headway.positions import Pairing
 from headway.quantization import QuantizedMatrix
 from headway.storage.lazy import Form, LazyTensors, Made, forms
 
-Move = Callable[[Tensor], Tensor]
+M = TypeVar("M", bound=CodedMatrix)
 
 
 @dataclass(frozen=True)
-class Matrices(Mapping[str, QuantizedMatrix]):
+class Matrices(Mapping[str, M]):
     """Matrices by the names of their layers, read when asked for."""
 
-    makers: Mapping[str, Callable[[], QuantizedMatrix]]
+    makers: Mapping[str, Callable[[], M]]
 
-    def __getitem__(self, name: str) -> QuantizedMatrix:
+    def __getitem__(self, name: str) -> M:
         return self.makers[name]()
 
     def __contains__(self, name: object) -> bool:
@@ -48,23 +48,22 @@ class Matrices(Mapping[str, QuantizedMatrix]):
 
 def own_matrices(
     layers: Mapping[str, PackedLayer], names: TensorNames, spec: ModelSpec, tensors: LazyTensors, path: Path
-) -> Matrices:
+) -> Matrices[CodedMatrix]:
     """The quantized layers of a folder, `tensors`, under our names.
 
-    Raises CheckpointError for one that is no linear layer of ours, and for one that is stored [in, out]."""
-    rules, linears = _rules(names, spec, tensors), _linears(spec)
-    found: dict[str, Callable[[], QuantizedMatrix]] = {}
+    Raises CheckpointError for one that is neither a linear layer of ours nor an embedding, and for one that is stored
+    [in, out]."""
+    rules, outputs = _rules(names, spec, tensors), _outputs(spec)
+    found: dict[str, Callable[[], CodedMatrix]] = {}
     for theirs, layer in layers.items():
         rule = rules.get(f"{theirs}.weight")
         if rule is None:
             continue  # of another head, or refused by name where tensors are compared
         ours = _layers(rule)
-        if any(name not in linears for name in ours) or _transposes(
-            rule, [linears[n].out_features for n in ours]
-        ):
+        if any(name not in outputs for name in ours) or _transposes(rule, [outputs[n] for n in ours]):
             raise CheckpointError(
-                f"{path}: {theirs} is quantized, and it is no linear layer whose rows are outputs; others are not read "
-                "with weights of 8 or 4 bits"
+                f"{path}: {theirs} is quantized, and it is no linear layer or embedding whose rows are outputs; others "
+                "are not read with weights of 8 or 4 bits"
             )
         for i, name in enumerate(ours):
             found[name] = _maker(layer, rule, i)
@@ -84,29 +83,42 @@ def without_empty_biases(
 
 
 def quantized_state(model: Model) -> tuple[dict[str, Tensor], dict[str, Panels]]:
-    """A model's state dict, with weights on the device "meta" for its quantized layers, and these layers."""
-    state, layers = model.state_dict(), quantized_layers(model)
+    """A model's state dict, with weights on the device "meta" for its quantized layers, and these layers. Of an
+    embedding that is kept in fewer bits there are the numbers, since no folder has a place for its codes.
+
+    Raises CheckpointError for linear layers in a form that folders have no place for."""
+    state, panels = model.state_dict(), dict[str, Panels]()
     dtype = next(model.parameters()).dtype
-    for name, weight in layers.items():
+    for name, layer in model.named_modules():
+        if not isinstance(layer, Keeps) or not layer.coded:
+            continue
+        weight = layer.kept
         for buffer in weight.tensors():
             del state[f"{name}.{buffer}"]
-        state[f"{name}.weight"] = torch.empty(weight.shape, device="meta", dtype=dtype)
-    return state, {name: weight.panels for name, weight in layers.items()}
+        if not isinstance(layer, Linear):
+            state[f"{name}.weight"] = weight.dequantize(dtype)
+        elif isinstance(weight, Rounded):
+            panels[name] = weight.panels
+            state[f"{name}.weight"] = torch.empty(weight.shape, device="meta", dtype=dtype)
+        else:
+            raise CheckpointError(
+                f"{name} has weights in {weight.name}, and a folder holds those of int8 and int4 alone; load the model "
+                "with dequantize=True to save the numbers that they stand for"
+            )
+    return state, panels
 
 
-def unpacked(layers: Mapping[str, Panels]) -> Matrices:
+def unpacked(layers: Mapping[str, Panels]) -> Matrices[QuantizedMatrix]:
     """The matrices of layers, each made when asked for."""
     return Matrices({name: panels.unpack for name, panels in layers.items()})
 
 
-def turned(matrices: Matrices, spec: ModelSpec, to: Pairing) -> Matrices:
+def turned(matrices: Matrices[QuantizedMatrix], spec: ModelSpec, to: Pairing) -> Matrices[QuantizedMatrix]:
     """Matrices of layers in another rotary pairing: whole rows move."""
 
     def maker(name: str) -> Callable[[], QuantizedMatrix]:
         weight = f"{name}.weight"
-        return lambda: _moved(
-            matrices[name], lambda part: change_pairing({weight: part}, spec, to)[0][weight]
-        )
+        return lambda: matrices[name].moved(lambda part: change_pairing({weight: part}, spec, to)[0][weight])
 
     return Matrices({name: maker(name) for name in matrices})
 
@@ -114,7 +126,7 @@ def turned(matrices: Matrices, spec: ModelSpec, to: Pairing) -> Matrices:
 def packed_state(
     state: Mapping[str, Tensor],
     layers: Mapping[str, Panels],
-    matrices: Matrices,
+    matrices: Matrices[QuantizedMatrix],
     names: TensorNames,
     spec: ModelSpec,
 ) -> tuple[LazyTensors, dict[str, Any]]:
@@ -190,13 +202,8 @@ def _joined(parts: list[QuantizedMatrix], rule: Rule) -> QuantizedMatrix:
     )
 
 
-def _moved(matrix: QuantizedMatrix, move: Move) -> QuantizedMatrix:
-    zero = None if matrix.zero is None else move(matrix.zero)
-    return replace(matrix, codes=move(matrix.codes), scale=move(matrix.scale), zero=zero)
-
-
-def _maker(layer: PackedLayer, rule: Rule, i: int) -> Callable[[], QuantizedMatrix]:
-    return lambda: _moved(layer.read(), lambda part: rule.split(part)[i].contiguous())
+def _maker(layer: PackedLayer, rule: Rule, i: int) -> Callable[[], CodedMatrix]:
+    return lambda: layer.read().moved(lambda part: rule.split(part)[i].contiguous())
 
 
 def _rules(names: TensorNames, spec: ModelSpec, tensors: LazyTensors) -> Mapping[str, Rule]:
@@ -214,6 +221,13 @@ def _transposes(rule: Rule, rows: list[int]) -> bool:
     """Whether their matrix is [I, O]."""
     columns = [torch.empty(count, 1, device="meta") for count in rows]
     return rule.join(columns).shape[1] != 1
+
+
+def _outputs(spec: ModelSpec) -> dict[str, int]:
+    """Rows of every matrix that may be kept in fewer bits, by the name of its layer."""
+    with torch.device("meta"):
+        layers = {name: m for name, m in blank(spec).named_modules() if isinstance(m, Keeps)}
+    return {name: layer.kept.shape[0] for name, layer in layers.items()}
 
 
 def _linears(spec: ModelSpec) -> dict[str, Linear]:

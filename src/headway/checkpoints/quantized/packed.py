@@ -23,6 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from headway.block_quantization import CodedMatrix
 from headway.checkpoints.quantized.scheme import Scheme
 from headway.checkpoints.quantized.words import AWQ_ORDER, from_words, to_words
 from headway.errors import CheckpointError
@@ -130,7 +131,7 @@ class PackedLayer(NamedTuple):
     outputs: int
     inputs: int
     dtype: torch.dtype
-    read: Callable[[], QuantizedMatrix]
+    read: Callable[[], CodedMatrix]
 
 
 def packed_layers(tensors: LazyTensors, scheme: Scheme, path: Path) -> dict[str, PackedLayer]:

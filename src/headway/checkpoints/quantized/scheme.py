@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from headway.errors import ConfigError, did_you_mean
-from headway.native.linear import GROUP
+from headway.native.panels import GROUP
 
 KEY = "quantization_config"
 Allowed = Mapping[str, tuple[Any, ...] | None]

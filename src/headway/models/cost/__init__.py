@@ -18,7 +18,7 @@ from headway.models.cost.operations import (
 )
 from headway.models.cost.peak import training_bytes
 from headway.models.cost.planning import plan
-from headway.models.cost.quantized import Kept, kept_bytes
+from headway.models.cost.quantized import Codes, Kept, kept_bytes
 from headway.models.cost.report import LayerPlan, Machine, Report
 from headway.models.cost.weights import (
     matrix_weights,
@@ -30,6 +30,7 @@ from headway.models.cost.weights import (
 )
 
 __all__ = [
+    "Codes",
     "Kept",
     "LayerPlan",
     "Machine",

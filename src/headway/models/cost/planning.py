@@ -56,8 +56,8 @@ def plan(
     Args:
         spec: the model. model: its name in the report.
         kv_dtype: of what the caches store: `dtype` unless given, or torch.int8.
-        quantized: bits of the weights of the linear layers of the blocks, and the inputs that share a scale (None: a
-            row); `dtype` is then that of all else. Training is that of the model in `dtype`.
+        quantized: which weights are kept in fewer bits; `dtype` is then that of all else. Training is that of the
+            model in `dtype`.
         prefill_chunk: tokens of a decoder's prompts that are read at a time; all at once unless given.
         machine: this one, measured, unless given.
     Raises:
@@ -99,8 +99,9 @@ def plan(
     memory = 0 if source is None else memory_bytes(spec, source, dtype, batch)
     kept = kept_bytes(spec, Kept(dtype, quantized))
     weights, kv = sum(kept.values()), memory + sum(layer.kv_stored for layer in layers)
+    looked_up = {"encoder"} | (set() if spec.tied else {"embedding"})
     saved = sum(
-        n * dtype.itemsize - kept[place] for place, n in parameters(spec).items() if place != "encoder"
+        n * dtype.itemsize - kept[place] for place, n in parameters(spec).items() if place not in looked_up
     )
     working = max(first_pass_bytes(*row, batch, dtype, prefill_chunk) for row in rows)
     scores: Scores = "stored" if any(_stores_scores(*row, batch, dtype) for row in rows) else "recomputed"
@@ -258,8 +259,4 @@ def _notes(spec: ModelSpec, context: int, machine: Machine) -> tuple[str, ...]:
 
 
 def _quantized_note(quantized: Quantized | None) -> tuple[str, ...]:
-    if quantized is None:
-        return ()
-    bits, group = quantized
-    each = "output" if group is None else f"{group} inputs"
-    return (f"linear layers of the blocks in {bits} bits, a scale for each {each}; training is without that",)
+    return () if quantized is None else (f"weights are {quantized}; training is without that",)

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 
 from headway.models.cost.adapters import linear_sizes
 from headway.models.cost.weights import parameters
+from headway.models.quantize import WeightKind
 from headway.models.spec import ModelSpec
-from headway.native.linear import panel_bytes
+from headway.native.panels import panel_bytes
 
-Quantized = tuple[int, int | None]
-"""Bits of a weight, and inputs that share a scale: None, all of a row."""
+
+class Codes(NamedTuple):
+    """Weights as the codes of a file: what they are, and of each by the name of its layer how many there are, and their
+    bytes in memory."""
+
+    what: str
+    sizes: Mapping[str, tuple[int, int]]
+
+    def __str__(self) -> str:
+        return self.what
+
+
+Quantized = WeightKind | Codes
 
 
 class Kept(NamedTuple):
-    """How weights are kept: the dtype of the products, in which all weights are but those that are `quantized`, the
-    linear layers of the blocks; and why."""
+    """How weights are kept: the dtype of the products, in which all weights are but those that are `quantized`; and
+    why."""
 
     dtype: torch.dtype
     quantized: Quantized | None = None
@@ -26,26 +39,34 @@ class Kept(NamedTuple):
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
-        if self.quantized is None:
-            return dtype
-        bits, group = self.quantized
-        each = "output" if group is None else f"{group} inputs"
-        return f"int{bits} in the blocks with a scale for each {each}, else {dtype}"
+        return dtype if self.quantized is None else f"{self.quantized}, else {dtype}"
 
 
 def kept_bytes(spec: ModelSpec, kept: Kept) -> dict[str, int]:
-    """Bytes of the weights by place, as `parameters` names them; of weights of 8 or 4 bits those in memory
+    """Bytes of the weights by place, as `parameters` names them; of weights of few bits those in memory
     (`headway.models.quantize.quantize_model`), where scales lie with each 32 inputs."""
     e, saved = kept.dtype.itemsize, Counter[str]()
-    if kept.quantized is not None:
-        bits, group = kept.quantized
-        for name, (o, i) in linear_sizes(spec).items():
-            saved[_place(spec, name)] += o * i * e - panel_bytes(o, i, bits, group is not None and group < i)
+    for name, (count, nbytes) in _sizes(spec, kept.quantized).items():
+        saved[_place(spec, name)] += count * e - nbytes
     return {place: count * e - saved[place] for place, count in parameters(spec).items()}
 
 
+def _sizes(spec: ModelSpec, quantized: Quantized | None) -> Mapping[str, tuple[int, int]]:
+    if isinstance(quantized, Codes):
+        return quantized.sizes
+    if quantized is None:
+        return {}
+    bits, group = quantized
+    return {
+        name: (o * i, panel_bytes(o, i, bits, group is not None and group < i))
+        for name, (o, i) in linear_sizes(spec).items()
+    }
+
+
 def _place(spec: ModelSpec, name: str) -> str:
-    """Where `parameters` counts a linear layer of the blocks."""
+    """Where `parameters` counts the matrix of a layer."""
+    if name.endswith("embed_tokens") or name == "lm_head":
+        return "embedding" if name.endswith("embed_tokens") else "output layer"
     if spec.encoder is not None and ".encoder." in f".{name}":
         return "encoder"
     return "feed-forward" if ".mlp." in name else "attention"

@@ -10,7 +10,16 @@ extern "C" {
 #define HEADWAY_ABI 1
 #define HEADWAY_EXPORT __attribute__((visibility("default")))
 
-enum { HEADWAY_FLOAT32 = 0, HEADWAY_BFLOAT16 = 1, HEADWAY_INT8 = 2, HEADWAY_INT4 = 3, HEADWAY_COMPRESSED = 4 };
+enum {
+  HEADWAY_FLOAT32 = 0,
+  HEADWAY_BFLOAT16 = 1,
+  HEADWAY_INT8 = 2,
+  HEADWAY_INT4 = 3,
+  HEADWAY_Q4_K = 4,
+  HEADWAY_Q5_K = 5,
+  HEADWAY_Q6_K = 6,
+  HEADWAY_COMPRESSED = 7
+};
 
 // Patterns as a program for a stack machine, in postfix order; each instruction is four int32.
 enum {
@@ -92,10 +101,14 @@ HEADWAY_EXPORT int headway_backward(const headway_call* call);
 HEADWAY_EXPORT int64_t headway_plan_rows(const int32_t* program, int64_t instructions, const int32_t* index, int64_t rows,
                                          int32_t* first, int32_t* begin, int32_t* end, uint8_t* full, int64_t room);
 
-// A matrix of weights [outputs][inputs]. FLOAT32 and BFLOAT16 lie row by row. INT8 and INT4 lie in panels of 16 outputs:
-// for each group of 32 inputs the weights, unsigned ([8][16][4] bytes; or [4][16][4], inputs 4 j in the low halves and
-// 4 (j + 4) in the high ones), then 16 scales in float16 where `scales`, then 16 zeros where `zeros` (else 128, or 8).
-// COMPRESSED are bf16 weights as compressed.h has them.
+// A matrix of weights [outputs][inputs]. FLOAT32 and BFLOAT16 lie row by row, COMPRESSED as compressed.h has them; others
+// in panels of 16 outputs, group of 32 inputs by group. Of a group come first its codes, unsigned: [8][16][4] bytes, or
+// [4][16][4] with the four low bits of quads 0 1 4 5 (of four inputs) in low halves and those of 2 3 6 7 in high ones.
+// INT8, INT4: then 16 scales in float16 where `scales`, then 16 zeros where `zeros` (else 128, or 8).
+// Q4_K, Q5_K, Q6_K, of multiples of 256 inputs: before each eight groups 16 d in float16, and 16 dmin but for Q6_K; in a
+// group the bits above the first four, [1][16][4] or [2][16][4] bytes in which those of the first quad are lowest, then 16
+// bytes s and 16 bytes t (w = d s code - dmin t), of Q6_K s, signed, of the first 16 inputs and the others
+// (w = d s (code - 32)).
 typedef struct {
   int64_t type, outputs;
   const void* weights;

@@ -26,53 +26,25 @@ struct Onward {
 };
 
 // Adds groups [from, from + count) of R rows, which lie TALL by TALL, to y [P][..][16], `side` numbers from one panel to
-// the next; the panels begin at group `from`.
-template <int BITS, int TALL, int R, int P, bool SCALES, bool ZEROS>
+// the next; the panels begin at group `from`, the first of eight.
+template <class F, int TALL, int R, int P, bool SCALES, bool ZEROS>
 INLINE void add_tile(float* y, int64_t side, const Rounded& x, int64_t row, const Panel (&p)[P], int64_t from,
                      int64_t count, Onward (&onward)[P]) {
-  constexpr int LOADS = BITS == 4 ? 4 : 8, BYTES = LOADS * 64, SHIFT = BITS == 4 ? 4 : 0;
-  const int64_t first = row * x.groups + from * TALL;
-  const int32_t *q = x.q + first * (GROUP / 4) * WORDS, *below = x.below + first;
-  const float* scale = x.scale + first;
-  vf acc[R][P][N];
+  vf acc[R][P][N], d[P][2][N];
+  const char* at[P];
+  for (int s = 0; s < P; s++) at[s] = p[s].at;
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int s = 0; s < P; s++)
       UNROLL for (int i = 0; i < N; i++) acc[r][s][i] = load(y + s * side + r * UNIT + i * W);
-  int64_t at = 0;
-  for (int64_t g = 0; g < count; g++, at += p[0].step, q += GROUP / 4 * TALL * WORDS, scale += TALL, below += TALL) {
-    vi sums[R][P][N];
-    UNROLL for (int s = 0; s < P; s++) {
-      onward[s].some();
-      vi zero[N] = {};
-      if (ZEROS) read_bytes(zero, p[s].at + at + BYTES + (SCALES ? 2 * UNIT : 0));
-      UNROLL for (int r = 0; r < R; r++)
-        UNROLL for (int i = 0; i < N; i++)
-          sums[r][s][i] = ZEROS ? zero[i] * (below[r] >> 7) : splat_int(below[r] >> SHIFT);
+  Inputs group(x, row * x.groups, from, 1, TALL);
+  for (int64_t g = 0; g < count; g++, group.next()) {
+    if (F::BLOCKS && g % 8 == 0) {
+      read_head<F>(d, at);
+      UNROLL for (int s = 0; s < P; s++) at[s] += F::HEAD;
     }
-    UNROLL for (int j = 0; j < LOADS; j++)
-      UNROLL for (int i = 0; i < N; i++) {
-        vi low[P], high[P];
-        UNROLL for (int s = 0; s < P; s++) {
-          const vi w = load_int((const int32_t*)(p[s].at + at + j * 64) + i * W);
-          low[s] = BITS == 4 ? w & 0x0F0F0F0F : w, high[s] = (w >> 4) & 0x0F0F0F0F;
-        }
-        UNROLL for (int r = 0; r < R; r++) {
-          const int32_t* x_r = q + (j * TALL + r) * WORDS;
-          UNROLL for (int s = 0; s < P; s++) sums[r][s][i] = add_four(sums[r][s][i], low[s], x_r);
-          if (BITS == 4)
-            UNROLL for (int s = 0; s < P; s++)
-              sums[r][s][i] = add_four(sums[r][s][i], high[s], x_r + 4 * TALL * WORDS);
-        }
-      }
-    UNROLL for (int s = 0; s < P; s++) {
-      vf each[N] = {};
-      if (SCALES) read_halves(each, p[s].at + at + BYTES);
-      UNROLL for (int r = 0; r < R; r++) {
-        vf by = splat(scale[r]);
-        UNROLL for (int i = 0; i < N; i++)
-          acc[r][s][i] += __builtin_convertvector(sums[r][s][i], vf) * (SCALES ? by * each[i] : by);
-      }
-    }
+    UNROLL for (int s = 0; s < P; s++) onward[s].some();
+    add_group<F>(acc, at, d, group, WORDS, SCALES, ZEROS);
+    UNROLL for (int s = 0; s < P; s++) at[s] += p[0].step;
   }
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int s = 0; s < P; s++)
@@ -80,33 +52,32 @@ INLINE void add_tile(float* y, int64_t side, const Rounded& x, int64_t row, cons
 }
 
 // All rows: each tile fetches its part of the groups that follow.
-template <int BITS, int TALL, int P, bool SCALES, bool ZEROS>
+template <class F, int TALL, int P, bool SCALES, bool ZEROS>
 void add_tiles(float* y, int64_t side, const Rounded& x, int64_t rows, const Panel (&p)[P], int64_t from, int64_t count) {
   constexpr int SHORT = TALL > 1 ? TALL / 2 : 1;  // of the last tile, where they are enough
-  const int64_t size = count * p[0].step, tiles = (rows + TALL - 1) / TALL,
-                lines = (p[0].step + 64 * tiles - 1) / (64 * tiles);
+  const int64_t size = p[0].bytes(count), tiles = (rows + TALL - 1) / TALL,
+                lines = (p[0].bytes(8) / 8 + 64 * tiles - 1) / (64 * tiles);
   for (int64_t row = 0; row < rows; row += TALL, y += TALL * UNIT) {
     Onward onward[P];
     for (int s = 0; s < P; s++)
       onward[s] = {p[s].at + size + row / TALL * count * lines * 64, p[s].at + 2 * size, lines};
     if (rows - row > SHORT)
-      add_tile<BITS, TALL, TALL, P, SCALES, ZEROS>(y, side, x, row, p, from, count, onward);
+      add_tile<F, TALL, TALL, P, SCALES, ZEROS>(y, side, x, row, p, from, count, onward);
     else
-      add_tile<BITS, TALL, SHORT, P, SCALES, ZEROS>(y, side, x, row, p, from, count, onward);
+      add_tile<F, TALL, SHORT, P, SCALES, ZEROS>(y, side, x, row, p, from, count, onward);
   }
 }
 
 // All rows against P panels: y [P][side / 16][16], whole tiles of them.
-template <int BITS, int TALL, int P>
+template <class F, int TALL, int P>
 INLINE void panel_tiles(float* y, int64_t side, const Rounded& x, int64_t rows, Panel (&p)[P]) {
   memset(y, 0, (size_t)(P * side) * sizeof(float));
-  auto add = p[0].has_scales  ? p[0].has_zeros ? add_tiles<BITS, TALL, P, true, true> : add_tiles<BITS, TALL, P, true, false>
-             : p[0].has_zeros ? add_tiles<BITS, TALL, P, false, true>
-                              : add_tiles<BITS, TALL, P, false, false>;
   for (int64_t from = 0; from < x.groups; from += DEEP / P) {
     const int64_t left = x.groups - from, count = left < DEEP / P ? left : DEEP / P;
-    add(y, side, x, rows, p, from, count);
-    for (Panel& one : p) one.at += count * one.step;
+    with_parts<F>(p[0], [&](auto scales, auto zeros) {
+      add_tiles<F, TALL, P, decltype(scales)::value, decltype(zeros)::value>(y, side, x, rows, p, from, count);
+    });
+    for (Panel& one : p) one.at += one.bytes(count);
   }
 }
 

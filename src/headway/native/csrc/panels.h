@@ -1,28 +1,11 @@
-// Products of rows with weights of 8 or 4 bits: panels of 16 outputs; of each 32 inputs the weights [8][16][4], then
-// scales, then zeros. Rows are rounded to 8 bits. Sums of 32 products are integers; they are added up in float32 from
-// the first group of 32 to the last: a row's results are the same bits however many rows there are (panel_tile.h).
+// Products of rows with weights of 8 bits or fewer: panels of 16 outputs; of each 32 inputs the codes [8][16][4], then
+// scales, then zeros (headway.h). Rows are rounded to 8 bits. Sums of 32 products are integers, of 16 for Q6_K; they are
+// added up in float32 from the first group of 32 to the last: a row's results are the same bits however many rows there
+// are (panel_tile.h).
 #pragma once
-#include "linear.h"
+#include "rounded.h"
 
 namespace {
-
-constexpr int GROUP = 32;  // inputs that share a scale
-
-// Four inputs of a row, as one instruction takes them; a level without it takes them two by two, as 16 bits.
-#if HEADWAY_LEVEL >= 3
-constexpr int WORDS = 1;
-#else
-constexpr int WORDS = 2;
-#endif
-
-INLINE void pack_four(int32_t* to, const int8_t* q) {
-#if HEADWAY_LEVEL >= 3
-  memcpy(to, q, 4);
-#else
-  to[0] = (int32_t)((uint16_t)(int16_t)q[0] | (uint32_t)(uint16_t)(int16_t)q[2] << 16);
-  to[1] = (int32_t)((uint16_t)(int16_t)q[1] | (uint32_t)(uint16_t)(int16_t)q[3] << 16);
-#endif
-}
 
 // acc[output] += the products of four unsigned weights and four inputs.
 INLINE vi add_four(vi acc, vi w, const int32_t* x) {
@@ -69,137 +52,181 @@ INLINE void read_halves(vf (&s)[N], const char* p) {
 #endif
   }
 }
+template <bool SIGNED = false>
 INLINE void read_bytes(vi (&z)[N], const char* p) {
-  UNROLL for (int i = 0; i < N; i++)
-    UNROLL for (int j = 0; j < W; j++) z[i][j] = (uint8_t)p[i * W + j];
-}
-
-INLINE int32_t largest_of(vi x) {
+  UNROLL for (int i = 0; i < N; i++, p += W) {
 #if HEADWAY_LEVEL >= 2
-  return _mm512_reduce_max_epi32((__m512i)x);
-#endif
-  int32_t most = x[0];
-  for (int i = 1; i < W; i++) most = x[i] > most ? x[i] : most;
-  return most;
-}
-INLINE int32_t sum_of_ints(vi x) {
-#if HEADWAY_LEVEL >= 2
-  return _mm512_reduce_add_epi32((__m512i)x);
-#endif
-  int32_t sum = 0;
-  for (int i = 0; i < W; i++) sum += x[i];
-  return sum;
-}
-// Whole numbers, halves to the even one.
-INLINE vi nearest(vf x) {
-#if HEADWAY_LEVEL >= 2
-  return (vi)_mm512_cvtps_epi32((__m512)x);
+    const __m128i b = _mm_loadu_si128((const __m128i*)p);
+    z[i] = (vi)(SIGNED ? _mm512_cvtepi8_epi32(b) : _mm512_cvtepu8_epi32(b));
 #elif HEADWAY_LEVEL == 1
-  return (vi)_mm256_cvtps_epi32((__m256)x);
+    const __m128i b = _mm_loadl_epi64((const __m128i*)p);
+    z[i] = (vi)(SIGNED ? _mm256_cvtepi8_epi32(b) : _mm256_cvtepu8_epi32(b));
 #else
-  for (int i = 0; i < W; i++) x[i] = __builtin_rintf(x[i]);
-  return __builtin_convertvector(x, vi);
+    for (int j = 0; j < W; j++) z[i][j] = SIGNED ? (int8_t)p[j] : (uint8_t)p[j];
 #endif
-}
-INLINE void write_bytes(int8_t* to, vi x) {
-#if HEADWAY_LEVEL >= 2
-  _mm_store_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)x));
-#else
-  for (int i = 0; i < W; i++) to[i] = (int8_t)x[i];
-#endif
-}
-
-// Rows of inputs in 8 bits: the largest of each group of 32 is 127. Rows that are multiplied together lie together.
-struct Rounded {
-  int32_t* q;      // [R / tall][groups][8][tall][WORDS]
-  float* scale;    // [R / tall][groups][tall]
-  int32_t* below;  // [R / tall][groups][tall]: - 128 times the sum of q
-  int64_t groups, tall;
-
-  int64_t at(int64_t row, int64_t group) const { return (row / tall * groups + group) * tall + row % tall; }
-
-  void round(int64_t row, int64_t group, const float* x) {
-    vi most = {}, total = {};
-    UNROLL for (int i = 0; i < GROUP; i += W) {
-      vi size = (vi)load(x + i) & 0x7FFFFFFF;
-      most = size > most ? size : most;
-    }
-    int32_t bits = largest_of(most);
-    bool whole = bits < 0x7F800000;
-    float largest;
-    memcpy(&largest, &bits, 4);
-    float by = whole && largest > 0x1p-100f ? 127 / largest : 0;  // what is smaller counts as nothing
-    alignas(64) int8_t to[GROUP] = {};
-    if (by > 0)
-      UNROLL for (int i = 0; i < GROUP; i += W) {
-        vi near = nearest(load(x + i) * by);
-        total += near;
-        write_bytes(to + i, near);
-      }
-    scale[at(row, group)] = whole ? largest / 127 : NAN;
-    below[at(row, group)] = -128 * sum_of_ints(total);
-    int32_t* words = q + (at(row, group) + (GROUP / 4 - 1) * (row / tall * groups + group) * tall) * WORDS;
-    for (int j = 0; j < GROUP / 4; j++) pack_four(words + j * tall * WORDS, to + 4 * j);
   }
-};
+}
 
 struct Panel {
   const char* at;
-  int64_t step;  // bytes from one group to the next
+  int64_t step;  // bytes from one group to the next, and before each eight of them
+  int64_t head;
   bool has_scales, has_zeros;
+
+  int64_t bytes(int64_t count) const { return count * step + (count + 7) / 8 * head; }
 };
 
-// A few rows, R, that lie alone, against S panels of a matrix, which are read once, side by side: their 16 outputs in
-// y [s * y_side + r * 16]. Weights are unsigned: what they are above their zero is taken from the sum, zero times the sum
-// of the inputs.
-template <int BITS, int R, int S>
-INLINE void panel_dots(float* y, int64_t y_side, const Rounded& x, int64_t row, const Panel (&p)[S]) {
-  constexpr int LOADS = BITS == 4 ? 4 : 8, BYTES = LOADS * 64, SHIFT = BITS == 4 ? 4 : 0;
-  const bool has_scales = p[0].has_scales, has_zeros = p[0].has_zeros;
-  vf acc[S][R][N] = {};
-  for (int64_t g = 0; g < x.groups; g++) {
-    const int64_t at = g * p[0].step;
-    vi sums[S][R][N];
+// How codes of a type lie in a group: their low four bits two and two, the codes of quads 0 1 4 5 in the low halves of
+// bytes, of 2 3 6 7 in the high ones (all eight bits of INT8, one by one), then the bits above, HIGH of each code.
+template <int TYPE>
+struct Form {
+  static constexpr bool BLOCKS = TYPE >= HEADWAY_Q4_K;  // scales are whole numbers, with a factor for each 256 inputs
+  static constexpr int HIGH = TYPE == HEADWAY_Q5_K ? 1 : TYPE == HEADWAY_Q6_K ? 2 : 0;
+  static constexpr bool WHOLE = TYPE == HEADWAY_INT8, LOWS = BLOCKS && HIGH < 2;  // LOWS: least numbers, too
+  static constexpr int LOADS = WHOLE ? 8 : 4, BYTES = 64 * (LOADS + HIGH), PARTS = HIGH == 2 ? 2 : 1;
+  static constexpr int HEAD = !BLOCKS ? 0 : LOWS ? 4 * UNIT : 2 * UNIT;
+  static constexpr int MIDDLE = WHOLE ? 0 : HIGH == 2 ? 2 : 4;  // the code of 0 is 128 >> MIDDLE, if there are no LOWS
+
+  static constexpr int quad(int load) { return WHOLE ? load : load / 2 * 4 + load % 2; }
+};
+
+template <class F>
+INLINE void with_form(int64_t type, F f) {
+  switch (type) {
+    case HEADWAY_INT8: return f(Form<HEADWAY_INT8>());
+    case HEADWAY_INT4: return f(Form<HEADWAY_INT4>());
+    case HEADWAY_Q4_K: return f(Form<HEADWAY_Q4_K>());
+    case HEADWAY_Q5_K: return f(Form<HEADWAY_Q5_K>());
+    case HEADWAY_Q6_K: return f(Form<HEADWAY_Q6_K>());
+  }
+}
+
+// Calls f with whether groups have scales and zeros of their own known to the compiler.
+template <class F, class G>
+INLINE void with_parts(const Panel& p, G f) {
+  if constexpr (F::BLOCKS) return f(Count<1>(), Count<0>());
+  else if (p.has_zeros) return p.has_scales ? f(Count<1>(), Count<1>()) : f(Count<0>(), Count<1>());
+  else return p.has_scales ? f(Count<1>(), Count<0>()) : f(Count<0>(), Count<0>());
+}
+
+// The bits above the first four of the codes of a quad, in their places.
+template <class F>
+INLINE vi high_bits(const char* group, int quad, int i) {
+  constexpr int EACH = F::HIGH ? 8 / F::HIGH : 1;
+  const vi bits = load_int((const int32_t*)(group + 64 * (F::LOADS + quad / EACH)) + i * W);
+  const int shift = 4 - quad % EACH * F::HIGH;
+  return (shift < 0 ? bits >> -shift : bits << shift) & (F::HIGH == 2 ? 0x30303030 : 0x10101010);
+}
+
+// A group of some rows: what Rounded has of row r lies r * step behind the first, its quads far from each other.
+struct Inputs {
+  const int32_t* q;
+  const float *scale, *mass;
+  const int32_t *below, *early;
+  int64_t step, quad_step;
+
+  Inputs(const Rounded& x, int64_t place, int64_t group, int64_t step, int64_t tall)
+      : q(x.q + (place + group * tall) * (GROUP / 4) * WORDS),
+        scale(x.scale + place + group * tall),
+        mass(x.mass + place + group * tall),
+        below(x.below + place + group * tall),
+        early((x.early ? x.early : x.below) + place + group * tall),
+        step(step),
+        quad_step(tall * WORDS) {}
+
+  __attribute__((always_inline)) void next() {
+    const int64_t tall = quad_step / WORDS;
+    q += GROUP / 4 * quad_step, scale += tall, mass += tall, below += tall, early += tall;
+  }
+};
+
+// The factors of the scales of eight groups, and of their least numbers.
+template <class F, int S>
+INLINE void read_head(vf (&d)[S][2][N], const char* const (&at)[S]) {
+  UNROLL for (int s = 0; s < S; s++) {
+    read_halves(d[s][0], at[s]);
+    if (F::LOWS) read_halves(d[s][1], at[s] + 2 * UNIT);
+  }
+}
+
+// Adds a group of R rows against S panels. Weights are unsigned: what they are above their zero is taken from the sum,
+// zero times the sum of the inputs.
+template <class F, int R, int S>
+INLINE void add_group(vf (&acc)[R][S][N], const char* const (&at)[S], const vf (&d)[S][2][N], const Inputs& x,
+                      int64_t q_row, bool scales, bool zeros) {
+  UNROLL for (int part = 0; part < F::PARTS; part++) {
+    vi sums[R][S][N];
     UNROLL for (int s = 0; s < S; s++) {
       vi zero[N] = {};
-      if (has_zeros) read_bytes(zero, p[s].at + at + BYTES + (has_scales ? 2 * UNIT : 0));
+      if (!F::BLOCKS && zeros) read_bytes(zero, at[s] + F::BYTES + (scales ? 2 * UNIT : 0));
       UNROLL for (int r = 0; r < R; r++) {
-        const int32_t below = x.below[(row + r) * x.groups + g];
+        int32_t below = F::LOWS ? 0 : x.below[r * x.step];
+        if (F::PARTS == 2) below = part ? below - x.early[r * x.step] : x.early[r * x.step];
         UNROLL for (int i = 0; i < N; i++)
-          sums[s][r][i] = has_zeros ? zero[i] * (below >> 7) : splat_int(below >> SHIFT);
+          sums[r][s][i] = !F::BLOCKS && zeros ? zero[i] * (below >> 7) : splat_int(below >> F::MIDDLE);
       }
     }
-    const int32_t* q = x.q + (row * x.groups + g) * (GROUP / 4) * WORDS;
-    const int64_t q_row = x.groups * (GROUP / 4) * WORDS;
-    UNROLL for (int j = 0; j < LOADS; j++)
+    UNROLL for (int load = F::LOADS / F::PARTS * part; load < F::LOADS / F::PARTS * (part + 1); load++)
       UNROLL for (int i = 0; i < N; i++) {
+        const int quad = F::quad(load);
         vi low[S], high[S];
         UNROLL for (int s = 0; s < S; s++) {
-          const char* from = p[s].at + at + j * 64;
-          if (i == 0) fetch(from);
-          vi w = load_int((const int32_t*)from + i * W);
-          low[s] = BITS == 4 ? w & 0x0F0F0F0F : w, high[s] = (w >> 4) & 0x0F0F0F0F;
+          const vi w = load_int((const int32_t*)(at[s] + load * 64) + i * W);
+          low[s] = F::WHOLE ? w : w & 0x0F0F0F0F, high[s] = (w >> 4) & 0x0F0F0F0F;
+          if (F::HIGH) low[s] |= high_bits<F>(at[s], quad, i), high[s] |= high_bits<F>(at[s], quad + 2, i);
         }
         UNROLL for (int r = 0; r < R; r++) {
-          const int32_t* x_r = q + r * q_row + j * WORDS;
-          UNROLL for (int s = 0; s < S; s++) sums[s][r][i] = add_four(sums[s][r][i], low[s], x_r);
-          if (BITS == 4)
-            UNROLL for (int s = 0; s < S; s++) sums[s][r][i] = add_four(sums[s][r][i], high[s], x_r + 4 * WORDS);
+          const int32_t* x_r = x.q + r * q_row + quad * x.quad_step;
+          UNROLL for (int s = 0; s < S; s++) sums[r][s][i] = add_four(sums[r][s][i], low[s], x_r);
+          if (!F::WHOLE)
+            UNROLL for (int s = 0; s < S; s++)
+              sums[r][s][i] = add_four(sums[r][s][i], high[s], x_r + 2 * x.quad_step);
         }
       }
     UNROLL for (int s = 0; s < S; s++) {
-      vf scale[N] = {};
-      if (has_scales) read_halves(scale, p[s].at + at + BYTES);
+      const char* own = at[s] + F::BYTES;
+      vf scale[N] = {}, low[N] = {};
+      if (F::BLOCKS) {
+        vi whole[N];
+        F::LOWS ? read_bytes(whole, own) : read_bytes<true>(whole, own + part * UNIT);
+        UNROLL for (int i = 0; i < N; i++) scale[i] = d[s][0][i] * __builtin_convertvector(whole[i], vf);
+        if (F::LOWS) read_bytes(whole, own + UNIT);
+        UNROLL for (int i = 0; i < N; i++) low[i] = d[s][1][i] * __builtin_convertvector(whole[i], vf);
+      } else if (scales) {
+        read_halves(scale, own);
+      }
       UNROLL for (int r = 0; r < R; r++) {
-        vf by = splat(x.scale[(row + r) * x.groups + g]);
-        UNROLL for (int i = 0; i < N; i++)
-          acc[s][r][i] += __builtin_convertvector(sums[s][r][i], vf) * (has_scales ? by * scale[i] : by);
+        vf by = splat(x.scale[r * x.step]);
+        UNROLL for (int i = 0; i < N; i++) {
+          acc[r][s][i] += __builtin_convertvector(sums[r][s][i], vf) * (F::BLOCKS || scales ? by * scale[i] : by);
+          if (F::LOWS) acc[r][s][i] += low[i] * splat(x.mass[r * x.step]);
+        }
       }
     }
   }
+}
+
+// A few rows, R, that lie alone, against S panels of a matrix, which are read once, side by side: their 16 outputs in
+// y [s * y_side + r * 16].
+template <class F, int R, int S, bool SCALES, bool ZEROS>
+INLINE void panel_dots(float* y, int64_t y_side, const Rounded& x, int64_t row, const Panel (&p)[S]) {
+  vf acc[R][S][N] = {}, d[S][2][N];
+  const char* at[S];
+  for (int s = 0; s < S; s++) at[s] = p[s].at;
+  Inputs group(x, row * x.groups, 0, x.groups, 1);
+  for (int64_t g = 0; g < x.groups; g++, group.next()) {
+    if (F::BLOCKS && g % 8 == 0) {
+      read_head<F>(d, at);
+      UNROLL for (int s = 0; s < S; s++) at[s] += F::HEAD;
+    }
+    UNROLL for (int s = 0; s < S; s++)
+      UNROLL for (int i = 0; i < F::BYTES; i += 64) fetch(at[s] + i);
+    add_group<F>(acc, at, d, group, x.groups * (GROUP / 4) * WORDS, SCALES, ZEROS);
+    UNROLL for (int s = 0; s < S; s++) at[s] += p[0].step;
+  }
   UNROLL for (int s = 0; s < S; s++)
     UNROLL for (int r = 0; r < R; r++)
-      UNROLL for (int i = 0; i < N; i++) store(y + s * y_side + r * UNIT + i * W, acc[s][r][i]);
+      UNROLL for (int i = 0; i < N; i++) store(y + s * y_side + r * UNIT + i * W, acc[r][s][i]);
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ struct Share {
 
 constexpr int MOST_ROWS = 192;  // at a time
 
-INLINE bool is_packed(int64_t type) { return type == HEADWAY_INT8 || type == HEADWAY_INT4; }
+INLINE bool is_packed(int64_t type) { return type >= HEADWAY_INT8 && type < HEADWAY_COMPRESSED; }
 
 // Some rows of a call, MOST_ROWS at most: `prepare` by all of a team, then, behind a barrier, `multiply` by all of it.
 struct Products {
@@ -40,7 +40,7 @@ struct Products {
   int64_t first, count;  // rows
   int64_t rows = 0;      // with zeros behind the last, as many as kernels take
   int64_t groups, tasks = 0;
-  bool pairs = false, plain = false, packed = false;
+  bool pairs = false, plain = false, packed = false, halves = false;  // halves: sums of 16 inputs are wanted
   const bool many;  // rows for tiles of panels
   float *words = nullptr, *floats = nullptr;  // rows as bf16 pairs [rows][groups * 16], as float32 [rows][groups * 32]
   Rounded rounded{};
@@ -51,6 +51,7 @@ struct Products {
     for (int64_t i = 0; i < c.count; i++) {
       int64_t type = c.matrices[i].type;
       (is_packed(type) ? packed : takes_pairs(type) ? pairs : plain) = true;
+      halves |= type == HEADWAY_Q6_K;
     }
     each_rows<FLOAT_ROWS>(count, [&](auto part, int64_t) { rows += decltype(part)::value; });
     if (packed && many) rows = ::rounded(rows, tall_of(count));
@@ -61,20 +62,24 @@ struct Products {
     if (c.abi != HEADWAY_ABI) return 1;
     if ((c.type != HEADWAY_FLOAT32 && c.type != HEADWAY_BFLOAT16) || c.rows > most) return 3;
     for (int64_t i = 0; i < c.count; i++)
-      if (c.matrices[i].type < HEADWAY_FLOAT32 || c.matrices[i].type > HEADWAY_COMPRESSED) return 3;
+      if (c.matrices[i].type < HEADWAY_FLOAT32 || c.matrices[i].type > HEADWAY_COMPRESSED ||
+          (head_of(c.matrices[i].type) && c.inputs % 256))
+        return 3;
     return 0;
   }
 
   bool ready(Scratch& scratch) {
-    int64_t all = rows * groups, sizes[] = {pairs ? all * 64 : 0, plain ? all * 128 : 0, packed ? all * GROUP * WORDS : 0,
-                                            packed ? all * 4 : 0, packed ? all * 4 : 0};
+    const int64_t all = rows * groups, each = packed ? all * 4 : 0;
+    const int64_t sizes[] = {pairs ? all * 64 : 0, plain ? all * 128 : 0, each * GROUP / 4 * WORDS, each, each, each,
+                             halves ? each : 0};
     int64_t sum = 0;
     for (int64_t size : sizes) sum += ::rounded(size, 64);
     if (!scratch.grow(sum)) return false;
-    char *next = scratch.at, *at[5];
-    for (int i = 0; i < 5; i++) at[i] = next, next += ::rounded(sizes[i], 64);
+    char *next = scratch.at, *at[7];
+    for (int i = 0; i < 7; i++) at[i] = next, next += ::rounded(sizes[i], 64);
     words = (float*)at[0], floats = (float*)at[1];
-    rounded = Rounded{(int32_t*)at[2], (float*)at[3], (int32_t*)at[4], groups, many ? tall_of(count) : 1};
+    rounded = Rounded{(int32_t*)at[2], (float*)at[3], (int32_t*)at[4], halves ? (int32_t*)at[6] : nullptr,
+                      (float*)at[5],   groups,         many ? tall_of(count) : 1};
     return true;
   }
 
@@ -111,8 +116,14 @@ struct Products {
     return HEADWAY_LEVEL >= 3 && type != HEADWAY_FLOAT32 && c.type == HEADWAY_BFLOAT16;
   }
 
+  static int64_t head_of(int64_t type) {
+    int64_t head = 0;
+    with_form(type, [&](auto form) { head = decltype(form)::HEAD; });
+    return head;
+  }
   Panel panel(const headway_matrix& m, int64_t number) const {
-    return {(const char*)m.weights + number * m.step, m.step / groups, m.scales != 0, m.zeros != 0};
+    const int64_t head = head_of(m.type);
+    return {(const char*)m.weights + number * m.step, m.step / groups - head / 8, head, m.scales != 0, m.zeros != 0};
   }
 
   // Panels [from, to) of a matrix.
@@ -135,8 +146,7 @@ struct Products {
     for (; from + P <= to; from += P) {
       Panel panels[P];
       for (int s = 0; s < P; s++) panels[s] = panel(m, from + s);
-      m.type == HEADWAY_INT4 ? panel_tiles<4, TALL>(y, rows * UNIT, rounded, count, panels)
-                             : panel_tiles<8, TALL>(y, rows * UNIT, rounded, count, panels);
+      with_form(m.type, [&](auto form) { panel_tiles<decltype(form), TALL>(y, rows * UNIT, rounded, count, panels); });
       for (int s = 0; s < P; s++) write(m, (from + s) * UNIT, y + s * rows * UNIT);
     }
     if constexpr (P > 1) tiles<TALL, 1>(m, from, to, y);
@@ -172,12 +182,13 @@ struct Products {
     for (int s = 0; s < S; s++) panels[s] = panel(m, at[s]);
     each_rows<PANEL_ROWS>(count, [&](auto some, int64_t row) {
       constexpr int R = decltype(some)::value;
-      if constexpr (S <= sides(R, true)) {
-        if (m.type == HEADWAY_INT4)
-          panel_dots<4, R>(y + row * UNIT, rows * UNIT, rounded, row, panels);
-        else
-          panel_dots<8, R>(y + row * UNIT, rows * UNIT, rounded, row, panels);
-      }
+      if constexpr (S <= sides(R, true))
+        with_form(m.type, [&](auto form) {
+          with_parts<decltype(form)>(panels[0], [&](auto scales, auto zeros) {
+            panel_dots<decltype(form), R, S, decltype(scales)::value, decltype(zeros)::value>(
+                y + row * UNIT, rows * UNIT, rounded, row, panels);
+          });
+        });
     });
   }
 

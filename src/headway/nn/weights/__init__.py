@@ -1,12 +1,48 @@
 """Forms of a linear layer's weights: a table that loading, quantizing, training, decoding and sharing go by."""
 
+from headway.block_quantization import BLOCK, BlockMatrix, CodedMatrix
+from headway.native.block_panels import BlockPanels, block_bytes
+from headway.native.panels import PANEL, Panels, panel_bytes
 from headway.nn.weights.base import Weight
+from headway.nn.weights.blocks import Q4K, Q5K, Q6K, BlockQuantized
 from headway.nn.weights.compressed import CompressedWeight
 from headway.nn.weights.nf4 import Nf4
 from headway.nn.weights.plain import Plain
-from headway.nn.weights.rounded import Int4, Int8, Rounded, from_codes
+from headway.nn.weights.rounded import Int4, Int8, Packed, Rounded
 
-WEIGHTS: dict[str, type[Weight]] = {form.name: form for form in (Plain, CompressedWeight, Int8, Int4, Nf4)}
+WEIGHTS: dict[str, type[Weight]] = {
+    form.name: form for form in (Plain, CompressedWeight, Int8, Int4, Nf4, Q4K, Q5K, Q6K)
+}
 """Every form by its name."""
 
-__all__ = ["WEIGHTS", "CompressedWeight", "Int4", "Int8", "Nf4", "Plain", "Rounded", "Weight", "from_codes"]
+
+def from_codes(matrix: CodedMatrix) -> Packed:
+    """Codes and scales that are there, as they are. Raises BackendError for groups that the kernels do not read."""
+    if isinstance(matrix, BlockMatrix):
+        return {4: Q4K, 5: Q5K, 6: Q6K}[matrix.bits](BlockPanels.pack(matrix))
+    return (Int8 if matrix.bits == 8 else Int4)(Panels.pack(matrix))
+
+
+def code_bytes(form: str, outputs: int, inputs: int) -> int:
+    """Bytes of a matrix [outputs, inputs] of codes with a scale for each 32 inputs or fewer, in a form of `WEIGHTS`."""
+    kind = WEIGHTS[form]
+    if issubclass(kind, BlockQuantized):
+        return -(-outputs // PANEL) * (inputs // BLOCK) * block_bytes(kind.bits)
+    assert issubclass(kind, Rounded), form
+    return panel_bytes(outputs, inputs, kind.bits, True)
+
+
+__all__ = [
+    "WEIGHTS",
+    "BlockQuantized",
+    "CompressedWeight",
+    "Int4",
+    "Int8",
+    "Nf4",
+    "Packed",
+    "Plain",
+    "Rounded",
+    "Weight",
+    "code_bytes",
+    "from_codes",
+]

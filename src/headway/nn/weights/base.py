@@ -88,6 +88,10 @@ class Weight(ABC):
         """The products of one x with several weights, of which this is the first."""
         return [w.product(x, bias) for w, bias in zip(weights, biases, strict=True)]
 
+    def rows(self, at: Tensor) -> Tensor:
+        """Rows [..., I] of these numbers, as an embedding looks them up, in the dtype of `dequantize`."""
+        return F.embedding(at, self.dequantize())
+
     def part_reason(self, axis: int, rows: range) -> str | None:
         """Why it has no part of these rows (axis 0) or columns (axis 1); None if it has."""
         return f"has weights in {self.name}, of which there are no parts; use plain weights"

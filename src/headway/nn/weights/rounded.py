@@ -13,17 +13,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headway.native.linear import GROUP, PANEL, Matrix, Panels, linear, unsupported_reason
+from headway.native.block_panels import BlockPanels
+from headway.native.linear import Matrix, linear, unsupported_reason
+from headway.native.panels import GROUP, PANEL, Panels
 from headway.nn.weights.base import Weight, needs_gradient
-from headway.quantization import QuantizedMatrix, quantize_clipped
+from headway.quantization import quantize_clipped
 
 AT_ONCE = 1 << 22
 """Weights that are dequantized at a time."""
 
 
-@dataclass(frozen=True, eq=False)
-class Rounded(Weight):
-    """W' [O, I] = scale (code - zero), in `headway.native.linear.Panels`.
+class Packed(Weight):
+    """Weights W' [O, I] of few bits in panels of the kernels.
 
         float32, bf16 on a CPU   x' W'^T by the kernels: x' is x in 8 bits, in groups of 32 inputs; sums of a group are
                                  integers, and exact
@@ -34,30 +35,20 @@ class Rounded(Weight):
     most; independent roundings make a variance of the sum over groups of (m / 440)^2 sum w'^2. A row's results do not
     depend on how many rows there are."""
 
-    bits: ClassVar[int]
-    panels: Panels
-
-    @classmethod
-    def pack(cls, w: Tensor) -> Self:
-        """See `Weight`: the nearest codes, with a scale for each 32 inputs of an output (`quantize_clipped`)."""
-        return cls(Panels.pack(quantize_clipped(w, cls.bits, GROUP)))
+    panels: Panels | BlockPanels
 
     @property
     def shape(self) -> tuple[int, int]:
         """See `Weight`."""
         return self.panels.outputs, self.panels.inputs
 
-    def tensors(self) -> dict[str, Tensor]:
-        """See `Weight`."""
-        return {"codes": self.panels.data, "factor": self.panels.factor}
-
-    def with_tensors(self, tensors: dict[str, Tensor]) -> Self:
-        """See `Weight`."""
-        return type(self)(self.panels._replace(data=tensors["codes"], factor=tensors["factor"]))
-
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """See `Weight`."""
         return self.panels.unpack().dequantize(dtype or torch.float32)
+
+    def rows(self, at: Tensor) -> Tensor:
+        """See `Weight`."""
+        return self.panels.rows(at.flatten()).view(*at.shape, self.panels.inputs)
 
     def fast_product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """See `Weight`."""
@@ -67,12 +58,37 @@ class Rounded(Weight):
         self, x: Tensor, weights: Sequence[Weight], biases: Sequence[Tensor | None]
     ) -> list[Tensor]:
         """See `Weight`: one call of the kernels, which rounds x once."""
-        panels = [w.panels for w in weights if isinstance(w, Rounded)]
+        panels = [w.panels for w in weights if isinstance(w, Packed)]
         if needs_gradient(x, *biases) or len(panels) < len(weights):
             return super().side_by_side(x, weights, biases)
         if x.numel() and unsupported_reason(x, panels) is None:
             return linear(x, panels, [None if bias is None else bias.detach().float() for bias in biases])
         return [dequantized_linear(x, p, bias) for p, bias in zip(panels, biases, strict=True)]
+
+    def native(self) -> Matrix | str:
+        """See `Weight`."""
+        return self.panels
+
+
+@dataclass(frozen=True, eq=False)
+class Rounded(Packed):
+    """W' = scale (code - zero), in `headway.native.panels.Panels`: products as `Packed` says."""
+
+    bits: ClassVar[int]
+    panels: Panels
+
+    @classmethod
+    def pack(cls, w: Tensor) -> Self:
+        """See `Weight`: the nearest codes, with a scale for each 32 inputs of an output (`quantize_clipped`)."""
+        return cls(Panels.pack(quantize_clipped(w, cls.bits, GROUP)))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `Weight`."""
+        return {"codes": self.panels.data, "factor": self.panels.factor}
+
+    def with_tensors(self, tensors: dict[str, Tensor]) -> Self:
+        """See `Weight`."""
+        return type(self)(self.panels._replace(data=tensors["codes"], factor=tensors["factor"]))
 
     def part_reason(self, axis: int, rows: range) -> str | None:
         """See `Weight`. Columns are whole groups, of weights and of the inputs that the kernels round."""
@@ -87,10 +103,6 @@ class Rounded(Weight):
     def part(self, axis: int, rows: range) -> Self:
         """See `Weight`."""
         return type(self)(Panels.pack(self.panels.unpack().part(axis, rows)))
-
-    def native(self) -> Matrix | str:
-        """See `Weight`."""
-        return self.panels
 
     def extra_repr(self) -> str:
         """See `Weight`."""
@@ -110,12 +122,7 @@ class Int4(Rounded):
     name, bits = "int4", 4
 
 
-def from_codes(matrix: QuantizedMatrix) -> Rounded:
-    """Codes and scales that are there, as they are. Raises BackendError for groups that the kernels do not read."""
-    return (Int8 if matrix.bits == 8 else Int4)(Panels.pack(matrix))
-
-
-def dequantized_linear(x: Tensor, panels: Panels, bias: Tensor | None) -> Tensor:
+def dequantized_linear(x: Tensor, panels: Panels | BlockPanels, bias: Tensor | None) -> Tensor:
     """x W'^T (+ b) in the dtype of x, whose numbers are not rounded; W' is made block by block."""
     rows = x.reshape(-1, x.shape[-1])
     out = x.new_empty(len(rows), panels.outputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -11,17 +12,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from headway.block_quantization import CodedMatrix
 from headway.checkpoints.formats.gguf.keys import Keys
 from headway.checkpoints.formats.gguf.metadata import EMBEDDING, NAMES, read_spec, write_spec
 from headway.checkpoints.formats.gguf.rope import FACTORS
 from headway.checkpoints.formats.gguf.writer import write_gguf
 from headway.checkpoints.hf.layouts.tensors import exported, imported, rules_by_name
+from headway.checkpoints.quantized.packed import PackedLayer
 from headway.errors import CheckpointError
 from headway.models import ModelSpec
-from headway.quantization import QuantizedMatrix
 from headway.storage.dtypes import dtype_name
 from headway.storage.gguf import GGUF, Packed, Value, read_gguf
-from headway.storage.gguf_blocks import BY_DTYPE, F32, BlockType, codes, dequantize, quantize
+from headway.storage.gguf_blocks import BY_DTYPE, CODED, F32, BlockType, codes, dequantize, quantize
 from headway.storage.lazy import Form, LazyTensors, Made, forms, renamed
 from headway.storage.reading import naming
 from headway.storage.tensors import PIECE, Tensors
@@ -31,7 +33,16 @@ TOKENIZER = "tokenizer.ggml."
 SINGLE = {"bos_token_id": "bos_token_id", "pad_token_id": "padding_token_id"}
 ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 """Keys of the tokens that end a text: the first is the tokenizer's own, the others are of chats."""
-FILE_TYPES: Mapping[str, int] = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32}
+FILE_TYPES: Mapping[str, int] = {
+    "F32": 0,
+    "F16": 1,
+    "BF16": 32,
+    "Q4_0": 2,
+    "Q8_0": 7,
+    "Q4_K": 14,
+    "Q5_K": 16,
+    "Q6_K": 18,
+}
 """general.file_type: how most matrices are stored (llama.h, `llama_ftype`)."""
 QUANTIZATION_VERSION = 2
 
@@ -47,17 +58,38 @@ class GGUFModel:
     stored: Tensors
     generation: Mapping[str, Any]
 
-    def matrix(self, name: str) -> QuantizedMatrix:
+    def matrix(self, name: str) -> CodedMatrix:
         """The codes and scales of a matrix, by its name in the file, as `codes` gives them."""
+        return codes(self.stored[name], self._entry(name).type)
+
+    @property
+    def packed(self) -> dict[str, PackedLayer]:
+        """The layers whose matrices have codes, by their names in the file."""
+        entries = {name: self._entry(name) for name in self.stored if name.endswith(".weight")}
+        return {
+            name.removesuffix(".weight"): PackedLayer(
+                one.numbers[0], one.numbers[1], torch.float32, partial(self.matrix, name)
+            )
+            for name, one in entries.items()
+            if one.type.name in CODED and len(one.numbers) == 2
+        }
+
+    @property
+    def types(self) -> dict[str, BlockType]:
+        """How the file holds each tensor, by our names."""
+        rules = rules_by_name(NAMES, self.spec).items()
+        return {rule.ours[0]: self._entry(name).type for name, rule in rules if name in self.stored}
+
+    def _entry(self, name: str) -> Packed:
         entry = self.stored.forms[name]
         assert isinstance(entry, Packed)
-        return codes(self.stored[name], entry.type)
+        return entry
 
 
 class Blocks(NamedTuple):
-    """Weights by our names as rows of blocks, uint8 [O, bytes], all of one type."""
+    """Weights by our names as rows of blocks, uint8 [O, bytes], and their types."""
 
-    type: BlockType
+    types: Mapping[str, BlockType]
     rows: Mapping[str, Tensor]
 
 
@@ -119,7 +151,7 @@ def write_model(
     if packed is not None:
         rules, ready = rules_by_name(NAMES, spec).items(), forms(packed.rows)
         blocks = {name: rule.ours[0] for name, rule in rules if rule.ours[0] in ready}
-        types |= dict.fromkeys(blocks, packed.type)
+        types |= {name: packed.types[ours] for name, ours in blocks.items()}
     matrices = [types[name].name for name, form in known.items() if len(form.shape) > 1]
     architecture = {"general.architecture": keys.pop("general.architecture")}
     about = {

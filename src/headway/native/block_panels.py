@@ -1,0 +1,117 @@
+"""Matrices in blocks of 256 inputs (`headway.block_quantization`) as the kernels read them.
+
+Legend: I inputs, O outputs, P = ceil(O / 16) panels.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from headway.block_quantization import BLOCK, BlockMatrix
+from headway.hardware import large_pages
+from headway.native.panels import AT_ONCE, GROUP, PANEL
+
+GROUPS = BLOCK // GROUP
+SCALES = 2 * PANEL
+"""Bytes of the scales of a group: s and t, or s of its two parts."""
+
+
+class BlockPanels(NamedTuple):
+    """A matrix in panels of 16 outputs: of each 256 inputs d and dmin in float16, then eight groups.
+
+    Attributes:
+        data: uint8 [P, bytes of a panel].
+        bits: 4, 5 or 6.
+        outputs, inputs: O and I.
+    """
+
+    data: Tensor
+    bits: int
+    outputs: int
+    inputs: int
+
+    @classmethod
+    def pack(cls, matrix: BlockMatrix) -> BlockPanels:
+        """The same codes and scales in another order."""
+        outputs, inputs = matrix.codes.shape
+        panels, size = -(-outputs // PANEL), inputs // BLOCK * block_bytes(matrix.bits)
+        data = torch.empty(panels, size, dtype=torch.uint8)  # before what is made on the way, as `Panels` do
+        large_pages([data])
+        step = max(1, AT_ONCE // (PANEL * inputs))
+        for first in range(0, panels, step):
+            rows = range(first * PANEL, min((first + step) * PANEL, outputs))
+            data[first : first + step] = _packed(matrix.part(0, rows)).flatten(1)
+        return cls(data, matrix.bits, outputs, inputs)
+
+    def unpack(self, first: int = 0, count: int | None = None) -> BlockMatrix:
+        """The matrix again; of `count` panels from `first`, all unless given."""
+        data = self.data[first:] if count is None else self.data[first : first + count]
+        outputs = min(len(data) * PANEL, self.outputs - first * PANEL)
+        blocks = data.view(len(data), self.inputs // BLOCK, block_bytes(self.bits))
+        head = 2 * PANEL * (1 + (self.bits < 6))
+        groups = blocks[:, :, head:].unflatten(2, (GROUPS, -1))
+
+        def of_rows(t: Tensor) -> Tensor:
+            """[P, blocks, .., 16] as [O, ..]."""
+            return t.movedim(-1, 1).flatten(2).flatten(0, 1)[:outputs].contiguous()
+
+        d = blocks[:, :, :head].contiguous().view(torch.float16).unflatten(2, (-1, PANEL))
+        own = groups[..., -SCALES:].contiguous().unflatten(3, (2, PANEL))
+        codes = of_rows(_codes(groups[..., :-SCALES], self.bits).transpose(-1, -2))
+        if self.bits == 6:
+            return BlockMatrix(
+                codes, of_rows(own.view(torch.int8)), None, of_rows(d[:, :, 0]), None, self.bits
+            )
+        scale, low, dmin = of_rows(own[:, :, :, 0]), of_rows(own[:, :, :, 1]), of_rows(d[:, :, 1])
+        return BlockMatrix(codes, scale, low, of_rows(d[:, :, 0]), dmin, self.bits)
+
+    def rows(self, at: Tensor) -> Tensor:
+        """Rows [n, I] of these numbers, float32, of their numbers [n]: panels that hold one are unpacked."""
+        panels, place = (at // PANEL).unique(return_inverse=True)
+        some = self._replace(data=self.data[panels], outputs=len(panels) * PANEL)
+        return some.unpack().dequantize()[place * PANEL + at % PANEL]
+
+
+def block_bytes(bits: int) -> int:
+    """Bytes of 256 inputs of a panel."""
+    return GROUPS * (PANEL * GROUP * bits // 8 + SCALES) + 2 * PANEL * (1 + (bits < 6))
+
+
+def _packed(matrix: BlockMatrix) -> Tensor:
+    """Rows as whole panels: uint8 [panels, blocks, bytes]."""
+    panels = -(-len(matrix.codes) // PANEL)
+
+    def of_panels(t: Tensor, *sizes: int) -> Tensor:
+        """[O, ..] as [panels, blocks, *sizes, 16]."""
+        padded = t.new_zeros(panels * PANEL, t.shape[1])
+        padded[: len(t)] = t
+        return padded.view(panels, PANEL, -1, *sizes).movedim(1, -1)
+
+    q = of_panels(matrix.codes, GROUPS, 2, 2, 2, 4).transpose(-1, -2)  # quads 4 h + 2 e + j of 4 inputs
+    parts = [q[:, :, :, :, 0] & 15 | q[:, :, :, :, 1] << 4]
+    if matrix.bits > 4:
+        high, each = (q >> 4).flatten(3, 5), 8 // (matrix.bits - 4)
+        shifts = torch.arange(each, dtype=torch.uint8).view(-1, 1, 1) * (matrix.bits - 4)
+        parts.append((high.unflatten(3, (-1, each)) << shifts).sum(4, dtype=torch.uint8))
+    scales = [of_panels(matrix.scale, GROUPS, 2 if matrix.low is None else 1).view(torch.uint8)]
+    scales += [] if matrix.low is None else [of_panels(matrix.low, GROUPS, 1)]
+    groups = torch.cat([part.flatten(3) for part in (*parts, torch.cat(scales, 3))], 3)
+    heads = [of_panels(t) for t in (matrix.d, matrix.dmin) if t is not None]
+    head = torch.cat([t.contiguous().view(torch.uint8).flatten(2) for t in heads], 2)
+    return torch.cat((head, groups.flatten(2)), 2)
+
+
+def _codes(groups: Tensor, bits: int) -> Tensor:
+    """[.., bytes of codes] as [.., 2, 2, 2, 16, 4]: the inverse of `_packed`."""
+    low = groups[..., : 64 * 4].unflatten(-1, (2, 1, 2, PANEL, 4))
+    q = torch.cat((low & 15, low >> 4), -4)
+    if bits == 4:
+        return q
+    each = 8 // (bits - 4)
+    shifts = torch.arange(each, dtype=torch.uint8).view(-1, 1, 1) * (bits - 4)
+    high = groups[..., 64 * 4 :].unflatten(-1, (-1, 1, PANEL, 4)) >> shifts & (1 << bits - 4) - 1
+    codes: Tensor = q | high.flatten(-4, -3).unflatten(-3, (2, 2, 2)) << 4
+    return codes

@@ -1,0 +1,65 @@
+"""Weights of 4 to 6 bits in blocks of 256 inputs, as files of llama.cpp hold them: K-quants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from torch import Tensor
+
+from headway.block_quantization import BLOCK, quantize_blocks
+from headway.native.block_panels import BlockPanels
+from headway.nn.weights.rounded import Packed
+
+
+@dataclass(frozen=True, eq=False)
+class BlockQuantized(Packed):
+    """W' [O, I] = (d s) code - (dmin t), or (d s) (code - 32), as `headway.block_quantization` says; I is a multiple of
+    256. Products are those of `Packed`, with exact sums of 32 inputs, of 16 where codes have 6 bits."""
+
+    bits: ClassVar[int]
+    panels: BlockPanels
+
+    @classmethod
+    def pack(cls, w: Tensor) -> Self:
+        """See `Weight`: the nearest codes (`quantize_blocks`)."""
+        return cls(BlockPanels.pack(quantize_blocks(w.detach(), cls.bits)))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `Weight`."""
+        return {"codes": self.panels.data}
+
+    def with_tensors(self, tensors: dict[str, Tensor]) -> Self:
+        """See `Weight`."""
+        return type(self)(self.panels._replace(data=tensors["codes"]))
+
+    def part_reason(self, axis: int, rows: range) -> str | None:
+        """See `Weight`. Columns are whole blocks."""
+        if axis == 0 or (rows.start % BLOCK == 0 and len(rows) % BLOCK == 0):
+            return None
+        return (
+            f"has weights in {self.name} in blocks of {BLOCK} inputs, and {len(rows)} inputs a process would cut one; "
+            f"take a number of processes that leaves a multiple of {BLOCK}, or plain weights (dequantize=True)"
+        )
+
+    def part(self, axis: int, rows: range) -> Self:
+        """See `Weight`."""
+        return type(self)(BlockPanels.pack(self.panels.unpack().part(axis, rows)))
+
+
+class Q4K(BlockQuantized):
+    """Codes of 4 bits, and least numbers: 4.62 bits a weight."""
+
+    name, bits = "q4_K", 4
+
+
+class Q5K(BlockQuantized):
+    """Codes of 5 bits, and least numbers: 5.62 bits a weight."""
+
+    name, bits = "q5_K", 5
+
+
+class Q6K(BlockQuantized):
+    """Codes of 6 bits around 0: 6.56 bits a weight."""
+
+    name, bits = "q6_K", 6
