@@ -12,7 +12,7 @@ from headway.generate.session import DecoderSession
 from headway.models import Decoder, ModelSpec, build
 from headway.models.decode_step import DecodeStep
 from headway.models.decode_support import unsupported_reason
-from headway.nn import WEIGHTS, Adapter, Lora, attach, block_linears, linears, set_active
+from headway.nn import WEIGHTS, Adapter, BlockQuantized, Lora, attach, block_linears, linears, set_active
 from headway.patterns import Causal, Pattern, Sink, Window
 from headway.positions import Rotary
 from tests.native.conftest import LEVELS, Use, use  # noqa: F401
@@ -198,11 +198,13 @@ def with_adapters(made: Decoder, count: int) -> None:
 def test_every_form_of_weights_and_adapters_beside_it(weights: str, adapters: int) -> None:
     """In bf16, within twice what the modules err: their reference is the numbers that the weights stand for, of
     inputs that are not rounded to 8 bits."""
-    made = model("llama", tied=False).to(torch.bfloat16).requires_grad_(False)
+    blocks = issubclass(WEIGHTS[weights], BlockQuantized)
+    size = {"tied": False, **({"width": 256, "head_dim": 64, "hidden": 256} if blocks else {})}
+    made = model("llama", **size).to(torch.bfloat16).requires_grad_(False)
     for layer in (*block_linears(made).values(), made.lm_head):
         layer.keep(WEIGHTS[weights].pack(layer.matrix))
     with_adapters(made, adapters)
-    exact_model = model("llama", tied=False).double().requires_grad_(False)
+    exact_model = model("llama", **size).double().requires_grad_(False)
     for name, layer in linears(made).items():
         linears(exact_model)[name].weight.data = layer.matrix.double()
     with_adapters(exact_model, adapters)
