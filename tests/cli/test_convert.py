@@ -83,7 +83,7 @@ def test_an_existing_target_needs_the_flag(folder, tmp_path, capsys):
         (["--from", "onnx"], "unknown format 'onnx'; known are auto, hf, gguf"),
         (["--from", "gguf"], "is of format 'hf', and 'gguf' was asked for"),
         (["--to", "ggml"], "--to ggml: must be hf or gguf"),
-        (["--dtype", "q6_k", "--to", "gguf"], "--dtype q6_k: must be one of float32"),
+        (["--dtype", "q3_k", "--to", "gguf"], "--dtype q3_k: must be one of float32"),
         (["--dtype", "q8_0"], "the target is a folder"),
         (["--dtype", "float64", "--to", "gguf"], "a GGUF file does not hold torch.float64"),
         (["--to", "gguf", "--to-pairing", "halves"], "one file in the pairing of its architecture"),

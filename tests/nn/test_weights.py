@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from headway.errors import BackendError
 from headway.models import ModelSpec, build
 from headway.nn import WEIGHTS, BlockQuantized, Linear, Lora, LowRank, Packed, Share, Weight, linears
 from headway.nn.linear import products
@@ -155,6 +156,11 @@ def test_a_part_that_cuts_a_group_has_its_reason(weights: str, cut: int) -> None
     reason = layer_of(weights, "none").kept.part_reason(1, range(cut))
     assert reason is not None
     assert f"{cut} inputs a process" in reason
+
+
+def test_rows_that_are_no_whole_blocks_are_refused() -> None:
+    with pytest.raises(BackendError, match="rows of 96 are no multiple"):
+        WEIGHTS["q5_K"].pack(numbers(4, 96))
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)

@@ -106,8 +106,8 @@ def convert(
         to_pairing: rotary pairing of a folder: "halves" (None), "adjacent" or explicit pairs; in a GGUF file it is that
             of its architecture.
         kv_heads: key and value heads of the result, by exact repetition (`repeat_kv_heads`); None keeps them.
-        dtype: stored dtype of the result, of a GGUF file that of its matrices: a torch dtype, or "q8_0", "q4_0". None
-            keeps the source's.
+        dtype: stored dtype of the result, of a GGUF file that of its matrices: a torch dtype, or "q8_0", "q4_k", ...
+            None keeps the source's.
         tokenizer: saved along; the source's own is taken along.
         heads, norm_eps: for pickles without params.json.
         shard_bytes: the most that one file of a folder's weights holds.

@@ -8,6 +8,7 @@ from typing import ClassVar, Self
 from torch import Tensor
 
 from headway.block_quantization import BLOCK, quantize_blocks
+from headway.errors import BackendError
 from headway.native.block_panels import BlockPanels
 from headway.nn.weights.rounded import Packed
 
@@ -22,7 +23,11 @@ class BlockQuantized(Packed):
 
     @classmethod
     def pack(cls, w: Tensor) -> Self:
-        """See `Weight`: the nearest codes (`quantize_blocks`)."""
+        """See `Weight`: the nearest codes (`quantize_blocks`). Raises BackendError where rows are not whole blocks."""
+        if w.shape[1] % BLOCK:
+            raise BackendError(
+                f"{cls.name} has blocks of {BLOCK} inputs, and rows of {w.shape[1]} are no multiple"
+            )
         return cls(BlockPanels.pack(quantize_blocks(w.detach(), cls.bits)))
 
     def tensors(self) -> dict[str, Tensor]:
