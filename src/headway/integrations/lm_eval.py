@@ -96,9 +96,7 @@ class HeadwayLM(TemplateLM):  # type: ignore[misc]
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None) -> list[int]:
         """Ids; control tokens are what they are written as, and BOS is not put before a BOS that is written."""
-        written = self.text.bos is not None and string.startswith(self.text.token(self.text.bos))
-        bos = not written if add_special_tokens is None else add_special_tokens
-        return self.text.encode(string, bos=bos, eos=False, special=True)
+        return self.text.encode(string, bos=add_special_tokens is not False, eos=False, special=True)
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False

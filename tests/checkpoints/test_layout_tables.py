@@ -1,0 +1,102 @@
+"""The tables of `checkpoints.hf.layouts` against what `transformers` takes for absent keys, row by row."""
+
+from typing import Any
+
+import pytest
+from transformers import AutoConfig, GenerationConfig, PretrainedConfig
+
+from headway.checkpoints.hf.config_keys import HARMLESS, names
+from headway.checkpoints.hf.layouts import LAYOUTS
+
+OLDER_DEFAULTS = {
+    ("qwen2", "sliding_window"): 4096,  # where use_sliding_window is set; theirs is None where it is not
+    ("qwen3", "sliding_window"): 4096,
+    ("gpt_neox", "rotary_pct"): 0.25,
+    ("phi", "partial_rotary_factor"): 0.5,
+    ("bloom", "seq_length"): 2048,
+    ("t5", "n_positions"): 512,
+}
+"""What earlier versions took; this one of transformers has them in `rope_parameters`, or not at all."""
+OLDER_ONLY: dict[str, tuple[Any, ...]] = {
+    "add_bias_logits": (False,), "add_cross_attention": (False,), "add_final_layer_norm": (False, True),
+    "apply_residual_connection_post_layernorm": (False,), "attention_bias": (False,),
+    "attention_mode": ("longformer",), "auto_map": ({},), "classifier_dropout": (),
+    "cross_attention_hidden_size": (), "gradient_checkpointing": (False,), "ignore_attention_mask": (False,),
+    "is_decoder": (False, True), "is_llama_config": (True,), "max_window_layers": (), "mlp_bias": (False,),
+    "mlp_type": ("default",), "norm_type": ("layer_norm",), "normalize_before": (False, True),
+    "normalize_embedding": (False, True), "partial_rotary_factor": (1, 1.0), "position_embedding_type": ("absolute",),
+    "quantization_config": (), "reorder_and_upcast_attn": (False, True), "rope_interleaved": (False,),
+    "scale_attn_by_inverse_layer_idx": (False,), "scale_attn_weights": (True,), "sliding_window": (),
+    "static_position_embeddings": (False, True), "tie_encoder_decoder": (False,), "use_mrope": (False,),
+    "use_sliding_window": (False,),
+}  # fmt: skip
+"""Keys of earlier versions, of other families or of code beside a model, with the values that change nothing; None,
+which is as if they were absent, is accepted by most."""
+OLDER = """
+    _num_labels activation_function attention_softmax_in_fp32 bias_dropout_fusion classif_dropout directionality
+    extra_pos_embeddings force_bos_token_to_be_generated head_dim inference_runner init_config layer_norm_epsilon
+    layer_types masked_softmax_fusion max_batch_size n_ctx n_positions offset_alibi original_max_position_embeddings
+    output_past pad_key_length pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head
+    pooler_type pre_allocate_kv_cache rope_theta rotary_emb_base scale_attention_softmax_in_fp32 seq_length
+    skip_bias_add skip_bias_add_qkv summary_activation summary_first_dropout summary_proj_to_labels
+    summary_type summary_use_proj tokenizer_name unk_token_id validate_runner_input verbose
+""".split()  # noqa: SIM905
+ANYWHERE = """
+    _attn_implementation_autoset attn_implementation torchscript use_bfloat16 tf_legacy_loss max_sequence_length
+    transformers.js_config unsloth_version unsloth_fixed sep_token_id tokenizer_class prefix task_specific_params
+    finetuning_task
+""".split()  # noqa: SIM905
+ABSENT = object()
+
+
+def theirs(family: str) -> PretrainedConfig:
+    return AutoConfig.for_model(family)
+
+
+@pytest.mark.parametrize("family", LAYOUTS)
+def test_what_is_taken_for_an_absent_key_is_what_transformers_takes(family: str) -> None:
+    config = theirs(family)
+    wanted = {
+        key: OLDER_DEFAULTS.get((family, key), getattr(config, key, ABSENT))
+        for key in LAYOUTS[family].defaults
+    }
+    assert dict(LAYOUTS[family].defaults) == wanted
+
+
+@pytest.mark.parametrize("family", LAYOUTS)
+def test_every_key_of_a_layout_is_one_that_files_have(family: str) -> None:
+    layout, config = LAYOUTS[family], theirs(family)
+    keys = {*names(layout.keys), *names(layout.encoder_keys or {}), *layout.translated, *layout.harmless}
+    assert {key for key in keys if not hasattr(config, key)} <= {*OLDER, *OLDER_ONLY}
+    assert {key for key in layout.only if not hasattr(config, key)} <= OLDER_ONLY.keys()
+
+
+@pytest.mark.parametrize("family", LAYOUTS)
+def test_a_key_that_changes_nothing_does_so_at_its_value_in_transformers(family: str) -> None:
+    config = theirs(family)
+    for key, values in LAYOUTS[family].only.items():
+        value = getattr(config, key, ABSENT)
+        if key == "per_layer_config":  # a view, of nothing
+            assert {} in values
+        elif value is ABSENT:
+            assert {*map(repr, values)} <= {*map(repr, (None, *OLDER_ONLY[key]))}, key
+            assert None in values or len(values) == 1, key
+        else:
+            assert value in values, key
+
+
+@pytest.mark.parametrize("key", OLDER_ONLY)
+def test_a_key_of_earlier_versions_changes_nothing_at_these_values(key: str) -> None:
+    every = {
+        repr(value)
+        for family, layout in LAYOUTS.items()
+        if key in layout.only and not hasattr(theirs(family), key)
+        for value in layout.only[key]
+    }
+    assert every - {"None"} == {*map(repr, OLDER_ONLY[key])}
+
+
+def test_keys_that_no_family_reads_are_those_of_every_config_or_of_generation() -> None:
+    every = {*dir(theirs("llama")), *dir(GenerationConfig()), *ANYWHERE}
+    assert {*HARMLESS} <= every
+    assert {*ANYWHERE} <= {*HARMLESS}

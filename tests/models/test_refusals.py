@@ -1,0 +1,279 @@
+"""What models, layers and pure values refuse, and what they say then."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from headway.attention.linear_attention import LinearAttentionSpec
+from headway.cache.encoder_decoder import EncoderDecoderCache
+from headway.errors import BackendError, CacheError, ConfigError, DataError, PatternError
+from headway.models import EncoderDecoder, Head, ModelSpec, build, cost
+from headway.models.compress import check_compressible
+from headway.models.cost.weights import must_decode
+from headway.models.decode_step import DecodeStep
+from headway.nn import Attention, Block, FeedForward, GlobalAttention, Linear, RMSNorm
+from headway.patterns import Causal, Full, Pattern, pairs
+from headway.patterns.text import parse
+from headway.positions import Rotary
+from headway.quantization import quantize_weights
+from headway.scores import ALiBi, SoftCap
+from headway.surgery import stretch_context
+from headway.tokens import Tokens
+
+SMALL: dict[str, Any] = {"vocab": 32, "width": 16, "layers": 1, "heads": 2, "hidden": 16}
+IDS = torch.arange(6).view(2, 3)
+DECODER = ModelSpec.of("llama", **SMALL)
+ENCODER = ModelSpec.of("bert", **SMALL)
+PAIR = ModelSpec.of_pair("transformer", **SMALL)
+EMBEDDER = ENCODER.with_head(Head("embed"))
+
+
+class Evens(Pattern):
+    """Without a primitive."""
+
+    def allows(self, q: Tokens, k: Tokens) -> Any:
+        return (k.index % 2 == 0).expand(*q.index.shape[:-1], q.count, k.count)
+
+    def judge(self, q: Any, k: Any) -> Any:
+        raise NotImplementedError
+
+
+def decoder(ids: torch.Tensor = IDS, **more: Any) -> Any:
+    return build(DECODER, seed=0)(ids, **more)
+
+
+def pair(source: torch.Tensor, ids: torch.Tensor, **more: Any) -> Any:
+    return build(PAIR, seed=0)(source, ids, **more)
+
+
+def attention(**more: Any) -> Attention:
+    return Attention(16, 2, pattern=Full(), **more)
+
+
+def block(**more: Any) -> Block:
+    return Block(attention(), FeedForward(16, 16), lambda: RMSNorm(16), **more)
+
+
+def sums() -> Any:
+    """A layer's cache that keeps no keys."""
+    return build(DECODER.with_linear(LinearAttentionSpec("elu+1")), seed=0).make_cache(1).layers[0]
+
+
+LATE = "label_smoothing smooths targets, and none are given; give targets=, or drop it"
+REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    (lambda: decoder(label_smoothing=0.1), ConfigError, LATE),
+    (lambda: pair(IDS, IDS, label_smoothing=0.1), ConfigError, LATE),
+    (
+        lambda: decoder(targets=IDS, logits_for=slice(-1, None)),
+        ConfigError,
+        "targets and logits_for are given: losses are those of all targets that are not -100, and there are no "
+        "logits to choose from; drop one of them",
+    ),
+    (
+        lambda: decoder(targets=IDS[:, 1:]),
+        DataError,
+        "targets [2, 2] do not fit ids [2, 3]; give one for each slot",
+    ),
+    (
+        lambda: build(EMBEDDER, seed=0)(IDS, context=object()),
+        ConfigError,
+        "Encoder: Head('embed') reads whole rows, and context parallel has a shard of them on each rank; train "
+        "this head without it",
+    ),
+    (
+        lambda: build(EMBEDDER, seed=0)(IDS, targets=IDS),
+        ConfigError,
+        "Encoder: targets are tokens, and Head('embed') has no output over the vocab; give a model with a "
+        "masked-lm head, or compute the loss from this head's outputs",
+    ),
+    (
+        lambda: build(ENCODER, seed=0)(IDS, types=torch.zeros(2, 3)),
+        DataError,
+        "token types must be whole numbers [batch, tokens], got torch.float32 [2, 3]",
+    ),
+    (
+        lambda: build(ENCODER, seed=0)(IDS, types=torch.zeros(2, 3, dtype=torch.bool)),
+        DataError,
+        "token types must be whole numbers [batch, tokens], got torch.bool [2, 3]",
+    ),
+    (
+        lambda: build(ENCODER, seed=0)(IDS, types=torch.zeros(3, dtype=torch.int64)),
+        DataError,
+        "token types must be whole numbers [batch, tokens], got torch.int64 [3]",
+    ),
+    (
+        lambda: EncoderDecoder(DECODER),
+        ConfigError,
+        "EncoderDecoder: the spec has no encoder; give ModelSpec(encoder=...)",
+    ),
+    (
+        lambda: pair(IDS, IDS[:1]),
+        ConfigError,
+        "EncoderDecoder: 2 sources and 1 targets; give as many of both",
+    ),
+    (
+        lambda: Head("embed", pool="last"),  # type: ignore[arg-type]
+        ConfigError,
+        """Head: pool is "first" or "mean", got 'last'""",
+    ),
+    (lambda: Head("states", unit=True), ConfigError, """Head: unit is for "embed", got it with 'states'"""),
+    (
+        lambda: ModelSpec.of(
+            "transformer",
+            **SMALL,
+            encoder=ModelSpec.of("bert", **{**SMALL, "width": 32}).with_head(Head("states")),
+        ),
+        ConfigError,
+        "ModelSpec: the encoder's width 32 must be the decoder's, 16",
+    ),
+    (
+        lambda: ModelSpec.of(
+            "transformer",
+            **SMALL,
+            shared_embedding=True,
+            encoder=ModelSpec.of("bert", **{**SMALL, "vocab": 33}).with_head(Head("states")),
+        ),
+        ConfigError,
+        "ModelSpec: a shared embedding has one size, got 33 x 16 and 32 x 16",
+    ),
+    (
+        lambda: build(DECODER.with_linear(LinearAttentionSpec("elu+1")), seed=0).make_cache(1, slack=2),
+        ConfigError,
+        "linear attention keeps sums over all keys, so there is nothing to trim or to choose; got slack=2, "
+        "kind='auto'",
+    ),
+    (
+        lambda: attention().keys(torch.zeros(2, 3, 8)),
+        ConfigError,
+        "Attention: memory must be [batch, keys, 16], got [2, 3, 8]",
+    ),
+    (
+        lambda: attention().keys(torch.zeros(3, 16)),
+        ConfigError,
+        "Attention: memory must be [batch, keys, 16], got [3, 16]",
+    ),
+    (
+        lambda: attention()(
+            torch.zeros(1, 2, 16),
+            memory=attention().keys(torch.zeros(1, 3, 16)),
+            memory_tokens=Tokens.range(3),
+        ),
+        ConfigError,
+        "Attention: memory is KeyValues, which have their tokens; drop memory_tokens=",
+    ),
+    (
+        lambda: block(order="parallel", cross_attn=attention()),
+        ConfigError,
+        """Block: cross-attention stands in order "pre" or "post", got 'parallel'""",
+    ),
+    (
+        lambda: block()(torch.zeros(1, 2, 16), memory=attention().keys(torch.zeros(1, 3, 16))),
+        ConfigError,
+        "Block: cross-attention and memory come together; this block is given memory, but has no cross_attn",
+    ),
+    (
+        lambda: block(cross_attn=attention())(torch.zeros(1, 2, 16)),
+        ConfigError,
+        "Block: cross-attention and memory come together; this block is given no memory",
+    ),
+    (
+        lambda: attention()(torch.zeros(1, 2, 16), cache=sums()),
+        ConfigError,
+        "Attention: cache must keep keys and values, and a LinearAttentionCache keeps none; make one with "
+        "headway.cache.make_cache",
+    ),
+    (
+        lambda: GlobalAttention(16, 2, pattern=Full())(torch.zeros(1, 2, 16), cache=sums()),
+        ConfigError,
+        "GlobalAttention: global queries see later tokens and need keys of their own, so there is no cache and "
+        "no memory here; drop cache= and memory=",
+    ),
+    (
+        lambda: EncoderDecoderCache(build(DECODER, seed=0).make_cache(2), ()),
+        CacheError,
+        "EncoderDecoderCache: 1 layers of 2 rows need as many sets of keys, got 0 for [] rows",
+    ),
+    (
+        lambda: check_compressible(Linear(4, 4)),
+        ConfigError,
+        "weights of bf16 on the CPU are compressed, not torch.float32 on cpu; load the model in bf16",
+    ),
+    (
+        lambda: cost.prefill_flops(EMBEDDER, 8, logits=8),
+        ConfigError,
+        "prefill_flops: Head('embed') is computed once for a row, got logits=8",
+    ),
+    (
+        lambda: cost.prefill_flops(DECODER, 8, source=8),
+        ConfigError,
+        "prefill_flops: source=8 is for an encoder-decoder, not for decoders",
+    ),
+    (
+        lambda: must_decode(ENCODER, "kv_bytes"),
+        ConfigError,
+        "kv_bytes is of decoding, token by token, and an encoder reads whole rows at once; ask for prefill_flops, "
+        "activation_bytes or training_bytes",
+    ),
+    (
+        lambda: pairs(Causal(), 8, tokens=Tokens.range(9)),
+        PatternError,
+        "pairs: tokens describe 9 slots, but n is 8",
+    ),
+    (
+        lambda: pairs(Causal(), 8, last=2, tokens=Tokens.range(8)),
+        PatternError,
+        "pairs: tokens describe 8 slots, but the last 2 queries of given tokens are not counted",
+    ),
+    (
+        lambda: pairs(Evens(), 1 << 20),
+        PatternError,
+        f"pairs: {Evens()} has no primitive, so that its pairs are looked at one by one, and a row of 1048576 "
+        f"tokens has too "
+        "many: at most ",
+    ),
+    (
+        lambda: parse("Causal(\ud800)"),
+        PatternError,
+        "pattern 'Causal(\\ud800)': cannot be read at character 8: surrogates not allowed",
+    ),
+    (
+        lambda: quantize_weights(torch.ones(4, 4), 3),
+        ValueError,
+        "weights are quantized to 8 or 4 bits, not to 3",
+    ),
+    (lambda: SoftCap(0.0), PatternError, "SoftCap: cap must be greater than 0, got 0.0"),
+    (lambda: SoftCap(float("nan")), PatternError, "SoftCap: cap must be greater than 0, got nan"),
+    (
+        lambda: ALiBi().select_heads(torch.tensor([0])),
+        PatternError,
+        "ALiBi: give slopes=alibi_slopes(heads) when heads have patterns of their own",
+    ),
+    (
+        lambda: stretch_context(
+            ModelSpec.of("llama", **SMALL, positions=Rotary(pairing="halves", trainable=True)),
+            {},
+            "linear",
+            2.0,
+        ),
+        ConfigError,
+        "stretch_context: this model's frequencies are trained, and ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "text"), REFUSED, ids=[text[:48] for _, _, text in REFUSED])
+def test_what_cannot_be_is_refused_and_said(
+    call: Callable[[], Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=f"^{re.escape(text)}"):
+        call()
+
+
+def test_a_step_of_more_rows_than_its_kernels_take() -> None:
+    model = build(DECODER, seed=0).eval()
+    step = DecodeStep(model, model.make_cache(1))
+    with pytest.raises(BackendError, match=r"^DecodeStep: 1 x 4096 tokens; its kernels take up to \d+ rows$"):
+        step(torch.zeros(1, 4096, dtype=torch.int64))
