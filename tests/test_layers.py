@@ -27,6 +27,7 @@ PURE = {
     "errors",
     "similarity",
     "metrics",
+    "block_quantization",
     "quantization",
 }
 

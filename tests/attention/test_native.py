@@ -115,7 +115,7 @@ def test_what_is_remembered_of_tokens_goes_with_them() -> None:
     q = Tokens.from_lengths([30, 40], 40)
     at = weakref.ref(plan_arrays(Causal(), q, q, False))
     for n in range(3 * OTHERS):
-        plan_arrays(Window.last(n + 1), q, q)
+        plan_arrays(Window.last(n + 1), q, q, False)
     assert len(plan_arrays.others[q]) <= OTHERS
     gc.collect()
     assert at() is None

@@ -87,7 +87,9 @@ def test_requests_with_little_room_are_what_each_is_alone(name: str, draft: Ngra
     common = [draw.randrange(330) for _ in range(200)]
     reader = Reader(model, slack=3 if draft else 0, budget=1)
     pool = reader.cache.pool
-    pool.budget = 8 * sum(kind.nbytes for kind in pool.classes)
+    pool.budget = ((4 if name == "windows" else 5) if draft else 8) * sum(
+        kind.nbytes for kind in pool.classes
+    )
     engine = Engine(reader, step_tokens=50, draft=draft)
     waiting = [
         drawn(draw, n, common, 200, 90 if draft else 30, draft is None and name != "linear")
@@ -197,9 +199,11 @@ def test_a_cancelled_request_leaves_the_others_alone(patterns: Pattern) -> None:
     for text in texts:
         engine.add(text)
     for _ in engine.step():
-        engine_used = used(engine)
-    engine.cancel(1)
-    assert used(engine) < engine_used
+        before = used(engine)
+        engine.cancel(1)
+        assert used(engine) == before, "while its step is read"
+    assert used(engine) < before
+    engine.cancel(7)
     drain(engine)
     assert [len(ids_of(text)) for text in texts] == [8, 1, 8]
     assert [ids_of(texts[n]) for n in (0, 2)] == [alone(model, texts[n]) for n in (0, 2)]

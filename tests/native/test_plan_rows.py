@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from headway.attention.backends.native.plan_arrays import program
-from headway.native.loader import library
+from headway.errors import BackendError
+from headway.native.plan_rows import plan_rows
 from headway.patterns import Causal, Pattern, Sink, Window, visible
 from headway.tokens import Tokens
 from tests.native.conftest import LEVELS, Use, use  # noqa: F401
@@ -32,18 +33,8 @@ def test_runs_are_those_that_each_pair_of_tokens_says(use: Use, level: str) -> N
 def planned(pattern: Pattern, index: list[int], room: int = 100) -> list[list[tuple[int, int, bool]]]:
     code, queries = array("i", program(pattern)), array("i", index)
     first, begin, end, full = array("i", [0] * (len(index) + 1)), *(array(kind, [0] * room) for kind in "iiB")
-    kernels = library()
-    assert kernels is not None
-    count = kernels.dll.headway_plan_rows(
-        code.buffer_info()[0],
-        len(code) // 4,
-        queries.buffer_info()[0],
-        len(index),
-        *(a.buffer_info()[0] for a in (first, begin, end, full)),
-        room,
-    )
-    if count < 0:
-        return []
+    at, queried, *runs = (a.buffer_info()[0] for a in (code, queries, first, begin, end, full))
+    count = plan_rows(at, len(code) // 4, queried, len(index), (runs[0], runs[1], runs[2], runs[3]), room)
     assert count == first[-1]
     return [
         [(begin[r], end[r], bool(full[r])) for r in range(first[i], first[i + 1])] for i in range(len(index))
@@ -65,5 +56,8 @@ def by_pairs(pattern: Pattern, query: int) -> list[tuple[int, int, bool]]:
     return runs
 
 
-def test_a_plan_that_has_no_room_is_none() -> None:
-    assert planned(Window.last(5) | (Causal() & Sink(3)), [700, 10], room=2) == []
+def test_a_plan_that_has_no_room_is_refused() -> None:
+    pattern = Window.last(5) | (Causal() & Sink(3))
+    assert [len(runs) for runs in planned(pattern, [700, 10], room=3)] == [2, 1]
+    with pytest.raises(BackendError, match="a plan of 2 rows has more than 2 runs of blocks"):
+        planned(pattern, [700, 10], room=2)

@@ -44,6 +44,15 @@ class PageClass:
             or (page + 1) * PAGE > length - reach - self.slack
         )
 
+    def most(self, length: int, step: int) -> int:
+        """The most pages that a text holds until it has `length` tokens, of which a step reads `step` at most."""
+        reach, pages = self.retention.reach, -(-length // PAGE)
+        if self.state:
+            return 1
+        if reach is None:
+            return pages
+        return min(pages, -(-self.retention.sinks // PAGE) + -(-(reach + self.slack + step) // PAGE) + 1)
+
     def needed(self, length: int) -> list[int]:
         """The pages that the query after `length` tokens, a multiple of 64, may see."""
         return [p for p in range(length // PAGE) if _sees(self.retention, p, length)]
@@ -241,6 +250,10 @@ class PagePool:
         table.pages, table.closed = [[] for _ in self.classes], True
 
     # -- growing ---------------------------------------------------------------------------------------
+
+    def most(self, length: int, step: int) -> int:
+        """Bytes of the most pages that a text of up to `length` tokens holds, of which a step reads `step` at most."""
+        return sum(kind.nbytes * kind.most(length, step) for kind in self.classes)
 
     def missing(self, table: PageTable, count: int) -> int:
         """Bytes of the pages that `count` more tokens of a text would take."""

@@ -13,65 +13,20 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-from torch import Tensor
-
-from headway.cache import PAGE, PageTable
+from headway.cache import PAGE
 from headway.errors import ConfigError
-from headway.generate.beams import BeamSearch, expand_beams
+from headway.generate.beams import BeamSearch
 from headway.generate.drafts import Draft
+from headway.generate.jobs import Job, Piece, Row, Text, advance
 from headway.generate.reader import Reader
-from headway.generate.requests import Request, by_config
-from headway.generate.sampling import check_logits
-from headway.generate.sequences import SampledText, choose_tokens, log_probs_of
+from headway.generate.requests import Request
+from headway.generate.sequences import SampledText
 from headway.generate.speculation import Speculation
 from headway.models import Decoder
 
-Text = SampledText | BeamSearch
-
 STEP_TOKENS = 4096
 """Tokens of prompts that a step reads, unless told otherwise."""
-
-
-@dataclass(eq=False)
-class Row:
-    """One of the texts of a request, of which a beam search has several.
-
-    ids: all tokens, those that are to be read next included.   table: where they are stored; None while it waits.
-    """
-
-    ids: list[int]
-    table: PageTable | None = None
-
-    @property
-    def rest(self) -> list[int]:
-        """The tokens that are to be read."""
-        return self.ids if self.table is None else self.ids[len(self.table) :]
-
-
-@dataclass(eq=False)
-class Job:
-    """A request in the engine, and its texts. `source`: the pages of its source, of an encoder-decoder."""
-
-    text: Text
-    rows: list[Row]
-    source: PageTable | None = None
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether each of its texts has been read up to its last token."""
-        return all(row.table is not None and len(row.rest) == 1 for row in self.rows)
-
-
-@dataclass(frozen=True, eq=False)
-class Piece:
-    """Of a step: ids that one of a job's texts goes on with, and which of them have logits that are wanted."""
-
-    job: Job
-    row: Row
-    ids: list[int]
-    wanted: range
 
 
 class Engine:
@@ -100,6 +55,8 @@ class Engine:
             self.speculation = Speculation(draft, reader.model)
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
+        self._cancelled: set[int] = set()
+        self._reading = False
         self._begun = time.perf_counter()
 
     # -- requests --------------------------------------------------------------------------------------
@@ -113,13 +70,19 @@ class Engine:
         self.waiting.append(Job(text, [Row(list(request.prompt))]))
 
     def cancel(self, number: int) -> None:
-        """Ends the request of this number, if it is there; its pages are free at once."""
-        for job in [job for job in (*self.waiting, *self.running) if job.text.request.number == number]:
+        """Ends the request of this number, if it is there; its pages are free at once, or when the step that reads
+        them has ended."""
+        self._cancelled.add(number)
+        if not self._reading:
+            self._drop_cancelled()
+
+    def _drop_cancelled(self) -> None:
+        for job in [
+            job for job in (*self.waiting, *self.running) if job.text.request.number in self._cancelled
+        ]:
             self._end(job)
-            if job in self.running:
-                self.running.remove(job)
-            else:
-                self.waiting.remove(job)
+            (self.running if job in self.running else self.waiting).remove(job)
+        self._cancelled.clear()
 
     @property
     def is_idle(self) -> bool:
@@ -146,12 +109,10 @@ class Engine:
         pool = self.reader.cache.pool
         if pool.budget is None:
             return
-        none, new = pool.open(), request.max_new_tokens
-        need = pool.missing(none, len(request.prompt) + new)
-        if (
-            request.config.beams is not None
-        ):  # each beam has new tokens of its own, and a page that it shares no longer
-            need += request.config.beams.width * pool.missing(none, new + PAGE)
+        new, beams = request.max_new_tokens, request.config.beams
+        need = pool.most(len(request.prompt) + new, self.step_tokens)
+        if beams is not None:  # each has new tokens of its own, and a page that it shares no longer
+            need += beams.width * pool.most(new + PAGE, 1)
         if need > pool.budget:
             raise ConfigError(
                 f"request {request.number} has up to {len(request.prompt) + request.max_new_tokens} tokens, whose keys "
@@ -166,6 +127,14 @@ class Engine:
         have got one.
 
         Raises HeadwayError for logits that are no numbers, ConfigError when constraints leave no token to choose."""
+        self._reading = True
+        try:
+            yield from self._step()
+        finally:
+            self._reading = False
+            self._drop_cancelled()
+
+    def _step(self) -> Iterator[None]:
         self._admit()
         pieces = self._pieces()
         chunks = []
@@ -327,27 +296,3 @@ class Engine:
 def _ahead(text: Text, rows: range, ahead: int) -> range:
     """The rows of the logits that say the next token of a text, `ahead` tokens of its draft having come."""
     return rows if isinstance(text, BeamSearch) else range(rows.start + ahead, rows.start + ahead + 1)
-
-
-def advance(logits: Tensor, live: Sequence[tuple[Text, range]], begun: float) -> None:
-    """A token more for each text, from its rows of the logits [N, V]; searches of one config are advanced together."""
-    places = [(text.request.number, text.count) for text, rows in live for _ in rows]
-    check_logits(_rows(logits, live), places)
-    searches = [(text, rows) for text, rows in live if isinstance(text, BeamSearch)]
-    for group in by_config([text.request for text, _ in searches]):
-        some = [searches[i] for i in group]
-        expand_beams(_rows(logits, some), [text for text, _ in some])
-    sampled = [(text, rows) for text, rows in live if isinstance(text, SampledText)]
-    chosen = choose_tokens(_rows(logits, sampled), [text for text, _ in sampled])
-    for (text, rows), token in zip(sampled, chosen, strict=True):
-        if token is None:
-            raise ConfigError("forbidden: no token is left to choose")
-        config = text.request.config
-        told = log_probs_of(logits[rows[0]], token, config) if config.log_probs else ()
-        text.advance(token, time.perf_counter() - begun, *told)
-
-
-def _rows(logits: Tensor, live: Sequence[tuple[Text, range]]) -> Tensor:
-    """Of the logits [N, V], those of these texts."""
-    rows = [row for _, rows in live for row in rows]
-    return logits if rows == list(range(len(logits))) else logits[rows]

@@ -17,7 +17,8 @@ from headway.errors import ConfigError
 from headway.generate.beams import BeamSearch
 from headway.generate.config import GenerationConfig
 from headway.generate.drafts import Draft
-from headway.generate.engine import Engine, Text
+from headway.generate.engine import Engine
+from headway.generate.jobs import Text
 from headway.generate.reader import Reader
 from headway.generate.requests import Request, check_prompts, make_requests
 from headway.generate.results import Delta, Generation, Hypothesis

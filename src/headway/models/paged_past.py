@@ -17,7 +17,8 @@ from headway.cache import PAGE, PagedLayer, PageTable
 from headway.models.lowering import Attends
 from headway.native import interface as c
 from headway.native.linear import MOST_ROWS
-from headway.native.loader import library, threads
+from headway.native.loader import threads
+from headway.native.plan_rows import plan_rows
 from headway.tokens import Tokens
 
 
@@ -90,13 +91,11 @@ class PagedPast:
         )
 
     def _describe(self, count: int, k: Tensor, v: Tensor) -> None:
-        kernel, call = library(), self.call
-        assert kernel is not None
-        arrays = [t.data_ptr() for t in (self._first, self._begin, self._end, self._full)]
+        call = self.call
+        first, begin, end, full = self._first, self._begin, self._end, self._full
+        runs = first.data_ptr(), begin.data_ptr(), end.data_ptr(), full.data_ptr()
         code = ctypes.addressof(call.program.contents)
-        kernel.dll.headway_plan_rows(
-            code, call.instructions, self._queries.data_ptr(), count, *arrays, len(self._begin)
-        )
+        plan_rows(code, call.instructions, self._queries.data_ptr(), count, runs, len(begin))
         layer, _, _, q, out, lse, *_ = self.attends
         call.threads, call.batch = threads(), count
         call.q = c.TensorStruct(q.data_ptr(), q.stride(0), layer.head_dim, q.stride(0))
@@ -106,4 +105,4 @@ class PagedPast:
         rows, size = self._order.shape
         call.queries = c.TokensStruct(self._queries.data_ptr(), None, None, None, rows, 1)
         call.keys = c.TokensStruct(self._index.data_ptr(), None, None, self._order.data_ptr(), rows, size)
-        call.plan = c.PlanStruct(*arrays, count, 1, c.TILE)
+        call.plan = c.PlanStruct(*runs, count, 1, c.TILE)

@@ -177,9 +177,7 @@ def _declare(dll: ctypes.CDLL) -> None:
     number, real, address = ctypes.c_int, ctypes.c_double, ctypes.c_void_p
     dll.headway_level.restype = dll.headway_source_hash.restype = ctypes.c_char_p
     dll.headway_level.argtypes = dll.headway_source_hash.argtypes = dll.headway_abi.argtypes = []
-    dll.headway_abi.restype = dll.headway_plan_rows.restype = ctypes.c_int64
-    size = ctypes.c_int64
-    dll.headway_plan_rows.argtypes = [address, size, address, size, *[address] * 4, size]
+    dll.headway_abi.restype = ctypes.c_int64
     dll.headway_peak.restype, dll.headway_peak.argtypes = real, [number, number, real]
     dll.headway_read.restype, dll.headway_read.argtypes = real, [address, ctypes.c_int64, number]
 

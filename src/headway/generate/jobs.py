@@ -1,0 +1,85 @@
+"""Requests in the engine: their texts, what is read of them, and their next tokens.
+
+Legend: N rows of logits, V vocab.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from headway.cache import PageTable
+from headway.errors import ConfigError
+from headway.generate.beams import BeamSearch, expand_beams
+from headway.generate.requests import by_config
+from headway.generate.sampling import check_logits
+from headway.generate.sequences import SampledText, choose_tokens, log_probs_of
+
+Text = SampledText | BeamSearch
+
+
+@dataclass(eq=False)
+class Row:
+    """One of the texts of a request, of which a beam search has several.
+
+    ids: all tokens, those that are to be read next included.   table: where they are stored; None while it waits.
+    """
+
+    ids: list[int]
+    table: PageTable | None = None
+
+    @property
+    def rest(self) -> list[int]:
+        """The tokens that are to be read."""
+        return self.ids if self.table is None else self.ids[len(self.table) :]
+
+
+@dataclass(eq=False)
+class Job:
+    """A request in the engine, and its texts. `source`: the pages of its source, of an encoder-decoder."""
+
+    text: Text
+    rows: list[Row]
+    source: PageTable | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether each of its texts has been read up to its last token."""
+        return all(row.table is not None and len(row.rest) == 1 for row in self.rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Of a step: ids that one of a job's texts goes on with, and which of them have logits that are wanted."""
+
+    job: Job
+    row: Row
+    ids: list[int]
+    wanted: range
+
+
+def advance(logits: Tensor, live: Sequence[tuple[Text, range]], begun: float) -> None:
+    """A token more for each text, from its rows of the logits [N, V]; searches of one config are advanced together."""
+    places = [(text.request.number, text.count) for text, rows in live for _ in rows]
+    check_logits(_rows(logits, live), places)
+    searches = [(text, rows) for text, rows in live if isinstance(text, BeamSearch)]
+    for group in by_config([text.request for text, _ in searches]):
+        some = [searches[i] for i in group]
+        expand_beams(_rows(logits, some), [text for text, _ in some])
+    sampled = [(text, rows) for text, rows in live if isinstance(text, SampledText)]
+    chosen = choose_tokens(_rows(logits, sampled), [text for text, _ in sampled])
+    for (text, rows), token in zip(sampled, chosen, strict=True):
+        if token is None:
+            raise ConfigError("forbidden: no token is left to choose")
+        config = text.request.config
+        told = log_probs_of(logits[rows[0]], token, config) if config.log_probs else ()
+        text.advance(token, time.perf_counter() - begun, *told)
+
+
+def _rows(logits: Tensor, live: Sequence[tuple[Text, range]]) -> Tensor:
+    """Of the logits [N, V], those of these texts."""
+    rows = [row for _, rows in live for row in rows]
+    return logits if rows == list(range(len(logits))) else logits[rows]
