@@ -59,10 +59,11 @@ class PagedLayer:
                 more[:, :, : own.shape[2]] = own
         self.tensors = tuple(new)
 
-    def copy(self, old: int, new: int) -> None:
-        """Page `new` becomes what page `old` is."""
+    def copy(self, old: Tensor, new: Tensor) -> None:
+        """Pages `new` become what pages `old` were."""
         for t in self.tensors:
-            t[:, :, new * PAGE : (new + 1) * PAGE] = t[:, :, old * PAGE : (old + 1) * PAGE]
+            pages = t.unflatten(2, (-1, PAGE))
+            pages.index_copy_(2, new, pages.index_select(2, old))
 
     def update(self, k: Tensor, v: Tensor, tokens: Tokens) -> KeyValues:
         """Stores the keys [1, K, T, D] and values [1, K, T, E] of the tokens of the step, and returns what their
@@ -95,10 +96,10 @@ class PagedStates:
                 *(torch.cat(pair) for pair in zip(self.state.tensors, empty.tensors, strict=True))
             )
 
-    def copy(self, old: int, new: int) -> None:
+    def copy(self, old: Tensor, new: Tensor) -> None:
         """As in `PagedLayer`."""
         for t in self.state.tensors:
-            t[new] = t[old]
+            t.index_copy_(0, new, t.index_select(0, old))
 
     def update(self, new: LinearState, tokens: Tokens) -> LinearState:
         """Adds the sums of the texts of the step, row by row (`PagedStep.rows`), and returns those before them."""
@@ -202,12 +203,13 @@ def places(tables: Sequence[PageTable], of: int, device: torch.device) -> Places
         for number, page in enumerate(table.pages[of])
         if page is not None
     ]
-    page, first, document, length = torch.tensor(held, dtype=torch.int64).view(-1, 4).T.unsqueeze(2)
-    slot = torch.arange(PAGE)
-    index = first + slot
-    index = torch.where(index < length, index, -1).view(1, -1).to(device)
-    document = document.expand(-1, PAGE).reshape(1, -1).to(device)
-    slots = (page * PAGE + slot).view(1, -1).int().to(device)
+    with torch.inference_mode(False):  # as in PagedCache.begin
+        page, first, document, length = torch.tensor(held, dtype=torch.int64).view(-1, 4).T.unsqueeze(2)
+        slot = torch.arange(PAGE)
+        index = first + slot
+        index = torch.where(index < length, index, -1).view(1, -1).to(device)
+        document = document.expand(-1, PAGE).reshape(1, -1).to(device)
+        slots = (page * PAGE + slot).view(1, -1).int().to(device)
     return Places(Tokens(index, document if len(tables) > 1 else None), slots)
 
 
@@ -306,9 +308,9 @@ class PagedCache:
                 f"PagedCache: a step of {len(chunks)} texts takes {missing} bytes of pages, and {there} of "
                 f"{self.pool.budget} are left; end some of the texts, or give a larger budget"
             )
-        for table, ids in chunks:
-            self.copy(self.pool.extend(table, ids))
-        self.step = PagedStep(self, chunks)
+        self.copy([copy for table, ids in chunks for copy in self.pool.extend(table, ids)])
+        with torch.inference_mode(False):  # what follows from tokens is remembered where their changes can be seen
+            self.step = PagedStep(self, chunks)
         for of in range(len(self._capacity)):
             self._grow(of, self.pool.taken(of))
         return self.step.tokens
@@ -318,7 +320,7 @@ class PagedCache:
         assert self.step is not None, "begin() comes before end()"
         for table in self.step.tables:
             self.pool.settle(table)
-            self.copy(self.pool.snapshot(table))
+        self.copy([copy for table in self.step.tables for copy in self.pool.snapshot(table)])
         self.step = None
 
     def step_of(self, tokens: Tokens) -> PagedStep:
@@ -328,12 +330,14 @@ class PagedCache:
         return self.step
 
     def copy(self, copies: Sequence[Copy]) -> None:
-        """Copies pages in every layer of their class."""
-        for copy in copies:
-            self._grow(copy.of, copy.new + 1)
+        """Copies pages in every layer of their class, all at once: a page that is copied may become another's copy."""
+        for of in {copy.of for copy in copies}:
+            pairs = [(copy.old, copy.new) for copy in copies if copy.of == of]
+            self._grow(of, 1 + max(new for _, new in pairs))
+            old, new = torch.tensor(pairs, device=self.device).T
             for layer in self.layers:
-                if layer.of == copy.of:
-                    layer.copy(copy.old, copy.new)
+                if layer.of == of:
+                    layer.copy(old, new)
         self.copied += len(copies)
 
     def _grow(self, of: int, pages: int) -> None:
