@@ -146,20 +146,19 @@ POSITIONS: dict[str, Kind] = {
         ("biases of T5", T5Bias(buckets=8, max_distance=16), None),
     ]
 }
-NOT_NATIVE = {**dict.fromkeys(("transformer", "marian", "bart"), "no order 'post'"), "t5": "scale no logits"}
-NOT_NATIVE["nf4"] = "no weights in nf4"
+NOT_NATIVE = {"nf4": "no weights in nf4"}
 WIDE = {"width": 256, "hidden": 256, "head_dim": 64}
 FIELDS = {weights: WIDE if weights.endswith("_K") else {} for weights in WEIGHTS}
 """Of models whose matrices are kept so: K-quants have blocks of 256."""
 KINDS: dict[str, Kind] = {
     **{
-        f"family {name}": Kind({"family": name}, NOT_NATIVE.get(name))
+        f"family {name}": Kind({"family": name})
         for name, family in FAMILIES.items()
         if family.defaults.get("causal", True)
     },
     **{f"positions {name}": kind for name, kind in POSITIONS.items()},
     **{f"norm {norm} {bias}": Kind({"norm": norm, "norm_bias": bias}) for norm in NORMS for bias in (True, False)},
-    **{f"order {o}": Kind({"order": o}, "no order" if o == "post" else None) for o in ORDERS},
+    **{f"order {o}": Kind({"order": o}) for o in ORDERS},
     **{f"{act} {gated}": Kind({"activation": act, "gated": gated}) for act in ACTIVATIONS for gated in (True, False)},
     **{f"{heads} kv heads": Kind({"kv_heads": heads, "qk_norm": True}) for heads in (1, 2, 4)},
     "biases": Kind({"qkv_bias": True, "out_bias": True, "mlp_bias": True, "output_bias": True}),
@@ -175,7 +174,7 @@ KINDS: dict[str, Kind] = {
     "each head": Kind({"patterns": PerHead(*(Window.last(4),) * 2, *(Causal(),) * 2)}, "one pattern for all heads"),
     "linear attention": Kind({"linear": LinearAttentionSpec(), "positions": NoPositions()}, "no LinearAttention"),
     "wide heads": Kind({"head_dim": 520}, "heads of 1 to 512"),
-    "scaled logits": Kind({"logit_scale": 0.5}, "scale no logits"),
+    "scaled logits": Kind({"logit_scale": 0.3}),
     "hooks": Kind({}, "hooks", hooked),
     "another feed-forward": Kind({}, "no Identity", other_mlp),
     "another norm": Kind({}, "no norm Identity", other_norm),
@@ -188,6 +187,7 @@ KINDS: dict[str, Kind] = {
     "adapter": Kind({}, None, adapted(Lora(rank=2, alpha=3.0))),
     "adapter of a power of two": Kind({}, None, adapted(Lora(rank=2, alpha=4.0))),
     "three adapters": Kind({}, None, adapted(*(Lora(rank=2 + i, alpha=3.0) for i in range(3)))),
+    "an adapter and scaled logits": Kind({"logit_scale": 0.3}, None, adapted(Lora(rank=2, alpha=3.0))),
     "magnitudes": Kind({"qkv_bias": True}, None, adapted(Lora(rank=2, alpha=3.0, magnitude=True))),
     "magnitudes beside others": Kind(
         {}, None, adapted(DORA := Lora(rank=2, alpha=3.0, magnitude=True), Lora(rank=2, alpha=5.0), DORA)
@@ -235,9 +235,10 @@ def test_a_cache_of_another_type_and_switched_off_adapters() -> None:
 def test_the_reason_is_said_once_and_a_reader_knows_it(caplog: pytest.LogCaptureFixture) -> None:
     say_once.cache_clear()
     with caplog.at_level(logging.WARNING):
-        for made in (model(order="post"), model(order="post"), model()):
-            assert Reader(made).steps.what == ("modules" if made.spec.order == "post" else "native")
+        scheme = Rotary(pairing="halves", scaling=DYNAMIC)
+        for made in (model(positions=scheme), model(positions=scheme), model()):
+            assert Reader(made).steps.what == ("modules" if made.spec.positions == scheme else "native")
     assert [record.getMessage() for record in caplog.records] == [
-        "decoding by modules, not by native steps: the kernels know norms in front of layers, and no order 'post'",
+        "decoding by modules, not by native steps: the kernels know no rotation that depends on the length",
     ]
     assert str(Reader(model(), use_cache=False).steps) == "modules: no cache is used"

@@ -309,7 +309,7 @@ class PagedCache:
                 f"{self.pool.budget} are left; end some of the texts, or give a larger budget"
             )
         self.copy([copy for table, ids in chunks for copy in self.pool.extend(table, ids)])
-        with torch.inference_mode(False):  # what follows from tokens is remembered where their changes can be seen
+        with torch.inference_mode(False):  # what follows from such tokens is remembered (`TokensMemo`)
             self.step = PagedStep(self, chunks)
         for of in range(len(self._capacity)):
             self._grow(of, self.pool.taken(of))

@@ -66,9 +66,10 @@ class Reader:
         self.cache = make_paged_cache(model.spec, like, budget=budget, slack=slack, dtype=kv_dtype)
         self.sources = Sources(model) if isinstance(model, EncoderDecoder) else None
         self.native: DecodeStep | None = None
-        self.steps = Choice("modules", "it is an encoder-decoder" if use_cache else "no cache is used")
-        if isinstance(model, Decoder) and use_cache:
-            self.native, self.steps = choose_step(model, self.cache)
+        self.steps = Choice("modules", "no cache is used")
+        if use_cache:
+            memory = None if self.sources is None else self.sources.cache
+            self.native, self.steps = choose_step(model, self.cache, memory)
             if self.native is None and self.device.type == "cpu":  # elsewhere there are no native steps
                 say_once(self.steps.why)
 
@@ -90,7 +91,8 @@ class Reader:
         at = [first + slot for first, slots in zip(firsts, wanted, strict=True) for slot in slots]
         with evaluating(self.model):
             if self.native is not None and ids.shape[1] <= MOST_ROWS:
-                logits = self.native.read(ids, tokens)
+                of_tokens = [table for table, (_, new) in zip(sources, chunks, strict=False) for _ in new]
+                logits = self.native.read(ids, tokens, of_tokens)
                 return logits.clone() if len(at) == len(logits) else logits[at]
             return self._forward(ids, tokens, self.cache, at, sources)
 

@@ -20,14 +20,15 @@ from torch import Tensor
 from headway.attention import KeyValues
 from headway.attention.backends.native import kernels
 from headway.attention.call import validate
-from headway.cache import DecoderCache, KVCache, PagedCache, PagedLayer
+from headway.cache import DecoderCache, KVCache, PagedCache, PagedLayer, PageTable
 from headway.cache.table import Placement
 from headway.choice import Choice
 from headway.errors import BackendError
 from headway.models.decoder import Decoder
+from headway.models.encoder_decoder import EncoderDecoder
 from headway.models.lowering import Attends, Lowered
 from headway.models.operations import NotLowered
-from headway.models.paged_past import PagedPast
+from headway.models.paged_past import PagedPast, PagedSource
 from headway.native import interface as c
 from headway.native.linear import MOST_ROWS
 from headway.native.loader import library, threads
@@ -37,19 +38,36 @@ from headway.tokens import Tokens
 class DecodeStep:
     """Steps of one model with one cache, of up to 64 rows.
 
+    Args:
+        cache: what is kept of the texts.
+        sources: keys and values of their sources, of an encoder-decoder.
+
     Raises NotLowered with the reason where the kernels cannot take them."""
 
-    def __init__(self, model: Decoder, cache: DecoderCache | PagedCache) -> None:
-        self.model, self.cache, self.lowered = model, cache, Lowered(model)
+    def __init__(
+        self,
+        model: Decoder | EncoderDecoder,
+        cache: DecoderCache | PagedCache,
+        sources: PagedCache | None = None,
+    ) -> None:
+        self.cache, self.lowered = cache, Lowered(model)
+        self.stack = model.decoder if isinstance(model, EncoderDecoder) else model.model
         self._pasts: dict[tuple[object, ...], Past | PagedPast] = {}
+        self._sources: dict[tuple[object, ...], PagedSource] = {}
         for attends, layer in zip(self.lowered.attention, cache.layers, strict=True):
             if not isinstance(layer, KVCache | PagedLayer) or layer.dtype != self.lowered.dtype:
                 raise NotLowered("the kernels write caches of keys and values in the type of the weights")
             store = layer.of if isinstance(layer, PagedLayer) else id(layer.table)
-            shared = store, attends.mixer, attends.q.data_ptr(), *map(id, attends.scores)
+            shared = store, *_sharing(attends)
             if shared not in self._pasts:
                 self._pasts[shared] = PagedPast(attends) if isinstance(layer, PagedLayer) else Past(attends)
             self._pasts[shared].bind(attends, layer, self.lowered.ops[attends.op])  # type: ignore[arg-type]
+        for attends, layer in zip(
+            self.lowered.across, () if sources is None else sources.layers, strict=True
+        ):
+            assert isinstance(layer, PagedLayer)
+            source = self._sources.setdefault(_sharing(attends), PagedSource(attends))
+            source.bind(attends, layer, self.lowered.ops[attends.op])
 
     def unfit_reason(self, batch: int, count: int) -> str | None:
         """Why a step cannot read `count` tokens of each sequence: they are more than 64 rows, or the cache forgets
@@ -73,14 +91,16 @@ class DecodeStep:
         batch, count = ids.shape
         assert isinstance(self.cache, DecoderCache)
         tokens = self.cache.next_tokens(count, lengths)
-        self._run(self.model.model.embed(ids, tokens), tokens, len(self.lowered.ops))
+        self._run(self.stack.embed(ids, tokens), tokens, len(self.lowered.ops))
         return self.lowered.logits[: batch * count].view(batch, count, -1)
 
     @torch.inference_mode()
-    def read(self, ids: Tensor, tokens: Tokens) -> Tensor:
+    def read(self, ids: Tensor, tokens: Tokens, sources: Sequence[PageTable] = ()) -> Tensor:
         """Ids [1, R] of the tokens of a step of a `PagedCache`; logits [R, V] of those after each, valid until the next
-        step."""
-        self._run(self.model.model.embed(ids, tokens), tokens, len(self.lowered.ops))
+        step. `sources`: of each token, that of its text."""
+        for source in self._sources.values():
+            source.place_sources(sources)
+        self._run(self.stack.embed(ids, tokens), tokens, len(self.lowered.ops))
         return self.lowered.logits[: ids.shape[1]]
 
     @torch.inference_mode()
@@ -105,10 +125,17 @@ class DecodeStep:
             raise BackendError(f"a native step of decoding failed: {c.ERRORS.get(code, code)}")
 
 
-def choose_step(model: Decoder, cache: DecoderCache | PagedCache) -> tuple[DecodeStep | None, Choice]:
+def _sharing(attends: Attends) -> tuple[object, ...]:
+    """What layers that share a call have alike."""
+    return attends.mixer, attends.q.data_ptr(), *map(id, attends.scores)
+
+
+def choose_step(
+    model: Decoder | EncoderDecoder, cache: DecoderCache | PagedCache, sources: PagedCache | None = None
+) -> tuple[DecodeStep | None, Choice]:
     """Steps as native calls where the kernels take them; and what computes steps, "native" calls or "modules"."""
     try:
-        return DecodeStep(model, cache), Choice("native", "a step is one call of the kernels")
+        return DecodeStep(model, cache, sources), Choice("native", "a step is one call of the kernels")
     except NotLowered as reason:
         return None, Choice("modules", str(reason))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,9 @@ from headway.attention.backends.native.backend import NATIVE
 from headway.attention.call import validate
 from headway.attention.select import AUTO
 from headway.models.decoder import Decoder
+from headway.models.encoder_decoder import EncoderDecoder
 from headway.models.operations import NotLowered, Operations, address
+from headway.models.stack import TransformerStack
 from headway.native import interface as c
 from headway.native.linear import MOST_ROWS
 from headway.native.loader import library, why_missing
@@ -36,9 +38,10 @@ from headway.nn.positions import RotaryEmbedding, Scores
 from headway.positions import RotaryTable
 from headway.tokens import Tokens
 
-ORDERS = {"pre": ("mix", "widen", "narrow"), "parallel": ("widen", "mix", "narrow")}
-ORDERS["joint"] = ORDERS["parallel"]
-"""What follows attention in a block, by its order: x += y Wo; hidden = norm(x) Wup; x += act(hidden) Wdown."""
+ORDERS = {"pre": ("mix", "across", "widen", "narrow"), "parallel": ("widen", "mix", "narrow")}
+ORDERS |= {"post": ORDERS["pre"], "joint": ORDERS["parallel"]}
+"""What follows attention in a block, by its order: x += y Wo; attention to a source; hidden = norm(x) Wup;
+x += act(hidden) Wdown. In order "post" the norms stand behind each sum: x = norm(x)."""
 
 
 class Attends(NamedTuple):
@@ -56,59 +59,65 @@ class Attends(NamedTuple):
 
 
 class Lowered(Operations):
-    """Blocks, last norm and output layer of a decoder as operations on up to 64 rows.
+    """Blocks, last norm and output layer of a decoder, of an encoder-decoder too, as operations on up to 64 rows.
 
     Raises NotLowered with the reason where the kernels do not compute what the model does.
 
     Attributes:
         ops: in their order; the last one makes logits.
         x, logits: rows [64, M] that the blocks change, and [64, V].
-        attention: where each block attends.
+        attention: where each block attends to its own past.
+        across: where each block attends to a source, of an encoder-decoder.
         rotations: cosines and sines of the rows, by the layer that has them first.
     """
 
-    def __init__(self, model: Decoder) -> None:
-        _check_model(model)
-        stack = model.model
+    def __init__(self, model: Decoder | EncoderDecoder) -> None:
+        stack = model.decoder if isinstance(model, EncoderDecoder) else model.model
+        _check_parts(model, stack)
         super().__init__(stack.like.dtype)
         self.attention: list[Attends] = []
+        self.across: list[Attends] = []
         self.rotations: dict[int, Rotated] = {}
         self.shared_scores = stack.scores
         self.x, self.logits = self.room("x", model.spec.width), self.room("logits", model.spec.vocab)
         ops: list[c.OpStruct] = []
         for block, rotation in zip(stack.blocks, stack.shared_rotation, strict=True):
             ops += self._block(block, rotation, len(ops))
-        ops += self._products(self.x, [(model.lm_head, self.logits)], norm=stack.norm)
+        out = [(model.lm_head, self.logits)]
+        ops += self._products(self.x, out, norm=stack.norm, scale=model.spec.logit_scale)
         self.ops = (c.OpStruct * len(ops))(*ops)
 
     def _block(self, block: Block, rotation: int | None, at: int) -> list[c.OpStruct]:
-        if block.cross_attn is not None:
-            raise NotLowered("the kernels know attention to a decoder's own past, and none to an encoder")
-        layer, mlp = block.self_attn, block.mlp
+        layer, mlp, across = block.self_attn, block.mlp, block.cross_attn
+        if mlp is not None and not isinstance(mlp, FeedForward):
+            raise NotLowered(f"the kernels know no {type(mlp).__name__}")
         first, last = block.input_layernorm, block.post_attention_layernorm
-        attend, attended = self._attention(layer, first, rotation, at)
-        parts = {"mix": self._products(attended, [(layer.o_proj, self.x)], add=True)}
-        if block.order not in ORDERS:
-            raise NotLowered(f"the kernels know norms in front of layers, and no order {block.order!r}")
-        if mlp is None:
-            return [*attend, *parts["mix"]]
-        parts["widen"], parts["narrow"] = self._feed_forward(mlp, first if last is None else last)
-        return [*attend, *(op for part in ORDERS[block.order] for op in parts[part])]
+        between, is_post = block.cross_attention_layernorm, block.order == "post"
+
+        def joined(rows: Tensor, layer: Linear, norm: nn.Module | None, **act: Any) -> list[c.OpStruct]:
+            """x += f(rows) W, and the norm of that."""
+            behind = [self.norm(norm, self.x)] if is_post and norm is not None else []
+            return self._products(rows, [(layer, self.x)], True, **act) + behind
+
+        ops, attended = self._attention(layer, None if is_post else first, rotation, at)
+        parts = {"mix": joined(attended, layer.o_proj, first), "across": [], "widen": [], "narrow": []}
+        if across is not None:
+            begin = at + len(ops) + len(parts["mix"])
+            attend, attended = self._attend_across(across, None if is_post else between, begin)
+            parts["across"] = attend + joined(attended, across.o_proj, between)
+        if mlp is not None:
+            norm = first if last is None else last
+            parts["widen"], rows, act = self._feed_forward(mlp, None if is_post else norm)
+            parts["narrow"] = joined(rows, mlp.down_proj, last, **act)
+        return [*ops, *(op for part in ORDERS[block.order] for op in parts[part])]
 
     def _attention(
-        self, layer: AttentionLayer, norm: nn.Module, rotation: int | None, at: int
+        self, layer: AttentionLayer, norm: nn.Module | None, rotation: int | None, at: int
     ) -> tuple[list[c.OpStruct], Tensor]:
-        """The operations, of which the first is number `at`, and what they leave: heads side by side."""
-        mixer, heads, sizes = layer.mixer, layer.heads, (layer.head_dim, layer.value_dim)
-        if type(layer) is not Attention or type(mixer) is not SoftmaxMixer:
-            raise NotLowered(f"the kernels know softmax attention, and no {type(layer).__name__}")
-        if len(layer.pattern.heads) > 1:
-            raise NotLowered("the kernels know one pattern for all heads of a layer")
-        if mixer.backend not in (AUTO, NATIVE.name):
-            raise NotLowered(f"attention by the backend {mixer.backend} is asked for")
+        """Attention of a layer to its own past: the operations, of which the first is number `at`, and what they leave,
+        heads side by side."""
         scores = [some for some in (self.shared_scores, layer.score) if some.steps]
-        if reason := _attention_reason(layer, mixer, scores, self.dtype):
-            raise NotLowered(f"native attention: {reason}")
+        mixer, heads, sizes = self._softmax(layer, scores), layer.heads, (layer.head_dim, layer.value_dim)
         projections = layer.q_proj, layer.k_proj, layer.v_proj
         q, k, v = (self.room(name, p.out_features) for name, p in zip("qkv", projections, strict=True))
         struct = c.HeadsStruct(
@@ -127,23 +136,59 @@ class Lowered(Operations):
         self.counted.append(struct)
         project = self._products(self.x, list(zip(projections, (q, k, v), strict=True)), norm=norm)
         ops = [*project, self.op(c.HEADS, struct), c.OpStruct(c.ATTENTION)]
-        out = self.room("attended", layer.o_proj.in_features)
-        lse = self.room("lse", heads.query_heads, torch.float32)
+        out, lse = self._results(layer)
         self.attention.append(Attends(layer, mixer, scores, q, out, lse, struct, at + len(ops) - 1))
         return ops, out
 
-    def _feed_forward(self, mlp: nn.Module, norm: nn.Module) -> tuple[list[c.OpStruct], list[c.OpStruct]]:
-        """The operations into the hidden layer, and those out of it."""
-        if not isinstance(mlp, FeedForward):
-            raise NotLowered(f"the kernels know no {type(mlp).__name__}")
+    def _attend_across(
+        self, layer: AttentionLayer, norm: nn.Module | None, at: int
+    ) -> tuple[list[c.OpStruct], Tensor]:
+        """Attention to a source, whose keys and values are there: as `_attention`."""
+        scores = [layer.score] if layer.score.steps else []
+        mixer, q = self._softmax(layer, scores), self.room("q", layer.q_proj.out_features)
+        struct = c.HeadsStruct(
+            0, 1, layer.heads.query_heads, 0, layer.head_dim, layer.value_dim, c.TYPES[self.dtype],
+            q.data_ptr(), None, None, q.stride(0),
+        )  # fmt: skip
+        ops = self._products(self.x, [(layer.q_proj, q)], norm=norm)
+        if layer.q_norm is not None:
+            struct.q_gain, struct.eps = address(self.floats(layer.q_norm.weight)), layer.q_norm.eps
+            self.counted.append(struct)
+            ops.append(self.op(c.HEADS, struct))
+        ops.append(c.OpStruct(c.ATTENTION))
+        out, lse = self._results(layer)
+        self.across.append(Attends(layer, mixer, scores, q, out, lse, struct, at + len(ops) - 1))
+        return ops, out
+
+    def _softmax(self, layer: AttentionLayer, scores: Sequence[Scores]) -> SoftmaxMixer:
+        """What a layer attends by. Raises NotLowered where it is not what the kernels do."""
+        mixer = layer.mixer
+        if type(layer) is not Attention or type(mixer) is not SoftmaxMixer:
+            raise NotLowered(f"the kernels know softmax attention, and no {type(layer).__name__}")
+        if len(layer.pattern.heads) > 1:
+            raise NotLowered("the kernels know one pattern for all heads of a layer")
+        if mixer.backend not in (AUTO, NATIVE.name):
+            raise NotLowered(f"attention by the backend {mixer.backend} is asked for")
+        if reason := _attention_reason(layer, mixer, scores, self.dtype):
+            raise NotLowered(f"native attention: {reason}")
+        return mixer
+
+    def _results(self, layer: AttentionLayer) -> tuple[Tensor, Tensor]:
+        """Rooms of what a layer attends to, and of its log-sum-exp."""
+        out = self.room("attended", layer.o_proj.in_features)
+        return out, self.room("lse", layer.heads.query_heads, torch.float32)
+
+    def _feed_forward(
+        self, mlp: FeedForward, norm: nn.Module | None
+    ) -> tuple[list[c.OpStruct], Tensor, dict[str, Any]]:
+        """The operations into the hidden layer, its rows, and what is done to them before the last product."""
         if mlp.act not in c.ACTIVATIONS:
             raise NotLowered(f"the kernels do not know the activation {mlp.act!r}")
         layers = [mlp.up_proj] if mlp.gate_proj is None else [mlp.gate_proj, mlp.up_proj]
         wide = [(layer, self.room(f"hidden {i}", layer.out_features)) for i, layer in enumerate(layers)]
         rows, gate = wide[0][1], wide[1][1] if len(wide) > 1 else None
-        narrow = [(mlp.down_proj, self.x)]
-        act = c.ACTIVATIONS[mlp.act]
-        return self._products(self.x, wide, norm=norm), self._products(rows, narrow, True, act=act, gate=gate)
+        act = {"act": c.ACTIVATIONS[mlp.act], "gate": gate}
+        return self._products(self.x, wide, norm=norm), rows, act
 
     def _products(
         self,
@@ -154,10 +199,11 @@ class Lowered(Operations):
         norm: nn.Module | None = None,
         act: int = 0,
         gate: Tensor | None = None,
+        scale: float = 1.0,
     ) -> list[c.OpStruct]:
-        """x W^T (+ b) of layers of one x, into their outputs or added to them. Adapters are two operations more: x A^T
-        is one more matrix beside W, and what B makes of it is added to the output. Their magnitudes (DoRA), by which
-        an output is multiplied, are numbers of the rows of W and B:
+        """scale x W^T (+ b) of layers of one x, into their outputs or added to them. Adapters are two operations more:
+        x A^T is one more matrix beside W, and what B makes of it is added to the output. Their magnitudes (DoRA), by
+        which an output is multiplied, are numbers of the rows of W and B:
 
             x W^T + sum of g (x W^T + s (x A^T) B^T) - x W^T  =  (1 + sum of g - 1) x W^T + sum of g s (x A^T) B^T
         """
@@ -174,12 +220,14 @@ class Lowered(Operations):
                 raise NotLowered(matrix)
             changes = [gains[id(part)] - 1 for part in _magnitudes(layer)]
             factor = 1 + sum(changes[1:], start=changes[0]) if changes else None
+            if scale != 1.0:
+                factor = scale * (torch.ones(layer.out_features) if factor is None else factor)
             structs.append(self.matrix(matrix, out, layer.bias, factor, add))
         for layer, out in layers:
             for part in layer.beside:
                 low = self.room(f"low {len(structs)}", len(part.lora_A))
                 structs.append(self.matrix(part.lora_A.detach().contiguous(), low))
-                b = _scaled(part, gains.get(id(part)))
+                b = _scaled(part, scale, gains.get(id(part)))
                 behind.append(self.product(low, [self.matrix(b, out, add=True)]))
         return [self.product(x, structs, norm=norm, act=act, gate=gate), *behind]
 
@@ -221,18 +269,20 @@ class Rotated:
         return table
 
 
-def _check_model(model: Decoder) -> None:
+def _check_parts(model: Decoder | EncoderDecoder, stack: TransformerStack) -> None:
     """Raises NotLowered for what is no part of a block."""
     if library() is None:
         raise NotLowered(why_missing() or "the native kernels are not loaded")
-    adapters = {id(p) for _, p in named_adapter_parameters(model)}
-    weights = {(p.dtype, p.device.type) for p in model.parameters() if id(p) not in adapters}
-    if weights not in ({(torch.float32, "cpu")}, {(torch.bfloat16, "cpu")}):
+    adapters = {id(p) for part in (stack, model.lm_head) for _, p in named_adapter_parameters(part)}
+    parameters = [p for part in (stack, model.lm_head) for p in part.parameters() if id(p) not in adapters]
+    if {(p.dtype, p.device.type) for p in parameters} not in (
+        {(torch.float32, "cpu")},
+        {(torch.bfloat16, "cpu")},
+    ):
         raise NotLowered("the kernels take weights of one type, float32 or bf16, on the CPU")
-    if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
+    modules = [model, *stack.modules(), *model.lm_head.modules()]
+    if any(module._forward_hooks or module._forward_pre_hooks for module in modules):
         raise NotLowered("its modules have hooks, which the kernels would not call")
-    if model.spec.logit_scale != 1.0:
-        raise NotLowered("the kernels scale no logits")
 
 
 def _attention_reason(
@@ -251,9 +301,10 @@ def _magnitudes(layer: Linear) -> list[LowRank]:
     return [part for part in layer.beside if part.lora.magnitude]
 
 
-def _scaled(part: LowRank, gain: Tensor | None) -> Tensor:
-    """s B, or g s B, in a dtype that holds it: that of B where it is times a power of two."""
-    b = part.lora.scale * part.lora_B.detach().float()
+def _scaled(part: LowRank, scale: float, gain: Tensor | None) -> Tensor:
+    """s B times `scale`, or g s B, in a dtype that holds it: that of B where it is times a power of two."""
+    s = part.lora.scale * scale
+    b = s * part.lora_B.detach().float()
     if gain is not None:
         return gain[:, None] * b
-    return b.to(part.lora_B.dtype) if math.frexp(part.lora.scale)[0] in (0.5, -0.5) else b
+    return b.to(part.lora_B.dtype) if math.frexp(s)[0] in (0.5, -0.5) else b

@@ -30,7 +30,7 @@ class Operations:
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self.kept: list[object] = []  # what the structures point to
-        self.counted: list[c.ProductsStruct | c.HeadsStruct] = []  # what has a number of rows
+        self.counted: list[c.ProductsStruct | c.HeadsStruct | c.NormStruct] = []  # what has a number of rows
         self._rooms: dict[tuple[str, int], Tensor] = {}
         self._shape = 0, 0
 
@@ -86,13 +86,24 @@ class Operations:
             c.ABI, 0, 0, x.shape[1], c.TYPES[x.dtype], x.data_ptr(), x.stride(0), matrices, len(structs)
         )
         if norm is not None:
-            if not isinstance(norm, RMSNorm | LayerNorm) or type(norm) not in NORMS:
-                raise NotLowered(f"the kernels know no norm {type(norm).__name__}")
-            struct.norm, struct.eps = c.NORMS[NORMS[type(norm)]], norm.eps
-            struct.gain, struct.shift = (address(self.floats(t)) for t in (norm.weight, norm.bias))
+            known = _known(norm)
+            struct.norm, struct.eps = c.NORMS[NORMS[type(norm)]], known.eps
+            struct.gain, struct.shift = (address(self.floats(t)) for t in (known.weight, known.bias))
         struct.act, struct.gate = act, address(gate)
         self.counted.append(struct)
         return self.op(c.PRODUCTS, struct)
+
+    def norm(self, norm: nn.Module, x: Tensor) -> c.OpStruct:
+        """norm(x) in the place of rows x. Raises NotLowered for a norm that the kernels do not know."""
+        known = _known(norm)
+        weights = [None if t is None else t.detach().contiguous() for t in (known.weight, known.bias)]
+        self.kept += weights
+        struct = c.NormStruct(
+            c.ABI, 0, 0, x.shape[1], c.TYPES[x.dtype], c.NORMS[NORMS[type(norm)]], known.eps, x.data_ptr(), None,
+            *map(address, weights), None, x.data_ptr(),
+        )  # fmt: skip
+        self.counted.append(struct)
+        return self.op(c.NORM, struct)
 
     def op(self, kind: int, struct: ctypes.Structure) -> c.OpStruct:
         """An operation of the kernels."""
@@ -106,6 +117,12 @@ class Operations:
         wide = t.detach().float().contiguous()
         self.kept.append(wide)
         return wide
+
+
+def _known(norm: nn.Module) -> RMSNorm | LayerNorm:
+    if not isinstance(norm, RMSNorm | LayerNorm) or type(norm) not in NORMS:
+        raise NotLowered(f"the kernels know no norm {type(norm).__name__}")
+    return norm
 
 
 def address(t: Tensor | None) -> int | None:

@@ -6,6 +6,8 @@ Legend: R rows, S slots of the longest text.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -22,53 +24,37 @@ from headway.native.plan_rows import plan_rows
 from headway.tokens import Tokens
 
 
-class PagedPast:
-    """What layers of one pattern and one class of pages share: the slots of the new tokens, int64 [R], and the call.
+class PagedCall:
+    """A call in which every row is one query, whose keys are in the pages of a text, as layers of one pattern and one
+    class of pages share it.
 
-    Every row is one query, whose keys are the pages of its text, numbered by their tokens, so that what a row sees
-    follows from its own token: `headway_plan_rows` finds the blocks. `order` [R, S] says in which slot each key lies,
-    and is written anew for texts whose pages have changed."""
+    `_index` [R, S] says which token of its text each key of a row is, -1 where there is none, `_order` [R, S] in which
+    slot it lies. Runs of blocks are those of `headway.native.plan_rows`."""
 
     def __init__(self, attends: Attends) -> None:
         self.attends = attends
-        self.slots = torch.zeros(MOST_ROWS, dtype=torch.int64)
-        self._layers: list[tuple[PagedLayer, c.HeadsStruct, c.OpStruct]] = []
+        self._layers: list[tuple[PagedLayer, c.OpStruct]] = []
         self._queries = torch.zeros(MOST_ROWS, 1, dtype=torch.int32)
-        self._rows: list[tuple[PageTable, int] | None] = []
         self._template = self._of_one_key()  # all that does not change, and what it points to
         self.call = self._template.struct
         self._room(8)
 
     def bind(self, attends: Attends, cache: PagedLayer, op: c.OpStruct) -> None:
-        """A layer's heads go to its pages, and its operation attends to these."""
-        attends.heads.slots, op.of = self.slots.data_ptr(), ctypes.addressof(self.call)
-        self._layers.append((cache, attends.heads, op))
+        """An operation attends to the pages of a layer."""
+        op.of = ctypes.addressof(self.call)
+        self._layers.append((cache, op))
 
-    def place(self, tokens: Tokens, batch: int) -> None:
-        """Numbers the slots of the new tokens, and describes what their queries see."""
-        cache = self._layers[0][0]
-        step, count = cache.cache.step_of(tokens), tokens.count
-        self.slots[:count] = step.writes[cache.of]
-        self._queries[:count, 0] = tokens.index[0]
-        longest = max(len(table.pages[cache.of]) for table in step.tables)
-        if longest * PAGE > self._index.shape[1]:
-            self._room(2 * longest)
-        texts = [table for table, n in zip(step.tables, step.counts, strict=True) for _ in range(n)]
-        for r, table in enumerate(texts):
-            if self._rows[r] != (table, table.version):
-                self._write(r, table, cache.of)
-        for layer, heads, op in self._layers:
-            k, v = layer.tensors
-            if op.k != k.data_ptr() or heads.k_cache.head != k.stride(1):
-                heads.k_cache, heads.v_cache = c.TensorStruct.of(k), c.TensorStruct.of(v)
-                op.k, op.v = k.data_ptr(), v.data_ptr()
-        self._describe(count, *cache.tensors)
+    def _bound(self, k: Tensor, v: Tensor, op: c.OpStruct) -> bool:
+        """Binds an operation to these pages; False where it is already."""
+        if op.k == k.data_ptr() and self.call.k.head == k.stride(1):
+            return False
+        op.k, op.v = k.data_ptr(), v.data_ptr()
+        return True
 
-    def _write(self, r: int, table: PageTable, of: int) -> None:
+    def _slots(self, table: PageTable, of: int) -> Tensor:
+        """Where the tokens of a text lie, [S]."""
         pages = torch.tensor([page or 0 for page in table.pages[of]], dtype=torch.int32)
-        slots = (pages * PAGE).unsqueeze(1) + torch.arange(PAGE, dtype=torch.int32)
-        self._order[r, : slots.numel()] = slots.flatten()
-        self._rows[r] = table, table.version
+        return ((pages * PAGE).unsqueeze(1) + torch.arange(PAGE, dtype=torch.int32)).flatten()
 
     def _room(self, pages: int) -> None:
         """Room for texts of so many pages."""
@@ -77,7 +63,11 @@ class PagedPast:
         self._first = torch.zeros(MOST_ROWS + 1, dtype=torch.int32)
         self._begin, self._end = (torch.zeros(MOST_ROWS * pages, dtype=torch.int32) for _ in range(2))
         self._full = torch.zeros(MOST_ROWS * pages, dtype=torch.uint8)
-        self._rows = [None] * MOST_ROWS
+
+    @property
+    def _runs(self) -> tuple[int, int, int, int]:
+        first, begin, end, full = self._first, self._begin, self._end, self._full
+        return first.data_ptr(), begin.data_ptr(), end.data_ptr(), full.data_ptr()
 
     def _of_one_key(self) -> kernels.Arguments:
         """The call of one query and one key."""
@@ -91,11 +81,8 @@ class PagedPast:
         )
 
     def _describe(self, count: int, k: Tensor, v: Tensor) -> None:
+        """The rows in use, and the pages of the first layer; those of the others differ in where they lie alone."""
         call = self.call
-        first, begin, end, full = self._first, self._begin, self._end, self._full
-        runs = first.data_ptr(), begin.data_ptr(), end.data_ptr(), full.data_ptr()
-        code = ctypes.addressof(call.program.contents)
-        plan_rows(code, call.instructions, self._queries.data_ptr(), count, runs, len(begin))
         layer, _, _, q, out, lse, *_ = self.attends
         call.threads, call.batch = threads(), count
         call.q = c.TensorStruct(q.data_ptr(), q.stride(0), layer.head_dim, q.stride(0))
@@ -105,4 +92,87 @@ class PagedPast:
         rows, size = self._order.shape
         call.queries = c.TokensStruct(self._queries.data_ptr(), None, None, None, rows, 1)
         call.keys = c.TokensStruct(self._index.data_ptr(), None, None, self._order.data_ptr(), rows, size)
-        call.plan = c.PlanStruct(*runs, count, 1, c.TILE)
+        call.plan = c.PlanStruct(*self._runs, count, 1, c.TILE)
+
+
+class PagedPast(PagedCall):
+    """The past of the texts themselves, to which the new tokens, in `slots` int64 [R], belong.
+
+    Pages are numbered by their tokens, so that what a row sees follows from its own token: `plan_rows` finds the
+    blocks. Rows are written anew for texts whose pages have changed."""
+
+    def __init__(self, attends: Attends) -> None:
+        self.slots = torch.zeros(MOST_ROWS, dtype=torch.int64)
+        self._heads: list[c.HeadsStruct] = []
+        super().__init__(attends)
+
+    def bind(self, attends: Attends, cache: PagedLayer, op: c.OpStruct) -> None:
+        """A layer's heads go to its pages, and its operation attends to these."""
+        super().bind(attends, cache, op)
+        attends.heads.slots = self.slots.data_ptr()
+        self._heads.append(attends.heads)
+
+    def place(self, tokens: Tokens, batch: int) -> None:
+        """Numbers the slots of the new tokens, and describes what their queries see."""
+        cache = self._layers[0][0]
+        step, count = cache.cache.step_of(tokens), tokens.count
+        self.slots[:count] = step.writes[cache.of]
+        self._queries[:count, 0] = tokens.index[0]
+        longest = max(len(table.pages[cache.of]) for table in step.tables)
+        if longest * PAGE > self._index.shape[1]:
+            self._room(2 * longest)
+        texts = [table for table, n in zip(step.tables, step.counts, strict=True) for _ in range(n)]
+        for r, table in enumerate(texts):
+            if self._rows[r] != (table, table.version):
+                slots = self._slots(table, cache.of)
+                self._order[r, : len(slots)] = slots
+                self._rows[r] = table, table.version
+        for (layer, op), heads in zip(self._layers, self._heads, strict=True):
+            k, v = layer.tensors
+            if self._bound(k, v, op):
+                heads.k_cache, heads.v_cache = c.TensorStruct.of(k), c.TensorStruct.of(v)
+        call = self.call
+        code = ctypes.addressof(call.program.contents)
+        plan_rows(code, call.instructions, self._queries.data_ptr(), count, self._runs, len(self._begin))
+        self._describe(count, *cache.tensors)
+
+    def _room(self, pages: int) -> None:
+        super()._room(pages)
+        self._rows: list[tuple[PageTable, int] | None] = [None] * MOST_ROWS
+
+
+class PagedSource(PagedCall):
+    """The sources of the texts, all of whose tokens are seen."""
+
+    _tables: list[PageTable]
+
+    def place_sources(self, tables: Sequence[PageTable]) -> None:
+        """Describes the keys of these sources, one for each row."""
+        cache = self._layers[0][0]
+        longest = max(len(table.pages[cache.of]) for table in tables)
+        if longest * PAGE > self._index.shape[1]:
+            self._room(2 * longest)
+        if self._tables != list(tables):
+            self._write(tables, cache.of)
+        for layer, op in self._layers:
+            k, v = layer.tensors
+            self._bound(k, v, op)
+        self._describe(len(tables), *cache.tensors)
+
+    def _write(self, tables: Sequence[PageTable], of: int) -> None:
+        """A run of full blocks, and one of the block that is not."""
+        self._tables, runs = list(tables), []
+        for r, table in enumerate(tables):
+            slots, whole = self._slots(table, of), len(table) // PAGE * PAGE
+            self._order[r, : len(slots)] = slots
+            self._index[r] = torch.where(self._at < len(table), self._at, -1)
+            runs.append([run for run in ((0, whole, 1), (whole, len(slots), 0)) if run[0] < run[1]])
+        numbers = torch.tensor([run for some in runs for run in some], dtype=torch.int32)
+        for room, column in zip((self._begin, self._end, self._full), numbers.T, strict=True):
+            room[: len(column)] = column
+        self._first[: len(runs) + 1] = torch.tensor([0, *accumulate(map(len, runs))])
+
+    def _room(self, pages: int) -> None:
+        super()._room(pages)
+        self._at = self._index[0].clone()
+        self._tables = []

@@ -176,7 +176,7 @@ class HeadsStruct(Structure):
     )
 
 
-PRODUCTS, HEADS, ATTENTION = range(3)
+PRODUCTS, HEADS, ATTENTION, NORM = range(4)
 
 
 class OpStruct(Structure):

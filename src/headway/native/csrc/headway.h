@@ -171,10 +171,10 @@ typedef struct {
   const int64_t* slots;
 } headway_heads;
 
-enum { HEADWAY_PRODUCTS = 0, HEADWAY_HEADS = 1, HEADWAY_ATTENTION = 2 };
+enum { HEADWAY_PRODUCTS = 0, HEADWAY_HEADS = 1, HEADWAY_ATTENTION = 2, HEADWAY_NORM = 3 };
 typedef struct {
   int64_t kind;
-  const void* of;  // headway_products, headway_heads, headway_call
+  const void* of;  // headway_products, headway_heads, headway_call, headway_norm (y may be x)
   void *k, *v;     // where the keys and values of a headway_call lie, which layers share but for these
 } headway_op;
 

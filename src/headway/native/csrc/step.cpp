@@ -2,6 +2,7 @@
 #include <new>
 
 #include "attention.h"
+#include "norm.h"
 #include "products.h"
 #include "team.h"
 
@@ -68,6 +69,21 @@ void take_heads(const headway_heads& h, int64_t me, int64_t team) {
   }
 }
 
+template <bool HALF, bool RMS>
+void norm_rows(const headway_norm& c, int64_t me, int64_t team) {
+  Norm<HALF, RMS> norm(c);
+  Share mine(c.rows, me, team);
+  for (int64_t row = mine.from; row < mine.to; row++) norm.forward(row);
+}
+
+void take_norm(const headway_norm& c, int64_t me, int64_t team) {
+  bool rms = c.kind == HEADWAY_RMS_NORM;
+  if (c.type == HEADWAY_BFLOAT16)
+    rms ? norm_rows<true, true>(c, me, team) : norm_rows<true, false>(c, me, team);
+  else
+    rms ? norm_rows<false, true>(c, me, team) : norm_rows<false, false>(c, me, team);
+}
+
 struct Step {
   const headway_op* ops;
   int64_t count;
@@ -91,6 +107,10 @@ struct Step {
       } else if (ops[i].kind == HEADWAY_HEADS) {
         const headway_heads& h = *(const headway_heads*)ops[i].of;
         if (h.dim > WIDEST || h.dim_v > WIDEST) failed = 3;
+      } else if (ops[i].kind == HEADWAY_NORM) {
+        const headway_norm& c = *(const headway_norm*)ops[i].of;
+        if (c.abi != HEADWAY_ABI) failed = 1;
+        if (c.type != HEADWAY_FLOAT32 && c.type != HEADWAY_BFLOAT16) failed = 3;
       } else {
         failed = 3;
       }
@@ -128,6 +148,8 @@ struct Step {
         products.multiply(me, team);
       } else if (ops[i].kind == HEADWAY_HEADS) {
         take_heads(*(const headway_heads*)of, me, team);
+      } else if (ops[i].kind == HEADWAY_NORM) {
+        take_norm(*(const headway_norm*)of, me, team);
       } else if (HEADWAY_LEVEL >= 3 && ((const headway_call*)of)->type == HEADWAY_BFLOAT16) {
         attend<HEADWAY_LEVEL >= 3>(ops[i]);
       } else {
