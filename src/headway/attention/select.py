@@ -93,7 +93,9 @@ class Situation:
 def _few_products(at: Situation) -> str | None:
     few = not torch.compiler.is_compiling() and at.products <= FEW_PRODUCTS
     if at.call.q_tokens.document is not None:
-        return None  # torch's kernel multiplies what is masked by 0: NaN in one document would reach the others
+        return (
+            None  # torch's kernel multiplies what is masked by 0: NaN in one document would reach the others
+        )
     return f"torch's kernel is sooner done with {at.products} products" if few else None
 
 

@@ -302,8 +302,11 @@ class PagedCache:
     def begin(self, chunks: Sequence[Chunk]) -> Tokens:
         """The tokens [1, T] of a step in which each of these texts goes on with one id or more: documents 0, 1, ... of
         one packed row. Raises CacheError, and changes nothing, where there is no room."""
-        missing, there = sum(self.pool.missing(t, len(ids)) for t, ids in chunks), self.pool.available
-        if there is not None and missing > there:
+        there = self.pool.available
+        if (
+            there is not None
+            and (missing := sum(self.pool.missing(t, len(ids)) for t, ids in chunks)) > there
+        ):
             raise CacheError(
                 f"PagedCache: a step of {len(chunks)} texts takes {missing} bytes of pages, and {there} of "
                 f"{self.pool.budget} are left; end some of the texts, or give a larger budget"

@@ -212,23 +212,19 @@ class Engine:
     def _pieces(self) -> list[Piece]:
         """What the step reads: of texts that are written their last token and its draft, of prompts pieces of up to
         `step_tokens` together. Where pages have no room, the youngest request goes back to wait."""
-        ready = [job.text for job in self.running if job.is_ready and job.text.count]
-        self._concerned = [job for job in self.running if job.is_ready]
-        texts = [text for text in ready if isinstance(text, SampledText)]
+        self._concerned = ready = [job for job in self.running if job.is_ready]
+        texts = [job.text for job in ready if job.text.count and isinstance(job.text, SampledText)]
         drafts = [[]] * len(texts) if self.speculation is None else self.speculation.propose(texts)
         draft_of = dict(zip([text.request.number for text in texts], drafts, strict=True))
         while True:
-            pieces = []
+            pieces, reading, left = [], [], self.step_tokens
             for job in self.running:
-                draft = draft_of.get(job.text.request.number, [])
-                if job.is_ready:
-                    pieces += [
-                        Piece(job, row, [*row.rest, *draft], range(1 + len(draft))) for row in job.rows
-                    ]
-            left = self.step_tokens
-            for job in self.running:
-                if job.is_ready:
+                if not job.is_ready:
+                    reading.append(job)
                     continue
+                draft = draft_of.get(job.text.request.number, [])
+                pieces += [Piece(job, row, [row.ids[-1], *draft], range(1 + len(draft))) for row in job.rows]
+            for job in reading:
                 for row in job.rows:
                     # the last tokens of several texts of a request are read together
                     rest = row.rest if len(job.rows) == 1 else row.rest[:-1]

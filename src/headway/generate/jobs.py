@@ -34,7 +34,7 @@ class Row:
     @property
     def rest(self) -> list[int]:
         """The tokens that are to be read."""
-        return self.ids if self.table is None else self.ids[len(self.table) :]
+        return self.ids if self.table is None else self.ids[len(self.table.ids) :]
 
 
 @dataclass(eq=False)
@@ -48,7 +48,7 @@ class Job:
     @property
     def is_ready(self) -> bool:
         """Whether each of its texts has been read up to its last token."""
-        return all(row.table is not None and len(row.rest) == 1 for row in self.rows)
+        return all(row.table is not None and len(row.ids) == len(row.table.ids) + 1 for row in self.rows)
 
 
 @dataclass(frozen=True, eq=False)

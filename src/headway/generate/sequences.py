@@ -104,7 +104,8 @@ def choose_tokens(logits: Tensor, texts: Sequence[Text]) -> list[int | None]:
         group, config = [texts[i] for i in places], texts[places[0]].request.config
         given = (logits if len(group) == len(texts) else logits[places]).float()
         values = constrain(given, group, config)
-        noise = [uniform(config.seed, text.request.number, len(text.ids)) for text in group]
+        seed, drawn = config.seed, [] if config.sampling.greedy else group
+        noise = [uniform(seed, text.request.number, len(text.ids)) for text in drawn]
         found = config.sampling.choose(values, noise).tolist()
         free = [True] * len(group) if values is given else (values.amax(-1) > float("-inf")).tolist()
         for place, token, able in zip(places, found, free, strict=True):
