@@ -179,6 +179,12 @@ def test_sentencepiece_models_of_another_kind_or_without_pieces(tmp_path: Path) 
             str(caught.value)
             == f"{tmp_path / 'x'}: not a SentencePiece model of kind BPE or unigram ({said})"
         )
+    single = read_model(
+        tmp_path / "x", message((1, row), (2, message((3, 1), (41, 2**64 - 1), (42, 2**64 - 1))))
+    )
+    assert (single.bos, single.eos, single.unk, single.model) == (None, None, 0, 1), (
+        "no role but <unk> is there"
+    )
     for score in (float("nan"), float("inf")):
         broken = message(
             (1, message((1, b"a"), (2, score), (3, 1))), (1, row), (1, row), (2, message((3, 2)))
