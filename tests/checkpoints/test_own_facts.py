@@ -1,4 +1,4 @@
-"""The facts of our own in a config.json, and what a YaRN factor may be: what is taken, and each refusal in its words."""
+"""Facts of our own in a config.json, and what a YaRN factor may be: what is taken, and each refusal in its words."""
 
 from typing import Any
 
