@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from headway.checkpoints.folder import load_folder
+from headway.models import cost
+from headway.train import train
 from headway.train.metrics import MetricsLog, Reporter, clock, read_metrics, running_mean, summary
 
 RECORD: dict[str, Any] = {
@@ -123,3 +126,19 @@ def test_a_running_mean_by_hand() -> None:
     assert found[-2] == pytest.approx(sum(values[77:]) / 3)
     assert found[-1] == pytest.approx(79**2)
     assert running_mean([]) == []
+
+
+def test_speed_is_tokens_read_and_its_share_of_the_peak_that_of_their_operations(
+    settings: Any, steady_clock: None
+) -> None:
+    """Rows are whole, so a step reads all of its 8 x 24 tokens, predicted or not; the peak is 1e12 here."""
+    done = train(settings(steps=3), quiet=True)
+    records = [record for record in read_metrics(done.metrics) if "tokens_per_s" in record]
+    spec = load_folder(done.model).spec
+    assert len(records) == 3
+    for record in records:  # the clock is read twice more by the end of a step
+        assert record["tokens_per_s"] == pytest.approx(8 * 24 / 0.02, rel=1e-9)
+        assert record["tokens"] < 8 * 24
+        share = record["tokens_per_s"] * cost.train_flops(spec, 24) / 1e12
+        assert record["share_of_gemm_peak"] == pytest.approx(share, rel=1e-12)
+        assert record["peak_memory_bytes"] > 1 << 20
