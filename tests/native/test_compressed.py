@@ -35,6 +35,7 @@ def read(packed: Compressed) -> Tensor:
             for place in range(PLACES):
                 code = int(planes[0, place] + 2 * planes[1, place] + 4 * planes[2, place])
                 exponent = table[code] if code < CODES else int(data[at])
+                assert (exponent in table[:CODES]) == (code < CODES)
                 at += code == CODES
                 lane, inside = divmod(place, 16)
                 column = first + (lane * 8 + inside if inside < 8 else 32 + lane * 8 + inside - 8)

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.native.interface import MOST_SCORES
 from headway.patterns import Causal, Full, Global, GlobalQueries, Pattern, Sink, Window
 from headway.tokens import Tokens
 from tests.native.calls import (
@@ -202,6 +203,20 @@ def test_keys_in_stretches_give_every_query_its_whole_gradient(
     use(level)
     at = Tokens.from_lengths([600, 211], 600, "left")
     check(Problem.random(pattern, at, at, dtype, 2, (2, 1), (256, 160)))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_as_many_scores_as_there_may_be_get_each_its_gradient(use: Use, level: str) -> None:
+    use(level)
+    tables = tuple(step for _ in range(MOST_SCORES) for step in steps("table", 2))
+    case = replace(problem(Causal(), "range", 97, (2, 1), (16, 16), torch.float32), more={"score": tables})
+    d_out, d_lse = torch.randn(2, 2, 97, 16), torch.randn(2, 2, 97)
+    made, right = (
+        results(c, how, d_out, d_lse) for c, how in ((case, "native"), (case.to(torch.float64), "formula"))
+    )
+    assert len(made) == 5 + MOST_SCORES
+    for got, exact in zip(made, right, strict=True):
+        torch.testing.assert_close(got.double(), exact, atol=1e-4, rtol=1e-4)
 
 
 # Relative error of the exponentials (csrc/vec.h), which is the absolute one of a logsumexp over a single key.
