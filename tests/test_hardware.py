@@ -107,6 +107,48 @@ def test_the_level_follows_from_the_flags(monkeypatch: pytest.MonkeyPatch) -> No
         assert hardware.fp16_native() is False
 
 
+@pytest.mark.parametrize("machine", ["aarch64", "arm64"])
+@pytest.mark.parametrize(
+    ("flags", "level", "bf16", "fp16"),
+    [
+        ({"asimd"}, "arm", False, False),
+        ({"asimd", "bf16"}, "arm-bf16", True, False),
+        ({"asimd", "asimdhp", "bf16"}, "arm-bf16", True, True),
+        ({"avx2", "fma"}, "arm", False, False),
+    ],
+)
+def test_the_level_of_arm(
+    monkeypatch: pytest.MonkeyPatch, machine: str, flags: set[str], level: str, bf16: bool, fp16: bool
+) -> None:
+    monkeypatch.setattr(hardware.platform, "machine", lambda: machine)
+    monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset(flags))
+    assert hardware.cpu_level.__wrapped__() == level
+    assert (hardware.bf16_native(), hardware.fp16_native()) == (bf16, fp16)
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "vendor"),
+    [
+        ("vendor_id\t: AuthenticAMD\nflags\t\t: avx2 fma\n", {"avx2", "fma"}, "AuthenticAMD"),
+        ("Features\t: asimd bf16\n", {"asimd", "bf16"}, ""),
+        ("processor\t: 0\n", set(), ""),
+    ],
+)
+def test_flags_and_vendor_are_those_that_the_system_names(
+    monkeypatch: pytest.MonkeyPatch, text: str, flags: set[str], vendor: str
+) -> None:
+    monkeypatch.setattr(hardware, "_read", lambda path: text)
+    assert hardware.cpu_flags.__wrapped__() == flags
+    assert hardware.cpu_vendor() == vendor
+
+
+def test_fp16_products_of_x86_are_avx512_s_or_amx_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    for flag in ("avx512_fp16", "amx_fp16"):
+        monkeypatch.setattr(hardware, "cpu_flags", lambda flag=flag: frozenset({flag}))
+        assert hardware.fp16_native()
+        assert not hardware.bf16_native()
+
+
 def test_rates_are_measured_once() -> None:
     assert hardware.gemm_peak(torch.float32) > 1e8
     assert hardware.gemm_peak(torch.float32) == hardware.gemm_peak(torch.float32)

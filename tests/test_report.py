@@ -1,6 +1,7 @@
 """Numbers as text and as JSON."""
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,30 @@ def test_cells_are_short_and_true() -> None:
     assert [cell(v) for v in given] == ["0", "1234", "1.23e-05", "5", "yes", "", "x", "inf", "-2.50e+09"]
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1e-3, "0.001"), (9.99e-4, "9.99e-04"), (-9.99e-4, "-9.99e-04"), (999_999.0, "1e+06"), (1e6, "1.00e+06"),
+        (123456.0, "1.235e+05"), (0.12345, "0.1235"), (-3, "-3"), (1000, "1 000"), (-1234567, "-1 234 567"),
+        (False, "no"), (float("nan"), "nan"), (-0.0, "-0"), (Path("a/b"), "a/b"), ("", ""),
+    ],
+)  # fmt: skip
+def test_a_cell_has_four_digits_up_to_a_million(value: object, text: str) -> None:
+    assert cell(value) == text
+
+
+def test_a_column_is_one_of_numbers_if_all_of_it_is() -> None:
+    """Cells without a value count as numbers; columns are as wide as their widest cell, or their name."""
+    rows = [(None, 1.5, "a", -2), (12345, None, 7, None)]
+    assert table(("count", "x", "mixed", "n"), rows).splitlines() == [
+        "   count    x  mixed   n",
+        "  ------  ---  -----  --",
+        "          1.5  a      -2",
+        "  12 345       7",
+    ]
+    assert table(("a", "b"), []) == "  a  b\n  -  -"
+
+
 def test_sizes_have_units() -> None:
     assert [size(n) for n in (0, 1023, 1024, 1536 << 10, 3 << 30, 5 << 40)] == [
         "0 B",
@@ -55,6 +80,10 @@ def test_json_understands_what_reports_hold(capsys) -> None:  # type: ignore[no-
         1: (np.float32(0.5), torch.tensor(3), {2}),
         "inf": float("inf"),
     }
+    assert plain([True, None, Path("x/y"), (n for n in (1, 2.5)), range(2), torch.zeros(1, 2), -math.inf]) == [
+        True, None, "x/y", [1, 2.5], [0, 1], [[0.0, 0.0]], None,
+    ]  # fmt: skip
+    assert plain(Point) == str(Point), "a class is no value of its own"
     assert plain(value) == {"p": {"x": None, "where": "a/b"}, "1": [0.5, 3, [2]], "inf": None}
     print_json(value)
     assert json.loads(capsys.readouterr().out) == plain(value)

@@ -152,3 +152,15 @@ def test_the_help_of_every_command_is_quick(name: str) -> None:
     modules, _ = imported_by(f"from headway.cli import run; assert run([{name!r}, '--help']) == 0")
     assert "torch" not in modules
     assert "transformers" not in modules
+
+
+def test_a_name_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Afterwards it is the package's own; a name that is not there is an AttributeError, as from any module."""
+    from headway.patterns import Causal
+
+    monkeypatch.delitem(vars(headway), "Causal", raising=False)
+    assert headway.Causal is Causal
+    assert vars(headway)["Causal"] is Causal
+    with pytest.raises(AttributeError, match=r"^module 'headway' has no attribute 'causal'$"):
+        headway.causal  # noqa: B018
+    assert headway.__getattr__("compat").__name__ == "headway.compat"

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
-from pathlib import Path
 from typing import Any
 
 
@@ -17,8 +16,6 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if isinstance(value, Path):
-        return str(value)
     if hasattr(value, "tolist"):  # tensors and numpy values
         return plain(value.tolist())
     return [plain(item) for item in value] if isinstance(value, Iterable) else str(value)

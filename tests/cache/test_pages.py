@@ -141,7 +141,7 @@ class Texts(RuleBasedStateMachine):
                     continue
                 reach, sinks = kind.retention.reach, kind.retention.sinks
                 for i in range(len(table)):
-                    if reach is None or i < sinks or i >= len(table) - reach - kind.slack:
+                    if reach is None or i < sinks or i >= len(table) - reach:
                         page = table.pages[of][i // PAGE]
                         assert page is not None, (of, i, len(table))
                         assert self.store[of, page][i % PAGE] == tuple(table.ids[: i + 1])

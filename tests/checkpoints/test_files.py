@@ -1,8 +1,10 @@
 """Saves are atomic: whatever call fails, and wherever a write is cut, the previous content is whole."""
 
+import ctypes
 import errno
 import os
 import signal
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -244,3 +246,76 @@ def test_a_process_killed_in_removing_leaves_no_part_of_a_folder(
     with atomic_folder(tmp_path / "checkpoint-6"):
         pass
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-4", "checkpoint-6"]
+
+
+class Renaming:
+    """libc's renameat2, which fails with `code`."""
+
+    def __init__(self, code):
+        self.code, self.asked = code, []
+        self.renameat2 = self
+        self.argtypes = None
+
+    def __call__(self, *arguments):
+        self.asked.append(arguments)
+        ctypes.set_errno(self.code)
+        return -1 if self.code else 0
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EINVAL, errno.ENOTSUP])
+def test_where_paths_cannot_be_exchanged_that_is_no_error(tmp_path, monkeypatch, code):
+    library = Renaming(code)
+    monkeypatch.setattr(disk.ctypes, "CDLL", lambda name, use_errno: library)
+    assert disk.exchange(tmp_path / "a", tmp_path / "b") is False
+    assert library.asked == [(-100, str(tmp_path / "a").encode(), -100, str(tmp_path / "b").encode(), 2)]
+    library.code = 0
+    assert disk.exchange(tmp_path / "a", tmp_path / "b") is True
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="renameat2 is Linux's")
+def test_paths_are_exchanged_or_the_system_says_why(tmp_path):
+    a, b = tmp_path / "a", tmp_path / "b"
+    a.write_text("A")
+    with pytest.raises(FileNotFoundError) as caught:
+        disk.exchange(a, b)
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOENT, str(b))
+    b.mkdir()
+    (b / "x").write_text("B")
+    if disk.exchange(a, b):
+        assert (b.read_text(), (a / "x").read_text()) == ("A", "B")
+
+
+def test_without_renameat2_nothing_is_exchanged(tmp_path, monkeypatch):
+    monkeypatch.setattr(disk.ctypes, "CDLL", lambda name, use_errno: object())
+    assert disk.exchange(tmp_path / "a", tmp_path / "b") is False
+    monkeypatch.undo()
+    monkeypatch.setattr(disk.sys, "platform", "darwin")
+    assert disk.exchange(tmp_path / "a", tmp_path / "b") is False
+
+
+def test_a_link_is_the_file_or_a_copy_where_there_are_none(tmp_path, monkeypatch):
+    source = tmp_path / "a"
+    source.write_text("A")
+    disk.link(source, tmp_path / "b")
+    assert (tmp_path / "b").samefile(source)
+
+    def none(*_):
+        raise OSError(errno.EPERM, "no links")
+
+    monkeypatch.setattr(disk.os, "link", none)
+    disk.link(source, tmp_path / "c")
+    assert (tmp_path / "c").read_text() == "A"
+    assert not (tmp_path / "c").samefile(source)
+
+
+def test_what_is_removed_is_a_link_and_not_what_it_is_of(tmp_path):
+    folder, link = tmp_path / "folder", tmp_path / "link"
+    folder.mkdir()
+    (folder / "x").write_text("x")
+    link.symlink_to(folder, target_is_directory=True)
+    disk.remove(link)
+    assert not link.is_symlink()
+    assert (folder / "x").exists()
+    disk.remove(folder)
+    assert not folder.exists()
+    disk.remove(folder)  # nothing is there to remove

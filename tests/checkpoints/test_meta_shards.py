@@ -7,7 +7,7 @@ import torch
 
 from headway.checkpoints import convert, load_model
 from headway.checkpoints.formats.meta import MetaModel, read_pickled
-from headway.checkpoints.formats.meta_shards import shard_files
+from headway.checkpoints.formats.meta_shards import open_shards, shard_files
 from headway.cli import run
 from headway.errors import CheckpointError
 from headway.models import ModelSpec
@@ -196,3 +196,39 @@ def test_a_published_file_in_parts_is_that_file(tmp_path):
     read = read_pickled(tmp_path, layout="meta", allow_pickle=True)
     assert read.spec == whole.spec
     assert all(torch.equal(read.weights[name], value) for name, value in whole.weights.items())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_parts_put_together_keep_their_numbers_and_their_dtype(tmp_path, dtype):
+    """Rows, columns, what all have, and kv heads that two parts share; made at once, or copied to where they go."""
+    generator = torch.Generator().manual_seed(0)
+    rows, columns = (torch.randn(4, 4, generator=generator).to(dtype) for _ in range(2))
+    parts = [
+        {
+            "norm.weight": torch.ones(4, dtype=dtype),
+            "layers.0.attention.wq.weight": rows[2 * i : 2 * i + 2].contiguous(),
+            "layers.0.attention.wo.weight": columns.T[:, 2 * i : 2 * i + 2].contiguous(),
+            "layers.0.attention.wk.weight": rows[:2].contiguous(),
+        }
+        for i in range(2)
+    ]
+    files = []
+    for i, part in enumerate(parts):
+        files.append(tmp_path / f"consolidated.{i:02d}.pth")
+        torch.save(part, files[-1])
+    whole = open_shards(files, heads=2, kv_heads=1, allow_pickle=True)
+    expected = {
+        "norm.weight": torch.ones(4, dtype=dtype),
+        "layers.0.attention.wq.weight": rows,
+        "layers.0.attention.wo.weight": columns.T,
+        "layers.0.attention.wk.weight": rows[:2],
+    }
+    assert whole.keys() == expected.keys()
+    for name, value in expected.items():
+        form = whole.forms[name]
+        assert (form.shape, form.dtype) == (tuple(value.shape), dtype)
+        assert whole[name].dtype == dtype
+        assert torch.equal(whole[name], value)
+        target = torch.full(value.shape, 7.0, dtype=dtype)
+        whole.copy_into(name, target)
+        assert torch.equal(target, value)

@@ -56,6 +56,39 @@ def test_every_value_is_aligned_whatever_the_order(tmp_path):
         assert header[name]["data_offsets"][0] % tensor.dtype.itemsize == 0
 
 
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        (None, {"format": "pt"}),
+        ({"note": "hi"}, {"format": "pt", "note": "hi"}),
+        ({"format": "np"}, {"format": "np"}),
+    ],
+)
+def test_the_header_of_a_file_by_hand(tmp_path, given, written):
+    """Wide dtypes first, names of one width in the order given, one after another without a gap."""
+    tensors = {
+        "small": torch.zeros(3, dtype=torch.int8),
+        "ä": torch.ones(2, 2),
+        "wide": torch.zeros(1, dtype=torch.float64),
+        "none": torch.empty(0, 2),
+        "half": torch.zeros((), dtype=torch.float16),
+    }
+    write_safetensors(tmp_path / "x.safetensors", tensors, given)
+    raw = (tmp_path / "x.safetensors").read_bytes()
+    length = struct.unpack("<Q", raw[:8])[0]
+    assert list(json.loads(raw[8 : 8 + length]).items()) == [
+        ("__metadata__", written),
+        ("wide", {"dtype": "F64", "shape": [1], "data_offsets": [0, 8]}),
+        ("ä", {"dtype": "F32", "shape": [2, 2], "data_offsets": [8, 24]}),
+        ("none", {"dtype": "F32", "shape": [0, 2], "data_offsets": [24, 24]}),
+        ("half", {"dtype": "F16", "shape": [], "data_offsets": [24, 26]}),
+        ("small", {"dtype": "I8", "shape": [3], "data_offsets": [26, 29]}),
+    ]
+    assert "ä".encode() in raw[8 : 8 + length]
+    assert len(raw) == 8 + length + 29
+    assert length - len(raw[8 : 8 + length].rstrip()) < 8
+
+
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_every_dtype_there_and_back(tmp_path, dtype):
     value = torch.tensor([0, 1, 1, 0, 1]).to(dtype)

@@ -1,5 +1,6 @@
 """Data of the Hub: an address is a local file, streamed once; what broke off goes on after the rows that are there."""
 
+import fcntl
 import json
 import shutil
 import sys
@@ -161,6 +162,24 @@ def test_what_cannot_be_rows_of_text_is_named(hub: Hub, monkeypatch: pytest.Monk
         ConfigError, match=r'needs datasets, which is not installed; pip install "headway\[hub\]"'
     ):
         local("hf://o/n:test")
+
+
+def test_what_another_process_fetches_is_waited_for(hub: Hub) -> None:
+    """Its lock is on the file of the commit; nothing of that file is touched."""
+    folder = Path(constants.HF_HOME) / "headway" / "o--n" / "main"
+    folder.mkdir(parents=True)
+    target = folder / Address.of("hf://o/n:train").file_name
+    partial = folder / f".{target.name}.c0"
+    partial.write_bytes(b"half a li")
+    with partial.open("rb+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError) as caught:
+            local("hf://o/n:train")
+    assert str(caught.value) == "hf://o/n:train is being fetched by another process; wait for it"
+    assert partial.read_bytes() == b"half a li"
+    assert not target.exists()
+    assert [json.loads(line) for line in local("hf://o/n:train").read_text().splitlines()] == ROWS
+    assert not partial.exists()
 
 
 def test_a_model_is_trained_on_a_split(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

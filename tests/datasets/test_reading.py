@@ -111,6 +111,24 @@ def test_what_is_not_text(tmp_path: Path, name: str, content: bytes, match: str)
         list(read_text(write(tmp_path / name, content)))
 
 
+@pytest.mark.parametrize(
+    ("ending", "kind"),
+    [
+        ("md", "Markdown"), ("rst", "reStructuredText"), ("html", "HTML"), ("htm", "HTML"), ("xml", "XML"),
+        ("tex", "TeX"), ("pdf", "PDF"), ("docx", "a Word document"), ("epub", "an e-book"), ("ipynb", "a notebook"),
+        ("parquet", "Parquet"), ("arrow", "Arrow"), ("zip", "an archive"), ("tar", "an archive"),
+        ("tgz", "an archive"),
+    ],
+)  # fmt: skip
+def test_every_form_that_is_no_plain_text_has_its_name(tmp_path: Path, ending: str, kind: str) -> None:
+    with pytest.raises(DataError) as caught:
+        list(read_text(write(tmp_path / f"x.{ending}", b"abc")))
+    assert str(caught.value) == (
+        f"{tmp_path / 'x'}.{ending}: this is {kind}, and its source would be read as text; convert it to .txt, or to "
+        '.jsonl with a "text" on each line, or rename it .txt where the source is what you mean'
+    )
+
+
 def test_paths_that_hold_nothing(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no .txt or .jsonl file in this folder \(it holds: nothing\)"):
         list(read_text(tmp_path))

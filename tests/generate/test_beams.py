@@ -74,7 +74,10 @@ def run(
         engine.add(search)
     for _ in engine.run():
         pass
-    return [list(one.best()) for one in searches]
+    for search in searches:
+        if search.error is not None:
+            raise search.error
+    return [list(search.best()) for search in searches]
 
 
 def total(toy: Toy, prompt: Sequence[int], ids: Sequence[int]) -> float:

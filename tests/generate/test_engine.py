@@ -1,9 +1,11 @@
 """The engine: requests come and go, wait, share beginnings and are sent back, and each is what it is alone."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 import pytest
+import torch
 
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.errors import ConfigError
@@ -173,7 +175,8 @@ def test_a_request_waits_until_there_is_room() -> None:
     engine = Engine(reader)
     for number in range(3):
         engine.add(text_of(number, [number] * 120, GenerationConfig(max_new_tokens=4)))
-    next(engine.step())
+    steps = engine.step()
+    next(steps)
     assert (len(engine.running), len(engine.waiting)) == (2, 1)
     engine.close()
     assert (used(engine), engine.is_idle) == (0, True)
@@ -226,3 +229,71 @@ def test_what_an_earlier_request_has_stored_is_found() -> None:
         engine.add(again)
         drain(engine)
         assert ids_of(again) == ids_of(first), name
+
+
+def test_a_text_whose_logits_are_no_numbers_ends_alone() -> None:
+    model = build(ModelSpec.of_depth(2, 330, tied=False), seed=5).eval()
+    with torch.no_grad():
+        model.model.embed_tokens.weight[329] = float("nan")
+    config = GenerationConfig(max_new_tokens=6, forbidden=[329])
+    texts = [text_of(n, prompt, config) for n, prompt in enumerate([[1, 2, 3], [4, 329], [5] * 70])]
+    beams = text_of(3, [7, 329], replace(config, beams=Beams(3)))
+    nothing = text_of(4, [6], GenerationConfig(max_new_tokens=6, forbidden=range(330)))
+    engine = Engine(Reader(model))
+    for text in (*texts, beams, nothing):
+        engine.add(text)
+    drain(engine)
+    errors = [str(text.error) for text in (texts[1], beams, nothing)]
+    assert [e.split(":")[0] for e in errors] == [
+        "the model's logits for request 1 at step 0 are not numbers (NaN or infinity)",
+        "the model's logits for request 3 at step 0 are not numbers (NaN or infinity)",
+        "forbidden",
+    ]
+    assert [text.error for text in texts[::2]] == [None, None]
+    assert [ids_of(text) for text in texts[::2]] == [alone(model, text) for text in texts[::2]]
+    assert used(engine) == 0
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
+def test_what_a_step_raises_ends_its_requests_and_leaves_the_pool_whole(kind: type[BaseException]) -> None:
+    model, config = MODELS["windows"], GenerationConfig(max_new_tokens=6)
+    reader = Reader(model, budget=2**20)
+    engine = Engine(reader, most=2)
+    texts = [text_of(n, [n + 1] * (60 + 5 * n), config) for n in range(4)]
+    for text in texts:
+        engine.add(text)
+    read, calls = reader.read, 0
+
+    def failing(*arguments: object) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        logits = read(*arguments)  # type: ignore[arg-type]
+        if calls == 4:
+            raise kind("memory")
+        return logits
+
+    reader.read = failing  # type: ignore[method-assign]
+    while not engine.is_idle:
+        try:
+            for _ in engine.step():
+                pass
+        except KeyboardInterrupt:
+            assert kind is KeyboardInterrupt
+    assert [repr(text.error) for text in texts] == [f"{kind.__name__}('memory')"] * 2 + ["None"] * 2
+    assert [ids_of(text) for text in texts[2:]] == [alone(model, text) for text in texts[2:]]
+    assert used(engine) == 0
+
+
+def test_a_step_that_is_left_ends_its_requests() -> None:
+    model = MODELS["windows"]
+    engine = Engine(Reader(model))
+    texts = [text_of(n, [1, 2], GenerationConfig(max_new_tokens=3)) for n in range(2)]
+    engine.add(texts[0])
+    steps = engine.step()
+    next(steps)
+    steps.close()
+    assert isinstance(texts[0].error, GeneratorExit)
+    engine.add(texts[1])
+    drain(engine)
+    assert len(ids_of(texts[1])) == 3
+    assert used(engine) == 0

@@ -243,3 +243,37 @@ def test_a_cast_of_the_model_leaves_the_weights_alone() -> None:
     assert layer.nbytes == 96 * 512 * 18 // 32 + 4 * 96
     assert torch.equal(layer.to(torch.bfloat16).matrix, before)
     assert "int4, scales of groups of 32" in repr(layer)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("group", [None, 8, 12])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_part_of_a_matrix_is_that_part_of_its_numbers(
+    bits: int, group: int | None, symmetric: bool
+) -> None:
+    matrix = quantize_weights(numbers(6, 48), bits, group, symmetric=symmetric)
+    whole = matrix.dequantize()
+    for axis, rows in ((0, range(2, 5)), (0, range(6)), (1, range(24, 48)), (1, range(48)), (1, range(24))):
+        part = matrix.part(axis, rows)
+        assert torch.equal(part.dequantize(), whole.narrow(axis, rows.start, len(rows)))
+        assert (part.bits, part.zero is None) == (bits, symmetric)
+        assert part.scale.shape == part.zero_or_middle.shape
+        assert part.scale.shape[1] == -(-part.codes.shape[1] // part.group)
+    if group is None:  # a row has one scale, so any inputs are a part
+        assert torch.equal(matrix.part(1, range(5, 12)).dequantize(), whole[:, 5:12])
+    else:
+        for rows in (range(1, 1 + group), range(group + 1)):
+            with pytest.raises(AssertionError):
+                matrix.part(1, rows)
+
+
+@pytest.mark.parametrize(("bits", "middle"), [(4, 8), (8, 128)])
+def test_codes_of_zero_are_the_middle_unless_they_are_kept(bits: int, middle: int) -> None:
+    matrix = quantize_weights(numbers(3, 32), bits, 16)
+    assert torch.equal(matrix.zero_or_middle, torch.full((3, 2), middle, dtype=torch.uint8))
+    moved = matrix.moved(lambda t: t.flip(0))
+    assert moved.zero is None
+    assert torch.equal(moved.dequantize(), matrix.dequantize().flip(0))
+    kept = quantize_weights(numbers(3, 32), bits, 16, symmetric=False)
+    assert kept.zero_or_middle is kept.zero
+    assert torch.equal(kept.moved(lambda t: t.flip(0)).dequantize(), kept.dequantize().flip(0))

@@ -147,3 +147,21 @@ def test_layouts_take_rows_apart_and_join_them() -> None:
         ShardLayout.zigzag(5, 3)
     with pytest.raises(ConfigError, match="rows of 11 slots, but tokens describe 12"):
         ShardLayout.zigzag(11, 3).shards(Tokens.range(12))
+
+
+@pytest.mark.parametrize(("count", "tile"), [(64 * 1024, 64), (64 * 1024 + 2, 65), (160 * 1024, 160)])
+def test_tiles_grow_where_a_row_would_have_more_than_1024(count: int, tile: int) -> None:
+    """A window of 1 at the border of two shards reads the neighbour's last key: a tile of it."""
+    plan = plan_of(Window.last(2), ShardLayout.contiguous(count, 2))
+    last = (count // 2) % tile or tile
+    assert plan.keys_read(1) == last
+    explicit = ContextPlan.of(
+        Window.last(2), ShardLayout.contiguous(count, 2).shards(Tokens.range(count)), tile
+    )
+    assert [plan.pairs(rank) for rank in range(2)] == [explicit.pairs(rank) for rank in range(2)]
+    assert plan.imbalance == max(plan.pairs(0), plan.pairs(1)) * 2 / (plan.pairs(0) + plan.pairs(1))
+
+
+def test_a_plan_takes_one_pattern() -> None:
+    with pytest.raises(AssertionError, match="take PerHead apart first"):
+        plan_of(PerHead(Causal(), Full()), ShardLayout.contiguous(8, 2))

@@ -7,6 +7,8 @@ import pytest
 
 from headway.errors import CheckpointError, DataError
 from headway.text import Tokenizer
+from headway.text.sentencepiece import read_model
+from tests.checkpoints.broken_tokenizers import message
 from tests.text.conftest import byte_level
 from tests.text.folders import put
 
@@ -126,6 +128,69 @@ def test_sentencepiece_models_that_are_cut_short(tmp_path: Path) -> None:
     file.write_bytes(content[: len(content) // 2 + 3])
     with pytest.raises(DataError, match="not a SentencePiece model"):
         Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("unk", "bos", "eos", "wrong"),
+    [
+        (0, 1, 2, None),
+        (0, 1, 4, None),
+        (0, -1, -1, None),
+        (4, 0, 0, None),
+        (5, 1, 2, "unk at id 5"),
+        (-1, 1, 2, "unk at id -1"),
+        (0, 5, 2, "bos at id 5"),
+        (0, 1, 1234, "eos at id 1,234"),
+    ],
+)
+def test_roles_of_a_sentencepiece_model_are_among_its_pieces(
+    tmp_path: Path, unk: int, bos: int, eos: int, wrong: str | None
+) -> None:
+    rows = [message((1, piece.encode()), (2, -1.5), (3, 1)) for piece in ("a", "b", "c", "d", "e")]
+    numbers = zip((3, 40, 41, 42), (2, *(n % 2**64 for n in (unk, bos, eos))), strict=True)
+    data = message(*((1, row) for row in rows), (2, message(*numbers)))
+    if wrong is None:
+        made = read_model(tmp_path / "x", data)
+        assert (made.unk, made.bos, made.eos) == (unk, *(None if n < 0 else n for n in (bos, eos)))
+        assert (made.pieces, made.scores, made.kinds) == ([*"abcde"], [-1.5] * 5, [1] * 5)
+        assert (made.model, made.byte_fallback, made.dummy_prefix, made.squeeze_spaces) == (
+            2,
+            False,
+            True,
+            True,
+        )
+        return
+    with pytest.raises(DataError) as caught:
+        read_model(tmp_path / "x", data)
+    assert str(caught.value) == (
+        f"{tmp_path / 'x'}: the SentencePiece model has {wrong}, but it has 5 pieces: it is damaged, or cut short"
+    )
+
+
+def test_sentencepiece_models_of_another_kind_or_without_pieces(tmp_path: Path) -> None:
+    row = message((1, b"a"), (2, -1.0), (3, 1))
+    for data, said in (
+        (message((1, row), (2, message((3, 3)))), "1 pieces, kind 3"),
+        (message((2, message((3, 2)))), "0 pieces, kind 2"),
+    ):
+        with pytest.raises(DataError) as caught:
+            read_model(tmp_path / "x", data)
+        assert (
+            str(caught.value)
+            == f"{tmp_path / 'x'}: not a SentencePiece model of kind BPE or unigram ({said})"
+        )
+    single = read_model(
+        tmp_path / "x", message((1, row), (2, message((3, 1), (41, 2**64 - 1), (42, 2**64 - 1))))
+    )
+    assert (single.bos, single.eos, single.unk, single.model) == (None, None, 0, 1), (
+        "no role but <unk> is there"
+    )
+    for score in (float("nan"), float("inf")):
+        broken = message(
+            (1, message((1, b"a"), (2, score), (3, 1))), (1, row), (1, row), (2, message((3, 2)))
+        )
+        with pytest.raises(DataError, match=r"a score that is no number: it is damaged$"):
+            read_model(tmp_path / "x", broken)
 
 
 def test_sentencepiece_models_with_ids_of_another_kind(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from headway.errors import DataError
 from headway.text import Tokenizer
+from headway.text.chat import ChatTemplate
 from tests.text.conftest import byte_level, sentencepiece
 
 TURNS = (
@@ -137,3 +138,50 @@ def test_named_templates(tmp_path: Path) -> None:
     config.write_text(text + ', "chat_template": [{"name": "rag", "template": "{{ bos_token }}a"}]}')
     with pytest.raises(DataError, match=r"chat templates \['rag'\], none of them named default"):
         Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "said"),
+    [
+        (
+            "{{ messages[0].content + 1 }}",
+            CHAT,
+            'it failed on these messages: can only concatenate str (not "int") to',
+        ),
+        (
+            "{{ messages[0].content | length + none }}",
+            CHAT,
+            "it failed on these messages: unsupported operand type",
+        ),
+        ("{{ raise_exception('no ' ~ messages[0].role) }}", CHAT, "no user"),
+        ("{{ messages[0].nothing.more }}", CHAT, "'dict object' has no attribute 'nothing'"),
+    ],
+)
+def test_a_template_that_fails_on_messages_says_so(
+    template: str, messages: list[dict[str, str]], said: str
+) -> None:
+    with pytest.raises(DataError) as caught:
+        ChatTemplate(template).render(messages)
+    assert str(caught.value).startswith(f"chat template: {said}")
+    assert caught.value.__suppress_context__, "a traceback through Jinja says nothing more"
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% for m in messages %}", "chat template: line 1: "),
+        ("a\n{% if %}", "chat template: line 2: Expected an expression"),
+        ("{{ (" + "(" * 5000 + "1" + ")" * 5001 + " }}", "chat template: it is nested too deep"),
+    ],
+)
+def test_a_template_that_is_none_is_refused_by_its_line(template: str, said: str) -> None:
+    with pytest.raises(DataError) as caught:
+        ChatTemplate(template)
+    assert str(caught.value).startswith(said)
+
+
+def test_a_template_is_called_by_its_name_or_its_first_line() -> None:
+    assert ChatTemplate("\n  {{ 1 }}  \n{{ 2 }}").name == "{{ 1 }}"
+    assert ChatTemplate("x" * 61).name == "x" * 60
+    assert ChatTemplate("{{ 1 }}", "mine").name == "mine"
+    assert ChatTemplate(" \n").name == ""

@@ -81,6 +81,23 @@ def test_positions_add_up_and_a_limit_reads_less(tmp_path: Path) -> None:
     assert (everything.nats, everything.text_bytes) == (found.nats, found.text_bytes)
 
 
+def test_the_time_of_an_evaluation_is_that_of_its_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from types import SimpleNamespace
+
+    from headway.data import TokenFileWriter
+
+    with TokenFileWriter(tmp_path / "a.tokens", 9) as out:
+        out.add([1, 2, 3])
+    clock = SimpleNamespace(perf_counter=iter((100.0, 100.25)).__next__)
+    monkeypatch.setattr("headway.train.evaluation.time", clock)
+    model = build(ModelSpec.of_depth(1, 9), seed=0)
+    model.eval()
+    assert evaluate(model, Rows(TokenFile(tmp_path / "a.tokens"), 8)).seconds == 0.25
+    assert not model.training
+
+
 def test_nothing_to_predict_is_an_error(tmp_path: Path) -> None:
     from headway.data import TokenFileWriter
 

@@ -15,7 +15,7 @@ from headway.nn.block import Checkpointing
 from headway.train import TextConfig, train
 from headway.train.evaluation import evaluate
 from headway.train.inputs import prepare
-from headway.train.microbatch_pool import MasterWeights, MicrobatchPool, choose_workers
+from headway.train.microbatch_pool import GRADIENT_BYTES, MasterWeights, MicrobatchPool, choose_workers
 from headway.train.optimizer import Optimizer, parameter_groups, shares
 from tests.train.objectives import accumulated
 from tests.train.test_resume import assert_same_bits
@@ -161,3 +161,40 @@ def test_how_many_workers_and_why() -> None:
             choose_workers(config(2, 8), dropping, 0)
     assert chosen(hidden=10**6)[0] == "1"
     assert "gradients of 4 workers would take" in chosen(hidden=10**6)[1]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "workers"),
+    [("dp=2", 4), ("fsdp=1", 4), ("fsdp=2", 1), ("dp=2, fsdp=3", 1)],
+)
+def test_sharded_weights_are_gathered_for_one_micro_batch_at_a_time(mesh: str, workers: int) -> None:
+    usual = {"data": "x", "threads": 4, "context": 24, "batch_tokens": 24 * 8, "micro_batch": 1, "mesh": mesh}
+    choice = choose_workers(TextConfig.of(usual), ModelSpec.of_depth(1, 9), 0)
+    assert choice.what == str(workers)
+    assert choice.why.startswith("sharded weights" if workers == 1 else "micro batches side by side")
+    asked = choose_workers(TextConfig.of(usual | {"workers": 2}), ModelSpec.of_depth(1, 9), 0)
+    assert (asked.what, asked.why) == ("2", "asked for")
+
+
+@pytest.mark.parametrize(
+    ("threads", "gradient", "workers"),
+    [(4, GRADIENT_BYTES // 4, "4"), (4, GRADIENT_BYTES // 4 + 1, "1"), (1, 2 * GRADIENT_BYTES, "1")],
+)
+def test_gradients_of_all_workers_take_a_gib_at_most(threads: int, gradient: int, workers: str) -> None:
+    config = TextConfig.of(
+        {"data": "x", "threads": threads, "context": 24, "batch_tokens": 24 * 8, "micro_batch": 1}
+    )
+    choice = choose_workers(config, ModelSpec.of_depth(1, 9), gradient)
+    assert GRADIENT_BYTES == 1 << 30
+    assert choice.what == workers
+    assert ("would take" in choice.why) == (threads > 1 and workers == "1")
+
+
+def test_dropout_of_adapters_draws_in_turn_too() -> None:
+    given = {"data": "x", "threads": 4, "context": 24, "batch_tokens": 24 * 8, "micro_batch": 1}
+    given |= {"model": "m", "adapter": "lora", "adapter_dropout": 0.25}
+    spec = ModelSpec.of_depth(1, 9)
+    assert choose_workers(TextConfig.of(given), spec, 0).what == "1"
+    with pytest.raises(ConfigError, match=r"^workers=2 with adapter dropout 0\.25: its seeds are drawn"):
+        choose_workers(TextConfig.of(given | {"workers": 2}), spec, 0)
+    assert choose_workers(TextConfig.of(given | {"workers": 1}), spec, 0).what == "1"

@@ -92,6 +92,8 @@ class Situation:
 
 def _few_products(at: Situation) -> str | None:
     few = not torch.compiler.is_compiling() and at.products <= FEW_PRODUCTS
+    if any(part.slots is not None for part in at.call.keys):
+        return None  # of requests side by side; torch's kernel would carry NaN from one to the others, as 0 * NaN
     return f"torch's kernel is sooner done with {at.products} products" if few else None
 
 

@@ -11,7 +11,7 @@ Legend: T tokens of the step, N keys, R texts of the step, K kv heads, S slots, 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -74,7 +74,7 @@ class PagedLayer:
         for own, new in zip(self.tensors, stored.tensors, strict=True):
             own.index_copy_(2, step.writes[self.of], new.to(own.dtype))
         if step.is_fresh and stored is given:
-            return given
+            return given if len(step.tables) == 1 else replace(given, slots=step.in_place)
         places = step.places(self.of)
         return stored_keys(self.tensors, places)
 
@@ -150,6 +150,11 @@ class PagedStep:
         self.tokens = Tokens(index, None if alone else document, start=self.starts[0] if alone else None)
         self.is_fresh = not any(self.starts)
         self._places: dict[int, Places] = {}
+
+    @cached_property
+    def in_place(self) -> Tensor:
+        """The slots [1, T] of the step's own keys as they are given."""
+        return torch.arange(self.tokens.count, dtype=torch.int32, device=self.cache.device).unsqueeze(0)
 
     @cached_property
     def writes(self) -> list[Tensor]:
@@ -302,8 +307,11 @@ class PagedCache:
     def begin(self, chunks: Sequence[Chunk]) -> Tokens:
         """The tokens [1, T] of a step in which each of these texts goes on with one id or more: documents 0, 1, ... of
         one packed row. Raises CacheError, and changes nothing, where there is no room."""
-        missing, there = sum(self.pool.missing(t, len(ids)) for t, ids in chunks), self.pool.available
-        if there is not None and missing > there:
+        there = self.pool.available
+        if (
+            there is not None
+            and (missing := sum(self.pool.missing(t, len(ids)) for t, ids in chunks)) > there
+        ):
             raise CacheError(
                 f"PagedCache: a step of {len(chunks)} texts takes {missing} bytes of pages, and {there} of "
                 f"{self.pool.budget} are left; end some of the texts, or give a larger budget"

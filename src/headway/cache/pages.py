@@ -275,8 +275,10 @@ class PagePool:
     @property
     def available(self) -> int | None:
         """Bytes that can be taken; None is no bound."""
+        if self.budget is None:
+            return None
         used = sum(k.nbytes * (p.held - len(p.idle)) for k, p in zip(self.classes, self._pages, strict=True))
-        return None if self.budget is None else self.budget - used
+        return self.budget - used
 
     def extend(self, table: PageTable, ids: Iterable[int]) -> list[Copy]:
         """Makes room for the next tokens of a text and returns what must be copied before they are stored.
@@ -286,8 +288,8 @@ class PagePool:
         new = list(ids)
         if not new:
             return []
-        need, there = self.missing(table, len(new)), self.available
-        if there is not None and need > there:
+        there = self.available
+        if there is not None and (need := self.missing(table, len(new))) > there:
             raise CacheError(
                 f"PagePool: {len(new)} more tokens take {need} bytes of pages, and {there} of {self.budget} are left"
             )
@@ -384,9 +386,11 @@ class PagePool:
         """Keeps the states of a text whose length is a multiple of 64 for prefixes to come, where there is room, and
         returns what is to be copied."""
         self._check(table)
-        copies = []
+        copies: list[Copy] = []
+        if not self.prefixes or len(table.ids) % PAGE:
+            return copies
         for i, (kind, pages, own) in enumerate(zip(self.classes, self._pages, table.pages, strict=True)):
-            if not (kind.state and self.prefixes and len(table) and len(table) % PAGE == 0):
+            if not (kind.state and table.ids):
                 continue
             key, there = table.key(len(table) // PAGE - 1), self.available
             if key in pages.page or (there is not None and kind.nbytes > there):

@@ -79,6 +79,7 @@ class BeamSearch:
 
     running: the best unfinished texts, until none of them can matter.   greedy: the greedy text while it is
     followed and unfinished.   beams: both, each text once.   rows: a row of the next step for each beam.
+    error: as in `SampledText`.
     """
 
     def __init__(self, request: Request, how: Beams) -> None:
@@ -89,11 +90,8 @@ class BeamSearch:
         self.greedy = start if how.with_greedy or how.width == 1 else None
         self.finished: list[Hypothesis] = []
         self.greedy_text: Hypothesis | None = None
-
-    @property
-    def count(self) -> int:
-        """New tokens so far."""
-        return len(self.beams[0].ids)
+        self.count = 0
+        self.error: BaseException | None = None
 
     @property
     def rows(self) -> list[Row]:
@@ -106,8 +104,8 @@ class BeamSearch:
         found: tokens that may follow each of its beams, and their log probabilities.   choice: what follows the
         greedy text.
         """
-        width = self.how.width
-        greedy = None
+        width, greedy = self.how.width, None
+        self.count += 1
         if self.greedy is not None and choice is not None and choice[1] > float("-inf"):
             greedy = self.greedy.then(self.beams.index(self.greedy), *choice)
         grown = [
@@ -130,10 +128,16 @@ class BeamSearch:
         alone = [] if greedy is None or greedy in self.running else [greedy]
         self.beams = self.running + alone
         if not (self.beams or self.finished or self.greedy_text):
-            raise ConfigError(
-                f"beams: request {self.request.number} has no token left to choose; "
-                "loosen no_repeat_ngram, forbidden or min_new_tokens"
+            self.fail(
+                ConfigError(
+                    f"beams: request {self.request.number} has no token left to choose; "
+                    "loosen no_repeat_ngram, forbidden or min_new_tokens"
+                )
             )
+
+    def fail(self, error: BaseException) -> None:
+        """As in `SampledText`."""
+        self.beams, self.running, self.greedy, self.error = [], [], None, error
 
     def best(self) -> tuple[Hypothesis, ...]:
         """The `n_best` hypotheses; the greedy text among the rest, if it was followed to its end."""

@@ -57,6 +57,7 @@ class Engine:
         self.running: list[Job] = []
         self._cancelled: set[int] = set()
         self._reading = False
+        self._concerned: list[Job] = []  # what fails when something is raised
         self._begun = time.perf_counter()
 
     # -- requests --------------------------------------------------------------------------------------
@@ -126,18 +127,27 @@ class Engine:
         """Reads the next tokens of all texts, or as many as fit, and chooses those that follow; yields whenever texts
         have got one.
 
-        Raises HeadwayError for logits that are no numbers, ConfigError when constraints leave no token to choose."""
+        A text fails alone (`error`) where its logits are no numbers or its constraints leave no token to choose; what
+        the model raises fails the texts that it was about to read, and no others."""
         self._reading = True
         try:
             yield from self._step()
+        except BaseException as error:
+            for job in [job for job in self._concerned if job in self.running]:
+                job.text.fail(error)
+                self._end(job)
+                self.running.remove(job)
+            if not isinstance(error, Exception):
+                raise
+            yield
         finally:
-            self._reading = False
+            self._reading, self._concerned = False, []
             self._drop_cancelled()
 
     def _step(self) -> Iterator[None]:
         self._admit()
         pieces = self._pieces()
-        chunks = []
+        chunks, self._concerned = [], list({piece.job for piece in pieces})
         for piece in pieces:
             assert piece.row.table is not None
             chunks.append((piece.row.table, piece.ids))
@@ -183,6 +193,7 @@ class Engine:
             self.running.append(job)
             taken.append(job)
         if self.reader.sources is not None and (new := [job for job in taken if job.source is None]):
+            self._concerned = new
             tables = self.reader.sources.read([job.text.request.source or [] for job in new])
             for job, table in zip(new, tables, strict=True):
                 job.source = table
@@ -201,22 +212,19 @@ class Engine:
     def _pieces(self) -> list[Piece]:
         """What the step reads: of texts that are written their last token and its draft, of prompts pieces of up to
         `step_tokens` together. Where pages have no room, the youngest request goes back to wait."""
-        ready = [job.text for job in self.running if job.is_ready and job.text.count]
-        texts = [text for text in ready if isinstance(text, SampledText)]
+        self._concerned = ready = [job for job in self.running if job.is_ready]
+        texts = [job.text for job in ready if job.text.count and isinstance(job.text, SampledText)]
         drafts = [[]] * len(texts) if self.speculation is None else self.speculation.propose(texts)
         draft_of = dict(zip([text.request.number for text in texts], drafts, strict=True))
         while True:
-            pieces = []
+            pieces, reading, left = [], [], self.step_tokens
             for job in self.running:
-                draft = draft_of.get(job.text.request.number, [])
-                if job.is_ready:
-                    pieces += [
-                        Piece(job, row, [*row.rest, *draft], range(1 + len(draft))) for row in job.rows
-                    ]
-            left = self.step_tokens
-            for job in self.running:
-                if job.is_ready:
+                if not job.is_ready:
+                    reading.append(job)
                     continue
+                draft = draft_of.get(job.text.request.number, [])
+                pieces += [Piece(job, row, [row.ids[-1], *draft], range(1 + len(draft))) for row in job.rows]
+            for job in reading:
                 for row in job.rows:
                     # the last tokens of several texts of a request are read together
                     rest = row.rest if len(job.rows) == 1 else row.rest[:-1]

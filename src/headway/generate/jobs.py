@@ -15,7 +15,7 @@ from headway.cache import PageTable
 from headway.errors import ConfigError
 from headway.generate.beams import BeamSearch, expand_beams
 from headway.generate.requests import by_config
-from headway.generate.sampling import check_logits
+from headway.generate.sampling import broken_rows, no_numbers
 from headway.generate.sequences import SampledText, choose_tokens, log_probs_of
 
 Text = SampledText | BeamSearch
@@ -34,7 +34,7 @@ class Row:
     @property
     def rest(self) -> list[int]:
         """The tokens that are to be read."""
-        return self.ids if self.table is None else self.ids[len(self.table) :]
+        return self.ids if self.table is None else self.ids[len(self.table.ids) :]
 
 
 @dataclass(eq=False)
@@ -48,7 +48,7 @@ class Job:
     @property
     def is_ready(self) -> bool:
         """Whether each of its texts has been read up to its last token."""
-        return all(row.table is not None and len(row.rest) == 1 for row in self.rows)
+        return all(row.table is not None and len(row.ids) == len(row.table.ids) + 1 for row in self.rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,9 +62,12 @@ class Piece:
 
 
 def advance(logits: Tensor, live: Sequence[tuple[Text, range]], begun: float) -> None:
-    """A token more for each text, from its rows of the logits [N, V]; searches of one config are advanced together."""
-    places = [(text.request.number, text.count) for text, rows in live for _ in rows]
-    check_logits(_rows(logits, live), places)
+    """A token more for each text, from its rows of the logits [N, V]; searches of one config are advanced together.
+    A text whose logits are no numbers, or whose constraints leave no token to choose, ends with the error."""
+    of_row = [text for text, rows in live for _ in rows]
+    for text in {of_row[row] for row in broken_rows(_rows(logits, live))}:
+        text.fail(no_numbers(text.request.number, text.count))
+    live = [(text, rows) for text, rows in live if text.error is None]
     searches = [(text, rows) for text, rows in live if isinstance(text, BeamSearch)]
     for group in by_config([text.request for text, _ in searches]):
         some = [searches[i] for i in group]
@@ -73,7 +76,8 @@ def advance(logits: Tensor, live: Sequence[tuple[Text, range]], begun: float) ->
     chosen = choose_tokens(_rows(logits, sampled), [text for text, _ in sampled])
     for (text, rows), token in zip(sampled, chosen, strict=True):
         if token is None:
-            raise ConfigError("forbidden: no token is left to choose")
+            text.fail(ConfigError("forbidden: no token is left to choose"))
+            continue
         config = text.request.config
         told = log_probs_of(logits[rows[0]], token, config) if config.log_probs else ()
         text.advance(token, time.perf_counter() - begun, *told)

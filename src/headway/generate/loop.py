@@ -127,7 +127,11 @@ def run(
     engine = Engine(reader, step_tokens=config.prefill_chunk, most=most, draft=draft)
     for text in texts:
         engine.add(text)
-    yield from engine.run()
+    for _ in engine.run():
+        for text in texts:
+            if text.error is not None:
+                raise text.error
+        yield
 
 
 def collect(deltas: Sequence[Delta], prompt_tokens: int) -> Generation:

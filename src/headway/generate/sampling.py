@@ -119,13 +119,22 @@ def draw(logits: Tensor, noise: Sequence[float]) -> Tensor:
 
 def check_logits(logits: Tensor, places: Sequence[tuple[int, int]], model: str = "the model") -> None:
     """Raises HeadwayError when a row of logits [R, V] of `model` has NaN or infinity, naming its (request, step)."""
+    if bad := broken_rows(logits):
+        raise no_numbers(*places[bad[0]], model)
+
+
+def broken_rows(logits: Tensor) -> list[int]:
+    """Which rows of logits [R, V] have NaN or infinity as their largest."""
     good = logits.amax(-1).isfinite()
-    if not bool(good.all()):
-        request, step = places[int((~good).nonzero()[0])]
-        raise HeadwayError(
-            f"{model}'s logits for request {request} at step {step} are not numbers (NaN or "
-            "infinity): its weights are broken, or the dtype overflows (try --dtype float32)"
-        )
+    return [] if bool(good.all()) else (~good).nonzero()[:, 0].tolist()
+
+
+def no_numbers(request: int, step: int, model: str = "the model") -> HeadwayError:
+    """What is wrong with such a row."""
+    return HeadwayError(
+        f"{model}'s logits for request {request} at step {step} are not numbers (NaN or "
+        "infinity): its weights are broken, or the dtype overflows (try --dtype float32)"
+    )
 
 
 def uniform(seed: int, request: int, step: int) -> float:

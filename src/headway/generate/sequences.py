@@ -27,6 +27,7 @@ class SampledText(Text):
 
     rows: its row of the next step; none when it has ended.   deltas: what each step added; one without a token where it
     gets none.
+    error: why it ended without having come to its end; None where nothing failed.
     draft: what was expected to follow and has been read ahead of it.   right: how much of it came, from its first token
     on.   follows: whether the last token came as it was expected.   drafted, accepted: as in `Generation`, so far.
     """
@@ -36,6 +37,7 @@ class SampledText(Text):
     def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
         super().__init__(request, [])
         self.rows: list[Row] = []
+        self.error: BaseException | None = None
         self.draft: list[int] = []
         self.follows, self.right, self.drafted, self.accepted = False, 0, 0, 0
         none = Delta(request.number, None, "", "length", 0.0)
@@ -47,6 +49,10 @@ class SampledText(Text):
     def count(self) -> int:
         """New tokens so far."""
         return len(self.ids)
+
+    def fail(self, error: BaseException) -> None:
+        """It ends here."""
+        self.rows, self.error = [], error
 
     def expect(self, draft: list[int]) -> None:
         """These tokens are read ahead of it, behind its last one."""
@@ -98,7 +104,8 @@ def choose_tokens(logits: Tensor, texts: Sequence[Text]) -> list[int | None]:
         group, config = [texts[i] for i in places], texts[places[0]].request.config
         given = (logits if len(group) == len(texts) else logits[places]).float()
         values = constrain(given, group, config)
-        noise = [uniform(config.seed, text.request.number, len(text.ids)) for text in group]
+        seed, drawn = config.seed, [] if config.sampling.greedy else group
+        noise = [uniform(seed, text.request.number, len(text.ids)) for text in drawn]
         found = config.sampling.choose(values, noise).tolist()
         free = [True] * len(group) if values is given else (values.amax(-1) > float("-inf")).tolist()
         for place, token, able in zip(places, found, free, strict=True):
