@@ -63,6 +63,8 @@ typedef struct {
   int64_t rows, tiles, tile;
 } headway_plan;
 
+enum { HEADWAY_MOST_SCORES = 8 };  // that the backward takes
+
 typedef struct {
   int64_t kind, reach;
   const float* values;

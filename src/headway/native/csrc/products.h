@@ -5,6 +5,7 @@
 #include "compressed.h"
 #include "panel_tile.h"
 #include "prologue.h"
+#include "team.h"
 
 namespace {
 
@@ -22,12 +23,6 @@ struct Scratch {
     if (!at) size = 0;
     return at != nullptr;
   }
-};
-
-// Part `number` of `parts` of [0, count).
-struct Share {
-  int64_t from, to;
-  Share(int64_t count, int64_t number, int64_t parts) : from(count * number / parts), to(count * (number + 1) / parts) {}
 };
 
 constexpr int MOST_ROWS = 192;  // at a time
