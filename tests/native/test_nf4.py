@@ -76,13 +76,16 @@ def test_products_are_those_of_the_numbers(use: Use, level: str, dtype: torch.dt
 def test_weights_are_the_dequantized_ones_to_the_bit(
     use: Use, level: str, dtype: torch.dtype, rows: int
 ) -> None:
-    """What rows of the identity make of a matrix and of its parts."""
+    """Rows of the identity make them of a matrix and of its parts; the bias takes a column away before it is rounded."""
     use(level)
     whole = drawn(90, 320)
     for weight in (whole, whole.part(0, range(13, 90)), whole.part(1, range(128, 320))):
         w, eye = weight.dequantize(dtype), torch.eye(weight.shape[1], dtype=dtype)
         got = torch.cat([linear(some, [matrix_of(weight)])[0] for some in eye.split(rows)])
         assert torch.equal(got, w.T)
+        for at, column in enumerate(w.T.float()):
+            (left,) = linear(eye[at].expand(rows, -1), [matrix_of(weight)], [-column])
+            assert not left.any()
 
 
 @pytest.mark.parametrize("level", LEVELS)
