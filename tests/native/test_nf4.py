@@ -76,7 +76,7 @@ def test_products_are_those_of_the_numbers(use: Use, level: str, dtype: torch.dt
 def test_weights_are_the_dequantized_ones_to_the_bit(
     use: Use, level: str, dtype: torch.dtype, rows: int
 ) -> None:
-    """Rows of the identity make them of a matrix and of its parts; the bias takes a column away before it is rounded."""
+    """Rows of the identity make them of a matrix and its parts; a bias takes a column away before it is rounded."""
     use(level)
     whole = drawn(90, 320)
     for weight in (whole, whole.part(0, range(13, 90)), whole.part(1, range(128, 320))):
