@@ -18,7 +18,7 @@ from matplotlib.ticker import FixedFormatter
 
 from tests.listings import number
 
-SHOWN = 8
+SHOWN = 4
 """Numbers of a longer series that are listed, evenly spread; with their count and mean."""
 
 

@@ -42,10 +42,10 @@ class Clock:
 
 
 def number(x: object) -> str:
-    """A number to five digits; one that is no integer always has a point or an exponent."""
+    """A number to four digits; one that is no integer always has a point or an exponent."""
     if not isinstance(x, float):
         return str(x)
-    text = f"{x:.5g}"
+    text = f"{x:.4g}"
     return text if re.search("[.en]", text) else f"{text}.0"
 
 

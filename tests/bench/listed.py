@@ -53,7 +53,7 @@ def rows_of(rows: Iterable[Row]) -> Iterator[str]:
 
 
 def shown(value: Any) -> str:
-    """Values of JSON as text, numbers to five digits."""
+    """Values of JSON as text, numbers to four digits."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name}: {shown(item)}" for name, item in value.items()) + "}"
     if isinstance(value, (list, tuple)):

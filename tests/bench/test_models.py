@@ -14,6 +14,7 @@ from headway.cli import run
 from headway.errors import ConfigError
 from headway.models import ModelSpec, build, cost
 from headway.nn import Linear
+from headway.nn.weights.nf4 import nf4_bytes
 from headway_lab.bench import decode, llama_cpp, models, prefill, train
 from headway_lab.bench.inputs import OURS, UnsupportedCase
 from headway_lab.bench.measure import Effort, difference
@@ -45,6 +46,9 @@ def test_a_step_reads_every_weight_once_and_of_the_embedding_its_rows(tmp_path: 
         assert decode.step_bytes(model, 48, rows) == expected
     bits = {"int8": 8.5, "int4": 4.5, "int8-row": 8, "q4_K": 4.625, "q5_K": 5.625, "q6_K": 6.5625}
     matrices = cost.matrix_weights(spec) + spec.vocab * spec.width
+    nf4_sizes = [nf4_bytes(m.matrix.numel()) for m in model.modules() if isinstance(m, Linear)]
+    less = decode.step_bytes(model, 48, 1) - decode.step_bytes(written.ours("nf4"), 48, 1)
+    assert less == cost.matrix_weights(spec) * 2 + spec.vocab * spec.width * 2 - sum(nf4_sizes)
     factors = 4 * sum(m.out_features for m in model.modules() if isinstance(m, Linear))
     for weights, each in bits.items():
         less = decode.step_bytes(model, 48, 1) - decode.step_bytes(written.ours(weights), 48, 1)

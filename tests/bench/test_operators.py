@@ -42,7 +42,9 @@ def flops(found: dict[str, Row]) -> float:
     return sum(row.extra["flops"] for row in found.values())
 
 
-@pytest.mark.parametrize(("weights", "bits"), [("bf16", 16), ("int8", 8.5), ("int4", 4.5)])
+@pytest.mark.parametrize(
+    ("weights", "bits"), [("bf16", 16), ("int8", 8.5), ("int4", 4.5), ("q4_K", 4.625), ("nf4", 4.125)]
+)
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_step_of_decoding_is_its_seven_operators(weights: str, bits: float, rows: int) -> None:
     request = decode.Request(models=["tiny"], weights=[weights], rows=[rows], context=24, effort=ONCE)

@@ -146,10 +146,9 @@ POSITIONS: dict[str, Kind] = {
         ("biases of T5", T5Bias(buckets=8, max_distance=16), None),
     ]
 }
-NOT_NATIVE = {"nf4": "no weights in nf4"}
 WIDE = {"width": 256, "hidden": 256, "head_dim": 64}
-FIELDS = {weights: WIDE if weights.endswith("_K") else {} for weights in WEIGHTS}
-"""Of models whose matrices are kept so: K-quants have blocks of 256."""
+FIELDS = {weights: WIDE if weights.endswith("_K") or weights == "nf4" else {} for weights in WEIGHTS}
+"""Of models whose matrices are kept so: NF4 has blocks of 64 inputs, K-quants of 256."""
 KINDS: dict[str, Kind] = {
     **{
         f"family {name}": Kind({"family": name})
@@ -183,7 +182,8 @@ KINDS: dict[str, Kind] = {
     "shared by processes": Kind({}, "processes share", shared),
     "float64": Kind({}, "one type", lambda made: made.double()),
     "float16 head": Kind({"tied": False}, "one type", lambda made: made.lm_head.half()),
-    **{f"weights {weights}": Kind(FIELDS[weights], NOT_NATIVE.get(weights), kept_as(weights)) for weights in WEIGHTS},
+    **{f"weights {weights}": Kind(FIELDS[weights], None, kept_as(weights)) for weights in WEIGHTS},
+    "nf4 in blocks that rows share": Kind({}, "whole blocks of 64", kept_as("nf4")),
     "adapter": Kind({}, None, adapted(Lora(rank=2, alpha=3.0))),
     "adapter of a power of two": Kind({}, None, adapted(Lora(rank=2, alpha=4.0))),
     "three adapters": Kind({}, None, adapted(*(Lora(rank=2 + i, alpha=3.0) for i in range(3)))),
@@ -193,9 +193,7 @@ KINDS: dict[str, Kind] = {
         {}, None, adapted(DORA := Lora(rank=2, alpha=3.0, magnitude=True), Lora(rank=2, alpha=5.0), DORA)
     ),
     **{
-        f"magnitudes beside {weights}": Kind(
-            FIELDS[weights], NOT_NATIVE.get(weights), both(kept_as(weights), adapted(DORA))
-        )
+        f"magnitudes beside {weights}": Kind(FIELDS[weights], None, both(kept_as(weights), adapted(DORA)))
         for weights in WEIGHTS
     },
 }  # fmt: skip

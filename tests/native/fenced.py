@@ -19,6 +19,7 @@ from headway.native import build, compressed, loader, rows
 from headway.native.block_panels import BlockPanels
 from headway.native.linear import linear
 from headway.native.panels import Panels
+from headway.nn import Nf4
 from headway.nn.fused import add_norm, gated
 from headway.patterns import Causal, Full, GlobalQueries, Pattern, Sink, Window
 from headway.quantization import quantize_weights
@@ -89,8 +90,14 @@ def of_products(count: int, outputs: int, inputs: int, dtype: torch.dtype) -> Ru
     if inputs % 256 == 0:
         kinds += [BlockPanels.pack(drawn(outputs, inputs, bits)) for bits in (4, 5, 6)]
 
+    coded = [Nf4.pack(w)] if inputs % 64 == 0 else []
+
     def run() -> list[Tensor]:
         own = [t.clone() if isinstance(t, Tensor) else t._replace(data=t.data.clone()) for t in kinds]  # type: ignore[attr-defined]
+        own += [
+            replace(t, **{n: getattr(t, n).clone() for n in ("codes", "scales", "largest")}).native()
+            for t in coded
+        ]
         return list(linear(x.to(dtype), own, [bias.clone()] * len(own)))  # type: ignore[arg-type]
 
     return run
@@ -156,7 +163,7 @@ def calls(dtype: torch.dtype) -> Iterator[tuple[str, Run]]:
         yield f"{pattern} {kind} {n}", of_problem(pattern, kind, n, heads, dims, dtype, score, dropout)
     for queries, keys, dims in ((1, 129, (33, 47)), (5, 65, (7, 15)), (65, 65, (17, 100)), (3, 64, (64, 49))):
         yield f"int8 {queries} {keys} {dims}", of_int8(queries, keys, dims, dtype)
-    for count, outputs, inputs in ((1, 1, 1), (3, 17, 33), (9, 50, 256), (70, 33, 256)):
+    for count, outputs, inputs in ((1, 1, 1), (3, 17, 33), (5, 3, 704), (9, 50, 256), (70, 33, 256)):
         yield f"products {count} {outputs} {inputs}", of_products(count, outputs, inputs, dtype)
     for count, width in ((1, 1), (3, 33), (17, 131)):
         yield f"rows {count} {width}", of_rows(count, width, dtype)

@@ -161,13 +161,14 @@ def test_building_imports_nothing_heavy() -> None:
 
 
 OUTSIDE = """
-import sys
+import ctypes, sys
 from pathlib import Path
 import torch
 from headway.native import loader
 folder, sources = map(Path, sys.argv[1:])
 held = torch.ones(1000)
-loader.open_library(folder, "portable", sources).dll.headway_read(held.data_ptr(), held.nbytes + 4000, 1)
+dll = loader.open_library(folder, "portable", sources).dll
+dll.headway_read(held.data_ptr(), held.nbytes + 4000, 1, ctypes.c_uint64())
 """
 
 

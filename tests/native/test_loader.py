@@ -1,5 +1,6 @@
 """The best library that this CPU can run and that is of these sources, or none, and then why."""
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -211,6 +213,20 @@ def process(script: str, small: Small) -> subprocess.CompletedProcess[str]:
         timeout=60,
         env={**os.environ, "OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"},
     )
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_each_byte_is_read_once(small: Small, level: str) -> None:
+    """The exclusive or of all words is that of numpy, wherever the bytes are cut into parts and streams."""
+    library = loader.open_library(small.folder, level, small.sources)
+    data = np.random.default_rng(0).integers(0, 256, 1 << 14, np.uint8)
+    for count in (0, 1, 7, 8, 63, 64, 65, 191, 256, 257, 1000, 1024, 4097, 1 << 14):
+        words = np.zeros(-(-count // 8), np.uint64)
+        words.view(np.uint8)[:count] = data[:count]
+        for threads in (1, 2, 3, 5):
+            folded = ctypes.c_uint64(7)
+            assert library.dll.headway_read(data.ctypes.data, count, threads, folded) >= 0
+            assert folded.value == int(np.bitwise_xor.reduce(words)), (count, threads)
 
 
 CROWD = """

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 
 import torch
 from torch import Tensor
 
 ABI = 1
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-INT8, INT4, Q4_K, Q5_K, Q6_K, COMPRESSED = range(2, 8)
+INT8, INT4, Q4_K, Q5_K, Q6_K, COMPRESSED, NF4 = range(2, 9)
 SOFT_CAP, DISTANCE, SLOPE = range(3)
 BLOCK = 64
 TILE = 96
@@ -119,6 +119,21 @@ class MatrixStruct(Structure):
         ("add", c_int64),
         ("starts", c_void_p),
         ("table", c_uint64),
+        ("nf4", c_void_p),
+    )
+
+
+class Nf4Struct(Structure):
+    """What codes of NF4 stand for."""
+
+    _fields_ = (
+        ("values", c_void_p),
+        ("scales", c_void_p),
+        ("map", c_void_p),
+        ("largest", c_void_p),
+        ("offset", c_float),
+        ("first", c_int64),
+        ("row", c_int64),
     )
 
 

@@ -3,6 +3,7 @@
     W [O, I] float32 or bf16    as it lies; made for a few rows, as in decoding, where each weight is read once, as fast
                                 as memory allows
     `Compressed`, 11 bits       for a few rows, with the results of the bf16 weights that it is made of, to the bit
+    `Nf4Matrix`, 4 bits         for a few rows, with the numbers that the codes stand for, rounded to the dtype of x
     `Panels` of 8 or 4 bits     for any number of rows: up to four as above, more in tiles that stay in registers
     `BlockPanels`, 4 to 6 bits  likewise
 
@@ -26,13 +27,14 @@ from headway.native import interface as c
 from headway.native.block_panels import BlockPanels
 from headway.native.compressed import Compressed
 from headway.native.loader import library, threads
+from headway.native.nf4 import Nf4Matrix
 from headway.native.panels import Panels
 
 MOST_ROWS = 64
 """Rows of a step of decoding, at most."""
 FLOATS = torch.float32, torch.bfloat16
 BLOCKS = {4: c.Q4_K, 5: c.Q5_K, 6: c.Q6_K}
-Matrix = Tensor | Panels | BlockPanels | Compressed
+Matrix = Tensor | Panels | BlockPanels | Compressed | Nf4Matrix
 
 
 def unsupported_reason(x: Tensor, matrices: Sequence[Matrix]) -> str | None:
@@ -88,12 +90,14 @@ def matrix_struct(
     """One matrix of a call. What it points to must live as long as it. `factor`: float32 [O], by which each output is
     multiplied; that of panels unless given."""
     scales = zeros = table = 0
-    starts = None
+    starts = nf4 = None
     if isinstance(matrix, Tensor):
         kind, weights, step = c.TYPES[matrix.dtype], matrix, matrix.stride(0) * matrix.element_size()
     elif isinstance(matrix, Compressed):
         kind, weights, step = c.COMPRESSED, matrix.data, 0
         starts, table = matrix.starts.data_ptr(), matrix.table
+    elif isinstance(matrix, Nf4Matrix):
+        kind, weights, step, nf4 = c.NF4, matrix.codes, matrix.codes.shape[1], matrix.address
     elif isinstance(matrix, BlockPanels):
         kind, weights, step = BLOCKS[matrix.bits], matrix.data, matrix.data.shape[1]
     else:
@@ -114,6 +118,7 @@ def matrix_struct(
         int(add),
         starts,
         table,
+        nf4,
     )
 
 

@@ -65,7 +65,8 @@ class Library:
                 f"read_seconds reads contiguous tensors on the CPU, not {tuple(tensor.shape)} with strides "
                 f"{tensor.stride()} on {tensor.device}; give it tensor.cpu().contiguous()"
             )
-        return float(self.dll.headway_read(tensor.data_ptr(), tensor.nbytes, _count(threads)))
+        words = ctypes.c_uint64()
+        return float(self.dll.headway_read(tensor.data_ptr(), tensor.nbytes, _count(threads), words))
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,8 @@ def _declare(dll: ctypes.CDLL) -> None:
     dll.headway_level.argtypes = dll.headway_source_hash.argtypes = dll.headway_abi.argtypes = []
     dll.headway_abi.restype = ctypes.c_int64
     dll.headway_peak.restype, dll.headway_peak.argtypes = real, [number, number, real]
-    dll.headway_read.restype, dll.headway_read.argtypes = real, [address, ctypes.c_int64, number]
+    dll.headway_read.restype, words = real, ctypes.POINTER(ctypes.c_uint64)
+    dll.headway_read.argtypes = [address, ctypes.c_int64, number, words]
 
 
 _forked = Event()

@@ -19,7 +19,7 @@ from headway.checkpoints.formats.gguf.model import write_model
 from headway.models import Decoder, ModelSpec, build
 from headway.models.compress import compress_model
 from headway.models.cost import weight_bytes
-from headway.nn import from_codes, linears
+from headway.nn import Nf4, from_codes, linears
 from headway.positions import Rotary
 from headway.quantization import quantize_weights
 from headway.storage.gguf_blocks import BF16, CODED, Q4_0, Q8_0, TYPES, BlockType
@@ -55,11 +55,12 @@ WEIGHTS: Mapping[str, BlockType | None] = {
     "int8": Q8_0,
     "int4": Q4_0,
     **{CODED[kind.name]: kind for kind in TYPES if kind.block == 256},
+    "nf4": None,
     "int8-row": None,
     "compressed": None,
 }
 """How weights are kept, and the type of GGUF that has as many bits: 16, 8.5, 4.5, and in blocks of 256 4.5, 5.5 and
-6.6. None has one scale a row (as `--group -1` of `headway quantize` writes), or bf16 in 11 bits
+6.6. None has NF4, one scale a row (as `--group -1` of `headway quantize` writes), or bf16 in 11 bits
 (`headway.models.compress`)."""
 
 
@@ -79,10 +80,10 @@ class Written:
         model = load_model(self.folder / "hf")
         if weights == "compressed":
             compress_model(model)
-        elif weights == "int8-row":
-            model.eval().requires_grad_(False)
-            for layer in linears(model).values():
-                layer.keep(from_codes(quantize_weights(layer.matrix, 8)))
+        elif weights in ("int8-row", "nf4"):
+            for layer in linears(model.eval().requires_grad_(False)).values():
+                w = layer.matrix
+                layer.keep(Nf4.pack(w) if weights == "nf4" else from_codes(quantize_weights(w, 8)))
         return model
 
     def transformers(self) -> Any:

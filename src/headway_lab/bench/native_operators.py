@@ -11,6 +11,7 @@ from typing import Any
 from headway.native import interface as c
 from headway.native.loader import search
 from headway.native.panels import PANEL
+from headway.nn.weights.nf4 import BLOCK as NF4_BLOCK
 from headway_lab.bench.torch_operators import Found
 
 ATTENTION, ATTENTION_BACKWARD = "attention", "attention, backward"
@@ -57,10 +58,18 @@ def _of_attention(s: Any) -> Work:
 def _of_products(s: Any) -> Work:
     matrices = s.matrices[: s.count]
     outputs = sum(one.outputs for one in matrices)
-    weights = sum(one.step * (-(-one.outputs // PANEL) if one.factor else one.outputs) for one in matrices)
+    weights = sum(_weight_bytes(one, s.inputs) for one in matrices)
     rows = s.rows * SIZES[s.type] * (s.inputs + outputs)
     name = f"product {s.inputs} x {' + '.join(str(one.outputs) for one in matrices)}"
     return name, weights + rows, 2.0 * s.rows * s.inputs * outputs
+
+
+def _weight_bytes(matrix: Any, inputs: int) -> int:
+    panels = c.INT8 <= matrix.type < c.COMPRESSED
+    rows = -(-matrix.outputs // PANEL) if panels else matrix.outputs
+    scales = inputs // NF4_BLOCK if matrix.type == c.NF4 else 0
+    size: int = rows * (matrix.step + scales)
+    return size
 
 
 def _of_heads(s: Any) -> Work:

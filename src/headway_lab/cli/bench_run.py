@@ -121,9 +121,8 @@ class ModelsRun(Run):
         list[str] | None,
         typer.Option(
             "--weights",
-            help="bf16, int8, int4, q4_K, q5_K, q6_K, int8-row (one scale a row) or compressed (bf16 without loss); "
-            "repeatable [default: "
-            "bf16, int8, int4, as far as they apply]",
+            help="bf16, int8, int4, q4_K, q5_K, q6_K, nf4, int8-row (one scale a row) or compressed (bf16 without "
+            "loss); repeatable [default: bf16, int8, int4, as far as they apply]",
         ),
     ] = None
     out: Annotated[Path | None, typer.Option("--out", help="folder for charts (PNG)")] = None

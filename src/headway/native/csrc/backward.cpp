@@ -249,7 +249,7 @@ int run(const headway_call& c) {
     else
       for (int64_t n; (n = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < w.items;) {
         int64_t heads = w.items / w.splits, split = w.splits - 1 - n / heads, head = n % heads;  // the longest first
-        float* gradients[8];
+        float* gradients[HEADWAY_MOST_SCORES];
         sums.gradients(head / c.kv_heads, split, gradients);
         if (!worker.run(head, split, sums, gradients)) __atomic_store_n(&failed, 2, __ATOMIC_RELAXED);
       }
@@ -272,7 +272,7 @@ int run(const headway_call& c) {
 extern "C" int headway_backward(const headway_call* call) {
   const headway_call& c = *call;
   if (int wrong = unknown(c)) return wrong;
-  if (c.kv_type != c.type || c.score_count > 8) return 3;
+  if (c.kv_type != c.type || c.score_count > HEADWAY_MOST_SCORES) return 3;
 #if HEADWAY_LEVEL >= 3
   if (c.type == HEADWAY_BFLOAT16) return run<true>(c);
 #endif

@@ -195,7 +195,7 @@ struct Sums {
   }
   void add_tables() const {
     for (int64_t i = 0; i < w.c.batch * w.splits; i++) {
-      float* from[8];
+      float* from[HEADWAY_MOST_SCORES];
       gradients(i / w.splits, i % w.splits, from);
       for (int64_t n = 0; n < w.c.score_count; n++)
         for (int64_t j = 0; from[n] && j < w.c.heads * (2 * w.c.scores[n].reach + 1); j++)

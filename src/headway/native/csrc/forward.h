@@ -156,7 +156,7 @@ __attribute__((noinline)) void advance(Tile<HALF>& t, int row, const Panels& of,
     }
     return greater(most, stale) != 0;
   };
-  if (__builtin_expect(exponents(), 0)) {
+  if (exponents()) {
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < C * N; i++) store(s + r * BLOCK + i * W, acc[r][i]);
     raise(t, row, R, at * UNIT, (at + C) * UNIT, of.bits);
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < C * N; i++) acc[r][i] = load(s + r * BLOCK + i * W);

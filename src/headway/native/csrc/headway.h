@@ -18,7 +18,8 @@ enum {
   HEADWAY_Q4_K = 4,
   HEADWAY_Q5_K = 5,
   HEADWAY_Q6_K = 6,
-  HEADWAY_COMPRESSED = 7
+  HEADWAY_COMPRESSED = 7,
+  HEADWAY_NF4 = 8
 };
 
 // Patterns as a program for a stack machine, in postfix order; each instruction is four int32.
@@ -63,6 +64,8 @@ typedef struct {
   int64_t rows, tiles, tile;
 } headway_plan;
 
+enum { HEADWAY_MOST_SCORES = 8 };  // that the backward takes
+
 typedef struct {
   int64_t kind, reach;
   const float* values;
@@ -101,6 +104,16 @@ HEADWAY_EXPORT int headway_backward(const headway_call* call);
 HEADWAY_EXPORT int64_t headway_plan_rows(const int32_t* program, int64_t instructions, const int32_t* index, int64_t rows,
                                          int32_t* first, int32_t* begin, int32_t* end, uint8_t* full, int64_t room);
 
+// What codes of NF4 stand for: values[code] * scale, with scale = map[code of its block] * largest + offset. A block is 64
+// inputs of an output, and each 256 blocks of the whole matrix, output by output, have a largest.
+typedef struct {
+  const float* values;         // [16]
+  const uint8_t* scales;       // [outputs][inputs / 64]
+  const float *map, *largest;  // [256], and one for each 256 blocks
+  float offset;
+  int64_t first, row;  // of a part of a matrix: the number of its first block in the whole, and blocks of a row of that
+} headway_nf4;
+
 // A matrix of weights [outputs][inputs]. FLOAT32 and BFLOAT16 lie row by row, COMPRESSED as compressed.h has them; others
 // in panels of 16 outputs, group of 32 inputs by group. Of a group come first its codes, unsigned: [8][16][4] bytes, or
 // [4][16][4] with the four low bits of quads 0 1 4 5 (of four inputs) in low halves and those of 2 3 6 7 in high ones.
@@ -109,6 +122,7 @@ HEADWAY_EXPORT int64_t headway_plan_rows(const int32_t* program, int64_t instruc
 // group the bits above the first four, [1][16][4] or [2][16][4] bytes in which those of the first quad are lowest, then 16
 // bytes s and 16 bytes t (w = d s code - dmin t), of Q6_K s, signed, of the first 16 inputs and the others
 // (w = d s (code - 32)).
+// NF4, of multiples of 64 inputs, lies row by row, two codes in a byte, the first in its high bits.
 typedef struct {
   int64_t type, outputs;
   const void* weights;
@@ -120,6 +134,7 @@ typedef struct {
   int64_t add;  // whether to what `out` holds
   const int64_t* starts;  // [outputs] where rows of COMPRESSED begin, bytes behind `weights`
   uint64_t table;         // of its codes: a byte each
+  const headway_nf4* nf4;
 } headway_matrix;
 
 enum { HEADWAY_NO_NORM = 0, HEADWAY_RMS_NORM = 1, HEADWAY_LAYER_NORM = 2 };

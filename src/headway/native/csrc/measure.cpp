@@ -119,7 +119,7 @@ double best_time(float (*rounds)(), int threads, double seconds) {
 }
 
 // Reads a span once, by as many streams side by side as the prefetchers of a core follow, each asked for ahead of time:
-// what products of few rows do with weights (linear.h).
+// what products of few rows do with weights (linear.h). Answers the exclusive or of its words, 0 behind the last.
 uint64_t read_span(const char* from, const char* to) {
   constexpr int streams = 4, ahead = 1024, line = 64;
   const int64_t part = (to - from) / streams / line * line;
@@ -138,7 +138,11 @@ uint64_t read_span(const char* from, const char* to) {
   uint64_t result = 0;
   for (int i = 0; i < streams; ++i)
     for (int j = 0; j < width / 8; ++j) result ^= sum[i][j];
-  for (from += streams * part; from < to; ++from) result ^= uint64_t(uint8_t(*from));
+  for (from += streams * part; from < to; from += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, from, to - from < 8 ? size_t(to - from) : 8);
+    result ^= word;
+  }
   return result;
 }
 
@@ -164,18 +168,22 @@ EXPORT double headway_peak(int bf16, int threads, double seconds) {
 #endif
 }
 
-// Seconds that `threads` threads need to read `bytes` bytes once, each its own part.
-EXPORT double headway_read(const void* data, int64_t bytes, int threads) {
+// Seconds that `threads` threads need to read `bytes` bytes once, each its own part; `folded` becomes the exclusive
+// or of their words, 0 behind the last.
+EXPORT double headway_read(const void* data, int64_t bytes, int threads, uint64_t* folded) {
   threads = team_of(threads, INT64_MAX);
   const char* from = static_cast<const char*>(data);
   double seconds = 0.0;
+  *folded = 0;
 #pragma omp parallel num_threads(threads)
   {
-    const int64_t part = (bytes / threads + 64) / 64 * 64, at = part * omp_get_thread_num();
-    const int64_t begin = at < bytes ? at : bytes, end = begin + part < bytes ? begin + part : bytes;
+    const Share lines((bytes + 63) / 64, omp_get_thread_num(), threads);
+    const int64_t end = lines.to * 64;
 #pragma omp barrier
     const double start = now();
-    keep(read_span(from + begin, from + end));
+    const uint64_t words = read_span(from + lines.from * 64, from + (end < bytes ? end : bytes));
+#pragma omp atomic
+    *folded ^= words;
 #pragma omp barrier
 #pragma omp master
     seconds = now() - start;

@@ -77,7 +77,7 @@ INLINE void read_words(const Rows& r, int64_t place, float* to) {
       }
     for (; i < all; i += 16) {
       // Beyond the row nothing is read, and 0 is written whatever the scale is.
-      __mmask16 some = width - i >= 16 ? 0xFFFF : (__mmask16)((1 << (width > i ? width - i : 0)) - 1);
+      __mmask16 some = (__mmask16)_bzhi_u32(0xFFFF, width > i ? width - i : 0);
       __m512i q = _mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(some, from + i));
       __m512 x = _mm512_maskz_mul_ps(some, _mm512_cvtepi32_ps(q), by);
       if (!HALF) _mm512_storeu_ps(to + i, x);

@@ -2,9 +2,10 @@
 #pragma once
 #include <stdlib.h>
 
-#include "compressed.h"
+#include "nf4.h"
 #include "panel_tile.h"
 #include "prologue.h"
+#include "team.h"
 
 namespace {
 
@@ -24,12 +25,6 @@ struct Scratch {
   }
 };
 
-// Part `number` of `parts` of [0, count).
-struct Share {
-  int64_t from, to;
-  Share(int64_t count, int64_t number, int64_t parts) : from(count * number / parts), to(count * (number + 1) / parts) {}
-};
-
 constexpr int MOST_ROWS = 192;  // at a time
 
 INLINE bool is_packed(int64_t type) { return type >= HEADWAY_INT8 && type < HEADWAY_COMPRESSED; }
@@ -40,9 +35,10 @@ struct Products {
   int64_t first, count;  // rows
   int64_t rows = 0;      // with zeros behind the last, as many as kernels take
   int64_t groups, tasks = 0;
-  bool pairs = false, plain = false, packed = false, halves = false;  // halves: sums of 16 inputs are wanted
+  bool pairs = false, plain = false, packed = false, coded = false, halves = false;  // halves: sums of 16 inputs
   const bool many;  // rows for tiles of panels
   float *words = nullptr, *floats = nullptr;  // rows as bf16 pairs [rows][groups * 16], as float32 [rows][groups * 32]
+  float* spread = nullptr;  // rows as either in the order of nf4.h, [rows][spread_row() floats]
   Rounded rounded{};
 
   explicit Products(const headway_products& call) : Products(call, 0, call.rows) {}
@@ -50,7 +46,7 @@ struct Products {
       : c(call), first(from), count(some), groups((call.inputs + GROUP - 1) / GROUP), many(some > PANEL_ROWS) {
     for (int64_t i = 0; i < c.count; i++) {
       int64_t type = c.matrices[i].type;
-      (is_packed(type) ? packed : takes_pairs(type) ? pairs : plain) = true;
+      (is_packed(type) ? packed : type == HEADWAY_NF4 ? coded : takes_pairs(type) ? pairs : plain) = true;
       halves |= type == HEADWAY_Q6_K;
     }
     each_rows<FLOAT_ROWS>(count, [&](auto part, int64_t) { rows += decltype(part)::value; });
@@ -61,23 +57,25 @@ struct Products {
   static int unknown(const headway_products& c, int64_t most = MOST_ROWS) {
     if (c.abi != HEADWAY_ABI) return 1;
     if ((c.type != HEADWAY_FLOAT32 && c.type != HEADWAY_BFLOAT16) || c.rows > most) return 3;
-    for (int64_t i = 0; i < c.count; i++)
-      if (c.matrices[i].type < HEADWAY_FLOAT32 || c.matrices[i].type > HEADWAY_COMPRESSED ||
-          (head_of(c.matrices[i].type) && c.inputs % 256))
+    for (int64_t i = 0; i < c.count; i++) {
+      const int64_t type = c.matrices[i].type;
+      if (type < HEADWAY_FLOAT32 || type > HEADWAY_NF4 || (head_of(type) && c.inputs % 256) ||
+          (type == HEADWAY_NF4 && c.inputs % SCALED))
         return 3;
+    }
     return 0;
   }
 
   bool ready(Scratch& scratch) {
     const int64_t all = rows * groups, each = packed ? all * 4 : 0;
     const int64_t sizes[] = {pairs ? all * 64 : 0, plain ? all * 128 : 0, each * GROUP / 4 * WORDS, each, each, each,
-                             halves ? each : 0};
+                             halves ? each : 0, coded ? rows * spread_row() * 4 : 0};
     int64_t sum = 0;
     for (int64_t size : sizes) sum += ::rounded(size, 64);
     if (!scratch.grow(sum)) return false;
-    char *next = scratch.at, *at[7];
-    for (int i = 0; i < 7; i++) at[i] = next, next += ::rounded(sizes[i], 64);
-    words = (float*)at[0], floats = (float*)at[1];
+    char *next = scratch.at, *at[8];
+    for (int i = 0; i < 8; i++) at[i] = next, next += ::rounded(sizes[i], 64);
+    words = (float*)at[0], floats = (float*)at[1], spread = (float*)at[7];
     rounded = Rounded{(int32_t*)at[2], (float*)at[3], (int32_t*)at[4], halves ? (int32_t*)at[6] : nullptr,
                       (float*)at[5],   groups,         many ? tall_of(count) : 1};
     return true;
@@ -96,6 +94,7 @@ struct Products {
       if (pairs) write_as(words + at * UNIT, true, x, GROUP, 1);
       if (plain) memcpy(floats + at * GROUP, x, sizeof x);
       if (packed) rounded.round(row, at % groups, x);
+      if (coded) spread_group(row, from, x);
     }
   }
 
@@ -114,6 +113,19 @@ struct Products {
   static int64_t panels_of(const headway_matrix& m) { return (m.outputs + UNIT - 1) / UNIT; }
   bool takes_pairs(int64_t type) const {
     return HEADWAY_LEVEL >= 3 && type != HEADWAY_FLOAT32 && c.type == HEADWAY_BFLOAT16;
+  }
+
+  static constexpr Floats HALVES = HEADWAY_LEVEL >= 3 ? Floats::PAIRS : Floats::WIDENED;  // weights beside bf16 inputs
+  int64_t spread_row() const { return takes_pairs(HEADWAY_NF4) ? c.inputs / 2 : c.inputs; }
+
+  // 32 inputs of a row from `from`.
+  void spread_group(int64_t row, int64_t from, const float* x) {
+    float* to = spread + row * spread_row();
+    for (int64_t i = from; i < from + GROUP; i++)
+      if (takes_pairs(HEADWAY_NF4))
+        ((uint16_t*)to)[spread_place<Floats::PAIRS>(i)] = to_bf16(x[i - from]);
+      else
+        to[spread_place<Floats::SINGLE>(i)] = x[i - from];
   }
 
   static int64_t head_of(int64_t type) {
@@ -173,7 +185,12 @@ struct Products {
   // The sums of S panels of 16 outputs, for all rows: y [S][rows][16].
   template <int S>
   void sums(const headway_matrix& m, const int64_t (&at)[S], float* y) const {
-    is_packed(m.type) ? panel_sums(m, at, y) : float_sums(m, at, y);
+    if (is_packed(m.type))
+      panel_sums(m, at, y);
+    else if (m.type != HEADWAY_NF4)
+      float_sums(m, at, y);
+    else
+      c.type == HEADWAY_BFLOAT16 ? coded_sums<HALVES>(m, at, y) : coded_sums<Floats::SINGLE>(m, at, y);
   }
 
   template <int S>
@@ -222,6 +239,34 @@ struct Products {
             dots<Floats::WIDENED, R>(to, rows * UNIT, one, groups * GROUP, w, c.inputs, ahead);
           else
             dots<Floats::SINGLE, R>(to, rows * UNIT, one, groups * GROUP, w, c.inputs, ahead);
+        }
+      });
+    }
+  }
+
+  template <Floats KIND, int S>
+  void coded_sums(const headway_matrix& m, const int64_t (&at)[S], float* y) const {
+    constexpr Floats LINE = KIND == Floats::PAIRS ? KIND : Floats::SINGLE;
+    const int64_t row_size = spread_row();
+    const bool lines = count > FLOAT_ROWS && c.inputs <= LONGEST_LINE;
+    alignas(64) char plain[S][(KIND == Floats::PAIRS ? 2 : 4) * LONGEST_LINE];
+    for (int o = 0; o < UNIT; o++) {
+      Coded w[S];
+      char* line[S];
+      for (int s = 0; s < S; s++) {
+        const int64_t last = m.outputs - 1, output = at[s] * UNIT + o;
+        w[s] = coded_row(m, output < last ? output : last, c.inputs), line[s] = plain[s];
+      }
+      if (lines) plain_lines<KIND>(line, w, *m.nf4, c.inputs);
+      each_rows<FLOAT_ROWS>(count, [&](auto some, int64_t row) {
+        constexpr int R = decltype(some)::value;
+        const float* x = spread + row * row_size;
+        float* to = y + row * UNIT + o;
+        if constexpr (S <= sides(R, false)) {
+          if (lines)
+            dots<LINE, R>(to, rows * UNIT, x, row_size, line, c.inputs, 0);
+          else
+            coded_dots<KIND, R>(to, rows * UNIT, x, row_size, w, *m.nf4, c.inputs);
         }
       });
     }

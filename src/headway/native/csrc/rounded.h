@@ -75,11 +75,10 @@ struct Rounded {
       most = size > most ? size : most;
     }
     int32_t bits = largest_of(most);
-    bool whole = bits < 0x7F800000;
     float largest;
     memcpy(&largest, &bits, 4);
     int32_t first = 0;
-    float by = whole && largest > 0x1p-100f ? 127 / largest : 0;  // what is smaller counts as nothing
+    float by = largest > 0x1p-100f ? 127 / largest : 0;  // what is smaller counts as nothing, and what is no number
     alignas(64) int8_t to[GROUP] = {};
     if (by > 0)
       UNROLL for (int i = 0; i < GROUP; i += W) {
@@ -88,7 +87,7 @@ struct Rounded {
         write_bytes(to + i, near);
         if (early && i + W == GROUP / 2) first = sum_of_ints(total);
       }
-    scale[at(row, group)] = whole ? largest / 127 : NAN;
+    scale[at(row, group)] = largest / 127;  // infinite or NaN: so are its products with 0
     const int32_t sum = sum_of_ints(total);
     below[at(row, group)] = -128 * sum;
     mass[at(row, group)] = -scale[at(row, group)] * (float)sum;

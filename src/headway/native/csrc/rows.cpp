@@ -21,8 +21,8 @@ template <class F>
 void each_row(int threads, int64_t rows, F f) {
 #pragma omp parallel num_threads(threads)
   {
-    int64_t me = omp_get_thread_num(), all = omp_get_num_threads();
-    for (int64_t row = rows * me / all, end = rows * (me + 1) / all; row < end; row++) f(row);
+    Share mine(rows, omp_get_thread_num(), omp_get_num_threads());
+    for (int64_t row = mine.from; row < mine.to; row++) f(row);
   }
 }
 
@@ -41,11 +41,12 @@ int norm_backward(const headway_norm& c) {
   if (!room) return 2;
 #pragma omp parallel num_threads(threads)
   {
-    int64_t me = omp_get_thread_num(), all = omp_get_num_threads();
+    int64_t me = omp_get_thread_num();
+    Share mine(c.rows, me, omp_get_num_threads());
     Norm<HALF, RMS> norm(c);
     if (c.d_gain) norm.d_gain = room + 2 * me * sums;
     if (c.d_shift) norm.d_shift = room + (2 * me + 1) * sums;
-    for (int64_t row = c.rows * me / all, end = c.rows * (me + 1) / all; row < end; row++) norm.backward(row);
+    for (int64_t row = mine.from; row < mine.to; row++) norm.backward(row);
   }
   for (int64_t i = 0; i < c.width; i++) {
     float gain = 0, shift = 0;

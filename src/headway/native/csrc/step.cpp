@@ -130,7 +130,7 @@ struct Step {
 #pragma omp barrier
 #pragma omp single
     {
-      if (forward->failed) failed = forward->failed;
+      failed |= forward->failed;
       forward->~Forward<HALF>();
     }
   }

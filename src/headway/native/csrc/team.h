@@ -10,3 +10,9 @@ inline int team_of(int64_t threads, int64_t parts) {
   threads = threads < MOST ? threads : MOST;
   return threads < 1 ? 1 : (int)threads;
 }
+
+// Part `number` of `parts` of [0, count).
+struct Share {
+  int64_t from, to;
+  Share(int64_t count, int64_t number, int64_t parts) : from(count * number / parts), to(count * (number + 1) / parts) {}
+};

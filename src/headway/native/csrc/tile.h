@@ -69,9 +69,8 @@ struct Tile {
   void add_up() {
     for (int r = 0; r < count; r += UNIT) {
       sums_of(sum + r, total + r);
-      if (HALF) sums_of(rounded + r, whole + r);
+      sums_of(HALF ? rounded + r : sum + r, whole + r);
     }
-    if (!HALF) memcpy(whole, total, sizeof whole);
   }
   bool lost(int r) const { return sees[r] && total[r] < LOST; }
 };

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headway.native.linear import MOST_ROWS, Matrix, linear, unsupported_reason
+from headway.native.nf4 import Nf4Matrix
 from headway.nn.weights.base import Weight
 
 BLOCK, SCALES = 64, 256
@@ -44,13 +46,19 @@ def dynamic_map() -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Nf4(Weight):
-    """A matrix [O, I], dequantized for each product.
+    """A matrix [O, I] of codes and scales.
 
-    codes   uint8 [ceil(O I / 2)], two numbers each, the first in the high bits
-    scales  uint8, one for each block of 64, in `dynamic_map`; largest: float32, one for each 256 of them
-    offset  float32 scalar
-    first   of a part of a matrix: the number of its first block in the whole
-    row     blocks of a row of the whole matrix, where there is a part of it
+        up to 64 rows, float32 or bf16 on a CPU   by the kernels, where I is a multiple of 64
+        else, and where gradients are asked for   by torch, the matrix dequantized for each product
+
+    Either way weights are `dequantize(x.dtype)`, to the bit, and x is not rounded.
+
+
+        codes   uint8 [ceil(O I / 2)], two numbers each, the first in the high bits
+        scales  uint8, one for each block of 64, in `dynamic_map`; largest: float32, one for each 256 of them
+        offset  float32 scalar
+        first   of a part of a matrix: the number of its first block in the whole
+        row     blocks of a row of the whole matrix, where there is a part of it
     """
 
     name: ClassVar[str] = "nf4"
@@ -139,6 +147,28 @@ class Nf4(Weight):
         flat[:whole].view(-1, BLOCK).mul_(scale[: whole // BLOCK, None])
         flat[whole:].mul_(scale[whole // BLOCK :])
         return flat.view(self.size).to(dtype or torch.float32)
+
+    def fast_product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """See `Weight`: of a few rows, by the kernels where they can."""
+        if 0 < x.numel() <= MOST_ROWS * self.size[1] and unsupported_reason(x, []) is None:
+            matrix = self.native()
+            if not isinstance(matrix, str):
+                return linear(x, [matrix], [None if bias is None else bias.detach().float()])[0]
+        return super().fast_product(x, bias)
+
+    def native(self) -> Matrix | str:
+        """See `Weight`: its own tensors. Rows are whole blocks."""
+        if self.size[1] % BLOCK:
+            return f"the kernels read nf4 in rows of whole blocks of {BLOCK}, not of {self.size[1]} inputs"
+        codes, scales = (t.view(self.size[0], -1) for t in (self.codes, self.scales))
+        return Nf4Matrix(
+            codes, scales, _values(), dynamic_map(), self.largest, float(self.offset), self.first, self.row
+        )
+
+
+@lru_cache
+def _values() -> Tensor:
+    return torch.tensor(VALUES)
 
 
 def nf4_bytes(numbers: int) -> int:

@@ -1,0 +1,157 @@
+// NF4 weights as bitsandbytes keeps them: codes of 4 bits for 16 values, and a scale for each block of 64 inputs of an
+// output, itself a code of 8 bits. Weights are those of `Nf4.dequantize`: value times scale, rounded to the type of x.
+// Codes are looked up one of each lane of a register at a time, so inputs lie in the order in which that makes weights:
+// `spread_place`. A row's sums are the same bits however many rows there are.
+#pragma once
+#include "compressed.h"
+#include "words.h"
+
+namespace {
+
+constexpr int SCALED = 64;  // inputs of a block
+
+// Codes in a lane, and lanes of the codes that are looked up together; in wide registers two codes of each are.
+template <Floats KIND>
+constexpr int LANE_CODES = KIND == Floats::PAIRS ? 4 : 8;
+template <Floats KIND>
+constexpr int CODE_LANES = KIND == Floats::PAIRS ? 16 : W < 8 ? W : 8;
+template <Floats KIND>
+constexpr int CODES = LANE_CODES<KIND>* CODE_LANES<KIND>;  // inputs that lie spread: a block, or half of one
+
+// Where input i lies: those of the first code of each lane, then those of the second.
+template <Floats KIND>
+INLINE int64_t spread_place(int64_t i) {
+  constexpr int64_t ALL = CODES<KIND>, EACH = LANE_CODES<KIND>;
+  return i / ALL * ALL + i % EACH * CODE_LANES<KIND> + i % ALL / EACH;
+}
+
+// Codes of an output, their scales, and the number of its first block.
+struct Coded {
+  const char* codes;
+  const uint8_t* scales;
+  uint64_t first;
+};
+
+INLINE Coded coded_row(const headway_matrix& m, int64_t output, int64_t inputs) {
+  const headway_nf4& n = *m.nf4;
+  return {(const char*)m.weights + output * m.step, n.scales + output * (inputs / SCALED),
+          (uint64_t)(n.first + output * n.row)};
+}
+
+// Scales of `count` blocks of an output from `from`. The offset is added in a loop of its own: a product and a sum beside
+// it would be rounded once, and not twice as in `Nf4.scale`.
+INLINE void read_scales(float* __restrict to, const headway_nf4& n, const Coded& w, int64_t from, int64_t count) {
+  const float *map = n.map, offset = n.offset;
+  const uint8_t* codes = w.scales + from;
+  fetch((const char*)codes, 256);
+  for (int64_t at = 0; at < count;) {
+    const uint64_t block = w.first + (uint64_t)(from + at), left = 256 - block % 256;
+    const float largest = n.largest[block / 256];
+    const int64_t end = at + (int64_t)left < count ? at + (int64_t)left : count;
+    for (; at + 8 <= end; at += 8) {
+      const uint64_t eight = word_at((const char*)codes + at);
+      UNROLL for (int i = 0; i < 8; i++) to[at + i] = map[eight >> 8 * i & 0xFF] * largest;
+    }
+    for (; at < end; at++) to[at] = map[codes[at]] * largest;
+  }
+  for (int64_t at = 0; at < count; at++) to[at] += offset;
+}
+
+constexpr int64_t LINE_BLOCKS = LONGEST_LINE / SCALED;  // whose scales are read at a time
+
+// The first of two codes in a byte is in its high bits.
+constexpr int shift_of(int code) { return code / 2 * 8 + (code % 2 ? 0 : 4); }
+
+// Calls f(at, weights) for all inputs of the codes at p, of a block whose values are scaled by `scale`: W words at a time.
+template <Floats KIND, class F>
+INLINE void each_weight(const char* p, const float* values, float scale, F f) {
+  vf table[N];
+  UNROLL for (int i = 0; i < N; i++) table[i] = kept<KIND == Floats::WIDENED>(load(values + i * W) * scale);
+#if HEADWAY_LEVEL >= 3
+  if constexpr (KIND == Floats::PAIRS) {
+    const __m512i codes = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i*)p));
+    // twice: a fifth bit of a code means nothing
+    const __m512i pairs = (__m512i)_mm512_cvtne2ps_pbh((__m512)table[0], (__m512)table[0]);
+    UNROLL for (int c = 0; c < 4; c += 2) {
+      const __m512i shift = _mm512_inserti64x4(_mm512_set1_epi16(shift_of(c)), _mm256_set1_epi16(shift_of(c + 1)), 1);
+      f(c / 2 * W, (vf)_mm512_permutexvar_epi16(_mm512_srlv_epi16(codes, shift), pairs));
+    }
+    return;
+  }
+#endif
+#if HEADWAY_LEVEL >= 2
+  const __m512i codes = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i*)p));
+  UNROLL for (int c = 0; c < 8; c += 2) {
+    const __m512i shift = _mm512_inserti64x4(_mm512_set1_epi32(shift_of(c)), _mm256_set1_epi32(shift_of(c + 1)), 1);
+    f(c / 2 * W, (vf)_mm512_permutexvar_ps(_mm512_srlv_epi32(codes, shift), (__m512)table[0]));
+  }
+#elif HEADWAY_LEVEL == 1
+  const vu codes = (vu)load_int((const int32_t*)p);
+  UNROLL for (int c = 0; c < 8; c++) {
+    const __m256i at = (__m256i)(codes >> shift_of(c));
+    const __m256 low = _mm256_permutevar8x32_ps((__m256)table[0], at);
+    const __m256 high = _mm256_permutevar8x32_ps((__m256)table[1], at);
+    f(c * W, (vf)_mm256_blendv_ps(low, high, (__m256)_mm256_slli_epi32(at, 28)));
+  }
+#else
+  const vu codes = (vu)load_int((const int32_t*)p);
+  float scaled[16];
+  memcpy(scaled, table, sizeof scaled);
+  UNROLL for (int c = 0; c < 8; c++) {
+    vf w;
+    for (int i = 0; i < W; i++) w[i] = scaled[codes[i] >> shift_of(c) & 15];
+    f(c * W, w);
+  }
+#endif
+}
+
+// As `dots`, of coded outputs, with the same sums; x lies spread.
+template <Floats KIND, int R, int S>
+INLINE void coded_dots(float* y, int64_t y_side, const float* x, int64_t x_row, const Coded (&w)[S], const headway_nf4& n,
+                       int64_t count) {
+  constexpr bool PAIRS = KIND == Floats::PAIRS;
+  alignas(64) float scales[S][LINE_BLOCKS];
+  vf acc[S][R][N] = {};
+  for (int64_t line = 0; line < count; line += LONGEST_LINE) {
+    const int64_t end = count - line < LONGEST_LINE ? count : line + LONGEST_LINE;
+    for (int s = 0; s < S; s++) read_scales(scales[s], n, w[s], line / SCALED, (end - line) / SCALED);
+    for (int64_t from = line; from < end; from += CODES<KIND>) {
+      const float* block = x + (PAIRS ? from / 2 : from);
+      UNROLL for (int s = 0; s < S; s++) {
+        const char* codes = w[s].codes + from / 2;
+        fetch(codes);
+        auto add = [&](int at, vf one) __attribute__((always_inline)) {
+          UNROLL for (int r = 0; r < R; r++) {
+            vf& to = acc[s][r][at / W % N];
+            to = multiply_add<PAIRS>(to, load(block + r * x_row + at), one);
+          }
+        };
+        each_weight<KIND>(codes, n.values, scales[s][(from - line) / SCALED], add);
+      }
+    }
+  }
+  UNROLL for (int s = 0; s < S; s++)
+    UNROLL for (int r = 0; r < R; r++) {
+      vf sum = {};
+      UNROLL for (int i = 0; i < N; i++) sum += acc[s][r][i];
+      y[s * y_side + r * UNIT] = sum_of(sum);
+    }
+}
+
+// The weights of S outputs, LONGEST_LINE at most, as `dots` reads them beside spread rows: for more rows than one decoding
+// serves.
+template <Floats KIND, int S>
+INLINE void plain_lines(char* const (&lines)[S], const Coded (&w)[S], const headway_nf4& n, int64_t count) {
+  alignas(64) float scales[S][LINE_BLOCKS];
+  for (int s = 0; s < S; s++) read_scales(scales[s], n, w[s], 0, count / SCALED);
+  for (int64_t from = 0; from < count; from += CODES<KIND>)
+    UNROLL for (int s = 0; s < S; s++) {
+      const char* codes = w[s].codes + from / 2;
+      float* to = (float*)lines[s] + (KIND == Floats::PAIRS ? from / 2 : from);
+      fetch(codes);
+      auto keep = [&](int at, vf one) __attribute__((always_inline)) { store(to + at, one); };
+      each_weight<KIND>(codes, n.values, scales[s][from / SCALED], keep);
+    }
+}
+
+}  // namespace

@@ -1,0 +1,166 @@
+"""Products with NF4 weights: those of the numbers that the codes stand for, at every level."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from headway.errors import BackendError
+from headway.native.linear import MOST_ROWS, linear
+from headway.native.nf4 import Nf4Matrix
+from headway.nn import Lora, Nf4
+from tests.models.test_decode_step import model, steps
+from tests.models.test_lowering import WIDE, adapted, both, kept_as
+from tests.native.conftest import LEVELS, Use
+from tests.native.test_linear import DTYPES, assert_sums
+
+SIZES = [
+    (1, 1, 64),
+    (2, 16, 128),
+    (3, 17, 192),
+    (5, 50, 320),
+    (9, 64, 512),
+    (23, 7, 1024),
+    (64, 40, 704),
+    (200, 18, 192),
+    (3, 2, 16448),
+    (9, 3, 16448),
+]
+"""Rows, outputs, inputs: up to more blocks than have a largest scale together, rows longer than a line of weights."""
+
+
+def drawn(outputs: int, inputs: int, seed: int = 0) -> Nf4:
+    """Weights whose blocks have scales of every size, one of them 0."""
+    draw = torch.Generator().manual_seed(seed)
+    w = torch.randn(outputs, inputs, generator=draw)
+    w = w.view(-1, 64) * torch.randn(w.numel() // 64, 1, generator=draw).exp()
+    w[seed % len(w)] = 0.0
+    return Nf4.pack(w.view(outputs, inputs))
+
+
+def matrix_of(weight: Nf4) -> Nf4Matrix:
+    matrix = weight.native()
+    assert isinstance(matrix, Nf4Matrix)
+    return matrix
+
+
+def check_products(x: Tensor, weight: Nf4, b: Tensor) -> None:
+    """Against the float64 product with the dequantized weights."""
+    w = weight.dequantize(x.dtype)
+    right = x.double() @ w.double().T + b
+    low = (x.float() @ w.float().T + b).to(x.dtype)
+    terms = (x.double().square() @ w.double().square().T).sqrt()
+    (got,) = linear(x, [matrix_of(weight)], [b])
+    assert_sums("products of nf4", got, right, low, terms)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_are_those_of_the_numbers(use: Use, level: str, dtype: torch.dtype) -> None:
+    """Of whole matrices, and of rows and columns of them, which begin within the blocks of a largest scale."""
+    use(level)
+    draw = torch.Generator().manual_seed(1)
+    for rows, outputs, inputs in SIZES:
+        weight = drawn(outputs, inputs, rows)
+        x, b = torch.randn(rows, inputs, generator=draw).to(dtype), torch.randn(outputs, generator=draw)
+        check_products(x, weight, b)
+        check_products(x, weight.part(0, range(outputs // 3, outputs)), b[outputs // 3 :])
+        begin = inputs // 128 * 64
+        check_products(x[:, begin:], weight.part(1, range(begin, inputs)), b)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 64])
+def test_weights_are_the_dequantized_ones_to_the_bit(
+    use: Use, level: str, dtype: torch.dtype, rows: int
+) -> None:
+    """Rows of the identity make them of a matrix and its parts; a bias takes a column away before it is rounded."""
+    use(level)
+    whole = drawn(90, 320)
+    for weight in (whole, whole.part(0, range(13, 90)), whole.part(1, range(128, 320))):
+        w, eye = weight.dequantize(dtype), torch.eye(weight.shape[1], dtype=dtype)
+        got = torch.cat([linear(some, [matrix_of(weight)])[0] for some in eye.split(rows)])
+        assert torch.equal(got, w.T)
+        for at, column in enumerate(w.T.float()):
+            (left,) = linear(eye[at].expand(rows, -1), [matrix_of(weight)], [-column])
+            assert not left.any()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bits_do_not_depend_on_other_rows_nor_on_threads_nor_on_where_a_part_was_cut(
+    use: Use, level: str, dtype: torch.dtype
+) -> None:
+    use(level)
+    before = torch.get_num_threads()
+
+    @given(
+        rows=st.integers(1, 40) | st.just(200),
+        outputs=st.integers(1, 40),
+        blocks=st.integers(1, 7),
+        cut=st.integers(0, 39),
+        threads=st.integers(1, 3),
+        seed=st.integers(0, 1 << 20),
+    )
+    def check(rows: int, outputs: int, blocks: int, cut: int, threads: int, seed: int) -> None:
+        torch.set_num_threads(threads)
+        weight, draw = drawn(outputs, 64 * blocks, seed), torch.Generator().manual_seed(seed)
+        x, plain = (torch.randn(n, 64 * blocks, generator=draw).to(dtype) for n in (rows, 5))
+        whole, beside = linear(x, [matrix_of(weight), plain])
+        assert torch.equal(beside, linear(x, [plain])[0])
+        at, first = seed % rows, cut % outputs
+        assert torch.equal(linear(x[at : at + 1], [matrix_of(weight)])[0][0], whole[at])
+        part = weight.part(0, range(first, outputs))
+        assert torch.equal(linear(x, [matrix_of(part)])[0], whole[:, first:])
+
+    try:
+        check()
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [3, 70])
+def test_what_is_no_number_stays_in_its_row(use: Use, level: str, dtype: torch.dtype, rows: int) -> None:
+    use(level)
+    x = torch.ones(rows, 192, dtype=dtype)
+    x[1, 130] = float("nan")
+    (y,) = linear(x, [matrix_of(drawn(20, 192))])
+    assert not y[1].isfinite().any()
+    assert y[torch.arange(rows) != 1].isfinite().all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_steps_of_decoding_are_those_of_the_modules(use: Use, level: str, dtype: torch.dtype) -> None:
+    """With an adapter, and one that has magnitudes, too."""
+    use(level)
+    for lora in (None, Lora(rank=2, alpha=3.0), Lora(rank=2, alpha=3.0, magnitude=True)):
+        made = model(**WIDE).to(dtype)
+        kept = kept_as("nf4")
+        (kept if lora is None else both(kept, adapted(lora)))(made)
+        for rows in (1, 9):
+            steps(made, rows, 3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_layer_multiplies_few_rows_by_the_kernels_which_read_what_it_keeps(dtype: torch.dtype) -> None:
+    weight, x, b = drawn(30, 128), torch.randn(MOST_ROWS, 128).to(dtype), torch.randn(30)
+    matrix = matrix_of(weight)
+    assert torch.equal(weight.product(x, b), linear(x, [matrix], [b])[0])
+    assert matrix.codes.data_ptr() == weight.codes.data_ptr()
+    more = torch.cat((x, x[:1]))
+    w = weight.dequantize(dtype)
+    assert torch.equal(weight.product(more), torch.nn.functional.linear(more, w))
+
+
+def test_rows_that_are_no_whole_blocks_have_a_reason_and_are_refused() -> None:
+    ragged = Nf4.pack(torch.ones(2, 96))
+    assert "whole blocks of 64, not of 96 inputs" in str(ragged.native())
+    x = torch.ones(3, 96)
+    assert torch.equal(ragged.product(x), torch.nn.functional.linear(x, ragged.dequantize()))
+    with pytest.raises(BackendError, match="refuse a product"):
+        linear(x, [matrix_of(drawn(2, 64))])
