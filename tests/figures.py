@@ -72,9 +72,11 @@ def panel(axes: Axes) -> Iterator[str]:
             yield f"{name} marks {series(axis.get_majorticklocs())}, {smaller} smaller"
         grid = axis._major_tick_kw.get("gridOn"), axis._major_tick_kw.get("tick1On", True)
         size = axis._major_tick_kw.get("labelsize"), axis._major_tick_kw.get("size")
-        yield f"{name} grid {grid}, size {size}"
+        if (grid, size) != ((False, True), (None, None)):
+            yield f"{name} grid {grid}, size {size}"
     frame = "".join("1" if spine.get_visible() else "0" for spine in axes.spines.values())
-    yield f"frame {frame}, face {hue(axes.get_facecolor())}, {'' if axes.axison else 'no '}axes"
+    if (frame, face := hue(axes.get_facecolor()), axes.axison) != ("1111", "#ffffff", True):
+        yield f"frame {frame}, face {face}, {'' if axes.axison else 'no '}axes"
     if legend := axes.get_legend():
         yield f"legend {legend_text(legend)}"
     yield from map(artist, (*axes.lines, *axes.images, *axes.collections[:MOST], *axes.texts))

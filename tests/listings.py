@@ -6,14 +6,18 @@ last digit that is printed; what is smaller than 1e-5 is rounding, and agrees wi
 several instruction sets, and a number that is not the same for all of them is kept as ~, with which any agrees.
 """
 
+import ast
+import inspect
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from itertools import zip_longest
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 RENEW = "TESTS_LISTINGS"
 """In the environment: "new" writes files, "more" marks in them the numbers that differ."""
@@ -87,14 +91,40 @@ def merged(kept: str, new: str) -> str:
     return NUMBER.sub(one, kept)
 
 
+def text(value: Any) -> str:
+    """A value as Python writes it; of a dataclass the fields that are not as usual."""
+    if isinstance(value, (set, frozenset)):
+        return text(sorted(value))
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{text(key)}: {text(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return f"({', '.join(map(text, value))})"
+    if is_dataclass(value) and not isinstance(value, type):
+        return f"{type(value).__name__}({facts(value)})"
+    return repr(value)
+
+
+def facts(value: Any) -> str:
+    """The fields of a dataclass that are not as usual."""
+    usual = {field.name: field.default for field in fields(value)}
+    return ", ".join(
+        f"{name}={text(getattr(value, name))}"
+        for name, default in usual.items()
+        if getattr(value, name) != default
+    )
+
+
 def constants(module: ModuleType) -> str:
-    """What a module is given by names of its own in capitals."""
-
-    def text(value: object) -> str:
-        return str(sorted(value) if isinstance(value, (set, frozenset)) else value)
-
-    named = {name: text(value) for name, value in vars(module).items() if name.lstrip("_").isupper()}
-    return "\n".join(f"{name} = {x}" for name, x in named.items() if name != "FORMULA" and " at 0x" not in x)
+    """What a module names in capitals, its formula aside."""
+    body = ast.parse(inspect.getsource(module)).body
+    targets = [one.targets for one in body if isinstance(one, ast.Assign)]
+    targets += [[one.target] for one in body if isinstance(one, ast.AnnAssign) and one.value]
+    names = [
+        name.id for those in targets for one in those for name in ast.walk(one) if isinstance(name, ast.Name)
+    ]
+    capitals = [name for name in names if name.lstrip("_").isupper() and name != "FORMULA"]
+    values = {name: text(getattr(module, name)) for name in capitals}
+    return "\n".join(f"{name} = {value}" for name, value in values.items() if " at 0x" not in value)
 
 
 def check(path: Path, listing: str) -> None:
@@ -112,7 +142,17 @@ def check(path: Path, listing: str) -> None:
 def main(folders: list[str]) -> int:
     for how, machine in zip(("new", *["more"] * len(MACHINES)), (*MACHINES, MACHINES[0]), strict=True):
         print(how, machine, flush=True)
-        command = [sys.executable, "-m", "pytest", "-q", "-k", "as_listed", *(folders or ["tests"])]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-n",
+            "2",
+            "-k",
+            "as_listed",
+            *(folders or ["tests"]),
+        ]
         if code := subprocess.run(command, env={**os.environ, RENEW: how, **machine}).returncode:
             return code
     return 0

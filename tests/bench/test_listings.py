@@ -1,7 +1,7 @@
 """The tables of the bench, what its options ask for, and what it says of rows: as listed in tests/bench/listings."""
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,17 +32,10 @@ from headway_lab.bench.rows import Row
 from headway_lab.bench.subprocess_runner import Peak
 from tests.bench import listed
 from tests.bench.test_peers import toy
-from tests.listings import constants, number
+from tests.listings import constants, facts, number
 
 ONCE = Effort(repeats=1, least=1, sample=0.0)
 MIB = 1 << 20
-
-
-def facts(value: Any) -> str:
-    """Fields of a dataclass that are not as usual."""
-    usual = {f.name: f.default for f in fields(value)}
-    own = {name: getattr(value, name) for name in usual if getattr(value, name) != usual[name]}
-    return ", ".join(f"{name}={item}" for name, item in own.items())
 
 
 def test_the_cases_are_as_listed() -> None:
@@ -65,7 +58,7 @@ def test_the_cases_are_as_listed() -> None:
     lines += [facts(one) for one in growth.GROWTHS]
     lines += [f"quick {one.name} {one.lengths}" for one in growth.chosen(quick=True)]
     for name, spec in models.DECODERS.items():
-        lines.append(f"{name}: {spec}; {cost.parameter_count(spec)} parameters")
+        lines.append(f"{name}: {facts(spec)}; {cost.parameter_count(spec)} parameters")
     for own in train.CASES.values():
         lines.append(
             f"{own.name} {own.rows} x {own.tokens} {own.trains}: {own.targets} targets, {own.unread} not"

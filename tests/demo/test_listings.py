@@ -45,7 +45,9 @@ def test_heads_are_told_and_drawn_as_listed(monkeypatch: pytest.MonkeyPatch) -> 
     heads.draw_heads([wide], [], Path("wide.png"))
     found, ways = heads.looks(maps), ("itself", "previous", "first", "back")
     looks = [f"{one['layer']} {one['head']} {' '.join(number(one[way]) for way in ways)}" for one in found]
-    listings.check(LISTINGS / "heads.txt", "\n".join([*looks, heads.striking(found), *drawn, constants(heads)]))
+    listings.check(
+        LISTINGS / "heads.txt", "\n".join([*looks, heads.striking(found), *drawn, constants(heads)])
+    )
 
 
 def learned(bits: float) -> learn.Learned:

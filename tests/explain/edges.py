@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -70,6 +71,7 @@ def listing(judge: Callable[..., Report], given: tuple[Any, ...]) -> Iterator[st
     for path in leaves(list(given)):
         value = at(given, path)
 
+        @cache
         def verdict(x: Any, path: Path = path) -> Verdict:
             try:
                 return tuple(judge(*put(given, path, x)).claims.values())
