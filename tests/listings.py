@@ -29,7 +29,6 @@ MACHINES: tuple[dict[str, str], ...] = (
     {},
     {**AVX2, "HEADWAY_NATIVE": "avx2"},
     {**OLD, "HEADWAY_NATIVE": "portable"},
-    {"HEADWAY_NATIVE": "0"},
 )
 
 
