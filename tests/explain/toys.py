@@ -28,7 +28,7 @@ TWO: Mapping[str, Any] = {"seeds": (0, 1)}
 TRAINED: Mapping[str, Any] = {"seeds": (0, 1), "steps": 2}
 SHORT: Mapping[str, Any] = {"seeds": (0, 1), "steps": 10}
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    "multi-head": {**TWO, "steps": 30},
+    "multi-head": {**TWO, "steps": 160},
     "complexity": {"d": 32},
     "heads": {"context": 1024},
     "cache": {"context": 256},
