@@ -15,11 +15,13 @@ from headway.errors import ConfigError
 from headway.models import ModelSpec, build, cost
 from headway.nn import Linear
 from headway.nn.weights.nf4 import nf4_bytes
-from headway_lab.bench import decode, llama_cpp, prefill, train
+from headway_lab.bench import decode, llama_cpp, models, prefill, train
 from headway_lab.bench.inputs import OURS, UnsupportedCase
 from headway_lab.bench.measure import Effort, difference
 from headway_lab.bench.models import DECODERS, WEIGHTS, Written, check_memory, ids_of
 from headway_lab.bench.subprocess_runner import SubprocessRunner, peak_of
+from tests.bench import listed
+from tests.listings import constants
 
 ONCE = Effort(repeats=1, least=1, sample=0.0)
 MIB = 1 << 20
@@ -54,7 +56,8 @@ def test_a_step_reads_every_weight_once_and_of_the_embedding_its_rows(tmp_path: 
         assert less == matrices * (16 - each) / 8 - factors * ("K" not in weights) + row
 
 
-def test_rows_of_decoding_at_toy_size(without_llama_cpp: None) -> None:
+@pytest.mark.usefixtures("without_llama_cpp", "steady")
+def test_rows_of_decoding_at_toy_size_are_as_listed() -> None:
     said: list[str] = []
     request = decode.Request(models=["tiny"], weights=list(WEIGHTS), rows=[1, 2], context=16, effort=ONCE)
     rows = list(decode.decode(request, said.append))
@@ -78,9 +81,11 @@ def test_rows_of_decoding_at_toy_size(without_llama_cpp: None) -> None:
         assert found["tokens_per_second"] == pytest.approx(n / found["ours_ms"] * 1e3)
         assert found["ours_gbs"] == pytest.approx(found["bytes"] / found["ours_ms"] * 1e3 / 1e9)
         assert found["share_of_limit"] > 0
+    listed.check("decode", [*said, *listed.rows_of(rows), constants(decode), constants(models)])
 
 
-def test_rows_of_prefill_at_toy_size(without_llama_cpp: None) -> None:
+@pytest.mark.usefixtures("without_llama_cpp", "steady")
+def test_rows_of_prefill_at_toy_size_are_as_listed() -> None:
     request = prefill.Request(models=["tiny"], weights=["bf16", "int8"], tokens=96, effort=ONCE)
     rows = list(prefill.prefill(request, lambda text: None))
     assert [set(row.peers) for row in rows] == [{decode.TRANSFORMERS}, {prefill.BF16}]
@@ -88,6 +93,7 @@ def test_rows_of_prefill_at_toy_size(without_llama_cpp: None) -> None:
         found = json.loads(row.to_line())
         assert found["flops"] == cost.prefill_flops(DECODERS["tiny"], 96)
         assert found["tokens_per_second"] == pytest.approx(96 / found["ours_ms"] * 1e3)
+    listed.check("prefill", [*listed.rows_of(rows), constants(prefill)])
 
 
 def test_steps_stay_where_they_are_and_rows_are_alike(tmp_path: Path) -> None:
@@ -137,7 +143,8 @@ def test_products_of_a_step_count_the_head_for_targets_alone() -> None:
     assert (targets >= 0).sum().item() == 2 * tiny.targets
 
 
-def test_rows_of_training_at_toy_size() -> None:
+@pytest.mark.usefixtures("steady")
+def test_rows_of_training_at_toy_size_are_as_listed() -> None:
     request = train.Request(
         cases=["tiny-2x64"],
         dtypes=["bfloat16"],
@@ -148,6 +155,7 @@ def test_rows_of_training_at_toy_size() -> None:
     (row,) = train.train(request, lambda text: None)
     assert set(row.peers) == {train.EAGER, train.ALL_BF16}, row.notes
     assert json.loads(row.to_line())["tokens_per_second"] == pytest.approx(128e3 / row.ours_ms)
+    listed.check("train", [*listed.rows_of([row]), constants(train)])
 
 
 def test_too_little_memory_is_a_row_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,26 +1,23 @@
 """The topics of adapting a model, and that their verdicts can differ."""
 
+from collections.abc import Mapping
 from types import ModuleType
 
 import pytest
-from matplotlib.figure import Figure
 
 from headway_lab.explain import adapters, packing
 from headway_lab.explain.report import Report
+from tests.explain import toys
 
 
-@pytest.fixture(scope="module")
-def reports() -> dict[ModuleType, Report]:
-    return {module: module.run() for module in (adapters, packing)}
+@pytest.fixture
+def reports() -> Mapping[ModuleType, Report]:
+    return toys.Reports()
 
 
 @pytest.mark.parametrize("module", [adapters, packing], ids=lambda m: m.__name__)
-def test_they_are_seen_and_drawn_with_labels(module: ModuleType, reports: dict[ModuleType, Report]) -> None:
-    found = reports[module]
-    assert found.seen, found.verdict
-    figure = Figure()
-    module.draw(figure, found)
-    assert all(axes.get_title() for axes in figure.axes)
+def test_they_are_seen(module: ModuleType, reports: Mapping[ModuleType, Report]) -> None:
+    assert reports[module].seen, reports[module].verdict
 
 
 @pytest.mark.parametrize(
@@ -34,7 +31,7 @@ def test_they_are_seen_and_drawn_with_labels(module: ModuleType, reports: dict[M
     ],
 )
 def test_a_claim_about_adapters_is_judged_by_the_worst_rank(
-    name: str, value: object, claim: str, reports: dict[ModuleType, Report]
+    name: str, value: object, claim: str, reports: Mapping[ModuleType, Report]
 ) -> None:
     rows = reports[adapters].rows
     for worst in range(len(rows)):
@@ -57,7 +54,7 @@ def lost(report: Report) -> list[str]:
     ],
 )
 def test_a_claim_about_packing_is_judged_by_the_worst_seed(
-    way: str, change: dict[str, float], claim: str, reports: dict[ModuleType, Report]
+    way: str, change: dict[str, float], claim: str, reports: Mapping[ModuleType, Report]
 ) -> None:
     rows = reports[packing].rows
     for worst in (i for i, row in enumerate(rows) if row["way"] == way):

@@ -4,20 +4,20 @@ from functools import partial
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 
 from headway.cache import KVCache
 from headway.models import cost
 from headway_lab.explain import cache
 from headway_lab.explain.report import Report, Row
+from tests.explain import toys
 
 CONTEXT = 256
 LENGTHS = [CONTEXT // 8, CONTEXT // 4, CONTEXT // 2, CONTEXT]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def found() -> Report:
-    return cache.run(context=CONTEXT)
+    return toys.toy("cache").report
 
 
 def test_cached_equals_recomputed_and_costs_what_the_formula_says(found: Report) -> None:
@@ -40,12 +40,6 @@ def test_the_count_of_a_step_is_the_count_of_the_spec() -> None:
         flops, _ = cache.counted(partial(decoder, cache=past), ids[:, 19:])
     assert flops == cost.decode_flops(cache.SPEC, 20)
     assert cache.attention_flops(flops, 1) == 20 * 4 * 16 * 4 * 2
-
-
-def test_it_is_drawn(found: Report) -> None:
-    figure = Figure()
-    cache.draw(figure, found)
-    assert [axes.get_title() for axes in figure.axes] == ["attention in step T", "time of step T"]
 
 
 def step(length: int, **change: float) -> Row:

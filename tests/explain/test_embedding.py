@@ -3,15 +3,15 @@
 import math
 
 import pytest
-from matplotlib.figure import Figure
 
 from headway_lab.explain import embedding
 from headway_lab.explain.report import Report
+from tests.explain import toys
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def report() -> Report:
-    return embedding.run()
+    return toys.toy("embedding").report
 
 
 def test_tokens_and_positions_are_of_one_size_only_when_scaled(report: Report) -> None:
@@ -36,10 +36,3 @@ def test_the_verdict_would_notice(report: Report) -> None:
         ("matrices", 3),
     ):
         assert not embedding.judge([{**first, column: value}, *rest]).seen, column
-
-
-def test_the_figure_has_two_panels_with_labels(report: Report) -> None:
-    figure = Figure()
-    embedding.draw(figure, report)
-    assert [axes.get_xlabel() for axes in figure.axes] == ["width M"] * 2
-    assert all(axes.get_title(loc="left") or axes.get_title() for axes in figure.axes)

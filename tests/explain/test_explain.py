@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 
 from headway.cli import run
 from headway.errors import ConfigError
@@ -198,12 +197,3 @@ def test_masks_would_notice_a_leak(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.column("differing") == [0, masks.COUNT - 1]
     assert found.column("changed from outside") == [0, masks.COUNT - 1]
     assert found.column("gradient from the future")[1] > 0
-
-
-@pytest.mark.parametrize("module", [scale, masks])
-def test_figures_are_labelled(module) -> None:  # type: ignore[no-untyped-def]
-    figure = Figure()
-    module.draw(figure, module.run())
-    for axes in figure.axes:
-        assert axes.get_title() or axes.get_title(loc="left")
-        assert axes.get_xlabel()

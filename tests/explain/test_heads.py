@@ -8,11 +8,12 @@ from headway.heads import Heads
 from headway_lab.explain import heads
 from headway_lab.explain.report import Report
 from headway_lab.explain.spread import Gap
+from tests.explain import toys
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def found() -> Report:
-    return heads.run(context=1024)
+    return toys.toy("heads").report
 
 
 def test_sizes_are_those_of_the_formulas(found: Report) -> None:

@@ -1,20 +1,18 @@
 """Topics that train small models, on numbers that are made up (rows 30, 32, 33, 62, 68 to 70, 74, 75, 82, 114)."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 
 from headway.models import build, cost
 from headway.positions import Learned, NoPositions, PerLayer, Rotary, Sinusoidal
 from headway_lab.explain import (
     blocks,
     extrapolation,
-    find_topic,
     linear_training,
     rotary_trained,
     runs,
@@ -23,27 +21,21 @@ from headway_lab.explain.contests import CONTESTS, gaps, position_schemes, rows
 from headway_lab.explain.report import Report, Row
 from headway_lab.explain.runs import Budget, Run, small, train
 from headway_lab.explain.spread import gap
+from tests.explain import toys
 
-NAMES = (*CONTESTS, "extrapolation", "rotary-trained", "blocks", "linear-training")
 TOY = Budget(steps=2, rows=2, seeds=(0, 1))
-SMALL = {"steps": 2, "seeds": (0, 1)}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def toy_size() -> Iterator[None]:
-    """Few rows to judge by; short rows where rows grow."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "HELD_OUT_ROWS", 8)
-        patch.setattr(extrapolation, "ROWS", 2)
-        patch.setattr(linear_training, "LENGTHS", (64, 128, 256))
-        patch.setattr(linear_training, "REPEATS", 1)
-        patch.setattr(blocks, "REPEATS", 2)
+        toys.at_toy_size(patch)
         yield
 
 
-@pytest.fixture(scope="module")
-def reports(toy_size: None) -> dict[str, Report]:
-    return {name: find_topic(name).run(**SMALL) for name in NAMES}
+@pytest.fixture
+def reports() -> Mapping[str, Report]:
+    return toys.Reports()
 
 
 def made(*losses: float, size: int = 1) -> tuple[Run, ...]:
@@ -63,21 +55,9 @@ def test_rows_measure_each_contender_against_the_one_that_is_named() -> None:
     assert [(line["seed 0"], line["seed 1"]) for line in table] == [(1.0, 2.0), (1.5, 2.5), (1.5, 2.6)]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_topic_runs_and_draws_with_labels(name: str, reports: dict[str, Report]) -> None:
-    found, topic = reports[name], find_topic(name)
-    assert "2 steps of 8 x 64 bytes" in found.verdict
-    assert "seeds 0, 1" in found.verdict
-    figure = Figure()
-    topic.draw(figure, found)
-    for axes in figure.axes:
-        assert axes.get_title(loc="left") or axes.get_title()
-        assert axes.get_xlabel()
-
-
 @pytest.mark.parametrize("name", [*CONTESTS, "blocks"])
 def test_contenders_of_a_topic_have_equal_sizes_but_for_their_switch(
-    name: str, reports: dict[str, Report]
+    name: str, reports: Mapping[str, Report]
 ) -> None:
     rows = [row for row in reports[name].rows if row["contender"] != blocks.ALONE]
     sizes = [row["parameters"] for row in rows]
@@ -98,7 +78,7 @@ def test_row_74_positions_says_rotary_only_when_it_is_lower() -> None:
 
 
 def test_row_75_extrapolation_at_the_trained_length_is_the_model_itself(
-    reports: dict[str, Report],
+    reports: Mapping[str, Report],
 ) -> None:
     """Rows 75 and 114: rescaled by 1, or through a window of L, nothing changes at L."""
     found = {row["contender"]: row for row in reports["extrapolation"].rows}
@@ -252,7 +232,9 @@ def test_rows_30_and_33_blocks_tell_which_rung_helps() -> None:
     ]
 
 
-def test_row_82_linear_attention_keeps_bytes_by_length_and_dense_by_pairs(reports: dict[str, Report]) -> None:
+def test_row_82_linear_attention_keeps_bytes_by_length_and_dense_by_pairs(
+    reports: Mapping[str, Report],
+) -> None:
     """Row 82."""
     costs = linear_training.measure(linear_training.LENGTHS)
     (_, linear), (_, dense) = (linear_training.slopes(costs, name) for name in ("linear", "softmax, dense"))

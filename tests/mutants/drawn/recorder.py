@@ -49,7 +49,7 @@ class Recorder:
         """Empties the caches of functions, that a test runs what it needs and not the first that needs it alone."""
         for name in sys.modules.keys() - self.modules:
             self.modules.add(name)
-            if name.partition(".")[0] in ("headway", "headway_lab") and not name.startswith(KEPT):
+            if name.partition(".")[0] in ("headway", "headway_lab", "tests") and not name.startswith(KEPT):
                 values = vars(sys.modules[name]).values()
                 self.caches += [v for v in values if hasattr(v, "cache_clear") and v.__module__ == name]
         for cached in self.caches:

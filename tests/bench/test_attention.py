@@ -1,0 +1,162 @@
+"""`headway bench attention` row by row: what is said, what is left out, and the two other baselines."""
+
+import itertools
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from headway.errors import BackendError
+from headway_lab.bench import attention
+from headway_lab.bench.attention import Request
+from headway_lab.bench.cases import Case, named
+from headway_lab.bench.measure import Effort
+from headway_lab.bench.rows import Row
+
+ONCE = Effort(repeats=1, least=1, sample=0.0)
+SHORT = Case(name="short", tokens=8, peers=("sdpa",))
+
+
+class Runner:
+    """In the place of another process: which environment it has, and what is called in it."""
+
+    made: ClassVar[list["Runner"]] = []
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.environment, self.calls = environment, list[tuple[Any, ...]]()
+        self.made.append(self)
+
+    def __enter__(self) -> "Runner":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.calls.append(("ended",))
+
+    def call(self, function: Any, *values: Any) -> Any:
+        self.calls.append((function.__name__, *values))
+        if function is attention.gemm_peak:
+            return 9e10
+        return Row(
+            "attention", "case", "float32", peers={"sdpa": 1.0}, ratios={"sdpa": 0.75}, machine={"notes": []}
+        )
+
+
+@pytest.fixture
+def others(monkeypatch: pytest.MonkeyPatch) -> list[Runner]:
+    monkeypatch.setattr(Runner, "made", [])
+    monkeypatch.setattr(attention, "SubprocessRunner", Runner)
+    return Runner.made
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, *notes: str) -> None:
+    def row(case: Case, dtype: str, direction: str, backend: str, effort: Effort) -> Row:
+        ms = None if case.name == "none" else 2.0
+        return Row("attention", case.label(direction), dtype, ours_ms=ms, machine={"notes": list(notes)})
+
+    monkeypatch.setattr(attention, "measure", row)
+
+
+def test_no_row_begins_that_would_end_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes 10 seconds: three fit into 35, the fourth would end after 40."""
+    measured(monkeypatch, "one note")
+    monkeypatch.setattr(time, "monotonic", itertools.count(0, 5).__next__)
+    said: list[str] = []
+    request = Request(cases=[SHORT], tuned=False, seconds=25.0, effort=ONCE)
+    rows = list(attention.attention(request, said.append))
+    assert [row.case for row in rows] == ["short n=8 forward", "short n=8 forward+backward"]
+    assert said == [
+        "short n=8 forward float32, 1 thread",
+        "  one note",
+        "short n=8 forward+backward float32, 1 thread",
+        "the 25 seconds are used up; left out: short n=8 forward bfloat16, short n=8 forward+backward bfloat16",
+    ]
+
+
+def test_each_number_of_threads_is_set_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured(monkeypatch)
+    seen: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", seen.append)
+    said: list[str] = []
+    request = Request(cases=[SHORT], dtypes=("float32",), passes=("forward",), threads=(1, 2), tuned=False)
+    assert len(list(attention.attention(request, said.append))) == 2
+    assert seen == [1, 2, 1]
+    assert said == ["short n=8 forward float32, 1 thread", "short n=8 forward float32, 2 threads"]
+
+
+def test_the_tuned_baseline_is_asked_for_the_same_row(
+    monkeypatch: pytest.MonkeyPatch, others: list[Runner]
+) -> None:
+    measured(monkeypatch)
+    monkeypatch.setattr(attention, "no_full_path", lambda: None)
+    monkeypatch.setattr(attention, "full_path", lambda folder: {"LD_PRELOAD": folder.name[:14]})
+    monkeypatch.setattr(attention, "gemm_peak", gemm_peak)
+    said: list[str] = []
+    cases = [SHORT, Case(name="none", tokens=8)]
+    request = Request(cases=cases, dtypes=("float32",), passes=("forward",), backend="banded", effort=ONCE)
+    row, none = attention.attention(request, said.append)
+    assert said[0] == "torch's float32 product: 45 GFLOP/s as it comes, 90 with MKL's full path"
+    assert (row.ratio_best_tuned, row.machine["tuned_peers"]) == (0.75, {"sdpa": 1.0})
+    assert (none.ours_ms, none.ratio_best_tuned) == (None, None), "what is not measured is not asked for"
+    (runner,) = others
+    assert runner.environment == {"LD_PRELOAD": "headway-bench-"}
+    assert runner.calls == [
+        ("gemm_peak", torch.float32),
+        ("row", SHORT, "float32", "forward", "banded", ONCE),
+        ("ended",),
+    ]
+
+
+def gemm_peak(dtype: torch.dtype) -> float:
+    return 4.5e10
+
+
+def test_without_that_baseline_it_is_said_why(monkeypatch: pytest.MonkeyPatch, others: list[Runner]) -> None:
+    measured(monkeypatch)
+    monkeypatch.setattr(attention, "no_full_path", lambda: "it is not here")
+    said: list[str] = []
+    request = Request(cases=[SHORT], dtypes=("float32",), passes=("forward",), effort=ONCE)
+    (row,) = attention.attention(request, said.append)
+    assert said[0] == "no tuned baseline: it is not here"
+    assert (row.ratio_best_tuned, others) == (None, [])
+
+
+def test_another_level_is_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch, others: list[Runner]) -> None:
+    measured(monkeypatch)
+    case = named("causal-avx2").at(8)
+    (row,) = attention.attention(Request(cases=[case], tuned=False, effort=ONCE), lambda text: None)
+    assert row.ratios == {"sdpa": 0.75}
+    (runner,) = others
+    assert runner.environment == {"HEADWAY_NATIVE": "avx2"}
+    assert runner.calls == [("row", case, "float32", "forward", "native", ONCE), ("ended",)]
+    (row,) = attention.attention(Request(cases=[case], backend="dense", tuned=False), lambda text: None)
+    assert row.notes == ["not measured: level avx2 is one of backend native, which is not what is measured"]
+    assert (row.ours_ms, row.machine["threads"]) == (None, 1)
+
+    def refused(*_: Any) -> None:
+        raise BackendError("it is an older processor")
+
+    monkeypatch.setattr(Runner, "call", refused)
+    (row,) = attention.attention(Request(cases=[case], tuned=False), lambda text: None)
+    assert row.notes == ["not measured: it is an older processor"]
+
+
+def test_the_line_that_is_loaded_first_is_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        attention.subprocess, "run", lambda command, **options: asked.append((command, options))
+    )
+    monkeypatch.setattr(attention.shutil, "which", lambda name: f"/bin/{name}" if name == "gcc" else None)
+    monkeypatch.setenv("LD_PRELOAD", "before.so")
+    monkeypatch.setenv("CC", "none at all")
+    assert attention.full_path(tmp_path) == {"LD_PRELOAD": f"{tmp_path / 'shim.so'} before.so"}
+    ((command, options),) = asked
+    assert command == ["/bin/gcc", "-shared", "-fPIC", "-O1", "-x", "c", "-", "-o", str(tmp_path / "shim.so")]
+    assert options == {"input": attention.SHIM.encode(), "check": True, "capture_output": True}
+    monkeypatch.delenv("LD_PRELOAD")
+    assert attention.full_path(tmp_path) == {"LD_PRELOAD": str(tmp_path / "shim.so")}
+    monkeypatch.setenv("CC", "gcc -O2")
+    assert attention.compiler() == "/bin/gcc"
+    monkeypatch.setattr(attention.shutil, "which", lambda name: None)
+    assert attention.compiler() is None

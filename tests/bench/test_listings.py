@@ -1,0 +1,223 @@
+"""The tables of the bench, what its options ask for, and what it says of rows: as listed in tests/bench/listings."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from headway.cli import run
+from headway.models import cost
+from headway.patterns import Window
+from headway_lab.bench import (
+    attention,
+    decode,
+    forms,
+    forms_growth,
+    growth,
+    inputs,
+    measure,
+    models,
+    operators,
+    peers,
+    prefill,
+    problems,
+    train,
+)
+from headway_lab.bench.cases import CASES, FORWARD, TRAIN, chosen, named
+from headway_lab.bench.forms_growth import Curve
+from headway_lab.bench.inputs import OURS, tokens_of
+from headway_lab.bench.measure import Effort
+from headway_lab.bench.rows import Row
+from headway_lab.bench.subprocess_runner import Peak
+from tests.bench import listed
+from tests.bench.test_peers import toy
+from tests.listings import constants, facts, number
+
+ONCE = Effort(repeats=1, least=1, sample=0.0)
+MIB = 1 << 20
+
+
+def test_the_cases_are_as_listed() -> None:
+    lines = []
+    for case in CASES:
+        floors = [
+            number(peers.floor(peer, dtype) * case.floor_factor)
+            for peer in case.peers
+            for dtype in case.dtypes
+        ]
+        lines += [facts(case), f"  floors {' '.join(floors)}", f"  at 64: {facts(case.at(64))}"]
+        if case.kind == "attention":
+            tokens = tokens_of(case)
+            sizes = [int(tokens.valid.sum()), int(tokens.globals.sum()), tokens.documents.unique().numel()]
+            lines.append(
+                f"  tokens {sizes}, {case.label(TRAIN)}: {number(inputs.flops(case, True, tokens))} FLOPs"
+            )
+    for quick in chosen(quick=True):
+        lines.append(f"quick {quick.label(FORWARD)}: {', '.join(quick.peers)}")
+    lines += [facts(one) for one in growth.GROWTHS]
+    lines += [f"quick {one.name} {one.lengths}" for one in growth.chosen(quick=True)]
+    for name, spec in models.DECODERS.items():
+        lines.append(f"{name}: {facts(spec)}; {cost.parameter_count(spec)} parameters")
+    for own in train.CASES.values():
+        lines.append(
+            f"{own.name} {own.rows} x {own.tokens} {own.trains}: {own.targets} targets, {own.unread} not"
+        )
+        lines.append(f"  {number(own.flops)} FLOPs")
+    listed.check("cases", lines)
+
+
+@pytest.mark.usefixtures("steady")
+def test_the_sides_of_a_case_are_as_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(problems, "COLD_BYTES", 1 << 20)
+    lines = []
+    for case in (toy(one) for one in CASES if one.level is None):
+        small = case.with_peers([peer for peer in case.peers if peer != "flex"])
+        for direction in small.passes:
+            problem = problems.build(small, small.dtypes[0], direction)
+            lines.append(f"{small.label(direction)} {small.dtypes[0]}: {', '.join(problem.sides)}")
+            lines.append(
+                f"  {number(float(problem.work))} of {problem.bound}, scale {listed.shown(problem.scale)}"
+            )
+            lines.append(f"  {sorted(problem.unrelated)} {problem.tolerance} {problem.notes}")
+    other = named("window").at(96)
+    problem = problems.build(replace(other, peers=("sdpa", "flex")), "float32", TRAIN)
+    lines += problem.notes
+    listed.check("sides", lines)
+
+
+@pytest.mark.usefixtures("steady")
+def test_rows_that_are_measured_are_as_listed() -> None:
+    """At toy size, by a clock that is the same everywhere."""
+    found: list[Row] = []
+    effort = Effort(repeats=2, least=1, sample=2e-3)
+    for case in (toy(named(name)) for name in ("causal", "packed", "decode-4-int8", "longformer")):
+        for direction in case.passes:
+            found.append(measure.measure(case, case.dtypes[0], direction, "banded", effort))
+    spec = growth.LinearAttentionSpec()
+    found += growth.linear(spec, (32, 64), (FORWARD, TRAIN), ONCE, say=lambda text: None)
+    listed.check("measured", [*listed.rows_of(found), constants(measure), constants(growth)])
+
+
+def made(number: int, **fields: Any) -> Row:
+    where = {"cpu": "toy", "threads": 1, "notes": [], "limit": "register peak", "backend": "auto"}
+    usual = {"ours_ms": 1.5 * number, "rate": 3e9 / number, "share_of_limit": 0.4 / number, "machine": where}
+    return Row(
+        **{"bench": "attention", "case": f"case {number} forward", "dtype": "float32", **usual, **fields}
+    )
+
+
+def some() -> dict[str, list[Row]]:
+    """Rows of every bench, made up."""
+    peers = {"peers": {"sdpa": 2.0, "mask": 9.0}, "ratios": {"sdpa": 4 / 3, "mask": 6.0}}
+    where = made(1).machine
+    step = {"step_ms": 8.0, "tokens_per_second": 250.0, "read_gbs": 20.5, "peak_gflops": 160.0, "calls": 3}
+    step |= {"bytes": 3e6, "flops": 2e9, "share_of_step": 0.375}
+    held = {"ours_mib": 3.0, "peers_mib": {"mask": 0.05}, "given_mib": 1.0}
+    windows = {n: forms.Step(n * 4096, n * 1e-6) for n in (512, 1024, 2048)}
+    curves = [
+        Curve("full", {n: forms.Step(n * n * 16, n * n * 1e-8) for n in (512, 1024)}, 2048, "memory"),
+        *(Curve(name, {n: forms.Step(s.held * held, s.seconds * slow) for n, s in windows.items()})
+          for name, held, slow in (("loop", 1, 9), ("chunks", 2, 3), ("native", 1, 1))),
+        Curve("flex", {512: forms.Step(1, 1.0)}, 1024, "memory"),
+        Curve("banded", {}, 512, "no library"),
+    ]  # fmt: skip
+    peaks = {OURS: {n: Peak(n << 15, 0, 0, n * 1e-3) for n in (1024, 2048)}}
+    peaks["mask"] = {n: Peak(9, 0, 0, 1.0) for n in (1, 2)}
+    times = {OURS: {32: 1.0, 64: 2.0}, "softmax": {32: 1.0, 64: 4.0}, "one": {32: 1.0}}
+    request = forms_growth.Request(
+        window=Window.last(64), most=4096, direction=FORWARD, forms=[], limit=64 << 20, seconds=1.0
+    )
+    verdicts = forms_growth.verdicts(curves, request.limit)
+    return {
+        "attention": [
+            made(1, **peers, ratio_best_tuned=1.25),
+            made(2, dtype="bfloat16", ratios={"headway causal": 0.5}, peers={"headway causal": 1.5}),
+            made(1, **peers, rate=5e9, machine={**where, "threads": 2, "notes": ["mask: no", "one"]}),
+            made(3, ours_ms=None, rate=None, share_of_limit=None, machine={**where, "notes": ["one"]}),
+            made(4, bound="reads", extra={"tokens_per_second": 12.0, **held}),
+        ],
+        "memory": [
+            *(made(n, bench="memory", case=f"window n={64 * n} {TRAIN}", extra=held, peers={"mask": 1.0 * n})
+              for n in (1, 2)),
+            growth.fitted_memory(growth.GROWTHS[0], "float32", peaks, "auto"),
+        ],
+        "operators": [
+            made(1, bench="operators", case="decode tiny bf16: out", extra=step),
+            made(2, bench="operators", case="decode tiny bf16: all else", extra=step, rate=None, share_of_limit=None),
+            made(1, bench="operators", case="train x: norm", bound="reads", extra=step),
+        ],
+        "growth": [
+            *(forms_growth.to_row(curve, request) for curve in curves),
+            Row("growth", "verdicts", "float32", machine=where, extra={"verdicts": verdicts}),
+        ],
+        "linear": [growth.fitted_times(FORWARD, times)],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("bench", ["attention", "memory", "operators", "growth", "linear"])
+def test_a_table_and_its_charts_are_as_listed(bench: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = some()[bench]
+    listed.check(f"table-{bench}", [*listed.rows_of(own), *listed.drawn(own, monkeypatch)])
+
+
+COMMANDS = (
+    "attention",
+    "attention --quick",
+    "attention --case causal --case window --dtype bfloat16 --pass forward --tokens 64 --repeats 2 --no-tuned",
+    "attention --repeats 99 --threads 1",
+    "attention --scaling --backend banded",
+    "linear",
+    "linear --quick --pass forward+backward",
+    "linear --tokens 512 --feature cosine",
+    "memory",
+    "memory --quick --dtype bfloat16",
+    "memory --case linear --tokens 4096 --backend banded",
+    "growth",
+    "growth --quick --pass forward+backward",
+    "growth --tokens 128 --window 16 --memory-limit 64 --seconds 0.5",
+    "decode",
+    "decode --quick",
+    "decode --model tiny --weights int8 --rows 3 --context 9",
+    "prefill",
+    "prefill --quick",
+    "prefill --model tiny --weights compressed --tokens 7",
+    "train",
+    "train --quick",
+    "train --case tiny-2x64 --dtype float32 --no-compiled --no-memory",
+    "decode --operators --model tiny",
+    "prefill --operators --model tiny",
+    "train --operators --quick",
+)
+
+
+def test_what_the_options_ask_for_is_as_listed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def short(value: Any) -> str:
+        cases = [one for one in getattr(value, "cases", ()) if not isinstance(one, str)]
+        named = [f"{one.name} {one.tokens}" for one in cases]
+        if isinstance(value, list) and value and isinstance(value[0], growth.Growth):
+            return "; ".join(f"{one.name} {one.lengths}" for one in value)
+        return f"{replace(value, cases=())}: {', '.join(named)}" if named else str(value)
+
+    def told(*values: Any, **options: Any) -> Iterator[Row]:
+        asked.extend(f"  {short(value)}" for value in values if not callable(value))
+        asked.extend(f"  {name} {value}" for name, value in options.items() if name != "say")
+        return iter([made(1, machine={})])
+
+    for module, name in (
+        (attention, "attention"), (growth, "linear"), (growth, "memory"), (forms_growth, "growth"),
+        (decode, "decode"), (prefill, "prefill"), (train, "train"),
+        (operators, "of_decoding"), (operators, "of_prefill"), (operators, "of_training"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, told)
+    monkeypatch.setattr("headway.hardware.memory_available", lambda: 1 << 40)
+    monkeypatch.setattr("headway_lab.bench.attention.cores", lambda: 6)
+    for words in COMMANDS:
+        asked.append(words)
+        assert run(["bench", *words.split(), "--json"]) == 0
+    capsys.readouterr()
+    listed.check("options", asked)

@@ -1,0 +1,272 @@
+"""What the bench runs in processes of their own, run here."""
+
+import multiprocessing
+import os
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from headway.attention import attend
+from headway.errors import BackendError
+from headway.patterns import Causal, Window
+from headway_lab.bench import decode, forms, forms_growth, measure, models, peers, subprocess_runner, train
+from headway_lab.bench import growth as growths
+from headway_lab.bench.cases import FORWARD, TRAIN, named
+from headway_lab.bench.forms import FORMS, Step, step
+from headway_lab.bench.inputs import OURS, UnsupportedCase, make
+from headway_lab.bench.measure import Effort, difference
+from headway_lab.bench.subprocess_runner import LimitReached, SubprocessRunner, peak, peak_of
+from tests.bench import listed
+
+MIB = 1 << 20
+ONCE = Effort(repeats=1, least=1, sample=0.0)
+
+
+def refuse(why: str) -> None:
+    raise BackendError(why)
+
+
+def test_a_process_answers_until_its_pipe_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loop, in a thread: results, errors that are told, and the number of threads asked for."""
+    moved, threads = list[tuple[int, int]](), list[int]()
+    monkeypatch.setattr(os, "dup2", lambda a, b: moved.append((a, b)))
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    ours, theirs = multiprocessing.Pipe()
+    thread = threading.Thread(target=subprocess_runner._serve, args=(theirs,))
+    thread.start()
+    ours.send((3, divmod, (7, 2), {}))
+    assert ours.recv() == ((3, 1), None)
+    ours.send((2, refuse, (), {"why": "not here"}))
+    assert ours.recv() == (None, "not here")
+    ours.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert (moved, threads) == ([(2, 1)], [3, 2])
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, held: list[int], answers: list[bool]) -> SubprocessRunner:
+    """A runner whose process holds that much at each look, and has answered or not."""
+    runner = SubprocessRunner.__new__(SubprocessRunner)
+    pipe = SimpleNamespace(
+        send=lambda job: None, poll=lambda wait: answers.pop(0), recv=lambda: ("done", None)
+    )
+    killed: list[int] = []
+    runner._pipe = pipe  # type: ignore[assignment]
+    runner._process = SimpleNamespace(kill=lambda: killed.append(1), pid=1, exitcode=-9, join=lambda: None)  # type: ignore[assignment]
+    monkeypatch.setattr(SubprocessRunner, "_resident", lambda self: held.pop(0))
+    return runner
+
+
+def test_a_process_is_ended_above_its_bytes_and_its_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = stand_in(monkeypatch, [5 * MIB, 8 * MIB, 7 * MIB], [False, False, True])
+    assert runner.call_within(3 * MIB, 60.0, divmod, 7, 2) == "done", "as much as it may have"
+    runner = stand_in(monkeypatch, [5 * MIB, 8 * MIB + 1], [False, True])
+    with pytest.raises(LimitReached, match=r"^3 MiB$"):
+        runner.call_within(3 * MIB, 60.0, divmod, 7, 2)
+    runner = stand_in(monkeypatch, [0, 0], [False, True])
+    with pytest.raises(LimitReached, match=r"^0 s$"):
+        runner.call_within(3 * MIB, 0.0, divmod, 7, 2)
+
+
+def test_what_a_step_holds_is_the_peak_without_what_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks = iter([10 * MIB, 90 * MIB, 20 * MIB, 50 * MIB])
+    monkeypatch.setattr(subprocess_runner.hardware, "peak_rss", lambda: next(peaks))
+    found = peak("stored", Causal(), 300, "float32")
+    size = 4 * 8 * 300 * 64 * 4
+    assert (found.inputs, found.outputs, found.beyond) == (size, size, 30 * MIB - size)
+    peaks = iter([10 * MIB] * 4)
+    assert peak(OURS, Causal(), 16, "float32").beyond == 0, "never less than nothing"
+
+
+def test_linear_and_softmax_attention_are_the_sides_of_linear() -> None:
+    at = make(named("causal").at(40), "float32", TRAIN)
+    linear, soft, ours = (
+        subprocess_runner._attention(at, side, kind, "auto")()
+        for side, kind in ((OURS, "linear"), ("attend", "linear"), (OURS, "attention"))
+    )
+    assert difference(soft[0], ours[0]) == 0 < 0.01 < difference(linear[0], ours[0])
+    assert len(linear) == 4, "with gradients"
+
+
+def test_a_step_of_mistral_is_run_before_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int | None] = []
+
+    def made(case: Any, dtype: torch.dtype, side: str) -> Any:
+        assert (case.tokens, case.pattern, dtype, side) == (300, Window.last(8), torch.float32, "sdpa")
+        return lambda count=None: counts.append(count)
+
+    monkeypatch.setattr(subprocess_runner, "mistral_step", made)
+    found = peak("sdpa", Window.last(8), 300, "float32", "mistral")
+    assert counts == [subprocess_runner.WARM, None]
+    assert (found.inputs, found.outputs) == (0, 0)
+
+
+def test_the_peak_of_the_second_call_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    befores = iter([10 * MIB, 11 * MIB])
+    monkeypatch.setattr(subprocess_runner, "forget_peak", lambda: calls.append("forget") or next(befores))
+    monkeypatch.setattr(subprocess_runner.hardware, "peak_rss", lambda: 30 * MIB)
+
+    def make_call(word: str) -> Any:
+        return lambda: calls.append(word)
+
+    assert peak_of(make_call, "step") == 20 * MIB
+    assert calls == ["forget", "step", "forget", "step"]
+
+    def no_file(*_: object) -> None:
+        raise PermissionError("no")
+
+    monkeypatch.undo()
+    monkeypatch.setattr(Path, "write_text", no_file)
+    with pytest.raises(UnsupportedCase, match="the peak of a process is not at hand here: no"):
+        subprocess_runner.forget_peak()
+
+
+def test_one_length_of_a_growth_is_a_call_of_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    class Here:
+        def __init__(self, environment: dict[str, str]) -> None:
+            assert environment == {}
+
+        def __enter__(self) -> "Here":
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def call(self, *values: Any) -> str:
+            asked.append(values)
+            return "a peak"
+
+    for module in (growths, train):
+        monkeypatch.setattr(module, "SubprocessRunner", Here)
+    growth = growths.GROWTHS[2]
+    assert growths.peak_of(growth, "sdpa", 64, "bfloat16", "auto") == "a peak"
+    assert asked == [(peak, "sdpa", growth.pattern, 64, "bfloat16", "mistral", "auto")]
+    case = train.CASES["tiny-2x64"]
+    train._peak(case, "float32", OURS, Path("x"))
+    assert asked[1:] == [(peak_of, train.step, case, "float32", OURS, Path("x"))]
+
+
+# -- forms ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_of_a_form_holds_its_inputs_and_what_it_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.4, 0.3, 2.0])
+    asked: list[int] = []
+    monkeypatch.setattr(forms, "fastest", lambda call, count: asked.append(count) or next(times))
+    monkeypatch.setattr(forms, "forget_peak", lambda: 10 * MIB)
+    monkeypatch.setattr(forms.hardware, "peak_rss", lambda: 12 * MIB)
+    given = 3 * 4 * 32 * 64 * 4
+    assert step("loop", Window.last(8), 32) == Step(2 * MIB + given, 0.3)
+    assert asked == [1, 2], "as many as a second has room for, four at most"
+    assert step("full", Window.last(8), 32, TRAIN).seconds == 2.0
+    assert asked[2:] == [1], "a slow one is timed once"
+
+
+def told(steps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Here:
+        def __init__(self, environment: dict[str, str]) -> None: ...
+
+        def __enter__(self) -> "Here":
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def call(self, function: Any, *values: Any) -> None:
+            assert (function, values[2]) == (step, forms_growth.WARM)
+
+        def call_within(self, limit: int, seconds: float, function: Any, name: str, *values: Any) -> Step:
+            assert (limit, seconds, values[0], values[2]) == (
+                256 * MIB,
+                60 + 8 * 2.0,
+                Window.last(16),
+                FORWARD,
+            )
+            found: Step = steps(name, values[1])
+            return found
+
+    monkeypatch.setattr(forms_growth, "SubprocessRunner", Here)
+
+
+def test_rows_of_a_growth_of_forms_are_as_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def steps(name: str, n: int) -> Step:
+        if name == "full" and n == 512:
+            raise LimitReached("256 MiB")
+        if name == "sdpa" and n == 256:
+            raise LimitReached("9 s")
+        if name == "banded":
+            raise BackendError("no such backend")
+        if name == "chunks":
+            return Step(n << 11, 0.6)
+        return Step(n * n if name == "full" else n << 10, n * 1e-6)
+
+    told(steps, monkeypatch)
+    request = forms_growth.Request(
+        window=Window.last(16), most=1024, direction=FORWARD, forms=list(FORMS), limit=256 * MIB, seconds=2.0
+    )
+    said: list[str] = []
+    rows = list(forms_growth.growth(request, said.append))
+    listed.check("forms", [*said, *listed.rows_of(rows)])
+
+
+# -- what is not there ---------------------------------------------------------------------------------------------
+
+
+def test_without_a_library_limits_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "search", lambda: SimpleNamespace(library=None))
+    monkeypatch.setattr(measure, "READ_BYTES", 4 * MIB)
+    monkeypatch.setattr(measure, "PRODUCT", 64)
+    monkeypatch.setattr(measure, "_timed", lambda call, count: (call(), 0.5)[1])
+    names = {bound: measure.limit(bound, torch.float32) for bound in ("products", "matmul", "reads")}
+    assert {bound: (limit.name, limit.measure()) for bound, limit in names.items()} == {
+        "products": ("torch's matrix product", 2 * 64**3 / 0.5),
+        "matmul": ("torch's matrix product", 2 * 64**3 / 0.5),
+        "reads": ("read of memory by torch's sum", 4 * MIB / 0.5),
+    }
+    monkeypatch.setattr(measure.hardware, "memory_available", lambda: 16 * MIB)
+    assert measure.reads(torch.float32).measure() == 2 * MIB / 0.5, "an eighth of what is free"
+
+
+def test_flex_attention_is_compiled_once_and_gives_what_attend_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its compiler, as written."""
+
+    def dense(q: Any, k: Any, v: Any, *, block_mask: Any, enable_gqa: bool) -> torch.Tensor:
+        assert enable_gqa == (q.shape[1] != k.shape[1])
+        n = torch.arange(q.shape[2])
+        seen = block_mask(None, None, n[:, None], n)
+        return torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=seen, enable_gqa=enable_gqa
+        )
+
+    monkeypatch.setattr(peers, "flex_attention", dense)
+    monkeypatch.setattr(peers, "create_block_mask", lambda seen, *sizes, device: seen)
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    monkeypatch.setattr(torch._dynamo, "reset", lambda: None)
+    for name in ("window", "window-around", "dilated", "grouped"):
+        at = make(named(name).at(96), "float32", FORWARD)
+        assert difference(peers.flex(at)(), attend(at.q, at.k, at.v, at.case.pattern)) < 1e-5
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no compiler\nand more")
+
+    monkeypatch.setattr(peers, "flex_attention", broken)
+    with pytest.raises(UnsupportedCase, match=r"^it does not compile here: no compiler$"):
+        peers.flex(at)
+    with pytest.raises(UnsupportedCase, match="plain windows only"):
+        peers.flex(make(named("causal").at(32), "float32", FORWARD))
+
+
+def test_without_transformers_decoding_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise UnsupportedCase("transformers is not installed")
+
+    monkeypatch.setattr(models, "transformers", missing)
+    request = decode.Request(models=["tiny"], weights=["bf16"], rows=[1], context=8, effort=ONCE)
+    (row,) = decode.decode(request, lambda text: None)
+    assert row.peers == {}
+    assert "transformers: transformers is not installed" in row.notes

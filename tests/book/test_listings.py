@@ -1,0 +1,65 @@
+"""The pages of the book, and what `headway explain` prints without a run: as listed in tests/book/listings."""
+
+import base64
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.cli import run
+from headway_lab import book
+from headway_lab.questions import LANGUAGES
+from tests import listings
+
+LISTINGS = Path(__file__).parent / "listings"
+FORMULA = "x = y"
+
+
+def report(topic: str, *claims: bool | None, **fields: Any) -> dict[str, Any]:
+    """As JSON has it."""
+    made = {f"claim {n} < {n + 1}": claim for n, claim in enumerate(claims)}
+    rows = [[n, n / 3, None, "a & b"] for n in range(3)]
+    found = {"topic": topic, "formula": FORMULA, "columns": ["n", "third", "none", "word"], "rows": rows}
+    found |= {"claims": made, "setting": "n = 0..2", "finding": "it is so", "highlight": [], "picture": ""}
+    return found | fields
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_book_is_written_as_listed(language: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reports = {
+        "swish": report("swish", True, True),
+        "scale": report("scale", True, False, None, highlight=[0, 2], picture="# <.>"),
+        "masks": report("masks", None, None),
+        "norms": report("norms", False, None),
+    }
+    monkeypatch.setattr(book, "report_of", lambda topic, *_: reports[topic])
+    monkeypatch.setattr(book, "formulas_of", lambda: {"swish": ["x^2"], "scale": ["a < b", "c"]})
+    for topic in reports:
+        (tmp_path / f"{topic}.png").write_bytes(topic.encode())
+    page = book.write_book(tmp_path, language, reports).read_text(encoding="utf-8")
+    assert f"base64,{base64.b64encode(b'scale').decode()}" in page
+    plain = re.sub(r"(svg\+xml;base64,)[^\"]*", r"\1", page).replace("><", ">\n<")
+    listings.check(LISTINGS / f"{language}.txt", plain)
+
+
+ASKED = (
+    [],
+    ["--question", "why divide by the square root of d"],
+    ["--question", "为什么要除以根号d"],
+    ["--question", "what is a cat"],
+    ["--question", "do masks leak", "--lang", "en"],
+    ["--question", "does headway load gguf files", "--out", "x"],
+    ["all"],
+    ["all", "--n", "4", "--d", "3"],
+    ["scale", "--lang", "zh"],
+    ["scale", "--heads", "2"],
+)
+
+
+def test_without_a_run_explain_prints_what_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[str] = []
+    for arguments in ASKED:
+        told.append(f"$ explain {' '.join(arguments)}: {run(['explain', *arguments])}")
+        told += [text for text in capsys.readouterr() if text]
+    listings.check(LISTINGS / "explain.txt", "\n".join(told))

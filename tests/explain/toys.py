@@ -1,0 +1,141 @@
+"""Every topic of explain once, at toy size, with a clock and a text of its own: what it reports, what it draws and
+where its verdict turns are listed in tests/explain/listings (`tests.listings`)."""
+
+import inspect
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from headway_lab.explain import GROUPS, explain
+from headway_lab.explain.contests import CONTESTS, Contest
+from headway_lab.explain.report import Report
+from tests import figures, listings
+from tests.explain import edges
+from tests.listings import Clock, number
+
+LISTINGS = Path(__file__).parent / "listings"
+TWO: Mapping[str, Any] = {"seeds": (0, 1)}
+TRAINED: Mapping[str, Any] = {"seeds": (0, 1), "steps": 2}
+SHORT: Mapping[str, Any] = {"seeds": (0, 1), "steps": 10}
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "multi-head": {**TWO, "steps": 160},
+    "complexity": {"d": 32},
+    "heads": {"context": 1024},
+    "cache": {"context": 256},
+    "memory": {"context": 512},
+    **dict.fromkeys(("rotary-decay", "rotary-linear", "rotary-shift"), TWO),
+    **dict.fromkeys(("rotary-frequencies", "rotary-values"), SHORT),
+    **dict.fromkeys((*CONTESTS, "extrapolation", "rotary-trained", "blocks", "linear-training"), TRAINED),
+}
+PATCHED: Mapping[str, Any] = {
+    "runs.HELD_OUT_ROWS": 8,
+    "extrapolation.ROWS": 2,
+    "linear_training.LENGTHS": (64, 128, 256),
+    "linear_training.REPEATS": 1,
+    "blocks.REPEATS": 2,
+    "residual_order.DEPTHS": (4, 8, 16),
+    "rotary_decay.PAIRS": 128,
+    "rotary_forms.REPEATS": 3,
+}
+
+
+@dataclass(frozen=True)
+class Toy:
+    """A topic at toy size: its report, its verdict as a function, and what that was given."""
+
+    topic: str
+    report: Report
+    judge: Callable[..., Report] | None
+    given: tuple[Any, ...]
+
+
+def module_of(topic: str) -> ModuleType:
+    return import_module(
+        f"headway_lab.explain.{'contests' if topic in CONTESTS else topic.replace('-', '_')}"
+    )
+
+
+@cache
+def words() -> tuple[Tensor, Tensor]:
+    """Bytes like those of a text: words of one to eight letters, of which some come often."""
+    noise = torch.Generator().manual_seed(0)
+    letters = torch.tensor(list(b"eeeettttaaaooonnniiissshhrrddllucmfwygpbvk"))
+    sizes = torch.randint(1, 9, (200,), generator=noise).tolist()
+    known = [letters[torch.randint(len(letters), (size,), generator=noise)].tolist() for size in sizes]
+    drawn = (200 * torch.rand(60_000, generator=noise) ** 3).long().tolist()
+    flat = torch.tensor([byte for word in drawn for byte in (*known[word], 32)])
+    return flat[20_000:], flat[:20_000]
+
+
+def at_toy_size(patch: pytest.MonkeyPatch) -> None:
+    """Few rows to judge by; short rows where rows grow."""
+    for name, value in PATCHED.items():
+        patch.setattr(f"headway_lab.explain.{name}", value)
+    patch.setattr("headway_lab.explain.runs.text", words)
+
+
+@cache
+def toy(topic: str) -> Toy:
+    """A topic, run; once in a process."""
+    given: list[tuple[Any, ...]] = []
+    owner: Any = Contest if topic in CONTESTS else module_of(topic)
+    judge = getattr(owner, "judge", None)
+
+    def spy(*arguments: Any) -> Report:
+        given.append(arguments)
+        assert judge is not None
+        report: Report = judge(*arguments)
+        return report
+
+    with pytest.MonkeyPatch.context() as patch:
+        at_toy_size(patch)
+        patch.setattr(time, "process_time", Clock())
+        if judge:
+            patch.setattr(owner, "judge", spy)
+        report = explain(topic, **SETTINGS.get(topic, {}))
+    return Toy(topic, report, judge, given[-1] if given else ())
+
+
+class Reports(dict[Any, Report]):
+    """The report of each topic, by its name or its module, made when it is asked for."""
+
+    def __missing__(self, key: str | ModuleType) -> Report:
+        name = key if isinstance(key, str) else key.__name__.rpartition(".")[2].replace("_", "-")
+        return toy(name).report
+
+
+def check(own: Toy) -> None:
+    """What a topic reports, draws and would not have seen is what is listed."""
+    drawn = Figure()
+    with pytest.MonkeyPatch.context() as patch:
+        at_toy_size(patch)
+        getattr(CONTESTS.get(own.topic) or module_of(own.topic), "draw")(drawn, own.report)  # noqa: B009
+    turns = [] if own.judge is None else ["", *edges.listing(own.judge, own.given)]
+    place = next(topics[own.topic] for topics in GROUPS.values() if own.topic in topics)
+    settings = inspect.signature((CONTESTS.get(own.topic) or module_of(own.topic)).run)
+    parts = [f"{place.seconds} s {settings}", reported(own.report), figures.listing(drawn), *turns]
+    if own.topic not in CONTESTS:
+        parts += ["", listings.constants(module_of(own.topic))]
+    listings.check(LISTINGS / f"{own.topic}.txt", "\n".join(parts))
+
+
+def reported(report: Report) -> str:
+    """A report but its question and formula, which stand in the topic."""
+    lines = [f"{report.setting}\n{report.finding}\nhighlight {report.highlight}\n{report.picture}", ""]
+    lines += [f"{word}: {claim}" for claim, word in report.claims.items()]
+    lines += ["", " | ".join(report.columns)]
+    shown = report.cells[:: 1 + len(report.cells) // 48]
+    lines += [
+        " | ".join(value if isinstance(value, str) else number(value) for value in row) for row in shown
+    ]
+    return "\n".join([*lines, ""])
