@@ -111,7 +111,13 @@ def python(where: Path, *arguments: str, limit: float | None = None) -> subproce
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=where,
-        env={**os.environ, **one, "PYTHONPATH": str(where / "src"), "HEADWAY_BUILD": "require"},
+        env={
+            **os.environ,
+            **one,
+            "PYTHONPATH": str(where / "src"),
+            "HEADWAY_BUILD": "require",
+            "HEADWAY_DATA": os.environ.get("HEADWAY_DATA") or str(ROOT.parent / "shared/data"),
+        },
         timeout=limit,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
