@@ -90,7 +90,9 @@ def read(folder: Path) -> list[Mutant]:
         assert {line[0] for line in lines} <= {"-", "+"}, f"lines begin with - or +: {entry}"
         assert tests and old and old != new, f"tests, an old and a new text are needed: {entry}"  # noqa: PT018
         found.append(Mutant(name, file, tuple(tests), old, new))
-        assert not found[-1].of_kernels or "[" in tests[0], f"the first test's last parameter is a level: {entry}"
+        assert not found[-1].of_kernels or "[" in tests[0], (
+            f"the first test's last parameter is a level: {entry}"
+        )
     assert len({m.name for m in found}) == len(found), "two mutants have one name"
     return found
 
