@@ -72,7 +72,7 @@ test-all: $(VENV)/.installed-all $(VENV)/.native
 peers: $(VENV)/.installed-peers $(VENV)/.native
 	$(ONE_THREAD) $(BIN)/python -m pytest --peers --no-skips
 
-mutants: $(VENV)/.installed-test $(VENV)/.native
+mutants: $(VENV)/.installed-all $(VENV)/.native
 	$(BIN)/python tests/mutants -j $(WORKERS)
 
 # First the map of which test runs which line, kept in .mutants; then the faults. HOURS ends it, and the same call goes on.
