@@ -220,6 +220,7 @@ def test_all_changes_at_once_are_shown_equal(tmp_path, capsys):
     report = json.loads(capsys.readouterr().out)
     assert (report["source_kv_heads"], report["spec"]["kv_heads"], report["dtype"]) == (1, 4, "bfloat16")
     assert all(check["difference"] <= check["bound"] for check in report["checks"])
+    assert report["checks"][0]["bound"] == 1e-5 * report["checks"][0]["largest_logit"]
     rounded = load_model(start)
     with torch.no_grad():
         for p in rounded.parameters():

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from headway.api import load
 from headway.checkpoints import convert, inspect, load_folder, load_model, save_folder
-from headway.checkpoints.formats.gguf.keys import decimal
+from headway.checkpoints.formats.gguf.keys import Keys, decimal
 from headway.checkpoints.formats.gguf.metadata import NAMES, write_spec
 from headway.checkpoints.formats.gguf.model import read_model, stored_value, write_model
+from headway.checkpoints.formats.gguf.rope import read_rope
 from headway.checkpoints.formats.gguf.writer import write_gguf
 from headway.checkpoints.hf.layouts.tensors import exported
 from headway.checkpoints.restore import fill
@@ -387,3 +388,9 @@ def test_stories260K_is_the_same_function_in_gguf(tmp_path):
     text = plain.generate("Once upon a time", temperature=0, max_new_tokens=40).text
     assert packed.generate("Once upon a time", temperature=0, max_new_tokens=40).text == text
     assert plain.tokenizer.encode("Once upon a time") == tokenizer.encode("Once upon a time")
+
+
+def test_rotation_of_a_file_that_says_nothing_of_it_is_that_of_llama(tmp_path):
+    """llama.cpp's defaults: a base of 10000, all of the head."""
+    keys = Keys({}, tmp_path / FILE, "llama.")
+    assert read_rope(keys, 16, 64, "adjacent", None) == Rotary(10000.0, pairing="adjacent")

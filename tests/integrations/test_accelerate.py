@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map
 
 from headway.errors import ConfigError
 from headway.integrations.transformers import accelerate, restore
+from headway.integrations.transformers.modules import relative
 from headway.integrations.transformers.own_attention import attention_layers
 from headway.integrations.transformers.products import side_by_side
 from headway.native.linear import MOST_ROWS
@@ -329,3 +330,13 @@ def test_an_unknown_module_is_left_and_named() -> None:
     assert "forward" not in model.model.layers[1].input_layernorm.__dict__
     assert report.taken["RMS norm"] == 4
     restore(model)
+
+
+def test_modules_that_differ_are_told_apart() -> None:
+    """What says whether a module may take another's place: the largest difference over the largest number."""
+    x = torch.tensor([[1.0, -4.0, 2.0]])
+    assert relative(x, x) == 0
+    assert relative((x + torch.tensor([0.0, 0.0, 1.0]),), x) == 0.25
+    assert relative(x[:0], x[:0]) == 0
+    for other in (x[0], x.double(), x * torch.nan):
+        assert relative(other, x) == float("inf")

@@ -242,6 +242,20 @@ def test_scores_of_any_size_keep_the_softmax(use: Use, level: str, dtype: torch.
 
 
 @pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_keys_keep_their_weights_where_later_ones_of_a_block_outrun_them(
+    use: Use, level: str, dtype: torch.dtype
+) -> None:
+    """Scores rise by 6 every 16 keys, so that the running maximum is renewed within blocks of 64: the keys before a
+    renewal still have e^-6 of the weight."""
+    use(level)
+    case = problem(Causal(), "range", 131, (2, 1), (16, 16), dtype, scale=1.0)
+    k = torch.zeros_like(case.k)
+    k[..., 0] = torch.arange(131) // 16 * 6
+    check(replace(case, k=k, q=torch.ones_like(case.q)))
+
+
+@pytest.mark.parametrize("level", LEVELS)
 def test_rounded_weights_sum_to_1(use: Use, level: str) -> None:
     """Weights in bfloat16 are divided by the sum of what was rounded: values that are all 1 stay 1, to the bit."""
     use(level)

@@ -1,6 +1,7 @@
 """Training beside a frozen model: what is trained, kept and held, and where a run goes on."""
 
 import json
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from headway.checkpoints.bases import fingerprint
 from headway.errors import CheckpointError, ConfigError
 from headway.models import ModelSpec, build, cost
 from headway.nn import Lora, adapted, named_adapter_parameters
+from headway.storage import disk
 from headway.storage.safetensors import write_safetensors
 from headway.text import train_bpe
 from headway.train import TextConfig, train
@@ -275,3 +277,16 @@ def sizes(layers: int, width: int, heads: int, hidden: int, vocab: int) -> Model
 def test_a_small_share_of_gradients_and_moments_is_needed(spec: ModelSpec, share: float) -> None:
     """r = 16 on every linear layer, at 1.1 B (TinyLlama's sizes) and at 32 M parameters."""
     assert cost.trained_bytes(spec, Lora(rank=16)) / cost.trained_bytes(spec) < share
+
+
+def test_room_is_asked_for_what_is_trained_alone(beside: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints of an adapter have its numbers and their moments, none of the frozen weights."""
+    config = beside(save_every=1, steps=2, keep_last=2, rank=32)
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "free", lambda path: 0)
+        with pytest.raises(ConfigError, match=r"checkpoints of (\S+) KiB") as refused:
+            train(config, quiet=True)
+    train(config, quiet=True)
+    wrote = sum(p.stat().st_size for p in checkpoints(Path(config.out))[-1].glob("*.safetensors"))
+    said = float(re.findall(r"checkpoints of (\S+) KiB", str(refused.value))[0]) * 1024
+    assert said == pytest.approx(wrote, rel=0.15)

@@ -13,7 +13,7 @@ from headway.errors import ConfigError, DataError
 from headway.models import ModelSpec, build
 from headway.text import train_bpe
 from headway.train import TextConfig, train
-from headway.train.evaluation import evaluate
+from headway.train.evaluation import _buckets, evaluate
 from headway.train.metrics import read_metrics
 
 
@@ -53,6 +53,12 @@ def test_bits_per_byte_by_hand(tmp_path: Path) -> None:
     assert [b.first for b in found.positions] == [0]
     assert found.positions[0].nats == pytest.approx(sum(by_position), rel=1e-5)
     assert model.training
+
+
+def test_tokens_guessed_right_are_counted_once_at_their_position() -> None:
+    ones = torch.ones(40, dtype=torch.float64)
+    buckets = _buckets(ones, ones.long(), torch.arange(40))
+    assert [b.hits for b in buckets] == [sum(range(16)), sum(range(16, 32)), sum(range(32, 40))]
 
 
 def test_positions_add_up_and_a_limit_reads_less(tmp_path: Path) -> None:

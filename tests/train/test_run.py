@@ -31,6 +31,7 @@ from headway.train.checkpoint import checkpoints
 from headway.train.deadline import Deadline
 from headway.train.metrics import Reporter, clock, draw_curve, read_metrics
 from headway.train.optimizer import learning_rate
+from headway.train.start import seeded
 from tests.faults import watch
 from tests.train.test_resume import assert_same_bits
 
@@ -160,6 +161,15 @@ def test_a_deadline_leaves_time_for_what_is_behind_the_last_step() -> None:
     assert deadline.steps_in_all(10, 50.0) == 16.0
     assert Deadline(None, 5.0).scheduled(7.0) == 7.0
     assert not Deadline(None, 5.0).is_over(1e9)
+
+
+def test_threads_and_random_numbers_are_a_runs_own() -> None:
+    before, state = torch.get_num_threads(), torch.get_rng_state()
+    with seeded(3, before + 1):
+        assert torch.get_num_threads() == before + 1
+        assert torch.equal(torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(3)))
+    assert torch.get_num_threads() == before
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_a_disk_without_room_is_seen_before_anything_is_trained(
