@@ -1,5 +1,6 @@
 """Drafts: a text with them is the text without, by the plain loop as the oracle; they are counted, few where wrong."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -209,7 +210,12 @@ def test_what_a_text_repeats_is_guessed_from_it() -> None:
     assert found.accepted > 20
 
 
-@given(st.lists(st.integers(0, 2), max_size=30), st.integers(1, 3), st.integers(0, 2), st.integers(0, 9))
+@given(
+    st.lists(st.integers(0, 2), max_size=9) | st.lists(st.integers(0, 2), min_size=8, max_size=30),
+    st.integers(1, 3),
+    st.integers(0, 2),
+    st.integers(0, 9),
+)
 def test_the_longest_suffix_at_its_last_occurrence(ids: list[int], least: int, more: int, count: int) -> None:
     """By looking at every place of the row, from the last on, and by copying token by token."""
     row = Suffixes(least, least + more)
@@ -258,12 +264,17 @@ def test_wrong_drafts_are_few(rows: int, tokens: int, right: list[int], never: b
         assert (drafted, accepted) == (MOST_CREDIT + 3, 0), "and a token is tried once in 128 steps"
 
 
-def test_windows_need_slack_and_get_it() -> None:
-    model = small(Window.last(4))
+def test_guesses_on_both_sides_of_the_end_of_a_page_are_taken_back() -> None:
+    """Of windows that have released the page before it, in the model and in one that guesses."""
+    model = small(Window.last(4), context=256)
+    prompts = [[1, *range(20, 20 + count)] for count in (50, 55, 60)]
     config = GenerationConfig(max_new_tokens=40)
-    plain = generate(model, PROMPTS, config)
-    draft = Scripted([one.ids for one in plain], 3, 8)
-    assert essence(generate(model, PROMPTS, config, draft=draft)) == essence(plain)
+    plain = generate(model, prompts, config)
+    guesser = copy.deepcopy(model)
+    with torch.no_grad():
+        guesser.model.embed_tokens.weight[::7] *= -1  # right in part
+    for draft in (Scripted([one.ids for one in plain], 3, 8), ModelDraft(model=guesser, tokens=7)):
+        assert essence(generate(model, prompts, config, draft=draft)) == essence(plain)
 
 
 def test_the_context_is_not_exceeded() -> None:

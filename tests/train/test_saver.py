@@ -3,6 +3,7 @@ processes for any other."""
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from headway.parallel import Mesh
 from headway.train import Callback, CallbackContext, Interrupted, TextConfig, train
 from headway.train.checkpoint import State, checkpoints, step_of
 from headway.train.record import STATE
+from headway.train.saver import Writer
 from tests.train.processes import ended, soon, start, together
 from tests.train.test_processes import killed_at_ten_moments
 from tests.train.test_resume import assert_same_bits, in_a_child, kill_me, killed_at_disk_call, weights
@@ -132,25 +134,27 @@ def test_the_mean_of_checkpoints_in_shards(settings: Make, tmp_path: Path) -> No
 def test_the_run_goes_on_while_a_process_writes(
     settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 1 writes checkpoint-2 until rank 0 has called back at step 4: then it is not there yet, though rank 0 has
-    written its part; checkpoint-5 begins when it is."""
-    go, config = tmp_path / "go", settings(**HALVES, **BACKGROUND, save_every=2, steps=6, keep_last=9)
+    """Rank 1 writes checkpoint-3 until rank 0 has called back at step 5: it is not there yet, though rank 0 had written
+    its part before they asked each other; checkpoint-6 begins when it is."""
+    go, config = tmp_path / "go", settings(**HALVES, **BACKGROUND, save_every=3, steps=6, keep_last=9)
     out = Path(config.out)
 
     def slowly(rank: int, step: int, write: Write, folder: Path) -> None:
-        if rank == 1 and step == 2:
+        if rank == 1 and step == 3:
             soon(go.exists, [])
         write(folder)
 
-    def at_three(c: CallbackContext) -> None:
-        if c.step == 3:
-            soon(lambda: bool([*out.glob(".checkpoint-2.partial-*/training.json")]), [])
+    def look(c: CallbackContext) -> None:
+        if c.step == 4:
+            soon(lambda: bool([*out.glob(".checkpoint-3.partial-*/training.json")]), [])
+            soon(lambda: not [t for t in threading.enumerate() if isinstance(t, Writer)], [])
+        elif c.step == 5:
             assert [p.name for p in checkpoints(out)] == ["checkpoint-0"]
             go.touch()
 
     writing(monkeypatch, slowly)
-    together(2, lambda rank: train(config, callbacks=[Callback(at_three, every_steps=1)]), tmp_path / "said")
-    assert [step_of(p) for p in checkpoints(out)] == [0, 2, 4, 6]
+    together(2, lambda rank: train(config, callbacks=[Callback(look, every_steps=1)]), tmp_path / "said")
+    assert [step_of(p) for p in checkpoints(out)] == [0, 3, 6]
     assert not [*out.glob(".*")]
 
 

@@ -1,15 +1,9 @@
-"""What an encoder-decoder keeps while it writes: its own past, and the encoder's keys.
-
-Legend: B rows.
-"""
+"""What an encoder-decoder keeps while it writes: its own past, and the encoder's keys."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
 
 from headway.attention import KeyValues
 from headway.cache.decoder import DecoderCache
@@ -31,14 +25,6 @@ class EncoderDecoderCache:
                 f"EncoderDecoderCache: {len(self.own)} layers of {self.own.batch} rows need as many sets of keys, got "
                 f"{len(self.memory)} for {sorted(rows)} rows"
             )
-
-    def reorder(self, rows: Sequence[int] | Tensor) -> None:
-        """Row i becomes what row rows[i] was, in every layer; there may be more rows or fewer than before."""
-        self.own.reorder(rows)
-        at = torch.as_tensor(rows, dtype=torch.int64, device=self.own.device)
-        self.memory = [
-            keys.map(lambda t: t.index_select(0, at), keys.tokens.select_rows(at)) for keys in self.memory
-        ]
 
     def fork(self) -> EncoderDecoderCache:
         """An independent copy; the encoder's keys, which do not change, are shared."""

@@ -122,8 +122,8 @@ def run(
     """Adds tokens to every text, `most` of them at a time, until each has ended; yields whenever texts got a token.
 
     Raises HeadwayError for logits that are no numbers, ConfigError when constraints leave no token to choose."""
-    config, slack = texts[0].request.config, 0 if draft is None else draft.tokens
-    reader = Reader(model, use_cache=config.use_cache, kv_dtype=kv_dtype(config.kv_cache_dtype), slack=slack)
+    config = texts[0].request.config
+    reader = Reader(model, use_cache=config.use_cache, kv_dtype=kv_dtype(config.kv_cache_dtype))
     engine = Engine(reader, step_tokens=config.prefill_chunk, most=most, draft=draft)
     for text in texts:
         engine.add(text)
