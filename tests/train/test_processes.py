@@ -52,8 +52,12 @@ def as_one(config: TrainConfig, folder: Path, ranks: int = 2, mesh: str | None =
     assert held[0] == held[1]
 
 
-def test_row_45_two_processes_are_one(settings: Make, tmp_path: Path) -> None:
-    """Muon and AdamW, clipping, dropout, documents of all lengths, held-out text; the last step has one micro batch."""
+def test_row_45_two_processes_are_one(
+    settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Muon and AdamW, clipping, dropout, documents of all lengths, held-out text in several batches; the last step has
+    one micro batch."""
+    monkeypatch.setattr("headway.train.evaluation.BATCH_TOKENS", 4 * 24)
     as_one(settings(**HALVES, optimizer="muon", validation_share=0.3, eval_every=9), tmp_path)
 
 
