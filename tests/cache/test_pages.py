@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from headway.cache import PAGE, PageClass, PagePool, PageTable
-from headway.cache.pages import CHECKPOINT
+from headway.cache.page_table import CHECKPOINT
 from headway.errors import CacheError
 from headway.patterns import Retention
 

@@ -6,8 +6,9 @@ from headway.cache.encoder_decoder import EncoderDecoderCache
 from headway.cache.kv_cache import KVCache
 from headway.cache.layer_cache import Cache, LayerCache
 from headway.cache.linear_attention import LinearAttentionCache
+from headway.cache.page_table import PAGE, PageClass, PageTable
 from headway.cache.paged_cache import PagedCache, PagedLayer, PagedStates
-from headway.cache.pages import PAGE, PageClass, PagePool, PageTable
+from headway.cache.pages import PagePool
 from headway.cache.policy import Growing, Ring, SlotPolicy
 from headway.cache.sequences import SequenceLengths
 from headway.cache.spec import KV_DTYPES, CacheSpec, kv_dtype

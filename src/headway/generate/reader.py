@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from headway.attention import KeyValues
 from headway.cache import CacheSpec, PagedCache, PagedLayer, PageTable
-from headway.cache.paged_cache import places, stored_keys
+from headway.cache.paged_step import places, stored_keys
 from headway.choice import Choice
 from headway.models import Decoder, EncoderDecoder
 from headway.models.decode_step import DecodeStep, choose_step, say_once

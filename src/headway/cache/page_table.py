@@ -1,0 +1,161 @@
+"""The pages of one text, and of one class of layers: what the pool (`headway.cache.pages`) keeps books about.
+
+Keys and values of layers that retain the same tokens lie in pages of 64 slots: token i of a text is in slot i % 64 of
+page i // 64 of its table. Here are numbers alone, no tensors.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import NamedTuple
+
+from headway.patterns import Retention
+
+PAGE = 64
+"""Slots of a page: the keys of a block of the kernels, so that a block belongs to one text."""
+CHECKPOINT = 2048
+"""Tokens between two places of a text at which classes that forget keep what a prefix of that length needs."""
+
+
+@dataclass(frozen=True)
+class PageClass:
+    """Layers whose pages go together.
+
+    retention: which past tokens they keep.   nbytes: of a page, in all of the layers.   state: they keep, instead of
+    tokens, one sum over all of them, which is their only page.
+    """
+
+    retention: Retention
+    nbytes: int
+    state: bool = False
+    slack: int = 0
+
+    def kept(self, page: int, length: int) -> bool:
+        """Whether a text of `length` tokens may still be asked for a token of this page, up to `slack` tokens back."""
+        reach = self.retention.reach
+        return (
+            reach is None
+            or page * PAGE < self.retention.sinks
+            or (page + 1) * PAGE > length - reach - self.slack
+        )
+
+    def most(self, length: int, step: int) -> int:
+        """The most pages that a text holds until it has `length` tokens, of which a step reads `step` at most."""
+        reach, pages = self.retention.reach, -(-length // PAGE)
+        if self.state:
+            return 1
+        if reach is None:
+            return pages
+        return min(pages, -(-self.retention.sinks // PAGE) + -(-(reach + self.slack + step) // PAGE) + 1)
+
+    def needed(self, length: int) -> list[int]:
+        """The pages that the query after `length` tokens, a multiple of 64, may see."""
+        return [p for p in range(length // PAGE) if sees(self.retention, p, length)]
+
+
+def sees(retention: Retention, page: int, length: int) -> bool:
+    """Whether the query after `length` tokens may see a token of this page."""
+    reach = retention.reach
+    return reach is None or page * PAGE < retention.sinks or (page + 1) * PAGE > length - reach
+
+
+class Copy(NamedTuple):
+    """Page `old` of a class is to be copied to page `new`, before anything is written."""
+
+    of: int
+    old: int
+    new: int
+
+
+class Pages:
+    """The pages of one class."""
+
+    def __init__(self) -> None:
+        self.free: list[int] = []
+        self.users: list[int] = []
+        self.key: dict[int, bytes] = {}  # of pages that hold a prefix
+        self.page: dict[bytes, int] = {}
+        self.idle: OrderedDict[int, None] = (
+            OrderedDict()
+        )  # with a key and without users, the least recently used first
+
+    def take(self) -> int:
+        if self.free:
+            page = self.free.pop()
+        else:
+            page = len(self.users)
+            self.users.append(0)
+        self.users[page] = 1
+        return page
+
+    def share(self, page: int) -> None:
+        self.users[page] += 1
+        self.idle.pop(page, None)
+
+    def drop(self, page: int, keep: bool = True) -> None:
+        """One user less. A page without users stays where a prefix is in it, unless `keep` is False."""
+        self.users[page] -= 1
+        if self.users[page]:
+            return
+        if page in self.key and keep:
+            self.idle[page] = None
+            return
+        self.forget(page)
+        self.free.append(page)
+
+    def forget(self, page: int) -> None:
+        key = self.key.pop(page, None)
+        if key is not None:
+            del self.page[key]
+
+    def publish(self, page: int, key: bytes) -> None:
+        """Has a page found by its key; another one of the same tokens stays the one that is found."""
+        if key not in self.page and page not in self.key:
+            self.key[page], self.page[key] = key, page
+
+    def evict(self) -> bool:
+        """Frees the idle page that was used longest ago; False where there is none."""
+        if not self.idle:
+            return False
+        page, _ = self.idle.popitem(last=False)
+        self.forget(page)
+        self.free.append(page)
+        return True
+
+    @property
+    def held(self) -> int:
+        """Pages that are not free."""
+        return len(self.users) - len(self.free)
+
+
+@dataclass(eq=False)
+class PageTable:
+    """The pages of one text.
+
+    ids: its tokens that are stored, or are about to be.   pages: of each class, page numbers, None where one was
+    released; of a class of states its only page.   keys: of its full pages, chained.   marks: lengths at which a prefix
+    is worth keeping in classes that forget, multiples of 64.
+    """
+
+    root: bytes
+    ids: list[int]
+    pages: list[list[int | None]]
+    keys: list[bytes] = field(default_factory=list)
+    marks: set[int] = field(default_factory=set)
+    closed: bool = False
+    version: int = 0
+    """Another number whenever its pages are others."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def key(self, page: int) -> bytes:
+        """Of a full page: a hash of all tokens up to its end, under the root."""
+        while len(self.keys) <= page:
+            at = len(self.keys) * PAGE
+            before = self.keys[-1] if self.keys else self.root
+            tokens = b"".join(i.to_bytes(4, "little") for i in self.ids[at : at + PAGE])
+            self.keys.append(blake2b(tokens, key=before, digest_size=16).digest())
+        return self.keys[page]

@@ -1,0 +1,136 @@
+"""What the layers of a model share of one step over texts in pages: tokens, where they are stored, what is attended to.
+
+Legend: T tokens of the step, N keys, R texts of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from headway.attention import KeyValues
+from headway.cache.page_table import PAGE, PageClass, PageTable
+from headway.tokens import Tokens
+
+Chunk = tuple[PageTable, Sequence[int]]
+"""A text and the ids that it goes on with."""
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Keys of the texts of a step: their tokens [1, N], and the slots [1, N] that they lie in, int32."""
+
+    tokens: Tokens
+    slots: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The tokens of a step, a row for each text: `at` [R, T'] where they are in the packed row, tokens [R, T'], and
+    `back` [T], where those of the packed row are among all R T'."""
+
+    at: Tensor
+    tokens: Tokens
+    back: Tensor
+
+
+class PagedStep:
+    """What the layers share of one step."""
+
+    def __init__(self, classes: Sequence[PageClass], device: torch.device, chunks: Sequence[Chunk]) -> None:
+        self.classes, self.device, self.tables = classes, device, [table for table, _ in chunks]
+        self.counts = [len(ids) for _, ids in chunks]
+        self.starts = [len(table) - n for table, n in zip(self.tables, self.counts, strict=True)]
+        pairs = [
+            (start + i, d)
+            for d, (start, n) in enumerate(zip(self.starts, self.counts, strict=True))
+            for i in range(n)
+        ]
+        index, document = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).T.to(self.device).unsqueeze(1)
+        alone = len(chunks) == 1
+        self.tokens = Tokens(index, None if alone else document, start=self.starts[0] if alone else None)
+        self.is_fresh = not any(self.starts)
+        self._places: dict[int, Places] = {}
+
+    @cached_property
+    def in_place(self) -> Tensor:
+        """The slots [1, T] of the step's own keys as they are given."""
+        return torch.arange(self.tokens.count, dtype=torch.int32, device=self.device).unsqueeze(0)
+
+    @cached_property
+    def writes(self) -> list[Tensor]:
+        """Of each class, the slots [T] of the tokens."""
+        return [
+            torch.tensor(
+                [
+                    page_of(table, of, i // PAGE) * PAGE + i % PAGE
+                    for table, start, n in zip(self.tables, self.starts, self.counts, strict=True)
+                    for i in range(start, start + n)
+                ],
+                device=self.device,
+            )
+            if not kind.state
+            else torch.zeros(0)
+            for of, kind in enumerate(self.classes)
+        ]
+
+    @cached_property
+    def states(self) -> list[Tensor]:
+        """Of each class of states, the page [R] of each text."""
+        return [
+            torch.tensor(
+                [page_of(table, of, 0) for table in self.tables] if kind.state else [], dtype=torch.int64
+            )
+            for of, kind in enumerate(self.classes)
+        ]
+
+    def places(self, of: int) -> Places:
+        """What the layers of a class attend to: all that is kept of the texts, page by page."""
+        if of not in self._places:
+            self._places[of] = places(self.tables, of, self.device)
+        return self._places[of]
+
+    @cached_property
+    def rows(self) -> Rows:
+        """See `Rows`."""
+        longest, device = max(self.counts), self.device
+        rank = torch.arange(longest, device=device)
+        count, start = (torch.tensor(n, device=device).unsqueeze(1) for n in (self.counts, self.starts))
+        at = (count.cumsum(0) - count + rank).clamp_max(sum(self.counts) - 1)
+        there = rank < count
+        return Rows(at, Tokens(torch.where(there, start + rank, -1)), there.flatten().nonzero()[:, 0])
+
+
+def places(tables: Sequence[PageTable], of: int, device: torch.device) -> Places:
+    """The keys that a class keeps of texts, as documents 0, 1, ..."""
+    held = [
+        (page, number * PAGE, d, len(table))
+        for d, table in enumerate(tables)
+        for number, page in enumerate(table.pages[of])
+        if page is not None
+    ]
+    with torch.inference_mode(False):  # as in PagedCache.begin
+        page, first, document, length = torch.tensor(held, dtype=torch.int64).view(-1, 4).T.unsqueeze(2)
+        slot = torch.arange(PAGE)
+        index = first + slot
+        index = torch.where(index < length, index, -1).view(1, -1).to(device)
+        document = document.expand(-1, PAGE).reshape(1, -1).to(device)
+        slots = (page * PAGE + slot).view(1, -1).int().to(device)
+    return Places(Tokens(index, document if len(tables) > 1 else None), slots)
+
+
+def stored_keys(tensors: Sequence[Tensor], places: Places) -> KeyValues:
+    """The keys and values at these places of a layer's tensors."""
+    k, v, *scales = tensors
+    k_scale, v_scale = scales or (None, None)
+    return KeyValues(k, v, places.tokens, k_scale, v_scale, places.slots)
+
+
+def page_of(table: PageTable, of: int, number: int) -> int:
+    page = table.pages[of][number]
+    assert page is not None
+    return page
