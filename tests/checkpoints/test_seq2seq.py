@@ -57,6 +57,14 @@ class Pair:
         """Theirs in float32 on either kernel: what float32 can do."""
         return self.theirs, on_sdpa(self.theirs)
 
+    @torch.no_grad()
+    def nudged(self, seed: int) -> Any:
+        """Theirs with weights an ulp larger or smaller: how far rounding can move a result."""
+        model, draw = copy.deepcopy(self.theirs), torch.Generator().manual_seed(seed)
+        for p in model.parameters():
+            p.mul_(1 + torch.finfo(p.dtype).eps * (2 * torch.randint(2, p.shape, generator=draw) - 1))
+        return model
+
 
 @pytest.fixture(scope="module", params=CASES)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
@@ -108,7 +116,7 @@ def errors(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, flo
 
 def test_gradients_are_theirs(pair: Pair) -> None:
     """In float64 to 1e-10 (seen: 7e-12). In float32 the whole gradient to 1e-4 (seen: 2e-5), except in sharp T5s; each
-    tensor to 1e-4, or twice as far off float64 as theirs is.
+    tensor to 1e-4, or twice as far off float64 as theirs is, by either kernel or with weights an ulp off.
 
     Seen: 20 of 1266 tensors are further off than 1e-4, queries and keys of a sharp softmax, by up to 5e-3 with either
     kernel of theirs. What rounding does to one gradient is luck, so that the worst of four batches is compared; and in
@@ -118,14 +126,15 @@ def test_gradients_are_theirs(pair: Pair) -> None:
     rest = ours.keys() - wanted.keys()
     assert all(key.endswith(("embed_positions.weight", "final_logits_bias", "shared.weight")) for key in rest)
     assert max(errors(ours, wanted).values()) < 1e-10
-    found, (eager, sdpa) = gradients(pair.ours), map(gradients, pair.kernels)
-    apart, off_by = errors(found, eager), errors(found, wanted)
-    first, second = errors(eager, wanted), errors(sdpa, wanted)
-    own = {key: max(first[key], second[key]) for key in wanted}
+    roundings = (*pair.kernels, pair.nudged(4), pair.nudged(5))
+    found, low = gradients(pair.ours), [gradients(model) for model in roundings]
+    apart, off_by = errors(found, low[0]), errors(found, wanted)
+    theirs_off = [errors(grads, wanted) for grads in low]
+    own = {key: max(by[key] for by in theirs_off) for key in wanted}
     if pair.sharp:
         assert mean_square(off_by) <= 4 * mean_square(own)
         return
-    assert distance(found, eager) < 1e-4
+    assert distance(found, low[0]) < 1e-4
     for key, error in own.items():
         assert off_by[key] <= max(1e-4, 2 * error), key
         assert apart[key] <= 1e-4 or error > 5e-5, key

@@ -70,13 +70,8 @@ def run(
     given = zip(numbers or range(len(prompts)), prompts, rooms, strict=True)
     searches = [BeamSearch(Request(n, prompt, config, most), beams) for n, prompt, most in given]
     engine = Engine(toy)
-    for search in searches:
-        engine.add(search)
-    for _ in engine.run():
+    for _ in engine.run(searches):
         pass
-    for search in searches:
-        if search.error is not None:
-            raise search.error
     return [list(search.best()) for search in searches]
 
 

@@ -209,10 +209,6 @@ def test_row_15_and_25_a_decoder_reads_the_encoder_s_last_states(ties: dict[str,
         assert float((whole - steps).abs().max()) < 1e-12 * float(whole.abs().max())
         alone = model(source[1:, :6], IDS[1:])
         assert float((whole[1] - alone[0]).abs().max()) < 1e-12 * float(whole.abs().max())
-        cache.reorder([1, 1, 0])
-        assert cache.own.batch == 3
-        more = model.decode(torch.tensor([[1], [1], [2]]), cache)
-        assert torch.equal(more[0], more[1])
 
 
 def test_row_14_a_target_does_not_see_what_follows() -> None:

@@ -66,15 +66,16 @@ def run(case: Problem, keys: KeyValues) -> Partial:
 
 
 def same(got: Partial, case: Problem, keys: KeyValues, level: str) -> None:
-    """Within twice the error of the formula in the dtype of q; and where products are of the dtype of q, the
-    very bits that the kernels make of the numbers themselves."""
+    """Where products are of the dtype of q, the very bits that the kernels make of the numbers themselves; in 16 bits
+    within twice the error of the formula."""
     dtype = case.q.dtype
-    exact, low = (standing(case, keys, d).formula() for d in (torch.float64, dtype))
-    assert_within_reference(got.out, exact.out, low.out, "out")
     if dtype == torch.float32 or level == "avx512bf16":
         plain = standing(case, keys, dtype).run()
         assert torch.equal(got.out, plain.out)
         assert torch.equal(got.lse, plain.lse)
+    if dtype != torch.float32:
+        exact, low = (standing(case, keys, d).formula() for d in (torch.float64, dtype))
+        assert_within_reference(got.out, exact.out, low.out, "out")
 
 
 @pytest.mark.parametrize("level", LEVELS)

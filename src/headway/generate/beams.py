@@ -79,7 +79,7 @@ class BeamSearch:
 
     running: the best unfinished texts, until none of them can matter.   greedy: the greedy text while it is
     followed and unfinished.   beams: both, each text once.   rows: a row of the next step for each beam.
-    error: as in `SampledText`.
+    error, ended: as in `SampledText`.
     """
 
     def __init__(self, request: Request, how: Beams) -> None:
@@ -92,6 +92,7 @@ class BeamSearch:
         self.greedy_text: Hypothesis | None = None
         self.count = 0
         self.error: BaseException | None = None
+        self.ended = False
 
     @property
     def rows(self) -> list[Row]:

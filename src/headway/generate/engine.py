@@ -1,5 +1,7 @@
 """Requests that are generated together, and come and go as they like.
 
+Any thread may add requests and step: one of them reads for all, the others wait for the end of its step.
+
 A step reads one packed row: the last token of every text that is being written (and what a draft expects behind it),
 and pieces of prompts that wait. A text is a page table, so that nothing is copied when another one ends, or when a beam
 forks. Row i of a batch is what row i is alone: positions and masks belong to the text, noise to (seed, request, step),
@@ -10,15 +12,15 @@ Legend: N rows of logits, V vocab.
 
 from __future__ import annotations
 
-import time
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 
 from headway.cache import PAGE
-from headway.errors import ConfigError
+from headway.errors import ConfigError, HeadwayError
 from headway.generate.beams import BeamSearch
 from headway.generate.drafts import Draft
-from headway.generate.jobs import Job, Piece, Row, Text, advance
+from headway.generate.jobs import Job, Piece, Row, Text, advance, next_rows
 from headway.generate.reader import Reader
 from headway.generate.requests import Request
 from headway.generate.sequences import SampledText
@@ -35,30 +37,23 @@ class Engine:
     Args:
         reader: of a decoder, or of an encoder-decoder, whose requests have sources.
         step_tokens: tokens of prompts that a step reads at most.
-        most: requests that are written at a time; any number unless given.
         draft: guesses tokens (`headway.generate.speculation`).
     """
 
-    def __init__(
-        self,
-        reader: Reader,
-        *,
-        step_tokens: int | None = None,
-        most: int | None = None,
-        draft: Draft | None = None,
-    ) -> None:
-        self.reader = reader
-        self.step_tokens, self.most = step_tokens or STEP_TOKENS, most
+    def __init__(self, reader: Reader, *, step_tokens: int | None = None, draft: Draft | None = None) -> None:
+        self.reader, self.step_tokens = reader, step_tokens or STEP_TOKENS
         self.speculation: Speculation | None = None
         if draft is not None:
             assert isinstance(reader.model, Decoder)
             self.speculation = Speculation(draft, reader.model)
+        self._has_states = any(kind.state for kind in reader.cache.pool.classes)
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
-        self._cancelled: set[int] = set()
-        self._reading = False
+        self._added: list[Job] = []
+        self._cancelled: list[Text] = []
         self._concerned: list[Job] = []  # what fails when something is raised
-        self._begun = time.perf_counter()
+        self._turn = threading.Condition()
+        self._reading, self._steps = False, 0
 
     # -- requests --------------------------------------------------------------------------------------
 
@@ -66,45 +61,57 @@ class Engine:
         """A request more, behind those that wait. Raises ConfigError for one that can never fit into the budget."""
         request = text.request
         if request.max_new_tokens < 1:
+            text.ended = True
             return
         self._check_fits(request)
-        self.waiting.append(Job(text, [Row(list(request.prompt))]))
+        with self._turn:
+            self._added.append(Job(text, [Row(list(request.prompt))]))
+            self._take_in()
 
-    def cancel(self, number: int) -> None:
-        """Ends the request of this number, if it is there; its pages are free at once, or when the step that reads
-        them has ended."""
-        self._cancelled.add(number)
-        if not self._reading:
-            self._drop_cancelled()
+    def cancel(self, text: Text) -> None:
+        """Ends a text, if it is there; its pages are free at once, or when the step that reads them has ended."""
+        with self._turn:
+            self._cancelled.append(text)
+            self._take_in()
 
-    def _drop_cancelled(self) -> None:
-        for job in [
-            job for job in (*self.waiting, *self.running) if job.text.request.number in self._cancelled
-        ]:
-            self._end(job)
+    def _take_in(self) -> None:
+        """What other threads added and cancelled; while a step is read nothing changes but by the step."""
+        if self._reading:
+            return
+        self.waiting += self._added
+        for job in [job for job in (*self.waiting, *self.running) if job.text in self._cancelled]:
             (self.running if job in self.running else self.waiting).remove(job)
-        self._cancelled.clear()
+            self._end(job)
+        self._added, self._cancelled = [], []
 
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to do."""
-        return not self.waiting and not self.running
+        return not (self.waiting or self.running or self._added)
 
-    def run(self) -> Iterator[None]:
-        """Steps until all requests have ended; yields whenever texts have got a token."""
+    def run(self, texts: Sequence[Text], most: int | None = None) -> Iterator[None]:
+        """Adds these texts, `most` of them at a time (all unless given), and steps until they have ended; yields after
+        every step. Raises what one of them failed by; those that have not ended then, or when the caller goes on with
+        something else, are cancelled."""
+        waiting, live = deque(texts), list[Text]()
         try:
-            while not self.is_idle:
-                for _ in self.step():
-                    yield
+            while True:
+                live = [text for text in live if not text.ended]
+                while waiting and (most is None or len(live) < most):
+                    self.add(waiting[0])
+                    live.append(waiting.popleft())
+                if all(text.ended for text in live):
+                    if waiting:
+                        continue
+                    return
+                self.step()
+                if failed := next((text.error for text in live if text.error is not None), None):
+                    raise failed
+                yield
         finally:
-            self.close()
-
-    def close(self) -> None:
-        """Ends all requests."""
-        for job in (*self.waiting, *self.running):
-            self._end(job)
-        self.waiting.clear()
-        self.running.clear()
+            for text in live:
+                if not text.ended:
+                    self.cancel(text)
 
     def _check_fits(self, request: Request) -> None:
         pool = self.reader.cache.pool
@@ -123,28 +130,39 @@ class Engine:
 
     # -- a step ----------------------------------------------------------------------------------------
 
-    def step(self) -> Iterator[None]:
-        """Reads the next tokens of all texts, or as many as fit, and chooses those that follow; yields whenever texts
-        have got one.
+    def step(self) -> None:
+        """Reads the next tokens of all texts, or as many as fit, and chooses those that follow. While another thread
+        steps, it waits for the end of that step instead.
 
         A text fails alone (`error`) where its logits are no numbers or its constraints leave no token to choose; what
-        the model raises fails the texts that it was about to read, and no others."""
-        self._reading = True
+        the model raises fails the texts that it was about to read, and no others. What interrupts the step is raised in
+        its thread."""
+        with self._turn:
+            if self._reading:
+                before = self._steps
+                self._turn.wait_for(lambda: self._steps != before)
+                return
+            self._reading = True
         try:
-            yield from self._step()
+            if not self.is_idle:
+                self._step()
         except BaseException as error:
+            failure: BaseException = error
+            if not isinstance(error, Exception):  # it was meant for this thread alone
+                failure = HeadwayError(f"the step was interrupted ({type(error).__name__}); ask again")
             for job in [job for job in self._concerned if job in self.running]:
-                job.text.fail(error)
+                job.text.fail(failure)
                 self._end(job)
                 self.running.remove(job)
-            if not isinstance(error, Exception):
+            if failure is not error:
                 raise
-            yield
         finally:
-            self._reading, self._concerned = False, []
-            self._drop_cancelled()
+            with self._turn:
+                self._reading, self._concerned, self._steps = False, [], self._steps + 1
+                self._take_in()
+                self._turn.notify_all()
 
-    def _step(self) -> Iterator[None]:
+    def _step(self) -> None:
         self._admit()
         pieces = self._pieces()
         chunks, self._concerned = [], list({piece.job for piece in pieces})
@@ -164,8 +182,7 @@ class Engine:
             first += count
         now, ahead = [(job.text, rows) for job, rows in written], 0
         while now:
-            advance(logits, [(text, _ahead(text, rows, ahead)) for text, rows in now], self._begun)
-            yield
+            advance(logits, [(text, _ahead(text, rows, ahead)) for text, rows in now])
             now = [
                 (text, rows)
                 for text, rows in now
@@ -178,7 +195,7 @@ class Engine:
         """Takes waiting requests in, the first come first, while there is room for their prompts and a page more for
         each text that is being written."""
         pool, taken = self.reader.cache.pool, []
-        while self.waiting and (self.most is None or len(self.running) < self.most):
+        while self.waiting:
             job = self.waiting[0]
             for row in job.rows:
                 row.table = self.reader.cache.open(row.ids)
@@ -228,7 +245,7 @@ class Engine:
                 for row in job.rows:
                     # the last tokens of several texts of a request are read together
                     rest = row.rest if len(job.rows) == 1 else row.rest[:-1]
-                    ids = self._cut(row, rest[:left])
+                    ids = row.cut(rest[:left]) if self._has_states else rest[:left]
                     is_last = len(ids) == len(row.rest)
                     if ids:
                         pieces.append(Piece(job, row, ids, range(len(ids) - is_last, len(ids))))
@@ -240,15 +257,6 @@ class Engine:
             if missing <= pool.available or len(self.running) == 1:
                 return pieces
             self._preempt()
-
-    def _cut(self, row: Row, ids: list[int]) -> list[int]:
-        """Of the next tokens of a prompt those that are read now: sums can be kept for prefixes to come at multiples of
-        64 alone, so that pieces end there where layers have sums."""
-        if row.table is None or not any(kind.state for kind in self.reader.cache.pool.classes):
-            return ids
-        begin, end = len(row.table), len(row.table) + len(ids)
-        at = (end - (end == len(row.ids))) // PAGE * PAGE
-        return ids[: at - begin] if at > begin else ids
 
     def _preempt(self) -> None:
         """The youngest request goes back to the head of those that wait, and will be read again."""
@@ -271,30 +279,15 @@ class Engine:
             self.speculation.settle(texts)
         self.reader.end()
         for job in written:
-            job.rows = self._grown(job)
+            job.rows = next_rows(job, self.reader.cache.pool)
             if not job.rows:
                 self._end(job)
                 self.running.remove(job)
 
-    def _grown(self, job: Job) -> list[Row]:
-        """The texts of a job after a step. The first that goes on from a text has its pages, others share them."""
-        pool, before, rows = self.reader.cache.pool, job.rows, []
-        used: set[int] = set()
-        for parent, token in job.text.rows:
-            row = before[parent]
-            assert row.table is not None
-            table = pool.fork(row.table) if parent in used else row.table
-            used.add(parent)
-            rows.append(Row([*row.ids, token], table))
-        for i, row in enumerate(before):
-            if i not in used and row.table is not None:
-                pool.close(row.table)
-        return rows
-
     def _end(self, job: Job) -> None:
         """A job has ended: nothing of it is used any longer."""
         self._release(job)
-        job.rows = []
+        job.rows, job.text.ended = [], True
         if job.source is not None and self.reader.sources is not None:
             self.reader.sources.close(job.source)
         if self.speculation is not None:

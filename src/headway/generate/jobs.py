@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from headway.cache import PageTable
+from headway.cache import PAGE, PagePool, PageTable
 from headway.errors import ConfigError
 from headway.generate.beams import BeamSearch, expand_beams
 from headway.generate.requests import by_config
@@ -35,6 +35,15 @@ class Row:
     def rest(self) -> list[int]:
         """The tokens that are to be read."""
         return self.ids if self.table is None else self.ids[len(self.table.ids) :]
+
+    def cut(self, ids: list[int]) -> list[int]:
+        """Of the next tokens of a prompt those that are read now: sums can be kept for prefixes to come at multiples of
+        64 alone, so that pieces end there where layers have sums."""
+        if self.table is None:
+            return ids
+        begin, end = len(self.table), len(self.table) + len(ids)
+        at = (end - (end == len(self.ids))) // PAGE * PAGE
+        return ids[: at - begin] if at > begin else ids
 
 
 @dataclass(eq=False)
@@ -61,7 +70,7 @@ class Piece:
     wanted: range
 
 
-def advance(logits: Tensor, live: Sequence[tuple[Text, range]], begun: float) -> None:
+def advance(logits: Tensor, live: Sequence[tuple[Text, range]]) -> None:
     """A token more for each text, from its rows of the logits [N, V]; searches of one config are advanced together.
     A text whose logits are no numbers, or whose constraints leave no token to choose, ends with the error."""
     of_row = [text for text, rows in live for _ in rows]
@@ -80,7 +89,23 @@ def advance(logits: Tensor, live: Sequence[tuple[Text, range]], begun: float) ->
             continue
         config = text.request.config
         told = log_probs_of(logits[rows[0]], token, config) if config.log_probs else ()
-        text.advance(token, time.perf_counter() - begun, *told)
+        text.advance(token, time.perf_counter() - text.begun, *told)
+
+
+def next_rows(job: Job, pool: PagePool) -> list[Row]:
+    """The texts of a job after a step. The first that goes on from a text has its pages, others share them."""
+    rows: list[Row] = []
+    used: set[int] = set()
+    for parent, token in job.text.rows:
+        row = job.rows[parent]
+        assert row.table is not None
+        table = pool.fork(row.table) if parent in used else row.table
+        used.add(parent)
+        rows.append(Row([*row.ids, token], table))
+    for i, row in enumerate(job.rows):
+        if i not in used and row.table is not None:
+            pool.close(row.table)
+    return rows
 
 
 def _rows(logits: Tensor, live: Sequence[tuple[Text, range]]) -> Tensor:

@@ -119,19 +119,12 @@ def run(
     draft: Draft | None = None,
     most: int | None = None,
 ) -> Iterator[None]:
-    """Adds tokens to every text, `most` of them at a time, until each has ended; yields whenever texts got a token.
+    """Adds tokens to every text, `most` of them at a time, until each has ended; yields after every step.
 
     Raises HeadwayError for logits that are no numbers, ConfigError when constraints leave no token to choose."""
     config = texts[0].request.config
     reader = Reader(model, use_cache=config.use_cache, kv_dtype=kv_dtype(config.kv_cache_dtype))
-    engine = Engine(reader, step_tokens=config.prefill_chunk, most=most, draft=draft)
-    for text in texts:
-        engine.add(text)
-    for _ in engine.run():
-        for text in texts:
-            if text.error is not None:
-                raise text.error
-        yield
+    return Engine(reader, step_tokens=config.prefill_chunk, draft=draft).run(texts, most)
 
 
 def collect(deltas: Sequence[Delta], prompt_tokens: int) -> Generation:

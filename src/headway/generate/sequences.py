@@ -5,6 +5,7 @@ Legend: R rows, V vocab.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import torch
@@ -27,6 +28,7 @@ class SampledText(Text):
 
     rows: its row of the next step; none when it has ended.   deltas: what each step added; one without a token where it
     gets none.
+    begun: when it was asked for, by `time.perf_counter`.   ended: whether an engine is done with it.
     error: why it ended without having come to its end; None where nothing failed.
     draft: what was expected to follow and has been read ahead of it.   right: how much of it came, from its first token
     on.   follows: whether the last token came as it was expected.   drafted, accepted: as in `Generation`, so far.
@@ -37,6 +39,7 @@ class SampledText(Text):
     def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
         super().__init__(request, [])
         self.rows: list[Row] = []
+        self.begun, self.ended = time.perf_counter(), False
         self.error: BaseException | None = None
         self.draft: list[int] = []
         self.follows, self.right, self.drafted, self.accepted = False, 0, 0, 0
@@ -61,7 +64,7 @@ class SampledText(Text):
     def advance(
         self, token: int, seconds: float, log_prob: float | None = None, top: TopLogProbs = ()
     ) -> None:
-        """Adds the token that was chosen, `seconds` after the call began, and what is to be told of its probability."""
+        """Adds the token that was chosen `seconds` after the text was asked for, and its probability if it is told."""
         self.follows = self.draft[self.right : self.right + 1] == [token]
         self.right, self.accepted = self.right + self.follows, self.accepted + self.follows
         self.ids.append(token)
