@@ -15,9 +15,10 @@ from headway.generate import Beams, Engine, GenerationConfig, NgramDraft, Reader
 from headway.generate.beams import BeamSearch
 from headway.generate.requests import Request
 from headway.generate.sequences import SampledText
-from headway.models import Decoder, ModelSpec, build
+from headway.models import Decoder, EncoderDecoder, ModelSpec, build
 from headway.patterns import Causal, Pattern, Sink, Window
 from tests.generate.conftest import MIXED, small
+from tests.models.test_encoder import seq2seq
 
 SUMS = ModelSpec.of(
     "llama",
@@ -177,6 +178,7 @@ def test_a_request_waits_until_there_is_room() -> None:
     reader.cache.pool.budget = 5 * reader.cache.pool.classes[0].nbytes
     engine = Engine(reader)
     texts = [text_of(number, [number] * 120, GenerationConfig(max_new_tokens=4)) for number in range(3)]
+    engine._preempt = lambda: pytest.fail("taken in without room")  # type: ignore[method-assign]
     steps = engine.run(texts)
     next(steps)
     assert (len(engine.running), len(engine.waiting)) == (2, 1)
@@ -293,6 +295,32 @@ def test_what_a_step_raises_ends_its_requests_and_leaves_the_pool_whole(kind: ty
     assert used(engine) == 0
 
 
+def test_a_source_that_cannot_be_read_ends_the_requests_that_come_with_it() -> None:
+    model = build(seq2seq(), seed=5).eval()
+    assert isinstance(model, EncoderDecoder)
+    reader = Reader(model)
+    assert reader.sources is not None
+    engine, encode, calls = Engine(reader), model.encode, 0
+    config = GenerationConfig(max_new_tokens=6)
+    texts = [SampledText(Request(n, [1], config, 6, source=[n + 1] * 5), None) for n in range(3)]
+
+    def failing(*arguments: object, **options: object) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise RuntimeError("memory")
+        return encode(*arguments, **options)  # type: ignore[arg-type, return-value]
+
+    model.encode = failing  # type: ignore[assignment]
+    for text in texts:
+        engine.add(text)
+        engine.step()
+    drain(engine)
+    assert [str(text.error) for text in texts] == ["None", "memory", "None"]
+    assert [len(text.ids) for text in texts] == [6, 0, 6]
+    assert (used(engine), sum(counts["used"] for counts in reader.sources.cache.pool.counts())) == (0, 0)
+
+
 def test_texts_of_a_run_that_is_left_are_cancelled() -> None:
     model = MODELS["windows"]
     engine = Engine(Reader(model))
@@ -327,18 +355,21 @@ def test_threads_share_the_steps_of_an_engine() -> None:
         try:
             begin.wait()
             for step, _ in enumerate(engine.run(own)):
+                if errors:
+                    return
                 if own is texts[0] and step == 1:
                     engine.cancel(own[4])
         except BaseException as error:  # told by the test
             errors.append(error)
 
     engine.reader.read = counting  # type: ignore[method-assign, assignment]
-    threads = [threading.Thread(target=work, args=(own,)) for own in texts]
+    threads = [threading.Thread(target=work, args=(own,), daemon=True) for own in texts]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(20)
     assert not errors
+    assert not any(thread.is_alive() for thread in threads)
     assert most > 5, "texts of several threads in one step"
     left = [text for own in texts for text in own if text is not texts[0][4]]
     assert [ids_of(text) for text in left] == [alone(model, text) for text in left]

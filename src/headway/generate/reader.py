@@ -160,11 +160,11 @@ class Sources:
 
     def read(self, sources: Sequence[Sequence[int]]) -> list[PageTable]:
         """The pages of new sources, encoded together, side by side."""
-        tables = [self.cache.pool.open(root=object()) for _ in sources]
         lengths = [len(ids) for ids in sources]
         ids = torch.tensor([[i for source in sources for i in source]], device=self.cache.device)
         with evaluating(self.model):
             memory = self.model.encode(ids, tokens=Tokens.packed(lengths, device=self.cache.device))
+            tables = [self.cache.pool.open(root=object()) for _ in sources]
             tokens = self.cache.begin(list(zip(tables, sources, strict=True)))
             for layer, keys in zip(self.cache.layers, self.model.memory_keys(memory), strict=True):
                 assert isinstance(layer, PagedLayer)
