@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headway.cache import PAGE, PageClass, PagePool, PageTable
 from headway.cache.page_table import CHECKPOINT
@@ -37,6 +37,10 @@ class Texts(RuleBasedStateMachine):
         self.live: list[PageTable] = []
         self.store: dict[tuple[int, int], list[Any]] = {}
         self.past: list[list[int]] = []
+
+    @initialize(keep=st.sampled_from([None, 200, 0]))
+    def begin(self, keep: int | None) -> None:
+        self.pool.keep = keep
 
     def write(self, table: PageTable, ids: list[int]) -> None:
         """As a cache does: copies, then stores each token in its slot; a state is the ids it has seen."""
@@ -118,6 +122,17 @@ class Texts(RuleBasedStateMachine):
         self.pool.clear()
         assert not any(counts["kept"] for counts in self.pool.counts())
 
+    @precondition(lambda self: not self.live)
+    @rule()
+    def compact(self) -> None:
+        before = [dict(pages.page) for pages in self.pool._pages]
+        for of, old in enumerate(self.pool.compact()):
+            moved = {(of, new): self.store[of, page] for new, page in enumerate(old)}
+            self.store.update(moved)
+            now = self.pool._pages[of].page
+            assert {key: old[page] for key, page in now.items()} == before[of]
+        assert all(counts["kept"] == counts["all"] for counts in self.pool.counts())
+
     @invariant()
     def conserved(self) -> None:
         """free + used + kept = all, and users are counted."""
@@ -130,6 +145,7 @@ class Texts(RuleBasedStateMachine):
         assert self.pool.budget is not None
         assert used <= self.pool.held <= self.pool.budget
         assert self.pool.available == self.pool.budget - used
+        assert self.pool.keep is None or self.pool.idle <= self.pool.keep
 
     @invariant()
     def stored(self) -> None:
@@ -189,6 +205,35 @@ def test_windows_keep_the_pages_of_checkpoints_alone() -> None:
     pool.close(table)
     hits = {length: len(pool.open(ids[: length + 1])) for length in (1024, 1088, CHECKPOINT, CHECKPOINT + 64)}
     assert hits == {1024: 1024, 1088: 1024, CHECKPOINT: CHECKPOINT, CHECKPOINT + 64: CHECKPOINT}
+
+
+def test_the_pages_of_the_oldest_texts_go_first() -> None:
+    """Of all classes, the ends of texts before their beginnings."""
+    pool = PagePool([FULL, STATE], keep=4 * FULL.nbytes + 2 * STATE.nbytes)
+    texts = [[n] * 129 for n in range(3)]
+    for ids in texts:
+        table = pool.open(ids)
+        for at in range(0, 128, 64):
+            pool.extend(table, ids[at : at + 64])
+            pool.settle(table)
+            pool.snapshot(table)
+        pool.close(table)
+    assert [len(pool.open(ids)) for ids in texts] == [0, 0, 128]
+    pool = PagePool([FULL], keep=3 * FULL.nbytes)
+    for ids in texts[:2]:
+        table = pool.open(ids)
+        pool.extend(table, ids)
+        pool.settle(table)
+        pool.close(table)
+    assert [len(pool.open(ids)) for ids in texts[:2]] == [64, 128]
+
+
+def test_pages_in_use_are_not_numbered_anew() -> None:
+    pool = PagePool([FULL])
+    table = pool.open()
+    pool.extend(table, [1])
+    with pytest.raises(CacheError, match="close the texts"):
+        pool.compact()
 
 
 def test_texts_of_other_roots_share_nothing() -> None:

@@ -28,7 +28,7 @@ class Toy(Reader):
     longest: tokens that were read of a text.   counts: texts of each step.
     """
 
-    use_cache, sources = False, None
+    use_cache, sources, shares_prefixes = False, None, False
 
     def __init__(self, vocab: int, seed: int, prompts: Sequence[Sequence[int]], levels: int = 0) -> None:
         self.vocab, self.seed, self.levels = vocab, seed, levels

@@ -17,6 +17,7 @@ from headway.generate.requests import Request
 from headway.generate.sequences import SampledText
 from headway.models import Decoder, EncoderDecoder, ModelSpec, build
 from headway.patterns import Causal, Pattern, Sink, Window
+from headway.positions import DynamicNTK, Rotary
 from tests.generate.conftest import MIXED, small
 from tests.models.test_encoder import seq2seq
 
@@ -77,7 +78,7 @@ def drawn(
         if how or draw.random() < 0.5
         else {"sampling": Sampling(temperature=1.1, top_k=40), "seed": number}
     )
-    config = GenerationConfig(max_new_tokens=draw.randint(1, most), beams=how, **drawing)
+    config = GenerationConfig(max_new_tokens=draw.randint(1, most), beams=how, prefix_cache=True, **drawing)
     return text_of(number, prompt, config)
 
 
@@ -226,22 +227,40 @@ def test_a_cancelled_request_leaves_the_others_alone(patterns: Pattern) -> None:
     assert used(engine) == 0
 
 
-def test_what_an_earlier_request_has_stored_is_found() -> None:
-    """All full pages of a prompt that is read again, of windows and sums too, and the same text."""
-    for name in ("full", "windows", "linear"):
-        reader = Reader(MODELS[name], budget=2**24)
-        engine = Engine(reader, step_tokens=64)
-        prompt = [7, 8] * 100
-        first = text_of(0, prompt, GenerationConfig(max_new_tokens=3))
-        engine.add(first)
-        drain(engine)
-        table = reader.cache.open(prompt)
-        assert len(table) == 192, name
-        reader.cache.pool.close(table)
-        again = text_of(0, prompt, GenerationConfig(max_new_tokens=3))
-        engine.add(again)
-        drain(engine)
-        assert ids_of(again) == ids_of(first), name
+@pytest.mark.parametrize("room", [{"budget": 2**24}, {"keep": 2**24}, {}], ids=str)
+@pytest.mark.parametrize("name", ["full", "windows", "linear"])
+def test_what_an_earlier_request_has_stored_is_found(name: str, room: dict[str, int]) -> None:
+    """All full pages of a prompt that is read again, of windows and sums too, and the same text: by those that ask for
+    it, where something is kept."""
+    reader, counts = Reader(MODELS[name], **room), [0]
+    engine, read, prompt = Engine(reader, step_tokens=64), reader.read, [7, 8] * 100
+    texts = [text_of(0, prompt, GenerationConfig(max_new_tokens=3, prefix_cache=n > 1)) for n in range(3)]
+
+    def counting(chunks: Sequence[tuple[object, Sequence[int]]], *rest: object) -> torch.Tensor:
+        counts[-1] += sum(len(ids) for _, ids in chunks)
+        return read(chunks, *rest)  # type: ignore[arg-type]
+
+    reader.read = counting  # type: ignore[method-assign, assignment]
+    for text in texts:
+        counts.append(0)
+        deque(engine.run([text]), maxlen=0)
+    assert counts[1:] == [202, 202, 202 - (192 if room else 0)]
+    assert ids_of(texts[0]) == ids_of(texts[1]) == ids_of(texts[2])
+
+
+def test_positions_of_a_length_share_nothing() -> None:
+    """What they stored depends on how a text came to its length."""
+    rotary = Rotary(pairing="halves", scaling=DynamicNTK(2.0, trained_context=64))
+    model = build(ModelSpec.of_depth(2, 330, positions=rotary), seed=0).eval()
+    with pytest.raises(
+        ConfigError, match="a budget of 9 bytes: positions of this model depend on the length"
+    ):
+        Reader(model, budget=9)
+    reader = Reader(model, keep=2**20)
+    config = GenerationConfig(max_new_tokens=3, prefix_cache=True, beyond_context=True)
+    deque(Engine(reader).run([text_of(0, [7] * 200, config)]), maxlen=0)
+    assert len(reader.open([7] * 200)) == 0
+    assert reader.cache.pool.held == 0
 
 
 def test_a_text_whose_logits_are_no_numbers_ends_alone() -> None:

@@ -9,6 +9,7 @@ import torch
 from headway.generate import Reader
 from headway.models import EncoderDecoder, ModelSpec, build
 from headway.nn import RMSNorm
+from tests.native.conftest import LEVELS, Use, use  # noqa: F401
 from tests.tolerance import assert_within_reference
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -64,6 +65,12 @@ def read_together(readers: list[Reader], dtype: torch.dtype) -> None:
     ours, low, exact = (torch.cat(of_reader) for of_reader in zip(*results, strict=True))
     assert ours.dtype == dtype
     assert_within_reference(ours, exact, low)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_norms_behind_layers_are_those_of_the_modules(use: Use, level: str) -> None:  # noqa: F811
+    use(level)
+    test_they_are_those_of_the_modules("bart", torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -2,9 +2,10 @@
 
 from headway.api.classification import Answerer, Classifier, Label, Tagger
 from headway.api.encoders import Candidate, Embedder, MaskedLM, TextEncoder
-from headway.api.language import LanguageModel, Options
+from headway.api.language import LanguageModel
 from headway.api.loading import load
 from headway.api.looking import EncoderDecoderMaps, EncoderDecoderStates
+from headway.api.options import Options
 from headway.api.translator import Translator
 from headway.data.spans import Answer, Span
 from headway.models.attention_maps import AttentionMap, AttentionMaps

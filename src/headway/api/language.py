@@ -3,91 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, TypedDict, Unpack, overload
+from typing import Any, Unpack, overload
 
 import torch
 from torch import Tensor
 
-from headway.api.drafting import AnyDraft, make_draft
+from headway.api.drafting import make_draft
 from headway.api.looking import Numbers, attention_of, states_of, token_texts
-from headway.api.pretrained import BATCH, Pretrained, check_options
+from headway.api.options import Options, Scoring, config_of, scoring_of
+from headway.api.pretrained import Pretrained, check_options
 from headway.api.prompts import prompt_ids
 from headway.cache import DecoderCache, kv_dtype
 from headway.choice import Choice
 from headway.errors import DataError
-from headway.generate import (
-    Beams,
-    Delta,
-    Generation,
-    GenerationConfig,
-    Reader,
-    Sampling,
-    Score,
-    rolling_windows,
-)
+from headway.generate import Delta, Generation, GenerationConfig, Reader, Score, rolling_windows
 from headway.generate import generate as generate_ids
 from headway.generate import score as score_ids
 from headway.generate import stream as stream_ids
 from headway.generate.drafts import Draft
 from headway.generate.loop import collect
+from headway.generate.open_engine import OpenEngine
 from headway.generate.requests import check_prompts
 from headway.models import Decoder
 from headway.models.attention_maps import AttentionMaps
 from headway.text import Tokenizer
 from headway.text.chat import Message
 from headway.tokens import Tokens
-
-
-class Options(TypedDict, total=False):
-    """How to generate. Whatever is not given is greedy, seed 0, up to 128 new tokens, until EOS.
-
-    max_new_tokens: at most so many (None: 128, or what the context has room for).
-    temperature, top_k, top_p, min_p, repetition_penalty: see `Sampling`; temperature 0 is greedy.
-    beams: search for the text of the highest score instead, with so many beams, or as `Beams` says.
-    seed: equal seeds give equal text.   stop: strings that end the text, or one.
-    eos: ids that end the text, instead of the model's.   beyond_context: go on past the trained context.
-    log_probs: the `log_probs` of the result are ln p of each new token, and with `top_log_probs` its `top_log_probs`
-        those of so many of the likeliest in each place: see `Generation`.
-    min_new_tokens, no_repeat_ngram, use_cache, kv_cache_dtype, prefill_chunk: see `GenerationConfig`.
-    draft, draft_tokens: fewer steps for the same text where the next tokens can be guessed: from the text itself
-        ("ngram"), by a smaller `LanguageModel` of the same tokenizer, or by a `Draft`; at most so many at a time.
-    """
-
-    max_new_tokens: int | None
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    beams: Beams | int | None
-    min_new_tokens: int
-    no_repeat_ngram: int
-    seed: int
-    stop: Sequence[str] | str
-    log_probs: bool
-    top_log_probs: int
-    eos: Sequence[int]
-    beyond_context: bool
-    use_cache: bool
-    kv_cache_dtype: str
-    prefill_chunk: int | None
-    draft: AnyDraft | None
-    draft_tokens: int | None
-
-
-class Scoring(TypedDict, total=False):
-    """How to score texts.
-
-    batch_size: rows read at once; changes no result but by rounding.   beyond_context: go on past the trained context.
-    special: control tokens written in the texts are control tokens, not text.
-    """
-
-    batch_size: int
-    beyond_context: bool
-    special: bool
-
-
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 class LanguageModel(Pretrained[Decoder, Tokenizer]):
@@ -97,10 +38,26 @@ class LanguageModel(Pretrained[Decoder, Tokenizer]):
     >>> print(lm.generate("def main(", max_new_tokens=40, temperature=0.8))
     >>> for delta in lm.stream("def main("): print(delta.text, end="", flush=True)
 
+    Any thread may call it: what they ask for is read together, by one engine.
+
     Attributes:
         model: the `Decoder`.   tokenizer: None when the folder has none; then prompts are ids.
         generation: the content of generation_config.json; of it, only `eos_token_id` decides anything here.
     """
+
+    _engine: OpenEngine | None = None
+
+    @property
+    def engine(self) -> OpenEngine:
+        """What writes the texts. `engine.keep` bounds what it keeps for texts that begin as earlier ones did."""
+        if self._engine is None or self._engine.model is not self.model:
+            self._engine = OpenEngine(self.model)
+        return self._engine
+
+    def close(self) -> None:
+        """Gives back the memory that earlier texts left, when the calls that run have ended. Later calls go on."""
+        if self._engine is not None:
+            self._engine.close()
 
     @property
     def eos(self) -> tuple[int, ...]:
@@ -145,8 +102,9 @@ class LanguageModel(Pretrained[Decoder, Tokenizer]):
         prompts, one = prompt_ids(self, prompt, special)
         config, draft = self._settings(options)
         found = generate_ids(
-            self.model, prompts, config, tokenizer=self.tokenizer, batch_size=batch_size, draft=draft
-        )
+            self.model, prompts, config, tokenizer=self.tokenizer, batch_size=batch_size, draft=draft,
+            engine=self.engine,
+        )  # fmt: skip
         return found[0] if one else found
 
     def stream(
@@ -160,16 +118,19 @@ class LanguageModel(Pretrained[Decoder, Tokenizer]):
                 "stream continues one prompt, got a list; use generate, or headway.generate.stream"
             )
         config, draft = self._settings(options)
-        return stream_ids(self.model, prompts, config, tokenizer=self.tokenizer, draft=draft)
+        return stream_ids(
+            self.model, prompts, config, tokenizer=self.tokenizer, draft=draft, engine=self.engine
+        )
 
     def chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Generation:
-        """The reply to a conversation, [{"role": "user", "content": "..."}, ...], through the chat template."""
+        """The reply to a conversation, [{"role": "user", "content": "..."}, ...], through the chat template. What
+        earlier turns stored is not read again, unless prefix_cache=False."""
         ids = self.need_tokenizer().render_chat(messages)
-        return collect(list(self.stream(ids, **options)), len(ids))
+        return collect(list(self.stream(ids, **_in_turn(options))), len(ids))
 
     def stream_chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Iterator[Delta]:
         """`chat`, token by token."""
-        return self.stream(self.need_tokenizer().render_chat(messages), **options)
+        return self.stream(self.need_tokenizer().render_chat(messages), **_in_turn(options))
 
     def decoding(self, *, kv_cache_dtype: str = "auto") -> Choice:
         """What computes steps of one more token, "native" calls of the kernels or "modules", and why; with a cache of
@@ -206,7 +167,7 @@ class LanguageModel(Pretrained[Decoder, Tokenizer]):
 
         Raises DataError for a continuation without a token of its own, ConfigError for what the context is too short
         for."""
-        options, special = _scoring("score", how)
+        options, special = scoring_of("score", how)
         one = isinstance(context, str) and isinstance(continuation, str)
         wanted = [continuation] if isinstance(continuation, str) else list(continuation)
         given = [context] * len(wanted) if isinstance(context, str) else list(context)
@@ -235,7 +196,7 @@ class LanguageModel(Pretrained[Decoder, Tokenizer]):
 
         It follows `prefix` and is read in windows of `window` tokens (the trained context unless given), the last of
         which looks back as far as it can: `rolling_windows`. -log_prob / ln 2 / bytes are its bits per byte."""
-        options, special = _scoring("score_text", how)
+        options, special = scoring_of("score_text", how)
         texts = [text] if isinstance(text, str) else list(text)
         length = self.spec.trained_context if window is None else window
         encoded = self.need_tokenizer().encode_batch(texts, bos=False, special=special)
@@ -319,15 +280,10 @@ class LanguageModel(Pretrained[Decoder, Tokenizer]):
         check_options("generate", options, Options.__annotations__)
         given: dict[str, Any] = dict(options)
         draft = make_draft(given.pop("draft", None), given.pop("draft_tokens", None), self)
-        sampling = Sampling(**{name: given.pop(name) for name in _SAMPLING if name in given})
-        if isinstance(given.get("beams"), int):
-            given["beams"] = Beams(given["beams"])
         unused = self.tokenizer.unused_ids(self.spec.vocab) if self.tokenizer else []
-        return GenerationConfig(**{"eos": self.eos, **given}, sampling=sampling, forbidden=unused), draft
+        return config_of(given, self.eos, unused), draft
 
 
-def _scoring(call: str, how: Scoring) -> tuple[dict[str, Any], bool]:
-    """The options of `headway.generate.score`, and `special`."""
-    check_options(call, how, Scoring.__annotations__)
-    options: dict[str, Any] = {"batch_size": BATCH, **how}
-    return options, options.pop("special", False)
+def _in_turn(options: Options) -> Options:
+    """Options of a conversation, each turn of which begins as the one before."""
+    return {"prefix_cache": options.get("use_cache", True), **options}

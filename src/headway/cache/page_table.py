@@ -77,9 +77,8 @@ class Pages:
         self.users: list[int] = []
         self.key: dict[int, bytes] = {}  # of pages that hold a prefix
         self.page: dict[bytes, int] = {}
-        self.idle: OrderedDict[int, None] = (
-            OrderedDict()
-        )  # with a key and without users, the least recently used first
+        self.idle: OrderedDict[int, int] = OrderedDict()
+        """Pages with a key and without users, and when they lost their last one, the first ones first."""
 
     def take(self) -> int:
         if self.free:
@@ -94,13 +93,13 @@ class Pages:
         self.users[page] += 1
         self.idle.pop(page, None)
 
-    def drop(self, page: int, keep: bool = True) -> None:
+    def drop(self, page: int, now: int, keep: bool = True) -> None:
         """One user less. A page without users stays where a prefix is in it, unless `keep` is False."""
         self.users[page] -= 1
         if self.users[page]:
             return
         if page in self.key and keep:
-            self.idle[page] = None
+            self.idle[page] = now
             return
         self.forget(page)
         self.free.append(page)
@@ -115,14 +114,21 @@ class Pages:
         if key not in self.page and page not in self.key:
             self.key[page], self.page[key] = key, page
 
-    def evict(self) -> bool:
-        """Frees the idle page that was used longest ago; False where there is none."""
-        if not self.idle:
-            return False
+    def evict(self) -> None:
+        """Frees the idle page that was used longest ago."""
         page, _ = self.idle.popitem(last=False)
         self.forget(page)
         self.free.append(page)
-        return True
+
+    def compact(self) -> list[int]:
+        """Numbers the idle pages anew, 0, 1, ..., and returns their old numbers. None may be in use."""
+        old = list(self.idle)
+        number = {page: new for new, page in enumerate(old)}
+        self.idle = OrderedDict((number[page], since) for page, since in self.idle.items())
+        self.key = {number[page]: key for page, key in self.key.items()}
+        self.page = {key: page for page, key in self.key.items()}
+        self.free, self.users = [], [0] * len(old)
+        return old
 
     @property
     def held(self) -> int:

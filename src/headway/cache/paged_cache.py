@@ -63,6 +63,13 @@ class PagedLayer:
             pages = t.unflatten(2, (-1, PAGE))
             pages.index_copy_(2, new, pages.index_select(2, old))
 
+    def take(self, pages: Tensor) -> None:
+        """Room for these pages alone, as pages 0, 1, ..."""
+        with torch.inference_mode(False):
+            self.tensors = tuple(
+                t.unflatten(2, (-1, PAGE)).index_select(2, pages).flatten(2, 3) for t in self.tensors
+            )
+
     def update(self, k: Tensor, v: Tensor, tokens: Tokens) -> KeyValues:
         """Stores the keys [1, K, T, D] and values [1, K, T, E] of the tokens of the step, and returns what their
         queries attend to. Raises CacheError for other tokens than those of `PagedCache.begin`."""
@@ -99,6 +106,11 @@ class PagedStates:
         for t in self.state.tensors:
             t.index_copy_(0, new, t.index_select(0, old))
 
+    def take(self, pages: Tensor) -> None:
+        """As in `PagedLayer`."""
+        with torch.inference_mode(False):
+            self.state = LinearState(*(t.index_select(0, pages) for t in self.state.tensors))
+
     def update(self, new: LinearState, tokens: Tokens) -> LinearState:
         """Adds the sums of the texts of the step, row by row (`PagedStep.rows`), and returns those before them."""
         step = self.cache.step
@@ -120,8 +132,7 @@ class PagedCache:
         spec: what a layer stores; `batch` is not looked at.
         patterns: of the layers. Layers whose patterns retain the same tokens share page tables.
         linear: layers keep the sums of linear attention instead.
-        budget: bytes of pages that are in use, or kept for texts that begin as earlier ones did; without one there is
-            no bound, and nothing is kept.
+        budget, keep: as in `PagePool`; without either nothing is kept.
         slack: tokens that can always be taken back.
 
     Raises CacheError for a pattern whose queries see later tokens.
@@ -136,6 +147,7 @@ class PagedCache:
         linear: LinearAttentionSpec | None = None,
         *,
         budget: int | None = None,
+        keep: int | None = None,
         slack: int = 0,
     ) -> None:
         self.device = torch.zeros(0, device=spec.device).device
@@ -160,7 +172,7 @@ class PagedCache:
                 for retention, layers in kinds.items()
             ],
             budget,
-            prefixes=budget is not None,
+            keep=0 if budget is None and keep is None else keep,
         )
         self._capacity = [0] * len(kinds)
         self.step: PagedStep | None = None
@@ -183,6 +195,18 @@ class PagedCache:
         """Makes room for so many tokens of texts at once, so that later ones need not move what is stored."""
         for of, kind in enumerate(self.pool.classes):
             self._grow(of, tokens if kind.state else -(-tokens // PAGE))
+
+    def shrink(self) -> None:
+        """Gives memory back, where no text is open and there is room for more than twice of what is to be kept."""
+        pool = self.pool
+        room = sum(kind.nbytes * count for kind, count in zip(pool.classes, self._capacity, strict=True))
+        bound = pool.budget if pool.keep is None else 2 * pool.keep
+        if pool.held > pool.idle or bound is None or room <= bound:
+            return
+        kept = pool.compact()
+        for layer in self.layers:
+            layer.take(torch.tensor(kept[layer.of], dtype=torch.int64, device=self.device))
+        self._capacity = [len(pages) for pages in kept]
 
     # -- steps -----------------------------------------------------------------------------------------
 

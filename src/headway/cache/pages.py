@@ -22,14 +22,15 @@ class PagePool:
     Args:
         classes: what layers keep.
         budget: bytes of pages that are in use or kept for prefixes; None is no bound.
-        prefixes: whether pages are kept for prefixes.
+        keep: bytes of pages that stay for prefixes when nobody uses them; None is what the budget leaves.
     """
 
     def __init__(
-        self, classes: Sequence[PageClass], budget: int | None = None, *, prefixes: bool = True
+        self, classes: Sequence[PageClass], budget: int | None = None, *, keep: int | None = None
     ) -> None:
-        self.classes, self.budget, self.prefixes = tuple(classes), budget, prefixes
+        self.classes, self.budget, self.keep = tuple(classes), budget, keep
         self._pages = [Pages() for _ in self.classes]
+        self._now = 0
 
     # -- texts -----------------------------------------------------------------------------------------
 
@@ -40,7 +41,7 @@ class PagePool:
         root: whatever else the keys depend on (adapter, dtype); texts of another root share nothing."""
         seed = blake2b(repr(root).encode(), digest_size=16).digest()
         table = PageTable(seed, list(ids), [[] for _ in self.classes])
-        length = self._hit(table) if self.prefixes else 0
+        length = self._hit(table)
         count = length // PAGE
         for kind, pages, own in zip(self.classes, self._pages, table.pages, strict=True):
             if kind.state:
@@ -93,11 +94,13 @@ class PagePool:
     def close(self, table: PageTable) -> None:
         """The text has ended; the pages of its prefixes stay as long as there is room."""
         self._check(table)
+        self._now += 1
         for pages, own in zip(self._pages, table.pages, strict=True):
             for page in reversed(own):  # the ends of a chain are evicted before their beginnings
                 if page is not None:
-                    pages.drop(page)
+                    pages.drop(page, self._now)
         table.pages, table.closed = [[] for _ in self.classes], True
+        self._bound()
 
     # -- growing ---------------------------------------------------------------------------------------
 
@@ -127,8 +130,7 @@ class PagePool:
         """Bytes that can be taken; None is no bound."""
         if self.budget is None:
             return None
-        used = sum(k.nbytes * (p.held - len(p.idle)) for k, p in zip(self.classes, self._pages, strict=True))
-        return self.budget - used
+        return self.budget - self.held + self.idle
 
     def extend(self, table: PageTable, ids: Iterable[int]) -> list[Copy]:
         """Makes room for the next tokens of a text and returns what must be copied before they are stored.
@@ -153,7 +155,7 @@ class PagePool:
                     own[-1] = page = self._take(i)
                     table.version += 1
                     copies.append(Copy(i, old, page))
-                    pages.drop(old)
+                    pages.drop(old, self._now)
             last = 1 if kind.state else -(-(len(table) + len(new)) // PAGE)
             while len(own) < last:
                 own.append(self._take(i))
@@ -162,18 +164,30 @@ class PagePool:
         return copies
 
     def _take(self, of: int) -> int:
-        """A page of a class. Where the budget is full, idle ones are given up, those of the class first."""
-        kind, pages = self.classes[of], self._pages[of]
+        """A page of a class. Where the budget is full, idle ones are given up, the least recently used first."""
         if self.budget is not None:
-            order = [pages, *(other for other in self._pages if other is not pages)]
-            while self.held + kind.nbytes > self.budget and any(some.evict() for some in order):
-                pass
-        return pages.take()
+            while self.held + self.classes[of].nbytes > self.budget and self.idle:
+                self._evict()
+        return self._pages[of].take()
+
+    def _evict(self) -> None:
+        """Gives up the page that nobody has used for the longest time."""
+        min((pages for pages in self._pages if pages.idle), key=lambda p: next(iter(p.idle.values()))).evict()
+
+    def _bound(self) -> None:
+        """Gives up what is more than is to be kept."""
+        while self.keep is not None and self.idle > self.keep:
+            self._evict()
 
     @property
     def held(self) -> int:
         """Bytes of pages that are in use or kept."""
         return sum(kind.nbytes * pages.held for kind, pages in zip(self.classes, self._pages, strict=True))
+
+    @property
+    def idle(self) -> int:
+        """Bytes of pages that are kept, and nobody uses."""
+        return sum(kind.nbytes * len(p.idle) for kind, p in zip(self.classes, self._pages, strict=True))
 
     def trim(self, table: PageTable, count: int) -> None:
         """Takes back the last `count` tokens. Raises CacheError, and changes nothing, for a class of states, for more
@@ -200,7 +214,7 @@ class PagePool:
             while len(own) > last:
                 page, table.version = own.pop(), table.version + 1
                 assert page is not None
-                pages.drop(page)
+                pages.drop(page, self._now)
 
     def settle(self, table: PageTable) -> None:
         """The tokens of a text are stored: full pages can be found by others, and those that no later query of the
@@ -211,7 +225,7 @@ class PagePool:
             key = table.key(p)
             for kind, pages, own in zip(self.classes, self._pages, table.pages, strict=True):
                 page = None if kind.state else own[p]
-                if self.prefixes and page is not None:
+                if page is not None:
                     pages.publish(page, key)
         for kind, pages, own in zip(self.classes, self._pages, table.pages, strict=True):
             if kind.state or kind.retention.reach is None:
@@ -221,8 +235,10 @@ class PagePool:
                 if page is None and p * PAGE >= kind.retention.sinks:
                     break
                 if page is not None and not kind.kept(p, len(table)):
-                    pages.drop(page, keep=any(p in kind.needed(mark) for mark in self._marks(table, kind, p)))
+                    needed = any(p in kind.needed(mark) for mark in self._marks(table, kind, p))
+                    pages.drop(page, self._now, keep=needed)
                     own[p] = None
+        self._bound()
 
     @staticmethod
     def _marks(table: PageTable, kind: PageClass, page: int) -> list[int]:
@@ -237,7 +253,7 @@ class PagePool:
         returns what is to be copied."""
         self._check(table)
         copies: list[Copy] = []
-        if not self.prefixes or len(table.ids) % PAGE:
+        if self.keep == 0 or len(table.ids) % PAGE:
             return copies
         for i, (kind, pages, own) in enumerate(zip(self.classes, self._pages, table.pages, strict=True)):
             if not (kind.state and table.ids):
@@ -249,16 +265,26 @@ class PagePool:
             assert state is not None
             copies.append(Copy(i, state, page))
             pages.publish(page, key)
-            pages.drop(page)
+            pages.drop(page, self._now)
+        self._bound()
         return copies
 
     def clear(self) -> None:
         """Forgets all prefixes."""
+        while self.idle:
+            self._evict()
         for pages in self._pages:
-            while pages.evict():
-                pass
             for page in list(pages.key):
                 pages.forget(page)
+
+    def compact(self) -> list[list[int]]:
+        """Numbers the kept pages anew, from 0 on, and returns their old numbers, of each class. Raises CacheError while
+        a page is in use."""
+        if self.held > self.idle:
+            raise CacheError(
+                "PagePool: pages of texts that are open cannot be numbered anew; close the texts"
+            )
+        return [pages.compact() for pages in self._pages]
 
     def _check(self, table: PageTable) -> None:
         if table.closed:

@@ -78,6 +78,8 @@ class GenerationConfig:
     log_probs: tell of each new token ln p(token | all before it) under the model's own distribution, whatever the
         settings above make of it;  top_log_probs: and of so many of the likeliest tokens in its place.
     beyond_context: allow more tokens than the model was trained on.
+    prefix_cache: read only what no earlier text of the same engine has stored (`LanguageModel`, a batch). Sums are made
+        in another order then, so that a text may be another than that of a first call where two tokens are as likely.
     use_cache: False computes every step from the whole text: slow, the same text. For checking.
     kv_cache_dtype: what the cache stores: "auto" (keys and values as the model makes them) or "int8" (rounded: a
         quarter of float32, half of bfloat16, and nearly the same text).
@@ -99,6 +101,7 @@ class GenerationConfig:
     log_probs: bool = False
     top_log_probs: int = 0
     beyond_context: bool = False
+    prefix_cache: bool = False
     use_cache: bool = True
     kv_cache_dtype: str = "auto"
     prefill_chunk: int | None = None
@@ -128,6 +131,10 @@ class GenerationConfig:
             (
                 rounded and not self.use_cache,
                 f"kv_cache_dtype={self.kv_cache_dtype!r} says what the cache stores, but use_cache is False",
+            ),
+            (
+                self.prefix_cache and not self.use_cache,
+                "prefix_cache needs the cache: without it every step reads the whole text",
             ),
             (not eos_are_ids, f"eos is a list of token ids, got {self.eos!r}; write a single id as [id]"),
             (

@@ -100,11 +100,10 @@ class Engine:
                 while waiting and (most is None or len(live) < most):
                     self.add(waiting[0])
                     live.append(waiting.popleft())
-                if all(text.ended for text in live):
-                    if waiting:
-                        continue
+                if not all(text.ended for text in live):
+                    self.step()
+                elif not waiting:
                     return
-                self.step()
                 if failed := next((text.error for text in live if text.error is not None), None):
                     raise failed
                 yield
@@ -135,8 +134,8 @@ class Engine:
         steps, it waits for the end of that step instead.
 
         A text fails alone (`error`) where its logits are no numbers or its constraints leave no token to choose; what
-        the model raises fails the texts that it was about to read, and no others. What interrupts the step is raised in
-        its thread."""
+        the model raises fails the texts that it was about to read, and no others. What interrupts the step, or concerns
+        none of them, is raised in its thread."""
         with self._turn:
             if self._reading:
                 before = self._steps
@@ -150,16 +149,19 @@ class Engine:
             failure: BaseException = error
             if not isinstance(error, Exception):  # it was meant for this thread alone
                 failure = HeadwayError(f"the step was interrupted ({type(error).__name__}); ask again")
-            for job in [job for job in self._concerned if job in self.running]:
+            concerned = [job for job in self._concerned if job in self.running]
+            for job in concerned:
                 job.text.fail(failure)
                 self._end(job)
                 self.running.remove(job)
-            if failure is not error:
+            if failure is not error or not concerned:
                 raise
         finally:
             with self._turn:
                 self._reading, self._concerned, self._steps = False, [], self._steps + 1
                 self._take_in()
+                if not self.running:
+                    self.reader.cache.shrink()
                 self._turn.notify_all()
 
     def _step(self) -> None:
@@ -198,7 +200,7 @@ class Engine:
         while self.waiting:
             job = self.waiting[0]
             for row in job.rows:
-                row.table = self.reader.cache.open(row.ids)
+                row.table = self.reader.open(row.ids if job.may_share else ())
                 row.table.marks |= {len(row.ids) // PAGE * PAGE, (len(row.ids) - 1) // PAGE * PAGE}
             if pool.available is not None and self.running:
                 rows = [row for each in (*self.running, job) for row in each.rows]

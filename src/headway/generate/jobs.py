@@ -55,6 +55,12 @@ class Job:
     source: PageTable | None = None
 
     @property
+    def may_share(self) -> bool:
+        """Whether it begins with what others stored: where it asks for that, and where it was sent back and has stored
+        it itself."""
+        return self.text.request.config.prefix_cache or self.text.count > 0
+
+    @property
     def is_ready(self) -> bool:
         """Whether each of its texts has been read up to its last token."""
         return all(row.table is not None and len(row.ids) == len(row.table.ids) + 1 for row in self.rows)

@@ -1,6 +1,6 @@
 """Generation by a decoder, as a list or as a stream.
 
-An engine of its own (`headway.generate.engine`) writes the texts of a call.
+An engine writes the texts of a call: the one that a caller keeps open, or one of its own.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from itertools import chain
 
 from torch import Tensor
 
-from headway.cache import kv_dtype
 from headway.errors import ConfigError
 from headway.generate.beams import BeamSearch
 from headway.generate.config import GenerationConfig
 from headway.generate.drafts import Draft
-from headway.generate.engine import Engine
 from headway.generate.jobs import Text
-from headway.generate.reader import Reader
+from headway.generate.open_engine import OpenEngine, make_engine
 from headway.generate.requests import Request, check_prompts, make_requests
 from headway.generate.results import Delta, Generation, Hypothesis
 from headway.generate.sequences import SampledText
@@ -39,21 +37,24 @@ def stream(
     tokenizer: Tokenizer | None = None,
     requests: Sequence[int] | None = None,
     draft: Draft | None = None,
+    engine: OpenEngine | None = None,
 ) -> Iterator[Delta]:
     """Generates for all prompts together, one Delta per new token, as they come.
 
     `config` is one for all, or one for each prompt. `requests` number the prompts (0, 1, ... unless given): the
     number decides a prompt's noise. `draft` guesses tokens, which saves steps where it is right and changes no text
-    (`headway.generate.speculation`). Arguments are validated when this is called, before the first delta is asked for.
-    Raises DataError for prompts that are no prompts, ConfigError for settings that cannot be; HeadwayError
-    naming the step when the model returns logits that are no numbers.
+    (`headway.generate.speculation`). `engine` is one of the model that is open; a new one unless given. Arguments are
+    validated when this is called, before the first delta is asked for.
+
+    Raises DataError for prompts that are no prompts, ConfigError for settings that cannot be; HeadwayError naming the
+    step when the model returns logits that are no numbers.
     """
     asked = _requests(model, prompts, config, tokenizer, requests, draft)
     if any(request.config.beams is not None for request in asked):
         raise ConfigError(
             "stream: a beam search is certain of no token before its end; use generate, or leave out beams"
         )
-    return _deltas(model, asked, tokenizer, draft)
+    return _deltas(model, asked, tokenizer, draft, engine)
 
 
 def generate(
@@ -65,6 +66,7 @@ def generate(
     requests: Sequence[int] | None = None,
     batch_size: int | None = None,
     draft: Draft | None = None,
+    engine: OpenEngine | None = None,
 ) -> list[Generation]:
     """One Generation per prompt, in their order: `stream`, collected, or the result of a search with beams.
 
@@ -76,7 +78,9 @@ def generate(
     def decode(request: Request, ids: Sequence[int]) -> str:
         return "" if tokenizer is None else tokenizer.decode(ids, after=request.prompt)
 
-    return complete(model, asked, decode, tokenizer=tokenizer, batch_size=batch_size, draft=draft)
+    return complete(
+        model, asked, decode, tokenizer=tokenizer, batch_size=batch_size, draft=draft, engine=engine
+    )
 
 
 def complete(
@@ -87,6 +91,7 @@ def complete(
     tokenizer: Tokenizer | None = None,
     batch_size: int | None = None,
     draft: Draft | None = None,
+    engine: OpenEngine | None = None,
 ) -> list[Generation]:
     """One Generation per request, in their order, `batch_size` at a time. With a tokenizer that can stream, sampled
     texts are decoded token by token; others, and those of beams, at the end."""
@@ -99,7 +104,7 @@ def complete(
         else BeamSearch(request, request.config.beams)
         for request in requests
     ]
-    for _ in run(model, texts, draft, batch_size):
+    for _ in _run(model, texts, draft, engine, batch_size):
         pass
     seconds = time.perf_counter() - begun
     results = []
@@ -111,20 +116,6 @@ def complete(
         shown = made.text if tokenizer else _decoded(text.request, made.ids, decode)
         results.append(replace(made, text=shown))
     return results
-
-
-def run(
-    model: Decoder | EncoderDecoder,
-    texts: Sequence[Text],
-    draft: Draft | None = None,
-    most: int | None = None,
-) -> Iterator[None]:
-    """Adds tokens to every text, `most` of them at a time, until each has ended; yields after every step.
-
-    Raises HeadwayError for logits that are no numbers, ConfigError when constraints leave no token to choose."""
-    config = texts[0].request.config
-    reader = Reader(model, use_cache=config.use_cache, kv_dtype=kv_dtype(config.kv_cache_dtype))
-    return Engine(reader, step_tokens=config.prefill_chunk, draft=draft).run(texts, most)
 
 
 def collect(deltas: Sequence[Delta], prompt_tokens: int) -> Generation:
@@ -165,12 +156,29 @@ def _requests(
     return asked
 
 
+def _run(
+    model: Decoder | EncoderDecoder,
+    texts: Sequence[Text],
+    draft: Draft | None,
+    engine: OpenEngine | None,
+    most: int | None = None,
+) -> Iterator[None]:
+    """`Engine.run`, by the engine that is open or one of this call's own."""
+    if engine is not None:
+        return engine.run(texts, draft, most)
+    return make_engine(model, texts[0].request.config, draft).run(texts, most)
+
+
 def _deltas(
-    model: Decoder, requests: Sequence[Request], tokenizer: Tokenizer | None, draft: Draft | None
+    model: Decoder,
+    requests: Sequence[Request],
+    tokenizer: Tokenizer | None,
+    draft: Draft | None,
+    engine: OpenEngine | None,
 ) -> Iterator[Delta]:
     texts = [SampledText(request, tokenizer) for request in requests]
     sent = [0] * len(texts)
-    for _ in chain([None], run(model, texts, draft)):
+    for _ in chain([None], _run(model, texts, draft, engine)):
         for i, text in enumerate(texts):
             yield from text.deltas[sent[i] :]
             sent[i] = len(text.deltas)

@@ -16,6 +16,7 @@ from headway.attention import KeyValues
 from headway.cache import CacheSpec, PagedCache, PagedLayer, PageTable
 from headway.cache.paged_step import places, stored_keys
 from headway.choice import Choice
+from headway.errors import ConfigError
 from headway.models import Decoder, EncoderDecoder
 from headway.models.decode_step import DecodeStep, choose_step, say_once
 from headway.models.stack import make_paged_cache
@@ -48,7 +49,10 @@ class Reader:
         model: in evaluation mode during the calls only, so that a model in training can be sampled from.
         use_cache: False computes every step from the whole text.
         kv_dtype: what the cache stores; the weights' dtype unless given.
-        budget, slack: as in `PagedCache`.
+        budget, keep, slack: as in `PagedCache`.
+
+    Raises ConfigError for a budget where positions depend on the length of a text: what such a text has stored depends
+    on how it came to its length, so that it can neither be sent back to wait nor begin with what others stored.
     """
 
     def __init__(
@@ -58,12 +62,26 @@ class Reader:
         use_cache: bool = True,
         kv_dtype: torch.dtype | None = None,
         budget: int | None = None,
+        keep: int | None = None,
         slack: int = 0,
     ) -> None:
         self.model, self.use_cache = model, use_cache
+        self.shares_prefixes = not any(scheme.length_dependent for scheme in model.spec.layer_positions)
+        if budget is not None and not self.shares_prefixes:
+            raise ConfigError(
+                f"a budget of {budget} bytes: positions of this model depend on the length of the text, so that none "
+                "can be sent back to wait for room; leave the budget out"
+            )
         stack = model.decoder if isinstance(model, EncoderDecoder) else model.model
         self.device, like = stack.like.device, stack.like
-        self.cache = make_paged_cache(model.spec, like, budget=budget, slack=slack, dtype=kv_dtype)
+        self.cache = make_paged_cache(
+            model.spec,
+            like,
+            budget=budget,
+            keep=keep if self.shares_prefixes else 0,
+            slack=slack,
+            dtype=kv_dtype,
+        )
         self.sources = Sources(model) if isinstance(model, EncoderDecoder) else None
         self.native: DecodeStep | None = None
         self.steps = Choice("modules", "no cache is used")
@@ -141,6 +159,10 @@ class Reader:
             self.cache.pool.trim(table, count)
         else:
             del table.ids[len(table) - count :]
+
+    def open(self, ids: Sequence[int]) -> PageTable:
+        """Pages for a text; as much of it as others have stored need not be read."""
+        return self.cache.open(ids if self.shares_prefixes and self.use_cache else ())
 
     def end(self) -> None:
         """Settles what the last `read` stored."""

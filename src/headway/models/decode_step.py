@@ -175,7 +175,8 @@ class Past:
         _write_slots(slots, placement)
         for cache, heads, op in self._layers:
             k, v = cache.tensors
-            if op.k != k.data_ptr() or heads.k_cache.head != k.stride(1):
+            places = k.data_ptr(), v.data_ptr(), k.stride(1), v.stride(1)
+            if (op.k, op.v, heads.k_cache.head, heads.v_cache.head) != places:
                 heads.k_cache, heads.v_cache = c.TensorStruct.of(k), c.TensorStruct.of(v)
                 op.k, op.v = k.data_ptr(), v.data_ptr()
         self._arguments = self._see(placement, batch, k, v)

@@ -46,7 +46,8 @@ class PagedCall:
 
     def _bound(self, k: Tensor, v: Tensor, op: c.OpStruct) -> bool:
         """Binds an operation to these pages; False where it is already."""
-        if op.k == k.data_ptr() and self.call.k.head == k.stride(1):
+        call, places = self.call, (k.data_ptr(), v.data_ptr(), k.stride(1), v.stride(1))
+        if (op.k, op.v, call.k.head, call.v.head) == places:
             return False
         op.k, op.v = k.data_ptr(), v.data_ptr()
         return True

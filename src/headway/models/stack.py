@@ -281,6 +281,7 @@ def make_paged_cache(
     like: Tensor,
     *,
     budget: int | None = None,
+    keep: int | None = None,
     slack: int = 0,
     dtype: torch.dtype | None = None,
 ) -> PagedCache:
@@ -298,7 +299,7 @@ def make_paged_cache(
         dtype=like.dtype if dtype is None else dtype,
         device=like.device,
     )
-    return PagedCache(of_layer, spec.patterns, spec.linear, budget=budget, slack=slack)
+    return PagedCache(of_layer, spec.patterns, spec.linear, budget=budget, keep=keep, slack=slack)
 
 
 def _checked_types(types: Tensor | None, ids: Tensor, rows: int) -> Tensor:

@@ -1,0 +1,78 @@
+"""What calls of a language model can be asked for, beside the texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypedDict
+
+from headway.api.drafting import AnyDraft
+from headway.api.pretrained import BATCH, check_options
+from headway.generate import Beams, GenerationConfig, Sampling
+
+
+class Options(TypedDict, total=False):
+    """How to generate. Whatever is not given is greedy, seed 0, up to 128 new tokens, until EOS.
+
+    max_new_tokens: at most so many (None: 128, or what the context has room for).
+    temperature, top_k, top_p, min_p, repetition_penalty: see `Sampling`; temperature 0 is greedy.
+    beams: search for the text of the highest score instead, with so many beams, or as `Beams` says.
+    seed: equal seeds give equal text.   stop: strings that end the text, or one.
+    eos: ids that end the text, instead of the model's.   beyond_context: go on past the trained context.
+    log_probs: the `log_probs` of the result are ln p of each new token, and with `top_log_probs` its `top_log_probs`
+        those of so many of the likeliest in each place: see `Generation`.
+    min_new_tokens, no_repeat_ngram, prefix_cache, use_cache, kv_cache_dtype, prefill_chunk: see `GenerationConfig`.
+    draft, draft_tokens: fewer steps for the same text where the next tokens can be guessed: from the text itself
+        ("ngram"), by a smaller `LanguageModel` of the same tokenizer, or by a `Draft`; at most so many at a time.
+    """
+
+    max_new_tokens: int | None
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    beams: Beams | int | None
+    min_new_tokens: int
+    no_repeat_ngram: int
+    seed: int
+    stop: Sequence[str] | str
+    log_probs: bool
+    top_log_probs: int
+    eos: Sequence[int]
+    beyond_context: bool
+    prefix_cache: bool
+    use_cache: bool
+    kv_cache_dtype: str
+    prefill_chunk: int | None
+    draft: AnyDraft | None
+    draft_tokens: int | None
+
+
+class Scoring(TypedDict, total=False):
+    """How to score texts.
+
+    batch_size: rows read at once; changes no result but by rounding.   beyond_context: go on past the trained context.
+    special: control tokens written in the texts are control tokens, not text.
+    """
+
+    batch_size: int
+    beyond_context: bool
+    special: bool
+
+
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+def config_of(options: dict[str, Any], eos: Sequence[int], unused: Sequence[int]) -> GenerationConfig:
+    """The config of `Options`, drafts aside, of a model whose texts end with `eos` and never have an `unused` id."""
+    sampling = Sampling(**{name: options.pop(name) for name in _SAMPLING if name in options})
+    if isinstance(options.get("beams"), int):
+        options["beams"] = Beams(options["beams"])
+    return GenerationConfig(**{"eos": eos, **options}, sampling=sampling, forbidden=unused)
+
+
+def scoring_of(call: str, how: Scoring) -> tuple[dict[str, Any], bool]:
+    """The options of `headway.generate.score`, and `special`."""
+    check_options(call, how, Scoring.__annotations__)
+    options: dict[str, Any] = {"batch_size": BATCH, **how}
+    return options, options.pop("special", False)
