@@ -118,17 +118,17 @@ def test_queries_that_see_far_more_than_others_equal_the_formula(
     """All pieces of the backward take them, each against a share of the keys: of one head and of several, in two
     tiles or three, at the front of each part of a dilated row, in some rows only, with keys that only they see."""
     use(level)
-    at, every = Tokens.range(2200), list(range(0, 2200, 20))
+    at, every = Tokens.range(1100), list(range(0, 1100, 10))
     hole = at.index.clone()
-    hole[:, 700:1500] = -1
+    hole[:, 350:750] = -1
     for pattern, side, heads, more in (
-        (Window.around(40) | Global(), at.with_global([0, 1, 1500]), (2, 1), {}),
-        (Window.around(40, step=2) | Global(), at.with_global([5, 100, 1500]), (2, 2), {"scale": -0.3}),
+        (Window.around(40) | Global(), at.with_global([0, 1, 750]), (2, 1), {}),
+        (Window.around(40, step=2) | Global(), at.with_global([5, 100, 750]), (2, 2), {"scale": -0.3}),
         (Window.around(9) | GlobalQueries(), at.with_global([[7], []]), (2, 1), {"dropout": 0.3, "seed": 3}),
         (Window.last(40) | Causal() & Sink(70) | GlobalQueries(), at.with_global(every), (2, 1), {}),
-        (Window.around(9) | GlobalQueries(), at.with_global(list(range(0, 2200, 11))), (1, 1), {}),
-        (Window.around(9) | GlobalQueries(), Tokens(hole).with_global([4, 2000]), (1, 1), {}),
-        (Window.around(300) | Global(), at.with_global([3, 9]), (2, 1), {"score": steps("table", 2)}),
+        (Window.around(9) | GlobalQueries(), at.with_global(list(range(0, 1100, 6))), (1, 1), {}),
+        (Window.around(9) | GlobalQueries(), Tokens(hole).with_global([4, 1000]), (1, 1), {}),
+        (Window.around(150) | Global(), at.with_global([3, 9]), (2, 1), {"score": steps("table", 2)}),
     ):
         check(Problem.random(pattern, side, side, dtype, side.rows, heads, (16, 16), **more))
 
