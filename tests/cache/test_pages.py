@@ -125,10 +125,10 @@ class Texts(RuleBasedStateMachine):
     @precondition(lambda self: not self.live)
     @rule()
     def compact(self) -> None:
-        before = [dict(pages.page) for pages in self.pool._pages]
+        before, store = [dict(pages.page) for pages in self.pool._pages], self.store
+        self.store = {}
         for of, old in enumerate(self.pool.compact()):
-            moved = {(of, new): self.store[of, page] for new, page in enumerate(old)}
-            self.store.update(moved)
+            self.store |= {(of, new): store[of, page] for new, page in enumerate(old)}
             now = self.pool._pages[of].page
             assert {key: old[page] for key, page in now.items()} == before[of]
         assert all(counts["kept"] == counts["all"] for counts in self.pool.counts())

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from headway.attention.linear_attention import LinearAttentionSpec
+from headway.cache import PageTable
 from headway.errors import ConfigError
 from headway.generate import Beams, Engine, GenerationConfig, NgramDraft, Reader, Sampling, generate
 from headway.generate.beams import BeamSearch
@@ -263,6 +264,24 @@ def test_positions_of_a_length_share_nothing() -> None:
     assert reader.cache.pool.held == 0
 
 
+def test_targets_of_other_sources_share_nothing() -> None:
+    model = build(seq2seq(), seed=5).eval()
+    assert isinstance(model, EncoderDecoder)
+    config = GenerationConfig(max_new_tokens=3, prefix_cache=True)
+    sources = [[1, 2, 3], [9, 8, 7, 6]]
+    texts = [SampledText(Request(n, [4] * 70, config, 3, source=s), None) for n, s in enumerate(sources)]
+    engine = Engine(Reader(model, budget=2**24))
+    engine.add(texts[0])
+    engine.step()
+    engine.add(texts[1])
+    drain(engine)
+    plain = [SampledText(replace(text.request, number=7), None) for text in texts]
+    for text in plain:
+        deque(Engine(Reader(model)).run([text]), maxlen=0)
+    assert [text.ids for text in texts] == [text.ids for text in plain]
+    assert len(engine.reader.open([4] * 70)) == 0
+
+
 def test_a_text_whose_logits_are_no_numbers_ends_alone() -> None:
     model = build(ModelSpec.of_depth(2, 330, tied=False), seed=5).eval()
     with torch.no_grad():
@@ -312,6 +331,24 @@ def test_what_a_step_raises_ends_its_requests_and_leaves_the_pool_whole(kind: ty
     drain(engine)
     assert [ids_of(text) for text in texts[2:]] == [alone(model, text) for text in texts[2:]]
     assert used(engine) == 0
+
+
+def test_what_concerns_no_request_is_raised_and_ends_none() -> None:
+    model = MODELS["windows"]
+    reader = Reader(model)
+    engine, text, whole = Engine(reader), text_of(0, [1, 2], GenerationConfig(max_new_tokens=3)), reader.open
+
+    def failing(*arguments: object) -> PageTable:
+        reader.open = whole  # type: ignore[method-assign]
+        raise RuntimeError("no table")
+
+    reader.open = failing  # type: ignore[method-assign]
+    engine.add(text)
+    with pytest.raises(RuntimeError, match="no table"):
+        engine.step()
+    assert (text.error, engine.is_idle) == (None, False)
+    drain(engine)
+    assert ids_of(text) == alone(model, text)
 
 
 def test_a_source_that_cannot_be_read_ends_the_requests_that_come_with_it() -> None:

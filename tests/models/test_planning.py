@@ -11,7 +11,7 @@ import torch
 from headway.attention import select
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.cli import run
-from headway.cli.plan import _ranges
+from headway.cli._plan_text import _ranges
 from headway.errors import ConfigError
 from headway.models import ModelSpec, build, catalog, cost
 from headway.models.cost.planning import Machine, Report, plan

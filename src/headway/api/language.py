@@ -11,7 +11,7 @@ from torch import Tensor
 from headway.api.drafting import make_draft
 from headway.api.looking import Numbers, attention_of, states_of, token_texts
 from headway.api.options import Options, Scoring, config_of, scoring_of
-from headway.api.pretrained import Pretrained, check_options
+from headway.api.pretrained import Writer, check_options
 from headway.api.prompts import prompt_ids
 from headway.cache import DecoderCache, kv_dtype
 from headway.choice import Choice
@@ -22,7 +22,6 @@ from headway.generate import score as score_ids
 from headway.generate import stream as stream_ids
 from headway.generate.drafts import Draft
 from headway.generate.loop import collect
-from headway.generate.open_engine import OpenEngine
 from headway.generate.requests import check_prompts
 from headway.models import Decoder
 from headway.models.attention_maps import AttentionMaps
@@ -31,33 +30,17 @@ from headway.text.chat import Message
 from headway.tokens import Tokens
 
 
-class LanguageModel(Pretrained[Decoder, Tokenizer]):
+class LanguageModel(Writer[Decoder, Tokenizer]):
     """A decoder, its tokenizer and how it ends its texts.
 
     >>> lm = headway.load("runs/demo")
     >>> print(lm.generate("def main(", max_new_tokens=40, temperature=0.8))
     >>> for delta in lm.stream("def main("): print(delta.text, end="", flush=True)
 
-    Any thread may call it: what they ask for is read together, by one engine.
-
     Attributes:
         model: the `Decoder`.   tokenizer: None when the folder has none; then prompts are ids.
         generation: the content of generation_config.json; of it, only `eos_token_id` decides anything here.
     """
-
-    _engine: OpenEngine | None = None
-
-    @property
-    def engine(self) -> OpenEngine:
-        """What writes the texts. `engine.keep` bounds what it keeps for texts that begin as earlier ones did."""
-        if self._engine is None or self._engine.model is not self.model:
-            self._engine = OpenEngine(self.model)
-        return self._engine
-
-    def close(self) -> None:
-        """Gives back the memory that earlier texts left, when the calls that run have ended. Later calls go on."""
-        if self._engine is not None:
-            self._engine.close()
 
     @property
     def eos(self) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from headway.generate.reader import evaluating
 from headway.models import Decoder, Encoder, EncoderDecoder, Memory
 from headway.models.attention_maps import AttentionMaps, attention_maps, attention_record, numbers_of
-from headway.models.stack import checked_tokens
+from headway.models.inputs import checked_tokens
 from headway.nn.record import Record
 from headway.text import MarianTokenizer, Tokenizer
 from headway.tokens import Tokens

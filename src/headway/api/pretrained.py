@@ -8,7 +8,8 @@ from typing import Any, Generic, TypeVar
 
 from headway.checkpoints.saving import save_folder
 from headway.errors import ConfigError, DataError, did_you_mean
-from headway.models import Model, ModelSpec, cost
+from headway.generate.open_engine import OpenEngine
+from headway.models import Decoder, EncoderDecoder, Model, ModelSpec, cost
 from headway.text import MarianTokenizer, Tokenizer
 from headway.text.tokenizer import Text
 
@@ -64,6 +65,26 @@ class Pretrained(Generic[AModel, ATokenizer]):
     def __repr__(self) -> str:
         count = f"{cost.parameter_count(self.spec):,} parameters"
         return f"{type(self).__name__}({self.spec.family}, {count}, {self.tokenizer!r})"
+
+
+class Writer(Pretrained[AModel, ATokenizer]):
+    """What models that write texts share: one engine, which stays open. Any thread may call: what they ask for is read
+    together."""
+
+    _engine: OpenEngine | None = None
+
+    @property
+    def engine(self) -> OpenEngine:
+        """What writes the texts. Its `keep` bounds what stays for texts that begin as earlier ones did."""
+        if self._engine is None or self._engine.model is not self.model:
+            assert isinstance(self.model, Decoder | EncoderDecoder)
+            self._engine = OpenEngine(self.model)
+        return self._engine
+
+    def close(self) -> None:
+        """Gives back the memory that earlier texts left, when the calls that run have ended. Later calls go on."""
+        if self._engine is not None:
+            self._engine.close()
 
 
 def check_options(call: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:

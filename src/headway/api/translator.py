@@ -15,7 +15,7 @@ from headway.api.looking import (
     states_across,
     token_texts,
 )
-from headway.api.pretrained import BATCH, Pretrained, check_options, refuse_empty
+from headway.api.pretrained import BATCH, Writer, check_options, refuse_empty
 from headway.errors import DataError, HeadwayError
 from headway.generate import Beams, Generation, GenerationConfig
 from headway.generate.translate import completed
@@ -51,7 +51,7 @@ class Search(TypedDict, total=False):
 _BEAMS = ("length_penalty", "n_best", "early_stopping", "with_greedy")
 
 
-class Translator(Pretrained[EncoderDecoder, Tokenizer | MarianTokenizer]):
+class Translator(Writer[EncoderDecoder, Tokenizer | MarianTokenizer]):
     """Writes a text for a text: a translation, a summary, whatever the model was trained for.
 
     >>> translator = headway.load("runs/translation/final")
@@ -104,7 +104,7 @@ class Translator(Pretrained[EncoderDecoder, Tokenizer | MarianTokenizer]):
         found = translate_ids(
             self.model, [sources[i] for i in numbers], config, generation=self.generation,
             prefixes=[prefixes[i] for i in numbers] if any(prefixes) else None, tokenizer=tokenizer,
-            requests=numbers, batch_size=size,
+            requests=numbers, batch_size=size, engine=self.engine,
         )  # fmt: skip
         return sorted(found, key=lambda one: one.request)
 

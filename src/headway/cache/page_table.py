@@ -54,6 +54,12 @@ class PageClass:
         """The pages that the query after `length` tokens, a multiple of 64, may see."""
         return [p for p in range(length // PAGE) if sees(self.retention, p, length)]
 
+    def checkpoints(self, page: int, marks: set[int]) -> list[int]:
+        """Of a text with these `marks` the lengths whose next query may need a page that is forgotten later."""
+        begin, end = (page + 1) * PAGE, (page + 1) * PAGE + (self.retention.reach or 0)
+        regular = range(-(-begin // CHECKPOINT) * CHECKPOINT, end, CHECKPOINT)
+        return [*regular, *(mark for mark in marks if begin <= mark < end)]
+
 
 def sees(retention: Retention, page: int, length: int) -> bool:
     """Whether the query after `length` tokens may see a token of this page."""

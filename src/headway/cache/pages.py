@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from hashlib import blake2b
 
-from headway.cache.page_table import CHECKPOINT, PAGE, Copy, PageClass, Pages, PageTable, sees
+from headway.cache.page_table import PAGE, Copy, PageClass, Pages, PageTable, sees
 from headway.errors import CacheError
 
 
@@ -235,18 +235,10 @@ class PagePool:
                 if page is None and p * PAGE >= kind.retention.sinks:
                     break
                 if page is not None and not kind.kept(p, len(table)):
-                    needed = any(p in kind.needed(mark) for mark in self._marks(table, kind, p))
+                    needed = any(p in kind.needed(mark) for mark in kind.checkpoints(p, table.marks))
                     pages.drop(page, self._now, keep=needed)
                     own[p] = None
         self._bound()
-
-    @staticmethod
-    def _marks(table: PageTable, kind: PageClass, page: int) -> list[int]:
-        """The checkpoints of a text that may need a page of a class that forgets."""
-        reach = kind.retention.reach or 0
-        begin, end = (page + 1) * PAGE, (page + 1) * PAGE + reach
-        regular = range(-(-begin // CHECKPOINT) * CHECKPOINT, end, CHECKPOINT)
-        return [*regular, *(mark for mark in table.marks if begin <= mark < end)]
 
     def snapshot(self, table: PageTable) -> list[Copy]:
         """Keeps the states of a text whose length is a multiple of 64 for prefixes to come, where there is room, and
@@ -281,9 +273,7 @@ class PagePool:
         """Numbers the kept pages anew, from 0 on, and returns their old numbers, of each class. Raises CacheError while
         a page is in use."""
         if self.held > self.idle:
-            raise CacheError(
-                "PagePool: pages of texts that are open cannot be numbered anew; close the texts"
-            )
+            raise CacheError("PagePool: pages that are in use keep their numbers; close the texts")
         return [pages.compact() for pages in self._pages]
 
     def _check(self, table: PageTable) -> None:

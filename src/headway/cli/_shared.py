@@ -229,8 +229,7 @@ def _is_argument(parameter: inspect.Parameter) -> bool:
 
 
 def application(group: str | None = None) -> typer.Typer:
-    """A typer application in the one style of the command line; with `group`, the help text of a command that
-    has commands of its own (`headway surgery window`)."""
+    """A typer application in the one style; with `group`, the help of a command that has commands of its own."""
     return typer.Typer(
         add_completion=False,
         no_args_is_help=group is not None,

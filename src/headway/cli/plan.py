@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headway.cli._plan_text import to_text
 from headway.cli._shared import (
     DtypeOption,
     JsonOption,
@@ -17,15 +17,14 @@ from headway.cli._shared import (
     print_report,
     set_threads,
 )
-from headway.report import duration, operations, size, table
+from headway.report import size, table
 
 if TYPE_CHECKING:
     import torch
 
     from headway.checkpoints import Folder
-    from headway.choice import Choice
     from headway.models import ModelSpec
-    from headway.models.cost import Codes, Kept, LayerPlan, Machine, Report
+    from headway.models.cost import Codes, Kept, Machine
     from headway.models.cost.processes import ProcessShare
 
 
@@ -213,131 +212,3 @@ def codes_of(file: "Folder") -> "Codes | None":
     shapes = {name: file.tensors.forms[f"{name}.weight"].shape for name in file.codes}
     sizes = {name: (o * i, code_bytes(CODED[file.codes[name]], o, i)) for name, (o, i) in shapes.items()}
     return None if file.kept is None else Codes(file.kept, sizes)
-
-
-def to_text(report: "Report", spec: "ModelSpec", would: Sequence[tuple[str, "Report"]] = ()) -> str:
-    """The report for a terminal; `would` fit where it does not."""
-    heads = f"{spec.layout.kind}, {spec.heads} query heads on {spec.kv_heads} kv heads of {spec.head_dim}"
-    machine = report.machine
-    kv = "" if report.kv_dtype == report.dtype else f", keys and values in {report.kv_dtype},"
-    sides = (
-        str(report.context)
-        if report.source is None
-        else f"{report.source} source and {report.context} target"
-    )
-    ages = [""] * 2 if machine.ages is None else [f" ({_age(age)})" for age in machine.ages]
-    when = "" if machine.ages is None else "; the best of a day"
-    parts = [
-        f"{report.model}: {report.parameter_count:,} parameters, {spec.layers} layers of {spec.width}, {heads}\n"
-        f"{report.batch} x {sides} tokens in {report.dtype}{kv} on {machine.name} "
-        f"({size(machine.memory)} free, reads {machine.bandwidth / 1e9:.1f} GB/s{ages[0]}, "
-        f"multiplies at {machine.peak / 1e9:.0f} GFLOP/s{ages[1]}{when})",
-        table(
-            ("parameters", "number", "bytes"),
-            [
-                *((place, n, size(report.weight_bytes[place])) for place, n in report.parameters.items()),
-                ("total", report.parameter_count, size(report.weights)),
-            ],
-        ),
-        _layer_table(report.layers, report.kind),
-        *([_layer_table(report.encoder_layers, "encoder")] if report.encoder_layers else []),
-        "\n".join(
-            f"  {layer.pattern}: {name} {choice}"
-            for layer in (*report.layers, *report.encoder_layers)
-            for name in ("cache", "prefill", "decode")
-            if (choice := getattr(layer, name)) is not None
-        ),
-        table(
-            ("memory", "bytes"),
-            [
-                ("weights", size(report.weights)),
-                ("keys and values", size(report.kv)),
-                ("in the first pass", size(report.working)),
-                ("needed", size(report.needed)),
-                *(
-                    [("... once the prompt is read", size(report.decoding))]
-                    if report.decoding is not None
-                    else []
-                ),
-                ("free on this machine", size(machine.memory)),
-                ("training, at its peak", size(sum(report.training.values()))),
-                ("... with blocks computed again", size(report.checkpointed)),
-                ("gradients and moments of training", size(report.trained)),
-                ("... of an adapter of rank 16", size(report.adapted)),
-            ],
-        ),
-        _verdict(report, would),
-        _work(report),
-        "\n".join(f"  note: {line}" for line in report.notes),
-    ]
-    return "\n\n".join(parts)
-
-
-def _age(seconds: float) -> str:
-    return "now" if seconds < 60 else f"{duration(60 * (seconds // 60))} ago"
-
-
-def _layer_table(layers: Sequence["LayerPlan"], kind: str) -> str:
-    """What each kind of layer gets: an encoder's have no cache."""
-    if kind == "encoder":
-        rows = [(_ranges(layer.layers), layer.pattern, _what(layer.prefill)) for layer in layers]
-        return table(("encoder's layers", "pattern", "whole rows"), rows)
-    return table(
-        ("layers", "pattern", "cache", "slots", "KV stored", "KV read", "prompt", "one token"),
-        [
-            (
-                _ranges(layer.layers),
-                layer.pattern,
-                _what(layer.cache),
-                layer.slots,
-                size(layer.kv_stored),
-                size(layer.kv_read),
-                _what(layer.prefill),
-                _what(layer.decode),
-            )
-            for layer in layers
-        ],
-    )
-
-
-def _what(choice: "Choice | None") -> str:
-    return "sums" if choice is None else choice.what
-
-
-def _verdict(report: "Report", would: Sequence[tuple[str, "Report"]]) -> str:
-    """Whether it fits, and what would."""
-    room = size(report.machine.memory)
-    if report.fits:
-        return f"  it fits: {size(report.needed)} of {room}"
-    lines = [f"  it does NOT fit: {size(report.needed)} of {room}; what would:"]
-    lines += [f"    {option:<40}{size(other.needed)}" for option, other in would]
-    return "\n".join(
-        lines if would else [lines[0].replace("; what would:", ", and neither would fewer bits")]
-    )
-
-
-def _work(report: "Report") -> str:
-    """The first pass; and one more token, where there are such steps."""
-    whole = {"decoder": "prompt", "encoder": "whole rows", "encoder-decoder": "source"}[report.kind]
-    rows = [(whole, "", operations(report.prefill_flops), duration(report.prefill_seconds))]
-    last = ""
-    if report.moved is not None and report.step_flops is not None and report.step_seconds is not None:
-        step = operations(report.step_flops), duration(report.step_seconds)
-        rows.append(("one token per row", size(report.moved), *step))
-        last = (
-            f"\n\n  at best {report.tokens_per_second:.4g} tokens/s over {report.batch} rows; one token is bound by "
-            + ("memory: bytes / bandwidth" if report.bound == "memory" else "compute: FLOPs / peak")
-        )
-    return table(("work", "bytes", "operations", "time at best"), rows) + last
-
-
-def _ranges(layers: tuple[int, ...]) -> str:
-    """0-31, or 0,2,4..30: numbers, abbreviated."""
-    if len(layers) == 1:
-        return str(layers[0])
-    steps = {b - a for a, b in pairwise(layers)}
-    if steps == {1}:
-        return f"{layers[0]}-{layers[-1]}"
-    if len(steps) == 1 and len(layers) > 2:
-        return f"{layers[0]},{layers[1]}..{layers[-1]}"
-    return ",".join(map(str, layers))

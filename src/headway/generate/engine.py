@@ -252,16 +252,15 @@ class Engine:
                     if ids:
                         pieces.append(Piece(job, row, ids, range(len(ids) - is_last, len(ids))))
                         left -= len(ids)
-            pool = self.reader.cache.pool
-            if pool.available is None or not self.reader.use_cache:
+            room = self.reader.cache.pool.available
+            if room is None or not self.reader.use_cache or len(self.running) == 1:
                 return pieces
-            missing = sum(self._missing(piece.row, len(piece.ids)) for piece in pieces)
-            if missing <= pool.available or len(self.running) == 1:
+            if sum(self._missing(piece.row, len(piece.ids)) for piece in pieces) <= room:
                 return pieces
             self._preempt()
 
     def _preempt(self) -> None:
-        """The youngest request goes back to the head of those that wait, and will be read again."""
+        """The youngest request goes back to the head of those that wait."""
         job = self.running.pop()
         if isinstance(job.text, SampledText):
             job.text.expect([])

@@ -19,7 +19,7 @@ from headway.choice import Choice
 from headway.errors import ConfigError
 from headway.models import Decoder, EncoderDecoder
 from headway.models.decode_step import DecodeStep, choose_step, say_once
-from headway.models.stack import make_paged_cache
+from headway.models.pasts import make_paged_cache
 from headway.native.linear import MOST_ROWS
 from headway.patterns import Causal
 from headway.tokens import Tokens
@@ -66,8 +66,10 @@ class Reader:
         slack: int = 0,
     ) -> None:
         self.model, self.use_cache = model, use_cache
-        self.shares_prefixes = not any(scheme.length_dependent for scheme in model.spec.layer_positions)
-        if budget is not None and not self.shares_prefixes:
+        of_length = any(scheme.length_dependent for scheme in model.spec.layer_positions)
+        # what a text stores depends, too, on its source and, at some positions, on its length
+        self.shares_prefixes = not of_length and isinstance(model, Decoder)
+        if budget is not None and of_length:
             raise ConfigError(
                 f"a budget of {budget} bytes: positions of this model depend on the length of the text, so that none "
                 "can be sent back to wait for room; leave the budget out"

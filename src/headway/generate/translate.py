@@ -15,6 +15,7 @@ from torch import Tensor
 from headway.errors import ConfigError, DataError
 from headway.generate.config import GenerationConfig
 from headway.generate.loop import complete
+from headway.generate.open_engine import OpenEngine
 from headway.generate.requests import Request, check_prompts, context_limit, make_requests
 from headway.generate.results import Generation
 from headway.models import EncoderDecoder, ModelSpec
@@ -31,6 +32,7 @@ def translate(
     tokenizer: Tokenizer | MarianTokenizer | None = None,
     requests: Sequence[int] | None = None,
     batch_size: int | None = None,
+    engine: OpenEngine | None = None,
 ) -> list[Generation]:
     """One Generation per source, in their order; `prompt_tokens` are the source's.
 
@@ -47,6 +49,7 @@ def translate(
         tokenizer: gives the targets' text; without one there is none.
         requests: numbers of the sources, which decide their noise; 0, 1, ... unless given.
         batch_size: at most so many sources at once (all unless given); it does not change any text.
+        engine: one of the model that is open; a new one unless given.
     Raises DataError for sources that are none, ConfigError for settings that cannot be and for a source or target that
     is longer than the model takes; HeadwayError naming the step when its logits are no numbers.
     """
@@ -71,7 +74,7 @@ def translate(
     def decode(request: Request, target: Sequence[int]) -> str:
         return "" if tokenizer is None else tokenizer.decode(target)
 
-    return complete(model, asked, decode, batch_size=batch_size)
+    return complete(model, asked, decode, batch_size=batch_size, engine=engine)
 
 
 def completed(

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from headway.cache import DecoderCache, PagedCache
 from headway.errors import ConfigError, DataError
+from headway.models.inputs import checked_tokens
+from headway.models.pasts import make_decoder_cache
 from headway.models.spec import ModelSpec
-from headway.models.stack import TransformerStack, checked_tokens, make_decoder_cache, make_output, scaled
+from headway.models.stack import TransformerStack, make_output, scaled
 from headway.nn import Losses, output_cross_entropy
 from headway.nn.block import Checkpointing
 from headway.parallel import ContextParallel, Shards

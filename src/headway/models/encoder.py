@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from headway.errors import ConfigError
 from headway.models.decoder import check_targets, select_slots
+from headway.models.inputs import checked_tokens
 from headway.models.spec import ModelSpec
-from headway.models.stack import TransformerStack, checked_tokens, make_output, scaled
+from headway.models.stack import TransformerStack, make_output, scaled
 from headway.nn import (
     IGNORE_INDEX,
     Linear,

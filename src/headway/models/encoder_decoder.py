@@ -15,8 +15,10 @@ from headway.attention import KeyValues
 from headway.cache import DecoderCache, EncoderDecoderCache, PagedCache
 from headway.errors import ConfigError
 from headway.models.decoder import check_targets, select_slots
+from headway.models.inputs import checked_tokens
+from headway.models.pasts import make_decoder_cache
 from headway.models.spec import ModelSpec
-from headway.models.stack import TransformerStack, checked_tokens, make_decoder_cache, make_output, scaled
+from headway.models.stack import TransformerStack, make_output, scaled
 from headway.nn import Losses, output_cross_entropy
 from headway.nn.block import Checkpointing
 from headway.parallel import Shards

@@ -23,9 +23,9 @@ from headway.attention.select import AUTO
 from headway.models.decoder import Decoder
 from headway.models.encoder_decoder import EncoderDecoder
 from headway.models.operations import NotLowered, Operations, address
+from headway.models.rotated import Rotated
 from headway.models.stack import TransformerStack
 from headway.native import interface as c
-from headway.native.linear import MOST_ROWS
 from headway.native.loader import library, why_missing
 from headway.nn.adapters import named_adapter_parameters
 from headway.nn.attention import Attention, AttentionLayer
@@ -34,8 +34,7 @@ from headway.nn.feedforward import FeedForward
 from headway.nn.linear import Linear
 from headway.nn.lora import LowRank
 from headway.nn.mixers import SoftmaxMixer
-from headway.nn.positions import RotaryEmbedding, Scores
-from headway.positions import RotaryTable
+from headway.nn.positions import Scores
 from headway.tokens import Tokens
 
 ORDERS = {"pre": ("mix", "across", "widen", "narrow"), "parallel": ("widen", "mix", "narrow")}
@@ -230,43 +229,6 @@ class Lowered(Operations):
                 b = _scaled(part, scale, gains.get(id(part)))
                 behind.append(self.product(low, [self.matrix(b, out, add=True)]))
         return [self.product(x, structs, norm=norm, act=act, gate=gate), *behind]
-
-
-class Rotated:
-    """Cosines and sines of rows, which layers of equal positions share: float32 [64, d].
-
-    Raises NotLowered for positions that the kernels do not rotate by."""
-
-    def __init__(self, rotary: RotaryEmbedding, dtype: torch.dtype) -> None:
-        if rotary.positions.length_dependent:
-            raise NotLowered("the kernels know no rotation that depends on the length")
-        self.rotary, self.dtype = rotary, dtype
-        table = self._table(Tokens.range(1))
-        dims, at = table.dims, torch.arange(table.dims)
-        partner = at ^ 1 if table.pairing == "adjacent" else (at + dims // 2) % dims
-        self.partner = (partner if table.partner is None else table.partner).int()
-        self.cos, self.sin = torch.zeros(MOST_ROWS, dims), torch.zeros(MOST_ROWS, dims)
-        self.rotates_values = table.rotates_values
-
-    def turn(self, tokens: Tokens, batch: int) -> None:
-        """The numbers of these tokens."""
-        table = self._table(tokens)
-        for own, new in ((self.cos, table.cos), (self.sin, table.sin)):
-            own[: batch * tokens.count].view(batch, tokens.count, -1).copy_(
-                new.view(-1, tokens.count, table.dims)
-            )
-
-    def into(self, struct: c.HeadsStruct) -> None:
-        """Rotate heads by them."""
-        struct.cos, struct.sin, struct.partner = (t.data_ptr() for t in (self.cos, self.sin, self.partner))
-        struct.rotated = struct.rotation_row = self.cos.shape[1]
-        struct.rotates_values = int(self.rotates_values)
-
-    def _table(self, tokens: Tokens) -> RotaryTable:
-        table = self.rotary(tokens, self.dtype)
-        if not isinstance(table, RotaryTable):
-            raise NotLowered("the kernels rotate pairs of numbers, and do not multiply heads by matrices")
-        return table
 
 
 def _check_parts(model: Decoder | EncoderDecoder, stack: TransformerStack) -> None:

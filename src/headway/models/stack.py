@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from headway.attention import KeyValues
-from headway.cache import CacheSpec, DecoderCache, PagedCache
-from headway.errors import ConfigError, DataError
+from headway.cache import DecoderCache, PagedCache
+from headway.errors import ConfigError
+from headway.models.inputs import checked_types
 from headway.models.spec import ModelSpec
 from headway.nn import (
     Attention,
@@ -30,7 +31,6 @@ from headway.nn import (
     PositionEmbedding,
     Scores,
     TokenEmbedding,
-    check_ids,
     make_norm,
 )
 from headway.nn.block import CHECKPOINTING, Checkpointing
@@ -169,7 +169,7 @@ class TransformerStack(nn.Module):
         assert table is not None
         x: Tensor = scaled(table(ids, tokens), self.spec.embedding_scale)
         if self.embed_types is not None:
-            x = x + self.embed_types(_checked_types(types, ids, self.spec.token_types))
+            x = x + self.embed_types(checked_types(types, ids, self.spec.token_types))
         elif types is not None:
             raise ConfigError(
                 "types are given, but this model has no token types (token_types=0); drop types="
@@ -244,117 +244,3 @@ def make_output(spec: ModelSpec, width: int, stack: TransformerStack) -> Linear:
 def scaled(x: Tensor, factor: float) -> Tensor:
     """factor * x; x itself where the factor is 1."""
     return x if factor == 1.0 else x * factor
-
-
-def make_decoder_cache(
-    spec: ModelSpec,
-    like: Tensor,
-    batch: int,
-    *,
-    slack: int = 0,
-    kind: str = "auto",
-    dtype: torch.dtype | None = None,
-) -> DecoderCache:
-    """An empty past of every layer, chosen from its pattern (`headway.cache.make_cache`), or the sums of linear
-    attention; `dtype` is that of the weight `like` unless given.
-
-    Raises ConfigError for slack or a kind with linear attention, which has neither."""
-    one = CacheSpec(
-        batch=batch,
-        kv_heads=spec.kv_heads,
-        head_dim=spec.head_dim,
-        dtype=like.dtype if dtype is None else dtype,
-        device=like.device,
-    )
-    if spec.linear is None:
-        return DecoderCache.of(spec.patterns, one, slack=slack, kind=kind)
-    if slack or kind != "auto":
-        raise ConfigError(
-            f"linear attention keeps sums over all keys, so there is nothing to trim or to choose; got slack={slack}, "
-            f"kind={kind!r}"
-        )
-    return DecoderCache.linear(spec.linear, spec.layers, one)
-
-
-def make_paged_cache(
-    spec: ModelSpec,
-    like: Tensor,
-    *,
-    budget: int | None = None,
-    keep: int | None = None,
-    slack: int = 0,
-    dtype: torch.dtype | None = None,
-) -> PagedCache:
-    """An empty past of every layer for texts that come and go; `dtype` is that of the weight `like` unless given.
-
-    Raises ConfigError for slack with linear attention, whose sums no token can be taken out of."""
-    if spec.linear is not None and slack:
-        raise ConfigError(
-            f"linear attention keeps sums over all keys, so there is nothing to trim; got slack={slack}"
-        )
-    of_layer = CacheSpec(
-        batch=1,
-        kv_heads=spec.kv_heads,
-        head_dim=spec.head_dim,
-        dtype=like.dtype if dtype is None else dtype,
-        device=like.device,
-    )
-    return PagedCache(of_layer, spec.patterns, spec.linear, budget=budget, keep=keep, slack=slack)
-
-
-def _checked_types(types: Tensor | None, ids: Tensor, rows: int) -> Tensor:
-    if types is None:
-        return torch.zeros_like(ids)
-    if types.is_floating_point() or types.dtype == torch.bool or types.dim() != 2:
-        raise DataError(
-            f"token types must be whole numbers [batch, tokens], got {types.dtype} {[*types.shape]}"
-        )
-    if types.shape[1] != ids.shape[1] or types.shape[0] not in (1, ids.shape[0]):
-        raise DataError(f"token types {[*types.shape]} do not fit ids {[*ids.shape]}")
-    if types.numel() and not types.is_meta and not 0 <= int(types.min()) <= int(types.max()) < rows:
-        raise DataError(f"token types must lie in 0..{rows - 1}, got {types.unique().tolist()[:8]}")
-    return types
-
-
-def checked_tokens(
-    spec: ModelSpec,
-    ids: Tensor,
-    tokens: Tokens | None,
-    cache: DecoderCache | PagedCache | None = None,
-    context: ContextParallel | None = None,
-) -> Tokens:
-    """The tokens of `ids`: those of `context`; unless given, every slot is one, numbered from 0 or from where `cache`
-    ended.
-
-    Raises DataError unless ids are whole numbers [B, T]; ConfigError unless tokens and cache are those of `ids`, and
-    rows within the context limit."""
-    check_ids(ids)
-    if context is not None:
-        tokens = context.own(tokens, cache)
-    if tokens is None:
-        count = ids.shape[1]
-        if isinstance(cache, PagedCache):
-            raise ConfigError("a PagedCache numbers tokens itself: give those of its begin()")
-        tokens = Tokens.range(count, device=ids.device) if cache is None else cache.next_tokens(count)
-    if tokens.count != ids.shape[1] or tokens.rows not in (1, ids.shape[0]):
-        raise ConfigError(
-            f"tokens describe {tokens.rows} rows of {tokens.count} slots, but ids are "
-            f"{ids.shape[0]} rows of {ids.shape[1]}"
-        )
-    if tokens.device != ids.device:
-        raise ConfigError(
-            f"tokens are on {tokens.device}, ids on {ids.device}; move them: tokens.to(ids.device)"
-        )
-    if cache is not None and (len(cache) != spec.layers or cache.batch != ids.shape[0]):
-        raise ConfigError(
-            f"the cache is for {len(cache)} layers and {cache.batch} rows, the call has "
-            f"{spec.layers} layers and {ids.shape[0]} rows; make one with make_cache({ids.shape[0]})"
-        )
-    limit, rows = spec.context_limit, tokens if context is None else context.whole
-    if limit is not None and rows.index.numel():
-        longest = int(rows.index.max()) + 1 if rows.start is None else rows.start + rows.count
-        if longest > limit:
-            raise ConfigError(
-                f"a row of {longest} tokens is longer than this model can take ({limit}); shorten the input"
-            )
-    return tokens

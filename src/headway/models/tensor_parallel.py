@@ -27,7 +27,8 @@ from headway.nn import (
     adapted,
     linears,
 )
-from headway.nn.mixers import LinearMixer, Mixer, SoftmaxMixer
+from headway.nn.linear_attention import LinearMixer
+from headway.nn.mixers import Mixer, SoftmaxMixer
 from headway.nn.share import PartDropout
 from headway.nn.vocab_parallel import VocabParallelEmbedding
 from headway.parallel import Shards, TensorParallel

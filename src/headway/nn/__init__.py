@@ -17,7 +17,6 @@ from headway.nn.attention import (
     AttentionLayer,
     AttentionOptions,
     GlobalAttention,
-    LinearAttention,
 )
 from headway.nn.block import ORDERS, Block, Order
 from headway.nn.cross_entropy import IGNORE_INDEX, Losses
@@ -26,8 +25,9 @@ from headway.nn.feedforward import FeedForward, GatedFeedForward, named_activati
 from headway.nn.fused import ACTIVATIONS, Norm
 from headway.nn.kept import Keeps, kept_as
 from headway.nn.linear import Linear, linears
+from headway.nn.linear_attention import LinearAttention, LinearMixer
 from headway.nn.lora import Lora, LowRank, merged_weight
-from headway.nn.mixers import GlobalMixer, LinearMixer, Mixer, SoftmaxMixer
+from headway.nn.mixers import GlobalMixer, Mixer, SoftmaxMixer
 from headway.nn.norms import NORMS, LayerNorm, RMSNorm, make_norm
 from headway.nn.output import output_cross_entropy
 from headway.nn.positions import RotaryEmbedding, Scores

@@ -12,12 +12,11 @@ from typing import ClassVar, TypedDict, Unpack
 from torch import Tensor, nn
 
 from headway.attention import KeyValues
-from headway.attention.linear_attention import LinearAttentionSpec
 from headway.cache import LayerCache
 from headway.errors import ConfigError
 from headway.heads import Heads
 from headway.nn.linear import Linear, products
-from headway.nn.mixers import Call, GlobalMixer, LinearMixer, Mixer, SoftmaxMixer
+from headway.nn.mixers import Call, GlobalMixer, Mixer, SoftmaxMixer
 from headway.nn.norms import RMSNorm
 from headway.nn.positions import RotaryEmbedding, Scores
 from headway.nn.record import Record
@@ -281,26 +280,3 @@ class GlobalAttention(Attention):
     Arguments as in `Attention`."""
 
     mixer_type = GlobalMixer
-
-
-class LinearAttention(AttentionLayer):
-    """Attention in time linear in the length, with the projections of `Attention`, so that its state dict fits: see
-    `LinearMixer`.
-
-    Args:
-        linear: the similarity;  pattern: Causal() or Full();  form: as in `linear_attend`.
-        others: as in `AttentionLayer`; there are no weights that score or dropout could act on.
-    """
-
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        kv_heads: int | None = None,
-        *,
-        linear: LinearAttentionSpec = LinearAttentionSpec(),  # noqa: B008  (a frozen value)
-        pattern: Pattern = Causal(),  # noqa: B008
-        form: str = "auto",
-        **options: Unpack[AttentionOptions],
-    ) -> None:
-        super().__init__(LinearMixer(pattern, linear, form), width, heads, kv_heads, **options)

@@ -19,17 +19,10 @@ import torch
 from torch import Tensor
 
 from headway.attention import BACKENDS, KeyValues, attend_keys
-from headway.attention.linear_attention import (
-    LinearAttentionSpec,
-    check_form,
-    check_pattern,
-    forbid_weights,
-    prepare,
-)
-from headway.cache import KVCache, LayerCache, LinearAttentionCache, PagedLayer, PagedStates
+from headway.cache import KVCache, LayerCache, PagedLayer
 from headway.errors import ConfigError
 from headway.nn.positions import RotaryEmbedding, Scores, rotated, token_lengths
-from headway.nn.record import LinearAttended, Record, SoftmaxAttended
+from headway.nn.record import Record, SoftmaxAttended
 from headway.parallel import ContextParallel
 from headway.patterns import Full, GlobalQueries, Pattern
 from headway.patterns.primitives import Kind
@@ -237,104 +230,3 @@ def _global_slots(tokens: Tokens, rows: int) -> tuple[Tensor, Tokens]:
     at = wanted.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :most]
     chosen = replace(tokens.gather(at), is_global=None)
     return at, replace(chosen, index=torch.where(wanted.gather(1, at), chosen.index, -1))
-
-
-@dataclass(frozen=True)
-class LinearMixer(Mixer):
-    """The sums of linear attention in place of a softmax: `linear_attend`. Positions rotate features, not queries and
-    keys: `linear.rotary` says where. Its cache keeps the sums.
-
-    Raises PatternError for a pattern other than Causal() and Full(), ConfigError for a form that cannot be under it.
-    """
-
-    pattern: Pattern
-    linear: LinearAttentionSpec = LinearAttentionSpec()  # noqa: RUF009  (a frozen value)
-    form: str = "auto"
-
-    def __post_init__(self) -> None:
-        check_pattern(self.linear, self.pattern)
-        check_form(self.form, self.pattern)
-
-    def check(self, positions: PositionScheme, score: Sequence[Score], dropout: float) -> None:
-        """There are no weights that scores or dropout could act on, and not all rotations fit all features."""
-        forbid_weights(score, dropout)
-        forbid_weights(positions.scores(1, 2, True), 0.0)
-        if positions.marks != "queries and keys":
-            return
-        if self.linear.rotary == "none":
-            raise ConfigError(
-                f'LinearAttention: positions are {positions}, but LinearAttentionSpec(rotary="none") rotates nothing'
-            )
-        if self.linear.is_cosine and positions.amplitude != 1:
-            raise ConfigError(
-                'LinearAttention: "cosine" is a distribution because rotations keep lengths, but '
-                f"{positions} multiplies them by {positions.amplitude:.4g}; use a scaling without an amplitude, or "
-                "another feature"
-            )
-
-    def attend(self, layer: Projections, x_BTM: Tensor, call: Call) -> Tensor:
-        tokens, cache, memory, rotation, score, context, selected, record = call
-        forbid_weights(score, 0.0)
-        if context is not None:
-            raise ConfigError(
-                "LinearAttention: its sums over keys are not added up over the ranks of context parallel; train this "
-                "model without it"
-            )
-        if cache is not None:
-            self._check_cache(cache, layer.rotary.positions)
-        if memory is not None:
-            across = prepare(
-                layer.queries(x_BTM),
-                memory.k,
-                memory.v,
-                self.linear,
-                self.pattern,
-                tokens,
-                memory.tokens,
-                None,
-            )
-            return across.attend(None, self.form)
-        q_BHTD, k_BKTD, v_BKTE = layer.queries_keys_values(x_BTM)
-        if isinstance(cache, PagedStates):
-            out = self._by_rows(layer, (q_BHTD, k_BKTD, v_BKTE), cache, tokens)
-            return out if selected is None else selected.take(out, 2)
-        if rotation is not None and rotation.rotates_values:
-            v_BKTE = rotation.apply(v_BKTE)
-        own = prepare(q_BHTD, k_BKTD, v_BKTE, self.linear, self.pattern, tokens, tokens, rotation)
-        if record is not None:
-            record.add(layer, LinearAttended(own, tokens))
-        past = cache.update(own.state(), tokens) if isinstance(cache, LinearAttentionCache) else None
-        out_BHTE = own.attend(past, self.form)
-        return out_BHTE if selected is None else selected.take(out_BHTE, 2)
-
-    def _by_rows(
-        self, layer: Projections, packed: tuple[Tensor, Tensor, Tensor], cache: PagedStates, tokens: Tokens
-    ) -> Tensor:
-        """The texts of a step of a `PagedCache`, which are packed, a row for each: a row has one sum."""
-        rows = cache.cache.step_of(tokens).rows
-        q, k, v = (t[0][:, rows.at].transpose(0, 1) for t in packed)  # [R, H, T', D]
-        rotation = layer.rotary(rows.tokens, q.dtype)
-        if rotation is not None and rotation.rotates_values:
-            v = rotation.apply(v)
-        own = prepare(q, k, v, self.linear, self.pattern, rows.tokens, rows.tokens, rotation)
-        out = own.attend(cache.update(own.state(), rows.tokens), self.form)
-        return out.transpose(0, 1).flatten(1, 2)[:, rows.back].unsqueeze(0)
-
-    def _check_cache(self, cache: LayerCache | PagedLayer | PagedStates, positions: PositionScheme) -> None:
-        if not isinstance(cache, LinearAttentionCache | PagedStates) or cache.linear != self.linear:
-            given = (
-                f"of {cache.linear}" if isinstance(cache, LinearAttentionCache | PagedStates) else "of keys"
-            )
-            raise ConfigError(
-                f"LinearAttention: cache must be a LinearAttentionCache of {self.linear}, got a {type(cache).__name__} "
-                f"{given}; make it: LinearAttentionCache(linear, CacheSpec(...))"
-            )
-        if not self.pattern.is_causal:
-            raise ConfigError(
-                f"LinearAttention: under {self.pattern} queries see later tokens, so there is no cache; drop cache="
-            )
-        if positions.length_dependent:
-            raise ConfigError(
-                f"LinearAttention: under {positions} earlier keys are rotated anew as a row grows, but they have been "
-                "summed and cannot; decode without a cache, or use a scaling that does not depend on the length"
-            )

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
+
 from headway.text import Tokenizer
 from headway.train.evaluation import Evaluation
 
@@ -79,6 +81,15 @@ class Callback:
         """After step `step`, `seconds` after the last call."""
         by_clock = self.every_seconds is not None and seconds >= self.every_seconds
         return by_clock or (self.every_steps is not None and step % self.every_steps == 0)
+
+    def call(self, context: CallbackContext) -> None:
+        """Calls the function in evaluation mode, without gradients; what it draws at random leaves the run's state."""
+        context.model.eval()
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                self.function(context)
+        finally:
+            context.model.train()
 
 
 class Interrupted(KeyboardInterrupt):

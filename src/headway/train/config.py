@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 
 from headway.errors import ConfigError, did_you_mean
 from headway.threads import MOST_THREADS
+from headway.train.foreign_names import known_as
 
 GROUPS = ("Task", "Data", "Model", "Adapter", "Batch", "Length", "Optimizer", "Machine", "Output")
 TASK = (
@@ -26,39 +27,6 @@ TASK = (
 )
 
 REMOTE = "hf://"
-
-# What other trainers call a setting, where no similarity of letters would find ours.
-ELSEWHERE = {
-    "task": ("objective",),
-    "lr": ("learning_rate", "max_lr"),
-    "clip": ("grad_clip", "max_grad_norm"),
-    "steps": ("max_steps", "max_iters"),
-    "epochs": ("num_train_epochs", "num_epochs"),
-    "micro_batch": ("per_device_train_batch_size", "micro_batch_size"),
-    "batch_tokens": ("batch_size", "gradient_accumulation_steps"),
-    "out": ("output_dir", "out_dir"),
-    "model": ("model_name_or_path",),
-    "data": ("data_path",),
-    "context": ("block_size", "model_max_length"),
-    "warmup": ("warmup_ratio", "warmup_steps"),
-    "keep_best": ("load_best_model_at_end", "save_top_k"),
-    "best_by": ("metric_for_best_model", "monitor"),
-    "early_stopping_patience": ("early_stopping", "stop_patience"),
-    "log_every": ("logging_steps",),
-    "eval_every": ("eval_steps",),
-    "save_every": ("save_steps",),
-    "keep_last": ("save_total_limit",),
-    "save_in_background": ("async_save", "async_mode"),
-    "adapter": ("peft_type", "use_lora", "use_peft"),
-    "rank": ("r", "lora_r", "lora_rank"),
-    "alpha": ("lora_alpha",),
-    "adapter_targets": ("target_modules", "lora_target_modules"),
-    "adapter_dropout": ("lora_dropout",),
-    "base": ("load_in_4bit", "quantization"),
-    "depth": ("num_layers", "n_layer"),
-    "dtype": ("bf16",),
-    "vocab": ("vocab_size",),
-}
 
 
 def setting(
@@ -291,15 +259,6 @@ def _at_home(value: Any) -> Any:
     return str(Path(value).expanduser()) if isinstance(value, str) and value.startswith("~/") else value
 
 
-def _known_as(key: str, fields: Mapping[str, FieldInfo]) -> str:
-    """` (here it is "lr": ...)` for a foreign name, else the nearest of ours, else the empty string."""
-    foreign = key.removeprefix("--").replace("-", "_")
-    for ours, names in ELSEWHERE.items():
-        if foreign in names and ours in fields:
-            return f' (here it is "{ours}": {fields[ours].description})'
-    return did_you_mean(key, fields)
-
-
 def _explained(error: ValidationError, fields: Mapping[str, FieldInfo]) -> Iterable[str]:
     """What pydantic found: the setting, what was given, what is asked for."""
     for item in error.errors():
@@ -308,7 +267,7 @@ def _explained(error: ValidationError, fields: Mapping[str, FieldInfo]) -> Itera
             continue
         name = str(item["loc"][0])
         if item["type"] == "extra_forbidden":
-            yield f'unknown setting "{name}"{_known_as(name, fields)}; `headway train --help` lists them all'
+            yield f'unknown setting "{name}"{known_as(name, fields)}; `headway train --help` lists them all'
             continue
         if item["type"] == "missing":
             yield f"{name} is missing: {fields[name].description}"

@@ -23,13 +23,7 @@ from headway.parallel.sharded import Divided
 from headway.storage.files import atomic_write
 from headway.train.best import count, waited_enough
 from headway.train.callbacks import Callback, CallbackContext, Interrupted, TrainResult, stop_request
-from headway.train.checkpoint import (
-    CONFIG,
-    FINAL,
-    State,
-    how_to_resume,
-    where_to_begin,
-)
+from headway.train.checkpoint import CONFIG, FINAL, State
 from headway.train.config import TrainConfig, watches
 from headway.train.config_io import config_yaml
 from headway.train.deadline import Deadline
@@ -39,6 +33,7 @@ from headway.train.inputs import made_inputs
 from headway.train.lock import locked
 from headway.train.metrics import METRICS, MetricsLog, Reporter, clock, read_metrics
 from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precision
+from headway.train.resuming import how_to_resume, where_to_begin
 from headway.train.saver import Saver
 from headway.train.sharing import SharedPool, added_up_by, divide, spread
 from headway.train.start import announce, check_room, checked, in_shards, seeded, take_up
@@ -265,18 +260,10 @@ class Run:
             model = None if model is None else model.to(self.dtype)
         for i in due:
             self.called[i] = now
-            self.call(self.callbacks[i], model, record, last)
-
-    def call(self, callback: Callback, model: Any, record: dict[str, Any], last: bool) -> None:
-        """Call a callback, which leaves model and random state as they are."""
-        tokenizer = self.task.tokenizer
-        step, seconds = self.state.progress.step, self.trainer.seconds
-        model.eval()
-        try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                callback.function(CallbackContext(step, seconds, last, record, model, tokenizer, self.say))
-        finally:
-            model.train()
+            context = CallbackContext(
+                step, self.trainer.seconds, last, record, model, self.task.tokenizer, self.say
+            )
+            self.callbacks[i].call(context)
 
     def compare(self) -> bool:
         """Evaluate between steps; whether the model is the best so far, where the settings ask for that."""
@@ -302,12 +289,8 @@ class Run:
 
     def finish(self, record: dict[str, Any]) -> TrainResult:
         """Save the trained model and draw the curve; every process has the result when that is done."""
-        task, progress, validation, trained = (
-            self.task,
-            self.state.progress,
-            self.validation,
-            self.saver.trained(),
-        )
+        task, progress, validation = self.task, self.state.progress, self.validation
+        trained = self.saver.trained()
         if self.parallel.is_main:
             if validation is not None and validation.bits_per_byte is not None:
                 self.log.write({"val_bits_per_byte": validation.bits_per_byte})

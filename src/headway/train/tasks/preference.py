@@ -8,24 +8,18 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
-from headway.checkpoints.folder import load_folder
-from headway.checkpoints.restore import build_model
 from headway.data.record_kinds import Preference as Pair
 from headway.data.record_kinds import Record
 from headway.errors import ConfigError, DataError
 from headway.models import Decoder, Encoder, ModelSpec
 from headway.nn import IGNORE_INDEX
 from headway.nn.preference import dpo_loss, orpo_loss
-from headway.storage.safetensors import write_safetensors
-from headway.storage.tensors import open_tensors
 from headway.text import Tokenizer
 from headway.text.segments import Segments, chat_segments
-from headway.tokens import Tokens
 from headway.train.config import TASK, setting
 from headway.train.conversations import ConversationConfig, conversation_tokenizer, message_texts
 from headway.train.evaluation import Evaluation
@@ -33,10 +27,18 @@ from headway.train.inputs import find_tokenizer, first_model, model_spec
 from headway.train.microbatch_pool import MasterWeights, MicrobatchPool
 from headway.train.records import described, measured_records, split
 from headway.train.tasks.base import StepStats, Subject, Sums
+from headway.train.tasks.pairs import (
+    AT_ONCE,
+    PairBatch,
+    PairRows,
+    kept_reference,
+    log_p,
+    reference,
+    reference_model,
+)
 from headway.train.tasks.rows import MEASURED_BY, Amount, RowsTask
 
 REFERENCE = "reference.safetensors"
-AT_ONCE = 8
 
 
 class PreferenceConfig(ConversationConfig):
@@ -78,42 +80,6 @@ class PreferenceConfig(ConversationConfig):
         return {"reference is of dpo, and loss is orpo; leave it out": needless, **super().contradictions()}
 
 
-class PairBatch(NamedTuple):
-    """Chosen answers in rows 0..P-1, rejected ones in P..2P-1 [2P, T]; `reference` [2, P] log p of both."""
-
-    inputs: dict[str, Any]
-    targets: Tensor
-    reference: Tensor
-
-
-class PairRows:
-    """Pairs of conversations: `len(rows)`, `rows.batch([..])`. `reference` [2, N]: log p of chosen and rejected under
-    the reference; zeros until it is computed."""
-
-    def __init__(self, pairs: Sequence[tuple[Segments, Segments]]) -> None:
-        self.pairs, self.reference = pairs, torch.zeros(2, len(pairs))
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def drawn(self, draw: int) -> PairRows:
-        """The same rows: nothing in them is drawn."""
-        return self
-
-    def batch(self, indices: Sequence[int]) -> PairBatch:
-        """The given pairs, padded to the longest of their rows."""
-        rows = [self.pairs[i][side] for side in (0, 1) for i in indices]
-        lengths = [len(row.ids) - 1 for row in rows]
-        ids = torch.zeros(len(rows), max(lengths), dtype=torch.long)
-        targets = torch.full_like(ids, IGNORE_INDEX)
-        for b, (row, n) in enumerate(zip(rows, lengths, strict=True)):
-            whole = torch.tensor(row.ids)
-            ids[b, :n] = whole[:-1]
-            targets[b, :n] = torch.where(torch.tensor(row.trained[1:]), whole[1:], IGNORE_INDEX)
-        inputs = {"ids": ids, "tokens": Tokens.from_lengths(lengths)}
-        return PairBatch(inputs, targets, self.reference[:, list(indices)])
-
-
 class PreferenceTuning(RowsTask):
     """Pairs of answers to one prompt; the last message of each is the answer.
 
@@ -143,7 +109,7 @@ class PreferenceTuning(RowsTask):
         if config.loss == "dpo":
             computes = MasterWeights(self.model, dtype).compute
             if config.reference is not None:
-                computes = reference_model(config, tokenizer, dtype)
+                computes = reference_model(config.reference, tokenizer, dtype, config.backend)
             files = [folder / "data" / REFERENCE, folder / "data" / f"held-{REFERENCE}"]
             for file, pairs in zip(files, (rows, self.held_rows), strict=True):
                 if pairs is not None:
@@ -220,8 +186,10 @@ class PreferenceTuning(RowsTask):
         tokenizer, stop, _ = conversation_tokenizer(config, subject.tokenizer, generation=subject.generation)
         rows, more = cls.rows(records, config, tokenizer, stop)
         if config.loss == "dpo":
+            assert config.reference is not None
             dtype = next(subject.model.parameters()).dtype
-            rows.reference = reference(reference_model(config, tokenizer, dtype), rows)
+            model = reference_model(config.reference, tokenizer, dtype, config.backend)
+            rows.reference = reference(model, rows)
         return evaluate_pairs(subject.model, rows, config), [*said, *more]
 
 
@@ -276,35 +244,3 @@ def means(sums: Any, count: int) -> dict[str, float]:
     """The sums of `PreferenceTuning.loss`, per pair."""
     names = {"accuracy": "hits", "margin": "margin", "chosen_log_p": "chosen", "rejected_log_p": "rejected"}
     return {name: sums[key] / count for name, key in names.items()} if count else {}
-
-
-def log_p(model: Decoder | Encoder, batch: PairBatch) -> Tensor:
-    """log p of the answers [2, P], differentiable: the sum over their tokens."""
-    found = model(**batch.inputs, targets=batch.targets, label_smoothing=0.0)
-    total: Tensor = -found.each.sum(1).view(2, -1)
-    return total
-
-
-def reference_model(config: PreferenceConfig, tokenizer: Tokenizer, dtype: torch.dtype) -> Decoder:
-    """The model that `reference` names. Raises ConfigError for one that is no decoder, DataError where it lacks ids."""
-    model = build_model(load_folder(str(config.reference)), dtype=dtype, backend=config.backend)
-    if not isinstance(model, Decoder):
-        raise ConfigError(f"reference {config.reference}: {model.spec.family} is no decoder")
-    tokenizer.require_fits(model.spec.vocab)
-    return model
-
-
-@torch.no_grad()
-def reference(model: Decoder | Encoder, rows: PairRows) -> Tensor:
-    """log p of all pairs [2, N] under the model, in float32."""
-    model.eval()
-    parts = [range(at, min(at + AT_ONCE, len(rows))) for at in range(0, len(rows), AT_ONCE)]
-    return torch.cat([log_p(model, rows.batch(part)) for part in parts], dim=1).float().contiguous()
-
-
-def kept_reference(model: Decoder | Encoder, rows: PairRows, file: Path) -> Tensor:
-    """`reference` from `file`, or computed and kept there."""
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_safetensors(file, {"log_p": reference(model, rows)})
-    return open_tensors(file)["log_p"].clone()
