@@ -259,8 +259,11 @@ def test_positions_of_a_length_share_nothing() -> None:
         Reader(model, budget=9)
     reader = Reader(model, keep=2**20)
     config = GenerationConfig(max_new_tokens=3, prefix_cache=True, beyond_context=True)
-    deque(Engine(reader).run([text_of(0, [7] * 200, config)]), maxlen=0)
+    engine = Engine(reader)
+    engine.add(text_of(0, [7] * 200, config))
+    engine.step()
     assert len(reader.open([7] * 200)) == 0
+    drain(engine)
     assert reader.cache.pool.held == 0
 
 

@@ -120,6 +120,13 @@ class Pages:
         if key not in self.page and page not in self.key:
             self.key[page], self.page[key] = key, page
 
+    def touch(self, key: bytes, now: int) -> None:
+        """An idle page with this key was used until now."""
+        page = self.page.get(key)
+        if page is not None and page in self.idle:
+            self.idle[page] = now
+            self.idle.move_to_end(page)
+
     def evict(self) -> None:
         """Frees the idle page that was used longest ago."""
         page, _ = self.idle.popitem(last=False)

@@ -32,8 +32,6 @@ class PagePool:
         self._pages = [Pages() for _ in self.classes]
         self._now = 0
 
-    # -- texts -----------------------------------------------------------------------------------------
-
     def open(self, ids: Sequence[int] = (), root: Hashable = ()) -> PageTable:
         """A table of a text that begins with `ids`: as many of them are stored already as `len` says, the longest
         prefix of which every class holds what later queries see. At least one of the ids is left to be computed.
@@ -94,15 +92,16 @@ class PagePool:
     def close(self, table: PageTable) -> None:
         """The text has ended; the pages of its prefixes stay as long as there is room."""
         self._check(table)
-        self._now += 1
         for pages, own in zip(self._pages, table.pages, strict=True):
-            for page in reversed(own):  # the ends of a chain are evicted before their beginnings
+            for page in own:
                 if page is not None:
                     pages.drop(page, self._now)
+        for key in reversed(table.keys):  # the ends of a chain are evicted before their beginnings
+            self._now += 1
+            for pages in self._pages:
+                pages.touch(key, self._now)
         table.pages, table.closed = [[] for _ in self.classes], True
         self._bound()
-
-    # -- growing ---------------------------------------------------------------------------------------
 
     def most(self, length: int, step: int) -> int:
         """Bytes of the most pages that a text of up to `length` tokens holds, of which a step reads `step` at most."""
@@ -161,6 +160,7 @@ class PagePool:
                 own.append(self._take(i))
                 table.version += 1
         table.ids += new
+        self._bound()
         return copies
 
     def _take(self, of: int) -> int:
@@ -215,6 +215,7 @@ class PagePool:
                 page, table.version = own.pop(), table.version + 1
                 assert page is not None
                 pages.drop(page, self._now)
+        self._bound()
 
     def settle(self, table: PageTable) -> None:
         """The tokens of a text are stored: full pages can be found by others, and those that no later query of the
@@ -279,8 +280,6 @@ class PagePool:
     def _check(self, table: PageTable) -> None:
         if table.closed:
             raise CacheError("PagePool: the text is closed; open it again")
-
-    # -- what is there ---------------------------------------------------------------------------------
 
     def taken(self, of: int) -> int:
         """Pages of a class that were ever taken: all of their numbers are below it."""
