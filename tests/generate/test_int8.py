@@ -9,11 +9,12 @@ import torch
 
 import headway
 from headway.api import LanguageModel
+from headway.attention.linear_attention import LinearAttentionSpec
 from headway.cache import KV_DTYPES, kv_dtype
 from headway.cli import run
-from headway.errors import ConfigError
+from headway.errors import CacheError, ConfigError
 from headway.generate import GenerationConfig, Reader, Sampling, generate
-from headway.models import catalog, cost
+from headway.models import ModelSpec, build, catalog, cost
 from headway.models.cost.planning import Machine, plan
 from tests.generate.conftest import MIXED, small
 from tests.generate.test_loop import HOT, PROMPTS
@@ -133,3 +134,13 @@ def test_a_model_holds_what_was_counted() -> None:
         MODEL(torch.zeros(2, 40, dtype=torch.int64), cache=cache)
     assert cache.nbytes == cost.kv_bytes_stored(MODEL.spec, 40, torch.int8, batch=2)
     assert cost.kv_bytes_per_token(MODEL.spec, torch.int8) == 2 * 2 * 2 * (8 + 4)
+
+
+def test_sums_over_keys_are_not_kept_in_8_bits() -> None:
+    spec = ModelSpec.of(
+        "llama", vocab=330, width=32, layers=2, heads=4, hidden=48, linear=LinearAttentionSpec()
+    )
+    with pytest.raises(
+        CacheError, match=r"sums over all keys in float32 \(float64 for float64\), not in torch.int8"
+    ):
+        generate(build(spec, seed=0), [[1, 2]], GenerationConfig(max_new_tokens=2, kv_cache_dtype="int8"))

@@ -46,15 +46,10 @@ class LinearAttentionCache(LayerCache):
     def __init__(
         self, linear: LinearAttentionSpec, spec: CacheSpec, sequences: SequenceLengths | None = None
     ) -> None:
-        if not spec.dtype.is_floating_point:
-            raise CacheError(
-                "LinearAttentionCache: sums over all keys are kept in float32 (float64 for float64), not in "
-                f"{spec.dtype}; they are small at any length, so give the dtype of the keys"
-            )
         check_pattern(linear, Causal())
         super().__init__(SequenceLengths(spec.batch, spec.device) if sequences is None else sequences)
         self.linear = linear
-        kept = torch.float64 if spec.dtype == torch.float64 else torch.float32
+        kept = sums_dtype(spec.dtype)
         shape = (spec.batch, spec.kv_heads, linear.features(spec.head_dim), spec.value_size)
         with torch.inference_mode(False):
             self.state = LinearState.empty(*shape, kept, spec.device)
@@ -129,3 +124,14 @@ class LinearAttentionCache(LayerCache):
             f"LinearAttentionCache(batch={b}, kv_heads={k}, features={f}, value_dim={e}, "
             f"lengths={list(self.lengths)}, {self.dtype})"
         )
+
+
+def sums_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Of the sums over keys of this dtype: float64 for float64, else float32, since they grow. Raises CacheError for
+    torch.int8."""
+    if not dtype.is_floating_point:
+        raise CacheError(
+            f"linear attention keeps sums over all keys in float32 (float64 for float64), not in {dtype}; they are "
+            "small at any length, so give the dtype of the keys"
+        )
+    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -19,6 +19,7 @@ from torch import Tensor
 from headway.attention import KeyValues
 from headway.attention.linear_attention import LinearAttentionSpec, LinearState
 from headway.cache.choose import choose_cache
+from headway.cache.linear_attention import sums_dtype
 from headway.cache.page_table import PAGE, Copy, PageClass, PageTable
 from headway.cache.paged_step import Chunk, PagedStep, stored_keys
 from headway.cache.pages import PagePool
@@ -89,7 +90,7 @@ class PagedStates:
 
     def __init__(self, cache: PagedCache, of: int, linear: LinearAttentionSpec, spec: CacheSpec) -> None:
         self.cache, self.of, self.linear = cache, of, linear
-        kept = torch.float64 if spec.dtype == torch.float64 else torch.float32
+        kept = sums_dtype(spec.dtype)
         self._sizes = spec.kv_heads, linear.features(spec.head_dim), spec.value_size, kept, spec.device
         self.state = LinearState.empty(0, *self._sizes)
 
@@ -267,6 +268,7 @@ class PagedCache:
 def _page_bytes(spec: CacheSpec, linear: LinearAttentionSpec | None) -> int:
     """Bytes of a page in one layer: (D + E) K 64 numbers, in int8 with scales; or of one sum."""
     if linear is not None:
-        return LinearState.empty(1, spec.kv_heads, linear.features(spec.head_dim), spec.value_size).nbytes
+        sizes = spec.kv_heads, linear.features(spec.head_dim), spec.value_size
+        return LinearState.empty(1, *sizes, sums_dtype(spec.dtype)).nbytes
     each = (spec.head_dim + spec.value_size) * spec.dtype.itemsize + 8 * (spec.dtype == torch.int8)
     return each * spec.kv_heads * PAGE

@@ -1,0 +1,135 @@
+"""Ten thousand requests of each kind of model, in schedules that are drawn: each is what it is alone."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from headway.generate import Beams, Engine, GenerationConfig, NgramDraft, Reader, Sampling
+from headway.generate.beams import BeamSearch
+from headway.generate.requests import Request
+from headway.generate.sequences import SampledText
+from headway.models import Decoder, EncoderDecoder, build
+from headway.patterns import Causal, Sink, Window
+from tests.generate.conftest import small
+from tests.generate.test_engine import MODELS, ids_of, used
+from tests.models.test_encoder import seq2seq
+
+KINDS: dict[str, Callable[[], Decoder | EncoderDecoder]] = {
+    "full": lambda: MODELS["full"],
+    "window": lambda: small(Window.last(70), context=512),
+    "sinks": lambda: small((Window.last(30) | (Causal() & Sink(2)), Causal()), context=512),
+    "dilated": lambda: small((Window.last(20, step=3), Window.last(70)), context=512),
+    "linear": lambda: MODELS["linear"],
+    "encoder-decoder": lambda: build(seq2seq(), seed=5).eval(),  # type: ignore[return-value]
+}
+DISTINCT = 300
+"""Requests that are drawn; each is asked for many times, in other company."""
+
+
+SLOW = 1000
+"""Requests of int8 caches, whose steps are no native calls."""
+
+
+class House(NamedTuple):
+    """How an engine is made: room for so many pages of all classes, what caches keep, and what is guessed."""
+
+    pages: int | None
+    kv_dtype: torch.dtype | None = None
+    draft: NgramDraft | None = None
+    step_tokens: int = 50
+
+
+HOUSES = {
+    "much room": House(None, step_tokens=300),
+    "little room": House(8),
+    "int8": House(12, torch.int8),
+    "drafts": House(5, draft=NgramDraft(tokens=3, least=1)),
+}
+
+
+def request(model: Decoder | EncoderDecoder, draw: Random, number: int, common: list[int]) -> Request:
+    """Prompts often begin as others do; a source has a short one."""
+    sampled = draw.random() < 0.5
+    has_source = isinstance(model, EncoderDecoder)
+    new = [draw.randrange(model.spec.vocab) for _ in range(draw.randint(1, 9))]
+    prompt = (common[:2] if has_source else common[: draw.choice([0, 0, 64, 70, 130])]) + new
+    config = GenerationConfig(
+        max_new_tokens=draw.randint(1, 20),
+        prefix_cache=draw.random() < 0.8,
+        sampling=Sampling(temperature=1.1, top_k=40) if sampled else Sampling(),
+        seed=number,
+        eos=[draw.randrange(model.spec.vocab) for _ in range(3)],
+        no_repeat_ngram=draw.choice([None, None, 2]),
+    )
+    if not sampled and len(prompt) < 12 and draw.random() < 0.3:
+        config = replace(config, beams=Beams(draw.randint(2, 3)), seed=0)
+    source = [draw.randrange(model.spec.vocab) for _ in range(draw.randint(1, 12))] if has_source else None
+    return Request(number, prompt, config, config.max_new_tokens or 0, source)
+
+
+def text(request: Request) -> SampledText | BeamSearch:
+    beams = request.config.beams
+    return SampledText(request, None) if beams is None else BeamSearch(request, beams)
+
+
+def engine_of(model: Decoder | EncoderDecoder, house: House) -> Engine:
+    slack = 3 if house.draft else 0
+    reader = Reader(model, kv_dtype=house.kv_dtype, slack=slack, budget=None if house.pages is None else 1)
+    pool = reader.cache.pool
+    if house.pages is not None:
+        pool.budget = house.pages * sum(kind.nbytes for kind in pool.classes)
+    return Engine(reader, step_tokens=house.step_tokens, draft=house.draft)
+
+
+def alone(model: Decoder | EncoderDecoder, request: Request, house: House) -> list[int]:
+    engine, only = Engine(Reader(model, kv_dtype=house.kv_dtype)), text(request)
+    engine.add(only)
+    while not engine.is_idle:
+        engine.step()
+    return ids_of(only)
+
+
+def try_house(
+    model: Decoder | EncoderDecoder, requests: list[Request], house: House, count: int, draw: Random
+) -> None:
+    """Asks `count` times for one of the requests, up to 16 at a time."""
+    engine, wanted = engine_of(model, house), dict[int, list[int]]()
+    live: dict[int, SampledText | BeamSearch] = {}
+    asked = checked = 0
+    while asked < count or live:
+        for _ in range(draw.randint(0, 4)):
+            number = draw.randrange(len(requests))
+            if asked < count and len(live) < 16 and number not in live:
+                live[number], asked = text(requests[number]), asked + 1
+                engine.add(live[number])
+        if live and draw.random() < 0.02:
+            engine.cancel(live.pop(draw.choice([*live])))
+        engine.step()
+        for number in [number for number, one in live.items() if one.ended]:
+            ended = live.pop(number)
+            if number not in wanted:
+                wanted[number] = alone(model, requests[number], house)
+            assert ended.error is None
+            assert ids_of(ended) == wanted[number], requests[number]
+            checked += 1
+    assert used(engine) == 0
+    assert checked > 0.8 * count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_ten_thousand_requests_are_what_each_is_alone(kind: str) -> None:
+    model, draw = KINDS[kind](), Random(7)
+    common = [draw.randrange(model.spec.vocab) for _ in range(130)]
+    requests = [request(model, draw, number, common) for number in range(DISTINCT)]
+    refused = {"linear": ("int8", "drafts"), "encoder-decoder": ("drafts",)}.get(kind, ())
+    houses = {name: house for name, house in HOUSES.items() if name not in refused}
+    for name, house in houses.items():
+        some = [each for each in requests if house.draft is None or each.config.beams is None]
+        try_house(model, some, house, SLOW if name == "int8" else 3000, draw)
+    if left := 10_000 - sum(SLOW if name == "int8" else 3000 for name in houses):
+        try_house(model, requests, HOUSES["little room"], left, draw)
