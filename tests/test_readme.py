@@ -7,15 +7,17 @@ is what a run of full size printed once; it is shown, not checked.
 
 import json
 import re
+import runpy
 import shutil
 import sysconfig
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.data import data_path
-from tests.pages import BLOCK, NOT_RUN, ROOT, commands_of, smaller, type_in
+from tests.pages import BLOCK, NOT_RUN, ROOT, commands_of, in_folder, smaller, type_in
 
 README = (ROOT / "README.md").read_text()
 
@@ -88,6 +90,11 @@ def assert_printed(shown: str, printed: str) -> None:
         )
 
 
+def run_block() -> None:
+    warnings.simplefilter("error")
+    runpy.run_path("block.py", run_name="__main__")
+
+
 @pytest.mark.parametrize("title", [title for title, blocks in SECTIONS.items() if blocks])
 def test_the_section_runs(title: str, tmp_path: Path) -> None:
     SETUP.get(title, nothing)(tmp_path)
@@ -100,7 +107,7 @@ def test_the_section_runs(title: str, tmp_path: Path) -> None:
             assert_printed(block, printed)
         elif language == "python":
             (tmp_path / "block.py").write_text(block)
-            type_in("python -W error block.py", tmp_path)
+            in_folder(tmp_path, run_block, "python -W error block.py")
         else:
             assert language == "sh"
             lines = [line for line in commands_of("sh", block) if line not in NOT_RUN]

@@ -169,7 +169,7 @@ DYNAMIC: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", DYNAMIC)
+@pytest.mark.parametrize("name", [*list(DYNAMIC)[:-1], pytest.param("dense", marks=pytest.mark.slow)])
 def test_a_graph_whose_sizes_are_all_symbols_serves_every_length(name: str) -> None:
     """`dynamic=True`: the width per head is a symbol too, and so is the scale that comes from it."""
     f = DYNAMIC[name]

@@ -187,7 +187,13 @@ def test_a_choice_says_why_the_kernels_cannot(dtype: torch.dtype, device: str) -
 
 
 @pytest.mark.parametrize(
-    ("pattern", "n"), [(Chunks(6), 33), (Recent(5), 700), (PerHead(Chunks(6), Even()), 33)], ids=str
+    ("pattern", "n"),
+    [
+        (Chunks(6), 33),
+        (Recent(5), 700),
+        pytest.param(PerHead(Chunks(6), Even()), 33, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 def test_an_own_pattern_runs_in_graphs(pattern: Pattern, n: int) -> None:

@@ -71,7 +71,7 @@ def modules(folder: Path) -> tuple[set[str], set[str], set[str]]:
     return linears, there, set(said["ignore"])
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("weights", [pytest.param("int8", marks=pytest.mark.slow), "int4"])
 @pytest.mark.parametrize(("family", "name"), CLASSES, ids=lambda value: value)
 def test_a_linear_layer_of_transformers_is_packed_or_ignored(
     family: str, name: str, weights: str, tmp_path: Path

@@ -31,7 +31,11 @@ def reports() -> Mapping[ModuleType, Report]:
     return toys.Reports()
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "module",
+    [pytest.param(multi_head, marks=pytest.mark.slow), *MODULES[1:]],
+    ids=lambda m: m.__name__,
+)
 def test_every_topic_is_seen(module: ModuleType, reports: Mapping[ModuleType, Report]) -> None:
     found = reports[module]
     assert found.seen or module is multi_head, found.verdict  # with two seeds the spread is wide

@@ -51,8 +51,18 @@ def greedy(model: Decoder, kind: str = "growing") -> list[int]:
     return ids
 
 
-@pytest.mark.parametrize("pairing", ["halves", "adjacent"])
-@pytest.mark.parametrize("cached", ["uncached", "growing", "ring"])
+@pytest.mark.parametrize(
+    ("cached", "pairing"),
+    [
+        ("uncached", "halves"),
+        ("growing", "adjacent"),
+        ("ring", "halves"),
+        *(
+            pytest.param(*rest, marks=pytest.mark.slow)
+            for rest in (("uncached", "adjacent"), ("growing", "halves"), ("ring", "adjacent"))
+        ),
+    ],
+)
 def test_it_prints_its_published_text(folder, published, tmp_path, pairing, cached):
     if pairing != "halves":
         convert(folder, tmp_path / "m", to_pairing=pairing)

@@ -216,7 +216,16 @@ def test_restore_gives_back_the_same_objects(family: str) -> None:
         restore(model)
 
 
-@pytest.mark.parametrize("family", [*DECODERS, "Marian"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("Llama", "Gemma2", "GPT2", "Phi", "Marian"),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("Mistral", "Qwen2", "Qwen3", "Phi3", "Cohere")
+        ),
+    ],
+)
 def test_greedy_text_is_as_before(family: str) -> None:
     model = made(family)
     ids = torch.randint(3, VOCAB, (2, 11))

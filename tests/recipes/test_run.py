@@ -201,7 +201,7 @@ CHAIN = [
 ]
 
 
-@pytest.mark.parametrize("seeds", [[0, 1], [0]])
+@pytest.mark.parametrize("seeds", [[0, 1], pytest.param([0], marks=pytest.mark.slow)])
 def test_a_folder_that_moved_goes_on_where_it_was_stopped(
     make: Make, tmp_path: Path, seeds: list[int]
 ) -> None:

@@ -99,7 +99,7 @@ def test_a_run_learns_and_leaves_an_adapter_and_the_model_as_it_was(
     "how",
     [
         {},
-        {"dtype": "bf16", "checkpoints": "shards"},
+        pytest.param({"dtype": "bf16", "checkpoints": "shards"}, marks=pytest.mark.slow),
         {"dtype": "bf16", "base": "nf4", "adapter": "dora"},
     ],
 )

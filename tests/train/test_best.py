@@ -114,7 +114,7 @@ def test_a_run_ends_when_nothing_better_came(
     assert result.validation.loss == values[ends + 1]
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_killed_and_resumed_it_is_the_run_that_was_not(dtype: str, tmp_path: Path, settings: Make) -> None:
     """The best is before the kill, and what was counted goes on: the run ends as early."""
     how: dict[str, Any] = {**HELD, "steps": 12, "lr": 0.1, "lr_floor": 1.0, "keep_best": True, "keep_last": 1,

@@ -16,7 +16,8 @@ from headway.data.record_kinds import Answer, Question, Tagged
 from headway.errors import ConfigError, DataError
 from headway.models import Head, ModelSpec, build
 from headway.text import Tokenizer
-from headway.train import train
+from headway.train import ending, train
+from headway.train.metrics import draw_curve
 from headway.train.records import read_all
 from headway.train.tasks import find_task
 from headway.train.tasks.answer import Answer as AnswerTask
@@ -134,6 +135,7 @@ def test_a_class_may_be_read_from_the_mean(pretrained: Path, tmp_path: Path) -> 
 
 def test_the_curve_of_a_classifier_is_of_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Figure] = []
+    monkeypatch.setattr(ending, "draw_curve", draw_curve)
     monkeypatch.setattr(Figure, "savefig", lambda self, path: drawn.append(self))
     result = train(settings("classify", tmp_path, steps=1, width=16), quiet=True)
     (axes,) = drawn[0].axes

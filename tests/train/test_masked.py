@@ -199,7 +199,9 @@ def test_transformers_goes_on_with_what_was_trained(encoder: Make, family: str) 
 
 @pytest.mark.parametrize("changes", [
     {"family": "bert"},
-    {"family": "roformer", "linear": "elu+1", "units": "characters", "vocab": 278, "pack": False},
+    pytest.param(
+        {"family": "roformer", "linear": "elu+1", "units": "characters", "vocab": 278, "pack": False},
+        marks=pytest.mark.slow),
     pytest.param(
         {"family": "longformer", "patterns": "Window.around(4) | Global()", "whole_words": True},
         marks=pytest.mark.slow,

@@ -163,7 +163,7 @@ def test_killed_at_twenty_random_moments(settings: Make, tmp_path: Path) -> None
     assert_same_bits(usual.out, reference.out)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", [pytest.param("fp32", marks=pytest.mark.slow), "bf16"])
 def test_resumed_from_every_step_across_epochs(settings: Make, tmp_path: Path, dtype: str) -> None:
     reference = settings(
         epochs=2, steps=None, batch_tokens=24 * 50, micro_batch=20, out=str(tmp_path / "whole"), save_every=1,

@@ -153,8 +153,8 @@ def draw_curve(records: list[dict[str, Any]], path: Path, title: str, unit: str 
     steps = [(r["step"], r[what]) for r in records if "step" in r and r.get(what) is not None]
     seen = f"val_{what}"
     held = [(r["step"], r[seen]) for r in records if "step" in r and r.get(seen) is not None]
-    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
-    axes = figure.add_subplot()
+    figure = Figure(figsize=(8, 4.5), dpi=120)  # a layout that is found would draw it twice
+    axes = figure.add_axes((0.09, 0.11, 0.89, 0.81))
     if steps:
         at, values = map(list, zip(*steps, strict=True))
         axes.plot(at, values, color="#9ecae1", linewidth=0.8, label="training, each step")
