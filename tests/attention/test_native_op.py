@@ -61,7 +61,10 @@ def by_token(t: Tensor) -> Tensor:
     return t.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_(t.requires_grad)
 
 
-@pytest.mark.parametrize("way", [lambda t: t, by_token], ids=["by head", "by token"])
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param(lambda t: t, id="by head", marks=pytest.mark.slow), pytest.param(by_token, id="by token")],
+)
 @pytest.mark.parametrize("name", CALLS)
 def test_the_operators_pass_torchs_own_checks(name: str, way: Callable[[Tensor], Tensor]) -> None:
     asked = call(*CALLS[name])

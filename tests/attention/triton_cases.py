@@ -93,8 +93,14 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("group", "width", "value"), [(1, 64, 64), (5, 24, 40), (9, 16, 8)])
+@pytest.mark.parametrize(
+    ("dtype", "group", "width", "value"),
+    [
+        pytest.param(dtype, *sizes, marks=[pytest.mark.slow] if i != j else [])
+        for i, dtype in enumerate(DTYPES)
+        for j, sizes in enumerate([(1, 64, 64), (5, 24, 40), (9, 16, 8)])
+    ],
+)
 def test_decode_is_dense_in_every_dtype_and_width(
     dtype: torch.dtype, group: int, width: int, value: int
 ) -> None:
