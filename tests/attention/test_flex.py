@@ -306,6 +306,7 @@ def test_one_kernel_serves_a_form_of_call_and_two_serve_all_lengths() -> None:
         assert built == [1, 0, 1, 0]
 
 
+@pytest.mark.slow
 def test_patterns_do_not_use_up_each_others_compilations() -> None:
     """torch allows one code object a few compilations, then gives up; every form of call has an object of its own."""
     at = on_device(Tokens.range(32))

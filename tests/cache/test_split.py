@@ -126,7 +126,7 @@ def test_when_every_token_is_global(case: Case) -> None:
         torch.testing.assert_close(run(case, rows, uniform(cut, 2)), rows.full(case), **EXACT)
 
 
-@pytest.mark.parametrize("side", ["left", "right", "between"])
+@pytest.mark.parametrize("side", [pytest.param("left", marks=pytest.mark.slow), "right", "between"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_ragged_rows_equal_one_forward_and_themselves_alone(case: Case, side: str) -> None:
     lengths = [3 * W + 1, W, 1, 2 * W + 2]

@@ -233,6 +233,7 @@ def test_a_field_that_differs_is_not_seen(reports: Mapping[ModuleType, Report]) 
     assert not receptive_field.judge([{**first, "farthest back seen": 11}, *rest]).seen
 
 
+@pytest.mark.slow
 def test_row_17_more_heads_name_more_tokens_with_as_many_parameters(
     reports: Mapping[ModuleType, Report],
 ) -> None:
