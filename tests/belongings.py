@@ -1,5 +1,6 @@
 """What a reader of the pages has, in toy size: models, runs, texts and records under the names that pages give them."""
 
+import csv
 import gzip
 import json
 import random
@@ -97,10 +98,14 @@ def triplets(path: Path) -> None:
 
 
 def reviews(path: Path) -> None:
-    write(
-        path,
-        json_lines({"text": one, "label": str(i % 2)} for i, one in enumerate(documents(2, 24, most=90))),
-    )
+    records = [{"text": one, "label": str(i % 2)} for i, one in enumerate(documents(2, 24, most=90))]
+    if path.suffix == ".csv":
+        with path.open("w", newline="", encoding="utf-8") as file:
+            table = csv.DictWriter(file, ["text", "label"])
+            table.writeheader()
+            table.writerows(records)
+    else:
+        write(path, json_lines(records))
 
 
 def meetings(path: Path) -> None:
@@ -205,7 +210,7 @@ KINDS: dict[Callable[[Path], Any], str] = {
     chapters: "chapters.jsonl",
     triplets: "triplets.jsonl triplets-held.jsonl",
     reviews: """reviews.jsonl reviews-train.jsonl reviews-test.jsonl imdb-train.jsonl imdb-test.jsonl
-        hyperpartisan.jsonl""",
+        hyperpartisan.jsonl reviews.csv""",
     titles: "titles-train.txt titles-test.txt",
     meetings: "qmsum-train.jsonl qmsum-test.jsonl",
     chats: """chats.jsonl sharegpt.json dummy_conversation.json glaive_toolcall_en_sharegpt.json

@@ -84,7 +84,8 @@ for dtype, queries, group, width in (
 ):
     q, k = (torch.zeros(2, 2 * g, n, width, dtype=dtype) for g, n in ((group, queries), (1, 300)))
     tokens = Tokens.packed([[200, 100]]).with_global(torch.arange(300).unsqueeze(0) < 3)
-    keys = KeyValues(k, k, tokens)
+    slots = torch.zeros(1, 300, dtype=torch.int32) if dtype == torch.bfloat16 else None
+    keys = KeyValues(k, k, tokens, slots=slots)
     pattern = parse("(Window.last(9, step=3) | GlobalKeys() | GlobalQueries()) & Causal() | Sink(4)")
     call = Call(q, tokens.slice(0, queries), (keys,), pattern, Heads.of(2 * group, 2), 1.0)
     split_decode.forward(call)

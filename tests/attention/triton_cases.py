@@ -127,6 +127,28 @@ def test_strides_are_taken_as_they_come() -> None:
     assert torch.equal(got.out, decode(q, k, v, pattern, q_tokens, k_tokens).out)
 
 
+@pytest.mark.parametrize("case", [0, 3], ids=["one text", "two texts"])
+def test_keys_in_pages_are_read_where_they_lie(case: int) -> None:
+    """Pages of 64 slots in any order among others; slots that no token is in hold what is no number."""
+    pattern, q_tokens, k_tokens = STEPS[case]
+    q_tokens, k_tokens = (
+        Tokens(*(None if t is None else t[:1] for t in (side.index, side.document)))
+        for side in (q_tokens, k_tokens)
+    )
+    q, k, v = (t[:1] for t in qkv(q_tokens, k_tokens, 2))
+    pages, count = torch.randperm(7)[:3], k_tokens.count
+    slots = (pages.unsqueeze(1) * 64 + torch.arange(64)).flatten()[:count].int().unsqueeze(0).to(DEVICE)
+    stores = [
+        torch.full((1, 2, 7 * 64, 16), torch.nan, device=DEVICE).index_copy(2, slots[0].long(), t)
+        for t in (k, v)
+    ]
+    whole = made(q, k, v, pattern, q_tokens, k_tokens)
+    part = KeyValues(*stores, whole.keys[0].tokens, slots=slots)
+    got = split_decode.forward(replace(whole, keys=(part,)), chunk=64)
+    assert_same(got, q, k, v, pattern, q_tokens, k_tokens)
+    assert torch.equal(got.out, split_decode.forward(whole, chunk=64).out)
+
+
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_slots_that_nobody_sees_are_not_read(poison: float) -> None:
     for pattern, q_tokens, k_tokens in STEPS[2:4]:

@@ -235,6 +235,16 @@ def test_windows_keep_the_pages_of_checkpoints_alone() -> None:
     assert hits == {1024: 1024, 1088: 1024, CHECKPOINT: CHECKPOINT, CHECKPOINT + 64: CHECKPOINT}
 
 
+def test_three_windows_beside_a_full_layer_keep_a_third_of_four_full_ones() -> None:
+    """Of 8192 tokens windows of 512 hold 8 or 9 pages of 128: (128 + 3 * 9) / (4 * 128) = 0.30."""
+    pool, whole = PagePool([PageClass(Retention(None), 1), PageClass(Retention(511), 3)]), 4 * 8192 // PAGE
+    table = pool.open()
+    for _ in range(8192 // PAGE):
+        pool.extend(table, [1] * PAGE)
+        pool.settle(table)
+    assert pool.held - pool.idle <= 0.33 * whole
+
+
 def test_the_pages_of_the_oldest_texts_go_first() -> None:
     """Of all classes, the ends of texts before their beginnings."""
     pool = PagePool([FULL, STATE], keep=4 * FULL.nbytes + 2 * STATE.nbytes)

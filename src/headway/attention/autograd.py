@@ -22,10 +22,11 @@ from headway.partial import Partial
 def run(backend: Backend, call: Call, lse: bool) -> Partial:
     """The partial of `call` by a backend that can run it; differentiable in both parts, once where the backend has a
     backward of its own."""
-    if not backend.capabilities.int8:
-        call = call.dequantized()
-    if not backend.capabilities.stores:
+    rounded = not backend.capabilities.int8 and any(part.is_int8 for part in call.keys)
+    if rounded or not backend.capabilities.stores:
         call = call.gathered()
+    if rounded:  # of a store only what is attended to
+        call = call.dequantized()
     if backend.operator is not None and torch.compiler.is_compiling():
         return backend.operator(call)
     if backend.backward is None or not call.needs_grad:

@@ -3,7 +3,7 @@
 One program takes one chunk of the keys for all query heads of a kv head, so that every key is read once, whatever
 the group; the pattern is evaluated on the tokens of its slots, and slots that nobody sees are not read. The chunks
 are disjoint key sets: they are merged as any others are. (Dao et al. 2023, "Flash-Decoding for long-context
-inference"; the merge is `Partial.merge`.)
+inference"; the merge is `Partial.merge`.) Keys in pages are read where they lie.
 
 Legend: B rows, H query heads, G group, T queries, S keys, D per head of q and k, Dv of v.
 """
@@ -53,25 +53,25 @@ def forward(call: Call, lse: bool = True, chunk: int | None = None) -> Partial:
 
 def _chunks(call: Call, part: KeyValues, chunk: int | None) -> list[Partial]:
     launch = import_module("headway.attention.backends.triton.kernel").launch
-    if not (call.q.numel() and part.k.numel()):
+    if not (call.q.numel() and part.count):
         return [Partial.empty_like(call.q.new_zeros(*call.q.shape[:-1], part.v.shape[-1]))]
     pattern = simplified(call.pattern, call.q_tokens, part.tokens)
     marks, keys = Marks.of(call.q_tokens, part.tokens), 64 if call.q.element_size() == 2 else 32
     if chunk is None:
-        chunk = _share(part.k, call.q.device)
+        chunk = _share(part, call.q.device)
     chunk = -(-chunk // keys) * keys
-    out, lse = launch(call.q, part.k, part.v, marks, terms(pattern), call.scale, chunk, keys)
+    out, lse = launch(call.q, part, marks, terms(pattern), call.scale, chunk, keys)
     merged = merge_all([Partial(o, one) for o, one in zip(out, lse, strict=True)])
     return [Partial(merged.out.to(call.q.dtype), merged.lse)]
 
 
-def _share(k: Tensor, device: torch.device) -> int:
+def _share(part: KeyValues, device: torch.device) -> int:
     """Keys of a chunk such that there are about two programs for each of the device's processors."""
     processors = (
         torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
     )
-    batch, kv_heads, slots, _ = k.shape
-    return max(256, -(-slots * batch * kv_heads // (2 * processors)))
+    batch, kv_heads, _, _ = part.k.shape
+    return max(256, -(-part.count * batch * kv_heads // (2 * processors)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +112,7 @@ TRITON = Backend(
         dropout=False,
         scores=False,
         any_pattern=False,
+        stores=True,
     ),
     limits=limits,
     status=lambda: Status(torch.cuda.is_available() and has_triton(), ABOUT),

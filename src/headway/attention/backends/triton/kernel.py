@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headway.attention.backends.triton.backend import Marks
+from headway.attention.key_values import KeyValues
 from headway.patterns.primitives import Kind
 from headway.patterns.program import Terms
 
@@ -76,6 +77,7 @@ def _chunk(
     k_document,
     q_global,
     k_global,
+    order,
     scale,
     T,
     S,
@@ -99,6 +101,7 @@ def _chunk(
     TERMS: tl.constexpr,
     DOCUMENTS: tl.constexpr,
     GLOBALS: tl.constexpr,
+    STORED: tl.constexpr,
     D: tl.constexpr,
     DV: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -109,7 +112,8 @@ def _chunk(
 ):
     """out [C, B, H, T, Dv] and lse [C, B, H, T], float32: the partial over keys CHUNK c .. CHUNK (c + 1) - 1.
 
-    A program takes ROWS of the G T query rows of one kv head. Key slots that none of them sees are not loaded.
+    A program takes ROWS of the G T query rows of one kv head. Key slots that none of them sees are not loaded. Where
+    keys are STORED, that of token n is in slot order[n].
     """
     b = tl.program_id(0) // KV
     kv = tl.program_id(0) % KV
@@ -153,6 +157,8 @@ def _chunk(
         if tl.max(some, 0) > 0:
             wanted = some > 0
             slot = n.to(tl.int64)
+            if STORED:
+                slot = tl.load(order + n, mask=inside, other=0).to(tl.int64)
             y = tl.load(
                 k + slot[None, :] * k_s + d[:, None] * k_d, mask=wanted[None, :] & (d < D)[:, None], other=0.0
             )
@@ -188,11 +194,12 @@ def _chunk(
 
 
 def launch(
-    q: Tensor, k: Tensor, v: Tensor, marks: Marks, terms: Terms, scale: float, chunk: int, keys: int
+    q: Tensor, part: KeyValues, marks: Marks, terms: Terms, scale: float, chunk: int, keys: int
 ) -> tuple[Tensor, Tensor]:
     """(out [C, B, H, T, Dv], lse [C, B, H, T]), float32, of chunks of `chunk` keys, `keys` at a time."""
     batch, heads, count, width = q.shape
-    kv_heads, slots, value = k.shape[1], k.shape[2], v.shape[-1]
+    k, v, order = part.k, part.v, part.slots
+    kv_heads, slots, value = k.shape[1], part.count, v.shape[-1]
     rows = heads // kv_heads * count
     tile = min(64, max(16, triton.next_power_of_2(rows)))
     chunks = triton.cdiv(slots, chunk)
@@ -205,6 +212,7 @@ def launch(
         out,
         lse,
         *marks.pointers,
+        marks.pointers[0] if order is None else order,
         scale,
         count,
         slots,
@@ -218,6 +226,7 @@ def launch(
         TERMS=tuple(n for term in terms for leaf in term for n in (*map(int, leaf), int(leaf is term[-1]))),
         DOCUMENTS=marks.documents,
         GLOBALS=marks.globals,
+        STORED=order is not None,
         D=width,
         DV=value,
         WIDTH=max(16, triton.next_power_of_2(width)),
