@@ -25,6 +25,7 @@ from tests.endpoints.scripted import Answer, completion
 from tests.recipes import toys
 from tests.text.test_chat import TURNS, with_template
 from tests.train.conftest import WORDS, documents
+from tests.train.test_chat import SHORT
 
 TEXT = documents(0, 400)
 SIZE: dict[str, Any] = {"width": 32, "layers": 2, "heads": 8, "hidden": 64, "init_std": 0.3}
@@ -108,6 +109,11 @@ def reviews(path: Path) -> None:
         write(path, json_lines(records))
 
 
+def pairs(path: Path) -> None:
+    """Two answers to each prompt."""
+    write(path, json_lines({"prompt": "one two", "chosen": "three", "rejected": "four"} for _ in range(8)))
+
+
 def meetings(path: Path) -> None:
     """Questions that a word of a text answers."""
     toys.meetings(path.parent)
@@ -133,15 +139,20 @@ def answer(path: str, body: Any) -> Answer:
     return completion(f" Say {task}\n{number[1]}. Input:\n<noinput>\n{number[1]}. Output:\n{task}\n")
 
 
-def letters() -> Tokenizer:
-    return with_template(train_bpe(TEXT, 280), TURNS)
+def letters(template: str = TURNS) -> Tokenizer:
+    return with_template(train_bpe(TEXT, 280), template)
 
 
-def decoder(path: Path) -> None:
+def chatter(path: Path) -> None:
+    """With a template that says which tokens are answers."""
+    decoder(path, SHORT)
+
+
+def decoder(path: Path, template: str = TURNS) -> None:
     spec = ModelSpec.of(
         "llama", vocab=280, kv_heads=8, trained_context=2048, tied=True, **{**SIZE, "layers": 4}
     )
-    save_folder(path, build(spec, seed=0), tokenizer=letters())
+    save_folder(path, build(spec, seed=0), tokenizer=letters(template))
 
 
 def encoder(head: Head, family: str = "bert") -> Callable[[Path], None]:
@@ -211,6 +222,7 @@ KINDS: dict[Callable[[Path], Any], str] = {
     triplets: "triplets.jsonl triplets-held.jsonl",
     reviews: """reviews.jsonl reviews-train.jsonl reviews-test.jsonl imdb-train.jsonl imdb-test.jsonl
         hyperpartisan.jsonl reviews.csv""",
+    pairs: "pairs.jsonl",
     titles: "titles-train.txt titles-test.txt",
     meetings: "qmsum-train.jsonl qmsum-test.jsonl",
     chats: """chats.jsonl sharegpt.json dummy_conversation.json glaive_toolcall_en_sharegpt.json
@@ -218,16 +230,17 @@ KINDS: dict[Callable[[Path], Any], str] = {
     instructions: "alpaca.json alpaca_5000.json.gz seeds.jsonl seed_tasks.jsonl",
     questions: "questions.jsonl mt_bench_question.jsonl mt_bench_reference_gpt-4.jsonl",
     sentences: """train.en.gz train.de.gz multi30k/train.en.gz multi30k/train.de.gz multi30k/val.en.gz
-        multi30k/val.de.gz test.en test.de test_2016_flickr.en.gz test_2016_flickr.de.gz""",
+        multi30k/val.de.gz val.en.gz val.de.gz test.en test.de test_2016_flickr.en.gz test_2016_flickr.de.gz""",
     endings: "tasks",
     stories: "stories260K.bin tok512.bin",
     decoder: """MODEL MODEL-A MODEL-B A B stories stories260K runs/demo runs/small runs/mine/final runs/llama/final
         mha-0/final llama2""",
+    chatter: "runs/chat/final runs/preference/final",
     adapter: "ADAPTER other run/final",
     run: "runs/mine/config.yaml runs/mine/checkpoint-1000",
     translator: "runs/translation/final",
     encoder(MASKED): "ENCODER bert-base-uncased bert-base-chinese runs/mlm/final runs/roformer/final",
-    encoder(CLASSES): "runs/titles/final",
+    encoder(CLASSES): "runs/titles/final runs/classify/final",
     encoder(Head("answer")): "runs/answers/final",
     config: "run.yaml",
     recipes: "recipes",

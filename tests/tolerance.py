@@ -75,18 +75,17 @@ def assert_rounded_once(
 
 def assert_unbiased(got: Tensor, exact: Tensor, what: str = "") -> None:
     """Away from 0 or towards it, results err by less than 0.05 ulp on average, and five standard deviations of such a
-    mean: what is cut off errs by half an ulp. More than two ulps count as two. Numbers of a row may err together: where
-    there are many rows, those are what is counted."""
+    mean: what is cut off errs by half an ulp. More than two ulps count as two. Numbers of a row may err together: the
+    mean is as uncertain as rows say, or numbers where those say more."""
     off = ((got.double() - exact) * exact.sign() / ulp(exact, got.dtype)).clamp(-2, 2)
     off = off.masked_fill(exact == 0, float("nan"))
     rows = off.reshape(-1, off.shape[-1]).nanmean(1)
-    for means in (rows[~rows.isnan()], off[~off.isnan()]):
-        if len(means) >= 32:
-            chance = 5 * means.std().item() / len(means) ** 0.5
-            assert abs(means.mean().item()) < 0.05 + chance, (
-                f"{what}: errs by {means.mean():+.3f} ulp on average"
-            )
-            return
+    numbers, rows = off[~off.isnan()], rows[~rows.isnan()]
+    if len(numbers) >= 32:
+        chance = max(5 * some.std().item() / len(some) ** 0.5 for some in (numbers, rows) if len(some) > 1)
+        assert abs(numbers.mean().item()) < 0.05 + chance, (
+            f"{what}: errs by {numbers.mean():+.3f} ulp on average"
+        )
 
 
 def ulp(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -37,6 +37,14 @@ def made(count: int, keys: int, dtype: torch.dtype = torch.float32, heads: int =
     return q, k, v
 
 
+def unrounded_keys(part: KeyValues) -> KeyValues:
+    """In float64 what is stored, and of int8 what it stands for."""
+    wide = part.map(lambda x: x.double())
+    if not part.is_int8:
+        return wide
+    return KeyValues(wide.k * wide.k_scale[..., None], wide.v * wide.v_scale[..., None], part.tokens)
+
+
 def sides(count: int, keys: int) -> dict[str, Tokens]:
     return {"q_tokens": Tokens.range(count, keys - count), "k_tokens": Tokens.range(keys)}
 
@@ -72,15 +80,8 @@ def test_any_sequence_of_calls_gives_what_each_of_them_gives_alone(calls: list) 
         got = attend_keys(q, at["q_tokens"], [part], pattern, scale=scale, backend="native")
         plain = part.dequantized(dtype)
         dense = [
-            attend_keys(
-                q.to(t),
-                at["q_tokens"],
-                [plain.map(lambda x, t=t: x.to(t))],
-                pattern,
-                scale=scale,
-                backend="dense",
-            )
-            for t in (torch.float64, dtype)
+            attend_keys(q.to(keys.k.dtype), at["q_tokens"], [keys], pattern, scale=scale, backend="dense")
+            for keys in (unrounded_keys(part), plain)
         ]
         assert_within_reference(got.out, dense[0].out, dense[1].out, f"{pattern} {kind}")
         if dtype == torch.float32:

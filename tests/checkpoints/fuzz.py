@@ -101,7 +101,7 @@ def broken(group: str, source: Path, target: Path, r: random.Random) -> str:
     """Make `target` a copy of a folder with one file broken; its name."""
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target, copy_function=os.link)  # a broken file is a new one
-    names = sorted(p.name for p in target.iterdir())
+    names = sorted(str(p.relative_to(target)) for p in target.rglob("*") if p.is_file())
     often = ["config.json"] * 2 if (source / "model.safetensors").exists() else []
     file = target / r.choice([*often, *names])
     raw = file.read_bytes()
@@ -111,7 +111,7 @@ def broken(group: str, source: Path, target: Path, r: random.Random) -> str:
     if file.suffix == ".pth" and r.random() < 0.5:
         torch.save(mutate_named(torch.load(source / file.name, weights_only=True), r), file)
         return file.name
-    keys = broken_folders.keys_of(json.loads(raw)) if file.name == "config.json" else ()
+    keys = broken_folders.keys_of(json.loads(raw)) if file == target / "config.json" else ()
     file.write_bytes(mutate_file(file.name, raw, r, keys))
     return file.name
 

@@ -82,7 +82,7 @@ def merged_askew(merge: Callable[[torch.nn.Module], None]) -> Callable[[torch.nn
 
     def merged(model: torch.nn.Module) -> None:
         merge(model)
-        model.get_parameter("model.layers.0.self_attn.q_proj.base.weight").mul_(1.01)
+        model.get_parameter("model.layers.0.self_attn.q_proj.weight").mul_(1.01)
 
     return merged
 

@@ -28,7 +28,7 @@ class Toy(Reader):
     longest: tokens that were read of a text.   counts: texts of each step.
     """
 
-    use_cache, sources, shares_prefixes = False, None, False
+    use_cache, sources, shares_prefixes, adapters = False, None, False, []
 
     def __init__(self, vocab: int, seed: int, prompts: Sequence[Sequence[int]], levels: int = 0) -> None:
         self.vocab, self.seed, self.levels = vocab, seed, levels
@@ -36,7 +36,7 @@ class Toy(Reader):
         self.cache = PagedCache(CacheSpec(batch=1, kv_heads=1, head_dim=1), [Causal()])
         self.longest, self.counts = 0, []
 
-    def read(self, chunks: Any, wanted: Any, sources: Any = ()) -> Tensor:
+    def read(self, chunks: Any, wanted: Any, sources: Any = (), adapters: Any = ()) -> Tensor:
         for table, ids in chunks:
             table.ids += ids
         self.longest = max(self.longest, *(len(table) for table, _ in chunks))

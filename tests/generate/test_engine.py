@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -107,9 +108,9 @@ def test_requests_with_little_room_are_what_each_is_alone(name: str, draft: Ngra
     added, cancelled, hits, sent_back = [], [], 0, 0
     open_text, preempt = reader.cache.open, engine._preempt
 
-    def opened(ids: Sequence[int]) -> object:
+    def opened(*given: Any) -> PageTable:
         nonlocal hits
-        table = open_text(ids)
+        table = open_text(*given)
         hits += len(table) > 0
         return table
 

@@ -13,17 +13,19 @@ from headway.generate.beams import BeamSearch
 from headway.generate.requests import Request
 from headway.generate.sequences import SampledText
 from headway.models import Decoder, EncoderDecoder, build
+from headway.nn.adapters import adapter_names
 from headway.patterns import Causal, Sink, Window
 from tests.generate.conftest import small
+from tests.generate.test_adapters import with_adapters
 from tests.generate.test_engine import MODELS, ids_of, used
 from tests.models.test_encoder import seq2seq
 
 KINDS: dict[str, Callable[[], Decoder | EncoderDecoder]] = {
-    "full": lambda: MODELS["full"],
-    "window": lambda: small(Window.last(70), context=512),
+    "full": lambda: with_adapters(MODELS["full"]),
+    "window": lambda: with_adapters(small(Window.last(70), context=512)),
     "sinks": lambda: small((Window.last(30) | (Causal() & Sink(2)), Causal()), context=512),
     "dilated": lambda: small((Window.last(20, step=3), Window.last(70)), context=512),
-    "linear": lambda: MODELS["linear"],
+    "linear": lambda: with_adapters(MODELS["linear"]),
     "encoder-decoder": lambda: build(seq2seq(), seed=5).eval(),  # type: ignore[return-value]
 }
 DISTINCT = 300
@@ -54,7 +56,7 @@ HOUSES = {
 def request(model: Decoder | EncoderDecoder, draw: Random, number: int, common: list[int]) -> Request:
     """Prompts often begin as others do; a source has a short one."""
     sampled = draw.random() < 0.5
-    has_source = isinstance(model, EncoderDecoder)
+    has_source, named = isinstance(model, EncoderDecoder), adapter_names(model)
     new = [draw.randrange(model.spec.vocab) for _ in range(draw.randint(1, 9))]
     prompt = (common[:2] if has_source else common[: draw.choice([0, 0, 64, 70, 130])]) + new
     config = GenerationConfig(
@@ -64,6 +66,7 @@ def request(model: Decoder | EncoderDecoder, draw: Random, number: int, common: 
         seed=number,
         eos=[draw.randrange(model.spec.vocab) for _ in range(3)],
         no_repeat_ngram=draw.choice([None, None, 2]),
+        adapters=draw.choice([None, None, *([name] for name in named), [], named]) if named else None,
     )
     if not sampled and len(prompt) < 12 and draw.random() < 0.3:
         config = replace(config, beams=Beams(draw.randint(2, 3)), seed=0)

@@ -145,7 +145,7 @@ def test_rounded_weights_err_as_much_as_a_plain_model_that_has_them(weights: str
         taken = accelerate(model, weights).taken
         assert taken[f"product of {weights} weights"] == 14
         ours = model(ids).logits
-        rounded = {n: kept.matrix for n, m in model.named_modules() if (kept := beside(m)) is not None}
+        rounded = {n: kept.dequantize() for n, m in model.named_modules() if (kept := beside(m)) is not None}
         restore(model)
         plain = copy.deepcopy(model)
         for name, matrix in rounded.items():

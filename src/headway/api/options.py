@@ -20,6 +20,7 @@ class Options(TypedDict, total=False):
     eos: ids that end the text, instead of the model's.   beyond_context: go on past the trained context.
     log_probs: the `log_probs` of the result are ln p of each new token, and with `top_log_probs` its `top_log_probs`
         those of so many of the likeliest in each place: see `Generation`.
+    adapters: names of those that are added (as `load` was given them), all that are active unless given.
     min_new_tokens, no_repeat_ngram, prefix_cache, use_cache, kv_cache_dtype, prefill_chunk: see `GenerationConfig`.
     draft, draft_tokens: fewer steps for the same text where the next tokens can be guessed: from the text itself
         ("ngram"), by a smaller `LanguageModel` of the same tokenizer, or by a `Draft`; at most so many at a time.
@@ -39,6 +40,7 @@ class Options(TypedDict, total=False):
     log_probs: bool
     top_log_probs: int
     eos: Sequence[int]
+    adapters: Sequence[str] | None
     beyond_context: bool
     prefix_cache: bool
     use_cache: bool

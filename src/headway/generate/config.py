@@ -77,6 +77,8 @@ class GenerationConfig:
     prefix: these ids are the first new tokens, behind `forced_first`; certain, too.
     log_probs: tell of each new token ln p(token | all before it) under the model's own distribution, whatever the
         settings above make of it;  top_log_probs: and of so many of the likeliest tokens in its place.
+    adapters: names of those that are added, of all that are active; None is all of them. Texts of one batch may have
+        adapters of their own, or none ([]).
     beyond_context: allow more tokens than the model was trained on.
     prefix_cache: read only what no earlier text of the same engine has stored (`LanguageModel`, a batch). Sums are made
         in another order then, so that a text may be another than that of a first call where two tokens are as likely.
@@ -100,6 +102,7 @@ class GenerationConfig:
     prefix: Sequence[int] = ()
     log_probs: bool = False
     top_log_probs: int = 0
+    adapters: Sequence[str] | None = None
     beyond_context: bool = False
     prefix_cache: bool = False
     use_cache: bool = True
@@ -135,6 +138,10 @@ class GenerationConfig:
             (
                 self.prefix_cache and not self.use_cache,
                 "prefix_cache needs the cache: without it every step reads the whole text",
+            ),
+            (
+                self.adapters is not None and not _names(self.adapters),
+                f"adapters is a list of names, got {self.adapters!r}; write a single name as [name]",
             ),
             (not eos_are_ids, f"eos is a list of token ids, got {self.eos!r}; write a single id as [id]"),
             (
@@ -173,6 +180,11 @@ class GenerationConfig:
     def session_options(self) -> dict[str, Any]:
         """What all requests of a call share."""
         return {name: getattr(self, name) for name in ("use_cache", "kv_cache_dtype", "prefill_chunk")}
+
+
+def _names(value: object) -> bool:
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    return is_list and all(isinstance(name, str) for name in value)  # type: ignore[attr-defined]
 
 
 def _whole(value: object) -> bool:

@@ -64,6 +64,7 @@ class Engine:
             text.ended = True
             return
         self._check_fits(request)
+        self.reader.check_adapters(request.config.adapters)
         with self._turn:
             self._added.append(Job(text, [Row(list(request.prompt))]))
             self._take_in()
@@ -167,12 +168,11 @@ class Engine:
     def _step(self) -> None:
         self._admit()
         pieces = self._pieces()
-        chunks, self._concerned = [], list({piece.job for piece in pieces})
-        for piece in pieces:
-            assert piece.row.table is not None
-            chunks.append((piece.row.table, piece.ids))
+        self._concerned = list({piece.job for piece in pieces})
+        chunks = [(piece.row.table, piece.ids) for piece in pieces if piece.row.table is not None]
         sources = [piece.job.source for piece in pieces if piece.job.source is not None]
-        logits = self.reader.read(chunks, [piece.wanted for piece in pieces], sources)
+        adapters = [piece.job.adapters for piece in pieces]
+        logits = self.reader.read(chunks, [piece.wanted for piece in pieces], sources, adapters)
         written: list[tuple[Job, range]] = []
         first = 0
         for piece in pieces:
@@ -200,7 +200,7 @@ class Engine:
         while self.waiting:
             job = self.waiting[0]
             for row in job.rows:
-                row.table = self.reader.open(row.ids if job.may_share else ())
+                row.table = self.reader.open(row.ids if job.may_share else (), job.adapters)
                 row.table.marks |= {len(row.ids) // PAGE * PAGE, (len(row.ids) - 1) // PAGE * PAGE}
             if pool.available is not None and self.running:
                 rows = [row for each in (*self.running, job) for row in each.rows]

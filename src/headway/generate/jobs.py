@@ -61,6 +61,11 @@ class Job:
         return self.text.request.config.prefix_cache or self.text.count > 0
 
     @property
+    def adapters(self) -> Sequence[str] | None:
+        """Names of those that are added for it; None is all."""
+        return self.text.request.config.adapters
+
+    @property
     def is_ready(self) -> bool:
         """Whether each of its texts has been read up to its last token."""
         return all(row.table is not None and len(row.ids) == len(row.table.ids) + 1 for row in self.rows)

@@ -5,7 +5,7 @@ Legend: T tokens of a step, N slots whose logits are wanted, V vocab.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 
@@ -16,11 +16,13 @@ from headway.attention import KeyValues
 from headway.cache import CacheSpec, PagedCache, PagedLayer, PageTable
 from headway.cache.paged_step import places, stored_keys
 from headway.choice import Choice
-from headway.errors import ConfigError
+from headway.errors import ConfigError, did_you_mean
 from headway.models import Decoder, EncoderDecoder
 from headway.models.decode_step import DecodeStep, choose_step, say_once
 from headway.models.pasts import make_paged_cache
 from headway.native.linear import MOST_ROWS
+from headway.nn.adapters import beside
+from headway.nn.lora import only_rows
 from headway.patterns import Causal
 from headway.tokens import Tokens
 
@@ -76,6 +78,7 @@ class Reader:
             )
         stack = model.decoder if isinstance(model, EncoderDecoder) else model.model
         self.device, like = stack.like.device, stack.like
+        self.adapters = beside(model)
         self.cache = make_paged_cache(
             model.spec,
             like,
@@ -98,23 +101,41 @@ class Reader:
         chunks: Sequence[tuple[PageTable, Sequence[int]]],
         wanted: Sequence[Sequence[int]],
         sources: Sequence[PageTable] = (),
+        adapters: Sequence[Sequence[str] | None] = (),
     ) -> Tensor:
         """Logits [N, V] of the tokens that follow the wanted ones of each chunk, which are numbered from 0.
 
-        Each text goes on with its ids; `sources` are those of the texts, of an encoder-decoder. What it stored is
-        settled by `cache.end()`. Raises CacheError, and changes nothing, where pages have no room."""
+        Each text goes on with its ids; `sources` are those of the texts, of an encoder-decoder, `adapters` the names of
+        those that are added for each text (None: all). What it stored is settled by `cache.end()`. Raises CacheError,
+        and changes nothing, where pages have no room."""
         if not self.use_cache:
-            return self._read_whole(chunks, wanted, sources)
+            return self._read_whole(chunks, wanted, sources, adapters)
         tokens = self.cache.begin(chunks)
         ids = torch.tensor([[i for _, new in chunks for i in new]], device=self.device)
         firsts = accumulate((len(new) for _, new in chunks[:-1]), initial=0)
         at = [first + slot for first, slots in zip(firsts, wanted, strict=True) for slot in slots]
         with evaluating(self.model):
-            if self.native is not None and ids.shape[1] <= MOST_ROWS:
+            rows = self._rows_of(adapters, [len(new) for _, new in chunks])
+            native = None if ids.shape[1] > MOST_ROWS else self.native
+            if native is not None and not (rows and native.lowered.has_magnitudes):
                 of_tokens = [table for table, (_, new) in zip(sources, chunks, strict=False) for _ in new]
-                logits = self.native.read(ids, tokens, of_tokens)
+                logits = native.read(ids, tokens, of_tokens, rows)
                 return logits.clone() if len(at) == len(logits) else logits[at]
-            return self._forward(ids, tokens, self.cache, at, sources)
+            return self._forward(ids, tokens, self.cache, at, sources, rows)
+
+    def _rows_of(self, adapters: Sequence[Sequence[str] | None], counts: Sequence[int]) -> dict[str, Tensor]:
+        """Which tokens of texts, so many of each, the adapters are added to, bool [T, 1]; none where that is all."""
+        if all(names is None for names in adapters):
+            return {}
+        added = {
+            name: [
+                [names is None or name in names]
+                for names, n in zip(adapters, counts, strict=True)
+                for _ in range(n)
+            ]
+            for name in self.adapters
+        }
+        return {name: torch.tensor(rows, device=self.device) for name, rows in added.items()}
 
     def _forward(
         self,
@@ -123,7 +144,12 @@ class Reader:
         cache: PagedCache | None,
         at: Sequence[int],
         sources: Sequence[PageTable],
+        rows: Mapping[str, Tensor],
     ) -> Tensor:
+        if isinstance(self.model, Decoder) and rows:  # of all tokens, in every layer
+            with only_rows(rows):
+                states: Tensor = self.model.hidden(ids, tokens=tokens, cache=cache)
+            return self.model.logits(states[0, at])
         slots = torch.tensor([at], dtype=torch.int64, device=self.device)
         if isinstance(self.model, Decoder):
             logits: Tensor = self.model(ids, tokens=tokens, cache=cache, logits_for=slots)
@@ -137,6 +163,7 @@ class Reader:
         chunks: Sequence[tuple[PageTable, Sequence[int]]],
         wanted: Sequence[Sequence[int]],
         sources: Sequence[PageTable],
+        adapters: Sequence[Sequence[str] | None],
     ) -> Tensor:
         """As `read`, from all tokens of the texts, side by side."""
         befores = [len(table) for table, _ in chunks]
@@ -150,10 +177,10 @@ class Reader:
             for slot in slots
         ]
         ids = torch.tensor([[i for text in texts for i in text]], device=self.device)
+        lengths = [len(text) for text in texts]
+        tokens, rows = Tokens.packed(lengths, device=self.device), self._rows_of(adapters, lengths)
         with evaluating(self.model):
-            return self._forward(
-                ids, Tokens.packed([len(t) for t in texts], device=self.device), None, at, sources
-            )
+            return self._forward(ids, tokens, None, at, sources, rows)
 
     def trim(self, table: PageTable, count: int) -> None:
         """Takes back the last tokens of a text. Raises CacheError as `PagePool.trim`."""
@@ -162,9 +189,26 @@ class Reader:
         else:
             del table.ids[len(table) - count :]
 
-    def open(self, ids: Sequence[int]) -> PageTable:
-        """Pages for a text; as much of it as others have stored need not be read."""
-        return self.cache.open(ids if self.shares_prefixes and self.use_cache else ())
+    def open(self, ids: Sequence[int], adapters: Sequence[str] | None = None) -> PageTable:
+        """Pages for a text; as much of it as others with the same adapters (None: all) have stored need not be read."""
+        added = tuple(name for name in self.adapters if adapters is None or name in adapters)
+        return self.cache.open(ids if self.shares_prefixes and self.use_cache else (), added)
+
+    def check_adapters(self, adapters: Sequence[str] | None) -> None:
+        """Raises ConfigError for adapters that are not added to the model's layers, and where there is a source, which
+        is read for all texts alike."""
+        if adapters is None:
+            return
+        if self.sources is not None:
+            raise ConfigError(
+                f"adapters={[*adapters]}: of an encoder-decoder all texts have the same; use set_active(model, names)"
+            )
+        for name in adapters:
+            if name not in self.adapters:
+                raise ConfigError(
+                    f"adapters: {name!r} is not active{did_you_mean(name, self.adapters)}; there are "
+                    f"{', '.join(self.adapters) or 'none'} (active, and not merged into the weights)"
+                )
 
     def end(self) -> None:
         """Settles what the last `read` stored."""

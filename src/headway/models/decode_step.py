@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache as cached
 
 import torch
@@ -95,9 +95,17 @@ class DecodeStep:
         return self.lowered.logits[: batch * count].view(batch, count, -1)
 
     @torch.inference_mode()
-    def read(self, ids: Tensor, tokens: Tokens, sources: Sequence[PageTable] = ()) -> Tensor:
+    def read(
+        self,
+        ids: Tensor,
+        tokens: Tokens,
+        sources: Sequence[PageTable] = (),
+        adapters: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
         """Ids [1, R] of the tokens of a step of a `PagedCache`; logits [R, V] of those after each, valid until the next
-        step. `sources`: of each token, that of its text."""
+        step. `sources`: of each token, that of its text. `adapters`: which rows they are added to, all unless given
+        (`headway.nn.lora.only_rows`)."""
+        self.lowered.add_adapters(adapters or {})
         for source in self._sources.values():
             source.place_sources(sources)
         self._run(self.stack.embed(ids, tokens), tokens, len(self.lowered.ops))

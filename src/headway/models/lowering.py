@@ -10,7 +10,7 @@ Legend: R rows, M width, V vocab, H query heads.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -68,6 +68,7 @@ class Lowered(Operations):
         attention: where each block attends to its own past.
         across: where each block attends to a source, of an encoder-decoder.
         rotations: cosines and sines of the rows, by the layer that has them first.
+        has_magnitudes: whether adapters multiply outputs, so that they cannot be added to some rows alone.
     """
 
     def __init__(self, model: Decoder | EncoderDecoder) -> None:
@@ -77,6 +78,8 @@ class Lowered(Operations):
         self.attention: list[Attends] = []
         self.across: list[Attends] = []
         self.rotations: dict[int, Rotated] = {}
+        self.has_magnitudes = False
+        self._gates: dict[str, list[Tensor]] = {}
         self.shared_scores = stack.scores
         self.x, self.logits = self.room("x", model.spec.width), self.room("logits", model.spec.vocab)
         ops: list[c.OpStruct] = []
@@ -85,6 +88,15 @@ class Lowered(Operations):
         out = [(model.lm_head, self.logits)]
         ops += self._products(self.x, out, norm=stack.norm, scale=model.spec.logit_scale)
         self.ops = (c.OpStruct * len(ops))(*ops)
+
+    def add_adapters(self, rows: Mapping[str, Tensor]) -> None:
+        """Which rows the adapters are added to (`headway.nn.lora.only_rows`): all unless given."""
+        for name, gates in self._gates.items():
+            for gate in gates:
+                if name in rows:
+                    gate[: len(rows[name])] = rows[name]
+                else:
+                    gate.fill_(1)
 
     def _block(self, block: Block, rotation: int | None, at: int) -> list[c.OpStruct]:
         layer, mlp, across = block.self_attn, block.mlp, block.cross_attn
@@ -201,8 +213,8 @@ class Lowered(Operations):
         scale: float = 1.0,
     ) -> list[c.OpStruct]:
         """scale x W^T (+ b) of layers of one x, into their outputs or added to them. Adapters are two operations more:
-        x A^T is one more matrix beside W, and what B makes of it is added to the output. Their magnitudes (DoRA), by
-        which an output is multiplied, are numbers of the rows of W and B:
+        x A^T is one more matrix beside W, and what B makes of it, times 1 or 0 (`add_adapters`), is added to the
+        output. Their magnitudes (DoRA), by which an output is multiplied, are numbers of the rows of W and B:
 
             x W^T + sum of g (x W^T + s (x A^T) B^T) - x W^T  =  (1 + sum of g - 1) x W^T + sum of g s (x A^T) B^T
         """
@@ -211,6 +223,7 @@ class Lowered(Operations):
         gains = {
             id(part): part.gain(layer.kept).float() for layer, _ in layers for part in _magnitudes(layer)
         }
+        self.has_magnitudes |= bool(gains)
         for layer, out in layers:
             if layer.share is not None:
                 raise NotLowered("the kernels know no layers that processes share")
@@ -223,12 +236,20 @@ class Lowered(Operations):
                 factor = scale * (torch.ones(layer.out_features) if factor is None else factor)
             structs.append(self.matrix(matrix, out, layer.bias, factor, add))
         for layer, out in layers:
-            for part in layer.beside:
+            for name, part in layer.beside.items():
                 low = self.room(f"low {len(structs)}", len(part.lora_A))
                 structs.append(self.matrix(part.lora_A.detach().contiguous(), low))
                 b = _scaled(part, scale, gains.get(id(part)))
-                behind.append(self.product(low, [self.matrix(b, out, add=True)]))
+                rows = self._gate(name, len(part.lora_A))
+                behind.append(self.product(low, [self.matrix(b, out, add=True)], gate=rows))
         return [self.product(x, structs, norm=norm, act=act, gate=gate), *behind]
+
+    def _gate(self, name: str, rank: int) -> Tensor:
+        """1 or 0 for each row: whether an adapter is added to it."""
+        gate, gates = self.room(f"rows of {name}", rank), self._gates.setdefault(name, [])
+        if not any(known is gate for known in gates):
+            gates.append(gate.fill_(1))
+        return gate
 
 
 def _check_parts(model: Decoder | EncoderDecoder, stack: TransformerStack) -> None:
@@ -260,7 +281,7 @@ def _attention_reason(
 
 
 def _magnitudes(layer: Linear) -> list[LowRank]:
-    return [part for part in layer.beside if part.lora.magnitude]
+    return [part for part in layer.beside.values() if part.lora.magnitude]
 
 
 def _scaled(part: LowRank, scale: float, gain: Tensor | None) -> Tensor:

@@ -37,7 +37,7 @@ class PagedCall:
         self._queries = torch.zeros(MOST_ROWS, 1, dtype=torch.int32)
         self._template = self._of_one_key()  # all that does not change, and what it points to
         self.call = self._template.struct
-        self._room(8)
+        self._room(1, 8)
 
     def bind(self, attends: Attends, cache: PagedLayer, op: c.OpStruct) -> None:
         """An operation attends to the pages of a layer."""
@@ -57,13 +57,20 @@ class PagedCall:
         pages = torch.tensor([page or 0 for page in table.pages[of]], dtype=torch.int32)
         return ((pages * PAGE).unsqueeze(1) + torch.arange(PAGE, dtype=torch.int32)).flatten()
 
-    def _room(self, pages: int) -> None:
-        """Room for texts of so many pages."""
-        self._index = torch.arange(pages * PAGE, dtype=torch.int32).expand(MOST_ROWS, -1).contiguous()
+    def _fit(self, rows: int, pages: int) -> None:
+        """Makes room for so many rows of texts of so many pages, or twice as many where there is too little."""
+        there, size = self._order.shape
+        if rows > there or pages * PAGE > size:
+            fewer, shorter = rows <= there, pages * PAGE <= size
+            self._room(there if fewer else min(2 * rows, MOST_ROWS), size // PAGE if shorter else 2 * pages)
+
+    def _room(self, rows: int, pages: int) -> None:
+        """Room for so many rows of texts of so many pages."""
+        self._index = torch.arange(pages * PAGE, dtype=torch.int32).expand(rows, -1).contiguous()
         self._order = torch.zeros_like(self._index)
-        self._first = torch.zeros(MOST_ROWS + 1, dtype=torch.int32)
-        self._begin, self._end = (torch.zeros(MOST_ROWS * pages, dtype=torch.int32) for _ in range(2))
-        self._full = torch.zeros(MOST_ROWS * pages, dtype=torch.uint8)
+        self._first = torch.zeros(rows + 1, dtype=torch.int32)
+        self._begin, self._end = (torch.zeros(rows * pages, dtype=torch.int32) for _ in range(2))
+        self._full = torch.zeros(rows * pages, dtype=torch.uint8)
 
     @property
     def _runs(self) -> tuple[int, int, int, int]:
@@ -119,9 +126,7 @@ class PagedPast(PagedCall):
         step, count = cache.cache.step_of(tokens), tokens.count
         self.slots[:count] = step.writes[cache.of]
         self._queries[:count, 0] = tokens.index[0]
-        longest = max(len(table.pages[cache.of]) for table in step.tables)
-        if longest * PAGE > self._index.shape[1]:
-            self._room(2 * longest)
+        self._fit(count, max(len(table.pages[cache.of]) for table in step.tables))
         texts = [table for table, n in zip(step.tables, step.counts, strict=True) for _ in range(n)]
         for r, table in enumerate(texts):
             if self._rows[r] != (table, table.version):
@@ -137,9 +142,9 @@ class PagedPast(PagedCall):
         plan_rows(code, call.instructions, self._queries.data_ptr(), count, self._runs, len(self._begin))
         self._describe(count, *cache.tensors)
 
-    def _room(self, pages: int) -> None:
-        super()._room(pages)
-        self._rows: list[tuple[PageTable, int] | None] = [None] * MOST_ROWS
+    def _room(self, rows: int, pages: int) -> None:
+        super()._room(rows, pages)
+        self._rows: list[tuple[PageTable, int] | None] = [None] * rows
 
 
 class PagedSource(PagedCall):
@@ -150,9 +155,7 @@ class PagedSource(PagedCall):
     def place_sources(self, tables: Sequence[PageTable]) -> None:
         """Describes the keys of these sources, one for each row."""
         cache = self._layers[0][0]
-        longest = max(len(table.pages[cache.of]) for table in tables)
-        if longest * PAGE > self._index.shape[1]:
-            self._room(2 * longest)
+        self._fit(len(tables), max(len(table.pages[cache.of]) for table in tables))
         if self._tables != list(tables):
             self._write(tables, cache.of)
         for layer, op in self._layers:
@@ -173,7 +176,7 @@ class PagedSource(PagedCall):
             room[: len(column)] = column
         self._first[: len(runs) + 1] = torch.tensor([0, *accumulate(map(len, runs))])
 
-    def _room(self, pages: int) -> None:
-        super()._room(pages)
+    def _room(self, rows: int, pages: int) -> None:
+        super()._room(rows, pages)
         self._at = self._index[0].clone()
         self._tables = []

@@ -142,6 +142,11 @@ def adapter_names(model: nn.Module) -> list[str]:
     return list(dict.fromkeys(name for _, layer in adapted(model) for name in layer.adapters))
 
 
+def beside(model: nn.Module) -> list[str]:
+    """Of the adapters whose products are added to those of layers: active, and not merged."""
+    return list(dict.fromkeys(name for _, layer in adapted(model) for name in layer.beside))
+
+
 def named_adapter_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """What is trained of an adapted model."""
     for place, layer in adapted(model):

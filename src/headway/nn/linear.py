@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headway.nn.embeddings import TokenEmbedding
 from headway.nn.kept import Keeps
-from headway.nn.lora import LowRank, merged_weight
+from headway.nn.lora import LowRank, in_its_rows, merged_weight
 from headway.nn.share import Share, part_of
 from headway.nn.weights import Weight
 
@@ -103,15 +103,15 @@ class Linear(Keeps, nn.Linear):
         bias = self.local_bias
         y = weight.product(x, bias) if product is None else product
         parts = self.beside
-        plain = y if bias is None or not any(part.lora.magnitude for part in parts) else y - bias
-        return sum((part(x, weight, plain) for part in parts), start=y)
+        plain = y if bias is None or not any(part.lora.magnitude for part in parts.values()) else y - bias
+        return sum((in_its_rows(name, part(x, weight, plain)) for name, part in parts.items()), start=y)
 
     @property
-    def beside(self) -> list[LowRank]:
-        """The adapters whose products are added to the layer's own."""
+    def beside(self) -> dict[str, LowRank]:
+        """The adapters whose products are added to the layer's own, by their names."""
         if not self.active or self.merged:
-            return []
-        return [cast(LowRank, self.adapters[name]) for name in self.active]
+            return {}
+        return {name: cast(LowRank, self.adapters[name]) for name in self.active}
 
     @property
     def local_bias(self) -> Tensor | None:

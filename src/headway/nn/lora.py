@@ -6,7 +6,9 @@ Legend: I numbers in, O numbers out, R rank.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
@@ -47,6 +49,19 @@ class Lora:
     def scale(self) -> float:
         """s."""
         return self.alpha / (math.sqrt(self.rank) if self.stabilized else self.rank)
+
+
+_rows: ContextVar[Mapping[str, Tensor]] = ContextVar("rows of adapters", default={})  # noqa: B039
+
+
+@contextmanager
+def only_rows(rows: Mapping[str, Tensor]) -> Iterator[None]:
+    """While open, each of these adapters is added to some rows of a packed step alone: by its name, bool [T, 1]."""
+    token = _rows.set(rows)
+    try:
+        yield
+    finally:
+        _rows.reset(token)
 
 
 class LowRank(nn.Module):
@@ -126,6 +141,12 @@ class LowRank(nn.Module):
         norm = self.over_inputs(w.square().sum(1)).sqrt()
         gain: Tensor = self.lora_magnitude_vector.to(w.dtype) / norm
         return gain[:, None] * w
+
+
+def in_its_rows(name: str, y: Tensor) -> Tensor:
+    """What an adapter adds, [..., T, O], in the rows that it is added to (`only_rows`), and 0 in others."""
+    rows = _rows.get().get(name)
+    return y if rows is None else y.masked_fill(~rows, 0)
 
 
 def merged_weight(w: Tensor, adapters: Sequence[nn.Module]) -> Tensor:
