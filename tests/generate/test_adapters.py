@@ -52,7 +52,8 @@ MODELS: dict[str, Callable[[], Decoder]] = {
     "native steps": lambda: with_adapters(small(Causal(), context=512)),
     "windows": lambda: with_adapters(small(Window.last(70), context=512)),
     "magnitudes": lambda: with_adapters(small(Causal(), context=512), magnitude=True),
-    "modules": lambda: with_adapters(build(LINEAR, seed=3).eval()),  # type: ignore[arg-type]
+    "sums": lambda: with_adapters(build(LINEAR, seed=3).eval()),  # type: ignore[arg-type]
+    "modules": lambda: with_adapters(small(Causal(), context=512).double()),  # type: ignore[arg-type]
 }
 
 

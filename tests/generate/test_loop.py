@@ -82,7 +82,7 @@ def test_settings_belong_to_a_request() -> None:
     ):
         generate(MODEL, PROMPTS, configs[:3])
     with pytest.raises(
-        ConfigError, match="use_cache, kv_cache_dtype and prefill_chunk are of the whole call"
+        ConfigError, match="use_cache, kv_cache_dtype, prefill_chunk and exact are of the whole call"
     ):
         generate(MODEL, PROMPTS[:2], [GenerationConfig(), GenerationConfig(prefill_chunk=2)])
 

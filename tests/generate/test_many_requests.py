@@ -1,9 +1,10 @@
 """Ten thousand requests of each kind of model, in schedules that are drawn: each is what it is alone."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from headway.generate.sequences import SampledText
 from headway.models import Decoder, EncoderDecoder, build
 from headway.nn.adapters import adapter_names
 from headway.patterns import Causal, Sink, Window
+from tests.generate.bits import Bits
 from tests.generate.conftest import small
 from tests.generate.test_adapters import with_adapters
 from tests.generate.test_engine import MODELS, ids_of, used
@@ -37,12 +39,14 @@ SLOW = 1000
 
 
 class House(NamedTuple):
-    """How an engine is made: room for so many pages of all classes, what caches keep, and what is guessed."""
+    """How an engine is made: room for so many pages of all classes, what caches keep, and what is guessed; `bits` of an
+    exact one."""
 
     pages: int | None
     kv_dtype: torch.dtype | None = None
     draft: NgramDraft | None = None
     step_tokens: int = 50
+    bits: Bits | None = None
 
 
 HOUSES = {
@@ -58,7 +62,7 @@ def request(model: Decoder | EncoderDecoder, draw: Random, number: int, common: 
     sampled = draw.random() < 0.5
     has_source, named = isinstance(model, EncoderDecoder), adapter_names(model)
     new = [draw.randrange(model.spec.vocab) for _ in range(draw.randint(1, 9))]
-    prompt = (common[:2] if has_source else common[: draw.choice([0, 0, 64, 70, 130])]) + new
+    prompt = (common[:2] if has_source else common[: draw.choice([0, 0, 64, 70, 130, len(common)])]) + new
     config = GenerationConfig(
         max_new_tokens=draw.randint(1, 20),
         prefix_cache=draw.random() < 0.8,
@@ -79,9 +83,15 @@ def text(request: Request) -> SampledText | BeamSearch:
     return SampledText(request, None) if beams is None else BeamSearch(request, beams)
 
 
+def reader_of(model: Decoder | EncoderDecoder, house: House, **room: Any) -> Reader:
+    reader = Reader(model, kv_dtype=house.kv_dtype, exact=house.bits is not None, **room)
+    return reader if house.bits is None else house.bits.watch(reader)
+
+
 def engine_of(model: Decoder | EncoderDecoder, house: House) -> Engine:
     slack = 3 if house.draft else 0
-    reader = Reader(model, kv_dtype=house.kv_dtype, slack=slack, budget=None if house.pages is None else 1)
+    budget = None if house.pages is None else 1
+    reader = reader_of(model, house, slack=slack, budget=budget)
     pool = reader.cache.pool
     if house.pages is not None:
         pool.budget = house.pages * sum(kind.nbytes for kind in pool.classes)
@@ -89,7 +99,7 @@ def engine_of(model: Decoder | EncoderDecoder, house: House) -> Engine:
 
 
 def alone(model: Decoder | EncoderDecoder, request: Request, house: House) -> list[int]:
-    engine, only = Engine(Reader(model, kv_dtype=house.kv_dtype)), text(request)
+    engine, only = Engine(reader_of(model, house)), text(request)
     engine.add(only)
     while not engine.is_idle:
         engine.step()
@@ -136,3 +146,19 @@ def test_ten_thousand_requests_are_what_each_is_alone(kind: str) -> None:
         try_house(model, some, house, SLOW if name == "int8" else 3000, draw)
     if left := 10_000 - sum(SLOW if name == "int8" else 3000 for name in houses):
         try_house(model, requests, HOUSES["little room"], left, draw)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_exact_logits_of_requests_are_the_same_bits_as_alone(kind: str) -> None:
+    model, draw = deepcopy(KINDS[kind]()).to(torch.bfloat16), Random(8)
+    common = [draw.randrange(model.spec.vocab) for _ in range(130)]
+    requests = [request(model, draw, number, common) for number in range(DISTINCT)]
+    houses = [House(8, bits=(bits := Bits()))]
+    if kind not in ("linear", "encoder-decoder"):
+        houses.append(House(5, draft=NgramDraft(tokens=3, least=1), bits=bits))
+    for house in houses:
+        some = [each for each in requests if house.draft is None or each.config.beams is None]
+        try_house(model, some, house, 10_000 // len(houses), draw)
+    assert not bits.differed
+    assert bits.agreed > 10_000

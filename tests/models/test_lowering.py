@@ -171,7 +171,7 @@ KINDS: dict[str, Kind] = {
     "window and sinks": Kind({"patterns": (Window.last(4) | (Causal() & Sink(2)), Causal())}),
     "dilated": Kind({"patterns": Causal() & Window.last(3, step=2)}),
     "each head": Kind({"patterns": PerHead(*(Window.last(4),) * 2, *(Causal(),) * 2)}, "one pattern for all heads"),
-    "linear attention": Kind({"linear": LinearAttentionSpec(), "positions": NoPositions()}, "no LinearAttention"),
+    "linear attention": Kind({"linear": LinearAttentionSpec(), "positions": NoPositions()}, "sums in pages"),
     "wide heads": Kind({"head_dim": 520}, "heads of 1 to 512"),
     "scaled logits": Kind({"logit_scale": 0.3}),
     "hooks": Kind({}, "hooks", hooked),

@@ -21,7 +21,8 @@ class Options(TypedDict, total=False):
     log_probs: the `log_probs` of the result are ln p of each new token, and with `top_log_probs` its `top_log_probs`
         those of so many of the likeliest in each place: see `Generation`.
     adapters: names of those that are added (as `load` was given them), all that are active unless given.
-    min_new_tokens, no_repeat_ngram, prefix_cache, use_cache, kv_cache_dtype, prefill_chunk: see `GenerationConfig`.
+    min_new_tokens, no_repeat_ngram, prefix_cache, use_cache, kv_cache_dtype, prefill_chunk, exact: see
+        `GenerationConfig`.
     draft, draft_tokens: fewer steps for the same text where the next tokens can be guessed: from the text itself
         ("ngram"), by a smaller `LanguageModel` of the same tokenizer, or by a `Draft`; at most so many at a time.
     """
@@ -46,6 +47,7 @@ class Options(TypedDict, total=False):
     use_cache: bool
     kv_cache_dtype: str
     prefill_chunk: int | None
+    exact: bool
     draft: AnyDraft | None
     draft_tokens: int | None
 

@@ -29,7 +29,8 @@ class Search(TypedDict, total=False):
 
     beams: unfinished texts that continue at once; 1 is greedy.   n_best: hypotheses that are returned, at most `beams`.
     length_penalty, early_stopping, with_greedy: see `Beams`.
-    no_repeat_ngram, min_new_tokens, max_new_tokens, use_cache, kv_cache_dtype: see `GenerationConfig`.
+    no_repeat_ngram, min_new_tokens, max_new_tokens, use_cache, kv_cache_dtype, exact: see
+        `GenerationConfig`.
     prefix: text that every translation begins with, or one for each text; the search goes on from it.
     batch_size: texts at once; it changes no text.
     """
@@ -44,6 +45,7 @@ class Search(TypedDict, total=False):
     max_new_tokens: int | None
     use_cache: bool
     kv_cache_dtype: str
+    exact: bool
     prefix: str | Sequence[str]
     batch_size: int
 

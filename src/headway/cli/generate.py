@@ -44,6 +44,9 @@ class SamplingRun(ModelRun):
     seed: Annotated[int, typer.Option("--seed", help="equal seeds give equal text")] = 0
     stop: Annotated[list[str] | None, typer.Option("--stop", help="ends the text; may be given often")] = None
     kv_cache_dtype: KvCacheOption = "auto"
+    exact: Annotated[
+        bool, typer.Option("--exact", help="the same bits of logits however a text is read: slower prompts")
+    ] = False
     draft: Annotated[
         str | None,
         typer.Option(

@@ -86,6 +86,9 @@ class GenerationConfig:
     kv_cache_dtype: what the cache stores: "auto" (keys and values as the model makes them) or "int8" (rounded: a
         quarter of float32, half of bfloat16, and nearly the same text).
     prefill_chunk: prompts are read in chunks of so many tokens (less memory); None reads them at once.
+    exact: the logits of a text are the same bits whatever is read beside it and however it is read: alone, in any
+        batch, in pieces, from what is stored, sent back to wait, drafted. Prompts are read by the kernels of decoding
+        then, more slowly, and models that these do not compute are refused.
     """
 
     max_new_tokens: int | None = None
@@ -108,6 +111,7 @@ class GenerationConfig:
     use_cache: bool = True
     kv_cache_dtype: str = "auto"
     prefill_chunk: int | None = None
+    exact: bool = False
 
     def __post_init__(self) -> None:
         counts = {"max_new_tokens": 0, "prefill_chunk": 1, "min_new_tokens": 0, "no_repeat_ngram": 0}
@@ -138,6 +142,10 @@ class GenerationConfig:
             (
                 self.prefix_cache and not self.use_cache,
                 "prefix_cache needs the cache: without it every step reads the whole text",
+            ),
+            (
+                self.exact and not self.use_cache,
+                "exact needs the cache: its kernels read what is new of a text, and never the whole of it",
             ),
             (
                 self.adapters is not None and not _names(self.adapters),
@@ -179,7 +187,8 @@ class GenerationConfig:
     @property
     def session_options(self) -> dict[str, Any]:
         """What all requests of a call share."""
-        return {name: getattr(self, name) for name in ("use_cache", "kv_cache_dtype", "prefill_chunk")}
+        names = "use_cache", "kv_cache_dtype", "prefill_chunk", "exact"
+        return {name: getattr(self, name) for name in names}
 
 
 def _names(value: object) -> bool:

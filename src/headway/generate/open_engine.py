@@ -34,7 +34,8 @@ def make_engine(
     keep: int | None = None,
 ) -> Engine:
     """An engine for requests of this config (`GenerationConfig.session_options`); `keep` as in `PagedCache`."""
-    reader = Reader(model, use_cache=config.use_cache, kv_dtype=kv_dtype(config.kv_cache_dtype), keep=keep)
+    dtype = kv_dtype(config.kv_cache_dtype)
+    reader = Reader(model, use_cache=config.use_cache, kv_dtype=dtype, keep=keep, exact=config.exact)
     return Engine(reader, step_tokens=config.prefill_chunk, draft=draft)
 
 

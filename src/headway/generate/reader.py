@@ -66,8 +66,9 @@ class Reader:
         budget: int | None = None,
         keep: int | None = None,
         slack: int = 0,
+        exact: bool = False,
     ) -> None:
-        self.model, self.use_cache = model, use_cache
+        self.model, self.use_cache, self.exact = model, use_cache, exact
         of_length = any(scheme.length_dependent for scheme in model.spec.layer_positions)
         # what a text stores depends, too, on its source and, at some positions, on its length
         self.shares_prefixes = not of_length and isinstance(model, Decoder)
@@ -87,7 +88,7 @@ class Reader:
             slack=slack,
             dtype=kv_dtype,
         )
-        self.sources = Sources(model) if isinstance(model, EncoderDecoder) else None
+        self.sources = Sources(model, exact) if isinstance(model, EncoderDecoder) else None
         self.native: DecodeStep | None = None
         self.steps = Choice("modules", "no cache is used")
         if use_cache:
@@ -95,6 +96,11 @@ class Reader:
             self.native, self.steps = choose_step(model, self.cache, memory)
             if self.native is None and self.device.type == "cpu":  # elsewhere there are no native steps
                 say_once(self.steps.why)
+        if exact and self.native is None:
+            raise ConfigError(
+                "exact: what the kernels of decoding do not compute depends on how it is read, and here "
+                f"{self.steps.why}; leave exact out"
+            )
 
     def read(
         self,
@@ -116,11 +122,10 @@ class Reader:
         at = [first + slot for first, slots in zip(firsts, wanted, strict=True) for slot in slots]
         with evaluating(self.model):
             rows = self._rows_of(adapters, [len(new) for _, new in chunks])
-            native = None if ids.shape[1] > MOST_ROWS else self.native
+            native = self.native if self.exact or tokens.count <= MOST_ROWS else None
             if native is not None and not (rows and native.lowered.has_magnitudes):
                 of_tokens = [table for table, (_, new) in zip(sources, chunks, strict=False) for _ in new]
-                logits = native.read(ids, tokens, of_tokens, rows)
-                return logits.clone() if len(at) == len(logits) else logits[at]
+                return native.read(ids, tokens, at, of_tokens, rows)
             return self._forward(ids, tokens, self.cache, at, sources, rows)
 
     def _rows_of(self, adapters: Sequence[Sequence[str] | None], counts: Sequence[int]) -> dict[str, Tensor]:
@@ -195,13 +200,17 @@ class Reader:
         return self.cache.open(ids if self.shares_prefixes and self.use_cache else (), added)
 
     def check_adapters(self, adapters: Sequence[str] | None) -> None:
-        """Raises ConfigError for adapters that are not added to the model's layers, and where there is a source, which
-        is read for all texts alike."""
+        """Raises ConfigError for adapters that are not added to the model's layers; where there is a source, which is
+        read for all texts alike; and where they are added to some rows by modules, which are not exact."""
         if adapters is None:
             return
         if self.sources is not None:
             raise ConfigError(
                 f"adapters={[*adapters]}: of an encoder-decoder all texts have the same; use set_active(model, names)"
+            )
+        if self.exact and self.native is not None and self.native.lowered.has_magnitudes:
+            raise ConfigError(
+                f"exact, adapters={[*adapters]}: the kernels know magnitudes (DoRA) of all texts alone; give one"
             )
         for name in adapters:
             if name not in self.adapters:
@@ -217,10 +226,11 @@ class Reader:
 
 
 class Sources:
-    """What the decoder of an encoder-decoder attends to: keys and values of every source, computed once."""
+    """What the decoder of an encoder-decoder attends to: keys and values of every source, computed once; each alone
+    where they are to be exact."""
 
-    def __init__(self, model: EncoderDecoder) -> None:
-        self.model, spec, like = model, model.spec, model.decoder.like
+    def __init__(self, model: EncoderDecoder, exact: bool = False) -> None:
+        self.model, self.exact, spec, like = model, exact, model.spec, model.decoder.like
         of_layer = CacheSpec(
             batch=1, kv_heads=spec.kv_heads, head_dim=spec.head_dim, dtype=like.dtype, device=like.device
         )
@@ -228,6 +238,8 @@ class Sources:
 
     def read(self, sources: Sequence[Sequence[int]]) -> list[PageTable]:
         """The pages of new sources, encoded together, side by side."""
+        if self.exact and len(sources) > 1:
+            return [table for source in sources for table in self.read([source])]
         lengths = [len(ids) for ids in sources]
         ids = torch.tensor([[i for source in sources for i in source]], device=self.cache.device)
         with evaluating(self.model):

@@ -90,7 +90,8 @@ def make_requests(
         )
     if any(one.session_options != configs[0].session_options for one in configs):
         raise ConfigError(
-            "config: use_cache, kv_cache_dtype and prefill_chunk are of the whole call; give all its prompts the same"
+            "config: use_cache, kv_cache_dtype, prefill_chunk and exact are of the whole call; "
+            "give all its prompts the same"
         )
     for one in {id(one): one for one in configs}.values():
         _check_ids(one, spec.vocab)

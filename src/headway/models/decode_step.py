@@ -20,7 +20,7 @@ from torch import Tensor
 from headway.attention import KeyValues
 from headway.attention.backends.native import kernels
 from headway.attention.call import validate
-from headway.cache import DecoderCache, KVCache, PagedCache, PagedLayer, PageTable
+from headway.cache import DecoderCache, KVCache, PagedCache, PagedLayer, PagedStates, PageTable
 from headway.cache.table import Placement
 from headway.choice import Choice
 from headway.errors import BackendError
@@ -29,6 +29,7 @@ from headway.models.encoder_decoder import EncoderDecoder
 from headway.models.lowering import Attends, Lowered
 from headway.models.operations import NotLowered
 from headway.models.paged_past import PagedPast, PagedSource
+from headway.models.summed import PagedSums, Summed
 from headway.native import interface as c
 from headway.native.linear import MOST_ROWS
 from headway.native.loader import library, threads
@@ -53,8 +54,14 @@ class DecodeStep:
         self.cache, self.lowered = cache, Lowered(model)
         self.stack = model.decoder if isinstance(model, EncoderDecoder) else model.model
         self._pasts: dict[tuple[object, ...], Past | PagedPast] = {}
+        self._sums: dict[int, PagedSums] = {}
         self._sources: dict[tuple[object, ...], PagedSource] = {}
         for attends, layer in zip(self.lowered.attention, cache.layers, strict=True):
+            if isinstance(attends, Summed):
+                if not isinstance(layer, PagedStates):
+                    raise NotLowered("the kernels add to sums in pages alone")
+                self._sums.setdefault(layer.of, PagedSums()).bind(attends, layer)
+                continue
             if not isinstance(layer, KVCache | PagedLayer) or layer.dtype != self.lowered.dtype:
                 raise NotLowered("the kernels write caches of keys and values in the type of the weights")
             store = layer.of if isinstance(layer, PagedLayer) else id(layer.table)
@@ -75,7 +82,7 @@ class DecodeStep:
         if batch * count > MOST_ROWS:
             return f"the kernels take steps of up to {MOST_ROWS} rows"
         for past in self._pasts.values():
-            if isinstance(past, PagedPast):
+            if not isinstance(past, Past):
                 continue
             policy = past.cache.table.policy
             if count > 1 and policy.retention.reach is not None and count - 1 > policy.slack:
@@ -91,6 +98,7 @@ class DecodeStep:
         batch, count = ids.shape
         assert isinstance(self.cache, DecoderCache)
         tokens = self.cache.next_tokens(count, lengths)
+        self._place(tokens, batch)
         self._run(self.stack.embed(ids, tokens), tokens, len(self.lowered.ops))
         return self.lowered.logits[: batch * count].view(batch, count, -1)
 
@@ -99,24 +107,42 @@ class DecodeStep:
         self,
         ids: Tensor,
         tokens: Tokens,
+        wanted: Sequence[int],
         sources: Sequence[PageTable] = (),
         adapters: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """Ids [1, R] of the tokens of a step of a `PagedCache`; logits [R, V] of those after each, valid until the next
-        step. `sources`: of each token, that of its text. `adapters`: which rows they are added to, all unless given
-        (`headway.nn.lora.only_rows`)."""
-        self.lowered.add_adapters(adapters or {})
-        for source in self._sources.values():
-            source.place_sources(sources)
-        self._run(self.stack.embed(ids, tokens), tokens, len(self.lowered.ops))
-        return self.lowered.logits[: ids.shape[1]]
+        """Ids [1, T] of the tokens of a step of a `PagedCache`, 64 of which are read at a time; logits [N, V] of what
+        follows the wanted ones, which are numbered from 0, in their order. `sources`: of each token, that of its text.
+        `adapters`: which tokens they are added to, all unless given (`headway.nn.lora.only_rows`)."""
+        lowered, made = self.lowered, []
+        for first in range(0, tokens.count, MOST_ROWS):
+            rows = slice(first, min(first + MOST_ROWS, tokens.count))
+            at = [i - first for i in wanted if rows.start <= i < rows.stop]
+            lowered.add_adapters({name: added[rows] for name, added in (adapters or {}).items()})
+            for past in (*self._pasts.values(), *self._sums.values()):
+                assert not isinstance(past, Past)
+                past.place(tokens, rows)
+            for source in self._sources.values():
+                source.place(sources[rows])
+            some = tokens if tokens.count <= MOST_ROWS else tokens.slice(rows.start, rows.stop)
+            self._run(self.stack.embed(ids[:, rows], some), some, len(lowered.ops) - (not at))
+            made.append(lowered.logits[at])
+        return made[0] if len(made) == 1 else torch.cat(made)
 
     @torch.inference_mode()
     def states(self, x: Tensor) -> Tensor:
         """Embeddings [B, T, M] of the next tokens; what the last block makes of them, before the last norm."""
         assert isinstance(self.cache, DecoderCache)
-        self._run(x, self.cache.next_tokens(x.shape[1]), len(self.lowered.ops) - 1)
+        tokens = self.cache.next_tokens(x.shape[1])
+        self._place(tokens, len(x))
+        self._run(x, tokens, len(self.lowered.ops) - 1)
         return self.lowered.x[: x.shape[0] * x.shape[1]].view(x.shape).clone()
+
+    def _place(self, tokens: Tokens, batch: int) -> None:
+        self.lowered.resize(batch, tokens.count)
+        for past in self._pasts.values():
+            assert isinstance(past, Past)
+            past.place(tokens, batch)
 
     def _run(self, x: Tensor, tokens: Tokens, ops: int) -> None:
         batch, count, _ = x.shape
@@ -125,8 +151,6 @@ class DecodeStep:
         lowered.x[: batch * count].view(x.shape).copy_(x)
         for rotated in lowered.rotations.values():
             rotated.turn(tokens, batch)
-        for past in self._pasts.values():
-            past.place(tokens, batch)
         kernel = library()
         assert kernel is not None
         if code := kernel.dll.headway_step(lowered.ops, ctypes.c_int64(ops), ctypes.c_int64(threads())):

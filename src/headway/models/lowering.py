@@ -16,26 +16,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from headway.attention import KeyValues
-from headway.attention.backends.native.backend import NATIVE
-from headway.attention.call import validate
-from headway.attention.select import AUTO
 from headway.models.decoder import Decoder
 from headway.models.encoder_decoder import EncoderDecoder
+from headway.models.lowerable import check_parts, softmax_of
 from headway.models.operations import NotLowered, Operations, address
 from headway.models.rotated import Rotated
-from headway.models.stack import TransformerStack
+from headway.models.summed import Summed, sums_of
 from headway.native import interface as c
-from headway.native.loader import library, why_missing
-from headway.nn.adapters import named_adapter_parameters
-from headway.nn.attention import Attention, AttentionLayer
+from headway.nn.attention import AttentionLayer
 from headway.nn.block import Block
 from headway.nn.feedforward import FeedForward
 from headway.nn.linear import Linear
+from headway.nn.linear_attention import LinearAttention
 from headway.nn.lora import LowRank
 from headway.nn.mixers import SoftmaxMixer
 from headway.nn.positions import Scores
-from headway.tokens import Tokens
 
 ORDERS = {"pre": ("mix", "across", "widen", "narrow"), "parallel": ("widen", "mix", "narrow")}
 ORDERS |= {"post": ORDERS["pre"], "joint": ORDERS["parallel"]}
@@ -73,9 +68,9 @@ class Lowered(Operations):
 
     def __init__(self, model: Decoder | EncoderDecoder) -> None:
         stack = model.decoder if isinstance(model, EncoderDecoder) else model.model
-        _check_parts(model, stack)
+        check_parts(model, stack)
         super().__init__(stack.like.dtype)
-        self.attention: list[Attends] = []
+        self.attention: list[Attends | Summed] = []
         self.across: list[Attends] = []
         self.rotations: dict[int, Rotated] = {}
         self.has_magnitudes = False
@@ -127,10 +122,21 @@ class Lowered(Operations):
     ) -> tuple[list[c.OpStruct], Tensor]:
         """Attention of a layer to its own past: the operations, of which the first is number `at`, and what they leave,
         heads side by side."""
-        scores = [some for some in (self.shared_scores, layer.score) if some.steps]
-        mixer, heads, sizes = self._softmax(layer, scores), layer.heads, (layer.head_dim, layer.value_dim)
         projections = layer.q_proj, layer.k_proj, layer.v_proj
         q, k, v = (self.room(name, p.out_features) for name, p in zip("qkv", projections, strict=True))
+        rotated = self._rotated(layer, rotation)
+        project = self._products(self.x, list(zip(projections, (q, k, v), strict=True)), norm=norm)
+        if isinstance(layer, LinearAttention):
+            out = self.room("attended", layer.o_proj.in_features)
+            self.attention.append(summed := sums_of(layer, rotated, q, k, v, out))
+            self.counted.append(summed.struct)
+            return [*project, self.op(c.SUMS, summed.struct)], out
+        scores = [some for some in (self.shared_scores, layer.score) if some.steps]
+        mixer, heads, sizes = (
+            softmax_of(layer, scores, self.dtype),
+            layer.heads,
+            (layer.head_dim, layer.value_dim),
+        )
         struct = c.HeadsStruct(
             0, 1, heads.query_heads, heads.kv_heads, *sizes, c.TYPES[self.dtype],
             *(t.data_ptr() for t in (q, k, v)), *(t.stride(0) for t in (q, k, v)),
@@ -139,24 +145,29 @@ class Lowered(Operations):
             struct.q_gain, struct.eps = address(self.floats(layer.q_norm.weight)), layer.q_norm.eps
         if layer.k_norm is not None:
             struct.k_gain = address(self.floats(layer.k_norm.weight))
-        if layer.rotary.rotates:
-            key = len(self.attention) if rotation is None else rotation
-            if key not in self.rotations:
-                self.rotations[key] = Rotated(layer.rotary, self.dtype)
-            self.rotations[key].into(struct)
+        if rotated is not None:
+            rotated.into(struct)
         self.counted.append(struct)
-        project = self._products(self.x, list(zip(projections, (q, k, v), strict=True)), norm=norm)
         ops = [*project, self.op(c.HEADS, struct), c.OpStruct(c.ATTENTION)]
         out, lse = self._results(layer)
         self.attention.append(Attends(layer, mixer, scores, q, out, lse, struct, at + len(ops) - 1))
         return ops, out
+
+    def _rotated(self, layer: AttentionLayer, rotation: int | None) -> Rotated | None:
+        """What a layer rotates by; layers of equal positions share it."""
+        if not layer.rotary.rotates:
+            return None
+        key = len(self.attention) if rotation is None else rotation
+        if key not in self.rotations:
+            self.rotations[key] = Rotated(layer.rotary, self.dtype)
+        return self.rotations[key]
 
     def _attend_across(
         self, layer: AttentionLayer, norm: nn.Module | None, at: int
     ) -> tuple[list[c.OpStruct], Tensor]:
         """Attention to a source, whose keys and values are there: as `_attention`."""
         scores = [layer.score] if layer.score.steps else []
-        mixer, q = self._softmax(layer, scores), self.room("q", layer.q_proj.out_features)
+        mixer, q = softmax_of(layer, scores, self.dtype), self.room("q", layer.q_proj.out_features)
         struct = c.HeadsStruct(
             0, 1, layer.heads.query_heads, 0, layer.head_dim, layer.value_dim, c.TYPES[self.dtype],
             q.data_ptr(), None, None, q.stride(0),
@@ -170,19 +181,6 @@ class Lowered(Operations):
         out, lse = self._results(layer)
         self.across.append(Attends(layer, mixer, scores, q, out, lse, struct, at + len(ops) - 1))
         return ops, out
-
-    def _softmax(self, layer: AttentionLayer, scores: Sequence[Scores]) -> SoftmaxMixer:
-        """What a layer attends by. Raises NotLowered where it is not what the kernels do."""
-        mixer = layer.mixer
-        if type(layer) is not Attention or type(mixer) is not SoftmaxMixer:
-            raise NotLowered(f"the kernels know softmax attention, and no {type(layer).__name__}")
-        if len(layer.pattern.heads) > 1:
-            raise NotLowered("the kernels know one pattern for all heads of a layer")
-        if mixer.backend not in (AUTO, NATIVE.name):
-            raise NotLowered(f"attention by the backend {mixer.backend} is asked for")
-        if reason := _attention_reason(layer, mixer, scores, self.dtype):
-            raise NotLowered(f"native attention: {reason}")
-        return mixer
 
     def _results(self, layer: AttentionLayer) -> tuple[Tensor, Tensor]:
         """Rooms of what a layer attends to, and of its log-sum-exp."""
@@ -250,34 +248,6 @@ class Lowered(Operations):
         if not any(known is gate for known in gates):
             gates.append(gate.fill_(1))
         return gate
-
-
-def _check_parts(model: Decoder | EncoderDecoder, stack: TransformerStack) -> None:
-    """Raises NotLowered for what is no part of a block."""
-    if library() is None:
-        raise NotLowered(why_missing() or "the native kernels are not loaded")
-    adapters = {id(p) for part in (stack, model.lm_head) for _, p in named_adapter_parameters(part)}
-    parameters = [p for part in (stack, model.lm_head) for p in part.parameters() if id(p) not in adapters]
-    if {(p.dtype, p.device.type) for p in parameters} not in (
-        {(torch.float32, "cpu")},
-        {(torch.bfloat16, "cpu")},
-    ):
-        raise NotLowered("the kernels take weights of one type, float32 or bf16, on the CPU")
-    modules = [model, *stack.modules(), *model.lm_head.modules()]
-    if any(module._forward_hooks or module._forward_pre_hooks for module in modules):
-        raise NotLowered("its modules have hooks, which the kernels would not call")
-
-
-def _attention_reason(
-    layer: AttentionLayer, mixer: SoftmaxMixer, scores: Sequence[Scores], dtype: torch.dtype
-) -> str | None:
-    """Why the kernels cannot attend as a layer does: what the backend says to the call of one token."""
-    q = torch.zeros(1, layer.heads.query_heads, 1, layer.head_dim, dtype=dtype)
-    k, v = (q.new_zeros(1, layer.heads.kv_heads, 1, size) for size in (layer.head_dim, layer.value_dim))
-    tokens, steps = Tokens.range(1), tuple(step for some in scores for step in some())
-    keys = [KeyValues(k, v, tokens)]
-    call = validate(q, tokens, keys, mixer.pattern, None, steps, mixer.scale, 0.0, None)
-    return NATIVE.unsupported_reason(call, False, "cpu")
 
 
 def _magnitudes(layer: Linear) -> list[LowRank]:

@@ -30,7 +30,8 @@ class Operations:
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self.kept: list[object] = []  # what the structures point to
-        self.counted: list[c.ProductsStruct | c.HeadsStruct | c.NormStruct] = []  # what has a number of rows
+        # what has a number of rows
+        self.counted: list[c.ProductsStruct | c.HeadsStruct | c.NormStruct | c.SumsStruct] = []
         self._rooms: dict[tuple[str, int], Tensor] = {}
         self._shape = 0, 0
 

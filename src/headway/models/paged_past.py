@@ -120,15 +120,15 @@ class PagedPast(PagedCall):
         attends.heads.slots = self.slots.data_ptr()
         self._heads.append(attends.heads)
 
-    def place(self, tokens: Tokens, batch: int) -> None:
-        """Numbers the slots of the new tokens, and describes what their queries see."""
+    def place(self, tokens: Tokens, rows: slice) -> None:
+        """Numbers the slots of some of the tokens of a step, and describes what their queries see."""
         cache = self._layers[0][0]
-        step, count = cache.cache.step_of(tokens), tokens.count
-        self.slots[:count] = step.writes[cache.of]
-        self._queries[:count, 0] = tokens.index[0]
+        step, count = cache.cache.step_of(tokens), rows.stop - rows.start
+        self.slots[:count] = step.writes[cache.of][rows]
+        self._queries[:count, 0] = tokens.index[0, rows]
         self._fit(count, max(len(table.pages[cache.of]) for table in step.tables))
         texts = [table for table, n in zip(step.tables, step.counts, strict=True) for _ in range(n)]
-        for r, table in enumerate(texts):
+        for r, table in enumerate(texts[rows]):
             if self._rows[r] != (table, table.version):
                 slots = self._slots(table, cache.of)
                 self._order[r, : len(slots)] = slots
@@ -152,7 +152,7 @@ class PagedSource(PagedCall):
 
     _tables: list[PageTable]
 
-    def place_sources(self, tables: Sequence[PageTable]) -> None:
+    def place(self, tables: Sequence[PageTable]) -> None:
         """Describes the keys of these sources, one for each row."""
         cache = self._layers[0][0]
         self._fit(len(tables), max(len(table.pages[cache.of]) for table in tables))

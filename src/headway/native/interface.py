@@ -11,6 +11,7 @@ ABI = 1
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 INT8, INT4, Q4_K, Q5_K, Q6_K, COMPRESSED, NF4 = range(2, 9)
 SOFT_CAP, DISTANCE, SLOPE = range(3)
+FEATURES = ("elu+1", "relu", "square", "exp", "softmax", "cosine")
 BLOCK = 64
 TILE = 96
 DEEPEST = 16
@@ -191,7 +192,39 @@ class HeadsStruct(Structure):
     )
 
 
-PRODUCTS, HEADS, ATTENTION, NORM = range(4)
+class SumsStruct(Structure):
+    _fields_ = (
+        ("rows", c_int64),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("dim", c_int64),
+        ("dim_v", c_int64),
+        ("type", c_int64),
+        ("feature", c_int64),
+        ("key_feature", c_int64),
+        ("eps", c_double),
+        ("q", c_void_p),
+        ("k", c_void_p),
+        ("v", c_void_p),
+        ("q_row", c_int64),
+        ("k_row", c_int64),
+        ("v_row", c_int64),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("rotation_row", c_int64),
+        ("partner", c_void_p),
+        ("rotated", c_int64),
+        ("rotates_both", c_int64),
+        ("kv", c_void_p),
+        ("z", c_void_p),
+        ("pages", c_void_p),
+        ("begins", c_void_p),
+        ("out", c_void_p),
+        ("out_row", c_int64),
+    )
+
+
+PRODUCTS, HEADS, ATTENTION, NORM, SUMS = range(5)
 
 
 class OpStruct(Structure):

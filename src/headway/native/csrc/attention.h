@@ -27,8 +27,8 @@ struct Worker {
   bool ready() const { return blocks.ready() && tile && store_of_tile; }
 
   void run(int64_t item) {
-    const Item& tiles = w.items[item / w.parts];
-    int64_t part = item % w.parts, b = tiles.head / c.kv_heads, kv = tiles.head % c.kv_heads;
+    const Item& tiles = w.items[item];
+    int64_t b = tiles.head / c.kv_heads, kv = tiles.head % c.kv_heads;
     Tokens queries = Tokens::of(c.queries, b), keys = Tokens::of(c.keys, b);
     extra.queries = queries, extra.keys = keys, extra.b = b;
     for (int64_t t = tiles.first; t < tiles.last; t++) {
@@ -40,13 +40,13 @@ struct Worker {
       for (int64_t g = 0; g < w.z.group; g += at_once) {
         int64_t heads = w.z.group - g < at_once ? w.z.group - g : at_once;
         int64_t row = item * w.partial_rows() + g * (end - begin);
-        run_tile(b, kv, t, begin, end, kv * w.z.group + g, heads, queries, keys, part, row);
+        run_tile(b, kv, t, begin, end, kv * w.z.group + g, heads, queries, keys, tiles, row);
       }
     }
   }
 
   void run_tile(int64_t b, int64_t kv, int64_t t, int64_t begin, int64_t end, int64_t head, int64_t heads,
-                const Tokens& queries, const Tokens& keys, int64_t part, int64_t partial) {
+                const Tokens& queries, const Tokens& keys, const Item& item, int64_t partial) {
     Tile<HALF>& x = *tile;
     int64_t width = whole_units(w.z.d), n = end - begin;
     bool negate = c.scale < 0 && !c.score_count;
@@ -61,19 +61,19 @@ struct Worker {
           take_query<HALF>(q, begin + i, queries.index[begin + i] >= 0, negate, x.q + (h * n + i) * width);
     }
     x.ahead.tile();
-    if (w.parts == 1) look_ahead(b, t, begin, end, head, (heads * n + ROWS - 1) / ROWS, queries);
+    if (item.parts == 1) look_ahead(b, t, begin, end, head, (heads * n + ROWS - 1) / ROWS, queries);
     bool again = false, due[TILE];
     for (int r = 0; r < heads * n; r++) due[r] = true;
     for (int exact = 0; exact <= again; exact++) {
       x.reset((int)(heads * n), exact);
-      read_blocks(b, kv, t, begin, n, queries, keys, part);
+      read_blocks(b, kv, t, begin, n, queries, keys, item);
       x.add_up();
       bool now[TILE];
       for (int r = 0; r < heads * n; r++) {
         now[r] = due[r] && (exact || !x.lost(r));
         due[r] &= !now[r], again |= due[r];
       }
-      if (w.parts > 1)
+      if (item.parts > 1)
         keep(w.partial + partial * w.partial_row(), now);
       else
         write(b, queries, now);
@@ -92,35 +92,26 @@ struct Worker {
     tile->ahead.rows_of_tile(Rows::of(c.q, (int)c.type, b, head, (int)c.dim, queries.order), end, stop, groups);
   }
 
-  // The tile against part `part` of its blocks.
+  // The tile against the blocks of its part.
   void read_blocks(int64_t b, int64_t kv, int64_t t, int64_t begin, int64_t n, const Tokens& queries,
-                   const Tokens& keys, int64_t part) {
+                   const Tokens& keys, const Item& item) {
     Tile<HALF>& x = *tile;
     const headway_plan& p = c.plan;
-    int64_t at = tile_of(p, b, t);
-    int64_t first = 0, last = INT64_MAX, seen_blocks = 0;
-    if (w.parts > 1) {
-      int64_t all = blocks_of(p, at);
-      first = all * part / w.parts, last = all * (part + 1) / w.parts;
-    }
+    const int64_t at = tile_of(p, b, t), first = item.part * Work::PART,
+                  last = item.parts > 1 ? first + Work::PART : INT64_MAX;
     bool direct = read_directly(b, kv, at, first, last, keys);
     blocks.start();
-    for (int32_t r = p.first[at]; r < p.first[at + 1]; r++)
-      for (int64_t k = p.begin[r]; k < p.end[r]; k += BLOCK, seen_blocks++) {
-        if (seen_blocks < first || seen_blocks >= last || (direct && extra.whole(r, k))) continue;
-        if (blocks.collides(b, kv, k / BLOCK)) flush(x), blocks.start();
-        Block block = blocks.get(b, kv, k / BLOCK, keys);
-        blocks.look_ahead(x.ahead, b, kv, next_of(p, r, p.first[at + 1], k) / BLOCK, keys,
-                          (x.count + ROWS - 1) / ROWS);
-        uint64_t room[TILE];
-        const uint64_t* seen = extra.look(r, k, begin, n, room);
-        if (!extra.steps()) {
-          block_of<HALF, false>(x, block, seen, nullptr);
-          continue;
-        }
-        block_of<HALF, true>(x, block, seen, &extra);
-        finish(x, &extra);
-      }
+    each_block(p, at, first, last, [&](int32_t r, int64_t k) __attribute__((always_inline)) {
+      if (direct && extra.whole(r, k)) return;
+      if (blocks.collides(b, kv, k / BLOCK)) flush(x), blocks.start();
+      Block block = blocks.get(b, kv, k / BLOCK, keys);
+      blocks.look_ahead(x.ahead, b, kv, next_of(p, r, p.first[at + 1], k) / BLOCK, keys, (x.count + ROWS - 1) / ROWS);
+      uint64_t room[TILE];
+      const uint64_t* seen = extra.look(r, k, begin, n, room);
+      if (!extra.steps()) return block_of<HALF, false>(x, block, seen, nullptr);
+      block_of<HALF, true>(x, block, seen, &extra);
+      finish(x, &extra);
+    });
     flush(x);
   }
 
@@ -132,11 +123,10 @@ struct Worker {
     const headway_plan& p = c.plan;
     Rows k_rows = blocks.key_rows(b, kv, keys), v_rows = blocks.value_rows(b, kv, keys);
     float* words = blocks.scratch();
-    int64_t n = 0;
     bool any = false;
-    for (int32_t r = p.first[at]; r < p.first[at + 1]; r++)
-      for (int64_t k = p.begin[r]; k < p.end[r]; k += BLOCK, n++)
-        if (n >= first && n < last && extra.whole(r, k)) direct_block(x, k_rows, v_rows, k, words), any = true;
+    each_block(p, at, first, last, [&](int32_t r, int64_t k) __attribute__((always_inline)) {
+      if (extra.whole(r, k)) direct_block(x, k_rows, v_rows, k, words), any = true;
+    });
     if (any) arrange(x);
     return true;
 #else
@@ -177,25 +167,25 @@ struct Worker {
   }
 };
 
-// Merges the parts of one row: exact, in the order of the keys.
+// Merges the parts of row r of the item that begins them: exact, in the order of the keys.
 template <bool HALF>
-void merge(const Work& w, int64_t item, int64_t r, float* out) {
+void merge(const Work& w, const Item& item, int64_t r, float* out) {
   float top = -INFINITY, total = 0, whole = 0;
   int64_t step = w.partial_rows() * w.partial_row();
-  const float* from = w.partial + item * step + r * w.partial_row();
-  for (int64_t p = 0; p < w.parts; p++)
+  const float* from = w.partial + item.begin * step + r * w.partial_row();
+  for (int64_t p = 0; p < item.parts; p++)
     if (from[p * step + 1] != 0) top = from[p * step] > top ? from[p * step] : top;
   memset(out, 0, (size_t)w.z.wide_dv * 4);
-  for (int64_t p = 0; p < w.parts; p++) {
+  for (int64_t p = 0; p < item.parts; p++) {
     const float* x = from + p * step;
     if (x[1] == 0) continue;
     float by = exp2f(x[0] - top);
     total += x[1] * by, whole += x[2] * by;
     for (int i = 0; i < w.z.wide_dv; i++) out[i] += x[3 + i] * by;
   }
-  int64_t head = item / w.parts, b = head / w.c.kv_heads, n = w.c.queries.count;
+  int64_t b = item.head / w.c.kv_heads, n = w.c.queries.count;
   Tokens queries = Tokens::of(w.c.queries, b);
-  Worker<HALF>::write_row(w.c, b, head % w.c.kv_heads * w.z.group + r / n, queries.slot(r % n),
+  Worker<HALF>::write_row(w.c, b, item.head % w.c.kv_heads * w.z.group + r / n, queries.slot(r % n),
                           total == 0 ? -INFINITY : (top + log2f(total)) * LN2, whole == 0 ? 0 : 1 / whole, out);
 }
 
@@ -203,10 +193,10 @@ void merge(const Work& w, int64_t item, int64_t r, float* out) {
 template <bool HALF>
 struct Forward {
   Work w;
-  int64_t next = 0, all_items;
+  int64_t next = 0;
   int failed = 0;
 
-  explicit Forward(const headway_call& c) : w(c, HALF), all_items(w.count * w.parts) {
+  explicit Forward(const headway_call& c) : w(c, HALF) {
     large_pages(c.out, c.batch * c.heads * c.queries.count * c.dim_v * bytes_of((int)c.type));
     if (!w.ready()) failed = 2;
   }
@@ -218,13 +208,15 @@ struct Forward {
     if (!worker.ready())
       __atomic_store_n(&failed, 2, __ATOMIC_RELAXED);
     else
-      for (int64_t i; (i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < all_items;) worker.run(i);
-    if (w.parts > 1) {
+      for (int64_t i; (i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < w.count;) worker.run(i);
+    if (w.has_parts) {
 #pragma omp barrier
-      int64_t rows = w.partial_rows(), all = w.count * rows;
+      const int64_t rows = w.partial_rows(), all = w.count * rows;
       if (!__atomic_load_n(&failed, __ATOMIC_RELAXED))
 #pragma omp for
-        for (int64_t i = 0; i < all; i++) merge<HALF>(w, i / rows * w.parts, i % rows, worker.store_of_tile);
+        for (int64_t i = 0; i < all; i++)
+          if (const Item& item = w.items[i / rows]; item.parts > 1 && item.part == 0)
+            merge<HALF>(w, item, i % rows, worker.store_of_tile);
     }
   }
 };

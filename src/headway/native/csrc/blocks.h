@@ -87,6 +87,18 @@ INLINE int64_t blocks_of(const headway_plan& p, int64_t tile) {
   return blocks;
 }
 
+// Calls f(run, first key) for blocks first .. last - 1 of a tile.
+template <class F>
+INLINE void each_block(const headway_plan& p, int64_t tile, int64_t first, int64_t last, F f) {
+  int64_t before = 0;
+  for (int32_t r = p.first[tile]; r < p.first[tile + 1] && before < last; r++) {
+    const int64_t blocks = (p.end[r] - p.begin[r] + BLOCK - 1) / BLOCK;
+    for (int64_t i = before < first ? first - before : 0; i < blocks && before + i < last; i++)
+      f(r, p.begin[r] + i * BLOCK);
+    before += blocks;
+  }
+}
+
 // The most blocks that a tile (but the first `front` ones of each row) reads, and two: with room for so many, packed
 // blocks stay while tiles share them.
 INLINE int64_t most_blocks(const headway_plan& p, int64_t front = 0) {

@@ -7,7 +7,7 @@ namespace {
 template <bool HALF>
 int run(const headway_call& c) {
   Forward<HALF> forward(c);
-#pragma omp parallel num_threads(team_of(c.threads, forward.all_items))
+#pragma omp parallel num_threads(team_of(c.threads, forward.w.count))
   forward.compute();
   return forward.failed;
 }

@@ -4,38 +4,41 @@
 
 namespace {
 
-// Tiles first .. last - 1 of a (row, kv head).
+// Tiles first .. last - 1 of a (row, kv head), against part `part` of their blocks: the first of them is item `begin`.
 struct Item {
-  int64_t head, first, last;
+  int64_t head, first, last, part, parts, begin;
 };
 
 // Tiles of an item share packed blocks, so items are long; the last ones are short, so that all threads end together.
 // Within a head the last tiles come first: when causal, the longest. Few queries against many keys are shared out by
-// parts of their blocks instead, which are merged. What a tile adds in which order does not depend on its item.
+// parts of PART blocks instead, which are merged. What a tile adds in which order does not depend on its item, and the
+// parts of a row not on other rows: its result is the same bits whatever is computed beside it.
 struct Work {
   static constexpr int64_t LONG = 1024, SHORT = 4;  // at least: queries of an item; tiles of one of the last
   static constexpr int64_t ONCE = 16;               // packed blocks that stay where a tile far beyond others passes once
+  static constexpr int64_t PART = 32;               // blocks; parts of a few are slower by the time that each begins with
 
   const headway_call& c;
   Sizes z;
-  int64_t count = 0, parts = 1, usual;
+  int64_t count = 0, usual;
+  bool has_parts = false;
   Owned<Item> items;
-  Owned<float> partial;  // [item][row of the tile]: top, total, whole, out[wide_dv]; only when parts > 1
+  Owned<float> partial;  // [item][row of the tile]: top, total, whole, out[wide_dv]; only where there are parts
 
   int64_t partial_row() const { return 3 + z.wide_dv; }
   int64_t partial_rows() const { return (c.queries.count < TILE ? c.queries.count : TILE) * z.group; }
 
   Work(const headway_call& call, bool half) : c(call), z(Sizes::of(call, half)), usual(usual_blocks(call.plan)) {
-    const headway_plan& p = c.plan;
-    int64_t heads = c.batch * c.kv_heads;
-    items = (Item*)malloc((size_t)(heads * p.tiles) * sizeof(Item));
+    int64_t heads = c.batch * c.kv_heads, most = 0;
+    const bool by_parts = few() && !c.score_count && !(c.dropout > 0);
+    for (int64_t h = 0; h < heads; h++) most += by_parts ? parts_of(h) : c.plan.tiles;
+    items = (Item*)malloc((size_t)most * sizeof(Item));
     if (!items) return;
-    share_out(heads);
-    if (few() && heads < 32 && !c.score_count && !(c.dropout > 0))
-      while (parts * heads < 32 && z.blocks / (parts * 2) >= 8) parts *= 2;
-    if (parts > 1) partial = floats(heads * parts * partial_rows() * partial_row());
+    by_parts ? share_out_parts(heads) : share_out(heads);
+    has_parts = by_parts && count > heads;
+    if (has_parts) partial = floats(count * partial_rows() * partial_row());
   }
-  bool ready() const { return items && (parts == 1 || partial); }
+  bool ready() const { return items && (!has_parts || partial); }
   // For the store of packed blocks; where each is read once, two are enough.
   int64_t blocks_kept() const { return few() ? 2 : most_blocks(c.plan); }
   // How many of them stay while a tile passes; fewer are sooner found in the cache.
@@ -46,6 +49,16 @@ struct Work {
 
   int64_t read_by(int64_t b, int64_t tile) const { return blocks_of(c.plan, tile_of(c.plan, b, tile)); }
   bool far(int64_t b, int64_t tile) const { return read_by(b, tile) > usual; }
+  int64_t parts_of(int64_t h) const {
+    const int64_t blocks = read_by(h / c.kv_heads, 0);
+    return blocks > PART ? (blocks + PART - 1) / PART : 1;
+  }
+
+  void share_out_parts(int64_t heads) {
+    for (int64_t h = 0; h < heads; h++)
+      for (int64_t part = 0, parts = parts_of(h), begin = count; part < parts; part++)
+        items[count++] = {h, 0, 1, part, parts, begin};
+  }
 
   void share_out(int64_t heads) {
     const headway_plan& p = c.plan;
@@ -62,7 +75,7 @@ struct Work {
           if (far(b, first - 1) != far(b, t - 1)) break;
           sum += cost(h, first - 1);
         }
-        items[count++] = {h, first, t};
+        items[count] = {h, first, t, 0, 1, count}, count++;
         left -= sum;
       }
   }

@@ -186,10 +186,29 @@ typedef struct {
   const int64_t* slots;
 } headway_heads;
 
-enum { HEADWAY_PRODUCTS = 0, HEADWAY_HEADS = 1, HEADWAY_ATTENTION = 2, HEADWAY_NORM = 3 };
+// Linear attention: the rows of a text in their order, of query and key features f and, before rotation (unless
+// rotates_both), g: kv += f(k) v^T, z += g(k), out = f(q) kv / max(g(q) z, eps). Where a text begins, its sums do.
+enum { HEADWAY_ELU1 = 0, HEADWAY_RELU_FEATURE, HEADWAY_SQUARE, HEADWAY_EXP, HEADWAY_SOFTMAX, HEADWAY_COSINE };
+typedef struct {
+  int64_t rows, heads, kv_heads, dim, dim_v, type, feature, key_feature;
+  double eps;  // -INFINITY: the denominator is as it is
+  const void *q, *k, *v;
+  int64_t q_row, k_row, v_row;
+  const float *cos, *sin;  // [rows][rotated] or null
+  int64_t rotation_row;
+  const int32_t* partner;  // [rotated]
+  int64_t rotated, rotates_both;
+  float *kv, *z;         // [page][kv head][features][dim_v], [page][kv head][features]
+  const int64_t* pages;  // [rows]: of their text; its rows lie side by side
+  const uint8_t* begins;  // [rows]
+  void* out;
+  int64_t out_row;
+} headway_sums;
+
+enum { HEADWAY_PRODUCTS = 0, HEADWAY_HEADS = 1, HEADWAY_ATTENTION = 2, HEADWAY_NORM = 3, HEADWAY_SUMS = 4 };
 typedef struct {
   int64_t kind;
-  const void* of;  // headway_products, headway_heads, headway_call, headway_norm (y may be x)
+  const void* of;  // headway_products, headway_heads, headway_call, headway_norm (y may be x), headway_sums
   void *k, *v;     // where the keys and values of a headway_call lie, which layers share but for these
 } headway_op;
 

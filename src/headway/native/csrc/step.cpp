@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "norm.h"
 #include "products.h"
+#include "sums.h"
 #include "team.h"
 
 #include <omp.h>
@@ -111,6 +112,9 @@ struct Step {
         const headway_norm& c = *(const headway_norm*)ops[i].of;
         if (c.abi != HEADWAY_ABI) failed = 1;
         if (c.type != HEADWAY_FLOAT32 && c.type != HEADWAY_BFLOAT16) failed = 3;
+      } else if (ops[i].kind == HEADWAY_SUMS) {
+        const headway_sums& c = *(const headway_sums*)ops[i].of;
+        if (c.dim > WIDEST || c.dim_v > WIDEST || c.feature > HEADWAY_COSINE || c.key_feature > HEADWAY_COSINE) failed = 3;
       } else {
         failed = 3;
       }
@@ -150,6 +154,8 @@ struct Step {
         take_heads(*(const headway_heads*)of, me, team);
       } else if (ops[i].kind == HEADWAY_NORM) {
         take_norm(*(const headway_norm*)of, me, team);
+      } else if (ops[i].kind == HEADWAY_SUMS) {
+        Sums(*(const headway_sums*)of).run(me, team);
       } else if (HEADWAY_LEVEL >= 3 && ((const headway_call*)of)->type == HEADWAY_BFLOAT16) {
         attend<HEADWAY_LEVEL >= 3>(ops[i]);
       } else {

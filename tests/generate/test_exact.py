@@ -1,0 +1,115 @@
+"""Exact logits: a function of the text alone, to the bit, however it is read."""
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from headway.errors import ConfigError
+from headway.generate import Engine, GenerationConfig, NgramDraft, Reader, generate
+from headway.generate.requests import Request
+from headway.models import Decoder, EncoderDecoder, ModelSpec, build
+from headway.models.quantize import quantize_model
+from headway.patterns import Causal, Sink, Window
+from headway.positions import Learned, LinearBias
+from tests.generate.bits import Bits
+from tests.generate.conftest import small
+from tests.generate.test_adapters import with_adapters
+from tests.generate.test_engine import MODELS, drain, used
+from tests.generate.test_many_requests import request, text
+from tests.models.test_encoder import seq2seq
+
+BF16 = torch.bfloat16
+
+
+def of_family(name: str, **more: Any) -> Decoder:
+    spec = ModelSpec.of(name, vocab=330, width=64, layers=2, heads=4, hidden=96, trained_context=4096, **more)
+    return build(spec, seed=3).eval()  # type: ignore[return-value]
+
+
+def in_int4(made: Decoder) -> Decoder:
+    quantize_model(made, "int4")
+    return made
+
+
+KINDS: dict[str, Callable[[], Decoder | EncoderDecoder]] = {
+    "full": lambda: small(Causal(), context=4096).to(BF16),
+    "float32": lambda: small(Causal(), context=4096),
+    "windows": lambda: small((Window.last(70) | (Causal() & Sink(2)), Window.last(600)), context=4096).to(
+        BF16
+    ),
+    "dilated": lambda: small((Window.last(20, step=3), Causal()), context=4096).to(BF16),
+    "alibi": lambda: of_family("llama", positions=LinearBias()).to(BF16),
+    "gpt2": lambda: of_family("gpt2", positions=Learned(4096)).to(BF16),
+    "int4": lambda: in_int4(small(Causal(), context=4096).to(BF16)),
+    "adapters": lambda: with_adapters(small(Causal(), context=4096).to(BF16)),
+    "linear": lambda: deepcopy(MODELS["linear"]).to(BF16),
+    "encoder-decoder": lambda: build(seq2seq(), seed=5).eval().to(BF16),  # type: ignore[return-value]
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_belong_to_the_text(kind: str) -> None:
+    """Alone, in any company, in pieces, behind what others stored, sent back to wait, and drafted."""
+    made, draw, bits = KINDS[kind](), Random(5), Bits()
+    longest = 2300 if kind in ("full", "float32") else 200  # more than 2048 keys are attended to in parts
+    common = [draw.randrange(made.spec.vocab) for _ in range(longest)]
+    requests = [request(made, draw, number, common) for number in range(14)]
+    for each in requests:
+        run(Engine(bits.watch(Reader(made, exact=True))), [each], draw)
+    run(Engine(bits.watch(Reader(made, exact=True))), requests, draw)
+    narrow = Reader(made, budget=1, exact=True)
+    narrow.cache.pool.budget = (8 + longest // 64) * sum(kind.nbytes for kind in narrow.cache.pool.classes)
+    run(Engine(bits.watch(narrow), step_tokens=90), requests, draw)
+    if isinstance(made, Decoder) and kind != "linear":
+        drafted = Engine(
+            bits.watch(Reader(made, slack=3, exact=True)), step_tokens=20, draft=NgramDraft(tokens=3, least=1)
+        )
+        run(drafted, [each for each in requests if each.config.beams is None], draw)
+    assert bits.agreed >= 2 * len(bits.of_text) > 100
+    assert not bits.differed
+
+
+def test_without_it_they_depend_on_how_the_text_is_read() -> None:
+    made, draw, bits = KINDS["full"](), Random(5), Bits()
+    common = [draw.randrange(330) for _ in range(200)]
+    requests = [request(made, draw, number, common) for number in range(6)]
+    for step_tokens in (None, 50):
+        run(Engine(bits.watch(Reader(made)), step_tokens=step_tokens), requests, draw)
+    assert bits.differed
+
+
+def run(engine: Engine, requests: Sequence[Request], draw: Random) -> None:
+    for each in requests:
+        engine.add(text(each))
+        for _ in range(draw.randint(0, 2)):
+            engine.step()
+    drain(engine)
+    assert used(engine) == 0
+
+
+def test_a_call_may_ask_for_it() -> None:
+    made = KINDS["full"]()
+    prompts = [[*range(100)], [5, 6]]
+    config = GenerationConfig(max_new_tokens=5, log_probs=True, exact=True)
+    together, in_pieces = generate(made, prompts, config), replace(config, prefill_chunk=9)
+    for prompt, one in zip(prompts, together, strict=True):
+        (alone,) = generate(made, [prompt], in_pieces)
+        assert (alone.ids, alone.log_probs) == (one.ids, one.log_probs)
+
+
+def test_where_it_cannot_be_is_said() -> None:
+    with pytest.raises(ConfigError, match=r"exact: .*caches of keys and values in the type of the weights"):
+        Reader(KINDS["full"](), kv_dtype=torch.int8, exact=True)
+    with pytest.raises(ConfigError, match="exact needs the cache"):
+        GenerationConfig(exact=True, use_cache=False)
+    magnitudes = with_adapters(small(Causal()), magnitude=True)
+    Reader(magnitudes, exact=True).check_adapters(None)
+    with pytest.raises(ConfigError, match=r"exact, adapters=\['tone'\]: .*magnitudes"):
+        Reader(magnitudes, exact=True).check_adapters(["tone"])
+    with pytest.raises(ConfigError, match="prefill_chunk and exact are of the whole call"):
+        generate(KINDS["full"](), [[1], [2]], [GenerationConfig(exact=True), GenerationConfig()])
