@@ -4,9 +4,9 @@
     python bench/prefixes.py 32m --exact
     python bench/prefixes.py 1.1b --kinds full --exact
 
-A prompt of 2050 tokens finds its first 1984, 31 pages, so that 66 are read: what a cold prompt of 66 tokens takes is what
-it can reach. Hit and cold prompt are timed in turns; the logits behind the hit are compared with those of a reader that
-has stored nothing, which are the same bits with --exact.
+A prompt of 2050 tokens finds its first 1984, 31 pages, so that 66 are read: what a cold prompt of 66 tokens takes is
+what it can reach. Hit and cold prompt are timed in turns; the logits behind the hit are compared with those of a reader
+that has stored nothing, which are the same bits with --exact.
 """
 
 from __future__ import annotations

@@ -90,6 +90,7 @@ def test_they_are_those_of_the_modules(kind: str, dtype: torch.dtype) -> None:
 def test_at_every_level(use: Use, level: str) -> None:  # noqa: F811
     use(level)
     check("cosine", torch.float32)
+    check("elu+1", torch.float32)
 
 
 def test_rotation_may_be_in_both_where_it_is_unsafe() -> None:

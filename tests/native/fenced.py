@@ -141,7 +141,7 @@ def of_step(dtype: torch.dtype) -> Run:
 
 LONG = Tokens.range(1500)
 SHORT: dict[str, Run] = {
-    "keys in parts": of_problem(Full(), "chunk", 1000, (4, 2), (16, 16), SINGLE),
+    "keys in parts": of_problem(Full(), "chunk", 4200, (4, 2), (16, 16), SINGLE),
     "global queries": long(Window.around(9) | GlobalQueries(), LONG.with_global([7]), (16, 16), SINGLE),
     "a table": of_problem(Window.last(65), "range", 131, (2, 1), (16, 16), SINGLE, "table"),
     "keys in stretches": of_problem(Causal(), "range", 300, (2, 1), (256, 160), SINGLE),

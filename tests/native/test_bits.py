@@ -69,6 +69,34 @@ def test_bits_do_not_depend_on_threads_or_on_the_run(use: Use, level: str, name:
 
 
 @pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_result_of_a_row_does_not_depend_on_rows_beside_it(
+    use: Use, level: str, dtype: torch.dtype
+) -> None:
+    """One query against so many keys that they are read in parts, and two of them against few."""
+    use(level)
+    lengths, longest = [4700, 130, 2049], 4700
+    at = Tokens.from_lengths(lengths, longest, "right")
+    for q in (Tokens(at.index.new_tensor(lengths).unsqueeze(1) - 1), Tokens.range(2, longest)):
+        case = Problem.random(Full(), q, at, dtype, 3, (4, 2), (32, 32))
+        together = case.run()
+        for b in range(3):
+            row = torch.tensor([b])
+            tokens = q.select_rows(row) if q.rows > 1 else q
+            alone = replace(
+                case,
+                q=case.q[row],
+                k=case.k[row],
+                v=case.v[row],
+                q_tokens=tokens,
+                k_tokens=at.select_rows(row),
+            )
+            part = alone.run()
+            assert torch.equal(together.out[b], part.out[0])
+            assert torch.equal(together.lse[b], part.lse[0])
+
+
+@pytest.mark.parametrize("level", LEVELS)
 def test_nothing_to_compute_is_computed(use: Use, level: str) -> None:
     use(level)
     for queries, keys, rows in ((0, 5, 2), (5, 0, 2), (0, 0, 2), (3, 3, 0)):

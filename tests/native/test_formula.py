@@ -178,11 +178,11 @@ def test_rows_whose_scores_lie_far_below_zero_are_computed_from_their_maximum(
 ) -> None:
     """Some rows of a tile have scores near -300 or -1e5, the others near 0; the bits of the others stay."""
     use(level)
-    case = problem(Causal(), "range", 2000 if queries == 1 else queries, (4, 2), (16, 16), dtype)
+    case = problem(Causal(), "range", 4500 if queries == 1 else queries, (4, 2), (16, 16), dtype)
     case = replace(case, k=case.k.clone())
     case.k[..., 0] = 4.0
     if queries == 1:
-        case = replace(case, q=case.q[:, :, :1].clone(), q_tokens=Tokens.range(1, start=1999))
+        case = replace(case, q=case.q[:, :, :1].clone(), q_tokens=Tokens.range(1, start=4499))
     usual = case.run()
     low = case.q.clone()
     low[0, :, ::3, 0], low[1, :, ::3, 0] = -300.0, -1e5
