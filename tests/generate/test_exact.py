@@ -100,6 +100,8 @@ def test_a_call_may_ask_for_it() -> None:
     for prompt, one in zip(prompts, together, strict=True):
         (alone,) = generate(made, [prompt], in_pieces)
         assert (alone.ids, alone.log_probs) == (one.ids, one.log_probs)
+    with pytest.raises(ConfigError, match="exact: "):
+        generate(made, prompts, replace(config, kv_cache_dtype="int8"))
 
 
 def test_where_it_cannot_be_is_said() -> None:
