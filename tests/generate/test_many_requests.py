@@ -34,10 +34,6 @@ DISTINCT = 300
 """Requests that are drawn; each is asked for many times, in other company."""
 
 
-SLOW = 1000
-"""Requests of int8 caches, whose steps are no native calls."""
-
-
 class House(NamedTuple):
     """How an engine is made: room for so many pages of all classes, what caches keep, and what is guessed; `bits` of an
     exact one."""
@@ -141,11 +137,9 @@ def test_ten_thousand_requests_are_what_each_is_alone(kind: str) -> None:
     requests = [request(model, draw, number, common) for number in range(DISTINCT)]
     refused = {"linear": ("int8", "drafts"), "encoder-decoder": ("drafts",)}.get(kind, ())
     houses = {name: house for name, house in HOUSES.items() if name not in refused}
-    for name, house in houses.items():
+    for house in houses.values():
         some = [each for each in requests if house.draft is None or each.config.beams is None]
-        try_house(model, some, house, SLOW if name == "int8" else 3000, draw)
-    if left := 10_000 - sum(SLOW if name == "int8" else 3000 for name in houses):
-        try_house(model, requests, HOUSES["little room"], left, draw)
+        try_house(model, some, house, 10_000 // len(houses), draw)
 
 
 @pytest.mark.slow

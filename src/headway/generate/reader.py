@@ -93,7 +93,7 @@ class Reader:
         self.steps = Choice("modules", "no cache is used")
         if use_cache:
             memory = None if self.sources is None else self.sources.cache
-            self.native, self.steps = choose_step(model, self.cache, memory)
+            self.native, self.steps = choose_step(model, self.cache, memory, exact)
             if self.native is None and self.device.type == "cpu":  # elsewhere there are no native steps
                 say_once(self.steps.why)
         if exact and self.native is None:

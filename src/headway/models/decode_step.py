@@ -42,6 +42,7 @@ class DecodeStep:
     Args:
         cache: what is kept of the texts.
         sources: keys and values of their sources, of an encoder-decoder.
+        exact: what rows have in common is read for each of them, so that none depends on others.
 
     Raises NotLowered with the reason where the kernels cannot take them."""
 
@@ -50,6 +51,7 @@ class DecodeStep:
         model: Decoder | EncoderDecoder,
         cache: DecoderCache | PagedCache,
         sources: PagedCache | None = None,
+        exact: bool = False,
     ) -> None:
         self.cache, self.lowered = cache, Lowered(model)
         self.stack = model.decoder if isinstance(model, EncoderDecoder) else model.model
@@ -62,18 +64,22 @@ class DecodeStep:
                     raise NotLowered("the kernels add to sums in pages alone")
                 self._sums.setdefault(layer.of, PagedSums()).bind(attends, layer)
                 continue
-            if not isinstance(layer, KVCache | PagedLayer) or layer.dtype != self.lowered.dtype:
-                raise NotLowered("the kernels write caches of keys and values in the type of the weights")
+            is_paged = isinstance(layer, PagedLayer)
+            kept = {self.lowered.dtype, torch.int8} if is_paged else {self.lowered.dtype}
+            if not isinstance(layer, KVCache | PagedLayer) or layer.dtype not in kept:
+                raise NotLowered(
+                    "the kernels write keys and values in the type of the weights, or pages in 8 bits"
+                )
             store = layer.of if isinstance(layer, PagedLayer) else id(layer.table)
             shared = store, *_sharing(attends)
             if shared not in self._pasts:
-                self._pasts[shared] = PagedPast(attends) if isinstance(layer, PagedLayer) else Past(attends)
+                self._pasts[shared] = PagedPast(attends, layer.dtype, exact) if is_paged else Past(attends)
             self._pasts[shared].bind(attends, layer, self.lowered.ops[attends.op])  # type: ignore[arg-type]
         for attends, layer in zip(
             self.lowered.across, () if sources is None else sources.layers, strict=True
         ):
             assert isinstance(layer, PagedLayer)
-            source = self._sources.setdefault(_sharing(attends), PagedSource(attends))
+            source = self._sources.setdefault(_sharing(attends), PagedSource(attends, layer.dtype, exact))
             source.bind(attends, layer, self.lowered.ops[attends.op])
 
     def unfit_reason(self, batch: int, count: int) -> str | None:
@@ -163,11 +169,14 @@ def _sharing(attends: Attends) -> tuple[object, ...]:
 
 
 def choose_step(
-    model: Decoder | EncoderDecoder, cache: DecoderCache | PagedCache, sources: PagedCache | None = None
+    model: Decoder | EncoderDecoder,
+    cache: DecoderCache | PagedCache,
+    sources: PagedCache | None = None,
+    exact: bool = False,
 ) -> tuple[DecodeStep | None, Choice]:
     """Steps as native calls where the kernels take them; and what computes steps, "native" calls or "modules"."""
     try:
-        return DecodeStep(model, cache, sources), Choice("native", "a step is one call of the kernels")
+        return DecodeStep(model, cache, sources, exact), Choice("native", "a step is one call of the kernels")
     except NotLowered as reason:
         return None, Choice("modules", str(reason))
 

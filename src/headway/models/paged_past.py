@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -29,10 +29,11 @@ class PagedCall:
     class of pages share it.
 
     `_index` [R, S] says which token of its text each key of a row is, -1 where there is none, `_order` [R, S] in which
-    slot it lies. Runs of blocks are those of `headway.native.plan_rows`."""
+    slot it lies. Runs of blocks are those of `headway.native.plan_rows`. `_alike` [R] says how many of the first keys
+    of a row are those of the row before: they are read once for both, unless results are to be exact."""
 
-    def __init__(self, attends: Attends) -> None:
-        self.attends = attends
+    def __init__(self, attends: Attends, dtype: torch.dtype, exact: bool = False) -> None:
+        self.attends, self.dtype, self.exact = attends, dtype, exact
         self._layers: list[tuple[PagedLayer, c.OpStruct]] = []
         self._queries = torch.zeros(MOST_ROWS, 1, dtype=torch.int32)
         self._template = self._of_one_key()  # all that does not change, and what it points to
@@ -44,12 +45,15 @@ class PagedCall:
         op.of = ctypes.addressof(self.call)
         self._layers.append((cache, op))
 
-    def _bound(self, k: Tensor, v: Tensor, op: c.OpStruct) -> bool:
+    def _bound(self, tensors: Sequence[Tensor], op: c.OpStruct) -> bool:
         """Binds an operation to these pages; False where it is already."""
+        k, v, *scales = tensors
         call, places = self.call, (k.data_ptr(), v.data_ptr(), k.stride(1), v.stride(1))
         if (op.k, op.v, call.k.head, call.v.head) == places:
             return False
         op.k, op.v = k.data_ptr(), v.data_ptr()
+        if scales:
+            op.k_scale, op.v_scale = (scale.data_ptr() for scale in scales)
         return True
 
     def _slots(self, table: PageTable, of: int) -> Tensor:
@@ -71,6 +75,7 @@ class PagedCall:
         self._first = torch.zeros(rows + 1, dtype=torch.int32)
         self._begin, self._end = (torch.zeros(rows * pages, dtype=torch.int32) for _ in range(2))
         self._full = torch.zeros(rows * pages, dtype=torch.uint8)
+        self._alike = torch.zeros(rows, dtype=torch.int32)
 
     @property
     def _runs(self) -> tuple[int, int, int, int]:
@@ -83,12 +88,13 @@ class PagedCall:
         query = q[:1].view(1, 1, layer.heads.query_heads, -1).transpose(1, 2)
         k, v = (q.new_zeros(1, layer.heads.kv_heads, 1, size) for size in (layer.head_dim, layer.value_dim))
         steps, tokens = tuple(step for some in scores for step in some()), Tokens.range(1)
-        keys = [KeyValues(k, v, tokens)]
+        keys = KeyValues(k, v, tokens)
+        keys = keys.quantized() if self.dtype == torch.int8 else keys
         return kernels.Arguments(
-            validate(query, tokens, keys, mixer.pattern, None, steps, mixer.scale, 0.0, None), 0
+            validate(query, tokens, [keys], mixer.pattern, None, steps, mixer.scale, 0.0, None), 0
         )
 
-    def _describe(self, count: int, k: Tensor, v: Tensor) -> None:
+    def _describe(self, count: int, k: Tensor, v: Tensor, *scales: Tensor) -> None:
         """The rows in use, and the pages of the first layer; those of the others differ in where they lie alone."""
         call = self.call
         layer, _, _, q, out, lse, *_ = self.attends
@@ -97,10 +103,13 @@ class PagedCall:
         call.out = c.TensorStruct(out.data_ptr(), out.stride(0), layer.value_dim, out.stride(0))
         call.lse = lse.data_ptr()
         call.k, call.v = (c.TensorStruct(t.data_ptr(), 0, t.stride(1), t.stride(2)) for t in (k, v))
+        call.scale_batch, call.scale_head = 0, scales[0].stride(1) if scales else 0
         rows, size = self._order.shape
         call.queries = c.TokensStruct(self._queries.data_ptr(), None, None, None, rows, 1)
         call.keys = c.TokensStruct(self._index.data_ptr(), None, None, self._order.data_ptr(), rows, size)
-        call.plan = c.PlanStruct(*self._runs, count, 1, c.TILE)
+        call.plan = c.PlanStruct(
+            *self._runs, count, 1, c.TILE, None if self.exact else self._alike.data_ptr()
+        )
 
 
 class PagedPast(PagedCall):
@@ -109,10 +118,10 @@ class PagedPast(PagedCall):
     Pages are numbered by their tokens, so that what a row sees follows from its own token: `plan_rows` finds the
     blocks. Rows are written anew for texts whose pages have changed."""
 
-    def __init__(self, attends: Attends) -> None:
+    def __init__(self, attends: Attends, dtype: torch.dtype, exact: bool = False) -> None:
         self.slots = torch.zeros(MOST_ROWS, dtype=torch.int64)
         self._heads: list[c.HeadsStruct] = []
-        super().__init__(attends)
+        super().__init__(attends, dtype, exact)
 
     def bind(self, attends: Attends, cache: PagedLayer, op: c.OpStruct) -> None:
         """A layer's heads go to its pages, and its operation attends to these."""
@@ -128,15 +137,23 @@ class PagedPast(PagedCall):
         self._queries[:count, 0] = tokens.index[0, rows]
         self._fit(count, max(len(table.pages[cache.of]) for table in step.tables))
         texts = [table for table, n in zip(step.tables, step.counts, strict=True) for _ in range(n)]
-        for r, table in enumerate(texts[rows]):
-            if self._rows[r] != (table, table.version):
+        states = [(table, table.version) for table in texts[rows]]
+        for r, (table, _) in enumerate(states):
+            if self._rows[r] != states[r]:
                 slots = self._slots(table, cache.of)
                 self._order[r, : len(slots)] = slots
-                self._rows[r] = table, table.version
+                self._rows[r] = states[r]
+        for r, pair in enumerate(pairwise(states), 1):
+            if self._pairs[r] != pair:
+                (before, _), (table, _) = self._pairs[r] = pair
+                self._alike[r] = _alike(before.pages[cache.of], table.pages[cache.of]) * PAGE
         for (layer, op), heads in zip(self._layers, self._heads, strict=True):
-            k, v = layer.tensors
-            if self._bound(k, v, op):
+            k, v, *scales = layer.tensors
+            if self._bound(layer.tensors, op):
                 heads.k_cache, heads.v_cache = c.TensorStruct.of(k), c.TensorStruct.of(v)
+                if scales:
+                    heads.k_scale, heads.v_scale = (scale.data_ptr() for scale in scales)
+                    heads.scale_head = scales[0].stride(1)
         call = self.call
         code = ctypes.addressof(call.program.contents)
         plan_rows(code, call.instructions, self._queries.data_ptr(), count, self._runs, len(self._begin))
@@ -145,6 +162,7 @@ class PagedPast(PagedCall):
     def _room(self, rows: int, pages: int) -> None:
         super()._room(rows, pages)
         self._rows: list[tuple[PageTable, int] | None] = [None] * rows
+        self._pairs: list[tuple[tuple[PageTable, int], ...] | None] = [None] * rows
 
 
 class PagedSource(PagedCall):
@@ -159,8 +177,7 @@ class PagedSource(PagedCall):
         if self._tables != list(tables):
             self._write(tables, cache.of)
         for layer, op in self._layers:
-            k, v = layer.tensors
-            self._bound(k, v, op)
+            self._bound(layer.tensors, op)
         self._describe(len(tables), *cache.tensors)
 
     def _write(self, tables: Sequence[PageTable], of: int) -> None:
@@ -168,6 +185,7 @@ class PagedSource(PagedCall):
         self._tables, runs = list(tables), []
         for r, table in enumerate(tables):
             slots, whole = self._slots(table, of), len(table) // PAGE * PAGE
+            self._alike[r] = whole if r and table is tables[r - 1] else 0
             self._order[r, : len(slots)] = slots
             self._index[r] = torch.where(self._at < len(table), self._at, -1)
             runs.append([run for run in ((0, whole, 1), (whole, len(slots), 0)) if run[0] < run[1]])
@@ -180,3 +198,9 @@ class PagedSource(PagedCall):
         super()._room(rows, pages)
         self._at = self._index[0].clone()
         self._tables = []
+
+
+def _alike(before: Sequence[int | None], pages: Sequence[int | None]) -> int:
+    """How many pages two texts begin with alike."""
+    differ = (i for i, (a, b) in enumerate(zip(before, pages, strict=False)) if a != b)
+    return len(pages) if before is pages else next(differ, min(len(before), len(pages)))

@@ -56,6 +56,7 @@ class PlanStruct(Structure):
         ("rows", c_int64),
         ("tiles", c_int64),
         ("tile", c_int64),
+        ("alike", c_void_p),
     )
 
 
@@ -189,6 +190,9 @@ class HeadsStruct(Structure):
         ("k_cache", TensorStruct),
         ("v_cache", TensorStruct),
         ("slots", c_void_p),
+        ("k_scale", c_void_p),
+        ("v_scale", c_void_p),
+        ("scale_head", c_int64),
     )
 
 
@@ -228,7 +232,10 @@ PRODUCTS, HEADS, ATTENTION, NORM, SUMS = range(5)
 
 
 class OpStruct(Structure):
-    _fields_ = (("kind", c_int64), ("of", c_void_p), ("k", c_void_p), ("v", c_void_p))
+    _fields_ = (
+        ("kind", c_int64),
+        *((name, c_void_p) for name in ("of", "k", "v", "k_scale", "v_scale")),
+    )
 
 
 class NormStruct(Structure):

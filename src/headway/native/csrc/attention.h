@@ -39,42 +39,46 @@ struct Worker {
       if (at_once < 1) at_once = 1;
       for (int64_t g = 0; g < w.z.group; g += at_once) {
         int64_t heads = w.z.group - g < at_once ? w.z.group - g : at_once;
-        int64_t row = item * w.partial_rows() + g * (end - begin);
-        run_tile(b, kv, t, begin, end, kv * w.z.group + g, heads, queries, keys, tiles, row);
+        run_tile(b, kv, t, begin, end, kv * w.z.group + g, heads, queries, keys, tiles);
       }
     }
   }
 
   void run_tile(int64_t b, int64_t kv, int64_t t, int64_t begin, int64_t end, int64_t head, int64_t heads,
-                const Tokens& queries, const Tokens& keys, const Item& item, int64_t partial) {
+                const Tokens& queries, const Tokens& keys, const Item& item) {
     Tile<HALF>& x = *tile;
     int64_t width = whole_units(w.z.d), n = end - begin;
     bool negate = c.scale < 0 && !c.score_count;
     x.q = store_of_tile + TILE * w.z.wide_dv;
-    for (int64_t h = 0; h < heads; h++) {
-      Rows q = Rows::of(c.q, (int)c.type, b, head + h, (int)c.dim, queries.order);
-      for (int64_t i = 0; i < n; i++) x.rows[h * n + i] = {(int32_t)(begin + i), (int32_t)(head + h), (int32_t)i};
-      if (heads == 1 && !negate && q.side_by_side<HALF>())
-        x.q = (float*)q.at(begin);
-      else
-        for (int64_t i = 0; i < n; i++)
-          take_query<HALF>(q, begin + i, queries.index[begin + i] >= 0, negate, x.q + (h * n + i) * width);
-    }
+    const int64_t count = item.rows * heads * n;
+    for (int64_t j = 0; j < item.rows; j++)
+      for (int64_t h = 0; h < heads; h++) {
+        const Tokens of = Tokens::of(c.queries, b + j);
+        Rows q = Rows::of(c.q, (int)c.type, b + j, head + h, (int)c.dim, of.order);
+        const int64_t row = (j * heads + h) * n;
+        for (int64_t i = 0; i < n; i++) x.rows[row + i] = {(int32_t)(begin + i), (int32_t)(head + h), (int32_t)i};
+        if (heads == 1 && item.rows == 1 && !negate && q.side_by_side<HALF>())
+          x.q = (float*)q.at(begin);
+        else
+          for (int64_t i = 0; i < n; i++)
+            take_query<HALF>(q, begin + i, of.index[begin + i] >= 0, negate, x.q + (row + i) * width);
+      }
     x.ahead.tile();
-    if (item.parts == 1) look_ahead(b, t, begin, end, head, (heads * n + ROWS - 1) / ROWS, queries);
+    const bool is_part = w.parts_of(item.head) > 0;
+    if (!is_part) look_ahead(b, t, begin, end, head, (heads * n + ROWS - 1) / ROWS, queries);
     bool again = false, due[TILE];
-    for (int r = 0; r < heads * n; r++) due[r] = true;
+    for (int r = 0; r < count; r++) due[r] = true;
     for (int exact = 0; exact <= again; exact++) {
-      x.reset((int)(heads * n), exact);
+      x.reset((int)count, exact);
       read_blocks(b, kv, t, begin, n, queries, keys, item);
       x.add_up();
       bool now[TILE];
-      for (int r = 0; r < heads * n; r++) {
+      for (int r = 0; r < count; r++) {
         now[r] = due[r] && (exact || !x.lost(r));
         due[r] &= !now[r], again |= due[r];
       }
-      if (item.parts > 1)
-        keep(w.partial + partial * w.partial_row(), now);
+      if (is_part)
+        keep(item, now);
       else
         write(b, queries, now);
     }
@@ -97,11 +101,10 @@ struct Worker {
                    const Tokens& keys, const Item& item) {
     Tile<HALF>& x = *tile;
     const headway_plan& p = c.plan;
-    const int64_t at = tile_of(p, b, t), first = item.part * Work::PART,
-                  last = item.parts > 1 ? first + Work::PART : INT64_MAX;
-    bool direct = read_directly(b, kv, at, first, last, keys);
+    const int64_t at = tile_of(p, b, t);
+    bool direct = read_directly(b, kv, at, item.from, item.to, keys);
     blocks.start();
-    each_block(p, at, first, last, [&](int32_t r, int64_t k) __attribute__((always_inline)) {
+    each_block(p, at, item.from, item.to, [&](int32_t r, int64_t k) __attribute__((always_inline)) {
       if (direct && extra.whole(r, k)) return;
       if (blocks.collides(b, kv, k / BLOCK)) flush(x), blocks.start();
       Block block = blocks.get(b, kv, k / BLOCK, keys);
@@ -155,10 +158,13 @@ struct Worker {
     write_words(c.out, c.type, b, head, slot, out, (int)c.dim_v, inverse);
   }
 
-  void keep(float* to, const bool* now) const {
+  void keep(const Item& item, const bool* now) const {
     const Tile<HALF>& x = *tile;
-    for (int r = 0; r < x.count; r++, to += w.partial_row()) {
+    const int64_t rows = w.partial_rows();
+    for (int r = 0; r < x.count; r++) {
       if (!now[r]) continue;
+      const int64_t number = w.begins[item.head + r / rows * c.kv_heads] + item.part;
+      float* to = w.partial + (number * rows + r % rows) * w.partial_row();
       to[0] = x.top[r] * x.unit;
       to[1] = x.total[r];
       to[2] = x.whole[r];
@@ -167,25 +173,26 @@ struct Worker {
   }
 };
 
-// Merges the parts of row r of the item that begins them: exact, in the order of the keys.
+// Merges the parts of row r of a head: exact, in the order of the keys.
 template <bool HALF>
-void merge(const Work& w, const Item& item, int64_t r, float* out) {
+void merge(const Work& w, int64_t head, int64_t r, float* out) {
   float top = -INFINITY, total = 0, whole = 0;
   int64_t step = w.partial_rows() * w.partial_row();
-  const float* from = w.partial + item.begin * step + r * w.partial_row();
-  for (int64_t p = 0; p < item.parts; p++)
+  const float* from = w.partial + w.begins[head] * step + r * w.partial_row();
+  const int64_t parts = w.parts_of(head);
+  for (int64_t p = 0; p < parts; p++)
     if (from[p * step + 1] != 0) top = from[p * step] > top ? from[p * step] : top;
   memset(out, 0, (size_t)w.z.wide_dv * 4);
-  for (int64_t p = 0; p < item.parts; p++) {
+  for (int64_t p = 0; p < parts; p++) {
     const float* x = from + p * step;
     if (x[1] == 0) continue;
     float by = exp2f(x[0] - top);
     total += x[1] * by, whole += x[2] * by;
     for (int i = 0; i < w.z.wide_dv; i++) out[i] += x[3 + i] * by;
   }
-  int64_t b = item.head / w.c.kv_heads, n = w.c.queries.count;
+  int64_t b = head / w.c.kv_heads, n = w.c.queries.count;
   Tokens queries = Tokens::of(w.c.queries, b);
-  Worker<HALF>::write_row(w.c, b, item.head % w.c.kv_heads * w.z.group + r / n, queries.slot(r % n),
+  Worker<HALF>::write_row(w.c, b, head % w.c.kv_heads * w.z.group + r / n, queries.slot(r % n),
                           total == 0 ? -INFINITY : (top + log2f(total)) * LN2, whole == 0 ? 0 : 1 / whole, out);
 }
 
@@ -209,14 +216,13 @@ struct Forward {
       __atomic_store_n(&failed, 2, __ATOMIC_RELAXED);
     else
       for (int64_t i; (i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < w.count;) worker.run(i);
-    if (w.has_parts) {
+    if (w.partials) {
 #pragma omp barrier
-      const int64_t rows = w.partial_rows(), all = w.count * rows;
+      const int64_t rows = w.partial_rows(), all = w.heads() * rows;
       if (!__atomic_load_n(&failed, __ATOMIC_RELAXED))
 #pragma omp for
         for (int64_t i = 0; i < all; i++)
-          if (const Item& item = w.items[i / rows]; item.parts > 1 && item.part == 0)
-            merge<HALF>(w, item, i % rows, worker.store_of_tile);
+          if (w.parts_of(i / rows)) merge<HALF>(w, i / rows, i % rows, worker.store_of_tile);
     }
   }
 };

@@ -4,41 +4,50 @@
 
 namespace {
 
-// Tiles first .. last - 1 of a (row, kv head), against part `part` of their blocks: the first of them is item `begin`.
+// Tiles first .. last - 1 of a (row, kv head), against blocks from .. to - 1 of what they read, which are part `part` of
+// it; of `rows` rows from that one on, where they read the same.
 struct Item {
-  int64_t head, first, last, part, parts, begin;
+  int64_t head, rows, first, last, from, to, part;
 };
 
 // Tiles of an item share packed blocks, so items are long; the last ones are short, so that all threads end together.
 // Within a head the last tiles come first: when causal, the longest. Few queries against many keys are shared out by
 // parts of PART blocks instead, which are merged. What a tile adds in which order does not depend on its item, and the
-// parts of a row not on other rows: its result is the same bits whatever is computed beside it.
+// parts of a row not on other rows, unless it begins as they do: its result is the same bits whatever is computed beside
+// it. Of rows that are said to begin alike, blocks that all of them see whole are read once.
 struct Work {
   static constexpr int64_t LONG = 1024, SHORT = 4;  // at least: queries of an item; tiles of one of the last
   static constexpr int64_t ONCE = 16;               // packed blocks that stay where a tile far beyond others passes once
   static constexpr int64_t PART = 32;               // blocks; parts of a few are slower by the time that each begins with
+  static constexpr int64_t LEAST = 4;               // blocks that are read once for several rows
 
   const headway_call& c;
   Sizes z;
-  int64_t count = 0, usual;
-  bool has_parts = false;
+  int64_t count = 0, usual, partials = 0;
   Owned<Item> items;
-  Owned<float> partial;  // [item][row of the tile]: top, total, whole, out[wide_dv]; only where there are parts
+  Owned<int64_t> begins;  // [heads + 1]: the first partial result of each; that of part p is p behind it
+  Owned<float> partial;   // [partial result][row of the tile]: top, total, whole, out[wide_dv]
 
   int64_t partial_row() const { return 3 + z.wide_dv; }
   int64_t partial_rows() const { return (c.queries.count < TILE ? c.queries.count : TILE) * z.group; }
+  int64_t heads() const { return c.batch * c.kv_heads; }
+  // 0 where its result is written at once.
+  int64_t parts_of(int64_t head) const { return begins[head + 1] - begins[head]; }
 
   Work(const headway_call& call, bool half) : c(call), z(Sizes::of(call, half)), usual(usual_blocks(call.plan)) {
-    int64_t heads = c.batch * c.kv_heads, most = 0;
+    begins = (int64_t*)calloc((size_t)heads() + 1, 8);
+    if (!begins) return;
     const bool by_parts = few() && !c.score_count && !(c.dropout > 0);
-    for (int64_t h = 0; h < heads; h++) most += by_parts ? parts_of(h) : c.plan.tiles;
+    int64_t most = heads() * c.plan.tiles;
+    if (by_parts) each_alike([&](int64_t b, int64_t rows, int64_t alike) {
+        for (int64_t i = b; i < b + rows; i++) most += c.kv_heads * (cut(alike) + cut(read_by(i, 0)) + 1);
+      });
     items = (Item*)malloc((size_t)most * sizeof(Item));
     if (!items) return;
-    by_parts ? share_out_parts(heads) : share_out(heads);
-    has_parts = by_parts && count > heads;
-    if (has_parts) partial = floats(count * partial_rows() * partial_row());
+    by_parts ? share_out_parts() : share_out();
+    if (partials) partial = floats(partials * partial_rows() * partial_row());
   }
-  bool ready() const { return items && (!has_parts || partial); }
+  bool ready() const { return items && (!partials || partial); }
   // For the store of packed blocks; where each is read once, two are enough.
   int64_t blocks_kept() const { return few() ? 2 : most_blocks(c.plan); }
   // How many of them stay while a tile passes; fewer are sooner found in the cache.
@@ -49,25 +58,58 @@ struct Work {
 
   int64_t read_by(int64_t b, int64_t tile) const { return blocks_of(c.plan, tile_of(c.plan, b, tile)); }
   bool far(int64_t b, int64_t tile) const { return read_by(b, tile) > usual; }
-  int64_t parts_of(int64_t h) const {
-    const int64_t blocks = read_by(h / c.kv_heads, 0);
-    return blocks > PART ? (blocks + PART - 1) / PART : 1;
+  static int64_t cut(int64_t blocks) { return (blocks + PART - 1) / PART; }
+
+  // Blocks that the query of a row sees whole, from its first key on.
+  int64_t whole_blocks(int64_t b) const {
+    const int32_t r = c.plan.first[tile_of(c.plan, b, 0)];
+    const bool any = r < c.plan.first[tile_of(c.plan, b, 0) + 1];
+    return any && c.plan.begin[r] == 0 && c.plan.full[r] ? c.plan.end[r] / BLOCK : 0;
   }
 
-  void share_out_parts(int64_t heads) {
-    for (int64_t h = 0; h < heads; h++)
-      for (int64_t part = 0, parts = parts_of(h), begin = count; part < parts; part++)
-        items[count++] = {h, 0, 1, part, parts, begin};
+  // Calls f(first row, rows, blocks) for rows that begin alike, and how many blocks all of them see whole. A row that has
+  // less than half of the others' beginning begins anew.
+  template <class F>
+  void each_alike(F f) const {
+    for (int64_t b = 0, rows; b < c.batch; b += rows) {
+      int64_t alike = c.plan.alike ? whole_blocks(b) : 0;
+      for (rows = 1; b + rows < c.batch && alike; rows++) {
+        int64_t now = c.plan.alike[b + rows] / BLOCK, own = whole_blocks(b + rows);
+        now = now < own ? now : own;
+        now = now < alike ? now : alike;
+        if (now < LEAST || (rows > 1 && now < alike / 2)) break;
+        alike = now;
+      }
+      f(b, rows, rows > 1 ? alike : 0);
+    }
   }
 
-  void share_out(int64_t heads) {
+  void share_out_parts() {
+    each_alike([&](int64_t b, int64_t rows, int64_t alike) {
+      const int64_t at_once = TILE / z.group;
+      for (int64_t from = 0; from < alike; from += PART)
+        for (int64_t i = 0; i < rows; i += at_once)
+          for (int64_t kv = 0; kv < c.kv_heads; kv++)
+            items[count++] = {(b + i) * c.kv_heads + kv, rows - i < at_once ? rows - i : at_once, 0, 1, from,
+                              from + PART < alike ? from + PART : alike, from / PART};
+      for (int64_t h = b * c.kv_heads; h < (b + rows) * c.kv_heads; h++) {
+        const int64_t all = read_by(h / c.kv_heads, 0), parts = cut(alike) + cut(all - alike);
+        begins[h] = partials, partials += alike || parts > 1 ? parts : 0;
+        for (int64_t from = alike, part = cut(alike); from < all || (part == 0 && from == 0); from += PART, part++)
+          items[count++] = {h, 1, 0, 1, from, from + PART < all ? from + PART : all, part};
+      }
+    });
+    begins[heads()] = partials;
+  }
+
+  void share_out() {
     const headway_plan& p = c.plan;
     int64_t left = 0;
     auto cost = [&](int64_t h, int64_t tile) { return read_by(h / c.kv_heads, tile) + 1; };
-    for (int64_t h = 0; h < heads; h++)
+    for (int64_t h = 0; h < heads(); h++)
       for (int64_t t = 0; t < p.tiles; t++) left += cost(h, t);
     int64_t fair = left / (c.threads * 16), least = (LONG - 1 + p.tile) / p.tile;
-    for (int64_t h = 0; h < heads; h++)
+    for (int64_t h = 0; h < heads(); h++)
       for (int64_t t = p.tiles, first; t > 0; t = first) {
         int64_t end = left / (c.threads * 2), goal = end < fair ? end : fair, tiles = end < fair ? SHORT : least;
         int64_t sum = 0, b = h / c.kv_heads;
@@ -75,7 +117,7 @@ struct Work {
           if (far(b, first - 1) != far(b, t - 1)) break;
           sum += cost(h, first - 1);
         }
-        items[count] = {h, first, t, 0, 1, count}, count++;
+        items[count++] = {h, 1, first, t, 0, INT64_MAX, 0};
         left -= sum;
       }
   }

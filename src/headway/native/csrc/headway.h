@@ -62,6 +62,7 @@ typedef struct {
   const int32_t* end;
   const uint8_t* full;
   int64_t rows, tiles, tile;
+  const int32_t* alike;  // [rows of the batch]: leading keys that lie in the slots of those of the row before, or null
 } headway_plan;
 
 enum { HEADWAY_MOST_SCORES = 8 };  // that the backward takes
@@ -184,6 +185,8 @@ typedef struct {
   int64_t rotated, rotates_values;
   headway_tensor k_cache, v_cache;
   const int64_t* slots;
+  float *k_scale, *v_scale;  // of a cache in INT8: of kv head h and slot s at h scale_head + s; or null
+  int64_t scale_head;
 } headway_heads;
 
 // Linear attention: the rows of a text in their order, of query and key features f and, before rotation (unless
@@ -210,6 +213,7 @@ typedef struct {
   int64_t kind;
   const void* of;  // headway_products, headway_heads, headway_call, headway_norm (y may be x), headway_sums
   void *k, *v;     // where the keys and values of a headway_call lie, which layers share but for these
+  const float *k_scale, *v_scale;
 } headway_op;
 
 // The operations one after the other, each when the one before is done, by one team of threads.

@@ -42,6 +42,18 @@ struct HeadRow {
   void write(void* to, int64_t at, int width) const {
     write_as((char*)to + at * (half ? 2 : 4), half, x, width, 1);
   }
+
+  // What `write` would keep of it, in 8 bits: codes, the largest of which is 127 or -127, times a scale.
+  void write_codes(int8_t* to, float* scale, int width) {
+    round_words(x, half, width);
+    float top = 0;
+    for (int i = 0; i < width; i++) top = fabsf(x[i]) > top || x[i] != x[i] ? fabsf(x[i]) : top;
+    *scale = top / 127;
+    for (int i = 0; i < width; i++) {
+      const float code = rintf(x[i] / *scale);
+      to[i] = fabsf(code) < INFINITY ? (int8_t)(code > 127 ? 127 : code < -127 ? -127 : code) : 0;
+    }
+  }
 };
 
 // Every head of every row: queries stay where they are, keys and values go to their slot of the cache.
@@ -66,7 +78,13 @@ void take_heads(const headway_heads& h, int64_t me, int64_t team) {
     row.read(is_key ? h.k : h.v, r * (is_key ? h.k_row : h.v_row) + head * width, width);
     if (is_key) row.norm(h.k_gain, width);
     if (is_key || h.rotates_values) row.rotate(r);
-    if (h.slots[r] >= 0) row.write(to.data, r / h.tokens * to.batch + head * to.head + h.slots[r] * to.slot, width);
+    if (h.slots[r] < 0) continue;
+    const int64_t at = r / h.tokens * to.batch + head * to.head + h.slots[r] * to.slot;
+    float* scale = is_key ? h.k_scale : h.v_scale;
+    if (scale)
+      row.write_codes((int8_t*)to.data + at, scale + head * h.scale_head + h.slots[r], width);
+    else
+      row.write(to.data, at, width);
   }
 }
 
@@ -127,7 +145,7 @@ struct Step {
 #pragma omp single
     {
       call = *(const headway_call*)op.of;
-      call.k.data = op.k, call.v.data = op.v;
+      call.k.data = op.k, call.v.data = op.v, call.k_scale = op.k_scale, call.v_scale = op.v_scale;
       new (room) Forward<HALF>(call);
     }
     forward->compute();

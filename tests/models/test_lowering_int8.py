@@ -1,0 +1,71 @@
+"""Native steps that keep keys and values in 8 bits: the codes are those of `quantize`, the logits those of modules."""
+
+from random import Random
+
+import pytest
+import torch
+
+from headway.cache import PagedLayer
+from headway.generate import Reader
+from headway.models import Decoder
+from headway.patterns import Causal, Sink, Window
+from headway.quantization import quantize
+from tests.generate.conftest import small
+from tests.native.conftest import LEVELS, Use, use  # noqa: F401
+from tests.tolerance import assert_within_reference
+
+PATTERNS = (Window.last(70) | (Causal() & Sink(2)), Causal())
+
+
+def model(dtype: torch.dtype) -> Decoder:
+    return small(PATTERNS, context=512).to(dtype)
+
+
+def read_together(readers: list[Reader]) -> list[torch.Tensor]:
+    """The logits of each reader, of texts in pieces, one of which forks."""
+    draw, results = Random(0), []
+    texts = [[reader.open([]) for _ in range(3)] for reader in readers]
+    for step in range(10):
+        if step == 6:
+            for reader, tables in zip(readers, texts, strict=True):
+                tables.append(reader.cache.pool.fork(tables[0]))
+        ids = [[draw.randrange(330) for _ in range(draw.choice([1, 1, 15]))] for _ in texts[0]]
+        logits = []
+        for reader, tables in zip(readers, texts, strict=True):
+            logits.append(reader.read(list(zip(tables, ids, strict=True)), [range(len(new)) for new in ids]))
+            reader.end()
+        results.append(logits)
+    return [torch.cat(of_reader) for of_reader in zip(*results, strict=True)]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_they_are_those_of_the_modules(use: Use, level: str, dtype: torch.dtype) -> None:  # noqa: F811
+    use(level)
+    made = model(dtype)
+    readers = [Reader(of, kv_dtype=torch.int8) for of in (made, made, model(torch.float64))]
+    assert [reader.steps.what for reader in readers] == ["native", "native", "modules"]
+    readers[1].native = None
+    ours, modules, exact = read_together(readers)
+    assert_within_reference(ours, exact, modules)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_codes_are_those_of_quantize(use: Use, level: str, dtype: torch.dtype) -> None:  # noqa: F811
+    """To the bit, of a token that is no number and of a head of zeros, too."""
+    use(level)
+    made = model(dtype)
+    with torch.no_grad():
+        made.model.embed_tokens.weight[7] = torch.nan  # type: ignore[union-attr]
+        made.model.layers[0].self_attn.k_proj.weight[:8] = 0  # type: ignore[union-attr, index]
+    readers = [Reader(made, kv_dtype=kept) for kept in (None, torch.int8)]
+    for reader in readers:
+        reader.read([(reader.open([]), [5, 7, *range(40)])], [[0]])
+    plain, coded = (reader.cache.layers[0] for reader in readers)
+    assert isinstance(plain, PagedLayer)
+    assert isinstance(coded, PagedLayer)
+    for own, codes, scale in zip(plain.tensors, coded.tensors[:2], coded.tensors[2:], strict=True):
+        wanted, of_row = quantize(own[:, :, :42])
+        assert torch.equal(codes[:, :, :42], wanted)
+        torch.testing.assert_close(scale[:, :, :42], of_row, rtol=0, atol=0, equal_nan=True)
