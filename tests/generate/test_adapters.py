@@ -6,16 +6,15 @@ from copy import deepcopy
 import pytest
 import torch
 
-from headway.attention.linear_attention import LinearAttentionSpec
 from headway.cache import PAGE
 from headway.errors import ConfigError
 from headway.generate import Beams, Engine, GenerationConfig, NgramDraft, Reader, generate
-from headway.models import Decoder, EncoderDecoder, ModelSpec, build
+from headway.models import Decoder, EncoderDecoder, build
 from headway.nn import Lora, attach, merge, set_active
 from headway.nn.adapters import Adapter
 from headway.patterns import Causal, Window
 from tests.generate.conftest import small
-from tests.generate.test_engine import drain, ids_of, text_of, used
+from tests.generate.test_engine import SUMS, drain, ids_of, text_of, used
 from tests.models.test_encoder import seq2seq
 from tests.tolerance import assert_within_reference
 
@@ -38,21 +37,11 @@ def with_adapters(model: Decoder | EncoderDecoder, *, magnitude: bool = False) -
     return made.eval()  # type: ignore[return-value]
 
 
-LINEAR = ModelSpec.of(
-    "llama",
-    vocab=330,
-    width=32,
-    layers=2,
-    heads=4,
-    hidden=48,
-    trained_context=512,
-    linear=LinearAttentionSpec(),
-)
 MODELS: dict[str, Callable[[], Decoder]] = {
     "native steps": lambda: with_adapters(small(Causal(), context=512)),
     "windows": lambda: with_adapters(small(Window.last(70), context=512)),
     "magnitudes": lambda: with_adapters(small(Causal(), context=512), magnitude=True),
-    "sums": lambda: with_adapters(build(LINEAR, seed=3).eval()),  # type: ignore[arg-type]
+    "sums": lambda: with_adapters(build(SUMS, seed=3).eval()),  # type: ignore[arg-type]
     "modules": lambda: with_adapters(small(Causal(), context=512).double()),  # type: ignore[arg-type]
 }
 
