@@ -103,7 +103,7 @@ def test_a_call_may_ask_for_it() -> None:
         (alone,) = generate(made, [prompt], in_pieces)
         assert (alone.ids, alone.log_probs) == (one.ids, one.log_probs)
     with pytest.raises(ConfigError, match=r"exact: .*weights of one type"):
-        generate(small(Causal()).double(), prompts, config)
+        generate(small(Causal()).double(), prompts[1:], config)
 
 
 def test_where_it_cannot_be_is_said() -> None:

@@ -19,7 +19,7 @@ struct Work {
   static constexpr int64_t LONG = 1024, SHORT = 4;  // at least: queries of an item; tiles of one of the last
   static constexpr int64_t ONCE = 16;               // packed blocks that stay where a tile far beyond others passes once
   static constexpr int64_t PART = 32;               // blocks; parts of a few are slower by the time that each begins with
-  static constexpr int64_t LEAST = 4;               // blocks that are read once for several rows
+  static constexpr int64_t LEAST = 4, ALIKE = 8;    // blocks that are read once for several rows: at least; of a part
 
   const headway_call& c;
   Sizes z;
@@ -40,7 +40,7 @@ struct Work {
     const bool by_parts = few() && !c.score_count && !(c.dropout > 0);
     int64_t most = heads() * c.plan.tiles;
     if (by_parts) each_alike([&](int64_t b, int64_t rows, int64_t alike) {
-        for (int64_t i = b; i < b + rows; i++) most += c.kv_heads * (cut(alike) + cut(read_by(i, 0)) + 1);
+        for (int64_t i = b; i < b + rows; i++) most += c.kv_heads * (cut(alike, ALIKE) + cut(read_by(i, 0), PART) + 1);
       });
     items = (Item*)malloc((size_t)most * sizeof(Item));
     if (!items) return;
@@ -58,7 +58,9 @@ struct Work {
 
   int64_t read_by(int64_t b, int64_t tile) const { return blocks_of(c.plan, tile_of(c.plan, b, tile)); }
   bool far(int64_t b, int64_t tile) const { return read_by(b, tile) > usual; }
-  static int64_t cut(int64_t blocks) { return (blocks + PART - 1) / PART; }
+  static int64_t cut(int64_t blocks, int64_t part) { return (blocks + part - 1) / part; }
+  // Up to 8 rows of a tile are read where they lie; of more than that a few do not make up for the packing.
+  bool pays(int64_t rows) const { return rows * z.group <= 8 || rows * z.group >= 32; }
 
   // Blocks that the query of a row sees whole, from its first key on.
   int64_t whole_blocks(int64_t b) const {
@@ -80,22 +82,22 @@ struct Work {
         if (now < LEAST || (rows > 1 && now < alike / 2)) break;
         alike = now;
       }
-      f(b, rows, rows > 1 ? alike : 0);
+      f(b, rows, rows > 1 && pays(rows) ? alike : 0);
     }
   }
 
   void share_out_parts() {
     each_alike([&](int64_t b, int64_t rows, int64_t alike) {
       const int64_t at_once = TILE / z.group;
-      for (int64_t from = 0; from < alike; from += PART)
+      for (int64_t from = 0; from < alike; from += ALIKE)
         for (int64_t i = 0; i < rows; i += at_once)
           for (int64_t kv = 0; kv < c.kv_heads; kv++)
             items[count++] = {(b + i) * c.kv_heads + kv, rows - i < at_once ? rows - i : at_once, 0, 1, from,
-                              from + PART < alike ? from + PART : alike, from / PART};
+                              from + ALIKE < alike ? from + ALIKE : alike, from / ALIKE};
       for (int64_t h = b * c.kv_heads; h < (b + rows) * c.kv_heads; h++) {
-        const int64_t all = read_by(h / c.kv_heads, 0), parts = cut(alike) + cut(all - alike);
+        const int64_t all = read_by(h / c.kv_heads, 0), shared = cut(alike, ALIKE), parts = shared + cut(all - alike, PART);
         begins[h] = partials, partials += alike || parts > 1 ? parts : 0;
-        for (int64_t from = alike, part = cut(alike); from < all || (part == 0 && from == 0); from += PART, part++)
+        for (int64_t from = alike, part = shared; from < all || (part == 0 && from == 0); from += PART, part++)
           items[count++] = {h, 1, 0, 1, from, from + PART < all ? from + PART : all, part};
       }
     });
