@@ -47,13 +47,12 @@ class PagedCall:
 
     def _bound(self, tensors: Sequence[Tensor], op: c.OpStruct) -> bool:
         """Binds an operation to these pages; False where it is already."""
-        k, v, *scales = tensors
-        call, places = self.call, (k.data_ptr(), v.data_ptr(), k.stride(1), v.stride(1))
-        if (op.k, op.v, call.k.head, call.v.head) == places:
+        places, of_op = [t.data_ptr() for t in tensors], ("k", "v", "k_scale", "v_scale")[: len(tensors)]
+        strides = self.call.k.head, self.call.v.head
+        if [getattr(op, name) for name in of_op] == places and strides == (*(t.stride(1) for t in tensors[:2]),):
             return False
-        op.k, op.v = k.data_ptr(), v.data_ptr()
-        if scales:
-            op.k_scale, op.v_scale = (scale.data_ptr() for scale in scales)
+        for name, place in zip(of_op, places, strict=True):
+            setattr(op, name, place)
         return True
 
     def _slots(self, table: PageTable, of: int) -> Tensor:
