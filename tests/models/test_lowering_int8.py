@@ -69,3 +69,22 @@ def test_codes_are_those_of_quantize(use: Use, level: str, dtype: torch.dtype) -
         wanted, of_row = quantize(own[:, :, :42])
         assert torch.equal(codes[:, :, :42], wanted)
         torch.testing.assert_close(scale[:, :, :42], of_row, rtol=0, atol=0, equal_nan=True)
+
+
+def test_scales_that_alone_have_moved_are_those_that_are_written() -> None:
+    """Pages that were given back and made again may lie where others lay, but for their scales."""
+    readers = [Reader(model(torch.float32), kv_dtype=torch.int8) for _ in range(2)]
+    texts = [reader.open([]) for reader in readers]
+    for moves in (False, True):
+        for layer in readers[0].cache.layers if moves else ():
+            assert isinstance(layer, PagedLayer)
+            k, v, *scales = layer.tensors
+            layer.tensors = k, v, *(scale.clone() for scale in scales)
+        for reader, text in zip(readers, texts, strict=True):
+            reader.read([(text, [5, 6, 7])], [[2]])
+            reader.end()
+    for layer, other in zip(*(reader.cache.layers for reader in readers), strict=True):
+        assert isinstance(layer, PagedLayer)
+        assert isinstance(other, PagedLayer)
+        for own, wanted in zip(layer.tensors, other.tensors, strict=True):
+            assert torch.equal(own[:, :, :6], wanted[:, :, :6])

@@ -49,7 +49,9 @@ class PagedCall:
         """Binds an operation to these pages; False where it is already."""
         places, of_op = [t.data_ptr() for t in tensors], ("k", "v", "k_scale", "v_scale")[: len(tensors)]
         strides = self.call.k.head, self.call.v.head
-        if [getattr(op, name) for name in of_op] == places and strides == (*(t.stride(1) for t in tensors[:2]),):
+        if [getattr(op, name) for name in of_op] == places and strides == (
+            *(t.stride(1) for t in tensors[:2]),
+        ):
             return False
         for name, place in zip(of_op, places, strict=True):
             setattr(op, name, place)
