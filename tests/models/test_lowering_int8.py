@@ -71,15 +71,15 @@ def test_codes_are_those_of_quantize(use: Use, level: str, dtype: torch.dtype) -
         torch.testing.assert_close(scale[:, :, :42], of_row, rtol=0, atol=0, equal_nan=True)
 
 
-def test_scales_that_alone_have_moved_are_those_that_are_written() -> None:
-    """Pages that were given back and made again may lie where others lay, but for their scales."""
+@pytest.mark.parametrize("moved", [1, 2, 3], ids=["values", "scales of keys", "scales of values"])
+def test_what_alone_has_moved_is_written_where_it_is(moved: int) -> None:
+    """Pages that were given back and made again may lie where others lay, but for one of their tensors."""
     readers = [Reader(model(torch.float32), kv_dtype=torch.int8) for _ in range(2)]
     texts = [reader.open([]) for reader in readers]
     for moves in (False, True):
         for layer in readers[0].cache.layers if moves else ():
             assert isinstance(layer, PagedLayer)
-            k, v, *scales = layer.tensors
-            layer.tensors = k, v, *(scale.clone() for scale in scales)
+            layer.tensors = *layer.tensors[:moved], layer.tensors[moved].clone(), *layer.tensors[moved + 1 :]
         for reader, text in zip(readers, texts, strict=True):
             reader.read([(text, [5, 6, 7])], [[2]])
             reader.end()
