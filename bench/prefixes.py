@@ -71,8 +71,9 @@ def main() -> None:
             for n in (STORED, *[PROMPT - STORED] * (args.turns + 1))
         )
         reader = Reader(model, keep=1 << 32, exact=args.exact)
-        whole, _, cold_logits = first_token(reader, common + ends[0])
+        first_token(reader, common)  # a conversation up to the end of a message
         _, stored, logits = first_token(reader, common + ends[0])
+        whole, _, cold_logits = first_token(reader, common + ends[0], share=False)
         assert stored == STORED, f"{stored} tokens were found, not {STORED}"
         error = (logits - cold_logits).abs().max().item()
         hits, colds = [], []

@@ -235,6 +235,19 @@ def test_windows_keep_the_pages_of_checkpoints_alone() -> None:
     assert hits == {1024: 1024, 1088: 1024, CHECKPOINT: CHECKPOINT, CHECKPOINT + 64: CHECKPOINT}
 
 
+def test_a_prefix_of_a_window_is_found_by_one_text_after_the_other() -> None:
+    """Each slides over the pages that it found, and leaves them to the next."""
+    pool, common = PagePool([FULL, WINDOW], keep=10**6), [i % 7 for i in range(1024)]
+    for n, end in enumerate(([], [1] * 600, [2] * 600, [3] * 600)):
+        table = pool.open(common + end)
+        assert len(table) == (1024 if n else 0)
+        table.marks.add(len(common + end) // PAGE * PAGE)
+        while rest := (common + end)[len(table) :]:
+            pool.extend(table, rest[:64])
+            pool.settle(table)
+        pool.close(table)
+
+
 def test_three_windows_beside_a_full_layer_keep_a_third_of_four_full_ones() -> None:
     """Of 8192 tokens windows of 512 hold 8 or 9 pages of 128: (128 + 3 * 9) / (4 * 128) = 0.30."""
     pool, whole = PagePool([PageClass(Retention(None), 1), PageClass(Retention(511), 3)]), 4 * 8192 // PAGE

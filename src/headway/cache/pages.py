@@ -52,6 +52,7 @@ class PagePool:
                     pages.share(page)
             own += shared
         del table.ids[length:], table.keys[count:]
+        table.marks.add(length)  # it stays for the next one
         return table
 
     def _hit(self, table: PageTable) -> int:
