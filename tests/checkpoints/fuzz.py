@@ -59,7 +59,7 @@ def load_tokenizer(folder: Path) -> None:
 
 def load_meta(folder: Path) -> None:
     """Meta's file, values and all."""
-    dict(read_pickled(folder, layout="meta", allow_pickle=True).weights)
+    dict(read_pickled(folder, allow_pickle=True).state())
 
 
 class Group(NamedTuple):

@@ -1,6 +1,7 @@
-"""llama2.c, Meta and torchtune files: read to the last byte, equal to their own forward pass, bad ones named."""
+"""llama2.c's and Meta's files: read to the last byte, equal to their own forward pass, bad ones named."""
 
 import json
+import shutil
 import struct
 
 import pytest
@@ -8,7 +9,8 @@ import torch
 
 from headway.checkpoints import convert, load_model
 from headway.checkpoints.formats import llama2c
-from headway.checkpoints.formats.meta import META, TORCHTUNE, MetaModel, read_pickled
+from headway.checkpoints.formats.meta import NAMES, MetaModel, read_pickled
+from headway.checkpoints.hf.layouts.tensors import exported
 from headway.checkpoints.restore import fill
 from headway.errors import CheckpointError
 from headway.models import ModelSpec, build, cost
@@ -71,10 +73,10 @@ def test_a_file_of_llama2c_is_read_to_its_last_byte(tmp_path, shared):
     assert model.spec.tied == shared
     assert model.spec.trained_context == N
     ids = torch.arange(N) % V
-    assert off(fill(model.spec, model.state())(ids[None])[0].detach(), model.logits(ids)) < 1e-5
+    assert off(fill(model.spec, model.state())(ids[None])[0].detach(), model.logits(named, ids)) < 1e-5
     result = convert(tmp_path / "m.bin", tmp_path / "hf")
     assert (result.format, result.source_pairing, result.target_pairing) == ("llama2c", "adjacent", "halves")
-    assert off(load_model(tmp_path / "hf")(ids[None])[0].detach(), model.logits(ids)) < 1e-5
+    assert off(load_model(tmp_path / "hf")(ids[None])[0].detach(), model.logits(named, ids)) < 1e-5
 
 
 def test_bad_files_of_llama2c(tmp_path):
@@ -104,12 +106,9 @@ def test_bad_files_of_llama2c(tmp_path):
 
 def meta_weights(spec: ModelSpec) -> dict[str, torch.Tensor]:
     state = build(spec, seed=0).state_dict()
-    new = {}
-    for name, value in state.items():
-        number = name.split(".")[2] if "layers" in name else ""
-        theirs = META[name.replace(f"layers.{number}.", "layers.#.")]
-        new[theirs.replace("#", number)] = value + torch.randn(value.shape) * 0.2
-    return new
+    return {
+        name: value + torch.randn(value.shape) * 0.2 for name, value in exported(NAMES, state, spec).items()
+    }
 
 
 @pytest.fixture
@@ -119,70 +118,58 @@ def meta_spec():
                         positions=positions, norm_eps=1e-5, max_context=2048)  # fmt: skip
 
 
-@pytest.mark.parametrize("layout", ["meta", "torchtune"])
-def test_pickles_under_foreign_names(tmp_path, meta_spec, layout):
+def test_a_pickle_of_meta(tmp_path, meta_spec):
     weights = meta_weights(meta_spec)
-    back = {theirs: ours for ours, theirs in TORCHTUNE.items()}
-    stored = weights
-    if layout == "torchtune":
-        stored = {}
-        for name, value in weights.items():
-            number = name.split(".")[1] if "layers" in name else ""
-            stored[back[name.replace(f"layers.{number}.", "layers.#.")].replace("#", number)] = value
-    torch.save({**stored, "rope.freqs": torch.ones(2)}, tmp_path / "m.pth")
+    torch.save({**weights, "rope.freqs": torch.ones(2)}, tmp_path / "consolidated.00.pth")
     (tmp_path / "params.json").write_text(
         json.dumps({"n_heads": H, "norm_eps": 1e-5, "rope_theta": 500.0, "vocab_size": -1})
     )
     with pytest.raises(CheckpointError, match="--allow-pickle"):
-        convert(tmp_path / "m.pth", tmp_path / "hf")
-    result = convert(tmp_path / "m.pth", tmp_path / "hf", allow_pickle=True)
-    assert result.format == layout
+        convert(tmp_path, tmp_path / "hf")
+    result = convert(tmp_path, tmp_path / "hf", allow_pickle=True)
+    assert (result.format, result.source_pairing, result.target_pairing) == ("meta", "adjacent", "halves")
     ids = torch.arange(N) % V
-    want = MetaModel(meta_spec, weights).logits(ids)
+    want = MetaModel(meta_spec, weights, tmp_path).logits(weights, ids)
     assert off(load_model(tmp_path / "hf")(ids[None])[0].detach(), want) < 1e-5
+    torch.save(weights, tmp_path / "consolidated.01.pth")
+    with pytest.raises(CheckpointError, match=r"holds a model in 2 parts, which is unsupported"):
+        read_pickled(tmp_path, allow_pickle=True)
 
 
 def test_params_that_contradict_or_are_unknown(tmp_path, meta_spec):
     torch.save(meta_weights(meta_spec), tmp_path / "m.pth")
 
-    def read(heads=None, **params):
-        if params:
-            (tmp_path / "params.json").write_text(json.dumps(params))
-        return read_pickled(tmp_path / "m.pth", layout="meta", allow_pickle=True, heads=heads)
+    def read(**params):
+        (tmp_path / "params.json").write_text(json.dumps(params))
+        return dict(read_pickled(tmp_path / "m.pth", allow_pickle=True).state())
 
     with pytest.raises(
-        CheckpointError, match=r"number of heads is not in the tensors: put params\.json into its folder"
+        CheckpointError, match=r"heads is not in the tensors: put params\.json into its folder"
     ):
         read()
     with pytest.raises(CheckpointError, match="5 heads do not fit"):
-        read(heads=5)
-    with pytest.raises(CheckpointError, match=r"4 heads were asked for, but params.json has 3"):
-        read(heads=4, n_heads=3)
+        read(n_heads=5)
     with pytest.raises(CheckpointError, match="has n_layers 3, but the tensors have 2"):
         read(n_heads=3, n_layers=3)
     with pytest.raises(CheckpointError, match=r"unknown key 'n_head'.*did you mean .n_heads"):
         read(n_head=3)
-    assert read(n_heads=3, use_scaled_rope=True).spec.positions.scaling == Llama3(8.0, 1.0, 4.0, 8192)
+    (tmp_path / "params.json").write_text(json.dumps({"n_heads": 3, "use_scaled_rope": True}))
+    spec = read_pickled(tmp_path / "m.pth", allow_pickle=True).spec
+    assert spec.positions.scaling == Llama3(8.0, 1.0, 4.0, 8192)
     weights = meta_weights(meta_spec)
     torch.save({**weights, "layers.0.attention.wz.weight": torch.ones(1)}, tmp_path / "m.pth")
-    with pytest.raises(CheckpointError, match=r"no place for layers.0.attention.wz.weight .did you mean"):
+    with pytest.raises(CheckpointError, match=r"unexpected: layers.0.attention.wz.weight .did you mean"):
         read(n_heads=3)
-    weights.pop("layers.1.attention.wk.weight")
-    torch.save(weights, tmp_path / "m.pth")
-    with pytest.raises(CheckpointError, match=r"missing layers.1.attention.wk.weight"):
-        read(n_heads=3)
-    (tmp_path / "m.pth").rename(tmp_path / "consolidated.00.pth")
-    (tmp_path / "consolidated.01.pth").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"consolidated\.01\.pth .*it is empty"):
-        read_pickled(tmp_path / "consolidated.00.pth", layout="meta", allow_pickle=True)
+    for lost in ("layers.1.attention.wk.weight", "layers.0.attention.wk.weight"):
+        torch.save({name: value for name, value in weights.items() if name != lost}, tmp_path / "m.pth")
+        with pytest.raises(CheckpointError, match=rf"missing: {lost}|{lost} is missing"):
+            read(n_heads=3)
 
 
-@pytest.mark.parametrize(
-    ("name", "layout"), [("tiny_fair_checkpoint.pt", "meta"), ("tiny_llama2_checkpoint.pt", "torchtune")]
-)
-def test_published_pickles(tmp_path, name, layout):
-    path = data_path(f"weights/torchtune_tiny_llama2/{name}")
-    result = convert(path, tmp_path / "hf", allow_pickle=True, heads=4)
-    assert result.format == layout
+def test_a_published_pickle(tmp_path):
+    shutil.copy(data_path("weights/torchtune_tiny_llama2/tiny_fair_checkpoint.pt"), tmp_path / "m.pt")
+    (tmp_path / "params.json").write_text('{"n_heads": 4}')
+    result = convert(tmp_path / "m.pt", tmp_path / "hf", allow_pickle=True)
+    assert result.format == "meta"
     assert all(check.passed for check in result.checks)
-    assert cost.parameter_count(result.spec) == {"meta": 89_504, "torchtune": 136_000}[layout]
+    assert cost.parameter_count(result.spec) == 89_504

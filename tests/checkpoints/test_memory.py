@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from headway.checkpoints import change_pairing, config_from_spec, load_folder, save_folder
-from headway.checkpoints.formats.meta import META
+from headway.checkpoints.formats.meta import NAMES
+from headway.checkpoints.hf.layouts.tensors import exported
 from headway.models import ModelSpec, build
 from headway.models.quantize import weight_kind
 from headway.nn import block_linears, from_codes
 from headway.positions import Rotary
 from headway.quantization import quantize_weights
-from tests.checkpoints.test_meta_shards import split
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/status").exists(), reason="the peak of a process is read from /proc"
@@ -56,7 +56,7 @@ LOADS = {
     "in float32": "return c.load_model(folder_path, dtype=torch.float32)",
     "turned": "f = c.load_folder(folder_path); state, spec = c.change_pairing(f.tensors, f.spec, 'adjacent'); "
     "return restore.fill(spec, state, dtype=torch.float32)",
-    "Meta's": "m = meta.read_pickled(folder_path, layout='meta', allow_pickle=True); "
+    "Meta's": "m = meta.read_pickled(folder_path, allow_pickle=True); "
     "return restore.fill(m.spec, m.state(), dtype=next(iter(lazy.forms(m.weights).values())).dtype)",
     "llama2.c's": "m = llama2c.read(folder_path + '/m.bin'); return restore.fill(m.spec, m.state())",
 }
@@ -140,17 +140,11 @@ def test_the_peak_of_a_folder_of_few_bits_also_when_it_decodes(tmp_path, weights
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parts", [1, 4])
-def test_the_peak_of_loading_meta_s_files(tmp_path, parts):
+def test_the_peak_of_loading_meta_s_file(tmp_path):
     def put(folder, width):
-        state, _ = change_pairing(build(spec_of(width), seed=0).state_dict(), spec_of(width), "adjacent")
-        weights = {}
-        for name, value in state.items():
-            number = name.split(".")[2] if "layers" in name else ""
-            weights[META[name.replace(f"layers.{number}.", "layers.#.")].replace("#", number)] = value
+        state, spec = change_pairing(build(spec_of(width), seed=0).state_dict(), spec_of(width), "adjacent")
         folder.mkdir()
-        for i, part in enumerate(split(weights, parts, vocab_parallel=False, kv_heads=4)):
-            torch.save(part, folder / f"consolidated.{i:02d}.pth")
+        torch.save(dict(exported(NAMES, state, spec)), folder / "consolidated.00.pth")
         (folder / "params.json").write_text(json.dumps({"n_heads": 8, "n_kv_heads": 4}))
 
     assert measure(tmp_path, "Meta's", put) < ALLOWED

@@ -99,7 +99,7 @@ def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | No
         what = "a file, not a folder" if folder.exists() else "not there"
         raise CheckpointError(
             f"{path} is {what}: a model is a GGUF file, or a folder with config.json and model.safetensors "
-            "(`headway convert` makes one of llama2.c's, Meta's and torchtune's files)"
+            "(`headway convert` makes one of llama2.c's and Meta's files)"
         )
     if not (folder / "config.json").exists() and (folder / "adapter_config.json").exists():
         raise CheckpointError(

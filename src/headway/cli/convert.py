@@ -36,12 +36,12 @@ def command(
         typer.Argument(
             metavar="SOURCE",
             parser=folder_of,
-            help="a Hugging Face folder or an id of the Hub, a GGUF file, Meta's (consolidated.*.pth), llama2.c's "
-            ".bin, a pickle of torchtune",
+            help="a Hugging Face folder or an id of the Hub, a GGUF file, Meta's (consolidated.00.pth), "
+            "llama2.c's .bin",
         ),
     ],
     target: Annotated[Path, typer.Argument(help="folder or GGUF file to write")],
-    frm: Annotated[str, typer.Option("--from", help="auto, hf, gguf, llama2c, meta, torchtune")] = "auto",
+    frm: Annotated[str, typer.Option("--from", help="auto, hf, gguf, llama2c, meta")] = "auto",
     to: Annotated[
         str | None,
         typer.Option("--to", help="hf or gguf [default: gguf where TARGET ends in .gguf, else hf]"),
@@ -72,10 +72,6 @@ def command(
         typer.Option(
             help="tokenizer to save along: a folder, tokenizer.json, SentencePiece .model, llama2.c .bin"
         ),
-    ] = None,
-    heads: Annotated[int | None, typer.Option(min=1, help="query heads, without a params.json")] = None,
-    norm_eps: Annotated[
-        float | None, typer.Option(help="eps of the norms of a pickle [default: 1e-5]")
     ] = None,
     shard_size: Annotated[
         str | None,
@@ -116,8 +112,6 @@ def command(
         kv_heads=kv_heads,
         dtype=getattr(torch, dtype) if dtype in DTYPES else dtype,
         tokenizer=None if tokenizer is None else Tokenizer.load(tokenizer),
-        heads=heads,
-        norm_eps=norm_eps,
         allow_pickle=allow_pickle,
         overwrite=overwrite,
         shard_bytes=None if shard_size is None else bytes_of(shard_size),

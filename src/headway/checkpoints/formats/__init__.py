@@ -1,1 +1,1 @@
-"""Formats that are converted: Meta, llama2.c, torchtune."""
+"""Formats that are converted: Meta's, llama2.c's, GGUF."""

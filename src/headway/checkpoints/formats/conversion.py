@@ -92,8 +92,6 @@ def convert(
     kv_heads: int | None = None,
     dtype: torch.dtype | str | None = None,
     tokenizer: Tokenizer | None = None,
-    heads: int | None = None,
-    norm_eps: float | None = None,
     allow_pickle: bool = False,
     overwrite: bool = False,
     shard_bytes: int | None = None,
@@ -109,7 +107,6 @@ def convert(
         dtype: stored dtype of the result, of a GGUF file that of its matrices: a torch dtype, or "q8_0", "q4_k", ...
             None keeps the source's.
         tokenizer: saved along; the source's own is taken along.
-        heads, norm_eps: for pickles without params.json.
         shard_bytes: the most that one file of a folder's weights holds.
 
     Values are read, changed and written one at a time. Raises CheckpointError, leaving `target` as it was, when
@@ -122,7 +119,7 @@ def convert(
         raise CheckpointError(
             "a GGUF file is one file in the pairing of its architecture: leave out to_pairing and shard_bytes"
         )
-    found = open_source(source, frm, heads, norm_eps, allow_pickle)
+    found = open_source(source, frm, allow_pickle)
     storage = storage_of(found, to, dtype)
     state, blocks, spec = found.state, storage.kept, found.spec
     if kv_heads is not None:

@@ -61,7 +61,7 @@ def read(path: str | Path) -> MetaModel:
     weights = Tensors(entries)
     assert isinstance(spec.positions, Rotary)
     _check_angles(path, spec.positions, spec, weights["cos"], weights["sin"])
-    return MetaModel(spec, weights.renamed({name: name for name in weights if name not in ("cos", "sin")}))
+    return MetaModel(spec, weights.renamed({n: n for n in weights if n not in ("cos", "sin")}), path)
 
 
 def looks_like(path: Path) -> bool:

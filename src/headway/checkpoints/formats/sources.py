@@ -23,8 +23,8 @@ from headway.storage.gguf import is_gguf
 from headway.storage.lazy import Form, LazyTensors, Made, cast
 from headway.storage.tensors import open_tensors
 
-Format = Literal["auto", "hf", "gguf", "llama2c", "meta", "torchtune"]
-FORMATS: tuple[Format, ...] = ("auto", "hf", "gguf", "llama2c", "meta", "torchtune")
+Format = Literal["auto", "hf", "gguf", "llama2c", "meta"]
+FORMATS: tuple[Format, ...] = ("auto", "hf", "gguf", "llama2c", "meta")
 Rounding = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 """Weights as another file gives them back."""
 
@@ -52,9 +52,7 @@ class Source:
         return self.forward(weights, dtype, ids)
 
 
-def open_source(
-    source: Path, frm: Format, heads: int | None, norm_eps: float | None, allow_pickle: bool
-) -> Source:
+def open_source(source: Path, frm: Format, allow_pickle: bool) -> Source:
     if frm not in FORMATS:
         raise CheckpointError(f"unknown format {frm!r}; known are {', '.join(FORMATS)}")
     if not source.exists():
@@ -77,18 +75,13 @@ def open_source(
         return Source(
             frm, folder.spec, folder.tensors, weights, forward, files, folder.generation, codes, kinds
         )
-    if frm == "llama2c":
-        model = llama2c.read(source)
-    else:
-        model = meta.read_pickled(
-            source, layout=frm, allow_pickle=allow_pickle, heads=heads, norm_eps=norm_eps
-        )
+    model = llama2c.read(source) if frm == "llama2c" else meta.read_pickled(source, allow_pickle=allow_pickle)
     return Source(
         frm,
         model.spec,
         model.state(),
         model.weights,
-        lambda weights, dtype, ids: meta.MetaModel(model.spec, cast(weights, dtype)).logits(ids),
+        lambda weights, dtype, ids: model.logits(cast(weights, dtype), ids),
         generation=llama2c.GENERATION if frm == "llama2c" else None,
     )
 
@@ -120,13 +113,10 @@ def _detect(source: Path, allow_pickle: bool) -> Format:
         return "gguf"
     if source.suffix == ".bin" and llama2c.looks_like(source):
         return "llama2c"
-    if source.suffix in (".pt", ".pth", ".bin"):
-        names = list(open_tensors(source, allow_pickle=allow_pickle))
-        if any(".attention.wq." in name for name in names):
-            return "meta"
-        if any(".attn.q_proj." in name for name in names):
-            return "torchtune"
+    pickled = source.suffix in (".pt", ".pth", ".bin")
+    if pickled and any(".attention.wq." in name for name in open_tensors(source, allow_pickle=allow_pickle)):
+        return "meta"
     raise CheckpointError(
         f"{source} is no format that headway detects (a Hugging Face folder, GGUF, llama2.c's .bin, a pickle of "
-        f"Meta or torchtune); use --from {', '.join(FORMATS[1:])}"
+        f"Meta's); use --from {', '.join(FORMATS[1:])}"
     )
