@@ -16,11 +16,12 @@ from headway.generate import Reader
 from headway.models import Decoder, ModelSpec, build
 from headway.models.tensor_parallel import shard
 from headway.nn import Keeps
-from headway.parallel import Exchange, TensorParallel, simulate
+from headway.parallel import Exchange, TensorParallel
 from headway.positions import Rotary
 from headway.storage.gguf import read_gguf
 from headway.storage.gguf_blocks import BF16, CODED, TYPES, BlockType, quantize
 from headway.surgery import quantize_folder
+from tests.parallel.simulation import simulate
 
 BY_NAME = {kind.name: kind for kind in TYPES}
 SIZE: dict[str, Any] = {"vocab": 83, "width": 256, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 512}

@@ -26,7 +26,7 @@ from headway.nn import (
     linears,
     set_active,
 )
-from headway.parallel import TensorParallel, simulate
+from headway.parallel import TensorParallel
 from headway.patterns import Causal, PerHead, Sink, Window
 from headway.positions import (
     DynamicNTK,
@@ -46,6 +46,7 @@ from headway.positions import (
 )
 from headway.scores import SoftCap
 from tests.models.test_decode_step import model, read, steps
+from tests.parallel.simulation import simulate
 
 
 class Kind(NamedTuple):

@@ -11,7 +11,8 @@ from headway.errors import BackendError
 from headway.models import ModelSpec, build
 from headway.nn import WEIGHTS, BlockQuantized, Linear, Lora, LowRank, Packed, Share, Weight, linears
 from headway.nn.linear import products
-from headway.parallel import Exchange, TensorParallel, simulate
+from headway.parallel import Exchange, TensorParallel
+from tests.parallel.simulation import simulate
 
 OUTPUTS, INPUTS, RANKS = 48, 512, 2
 ADAPTERS: dict[str, tuple[Lora, ...]] = {

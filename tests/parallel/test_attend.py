@@ -10,11 +10,12 @@ from torch import Tensor
 
 from headway.attention import KeyValues, attend_keys
 from headway.errors import ConfigError
-from headway.parallel import ContextParallel, Exchange, ShardLayout, simulate
+from headway.parallel import ContextParallel, Exchange, ShardLayout
 from headway.patterns import Causal, Full, Global, GlobalKeys, Pattern, PerHead, Sink, Window
 from headway.scores import ALiBi, Bias, RelativeBias, RelativeKey, Score, SoftCap, alibi_slopes
 from headway.tokens import Tokens
 from tests import strategies
+from tests.parallel.simulation import simulate
 
 LAYOUTS = {"contiguous": ShardLayout.contiguous, "zigzag": ShardLayout.zigzag}
 SUM = {"rtol": 1e-11, "atol": 1e-12}

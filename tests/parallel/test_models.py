@@ -11,10 +11,11 @@ import torch.multiprocessing as processes
 from headway.errors import ConfigError
 from headway.models import Decoder, ModelSpec, build
 from headway.nn import Attention, GlobalAttention, LinearAttention
-from headway.parallel import ContextParallel, DistributedExchange, Exchange, ShardLayout, simulate
+from headway.parallel import ContextParallel, DistributedExchange, Exchange, ShardLayout
 from headway.patterns import Causal
 from headway.tokens import Tokens
 from tests.parallel import steps
+from tests.parallel.simulation import simulate
 
 SUM = {"rtol": 1e-10, "atol": 1e-12}
 """Sums of float64 in another order, through two layers."""

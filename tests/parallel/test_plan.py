@@ -9,16 +9,23 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headway.errors import ConfigError
-from headway.parallel import ContextParallel, ContextPlan, Exchange, ShardLayout, choose_layout, simulate
+from headway.parallel import ContextParallel, ContextPlan, Exchange, ShardLayout, choose_layout
 from headway.patterns import Causal, Full, GlobalKeys, Pattern, PerHead, Sink, Window, visible
 from headway.tokens import Tokens
 from tests import strategies
+from tests.parallel.simulation import simulate
 
 LONG, RANKS = 32768, 8
 
 
 def plan_of(pattern: Pattern, layout: ShardLayout, tokens: Tokens | None = None) -> ContextPlan:
     return ContextPlan.of(pattern, layout.shards(tokens or Tokens.range(layout.count)))
+
+
+def imbalance(plan: ContextPlan) -> float:
+    """The pairs of the busiest rank over their mean; 1 is balanced."""
+    work = [plan.pairs(rank) for rank in range(plan.ranks)]
+    return max(work) * plan.ranks / sum(work)
 
 
 def test_row_45_a_window_of_512_at_32k_over_8_shards_needs_1_hop_of_7() -> None:
@@ -32,7 +39,7 @@ def test_row_45_a_window_of_512_at_32k_over_8_shards_needs_1_hop_of_7() -> None:
         sent == 2 * 512 * 2 * 4 * 128 * 2
     )  # its keys twice; rank 0 reads none, whose gradients would go home
     assert plan.bytes_sent(7, rows=2, kv_heads=4, head_dim=64, dtype=torch.bfloat16) == 512 * 2 * 4 * 128 * 4
-    assert plan.imbalance < 1.1
+    assert imbalance(plan) < 1.1
 
 
 def test_what_other_patterns_need() -> None:
@@ -43,7 +50,10 @@ def test_what_other_patterns_need() -> None:
     assert all(sink.keys_read(rank) == 512 + 64 for rank in range(2, RANKS)), (
         "the sinks' tile beside the window"
     )
-    assert max(len(sink.hops_of(rank)) for rank in range(RANKS)) == 2
+    assert (
+        max(len([hop for hop in sink.hops if sink.reads[rank][rank - hop].count]) for rank in range(RANKS))
+        == 2
+    )
     marked = Tokens.range(LONG).with_global([9000])
     keys = plan_of(Window.last(512) | GlobalKeys(), contiguous, marked)
     assert keys.keys_read(7) == 512 + 64, "one tile of rank 2 has a global token"
@@ -53,8 +63,8 @@ def test_what_other_patterns_need() -> None:
 
 def test_causal_work_is_balanced_by_the_zigzag() -> None:
     zigzag = plan_of(Causal(), ShardLayout.zigzag(LONG, RANKS))
-    assert zigzag.imbalance < 1.1
-    assert plan_of(Causal(), ShardLayout.contiguous(LONG, RANKS)).imbalance > 1.8
+    assert imbalance(zigzag) < 1.1
+    assert imbalance(plan_of(Causal(), ShardLayout.contiguous(LONG, RANKS))) > 1.8
     visible_pairs = LONG * (LONG + 1) // 2
     total = sum(zigzag.pairs(rank) for rank in range(RANKS))
     assert visible_pairs <= total <= visible_pairs + LONG * 64
@@ -159,7 +169,6 @@ def test_tiles_grow_where_a_row_would_have_more_than_1024(count: int, tile: int)
         Window.last(2), ShardLayout.contiguous(count, 2).shards(Tokens.range(count)), tile
     )
     assert [plan.pairs(rank) for rank in range(2)] == [explicit.pairs(rank) for rank in range(2)]
-    assert plan.imbalance == max(plan.pairs(0), plan.pairs(1)) * 2 / (plan.pairs(0) + plan.pairs(1))
 
 
 def test_a_plan_takes_one_pattern() -> None:

@@ -15,10 +15,11 @@ from headway.models.quantize import quantize_model
 from headway.models.tensor_parallel import gather, shard
 from headway.nn import Lora, Nf4
 from headway.nn.adapters import Adapter, attach, merge
-from headway.parallel import Exchange, Mesh, TensorParallel, simulate
+from headway.parallel import Exchange, Mesh, TensorParallel
 from headway.patterns import Causal, PerHead, Window
 from headway.positions import LinearBias, NoPositions, Relative, Rotary, T5Bias
 from tests.parallel import steps
+from tests.parallel.simulation import simulate
 
 SUM = {"rtol": 1e-10, "atol": 1e-12}
 """Sums of float64 in another order, through two layers."""

@@ -10,8 +10,9 @@ from headway.models import Model
 from headway.models.tensor_parallel import gather, shard
 from headway.nn import Lora, Nf4, block_linears
 from headway.nn.adapters import Adapter, attach
-from headway.parallel import Exchange, TensorParallel, simulate
+from headway.parallel import Exchange, TensorParallel
 from tests.parallel import steps
+from tests.parallel.simulation import simulate
 from tests.parallel.test_tensor import SUM, Rank
 
 ADAPTERS: dict[str, tuple[Lora, tuple[str, ...], bool]] = {

@@ -21,9 +21,9 @@ from headway.nn import (
     cross_entropy,
     output_cross_entropy,
 )
-from headway.nn.vocab_parallel import VocabParallelEmbedding
-from headway.parallel import Exchange, TensorParallel, simulate
+from headway.parallel import Exchange, TensorParallel
 from tests.parallel import steps
+from tests.parallel.simulation import simulate
 from tests.parallel.test_tensor import Rank, assert_shared
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -52,7 +52,7 @@ def test_row_45_a_shared_vocab_has_the_loss_and_every_gradient_of_one_process(
     model, name = model_of(which), VARIANTS[which][0]
     assert_shared(model, name, ranks)
     assert shard(model, TensorParallel(Rank(1, ranks))).axes["model.embed_tokens.weight"] == 0
-    assert any(isinstance(m, VocabParallelEmbedding) for m in model.modules())
+    assert any(isinstance(m, TokenEmbedding) and m.share for m in model.modules())
     outputs = [m for m in model.modules() if isinstance(m, Linear) and m.is_output]
     assert outputs
     assert all(layer.share is not None and layer.matrix.shape[0] == 32 // ranks for layer in outputs)
@@ -140,7 +140,8 @@ def test_rows_are_looked_up_to_the_bit(ids: list[int], ranks: int) -> None:
     expected = table(at)
 
     def rank(exchange: Exchange) -> tuple[Tensor, Tensor]:
-        own = VocabParallelEmbedding(table, TensorParallel(exchange))
+        own = copy.deepcopy(table)
+        own.divide(Share(TensorParallel(exchange), 0))
         y = own(at)
         return y.detach(), torch.cat(exchange.gather(torch.autograd.grad(y.square().sum(), own.weight)[0]))
 
@@ -151,7 +152,8 @@ def test_rows_are_looked_up_to_the_bit(ids: list[int], ranks: int) -> None:
 
 
 def test_ids_are_those_of_all_ranks() -> None:
-    own = VocabParallelEmbedding(TokenEmbedding(12, 3), TensorParallel(Rank(0, 2)))
+    own = TokenEmbedding(12, 3)
+    own.divide(Share(TensorParallel(Rank(0, 2)), 0))
     with pytest.raises(DataError, match=r"token id 12 .* is not in 0\.\.11"):
         own(torch.tensor([[7, 12]]))
     output = part(Linear.output(3, 12), Rank(0, 2))

@@ -19,7 +19,6 @@ from headway.models.spec import ModelSpec
 from headway.models.stack import TransformerStack
 from headway.nn import (
     AttentionLayer,
-    FeedForward,
     Linear,
     Scores,
     Share,
@@ -29,8 +28,6 @@ from headway.nn import (
 )
 from headway.nn.linear_attention import LinearMixer
 from headway.nn.mixers import Mixer, SoftmaxMixer
-from headway.nn.share import PartDropout
-from headway.nn.vocab_parallel import VocabParallelEmbedding
 from headway.parallel import Shards, TensorParallel
 from headway.parallel.tensor import share
 from headway.patterns import Pattern, PerHead
@@ -79,8 +76,6 @@ def shard(model: Model, tensor: TensorParallel) -> Shards:
             linear.divide(Share(tensor, axis))
     _share_vocab(model, tensor)
     low_ranks = [part for _, layer in adapted(model) for part in layer.adapters.values()]
-    for feed_forward in [m for m in model.modules() if isinstance(m, FeedForward) and m.drop.p]:
-        feed_forward.drop = PartDropout(feed_forward.drop.p, tensor)
     parts = _shapes(model)
     axes = {
         name: next(axis for axis, size in enumerate(shape) if size != parts[name][axis])
@@ -149,17 +144,13 @@ def _check(name: str, module: nn.Module, tensor: TensorParallel) -> None:
 
 
 def _share_vocab(model: Model, tensor: TensorParallel) -> None:
-    ranks, tied = tensor.exchange.ranks, dict[nn.Module, VocabParallelEmbedding]()
-    for owner in list(model.modules()):
-        for name, table in list(owner.named_children()):
-            if isinstance(table, TokenEmbedding) and shares_vocab(table.num_embeddings, ranks):
-                tied[table] = VocabParallelEmbedding(table, tensor)
-                setattr(owner, name, tied[table])
+    tables = [m for m in model.modules() if isinstance(m, TokenEmbedding)]
     for layer in linears(model).values():
-        if layer.is_output and shares_vocab(layer.out_features, ranks):
-            if layer.embedding is not None:
-                layer.tie(tied[layer.embedding])
+        if layer.is_output and shares_vocab(layer.out_features, tensor.exchange.ranks):
             layer.divide(Share(tensor, 0, joined=True))
+    for table in tables:
+        if shares_vocab(table.num_embeddings, tensor.exchange.ranks):
+            table.divide(Share(tensor, 0))
 
 
 def _shapes(model: nn.Module) -> dict[str, torch.Size]:

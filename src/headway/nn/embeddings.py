@@ -8,15 +8,18 @@ from torch import Tensor, nn
 
 from headway.errors import DataError
 from headway.nn.kept import Keeps
+from headway.nn.share import Share, placed
 from headway.positions import PositionScheme
 from headway.tokens import Tokens
 
 
 class TokenEmbedding(Keeps, nn.Embedding):
     """Row `id` of a trained table of `vocab` rows, which may be kept in fewer bits. Ids of empty slots are not looked
-    at."""
+    at. Where ranks `share` the rows, each has those of its ids, and what is looked up is the sum over ranks, of which
+    one is not 0."""
 
     empty: Tensor
+    share: Share | None = None
 
     def forward(self, ids: Tensor, tokens: Tokens | None = None) -> Tensor:
         """ids [B, T] -> [B, T, M].
@@ -28,11 +31,23 @@ class TokenEmbedding(Keeps, nn.Embedding):
     @property
     def vocab(self) -> int:
         """How many ids there are."""
-        return self.num_embeddings
+        return self.num_embeddings * (1 if self.share is None else self.share.tensor.exchange.ranks)
 
     def rows(self, ids: Tensor) -> Tensor:
         """Of ids that are there."""
-        return super().forward(ids) if self._form is None else self.kept.rows(ids).to(self.like.dtype)
+        if self.share is None:
+            return self._own_rows(ids)
+        at, here = placed(ids, self.share.part(self.vocab))
+        return self.share.tensor.leave(self._own_rows(at).masked_fill(~here[..., None], 0.0))
+
+    def _own_rows(self, at: Tensor) -> Tensor:
+        return super().forward(at) if self._form is None else self.kept.rows(at).to(self.like.dtype)
+
+    def divide(self, share: Share) -> None:
+        """Leave a rank's rows, in place."""
+        own = share.part(self.num_embeddings)
+        self.keep(self.kept.part(0, own))
+        self.num_embeddings, self.share = len(own), share
 
     @property
     def like(self) -> Tensor:

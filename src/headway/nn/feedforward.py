@@ -13,6 +13,7 @@ from headway.errors import ConfigError, did_you_mean
 from headway.native import rows
 from headway.nn.fused import ACTIVATIONS, gated, recorded
 from headway.nn.linear import Linear, products
+from headway.nn.share import dropped
 
 CHUNK = 512
 """Tokens whose hidden layers are computed at a time where nothing is kept of them: they stay in the CPU's cache, and in
@@ -72,7 +73,8 @@ class FeedForward(nn.Module):
         gate, up = self.gate_proj, self.up_proj
         first, *second = [up(x)] if gate is None else products(x, (gate, up))
         x = gated(first, second[0] if second else None, self.act)
-        y: Tensor = self.down_proj(self.drop(x) if self.training else x)
+        x = dropped(x, self.drop.p, self.down_proj.share) if self.training else x
+        y: Tensor = self.down_proj(x)
         return y
 
 

@@ -55,12 +55,8 @@ class Linear(Keeps, nn.Linear):
         layer.is_output = True
         if tied_to is not None:
             layer.register_parameter("weight", None)
-            layer.tie(tied_to)
+            layer.__dict__["embedding"] = tied_to
         return layer
-
-    def tie(self, embedding: TokenEmbedding) -> None:
-        """Take the table of an embedding as W."""
-        self.__dict__["embedding"] = embedding
 
     @property
     def kept(self) -> Weight:

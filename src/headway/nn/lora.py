@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headway.errors import ConfigError
-from headway.nn.share import Share, part_dropout, part_of
+from headway.nn.share import Share, dropped, part_of
 from headway.nn.weights import Weight
 
 
@@ -90,18 +90,12 @@ class LowRank(nn.Module):
         """[..., I] -> [..., O], in the dtype of `product`, which is x W^T; computed in that of A where nobody casts."""
         inputs = x if torch.is_autocast_enabled(x.device.type) else x.to(self.lora_A.dtype)
         drops = self.training and self.lora.dropout > 0
-        inputs = self.dropped(inputs) if drops else inputs
+        inputs = dropped(inputs, self.lora.dropout, self.share) if drops else inputs
         low = F.linear(self.lora.scale * F.linear(inputs, self.lora_A), self.lora_B)
         if self.lora_magnitude_vector is not None:
             plain = weight.product(inputs.to(x.dtype)) if drops else product
             low = self.gain(weight) * (plain + low) - plain
         return low.to(product.dtype)
-
-    def dropped(self, x: Tensor) -> Tensor:
-        """Its input in training mode."""
-        if self.share is not None and self.share.axis:
-            return part_dropout(x, self.lora.dropout, self.share.tensor)
-        return F.dropout(x, self.lora.dropout)
 
     def over_inputs(self, squares: Tensor) -> Tensor:
         """The squares of all inputs of a row, where `squares` are those of this rank's."""

@@ -40,24 +40,22 @@ class Share:
         return self.tensor.join(y) if self.joined else y
 
 
-class PartDropout(nn.Dropout):
-    """Dropout of this rank's part of the last axis, as one process draws it for all of them."""
-
-    def __init__(self, p: float, tensor: TensorParallel) -> None:
-        super().__init__(p)
-        self.tensor = tensor
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., F / ranks] -> the same."""
-        return part_dropout(x, self.p, self.tensor) if self.training else x
-
-
-def part_dropout(x: Tensor, p: float, tensor: TensorParallel) -> Tensor:
-    """Dropout of x [..., F / ranks]: each rank draws for the whole [..., F], and has its part of that."""
-    units = x.shape[-1] * tensor.exchange.ranks
-    part = tensor.share(units, "units")
+def dropped(x: Tensor, p: float, share: Share | None) -> Tensor:
+    """Dropout of the input of a layer. Where ranks share its columns, x is [..., F / ranks]: each draws for the whole
+    [..., F], and has its part of that."""
+    if share is None or not share.axis:
+        return F.dropout(x, p)
+    units = x.shape[-1] * share.tensor.exchange.ranks
+    part = share.part(units)
     drawn = F.dropout(x.new_ones(*x.shape[:-1], units), p)
     return x * drawn[..., part.start : part.stop]
+
+
+def placed(ids: Tensor, own: range) -> tuple[Tensor, Tensor]:
+    """Numbers of ids among a rank's `own`, 0 for those of others; and which are its own."""
+    at = ids - own.start
+    here = (at >= 0) & (at < len(own))
+    return torch.where(here, at, 0), here
 
 
 def part_of(whole: Tensor, axis: int, rows: range) -> nn.Parameter:

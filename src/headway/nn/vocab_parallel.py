@@ -12,42 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headway.nn.cross_entropy import IGNORE_INDEX, rows_entropy
-from headway.nn.embeddings import TokenEmbedding
-from headway.nn.share import Share, part_of
+from headway.nn.share import Share, placed
 from headway.parallel import TensorParallel
 
 AT_ONCE = 1 << 20
 """Numbers that are scaled at a time."""
-
-
-class VocabParallelEmbedding(TokenEmbedding):
-    """Rows of a table [V, M] of which this rank has those of its ids: the sum over ranks, of which one is not 0."""
-
-    def __init__(self, table: TokenEmbedding, tensor: TensorParallel) -> None:
-        nn.Module.__init__(self)
-        self.tensor, self.own = tensor, tensor.share(table.num_embeddings, "tokens of the vocab")
-        self.num_embeddings, self.embedding_dim = len(self.own), table.embedding_dim
-        self.padding_idx = self.max_norm = None
-        self.norm_type, self.scale_grad_by_freq, self.sparse = 2.0, False, False
-        if table.weight is not None:
-            self.weight = part_of(table.weight, 0, self.own)
-            return
-        self.register_buffer("empty", table.empty, persistent=False)
-        self.register_parameter("weight", None)
-        self.keep(table.kept.part(0, self.own))
-
-    @property
-    def vocab(self) -> int:
-        """V."""
-        return len(self.own) * self.tensor.exchange.ranks
-
-    def rows(self, ids: Tensor) -> Tensor:
-        """See `TokenEmbedding`."""
-        at, here = placed(ids, self.own)
-        return self.tensor.leave(super().rows(at).masked_fill(~here[..., None], 0.0))
 
 
 @dataclass(frozen=True)
@@ -148,10 +120,3 @@ def scale_rows(x: Tensor, by: Tensor) -> None:
     step = max(1, AT_ONCE // x.shape[1])
     for some, factors in zip(x.split(step), by.split(step), strict=True):
         some.copy_(some.to(by.dtype).mul_(factors))
-
-
-def placed(ids: Tensor, own: range) -> tuple[Tensor, Tensor]:
-    """Numbers of ids among a rank's `own`, 0 for those of others; and which are its own."""
-    at = ids - own.start
-    here = (at >= 0) & (at < len(own))
-    return torch.where(here, at, 0), here

@@ -7,7 +7,6 @@ from headway.parallel.layout import ShardLayout, choose_layout
 from headway.parallel.mesh import Mesh
 from headway.parallel.plan import ContextPlan, Read
 from headway.parallel.processes import Parallel, joined
-from headway.parallel.simulation import simulate
 from headway.parallel.tensor import Shards, TensorParallel
 
 __all__ = [
@@ -23,5 +22,4 @@ __all__ = [
     "TensorParallel",
     "choose_layout",
     "joined",
-    "simulate",
 ]

@@ -1,6 +1,6 @@
 """Which keys each rank reads from which other, found from the pattern before anything is computed.
 
-Legend: R ranks, B rows, K kv heads, D per key, E per value.
+Legend: R ranks, B rows, K kv heads, D per key and value.
 """
 
 from __future__ import annotations
@@ -83,10 +83,6 @@ class ContextPlan:
             if any(self.reads[rank][rank - hop].count for rank in range(self.ranks))
         )
 
-    def hops_of(self, rank: int) -> tuple[int, ...]:
-        """The hops in which this rank reads something."""
-        return tuple(hop for hop in self.hops if self.reads[rank][rank - hop].count)
-
     def pairs(self, rank: int) -> int:
         """The pairs that a rank computes."""
         return sum(read.pairs for read in self.reads[rank])
@@ -99,32 +95,16 @@ class ContextPlan:
         """Keys of a row that a rank sends to others in a forward."""
         return sum(reads[rank].count for reader, reads in enumerate(self.reads) if reader != rank)
 
-    @property
-    def imbalance(self) -> float:
-        """The pairs of the busiest rank over their mean; 1 is balanced."""
-        work = [self.pairs(rank) for rank in range(self.ranks)]
-        return max(work) * self.ranks / max(1, sum(work))
+    def bytes_sent(self, rank: int, *, rows: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+        """Bytes that a rank sends for one layer and step: 2 B K D numbers for each key.
 
-    def bytes_sent(
-        self,
-        rank: int,
-        *,
-        rows: int,
-        kv_heads: int,
-        head_dim: int,
-        value_dim: int | None = None,
-        dtype: torch.dtype = torch.float32,
-        gradient: bool = True,
-    ) -> int:
-        """Bytes that a rank sends for one layer and step: B K (D + E) numbers for each key.
-
-        In the forward the keys that it sends, in `dtype`; with `gradient` the same again in the backward, where nothing
-        was kept, and the gradients of those that it read, in float32 or better.
+        In the forward the keys that it sends, in `dtype`; the same again in the backward, where nothing was kept, and
+        the gradients of those that it read, in float32 or better.
         """
-        numbers = rows * kv_heads * (head_dim + (head_dim if value_dim is None else value_dim))
+        numbers = 2 * rows * kv_heads * head_dim
         there = numbers * self.keys_sent(rank) * dtype.itemsize
         back = numbers * self.keys_read(rank) * torch.promote_types(dtype, torch.float32).itemsize
-        return 2 * there + back if gradient else there
+        return 2 * there + back
 
 
 def _padded(tokens: Tokens, tile: int) -> Tokens:
