@@ -114,14 +114,14 @@ def facts(value: Any) -> str:
 
 
 def constants(module: ModuleType) -> str:
-    """What a module names in capitals, its formula aside."""
+    """What a module names in capitals."""
     body = ast.parse(inspect.getsource(module)).body
     targets = [one.targets for one in body if isinstance(one, ast.Assign)]
     targets += [[one.target] for one in body if isinstance(one, ast.AnnAssign) and one.value]
     names = [
         name.id for those in targets for one in those for name in ast.walk(one) if isinstance(name, ast.Name)
     ]
-    capitals = [name for name in names if name.lstrip("_").isupper() and name != "FORMULA"]
+    capitals = [name for name in names if name.lstrip("_").isupper()]
     values = {name: text(getattr(module, name)) for name in capitals}
     return "\n".join(f"{name} = {value}" for name, value in values.items() if " at 0x" not in value)
 

@@ -2,6 +2,7 @@
 
 import base64
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from headway.cli import run
 from headway_lab import book
+from headway_lab.explain import TOPICS
 from headway_lab.questions import LANGUAGES
 from tests import listings
 
@@ -34,7 +36,9 @@ def test_a_book_is_written_as_listed(language: str, tmp_path: Path, monkeypatch:
         "norms": report("norms", False, None),
     }
     monkeypatch.setattr(book, "report_of", lambda topic, *_: reports[topic])
-    monkeypatch.setattr(book, "formulas_of", lambda: {"swish": ["x^2"], "scale": ["a < b", "c"]})
+    tex = dict.fromkeys(reports, ()) | {"swish": ("x^2",), "scale": ("a < b", "c")}
+    topics = {topic: replace(TOPICS[topic], tex=tex[topic]) for topic in reports}
+    monkeypatch.setattr(book, "TOPICS", topics)
     for topic in reports:
         (tmp_path / f"{topic}.png").write_bytes(topic.encode())
     page = book.write_book(tmp_path, language, reports).read_text(encoding="utf-8")

@@ -73,12 +73,14 @@ def test_an_unknown_topic_lists_the_topics() -> None:
 def test_without_a_topic_the_questions_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["explain"]) == 0
     text = capsys.readouterr().out
-    for name, question in TOPICS.items():
+    for name, topic in TOPICS.items():
         assert name in text
-        assert question in text
+        assert topic.question in text
     assert run(["explain", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert {name: topic["question"] for name, topic in told.items()} == TOPICS
+    assert {name: topic["question"] for name, topic in told.items()} == {
+        name: topic.question for name, topic in TOPICS.items()
+    }
     assert [topic["group"] for topic in told.values()] == [
         group for group, own in GROUPS.items() for _ in own
     ]
@@ -139,7 +141,7 @@ def test_a_topic_writes_its_table_and_its_figure(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize("topic", TOPICS)
 def test_every_topic_has_a_formula_runs_and_draws(topic: str) -> None:
     found = find_topic(topic)
-    assert found.FORMULA
+    assert TOPICS[topic].formula
     assert callable(found.run)
     assert callable(found.draw)
 

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from headway.models import cost
-from headway_lab.explain import memory
+from headway_lab.explain import TOPICS, memory
 from headway_lab.explain.memory import LiveBytes
+
+FORMULA = TOPICS["memory"].formula
 
 
 def test_live_bytes_sees_what_is_alive_at_once() -> None:
@@ -36,11 +38,11 @@ def test_prediction_is_what_is_kept_and_the_peak(kind: tuple[str, memory.Pattern
 
 
 def test_the_table_is_the_printed_formula() -> None:
-    """Each cause of FORMULA, read from its text and computed."""
+    """Each cause of the formula, read from its text and computed."""
     sizes = {"L": 2, "M": 64, "H": 4, "D": 16, "F": 128, "V": 64, "n": 512}
 
     def printed(cause: str) -> int:
-        text = re.search(rf"{cause} +((?:[0-9A-Zn^ +]|\([^)]*\))+?)(?:   |\n|,|;|$)", memory.FORMULA)
+        text = re.search(rf"{cause} +((?:[0-9A-Zn^ +]|\([^)]*\))+?)(?:   |\n|,|;|$)", FORMULA)
         assert text, cause
         product = re.sub(r"(?<=[\w)]) +(?=[\w(])", " * ", text[1].strip()).replace("^", "**")
         return int(eval(product, {}, sizes))
@@ -63,7 +65,7 @@ def test_the_table_is_the_printed_formula() -> None:
     assert window["attention (B)"] - found["attention (B)"] == 4 * 2 * 512 * 4 * 16
     assert window["predicted peak (B)"] - window["predicted (B)"] == 4 * 512 * (4 * 128 + 3 * 64)
     for text in ("4 L n H D more for the window's kernel", "4 n (4 F + 3 M)"):
-        assert text in memory.FORMULA
+        assert text in FORMULA
 
 
 def steps() -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from headway_lab.explain import GROUPS, explain
+from headway_lab.explain import TOPICS, explain
 from headway_lab.explain.contests import CONTESTS, Contest
 from headway_lab.explain.report import Report
 from tests import figures, listings
@@ -121,7 +121,7 @@ def check(own: Toy) -> None:
         at_toy_size(patch)
         getattr(CONTESTS.get(own.topic) or module_of(own.topic), "draw")(drawn, own.report)  # noqa: B009
     turns = [] if own.judge is None else ["", *edges.listing(own.judge, own.given)]
-    place = next(topics[own.topic] for topics in GROUPS.values() if own.topic in topics)
+    place = TOPICS[own.topic]
     settings = inspect.signature((CONTESTS.get(own.topic) or module_of(own.topic)).run)
     parts = [f"{place.seconds} s {settings}", reported(own.report), figures.listing(drawn), *turns]
     if own.topic not in CONTESTS:

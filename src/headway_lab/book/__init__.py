@@ -4,17 +4,15 @@ import base64
 import io
 import json
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, partial
+from functools import partial
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from headway.report import cell, duration
 from headway.storage.files import atomic_write, json_text
-from headway_lab.explain import GROUPS, TOPICS, explain, find_topic, settings_of
+from headway_lab.explain import TOPICS, explain, settings_of
 from headway_lab.explain.report import word_of
 from headway_lab.questions import entries
 
@@ -91,15 +89,16 @@ def write_book(
     Raises ConfigError for a language that is not there, and where a topic is unknown."""
     found = {entry.topic: entry for entry in entries(language)}
     names = list(topics)
-    seconds = {name: topic.seconds for group in GROUPS.values() for name, topic in group.items()}
     reports = {}
     for number, topic in enumerate(names, 1):
         small = quick and "quick" in settings_of(topic)
-        time = "its quick run" if small else f"about {duration(seconds[topic])} of one core"
+        time = "its quick run" if small else f"about {duration(TOPICS[topic].seconds)} of one core"
         reports[topic] = report_of(
             topic, out, small, partial(say, f"{number} of {len(names)}: {topic}, {time}")
         )
-    questions = {topic: TOPICS[topic] if language == "en" else found[topic].ask[0] for topic in reports}
+    questions = {
+        topic: TOPICS[topic].question if language == "en" else found[topic].ask[0] for topic in reports
+    }
     words = WORDS[language]
     chapters = [
         chapter(report, questions[topic], found[topic].answer, figure_of(topic, out), words)
@@ -129,7 +128,7 @@ def report_of(
 ) -> dict[str, Any]:
     """A topic's report as JSON has it: that of `out/TOPIC.json` where it was made of today's formula and in that size,
     else a run, `before` which is called."""
-    path, formula = out / f"{topic}.json", find_topic(topic).FORMULA
+    path, formula = out / f"{topic}.json", TOPICS[topic].formula
     if path.is_file() and figure_of(topic, out).is_file():
         report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if report["formula"] == formula and "claims" in report and report.get("quick", False) == quick:
@@ -151,7 +150,7 @@ def chapter(
     """One topic: question, answer, formulas, what is verified, the figure, the verdict and the numbers."""
     topic, word = report["topic"], word_of(report["claims"].values())
     shown = [report["rows"][i] for i in report["highlight"]] or report["rows"]
-    formulas = "".join(formula_image(tex) for tex in formulas_of().get(topic, ()))
+    formulas = "".join(formula_image(tex) for tex in TOPICS[topic].tex)
     picture = (
         f'<div class="picture"><pre>{escape(report["picture"])}</pre></div>' if report["picture"] else ""
     )
@@ -190,13 +189,6 @@ def html_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in columns)
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell(value))}</td>' for value in row)}</tr>" for row in rows)
     return f"<table><tr>{head}</tr>{body}</table>"
-
-
-@cache
-def formulas_of() -> dict[str, list[str]]:
-    """TeX by topic."""
-    text = files("headway_lab.book").joinpath("formulas.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
 
 
 def formula_image(tex: str) -> str:

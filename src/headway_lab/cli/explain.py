@@ -86,7 +86,7 @@ def command(
         written = write_book(out, lang or "en", quick=quick, say=note)
         print_report({"written": str(written)}, f"written: {written}", json)
         return
-    seconds = next((own[topic].seconds for own in GROUPS.values() if topic in own), 0)
+    seconds = TOPICS[topic].seconds if topic in TOPICS else 0
     less = "" if quick else ", with --quick less"
     under_way = f"{topic}: about {duration(seconds)} of one core{less}"
     with progress(under_way) if seconds >= LONG else nullcontext():

@@ -1,8 +1,8 @@
 """Questions about attention, each answered by a run.
 
-A topic is a module of its name, or a row of `contests.CONTESTS`, with
+What topics ask and verify is data, `topics.toml`; what answers a topic is a module of its name, or a row of
+`contests.CONTESTS`, with
 
-    FORMULA                                what is verified, as text
     run(*, seeds=..) -> Report             measures; writes nothing; deterministic for its seeds; its parameters are the
                                            topic's settings, and `headway explain` takes them as options
     QUICK                                  settings of a smaller run, of topics that take more than a few seconds
@@ -14,8 +14,10 @@ A topic is a module of its name, or a row of `contests.CONTESTS`, with
 import csv
 import importlib
 import inspect
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -25,81 +27,21 @@ from headway_lab.explain.report import Report
 
 @dataclass(frozen=True)
 class Topic:
-    """How long its run takes, in seconds of one core of 2023, and what it asks."""
+    """Seconds of one core of 2023 that its run takes, what it asks, and what is verified: as text, and in TeX."""
 
     seconds: int
     question: str
+    formula: str
+    tex: tuple[str, ...]
 
 
 GROUPS: dict[str, dict[str, Topic]] = {
-    "attention": {
-        "scale": Topic(2, "Why are the scores divided by the square root of the head's width?"),
-        "masks": Topic(2, "Does a mask keep the future out? The four patterns, drawn"),
-        "permutation": Topic(1, "Does attention know the order of its tokens?"),
-        "multi-head": Topic(12, "Why several heads? One head has one place to look at"),
-        "heads": Topic(3, "What do heads share in MHA, GQA and MQA, and what does it save?"),
-        "complexity": Topic(
-            4, "Why self-attention? Operations, sequential steps and path lengths of four kinds of layer"
-        ),
-        "receptive-field": Topic(3, "How far does a stack of windows see?"),
-    },
-    "memory and time": {
-        "cache": Topic(5, "What does the KV cache save, and does it change the result?"),
-        "memory": Topic(8, "Why does attention eat memory, and what does a window change?"),
-        "packing": Topic(1, "What does padding waste, and do packed examples see each other?"),
-        "adapters": Topic(3, "What does an adapter of low rank train, and does merging it change the model?"),
-    },
-    "positions": {
-        "sinusoids": Topic(1, "What do sinusoids tell of positions and distances?"),
-        "embedding": Topic(1, "Why are embeddings multiplied by the square root of the width?"),
-        "rotary-identity": Topic(
-            1, "Why do vectors turned by absolute positions give scores of relative ones?"
-        ),
-        "rotary-forms": Topic(3, "Are the printed ways of turning the same, and what does each cost?"),
-        "rotary-expansion": Topic(
-            1, "What does the second term of a turned product mean, and does it decay without it?"
-        ),
-        "rotary-decay": Topic(1, "Do rotary positions make far tokens matter less?"),
-        "rotary-frequencies": Topic(
-            9, "Why d/2 angles instead of one, and does any other choice of them decay?"
-        ),
-        "rotary-values": Topic(6, "Why are values not turned?"),
-        "rotary-shift": Topic(
-            3, "All positions moved by 1000 change the output a little: is rotary not invariant?"
-        ),
-        "rotary-linear": Topic(
-            6, "What breaks when linear attention turns queries and keys in its denominator too?"
-        ),
-    },
-    "blocks": {
-        "norms": Topic(2, "What do BatchNorm, LayerNorm and RMSNorm average over?"),
-        "residual-order": Topic(
-            5, "Norm before or after the residual: what happens to the gradients of a deep stack?"
-        ),
-        "swish": Topic(1, "What is Swish between beta = 0 and beta = infinity?"),
-    },
-    "small models, trained": {
-        "positions": Topic(
-            100,
-            "Over one switch, at equal budgets: which marks of positions does a small model learn best with?",
-        ),
-        "extrapolation": Topic(90, "Which marks of positions bear rows longer than those of training?"),
-        "rotary-layers": Topic(100, "What is lost when only some layers turn?"),
-        "rotary-switches": Topic(
-            90, "What do other frequencies, and turned values, do to a model trained on text?"
-        ),
-        "rotary-trained": Topic(25, "Do rotary frequencies that are trained move, and is it worth it?"),
-        "blocks": Topic(
-            65,
-            "What is different between the Transformer of 2017 and LLaMA, and what does each difference do?",
-        ),
-        "linear-training": Topic(
-            120, "Does a model with linear attention and rotary positions train, and at what cost per token?"
-        ),
-    },
+    group: {name: Topic(**{**own, "tex": tuple(own["tex"])}) for name, own in topics.items()}
+    for group, topics in tomllib.loads(
+        files("headway_lab.explain").joinpath("topics.toml").read_text(encoding="utf-8")
+    ).items()
 }
-
-TOPICS = {name: topic.question for group in GROUPS.values() for name, topic in group.items()}
+TOPICS = {name: topic for group in GROUPS.values() for name, topic in group.items()}
 
 
 def find_topic(name: str) -> Any:
@@ -138,7 +80,8 @@ def explain(name: str, out: Path | None = None, *, quick: bool = False, **settin
         )
     found = topic.run(**{**(topic.QUICK if quick else {}), **settings})
     claims = {claim: (seen or None) if quick else seen for claim, seen in found.claims.items()}
-    report: Report = replace(found, claims=claims, topic=name, question=TOPICS[name], formula=topic.FORMULA)
+    about = TOPICS[name]
+    report: Report = replace(found, claims=claims, topic=name, question=about.question, formula=about.formula)
     if out is None:
         return report
     from headway.draw import saved_figure

@@ -13,10 +13,6 @@ RANKS = (1, 4, 16, 64)
 LARGE = "llama-2-7b"
 SMALL = {"vocab": 64, "width": 96, "heads": 4, "kv_heads": 2, "head_dim": 24, "hidden": 160}
 
-FORMULA = """y = W x + s B A x,   A [r, I], B [O, r],   s = alpha / r;   B = 0 at first, so that nothing changes
-trained:   r (I + O) numbers of a layer's I O;   each costs 12 bytes more: its gradient and Adam's two moments
-merged:    W' = W + s B A computes the same, and W' - W has rank r"""
-
 
 @torch.no_grad()
 def run() -> Report:

@@ -27,11 +27,6 @@ NORM_ROWS, NORM_WIDTH, REPEATS, EQUAL = 2048, 512, 15, 0.02
 LLAMA, ALONE = "+ GQA = LLaMA", "without feed-forward"
 QUICK = {"seeds": (0, 1), "steps": 20}
 
-FORMULA = """LayerNorm  (x - mean x) / sqrt(var x + eps) g + b       RMSNorm  x / sqrt(mean x^2 + eps) g
-ReLU       down(max(0, up x)): 2 M F                    SwiGLU   down(silu(gate x) * up x): 3 M F', F' = 2 F / 3
-post       norm(x + f(x))                               pre      x + f(norm(x)), and a norm after the last layer
-each rung is what stands above it with one change; its gap is to that. The last has LLaMA's attention alone"""
-
 
 def ladder() -> dict[str, ModelSpec]:
     """Rungs from 2017 to LLaMA, at equal width, depth and parameters of the feed-forward, and one without it; without

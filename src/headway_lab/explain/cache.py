@@ -33,12 +33,6 @@ EQUAL, EXACT = 1e-5, 1e-6
 Times = dict[str, list[float]]
 SPEC = ModelSpec.of("llama", vocab=256, width=64, layers=2, heads=4, kv_heads=2, hidden=192)
 
-FORMULA = """attention's operations in step T, with L layers of H heads of D, and the seconds of the whole step:
-with a cache, q is of the last token only, k and v are kept: 4 D H L T
-without, all T tokens are computed again: 4 D H L T^2
-the logits are equal: keys and values of earlier tokens do not depend on later ones (the mask is causal)
-with a window of w a ring of w slots is enough: 4 D H L min(T, w)"""
-
 
 def run(*, context: int = 512) -> Report:
     """Decode one row of `context` tokens one by one, with a growing cache and with a ring, and again by full forwards

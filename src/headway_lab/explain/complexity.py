@@ -18,14 +18,6 @@ SEED = 0
 COLOURS = (BLUE, RED, ORANGE, GREY, GREEN)
 WIDTHS = (4.0, 2.0, 4.0, 2.0, 1.5)  # where lines lie on one another, both are seen
 
-FORMULA = """n tokens of width d, kernels of k tokens, windows of r keys; multiply-adds of a layer without projections:
-self-attention       2 n^2 d     2 products   path 1                 every token meets every other at once
-recurrent            2 n d^2     n products   path n - 1             h_t = tanh(h_(t-1) U + x_t W)
-convolution          k n d^2     1 product    path (n-1)/(k-1)       with dilations 1, k, k^2, ..: log_k n
-restricted           2 r n d     2 products   path (n-1)/(r-1)       self-attention on the last r keys
-products: those that must wait for one another, the longest chain in the layer's graph
-path: layers (or steps) until every output depends on every input before it, by reachability in their masks"""
-
 Layer = Callable[[Tensor, list[Tensor], int], Tensor]
 
 

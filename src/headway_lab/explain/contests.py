@@ -88,7 +88,6 @@ THREE_SEEDS = Budget(seeds=(0, 1, 2))
 class Contest:
     """A topic: ways to mark positions, each against the first of them.
 
-    FORMULA   as in `Report`
     schemes   the contenders
     claims    sentences, and whether the gaps by contender show them
     layers    of the models; detail: more of the setting
@@ -96,7 +95,6 @@ class Contest:
     title     of the figure; height: in inches
     """
 
-    FORMULA: str
     schemes: Mapping[str, PositionScheme]
     claims: Mapping[str, Claim]
     budget: Budget = THREE_SEEDS
@@ -152,13 +150,6 @@ def position_schemes(tokens: int) -> dict[str, PositionScheme]:
 
 
 POSITIONS = Contest(
-    FORMULA="""\
-rotary      (R_m q) . (R_n k)                     sinusoidal  x + PE(m), fixed
-relative    q . (k + a[clip(n - m)])              learned     x + E[m]
-T5 bias     q . k + b[bucket(n - m)]              none        q . k: the causal mask alone tells of places
-ALiBi       q . k - slope (m - n)
-one switch: everything else, data and their order included, is the same for a seed
-seen        the mean gap, seed by seed, is beyond t s / sqrt(n) (95 %, Student's t)""",
     schemes=position_schemes(Budget().tokens),
     claims={
         "rotary ends below what is added to embeddings": lambda apart: every(
@@ -173,12 +164,6 @@ seen        the mean gap, seed by seed, is beyond t s / sqrt(n) (95 %, Student's
 
 # Asked by a reader of Su et al. 2021, not tried there.
 ROTARY_LAYERS = Contest(
-    FORMULA="""\
-all            PerLayer((rotary,))
-every other    PerLayer((rotary, none))                layers 0, 2, ..
-first only     PerLayer((rotary, none, none, none))    later layers see the order that the first wrote into the stream
-last only      PerLayer((none, none, none, rotary))
-none           the causal mask alone tells of places""",
     schemes={
         "all": PerLayer((ROTARY,)),
         "every other": PerLayer((ROTARY, NONE)),
@@ -199,9 +184,6 @@ none           the causal mask alone tells of places""",
 # Su et al. 2021: almost any smooth monotone choice would do, equal frequencies would not, and queries and keys alone
 # are turned.
 ROTARY_SWITCHES = Contest(
-    FORMULA="""\
-x = 2i/d: powers 10000^-x, linear 1 - x, quadratic (1 - x)^2, cosine (1 + cos(pi x)) / 2, equal 1 or 1/base
-values turned: out_m = sum_n p_mn R_n v_n, which depends on absolute positions (see rotary-values)""",
     schemes={
         "powers": ROTARY,
         "linear": Rotary(pairing="halves", schedule="linear"),

@@ -14,11 +14,6 @@ WIDTHS = (32, 64, 128, 256, 512, 1024)
 VOCAB, POSITIONS, STATES, SEED = 2000, 512, 256, 0
 CLOSE = 0.1
 
-FORMULA = """one matrix E [V, M] is source embedding, target embedding and output layer: logits = x E^T
-a normed state has |x| = sqrt(M), so Var(logit) = |e|^2: rows of length 1 (entries of variance 1/M) give variance 1
-|PE(p)| = sqrt(M/2) at every p, so without a scale |e| / |PE| = sqrt(2/M), and with sqrt(M) it is sqrt(2) at every M
-share of the token in what the first layer is given: |s e|^2 / (|s e|^2 + |PE|^2), s the scale"""
-
 
 @torch.no_grad()
 def run() -> Report:

@@ -22,11 +22,6 @@ NOBODY = "no contender"
 QUICK = {"seeds": (0, 1), "steps": 20}
 RESCALED = ("rotary, linear", "rotary, NTK", "rotary, YaRN")
 
-FORMULA = """trained on rows of L; then given up to k L bytes, to guess the same bytes every time, the last L of each
-held-out row of 8 L. More context can only help whoever can read it: loss(k) <= loss(1)
-rescaled, not trained again:  linear  f_i / k      NTK  theta k^(d / (d - 2))      YaRN  slow f_i / k, fast f_i kept
-window L: trained as rotary; at any length a query sees the last L keys alone, so no distance is new"""
-
 
 def variants(name: str, spec: ModelSpec, times: int) -> dict[str, ModelSpec]:
     """What the weights of a contender are evaluated as at `times` the length of training: names and specs."""

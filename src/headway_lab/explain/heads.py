@@ -28,12 +28,6 @@ ROUNDS = 9
 EQUAL, APART = 1e-12, 1e-3
 QUICK = {"context": 1024}
 
-FORMULA = """query head h reads key/value head h // G;  H = K G heads, K of them with keys and values of their own
-out = concat_h softmax(q_h . k_(h // G) / sqrt(D)) v_(h // G)  W_o      (each head on its own)
-not, as one text prints it, softmax(sum_j q_(k G + j) . k_k / sqrt(D)) v_k, which gives a group's heads one result
-parameters   M D (2 H + 2 K)         cache   2 K D numbers per token: K / H of multi-head attention's
-one more token: operations hardly change with K, the bytes read do; with a cache, decoding waits for memory"""
-
 
 def run(
     *, heads: int = 8, kv_heads: int | None = None, context: int = 8192, seeds: Sequence[int] = SEEDS

@@ -27,11 +27,6 @@ COLOURS = {"softmax, dense": GREY, "softmax": BLUE, "linear": ORANGE, "linear, c
 SLOPE = 0.1
 QUICK = {"seeds": (0, 1), "steps": 20, "context": 1024}
 
-FORMULA = """linear          sum_j (R_i phi(q_i)) . (R_j phi(k_j)) v_j / sum_j phi(q_i) . phi(k_j),  phi(x) = elu(x) + 1
-linear, cosine  s_ij = 1 + (R_i q/|q|) . (R_j k/|k|) above and below
-masked language model: 15 % of the bytes are hidden, and guessed from both sides
-slope           of log(time, or bytes kept for the backward) over log(length), between the two longest rows"""
-
 
 def contenders() -> dict[str, ModelSpec]:
     """RoFormer's block with softmax, and with linear attention in its place; the last one knows no order."""

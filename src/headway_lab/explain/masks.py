@@ -28,10 +28,6 @@ CASES: tuple[tuple[str, Pattern], ...] = (
     ("causal global + window", Window.last(4) | (Causal() & GlobalKeys())),
 )
 
-FORMULA = """y_i = sum_j softmax_j(q_i . k_j / sqrt(d)) v_j over the keys j that the pattern allows
-allowed(i, j) = False  =>  d y_i / d x_j = 0 exactly, and changing x_j leaves y_i's bits as they are
-causal:  allowed(i, j) only for j <= i, so nothing of the future enters"""
-
 
 def run() -> Report:
     """For each pattern: the pairs allowed, the pairs that the gradient finds, and what a changed token changes."""

@@ -31,17 +31,6 @@ KINDS: tuple[tuple[str, Pattern, str], ...] = (
 COPIES = {"banded": 1}  # of the output, in another layout, beside the one that every backend keeps
 CAUSES = ("norms", "ffn", "logits", "tables", "attention", "scores")
 
-FORMULA = """kept for the backward, in float32, per row of n tokens, L layers of width M, H heads of D, F, V:
-scores         L n^2 (8 H + 1)     exp(scores) and weights of every head, and the mask: n x n, once per head
-attention      4 L n (4 H D + H)   q, k, v, the output, and the logsumexp from which scores are recomputed;
-                                   4 L n H D more for the window's kernel, which keeps its output in two layouts
-norms          4 n (2 L + 1) (2 M + 1)
-feed-forward   12 L n F            logits   4 n V            tables of angles   8 n D
-at the peak, besides: 16 H n^2, four n x n of a layer in its backward, where scores are stored;
-                      4 n (4 F + 3 M), the gradients in a feed-forward's backward, where they are not
-four times the length: 16 times the scores, 4 times everything else; parameters and their gradients stay
-a window leaves n (w + 1) - w (w + 1) / 2 of the n (n + 1) / 2 pairs of a head, w = keys seen before a token"""
-
 
 class LiveBytes(TorchDispatchMode):
     """The most bytes of tensors, made while it is active, that were alive at once (memory inside of one

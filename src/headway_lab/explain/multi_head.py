@@ -16,11 +16,6 @@ from headway_lab.explain.spread import every, gap
 OFFSETS, HEADS, STEPS, SEEDS = (1, 3, 6, 10), (1, 2, 4), 250, (0, 1, 2)
 QUICK = {"seeds": (0, 1)}
 
-FORMULA = f"""head_h = softmax(q_h . k_h / sqrt(D)) v_h,  D = M / H: one distribution over tokens, one mixture of values
-a convolution with H channels sees H patterns at once; attention with one head mixes the places that it looks at
-out = concat(head_1, .., head_H) W_o: as many parameters as one head of width M, H places to look at
-task: name the tokens {", ".join(map(str, OFFSETS))} places back, all of them, from one layer and nothing else"""
-
 
 def run(*, seeds: Sequence[int] = SEEDS, steps: int = STEPS) -> Report:
     """The same layer with 1, 2 and 4 heads, trained alike: how many tokens it names, and where its heads look."""

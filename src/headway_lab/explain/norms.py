@@ -20,12 +20,6 @@ ROWS, TOKENS, WIDTH, SEEDS = 6, 10, 32, (0, 1, 2)
 EPS = 1e-12  # small, so that the invariances are seen
 EQUAL, APART = 1e-9, 0.05
 
-FORMULA = """x [B, T, M]                  mean and variance over
-BatchNorm   per feature      the batch and the tokens: (x - mean_BT) / sqrt(var_BT + eps)
-LayerNorm   per token        its M features:           (x - mean_M) / sqrt(var_M + eps)
-RMSNorm     per token        its M features:           x / sqrt(mean_M(x^2) + eps)
-the divisor is the standard deviation, not the variance: dividing by the variance would leave a variance of 1 / var"""
-
 
 def run(*, seeds: Sequence[int] = SEEDS) -> Report:
     """Each norm in training mode on random numbers: means, variances, and what one row's output depends on."""

@@ -16,12 +16,6 @@ EXAMPLES, ROOM, BATCH = 2000, 512, 16
 MEDIAN, SPREAD = 110.0, 0.6  # of lengths as Alpaca's: most are short, a few fill a row
 VOCAB = 64
 
-FORMULA = """filled = tokens / slots that are computed
-padded     a batch is as long as its longest example
-sorted     examples of like length share a batch
-packed     whole examples side by side in rows of one length, best fit, longest first
-A packed row with document bounds is its examples alone; without them each sees those before it."""
-
 
 def lengths(seed: int) -> list[int]:
     """Log-normal lengths, at most a row."""

@@ -15,10 +15,6 @@ from headway_lab.explain.report import Figure, Report, Rows, label_axes, log_bar
 TOKENS, WIDTH, HEADS, SEEDS = 24, 32, 4, (0, 1, 2)
 EQUAL, APART = 1e-6, 1e-3
 
-FORMULA = """f(P x) = P f(x) for every permutation P of the tokens   (equivariance)
-holds for full attention without positions: each output is a sum over the *set* of keys
-measured: largest |f(P x) - P f(x)| over tokens, relative to the largest |f(x)|"""
-
 CASES: tuple[tuple[str, PositionScheme, Pattern], ...] = (
     ("none", NoPositions(), Full()),
     ("sinusoidal, added", Sinusoidal(), Full()),

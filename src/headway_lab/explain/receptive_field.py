@@ -26,11 +26,6 @@ STACKS: tuple[tuple[str, tuple[Pattern, ...]], ...] = (
     ("last layer full", (Window.last(3), Causal())),
 )
 
-FORMULA = """one layer   field of i = {j : allowed(i, j)};  a window of `before` keys `step` apart reaches before * step
-a stack     the product of the layers' masks (and the residual) as 0/1 matrices: j reaches i if some path does
-reaches of windows add up: sum over layers of before * step     (l layers of w others: l w, as stacked convolutions)
-tokens inside may be missed: a dilated layer sees every step-th token, until other layers fill the gaps"""
-
 
 def run() -> Report:
     """Each stack: the field predicted from its masks, and the field that gradients find in a random stack."""

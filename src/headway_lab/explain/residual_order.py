@@ -20,11 +20,6 @@ CLOSE = 0.2
 QUICK = {"seeds": (0, 1, 2, 3)}
 ORDERS: tuple[Order, ...] = ("pre", "post")
 
-FORMULA = """post   x_(l+1) = norm(x_l + f(x_l))     (2017)            every step back passes through a norm
-pre    x_(l+1) = x_l + f(norm(x_l))     (GPT-2, LLaMA)    x_L = x_0 + sum of all f: |x_l| grows, its norm divides by it
-gradient of the last layer's weights, untrained, L layers:   post: the same for every L      pre: falls as 1 / sqrt(L)
-measured: p of |dL/dW| = c L^p for each seed; -1/2 or 0 is seen where mean and t interval lie within 0.2 of it"""
-
 
 def run(*, seeds: Sequence[int] = SEEDS) -> Report:
     """Same weights in both orders: the blocks against the two formulas, and gradients layer by layer."""

@@ -14,11 +14,6 @@ PAIRS, AT_ONCE, SEEDS = 1024, 64, (0, 1, 2)
 SHOWN = (0, 1, 5, 10, 50, 100, 200, 236, 256)
 DIGITS = (0, 1, 5, 10, 50, 100, 200, 256)
 
-FORMULA = """S_j(m) = sum_(i<j) e^(i m theta_i),  theta_i = 10000^(-2i/d)
-f(m) = 1/(d/2) sum_(j=1..d/2) |S_j(m)|
-|(R_0 q) . (R_m k)| <= max_i |h_(i+1) - h_i| * d/2 * f(m),  h_i = q_i k_i^* in pairs, h_(d/2) = 0
-an upper trend, not a law for a pair of tokens; with all theta_i equal, f(m) = f(0) for every m"""
-
 
 def run(*, seeds: Sequence[int] = SEEDS) -> Report:
     """f(m) for m = 0..256 at d = 128, and what it bounds: scores of random queries and keys, turned by `Rotary`."""

@@ -18,12 +18,6 @@ ROTARY = Rotary(pairing="adjacent")
 ALLOWED = 1e-12
 EVEN = "q = [1/2, 1/2], k = [1, 1]"  # its score is even in D
 
-FORMULA = """one pair, angle 1 per position, m of the query, n of the key, D = m - n:
-score = cos(D) (q1 k1 + q2 k2) + sin(D) (q1 k2 - q2 k1)         (a reader's expansion has sin(n - m): the wrong sign)
-q . k = |q||k| cos(a), q1 k2 - q2 k1 = |q||k| sin(a), a the angle from q to k:  score = |q||k| cos(D - a)
-the first term is even in D and the second odd: without it a key before and a key after would score alike
-q = [u/2, u/2], k = [w, w]: the second term is 0 and the score u w cos(D): it falls only to D = pi, then rises"""
-
 
 def run() -> Report:
     """The score of one q and k by `Rotary`, by the expansion and by the printed one, for D = -12..12."""

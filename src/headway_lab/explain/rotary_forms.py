@@ -20,13 +20,6 @@ HEAD_DIM, TOKENS, HEADS, REPEATS, SEED = 128, 256, 4, 7, 0
 READY, ELEMENTWISE = "R_m, built before", "swapped neighbours"
 ALLOWED = 1e-12
 
-FORMULA = """R_m q            d^2 products: all but two of each row's d numbers are 0
-q e^(i m theta)  neighbours as real and imaginary part                                    (freqs_cis)
-q * (c0, c0, c1, c1, ..) + (-q1, q0, -q3, q2, ..) * (s0, s0, s1, s1, ..)                  2d products
-[Y1 Y2] * cos [C C] + [-Y2 Y1] * sin [C C]     printed with C alone, whose d/2 columns do not fit d: it stands twice
-x * cos[p] + rotate_half(x) * sin[p]           tables built once, read by position
-the first three turn (0, 1), (2, 3), ..; the last two (0, d/2), (1, d/2 + 1), ..: equal once reordered"""
-
 Form = Callable[[Tensor, Tensor], Tensor]
 
 

@@ -29,12 +29,6 @@ HEAD_DIM, FARTHEST, CURVES = 128, 256, 512
 QUICK = {"seeds": (0, 1)}
 SHOWN = (0, 10, 50, 100, 256)
 
-FORMULA = f"""score(m) = sum_i |h_i| cos(m theta_i + arg h_i),  h_i = q_i k_i^*: two curves per different theta_i
-one angle for all pairs: score(m) = A cos(m theta + phi) and f(m) = f(0) = (d/2 + 1) / 2, whatever m is
-f(m) = 1/(d/2) sum_(j=1..d/2) |sum_(i<j) e^(i m theta_i)|, the upper trend
-x = 2i/d:  powers 10000^-x    linear 1 - x    quadratic (1 - x)^2    cosine (1 + cos(pi x)) / 2    equal 1
-learning: one layer, nothing else, has to name the token that stood {OFFSET} places before"""
-
 
 def schedules(head_dim: int) -> dict[str, Rotary]:
     """The named schedules, and what a reader asked for: all frequencies equal to 1/base."""

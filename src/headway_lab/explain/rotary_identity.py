@@ -19,13 +19,6 @@ ROTARY = Rotary(pairing="adjacent")
 DRAWN = 48
 matrix = partial(rotation_matrix, dims=HEAD_DIM)
 
-FORMULA = """wanted: f with <f(q, m), f(k, n)> = g(q, k, m - n) and f(q, 0) = q
-in two dimensions, as complex numbers: |f(q, m)| = |q|, and the angle is that of q plus phi(m), where
-phi(m) - phi(m-1) is the same for every m: phi(m) = m theta, so f(q, m) = q e^(i m theta), a rotation
-any even d: one rotation per pair i, theta_i = base^(-2i/d) (i from 0; base^(-2(i-1)/d) from 1), R_m block-diagonal
-(R_m q)^T (R_n k) = q^T R_(n-m) k        R_m^T R_m = I        angles: [tokens, D/2], D the width of one head
-all of this needs R_m = R_1^m alone, with any R_1 of SO(d): R_1 = e^A, A^T = -A, may be trained"""
-
 
 def run() -> Report:
     """Every step of the derivation, measured on `Rotary` and on the printed forms, in float64."""

@@ -16,12 +16,6 @@ HEAD_DIM, PAIRS, FARTHEST, SEEDS = 64, 300, 2048, (0, 1, 2)
 CONTEXTS, KEYS, WILD = 20_000, 2, 100
 FORMS = ("not turned", "turned above and below", "turned above only", "1 + cosine, turned")
 
-FORMULA = """linear attention   out_i = sum_j s_ij v_j / sum_j s_ij,   s_ij = phi(q_i) . phi(k_j),   phi(x) = elu(x) + 1
-turned in both     s_ij = (R_i phi(q_i)) . (R_j phi(k_j)) may be negative, so their sum may be 0: no probability
-turned above only  sum_j (R_i phi(q_i)) . (R_j phi(k_j)) v_j / sum_j phi(q_i) . phi(k_j): weights of either sign, of
-                   size |s| <= |phi(q)||phi(k)|, over a denominator that is never 0
-1 + cosine         s_ij = 1 + (R_i q/|q|) . (R_j k/|k|) >= 0: turned directly, still a probability"""
-
 
 def run(*, seeds: Sequence[int] = SEEDS) -> Report:
     """Signs of single products; then the weights of short contexts under each form, and how large outputs become."""

@@ -23,11 +23,6 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 # What numbers and angles are kept in: exact angles, and those of the numbers' own dtype.
 CASES = [(name, angles) for name in DTYPES for angles in dict.fromkeys(("float64", name))]
 
-FORMULA = """(R_(m+s) q)^T (R_(n+s) k) = (R_m q)^T (R_n k) in real numbers, for every s
-computed, each turned vector is rounded by itself: a difference of about the dtype's eps, for every s
-an angle (m + s) theta that is itself kept in a dtype errs by (m + s) theta eps: a difference that grows with s,
-neighbours become one (bfloat16 knows 256 and 258, but not 257), and float16 ends at 65504"""
-
 
 def run(*, seeds: Sequence[int] = SEEDS) -> Report:
     """The largest change of a small stack's output when all positions move, by dtype and by what angles are kept in,

@@ -23,11 +23,6 @@ from headway_lab.profiling import one_thread
 BUDGET, NOTICED = Budget(seeds=(0, 1, 2)), 0.5
 QUICK = {"seeds": (0, 1), "steps": 20}
 
-FORMULA = f"""theta_i = 10000^(-2i/d) + drift_i, drift_i = 0 at the start, one set for the heads of each layer
-noticed: over the rows of training, T |drift_i|, the angle that the farthest pair of tokens has gained, is beyond
-{NOTICED} radians in the mean of layers, by more than the spread of the seeds
-put back: the trained model with drift set to 0 again, nothing else changed"""
-
 
 def run(*, seeds: Sequence[int] = BUDGET.seeds, steps: int = BUDGET.steps) -> Report:
     """Trained against fixed frequencies; the drift of each; the trained model with its drift taken out."""

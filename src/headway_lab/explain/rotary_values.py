@@ -36,11 +36,6 @@ VALUES = {
     "turned and back": (Rotary(pairing="adjacent", values=True), True),
 }
 
-FORMULA = """p_mn depends on n - m only, so moving all positions by s changes
-sum_n p_mn v_n                   not at all              relative
-sum_n p_mn R_(n+s) v_n         = R_s sum_n p_mn R_n v_n  the whole output is turned by R_s: absolute
-R_(m+s)^T sum_n p_mn R_(n+s) v_n = sum_n p_mn R_(n-m) v_n  relative again, and each value says how far it came"""
-
 
 def run(*, seeds: Sequence[int] = SEEDS, steps: int = STEPS) -> Report:
     """One layer of random queries, keys and values, moved; and three trained layers, moved."""

@@ -14,10 +14,6 @@ WIDTHS = (4, 8, 16, 32, 64, 128, 256, 512)
 SEEDS = (0, 1, 2)
 QUERIES, KEYS = 256, 64
 
-FORMULA = """q, k ~ N(0, 1) in d dimensions:  Var(q . k) = d;  Var(q . k / sqrt(d)) = 1
-p = softmax(s),  J = dp/ds = diag(p) - p p^T,  |J|^2 = sum p^2 - 2 sum p^3 + (sum p^2)^2
-large scores make p one key's alone, and then J, through which every gradient goes, is 0"""
-
 
 def run(*, seeds: Sequence[int] = SEEDS) -> Report:
     """Var(q . k) and the median norm of the softmax's Jacobian, with and without the scale, d = 4..512."""

@@ -13,11 +13,6 @@ WIDTH, COUNT, SEED = 512, 2048, 0
 APART = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 ALLOWED = 4 * COUNT * 2.0**-53  # an angle p theta_i is rounded by up to p 2^-53; three enter
 
-FORMULA = """PE(p, 2i) = sin(p / 10000^(2i/M))      PE(p, 2i+1) = cos(p / 10000^(2i/M))      |PE(p)| = sqrt(M/2)
-PE(p + k) = T_k PE(p) with one matrix T_k for all p: each pair turned by k / 10000^(2i/M)
-PE(p) . PE(p + k) = sum_i cos(k / 10000^(2i/M)): of the distance alone, but the same for k and -k
-between projected rows, PE(p)^T W_q W_k^T PE(p + k), p does not cancel: absolute positions, unlike rotary ones"""
-
 
 def run() -> Report:
     """For distances k: how far PE(p + k) is from T_k PE(p), and how products of rows vary with p."""

@@ -10,11 +10,6 @@ BETAS = (0.0, 0.1, 1.0, 10.0, 100.0)
 LOW, HIGH, COUNT = -6.0, 6.0, 1201
 POINTS = (-1.0, 2.0)
 
-FORMULA = """Swish_beta(x) = x sigmoid(beta x),   sigmoid(0) = 1/2
-beta -> 0          x / 2: a line, of slope one half (not y = x, as one text has it)
-beta = 1           SiLU, the activation inside SwiGLU: smooth, and not monotone
-beta -> infinity   ReLU: 0 for x < 0, x for x > 0,   |Swish_beta - ReLU| <= 0.2785 / beta everywhere"""
-
 
 def run() -> Report:
     """Values, the lowest point and the distances from x / 2, x, SiLU and ReLU on -6..6, for five beta."""
