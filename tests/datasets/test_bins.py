@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.data.bins import ChatRows, best_fit, naive_best_fit
+from headway.data.bins import ChatRows, best_fit
 from headway.data.chats import Examples, encode_examples
 from headway.data.record_kinds import Chat, Completion
 from headway.errors import DataError
@@ -19,6 +19,24 @@ from tests.text.conftest import byte_level
 from tests.text.test_segments import HI, MARKED_TURNS, YO
 
 TOKENIZER = byte_level().with_chat_template(MARKED_TURNS)
+
+
+def naive_best_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
+    """`best_fit` by looking at every row."""
+    rows: list[list[int]] = []
+    order: list[int] = []  # rows, those that were touched last at the end
+    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        left = {row: room - sum(lengths[j] for j in rows[row]) for row in order}
+        fitting = [row for row in order if left[row] >= lengths[i]]
+        if fitting:
+            row = min(fitting, key=lambda row: left[row])
+            order.remove(row)
+            rows[row].append(i)
+        else:
+            row = len(rows)
+            rows.append([i])
+        order.append(row)
+    return rows
 
 
 @given(st.lists(st.integers(0, 40), max_size=60), st.integers(40, 60))

@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from headway.data import (
-    FramedRows,
     MaskedRows,
     Masking,
     TokenFile,
     TokenFileWriter,
-    apart,
     encode_corpus,
     pack,
 )
@@ -173,7 +171,7 @@ lengths_of_documents = st.lists(st.integers(0, 40), max_size=12)
 
 @given(lengths_of_documents, st.integers(3, 20), st.integers(0, 2), st.booleans())
 def test_rows_hold_every_token_once(lengths: list[int], length: int, around: int, packed: bool) -> None:
-    rows = list((pack if packed else apart)(lengths, length, around))
+    rows = list(pack(lengths, length, around, alone=not packed))
     spans = [span for row in rows for span in row]
     seen = [(span.document, t) for span in spans for t in range(span.start, span.stop)]
     assert seen == [(d, t) for d, n in enumerate(lengths) for t in range(n)]
@@ -193,11 +191,16 @@ def token_file(path: Path, documents: list[list[int]]) -> TokenFile:
     return TokenFile(path)
 
 
+def unmasked(rows: MaskedRows, i: int) -> tuple[NDArray[np.int64], list[int]]:
+    row = rows[i]
+    return np.where(row.targets == IGNORE_INDEX, row.ids, row.targets), row.lengths
+
+
 @pytest.mark.parametrize("packed", [True, False])
 def test_every_part_has_its_template(tmp_path: Path, packed: bool) -> None:
     file = token_file(tmp_path / "t", [[10, 11, 12], [20], [*range(30, 45)]])
-    rows = FramedRows(file, 8, prefix=[2], suffix=[3], packed=packed)
-    found = [rows[i] for i in range(len(rows))]
+    rows = MaskedRows(file, 8, plain(100), prefix=[2], suffix=[3], packed=packed)
+    found = [unmasked(rows, i) for i in range(len(rows))]
     parts: list[NDArray[np.int64]] = []
     for ids, lengths in found:
         assert sum(lengths) == len(ids) <= 8
@@ -212,7 +215,7 @@ def test_every_part_has_its_template(tmp_path: Path, packed: bool) -> None:
 def test_a_row_does_not_depend_on_its_batch(tmp_path: Path) -> None:
     """Nor on when it is read; another draw, seed or row is another mask."""
     file = token_file(tmp_path / "t", [[*range(10, 60)] * 8])
-    rows = MaskedRows(FramedRows(file, 40, prefix=[2], suffix=[3]), plain(100), seed=7)
+    rows = MaskedRows(file, 40, plain(100), prefix=[2], suffix=[3], seed=7, draw=0)
     together = rows.batch(range(len(rows)))
     valid = together.inputs["tokens"].valid.expand(together.targets.shape)
     for i in range(len(rows)):
@@ -225,21 +228,23 @@ def test_a_row_does_not_depend_on_its_batch(tmp_path: Path) -> None:
     again = rows.drawn(1).batch(range(len(rows)))
     assert not torch.equal(again[1], together[1])
     assert torch.equal(rows.drawn(1).drawn(0).batch([2, 1])[1], together[1][[2, 1]])
-    other = MaskedRows(rows.rows, rows.masking, seed=8)
+    other = MaskedRows(file, 40, rows.masking, prefix=[2], suffix=[3], seed=8, draw=0)
     assert not torch.equal(other.batch([0])[1], together[1][:1])
 
 
 def test_rows_say_what_is_wrong(tmp_path: Path, characters: Tokenizer) -> None:
     file = token_file(tmp_path / "t", [[2, 10, 3]])
     with pytest.raises(DataError, match=r"its documents begin with \[2\], .*encode the text with bos=False"):
-        FramedRows(file, 8, prefix=[2], suffix=[3])
+        MaskedRows(file, 8, plain(100), prefix=[2], suffix=[3])
     with pytest.raises(DataError, match="rows of 2 tokens have no room for text between the template's 2"):
-        FramedRows(file, 2, prefix=[1], suffix=[3])
+        MaskedRows(file, 2, plain(100), prefix=[1], suffix=[3])
 
 
 def test_text_is_encoded_without_its_template(tmp_path: Path, characters: Tokenizer) -> None:
     (tmp_path / "x.txt").write_text(TEXT, encoding="utf-8")
     encode_corpus(tmp_path / "x.txt", characters, tmp_path / "x", bos=False, eos=False)
     template = characters.template
-    rows = FramedRows(TokenFile(tmp_path / "x"), 200, prefix=template.prefix, suffix=template.suffix)
-    assert [ids.tolist() for ids, _ in (rows[i] for i in range(len(rows)))] == [characters.encode(TEXT)]
+    rows = MaskedRows(
+        TokenFile(tmp_path / "x"), 200, Masking.of(characters), prefix=template.prefix, suffix=template.suffix
+    )
+    assert [unmasked(rows, i)[0].tolist() for i in range(len(rows))] == [characters.encode(TEXT)]

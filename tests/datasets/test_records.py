@@ -110,21 +110,22 @@ def one(record: Record) -> Record:
 )
 def test_every_form_is_its_record(tmp_path: Path, row: dict[str, Any], record: Record) -> None:
     """In JSONL and arrays, compressed or not, with other keys or without; asking for another kind is an error."""
+    both = [": [0]", ": [1]"]
     content = json.dumps(row | {"source_id": 1}).encode()
     array = b"[\n " + json.dumps({**row}, indent=1).encode() + b"\n,\n" + content + b"]\n"
-    for name, written, lines in (
-        ("x.jsonl", b"\xef\xbb\xbf" + content + b"\r\n\r\n" + content, [1, 3]),
-        ("x.jsonl.gz", gzip.compress(content), [1]),
-        ("y.json", content + b"\n" + content, [1, 2]),
-        ("x.json", array, [2, 3 + len(json.dumps(row, indent=1).split("\n"))]),
-        ("x.json.gz", gzip.compress(array), [2, 3 + len(json.dumps(row, indent=1).split("\n"))]),
+    for name, written, places in (
+        ("x.jsonl", b"\xef\xbb\xbf" + content + b"\r\n\r\n" + content, [":1", ":3"]),
+        ("x.jsonl.gz", gzip.compress(content), [":1"]),
+        ("y.json", content + b"\n" + content, [":1", ":2"]),
+        ("x.json", array, both),
+        ("x.json.gz", gzip.compress(array), both),
     ):
         file = tmp_path / name
         file.write_bytes(written)
         for kinds in ((), (type(record),), (type(record), Translated)):
             found = list(read_records(file, *kinds))
-            assert [r.where for r in found] == [f"{file}:{line}" for line in lines]
-            assert [one(r) for r in found] == [record] * len(lines)
+            assert [r.where for r in found] == [f"{file}{place}" for place in places]
+            assert [one(r) for r in found] == [record] * len(places)
     other = Translated if not isinstance(record, Translated) else Tagged
     refused = rf"x\.jsonl:1: this record is .*{type(record).__name__}.*; asked for {other.__name__}"
     with pytest.raises(DataError, match=refused):
@@ -186,7 +187,7 @@ LINES = [
     ('{"text": "a"}\n{"text": 1}', r'x\.jsonl:2: "text" must be a string, got int'),
     ('\n{"txet": "a"}', r'x\.jsonl:2: this record is of no known kind, .*\[\'txet\'\] \(did you mean "text"\?\)'),
     ("[1]", r"x\.jsonl:1: a JSON array; JSONL has one object per line"),
-    ('{"text": "a"} {}', r"x\.jsonl:1: after the object there is more on this line: ' \{\}'"),
+    ('{"text": "a"} {}', r"x\.jsonl:1: not JSON: Extra data at column 15"),
     ('{"text": "a",}', r"x\.jsonl:1: not JSON: .* at column"),
     ('{"text": "\\ud800"}', r"x\.jsonl:1: a lone surrogate U\+D800"),
     ('{"text": "a\\u0000"}', r"x\.jsonl:1: a NUL character"),
@@ -220,11 +221,11 @@ LINES = [
 ]  # fmt: skip
 BAD = [
     ("x.json", "[]", r"x\.json: no record in it"),
-    ("x.json", '[\n{"text": "a"}\n{"text": "b"}]', r"x\.json:2: after this element a comma or \] is expected"),
+    ("x.json", '[\n{"text": "a"}\n{"text": "b"}]', r"x\.json:3: not JSON: Expecting ',' delimiter at column 1"),
     ("x.json", '[\n{"text": "a"},\n{"text":\n oops}]', r"x\.json:4: not JSON: .* at column 2"),
-    ("x.json", '[{"text": "a"}', r"x\.json:1: the JSON ends here, before it is complete"),
-    ("x.json", '[{"text": "a"}] 3', r"x\.json:1: after the array there is more: ' 3'"),
-    ("x.json", '"text"', r"x\.json:1: an array of objects, or SQuAD's object"),
+    ("x.json", '[{"text": "a"}, {"text": 1}]', r'x\.json: \[1\]: "text" must be a string, got int'),
+    ("x.json", '{"text": "a"}\n{"text": 1}', r'x\.json:2: "text" must be a string, got int'),
+    ("x.json", '"text"', r"x\.json: an array of objects, or SQuAD's object"),
     ("x.json", '{"data": [{"paragraphs": [3]}]}', r'paragraphs\[0\]: SQuAD has a list "qas" here; there is int'),
     ("x.csv", "text,label\na,b\nc\n", r"x\.csv:3: 1 cells; the first line names 2"),
     ("x.csv", 'text,label\n"a,b\n', r"x\.csv:2: unexpected end of data"),
@@ -269,20 +270,14 @@ JSON = st.recursive(
 
 
 @given(st.lists(JSON, min_size=1, max_size=5), st.sampled_from([None, 0, 2]), st.integers(0, 200))
-def test_an_array_is_its_elements_and_each_stands_in_its_line(
+def test_an_array_is_its_elements(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Any], indent: int | None, cut: int
 ) -> None:
     """As `json` reads it; and cut anywhere it is an error that names the file."""
     file = tmp_path_factory.mktemp("a") / "x.json"
     text = json.dumps(rows, indent=indent)
     file.write_text(text)
-    found = list(values(file))
-    assert [value for _, value in found] == rows
-    if indent is not None:
-        lines = text.split("\n")
-        for where, value in found:
-            first = json.dumps(value, indent=indent).split("\n")[0]
-            assert lines[int(where.removeprefix(f"{file}:")) - 1].strip().removesuffix(",") == first
+    assert list(values(file)) == [(f"{file}: [{i}]", row) for i, row in enumerate(rows)]
     file.write_text(text[: cut % len(text)])
     with pytest.raises(DataError, match=re.escape(str(file))):
         list(values(file))

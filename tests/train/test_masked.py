@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from headway.checkpoints.folder import load_folder
 from headway.checkpoints.restore import build_model
 from headway.cli import run
-from headway.data import HELD_OUT, FramedRows, MaskedRows, Masking, TokenFile
+from headway.data import HELD_OUT, MaskedRows, Masking, TokenFile
 from headway.errors import ConfigError
 from headway.models import Encoder, ModelSpec, build
 from headway.nn import IGNORE_INDEX
@@ -48,8 +48,10 @@ def masked_rows(
     packed: bool = True,
 ) -> MaskedRows:
     template = tokenizer.template
-    rows = FramedRows(file, length, prefix=template.prefix, suffix=template.suffix, packed=packed)
-    return MaskedRows(rows, Masking.of(tokenizer), seed, draw)
+    return MaskedRows(
+        file, length, Masking.of(tokenizer), prefix=template.prefix, suffix=template.suffix, packed=packed,
+        seed=seed, draw=draw,
+    )  # fmt: skip
 
 
 def test_row_87_a_run_learns_and_logs_loss_and_accuracy(

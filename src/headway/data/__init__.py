@@ -3,13 +3,12 @@
 from headway.data.corpus import Piece, encode_corpus, read_text, texts
 from headway.data.masking import Masking
 from headway.data.order import Permutation, rows_from
-from headway.data.rows import HELD_OUT, Batch, FramedRows, MaskedRows, PackedRow, Rows, Span, apart, pack
+from headway.data.rows import HELD_OUT, Batch, MaskedRows, PackedRow, Rows, Span, pack
 from headway.data.tokenfile import TokenFile, TokenFileWriter
 
 __all__ = [
     "HELD_OUT",
     "Batch",
-    "FramedRows",
     "MaskedRows",
     "Masking",
     "PackedRow",
@@ -19,7 +18,6 @@ __all__ = [
     "Span",
     "TokenFile",
     "TokenFileWriter",
-    "apart",
     "encode_corpus",
     "pack",
     "read_text",

@@ -7,15 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.data.chats import Examples
-from headway.data.rows import Batch
+from headway.data.rows import Batch, PackedRow, batch_of, padded
 from headway.errors import DataError
 from headway.nn import IGNORE_INDEX
-from headway.tokens import Tokens
 
 # Legend: B rows, L slots of a row.
 
@@ -51,24 +48,6 @@ def best_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
     return rows
 
 
-def naive_best_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
-    """The same by looking at every row."""
-    rows: list[list[int]] = []
-    order: list[int] = []  # rows, those that were touched last at the end
-    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        left = {row: room - sum(lengths[j] for j in rows[row]) for row in order}
-        fitting = [row for row in order if left[row] >= lengths[i]]
-        if fitting:
-            row = min(fitting, key=lambda row: left[row])
-            order.remove(row)
-            rows[row].append(i)
-        else:
-            row = len(rows)
-            rows.append([i])
-        order.append(row)
-    return rows
-
-
 @dataclass(frozen=True, eq=False)
 class ChatRows:
     """Rows of whole examples side by side, which do not see each other: `len(rows)`, `rows.batch([..])`.
@@ -93,30 +72,23 @@ class ChatRows:
         """The same rows: nothing in them is drawn."""
         return self
 
+    def __getitem__(self, i: int) -> PackedRow:
+        parts = [self.examples[k] for k in self.rows[i]]
+        ids = np.concatenate([ids[:-1] for ids, _ in parts])
+        said = np.concatenate([np.where(turns[1:] > 0, ids[1:], IGNORE_INDEX) for ids, turns in parts])
+        return PackedRow(ids, said, [len(ids) - 1 for ids, _ in parts])
+
     def batch(self, indices: Sequence[int]) -> Batch:
         """The given rows."""
-        parts = [[self.examples[i] for i in self.rows[row]] for row in indices]
-        lengths = [[len(ids) - 1 for ids, _ in row] for row in parts]
-        length = max(map(sum, lengths))
-        ids = _filled([[ids[:-1] for ids, _ in row] for row in parts], length, 0)
-        said = [[np.where(turns[1:] > 0, ids[1:], IGNORE_INDEX) for ids, turns in row] for row in parts]
-        tokens = Tokens.packed(lengths, total=length)
-        return Batch({"ids": ids, "tokens": tokens}, _filled(said, length, IGNORE_INDEX))
+        rows = [self[i] for i in indices]
+        return batch_of(rows, max(len(row.ids) for row in rows))
 
     def turns(self, indices: Sequence[int]) -> Tensor:
         """Of each target of `batch(indices)` [B, L], which answer of its conversation it is of: 1, 2, ...; else 0."""
         parts = [[self.examples[i].turns[1:] for i in self.rows[row]] for row in indices]
-        return _filled(parts, max(sum(map(len, row)) for row in parts), 0)
+        return padded([np.concatenate(row) for row in parts])
 
     @property
     def used(self) -> int:
         """Slots that are not empty."""
         return sum(self.examples.slots)
-
-
-def _filled(rows: Sequence[Sequence[NDArray[np.int64]]], length: int, filler: int) -> Tensor:
-    found = np.full((len(rows), length), filler, np.int64)
-    for row, parts in zip(found, rows, strict=True):
-        whole = np.concatenate(parts)
-        row[: len(whole)] = whole
-    return torch.from_numpy(found)

@@ -10,9 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
+from headway.data.rows import padded
 from headway.errors import ConfigError, DataError
 from headway.models import ModelSpec, mark_global
 from headway.patterns.program import reads_globals
@@ -39,11 +38,11 @@ def encoder_inputs(
         of_pair = [text.texts for text in texts] if spec.head.task == "answer" else None
         tokens = mark_global(tokens, spec.head.task, of_pair)
     inputs: dict[str, Any] = {
-        "ids": _padded([text.ids for text in texts]).to(device),
+        "ids": padded([text.ids for text in texts]).to(device),
         "tokens": tokens.to(device),
     }
     if spec.token_types > 1:
-        inputs["types"] = _padded([text.token_types for text in texts]).to(device)
+        inputs["types"] = padded([text.token_types for text in texts]).to(device)
     return inputs
 
 
@@ -113,7 +112,3 @@ def windows(pair: Encoded, limit: int, stride: int) -> list[Encoded]:
     before, after = list(range(context[0])), list(range(context[-1] + 1, len(pair.ids)))
     starts: Sequence[int] = range(0, len(context) - room + stride, stride)
     return [select(pair, [*before, *context[at : at + room], *after]) for at in starts]
-
-
-def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
-    return pad_sequence([torch.tensor(row, dtype=torch.int64) for row in rows], batch_first=True)

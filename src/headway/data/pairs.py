@@ -5,7 +5,6 @@ Legend: B pairs of a batch, S source slots, T target slots.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
@@ -14,12 +13,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from headway.data.hub import local
 from headway.data.order import Permutation
-from headway.data.rows import Batch
+from headway.data.rows import Batch, padded
+from headway.data.values import existing, lines
 from headway.errors import DataError
 from headway.nn import IGNORE_INDEX
 from headway.text import Tokenizer, train_bpe
@@ -53,12 +50,12 @@ class Pairs:
         Inputs are source [B, S], ids [B, T], their descriptions source_tokens and tokens, and `options`."""
         sources, targets = [self.sources[i] for i in rows], [self.targets[i] for i in rows]
         inputs = {
-            "source": _padded(sources, END),
+            "source": padded(sources, END),
             "source_tokens": Tokens.from_lengths([len(ids) for ids in sources]),
-            "ids": _padded([[START, *ids[:-1]] for ids in targets], END),
+            "ids": padded([[START, *ids[:-1]] for ids in targets], END),
             "tokens": Tokens.from_lengths([len(ids) for ids in targets]),
         }
-        return Batch(inputs | options, _padded(targets, IGNORE_INDEX))
+        return Batch(inputs | options, padded(targets, IGNORE_INDEX))
 
 
 def batches(pairs: Pairs, batch_tokens: int, seed: int, epoch: int) -> list[list[int]]:
@@ -99,20 +96,12 @@ def joint_tokenizer(texts: Iterator[str], vocab: int) -> Tokenizer:
 
 def read_lines(path: str | Path) -> list[str]:
     """The lines of a UTF-8 file, .gz or not. Raises DataError for one that is empty or cannot be read."""
-    file = local(path)
-    try:
-        data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-        lines = data.decode("utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 at byte {error.start}") from None
-    except (OSError, EOFError) as error:
-        raise DataError(f"cannot read {path}: {error}") from None
-    lines = [line.strip() for line in (lines[:-1] if lines[-1] == "" else lines)]
-    if "" in lines or not lines:
-        raise DataError(
-            f"{path}: line {lines.index('') + 1 if lines else 1} is empty; a sentence stands on each"
-        )
-    return lines
+    found = []
+    for where, line in lines(existing(local(path))):
+        found.append(line.strip())
+        if not found[-1]:
+            raise DataError(f"{where}: the line is empty; a sentence stands on each")
+    return found
 
 
 def read_pairs(source: str, target: str) -> tuple[list[str], list[str]]:
@@ -137,8 +126,3 @@ def encode_pairs(tokenizer: Tokenizer, sources: Sequence[str], targets: Sequence
                 "the pair out"
             )
     return pairs
-
-
-def _padded(rows: Sequence[Sequence[int]], filler: int) -> Tensor:
-    longest = max(map(len, rows))
-    return torch.tensor([[*row, *[filler] * (longest - len(row))] for row in rows])

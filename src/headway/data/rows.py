@@ -5,7 +5,7 @@ tokens [i*L + 1, i*L + L + 1). Every token but the first of each document is a t
 dropped, and only the last row may have empty slots. Documents in a row do not see each other (`Tokens.packed`);
 the part of a document that falls into the next row begins anew there, at index 0.
 
-For encoders (`FramedRows`, `MaskedRows`) every stretch of text is within the tokenizer's template, [CLS] text [SEP].
+For encoders (`MaskedRows`) every stretch of text is within the tokenizer's template, [CLS] text [SEP].
 """
 
 # Legend: B rows, L slots of a row.
@@ -13,7 +13,7 @@ For encoders (`FramedRows`, `MaskedRows`) every stretch of text is within the to
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from copy import copy
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from headway.data.masking import Masking
 from headway.data.order import keyed
@@ -47,12 +48,14 @@ class Span(NamedTuple):
     stop: int
 
 
-def pack(lengths: Iterable[int], length: int, around: int = 0) -> Iterator[list[Span]]:
+def pack(
+    lengths: Iterable[int], length: int, around: int = 0, *, alone: bool = False
+) -> Iterator[list[Span]]:
     """Rows of `length` tokens, filled with documents of the given lengths in their order.
 
     Rows are full but for the last; a document that does not fit is split, and goes on in the next row. With `around`,
     that many tokens of a template stand around each span ([CLS] .. [SEP] are 2), and a row may end with up to `around`
-    empty slots.
+    empty slots. `alone`: a row has one span.
     """
     _check_length(length, around)
     row: list[Span] = []
@@ -65,19 +68,11 @@ def pack(lengths: Iterable[int], length: int, around: int = 0) -> Iterator[list[
             take = min(free - around, n - at)
             row.append(Span(document, at, at + take))
             at, free = at + take, free - take - around
-            if free <= around:
+            if alone or free <= around:
                 yield row
                 row, free = [], length
     if row:
         yield row
-
-
-def apart(lengths: Iterable[int], length: int, around: int = 0) -> Iterator[list[Span]]:
-    """Rows of up to `length` tokens, each with a span of one document; `around` as in `pack`."""
-    _check_length(length, around)
-    for document, n in enumerate(lengths):
-        for at in range(0, n, length - around):
-            yield [Span(document, at, min(at + length - around, n))]
 
 
 class PackedRow(NamedTuple):
@@ -126,20 +121,24 @@ class Rows:
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """The given rows."""
-        return _batch([self[i] for i in indices], self.length)
+        return batch_of([self[i] for i in indices], self.length)
 
 
-class FramedRows:
-    """Rows of `length` slots over a token file of plain text: `len(rows)`, `rows[i]`.
+class MaskedRows:
+    """Rows of `length` slots over a token file of plain text, with tokens to be found: `len(rows)`, `rows[i]`,
+    `rows.batch([..])`.
 
     A document that does not fit is cut, and each part has the template around it, so that what a model reads first is
-    always what the template begins with. The parts of a row do not see each other (`Tokens.packed`).
+    always what the template begins with. The parts of a row do not see each other (`Tokens.packed`). What is masked in
+    row i is a function of (seed, draw, i): another draw is another mask, an equal one the same, whatever else is in the
+    batch.
 
     Args:
         file: ids without a template (`encode_corpus(..., bos=False, eos=False)`).
         length: slots of a row, those of the template included.
         prefix: what the template puts before a text. suffix: and after it.
         packed: parts of several documents side by side; False is one part a row, the rest of the row being empty.
+        global_first: the first token of each text, [CLS], is global.
     Raises DataError for rows that have no room, and for a file whose documents have the template already.
     """
 
@@ -147,12 +146,17 @@ class FramedRows:
         self,
         file: TokenFile,
         length: int,
+        masking: Masking,
         *,
         prefix: Sequence[int] = (),
         suffix: Sequence[int] = (),
         packed: bool = True,
+        seed: int = 0,
+        draw: int = HELD_OUT,
+        global_first: bool = False,
     ) -> None:
-        self.file, self.length = file, length
+        self.file, self.length, self.masking = file, length, masking
+        self.seed, self.draw, self.global_first = seed, draw, global_first
         self.prefix, self.suffix = np.asarray(prefix, np.int64), np.asarray(suffix, np.int64)
         if len(prefix) and file.document(0)[: len(prefix)].tolist() == [*prefix]:
             raise DataError(
@@ -161,7 +165,7 @@ class FramedRows:
             )
         begins = np.concatenate([[0], np.asarray(file.ends, np.int64)])
         first, parts = [0], []
-        for row in (pack if packed else apart)(np.diff(begins).tolist(), length, len(prefix) + len(suffix)):
+        for row in pack(np.diff(begins).tolist(), length, len(prefix) + len(suffix), alone=not packed):
             parts += [(begins[span.document] + span.start, begins[span.document] + span.stop) for span in row]
             first.append(len(parts))
         self._first, self._parts = np.array(first), np.array(parts, np.int64).reshape(-1, 2)
@@ -169,58 +173,28 @@ class FramedRows:
     def __len__(self) -> int:
         return len(self._first) - 1
 
-    def __getitem__(self, i: int) -> tuple[NDArray[np.int64], list[int]]:
-        """ids of the row's tokens, one part after the other, and how many each part has, template included."""
+    def __getitem__(self, i: int) -> PackedRow:
         if not 0 <= i < len(self):
             raise IndexError(f"row {i} of {len(self)}")
         texts = [
             self.file.tokens[begin:end] for begin, end in self._parts[self._first[i] : self._first[i + 1]]
         ]
         parts = [np.concatenate([self.prefix, text, self.suffix], dtype=np.int64) for text in texts]
-        return np.concatenate(parts), [len(part) for part in parts]
-
-
-@dataclass(frozen=True, eq=False)
-class MaskedRows:
-    """Rows with tokens to be found: `len(rows)`, `rows.batch([..])`.
-
-    What is masked in row i is a function of (seed, draw, i): another draw is another mask, an equal one the same,
-    whatever else is in the batch. With `global_first` the first token of each text, [CLS], is global.
-    """
-
-    rows: FramedRows
-    masking: Masking
-    seed: int = 0
-    draw: int = 0
-    global_first: bool = False
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def file(self) -> TokenFile:
-        """Where the text is from."""
-        return self.rows.file
-
-    @property
-    def length(self) -> int:
-        """Slots of a row."""
-        return self.rows.length
-
-    def __getitem__(self, i: int) -> PackedRow:
-        row, lengths = self.rows[i]
-        return PackedRow(*self.masking(row, keyed(self.seed, self.draw, i)), lengths)
+        masked = self.masking(np.concatenate(parts), keyed(self.seed, self.draw, i))
+        return PackedRow(*masked, [len(part) for part in parts])
 
     def drawn(self, draw: int) -> MaskedRows:
         """The same rows with another mask."""
-        return replace(self, draw=draw)
+        other = copy(self)
+        other.draw = draw
+        return other
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """The given rows."""
-        return _batch([self[i] for i in indices], self.length, self.global_first)
+        return batch_of([self[i] for i in indices], self.length, self.global_first)
 
 
-def _batch(rows: Sequence[PackedRow], length: int, global_first: bool = False) -> Batch:
+def batch_of(rows: Sequence[PackedRow], length: int, global_first: bool = False) -> Batch:
     """Rows as one batch [B, L], with 0 in empty slots."""
     ids = torch.zeros(len(rows), length, dtype=torch.long)
     targets = torch.full_like(ids, IGNORE_INDEX)
@@ -231,6 +205,13 @@ def _batch(rows: Sequence[PackedRow], length: int, global_first: bool = False) -
     if global_first:
         tokens = tokens.with_global(tokens.index == 0)
     return Batch({"ids": ids, "tokens": tokens}, targets)
+
+
+def padded(rows: Sequence[Sequence[int] | NDArray[np.int64]], filler: int = 0) -> Tensor:
+    """Lists of ids as [B, longest], filled on the right."""
+    return pad_sequence(
+        [torch.tensor(row, dtype=torch.int64) for row in rows], batch_first=True, padding_value=filler
+    )
 
 
 def _check_length(length: int, around: int = 0) -> None:

@@ -3,7 +3,7 @@
 | path | values |
 |---|---|
 | `x.jsonl` | one a line |
-| `x.json` | the elements of an array; SQuAD's object, a question each; lines of objects, as some data sets have it |
+| `x.json` | the elements of an array, which are numbered; SQuAD's object, a question each; lines of objects |
 | `x.csv`, `x.tsv` | a line each, as an object; the first line names its columns. CSV is quoted, TSV is not |
 | `x.conll` | a sentence each: a word a line, its tag in the last column, an empty line after the sentence |
 
@@ -25,17 +25,11 @@ from typing import IO, Any
 from headway.errors import DataError, did_you_mean
 
 Value = tuple[str, Any]  # where it stands, and what it is
-_DECODER = json.JSONDecoder()
-_SQUAD = "an array of objects, or SQuAD's object with "
 
 
 def values(path: str | Path) -> Iterator[Value]:
-    """The values of a file, with `file:line` of each (in SQuAD's object the path to it)."""
-    file = Path(path)
-    if not file.is_file():
-        near = [p.name for p in file.parent.iterdir()] if file.parent.is_dir() else []
-        kind = "a folder; records are read from files" if file.is_dir() else "no such file"
-        raise DataError(f"{file}: {kind}{did_you_mean(file.name, near)}")
+    """The values of a file, with `file:line` of each (within one JSON value the path to it)."""
+    file = existing(path)
     if suffix(file) not in READERS:
         raise DataError(
             f"{file}: records are read from {', '.join(READERS)} (or .gz of these), not {suffix(file)!r}"
@@ -46,6 +40,16 @@ def values(path: str | Path) -> Iterator[Value]:
         yield value
     if not seen:
         raise DataError(f"{file}: no record in it")
+
+
+def existing(path: str | Path) -> Path:
+    """The path of a file. Raises DataError where there is none."""
+    file = Path(path)
+    if not file.is_file():
+        near = [p.name for p in file.parent.iterdir()] if file.parent.is_dir() else []
+        kind = "a folder; records are read from files" if file.is_dir() else "no such file"
+        raise DataError(f"{file}: {kind}{did_you_mean(file.name, near)}")
+    return file
 
 
 def suffix(file: Path) -> str:
@@ -106,43 +110,27 @@ def _jsonl(file: Path) -> Iterator[Value]:
             raise DataError(
                 f"{where}: a JSON array; JSONL has one object per line, without [ ] and commas; rename an array .json"
             )
-        value, end = _decoded(line, len(line) - len(line.lstrip()), where)
-        if line[end:].strip():
-            raise DataError(f"{where}: after the object there is more on this line: {line[end : end + 20]!r}")
-        yield where, value
+        yield where, _decoded(line, file, int(where.rpartition(":")[2]))
 
 
 def _json(file: Path) -> Iterator[Value]:
-    """An array's elements are decoded one after the other, so that each has its line."""
     text = _whole(file)
-    at = _skip(text, 0, f"{file}:1")
-    if text[at] == "{":
-        value, end = _decoded(text, at, f"{file}:{_line(text, at)}")
-        if text[end:].strip():
+    try:
+        value = _decoded(text, file)
+    except DataError as error:
+        if text.lstrip().startswith("{") and "Extra data" in str(error):
             yield from _jsonl(file)
-        elif isinstance(value, dict) and isinstance(value.get("data"), list):
-            yield from _squad(value["data"], str(file))
-        else:
-            yield f"{file}:{_line(text, at)}", value
-        return
-    if text[at] != "[":
-        raise DataError(f'{file}:{_line(text, at)}: {_SQUAD}"data" is expected, got {text[at : at + 20]!r}')
-    line, seen, at = _line(text, at), at, _skip(text, at + 1, str(file))
-    while text[at] != "]":
-        line, seen = line + text.count("\n", seen, at), at
-        where = f"{file}:{line}"
-        value, at = _decoded(text, at, where)
-        yield where, value
-        at = _skip(text, at, where)
-        if text[at] == ",":
-            at = _skip(text, at + 1, where)
-        elif text[at] != "]":
-            raise DataError(
-                f"{where}: after this element a comma or ] is expected, got {text[at : at + 20]!r}"
-            )
-    if text[at + 1 :].strip():
+            return
+        raise
+    if isinstance(value, dict) and isinstance(value.get("data"), list):
+        yield from _squad(value["data"], str(file))
+    elif isinstance(value, dict):
+        yield f"{file}:1", value
+    elif isinstance(value, list):
+        yield from ((f"{file}: [{i}]", one) for i, one in enumerate(value))
+    else:
         raise DataError(
-            f"{file}:{_line(text, at)}: after the array there is more: {text[at + 1 : at + 21]!r}"
+            f'{file}: an array of objects, or SQuAD\'s object with "data" is expected, got {text.strip()[:20]!r}'
         )
 
 
@@ -201,30 +189,17 @@ def _conll(file: Path) -> Iterator[Value]:
             rows = []
 
 
-def _decoded(text: str, at: int, where: str) -> tuple[Any, int]:
+def _decoded(text: str, file: Path, line: int = 1) -> Any:
+    """What a text that begins in this line of a file holds as JSON."""
     try:
-        return _DECODER.raw_decode(text, at)
+        return json.loads(text)
     except json.JSONDecodeError as error:
-        name, _, number = where.rpartition(":")
-        line, column = int(number) + text.count("\n", at, error.pos), error.colno
+        reason = error.msg.removesuffix(" at")
         raise DataError(
-            f"{name}:{line}: not JSON: {error.msg.removesuffix(' at')} at column {column}"
+            f"{file}:{line + error.lineno - 1}: not JSON: {reason} at column {error.colno}"
         ) from None
     except (ValueError, RecursionError) as error:  # numbers and nestings beyond Python's limits
-        raise DataError(f"{where}: JSON that Python does not read: {error}") from None
-
-
-def _skip(text: str, at: int, where: str) -> int:
-    """Where the next character is that is no space."""
-    while at < len(text) and text[at] in " \t\r\n":
-        at += 1
-    if at == len(text):
-        raise DataError(f"{where}: the JSON ends here, before it is complete")
-    return at
-
-
-def _line(text: str, at: int) -> int:
-    return text.count("\n", 0, at) + 1
+        raise DataError(f"{file}:{line}: JSON that Python does not read: {error}") from None
 
 
 READERS = {".jsonl": _jsonl, ".json": _json, ".csv": _table, ".tsv": _table, ".conll": _conll}

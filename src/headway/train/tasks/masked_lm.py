@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from headway.data import HELD_OUT, FramedRows, MaskedRows, Masking, TokenFile
+from headway.data import MaskedRows, Masking, TokenFile
 from headway.data.masking import SHARE
 from headway.errors import ConfigError
 from headway.models import ModelSpec
@@ -43,10 +43,12 @@ class MaskedLM(TextTask):
     @classmethod
     def rows(cls, file: TokenFile, config: TextConfig, tokenizer: Tokenizer, spec: ModelSpec) -> MaskedRows:
         template, packed = tokenizer.template, config.pack is not False
-        rows = FramedRows(file, config.context, prefix=template.prefix, suffix=template.suffix, packed=packed)
         share = SHARE if config.mask_share is None else config.mask_share
         masking = Masking.of(tokenizer, share=share, whole_words=bool(config.whole_words))
-        return MaskedRows(rows, masking, config.seed, HELD_OUT, spec.global_projections)
+        return MaskedRows(
+            file, config.context, masking, prefix=template.prefix, suffix=template.suffix, packed=packed,
+            seed=config.seed, global_first=spec.global_projections,
+        )  # fmt: skip
 
     def encoded_prompts(self) -> list[list[int]]:
         config, tokenizer = self.config, self.tokenizer
