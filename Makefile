@@ -90,7 +90,7 @@ check: $(VENV)/.installed-check
 
 bench: $(VENV)/.installed $(VENV)/.native
 	$(BIN)/headway bench attention
-	$(BIN)/headway bench memory
+	$(BIN)/headway bench growth
 	$(BIN)/headway bench decode
 	$(BIN)/headway bench prefill
 	$(BIN)/headway bench train

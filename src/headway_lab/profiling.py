@@ -1,5 +1,5 @@
 """What the laboratory measures with: one thread, random numbers, the fastest of some calls, bytes kept for a backward,
-and the line or power law through measured points."""
+and the power law through measured points."""
 
 import math
 import statistics
@@ -72,11 +72,6 @@ def doublings(first: int, last: int) -> tuple[int, ...]:
     return tuple(first * 2**i for i in range((last // first).bit_length()))
 
 
-def line(x: Sequence[float], y: Sequence[float]) -> float:
-    """The slope of the least-squares line through the points."""
-    return statistics.linear_regression(x, y).slope
-
-
 class Exponent(NamedTuple):
     """The p of n^p, and its standard error: None for two points, through which there is always a line."""
 
@@ -101,4 +96,4 @@ def exponent(x: Sequence[float], y: Sequence[float]) -> Exponent:
 
 def power(x: Sequence[float], y: Sequence[float]) -> float:
     """p of the power law y = c x^p that fits best: the slope of log y over log x."""
-    return line([math.log(a) for a in x], [math.log(b) for b in y])
+    return exponent(x, y).p

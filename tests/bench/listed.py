@@ -25,7 +25,7 @@ def steady(patch: pytest.MonkeyPatch) -> None:
     the fastest."""
 
     def limit(bound: str, dtype: torch.dtype) -> Limit:
-        return Limit(f"{bound} in {dtype}", lambda: {"reads": 2e9, "products": 4e10, "matmul": 3e10}[bound])
+        return Limit(f"{bound} in {dtype}", lambda: {"reads": 2e9, "products": 4e10}[bound])
 
     patch.setattr(time, "perf_counter", Clock())
     patch.setattr(measure, "limit", limit)

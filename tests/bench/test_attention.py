@@ -160,3 +160,20 @@ def test_the_line_that_is_loaded_first_is_compiled(monkeypatch: pytest.MonkeyPat
     assert attention.compiler() == "/bin/gcc"
     monkeypatch.setattr(attention.shutil, "which", lambda name: None)
     assert attention.compiler() is None
+
+
+def test_the_other_baseline_says_why_it_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention.sys, "platform", "linux")
+    monkeypatch.setattr(attention.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(attention.torch.backends.mkl, "is_available", lambda: True)
+    monkeypatch.setattr(attention, "cpu_vendor", lambda: "GenuineIntel")
+    assert "Intel" in str(attention.no_full_path())
+    monkeypatch.setattr(attention, "cpu_vendor", lambda: "AuthenticAMD")
+    monkeypatch.setattr(attention, "compiler", lambda: None)
+    assert "C compiler" in str(attention.no_full_path())
+    monkeypatch.setattr(attention, "compiler", lambda: "/usr/bin/cc")
+    assert attention.no_full_path() is None
+    monkeypatch.setattr(attention.torch.backends.mkl, "is_available", lambda: False)
+    assert "no MKL" in str(attention.no_full_path())
+    monkeypatch.setattr(attention.platform, "machine", lambda: "aarch64")
+    assert "x86-64" in str(attention.no_full_path())

@@ -13,7 +13,6 @@ from headway_lab.bench import (
     attention,
     decode,
     forms,
-    forms_growth,
     growth,
     inputs,
     measure,
@@ -25,11 +24,10 @@ from headway_lab.bench import (
     train,
 )
 from headway_lab.bench.cases import CASES, FORWARD, TRAIN, chosen, named
-from headway_lab.bench.forms_growth import Curve
-from headway_lab.bench.inputs import OURS, tokens_of
+from headway_lab.bench.growth import Curve
+from headway_lab.bench.inputs import tokens_of
 from headway_lab.bench.measure import Effort
 from headway_lab.bench.rows import Row
-from headway_lab.bench.subprocess_runner import Peak
 from tests.bench import listed
 from tests.bench.test_peers import toy
 from tests.listings import constants, facts, number
@@ -55,8 +53,6 @@ def test_the_cases_are_as_listed() -> None:
             )
     for quick in chosen(quick=True):
         lines.append(f"quick {quick.label(FORWARD)}: {', '.join(quick.peers)}")
-    lines += [facts(one) for one in growth.GROWTHS]
-    lines += [f"quick {one.name} {one.lengths}" for one in growth.chosen(quick=True)]
     for name, spec in models.DECODERS.items():
         lines.append(f"{name}: {facts(spec)}; {cost.parameter_count(spec)} parameters")
     for own in train.CASES.values():
@@ -94,8 +90,6 @@ def test_rows_that_are_measured_are_as_listed() -> None:
     for case in (toy(named(name)) for name in ("causal", "packed", "decode-4-int8", "longformer")):
         for direction in case.passes:
             found.append(measure.measure(case, case.dtypes[0], direction, "banded", effort))
-    spec = growth.LinearAttentionSpec()
-    found += growth.linear(spec, (32, 64), (FORWARD, TRAIN), ONCE, say=lambda text: None)
     listed.check("measured", [*listed.rows_of(found), constants(measure), constants(growth)])
 
 
@@ -113,7 +107,7 @@ def some() -> dict[str, list[Row]]:
     where = made(1).machine
     step = {"step_ms": 8.0, "tokens_per_second": 250.0, "read_gbs": 20.5, "peak_gflops": 160.0, "calls": 3}
     step |= {"bytes": 3e6, "flops": 2e9, "share_of_step": 0.375}
-    held = {"ours_mib": 3.0, "peers_mib": {"mask": 0.05}, "given_mib": 1.0}
+    held = {"ours_mib": 3.0, "peers_mib": {"mask": 0.05}}
     windows = {n: forms.Step(n * 4096, n * 1e-6) for n in (512, 1024, 2048)}
     curves = [
         Curve("full", {n: forms.Step(n * n * 16, n * n * 1e-8) for n in (512, 1024)}, 2048, "memory"),
@@ -122,13 +116,10 @@ def some() -> dict[str, list[Row]]:
         Curve("flex", {512: forms.Step(1, 1.0)}, 1024, "memory"),
         Curve("banded", {}, 512, "no library"),
     ]  # fmt: skip
-    peaks = {OURS: {n: Peak(n << 15, 0, 0, n * 1e-3) for n in (1024, 2048)}}
-    peaks["mask"] = {n: Peak(9, 0, 0, 1.0) for n in (1, 2)}
-    times = {OURS: {32: 1.0, 64: 2.0}, "softmax": {32: 1.0, 64: 4.0}, "one": {32: 1.0}}
-    request = forms_growth.Request(
+    request = growth.Request(
         window=Window.last(64), most=4096, direction=FORWARD, forms=[], limit=64 << 20, seconds=1.0
     )
-    verdicts = forms_growth.verdicts(curves, request.limit)
+    verdicts = growth.verdicts(curves, request.limit)
     return {
         "attention": [
             made(1, **peers, ratio_best_tuned=1.25),
@@ -137,25 +128,19 @@ def some() -> dict[str, list[Row]]:
             made(3, ours_ms=None, rate=None, share_of_limit=None, machine={**where, "notes": ["one"]}),
             made(4, bound="reads", extra={"tokens_per_second": 12.0, **held}),
         ],
-        "memory": [
-            *(made(n, bench="memory", case=f"window n={64 * n} {TRAIN}", extra=held, peers={"mask": 1.0 * n})
-              for n in (1, 2)),
-            growth.fitted_memory(growth.GROWTHS[0], "float32", peaks, "auto"),
-        ],
         "operators": [
             made(1, bench="operators", case="decode tiny bf16: out", extra=step),
             made(2, bench="operators", case="decode tiny bf16: all else", extra=step, rate=None, share_of_limit=None),
             made(1, bench="operators", case="train x: norm", bound="reads", extra=step),
         ],
         "growth": [
-            *(forms_growth.to_row(curve, request) for curve in curves),
+            *(growth.to_row(curve, request) for curve in curves),
             Row("growth", "verdicts", "float32", machine=where, extra={"verdicts": verdicts}),
         ],
-        "linear": [growth.fitted_times(FORWARD, times)],
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("bench", ["attention", "memory", "operators", "growth", "linear"])
+@pytest.mark.parametrize("bench", ["attention", "operators", "growth"])
 def test_a_table_and_its_charts_are_as_listed(bench: str, monkeypatch: pytest.MonkeyPatch) -> None:
     own = some()[bench]
     listed.check(f"table-{bench}", [*listed.rows_of(own), *listed.drawn(own, monkeypatch)])
@@ -167,15 +152,9 @@ COMMANDS = (
     "attention --case causal --case window --dtype bfloat16 --pass forward --tokens 64 --repeats 2 --no-tuned",
     "attention --repeats 99 --threads 1",
     "attention --scaling --backend banded",
-    "linear",
-    "linear --quick --pass forward+backward",
-    "linear --tokens 512 --feature cosine",
-    "memory",
-    "memory --quick --dtype bfloat16",
-    "memory --case linear --tokens 4096 --backend banded",
     "growth",
     "growth --quick --pass forward+backward",
-    "growth --tokens 128 --window 16 --memory-limit 64 --seconds 0.5",
+    "growth --tokens 128 --window 16 --memory-limit 64 --seconds 0.5 --form linear --form loop",
     "decode",
     "decode --quick",
     "decode --model tiny --weights int8 --rows 3 --context 9",
@@ -199,8 +178,6 @@ def test_what_the_options_ask_for_is_as_listed(
     def short(value: Any) -> str:
         cases = [one for one in getattr(value, "cases", ()) if not isinstance(one, str)]
         named = [f"{one.name} {one.tokens}" for one in cases]
-        if isinstance(value, list) and value and isinstance(value[0], growth.Growth):
-            return "; ".join(f"{one.name} {one.lengths}" for one in value)
         return f"{replace(value, cases=())}: {', '.join(named)}" if named else str(value)
 
     def told(*values: Any, **options: Any) -> Iterator[Row]:
@@ -209,7 +186,7 @@ def test_what_the_options_ask_for_is_as_listed(
         return iter([made(1, machine={})])
 
     for module, name in (
-        (attention, "attention"), (growth, "linear"), (growth, "memory"), (forms_growth, "growth"),
+        (attention, "attention"), (growth, "growth"),
         (decode, "decode"), (prefill, "prefill"), (train, "train"),
         (operators, "of_decoding"), (operators, "of_prefill"), (operators, "of_training"),
     ):  # fmt: skip

@@ -149,7 +149,7 @@ def test_what_a_backend_cannot_do_is_a_row_without_numbers() -> None:
     assert json.loads(row.to_line())["ours_gflops"] is None
 
 
-@pytest.mark.parametrize("bound", ["products", "matmul", "reads"])
+@pytest.mark.parametrize("bound", ["products", "reads"])
 def test_a_limit_is_a_rate(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "READ_BYTES", 4 << 20)
     limit = measuring.limit(bound, torch.float32)
@@ -170,14 +170,10 @@ def test_charts_show_what_there_is(tmp_path) -> None:  # type: ignore[no-untyped
         blank(), ours_ms=2.0, rate=1e9, share_of_limit=0.5, ratios={"sdpa": 2.0}, peers={"sdpa": 4.0}
     )
     two = replace(one, ours_ms=1.0, rate=2e9, machine={**one.machine, "threads": 2})
-    held = {"ours_mib": 3.0, "peers_mib": {"mask": 9.0}, "given_mib": 1.0}
-    memory = replace(
-        one, bench="memory", case="window n=64 forward+backward", extra=held, peers={"mask": 1.0}
-    )
     assert charts.draw([blank()], tmp_path) == []
     assert [path.name for path in charts.draw([one], tmp_path)] == ["attention.png"]
-    written = charts.draw([one, two, memory], tmp_path)
-    assert [path.name for path in written] == ["attention.png", "scaling.png", "memory.png"]
+    written = charts.draw([one, two], tmp_path)
+    assert [path.name for path in written] == ["attention.png", "scaling.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
 
 

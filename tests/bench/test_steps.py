@@ -12,14 +12,14 @@ import torch
 
 from headway.attention import attend
 from headway.errors import BackendError
-from headway.patterns import Causal, Window
-from headway_lab.bench import decode, forms, forms_growth, measure, models, peers, subprocess_runner, train
-from headway_lab.bench import growth as growths
+from headway.patterns import Window
+from headway_lab.bench import decode, forms, growth, models, peers, subprocess_runner
+from headway_lab.bench import measure as measuring
 from headway_lab.bench.cases import FORWARD, TRAIN, named
 from headway_lab.bench.forms import FORMS, Step, step
-from headway_lab.bench.inputs import OURS, UnsupportedCase, make
-from headway_lab.bench.measure import Effort, difference
-from headway_lab.bench.subprocess_runner import LimitReached, SubprocessRunner, peak, peak_of
+from headway_lab.bench.inputs import UnsupportedCase, make
+from headway_lab.bench.measure import Effort, difference, measure
+from headway_lab.bench.subprocess_runner import LimitReached, SubprocessRunner, peak_of
 from tests.bench import listed
 
 MIB = 1 << 20
@@ -72,37 +72,21 @@ def test_a_process_is_ended_above_its_bytes_and_its_seconds(monkeypatch: pytest.
         runner.call_within(3 * MIB, 0.0, divmod, 7, 2)
 
 
-def test_what_a_step_holds_is_the_peak_without_what_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    peaks = iter([10 * MIB, 90 * MIB, 20 * MIB, 50 * MIB])
-    monkeypatch.setattr(subprocess_runner.hardware, "peak_rss", lambda: next(peaks))
-    found = peak("stored", Causal(), 300, "float32")
-    size = 4 * 8 * 300 * 64 * 4
-    assert (found.inputs, found.outputs, found.beyond) == (size, size, 30 * MIB - size)
-    peaks = iter([10 * MIB] * 4)
-    assert peak(OURS, Causal(), 16, "float32").beyond == 0, "never less than nothing"
-
-
-def test_linear_and_softmax_attention_are_the_sides_of_linear() -> None:
-    at = make(named("causal").at(40), "float32", TRAIN)
-    linear, soft, ours = (
-        subprocess_runner._attention(at, side, kind, "auto")()
-        for side, kind in ((OURS, "linear"), ("attend", "linear"), (OURS, "attention"))
-    )
-    assert difference(soft[0], ours[0]) == 0 < 0.01 < difference(linear[0], ours[0])
-    assert len(linear) == 4, "with gradients"
-
-
-def test_a_step_of_mistral_is_run_before_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts: list[int | None] = []
-
-    def made(case: Any, dtype: torch.dtype, side: str) -> Any:
-        assert (case.tokens, case.pattern, dtype, side) == (300, Window.last(8), torch.float32, "sdpa")
-        return lambda count=None: counts.append(count)
-
-    monkeypatch.setattr(subprocess_runner, "mistral_step", made)
-    found = peak("sdpa", Window.last(8), 300, "float32", "mistral")
-    assert counts == [subprocess_runner.WARM, None]
-    assert (found.inputs, found.outputs) == (0, 0)
+def test_a_row_from_another_process_is_a_row() -> None:
+    effort = Effort(repeats=1, least=1, sample=0.0)
+    case = named("window").at(32).with_peers(["mask"])
+    with SubprocessRunner({"HEADWAY_TEST": "there"}) as runner:
+        row = runner.call(measure, case, "float32", FORWARD, "banded", effort)
+        assert row.case == "window n=32 forward"
+        assert set(row.ratios) == {"mask"}
+        assert row.machine["threads"] == 1
+        assert runner.call(os.getenv, "HEADWAY_TEST") == "there"
+        assert "HEADWAY_TEST" not in os.environ
+        with pytest.raises(BackendError, match="not here"):
+            runner.call(refuse, "not here")
+        runner._process.kill()
+        with pytest.raises(BackendError, match="ended with code -9"):
+            runner.call(os.getpid)
 
 
 def test_the_peak_of_the_second_call_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,32 +108,6 @@ def test_the_peak_of_the_second_call_counts(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Path, "write_text", no_file)
     with pytest.raises(UnsupportedCase, match="the peak of a process is not at hand here: no"):
         subprocess_runner.forget_peak()
-
-
-def test_one_length_of_a_growth_is_a_call_of_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-
-    class Here:
-        def __init__(self, environment: dict[str, str]) -> None:
-            assert environment == {}
-
-        def __enter__(self) -> "Here":
-            return self
-
-        def __exit__(self, *_: object) -> None: ...
-
-        def call(self, *values: Any) -> str:
-            asked.append(values)
-            return "a peak"
-
-    for module in (growths, train):
-        monkeypatch.setattr(module, "SubprocessRunner", Here)
-    growth = growths.GROWTHS[2]
-    assert growths.peak_of(growth, "sdpa", 64, "bfloat16", "auto") == "a peak"
-    assert asked == [(peak, "sdpa", growth.pattern, 64, "bfloat16", "mistral", "auto")]
-    case = train.CASES["tiny-2x64"]
-    train._peak(case, "float32", OURS, Path("x"))
-    assert asked[1:] == [(peak_of, train.step, case, "float32", OURS, Path("x"))]
 
 
 # -- forms ---------------------------------------------------------------------------------------------------------
@@ -178,7 +136,7 @@ def told(steps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         def __exit__(self, *_: object) -> None: ...
 
         def call(self, function: Any, *values: Any) -> None:
-            assert (function, values[2]) == (step, forms_growth.WARM)
+            assert (function, values[2]) == (step, growth.WARM)
 
         def call_within(self, limit: int, seconds: float, function: Any, name: str, *values: Any) -> Step:
             assert (limit, seconds, values[0], values[2]) == (
@@ -190,7 +148,7 @@ def told(steps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
             found: Step = steps(name, values[1])
             return found
 
-    monkeypatch.setattr(forms_growth, "SubprocessRunner", Here)
+    monkeypatch.setattr(growth, "SubprocessRunner", Here)
 
 
 def test_rows_of_a_growth_of_forms_are_as_listed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,11 +164,11 @@ def test_rows_of_a_growth_of_forms_are_as_listed(monkeypatch: pytest.MonkeyPatch
         return Step(n * n if name == "full" else n << 10, n * 1e-6)
 
     told(steps, monkeypatch)
-    request = forms_growth.Request(
+    request = growth.Request(
         window=Window.last(16), most=1024, direction=FORWARD, forms=list(FORMS), limit=256 * MIB, seconds=2.0
     )
     said: list[str] = []
-    rows = list(forms_growth.growth(request, said.append))
+    rows = list(growth.growth(request, said.append))
     listed.check("forms", [*said, *listed.rows_of(rows)])
 
 
@@ -218,18 +176,17 @@ def test_rows_of_a_growth_of_forms_are_as_listed(monkeypatch: pytest.MonkeyPatch
 
 
 def test_without_a_library_limits_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "search", lambda: SimpleNamespace(library=None))
-    monkeypatch.setattr(measure, "READ_BYTES", 4 * MIB)
-    monkeypatch.setattr(measure, "PRODUCT", 64)
-    monkeypatch.setattr(measure, "_timed", lambda call, count: (call(), 0.5)[1])
-    names = {bound: measure.limit(bound, torch.float32) for bound in ("products", "matmul", "reads")}
+    monkeypatch.setattr(measuring, "search", lambda: SimpleNamespace(library=None))
+    monkeypatch.setattr(measuring, "READ_BYTES", 4 * MIB)
+    monkeypatch.setattr(measuring, "PRODUCT", 64)
+    monkeypatch.setattr(measuring, "_timed", lambda call, count: (call(), 0.5)[1])
+    names = {bound: measuring.limit(bound, torch.float32) for bound in ("products", "reads")}
     assert {bound: (limit.name, limit.measure()) for bound, limit in names.items()} == {
         "products": ("torch's matrix product", 2 * 64**3 / 0.5),
-        "matmul": ("torch's matrix product", 2 * 64**3 / 0.5),
         "reads": ("read of memory by torch's sum", 4 * MIB / 0.5),
     }
-    monkeypatch.setattr(measure.hardware, "memory_available", lambda: 16 * MIB)
-    assert measure.reads(torch.float32).measure() == 2 * MIB / 0.5, "an eighth of what is free"
+    monkeypatch.setattr(measuring.hardware, "memory_available", lambda: 16 * MIB)
+    assert measuring.reads(torch.float32).measure() == 2 * MIB / 0.5, "an eighth of what is free"
 
 
 def test_flex_attention_is_compiled_once_and_gives_what_attend_gives(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,16 +71,12 @@ def test_the_table_the_chart_and_the_file(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["attention", "--case", "casual"], "no case 'casual' (did you mean \"causal\"?); cases are causal,"),
+        (["attention", "--case", "casual"], "no case 'casual' (did you mean \"causal\"?); known: causal,"),
         (["attention", "--dtype", "float16"], "--dtype is float32 or bfloat16, got 'float16'"),
         (["attention", "--pass", "backward"], "--pass is forward or forward+backward, got 'backward'"),
         (["attention", "--backend", "nativ"], "unknown backend 'nativ'"),
         (["attention", "--scaling", "--threads", "1"], "leave out --threads"),
-        (
-            ["memory", "--case", "windw"],
-            "no memory case 'windw' (did you mean \"window\"?); cases are window,",
-        ),
-        (["memory", "--backend", "nativ"], "unknown backend 'nativ'"),
+        (["growth", "--form", "lop"], "no form 'lop' (did you mean \"loop\"?); known: full,"),
     ],
 )
 def test_wrong_values_are_told_what_there_is(
@@ -157,27 +153,3 @@ def test_a_backend_that_can_measure_nothing_is_an_error(capsys: pytest.CaptureFi
     out, err = capsys.readouterr()
     assert out.count('backend="triton" cannot run this call') == 1, "a note is said once"
     assert "nothing could be measured" in err
-
-
-def test_memory_prints_what_is_held(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from headway_lab.bench import growth
-    from headway_lab.bench.subprocess_runner import Peak
-
-    def held(_: Any, side: str, tokens: int, dtype: str, backend: str) -> Peak:
-        assert backend == "banded"
-        return Peak(tokens << 15, 1 << 20, 1 << 20, tokens * 1e-3)
-
-    monkeypatch.setattr(growth, "peak_of", held)
-    arguments = ["bench", "memory", "--case", "window", "--tokens", "4096", "--backend", "banded"]
-    assert run([*arguments, "--out", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
-    assert "window n=4096 forward+backward" in out
-    assert "n^1.00" in out
-    assert "32768" in out
-    assert (tmp_path / "memory.png").exists()
-    assert run([*arguments, "--json"]) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert {*KEYS, "ours_gflops", "ours_mib", "peers_mib", "given_mib"} == set(rows[0])
-    assert rows[-1]["memory_exponent"]["headway"] == pytest.approx(1.0)

@@ -185,7 +185,7 @@ def check_names(names: Iterable[str], known: Sequence[str], what: str) -> None:
     for name in names:
         if name not in known:
             raise ConfigError(
-                f"bench: no {what} {name!r}{did_you_mean(name, known)}; cases are {', '.join(known)}"
+                f"bench: no {what} {name!r}{did_you_mean(name, known)}; known: {', '.join(known)}"
             )
 
 

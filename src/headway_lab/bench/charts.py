@@ -1,4 +1,4 @@
-"""Charts of the rows: rates beside the limit, scaling over threads, growth of memory and time, operators of a step."""
+"""Charts of the rows: rates beside the limit, scaling over threads, growth over the length, operators of a step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ COLOURS = {
     "chunks": ORANGE,
     "flex": GREEN,
     "transformers": VIOLET,
-    "stored": RED,
     "rows": ORANGE,
     "rows-sdpa": GREY,
     "gqa": RED,
@@ -27,17 +26,15 @@ OTHER = "headway, the case that it is compared with"
 
 
 def draw(rows: Sequence[Row], out: Path) -> list[Path]:
-    """Write attention.png, scaling.png, memory.png, growth.png and operators.png, as far as there are rows for them.
+    """Write attention.png, scaling.png, growth.png and operators.png, as far as there are rows for them.
     Returns the files."""
     measured = [row for row in rows if row.ours_ms is not None]
     attention = [row for row in measured if row.bench == "attention"]
-    memory = [row for row in measured if row.bench == "memory" and row.rate is not None]
     parts = [row for row in measured if row.bench == "operators"]
     charts = {
         "attention.png": (rates, attention, max(3.0, 0.34 * len(attention) + 1.5)),
         "scaling.png": (scaling, _at_several(attention), 4.2),
-        "memory.png": (growth, memory, 4.2),
-        "growth.png": (forms, [row for row in measured if row.bench == "growth"], 4.6),
+        "growth.png": (growth, [row for row in measured if row.bench == "growth"], 4.6),
         "operators.png": (operators, parts, 0.27 * len(parts) + 1.1 * len(of_steps(parts)) + 0.3),
     }
     wanted = {out / name: chart for name, chart in charts.items() if chart[1]}
@@ -82,31 +79,13 @@ def scaling(figure: Any, rows: Sequence[Row]) -> None:
     axes.legend(fontsize=6, loc="upper left", bbox_to_anchor=(1, 1))
 
 
-def growth(figure: Any, rows: Sequence[Row]) -> None:
-    """Left: bytes beyond inputs and outputs over the length. Right: time."""
-    left, right = figure.subplots(1, 2)
-    for axes, ours, theirs, title, unit in (
-        (left, "ours_mib", "peers_mib", "held beyond inputs and outputs", "MiB"),
-        (right, "ours_ms", "peers", "time", "ms"),
-    ):
-        lines: dict[str, list[tuple[int, float]]] = {}
-        for row in rows:
-            name, length, _ = row.case.split()
-            n = int(length.removeprefix("n="))
-            values = {**row.to_json(), **row.extra}
-            for side, value in {"headway": values[ours], **values[theirs]}.items():
-                lines.setdefault(f"{name}, {side} {row.dtype}", []).append((n, max(value, 0.1)))
-        for label, points in lines.items():
-            axes.loglog(*zip(*sorted(points), strict=True), "o-", ms=4, label=label)
-        axes.set(title=title, xlabel="tokens", ylabel=unit)
-    right.legend(fontsize=6)
-
-
-CYAN = "#3aa6b9"
+CYAN, PINK, BROWN = "#3aa6b9", "#c9659b", "#8c6d4f"
 FORM_COLOURS = {
     "full": RED,
     "sdpa": GREY,
     "sdpa + mask": INK,
+    "causal": PINK,
+    "linear": BROWN,
     "loop": ORANGE,
     "chunks": VIOLET,
     "banded": CYAN,
@@ -115,7 +94,7 @@ FORM_COLOURS = {
 }
 
 
-def forms(figure: Any, rows: Sequence[Row]) -> None:
+def growth(figure: Any, rows: Sequence[Row]) -> None:
     """Left: what a step of each form holds over the length, with the limit; a cross where it was stopped there. Right:
     its time. Broken lines are of full attention or of a mask over pairs, which grow with the square."""
     left, right = figure.subplots(1, 2)

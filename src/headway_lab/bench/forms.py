@@ -12,15 +12,19 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from headway import hardware
 from headway.attention import attend
+from headway.attention.linear_attention import LinearAttentionSpec, linear_attend
 from headway.patterns import Causal, Pattern, visible
+from headway.positions import Rotary
 from headway_lab.bench.cases import FLOAT32, FORWARD, Case
 from headway_lab.bench.inputs import Call, Inputs, make
 from headway_lab.bench.peers import additive, flex
-from headway_lab.bench.subprocess_runner import forget_peak, stored
+from headway_lab.bench.subprocess_runner import forget_peak
 from headway_lab.profiling import fastest
 
 HEADS, WIDTH = 4, 64
@@ -34,6 +38,7 @@ class Form:
 
     build     its call for the inputs; what this prepares (a compilation) is neither in the time nor in the memory
     full      whether every query sees all before it, and not the window
+    pairs     whether every pair of tokens is computed, seen or not
     backward  whether it has one on a CPU
     compiled  whether it is compiled first, for seconds
     prepares  what takes more memory to prepare than the step holds; nothing is usual
@@ -41,32 +46,56 @@ class Form:
 
     build: Callable[[Inputs], Call]
     full: bool = False
+    pairs: bool = False
     backward: bool = True
     compiled: bool = False
     prepares: str = ""
 
 
-def by_backend(name: str) -> Form:
+def by_backend(name: str, full: bool = False, pairs: bool = False) -> Form:
     """`attend` on that backend."""
-    return Form(lambda at: lambda: attend(at.q, at.k, at.v, at.case.pattern, backend=name))
+    return Form(lambda at: lambda: attend(at.q, at.k, at.v, at.case.pattern, backend=name), full, pairs)
+
+
+def stored(at: Inputs) -> Call:
+    """The textbook: scores and weights of every pair, kept for the backward."""
+
+    def call() -> Tensor:
+        count, width = at.q.shape[2:]
+        future = torch.ones(count, count, dtype=torch.bool).triu_(1)
+        scores = (at.q @ at.k.transpose(2, 3)) * width**-0.5
+        return F.softmax(scores.masked_fill(future, float("-inf")), -1) @ at.v
+
+    return call
 
 
 def masked(at: Inputs) -> Call:
     """torch's fused kernel with a dense mask [N, N], which is made in the step."""
 
-    def call() -> object:
+    def call() -> Tensor:
         mask = additive(visible(at.case.pattern, at.tokens, at.tokens), at.q.dtype)
         return F.scaled_dot_product_attention(at.q, at.k, at.v, attn_mask=mask)
 
-    return call  # type: ignore[return-value]
+    return call
+
+
+def linear(at: Inputs) -> Call:
+    """Linear attention, rotary in the numerator."""
+    rotation = Rotary(pairing="halves").rotation(at.tokens.index[0], at.case.width)
+    spec, pattern = LinearAttentionSpec(), at.case.pattern
+    return lambda: linear_attend(at.q, at.k, at.v, spec, pattern, rotation=rotation)
 
 
 FORMS: Mapping[str, Form] = {
-    "full": Form(lambda at: lambda: stored(at.q, at.k, at.v), full=True),
+    "full": Form(stored, full=True, pairs=True),
     "sdpa": Form(
-        lambda at: lambda: F.scaled_dot_product_attention(at.q, at.k, at.v, is_causal=True), full=True
+        lambda at: lambda: F.scaled_dot_product_attention(at.q, at.k, at.v, is_causal=True),
+        full=True,
+        pairs=True,
     ),
-    "sdpa + mask": Form(masked),
+    "sdpa + mask": Form(masked, pairs=True),
+    "causal": by_backend("native", full=True, pairs=True),
+    "linear": Form(linear, full=True),
     "loop": by_backend("diagonal"),
     "chunks": by_backend("chunks"),
     "banded": by_backend("banded"),
@@ -75,9 +104,10 @@ FORMS: Mapping[str, Form] = {
         flex, backward=False, compiled=True, prepares="its mask of blocks, made from all pairs of tokens"
     ),
 }
-"""full: scores of all pairs, stored. loop and chunks: Beltagy et al. 2020, section 3.2."""
+"""full: scores of all pairs, stored. loop and chunks: Beltagy et al. 2020, section 3.2. causal: the kernels of "native"
+without a window."""
 
-WINDOWS = ("loop", "chunks", "banded", "native", "flex")
+WINDOWS = tuple(name for name, form in FORMS.items() if not (form.full or form.pairs))
 """The forms that compute no more than a window."""
 
 CLAIMED = ("native", "chunks", "loop")

@@ -1,210 +1,197 @@
-"""The rows of `headway bench memory` and `headway bench linear`: how time and memory grow with the length.
+"""The rows of `headway bench growth`: each form at growing lengths until a limit stops it, and what is seen of it.
 
-Legend: H heads, N tokens, D per head.
+The figure of Beltagy et al. 2020, section 3.2: full attention grows with the square until memory is spent, windows with
+the length; the loop is slow, chunks are quick and take twice its memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
-import torch
-
-from headway.attention import attend
-from headway.attention.linear_attention import LinearAttentionSpec, choose_form, linear_attend
-from headway.errors import BackendError
-from headway.patterns import Causal, Pattern, Window
-from headway.positions import Rotary
-from headway_lab.bench.cases import FLOAT32, FORWARD, TRAIN, Case, check_names, named
-from headway_lab.bench.inputs import OURS, Problem, flops, make, tokens_of
-from headway_lab.bench.measure import Effort, timed
+from headway import hardware
+from headway.errors import BackendError, ConfigError
+from headway.patterns import Window
+from headway_lab.bench.attention import Say
+from headway_lab.bench.cases import FLOAT32, TRAIN
+from headway_lab.bench.forms import CLAIMED, FORMS, WINDOWS, Step, step
 from headway_lab.bench.rows import Row, machine
-from headway_lab.bench.subprocess_runner import Peak, SubprocessRunner, peak
-from headway_lab.profiling import doublings, line, power
+from headway_lab.bench.subprocess_runner import LimitReached, SubprocessRunner
+from headway_lab.profiling import Exponent, doublings, exponent
 
-NOISE = 16 << 20
-"""Bytes below which a peak says nothing about its growth."""
-MOST = 16384
-"""The longest row at which softmax attention is timed beside linear attention: it grows with the square."""
-USUAL = Effort(repeats=5, seconds=10.0)
-
-Say = Callable[[str], None]
-
-
-# -- memory --------------------------------------------------------------------------------------------------------
+FIRST, TAIL = 512, 4
+"""The shortest length (or an eighth of the longest), and lengths at the end that exponents are fitted to."""
+WARM = 128
+SPARE = 1 << 30
+"""Bytes that stay free beside the limit."""
+APART = 0.2
+"""How far a fitted exponent may be from 1 or 2."""
+CLEARLY = 1.1
+"""How many times as long a slower form takes at least."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Growth:
-    """One pattern at growing lengths. `peers`: the longest length at which each is measured."""
+class Request:
+    """Which forms are measured, up to `most` tokens; a form ends at `limit` bytes or where a step would take more than
+    `seconds`."""
+
+    window: Window
+    most: int
+    direction: str
+    forms: Sequence[str]
+    limit: int
+    seconds: float
+
+    def __post_init__(self) -> None:
+        free = hardware.memory_available()
+        if free < self.limit + SPARE:
+            raise ConfigError(
+                f"bench growth: --memory-limit {self.limit >> 20} MiB, but {free >> 20} MiB are free and 1024 of them "
+                f"are left alone; give --memory-limit {max(64, (free - SPARE) >> 20)} or less"
+            )
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return doublings(min(FIRST, self.most // 8), self.most)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Steps of one form by length; where it was stopped, at which length and by what: "memory", "time" or a reason."""
 
     name: str
-    pattern: Pattern
-    lengths: tuple[int, ...]
-    peers: dict[str, int]
-    kind: str = "attention"
-    quick: int = 0
+    steps: dict[int, Step]
+    stopped_at: int | None = None
+    stopped_by: str | None = None
 
-    def shorter(self, most: int) -> Growth:
-        """The same up to `most` tokens; where no length is left, at `most` and, for a growth, at two halvings of it."""
-        lengths = tuple(n for n in self.lengths if n <= most)
-        if not lengths:
-            lengths = (most // 4, most // 2, most) if len(self.lengths) > 1 else (most,)
-        return replace(self, lengths=lengths)
+    def fitted(self, what: str) -> Exponent:
+        """How "held" or "seconds" grow over the last lengths, of which there must be two."""
+        tail = list(self.steps.items())[-TAIL:]
+        return exponent([n for n, _ in tail], [getattr(s, what) for _, s in tail])
 
 
-GROWTHS = (
-    Growth(
-        name="window",
-        pattern=Window.last(512),
-        lengths=doublings(2048, 131072),
-        peers={"mask": 8192},
-        quick=16384,
-    ),
-    Growth(
-        name="causal",
-        pattern=Causal(),
-        lengths=doublings(1024, 16384),
-        peers={"sdpa": 16384, "stored": 4096},
-        quick=4096,
-    ),
-    Growth(name="mistral", pattern=Window.last(512), lengths=(8192,), peers={"sdpa": 8192}, kind="mistral"),
-    Growth(
-        name="linear",
-        pattern=Causal(),
-        lengths=doublings(2048, 131072),
-        peers={"attend": 16384},
-        kind="linear",
-    ),
-)
-NAMES = tuple(growth.name for growth in GROWTHS)
+def growth(request: Request, say: Say) -> Iterator[Row]:
+    """A row for each form, then one with the verdicts."""
+    curves = []
+    for name in request.forms:
+        say(f"{name}: {', '.join(map(str, request.lengths))} tokens, {request.direction}")
+        curves.append(curve(name, request))
+        yield to_row(curves[-1], request)
+    yield Row(
+        "growth",
+        "verdicts",
+        FLOAT32,
+        machine=machine("auto"),
+        extra={"verdicts": verdicts(curves, request.limit)},
+    )
 
 
-def chosen(names: Sequence[str] = (), *, quick: bool = False, tokens: int | None = None) -> list[Growth]:
-    """The growths to measure. Raises ConfigError for a name that does not exist."""
-    check_names(names, NAMES, "memory case")
-    growths = [g for g in GROWTHS if (g.name in names if names else g.quick or not quick)]
-    if quick:
-        growths = [g.shorter(g.quick) if g.quick else g for g in growths]
-    return [g.shorter(tokens) if tokens else g for g in growths]
-
-
-def memory(growths: Sequence[Growth], dtypes: Sequence[str], backend: str, say: Say) -> Iterator[Row]:
-    """Row by row: every length, then what was fitted over the lengths."""
-    for growth, dtype in product(growths, dtypes or (FLOAT32,)):
-        peaks: dict[str, dict[int, Peak]] = {}
-        for n in growth.lengths:
-            sides = [OURS, *(peer for peer, most in growth.peers.items() if n <= most)]
-            say(f"{growth.name} n={n} {dtype}: {', '.join(sides)}")
-            notes = []
-            for side in sides:
-                try:
-                    peaks.setdefault(side, {})[n] = peak_of(growth, side, n, dtype, backend)
-                except BackendError as why:
-                    notes.append(f"{side} not measured: {why}")
-            here = {side: by[n] for side, by in peaks.items() if n in by}
-            yield memory_row(growth, n, dtype, here, backend, notes)
-        if len(growth.lengths) > 1:
-            yield fitted_memory(growth, dtype, peaks, backend)
-
-
-def peak_of(growth: Growth, side: str, tokens: int, dtype: str, backend: str) -> Peak:
-    """One step in a process of its own."""
+def curve(name: str, request: Request) -> Curve:
+    """One form in a process of its own, length by length."""
+    if request.direction == TRAIN and not FORMS[name].backward:
+        return Curve(name, {}, request.lengths[0], "it has no backward on a CPU")
+    steps: dict[int, Step] = {}
     with SubprocessRunner({}) as runner:
-        return runner.call(peak, side, growth.pattern, tokens, dtype, growth.kind, backend)
+        try:
+            runner.call(step, name, request.window, WARM, request.direction)
+            for n in request.lengths:
+                if steps and 4 * steps[max(steps)].seconds > request.seconds:
+                    return Curve(name, steps, n, "time")
+                steps[n] = runner.call_within(
+                    request.limit, 60 + 8 * request.seconds, step, name, request.window, n, request.direction
+                )
+        except LimitReached as limit:
+            return Curve(name, steps, n, "memory" if "MiB" in str(limit) else "time")
+        except BackendError as why:
+            return Curve(name, steps, request.lengths[len(steps)], str(why))
+    return Curve(name, steps)
 
 
-def memory_row(
-    growth: Growth, n: int, dtype: str, peaks: Mapping[str, Peak], backend: str, notes: Sequence[str]
-) -> Row:
-    """The row of one length."""
-    blank = Row("memory", f"{growth.name} n={n} {TRAIN}", dtype, machine=machine(backend, notes))
-    peers = dict(peaks)
-    ours = peers.pop(OURS, None)
-    if ours is None:
-        return blank
-    case = replace(named("causal"), pattern=growth.pattern, tokens=n)
-    work = flops(case, True, tokens_of(case)) if growth.kind == "attention" else None
-    return replace(
-        blank,
-        ours_ms=ours.seconds * 1e3,
-        rate=None if work is None else work / ours.seconds,
-        peers={side: step.seconds * 1e3 for side, step in peers.items()},
-        ratios={side: step.seconds / ours.seconds for side, step in peers.items()},
+def to_row(curve: Curve, request: Request) -> Row:
+    """The row of one form; its time is that at the longest length."""
+    steps, notes = list(curve.steps.values()), []
+    before = FORMS[curve.name].prepares if curve.stopped_by == "memory" else ""
+    if before:
+        notes.append(f"stopped in preparing {before}")
+    elif curve.stopped_by not in (None, "memory", "time"):
+        notes.append(f"not measured from n={curve.stopped_at} on: {curve.stopped_by}")
+    return Row(
+        "growth",
+        curve.name,
+        FLOAT32,
+        ours_ms=steps[-1].seconds * 1e3 if steps else None,
+        machine=machine("auto", notes),
         extra={
-            "ours_mib": ours.beyond / 2**20,
-            "peers_mib": {side: step.beyond / 2**20 for side, step in peers.items()},
-            "given_mib": (ours.inputs + ours.outputs) / 2**20,
+            "pass": request.direction,
+            "pattern": str(request.window),
+            "quadratic": FORMS[curve.name].pairs,
+            "n": list(curve.steps),
+            "ms": [s.seconds * 1e3 for s in steps],
+            "mib": [s.held / 2**20 for s in steps],
+            "time_exponent": curve.fitted("seconds") if len(steps) > 1 else None,
+            "memory_exponent": curve.fitted("held") if len(steps) > 1 else None,
+            "limit_mib": request.limit >> 20,
+            "stopped_at": curve.stopped_at,
+            "stopped_by": curve.stopped_by,
+            "stopped_in": before,
         },
     )
 
 
-def fitted_memory(growth: Growth, dtype: str, peaks: Mapping[str, Mapping[int, Peak]], backend: str) -> Row:
-    """How time and memory grow with the length, per side: exponents (None: memory is flat), and bytes per token."""
-    times, sizes, slopes = {}, {}, {}
-    for side, by in peaks.items():
-        if len(by) > 1:
-            lengths, beyond = list(by), [step.beyond for step in by.values()]
-            flat = max(beyond) < NOISE or min(beyond) <= 0
-            times[side] = power(lengths, [step.seconds for step in by.values()])
-            sizes[side] = None if flat else power(lengths, beyond)
-            slopes[side] = line(lengths, beyond)
-    extra = {"time_exponent": times, "memory_exponent": sizes, "bytes_per_token": slopes}
-    return Row("memory", f"{growth.name} growth", dtype, machine=machine(backend), extra=extra)
+# -- verdicts ------------------------------------------------------------------------------------------------------
 
 
-# -- linear attention ----------------------------------------------------------------------------------------------
+def verdicts(curves: Sequence[Curve], limit: int) -> list[str]:
+    """A sentence for each claim of the figure that the forms measured can speak to, and whether it is seen."""
+    by = {one.name: one for one in curves if len(one.steps) > 1}
+    windows = [by[name] for name in WINDOWS if name in by]
+    said = [_full(by["full"], limit)] if "full" in by else []
+    said += [_linear(windows)] if windows else []
+    said += [_order(by), _twice(by)] if {*CLAIMED} <= {*by} else []
+    return [f"{text}: {'seen' if seen else 'NOT seen'}" for text, seen in said]
 
 
-def linear(
-    spec: LinearAttentionSpec,
-    lengths: Sequence[int],
-    passes: Sequence[str] = (FORWARD, TRAIN),
-    effort: Effort = USUAL,
-    *,
-    say: Say,
-) -> Iterator[Row]:
-    """Causal linear attention at each length, row by row; after the lengths of a pass, a row with the power of the
-    length that the time grows with. Inputs are float32: linear attention computes in it, whatever they are."""
-    for direction in passes:
-        times: dict[str, dict[int, float]] = {}
-        for n in lengths:
-            say(f"{spec.feature} n={n} {direction}")
-            blank = Row("linear", f"linear n={n} {direction}", FLOAT32, machine=machine("auto"))
-            row = timed(blank, linear_problem(spec, n, direction), effort)
-            assert row.ours_ms is not None
-            for side, ms in {OURS: row.ours_ms, **row.peers}.items():
-                times.setdefault(side, {})[n] = ms
-            yield row
-        yield fitted_times(direction, times)
+def _full(full: Curve, limit: int) -> tuple[str, bool]:
+    memory, time = full.fitted("held"), full.fitted("seconds")
+    end = (
+        f"until the limit of {limit >> 20:,} MiB at n={full.stopped_at:,}"
+        if full.stopped_by == "memory"
+        else f"and is not stopped by the limit of {limit >> 20:,} MiB up to n={max(full.steps):,}"
+    )
+    seen = abs(memory.p - 2) <= APART and full.stopped_by == "memory"
+    return f"full attention grows with exponent {memory} in memory ({time} in time) {end}", seen
 
 
-def linear_problem(spec: LinearAttentionSpec, n: int, direction: str) -> Problem:
-    """Linear attention, and softmax attention with the same rotation where the row is not too long for it.
-
-    Its limit is torch's matrix product, which is what the form is made of."""
-    at = make(Case(name="linear", tokens=n), FLOAT32, direction)
-    rotation = Rotary(pairing="halves").rotation(torch.arange(n), at.case.width)
-    calls = {OURS: lambda: linear_attend(at.q, at.k, at.v, spec, Causal(), rotation=rotation)}
-    if n <= MOST:
-        calls["softmax"] = lambda: attend(rotation.apply(at.q), rotation.apply(at.k), at.v, Causal())
-    sides = {name: at.run(call) for name, call in calls.items()}
-    return Problem(sides, linear_flops(spec, at.case, direction), "matmul")
+def _linear(windows: Sequence[Curve]) -> tuple[str, bool]:
+    parts, others = [], []
+    for one in windows:
+        memory, time = one.fitted("held"), one.fitted("seconds")
+        parts.append(f"{one.name} {memory} and {time}")
+        if max(abs(memory.p - 1), abs(time.p - 1)) > APART:
+            others.append(one.name)
+    but = f", all but {' and '.join(others)}" if others else ""
+    return f"windows are linear in memory and time ({'; '.join(parts)}){but}", not others
 
 
-def linear_flops(spec: LinearAttentionSpec, case: Case, direction: str) -> float:
-    """The products that the form makes: those of every block, above the diagonal too, and of the sums. The backward
-    makes five of each kind where the forward makes two."""
-    n, width = case.tokens, case.width
-    forward = choose_form(Causal(), n, n, spec.features(width), width).flops
-    assert forward is not None
-    return case.heads * forward * (3.5 if direction == TRAIN else 1.0)
+def _order(by: dict[str, Curve]) -> tuple[str, bool]:
+    names = [name for name in WINDOWS if name in by]
+    n = _common(by, names)
+    taken = {name: by[name].steps[n].seconds for name in names}
+    listed = ", ".join(f"{name} {taken[name] * 1e3:.3g}" for name in sorted(taken, key=taken.__getitem__))
+    claimed = [taken[name] for name in CLAIMED]
+    seen = all(slow >= CLEARLY * fast for fast, slow in pairwise(claimed))
+    return f"at n={n:,} the kernel is faster than chunks, and chunks than the loop (ms: {listed})", seen
 
 
-def fitted_times(direction: str, times: Mapping[str, Mapping[int, float]]) -> Row:
-    """How the time grows with the length, by side: the p of n^p that fits best."""
-    fitted = {side: power(list(by), list(by.values())) for side, by in times.items() if len(by) > 1}
-    listed = ", ".join(f"{side} n^{p:.2f}" for side, p in fitted.items())
-    where, extra = machine("auto", [f"time grows as: {listed}"] if listed else []), {"time_exponent": fitted}
-    return Row("linear", f"linear growth {direction}", FLOAT32, machine=where, extra=extra)
+def _twice(by: dict[str, Curve]) -> tuple[str, bool]:
+    n = _common(by, ("loop", "chunks"))
+    ratio = by["chunks"].steps[n].held / by["loop"].steps[n].held
+    return f"at n={n:,} chunks hold about twice what the loop holds, inputs included ({ratio:.2f} times)", (
+        1.5 <= ratio <= 2.5
+    )
+
+
+def _common(by: dict[str, Curve], names: Sequence[str]) -> int:
+    """The longest length that all of these reached."""
+    return max(set.intersection(*({*by[name].steps} for name in names)))

@@ -190,8 +190,8 @@ class Limit:
 
 
 def limit(bound: str, dtype: torch.dtype) -> Limit:
-    """The limit of work that is bound by "products" in registers, by torch's own "matmul", or by "reads"."""
-    return {"products": products, "matmul": matmul, "reads": reads}[bound](dtype)
+    """The limit of work that is bound by "products" in registers or by "reads"."""
+    return {"products": products, "reads": reads}[bound](dtype)
 
 
 def products(dtype: torch.dtype) -> Limit:

@@ -173,22 +173,6 @@ def _rates(rows: Sequence[Row]) -> str:
     return _table(body) + limits
 
 
-def _memory(rows: Sequence[Row]) -> str:
-    body = [
-        {
-            "case": _starred(row),
-            "dtype": row.dtype,
-            "MiB beyond": row.extra["ours_mib"],
-            "peers (MiB)": _listed(row.extra["peers_mib"]),
-            "ms": row.ours_ms,
-            "peers (ms)": _listed(row.peers),
-        }
-        for row in rows
-        if "ours_mib" in row.extra
-    ]
-    return _table(body) + "\n  MiB beyond: held beyond inputs and outputs" if body else ""
-
-
 def of_steps(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """The rows of `--operators` by the step that they are of."""
     steps: dict[str, list[Row]] = {}
@@ -225,7 +209,6 @@ def step_title(rows: Sequence[Row]) -> str:
 
 
 TABLES: Mapping[str, Callable[[Sequence[Row]], list[str]]] = {
-    "memory": lambda rows: [_memory(rows), _growth(rows)],
     "growth": lambda rows: [_forms(rows), *(line for row in rows for line in row.extra.get("verdicts", ()))],
     "operators": lambda rows: [_operators(some) for some in of_steps(rows).values()],
 }
@@ -255,31 +238,12 @@ def _fit(found: Exponent | None) -> str:
     return "" if found is None else str(found)
 
 
-def _growth(rows: Sequence[Row]) -> str:
-    body = [
-        {
-            "fitted": f"{row.case}, {side}",
-            "dtype": row.dtype,
-            "time": _power(power),
-            "memory": _power(row.extra["memory_exponent"][side]),
-            "bytes per token": f"{row.extra['bytes_per_token'][side]:.0f}",
-        }
-        for row in rows
-        for side, power in row.extra.get("time_exponent", {}).items()
-    ]
-    return _table(body) if body else ""
-
-
 def _table(body: Sequence[Mapping[str, Any]]) -> str:
     return table(tuple(body[0]), [list(row.values()) for row in body])
 
 
 def _rate(row: Row) -> str:
     return f"{row.rate / 1e9:.4g} {'GB/s' if row.bound == 'reads' else 'GFLOP/s'}" if row.rate else ""
-
-
-def _power(exponent: float | None) -> str:
-    return "flat" if exponent is None else f"n^{exponent:.2f}"
 
 
 def _starred(row: Row) -> str:

@@ -19,7 +19,7 @@ from headway.patterns import GlobalKeys, Pattern, pairs
 from headway.patterns.program import interval
 from headway.tokens import Tokens
 from headway_lab.bench.cases import Case
-from headway_lab.bench.inputs import OURS, Problem, UnsupportedCase, fastest, without_gradient
+from headway_lab.bench.inputs import OURS, Problem, Side, UnsupportedCase, fastest, without_gradient
 
 Linear = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -154,16 +154,15 @@ def mistral(case: Case, dtype: str, backend: str) -> Problem:
     return problem
 
 
-def mistral_step(case: Case, dtype: torch.dtype, attention: str) -> Callable[..., Sequence[Tensor]]:
-    """A training step of one model on one row of random tokens, or on the first `count` of them."""
+def mistral_step(case: Case, dtype: torch.dtype, attention: str) -> Side:
+    """A training step of one model on one row of random tokens."""
     model = _mistral(case, dtype, attention)
     ids = torch.randint(model.config.vocab_size, (1, case.tokens), generator=torch.Generator().manual_seed(0))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, foreach=False)
 
-    def step(count: int = case.tokens) -> Sequence[Tensor]:
+    def step() -> Sequence[Tensor]:
         optimizer.zero_grad(set_to_none=True)
-        some = ids[:, :count]
-        loss = model(input_ids=some, labels=some, use_cache=False).loss
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
         loss.backward()
         optimizer.step()
         grad = model.model.layers[0].self_attn.q_proj.weight.grad

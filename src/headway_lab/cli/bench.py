@@ -1,21 +1,18 @@
-"""`headway bench attention | linear | memory | growth | decode | prefill`: what attention and whole models cost on this
-machine, beside their peers."""
+"""`headway bench attention | growth | decode | prefill | train`: what attention and whole models cost on this machine,
+beside their peers."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from headway.cli._shared import application, note, with_options
+from headway.cli._shared import BackendOption, application, note, with_options
 from headway.errors import ConfigError
-from headway_lab.cli.bench_run import DTYPES, CasesRun, ModelsRun, OperatorsOption, Run, check_choices
+from headway_lab.cli.bench_run import DTYPES, ModelsRun, OperatorsOption, Run, check_choices
 
 app = application(
     "What attention and whole models cost on this machine, beside peers: docs/benchmarks.md says how it is measured."
 )
-
-PassOption = Annotated[str | None, typer.Option("--pass", help="forward or forward+backward [default: both]")]
 
 PASSES = ("forward", "forward+backward")
 QUICK_SECONDS = 45.0
@@ -25,8 +22,18 @@ QUICK_SECONDS = 45.0
 @app.command()
 @with_options
 def attention(
-    run: CasesRun,
-    direction: PassOption = None,
+    run: Run,
+    case: Annotated[
+        list[str] | None, typer.Option("--case", help="only this case (repeatable); a wrong name lists them")
+    ] = None,
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option("--dtype", help="float32 or bfloat16 (repeatable) [default: each case's]"),
+    ] = None,
+    backend: BackendOption = "auto",
+    direction: Annotated[
+        str | None, typer.Option("--pass", help="forward or forward+backward [default: both]")
+    ] = None,
     tokens: Annotated[
         int | None,
         typer.Option("--tokens", min=16, help="every case at this length; windows shrink to a quarter of it"),
@@ -42,65 +49,37 @@ def attention(
     from headway_lab.bench.cases import chosen
     from headway_lab.bench.measure import QUICK, THOROUGH
 
+    check_choices("--dtype", dtype, DTYPES)
+    check_choices("--pass", direction and [direction], PASSES)
     if scaling and run.threads is not None:
         raise ConfigError("bench: --scaling measures at 1, 2, 4, ... threads; leave out --threads")
     effort = QUICK if run.quick else THOROUGH
     if repeats is not None:
         effort = replace(effort, repeats=repeats, least=min(repeats, effort.least))
     request = bench.Request(
-        cases=chosen(run.case or (), quick=run.quick, tokens=tokens),
-        dtypes=tuple(run.dtype or ()),
-        passes=passes(direction) if direction else (),
-        backend=run.backend,
+        cases=chosen(case or (), quick=run.quick, tokens=tokens),
+        dtypes=tuple(dtype or ()),
+        passes=(direction,) if direction else (),
+        backend=backend,
         threads=bench.scaling() if scaling else (),
         tuned=tuned,
         effort=effort,
         seconds=QUICK_SECONDS if run.quick else None,
     )
-    return run.show(bench.attention(request, note), run.out)
-
-
-@app.command()
-@with_options
-def linear(
-    run: Run,
-    feature: Annotated[
-        str, typer.Option("--feature", help="phi, or cosine; a wrong name lists them")
-    ] = "elu+1",
-    direction: PassOption = None,
-    tokens: Annotated[int | None, typer.Option("--tokens", min=512, help="no length above this one")] = None,
-) -> int:
-    """Linear attention at growing lengths, beside softmax attention, and the power that its time grows with."""
-    from headway.attention.linear_attention import LinearAttentionSpec
-    from headway_lab.bench import growth
-    from headway_lab.bench.measure import QUICK
-    from headway_lab.profiling import doublings
-
-    most = tokens or (8192 if run.quick else 131072)
-    lengths = doublings(min(2048, most // 4), most)
-    effort = QUICK if run.quick else growth.USUAL
-    return run.show(growth.linear(LinearAttentionSpec(feature), lengths, passes(direction), effort, say=note))
-
-
-@app.command()
-@with_options
-def memory(
-    run: CasesRun,
-    tokens: Annotated[int | None, typer.Option("--tokens", min=64, help="no length above this one")] = None,
-) -> int:
-    """What forward and backward hold beyond inputs and outputs, each length in a process of its own."""
-    from headway_lab.bench import growth
-    from headway_lab.bench.attention import check_backend
-
-    check_backend(run.backend)
-    growths = growth.chosen(run.case or (), quick=run.quick, tokens=tokens)
-    return run.show(growth.memory(growths, run.dtype or (), run.backend, note), run.out)
+    return run.show(bench.attention(request, note))
 
 
 @app.command()
 @with_options
 def growth(
     run: Run,
+    form: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--form",
+            help="only this form (repeatable); a wrong name lists them [default: all; --quick: all but flex]",
+        ),
+    ] = None,
     direction: Annotated[str, typer.Option("--pass", help="forward or forward+backward")] = "forward",
     tokens: Annotated[
         int | None, typer.Option("--tokens", min=64, help="no length above this one [default: 65536]")
@@ -113,24 +92,25 @@ def growth(
     seconds: Annotated[
         float, typer.Option("--seconds", min=0.1, help="a form whose next step would take longer is stopped")
     ] = 10.0,
-    out: Annotated[Path | None, typer.Option("--out", help="folder for charts (PNG)")] = None,
 ) -> int:
-    """Time and memory against length, up to a limit of memory: full attention, torch's kernel, and a window as loop,
-    chunks and kernels; exponents, and what is seen of them."""
+    """Time and memory against length, up to a limit of memory: full attention, torch's kernel, linear attention, and a
+    window as loop, chunks and kernels; exponents, and what is seen of them."""
     from headway.patterns import Window
-    from headway_lab.bench import forms_growth
+    from headway_lab.bench import growth as bench
     from headway_lab.bench.forms import FORMS
+    from headway_lab.bench.models import chosen
 
     check_choices("--pass", (direction,), PASSES)
-    request = forms_growth.Request(
+    usual = [name for name, form in FORMS.items() if not (run.quick and form.compiled)]
+    request = bench.Request(
         window=Window.last(window),
         most=tokens or (4096 if run.quick else 65536),
         direction=direction,
-        forms=[name for name, form in FORMS.items() if not (run.quick and form.compiled)],
+        forms=chosen(form, FORMS, usual, "form"),
         limit=(memory_limit or (256 if run.quick else 2048)) << 20,
         seconds=seconds,
     )
-    return run.show(forms_growth.growth(request, note), out)
+    return run.show(bench.growth(request, note))
 
 
 @app.command()
@@ -161,8 +141,8 @@ def decode(
     if operators:
         from headway_lab.bench.operators import of_decoding
 
-        return run.show(of_decoding(request, note), run.out)
-    return run.show(bench.decode(request, note), run.out)
+        return run.show(of_decoding(request, note))
+    return run.show(bench.decode(request, note))
 
 
 @app.command()
@@ -188,8 +168,8 @@ def prefill(
     if operators:
         from headway_lab.bench.operators import of_prefill
 
-        return run.show(of_prefill(request, note), run.out)
-    return run.show(bench.prefill(request, note), run.out)
+        return run.show(of_prefill(request, note))
+    return run.show(bench.prefill(request, note))
 
 
 @app.command()
@@ -214,7 +194,6 @@ def train(
         typer.Option("--memory/--no-memory", help="peak memory of every side, in processes of their own"),
     ] = True,
     operators: OperatorsOption = False,
-    out: Annotated[Path | None, typer.Option("--out", help="folder for charts (PNG)")] = None,
 ) -> int:
     """A training step of a whole model: tokens per second, products as a share of the register peak, and peak memory;
     beside transformers, as it comes and compiled."""
@@ -238,14 +217,8 @@ def train(
     if operators:
         from headway_lab.bench.operators import of_training
 
-        return run.show(of_training(request, note), out)
-    return run.show(bench.train(request, note), out)
-
-
-def passes(direction: str | None) -> tuple[str, ...]:
-    """The passes that --pass names; both without it."""
-    check_choices("--pass", direction and [direction], PASSES)
-    return (direction,) if direction else PASSES
+        return run.show(of_training(request, note))
+    return run.show(bench.train(request, note))
 
 
 command = typer.main.get_command(app)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.cli import report_error
-from headway.cli._shared import BackendOption, JsonOption, ThreadsOption, note, set_threads
+from headway.cli._shared import JsonOption, ThreadsOption, note, set_threads
 from headway.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -52,8 +52,9 @@ class Run:
     ] = False
     json: JsonOption = False
     threads: ThreadsOption = None
+    out: Annotated[Path | None, typer.Option("--out", help="folder for charts (PNG)")] = None
 
-    def show(self, rows: "Iterable[Row]", out: Path | None = None) -> int:
+    def show(self, rows: "Iterable[Row]") -> int:
         """Print the rows as they come, on stdout (JSON) or on stderr, and together as a table, also where Ctrl-C or
         SIGTERM ends them; --save keeps each as it comes. The exit code is 1 where a peer gave another result than
         headway, or nothing could be measured."""
@@ -79,32 +80,14 @@ class Run:
                 print(results.to_text(done), flush=True)
             if saved is not None:
                 note(f"saved: {saved}")
-            if done and out is not None:
-                note("written: " + ", ".join(map(str, draw(done, out))))
+            if done and self.out is not None:
+                note("written: " + ", ".join(map(str, draw(done, self.out))))
         wrong = mismatches(done)
         if all(row.ours_ms is None for row in done):
             wrong.append("nothing could be measured; each row says why")
         for line in wrong:
             report_error(line)
         return 1 if wrong else 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class CasesRun(Run):
-    """A bench of cases in dtypes."""
-
-    case: Annotated[
-        list[str] | None, typer.Option("--case", help="only this case (repeatable); a wrong name lists them")
-    ] = None
-    dtype: Annotated[
-        list[str] | None,
-        typer.Option("--dtype", help="float32 or bfloat16 (repeatable) [default: each case's]"),
-    ] = None
-    out: Annotated[Path | None, typer.Option("--out", help="folder for charts (PNG)")] = None
-    backend: BackendOption = "auto"
-
-    def __post_init__(self) -> None:
-        check_choices("--dtype", self.dtype, DTYPES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +108,6 @@ class ModelsRun(Run):
             "loss); repeatable [default: bf16, int8, int4, as far as they apply]",
         ),
     ] = None
-    out: Annotated[Path | None, typer.Option("--out", help="folder for charts (PNG)")] = None
 
     def models(self) -> list[str]:
         """The models that are named, or the usual ones."""
