@@ -39,8 +39,7 @@ MODULES = (
 INTRODUCTION = """# Public names
 
 What programs may rely on: later versions add to these lists and rename nothing in them. The rest of a module is its own
-business. Commands and their options are another surface (`headway --help`); names on disk are a third, read through one
-upgrade.
+business. Commands and their options are another surface (`headway --help`), names on disk a third.
 """
 
 

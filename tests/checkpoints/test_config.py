@@ -1,29 +1,23 @@
 """config.json -> spec -> config.json: the same meaning; every contradiction is named; transformers agrees."""
 
 import copy
-import json
 from dataclasses import replace
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from headway.attention.linear_attention import LinearAttentionSpec
-from headway.checkpoints import load_model, save_folder
 from headway.checkpoints.hf.config import config_from_spec, spec_from_config, unsupported_by_transformers
 from headway.checkpoints.hf.layouts import LAYOUTS
-from headway.errors import CheckpointError, ConfigError, HeadwayError
-from headway.models import ModelSpec, build
+from headway.errors import ConfigError, HeadwayError
+from headway.models import ModelSpec
 from headway.patterns import Causal, Sink, Window
 from headway.positions import DynamicNTK, LinearScaling, Llama3, LongRope, NoPositions, Rotary, YaRN
 from tests.checkpoints.hf import config_dict
 from tests.checkpoints.test_parity import FAMILIES as FAMILY_CASES
 from tests.checkpoints.test_parity import ROPES
 
-NEW = "model.layers.0.self_attn.rotary.frequency_offset"
 SCALINGS = [
     None,
     LinearScaling(2.0),
@@ -323,48 +317,9 @@ def test_a_newer_format_is_refused():
     spec = replace(spec_from_config(config_dict("llama")), positions=NoPositions())
     config = config_from_spec(spec)
     config["headway"]["format"] = 3
-    with pytest.raises(ConfigError, match=r"headway\.format is 3; this version of headway reads 1 and 2"):
+    with pytest.raises(ConfigError, match=r"headway\.format is 3; this version of headway reads 2"):
         spec_from_config(config)
-    config["headway"]["format"] = 1
+    config["headway"]["format"] = 2
     config["headway"]["haeds"] = 2
     with pytest.raises(ConfigError, match=r'"headway.haeds" .did you mean "heads"'):
         spec_from_config(config)
-
-
-def test_format_1_is_read_in_today_s_terms_and_only_as_format_1():
-    llama = spec_from_config(config_dict("llama"))
-    scaled = replace(llama, positions=Rotary(pairing="adjacent", scaling=LinearScaling(2.0)))
-    for spec, old, new in (
-        (scaled, "Linear", "LinearScaling"),
-        (llama.with_linear(LinearAttentionSpec()), "LinearAttention", "LinearAttentionSpec"),
-    ):
-        config = config_from_spec(spec)
-        text = json.dumps(config)
-        assert config["headway"]["format"] == 2
-        assert f'"kind": "{new}"' in text
-        older = json.loads(text.replace(f'"kind": "{new}"', f'"kind": "{old}"'))
-        with pytest.raises(ConfigError, match=f"unknown kind '{old}'"):
-            spec_from_config(older)
-        older["headway"]["format"] = 1
-        assert spec_from_config(older) == spec_from_config(config) == spec
-
-
-def test_tensors_of_format_1_have_their_old_names_and_only_they(tmp_path):
-    positions = Rotary(pairing="halves", trainable=True)
-    spec = ModelSpec.of("llama", vocab=7, width=8, layers=1, heads=2, hidden=8, positions=positions)
-    model = build(spec, seed=0).eval()
-    with torch.no_grad():
-        model.get_parameter(NEW).normal_()
-    save_folder(tmp_path / "m", model)
-    old, file = "model.layers.0.self_attn.turns.drift", tmp_path / "m" / "model.safetensors"
-    tensors = load_file(file)
-    save_file({old if name == NEW else name: value for name, value in tensors.items()}, file)
-    with pytest.raises(CheckpointError, match=rf"(?s)missing: {NEW}.*unexpected: {old}"):
-        load_model(tmp_path / "m")
-    config = tmp_path / "m" / "config.json"
-    config.write_text(config.read_text().replace('"format": 2', '"format": 1'))
-    ids = torch.arange(7)[None]
-    assert torch.equal(load_model(tmp_path / "m")(ids), model(ids))
-    save_file({**tensors, old: tensors[NEW].clone()}, file)
-    with pytest.raises(CheckpointError, match="two names of one tensor"):
-        load_model(tmp_path / "m")

@@ -88,22 +88,7 @@ def test_bad_sources_are_named(
         read_config(path, overrides, flags)
 
 
-@pytest.mark.parametrize(
-    ("text", "meant"),
-    [
-        ("true", "block"),
-        ("false", "none"),
-        ("block", "block"),
-        ("none", "none"),
-        ("feed_forward", "feed_forward"),
-    ],
-)
-def test_what_is_computed_again_has_a_name_and_was_a_truth_value(
-    tmp_path: Path, text: str, meant: str
-) -> None:
-    (tmp_path / "run.yaml").write_text(f"data: x\ngradient_checkpointing: {text}\n")
-    config = read_config(tmp_path / "run.yaml")
-    assert config.gradient_checkpointing == meant
+def test_what_may_be_computed_again_is_what_blocks_know() -> None:
     assert get_args(TextConfig.model_fields["gradient_checkpointing"].annotation) == CHECKPOINTING
 
 

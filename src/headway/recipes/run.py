@@ -15,12 +15,10 @@ from headway.recipes.picture import draw_panels, panels
 from headway.recipes.recipe import Recipe, Stage
 from headway.recipes.report import RecipeReport
 from headway.recipes.surgery import moments_after, opened, write_model
-from headway.report import plain
 from headway.storage.files import atomic_write, json_text
 from headway.storage.reading import read_json
 from headway.storage.safetensors import write_safetensors
 from headway.train.checkpoint import CONFIG, FINAL, checkpoints
-from headway.train.config import TrainConfig
 from headway.train.config_io import read_yaml
 from headway.train.lock import LOCK, locked
 from headway.train.record import moved_along
@@ -124,7 +122,7 @@ def _stage(
     if (folder / DONE).exists():
         record = read_json(folder / DONE)
         then = {**record["run"], "settings": moved_along(record["run"]["settings"], settings["settings"])}
-        if _compared(then, config) != _compared(settings, config):
+        if _compared(then) != _compared(settings):
             raise ConfigError(
                 f"{folder} is done, with other settings than the recipe has now; choose another folder with --out"
             )
@@ -162,8 +160,7 @@ def _begins_with(recipe: Recipe, stage: Stage, seed: int) -> Path | None:
     return recipe.stage_folder(stage, seed) / START if changes else recipe.stage_folder(came, seed) / FINAL
 
 
-def _compared(run: dict[str, Any], config: TrainConfig) -> dict[str, Any]:
-    """What a stage that is done must have in common with the recipe; settings that were not there yet had defaults."""
-    usual = {name: plain(field.default) for name, field in type(config).model_fields.items()}
-    whole = {**usual, **run["settings"]}
-    return {**run, "settings": {name: value for name, value in whole.items() if name not in OF_THE_PLACE}}
+def _compared(run: dict[str, Any]) -> dict[str, Any]:
+    """What a stage that is done must have in common with the recipe."""
+    settings = run["settings"].items()
+    return {**run, "settings": {name: value for name, value in settings if name not in OF_THE_PLACE}}

@@ -17,7 +17,7 @@ from headway.patterns import parse
 from headway.storage.reading import read_json
 from headway.surgery import make_longformer, pool_heads, put_window, stretch_context
 from headway.surgery.operation import changes, write
-from headway.train.checkpoint import RNG, optimizer_tensors
+from headway.train.checkpoint import optimizer_tensors
 
 State = Mapping[str, Tensor]
 Changed = tuple[ModelSpec, dict[str, Tensor]]
@@ -114,7 +114,6 @@ def moments_after(
 
     Moments of heads that were drawn anew are left out; a parameter whose moments are not here begins with zeros."""
     tensors = dict(optimizer_tensors(checkpoint))
-    tensors.pop(RNG, None)
     for name, options in operations:
         if name == "gqa":
             tensors = _pooled(tensors, before, options["kv_heads"], fresh=options.get("pool") == "random")

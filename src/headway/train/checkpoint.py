@@ -29,7 +29,6 @@ from torch import Tensor
 from headway.checkpoints.adapters import save_adapter
 from headway.checkpoints.folder import load_folder
 from headway.checkpoints.hf.config import config_from_spec
-from headway.checkpoints.hf.upgrade import parameter_name
 from headway.checkpoints.saving import save_description, save_folder
 from headway.errors import CheckpointError, ConfigError
 from headway.parallel import Parallel
@@ -37,7 +36,7 @@ from headway.parallel.parts import own_parts
 from headway.parallel.sharded import fill, own_part, own_state, sharded_like
 from headway.storage.files import atomic_folder, current_folder, json_text, write_file
 from headway.storage.safetensors import write_safetensors
-from headway.storage.shards import Part, write_shard
+from headway.storage.shards import write_shard
 from headway.storage.tensors import MODEL, Tensors, open_shards, open_tensors
 from headway.train.adapters import restore_adapter, trained_adapter
 from headway.train.config import TrainConfig
@@ -46,10 +45,8 @@ from headway.train.record import FORMAT, STATE, changes, read_record
 from headway.train.tasks.base import Task
 from headway.train.trainer import Progress
 
-OPTIMIZER, RNG = "optimizer.safetensors", "rng/torch"
+OPTIMIZER = "optimizer.safetensors"
 MOMENTS = "optimizer"  # what its shards are called
-NORM = "float64"
-ALONE = {"processes": 1, "tp": 1, "cp": 1}  # what the machine was, where a checkpoint does not say
 ADAPTER = "adapter"
 CONFIG, FINAL = "config.yaml", "final"
 NAME = re.compile(r"checkpoint-\d+")
@@ -61,10 +58,6 @@ class State:
     depend on it: CPU threads, workers, rows per pass (None: all of the step's), the version of torch, and processes:
     those that add up a step, share layers (tp) or rows (cp).
 
-    `draws_in_turn`: dropout draws from torch's generator, whose state is kept. So did runs whose checkpoints have it,
-    and so they go on; all others draw by (seed, step, micro batch). `torch_norm`: gradients are clipped by the norm of
-    torch, as in runs whose checkpoints name no other; all others by one in float64 (`gradient_norm`).
-
     `save` and `load` are its way to a folder and back."""
 
     config: TrainConfig
@@ -72,8 +65,6 @@ class State:
     optimizer: Optimizer
     machine: dict[str, Any]
     progress: Progress
-    draws_in_turn: bool = False
-    torch_norm: bool = False
 
     @property
     def record(self) -> str:
@@ -84,7 +75,6 @@ class State:
             "config": self.config.model_dump(mode="json"),
             "data": dict(self.task.data),
             "machine": self.machine,
-            **({} if self.torch_norm else {"norm": NORM}),
             **({} if self.task.base is None else {"base": self.task.base.fingerprint}),
         }
         return json_text(record)
@@ -93,10 +83,7 @@ class State:
         """Write the folder `path` in one atomic step: what is trained (`Saver.trained`) and moments, as a whole."""
 
         def add_state(folder: Path) -> None:
-            tensors = dict(moments)
-            if self.draws_in_turn:
-                tensors[RNG] = torch.get_rng_state()
-            write_safetensors(folder / OPTIMIZER, tensors)
+            write_safetensors(folder / OPTIMIZER, moments)
             write_file(folder / STATE, self.record)
 
         if self.task.base is not None:
@@ -126,9 +113,6 @@ class State:
         task, moments = self.task, self.optimizer.state_tensors()
         weights = own_state(task.model) if task.base is None else dict(trained_adapter(task.model).tensors)
         parts = own_parts(weights | moments, parallel)
-        if self.draws_in_turn and parallel.is_main:
-            rng = torch.get_rng_state()
-            parts[RNG] = Part(rng, (0,), tuple(rng.shape))
         if copied:
             parts = {n: p._replace(value=p.value.to("cpu", copy=True)) for n, p in parts.items()}
         record, what, place = self.record, self.trained, (parallel.rank, parallel.mesh.ranks)
@@ -158,24 +142,19 @@ class State:
                 f"cannot resume from {path}: the training data is not the same: it was {record['data']}, it is {data}"
             )
         for name, now in self.machine.items():
-            if (then := record["machine"].get(name, ALONE.get(name))) != now:
+            if (then := record["machine"].get(name)) != now:
                 remarks.append(f"{name}: {then} then, {now} now")
-        self.torch_norm = record.get("norm") != NORM
         self.load_weights(path, record)
-        tensors = optimizer_tensors(path)
-        self.draws_in_turn = RNG in tensors.forms
-        if self.draws_in_turn:
-            torch.set_rng_state(tensors[RNG].clone())
-        self.optimizer.load_state_tensors(_moments(tensors))
+        self.optimizer.load_state_tensors(optimizer_tensors(path))
         for field in fields(Progress):
-            setattr(self.progress, field.name, record.get(field.name, field.default))
+            setattr(self.progress, field.name, record[field.name])
         return remarks
 
     def take_moments(self, place: Path) -> int:
         """Begin with another run's moments, those of a checkpoint or in a file `OPTIMIZER`; of how many parameters.
 
         Those of parameters that have another name or shape here, or another optimizer, are left out."""
-        return self.optimizer.take_state_tensors(_moments(optimizer_tensors(place)))
+        return self.optimizer.take_state_tensors(optimizer_tensors(place))
 
     def load_weights(self, path: Path, record: Mapping[str, Any]) -> None:
         """Fill the model, or the adapter beside it, from a checkpoint whose training.json is `record`. Raises as
@@ -209,22 +188,11 @@ def adapter_tensors(place: Path) -> Tensors:
 
 
 def optimizer_tensors(place: Path) -> Tensors:
-    """The optimizer's state in a checkpoint, or in an `OPTIMIZER` file, under the parameters' names of today."""
-    found = open_shards(place, MOMENTS) if place.is_dir() else None
-    if found is None:
-        found = open_tensors(place / OPTIMIZER if place.is_dir() else place)
-    return found.renamed({_current_name(name): name for name in found})
-
-
-def _moments(tensors: Tensors) -> Tensors:
-    """All but the random state."""
-    return tensors.renamed({name: name for name in tensors if name != RNG})
-
-
-def _current_name(name: str) -> str:
-    """PARAMETER/FIELD of any format with the parameter's name of today."""
-    parameter, slash, field = name.rpartition("/")
-    return parameter_name(parameter) + slash + field
+    """The optimizer's state in a checkpoint, or in an `OPTIMIZER` file."""
+    if not place.is_dir():
+        return open_tensors(place)
+    found = open_shards(place, MOMENTS)
+    return open_tensors(place / OPTIMIZER) if found is None else found
 
 
 def save_final(path: Path, task: Task[Any], trained: Any) -> None:

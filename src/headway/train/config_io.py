@@ -13,8 +13,6 @@ from headway.train.config import TrainConfig, extra
 from headway.train.tasks import settings_of, tasks_with
 
 STAGES, SMALL = "stages", "small"  # keys of a recipe's file, and of any file: not of settings
-BLOCKS = {True: "block", False: "none"}
-OBJECTIVES = {"next-token": "causal-lm", "masked-lm": "masked-lm"}
 
 
 def read_config(
@@ -26,8 +24,7 @@ def read_config(
     small: bool = False,
 ) -> TrainConfig:
     """`defaults` (the environment), a YAML file, with `small` the settings under its key `small`, `key=value`
-    overrides, flags: each may be absent, later ones win. `task` says whose settings they are. A file that an earlier
-    version wrote is read as it was meant.
+    overrides, flags: each may be absent, later ones win. `task` says whose settings they are.
 
     Raises ConfigError for a file that is not a YAML mapping, a bad override, a setting that is given both as
     an override and as a flag, a setting of another task, and everything that `TrainConfig.of` refuses.
@@ -73,7 +70,7 @@ def config_yaml(config: TrainConfig) -> str:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """A YAML mapping of settings, in today's terms; ConfigError names the file, and the line where it is not YAML."""
+    """A YAML mapping of settings; ConfigError names the file, and the line where it is not YAML."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -87,24 +84,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold `name: value` lines, but holds a {type(values).__name__}")
-    return upgraded_settings({str(key): value for key, value in values.items()})
-
-
-def upgraded_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a file as today's.
-
-    `gradient_checkpointing` was whether blocks were computed again. headway 0.1 had `objective`, next-token or
-    masked-lm, where `task` is now; a translation had no such key, but `source`."""
-    again = values.get("gradient_checkpointing")
-    if isinstance(again, bool):
-        values = {**values, "gradient_checkpointing": BLOCKS[again]}
-    if "task" in values:
-        return dict(values)
-    if "source" in values:
-        return {"task": "translation", **values}
-    rest = {name: value for name, value in values.items() if name != "objective"}
-    objective = values.get("objective")
-    return rest if objective is None else {"task": OBJECTIVES.get(objective, objective), **rest}
+    return {str(key): value for key, value in values.items()}
 
 
 def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:

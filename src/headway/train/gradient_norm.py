@@ -9,10 +9,10 @@ rounding), so that the bits depend neither on how parameters are sharded, nor on
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headway.parallel import Parallel
 from headway.parallel.processes import ALONE
@@ -51,8 +51,3 @@ def row_squares(x: Tensor) -> Tensor:
             squares = scratch[: piece.numel()].view(piece.shape).copy_(piece)
             sums += squares.square_().sum(1)
     return found
-
-
-def torch_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """Of each parameter's norm, both in the gradients' dtype, as runs of earlier versions began with."""
-    return nn.utils.get_total_norm(gradients)

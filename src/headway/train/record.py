@@ -7,19 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headway.checkpoints.folder import load_folder
 from headway.errors import CheckpointError, ConfigError
 from headway.storage.reading import read_json
 from headway.train.config import TrainConfig, extra
-from headway.train.config_io import upgraded_settings
-from headway.train.tasks import text_task_of
 
 FORMAT = 2
 STATE = "training.json"
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """The content of training.json, in today's terms."""
+    """The content of training.json."""
     if not (path / STATE).exists():
         raise CheckpointError(
             f"{path} is no training checkpoint: it has no {STATE}"
@@ -27,15 +24,10 @@ def read_record(path: Path) -> dict[str, Any]:
         )
     record = read_json(path / STATE)
     missing = [n for n in ("format", "step", "config", "data", "machine") if n not in record]
-    if missing or record["format"] not in (1, FORMAT):
+    if missing or record["format"] != FORMAT:
         raise CheckpointError(
             f"{path / STATE}: format {record.get('format')!r} is not {FORMAT}, or it is incomplete"
         )
-    record["config"] = upgraded_settings(record["config"])
-    if (
-        "task" not in record["config"]
-    ):  # of format 1, whose settings could leave it open: what the model is for
-        record["config"]["task"] = text_task_of(load_folder(path).spec)
     return record
 
 
@@ -45,17 +37,13 @@ def changes(record: dict[str, Any], config: TrainConfig, path: Path) -> list[str
     Raises ConfigError for differences that do not make sense, and for a checkpoint of another task."""
     now = config.model_dump(mode="json")
     when = {name: extra(field)["on_resume"] for name, field in type(config).grouped().items()}
-    usual = {name: field.default for name, field in type(config).model_fields.items()}
-    usual = {
-        name: [*value] if isinstance(value, tuple) else value for name, value in usual.items()
-    }  # as in JSON
-    then = moved_along(usual | record["config"], now)
+    then = moved_along(record["config"], now)
     if then["task"] != now["task"]:
         raise ConfigError(
             f"cannot resume from {path}: it is a checkpoint of task {then['task']}, and this run's is {now['task']}"
         )
-    changed = [name for name in when if then[name] != now[name] and when[name] != "same bits"]
-    said = {name: f"{name} was {then[name]!r}, is {now[name]!r}" for name in changed}
+    changed = [name for name in when if then.get(name) != now[name] and when[name] != "same bits"]
+    said = {name: f"{name} was {then.get(name)!r}, is {now[name]!r}" for name in changed}
     wrong = [said[name] for name in changed if when[name] == "fixed"]
     if wrong:
         raise ConfigError(

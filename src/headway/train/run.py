@@ -126,7 +126,7 @@ class Run:
         }
         self.state = State(config, task, task.optimizer(self.pool), machine, Progress())
         self.state.optimizer.own(parallel, shards_of(task.model))
-        take_up(self.state, start, self.say, sharded=divided is not None)
+        take_up(self.state, start, self.say)
         self.deadline = Deadline(config.max_seconds, task.held_steps)
         self.trainer = Trainer(
             task,
@@ -137,9 +137,8 @@ class Run:
             dtype=torch.float32 if parallel.mesh.fsdp > 1 else dtype,  # what is gathered is in `dtype`
             pool=self.pool,
             progress=self.state.progress,
-            seed=None if self.state.draws_in_turn else config.seed,
+            seed=config.seed,
             parallel=parallel,
-            torch_norm=self.state.torch_norm,
         )
         self.saver = Saver(self.state, parallel, divided, in_shards=in_shards(config, parallel.mesh.fsdp > 1))
         self.called = [self.trainer.began] * len(callbacks)

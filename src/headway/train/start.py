@@ -117,17 +117,13 @@ def check_room(config: TrainConfig, task: Task[Any]) -> None:
         )
 
 
-def take_up(state: State, start: Path | None, say: Callable[[str], None], *, sharded: bool) -> None:
+def take_up(state: State, start: Path | None, say: Callable[[str], None]) -> None:
     """Fill a run's state from the checkpoint `start`, or from the moments that its settings name, and say so.
 
     Raises what `State.load` does, and ConfigError for a run that has done more steps than it is to have."""
     config, steps = state.config, state.task.steps
     if start is not None:
-        remarks = state.load(start)
-        if sharded and state.torch_norm:
-            state.torch_norm = False
-            remarks.append("gradients are clipped by a norm in float64, and by torch's in float32 then")
-        for remark in remarks:
+        for remark in state.load(start):
             say(f"not bit for bit the same run: {remark}")
         done = state.progress.step
         if steps is not None and done > steps:

@@ -20,7 +20,7 @@ from headway.errors import HeadwayError
 from headway.models.tensor_parallel import shards_of
 from headway.parallel.processes import ALONE, Parallel
 from headway.parallel.sharded import own_part
-from headway.train.gradient_norm import gradient_norm, torch_norm
+from headway.train.gradient_norm import gradient_norm
 from headway.train.microbatch_pool import M, MasterWeights, MicrobatchPool
 from headway.train.optimizer import Optimizer
 from headway.train.sharing import add_gradients, own_batch
@@ -74,7 +74,6 @@ class Trainer(Generic[M]):
             torch's generator as it is, unless given.
         parallel: the processes that share the micro batches of each step, and the tokens of their rows; this one alone
             unless given.
-        torch_norm: gradients are clipped by torch's norm in float32, as a run of an earlier version began with.
     """
 
     def __init__(
@@ -90,9 +89,8 @@ class Trainer(Generic[M]):
         progress: Progress | None = None,
         seed: int | None = None,
         parallel: Parallel = ALONE,
-        torch_norm: bool = False,
     ) -> None:
-        self.seed, self.parallel, self.torch_norm = seed, parallel, torch_norm
+        self.seed, self.parallel = seed, parallel
         self.objective, self.optimizer, self.schedule, self.clip = objective, optimizer, schedule, clip
         self.pool, self.progress = pool or MicrobatchPool(1), progress or Progress()
         self.weights = MasterWeights(model, dtype, self.pool.count)
@@ -130,15 +128,9 @@ class Trainer(Generic[M]):
         named, step = dict(self.weights.master.named_parameters()), self.progress.step
         gradients = {name: p.grad for name, p in named.items() if p.grad is not None}
         own, shards = {name: own_part(g) for name, g in gradients.items()}, shards_of(self.weights.master)
-        if self.torch_norm:
-            total = torch_norm([*own.values()])
-        elif shards is None:
-            total = gradient_norm(own.values(), self.parallel)
-        else:
-            parts = [g for name, g in own.items() if name in shards.axes]
-            total = gradient_norm(
-                parts, self.parallel, [g for name, g in own.items() if name not in shards.axes]
-            )
+        axes = own if shards is None else shards.axes
+        parts = [g for name, g in own.items() if name in axes]
+        total = gradient_norm(parts, self.parallel, [g for name, g in own.items() if name not in axes])
         norm = float(total)
         if not (math.isfinite(loss_sum) and math.isfinite(norm)):
             what = "loss" if not math.isfinite(loss_sum) else "gradient"

@@ -19,7 +19,6 @@ from headway.checkpoints.hf.layouts import (
     layouts_for,
 )
 from headway.checkpoints.hf.layouts.pairs import marian_spec
-from headway.checkpoints.hf.upgrade import FORMAT, RENAMED_TENSORS
 from headway.checkpoints.hf.windows import last_keys
 from headway.errors import ConfigError, unknown_model
 from headway.models import Head, ModelSpec
@@ -47,9 +46,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 def tensor_names(config: Mapping[str, Any]) -> TensorNames:
     """How the tensors of a folder with this config are named. Raises ConfigError for an unknown family."""
-    if config.get("model_type") != OURS:
-        return _layout(config).tensors
-    return OWN_NAMES if config[OURS]["format"] == FORMAT else replace(OWN_NAMES, renamed=RENAMED_TENSORS)
+    return OWN_NAMES if config.get("model_type") == OURS else _layout(config).tensors
 
 
 def config_from_spec(spec: ModelSpec) -> dict[str, Any]:

@@ -14,12 +14,12 @@ from typing import Any, get_args, get_type_hints
 
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.checkpoints.hf.config_keys import OURS, checked_sizes
-from headway.checkpoints.hf.upgrade import FORMAT, upgraded_spec
 from headway.errors import ConfigError, did_you_mean
 from headway.models import Head, ModelSpec
 from headway.patterns import Pattern, parse
 from headway.positions import PositionScheme, Scaling
 
+FORMAT = 2
 FACTS: Mapping[str, tuple[type, ...]] = {
     "family": (str,),
     "trained_context": (int,),
@@ -63,7 +63,11 @@ def spec_from_own(config: Mapping[str, Any]) -> ModelSpec:
         raise ConfigError(
             f'config.json: model_type "{OURS}" needs the key "{OURS}" with the fields of the spec'
         )
-    facts = upgraded_spec(facts)
+    facts = dict(facts)
+    if (version := facts.pop("format", None)) != FORMAT:
+        raise ConfigError(
+            f"config.json: headway.format is {version!r}; this version of headway reads {FORMAT}"
+        )
     known = [f.name for f in fields(ModelSpec) if f.init]
     for key in facts:
         if key not in known:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any, Literal
 
 import torch
 
-from headway.checkpoints.folder import load_folder
 from headway.choice import Choice
 from headway.data.pairs import (
     END,
@@ -127,8 +125,6 @@ class Translation(Task[EncoderDecoder]):
             lines = read_pairs(config.validation_source, config.validation_target)
             self.held = encode_pairs(tokenizer, *lines, config.context)
         spec = translation_spec(config, tokenizer.vocab_size)
-        if start is not None:  # a run of an earlier version has cosines between its sines
-            spec = with_sinusoids(spec, load_folder(start).spec)
         model = build(spec, dtype=torch.float32, seed=config.seed)
         assert isinstance(model, EncoderDecoder)
         self.model, self.steps, self.data = model, config.steps, self.train.described()
@@ -271,11 +267,3 @@ def translation_spec(config: TranslationConfig, vocab: int) -> ModelSpec:
     }
     encoder = ModelSpec.of("transformer", **size, causal=False, patterns=Full(), head=Head("states"))
     return ModelSpec.of("transformer", **size, encoder=encoder, tied=True, shared_embedding=True)
-
-
-def with_sinusoids(spec: ModelSpec, like: ModelSpec) -> ModelSpec:
-    """The spec with the positions and the norms' epsilon of another one."""
-    sides = [
-        replace(one, positions=like.positions, norm_eps=like.norm_eps) for one in (spec, spec.encoder) if one
-    ]
-    return replace(sides[0], encoder=sides[1])

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, layered, own_shapes, same
-from headway.checkpoints.hf.upgrade import parameter_name
 from headway.errors import CheckpointError, did_you_mean
 from headway.models import ModelSpec, cost
 from headway.storage.lazy import Form, LazyTensors, Made, forms
@@ -43,7 +42,7 @@ def imported(
     _check_stored(spec, tensors, path, described_by)
     modern: dict[str, str] = {}
     for old in tensors.forms:
-        new = parameter_name(old, names.renamed)
+        new = next((old.removesuffix(a) + b for a, b in names.renamed.items() if old.endswith(a)), old)
         if new in modern:
             raise CheckpointError(f"{path}: {old} and {modern[new]} are two names of one tensor; drop one")
         modern[new] = old
