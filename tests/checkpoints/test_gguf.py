@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from headway.api import load
 from headway.checkpoints import convert, inspect, load_folder, load_model, save_folder
-from headway.checkpoints.formats.gguf.keys import Keys, decimal
 from headway.checkpoints.formats.gguf.metadata import NAMES, write_spec
 from headway.checkpoints.formats.gguf.model import read_model, stored_value, write_model
-from headway.checkpoints.formats.gguf.rope import read_rope
+from headway.checkpoints.formats.gguf.rope import decimal, read_rope
 from headway.checkpoints.formats.gguf.writer import write_gguf
+from headway.checkpoints.hf.config_keys import ConfigReader
 from headway.checkpoints.hf.layouts.tensors import exported
 from headway.checkpoints.restore import fill
 from headway.cli import run
@@ -335,21 +335,22 @@ def changed_file(path, change, spec="llama"):
     ("key", "value", "message"),
     [
         ("general.architecture", "gemma3", r"general.architecture is 'gemma3', which is unsupported"),
-        ("llama.block_count", None, "lacks the key llama.block_count"),
-        ("llama.block_count", "2", "llama.block_count must be a whole number"),
+        ("llama.block_count", None, 'lacks "llama.block_count"'),
+        ("llama.block_count", "2", '"llama.block_count" must be a positive whole number'),
         ("llama.block_count", 3, "missing: blk.2.attn_norm.weight"),
         ("llama.block_count", 2**31 - 1, "at most 10,000"),
-        ("llama.expert_count", 8, "unknown key llama.expert_count"),
-        ("llama.attention.causal", False, "llama.attention.causal is False, which is unsupported"),
+        ("llama.expert_count", 8, 'unknown key "llama.expert_count"'),
+        ("llama.attention.causal", False, '"llama.attention.causal" is False, which is unsupported'),
         ("llama.vocab_size", 71, "vocab_size is 71, but token_embd.weight has 70 rows"),
         ("llama.attention.value_length", 16, "dims and values of others"),
         ("llama.rope.dimension_count", 16, "16 of 32 dims of a head are rotated"),
         ("llama.rope.scaling.type", "longrope", "rotary scaling of type 'longrope'"),
+        ("llama.rope.scaling.yarn_beta_fast", 16.0, "is a key of yarn, and rope.scaling.type is 'none'"),
         ("llama.attention.head_count", 6, "shape: blk.0.attn_q.weight"),
         ("llama.attention.head_count", 5, "kv_heads"),
-        ("headway.familly", "llama", "unknown key headway.familly"),
+        ("headway.familly", "llama", 'unknown key "headway.familly"'),
         ("split.count", 3, "one of 3 parts"),
-        ("tokenizer.ggml.eos_token_id", -1.0, "eos_token_id must be a whole number"),
+        ("tokenizer.ggml.eos_token_id", -1.0, 'eos_token_id" must be a whole number'),
     ],
 )
 def test_metadata_that_is_wrong_is_named(tmp_path, key, value, message):
@@ -399,7 +400,8 @@ def test_stories260K_is_the_same_function_in_gguf(tmp_path):
     assert plain.tokenizer.encode("Once upon a time") == tokenizer.encode("Once upon a time")
 
 
-def test_rotation_of_a_file_that_says_nothing_of_it_is_that_of_llama(tmp_path):
+def test_rotation_of_a_file_that_says_nothing_of_it_is_that_of_llama():
     """llama.cpp's defaults: a base of 10000, all of the head."""
-    keys = Keys({}, tmp_path / FILE, "llama.")
-    assert read_rope(keys, 16, 64, "adjacent", None) == Rotary(10000.0, pairing="adjacent")
+    assert read_rope(ConfigReader({}, {}, "llama."), 16, "adjacent", None) == Rotary(
+        10000.0, pairing="adjacent"
+    )

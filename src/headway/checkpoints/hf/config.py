@@ -4,7 +4,7 @@ else as model_type "headway"."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import OURS
@@ -18,6 +18,7 @@ from headway.checkpoints.hf.layouts import (
     layout_of,
     layouts_for,
 )
+from headway.checkpoints.hf.layouts.base import differing
 from headway.checkpoints.hf.layouts.pairs import marian_spec
 from headway.checkpoints.hf.windows import last_keys
 from headway.errors import ConfigError, unknown_model
@@ -116,7 +117,7 @@ def _written(layout: Layout, spec: ModelSpec) -> tuple[dict[str, Any], dict[str,
         return {}, {}, [str(error)]
     except ConfigError as error:  # a value that the family does not allow, such as no token types
         return {}, {}, [f"spec ({str(error).removeprefix('config.json: ')})"]
-    differ = [f.name for f in fields(ModelSpec) if f.init and getattr(spec, f.name) != getattr(back, f.name)]
+    differ = differing(spec, back)
     facts = {name: getattr(spec, name) for name in FACTS if name in differ}
     lost = [_named(name, spec, back) for name in differ if name not in FACTS]
     return config, facts, lost

@@ -52,44 +52,54 @@ def checked_sizes(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class ConfigReader:
-    """Typed access to a config, with the family's defaults for what is absent."""
+    """Typed access to the keys of a config that begin with `prefix`, with the family's defaults for what is absent."""
 
-    def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-        self.config, self.defaults = config, defaults
+    def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = "") -> None:
+        self.config, self.defaults, self.prefix = config, defaults, prefix
+
+    def below(self, prefix: str) -> ConfigReader:
+        """The keys that begin so, by what follows."""
+        return ConfigReader(self.config, self.defaults, prefix)
 
     def get(self, key: str) -> Any:
+        key = self.prefix + key
         return self.config[key] if key in self.config else self.defaults.get(key)
 
     def need(self, key: str, default: Any = None) -> Any:
         value = self.get(key)
         if value is None and default is None:
-            raise ConfigError(f'config.json lacks "{key}"')
+            raise ConfigError(f'config.json lacks "{self.prefix}{key}"')
         return default if value is None else value
 
-    def whole(self, key: str, default: int | None = None) -> int:
+    def whole(self, key: str, default: int | None = None, *, least: int = 1) -> int:
         value = self.need(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f'config.json: "{key}" must be a positive whole number, got {value!r}')
-        checked_sizes({key: value})
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            kind = "positive whole number" if least else "whole number from 0"
+            raise self.wrong(key, f"a {kind}", value)
+        checked_sizes({self.prefix + key: value})
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.need(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= float_info.max:
-            raise ConfigError(f'config.json: "{key}" must be a number of at least 0, got {value!r}')
+            raise self.wrong(key, "a number of at least 0", value)
         return float(value)
 
     def flag(self, key: str) -> bool:
         value = self.get(key)
         if value not in (True, False, None):
-            raise ConfigError(f'config.json: "{key}" must be true or false, got {value!r}')
+            raise self.wrong(key, "true or false", value)
         return bool(value)
 
-    def text(self, key: str) -> str:
-        value = self.get(key)
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self.need(key, default)
         if not isinstance(value, str):
-            raise ConfigError(f'config.json: "{key}" must be text, got {value!r}')
+            raise self.wrong(key, "text", value)
         return value
+
+    def wrong(self, key: str, wanted: str, value: object) -> ConfigError:
+        """The error for a value that is not what is wanted."""
+        return ConfigError(f'config.json: "{self.prefix}{key}" must be {wanted}, got {value!r}')
 
 
 def names(keys: FieldMap) -> tuple[str, ...]:

@@ -38,20 +38,21 @@ def _subclasses(kind: type[Any]) -> list[type[Any]]:
     return [one for below in kind.__subclasses__() for one in (below, *_subclasses(below))]
 
 
-def own_facts(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts in a known family's config. Raises ConfigError for one that is unknown or of another type."""
+def own_facts(config: Mapping[str, Any], known: Mapping[str, tuple[type, ...]] = FACTS) -> dict[str, Any]:
+    """The facts in a known family's config, `known` by their types. Raises ConfigError for one that is unknown or of
+    another type."""
     facts = config.get(OURS)
     if facts is None:
         return {}
     if not isinstance(facts, Mapping):
         raise ConfigError(f'config.json: "{OURS}" must be an object, got {facts!r}')
     for key, value in facts.items():
-        if key not in FACTS:
+        if key not in known:
             raise ConfigError(
-                f'config.json: unknown key "{OURS}.{key}"{did_you_mean(key, FACTS)}; known are {", ".join(FACTS)}'
+                f'config.json: unknown key "{OURS}.{key}"{did_you_mean(key, known)}; known are {", ".join(known)}'
             )
-        if type(value) not in FACTS[key]:
-            raise ConfigError(f'config.json: "{OURS}.{key}" must be {FACTS[key][0].__name__}, got {value!r}')
+        if type(value) not in known[key]:
+            raise ConfigError(f'config.json: "{OURS}.{key}" must be {known[key][0].__name__}, got {value!r}')
     return dict(facts)
 
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from headway.block_quantization import CodedMatrix
-from headway.checkpoints.formats.gguf.keys import Keys
-from headway.checkpoints.formats.gguf.metadata import EMBEDDING, NAMES, read_spec, write_spec
+from headway.checkpoints.formats.gguf.metadata import EMBEDDING, NAMES, read_spec, reading, write_spec
 from headway.checkpoints.formats.gguf.rope import FACTORS
 from headway.checkpoints.formats.gguf.writer import write_gguf
+from headway.checkpoints.hf.config_keys import ConfigReader
 from headway.checkpoints.hf.layouts.tensors import exported, imported, rules_by_name
 from headway.checkpoints.quantized.packed import PackedLayer
 from headway.errors import CheckpointError
@@ -222,12 +222,15 @@ def _unpacked(file: GGUF, stored: Tensors) -> Made:
 
 def _generation(metadata: Mapping[str, Value], path: Path) -> dict[str, Any]:
     """The content that generation_config.json would have: the ids that begin, pad and end a text."""
-    keys = Keys(metadata, path, TOKENIZER)
-    found: dict[str, Any] = {}
-    for role, name in SINGLE.items():
-        if keys.get(name) is not None:
-            found[role] = keys.index(name)
-    ends = list(dict.fromkeys(keys.index(name) for name in ENDS if keys.get(name) is not None))
+    keys = ConfigReader(metadata, {}, TOKENIZER)
+    with reading(path):
+        ids = {
+            name: keys.whole(name, least=0)
+            for name in (*SINGLE.values(), *ENDS)
+            if keys.get(name) is not None
+        }
+    found: dict[str, Any] = {role: ids[name] for role, name in SINGLE.items() if name in ids}
+    ends = list(dict.fromkeys(ids[name] for name in ENDS if name in ids))
     return {**found, **({"eos_token_id": ends if len(ends) > 1 else ends[0]} if ends else {})}
 
 

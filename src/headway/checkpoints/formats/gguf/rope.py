@@ -12,18 +12,19 @@ tensor rope_freqs.weight  one divisor of every frequency; LLaMA 3.1's rule is wr
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from headway.checkpoints.formats.gguf.keys import Keys, decimal
+from headway.checkpoints.hf.config_keys import ConfigReader
 from headway.checkpoints.hf.layouts import Inexpressible
-from headway.errors import CheckpointError
+from headway.errors import ConfigError
 from headway.models import ModelSpec
 from headway.positions import LinearScaling, Llama3, LongRope, Pairing, Rotary, Scaling, YaRN
 
-FACTORS = "rope_freqs.weight"
+FACTORS, CONTEXT = "rope_freqs.weight", "context_length"
 THETA = 10000.0
 SCALING = "rope.scaling."
 ORIGINAL = f"{SCALING}original_context_length"
@@ -31,38 +32,45 @@ LOW, HIGH, TRAINED = 1.0, 4.0, 8192
 """Of LLaMA 3.1's rule, of which the file has the divisors alone."""
 NEAR = 1e-5
 """Relative difference of divisors that were computed in float32."""
+YARN = tuple(
+    f"{SCALING}{name}"
+    for name in ("attn_factor", "yarn_attn_factor", "yarn_ext_factor", "yarn_beta_fast", "yarn_beta_slow")
+)
+ROPE = (
+    *("rope.freq_base", "rope.dimension_count", "rope.scale_linear", ORIGINAL, *YARN),
+    *(f"{SCALING}{name}" for name in ("type", "factor", "finetuned")),
+)
+"""The keys that are read."""
 
 
-def read_rope(keys: Keys, head_dim: int, context: int, pairing: Pairing, factors: Tensor | None) -> Rotary:
-    """The rotation that a file describes. Raises CheckpointError for a kind of scaling that is unknown, keys that
+def read_rope(keys: ConfigReader, head_dim: int, pairing: Pairing, factors: Tensor | None) -> Rotary:
+    """The rotation that a file describes. Raises ConfigError for a kind of scaling that is unknown, keys that
     contradict each other, and rotation of a part of each head."""
     theta, dims = keys.number("rope.freq_base", THETA), keys.whole("rope.dimension_count", head_dim)
     if dims != head_dim:
-        raise CheckpointError(
-            f"{keys.path}: {dims} of {head_dim} dims of a head are rotated; supported is the rotation of all"
+        raise ConfigError(
+            f"{dims} of {head_dim} dims of a head are rotated; supported is the rotation of all"
         )
-    keys.get(f"{SCALING}finetuned")
-    plain = Rotary(theta, pairing=pairing)
     factor = keys.number(f"{SCALING}factor", keys.number("rope.scale_linear", 0.0)) or 1.0
     kind = keys.text(f"{SCALING}type", "linear" if factor != 1 else "none")
-    trained = keys.maybe_whole(ORIGINAL)
+    if kind not in ("none", "linear", "yarn") or (kind == "none" and factor != 1):
+        raise ConfigError(
+            f"rotary scaling of type {kind!r} and factor {factor:g} is unsupported; supported are linear, yarn, and "
+            "none with factor 1"
+        )
+    if odd := [key for key in YARN if keys.get(key) is not None and kind != "yarn"]:
+        raise ConfigError(f'"{keys.prefix}{odd[0]}" is a key of yarn, and {SCALING}type is {kind!r}')
     scaling: Scaling | None = None
     if kind == "yarn":
-        scaling = _read_yarn(keys, factor, context if trained is None else trained)
-    elif kind == "linear":
-        scaling = None if factor == 1 else LinearScaling(factor)
-    elif kind != "none" or factor != 1:
-        raise CheckpointError(
-            f"{keys.path}: rotary scaling of type {kind!r} and factor {factor:g} is unsupported; supported are linear, "
-            "yarn, and none with factor 1"
-        )
-    if factors is not None:
-        if scaling is not None:
-            raise CheckpointError(
-                f"{keys.path}: {FACTORS} and scaling of type {kind!r}: one of the two is supported"
-            )
-        scaling = _read_factors(keys, factors, plain, head_dim, context, trained)
-    return Rotary(theta, pairing=pairing, scaling=scaling)
+        scaling = _read_yarn(keys, factor)
+    elif factor != 1:
+        scaling = LinearScaling(factor)
+    plain = Rotary(theta, pairing=pairing, scaling=scaling)
+    if factors is None:
+        return plain
+    if scaling is not None:
+        raise ConfigError(f"{FACTORS} and scaling of type {kind!r}: one of the two is supported")
+    return replace(plain, scaling=_read_factors(keys, factors, plain, head_dim))
 
 
 def write_rope(spec: ModelSpec) -> tuple[dict[str, Any], Tensor | None]:
@@ -94,13 +102,14 @@ def _divisors(rotary: Rotary, head_dim: int) -> Tensor:
     ).float()
 
 
-def _read_yarn(keys: Keys, factor: float, trained: int) -> YaRN:
+def _read_yarn(keys: ConfigReader, factor: float) -> YaRN:
     usual = 1 + 0.1 * math.log(factor)
     amplitude = keys.number(f"{SCALING}attn_factor", 1.0) * keys.number(f"{SCALING}yarn_attn_factor", 1.0)
-    keys.only(f"{SCALING}yarn_ext_factor", 1.0)
+    if keys.number(f"{SCALING}yarn_ext_factor", 1.0) != 1:
+        raise keys.wrong(f"{SCALING}yarn_ext_factor", "1", keys.get(f"{SCALING}yarn_ext_factor"))
     return YaRN(
         factor,
-        trained,
+        keys.whole(ORIGINAL, keys.whole(CONTEXT)),
         keys.number(f"{SCALING}yarn_beta_fast", YaRN.beta_fast),
         keys.number(f"{SCALING}yarn_beta_slow", YaRN.beta_slow),
         # 7 digits: the quotient was rounded to 32 bits
@@ -123,20 +132,31 @@ def _write_yarn(scaling: YaRN) -> dict[str, Any]:
     }
 
 
-def _read_factors(
-    keys: Keys, factors: Tensor, plain: Rotary, head_dim: int, context: int, trained: int | None
-) -> Scaling | None:
+def _read_factors(keys: ConfigReader, factors: Tensor, plain: Rotary, head_dim: int) -> Scaling | None:
     """LLaMA 3.1's rule where the divisors are those of it, else these divisors for rows of every length."""
     values = [decimal(value) for value in factors.flatten().tolist()]
     if len(values) != head_dim // 2 or not all(0 < value < math.inf for value in values):
-        raise CheckpointError(
-            f"{keys.path}: {FACTORS} must hold {head_dim // 2} finite numbers above 0, one for each pair of a head"
+        raise ConfigError(
+            f"{FACTORS} must hold {head_dim // 2} finite numbers above 0, one for each pair of a head"
         )
     if all(value == 1 for value in values):
         return None
     if max(values) >= 1:
-        rule = Llama3(max(values), LOW, HIGH, trained or TRAINED)
-        ours = _divisors(Rotary(plain.theta, pairing=plain.pairing, scaling=rule), head_dim)
+        rule = Llama3(max(values), LOW, HIGH, keys.whole(ORIGINAL, TRAINED))
+        ours = _divisors(replace(plain, scaling=rule), head_dim)
         if torch.allclose(ours, factors.flatten().float(), NEAR, 0.0):
             return rule
-    return LongRope(tuple(values), tuple(values), context, attention_factor=1.0)
+    return LongRope(tuple(values), tuple(values), keys.whole(CONTEXT), attention_factor=1.0)
+
+
+def decimal(value: float) -> float:
+    """A number that was rounded to 32 bits as the shortest decimal that rounds to it: 1e-05 of 9.99999974e-06."""
+    if rounded(value) != value:
+        return value
+    shortest = (float(f"{value:.{digits}g}") for digits in range(1, 10))
+    return next(one for one in shortest if rounded(one) == value)
+
+
+def rounded(value: float) -> float:
+    """To 32 bits; beyond the largest of these, an infinity."""
+    return float(torch.tensor(value, dtype=torch.float32))

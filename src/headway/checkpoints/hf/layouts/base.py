@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import (
@@ -26,6 +26,11 @@ ALWAYS = ("architectures", "model_type", OURS)
 
 class Inexpressible(ConfigError):
     """What a family's `config.json` has no key for; the message names it."""
+
+
+def differing(a: ModelSpec, b: ModelSpec) -> list[str]:
+    """The fields in which two specs differ."""
+    return [f.name for f in fields(ModelSpec) if getattr(a, f.name) != getattr(b, f.name)]
 
 
 @dataclass(frozen=True, kw_only=True)
