@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import typer
-
-from headway.cli import commands
-from headway.cli._shared import application
+from headway.cli import _options, commands
 from headway.cli.diff import find
 from headway.cli.train import run, settings_of, with_flags
 from headway.models import catalog
@@ -51,12 +48,7 @@ def indented_of(text: str) -> list[str]:
 def click_command(name: str) -> Any:
     """A command of the command line, as click has it."""
     module, _, function = commands()[name].module.partition(":")
-    given = getattr(importlib.import_module(module), function or "command")
-    if hasattr(given, "make_context"):
-        return given
-    app = application()
-    app.command()(given)
-    return typer.main.get_command(app)
+    return _options.click_command(getattr(importlib.import_module(module), function or "command"))
 
 
 @patch("headway.checkpoints.remote.local_model", Path)  # models that a reader has: nothing is fetched
@@ -86,9 +78,8 @@ def read_mention(line: str) -> None:
     assert name in commands(), line
     if name == "train":
         task = rest[rest.index("--task") + 1] if "--task" in rest else None
-        app = application()
-        app.command()(with_flags(run, settings_of(None if task is None or PLACEHOLDER.match(task) else task)))
-        command = typer.main.get_command(app)
+        kind = settings_of(None if task is None or PLACEHOLDER.match(task) else task)
+        command = _options.click_command(with_flags(run, kind))
     else:
         command = click_command(name)
     while rest and rest[0] in getattr(command, "commands", {}):

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import typer
 import yaml
 
 from headway.cli import commands
-from headway.cli._shared import application
+from headway.cli._options import click_command
 from headway.cli.train import run as train_command
 from headway.cli.train import with_flags
 from headway.report import cell
@@ -26,11 +25,8 @@ def options(name: str) -> Iterator[tuple[str, Any]]:
     given: Any = getattr(importlib.import_module(module), function or "command")
     if name == "train":
         given = with_flags(train_command, settings_of(None))
-    if not hasattr(given, "make_context"):
-        app = application()
-        app.command()(given)
-        given = typer.main.get_command(app)
-    for own, command in (getattr(given, "commands", None) or {"": given}).items():
+    whole = click_command(given)
+    for own, command in (getattr(whole, "commands", None) or {"": whole}).items():
         yield from ((f"{name} {own}".strip(), p) for p in command.params if getattr(p, "help", None))
 
 
@@ -47,9 +43,8 @@ def test_a_default_is_said_once(name: str) -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_defaults_in_the_help_of_train_are_those_of_the_settings(task: str) -> None:
     kind = settings_of(task)
-    app = application()
-    app.command()(with_flags(train_command, kind))
-    printed = {p.name: p.help for p in typer.main.get_command(app).params if getattr(p, "help", None)}
+    params = click_command(with_flags(train_command, kind)).params
+    printed = {p.name: p.help for p in params if getattr(p, "help", None)}
     compared = 0
     for name, field in kind.model_fields.items():
         said = SAID.findall(printed[name])

@@ -6,7 +6,7 @@ import pytest
 
 from headway.checkpoints import save_folder
 from headway.cli import run
-from headway.cli._shared import application, expand_home
+from headway.cli._options import click_command
 from headway.models import ModelSpec, build
 
 SPEC = ModelSpec.of(
@@ -42,17 +42,10 @@ def test_a_path_at_home_is_written_there(home: Path, command: list[str], written
 
 
 def test_every_path_of_a_command_is_expanded_and_nothing_else(home: Path) -> None:
-    import typer
-
     seen: list[object] = []
 
-    def command(one: Path, more: list[Path] | None = None, text: str = "", at: Path = Path("~/d")) -> None:
+    def command(one: Path, *, more: list[Path] | None = None, text: str = "", at: Path = Path("~/d")) -> None:
         seen.extend([one, more, text, at])
 
-    app = application()
-    app.command()(command)
-    made = typer.main.get_command(app)
-    for _ in range(2):
-        expand_home(made)
-    made(["~/a", "--more=~/b", "--more=c/~", "--text=~/t"], standalone_mode=False)
+    click_command(command)(["~/a", "--more=~/b", "--more=c/~", "--text=~/t"], standalone_mode=False)
     assert seen == [home / "a", [home / "b", Path("c/~")], "~/t", home / "d"]

@@ -1,6 +1,5 @@
 """`headway train` and `headway eval` as a user types them."""
 
-import inspect
 import json
 import shlex
 import signal
@@ -9,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from headway.cli import run
+from headway.cli._options import click_command
 from headway.cli.train import run as train
 from headway.cli.train import with_flags
 from headway.train import TextConfig, config_yaml, read_config
@@ -32,14 +31,10 @@ def flags(config: TextConfig, *names: str) -> list[str]:
 
 @pytest.mark.parametrize("kind", [TextConfig, TranslationConfig])
 def test_every_setting_is_a_flag_with_its_help(kind: type[TrainConfig]) -> None:
-    parameters = inspect.signature(with_flags(train, kind)).parameters
+    options = {option.name: option for option in click_command(with_flags(train, kind)).params}
     for name, field in kind.model_fields.items():
-        (info,) = [
-            m for m in parameters[name].annotation.__metadata__ if isinstance(m, typer.models.OptionInfo)
-        ]
-        assert info.help is not None
-        assert info.help.startswith(field.description)
-        assert parameters[name].default is None
+        assert options[name].help.startswith(field.description)
+        assert options[name].default is None
 
 
 def test_help_has_units_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:

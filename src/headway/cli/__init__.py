@@ -31,8 +31,8 @@ class Command(NamedTuple):
     """One command.
 
     help    its line of `headway --help`
-    module  defines `command`, or what its name is followed by ("module:name"): a function whose signature `typer`
-            reads (or a click command). What it returns is the exit code (None is 0)
+    module  defines `command`, or what its name is followed by ("module:name"): a function whose parameters
+            `headway.cli._options` reads (or a click command). What it returns is the exit code (None is 0)
     offers  what other commands find with it, by name: modules that define `command`
     """
 
@@ -182,17 +182,12 @@ def offered(name: str) -> Any:
 def _invoke(name: str, entry: Command, arguments: list[str]) -> int:
     import typer
 
-    from headway.cli._shared import application, expand_home
+    from headway.cli._options import click_command
 
     module, _, function = entry.module.partition(":")
-    given: Any = getattr(importlib.import_module(module), function or "command")
-    if not hasattr(given, "make_context"):
-        app = application()
-        app.command()(given)
-        given = typer.main.get_command(app)
+    given = click_command(getattr(importlib.import_module(module), function or "command"))
     try:
         with given.make_context(f"headway {name}", arguments) as context:
-            expand_home(context.command)
             result = context.command.invoke(context)
     except typer.Exit as stop:
         return stop.exit_code

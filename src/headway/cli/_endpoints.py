@@ -1,24 +1,12 @@
-"""What the commands that ask endpoints have in common: a timeout, and lines of what goes wrong on the way."""
+"""What the commands that ask endpoints have in common."""
 
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from headway.cli._shared import note
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
     from headway.endpoints import Endpoint
-
-TimeoutOption = Annotated[
-    float | None,
-    typer.Option(
-        "--timeout",
-        min=0.1,
-        metavar="SECONDS",
-        help="a server that is silent for so long is asked again, up to 6 times [default: 600]",
-    ),
-]
 
 
 def check_timeout(timeout: float | None, *sources: str) -> None:

@@ -3,9 +3,8 @@
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from headway.cli._shared import note, read_stdin, with_options
+from headway.cli._options import says
+from headway.cli._shared import note, read_stdin
 from headway.cli.generate import SamplingRun, sentence
 from headway.errors import ConfigError, DataError, HeadwayError
 
@@ -18,26 +17,22 @@ HELP = "/reset forgets the conversation, /quit (or Ctrl-D) ends it, Ctrl-C cuts 
 Talk = list[dict[str, str]]
 
 
-@with_options
 def command(
     run: SamplingRun,
-    system: Annotated[str | None, typer.Option("--system", help="what the model is told first")] = None,
-    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy")] = 0.8,
-    template: Annotated[
-        str | None,
-        typer.Option(
-            "--template", help="alpaca | chatml | llama2 | vicuna, or a file of Jinja [default: its own]"
-        ),
-    ] = None,
-    plain: Annotated[
-        bool,
-        typer.Option(
-            "--plain", help="no template, for a model that was not trained to talk: lines of one text"
-        ),
-    ] = False,
+    *,
+    system: str | None = None,
+    temperature: Annotated[float, says(short="-t")] = 0.8,
+    template: str | None = None,
+    plain: bool = False,
 ) -> None:
     """Talk with a model. Replies go to stdout, one per line that is read; remarks go to stderr. When the context is
-    full, the oldest turns are forgotten, which is said; a model whose layers all see windows has no such end."""
+    full, the oldest turns are forgotten, which is said; a model whose layers all see windows has no such end.
+
+    system: what the model is told first
+    temperature: 0 is greedy
+    template: alpaca | chatml | llama2 | vicuna, or a file of Jinja [default: its own]
+    plain: no template, for a model that was not trained to talk: lines of one text
+    """
     if plain and template is not None:
         raise ConfigError("--plain is a talk without a template; leave out one of --plain and --template")
     lm = run.load(task="causal-lm")

@@ -4,18 +4,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
-import typer
-
-from headway.cli._shared import (
-    AllowPickleOption,
-    JsonOption,
-    OverwriteOption,
-    ThreadsOption,
-    folder_of,
-    note,
-    print_report,
-    set_threads,
-)
+from headway.cli._options import Count, Model, says
+from headway.cli._shared import note, print_report, set_threads
 from headway.errors import ConfigError, did_you_mean
 from headway.report import cell, table
 
@@ -31,62 +21,39 @@ _SIZE = re.compile(r"(\d{1,18})\s*(|KB|MB|GB|TB)", re.IGNORECASE)
 
 
 def command(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            metavar="SOURCE",
-            parser=folder_of,
-            help="a Hugging Face folder or an id of the Hub, a GGUF file, Meta's (consolidated.00.pth), "
-            "llama2.c's .bin",
-        ),
-    ],
-    target: Annotated[Path, typer.Argument(help="folder or GGUF file to write")],
-    frm: Annotated[str, typer.Option("--from", help="auto, hf, gguf, llama2c, meta")] = "auto",
-    to: Annotated[
-        str | None,
-        typer.Option("--to", help="hf or gguf [default: gguf where TARGET ends in .gguf, else hf]"),
-    ] = None,
-    to_pairing: Annotated[
-        str | None,
-        typer.Option(
-            "--to-pairing",
-            help="rotary pairing of a folder: halves (transformers reads it), adjacent, or pairs such as "
-            "(0,3),(1,4),(2,5) (headway alone reads those) [default: halves]",
-        ),
-    ] = None,
-    kv_heads: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="key and value heads of the result, by exact repetition [default: as they are]"
-        ),
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="stored dtype: float32, bfloat16, float16, float64; of a GGUF file's matrices also q8_0, q4_0 "
-            "[default: as it is]"
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            help="tokenizer to save along: a folder, tokenizer.json, SentencePiece .model, llama2.c .bin"
-        ),
-    ] = None,
-    shard_size: Annotated[
-        str | None,
-        typer.Option(help="largest file of a folder's weights: bytes, or 500MB, 4GB [default: 4GB]"),
-    ] = None,
-    allow_pickle: AllowPickleOption = False,
-    overwrite: OverwriteOption = False,
-    json: JsonOption = False,
-    threads: ThreadsOption = None,
+    source: Annotated[Model, says(metavar="SOURCE")],
+    target: Path,
+    *,
+    frm: Annotated[str, says(flag="from")] = "auto",
+    to: str | None = None,
+    to_pairing: str | None = None,
+    kv_heads: Count | None = None,
+    dtype: str | None = None,
+    tokenizer: Path | None = None,
+    shard_size: str | None = None,
+    allow_pickle: bool = False,
+    overwrite: bool = False,
+    json: bool = False,
+    threads: int | None = None,
 ) -> None:
     """Turn a checkpoint into a Hugging Face folder or a GGUF file, and show that both compute the same.
 
     The logits of source and target are compared in float32 and bfloat16 before TARGET takes its name; if they
     differ, the exit code is 1 and TARGET stays as it was. With --dtype, the source is compared with its numbers
     rounded to it, and the change by that rounding alone is printed.
+
+    source: a Hugging Face folder or an id of the Hub, a GGUF file, Meta's (consolidated.00.pth), llama2.c's
+        .bin
+    target: folder or GGUF file to write
+    frm: auto, hf, gguf, llama2c, meta
+    to: hf or gguf [default: gguf where TARGET ends in .gguf, else hf]
+    to_pairing: rotary pairing of a folder: halves (transformers reads it), adjacent, or pairs such as
+        (0,3),(1,4),(2,5) (headway alone reads those) [default: halves]
+    kv_heads: key and value heads of the result, by exact repetition [default: as they are]
+    dtype: stored dtype: float32, bfloat16, float16, float64; of a GGUF file's matrices also q8_0, q4_0
+        [default: as it is]
+    tokenizer: tokenizer to save along: a folder, tokenizer.json, SentencePiece .model, llama2.c .bin
+    shard_size: largest file of a folder's weights: bytes, or 500MB, 4GB [default: 4GB]
     """
     import torch
 

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from headway.cli import offered
-from headway.cli._shared import JsonOption, note, print_report
+from headway.cli._options import Count, says
+from headway.cli._shared import note, print_report
 from headway.errors import ConfigError
 from headway.report import table
 
@@ -21,34 +20,27 @@ DEPTH, VOCAB = 12, 32000
 
 
 def command(
-    first: Annotated[
-        str,
-        typer.Argument(metavar="A", help="a size of the catalog, a family, or a model's folder or Hub id"),
-    ],
-    second: Annotated[str, typer.Argument(metavar="B", help="another; a family has the sizes of the other")],
-    context: Annotated[
-        int | None,
-        typer.Option("--context", min=1, help="tokens per row [default: the shorter trained context]"),
-    ] = None,
-    ladder: Annotated[
-        bool,
-        typer.Option(
-            "--ladder", help="train the models between them, one difference at a time, in toy sizes"
-        ),
-    ] = False,
-    steps: Annotated[
-        int | None, typer.Option("--steps", min=1, help="of each training [default: 200]")
-    ] = None,
-    seeds: Annotated[
-        int | None, typer.Option("--seeds", min=2, help="trainings of each model [default: 3]")
-    ] = None,
-    json: JsonOption = False,
+    first: Annotated[str, says(metavar="A")],
+    second: Annotated[str, says(metavar="B")],
+    *,
+    context: Count | None = None,
+    ladder: bool = False,
+    steps: Count | None = None,
+    seeds: Annotated[int | None, says(min=2)] = None,
+    json: bool = False,
 ) -> None:
     """What differs between two models: every field of their specs in words, weights, caches and operations in numbers.
 
     No weights are loaded or fetched. A family beside a size has that one's width, depth and heads; two families are
     compared at 12 layers of width 768. With --ladder every step between them is trained on Python's own source, with
     the change of the loss against the step above, and whether it is more than its spread.
+
+    first: a size of the catalog, a family, or a model's folder or Hub id
+    second: another; a family has the sizes of the other
+    context: tokens per row [default: the shorter trained context]
+    ladder: train the models between them, one difference at a time, in toy sizes
+    steps: of each training [default: 200]
+    seeds: trainings of each model [default: 3]
     """
     from headway.models.difference import Difference, differences, numbers
 

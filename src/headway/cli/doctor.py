@@ -4,11 +4,9 @@ import os
 import platform
 import re
 from importlib.metadata import distributions, requires, version
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from headway.cli._shared import JsonOption, print_report
+from headway.cli._shared import print_report
 from headway.report import size, table
 
 OPTIONAL = {
@@ -29,11 +27,11 @@ VARIABLES = (
 )
 
 
-def command(
-    measure: Annotated[bool, typer.Option("--measure", help="measure its roofs, too (seconds)")] = False,
-    json: JsonOption = False,
-) -> int:
-    """Say what is usable on this machine, and why not. Exit code 1 when something needed is missing."""
+def command(*, measure: bool = False, json: bool = False) -> int:
+    """Say what is usable on this machine, and why not. Exit code 1 when something needed is missing.
+
+    measure: measure its roofs, too (seconds)
+    """
     report = examine(measure)
     print_report(report, to_text(report), json)
     return 1 if report["problems"] else 0

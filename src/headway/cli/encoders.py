@@ -7,28 +7,20 @@ from typing import Annotated, Any
 
 import typer
 
+from headway.cli._options import Count, says
 from headway.cli._progress import progress
-from headway.cli._shared import (
-    BatchRun,
-    TextsRun,
-    TruncateOption,
-    note,
-    print_report,
-    read_prompt,
-    with_options,
-)
+from headway.cli._shared import BatchRun, TextsRun, note, print_report, read_prompt
 from headway.errors import DataError
 from headway.report import table
 
 
-@with_options
-def fill_mask(
-    run: TextsRun,
-    top_k: Annotated[int, typer.Option("--top-k", min=1, help="number of words for each mask")] = 5,
-) -> None:
+def fill_mask(run: TextsRun, *, top_k: Count = 5) -> None:
     """Find words for the masked places of texts ("Paris is the [MASK] of France."), with their probabilities.
 
-    The mask is written as the model's tokenizer writes it: [MASK] in BERT's, <mask> in RoBERTa's."""
+    The mask is written as the model's tokenizer writes it: [MASK] in BERT's, <mask> in RoBERTa's.
+
+    top_k: number of words for each mask
+    """
     filler, given = run.load(task="fill-mask"), run.read()
     with _reading(len(given)):
         found = filler.fill_mask(given, top_k=top_k, batch_size=run.batch_size)
@@ -43,25 +35,20 @@ def fill_mask(
     print_report(_by_text(given, "masks", found), "\n".join(lines), run.json)
 
 
-@with_options
 def classify(
     run: TextsRun,
-    pairs: Annotated[
-        bool, typer.Option("--pairs", help="each line is two texts with a tab between them")
-    ] = False,
-    top_k: Annotated[
-        int | None, typer.Option("--top-k", min=1, help="number of labels of each text [default: all]")
-    ] = None,
-    cut: TruncateOption = False,
-    csv: Annotated[
-        Path | None,
-        typer.Option(
-            "--csv",
-            help="file to write instead of printing: a row for each text, its label and all probabilities",
-        ),
-    ] = None,
+    *,
+    pairs: bool = False,
+    top_k: Count | None = None,
+    cut: bool = False,
+    csv: Path | None = None,
 ) -> None:
-    """Label texts with their probabilities; with a model that labels tokens, the spans that it labels."""
+    """Label texts with their probabilities; with a model that labels tokens, the spans that it labels.
+
+    pairs: each line is two texts with a tab between them
+    top_k: number of labels of each text [default: all]
+    csv: file to write instead of printing: a row for each text, its label and all probabilities
+    """
     if csv is not None and (run.json or top_k is not None):
         raise typer.BadParameter("--csv has all labels of a text in a row: leave out --json and --top-k")
     labeller = run.load()
@@ -101,29 +88,25 @@ def classify(
     print_report(_by_text(given, "labels", found), table(("text", "label", "probability"), labels), run.json)
 
 
-@with_options
 def answer(
     run: BatchRun,
-    question: Annotated[str, typer.Argument(metavar="QUESTION")],
-    context: Annotated[
-        str | None, typer.Argument(metavar="CONTEXT", help="the text; from standard input when missing")
-    ] = None,
-    top_k: Annotated[int, typer.Option("--top-k", min=1, help="number of answers")] = 1,
-    longest: Annotated[int, typer.Option("--longest", min=1, help="most tokens of an answer")] = 30,
-    stride: Annotated[
-        int, typer.Option("--stride", min=1, help="tokens from one window of a long text to the next")
-    ] = 128,
-    no_answer: Annotated[
-        float | None,
-        typer.Option(
-            "--no-answer",
-            metavar="THRESHOLD",
-            help="also consider that there is no answer: it precedes the answers whose scores do not exceed its "
-            "own by THRESHOLD, a difference of logits (0 is even) [default: there is an answer]",
-        ),
-    ] = None,
+    question: Annotated[str, says(metavar="QUESTION")],
+    context: Annotated[str | None, says(metavar="CONTEXT")] = None,
+    *,
+    top_k: Count = 1,
+    longest: Count = 30,
+    stride: Count = 128,
+    no_answer: Annotated[float | None, says(metavar="THRESHOLD")] = None,
 ) -> None:
-    """Find the answer to a question in a text, with its place and probability."""
+    """Find the answer to a question in a text, with its place and probability.
+
+    context: the text; from standard input when missing
+    top_k: number of answers
+    longest: most tokens of an answer
+    stride: tokens from one window of a long text to the next
+    no_answer: also consider that there is no answer: it precedes the answers whose scores do not exceed its
+        own by THRESHOLD, a difference of logits (0 is even) [default: there is an answer]
+    """
     answerer = run.load(task="answer")
     text = read_prompt() if context is None or context == "-" else context
     limits = {"longest": longest, "stride": stride, "no_answer": no_answer, "batch_size": run.batch_size}
@@ -137,23 +120,20 @@ def answer(
     print_report({"question": question, "answers": found}, report, run.json)
 
 
-@with_options
 def embed(
     run: TextsRun,
-    pool: Annotated[
-        str | None,
-        typer.Option("--pool", help="first | mean, over a text's tokens [default: the folder's, or mean]"),
-    ] = None,
-    unit: Annotated[
-        bool | None,
-        typer.Option("--unit/--no-unit", help="vectors of length 1 [default: the folder's, or no]"),
-    ] = None,
-    similarity: Annotated[
-        bool, typer.Option("--similarity", help="print the cosines between the texts instead of vectors")
-    ] = False,
-    cut: TruncateOption = False,
+    *,
+    pool: str | None = None,
+    unit: bool | None = None,
+    similarity: bool = False,
+    cut: bool = False,
 ) -> None:
-    """Print one vector for each text, its numbers on one line, from any encoder."""
+    """Print one vector for each text, its numbers on one line, from any encoder.
+
+    pool: first | mean, over a text's tokens [default: the folder's, or mean]
+    unit: vectors of length 1 [default: the folder's, or no]
+    similarity: print the cosines between the texts instead of vectors
+    """
     if pool not in (None, "first", "mean"):
         raise typer.BadParameter(f'--pool is first or mean, got "{pool}"')
     embedder, given = run.load(task="embed", pool=pool, unit=unit), run.read()

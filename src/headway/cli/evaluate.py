@@ -4,23 +4,9 @@ trained to do, or does tasks of lm-evaluation-harness."""
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from headway.cli._evaluation import print_records, print_text
-from headway.cli._shared import (
-    MODEL,
-    AdapterOption,
-    AnyBaseOption,
-    BackendOption,
-    DtypeOption,
-    JsonOption,
-    RowOption,
-    ThreadsOption,
-    folder_of,
-    note,
-    print_report,
-    set_threads,
-)
+from headway.cli._options import Count, Model, Whole, says
+from headway.cli._shared import note, print_report, set_threads
 from headway.errors import ConfigError
 from headway.report import table
 
@@ -29,72 +15,43 @@ if TYPE_CHECKING:
 
 
 def command(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", parser=folder_of, help=MODEL)],
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="settings of the task, as in training (too_long=cut)"),
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            "--data",
-            help='text file, records with a "text" each (.jsonl, .json, .csv, .tsv), folder of .txt and .jsonl files, '
-            "or token file (.tokens); of other tasks their records",
-        ),
-    ] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(
-            "--task",
-            help="measure as training of this task measures held-out data: causal-lm, masked-lm, translation, chat, "
-            "preference, classify, tag, answer, embed [default: what the model shows: its head, or text]",
-        ),
-    ] = None,
-    harness: Annotated[
-        str | None,
-        typer.Option(
-            "--harness", metavar="TASK[,TASK]", help="tasks of lm-evaluation-harness, instead of a text"
-        ),
-    ] = None,
-    tasks: Annotated[
-        Path | None, typer.Option("--tasks", help="folder of YAML files with harness tasks of your own")
-    ] = None,
-    shots: Annotated[
-        int | None,
-        typer.Option(
-            "--shots", min=0, help="solved examples before each document of a task [default: the task's]"
-        ),
-    ] = None,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="documents of tasks go through the chat template")
-    ] = False,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(
-            "--batch-size", min=1, help="rows of a task computed at once; changes no result [default: 32]"
-        ),
-    ] = None,
-    adapter: AdapterOption = None,
-    any_base: AnyBaseOption = False,
-    context: RowOption = None,
-    dtype: DtypeOption = "auto",
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            "--limit",
-            min=1,
-            help="only the first N tokens of the text, N of the records (drawn by a fixed seed), or N documents of "
-            "each task",
-        ),
-    ] = None,
-    threads: ThreadsOption = None,
-    backend: BackendOption = "auto",
-    json: JsonOption = False,
+    model: Model,
+    settings: Annotated[list[str] | None, says(metavar="[KEY=VALUE]...")] = None,
+    *,
+    data: str | None = None,
+    task: str | None = None,
+    harness: Annotated[str | None, says(metavar="TASK[,TASK]")] = None,
+    tasks: Path | None = None,
+    shots: Whole | None = None,
+    chat: bool = False,
+    batch_size: Count | None = None,
+    adapter: list[Path] | None = None,
+    any_base: bool = False,
+    context: int | None = None,
+    dtype: str = "auto",
+    limit: Count | None = None,
+    threads: int | None = None,
+    backend: str = "auto",
+    json: bool = False,
 ) -> None:
     """Bits per byte, perplexity and loss by position of a model on a text; of an encoder, loss and accuracy on masked
     tokens, under one mask for good, or what its head scores on records (accuracy, F1, exact match; of a classifier the
     confusion matrix too). With --task chat the loss of answers, with --task preference the share of pairs that are
-    ranked right, and what other training measures. With --harness, what lm-evaluation-harness finds for its tasks."""
+    ranked right, and what other training measures. With --harness, what lm-evaluation-harness finds for its tasks.
+
+    settings: settings of the task, as in training (too_long=cut)
+    data: text file, records with a "text" each (.jsonl, .json, .csv, .tsv), folder of .txt and .jsonl files,
+        or token file (.tokens); of other tasks their records
+    task: measure as training of this task measures held-out data: causal-lm, masked-lm, translation, chat,
+        preference, classify, tag, answer, embed [default: what the model shows: its head, or text]
+    harness: tasks of lm-evaluation-harness, instead of a text
+    tasks: folder of YAML files with harness tasks of your own
+    shots: solved examples before each document of a task [default: the task's]
+    chat: documents of tasks go through the chat template
+    batch_size: rows of a task computed at once; changes no result [default: 32]
+    limit: only the first N tokens of the text, N of the records (drawn by a fixed seed), or N documents of
+        each task
+    """
     own = [f"{name}=" for name, value in (("data", data), ("context", context)) if value is not None]
     if twice := [item for item in settings or () if item.startswith(tuple(own))]:
         raise ConfigError(f"{twice[0]} is given as an option too; give it once")

@@ -5,16 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli._shared import (
-    JsonOption,
-    KvCacheOption,
-    ModelRun,
-    attributes,
-    note,
-    print_json,
-    read_prompt,
-    with_options,
-)
+from headway.cli._options import Count, Whole, says
+from headway.cli._shared import ModelRun, attributes, note, print_json, read_prompt
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,39 +18,31 @@ STEPS = {"native": "native steps", "modules": "modules"}
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingRun(ModelRun):
-    """A model that continues a text, and how its tokens are drawn."""
+    """A model that continues a text, and how its tokens are drawn.
 
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--max-new-tokens",
-            "-n",
-            min=0,
-            help="at most so many [default: 128, or what the context has room for]",
-        ),
-    ] = None
-    top_k: Annotated[int, typer.Option("--top-k", help="0 is no filter")] = 0
-    top_p: Annotated[float, typer.Option("--top-p", help="1 is no filter")] = 1.0
-    min_p: Annotated[float, typer.Option("--min-p", help="0 is no filter")] = 0.0
-    repetition_penalty: Annotated[float, typer.Option("--repetition-penalty", help="1 is none")] = 1.0
-    seed: Annotated[int, typer.Option("--seed", help="equal seeds give equal text")] = 0
-    stop: Annotated[list[str] | None, typer.Option("--stop", help="ends the text; may be given often")] = None
-    kv_cache_dtype: KvCacheOption = "auto"
-    exact: Annotated[
-        bool, typer.Option("--exact", help="the same bits of logits however a text is read: slower prompts")
-    ] = False
-    draft: Annotated[
-        str | None,
-        typer.Option(
-            "--draft",
-            metavar="ngram|MODEL",
-            help="guess tokens from the text, or by a smaller model: faster where it is right, the same text",
-        ),
-    ] = None
-    draft_tokens: Annotated[
-        int | None,
-        typer.Option("--draft-tokens", min=1, help="guess at most so many [default: 8; by a model 4]"),
-    ] = None
+    max_new_tokens: at most so many [default: 128, or what the context has room for]
+    top_k: 0 is no filter
+    top_p: 1 is no filter
+    min_p: 0 is no filter
+    repetition_penalty: 1 is none
+    seed: equal seeds give equal text
+    stop: ends the text; may be given often
+    exact: the same bits of logits however a text is read: slower prompts
+    draft: guess tokens from the text, or by a smaller model: faster where it is right, the same text
+    draft_tokens: guess at most so many [default: 8; by a model 4]
+    """
+
+    max_new_tokens: Annotated[Whole | None, says(short="-n")] = None
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    stop: list[str] | None = None
+    kv_cache_dtype: str = "auto"
+    exact: bool = False
+    draft: Annotated[str | None, says(metavar="ngram|MODEL")] = None
+    draft_tokens: Count | None = None
 
     def options(self, **more: Any) -> Any:
         """As `LanguageModel.generate` takes them, and more."""
@@ -71,69 +55,42 @@ class SamplingRun(ModelRun):
         return given
 
 
-@with_options
 def command(
     run: SamplingRun,
-    prompt: Annotated[
-        str | None,
-        typer.Argument(metavar="PROMPT", help="the text to continue; from standard input when missing or -"),
-    ] = None,
-    prompt_option: Annotated[str | None, typer.Option("--prompt", help="the same, as an option")] = None,
-    temperature: Annotated[
-        float | None, typer.Option("--temperature", "-t", help="0 is greedy [default: 0.8; with --beams 0]")
-    ] = None,
-    beams: Annotated[
-        int | None,
-        typer.Option("--beams", min=1, help="search for the text of the highest score with so many beams"),
-    ] = None,
-    length_penalty: Annotated[
-        float | None,
-        typer.Option(
-            "--length-penalty",
-            help="a score is log probability / tokens ** this; more is longer [default: 1]",
-        ),
-    ] = None,
-    early_stopping: Annotated[
-        str | None,
-        typer.Option(
-            "--early-stopping",
-            help="true | false | never: once as many texts as beams have ended [default: false]",
-        ),
-    ] = None,
-    n_best: Annotated[
-        int | None,
-        typer.Option("--n-best", min=1, help="print so many texts with their scores [default: 1]"),
-    ] = None,
-    special: Annotated[
-        bool, typer.Option("--special", help="control tokens in the prompt are no text")
-    ] = False,
-    beyond_context: Annotated[
-        bool, typer.Option("--beyond-context", help="go on past the trained context")
-    ] = False,
-    cache: Annotated[bool, typer.Option("--cache/--no-cache", help="no cache: slow, the same text")] = True,
-    prefill_chunk: Annotated[
-        int | None, typer.Option("--prefill-chunk", min=1, help="read the prompt so many tokens at a time")
-    ] = None,
-    log_probs: Annotated[
-        bool,
-        typer.Option(
-            "--log-probs", help="in --json, ln p of each new token under the model's own distribution"
-        ),
-    ] = False,
-    top_log_probs: Annotated[
-        int,
-        typer.Option("--top-log-probs", min=0, help="and so many of the likeliest tokens in its place"),
-    ] = 0,
-    stream: Annotated[
-        bool | None,
-        typer.Option(
-            "--stream/--no-stream",
-            help="print as it comes, or at the end [default: as it comes; beams at the end]",
-        ),
-    ] = None,
-    json: JsonOption = False,
+    prompt: Annotated[str | None, says(metavar="PROMPT")] = None,
+    *,
+    prompt_option: Annotated[str | None, says(flag="prompt")] = None,
+    temperature: Annotated[float | None, says(short="-t")] = None,
+    beams: Count | None = None,
+    length_penalty: float | None = None,
+    early_stopping: str | None = None,
+    n_best: Count | None = None,
+    special: bool = False,
+    beyond_context: bool = False,
+    cache: bool = True,
+    prefill_chunk: Count | None = None,
+    log_probs: bool = False,
+    top_log_probs: Whole = 0,
+    stream: bool | None = None,
+    json: bool = False,
 ) -> None:
-    """Continue a prompt. The new text goes to stdout, what it took to stderr."""
+    """Continue a prompt. The new text goes to stdout, what it took to stderr.
+
+    prompt: the text to continue; from standard input when missing or -
+    prompt_option: the same, as an option
+    temperature: 0 is greedy [default: 0.8; with --beams 0]
+    beams: search for the text of the highest score with so many beams
+    length_penalty: a score is log probability / tokens ** this; more is longer [default: 1]
+    early_stopping: true | false | never: once as many texts as beams have ended [default: false]
+    n_best: print so many texts with their scores [default: 1]
+    special: control tokens in the prompt are no text
+    beyond_context: go on past the trained context
+    cache: no cache: slow, the same text
+    prefill_chunk: read the prompt so many tokens at a time
+    log_probs: in --json, ln p of each new token under the model's own distribution
+    top_log_probs: and so many of the likeliest tokens in its place
+    stream: print as it comes, or at the end [default: as it comes; beams at the end]
+    """
     if prompt is not None and prompt_option is not None:
         raise typer.BadParameter("the prompt is given twice, as an argument and as --prompt")
     prompt = prompt_option if prompt is None else prompt

@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from headway.cli._shared import AllowPickleOption, FolderArgument, JsonOption, print_report
+from headway.cli._options import Model
+from headway.cli._shared import print_report
 from headway.report import cell, size, table
 
 if TYPE_CHECKING:
@@ -14,11 +13,7 @@ if TYPE_CHECKING:
     from headway.models import ModelSpec
 
 
-def command(
-    folder: FolderArgument,
-    allow_pickle: AllowPickleOption = False,
-    json: JsonOption = False,
-) -> None:
+def command(folder: Model, *, allow_pickle: bool = False, json: bool = False) -> None:
     """Spec, effective rotary frequencies and pairing, patterns by layer, sizes, dtype, tokenizer, contexts.
 
     Reads the config and the headers of the weight files, and checks them against each other.
@@ -145,7 +140,7 @@ def _encoder(spec: "ModelSpec | None") -> list[str]:
     return [_shape(spec), _heads(spec), _norms(spec), f"{seen}; {spec.positions}"]
 
 
-def models(json: JsonOption = False) -> None:
+def models(*, json: bool = False) -> None:
     """The families and the catalog: what each model is, and how many parameters it has. Nothing is loaded.
 
     Families are what `headway train --family` takes; their folders are those of the `model_type` in transformers. Names
@@ -181,17 +176,15 @@ def _table(rows: Sequence[Mapping[str, object]], attributes: Sequence[str], **ti
 
 
 def tokenize(
-    tokenizer: Annotated[Path, typer.Argument(help="a folder with a tokenizer, or one of its files")],
-    text: Annotated[str, typer.Argument(help="the text")],
-    pair: Annotated[
-        str | None, typer.Option("--pair", help="a second text, within the same template")
-    ] = None,
-    special: Annotated[
-        bool, typer.Option("--special", help="the text of a special token is that token, not text")
-    ] = False,
-    json: JsonOption = False,
+    tokenizer: Path, text: str, *, pair: str | None = None, special: bool = False, json: bool = False
 ) -> None:
-    """Pieces, ids, token types and offsets of a text, within the tokenizer's own template."""
+    """Pieces, ids, token types and offsets of a text, within the tokenizer's own template.
+
+    tokenizer: a folder with a tokenizer, or one of its files
+    text: the text
+    pair: a second text, within the same template
+    special: the text of a special token is that token, not text
+    """
     from headway.text import Tokenizer
 
     read = Tokenizer.load(tokenizer)

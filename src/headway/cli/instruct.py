@@ -3,34 +3,38 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from headway.cli._endpoints import TimeoutOption, check_timeout, opened
-from headway.cli._shared import JsonOption, ThreadsOption, note, print_report, set_threads
+from headway.cli._endpoints import check_timeout, opened
+from headway.cli._options import Count, Whole, says
+from headway.cli._shared import note, print_report, set_threads
 from headway.report import table
-
-EndpointHelp = "URL#MODEL of an OpenAI-compatible server (https://host/v1#name), or a model folder"
 
 
 def command(
-    seeds: Annotated[Path, typer.Option("--seeds", help="seed tasks, or records of Alpaca's form (JSONL)")],
-    endpoint: Annotated[str, typer.Option("--endpoint", metavar="URL#MODEL|FOLDER", help=EndpointHelp)],
-    count: Annotated[int, typer.Option("-n", "--count", min=1, help="instructions to make")],
-    out: Annotated[Path, typer.Option("--out", help="file to write, records of Alpaca's form (JSONL)")],
-    seed: Annotated[
-        int, typer.Option("--seed", min=0, help="draws the examples; sent with each request")
-    ] = 0,
-    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="of the replies")] = 1.0,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="of a reply, at most")] = 3072,
-    parallel: Annotated[
-        int, typer.Option("--parallel", min=1, help="requests sent at once; changes nothing that is made")
-    ] = 1,
-    timeout: TimeoutOption = None,
-    threads: ThreadsOption = None,
-    json: JsonOption = False,
+    *,
+    seeds: Path,
+    endpoint: Annotated[str, says(metavar="URL#MODEL|FOLDER")],
+    count: Annotated[Count, says(short="-n")],
+    out: Path,
+    seed: Whole = 0,
+    temperature: Annotated[float, says(min=0.0)] = 1.0,
+    max_tokens: Count = 3072,
+    parallel: Count = 1,
+    timeout: float | None = None,
+    threads: int | None = None,
+    json: bool = False,
 ) -> None:
     """Make instructions from seed tasks (self-instruct): a model is shown three and lists more; near-duplicates and
-    what is malformed are dropped. The same command goes on after an interruption."""
+    what is malformed are dropped. The same command goes on after an interruption.
+
+    seeds: seed tasks, or records of Alpaca's form (JSONL)
+    endpoint: URL#MODEL of an OpenAI-compatible server (https://host/v1#name), or a model folder
+    count: instructions to make
+    out: file to write, records of Alpaca's form (JSONL)
+    seed: draws the examples; sent with each request
+    temperature: of the replies
+    max_tokens: of a reply, at most
+    parallel: requests sent at once; changes nothing that is made
+    """
     set_threads(threads)
     from headway.instruct import make_instructions, read_seeds
 

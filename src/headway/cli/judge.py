@@ -4,41 +4,43 @@ from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from headway.cli._endpoints import TimeoutOption, check_timeout, opened
+from headway.cli._endpoints import check_timeout, opened
+from headway.cli._options import Count, Whole, says
 from headway.cli._progress import progress
-from headway.cli._shared import JsonOption, ThreadsOption, print_report, set_threads
+from headway.cli._shared import print_report, set_threads
 from headway.errors import ConfigError
-
-ANSWERS = "answers of a file (.jsonl, FastChat's form), or of URL#MODEL, or of a model folder, which is asked"
 
 
 def command(
-    a: Annotated[str, typer.Argument(metavar="A", help=ANSWERS)],
-    b: Annotated[str, typer.Argument(metavar="B", help="the same")],
-    questions: Annotated[Path, typer.Option("--questions", help="questions (JSONL, FastChat's form)")],
-    by: Annotated[str, typer.Option("--by", metavar="URL#MODEL|FOLDER", help="the judge")],
-    out: Annotated[
-        Path, typer.Option("--out", help="folder of answers, transcripts, judgments and the report")
-    ],
-    references: Annotated[
-        Path | None, typer.Option("--references", help="right answers (JSONL), shown to the judge")
-    ] = None,
-    mode: Annotated[
-        str, typer.Option("--mode", help="pairs | ratings | both: compare two answers, rate each by itself")
-    ] = "both",
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="only the first N questions")] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="of the requests and the intervals")] = 0,
-    parallel: Annotated[
-        int, typer.Option("--parallel", min=1, help="requests sent to the judge at once; changes no verdict")
-    ] = 1,
-    timeout: TimeoutOption = None,
-    threads: ThreadsOption = None,
-    json: JsonOption = False,
+    a: Annotated[str, says(metavar="A")],
+    b: Annotated[str, says(metavar="B")],
+    *,
+    questions: Path,
+    by: Annotated[str, says(metavar="URL#MODEL|FOLDER")],
+    out: Path,
+    references: Path | None = None,
+    mode: str = "both",
+    limit: Count | None = None,
+    seed: Whole = 0,
+    parallel: Count = 1,
+    timeout: float | None = None,
+    threads: int | None = None,
+    json: bool = False,
 ) -> None:
     """Let a model judge two sets of answers: in both orders, with what its verdicts owe to order and length, and the
-    ratio of its ratings. The same command goes on after an interruption."""
+    ratio of its ratings. The same command goes on after an interruption.
+
+    a: answers of a file (.jsonl, FastChat's form), or of URL#MODEL, or of a model folder, which is asked
+    b: the same
+    questions: questions (JSONL, FastChat's form)
+    by: the judge
+    out: folder of answers, transcripts, judgments and the report
+    references: right answers (JSONL), shown to the judge
+    mode: pairs | ratings | both: compare two answers, rate each by itself
+    limit: only the first N questions
+    seed: of the requests and the intervals
+    parallel: requests sent to the judge at once; changes no verdict
+    """
     if mode not in ("pairs", "ratings", "both"):
         raise ConfigError(f"--mode {mode}: pairs, ratings and both are known")
     set_threads(threads)

@@ -5,18 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from headway.cli._options import Count, says
 from headway.cli._plan_text import to_text
-from headway.cli._shared import (
-    DtypeOption,
-    JsonOption,
-    KvCacheOption,
-    ThreadsOption,
-    note,
-    print_report,
-    set_threads,
-)
+from headway.cli._shared import note, print_report, set_threads
 from headway.report import size, table
 
 if TYPE_CHECKING:
@@ -29,52 +20,35 @@ if TYPE_CHECKING:
 
 
 def command(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="a name of the catalog, a folder with a config.json, a GGUF file, or a Hub id",
-            metavar="MODEL",
-        ),
-    ],
-    context: Annotated[
-        int | None, typer.Option("--context", help="tokens per row [default: the trained context]")
-    ] = None,
-    batch: Annotated[int, typer.Option("--batch", help="rows")] = 1,
-    source: Annotated[
-        int | None,
-        typer.Option("--source", help="tokens per source row of an encoder-decoder [default: as --context]"),
-    ] = None,
-    dtype: DtypeOption = "auto",
-    kv_cache_dtype: KvCacheOption = "auto",
-    weights: Annotated[
-        str | None,
-        typer.Option("--weights", help="int8, int4: as headway quantize makes them [default: the folder's]"),
-    ] = None,
-    prefill_chunk: Annotated[
-        int | None, typer.Option("--prefill-chunk", min=1, help="read prompts so many tokens at a time")
-    ] = None,
-    patterns: Annotated[
-        str | None,
-        typer.Option("--patterns", help="other patterns, e.g. 'Window.last(1024); Causal()', repeated"),
-    ] = None,
-    processes: Annotated[
-        int | None,
-        typer.Option("--processes", min=1, help="also what each of N processes of a training step takes"),
-    ] = None,
-    mesh: Annotated[
-        str | None,
-        typer.Option("--mesh", help="how they share it: dp=2,cp=4 [default: dp, all of them]"),
-    ] = None,
-    measure: Annotated[
-        bool,
-        typer.Option(
-            "--measure", help="measure this machine again; the best that was measured in a day counts"
-        ),
-    ] = False,
-    json: JsonOption = False,
-    threads: ThreadsOption = None,
+    model: Annotated[str, says(metavar="MODEL")],
+    *,
+    context: int | None = None,
+    batch: int = 1,
+    source: int | None = None,
+    dtype: str = "auto",
+    kv_cache_dtype: str = "auto",
+    weights: str | None = None,
+    prefill_chunk: Count | None = None,
+    patterns: str | None = None,
+    processes: Count | None = None,
+    mesh: str | None = None,
+    measure: bool = False,
+    json: bool = False,
+    threads: int | None = None,
 ) -> None:
-    """Does it fit, what does it move, how fast: before anything runs. No weights are loaded, nor downloaded."""
+    """Does it fit, what does it move, how fast: before anything runs. No weights are loaded, nor downloaded.
+
+    model: a name of the catalog, a folder with a config.json, a GGUF file, or a Hub id
+    context: tokens per row [default: the trained context]
+    batch: rows
+    source: tokens per source row of an encoder-decoder [default: as --context]
+    weights: int8, int4: as headway quantize makes them [default: the folder's]
+    prefill_chunk: read prompts so many tokens at a time
+    patterns: other patterns, e.g. 'Window.last(1024); Causal()', repeated
+    processes: also what each of N processes of a training step takes
+    mesh: how they share it: dp=2,cp=4 [default: dp, all of them]
+    measure: measure this machine again; the best that was measured in a day counts
+    """
     import torch
 
     from headway.cache import kv_dtype

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
-from headway.cli._shared import folder_of, note
+from headway.cli._options import Model, Whole, says
+from headway.cli._shared import note
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,41 +17,32 @@ TRAINED, READ, RESET = ("\033[30;42m", "\033[30;102m"), ("\033[0m", "\033[2m"), 
 
 
 def command(
-    data: Annotated[
-        str, typer.Option("--data", help="conversations or completions, as for train --task chat")
-    ],
-    model: Annotated[
-        Path | None,
-        typer.Option("--model", parser=folder_of, metavar="MODEL", help="the model that is to be trained"),
-    ] = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option("--tokenizer", help="tokenizer.json or its folder")
-    ] = None,
-    template: Annotated[
-        str | None,
-        typer.Option(
-            "--template", help="alpaca, vicuna, chatml, llama2, or a Jinja file [default: the model's own]"
-        ),
-    ] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option("--stop", help="a token that ends an answer; may be given often")
-    ] = None,
-    train_on: Annotated[
-        Literal["all", "last"], typer.Option("--train-on", help="which answers of a conversation are trained")
-    ] = "all",
-    context: Annotated[int, typer.Option("--context", min=2, help="slots of a training row")] = 512,
-    too_long: Annotated[
-        Literal["drop", "drop_turns", "cut_left", "error"],
-        typer.Option("--too-long", help="what becomes of an example that no row holds"),
-    ] = "drop",
-    count: Annotated[int, typer.Option("-n", min=0, help="examples that are shown")] = 3,
-    color: Annotated[
-        bool | None, typer.Option("--color/--no-color", help="colours [default: where stdout is a terminal]")
-    ] = None,
+    *,
+    data: str,
+    model: Model | None = None,
+    tokenizer: Path | None = None,
+    template: str | None = None,
+    stop: list[str] | None = None,
+    train_on: Literal["all", "last"] = "all",
+    context: Annotated[int, says(min=2)] = 512,
+    too_long: Literal["drop", "drop_turns", "cut_left", "error"] = "drop",
+    count: Annotated[Whole, says(short="-n")] = 3,
+    color: bool | None = None,
 ) -> None:
     """Show the first examples, token by token, and which of them are trained; then count all examples.
 
     Trained tokens are green. Without colours they stand within [ ], and other tokens are parted by |.
+
+    data: conversations or completions, as for train --task chat
+    model: the model that is to be trained
+    tokenizer: tokenizer.json or its folder
+    template: alpaca, vicuna, chatml, llama2, or a Jinja file [default: the model's own]
+    stop: a token that ends an answer; may be given often
+    train_on: which answers of a conversation are trained
+    context: slots of a training row
+    too_long: what becomes of an example that no row holds
+    count: examples that are shown
+    color: colours [default: where stdout is a terminal]
     """
     from headway.checkpoints.folder import load_folder
     from headway.data.bins import ChatRows

@@ -5,20 +5,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from headway.cli._shared import (
-    AllowPickleOption,
-    FolderArgument,
-    JsonOption,
-    LimitOption,
-    OverwriteOption,
-    RowOption,
-    ThreadsOption,
-    note,
-    print_report,
-    set_threads,
-)
+from headway.cli._options import Model, says
+from headway.cli._shared import note, print_report, set_threads
 from headway.errors import ConfigError
 from headway.report import cell, size, table
 
@@ -27,32 +15,30 @@ if TYPE_CHECKING:
 
 
 def command(
-    model: FolderArgument,
-    weights: Annotated[str, typer.Option("--weights", help="int8, int4")],
-    out: Annotated[Path, typer.Option("--out", help="folder to write")],
-    group: Annotated[
-        int | None,
-        typer.Option(
-            "--group", min=-1, help="inputs that share a scale, a multiple of 32, or -1 for all [default: 32]"
-        ),
-    ] = None,
-    output: Annotated[
-        bool, typer.Option("--output", help="the output layer, too, where it is not the embedding")
-    ] = False,
-    calibrate: Annotated[
-        Path | None, typer.Option("--calibrate", help="text for GPTQ [default: the nearest codes]")
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option("--data", help="held-out text: perplexity before and after, and KL")
-    ] = None,
-    context: RowOption = None,
-    limit: LimitOption = None,
-    allow_pickle: AllowPickleOption = False,
-    overwrite: OverwriteOption = False,
-    json: JsonOption = False,
-    threads: ThreadsOption = None,
+    model: Model,
+    *,
+    weights: str,
+    out: Path,
+    group: Annotated[int | None, says(min=-1)] = None,
+    output: bool = False,
+    calibrate: Path | None = None,
+    data: Path | None = None,
+    context: int | None = None,
+    limit: int | None = None,
+    allow_pickle: bool = False,
+    overwrite: bool = False,
+    json: bool = False,
+    threads: int | None = None,
 ) -> None:
-    """Write a model with weights of 8 or 4 bits, in the format of compressed-tensors, which transformers reads."""
+    """Write a model with weights of 8 or 4 bits, in the format of compressed-tensors, which transformers reads.
+
+    weights: int8, int4
+    out: folder to write
+    group: inputs that share a scale, a multiple of 32, or -1 for all [default: 32]
+    output: the output layer, too, where it is not the embedding
+    calibrate: text for GPTQ [default: the nearest codes]
+    data: held-out text: perplexity before and after, and KL
+    """
     set_threads(threads)
     from headway.checkpoints import load_folder
     from headway.checkpoints.saving import check_target

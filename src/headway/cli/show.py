@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from headway.cli._shared import JsonOption, attributes, note, print_json
+from headway.cli._options import says
+from headway.cli._shared import attributes, note, print_json
 from headway.report import table
 
 if TYPE_CHECKING:
@@ -16,22 +15,24 @@ LENGTHS = (1024, 8192, 32768)
 
 
 def command(
-    patterns: Annotated[
-        list[str],
-        typer.Argument(metavar="PATTERN...", help="such as 'Window.last(8) | (Causal() & Sink(2))'"),
-    ],
-    tokens: Annotated[int, typer.Option("--tokens", min=1, max=512, help="tokens in the picture")] = 32,
-    global_tokens: Annotated[str, typer.Option("--global", help="global tokens, by index: 0,5")] = "",
-    layers: Annotated[
-        int, typer.Option("--layers", min=1, max=128, help="layers of the receptive field")
-    ] = 4,
-    out: Annotated[Path | None, typer.Option("--out", help="file for the picture")] = None,
-    json: JsonOption = False,
+    patterns: Annotated[list[str], says(metavar="PATTERN...")],
+    *,
+    tokens: Annotated[int, says(min=1, max=512)] = 32,
+    global_tokens: Annotated[str, says(flag="global")] = "",
+    layers: Annotated[int, says(min=1, max=128)] = 4,
+    out: Path | None = None,
+    json: bool = False,
 ) -> None:
     """Draw an attention pattern and report its properties: pairs, density, reach, cache, receptive field.
 
     Patterns are Full() Causal() Window.last(n) Window.around(n) Window(before, after, step) Sink(n)
     GlobalKeys() GlobalQueries() Global() PerHead(a, b, ..), joined by & and |.
+
+    patterns: such as 'Window.last(8) | (Causal() & Sink(2))'
+    tokens: tokens in the picture
+    global_tokens: global tokens, by index: 0,5
+    layers: layers of the receptive field
+    out: file for the picture
     """
     import sys
 

@@ -3,29 +3,14 @@ before and after."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli._shared import (
-    AdapterOption,
-    AllowPickleOption,
-    AnyBaseOption,
-    FolderArgument,
-    JsonOption,
-    LimitOption,
-    OverwriteOption,
-    RowOption,
-    TargetArgument,
-    ThreadsOption,
-    application,
-    note,
-    print_report,
-    set_threads,
-    with_options,
-)
+from headway.cli._options import Count, Model, Whole, application, says
+from headway.cli._shared import note, print_report, set_threads
 from headway.cli._surgery_reports import lengthened_text, operation_text
 from headway.errors import ConfigError
 from headway.report import plain, table
@@ -36,19 +21,18 @@ if TYPE_CHECKING:
     from headway.surgery import Pooled, Text
     from headway.surgery.operation import Change
 
-app = application("Change what a model computes, and report what that costs and saves: docs/surgery.md.")
 
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Run:
     """The arguments and options of every operation."""
 
-    model: FolderArgument
-    out: TargetArgument
-    allow_pickle: AllowPickleOption = False
-    overwrite: OverwriteOption = False
-    json: JsonOption = False
-    threads: ThreadsOption = None
+    model: Model
+    out: Path
+    _: KW_ONLY
+    allow_pickle: bool = False
+    overwrite: bool = False
+    json: bool = False
+    threads: int | None = None
 
     def open(self) -> "Folder":
         """The model's folder. Raises CheckpointError when something is at the target, too, and may not be replaced."""
@@ -62,16 +46,14 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRun(Run):
-    """With those of operations that are measured on a text."""
+    """With those of operations that are measured on a text.
 
-    text: Annotated[
-        Path | None,
-        typer.Option(
-            "--data", help="held-out text to measure on: a file, a folder of text files, a .tokens file"
-        ),
-    ] = None
-    context: RowOption = None
-    limit: LimitOption = None
+    text: held-out text to measure on: a file, a folder of text files, a .tokens file
+    """
+
+    text: Annotated[Path | None, says(flag="data")] = None
+    context: int | None = None
+    limit: int | None = None
 
     def operate(
         self,
@@ -104,21 +86,16 @@ class MeasuredRun(Run):
         print_report({**plain(done), "pools": rows, "verdict": order}, report, self.json)
 
 
-@app.command()
-@with_options
 def gqa(
-    run: MeasuredRun,
-    kv_heads: Annotated[int, typer.Option("--kv-heads", help="key/value heads of the new model")],
-    pool: Annotated[str, typer.Option("--pool", help="mean, first, random: what a group becomes")] = "mean",
-    seed: Annotated[
-        int | None,
-        typer.Option("--seed", min=0, help="of --pool random, and first of --compare's [default: 0]"),
-    ] = None,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="measure all three pools on --data, random with three seeds")
-    ] = False,
+    run: MeasuredRun, *, kv_heads: int, pool: str = "mean", seed: Whole | None = None, compare: bool = False
 ) -> None:
-    """Fewer key/value heads: MHA to GQA to MQA, each group of heads becoming one."""
+    """Fewer key/value heads: MHA to GQA to MQA, each group of heads becoming one.
+
+    kv_heads: key/value heads of the new model
+    pool: mean, first, random: what a group becomes
+    seed: of --pool random, and first of --compare's [default: 0]
+    compare: measure all three pools on --data, random with three seeds
+    """
     from headway.choice import Choice
     from headway.surgery import POOLS, compare_pools, kept_by_mean, pool_heads, row_length
 
@@ -152,20 +129,19 @@ def gqa(
     )
 
 
-@app.command()
-@with_options
 def window(
     run: MeasuredRun,
-    keys: Annotated[int, typer.Option("--window", min=1, help="keys that a query sees, itself included")],
-    sinks: Annotated[
-        int, typer.Option("--sinks", min=0, help="first tokens that are seen from everywhere")
-    ] = 0,
-    layers: Annotated[
-        str | None,
-        typer.Option("--layers", help="'0-3,5' or all [default: the layers that see all before them]"),
-    ] = None,
+    *,
+    keys: Annotated[Count, says(flag="window")],
+    sinks: Whole = 0,
+    layers: str | None = None,
 ) -> None:
-    """A window and attention sinks where a layer saw everything: its cache stops growing."""
+    """A window and attention sinks where a layer saw everything: its cache stops growing.
+
+    keys: keys that a query sees, itself included
+    sinks: first tokens that are seen from everywhere
+    layers: '0-3,5' or all [default: the layers that see all before them]
+    """
     from headway.choice import Choice
     from headway.models.description import layer_numbers
     from headway.surgery import open_layers, parse_layers, put_window
@@ -183,14 +159,12 @@ def window(
     )
 
 
-@app.command()
-@with_options
-def context(
-    run: MeasuredRun,
-    method: Annotated[str, typer.Option("--method", help="linear, ntk, yarn, llama3, dynamic")],
-    factor: Annotated[float, typer.Option("--factor", min=1.0, help="longest row over the trained context")],
-) -> None:
-    """Longer rows: rotary frequencies are rescaled. Perplexity by position shows what that gives, and costs."""
+def context(run: MeasuredRun, *, method: str, factor: Annotated[float, says(min=1.0)]) -> None:
+    """Longer rows: rotary frequencies are rescaled. Perplexity by position shows what that gives, and costs.
+
+    method: linear, ntk, yarn, llama3, dynamic
+    factor: longest row over the trained context
+    """
     from headway.choice import Choice
     from headway.surgery import METHODS, stretch_context
 
@@ -206,13 +180,7 @@ def context(
     )
 
 
-@app.command()
-@with_options
-def merge(
-    run: MeasuredRun,
-    adapter: AdapterOption = None,
-    any_base: AnyBaseOption = False,
-) -> None:
+def merge(run: MeasuredRun, *, adapter: list[Path] | None = None, any_base: bool = False) -> None:
     """Put adapters into the weights; MODEL may be the folder of one. "Before" is the model with them beside it."""
     from headway.checkpoints import load_adapter, merged_state
     from headway.checkpoints.bases import check_bases, with_base
@@ -239,25 +207,19 @@ def merge(
     )
 
 
-@app.command()
-@with_options
 def longformer(
     run: Run,
-    context: Annotated[
-        int, typer.Option("--context", min=1, help="tokens of the longest row of the new model")
-    ] = 4096,
-    window: Annotated[
-        str,
-        typer.Option(
-            "--window", help="others that a token sees, half on each side: one number, or one for each layer"
-        ),
-    ] = "512",
-    text: Annotated[
-        Path | None,
-        typer.Option("--data", help="a text whose beginning both models read [default: random ids]"),
-    ] = None,
+    *,
+    context: Count = 4096,
+    window: str = "512",
+    text: Annotated[Path | None, says(flag="data")] = None,
 ) -> None:
-    """A BERT or RoBERTa for long texts: windows, global tokens, its positions copied end to end."""
+    """A BERT or RoBERTa for long texts: windows, global tokens, its positions copied end to end.
+
+    context: tokens of the longest row of the new model
+    window: others that a token sees, half on each side: one number, or one for each layer
+    text: a text whose beginning both models read [default: random ids]
+    """
     from headway.data import texts
     from headway.surgery import lengthen
 
@@ -275,4 +237,5 @@ def longformer(
     print_report(done, lengthened_text(done), run.json)
 
 
-command = typer.main.get_command(app)
+ABOUT = "Change what a model computes, and report what that costs and saves: docs/surgery.md."
+command = typer.main.get_command(application(ABOUT, gqa, window, context, merge, longformer))

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
-import typer
 from pydantic.fields import FieldInfo
 
-from headway.cli._shared import JsonOption, application, attributes, note, print_report, with_parameters
+from headway.cli._options import Count, click_command, says, with_parameters
+from headway.cli._shared import attributes, note, print_report
 from headway.errors import ConfigError, listed
 from headway.report import cell, table
 from headway.train import config_yaml
@@ -29,50 +29,29 @@ ENVIRONMENT = ("threads", "backend")  # HEADWAY_THREADS and HEADWAY_BACKEND, as 
 
 
 def run(
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings, as in the YAML file")
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config", help="YAML file of settings (those below, with _ for -)", rich_help_panel="Run"
-        ),
-    ] = None,
-    resume: Annotated[
-        str,
-        typer.Option(
-            "--resume",
-            metavar="never|auto|PATH",
-            help="auto: resume from the last checkpoint in --out, or begin; PATH: from that checkpoint",
-            rich_help_panel="Run",
-        ),
-    ] = "never",
-    small: Annotated[
-        bool,
-        typer.Option("--small", help="with the settings under `small:` of the YAML file: a run in toy size"),
-    ] = False,
-    print_config: Annotated[
-        bool, typer.Option("--print-config", help="print the resolved settings as YAML and stop")
-    ] = False,
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            "--processes",
-            min=1,
-            help="processes on this machine that share the run: torchrun --nproc-per-node N -m headway train "
-            "(docs/parallel.md) [default: those that torchrun started, or 1]",
-            rich_help_panel="Run",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="print model, counts, steps and memory; train nothing, write nothing"),
-    ] = False,
-    json: JsonOption = False,
+    overrides: Annotated[list[str] | None, says(metavar="[KEY=VALUE]...")] = None,
+    *,
+    config: Path | None = None,
+    resume: Annotated[str, says(metavar="never|auto|PATH")] = "never",
+    small: bool = False,
+    print_config: bool = False,
+    processes: Count | None = None,
+    dry_run: bool = False,
+    json: bool = False,
     **flags: Any,
 ) -> int:
     """Train a model: a decoder on the next token of a text, an encoder on masked ones, a translator on pairs of
-    sentences (--task translation). Resumes bit for bit."""
+    sentences (--task translation). Resumes bit for bit.
+
+    overrides: settings, as in the YAML file
+    config: YAML file of settings (those below, with _ for -)
+    resume: auto: resume from the last checkpoint in --out, or begin; PATH: from that checkpoint
+    small: with the settings under `small:` of the YAML file: a run in toy size
+    print_config: print the resolved settings as YAML and stop
+    processes: processes on this machine that share the run: torchrun --nproc-per-node N -m headway train
+        (docs/parallel.md) [default: those that torchrun started, or 1]
+    dry_run: print model, counts, steps and memory; train nothing, write nothing
+    """
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if processes is not None and started not in (1, processes):
         raise ConfigError(f"--processes {processes}, and {started} are started already; leave it out")
@@ -195,15 +174,11 @@ class SettingsCommand:
     """`run` with options for the settings of the task that its arguments name, by --task, task=, or the file of
     --config; those of training on text unless they name one."""
 
-    callback = None  # of its own it has none; settings that are paths know what ~ is
-
     def make_context(self, name: str, arguments: list[str]) -> Any:
         """As click's commands do it."""
         task = asked_task(arguments)
-        app = application()
-        app.command()(with_flags(run, settings_of(task)))
         try:
-            return typer.main.get_command(app).make_context(name, arguments)
+            return click_command(with_flags(run, settings_of(task))).make_context(name, arguments)
         except Exception as error:
             option: str | None = getattr(error, "option_name", None)  # of an unknown one
             others = [] if option is None else tasks_with(option.removeprefix("--").replace("-", "_"))
@@ -247,7 +222,7 @@ def with_flags(function: Callable[..., int], kind: type[TrainConfig]) -> Callabl
     own = inspect.signature(function, eval_str=True)
     fixed = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     both = [*fixed, *(_flag(name, field) for name, field in kind.grouped().items())]
-    return with_parameters(lambda **given: function(**given), both, function)
+    return with_parameters(lambda **given: function(**given), both, function.__name__, function.__doc__ or "")
 
 
 def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
@@ -255,7 +230,7 @@ def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
     kind: Any = next(
         (kind for kind in get_args(field.annotation) if kind is not type(None)), field.annotation
     )
-    flag, about, text = name.replace("_", "-"), extra(field), field.description or ""
+    about, text = extra(field), field.description or ""
     if get_origin(field.annotation) is Literal:
         kind, text = str, f"{text} ({' | '.join(get_args(field.annotation))})"
     if get_origin(field.annotation) is tuple:
@@ -264,11 +239,10 @@ def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
         text += f" [default: {cell(field.default) if kind is bool else field.default}]"
     if name in ENVIRONMENT:
         text += f" [env: HEADWAY_{name.upper()}]"
-    declared = f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}"
     unit = str(about["unit"]).upper().replace(" ", "-") if "unit" in about else None
-    info = typer.Option(declared, help=text, rich_help_panel=about["group"], show_default=False, metavar=unit)
+    detail = says(help=text, show_default=False, metavar=unit)
     return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, info]
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, detail]
     )
 
 

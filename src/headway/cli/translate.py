@@ -6,40 +6,32 @@ from typing import Annotated
 
 import typer
 
+from headway.cli._options import Count, says
 from headway.cli._progress import progress
-from headway.cli._shared import TextsRun, attributes, note, print_report, with_options
+from headway.cli._shared import TextsRun, attributes, note, print_report
 
 
-@with_options
 def command(
     run: TextsRun,
-    beams: Annotated[
-        int, typer.Option("--beams", min=1, help="texts that are followed at once; 1 is greedy")
-    ] = 4,
-    length_penalty: Annotated[
-        float,
-        typer.Option(
-            "--length-penalty", help="score = log probability / length^this; more favours long texts"
-        ),
-    ] = 1.0,
-    n_best: Annotated[
-        int,
-        typer.Option("--n-best", min=1, help="translations of each text, the best first, with their scores"),
-    ] = 1,
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option("--max-new-tokens", "-n", min=1, help="at most so many [default: 128, or the context]"),
-    ] = None,
-    reference: Annotated[
-        Path | None,
-        typer.Option("--reference", help="right translations, one a line: BLEU is printed instead of texts"),
-    ] = None,
-    prefix: Annotated[
-        str, typer.Option("--prefix", help="text that every translation begins with, and goes on from")
-    ] = "",
-    out: Annotated[Path | None, typer.Option("--out", help="write the translations to this file")] = None,
+    *,
+    beams: Count = 4,
+    length_penalty: float = 1.0,
+    n_best: Count = 1,
+    max_new_tokens: Annotated[Count | None, says(short="-n")] = None,
+    reference: Path | None = None,
+    prefix: str = "",
+    out: Path | None = None,
 ) -> None:
-    """Translate texts with an encoder-decoder. Translations go to stdout, one a line, what it took to stderr."""
+    """Translate texts with an encoder-decoder. Translations go to stdout, one a line, what it took to stderr.
+
+    beams: texts that are followed at once; 1 is greedy
+    length_penalty: score = log probability / length^this; more favours long texts
+    n_best: translations of each text, the best first, with their scores
+    max_new_tokens: at most so many [default: 128, or the context]
+    reference: right translations, one a line: BLEU is printed instead of texts
+    prefix: text that every translation begins with, and goes on from
+    out: write the translations to this file
+    """
     if n_best > beams:
         raise typer.BadParameter(f"--n-best {n_best} needs as many --beams, which are {beams}")
     translator = run.load(task="translate")

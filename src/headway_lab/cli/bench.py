@@ -6,45 +6,38 @@ from typing import Annotated
 
 import typer
 
-from headway.cli._shared import BackendOption, application, note, with_options
+from headway.cli._options import Count, application, says
+from headway.cli._shared import note
 from headway.errors import ConfigError
 from headway_lab.cli.bench_run import DTYPES, ModelsRun, OperatorsOption, Run, check_choices
-
-app = application(
-    "What attention and whole models cost on this machine, beside peers: docs/benchmarks.md says how it is measured."
-)
 
 PASSES = ("forward", "forward+backward")
 QUICK_SECONDS = 45.0
 """What --quick may take beyond starting and drawing."""
 
 
-@app.command()
-@with_options
 def attention(
     run: Run,
-    case: Annotated[
-        list[str] | None, typer.Option("--case", help="only this case (repeatable); a wrong name lists them")
-    ] = None,
-    dtype: Annotated[
-        list[str] | None,
-        typer.Option("--dtype", help="float32 or bfloat16 (repeatable) [default: each case's]"),
-    ] = None,
-    backend: BackendOption = "auto",
-    direction: Annotated[
-        str | None, typer.Option("--pass", help="forward or forward+backward [default: both]")
-    ] = None,
-    tokens: Annotated[
-        int | None,
-        typer.Option("--tokens", min=16, help="every case at this length; windows shrink to a quarter of it"),
-    ] = None,
-    repeats: Annotated[int | None, typer.Option("--repeats", min=1, help="turns per row, at most")] = None,
-    scaling: Annotated[bool, typer.Option("--scaling", help="at 1, 2, 4, ... threads")] = False,
-    tuned: Annotated[
-        bool, typer.Option("--tuned/--no-tuned", help="beside torch with MKL's full path on AMD, too")
-    ] = True,
+    *,
+    case: list[str] | None = None,
+    dtype: list[str] | None = None,
+    backend: str = "auto",
+    direction: Annotated[str | None, says(flag="pass")] = None,
+    tokens: Annotated[int | None, says(min=16)] = None,
+    repeats: Count | None = None,
+    scaling: bool = False,
+    tuned: bool = True,
 ) -> int:
-    """Attention in every case of the table, interleaved with torch, FlexAttention and transformers."""
+    """Attention in every case of the table, interleaved with torch, FlexAttention and transformers.
+
+    case: only this case (repeatable); a wrong name lists them
+    dtype: float32 or bfloat16 (repeatable) [default: each case's]
+    direction: forward or forward+backward [default: both]
+    tokens: every case at this length; windows shrink to a quarter of it
+    repeats: turns per row, at most
+    scaling: at 1, 2, 4, ... threads
+    tuned: beside torch with MKL's full path on AMD, too
+    """
     from headway_lab.bench import attention as bench
     from headway_lab.bench.cases import chosen
     from headway_lab.bench.measure import QUICK, THOROUGH
@@ -69,32 +62,26 @@ def attention(
     return run.show(bench.attention(request, note))
 
 
-@app.command()
-@with_options
 def growth(
     run: Run,
-    form: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--form",
-            help="only this form (repeatable); a wrong name lists them [default: all; --quick: all but flex]",
-        ),
-    ] = None,
-    direction: Annotated[str, typer.Option("--pass", help="forward or forward+backward")] = "forward",
-    tokens: Annotated[
-        int | None, typer.Option("--tokens", min=64, help="no length above this one [default: 65536]")
-    ] = None,
-    window: Annotated[int, typer.Option("--window", min=2, help="keys that a query of a window sees")] = 256,
-    memory_limit: Annotated[
-        int | None,
-        typer.Option("--memory-limit", min=64, help="MiB at which a form is stopped [default: 2048]"),
-    ] = None,
-    seconds: Annotated[
-        float, typer.Option("--seconds", min=0.1, help="a form whose next step would take longer is stopped")
-    ] = 10.0,
+    *,
+    form: list[str] | None = None,
+    direction: Annotated[str, says(flag="pass")] = "forward",
+    tokens: Annotated[int | None, says(min=64)] = None,
+    window: Annotated[int, says(min=2)] = 256,
+    memory_limit: Annotated[int | None, says(min=64)] = None,
+    seconds: Annotated[float, says(min=0.1)] = 10.0,
 ) -> int:
     """Time and memory against length, up to a limit of memory: full attention, torch's kernel, linear attention, and a
-    window as loop, chunks and kernels; exponents, and what is seen of them."""
+    window as loop, chunks and kernels; exponents, and what is seen of them.
+
+    form: only this form (repeatable); a wrong name lists them [default: all; --quick: all but flex]
+    direction: forward or forward+backward
+    tokens: no length above this one [default: 65536]
+    window: keys that a query of a window sees
+    memory_limit: MiB at which a form is stopped [default: 2048]
+    seconds: a form whose next step would take longer is stopped
+    """
     from headway.patterns import Window
     from headway_lab.bench import growth as bench
     from headway_lab.bench.forms import FORMS
@@ -113,21 +100,19 @@ def growth(
     return run.show(bench.growth(request, note))
 
 
-@app.command()
-@with_options
 def decode(
     run: ModelsRun,
-    rows: Annotated[
-        list[int] | None,
-        typer.Option("--rows", min=1, help="texts side by side (repeatable) [default: 1, 8, 16]"),
-    ] = None,
-    context: Annotated[
-        int, typer.Option("--context", min=2, help="tokens that a step sees, its own with them")
-    ] = 512,
+    *,
+    rows: list[Count] | None = None,
+    context: Annotated[int, says(min=2)] = 512,
     operators: OperatorsOption = False,
 ) -> int:
     """One more token of each text by a whole LLaMA with random weights: tokens per second, and bytes read per step as a
-    share of the bandwidth of reading; beside transformers and llama.cpp on the same weights."""
+    share of the bandwidth of reading; beside transformers and llama.cpp on the same weights.
+
+    rows: texts side by side (repeatable) [default: 1, 8, 16]
+    context: tokens that a step sees, its own with them
+    """
     from headway_lab.bench import decode as bench
     from headway_lab.bench.measure import QUICK, THOROUGH
 
@@ -145,17 +130,14 @@ def decode(
     return run.show(bench.decode(request, note))
 
 
-@app.command()
-@with_options
 def prefill(
-    run: ModelsRun,
-    tokens: Annotated[
-        int | None, typer.Option("--tokens", min=2, help="of the prompt [default: 2048; 256 with --quick]")
-    ] = None,
-    operators: OperatorsOption = False,
+    run: ModelsRun, *, tokens: Annotated[int | None, says(min=2)] = None, operators: OperatorsOption = False
 ) -> int:
     """Reading a prompt by a whole LLaMA with random weights: tokens per second, and products as a share of the register
-    peak; beside transformers and llama.cpp on the same weights."""
+    peak; beside transformers and llama.cpp on the same weights.
+
+    tokens: of the prompt [default: 2048; 256 with --quick]
+    """
     from headway_lab.bench import prefill as bench
     from headway_lab.bench.measure import QUICK
 
@@ -172,31 +154,23 @@ def prefill(
     return run.show(bench.prefill(request, note))
 
 
-@app.command()
-@with_options
 def train(
     run: Run,
-    case: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--case", help="only this case (repeatable); a wrong name lists them [default: all but tiny]"
-        ),
-    ] = None,
-    dtype: Annotated[
-        list[str] | None, typer.Option("--dtype", help="float32 or bfloat16 (repeatable) [default: both]")
-    ] = None,
-    compiled: Annotated[
-        bool,
-        typer.Option("--compiled/--no-compiled", help="beside the compiled model, too; that takes minutes"),
-    ] = True,
-    memory: Annotated[
-        bool,
-        typer.Option("--memory/--no-memory", help="peak memory of every side, in processes of their own"),
-    ] = True,
+    *,
+    case: list[str] | None = None,
+    dtype: list[str] | None = None,
+    compiled: bool = True,
+    memory: bool = True,
     operators: OperatorsOption = False,
 ) -> int:
     """A training step of a whole model: tokens per second, products as a share of the register peak, and peak memory;
-    beside transformers, as it comes and compiled."""
+    beside transformers, as it comes and compiled.
+
+    case: only this case (repeatable); a wrong name lists them [default: all but tiny]
+    dtype: float32 or bfloat16 (repeatable) [default: both]
+    compiled: beside the compiled model, too; that takes minutes
+    memory: peak memory of every side, in processes of their own
+    """
     from headway_lab.bench import train as bench
     from headway_lab.bench.measure import QUICK
     from headway_lab.bench.models import chosen
@@ -221,4 +195,8 @@ def train(
     return run.show(bench.train(request, note))
 
 
-command = typer.main.get_command(app)
+ABOUT = (
+    "What attention and whole models cost on this machine, beside peers: docs/benchmarks.md says how it is "
+    "measured."
+)
+command = typer.main.get_command(application(ABOUT, attention, growth, decode, prefill, train))

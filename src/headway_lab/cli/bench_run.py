@@ -8,10 +8,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from headway.cli import report_error
-from headway.cli._shared import JsonOption, ThreadsOption, note, set_threads
+from headway.cli._options import says
+from headway.cli._shared import note, set_threads
 from headway.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -35,24 +34,24 @@ def terminable() -> Iterator[None]:
 
 
 OperatorsOption = Annotated[
-    bool,
-    typer.Option(
-        "--operators", help="every operator of the step beside its limit, instead of the step beside peers"
-    ),
+    bool, says(help="every operator of the step beside its limit, instead of the step beside peers")
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """How much is measured, and where the rows go."""
+    """How much is measured, and where the rows go.
 
-    quick: Annotated[bool, typer.Option("--quick", help="a subset, within a minute")] = False
-    save: Annotated[
-        bool, typer.Option("--save", help="append to bench/results/DATE-CPU.jsonl, with machine and versions")
-    ] = False
-    json: JsonOption = False
-    threads: ThreadsOption = None
-    out: Annotated[Path | None, typer.Option("--out", help="folder for charts (PNG)")] = None
+    quick: a subset, within a minute
+    save: append to bench/results/DATE-CPU.jsonl, with machine and versions
+    out: folder for charts (PNG)
+    """
+
+    quick: bool = False
+    save: bool = False
+    json: bool = False
+    threads: int | None = None
+    out: Path | None = None
 
     def show(self, rows: "Iterable[Row]") -> int:
         """Print the rows as they come, on stdout (JSON) or on stderr, and together as a table, also where Ctrl-C or
@@ -92,22 +91,15 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelsRun(Run):
-    """A bench of whole decoders, with weights kept in several ways."""
+    """A bench of whole decoders, with weights kept in several ways.
 
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--model", help="tiny, 32m or 1.1b (repeatable) [default: 32m and 1.1b; 32m with --quick]"
-        ),
-    ] = None
-    weights: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--weights",
-            help="bf16, int8, int4, q4_K, q5_K, q6_K, nf4, int8-row (one scale a row) or compressed (bf16 without "
-            "loss); repeatable [default: bf16, int8, int4, as far as they apply]",
-        ),
-    ] = None
+    model: tiny, 32m or 1.1b (repeatable) [default: 32m and 1.1b; 32m with --quick]
+    weights: bf16, int8, int4, q4_K, q5_K, q6_K, nf4, int8-row (one scale a row) or compressed (bf16 without
+        loss); repeatable [default: bf16, int8, int4, as far as they apply]
+    """
+
+    model: list[str] | None = None
+    weights: list[str] | None = None
 
     def models(self) -> list[str]:
         """The models that are named, or the usual ones."""

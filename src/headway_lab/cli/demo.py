@@ -5,25 +5,26 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from headway.cli._shared import ThreadsOption, note, set_threads, share_cores
+from headway.cli._options import says
+from headway.cli._shared import note, set_threads, share_cores
 
 
 def command(
-    data: Annotated[
-        Path | None, typer.Option("--data", help="a text, or a folder of them [default: Python's]")
-    ] = None,
-    out: Annotated[Path, typer.Option("--out", help="folder of what is made")] = Path("runs/demo"),
-    seconds: Annotated[float, typer.Option("--seconds", min=5, help="length of act 2 (training)")] = 150.0,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="20 seconds with a toy, to see that it runs")
-    ] = False,
-    threads: ThreadsOption = None,
+    *,
+    data: Path | None = None,
+    out: Path = Path("runs/demo"),
+    seconds: Annotated[float, says(min=5)] = 150.0,
+    quick: bool = False,
+    threads: int | None = None,
 ) -> None:
     """The patterns drawn, a small model trained on this machine's own Python library, and why to trust it.
 
     Needs no network and no data. Writes a Hugging Face folder with metrics and pictures.
+
+    data: a text, or a folder of them [default: Python's]
+    out: folder of what is made
+    seconds: length of act 2 (training)
+    quick: 20 seconds with a toy, to see that it runs
     """
     share_cores()
     from headway.train import Interrupted

@@ -2,12 +2,10 @@
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from headway.cli._progress import progress
-from headway.cli._shared import JsonOption, ThreadsOption, note, print_report, set_threads
+from headway.cli._shared import note, print_report, set_threads
 from headway.errors import ConfigError
 from headway.report import duration
 from headway_lab.explain import GROUPS, TOPICS, explain, option
@@ -17,37 +15,42 @@ LONG = 10  # seconds, from which on it is said that a run is under way
 
 
 def command(
-    topic: Annotated[
-        str | None, typer.Argument(help="which question, or all, the book of them; none lists them")
-    ] = None,
-    question: Annotated[
-        str | None,
-        typer.Option(
-            "--question",
-            help="in words, English or Chinese: which topics answer, and how; with --out the first of them is run",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="folder for TOPIC.png and TOPIC.csv, or for the book")
-    ] = None,
-    lang: Annotated[str | None, typer.Option("--lang", help="en | zh: of the book [default: en]")] = None,
-    heads: Annotated[int | None, typer.Option("--heads", help="query heads (heads)")] = None,
-    kv_heads: Annotated[int | None, typer.Option("--kv-heads", help="key/value heads (heads)")] = None,
-    n: Annotated[int | None, typer.Option("--n", help="tokens (complexity)")] = None,
-    d: Annotated[int | None, typer.Option("--d", help="width (complexity)")] = None,
-    k: Annotated[int | None, typer.Option("--k", help="tokens of a kernel (complexity)")] = None,
-    r: Annotated[int | None, typer.Option("--r", help="keys of a window (complexity)")] = None,
-    context: Annotated[
-        int | None, typer.Option("--context", help="tokens of the longest row (heads, cache, memory)")
-    ] = None,
-    steps: Annotated[int | None, typer.Option("--steps", help="of training (topics that train)")] = None,
-    seeds: Annotated[str | None, typer.Option("--seeds", help="two or more, as 0,1,2")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="smaller runs of topics that take long")] = False,
-    json: JsonOption = False,
-    threads: ThreadsOption = None,
+    topic: str | None = None,
+    *,
+    question: str | None = None,
+    out: Path | None = None,
+    lang: str | None = None,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    n: int | None = None,
+    d: int | None = None,
+    k: int | None = None,
+    r: int | None = None,
+    context: int | None = None,
+    steps: int | None = None,
+    seeds: str | None = None,
+    quick: bool = False,
+    json: bool = False,
+    threads: int | None = None,
 ) -> None:
     """Answer a question about attention by a run: formula, numbers, figure, verdict. Without a topic: the list of
-    them. A topic that does not take a setting refuses it, and says which it takes."""
+    them. A topic that does not take a setting refuses it, and says which it takes.
+
+    topic: which question, or all, the book of them; none lists them
+    question: in words, English or Chinese: which topics answer, and how; with --out the first of them is run
+    out: folder for TOPIC.png and TOPIC.csv, or for the book
+    lang: en | zh: of the book [default: en]
+    heads: query heads (heads)
+    kv_heads: key/value heads (heads)
+    n: tokens (complexity)
+    d: width (complexity)
+    k: tokens of a kernel (complexity)
+    r: keys of a window (complexity)
+    context: tokens of the longest row (heads, cache, memory)
+    steps: of training (topics that train)
+    seeds: two or more, as 0,1,2
+    quick: smaller runs of topics that take long
+    """
     found = () if question is None else ask(question)
     if question is not None:
         if (topic, lang) != (None, None):

@@ -1,0 +1,193 @@
+"""A command is a function: what it takes from the command line are its parameters, each described once.
+
+    def command(run: ModelRun, question: str, *, top_k: Count = 5, json: bool = False) -> None:
+        '''What it does.
+
+        question: what is asked
+        top_k: how many answers are printed
+        '''
+
+Parameters before the * are arguments, those behind it options (`--top-k`; of a bool that is None or True, also
+`--no-top-k`). A parameter that the docstring does not describe is the one of that name in `COMMON`. A first parameter
+that is a dataclass stands for its fields, which its own docstring describes. Imports nothing heavy.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
+from functools import reduce
+from operator import or_
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import typer
+
+from headway.threads import MOST_THREADS
+
+
+def says(**detail: Any) -> tuple[tuple[str, Any], ...]:
+    """What is said of a type besides: `Annotated[int, says(min=1)]`. What `typer.Option` and `Argument` take, and of
+    options flag, their name without --, and short, another."""
+    return tuple(detail.items())
+
+
+Count = Annotated[int, says(min=1)]
+Whole = Annotated[int, says(min=0)]
+
+
+def folder_of(text: str) -> Path:
+    """The path of a model that is typed: what is there, or what an id of the Hub is fetched to."""
+    path: Path = at_home(Path(text))
+    if "/" not in text or path.exists():
+        return path
+    from headway.checkpoints.remote import local_model
+    from headway.errors import HeadwayError
+
+    try:
+        return local_model(text)
+    except HeadwayError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+MODEL = "a model folder, a GGUF file, or an id of the Hugging Face Hub"
+Model = Annotated[Path, says(parser=folder_of, metavar="MODEL", help=MODEL)]
+
+COMMON: Mapping[str, Mapping[str, Any]] = {
+    "model": {"help": MODEL, "metavar": "MODEL"},
+    "json": {"help": "print the report as JSON on stdout"},
+    "threads": {
+        "help": "CPU threads [default: torch's]",
+        "min": 1,
+        "max": MOST_THREADS,
+        "envvar": "HEADWAY_THREADS",
+    },
+    "backend": {"help": "attention backend; fails rather than falls back", "envvar": "HEADWAY_BACKEND"},
+    "kv_cache_dtype": {"help": "auto | int8: what caches store; int8 is rounded, half of bfloat16"},
+    "dtype": {
+        "help": "float32 (fp32) | bfloat16 (bf16) | ...: of weights and products; auto is the file's, float32 for "
+        "float16"
+    },
+    "allow_pickle": {"help": "read pickles (weights only)"},
+    "adapter": {
+        "help": "an adapter (PEFT's), a folder or an id of the Hub; may be given often, they add up",
+        "parser": folder_of,
+        "metavar": "FOLDER",
+    },
+    "any_base": {"help": "take adapters that were trained beside other weights, or do not say which"},
+    "overwrite": {"help": "replace the model in the target folder"},
+    "cut": {"help": "truncate texts that are too long; without it they are an error"},
+    "context": {"help": "tokens per row [default: the trained context, at most 2048]", "min": 2},
+    "limit": {"help": "evaluate only the first N tokens of the text", "min": 1},
+    "out": {"help": "folder to write"},
+    "timeout": {
+        "help": "a server that is silent for so long is asked again, up to 6 times [default: 600]",
+        "min": 0.1,
+        "metavar": "SECONDS",
+    },
+}
+
+
+def at_home(value: Any) -> Any:
+    """A path, or each of a list, with the home folder in place of a first part "~", which shells leave in
+    `--out=~/x`; other values as they are."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(at_home, value))
+    return value.expanduser() if isinstance(value, Path) and value.parts[:1] == ("~",) else value
+
+
+def click_command(function: Any) -> Any:
+    """The command of a function; a click command, or one of its kind, as it is."""
+    if hasattr(function, "make_context"):
+        return function
+    app = application()
+    app.command()(with_options(function))
+    return typer.main.get_command(app)
+
+
+def application(group: str | None = None, *functions: Callable[..., Any]) -> typer.Typer:
+    """A typer application in the one style; with `group`, the help of a command whose own commands are `functions`."""
+    app = typer.Typer(
+        add_completion=False,
+        no_args_is_help=group is not None,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+        help=group,
+    )
+    for function in functions:
+        app.command()(with_options(function))
+    return app
+
+
+def with_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function as typer reads it, each parameter with its help; paths know what ~ is."""
+    about, helps = described(function)
+    own = [*inspect.signature(function, eval_str=True).parameters.values()]
+    group: Any = own[0].annotation if own and is_dataclass(own[0].annotation) else None
+    fields: list[inspect.Parameter] = []
+    if group is not None:
+        fields = [*inspect.signature(group, eval_str=True).parameters.values()]
+        for kind in group.__mro__:
+            helps = {**described(kind)[1], **helps}
+
+    def command(**given: Any) -> Any:
+        values = {name: at_home(value) for name, value in given.items()}
+        if group is None:
+            return function(**values)
+        return function(group(**{field.name: values.pop(field.name) for field in fields}), **values)
+
+    own = own[group is not None :]
+    arguments = [p for p in (*fields, *own) if p.kind is not p.KEYWORD_ONLY]
+    options = [p for p in (*own, *fields) if p.kind is p.KEYWORD_ONLY]
+    both = [declared(parameter, helps) for parameter in (*arguments, *options)]
+    return with_parameters(command, both, function.__name__, about)
+
+
+def with_parameters(
+    command: Callable[..., Any], parameters: Sequence[inspect.Parameter], name: str, about: str
+) -> Callable[..., Any]:
+    """`command(**given)` with these parameters, name and docstring."""
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    command.__name__, command.__doc__ = name, about
+    return command
+
+
+def described(value: Any) -> tuple[str, dict[str, str]]:
+    """A docstring without its lines "name: help", and the help of each name; lines that go on are indented."""
+    about, *rest = re.split(r"^(\w+): ", inspect.cleandoc(value.__doc__ or ""), flags=re.MULTILINE)
+    texts = (" ".join(text.split()) for text in rest[1::2])
+    return about.strip(), dict(zip(rest[::2], texts, strict=True))
+
+
+def declared(parameter: inspect.Parameter, helps: Mapping[str, str]) -> inspect.Parameter:
+    """A parameter with typer's description of it, given by name."""
+    kind, detail = _parts(parameter.annotation)
+    if parameter.name in helps:
+        detail["help"] = helps[parameter.name]
+    elif "help" not in detail:
+        detail |= COMMON.get(parameter.name, {})
+    if parameter.kind is parameter.KEYWORD_ONLY:
+        flag = f"--{detail.pop('flag', parameter.name.replace('_', '-'))}"
+        if kind in (bool, bool | None) and parameter.default is not False:
+            flag = f"{flag}/--no-{flag[2:]}"
+        short = [detail.pop("short")] if "short" in detail else []
+        info: Any = typer.Option(flag, *short, **detail)
+    else:
+        info = typer.Argument(**detail)
+    return parameter.replace(annotation=Annotated[kind, info], kind=parameter.KEYWORD_ONLY)
+
+
+def _parts(annotation: Any) -> tuple[Any, dict[str, Any]]:
+    """A type without what is said of it, and that: of the type itself, or of one of its parts."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        kind, detail = _parts(inner[0])
+        return kind, {**detail, **dict(pair for said in inner[1:] for pair in said)}
+    if origin not in (list, Union, UnionType):
+        return annotation, {}
+    parts = [_parts(part) for part in inner]
+    kinds = [kind for kind, _ in parts]
+    kind = list[kinds[0]] if origin is list else reduce(or_, kinds)  # type: ignore[valid-type]
+    return kind, {name: value for _, detail in parts for name, value in detail.items()}
