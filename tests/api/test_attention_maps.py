@@ -17,7 +17,7 @@ from headway.api import AttentionMap, AttentionMaps, LanguageModel, MaskedLM, Te
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.errors import ConfigError, DataError
 from headway.models import Head, ModelSpec, build
-from headway.patterns import Causal, Full, Global, Pattern, PerHead, Sink, Window, visible
+from headway.patterns import Causal, Global, PerHead, Sink, Window, visible
 from headway.positions import Relative
 from headway.tokens import Tokens
 from tests.checkpoints import decoders, hf, seq2seq
@@ -273,41 +273,6 @@ def check_alone(html: str) -> None:
     parts = _Parts(html)
     assert parts.tags <= {"div", "span", "svg", "g", "rect", "path", "text"}
     assert not any("http" in value or "url(" in value for value in parts.values)
-
-
-@pytest.mark.parametrize(
-    "pattern",
-    [Window.last(4) | (Causal() & Sink(2)), Full(), Window(6, 0, 3), Window.around(2) & Causal()],
-    ids=str,
-)
-def test_the_picture_of_a_pattern_is_its_pairs(pattern: Pattern) -> None:
-    html = pattern._repr_html_()
-    check_alone(html)
-    (cells,) = painted(html)
-    tokens = Tokens.range(32)
-    assert {(q, k) for _, q, k in cells} == set(
-        map(tuple, visible(pattern, tokens, tokens)[0, 0].nonzero().tolist())
-    )
-    assert str(pattern).replace("&", "&amp;") in html
-
-
-def test_pictures_of_heads_long_windows_and_global_tokens() -> None:
-    both = PerHead(Causal(), Window.last(3), Causal())
-    assert [len(cells) for cells in painted(both._repr_html_())] == [32 * 33 // 2, 3 * 32 - 3]
-    assert "heads 0, 2: Causal()" in both._repr_html_()
-    long = (Window.last(512) | (Causal() & Sink(4)))._repr_html_()
-    check_alone(long)
-    assert "the pairs of one token in 32, of 1024" in long
-    (cells,) = painted(long)
-    every = Tokens(torch.arange(0, 1024, 32).unsqueeze(0))
-    window = visible(Window.last(512), every, every)[0, 0]
-    assert {(q, k) for fill, q, k in cells if fill == cells[0][0]} == set(
-        map(tuple, window.nonzero().tolist())
-    )
-    assert {k for fill, _, k in cells if fill != cells[0][0]} == {0}
-    marked = (Window.around(2) | Global())._repr_html_()
-    assert "tokens 0 and 16 are global" in marked
-    assert {k for _, q, k in painted(marked)[0] if q == 16} == set(range(32))
 
 
 def test_the_picture_of_a_map_has_its_texts_and_shades() -> None:

@@ -156,7 +156,7 @@ FAULTS: dict[str, tuple[Break, str]] = {
     ),
     "tokenizer lfs": (
         lambda folder, kind: (folder / NAMES[kind][4]).write_bytes(LFS),
-        r"(tokenizer\.json|vocab\.txt|source\.spm): a git-lfs pointer.*run `git lfs pull`",
+        r"(tokenizer\.json|vocab\.txt|source\.spm) is not a .*: it is a git-lfs pointer.*run `git lfs pull`",
     ),
 }  # fmt: skip
 

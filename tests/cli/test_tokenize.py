@@ -21,9 +21,9 @@ def test_a_pair_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert run(["tokenize", str(folder), "The cats", "--pair", "猫", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     rows = report["tokens"]
-    ids, types = Tokenizer.load(folder).encode_pair("The cats", "猫")
-    assert [row["id"] for row in rows] == ids
-    assert [row["type"] for row in rows] == types
+    (pair,) = Tokenizer.load(folder).inputs([("The cats", "猫")])
+    assert [row["id"] for row in rows] == pair.ids
+    assert [row["type"] for row in rows] == pair.token_types
     assert [row["covers"] for row in rows] == [None, "The", "cat", "s", None, "猫", None]
     assert report["characters"] == 9
 

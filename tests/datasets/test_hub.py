@@ -53,8 +53,8 @@ class Hub:
 
     breaks: int | None
 
-    def load_dataset(self, name: str, config: str | None, **given: Any) -> Rows:
-        self.asked.append((name, config, given["split"], given["revision"]))
+    def load_dataset(self, path: str, name: str | None, **given: Any) -> Rows:
+        self.asked.append((path, name, given["split"], given["revision"]))
         assert given["streaming"] is True
         return Rows(self.rows, self.breaks)
 
@@ -64,17 +64,24 @@ class Hub:
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """A Hub of files alone."""
     made = Hub(tmp_path / "files")
     made.folder.mkdir()
-    module: Any = ModuleType("datasets")
-    module.__spec__, module.load_dataset = ModuleSpec("datasets", None), made.load_dataset
-    monkeypatch.setitem(sys.modules, "datasets", module)
     monkeypatch.setattr(constants, "HF_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", made.download)
     info = SimpleNamespace(dataset_info=lambda name, revision: SimpleNamespace(sha=made.commit))
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: info)
     return made
+
+
+@pytest.fixture
+def hub(files: Hub, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """And of splits, which a fake of `datasets` streams."""
+    module: Any = ModuleType("datasets")
+    module.__spec__, module.load_dataset = ModuleSpec("datasets", None), files.load_dataset
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    return files
 
 
 def test_addresses() -> None:
@@ -203,13 +210,11 @@ def test_a_model_is_trained_on_a_split(hub: Hub, tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.slow
-def test_rows_of_parquet_are_streamed_from_where_they_broke_off(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_parquet_are_streamed_from_where_they_broke_off(files: Hub) -> None:
     import pyarrow
     from pyarrow import parquet
 
-    parquet.write_table(pyarrow.Table.from_pylist(ROWS), hub.folder / "x.parquet", row_group_size=2)
+    parquet.write_table(pyarrow.Table.from_pylist(ROWS), files.folder / "x.parquet", row_group_size=2)
     path = local("hf://o/n/x.parquet")
     assert [json.loads(line) for line in path.read_text().splitlines()] == ROWS
     texts = [json.loads(line) for line in local("hf://o/n/x.parquet#text").read_text().splitlines()]

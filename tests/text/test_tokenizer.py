@@ -190,7 +190,7 @@ def test_files_that_are_not_tokenizers(tmp_path: Path) -> None:
         (b"<html>", "an HTML page"),
     ):
         file.write_bytes(content)
-        with pytest.raises(DataError, match=match):
+        with pytest.raises(CheckpointError, match=match):
             Tokenizer.load(file)
     for name, content, match in (
         ("tokenizer.model", b"\x0a\xff\xff\xff", "not a SentencePiece model"),

@@ -96,7 +96,7 @@ def test_control_tokens_cannot_be_typed() -> None:
 
 
 def test_pairs_are_bert_s() -> None:
-    assert CHARACTERS.encode_pair("宝", "玉")[1] == [0, 0, 0, 1, 1]
+    assert CHARACTERS.inputs([("宝", "玉")])[0].token_types == [0, 0, 0, 1, 1]
 
 
 def test_training_does_not_depend_on_the_order_of_texts() -> None:

@@ -3,12 +3,12 @@
 | address | what |
 |---|---|
 | `hf://owner/name[@revision]/path` | one file of a data set, as it is; the rows of a .parquet file as JSONL |
-| `hf://owner/name[@revision][/config]:split` | the rows of a split, as JSONL (needs `datasets`) |
+| `hf://owner/name[@revision][/config]:split` | the rows of a split, as JSONL |
 | either with `#column` | rows as {"text": ...}, from this column |
 
-Rows are streamed once, into a file beside what the Hub's library keeps (HF_HOME), and from there on they are a local
-file like any other: memory-mapped when it is encoded, in one order, so that a run resumes exactly. A stream that broke
-off goes on after the rows that it has, of the same commit.
+Rows are streamed once (by `datasets`), into a file beside what the Hub's library keeps (HF_HOME), and from there on
+they are a local file like any other: memory-mapped when it is encoded, in one order, so that a run resumes exactly. A
+stream that broke off goes on after the rows that it has, of the same commit.
 """
 
 from __future__ import annotations
@@ -111,8 +111,7 @@ def _stream(address: Address, commit: str, target: Path) -> None:
         except BlockingIOError:
             raise ConfigError(f"{address.text} is being fetched by another process; wait for it") from None
         done = _whole_lines(file)
-        rows = _parquet(address, commit, done) if address.split is None else _split(address, commit, done)
-        for number, row in enumerate(rows, done + 1):
+        for number, row in enumerate(_rows(address, commit, done), done + 1):
             file.write(_line(address, row, number).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
@@ -130,33 +129,20 @@ def _whole_lines(file: IO[bytes]) -> int:
     return count
 
 
-def _split(address: Address, commit: str, done: int) -> Iterator[dict[str, Any]]:
-    _need("datasets", address)
+def _rows(address: Address, commit: str, done: int) -> Iterator[dict[str, Any]]:
+    """The rows of a split, or of a .parquet file, behind the first `done`."""
+    if find_spec("datasets") is None:
+        raise ConfigError(
+            f'{address.text} needs datasets, which is not installed; pip install "headway[hub]"'
+        )
     import datasets
 
+    where: dict[str, Any] = {"path": address.id, "name": address.path, "revision": commit}
+    if address.split is None:
+        where = {"path": "parquet", "data_files": str(_file(address, commit))}
     with asking(address.text):
-        stream = datasets.load_dataset(
-            address.id, address.path, split=address.split, revision=commit, streaming=True
-        )
+        stream = datasets.load_dataset(**where, split=address.split or "train", streaming=True)
         yield from stream.skip(done) if done else stream
-
-
-def _parquet(address: Address, commit: str, done: int) -> Iterator[dict[str, Any]]:
-    _need("pyarrow", address)
-    from pyarrow.parquet import ParquetFile
-
-    columns = [address.column] if address.column else None
-    for batch in ParquetFile(_file(address, commit)).iter_batches(columns=columns):
-        rows = batch.to_pylist()
-        yield from rows[done:]
-        done = max(0, done - len(rows))
-
-
-def _need(package: str, address: Address) -> None:
-    if find_spec(package) is None:
-        raise ConfigError(
-            f'{address.text} needs {package}, which is not installed; pip install "headway[hub]"'
-        )
 
 
 def _line(address: Address, row: dict[str, Any], number: int) -> str:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from headway.errors import PatternError
-from headway.patterns.picture import patterns_html
 from headway.patterns.primitives import Primitive
 from headway.patterns.tiles import Extent
 from headway.tokens import Tokens
@@ -114,12 +113,6 @@ class Pattern(ABC):
 
     def __repr__(self) -> str:
         return str(self)
-
-    def _repr_html_(self) -> str:
-        """Its picture, in a notebook."""
-        heads = [(str(head), head.parts if isinstance(head, Or) else (head,)) for head in self.heads]
-        reach = max(head.retention.reach or 0 for head in self.heads) if self.dilation == 1 else 0
-        return patterns_html(heads, reach)
 
 
 @dataclass(frozen=True, repr=False)

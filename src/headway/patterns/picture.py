@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 from itertools import groupby
-from typing import Protocol
 
-import torch
 from torch import Tensor
-
-from headway.tokens import Tokens
 
 INK, GREY, PALE = "#1d2733", "#8a94a0", "#e9edf1"
 BLUE, ORANGE, GREEN, RED, VIOLET = "#2f6fb3", "#e08a1e", "#3c9b6b", "#c8453c", "#7a5bb0"
@@ -87,49 +83,3 @@ def _label(text: str) -> str:
 def _room(texts: Sequence[str]) -> float:
     """Pixels that labels take."""
     return 8 + 7 * max(min(len(text), LONGEST) for text in texts) if texts else 0
-
-
-class Part(Protocol):
-    """A pattern, or a part of a union."""
-
-    def allows(self, q: Tokens, k: Tokens) -> Tensor: ...
-
-
-def patterns_html(heads: Sequence[tuple[str, Sequence[Part]]], reach: int, count: int = 32) -> str:
-    """What `headway show` draws: a panel for each pattern that heads have, the parts of a union in a colour each (the
-    first part that allows a pair colours it).
-
-    heads: name and parts of each head's pattern.   reach: how far back a window sees, 0 for patterns without one.
-    Where that is more than half of `count` tokens, the picture has the pairs of one token in n. Patterns that read
-    global tokens are drawn with two of them, the first token and one in the middle."""
-    step = max(1, -(-2 * reach // count))
-    plain, chosen = Tokens(torch.arange(0, count * step, step).unsqueeze(0)), [0, count // 2 * step]
-    tokens, remarks = plain.with_global(chosen), ["queries down, keys to the right"]
-    if step > 1:
-        remarks.append(f"the pairs of one token in {step}, of {count * step}")
-    if any(_cells(parts, tokens).ne(_cells(parts, plain)).any() for _, parts in heads):
-        remarks.append(f"tokens {chosen[0]} and {chosen[1]} are global")
-    panels: dict[str, list[int]] = {}
-    for head, (name, _) in enumerate(heads):
-        panels.setdefault(name, []).append(head)
-    pictures, legend = [], dict[str, str]()
-    for name, numbers in panels.items():
-        parts = heads[numbers[0]][1]
-        cells = _cells(parts, tokens)
-        fills = [PALETTE[i % len(PALETTE)] for i in range(len(parts))]
-        if len(parts) > 1:
-            legend |= dict(zip(map(str, parts), fills, strict=True))
-        plural = "s" if len(numbers) > 1 else ""
-        which = f"head{plural} {', '.join(map(str, numbers))}: " if len(heads) > 1 else ""
-        share = f" ({int((cells > 0).sum()) / count**2:.0%})" if step == 1 else ""
-        pictures.append((f"{which}{name}{share}", svg(cells, fills, side=7)))
-    marks = [f'<span style="color:{fill}">■</span> {escape(part)}' for part, fill in legend.items()]
-    return figure(pictures, " &nbsp; ".join([*marks, "; ".join(remarks)]))
-
-
-def _cells(parts: Sequence[Part], tokens: Tokens) -> Tensor:
-    """The number of the first part that allows each pair, from 1; 0 where none does."""
-    cells = torch.zeros(tokens.count, tokens.count, dtype=torch.int64)
-    for number, part in reversed([*enumerate(parts, start=1)]):
-        cells[part.allows(tokens, tokens)[0]] = number
-    return cells

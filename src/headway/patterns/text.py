@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from operator import and_, or_
+from typing import Any
 
 from headway.errors import PatternError, did_you_mean
 from headway.patterns.base import Pattern, PerHead
@@ -21,6 +23,7 @@ NAMES: dict[str, Callable[..., Pattern]] = {
     "Global": Global,
     "PerHead": PerHead,
 }
+_KNOWN = f"known are {', '.join(NAMES)}, joined by & and |"
 
 
 def parse(text: str) -> Pattern:
@@ -43,51 +46,43 @@ def parse(text: str) -> Pattern:
         raise PatternError(
             f"pattern {text!r}: cannot be read at character {error.start + 1}: {error.reason}"
         ) from None
-    return _pattern(tree.body, text.strip())
-
-
-def _pattern(node: ast.expr, text: str) -> Pattern:
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitOr):
-        left, right = _pattern(node.left, text), _pattern(node.right, text)
-        return left & right if isinstance(node.op, ast.BitAnd) else left | right
-    if isinstance(node, ast.Name | ast.Attribute):
-        return _call(node, [], {}, text)
-    if isinstance(node, ast.Call):
-        name = _name(node.func, text)
-        read = _pattern if name == "PerHead" else _number
-        keywords = {k.arg or "**": _number(k.value, text) for k in node.keywords}
-        return _call(node.func, [read(a, text) for a in node.args], keywords, text)
-    raise PatternError(
-        f"pattern {text!r}: {ast.unparse(node)!r} at character {node.col_offset + 1} is no pattern; "
-        f"known are {', '.join(NAMES)}, joined by & and |"
-    )
-
-
-def _call(func: ast.expr, args: list[Pattern | int], keywords: dict[str, int], text: str) -> Pattern:
-    name = _name(func, text)
     try:
-        return NAMES[name](*args, **keywords)
-    except TypeError as error:
-        raise PatternError(f"pattern {text!r}: {name} at character {func.col_offset + 1}: {error}") from None
+        found = _value(tree.body)
     except PatternError as error:
         raise PatternError(f"pattern {text!r}: {error}") from None
+    if not isinstance(found, Pattern):
+        raise PatternError(f"pattern {text!r}: {found!r} is no pattern; {_KNOWN}")
+    return found
 
 
-def _name(func: ast.expr, text: str) -> str:
-    name = ast.unparse(func)
+def _value(node: ast.expr) -> Any:
+    """What a part of the text spells: a pattern, or a number among the arguments of one."""
+    place = f"{ast.unparse(node)!r} at character {node.col_offset + 1}"
+    match node:
+        case ast.BinOp(left, ast.BitAnd() | ast.BitOr() as sign, right):
+            parts = _value(left), _value(right)
+            if not isinstance(parts[0], Pattern):
+                raise PatternError(f"{place}: {parts[0]} is no pattern; {_KNOWN}")
+            return and_(*parts) if isinstance(sign, ast.BitAnd) else or_(*parts)
+        case ast.UnaryOp(ast.USub(), ast.Constant(int(number))):
+            return -number
+        case ast.Constant(value):
+            if type(value) is not int:
+                raise PatternError(f"{place} must be a whole number")
+            return value
+        case ast.Call(func, arguments, keywords):
+            return _called(func, arguments, keywords)
+        case ast.Name() | ast.Attribute():
+            return _called(node, [], [])
+    raise PatternError(f"{place} is no pattern; {_KNOWN}")
+
+
+def _called(func: ast.expr, arguments: list[ast.expr], keywords: list[ast.keyword]) -> Pattern:
+    name, at = ast.unparse(func), func.col_offset + 1
     if name not in NAMES:
-        raise PatternError(
-            f"pattern {text!r}: unknown name {name!r} at character {func.col_offset + 1}"
-            f"{did_you_mean(name, NAMES)}; known are {', '.join(NAMES)}"
-        )
-    return name
-
-
-def _number(node: ast.expr, text: str) -> int:
-    sign = -1 if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) else 1
-    inner = node.operand if isinstance(node, ast.UnaryOp) and sign < 0 else node
-    if isinstance(inner, ast.Constant) and type(inner.value) is int:
-        return sign * inner.value
-    raise PatternError(
-        f"pattern {text!r}: {ast.unparse(node)!r} at character {node.col_offset + 1} must be a whole number"
-    )
+        raise PatternError(f"unknown name {name!r} at character {at}{did_you_mean(name, NAMES)}; {_KNOWN}")
+    given, named = [_value(one) for one in arguments], {k.arg or "**": _value(k.value) for k in keywords}
+    try:
+        return NAMES[name](*given, **named)
+    except TypeError as error:
+        raise PatternError(f"{name} at character {at}: {error}") from None

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 
 from headway.errors import DataError
 from headway.text.template import BARE
-from headway.text.tokenizer_config import decoded, is_id, parsed, short, token_names
+from headway.text.tokenizer_config import decoded, is_id, read_json, short, token_names
 from headway.text.vocabulary import LARGEST_ID, add_controls, byte_level_alphabet
 
 # Words with their leading space, numbers by three digits, punctuation, line ends; runs of spaces stay whole but for
@@ -106,21 +106,17 @@ def style_of(kind: str, vocabulary: Mapping[str, int], path: Path) -> Style:
 
 
 def read_vocabulary(path: Path) -> dict[str, int]:
-    """Piece -> id. Raises DataError for what is no such object, and for a piece or an id that is there twice."""
-    pairs = parsed(path, object_pairs_hook=list)
-    listed = isinstance(pairs, list) and all(isinstance(pair, tuple) and is_id(pair[1]) for pair in pairs)
-    if not listed or not pairs:
+    """Piece -> id. Raises DataError for what is no such object, and for an id that is there twice."""
+    pieces = read_json(path)
+    if not pieces or not all(map(is_id, pieces.values())):
         raise DataError(
             f'{path}: an object from pieces to ids is expected, like {{"the": 0}}, with ids below {LARGEST_ID:,}'
         )
-    pieces: dict[str, int] = {}
     owner: dict[int, str] = {}
-    for piece, i in pairs:
-        if piece in pieces:
-            raise DataError(f"{path}: the piece {piece!r} is there twice, with ids {pieces[piece]} and {i}")
+    for piece, i in pieces.items():
         if i in owner:
             raise DataError(f"{path}: the id {i} is there twice, for {owner[i]!r} and {piece!r}")
-        pieces[piece], owner[i] = i, piece
+        owner[i] = piece
     return pieces
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from tokenizers.models import WordLevel, WordPiece
 
 from headway.errors import DataError
 from headway.storage.gguf import is_gguf, read_gguf
+from headway.storage.reading import refuse_impostor
 from headway.text import bytelevel, gguf, sentencepiece, wordpiece
 from headway.text.tokenizer_config import (
     CLASSLESS,
@@ -25,7 +24,6 @@ from headway.text.tokenizer_config import (
     read_config,
     read_json,
     read_template,
-    refuse_impostor,
 )
 from headway.text.vocabulary import ROLES, add_controls
 
@@ -71,7 +69,7 @@ def _read(file: Path, folder: Path) -> Found:
         with naming(file):
             return file, *gguf.read(metadata, file)
     with file.open("rb") as opened:
-        refuse_impostor(file, opened.read(512))
+        refuse_impostor(file, opened.read(512), "a tokenizer")
     reader = READERS.get(file.name) or BY_SUFFIX.get(file.suffix) or _json
     alone = reader is _llama2c  # such a file is no part of the folder's model
     config = {} if alone else read_config(folder / "tokenizer_config.json")
@@ -188,21 +186,3 @@ def _add_declared(
 def _known(backend: Backend, value: Any) -> str | None:
     first = value[0] if isinstance(value, list) and value else value
     return backend.id_to_token(first) if is_id(first) else None
-
-
-def to_json(value: Any) -> str:
-    """As `transformers` writes it."""
-    return json.dumps(value, indent=2, ensure_ascii=False)
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Writes a file that is there whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

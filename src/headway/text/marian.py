@@ -11,8 +11,10 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
 from headway.errors import DataError, did_you_mean
-from headway.text import bytelevel, files, sentencepiece
-from headway.text.tokenizer_config import naming, read_config, refuse_impostor, token_names
+from headway.storage.files import atomic_write, json_text
+from headway.storage.reading import refuse_impostor
+from headway.text import bytelevel, sentencepiece
+from headway.text.tokenizer_config import naming, read_config, token_names
 from headway.text.vocabulary import SPACE, require_rows
 
 SIDES = ("source", "target")
@@ -82,9 +84,9 @@ class MarianTokenizer:
         written = {"vocab.json": self._vocabularies["source"], "tokenizer_config.json": config}
         written |= {"target_vocab.json": self._vocabularies["target"]} if separate else {}
         for name, value in written.items():
-            files.write_atomic(folder / name, files.to_json(value).encode())
+            atomic_write(folder / name, json_text(value))
         for side in SIDES:
-            files.write_atomic(folder / f"{side}.spm", self._spm[side])
+            atomic_write(folder / f"{side}.spm", self._spm[side])
 
     @property
     def vocab_size(self) -> int:
@@ -151,7 +153,7 @@ def _check_side(side: str) -> None:
 
 
 def _backend(data: bytes, name: str) -> Backend:
-    refuse_impostor(Path(name), data[:512])
+    refuse_impostor(Path(name), data[:512], "a SentencePiece model")
     with naming(Path(name)):
         backend = sentencepiece.build(sentencepiece.read_model(Path(name), data))
     backend.encode_special_tokens = True

@@ -15,6 +15,7 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
 from headway.errors import DataError
+from headway.storage.files import atomic_write, json_text
 from headway.text import files
 from headway.text.chat import ChatTemplate, Message, check_messages
 from headway.text.control import ControlTokens
@@ -92,13 +93,13 @@ class Tokenizer(Vocabulary):
         config.pop("chat_template", None)
         texts = {
             "tokenizer.json": self.backend.to_str(pretty=True),
-            "tokenizer_config.json": files.to_json(config) + "\n",
-            "special_tokens_map.json": files.to_json(names) + "\n",
+            "tokenizer_config.json": json_text(config),
+            "special_tokens_map.json": json_text(names),
         }
         if self.chat_template is not None:
             texts["chat_template.jinja"] = self.chat_template.source
         for name, text in texts.items():
-            files.write_atomic(folder / name, text.encode())
+            atomic_write(folder / name, text)
 
     def gguf_metadata(self, rows: int) -> dict[str, Any]:
         """The keys of a GGUF file for a model whose embedding has `rows` rows. Raises DataError for what it has no key
@@ -131,11 +132,6 @@ class Tokenizer(Vocabulary):
         """
         one = text if pair is None else (text, pair)
         return self.encode_batch([one], bos=bos, eos=eos, special=special)[0]
-
-    def encode_pair(self, a: str, b: str, *, special: bool = False) -> tuple[list[int], list[int]]:
-        """Ids and token types of two texts within this tokenizer's template ([CLS] a [SEP] b [SEP])."""
-        found = self.inputs([(a, b)], special=special)[0]
-        return found.ids, found.token_types
 
     def encode_batch(
         self, texts: Sequence[Text], *, bos: bool = True, eos: bool | None = None, special: bool = False

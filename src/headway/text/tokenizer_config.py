@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from headway.errors import DataError, HeadwayError
+from headway.storage import reading
 from headway.text.chat import ChatTemplate
 from headway.text.vocabulary import LARGEST_ID
 
 CLASSLESS = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 """The configuration of a tokenizer that is all in its tokenizer.json."""
 LONGEST = 256 << 20
-"""Bytes of a file that is read as JSON."""
+"""Bytes of a file of text."""
 MOST_SENTINELS = 10_000
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
@@ -93,12 +94,15 @@ def token_names(config: Mapping[str, Any], usual: Mapping[str, str]) -> dict[str
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; {} when there is no such file. Raises DataError for what is none."""
-    if not file.is_file():
-        return {}
-    value = parsed(file)
-    if not isinstance(value, dict):
-        raise DataError(f"{file}: an object is expected, got {type(value).__name__}")
+    """The object in a JSON file; {} when there is no such file. Raises CheckpointError for what is none, DataError for
+    text in it that UTF-8 cannot encode."""
+    value = reading.read_json(file) if file.is_file() else {}
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{file}: a text in it has a lone surrogate, which UTF-8 cannot encode: {error.reason}"
+        ) from None
     return value
 
 
@@ -140,48 +144,17 @@ def read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     return None if found is None else str(found)
 
 
-def parsed(file: Path, **how: Any) -> Any:
-    """What a JSON file holds. Raises DataError for what is not JSON, for what is nested too deep, and for text that
-    UTF-8 cannot encode."""
-    try:
-        value = json.loads(decoded(file), **how)
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"{file}: a text in it has a lone surrogate, which UTF-8 cannot encode: {error.reason}"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{file}: not JSON: {error}") from None
-    return value
-
-
 def decoded(file: Path) -> str:
     """A file's text. Raises DataError for what is not UTF-8, and for what is longer than any such file."""
     size = file.stat().st_size
     if size > LONGEST:
         raise DataError(f"{file} has {size:,} bytes, and at most {LONGEST:,} are read: is it another file?")
     raw = file.read_bytes()
-    refuse_impostor(file, raw[:512])
+    reading.refuse_impostor(file, raw[:512], "text")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{file}: not UTF-8: {error.reason} at byte {error.start:,}") from None
-
-
-def refuse_impostor(file: Path, head: bytes) -> None:
-    """Raise DataError when the first bytes show an empty file, a git-lfs pointer or an HTML page."""
-    start = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    page = "an HTML page: a download stored an error or log-in page; fetch the file again"
-    beginnings = {
-        b"version https://git-lfs": "a git-lfs pointer, not the file itself; run `git lfs pull`",
-        b"<!doctype html": page,
-        b"<html": page,
-    }
-    fault = next((fault for beginning, fault in beginnings.items() if start.startswith(beginning)), "")
-    if fault or not head:
-        raise DataError(
-            f"{file}: {fault or 'the file is empty: the download or copy failed; fetch it again'}"
-        )
 
 
 @contextmanager

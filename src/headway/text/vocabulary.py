@@ -25,7 +25,6 @@ LARGEST_ID = 1 << 24
 """Above any id: tables have a row for each one."""
 SPACE = "\u2581"  # SentencePiece's visible space
 BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
 
 class Vocabulary:
@@ -70,12 +69,6 @@ class Vocabulary:
     def special_ids(self) -> frozenset[int]:
         """Ids of control tokens: BOS, EOS, chat markers."""
         return frozenset(i for i, token in self.backend.get_added_tokens_decoder().items() if token.special)
-
-    @cached_property
-    def sentinels(self) -> tuple[int, ...]:
-        """Ids of T5's <extra_id_0>, <extra_id_1>, ...; () where there are none."""
-        found = {int(m[1]): i for i, name in self._names.items() if (m := _SENTINEL.fullmatch(name))}
-        return tuple(found[k] for k in sorted(found))
 
     def need(self, role: str) -> int:
         """The id of the special token `role` (bos, eos, cls, sep, mask, pad, unk). Raises DataError when there is
