@@ -199,7 +199,7 @@ def test_pieces_hold_each_token_once_within_the_template(tokenizer: Tokenizer) -
 def test_a_long_context_is_read_in_windows_and_answered_over_all(tokenizer: Tokenizer) -> None:
     spec = spec_of(tokenizer, Head("answer"))
     context = "a b c d e f g h i j k l m n o p"
-    record = Question("a", context, (Answer("k l", 20),), "0")
+    record = Question("a", context, (Answer("k l", 20),))
     rows = AnswerTask.rows([record], tokenizer, spec, AnswerConfig(data="", context=11, stride=4))
     spans = [
         part.spans for part in rows.parts
@@ -219,7 +219,7 @@ def test_a_long_context_is_read_in_windows_and_answered_over_all(tokenizer: Toke
 
 def test_an_answer_that_a_window_holds_in_part_is_none_of_its(tokenizer: Tokenizer) -> None:
     spec = spec_of(tokenizer, Head("answer"))
-    record = Question("a", "b c d e f g h", (Answer("d e", 4),), "0")
+    record = Question("a", "b c d e f g h", (Answer("d e", 4),))
     rows = AnswerTask.rows(
         [record], tokenizer, spec, AnswerConfig(data="", context=7, stride=3)
     )  # b c d, e f g, h
@@ -229,7 +229,7 @@ def test_an_answer_that_a_window_holds_in_part_is_none_of_its(tokenizer: Tokeniz
 
 def test_a_question_without_an_answer_may_be_left_open(tokenizer: Tokenizer) -> None:
     spec = spec_of(tokenizer, Head("answer"))
-    records = [Question("a", "b c", (), "0"), Question("a", "b c", (Answer("c", 2),), "1")]
+    records = [Question("a", "b c", ()), Question("a", "b c", (Answer("c", 2),))]
     rows = AnswerTask.rows(records, tokenizer, spec, AnswerConfig(data="", context=16))
     none, some = torch.zeros(6, 2), torch.zeros(6, 2)
     none[0], some[4] = 5.0, 5.0
@@ -239,7 +239,7 @@ def test_a_question_without_an_answer_may_be_left_open(tokenizer: Tokenizer) -> 
 
 def test_an_answer_in_other_words_is_measured_and_not_trained(tokenizer: Tokenizer) -> None:
     spec = spec_of(tokenizer, Head("answer"))
-    record = Question("a", "b c", (Answer("d", -1), Answer("c", 2)), "0")
+    record = Question("a", "b c", (Answer("d", -1), Answer("c", 2)))
     rows = AnswerTask.rows([record], tokenizer, spec, AnswerConfig(data="", context=16))
     assert rows.parts[0].spans == [(4, 4)]
 

@@ -63,7 +63,7 @@ def asked(inputs: dict[str, Any]) -> dict[str, Any]:
 def test_the_loss_of_classes_is_that_of_transformers(tmp_path: Path) -> None:
     names = {0: "x", 1: "y", 2: "z"}
     model, ours, tokenizer = theirs(tmp_path, "ForSequenceClassification", id2label=names, num_labels=3)
-    records = [Labelled(t, None if i else "a mat", "xyz"[i % 3], "") for i, t in enumerate([*TEXTS, *TEXTS])]
+    records = [Labelled(t, None if i else "a mat", "xyz"[i % 3]) for i, t in enumerate([*TEXTS, *TEXTS])]
     config = ClassifyConfig(data="", context=24)
     rows = Classify.rows(records, tokenizer, ours.spec, config)
     batch = rows.batch(range(len(rows)))
@@ -91,9 +91,9 @@ def test_the_loss_of_tags_is_that_of_transformers(tmp_path: Path) -> None:
 def test_the_loss_of_answers_is_that_of_transformers(tmp_path: Path) -> None:
     model, ours, tokenizer = theirs(tmp_path, "ForQuestionAnswering")
     records = [
-        Question("who ran", "the cat sat on a mat", (Answer("cat", 4),), "0"),
-        Question("who sat", "the dog ran on a mat", (Answer("ran on", 8),), "1"),
-        Question("is it", "the cat sat on a mat", (), "2"),  # no answer: [CLS]
+        Question("who ran", "the cat sat on a mat", (Answer("cat", 4),)),
+        Question("who sat", "the dog ran on a mat", (Answer("ran on", 8),)),
+        Question("is it", "the cat sat on a mat", ()),  # no answer: [CLS]
     ]
     rows = AnswerTask.rows(records, tokenizer, ours.spec, AnswerConfig(data="", context=24))
     batch = rows.batch([0, 1, 2])
@@ -106,7 +106,7 @@ def test_the_loss_of_answers_is_that_of_transformers(tmp_path: Path) -> None:
 
 def test_the_loss_of_several_answers_is_minus_log_of_the_sum_of_their_probabilities(tmp_path: Path) -> None:
     _, ours, tokenizer = theirs(tmp_path, "ForQuestionAnswering")
-    record = Question("who ran", "a cat , the cat , cats", (Answer("cat", 2),), "0")
+    record = Question("who ran", "a cat , the cat , cats", (Answer("cat", 2),))
     assert occurrences(record) == [(2, 5), (12, 15)]  # not the beginning of "cats"
     rows = AnswerTask.rows(
         [record], tokenizer, ours.spec, AnswerConfig(data="", context=24, occurrences="all")
@@ -137,9 +137,9 @@ def slice_of(batch: Any, count: int) -> Any:
 
 @pytest.mark.parametrize("context", ["a cat", "\u5317\u4eac\u548c\u5317\u4eac"])
 def test_occurrences_stand_between_borders_of_words_but_in_chinese(context: str) -> None:
-    record = Question("", context + " concat cat", (Answer(context[:2].strip(), 0),), "")
+    record = Question("", context + " concat cat", (Answer(context[:2].strip(), 0),))
     assert occurrences(record) == ([(0, 2), (3, 5)] if context[0] != "a" else [(0, 1)])
-    other = Question("", "cat\u732bcat cat2", (Answer("cat", 0),), "")
+    other = Question("", "cat\u732bcat cat2", (Answer("cat", 0),))
     assert occurrences(other) == [(0, 3), (4, 7)]
 
 

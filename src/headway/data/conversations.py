@@ -1,4 +1,4 @@
-"""Messages of a conversation, from the forms in which data sets write them."""
+"""Messages of a conversation, from the forms in which data sets write them. Whoever reads a record names its place."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ _ROLES = {
 }  # fmt: skip
 
 
-def messages(value: Mapping[str, Any], where: str, key: str = "messages") -> Messages:
+def messages(value: Mapping[str, Any], key: str = "messages") -> Messages:
     """OpenAI's form: role and content."""
     found = value[key]
     found = [found] if isinstance(found, dict) else found
     try:
         check_messages(found)
     except DataError as error:
-        raise DataError(f'{where}: "{key}": {error}') from None
+        raise DataError(f'"{key}": {error}') from None
     for i, message in enumerate(found):
         content = message.get("content")
         if not isinstance(content, (str, list)) and not (content is None and message.get("tool_calls")):
-            raise DataError(f'{where}: {key}[{i}]: "content" must be a string, got {type(content).__name__}')
+            raise DataError(f'{key}[{i}]: "content" must be a string, got {type(content).__name__}')
         if message.get("weight", 1) not in (0, 1):
-            raise DataError(f'{where}: {key}[{i}]: "weight" must be 0 or 1, got {message["weight"]!r}')
+            raise DataError(f'{key}[{i}]: "weight" must be 0 or 1, got {message["weight"]!r}')
     return tuple(found)
 
 
-def sharegpt(value: Mapping[str, Any], where: str, key: str = "conversations") -> Messages:
+def sharegpt(value: Mapping[str, Any], key: str = "conversations") -> Messages:
     """ShareGPT's form: from and value, with "system" beside. Calls of functions become `tool_calls`."""
     turns = value[key]
     turns = [turns] if isinstance(turns, dict) else turns
     if not isinstance(turns, list) or not turns:
-        raise DataError(f'{where}: "{key}" must be a list of turns, got {turns!r}')
+        raise DataError(f'"{key}" must be a list of turns, got {turns!r}')
     if all(isinstance(turn, dict) and "role" in turn for turn in turns):
-        return (*_system(value, where), *messages(value, where, key))
-    found = _system(value, where)
+        return (*_system(value), *messages(value, key))
+    found = _system(value)
     for i, turn in enumerate(turns):
-        at = f"{where}: {key}[{i}]"
+        at = f"{key}[{i}]"
         if not isinstance(turn, dict) or not isinstance(turn.get("value"), str) or "from" not in turn:
             raise DataError(f'{at} needs "from" and a string "value", got {turn!r}')
         speaker, said = turn["from"], turn["value"]
@@ -61,52 +61,50 @@ def sharegpt(value: Mapping[str, Any], where: str, key: str = "conversations") -
     return tuple(found)
 
 
-def alpaca(value: Mapping[str, Any], where: str) -> Messages:
+def alpaca(value: Mapping[str, Any]) -> Messages:
     """Alpaca's form; "history" holds earlier rounds. Templates that look at them find "instruction" and "input" in the
     message of the user, whose content is both."""
-    instruction, given = _text(value, "instruction", where), _text(value, "input", where)
-    found = _system(value, where)
+    instruction, given = _text(value, "instruction"), _text(value, "input")
+    found = _system(value)
     history = value.get("history") or []
     for i, turn in enumerate(history if isinstance(history, list) else [history]):
         if not (isinstance(turn, list) and len(turn) == 2 and all(isinstance(said, str) for said in turn)):
-            raise DataError(
-                f"{where}: history[{i}] must be a list of a question and its answer, got {turn!r}"
-            )
+            raise DataError(f"history[{i}] must be a list of a question and its answer, got {turn!r}")
         found += [_said("user", turn[0]), _said("assistant", turn[1])]
     content = f"{instruction}\n\n{given}" if given else instruction
     user = {"role": "user", "content": content, "instruction": instruction, "input": given}
-    return (*found, user, *([_said("assistant", _text(value, "output", where))] if "output" in value else []))
+    return (*found, user, *([_said("assistant", _text(value, "output"))] if "output" in value else []))
 
 
-def answered(value: Mapping[str, Any], where: str) -> Messages:
+def answered(value: Mapping[str, Any]) -> Messages:
     """A question and its answer."""
-    return _said("user", _text(value, "question", where)), _said("assistant", _text(value, "answer", where))
+    return _said("user", _text(value, "question")), _said("assistant", _text(value, "answer"))
 
 
-def guanaco(value: Mapping[str, Any], where: str) -> Messages:
+def guanaco(value: Mapping[str, Any]) -> Messages:
     """Guanaco's form: an input of "### Human: .. ### Assistant: .." that ends where the output goes on."""
-    given = _text(value, "input", where).strip()
+    given = _text(value, "input").strip()
     _, *parts = _TURN.split(given)
     if not given.startswith("### Human:") or parts[-2] != "Assistant" or parts[-1].strip():
         raise DataError(
-            f'{where}: "input" with "output" is read as "### Human: .. ### Assistant:" (Guanaco), and this one is '
+            '"input" with "output" is read as "### Human: .. ### Assistant:" (Guanaco), and this one is '
             "not; rename its keys instruction, input, output"
         )
     roles = ["user" if name == "Human" else "assistant" for name in parts[::2]]
     found = [_said(role, said.strip()) for role, said in zip(roles[:-1], parts[1:-1:2], strict=True)]
-    return (*found, _said("assistant", _text(value, "output", where)))
+    return (*found, _said("assistant", _text(value, "output")))
 
 
-def completed(value: Mapping[str, Any], where: str) -> Messages:
+def completed(value: Mapping[str, Any]) -> Messages:
     """A prompt and its completion, both of messages: what the prompt answers is not trained."""
-    prompt, completion = messages(value, where, "prompt"), messages(value, where, "completion")
+    prompt, completion = messages(value, "prompt"), messages(value, "completion")
     return (*({**m, "weight": 0} if m["role"] == "assistant" else m for m in prompt), *completion)
 
 
-def preference(value: Mapping[str, Any], where: str) -> tuple[Messages, Messages, Messages]:
+def preference(value: Mapping[str, Any]) -> tuple[Messages, Messages, Messages]:
     """Prompt, chosen, rejected. What both begin with is the prompt; so is what stands under a key of its own."""
-    chosen, rejected = (_answer(value, key, where) for key in ("chosen", "rejected"))
-    prompt = _prompt(value, where)
+    chosen, rejected = (_answer(value, key) for key in ("chosen", "rejected"))
+    prompt = _prompt(value)
     shared, shorter = 0, min(len(chosen), len(rejected))
     while shared < shorter and chosen[shared] == rejected[shared]:
         shared += 1
@@ -115,49 +113,47 @@ def preference(value: Mapping[str, Any], where: str) -> tuple[Messages, Messages
     if not prompt or chosen[:shared][: len(prompt)] == prompt:
         prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
     if not prompt:
-        raise DataError(
-            f'{where}: there is no prompt: no key "prompt", and chosen and rejected begin differently'
-        )
+        raise DataError('there is no prompt: no key "prompt", and chosen and rejected begin differently')
     for key, said in (("chosen", chosen), ("rejected", rejected)):
         if said[0]["role"] != "assistant" or said[-1]["role"] != "assistant":
-            raise DataError(f'{where}: "{key}" must go on with a message of the assistant, and end with one')
+            raise DataError(f'"{key}" must go on with a message of the assistant, and end with one')
     return prompt, chosen, rejected
 
 
-def tools(value: Mapping[str, Any], where: str) -> Sequence[Any] | None:
+def tools(value: Mapping[str, Any]) -> Sequence[Any] | None:
     """Descriptions of functions: a list, or JSON of one."""
     found = value.get("tools") or None
     if isinstance(found, str):
-        found = _json(found, f'{where}: "tools"')
+        found = _json(found, '"tools"')
     if found is not None and not isinstance(found, list):
-        raise DataError(f'{where}: "tools" must be a list, got {type(found).__name__}')
+        raise DataError(f'"tools" must be a list, got {type(found).__name__}')
     return found
 
 
-def _answer(value: Mapping[str, Any], key: str, where: str) -> Messages:
+def _answer(value: Mapping[str, Any], key: str) -> Messages:
     found = value[key]
     if isinstance(found, str):
         return (_said("assistant", found),)
     wrapped = {key: [found] if isinstance(found, dict) else found}
     first = wrapped[key][0] if isinstance(wrapped[key], list) and wrapped[key] else None
-    return (sharegpt if isinstance(first, dict) and "from" in first else messages)(wrapped, where, key)
+    return (sharegpt if isinstance(first, dict) and "from" in first else messages)(wrapped, key)
 
 
-def _prompt(value: Mapping[str, Any], where: str) -> Messages:
+def _prompt(value: Mapping[str, Any]) -> Messages:
     if isinstance(value.get("prompt"), str):
-        return (*_system(value, where), _said("user", value["prompt"]))
+        return (*_system(value), _said("user", value["prompt"]))
     for key, read in (("prompt", messages), ("messages", messages), ("conversations", sharegpt)):
         if key in value:
-            return read(value, where, key)
-    return alpaca(value, where) if "instruction" in value else ()
+            return read(value, key)
+    return alpaca(value) if "instruction" in value else ()
 
 
-def _calls(said: str, where: str) -> list[dict[str, Any]]:
-    calls = _json(said, f"{where}: a function_call")
+def _calls(said: str, place: str) -> list[dict[str, Any]]:
+    calls = _json(said, f"{place}: a function_call")
     calls = calls if isinstance(calls, list) else [calls]
     for call in calls:
         if not isinstance(call, dict) or not {"name", "arguments"} <= call.keys():
-            raise DataError(f'{where}: a function_call has "name" and "arguments", got {call!r}')
+            raise DataError(f'{place}: a function_call has "name" and "arguments", got {call!r}')
     return [{"type": "function", "function": call} for call in calls]
 
 
@@ -168,16 +164,16 @@ def _json(text: str, what: str) -> Any:
         raise DataError(f"{what} must be JSON: {error}") from None
 
 
-def _system(value: Mapping[str, Any], where: str) -> list[Mapping[str, Any]]:
-    return [_said("system", text)] if (text := _text(value, "system", where)) else []
+def _system(value: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [_said("system", text)] if (text := _text(value, "system")) else []
 
 
 def _said(role: str, content: str) -> Mapping[str, Any]:
     return {"role": role, "content": content}
 
 
-def _text(value: Mapping[str, Any], key: str, where: str) -> str:
+def _text(value: Mapping[str, Any], key: str) -> str:
     found = value.get(key)
     if not isinstance(found, str) and found is not None:
-        raise DataError(f'{where}: "{key}" must be a string, got {type(found).__name__}')
+        raise DataError(f'"{key}" must be a string, got {type(found).__name__}')
     return found or ""

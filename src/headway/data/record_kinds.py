@@ -3,77 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 Messages = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Text:
-    """Plain text."""
+class Record:
+    """What a data set has of one example."""
 
-    text: str
-    where: str = ""
+    where: str = field(default="", kw_only=True)
 
 
 @dataclass(frozen=True)
-class Chat:
+class Text(Record):
+    """Plain text."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Chat(Record):
     """Messages with role and content, as chat templates take them; an assistant's with `"weight": 0` is not trained.
 
     tools: descriptions of functions, for templates that show them."""
 
     messages: Messages
     tools: Sequence[Any] | None = None
-    where: str = ""
 
 
 @dataclass(frozen=True)
-class Completion:
+class Completion(Record):
     """Text to be continued, and how."""
 
     prompt: str
     completion: str
-    where: str = ""
 
 
 @dataclass(frozen=True)
-class Preference:
+class Preference(Record):
     """Messages, and two ways to go on."""
 
     prompt: Messages
     chosen: Messages
     rejected: Messages
-    where: str = ""
 
 
 @dataclass(frozen=True)
-class Labelled:
+class Labelled(Record):
     """A text, or a pair, and its class; a number or a truth value is written as in JSON ("0", "true")."""
 
     text: str
     pair: str | None
     label: str
-    where: str = ""
 
 
 @dataclass(frozen=True)
-class Tagged:
+class Tagged(Record):
     """Words, and the tag of each."""
 
     words: Sequence[str]
     tags: Sequence[str]
-    where: str = ""
 
 
 @dataclass(frozen=True)
-class Triplet:
+class Triplet(Record):
     """A text, one that is like it, and (if known) one that is less so."""
 
     anchor: str
     positive: str
     negative: str | None
-    where: str = ""
 
 
 NOWHERE = -1
@@ -88,26 +88,22 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Question:
+class Question(Record):
     """A question, a text, and the answers in it: none where it cannot be answered."""
 
     question: str
     context: str
     answers: Sequence[Answer]
-    id: str
-    where: str = ""
 
 
 @dataclass(frozen=True)
-class Translated:
+class Translated(Record):
     """A text and its translation."""
 
     source: str
     target: str
-    where: str = ""
 
 
-Record = Text | Chat | Completion | Preference | Labelled | Tagged | Triplet | Question | Translated
 KINDS: tuple[type[Record], ...] = (
     Text, Chat, Completion, Preference, Labelled, Tagged, Triplet, Question, Translated
 )  # fmt: skip

@@ -21,13 +21,14 @@ text, or text TAB label on each line where labelled texts are asked for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from headway.data import values
 from headway.data.corpus import texts
 from headway.data.hub import local
-from headway.data.record_forms import FORMS, Form, Row
+from headway.data.record_forms import FORMS
 from headway.data.record_kinds import KINDS, Labelled, Record, Text
 from headway.errors import DataError, did_you_mean
 
@@ -75,29 +76,31 @@ def _record(value: Any, where: str, wanted: Sequence[type[Record]]) -> Record:
         raise DataError(f"{where}: an object is expected, got {type(value).__name__}")
     _check_strings(value, where)
     forms = [form for form in FORMS if value.keys() >= {*form.keys}]
-    form = next((f for f in forms if not f.kinds.isdisjoint(wanted)), None)
+    form = next((f for f in forms if {*f.kinds} & {*wanted}), None)
     if form is None:
-        raise _unknown(value, where, wanted, forms)
-    record = form.read(Row(value, where))
+        raise _unknown(value, where, wanted, forms[0].kinds if forms else ())
+    try:
+        record = form.read(value)
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from None
     if type(record) not in wanted:
-        raise _unknown(value, where, wanted, [Form(form.keys, frozenset({type(record)}), form.read)])
-    return record
+        raise _unknown(value, where, wanted, (type(record),))
+    return replace(record, where=where)
 
 
 def _unknown(
-    value: Mapping[str, Any], where: str, wanted: Sequence[type[Record]], forms: Sequence[Form]
+    value: Mapping[str, Any], where: str, wanted: Sequence[type[Record]], kinds: Sequence[type[Record]]
 ) -> DataError:
     """What is there, and what was asked for."""
-    usable = [form for form in FORMS if not form.kinds.isdisjoint(wanted)]
+    usable = [form for form in FORMS if {*form.kinds} & {*wanted}]
     known = sorted({key for form in usable for key in form.keys})
     hint = next((h for key in value if key not in known and (h := did_you_mean(key, known))), "")
     asked = "; ".join(", ".join(form.keys) for form in usable)
     names = " or ".join(kind.__name__ for kind in wanted)
-    there = (
-        f"is {' or '.join(sorted(k.__name__ for k in forms[0].kinds))}" if forms else "is of no known kind"
-    )
+    there = " or ".join(sorted(kind.__name__ for kind in kinds)) or "of no known kind"
     return DataError(
-        f"{where}: this record {there}, with the keys {sorted(value)}{hint}; asked for {names}, whose keys are: {asked}"
+        f"{where}: this record is {there}, with the keys {sorted(value)}{hint}; asked for {names}, whose keys are: "
+        f"{asked}"
     )
 
 
