@@ -28,7 +28,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Folders of one model, named by what their files hold, and `text.txt`."""
     monkeypatch.chdir(tmp_path)
     box = Machine(name="box", memory=32 << 30, bandwidth=20e9, peak=500e9)
-    monkeypatch.setattr(Machine, "here", staticmethod(lambda dtype, again=False: box))
+    monkeypatch.setattr(Machine, "here", staticmethod(lambda dtype: box))
     model, tokenizer = build(SPEC, seed=0).eval(), train_bpe([WORDS], 280)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         save_folder(str(dtype).removeprefix("torch."), model, tokenizer=tokenizer, dtype=dtype)

@@ -15,7 +15,6 @@ from headway.data import Batch
 from headway.generate import Reader
 from headway.models import ModelSpec, blank, build, catalog, cost
 from headway.models.cost.activations import TrainingOptions
-from headway.models.cost.peak import sharded_training_bytes
 from headway.models.cost.planning import Machine, plan
 from headway.nn.block import Checkpointing
 from headway.positions import Rotary
@@ -206,7 +205,7 @@ def test_what_lies_outside_of_blocks_is_gathered_for_the_whole_step(spec: ModelS
     with torch.device("meta"):
         model = blank(spec)
     outside = sum(p.numel() for name, p in model.named_parameters() if ".layers." not in name)
-    assert sharded_training_bytes(spec, 16, 2, BF16, 4)["gathered"] == 2 * outside
+    assert cost.training_bytes(spec, 16, 2, BF16, parts=4)["gathered"] == 2 * outside
 
 
 def test_passes_side_by_side_and_one_after_the_other() -> None:

@@ -18,10 +18,10 @@ from headway.parallel import (
     ShardLayout,
     TensorParallel,
     choose_layout,
-    simulate,
 )
 from headway.patterns import Causal, Pattern, Window
 from headway.tokens import Tokens
+from tests.parallel.simulation import simulate
 from tests.parallel.test_plan import Counted
 from tests.parallel.test_tensor import Rank
 

@@ -24,13 +24,11 @@ def to_text(report: Report, spec: ModelSpec, would: Sequence[tuple[str, Report]]
         if report.source is None
         else f"{report.source} source and {report.context} target"
     )
-    ages = [""] * 2 if machine.ages is None else [f" ({_age(age)})" for age in machine.ages]
-    when = "" if machine.ages is None else "; the best of a day"
     parts = [
         f"{report.model}: {report.parameter_count:,} parameters, {spec.layers} layers of {spec.width}, {heads}\n"
         f"{report.batch} x {sides} tokens in {report.dtype}{kv} on {machine.name} "
-        f"({size(machine.memory)} free, reads {machine.bandwidth / 1e9:.1f} GB/s{ages[0]}, "
-        f"multiplies at {machine.peak / 1e9:.0f} GFLOP/s{ages[1]}{when})",
+        f"({size(machine.memory)} free, reads {machine.bandwidth / 1e9:.1f} GB/s, "
+        f"multiplies at {machine.peak / 1e9:.0f} GFLOP/s)",
         table(
             ("parameters", "number", "bytes"),
             [
@@ -70,10 +68,6 @@ def to_text(report: Report, spec: ModelSpec, would: Sequence[tuple[str, Report]]
         "\n".join(f"  note: {line}" for line in report.notes),
     ]
     return "\n\n".join(parts)
-
-
-def _age(seconds: float) -> str:
-    return "now" if seconds < 60 else f"{duration(60 * (seconds // 60))} ago"
 
 
 def _layer_table(layers: Sequence[LayerPlan], kind: str) -> str:

@@ -11,11 +11,9 @@ from headway.cli._shared import note, print_report, set_threads
 from headway.report import size, table
 
 if TYPE_CHECKING:
-    import torch
-
     from headway.checkpoints import Folder
     from headway.models import ModelSpec
-    from headway.models.cost import Codes, Kept, Machine
+    from headway.models.cost import Codes, Kept
     from headway.models.cost.processes import ProcessShare
 
 
@@ -32,7 +30,6 @@ def command(
     patterns: str | None = None,
     processes: Count | None = None,
     mesh: str | None = None,
-    measure: bool = False,
     json: bool = False,
     threads: int | None = None,
 ) -> None:
@@ -47,12 +44,12 @@ def command(
     patterns: other patterns, e.g. 'Window.last(1024); Causal()', repeated
     processes: also what each of N processes of a training step takes
     mesh: how they share it: dp=2,cp=4 [default: dp, all of them]
-    measure: measure this machine again; the best that was measured in a day counts
     """
     import torch
 
     from headway.cache import kv_dtype
     from headway.errors import ConfigError
+    from headway.models.cost import Machine
     from headway.models.cost.alternatives import what_fits
     from headway.models.cost.planning import plan
     from headway.models.cost.processes import process_shares, whole_vocabs
@@ -78,6 +75,7 @@ def command(
         kept = kept._replace(quantized=weight_kind(weights))
     if patterns is not None:
         spec = spec.with_patterns([parse(part) for part in patterns.split(";")])
+    note("measuring this machine's memory and matrix product ...")
     asked: dict[str, Any] = {
         "model": model,
         "context": spec.trained_context if context is None else context,
@@ -87,7 +85,7 @@ def command(
         "kv_dtype": stored,
         "quantized": kept.quantized,
         "prefill_chunk": prefill_chunk,
-        "machine": _machine(kept.dtype, measure),
+        "machine": Machine.here(kept.dtype),
     }
     report = plan(spec, **asked)
     would = [] if report.fits else [*what_fits(report, lambda **other: plan(spec, **{**asked, **other}))]
@@ -127,15 +125,6 @@ def shares_table(shares: "Sequence[ProcessShare]") -> str:
             for share in shares
         ],
     )
-
-
-def _machine(dtype: "torch.dtype", again: bool) -> "Machine":
-    """This machine, with its roofs, which are measured where that was long ago, or `again`."""
-    from headway.models.cost import Machine
-
-    if again or not Machine.is_measured(dtype):
-        note("measuring this machine's memory and matrix product ...")
-    return Machine.here(dtype, again=again)
 
 
 def find_model(model: str) -> "tuple[ModelSpec, Kept | None]":

@@ -29,6 +29,7 @@ def training_bytes(
     passes: int = 1,
     workers: int = 1,
     adapter: int | None = None,
+    parts: int = 1,
     **options: Unpack[TrainingOptions],
 ) -> dict[str, int]:
     """Bytes that a training step holds at its peak, by cause: `passes` of `batch` rows each, AdamW, weights in float32
@@ -49,10 +50,20 @@ def training_bytes(
     side each have activations and gradients of their own. Of an adapter, N are its numbers, and the frozen weights
     come on top (`frozen_bytes`), as does what a freed tensor leaves behind in the C library's heap: up to a fifth.
 
+    One of several processes that have a part of every weight each (`headway.parallel.sharded`) holds, of blocks of B
+    numbers and R outside of them,
+
+        parameters, optimizer     w N / parts, 2 w N / parts
+        gathered                  e R, from the first forward to the last backward
+        a block                   2 (e + w) B besides, for itself, its gradient and the one that is gathered next; of
+                                  the last one beside e R of gradients, of the first beside the parts of all, too
+        the end                   the parts of all gradients, e R of others, and w R that are sent
+
     Args:
         context, batch, dtype: as in `activation_bytes`, of one pass.
         passes: micro batches of a step. workers: how many of them run at the same time.
         adapter: how many numbers are trained beside frozen weights; all of the model's unless given.
+        parts: processes that weights are cut for; each has one pass, and no adapter.
         options: those of `activation_bytes`; what `gradient_checkpointing` names is there one layer at a time.
     """
     e, w = dtype.itemsize, max(dtype.itemsize, 4)
@@ -63,76 +74,38 @@ def training_bytes(
     one = activation_bytes(spec, context, batch, dtype, **again)
     one = {name: size for name, size in one.items() if name not in ("inputs", "logits")}
     block = _block_bytes(spec, context, batch, e, options.get("source"))
-    table = e * spec.vocab * spec.columns if adapter is None else 0
-    added = w * n if passes > workers else 0
-    beside = workers - (
-        w == e and added > 0
-    )  # gradients beside what is added up: in float32 the first are the sum
-    above = {name: one[name] if name == "head" else 0 for name in one}
-    end = w * n + (workers - (added == 0)) * e * n if w > e else workers * e * n + spec.tied * table
+    if parts == 1:
+        held = {"parameters": w * n + (e * n if w > e else 0), "optimizer": 2 * w * n}
+        table = e * spec.vocab * spec.columns if adapter is None else 0
+        added = w * n if passes > workers else 0
+        # gradients beside what is added up: in float32 the first are the sum
+        beside = workers - (w == e and added > 0)
+        first = added + beside * (e * n - (0 if spec.tied else table))
+        end = w * n + (workers - (added == 0)) * e * n if w > e else workers * e * n + spec.tied * table
+        gradients = [added, added, first, end]
+        above = {name: one[name] if name == "head" else 0 for name in one}
+    else:
+        own, each = w * n // parts, block_parameters(spec)
+        rest = n - sum(s.layers * block_parameters(s) for s in (spec, spec.encoder) if s is not None)
+        held = {"parameters": own, "optimizer": 2 * own, "gathered": e * rest}
+        block += 2 * (e + w) * each
+        gradients = [0, e * rest, e * rest + own, (e + w) * rest + own]
+        above = {}
     moments = [
-        (added, _without_blocks(kept) if redone else kept, _loss_bytes(spec, context * batch, w)),
-        (added, kept, block),
-        (added + beside * (e * n - (0 if spec.tied else table)), one, block),
-        (end, above, 0),
+        (gradients[0], _without_blocks(kept) if redone else kept, _loss_bytes(spec, context * batch, w)),
+        (gradients[1], kept, block),
+        (gradients[2], one, block),
+        (gradients[3], above, 0),
     ]
     moments = [
-        (most, {name: workers * size for name, size in held.items()}, workers * working)
-        for most, held, working in moments
+        (most, {name: workers * size for name, size in saved.items()}, workers * working)
+        for most, saved, working in moments
     ]
-    most, held, working = max(moments, key=lambda moment: moment[0] + sum(moment[1].values()) + moment[2])
+    most, saved, working = max(moments, key=lambda moment: moment[0] + sum(moment[1].values()) + moment[2])
     return {
-        "parameters": w * n + (e * n if w > e else 0),
-        "optimizer": 2 * w * n,
+        **held,
         "gradients": most,
-        **{name: size for name, size in held.items() if size or name == "scores"},
-        "working": working,
-    }
-
-
-def sharded_training_bytes(
-    spec: ModelSpec,
-    context: int,
-    batch: int,
-    dtype: torch.dtype,
-    parts: int,
-    **options: Unpack[TrainingOptions],
-) -> dict[str, int]:
-    """`training_bytes` of one of `parts` processes that have a part of every weight each (`headway.parallel.sharded`).
-
-        parameters, optimizer     w N / parts, 2 w N / parts
-        gathered                  e R of the R numbers outside of blocks, from the first forward to the last backward
-
-    and the largest of: the loss; the last block, of B numbers, beside what the output layer is given, 2 (e + w) B for
-    itself, its gradient and the one that is gathered next, and the gradients that lie outside of blocks, e R; the first
-    block likewise, beside the parts of all gradients; and the end, with e R of gradients and w R that are sent."""
-    e, w, n = dtype.itemsize, max(dtype.itemsize, 4), parameter_count(spec)
-    own = w * n // parts
-    each = block_parameters(spec)
-    rest = (
-        n
-        - spec.layers * each
-        - (0 if spec.encoder is None else spec.encoder.layers * block_parameters(spec.encoder))
-    )
-    redone = options.get("gradient_checkpointing") == "block"
-    kept = activation_bytes(spec, context, batch, dtype, **options)
-    again: TrainingOptions = {**options, "gradient_checkpointing": "block"}
-    one = activation_bytes(spec, context, batch, dtype, **again)
-    one = {name: size for name, size in one.items() if name not in ("inputs", "logits")}
-    block = _block_bytes(spec, context, batch, e, options.get("source")) + 2 * (e + w) * each
-    moments = [
-        (0, _without_blocks(kept) if redone else kept, _loss_bytes(spec, context * batch, w)),
-        (e * rest, kept, block),
-        (e * rest + own, one, block),
-        ((e + w) * rest + own, {}, 0),
-    ]
-    most, held, working = max(moments, key=lambda moment: moment[0] + sum(moment[1].values()) + moment[2])
-    return {
-        "parameters": own,
-        "optimizer": 2 * own,
-        "gathered": e * rest,
-        "gradients": most,
-        **{name: size for name, size in held.items() if size},
+        **{name: size for name, size in saved.items() if size or name == "scores"},
         "working": working,
     }
 

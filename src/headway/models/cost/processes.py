@@ -10,7 +10,7 @@ import torch
 
 from headway.errors import ConfigError
 from headway.models.cost.activations import TrainingOptions
-from headway.models.cost.peak import sharded_training_bytes, training_bytes
+from headway.models.cost.peak import training_bytes
 from headway.models.cost.weights import block_parameters, parameter_count
 from headway.models.spec import ModelSpec
 from headway.models.tensor_parallel import share_of, shares_vocab
@@ -28,7 +28,7 @@ class ProcessShare:
     Attributes:
         rank: its number. rows, tokens: that it computes: rows, and tokens of each.
         memory: bytes that it holds at its peak: `training_bytes` of its heads, hidden units and part of the vocab, with
-            all else in each process; or `sharded_training_bytes` of these, with a part of all weights and moments.
+            all else in each process, or of a part of these.
         gradients_sent: bytes that a ring sends to add up the gradients of R processes that have the same weights,
             2 (R - 1) / R of their own; over S processes that have a part of all weights each (S - 1) / S, and over R
             that have the same part 2 (R - 1) / R of it.
@@ -104,11 +104,7 @@ def process_shares(
         rows, tokens = len(mesh.share(rank, batch)), shards[cp].count
         size: dict[str, Any] = {"rows": rows, "kv_heads": own.kv_heads, "head_dim": own.head_dim}
         sent = sum(plan.bytes_sent(cp, dtype=dtype, **size) * layers // heads for plan, layers, heads in some)
-        held = (
-            training_bytes(own, tokens, rows, dtype, **options)
-            if parts == 1
-            else sharded_training_bytes(own, tokens, rows, dtype, parts, **options)
-        )
+        held = training_bytes(own, tokens, rows, dtype, parts=parts, **options)
         n = parameter_count(own)
         blocks = sum(s.layers * block_parameters(s) for s in (own, own.encoder) if s is not None)
         gradients = (parts - 1) * 4 * n // parts + 2 * (alike - 1) * 4 * n // (alike * parts)

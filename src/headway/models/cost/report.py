@@ -5,45 +5,33 @@ Legend: n tokens of a row, B rows.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import torch
 
 from headway import hardware
 from headway.choice import Choice
-from headway.models.cost import roofs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The roofs of a machine: bytes that can be allocated, bytes/s that are read, FLOP/s of a matrix product; and how
-    many seconds ago either speed was measured, None where they are given."""
+    """The roofs of a machine: bytes that can be allocated, bytes/s that are read, FLOP/s of a matrix product."""
 
     name: str
     memory: int
     bandwidth: float
     peak: float
     native: bool = True
-    ages: tuple[float, float] | None = None
 
     @staticmethod
-    def is_measured(dtype: torch.dtype) -> bool:
-        """Whether `here` has roofs without measuring."""
-        return roofs.is_fresh(None) and roofs.is_fresh(dtype)
-
-    @staticmethod
-    def here(dtype: torch.dtype, *, again: bool = False) -> Machine:
-        """This machine, with the highest speeds that were measured within a day; they are measured now with `again`,
-        and where the last time is minutes ago (`headway.models.cost.roofs`)."""
-        memory, product = (roofs.roof(what, again=again) for what in (None, dtype))
+    def here(dtype: torch.dtype) -> Machine:
+        """This machine, measured (a second or two)."""
         return Machine(
             name=hardware.cpu_name(),
             memory=hardware.memory_available(),
-            bandwidth=memory.rate,
-            peak=product.rate,
+            bandwidth=hardware.read_bandwidth(),
+            peak=hardware.gemm_peak(dtype),
             native=dtype != torch.bfloat16 or hardware.bf16_native(),
-            ages=(time.time() - memory.measured, time.time() - product.measured),
         )
 
 
