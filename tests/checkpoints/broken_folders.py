@@ -6,7 +6,7 @@ from typing import Any
 
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.checkpoints import save_folder
-from headway.checkpoints.hf.layouts import LAYOUTS
+from headway.checkpoints.hf.layouts import LAYOUTS, Layout
 from headway.models import Head, ModelSpec, build
 from headway.patterns import Causal, Global, PerHead, Window
 from headway.positions import DynamicNTK, LinearScaling, Llama3, LongRope, NoPositions, Rotary, YaRN
@@ -106,7 +106,12 @@ def keys_of(config: dict[str, Any]) -> list[str]:
     """Keys that mean something to a family, whether they are in its config or not."""
     layout = LAYOUTS.get(config.get("model_type", ""))
     of_all = ["rope_scaling", "rope_parameters", "rope_theta", "headway", "head_dim", "num_key_value_heads"]
-    return of_all if layout is None else [*layout.translated, *layout.only, *layout.harmless, *of_all]
+    return of_all if layout is None else [*layout.more, *layout.only, *layout.harmless, *of_all]
+
+
+def told(layout: Layout) -> dict[str, Any]:
+    """What is taken for keys that are absent."""
+    return {key: value for key, value in layout.defaults.items() if value is not None}
 
 
 def foreign(root: Path, cases: list[Case]) -> list[Path]:
@@ -115,7 +120,7 @@ def foreign(root: Path, cases: list[Case]) -> list[Path]:
     for i, (family, task, settings) in enumerate(cases):
         layout = LAYOUTS[family]
         name = next(name for name, kind in layout.architectures.items() if kind == task)
-        given = {**layout.defaults, **settings, "model_type": family, "architectures": [name]}
+        given = {**told(layout), **settings, "model_type": family, "architectures": [name]}
         made.append(saved(root / f"{i}", layout.spec(given), 900 if i % 3 == 2 else 10**9))
         file = made[-1] / "config.json"
         file.write_text(json.dumps({**given, **json.loads(file.read_text())}))

@@ -191,6 +191,12 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         {
             "model_type": "t5",
             "architectures": ["T5ForConditionalGeneration"],
+            "vocab_size": 32128,
+            "d_model": 512,
+            "d_kv": 64,
+            "d_ff": 2048,
+            "num_layers": 6,
+            "num_heads": 8,
             "n_positions": 512,
             "output_past": True,
         },
@@ -199,6 +205,9 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
     "flan-t5-small": (
         {
             "model_type": "t5",
+            "vocab_size": 32128,
+            "d_model": 512,
+            "d_kv": 64,
             "d_ff": 1024,
             "num_layers": 8,
             "num_decoder_layers": 8,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig
 
-from headway.checkpoints.hf.config_keys import HARMLESS, names
+from headway.checkpoints.hf.config_keys import HARMLESS
 from headway.checkpoints.hf.layouts import LAYOUTS
 
 OLDER_DEFAULTS = {
@@ -37,8 +37,8 @@ OLDER = """
     extra_pos_embeddings force_bos_token_to_be_generated head_dim inference_runner init_config layer_norm_epsilon
     layer_types masked_softmax_fusion max_batch_size n_ctx n_positions offset_alibi original_max_position_embeddings
     output_past pad_key_length pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head
-    pooler_type pre_allocate_kv_cache rope_theta rotary_emb_base scale_attention_softmax_in_fp32 seq_length
-    skip_bias_add skip_bias_add_qkv summary_activation summary_first_dropout summary_proj_to_labels
+    pooler_type pre_allocate_kv_cache rope_theta rotary_emb_base rotary_pct seq_length skip_bias_add
+    scale_attention_softmax_in_fp32 skip_bias_add_qkv summary_activation summary_first_dropout summary_proj_to_labels
     summary_type summary_use_proj tokenizer_name unk_token_id validate_runner_input verbose
 """.split()  # noqa: SIM905
 ANYWHERE = """
@@ -56,17 +56,14 @@ def theirs(family: str) -> PretrainedConfig:
 @pytest.mark.parametrize("family", LAYOUTS)
 def test_what_is_taken_for_an_absent_key_is_what_transformers_takes(family: str) -> None:
     config = theirs(family)
-    wanted = {
-        key: OLDER_DEFAULTS.get((family, key), getattr(config, key, ABSENT))
-        for key in LAYOUTS[family].defaults
-    }
-    assert dict(LAYOUTS[family].defaults) == wanted
+    found = {key: value for key, value in LAYOUTS[family].defaults.items() if value is not None}
+    assert found == {key: OLDER_DEFAULTS.get((family, key), getattr(config, key, ABSENT)) for key in found}
 
 
 @pytest.mark.parametrize("family", LAYOUTS)
 def test_every_key_of_a_layout_is_one_that_files_have(family: str) -> None:
     layout, config = LAYOUTS[family], theirs(family)
-    keys = {*names(layout.keys), *names(layout.encoder_keys or {}), *layout.translated, *layout.harmless}
+    keys = {*layout.defaults, *layout.harmless}
     assert {key for key in keys if not hasattr(config, key)} <= {*OLDER, *OLDER_ONLY}
     assert {key for key in layout.only if not hasattr(config, key)} <= OLDER_ONLY.keys()
 

@@ -1,6 +1,7 @@
 """A family costs one layout and one row of the families' table: here one is added from outside, there and back."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from headway.checkpoints import (
     spec_from_config,
     unsupported_by_transformers,
 )
-from headway.checkpoints.hf.config_keys import ConfigReader, FieldMap
+from headway.checkpoints.hf.config_keys import ConfigReader, FieldMap, Key
 from headway.checkpoints.hf.layouts import LAYOUTS, FamilyRow, Layout, family_rows
 from headway.checkpoints.hf.layouts.rules import decoder_names
 from headway.cli import run
@@ -37,15 +38,15 @@ ROW = Family(
 # -- the layout file -------------------------------------------------------------------------------------------
 
 KEYS: FieldMap = {
-    "vocab": "n_tokens",
-    "width": "d",
-    "layers": "depth",
-    "heads": "n_heads",
-    "kv_heads": "n_groups",
-    "trained_context": "length",
-    "norm_eps": "eps",
-    "init_std": "std",
-    "tied": "tie_word_embeddings",
+    "vocab": Key("n_tokens"),
+    "width": Key("d"),
+    "layers": Key("depth"),
+    "heads": Key("n_heads"),
+    "kv_heads": Key("n_groups"),
+    "trained_context": Key("length"),
+    "norm_eps": Key("eps", 1e-6),
+    "init_std": Key("std", 0.02),
+    "tied": Key("tie_word_embeddings", True),
 }
 MODULES = {
     "self_attn.qkv_proj": "mixer.qkv",
@@ -57,8 +58,8 @@ MODULES = {
 }
 
 
-def read(given: ConfigReader, kind: str) -> dict[str, Any]:
-    return {"hidden": given.whole("ratio") * given.whole("d")}
+def read(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"hidden": given.whole("ratio") * fields["width"]}
 
 
 def write(spec: ModelSpec) -> dict[str, Any]:
@@ -69,7 +70,7 @@ LAYOUT = Layout(
     family="harbour",
     architectures={"HarbourForCausalLM": "lm"},
     keys=KEYS,
-    defaults={"eps": 1e-6, "std": 0.02, "ratio": 4, "tie_word_embeddings": True},
+    more={"ratio": 4},
     read=read,
     write=write,
     tensors=decoder_names("net.", "net.words", "net.last", "net.blocks.#.", MODULES, by_group=True),

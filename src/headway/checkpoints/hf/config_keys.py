@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from sys import float_info
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from headway.errors import ConfigError
 from headway.models import ModelSpec
@@ -17,25 +18,75 @@ from headway.models import ModelSpec
 OURS = "headway"
 """The `model_type` of a folder that transformers could only misread, and the key of facts that it has no key for."""
 
-FieldMap = Mapping[str, str | tuple[str, ...]]
-"""Field of `ModelSpec` -> its key, or several keys that must agree. Where one key is that of several fields, it is
-written from the first."""
+
+class Key(NamedTuple):
+    """Where a config.json has a field of a spec.
+
+    Attributes:
+        names: the key, or several that must agree. Where one key is that of several fields, it is written from the
+            first.
+        default: what transformers takes for it where it is absent; a function makes it of the fields that are read
+            before. None: it must be there, unless it is true or false.
+        values: what the key says -> the field, where the two differ; where it says true or false, both.
+        written: whether it is written.
+    """
+
+    names: str | tuple[str, ...]
+    default: Any = None
+    values: Mapping[Any, Any] = MappingProxyType({})
+    written: bool = True
+
+    @property
+    def each(self) -> tuple[str, ...]:
+        """The names."""
+        return (self.names,) if isinstance(self.names, str) else self.names
+
+
+FieldMap = Mapping[str, Key]
+
+
+def same_heads(fields: Mapping[str, Any]) -> int:
+    """As many kv heads as heads."""
+    heads: int = fields["heads"]
+    return heads
+
+
+def per_head(fields: Mapping[str, Any]) -> int:
+    """The width in equal parts. Raises ConfigError where it is none."""
+    width, heads = fields["width"], fields["heads"]
+    if width % heads:
+        raise ConfigError(
+            f"config.json: hidden_size {width} is not a multiple of num_attention_heads {heads}, and head_dim is not "
+            "given"
+        )
+    return int(width // heads)
+
+
+def four_widths(fields: Mapping[str, Any]) -> int:
+    """The hidden layer of most older families."""
+    return 4 * int(fields["width"])
+
 
 SIZES: FieldMap = {
-    "vocab": "vocab_size",
-    "width": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "hidden": "intermediate_size",
-    "activation": "hidden_act",
-    "init_std": "initializer_range",
+    "vocab": Key("vocab_size"),
+    "width": Key("hidden_size"),
+    "layers": Key("num_hidden_layers"),
+    "heads": Key("num_attention_heads"),
+    "hidden": Key("intermediate_size"),
+    "init_std": Key("initializer_range", 0.02),
 }
-"""Keys that most families share."""
-DECODER: FieldMap = {**SIZES, "attention_dropout": "attention_dropout", "tied": "tie_word_embeddings"}
+"""Keys that most families share. What transformers takes for sizes that are absent is of no model, and is not taken."""
+DECODER: FieldMap = {
+    **SIZES,
+    "attention_dropout": Key("attention_dropout", 0.0),
+    "tied": Key("tie_word_embeddings"),
+}
 """Keys that most newer decoders share."""
+OLD_GELU = {"gelu_new": "gelu_pytorch_tanh"}
+"""An activation's name in families that are older than ours for it."""
 KINDS = {f.name: f.type for f in fields(ModelSpec)}
-ACTIVATIONS = {"gelu_new": "gelu_pytorch_tanh", "swish": "silu"}
-"""Activations that have another name here."""
+ACTIVATIONS = {**OLD_GELU, "swish": "silu"}
+"""Activations that have another name here, in all families."""
 MOST: Mapping[str, int] = {"layer": 10_000, "head": 65_536, "head_dim": 65_536}
 """By the end of a name, ours or a config's: layers, num_hidden_layers, n_layer; heads, num_attention_heads."""
 MOST_ELSEWHERE = 2**31 - 1
@@ -104,32 +155,44 @@ class ConfigReader:
 
 def names(keys: FieldMap) -> tuple[str, ...]:
     """All keys of a table."""
-    return tuple(name for key in keys.values() for name in ((key,) if isinstance(key, str) else key))
+    return tuple(name for key in keys.values() for name in key.each)
 
 
 def read_fields(given: ConfigReader, keys: FieldMap) -> dict[str, Any]:
     """The fields of a table. Raises ConfigError for a key that is absent, of another type than its field, or
     contradicts its like."""
-    return {field: _value(given, KINDS[field], key) for field, key in keys.items()}
+    found: dict[str, Any] = {}
+    for field, key in keys.items():
+        found[field] = _value(given, "bool" if True in key.values else KINDS[field], key, found)
+    return found
 
 
-def _value(given: ConfigReader, kind: Any, key: str | tuple[str, ...]) -> Any:
-    if kind == "str":
-        return activation(given, str(key))
-    read: Mapping[str, Callable[[str], Any]] = {"int": given.whole, "float": given.number, "bool": given.flag}
-    values = {name: read[kind](name) for name in names({kind: key})}
+def _value(given: ConfigReader, kind: Any, key: Key, before: Mapping[str, Any]) -> Any:
+    default = key.default(before) if callable(key.default) and given.get(key.each[0]) is None else None
+    read: Mapping[str, Callable[[str], Any]] = {
+        "int": lambda name: given.whole(name, default),
+        "float": given.number,
+        "bool": given.flag,
+        "str": lambda name: activation(given, name),
+    }
+    values = {name: read[kind](name) for name in key.each}
     if len(set(values.values())) > 1:
         given_values = ", ".join(f"{name} {value}" for name, value in values.items())
         raise ConfigError(f"config.json: {given_values}: headway has one number for these; make them equal")
-    return values.popitem()[1]
+    value = values.popitem()[1]
+    return key.values.get(value, value)
 
 
 def write_fields(spec: ModelSpec, keys: FieldMap) -> dict[str, Any]:
     """The keys of a table; reading them again shows what they cannot express."""
     found: dict[str, Any] = {}
     for field, key in keys.items():
-        for name in names({field: key}):
-            found.setdefault(name, getattr(spec, field))
+        value = getattr(spec, field)
+        if key.values:
+            said = {meant: says for says, meant in key.values.items()}
+            value = said.get(value, next(iter(key.values)) if True in key.values else value)
+        for name in key.each if key.written else ():
+            found.setdefault(name, value)
     return found
 
 
@@ -137,11 +200,6 @@ def activation(given: ConfigReader, key: str) -> str:
     """The name here of an activation."""
     name = given.text(key)
     return ACTIVATIONS.get(name, name)
-
-
-def gelu_new(name: str) -> str:
-    """An activation's name in the families that are older than "gelu_pytorch_tanh"."""
-    return "gelu_new" if name == "gelu_pytorch_tanh" else name
 
 
 HARMLESS = (

@@ -64,18 +64,16 @@ KINDS: Mapping[str, RopeKind] = {
 _NAMES = {kind.scaling: name for name, kind in KINDS.items()}
 
 
-def read_rope(
-    given: ConfigReader, head_dim: int, *, share: float | None = None, theta: object = None
-) -> dict[str, Any]:
+def read_rope(given: ConfigReader, head_dim: int, *, share: float | None = None) -> dict[str, Any]:
     """The fields `positions` and `trained_context` of a `config.json`: the rotation, and the tokens per row that it is
     meant to serve. (The context before scaling, where a scaling is anchored at it, is the scaling's own.)
 
     share: of each head, rotated unless `rope_parameters` give another; None where the family rotates whole heads.
-    theta: unless a key gives it; None is 10,000.
+    The base is 10,000 unless a key gives it, in old files of GPT-NeoX "rotary_emb_base".
     Raises ConfigError naming the key and the numbers that disagree."""
     config, longest = given.config, given.whole("max_position_embeddings")
     where, values = _values(config)
-    theta = _theta(where, values.get("rope_theta"), config.get("rope_theta"), theta)
+    theta = _theta(where, values.get("rope_theta"), config.get("rope_theta"), config.get("rotary_emb_base"))
     name = _kind_name(where, values)
     kind = KINDS[name]
     options = {

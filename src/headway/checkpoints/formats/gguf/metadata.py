@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from headway.checkpoints.formats.gguf.rope import FACTORS, ROPE, decimal, read_rope, rounded, write_rope
-from headway.checkpoints.hf.config_keys import OURS, ConfigReader
+from headway.checkpoints.hf.config_keys import OURS, ConfigReader, Key
 from headway.checkpoints.hf.headway_config import own_facts
 from headway.checkpoints.hf.layouts import Inexpressible, Layout
 from headway.checkpoints.hf.layouts.base import differing
@@ -84,9 +84,8 @@ FACTS: Mapping[str, tuple[type, ...]] = {
 def _layout(name: str, pairing: Pairing, biases: Collection[str], also: tuple[str, ...] = ()) -> Layout:
     """One `general.architecture`."""
 
-    def read(given: ConfigReader, kind: str) -> dict[str, Any]:
-        keys = given.below(f"{name}.")
-        width, heads = keys.whole(SIZES["width"]), keys.whole(SIZES["heads"])
+    def read(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        keys, width, heads = given.below(f"{name}."), fields["width"], fields["heads"]
         lengths = {keys.whole(key, width // heads or None) for key in HEAD_DIMS}
         if len(lengths) > 1:
             raise ConfigError(
@@ -116,9 +115,9 @@ def _layout(name: str, pairing: Pairing, biases: Collection[str], also: tuple[st
     return Layout(
         family=name,
         architectures={name: "lm"},
-        keys={field: f"{name}.{key}" for field, key in SIZES.items()}
-        | {field: field for field in ("tied", *biases)},
-        translated=(FACTORS, *(f"{name}.{key}" for key in (KV_HEADS, WINDOW, *HEAD_DIMS, *ROPE))),
+        keys={field: Key(f"{name}.{key}") for field, key in SIZES.items()}
+        | {field: Key(field) for field in ("tied", *biases)},
+        more=dict.fromkeys((FACTORS, *(f"{name}.{key}" for key in (KV_HEADS, WINDOW, *HEAD_DIMS, *ROPE)))),
         only={f"{name}.attention.causal": (True,)},
         harmless=(f"{name}.tensor_data_layout",),
         read=read,

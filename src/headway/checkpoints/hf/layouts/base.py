@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import (
@@ -12,11 +13,11 @@ from headway.checkpoints.hf.config_keys import (
     ConfigReader,
     FieldMap,
     checked_sizes,
-    names,
     read_fields,
     write_fields,
 )
 from headway.checkpoints.hf.layouts.rules import TensorNames
+from headway.checkpoints.hf.rope import ROPE, read_rope, write_rope
 from headway.errors import ConfigError, did_you_mean
 from headway.models import ModelSpec
 from headway.positions import Pairing
@@ -42,12 +43,13 @@ class Layout:
         architectures: class of transformers -> the kind of head that it has; the first is written.
         keys: fields of the spec that are keys of `config.json`.
         encoder_keys: those of the encoder's own, which go before; None unless the family is of encoder-decoders.
-        translated: further keys that `read` uses; those of `defaults` need not be listed.
+        more: further keys that `read` uses -> what transformers takes where they are absent, or None.
         only: keys that change nothing at these values, and are refused at others.
         harmless: keys that change nothing that this family computes, whatever they are.
-        defaults: what transformers takes for a key that is absent.
-        read: the spec's other fields from the config (typed access, and the head's kind), without the family; they
-            go before those of `keys`.
+        rope: of a family with rotary positions the key of the share of each head that is rotated, "" where all of it
+            is; its positions and its context are then read from the keys of `headway.checkpoints.hf.rope`.
+        read: the spec's other fields from the config (typed access, the head's kind, and the fields of `keys`), without
+            the family; they go before those of `keys`.
         write: the other config keys from a spec; reading them again shows what they cannot express. Raises
             Inexpressible for what would give another error in transformers, or another model.
         tensors: how its tensors are named.
@@ -60,17 +62,24 @@ class Layout:
     family: str
     architectures: Mapping[str, str]
     keys: FieldMap
-    read: Callable[[ConfigReader, str], dict[str, Any]]
-    write: Callable[[ModelSpec], dict[str, Any]]
     tensors: TensorNames
+    read: Callable[[ConfigReader, str, Mapping[str, Any]], dict[str, Any]] = lambda given, kind, fields: {}
+    write: Callable[[ModelSpec], dict[str, Any]] = lambda spec: {}
     encoder_keys: FieldMap | None = None
-    translated: Sequence[str] = ()
+    more: Mapping[str, Any] = field(default_factory=dict)
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     harmless: Sequence[str] = ()
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    rope: str | None = None
     pairing: Pairing = "halves"
     also: Sequence[str] = ()
     generic: bool = False
+
+    @cached_property
+    def defaults(self) -> Mapping[str, Any]:
+        """What transformers takes for keys that are absent; None for those that are read and have no such value."""
+        tables = (*self.keys.values(), *(self.encoder_keys or {}).values())
+        own = {name: None if callable(key.default) else key.default for key in tables for name in key.each}
+        return {**({} if self.rope is None else dict.fromkeys(ROPE)), **self.more, **own}
 
     def spec(self, config: Mapping[str, Any]) -> ModelSpec:
         """The spec that a config describes. Raises ConfigError for keys, values and classes that are not known."""
@@ -83,9 +92,12 @@ class Layout:
                 f"{did_you_mean(str(classes), self.architectures)}; known are {', '.join(self.architectures)}"
             )
         given = ConfigReader(config, self.defaults)
-        sizes = checked_sizes(read_fields(given, self.keys))
-        fields = {**sizes, **self.read(given, self.architectures[known[0]])}
-        checked_sizes({"head_dim": fields["width"] // fields["heads"], **fields})
+        fields = {**checked_sizes(read_fields(given, self.keys))}
+        head_dim = fields.get("head_dim", max(fields["width"] // fields["heads"], 1))
+        if self.rope is not None:
+            fields |= read_rope(given, head_dim, share=given.number(self.rope) if self.rope else None)
+        fields |= self.read(given, self.architectures[known[0]], fields)
+        checked_sizes({"head_dim": head_dim, **fields})
         if self.encoder_keys is None:
             return ModelSpec.of(self.family, **fields)
         encoder = checked_sizes(read_fields(given, self.encoder_keys))
@@ -105,12 +117,14 @@ class Layout:
         config |= write_fields(spec, self.keys)
         if spec.encoder is not None and self.encoder_keys is not None:
             config |= {"is_encoder_decoder": True, **write_fields(spec.encoder, self.encoder_keys)}
+        if self.rope is not None:
+            config |= write_rope(spec, share=self.rope or None)
         return {**config, **self.write(spec)}
 
     def _check_keys(self, config: Mapping[str, Any]) -> None:
         pair = self.encoder_keys is not None
         only = {"is_encoder_decoder": (pair, None), "pruned_heads": ({}, None), **self.only}
-        read = (*names(self.keys), *names(self.encoder_keys or {}), *self.defaults, *self.translated)
+        read = self.defaults
         for key, value in config.items():
             if key in only:
                 if value not in only[key]:

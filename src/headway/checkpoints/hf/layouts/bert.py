@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.checkpoints.hf.config_keys import ConfigReader, activation
+from headway.checkpoints.hf.config_keys import ConfigReader
 from headway.checkpoints.hf.layouts.encoders import (
     CLASSES,
     CLS,
-    DEFAULTS,
+    MORE,
     encoder_layout,
     read_encoder,
     write_encoder,
@@ -24,7 +24,7 @@ from headway.positions import Learned, Rotary, Sinusoidal
 LARGEST_TABLE = 2**26  # numbers
 
 
-def _read_bert(given: ConfigReader, kind: str) -> dict[str, Any]:
+def _read_bert(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     size = given.whole("max_position_embeddings")
     return {**read_encoder(given, kind), "positions": Learned(size), "trained_context": size}
 
@@ -45,11 +45,11 @@ BERT = encoder_layout(
 )
 
 
-def _read_roformer(given: ConfigReader, kind: str) -> dict[str, Any]:
-    width = given.whole("hidden_size")
+def _read_roformer(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    width = fields["width"]
     columns = given.whole("embedding_size", width)
     return {
-        **read_encoder(given, kind, dense=activation(given, "hidden_act")),
+        **read_encoder(given, kind, dense=fields["activation"]),
         "positions": Rotary(pairing="adjacent", values=given.flag("rotary_value")),
         "embedding_width": None if columns == width else columns,
         "trained_context": given.whole("max_position_embeddings"),
@@ -81,8 +81,7 @@ def _constants(spec: ModelSpec) -> Mapping[str, Tensor]:
 ROFORMER = encoder_layout(
     *("roformer", "RoFormer", _read_roformer, _write_roformer, CLS),
     classifier={"dense": "classifier.dense", "out": "classifier.out_proj"},
-    translated=("embedding_size", "rotary_value"),
-    defaults={**DEFAULTS, "vocab_size": 50000, "max_position_embeddings": 1536},
+    more={**MORE, "embedding_size": None, "rotary_value": None, "max_position_embeddings": 1536},
     unused=("roformer.pooler.",),
     constants=_constants,
     pooler={},

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from headway.checkpoints.hf.config_keys import SIZES, ConfigReader, FieldMap, activation, gelu_new
+from headway.checkpoints.hf.config_keys import OLD_GELU, SIZES, ConfigReader, FieldMap, Key, activation
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.rules import Modules, Rule, TensorNames, module_rules, within
 from headway.errors import ConfigError
@@ -16,12 +16,14 @@ from headway.models import Head, ModelSpec
 
 KEYS: FieldMap = {
     **SIZES,
-    "kv_heads": "num_attention_heads",
-    "dropout": "hidden_dropout_prob",
-    "attention_dropout": "attention_probs_dropout_prob",
-    "token_types": "type_vocab_size",
-    "norm_eps": "layer_norm_eps",
+    "kv_heads": Key("num_attention_heads"),
+    "activation": Key("hidden_act", "gelu", OLD_GELU),
+    "dropout": Key("hidden_dropout_prob", 0.1),
+    "attention_dropout": Key("attention_probs_dropout_prob", 0.1),
+    "token_types": Key("type_vocab_size", 2),
+    "norm_eps": Key("layer_norm_eps", 1e-12),
 }
+MORE = {"max_position_embeddings": 512, "tie_word_embeddings": True}
 MODULES = {
     "self_attn.q_proj": "attention.self.query",
     "self_attn.k_proj": "attention.self.key",
@@ -50,21 +52,6 @@ POOLER = (
 """Keys of published Chinese checkpoints, which transformers reads in no class."""
 RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 """Names of norms in files that were made from TensorFlow's."""
-DEFAULTS = {
-    "vocab_size": 30522,
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1,
-    "max_position_embeddings": 512,
-    "type_vocab_size": 2,
-    "initializer_range": 0.02,
-    "layer_norm_eps": 1e-12,
-    "tie_word_embeddings": True,
-}
 CLASSES = {
     "ForMaskedLM": "masked-lm",
     "ForSequenceClassification": "classify",
@@ -86,12 +73,12 @@ LM_HEAD = {"dense": "lm_head.dense", "norm": "lm_head.layer_norm", "out": "lm_he
 def encoder_layout(
     family: str,
     name: str,
-    read: Callable[[ConfigReader, str], dict[str, Any]],
+    read: Callable[[ConfigReader, str, Mapping[str, Any]], dict[str, Any]],
     write: Callable[[ModelSpec], dict[str, Any]],
     masked: Modules,
     *,
     classifier: Modules,
-    more: Modules = MappingProxyType({}),
+    modules: Modules = MappingProxyType({}),
     unused: Sequence[str] | None = None,
     constants: Callable[[ModelSpec], Mapping[str, Tensor]] = lambda spec: {},
     pooler: Mapping[str, str] = MappingProxyType({"states": "pooler.dense"}),
@@ -101,13 +88,13 @@ def encoder_layout(
 
     name: what its classes begin with.   own: the fields of `Layout` that differ.
     masked, classifier: names of the parts of the masked-lm head and of a classifier of texts.
-    more: further modules of a layer.
+    modules: further ones of a layer.
     pooler: the linear layer that its bare class has besides."""
     stack = {
         "model.embed_tokens": f"{family}.embeddings.word_embeddings",
         "model.embed_types": f"{family}.embeddings.token_type_embeddings",
         "model.embed_norm": f"{family}.embeddings.LayerNorm",
-        **within("model.layers.#.", f"{family}.encoder.layer.#.", {**MODULES, **more}),
+        **within("model.layers.#.", f"{family}.encoder.layer.#.", {**MODULES, **modules}),
         "model.embed_positions": f"{family}.embeddings.position_embeddings",
         "model.embed_proj": f"{family}.embeddings_project",
     }
@@ -141,7 +128,7 @@ def encoder_layout(
         constants=constants,
         outputs={"masked-lm": masked["out"], **pooler},
     )
-    usual: dict[str, Any] = {"only": ONLY, "harmless": POOLER, "defaults": DEFAULTS}
+    usual: dict[str, Any] = {"only": ONLY, "harmless": POOLER, "more": MORE}
     usual["architectures"] = {f"{name}{ending}": kind for ending, kind in CLASSES.items()}
     return Layout(family=family, keys=KEYS, read=read, write=write, tensors=tensors, **{**usual, **own})
 
@@ -171,7 +158,6 @@ def write_encoder(spec: ModelSpec) -> dict[str, Any]:
         "label2id": {n: i for i, n in enumerate(names)},
     }
     return {
-        "hidden_act": gelu_new(spec.activation),
         "tie_word_embeddings": spec.tied or spec.head.task != "masked-lm",
         **(labels if names else {}),
     }

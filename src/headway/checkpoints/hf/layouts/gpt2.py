@@ -4,10 +4,10 @@ section 4: SantaCoder, StarCoder), with matrices [out, in]."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headway.checkpoints.hf.config_keys import ConfigReader, FieldMap, gelu_new
+from headway.checkpoints.hf.config_keys import OLD_GELU, ConfigReader, FieldMap, Key, four_widths
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.rules import (
     Modules,
@@ -22,22 +22,24 @@ from headway.models import ModelSpec
 from headway.positions import Learned
 
 KEYS: FieldMap = {
-    "vocab": "vocab_size",
-    "width": "n_embd",
-    "layers": "n_layer",
-    "heads": "n_head",
-    "kv_heads": "n_head",
-    "activation": "activation_function",
-    "dropout": ("resid_pdrop", "embd_pdrop"),
-    "attention_dropout": "attn_pdrop",
-    "norm_eps": "layer_norm_epsilon",
-    "init_std": "initializer_range",
-    "tied": "tie_word_embeddings",
+    "vocab": Key("vocab_size"),
+    "width": Key("n_embd"),
+    "layers": Key("n_layer"),
+    "heads": Key("n_head"),
+    "kv_heads": Key("n_head"),
+    "hidden": Key("n_inner", four_widths),
+    "activation": Key("activation_function", "gelu_new", OLD_GELU),
+    "dropout": Key(("resid_pdrop", "embd_pdrop"), 0.1),
+    "attention_dropout": Key("attn_pdrop", 0.1),
+    "attention_scale": Key("scale_attn_weights", True, {True: None, False: 1.0}),
+    "norm_eps": Key("layer_norm_epsilon", 1e-5),
+    "init_std": Key("initializer_range", 0.02),
+    "tied": Key("tie_word_embeddings", True),
 }
+MORE = {"n_positions": 1024, "n_ctx": None}
 NORMS = {"input_layernorm": "ln_1", "post_attention_layernorm": "ln_2"}
 QKV = {"self_attn.qkv_proj": "attn.c_attn"}
 MODULES = {"self_attn.o_proj": "attn.c_proj", "mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"}
-TRANSLATED = ("n_ctx", "n_inner")
 ONLY = {
     "scale_attn_by_inverse_layer_idx": (False, None),
     "add_cross_attention": (False, None),
@@ -48,24 +50,9 @@ ONLY = {
 SUMMARY = ("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
            "summary_first_dropout")  # fmt: skip
 """Keys of GPT2DoubleHeadsModel, which no language model looks at."""
-DEFAULTS = {
-    "vocab_size": 50257,
-    "n_positions": 1024,
-    "n_embd": 768,
-    "n_layer": 12,
-    "n_head": 12,
-    "activation_function": "gelu_new",
-    "resid_pdrop": 0.1,
-    "embd_pdrop": 0.1,
-    "attn_pdrop": 0.1,
-    "layer_norm_epsilon": 1e-5,
-    "initializer_range": 0.02,
-    "scale_attn_weights": True,
-    "tie_word_embeddings": True,
-}
 
 
-def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
+def _read(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of GPT-2 and GPTBigCode that are not in the table."""
     size = given.whole("n_positions")
     if given.get("n_ctx") not in (None, size):
@@ -73,22 +60,12 @@ def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
             f"config.json: n_ctx is {given.get('n_ctx')}, but the table of positions has n_positions {size} rows; "
             "transformers looks at n_positions alone: drop n_ctx, or make them equal"
         )
-    return {
-        "hidden": given.whole("n_inner", 4 * given.whole("n_embd")),
-        "attention_scale": None if given.flag("scale_attn_weights") else 1.0,
-        "positions": Learned(size),
-        "trained_context": size,
-    }
+    return {"positions": Learned(size), "trained_context": size}
 
 
 def _write(spec: ModelSpec) -> dict[str, Any]:
     """The keys that `_read` reads."""
-    return {
-        "n_positions": spec.context_limit or spec.trained_context,
-        "n_inner": spec.hidden,
-        "activation_function": gelu_new(spec.activation),
-        "scale_attn_weights": spec.attention_scale != 1.0,
-    }
+    return {"n_positions": spec.context_limit or spec.trained_context}
 
 
 def _names(modules: Modules, **more: Any) -> TensorNames:
@@ -114,25 +91,23 @@ GPT2 = Layout(
     family="gpt2",
     architectures={"GPT2LMHeadModel": "lm"},
     keys=KEYS,
-    translated=TRANSLATED,
+    more=MORE,
     only=ONLY,
     harmless=SUMMARY,
-    defaults=DEFAULTS,
     read=_read,
     write=_write,
     tensors=_names(NORMS, more=_transposed),
 )
 
 
-def _read_bigcode(given: ConfigReader, kind: str) -> dict[str, Any]:
-    fields = _read(given, kind)
-    kv_heads = 1 if given.flag("multi_query") else given.whole("n_head")
+def _read_bigcode(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    kv_heads = 1 if given.flag("multi_query") else fields["heads"]
     if given.get("num_key_value_heads") not in (None, kv_heads):
         raise ConfigError(
             f"config.json: num_key_value_heads is {given.get('num_key_value_heads')}, but multi_query "
             f"{given.flag('multi_query')} makes it {kv_heads}, which is what transformers uses: remove it"
         )
-    return {**fields, "kv_heads": kv_heads}
+    return {**_read(given, kind, fields), "kv_heads": kv_heads}
 
 
 RUNNER = ("inference_runner", "validate_runner_input", "pre_allocate_kv_cache", "max_batch_size",
@@ -141,8 +116,8 @@ RUNNER = ("inference_runner", "validate_runner_input", "pre_allocate_kv_cache", 
 GPT_BIGCODE = Layout(
     family="gpt_bigcode",
     architectures={"GPTBigCodeForCausalLM": "lm"},
-    keys=KEYS,
-    translated=(*TRANSLATED, "num_key_value_heads"),
+    keys={**KEYS, "activation": Key("activation_function", "gelu_pytorch_tanh")},
+    more={**MORE, "num_key_value_heads": None, "multi_query": True},
     # where the softmax is computed: ours is float32 or better in any case
     only={
         **ONLY,
@@ -150,12 +125,7 @@ GPT_BIGCODE = Layout(
         "scale_attention_softmax_in_fp32": (True, False),
     },
     harmless=(*SUMMARY, *RUNNER),
-    defaults={**DEFAULTS, "activation_function": "gelu_pytorch_tanh", "multi_query": True},
     read=_read_bigcode,
-    write=lambda spec: {
-        **_write(spec),
-        "activation_function": spec.activation,
-        "multi_query": spec.kv_heads == 1,
-    },
+    write=lambda spec: {**_write(spec), "multi_query": spec.kv_heads == 1},
     tensors=_names({**NORMS, **QKV, **MODULES}, by_group=True),
 )

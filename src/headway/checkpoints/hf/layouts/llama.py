@@ -6,12 +6,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal
 
-from headway.checkpoints.hf.config_keys import SIZES, ConfigReader, FieldMap, names
+from headway.checkpoints.hf.config_keys import (
+    DECODER,
+    ConfigReader,
+    FieldMap,
+    Key,
+    names,
+    per_head,
+    same_heads,
+)
 from headway.checkpoints.hf.layouts.base import Inexpressible, Layout
 from headway.checkpoints.hf.layouts.tensors import OWN_NAMES
-from headway.checkpoints.hf.rope import ROPE, read_rope, write_rope
 from headway.checkpoints.hf.windows import from_foreign, last_keys_if_any
 from headway.errors import ConfigError, did_you_mean
 from headway.models import ModelSpec
@@ -21,16 +29,14 @@ Windows = Literal["none", "all", "layer", "late"]
 """Where `transformers` puts windows: nowhere; in all layers (`sliding_window`); layer by layer (`layer_types`); as
 "layer", or by `use_sliding_window` and `max_window_layers`."""
 
-WINDOW_KEYS: Mapping[Windows, tuple[str, ...]] = {
-    "none": (),
-    "all": ("sliding_window",),
-    "layer": ("sliding_window",),
-    "late": ("sliding_window", "use_sliding_window", "max_window_layers"),
+WINDOW_KEYS: Mapping[Windows, Mapping[str, Any]] = {
+    "none": {},
+    "all": {"sliding_window": 4096},
+    "layer": {"sliding_window": 4096},
+    "late": {"sliding_window": 4096, "use_sliding_window": None, "max_window_layers": None},
 }
-KEYS: FieldMap = {**SIZES, "norm_eps": "rms_norm_eps", "tied": "tie_word_embeddings"}
 FIRST_WINDOW = 28
 """`max_window_layers` where it is not given."""
-TRANSLATED = ("num_key_value_heads", "head_dim", "attention_dropout", "layer_types")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 ONLY: Mapping[str, tuple[Any, ...]] = {
     # keys of other families, or of generic code, with the values at which they change nothing
@@ -53,25 +59,12 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def _read(given: ConfigReader, kind: str, *, windows: Windows) -> dict[str, Any]:
-    width, heads = given.whole("hidden_size"), given.whole("num_attention_heads")
-    if given.get("head_dim") is None and width % heads:
-        raise ConfigError(
-            f"config.json: hidden_size {width} is not a multiple of num_attention_heads {heads}, "
-            "and head_dim is not given"
-        )
-    head_dim = given.whole("head_dim", width // heads)
-    return {
-        "kv_heads": given.whole("num_key_value_heads", heads),
-        "head_dim": head_dim,
-        "patterns": _read_windows(given, windows),
-        **read_rope(given, head_dim),
-        "attention_dropout": given.number("attention_dropout", 0.0),
-    }
+def _read(given: ConfigReader, kind: str, fields: Mapping[str, Any], *, windows: Windows) -> dict[str, Any]:
+    return {"patterns": _read_windows(given, windows, fields["layers"])}
 
 
-def _read_windows(given: ConfigReader, windows: Windows) -> tuple[Pattern, ...]:
-    layers, kinds = given.whole("num_hidden_layers"), given.get("layer_types")
+def _read_windows(given: ConfigReader, windows: Windows, layers: int) -> tuple[Pattern, ...]:
+    kinds = given.get("layer_types")
     kinds = None if kinds is None else _layer_types(kinds, layers)
     if windows in ("none", "all") and set(kinds or LAYER_TYPES[:1]) != {LAYER_TYPES[0]}:
         raise ConfigError(
@@ -124,18 +117,10 @@ def _layer_types(kinds: object, layers: int) -> list[str]:
     return kinds
 
 
-def _write(spec: ModelSpec, *, windows: Windows, head_dim: bool, heads_divide: bool) -> dict[str, Any]:
-    placed = _write_windows(spec, windows)
+def _write(spec: ModelSpec, *, windows: Windows, heads_divide: bool) -> dict[str, Any]:
     if heads_divide and spec.width % spec.heads:
         raise Inexpressible("head_dim")
-    return {
-        "num_key_value_heads": spec.kv_heads,
-        **write_rope(spec),
-        "attention_dropout": spec.attention_dropout,
-        "use_cache": True,
-        **({"head_dim": spec.head_dim} if head_dim else {}),
-        **placed,
-    }
+    return _write_windows(spec, windows)
 
 
 def _write_windows(spec: ModelSpec, windows: Windows) -> dict[str, Any]:
@@ -155,47 +140,50 @@ def _write_windows(spec: ModelSpec, windows: Windows) -> dict[str, Any]:
     return {**keys, "layer_types": [LAYER_TYPES[0] if w is None else LAYER_TYPES[1] for w in each]}
 
 
+PER_HEAD = Key("head_dim", per_head)
+
+
 def _layout(
     family: str,
     architecture: str,
     windows: Windows,
-    defaults: Mapping[str, Any],
-    biases: FieldMap | None = None,
+    context: int,
+    biases: FieldMap = MappingProxyType({}),
     *,
-    head_dim: bool = True,
+    kv_heads: Any = same_heads,
+    head_dim: Key = PER_HEAD,
     heads_divide: bool = False,
 ) -> Layout:
-    """One of them: `biases` are the keys that switch biases on; `head_dim` is whether transformers has that key for
-    this family, `heads_divide` whether it insists on a width that is a multiple of the heads."""
-    keys = {**KEYS, **(biases or {})}
+    """One of them: `biases` are the keys that switch biases on; `heads_divide` is whether transformers insists on a
+    width that is a multiple of the heads."""
+    own = {
+        "kv_heads": Key("num_key_value_heads", kv_heads),
+        "head_dim": head_dim,
+        "norm_eps": Key("rms_norm_eps"),
+    }
+    keys = {**DECODER, "activation": Key("hidden_act", "silu"), **own, **biases}
     return Layout(
         family=family,
         architectures={architecture: "lm"},
         keys=keys,
-        translated=(*ROPE, *WINDOW_KEYS[windows], *TRANSLATED),
+        more={"max_position_embeddings": context, "layer_types": None, **WINDOW_KEYS[windows]},
         only={key: at for key, at in ONLY.items() if key not in (*names(keys), *WINDOW_KEYS[windows])},
-        defaults={"hidden_act": "silu", "initializer_range": 0.02, **defaults},
+        rope="",
         read=partial(_read, windows=windows),
-        write=partial(_write, windows=windows, head_dim=head_dim, heads_divide=heads_divide),
+        write=partial(_write, windows=windows, heads_divide=heads_divide),
         tensors=OWN_NAMES,
         generic=True,
     )
 
 
-_QWEN = {
-    "sliding_window": 4096,
-    "max_position_embeddings": 32768,
-    "num_key_value_heads": 32,
-}
-_MISTRAL = {"sliding_window": 4096, "max_position_embeddings": 131072, "num_key_value_heads": 8}
-_ATTENTION_BIAS = {"qkv_bias": "attention_bias", "out_bias": "attention_bias"}
+_BIAS = {"qkv_bias": Key("attention_bias"), "out_bias": Key("attention_bias")}
 
 LLAMA = _layout(
-    *("llama", "LlamaForCausalLM", "none", {"max_position_embeddings": 2048}),
-    {**_ATTENTION_BIAS, "mlp_bias": "mlp_bias"},
-    heads_divide=True,
+    *("llama", "LlamaForCausalLM", "none", 2048), {**_BIAS, "mlp_bias": Key("mlp_bias")}, heads_divide=True
 )
-MISTRAL = _layout("mistral", "MistralForCausalLM", "all", _MISTRAL)
-MINISTRAL = _layout("ministral", "MinistralForCausalLM", "layer", _MISTRAL)
-QWEN2 = _layout("qwen2", "Qwen2ForCausalLM", "late", _QWEN, head_dim=False)
-QWEN3 = _layout("qwen3", "Qwen3ForCausalLM", "late", {**_QWEN, "head_dim": 128}, _ATTENTION_BIAS)
+MISTRAL = _layout("mistral", "MistralForCausalLM", "all", 131072, kv_heads=8)
+MINISTRAL = _layout("ministral", "MinistralForCausalLM", "layer", 131072, kv_heads=8)
+# transformers honours a head_dim of Qwen2 without having a key for it, and others ignore it
+_FREE = Key("head_dim", per_head, written=False)
+QWEN2 = _layout("qwen2", "Qwen2ForCausalLM", "late", 32768, kv_heads=32, head_dim=_FREE)
+QWEN3 = _layout("qwen3", "Qwen3ForCausalLM", "late", 32768, _BIAS, kv_heads=32, head_dim=Key("head_dim", 128))

@@ -7,23 +7,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from headway.checkpoints.hf.config_keys import HARMLESS, ConfigReader, FieldMap
+from headway.checkpoints.hf.config_keys import HARMLESS, ConfigReader, Key, four_widths
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.rules import decoder_names
 from headway.errors import ConfigError, did_you_mean
 from headway.positions import LinearBias
 
-KEYS: FieldMap = {
-    "vocab": "vocab_size",
-    "width": "d_model",
-    "layers": "n_layers",
-    "heads": "n_heads",
-    "kv_heads": "n_heads",
-    "trained_context": "max_seq_len",
-    "norm_eps": "layer_norm_epsilon",
-    "init_std": "initializer_range",
-    "tied": "tie_word_embeddings",
-}
 MODULES = {
     "self_attn.o_proj": "attn.out_proj",
     "mlp.up_proj": "ffn.up_proj",
@@ -48,7 +37,7 @@ RUN = ("attn_impl", "model_type", "architectures", "label2id", "is_encoder_decod
 """Keys of `attn_config` that choose a kernel, or that every config of transformers has."""
 
 
-def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
+def _read(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     attention = given.get("attn_config") or {}
     if not isinstance(attention, Mapping):
         raise ConfigError(f'config.json: "attn_config" must be an object, got {attention!r}')
@@ -69,8 +58,8 @@ def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
             f'config.json: "attn_config.alibi_bias_max" must be a number above 0, got {largest}'
         )
     return {
-        "hidden": 4 * given.whole("d_model"),
-        "positions": _slopes(given.whole("n_heads"), largest),
+        "hidden": four_widths(fields),
+        "positions": _slopes(fields["heads"], largest),
         "attention_scale": inner.number("softmax_scale") if scaled else None,
     }
 
@@ -89,8 +78,18 @@ def _slopes(heads: int, largest: float) -> LinearBias:
 MPT = Layout(
     family="mpt",
     architectures={"MptForCausalLM": "lm", "MPTForCausalLM": "lm"},
-    keys=KEYS,
-    translated=("attn_config",),
+    keys={
+        "vocab": Key("vocab_size"),
+        "width": Key("d_model"),
+        "layers": Key("n_layers"),
+        "heads": Key("n_heads"),
+        "kv_heads": Key("n_heads"),
+        "trained_context": Key("max_seq_len", 2048),
+        "norm_eps": Key("layer_norm_epsilon", 1e-5),
+        "init_std": Key("initializer_range", 0.02),
+        "tied": Key("tie_word_embeddings", True),
+    },
+    more={"attn_config": None},
     only={
         "expansion_ratio": (4, None),
         "no_bias": (True, None),
@@ -108,16 +107,6 @@ MPT = Layout(
         "tokenizer_name",
         "verbose",
     ),
-    defaults={
-        "vocab_size": 50368,
-        "d_model": 2048,
-        "n_layers": 24,
-        "n_heads": 16,
-        "max_seq_len": 2048,
-        "layer_norm_epsilon": 1e-5,
-        "initializer_range": 0.02,
-        "tie_word_embeddings": True,
-    },
     read=_read,
     write=lambda spec: {"attn_config": {"softmax_scale": spec.attention_scale}},
     tensors=decoder_names(

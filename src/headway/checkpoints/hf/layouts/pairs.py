@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.checkpoints.hf.config_keys import ConfigReader, FieldMap, gelu_new
+from headway.checkpoints.hf.config_keys import OLD_GELU, ConfigReader, FieldMap, Key
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, module_rules, within
 from headway.models import ModelSpec
@@ -44,24 +44,24 @@ MODULES = {
 SIDES = ("encoder", "decoder")
 SHARED = "model.shared.weight"
 DECODER: FieldMap = {
-    "vocab": "vocab_size",
-    "width": "d_model",
-    "layers": "decoder_layers",
-    "heads": "decoder_attention_heads",
-    "hidden": "decoder_ffn_dim",
-    "activation": "activation_function",
-    "trained_context": "max_position_embeddings",
-    "dropout": "dropout",
-    "attention_dropout": "attention_dropout",
-    "activation_dropout": "activation_dropout",
-    "init_std": "init_std",
-    "tied": "tie_word_embeddings",
+    "vocab": Key("vocab_size"),
+    "width": Key("d_model"),
+    "layers": Key("decoder_layers"),
+    "heads": Key("decoder_attention_heads"),
+    "hidden": Key("decoder_ffn_dim"),
+    "activation": Key("activation_function", "gelu", OLD_GELU),
+    "trained_context": Key("max_position_embeddings", 1024),
+    "dropout": Key("dropout", 0.1),
+    "attention_dropout": Key("attention_dropout", 0.0),
+    "activation_dropout": Key("activation_dropout", 0.0),
+    "init_std": Key("init_std", 0.02),
+    "tied": Key("tie_word_embeddings", True),
 }
 ENCODER: FieldMap = {
-    "vocab": "vocab_size",
-    "layers": "encoder_layers",
-    "heads": "encoder_attention_heads",
-    "hidden": "encoder_ffn_dim",
+    "vocab": Key("vocab_size"),
+    "layers": Key("encoder_layers"),
+    "heads": Key("encoder_attention_heads"),
+    "hidden": Key("encoder_ffn_dim"),
 }
 ONLY = {
     "is_decoder": (False, None),
@@ -76,26 +76,12 @@ HARMLESS = (
     *("classifier_dropout", "classif_dropout", "num_hidden_layers", "_num_labels", "extra_pos_embeddings"),
     *("output_past", "force_bos_token_to_be_generated"),
 )
-DEFAULTS = {
-    "vocab_size": 50265,
-    "d_model": 1024,
-    "max_position_embeddings": 1024,
-    "scale_embedding": False,
-    "activation_function": "gelu",
-    "init_std": 0.02,
-    "tie_word_embeddings": True,
-    "dropout": 0.1,
-    "attention_dropout": 0.0,
-    "activation_dropout": 0.0,
-    **{f"{side}_layers": 12 for side in SIDES},
-    **{f"{side}_attention_heads": 16 for side in SIDES},
-    **{f"{side}_ffn_dim": 4096 for side in SIDES},
-}
+MORE = {"scale_embedding": False}
 
 
-def _read(given: ConfigReader) -> dict[str, Any]:
+def _read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of both stacks that are not in the tables."""
-    return {"embedding_scale": given.whole("d_model") ** 0.5 if given.flag("scale_embedding") else 1.0}
+    return {"embedding_scale": fields["width"] ** 0.5 if given.flag("scale_embedding") else 1.0}
 
 
 def _write(spec: ModelSpec) -> dict[str, Any]:
@@ -104,7 +90,6 @@ def _write(spec: ModelSpec) -> dict[str, Any]:
     return {
         "max_position_embeddings": place.size if isinstance(place, Learned) else spec.trained_context,
         "scale_embedding": spec.embedding_scale != 1.0,
-        "activation_function": gelu_new(spec.activation),
     }
 
 
@@ -137,9 +122,9 @@ def _bart_aliases(spec: ModelSpec) -> Mapping[str, str]:
     return _aliases(spec) or {"model.decoder.embed_tokens.weight": SHARED}
 
 
-def _read_bart(given: ConfigReader, kind: str) -> dict[str, Any]:
-    place = Learned(given.whole("max_position_embeddings"), offset=2)
-    return {**_read(given), "positions": place, "shared_embedding": given.flag("tie_word_embeddings")}
+def _read_bart(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    place = Learned(fields["trained_context"], offset=2)
+    return {**_read(given, fields), "positions": place, "shared_embedding": fields["tied"]}
 
 
 def _bart(family: str, name: str, *, pre: bool) -> Layout:
@@ -156,7 +141,7 @@ def _bart(family: str, name: str, *, pre: bool) -> Layout:
             "add_final_layer_norm": (pre, None),
         },
         harmless=HARMLESS,
-        defaults=DEFAULTS,
+        more=MORE,
         read=_read_bart,
         write=_write,
         tensors=TensorNames(
@@ -174,11 +159,11 @@ BART, MBART = _bart("bart", "Bart", pre=False), _bart("mbart", "MBart", pre=True
 POSITIONS = Sinusoidal(pairing="halves")
 
 
-def _read_marian(given: ConfigReader, kind: str) -> dict[str, Any]:
-    shared = given.flag("share_encoder_decoder_embeddings") and given.flag("tie_word_embeddings")
-    vocab = given.whole("vocab_size")
+def _read_marian(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    shared = given.flag("share_encoder_decoder_embeddings") and fields["tied"]
+    vocab = fields["vocab"]
     return {
-        **_read(given),
+        **_read(given, fields),
         "vocab": vocab if shared else given.whole("decoder_vocab_size", vocab),
         "positions": POSITIONS,
         "shared_embedding": shared,
@@ -196,7 +181,7 @@ MARIAN = Layout(
     architectures={"MarianMTModel": "lm", "MarianModel": "lm"},
     keys=DECODER,
     encoder_keys=ENCODER,
-    translated=("decoder_vocab_size",),
+    more={**MORE, "decoder_vocab_size": None, "share_encoder_decoder_embeddings": True},
     only={
         **ONLY,
         "static_position_embeddings": (True, None),
@@ -205,7 +190,6 @@ MARIAN = Layout(
         "add_final_layer_norm": (False, None),
     },
     harmless=HARMLESS,
-    defaults={**DEFAULTS, "vocab_size": 58101, "share_encoder_decoder_embeddings": True},
     read=_read_marian,
     write=lambda spec: {
         **_write(spec),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import ConfigReader
 from headway.checkpoints.hf.layouts.encoders import (
-    DEFAULTS,
     LM_HEAD,
+    MORE,
     ONLY,
     encoder_layout,
     read_encoder,
@@ -29,7 +30,9 @@ GLOBAL = {
 }
 
 
-def _read_roberta(given: ConfigReader, kind: str, family: str = "roberta") -> dict[str, Any]:
+def _read_roberta(
+    given: ConfigReader, kind: str, fields: Mapping[str, Any], family: str = "roberta"
+) -> dict[str, Any]:
     """Positions begin behind the row of padding. Raises ConfigError for a padding id that leaves no rows."""
     rows, pad = given.whole("max_position_embeddings"), given.get("pad_token_id")
     if type(pad) is not int or not 0 <= pad < rows - 1:
@@ -55,13 +58,13 @@ def _write_roberta(spec: ModelSpec) -> dict[str, Any]:
 ROBERTA = encoder_layout(
     *("roberta", "Roberta", _read_roberta, _write_roberta, LM_HEAD),
     classifier=CLASSIFIER,
-    defaults={**DEFAULTS, "vocab_size": 50265, "pad_token_id": 1},
+    more={**MORE, "pad_token_id": 1},
 )
 
 
-def _read_longformer(given: ConfigReader, kind: str) -> dict[str, Any]:
-    windows = _patterns(given.get("attention_window"), given.whole("num_hidden_layers"))
-    return {**_read_roberta(given, kind, "longformer"), "patterns": windows}
+def _read_longformer(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    windows = _patterns(given.get("attention_window"), fields["layers"])
+    return {**_read_roberta(given, kind, fields, "longformer"), "patterns": windows}
 
 
 def _patterns(windows: object, layers: int) -> tuple[Pattern, ...]:
@@ -93,12 +96,12 @@ def _others(pattern: Pattern) -> int:
 LONGFORMER = encoder_layout(
     *("longformer", "Longformer", _read_longformer, _write_longformer, LM_HEAD),
     classifier=CLASSIFIER,
-    more=GLOBAL,
+    modules=GLOBAL,
     only={
         **ONLY,
         "attention_mode": ("longformer",),
         "ignore_attention_mask": (False,),
         "onnx_export": (False, True, None),
     },
-    defaults={**DEFAULTS, "attention_window": 512, "pad_token_id": 1},
+    more={**MORE, "attention_window": 512, "pad_token_id": 1},
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headway.checkpoints.hf.config_keys import ConfigReader, FieldMap
+from headway.checkpoints.hf.config_keys import ConfigReader, FieldMap, Key
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, module_rules, same, within
 from headway.errors import ConfigError, did_you_mean
@@ -20,25 +20,29 @@ PROJECTIONS = {"relu": ("relu", False), "gelu": ("gelu", False), "gelu_new": ("g
                "gated-silu": ("silu", True)}  # fmt: skip
 ATTENTION = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o"}
 KEYS: FieldMap = {
-    "vocab": "vocab_size",
-    "width": "d_model",
-    "heads": "num_heads",
-    "head_dim": "d_kv",
-    "hidden": "d_ff",
-    "norm_eps": "layer_norm_epsilon",
-    "trained_context": "n_positions",
-    "dropout": "dropout_rate",
-    "attention_dropout": "dropout_rate",
-    "activation_dropout": "dropout_rate",
+    "vocab": Key("vocab_size"),
+    "width": Key("d_model"),
+    "heads": Key("num_heads"),
+    "head_dim": Key("d_kv"),
+    "hidden": Key("d_ff"),
+    "norm_eps": Key("layer_norm_epsilon", 1e-6),
+    "trained_context": Key("n_positions", 512),
+    "dropout": Key("dropout_rate", 0.1),
+    "attention_dropout": Key("dropout_rate", 0.1),
+    "activation_dropout": Key("dropout_rate", 0.1),
 }
-DEFAULTS = {"vocab_size": 32128, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8,
-            "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128, "n_positions": 512,
-            "dropout_rate": 0.1, "layer_norm_epsilon": 1e-6, "initializer_factor": 1.0,
-            "feed_forward_proj": "relu", "tie_word_embeddings": True}  # fmt: skip
+MORE = {
+    **dict.fromkeys(("num_decoder_layers", "is_gated_act", "dense_act_fn", "scale_decoder_outputs")),
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
+    "initializer_factor": 1.0,
+    "feed_forward_proj": "relu",
+    "tie_word_embeddings": True,
+}
 UNIT = 0.02  # init_std where initializer_factor is 1
 
 
-def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
+def _read(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     act, gated = _projection(given)
     tied = given.flag("tie_word_embeddings")
     scaled = tied if given.get("scale_decoder_outputs") is None else given.flag("scale_decoder_outputs")
@@ -50,7 +54,7 @@ def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
         "gated": gated,
         # newer versions of transformers write "tied" in any case; an output layer of its own is then in the file
         "tied": tied and scaled,
-        "logit_scale": given.whole("d_model") ** -0.5 if scaled else 1.0,
+        "logit_scale": fields["width"] ** -0.5 if scaled else 1.0,
         "init_std": round(given.number("initializer_factor") * UNIT, 12),
     }
 
@@ -121,11 +125,10 @@ T5 = Layout(
     family="t5",
     architectures={"T5ForConditionalGeneration": "lm", "T5WithLMHeadModel": "lm"},
     keys=KEYS,
-    encoder_keys={"layers": "num_layers"},
-    translated=("num_decoder_layers", "is_gated_act", "dense_act_fn", "scale_decoder_outputs"),
+    encoder_keys={"layers": Key("num_layers")},
+    more=MORE,
     only={"is_decoder": (False, None)},
     harmless=("classifier_dropout", "output_past"),
-    defaults=DEFAULTS,
     read=_read,
     write=_write,
     tensors=TensorNames(
