@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from headway_lab.bench import charts, measure, operators, peers, problems, transformers_layers
+from headway_lab.bench import charts, measure, operators, peers, problems
 from headway_lab.bench.measure import Limit
 from headway_lab.bench.rows import Row, to_text
 from tests import figures, listings
@@ -31,7 +31,7 @@ def steady(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(measure, "limit", limit)
     patch.setattr(operators, "reads", lambda dtype: limit("reads", dtype))
     patch.setattr(operators, "products", lambda dtype: limit("products", dtype))
-    for module in (problems, peers, transformers_layers):
+    for module in (problems, peers):
         patch.setattr(module, "fastest", lambda calls, run: calls[0])
 
 

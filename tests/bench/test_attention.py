@@ -1,7 +1,5 @@
 """`headway bench attention` row by row: what is said, what is left out, and the two other baselines."""
 
-import itertools
-import time
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,13 +8,13 @@ import torch
 
 from headway.errors import BackendError
 from headway_lab.bench import attention
-from headway_lab.bench.attention import Request
-from headway_lab.bench.cases import Case, named
+from headway_lab.bench.cases import BOTH, FORWARD, TRAIN, Case
 from headway_lab.bench.measure import Effort
 from headway_lab.bench.rows import Row
 
 ONCE = Effort(repeats=1, least=1, sample=0.0)
 SHORT = Case(name="short", tokens=8, peers=("sdpa",))
+ONE: dict[str, Any] = {"dtypes": ("float32",), "passes": ("forward",), "effort": ONCE}
 
 
 class Runner:
@@ -58,20 +56,16 @@ def measured(monkeypatch: pytest.MonkeyPatch, *notes: str) -> None:
     monkeypatch.setattr(attention, "measure", row)
 
 
-def test_no_row_begins_that_would_end_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each takes 10 seconds: three fit into 35, the fourth would end after 40."""
+def test_rows_come_case_by_case_and_a_note_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     measured(monkeypatch, "one note")
-    monkeypatch.setattr(time, "monotonic", itertools.count(0, 5).__next__)
     said: list[str] = []
-    request = Request(cases=[SHORT], tuned=False, seconds=25.0, effort=ONCE)
-    rows = list(attention.attention(request, said.append))
-    assert [row.case for row in rows] == ["short n=8 forward", "short n=8 forward+backward"]
-    assert said == [
-        "short n=8 forward float32, 1 thread",
-        "  one note",
-        "short n=8 forward+backward float32, 1 thread",
-        "the 25 seconds are used up; left out: short n=8 forward bfloat16, short n=8 forward+backward bfloat16",
+    rows = list(attention.attention([SHORT], tuned=False, say=said.append))
+    assert [(row.case, row.dtype) for row in rows] == [
+        (f"short n=8 {direction}", dtype) for dtype in BOTH for direction in (FORWARD, TRAIN)
     ]
+    assert said.count("  one note") == 1
+    with pytest.raises(BackendError, match=r"unknown backend 'bandde' .*known: auto, dense"):
+        next(attention.attention([SHORT], backend="bandde", say=said.append))
 
 
 def test_each_number_of_threads_is_set_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,8 +73,7 @@ def test_each_number_of_threads_is_set_and_put_back(monkeypatch: pytest.MonkeyPa
     seen: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", seen.append)
     said: list[str] = []
-    request = Request(cases=[SHORT], dtypes=("float32",), passes=("forward",), threads=(1, 2), tuned=False)
-    assert len(list(attention.attention(request, said.append))) == 2
+    (_, _) = attention.attention([SHORT], **ONE, threads=(1, 2), tuned=False, say=said.append)
     assert seen == [1, 2, 1]
     assert said == ["short n=8 forward float32, 1 thread", "short n=8 forward float32, 2 threads"]
 
@@ -94,8 +87,7 @@ def test_the_tuned_baseline_is_asked_for_the_same_row(
     monkeypatch.setattr(attention, "gemm_peak", gemm_peak)
     said: list[str] = []
     cases = [SHORT, Case(name="none", tokens=8)]
-    request = Request(cases=cases, dtypes=("float32",), passes=("forward",), backend="banded", effort=ONCE)
-    row, none = attention.attention(request, said.append)
+    row, none = attention.attention(cases, **ONE, backend="banded", say=said.append)
     assert said[0] == "torch's float32 product: 45 GFLOP/s as it comes, 90 with MKL's full path"
     assert (row.ratio_best_tuned, row.machine["tuned_peers"]) == (0.75, {"sdpa": 1.0})
     assert (none.ours_ms, none.ratio_best_tuned) == (None, None), "what is not measured is not asked for"
@@ -116,30 +108,9 @@ def test_without_that_baseline_it_is_said_why(monkeypatch: pytest.MonkeyPatch, o
     measured(monkeypatch)
     monkeypatch.setattr(attention, "no_full_path", lambda: "it is not here")
     said: list[str] = []
-    request = Request(cases=[SHORT], dtypes=("float32",), passes=("forward",), effort=ONCE)
-    (row,) = attention.attention(request, said.append)
+    (row,) = attention.attention([SHORT], **ONE, say=said.append)
     assert said[0] == "no tuned baseline: it is not here"
     assert (row.ratio_best_tuned, others) == (None, [])
-
-
-def test_another_level_is_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch, others: list[Runner]) -> None:
-    measured(monkeypatch)
-    case = named("causal-avx2").at(8)
-    (row,) = attention.attention(Request(cases=[case], tuned=False, effort=ONCE), lambda text: None)
-    assert row.ratios == {"sdpa": 0.75}
-    (runner,) = others
-    assert runner.environment == {"HEADWAY_NATIVE": "avx2"}
-    assert runner.calls == [("row", case, "float32", "forward", "native", ONCE), ("ended",)]
-    (row,) = attention.attention(Request(cases=[case], backend="dense", tuned=False), lambda text: None)
-    assert row.notes == ["not measured: level avx2 is one of backend native, which is not what is measured"]
-    assert (row.ours_ms, row.machine["threads"]) == (None, 1)
-
-    def refused(*_: Any) -> None:
-        raise BackendError("it is an older processor")
-
-    monkeypatch.setattr(Runner, "call", refused)
-    (row,) = attention.attention(Request(cases=[case], tuned=False), lambda text: None)
-    assert row.notes == ["not measured: it is an older processor"]
 
 
 def test_the_line_that_is_loaded_first_is_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

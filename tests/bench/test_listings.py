@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,19 +13,18 @@ from headway.models import cost
 from headway.patterns import Window
 from headway_lab.bench import (
     attention,
-    decode,
+    decoders,
     forms,
     growth,
     inputs,
     measure,
     models,
     operators,
-    peers,
-    prefill,
     problems,
+    steps,
     train,
 )
-from headway_lab.bench.cases import CASES, FORWARD, TRAIN, chosen, named
+from headway_lab.bench.cases import CASES, FORWARD, TRAIN, Case, chosen, named
 from headway_lab.bench.growth import Curve
 from headway_lab.bench.inputs import tokens_of
 from headway_lab.bench.measure import Effort
@@ -39,12 +40,7 @@ MIB = 1 << 20
 def test_the_cases_are_as_listed() -> None:
     lines = []
     for case in CASES:
-        floors = [
-            number(peers.floor(peer, dtype) * case.floor_factor)
-            for peer in case.peers
-            for dtype in case.dtypes
-        ]
-        lines += [facts(case), f"  floors {' '.join(floors)}", f"  at 64: {facts(case.at(64))}"]
+        lines += [facts(case), f"  at 64: {facts(case.at(64))}"]
         if case.kind == "attention":
             tokens = tokens_of(case)
             sizes = [int(tokens.valid.sum()), int(tokens.globals.sum()), tokens.documents.unique().numel()]
@@ -67,7 +63,7 @@ def test_the_cases_are_as_listed() -> None:
 def test_the_sides_of_a_case_are_as_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(problems, "COLD_BYTES", 1 << 20)
     lines = []
-    for case in (toy(one) for one in CASES if one.level is None):
+    for case in map(toy, CASES):
         small = case.with_peers([peer for peer in case.peers if peer != "flex"])
         for direction in small.passes:
             problem = problems.build(small, small.dtypes[0], direction)
@@ -87,7 +83,7 @@ def test_rows_that_are_measured_are_as_listed() -> None:
     """At toy size, by a clock that is the same everywhere."""
     found: list[Row] = []
     effort = Effort(repeats=2, least=1, sample=2e-3)
-    for case in (toy(named(name)) for name in ("causal", "packed", "decode-4-int8", "longformer")):
+    for case in (toy(named(name)) for name in ("causal", "packed", "decode-4-int8")):
         for direction in case.passes:
             found.append(measure.measure(case, case.dtypes[0], direction, "banded", effort))
     listed.check("measured", [*listed.rows_of(found), constants(measure), constants(growth)])
@@ -175,22 +171,28 @@ def test_what_the_options_ask_for_is_as_listed(
 ) -> None:
     asked: list[str] = []
 
-    def short(value: Any) -> str:
-        cases = [one for one in getattr(value, "cases", ()) if not isinstance(one, str)]
-        named = [f"{one.name} {one.tokens}" for one in cases]
-        return f"{replace(value, cases=())}: {', '.join(named)}" if named else str(value)
-
-    def told(*values: Any, **options: Any) -> Iterator[Row]:
-        asked.extend(f"  {short(value)}" for value in values if not callable(value))
+    def told(name: str, *values: Any, **options: Any) -> Iterator[Any]:
+        for value in values:
+            if isinstance(value, list) and all(isinstance(one, Case) for one in value):
+                asked.append(f"  {', '.join(f'{one.name} {one.tokens}' for one in value)}")
+            elif not callable(value):
+                asked.append(f"  {value}")
         asked.extend(f"  {name} {value}" for name, value in options.items() if name != "say")
-        return iter([made(1, machine={})])
+        return iter(
+            [SimpleNamespace(bench="", name="", dtype="") if "steps" in name else made(1, machine={})]
+        )
+
+    def taken(step: Any, effort: Any) -> Row:
+        asked.append(f"  {effort}")
+        return made(1, machine={})
 
     for module, name in (
-        (attention, "attention"), (growth, "growth"),
-        (decode, "decode"), (prefill, "prefill"), (train, "train"),
-        (operators, "of_decoding"), (operators, "of_prefill"), (operators, "of_training"),
+        (attention, "attention"), (growth, "growth"), (decoders, "decode_steps"), (decoders, "prefill_steps"),
+        (train, "train_steps"),
     ):  # fmt: skip
-        monkeypatch.setattr(module, name, told)
+        monkeypatch.setattr(module, name, partial(told, name))
+    monkeypatch.setattr(steps, "beside_peers", taken)
+    monkeypatch.setattr(operators, "taken_apart", lambda step, repeats: [taken(step, f"apart {repeats}")])
     monkeypatch.setattr("headway.hardware.memory_available", lambda: 1 << 40)
     monkeypatch.setattr("headway_lab.bench.attention.cores", lambda: 6)
     for words in COMMANDS:

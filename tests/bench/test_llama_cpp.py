@@ -1,7 +1,6 @@
 """What llama.cpp is asked for, of bindings that write it down."""
 
 import ctypes
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from headway_lab.bench import decode, llama_cpp, prefill
+from headway_lab.bench import decoders, llama_cpp
 from headway_lab.bench.inputs import UnsupportedCase
 
 ROOM = 8
@@ -72,36 +71,35 @@ def test_a_model_is_loaded_with_room_for_its_rows(bindings: Bindings) -> None:
     threads = dict.fromkeys(("n_threads_batch", "n_threads"), torch.get_num_threads())
     assert vars(bindings.given["llama_context_default_params"]) == settings | threads
     assert bindings.calls[-2:] == ["get_memory context", "batch_init 3 0 1"]
-    model.close()
+    del model
     assert [call.split()[0] for call in bindings.calls[-3:]] == ["batch_free", "free", "model_free"]
     llama_cpp.LlamaCpp(Path("b.gguf"), rows=4, context=3)
-    assert bindings.calls[-1] == "batch_init 4 0 1", "at least a token for each row"
+    assert "batch_init 4 0 1" in bindings.calls, "at least a token for each row"
 
 
 def test_a_step_stands_behind_the_prompt_and_is_forgotten(bindings: Bindings) -> None:
-    with ExitStack() as stack:
-        step = decode.llama_cpp(Path("b.gguf"), [7, 8, 9], 2, stack)
+    step = decoders.llama_cpp_steps(Path("b.gguf"), [7, 8, 9], 2)
+    assert bindings.calls[-4:] == [
+        "memory_clear memory True",
+        "decode context 7 at 0 of 1 0; 8 at 1 of 1 0; 9 at 2 of 1 0 wanted",
+        bindings.calls[-2],
+        "memory_seq_cp memory 0 1 -1 -1",
+    ]
+    for _ in range(2):
+        (logits,) = step()
+        assert logits.tolist() == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
         assert bindings.calls[-4:] == [
-            "memory_clear memory True",
-            "decode context 7 at 0 of 1 0; 8 at 1 of 1 0; 9 at 2 of 1 0 wanted",
-            bindings.calls[-2],
-            "memory_seq_cp memory 0 1 -1 -1",
+            "decode context 9 at 3 of 1 0 wanted; 9 at 3 of 1 1 wanted",
+            "get_logits context",
+            "memory_seq_rm memory 0 3 -1",
+            "memory_seq_rm memory 1 3 -1",
         ]
-        for _ in range(2):
-            (logits,) = step()
-            assert logits.tolist() == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-            assert bindings.calls[-4:] == [
-                "decode context 9 at 3 of 1 0 wanted; 9 at 3 of 1 1 wanted",
-                "get_logits context",
-                "memory_seq_rm memory 0 3 -1",
-                "memory_seq_rm memory 1 3 -1",
-            ]
+    del step
     assert bindings.calls[-1] == "model_free model"
 
 
 def test_a_prompt_is_read_alone_and_scored_token_by_token(bindings: Bindings) -> None:
-    with ExitStack() as stack:
-        (logits,) = prefill.llama_cpp(Path("b.gguf"), [7, 8], stack)()
+    (logits,) = decoders.llama_cpp_prompt(Path("b.gguf"), [7, 8])()
     assert logits.tolist() == [[0, 1, 2, 3, 4]]
     model = llama_cpp.LlamaCpp(Path("b.gguf"), 1, 3)
     assert model.score([4, 5]).tolist() == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]

@@ -1,7 +1,6 @@
 """Whole models beside their peers: the same weights, the same work, the same results."""
 
 import json
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,11 @@ from headway.errors import ConfigError
 from headway.models import ModelSpec, build, cost
 from headway.nn import Linear
 from headway.nn.weights.nf4 import nf4_bytes
-from headway_lab.bench import decode, llama_cpp, models, prefill, train
+from headway_lab.bench import decoders, llama_cpp, models, train
 from headway_lab.bench.inputs import OURS, UnsupportedCase
 from headway_lab.bench.measure import Effort, difference
-from headway_lab.bench.models import DECODERS, WEIGHTS, Written, check_memory, ids_of
+from headway_lab.bench.models import DECODERS, WEIGHTS, Written, ids_of
+from headway_lab.bench.steps import beside_peers
 from headway_lab.bench.subprocess_runner import SubprocessRunner, peak_of
 from tests.bench import listed
 from tests.listings import constants
@@ -43,15 +43,15 @@ def test_a_step_reads_every_weight_once_and_of_the_embedding_its_rows(tmp_path: 
     for rows in (1, 4):
         expected = cost.weight_bytes_read(spec, torch.bfloat16, rows)
         expected += cost.kv_bytes_read(spec, 48, torch.bfloat16, rows)
-        assert decode.step_bytes(model, 48, rows) == expected
+        assert decoders.step_bytes(model, 48, rows) == expected
     bits = {"int8": 8.5, "int4": 4.5, "int8-row": 8, "q4_K": 4.625, "q5_K": 5.625, "q6_K": 6.5625}
     matrices = cost.matrix_weights(spec) + spec.vocab * spec.width
     nf4_sizes = [nf4_bytes(m.matrix.numel()) for m in model.modules() if isinstance(m, Linear)]
-    less = decode.step_bytes(model, 48, 1) - decode.step_bytes(written.ours("nf4"), 48, 1)
+    less = decoders.step_bytes(model, 48, 1) - decoders.step_bytes(written.ours("nf4"), 48, 1)
     assert less == cost.matrix_weights(spec) * 2 + spec.vocab * spec.width * 2 - sum(nf4_sizes)
     factors = 4 * sum(m.out_features for m in model.modules() if isinstance(m, Linear))
     for weights, each in bits.items():
-        less = decode.step_bytes(model, 48, 1) - decode.step_bytes(written.ours(weights), 48, 1)
+        less = decoders.step_bytes(model, 48, 1) - decoders.step_bytes(written.ours(weights), 48, 1)
         row = 0 if weights == "int8-row" else spec.width * (16 - each) / 8 - 4 * ("K" not in weights)
         assert less == matrices * (16 - each) / 8 - factors * ("K" not in weights) + row
 
@@ -59,17 +59,16 @@ def test_a_step_reads_every_weight_once_and_of_the_embedding_its_rows(tmp_path: 
 @pytest.mark.usefixtures("without_llama_cpp", "steady")
 def test_rows_of_decoding_at_toy_size_are_as_listed() -> None:
     said: list[str] = []
-    request = decode.Request(models=["tiny"], weights=list(WEIGHTS), rows=[1, 2], context=16, effort=ONCE)
-    rows = list(decode.decode(request, said.append))
+    steps = decoders.decode_steps(["tiny"], list(WEIGHTS), [1, 2], 16, said.append)
+    rows = [beside_peers(step, ONCE) for step in steps]
     assert [row.case for row in rows] == [
         f"tiny {weights} rows={n} context=16" for weights in WEIGHTS for n in (1, 2)
     ]
     for row in rows:
         weights, n = row.case.split()[1], int(row.case.split()[2].removeprefix("rows="))
-        own = {decode.ONE_ROW} if n > 1 else set()
-        assert set(row.peers) == own | ({decode.TRANSFORMERS} if weights == "bf16" else set())
-        of_speed = "is below its floor"  # of a peer, on a busy machine
-        assert [note for note in row.notes if of_speed not in note] == [
+        own = {decoders.ONE_ROW} if n > 1 else set()
+        assert set(row.peers) == own | ({decoders.TRANSFORMERS} if weights == "bf16" else set())
+        assert row.notes == [
             "llama.cpp: "
             + (
                 f"GGUF has no type like {weights}"
@@ -81,32 +80,32 @@ def test_rows_of_decoding_at_toy_size_are_as_listed() -> None:
         assert found["tokens_per_second"] == pytest.approx(n / found["ours_ms"] * 1e3)
         assert found["ours_gbs"] == pytest.approx(found["bytes"] / found["ours_ms"] * 1e3 / 1e9)
         assert found["share_of_limit"] > 0
-    listed.check("decode", [*said, *listed.rows_of(rows), constants(decode), constants(models)])
+    listed.check("decode", [*said, *listed.rows_of(rows), constants(decoders), constants(models)])
 
 
 @pytest.mark.usefixtures("without_llama_cpp", "steady")
 def test_rows_of_prefill_at_toy_size_are_as_listed() -> None:
-    request = prefill.Request(models=["tiny"], weights=["bf16", "int8"], tokens=96, effort=ONCE)
-    rows = list(prefill.prefill(request, lambda text: None))
-    assert [set(row.peers) for row in rows] == [{decode.TRANSFORMERS}, {prefill.BF16}]
+    steps = decoders.prefill_steps(["tiny"], ["bf16", "int8"], 96)
+    rows = [beside_peers(step, ONCE) for step in steps]
+    assert [set(row.peers) for row in rows] == [{decoders.TRANSFORMERS}, {decoders.BF16}]
     for row in rows:
         found = json.loads(row.to_line())
         assert found["flops"] == cost.prefill_flops(DECODERS["tiny"], 96)
         assert found["tokens_per_second"] == pytest.approx(96 / found["ours_ms"] * 1e3)
-    listed.check("prefill", [*listed.rows_of(rows), constants(prefill)])
+    listed.check("prefill", listed.rows_of(rows))
 
 
 def test_steps_stay_where_they_are_and_rows_are_alike(tmp_path: Path) -> None:
     """What is timed again and again is one step."""
     model = Written("tiny", tmp_path).ours("bf16")
     prompt = ids_of("tiny", 15)
-    side = decode.ours(model, prompt, 3)
+    side = decoders.our_steps(model, prompt, 3)
     (first,) = side()
     first = first.clone()
     assert torch.equal(side()[0], first)
     with torch.no_grad():
         (whole,) = model(torch.tensor([[*prompt, prompt[-1]]]))
-    assert difference(first, whole[-1:].expand(3, -1)) < decode.APART["bf16"]
+    assert difference(first, whole[-1:].expand(3, -1)) < decoders.APART["bf16"]
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder"])
@@ -145,14 +144,12 @@ def test_products_of_a_step_count_the_head_for_targets_alone() -> None:
 
 @pytest.mark.usefixtures("steady")
 def test_rows_of_training_at_toy_size_are_as_listed() -> None:
-    request = train.Request(
-        cases=["tiny-2x64"],
-        dtypes=["bfloat16"],
-        peers=[train.EAGER, train.ALL_BF16],
-        memory=False,
-        effort=ONCE,
+    (row,) = (
+        beside_peers(step, ONCE)
+        for step in train.train_steps(
+            ["tiny-2x64"], ["bfloat16"], [train.EAGER, train.ALL_BF16], memory=False
+        )
     )
-    (row,) = train.train(request, lambda text: None)
     assert set(row.peers) == {train.EAGER, train.ALL_BF16}, row.notes
     assert json.loads(row.to_line())["tokens_per_second"] == pytest.approx(128e3 / row.ours_ms)
     listed.check("train", [*listed.rows_of([row]), constants(train)])
@@ -163,13 +160,12 @@ def test_too_little_memory_is_a_row_with_the_reason(monkeypatch: pytest.MonkeyPa
     with pytest.raises(
         UnsupportedCase, match=r"1.1b beside its peers takes 8.8 GB, and 0.0 GB are available"
     ):
-        check_memory("1.1b")
-    request = decode.Request(models=["1.1b"], weights=["int8"], rows=[1], context=16)
-    (row,) = decode.decode(request, lambda text: None)
-    assert (row.case, row.ours_ms) == ("1.1b int8 rows=1 context=16", None)
-    assert "not measured: 1.1b beside its peers" in row.notes[0]
-    asked = prefill.Request(models=["1.1b"], weights=["bf16"], tokens=16)
-    assert all("not measured" in row.notes[0] for row in prefill.prefill(asked, lambda text: None))
+        _ = Written("1.1b", Path()).hf
+    decoding = decoders.decode_steps(["1.1b"], ["int8"], [1], 16, lambda text: None)
+    for step in (*decoding, *decoders.prefill_steps(["1.1b"], ["bf16"], 16)):
+        row = beside_peers(step, ONCE)
+        assert (row.case, row.ours_ms) == (step.name, None)
+        assert "not measured: 1.1b beside its peers" in row.notes[0]
 
 
 def test_names_that_do_not_exist_are_errors(capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,10 +201,12 @@ def test_llama_cpp_gives_what_headway_gives(weights: str, tmp_path: Path) -> Non
     """Steps of several rows and prompts, of the same weights."""
     written = Written("tiny", tmp_path)
     model, prompt = written.ours(weights), ids_of("tiny", 31)
-    with ExitStack() as stack:
-        step = decode.llama_cpp(written.gguf(weights), prompt, 3, stack)
-        reading = prefill.llama_cpp(written.gguf(weights), prompt, stack)
-        for theirs, ours in ((step, decode.ours(model, prompt, 3)), (reading, prefill.ours(model, prompt))):
-            for _ in range(2):
-                assert difference(theirs()[0], ours()[0].float()) < decode.APART[weights]
+    step = decoders.llama_cpp_steps(written.gguf(weights), prompt, 3)
+    reading = decoders.llama_cpp_prompt(written.gguf(weights), prompt)
+    for theirs, ours in (
+        (step, decoders.our_steps(model, prompt, 3)),
+        (reading, decoders.our_prompt(model, prompt)),
+    ):
+        for _ in range(2):
+            assert difference(theirs()[0], ours()[0].float()) < decoders.APART[weights]
     assert "AVX" in llama_cpp.system_info() or "NEON" in llama_cpp.system_info()

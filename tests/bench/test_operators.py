@@ -1,6 +1,7 @@
 """Every operator of a step: its work is that of the formulas, its time a part of the step's."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,14 @@ from torch import nn
 from headway.cli import run
 from headway.models import cost
 from headway.native.loader import library
-from headway_lab.bench import decode, operators, prefill, train
-from headway_lab.bench.measure import Effort
+from headway_lab.bench import operators, train
+from headway_lab.bench.decoders import decode_steps, prefill_steps
 from headway_lab.bench.models import DECODERS
 from headway_lab.bench.native_operators import BLOCK, LOGITS
 from headway_lab.bench.rows import Row, to_text
+from headway_lab.bench.steps import Step
 from headway_lab.bench.torch_operators import torch_operators
 
-ONCE = Effort(repeats=1, least=1, sample=0.0)
 TINY = DECODERS["tiny"]
 
 
@@ -28,9 +29,8 @@ def everything_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operators, "LEAST", 0.0)
 
 
-def ours(request: object, of: object) -> dict[str, Row]:
-    assert callable(of)
-    rows = list(of(request, lambda text: None))
+def ours(steps: Iterator[Step]) -> dict[str, Row]:
+    (rows,) = (operators.taken_apart(step, 1) for step in steps)
     shares = [row.extra["share_of_step"] for row in rows]
     assert shares[:-1] == sorted(shares[:-1], reverse=True)
     assert all(json.loads(row.to_line())["bench"] == "operators" for row in rows)
@@ -47,8 +47,7 @@ def flops(found: dict[str, Row]) -> float:
 )
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_step_of_decoding_is_its_seven_operators(weights: str, bits: float, rows: int) -> None:
-    request = decode.Request(models=["tiny"], weights=[weights], rows=[rows], context=24, effort=ONCE)
-    found = ours(request, operators.of_decoding)
+    found = ours(decode_steps(["tiny"], [weights], [rows], 24, lambda text: None))
     assert set(found) == {*BLOCK, LOGITS, operators.REST}
     assert flops(found) == rows * cost.decode_flops(TINY, 24)
     assert found["attention"].extra["bytes"] == cost.kv_bytes_read(TINY, 24, torch.bfloat16, rows)
@@ -60,8 +59,7 @@ def test_a_step_of_decoding_is_its_seven_operators(weights: str, bits: float, ro
 
 @pytest.mark.parametrize("weights", ["bf16", "int8"])
 def test_a_prompt_does_the_products_of_the_formula(weights: str) -> None:
-    request = prefill.Request(models=["tiny"], weights=[weights], tokens=160, effort=ONCE)
-    found = ours(request, operators.of_prefill)
+    found = ours(prefill_steps(["tiny"], [weights], 160))
     assert flops(found) == cost.prefill_flops(TINY, 160)
     assert {"attention", "norm", "gate", "rotation", operators.REST} < set(found)
     assert found["norm"].extra["calls"] == 2 * TINY.layers + 1
@@ -69,8 +67,7 @@ def test_a_prompt_does_the_products_of_the_formula(weights: str) -> None:
 
 def test_a_training_step_does_each_product_three_times() -> None:
     case = train.CASES["tiny-2x64"]
-    request = train.Request(cases=[case.name], dtypes=["bfloat16"], peers=[], effort=ONCE)
-    found = ours(request, operators.of_training)
+    found = ours(train.train_steps([case.name], ["bfloat16"], [], workers=1))
     for shape in ("256 x 512", "512 x 256", "256 x 256", "256 x 128"):
         kinds = [f"{kind} {shape}" for kind in ("product", "gradient of inputs", "gradient of weights")]
         assert len({(found[kind].extra["flops"], found[kind].extra["calls"]) for kind in kinds}) == 1

@@ -11,13 +11,12 @@ from headway.tokens import Tokens
 from headway_lab.bench.cases import CASES, FORWARD, TRAIN, Case, named
 from headway_lab.bench.inputs import OURS, UnsupportedCase, fastest, make, tokens_of
 from headway_lab.bench.measure import TOLERANCE, Effort, difference, drop_mismatches, measure
-from headway_lab.bench.peers import PEERS, chunked, chunks, mask, sdpa
+from headway_lab.bench.peers import chunked, chunks, flex, mask, sdpa
 from headway_lab.bench.problems import build
 from headway_lab.bench.subprocess_runner import SubprocessRunner
 from tests.naive import naive, with_gradients
 
 TOKENS = 96
-HERE = [case for case in CASES if case.level is None]
 
 
 def toy(case: Case) -> Case:
@@ -28,7 +27,7 @@ def toy(case: Case) -> Case:
     return replace(small, heads=4, kv_heads=4) if small.heads == small.kv_heads else small
 
 
-@pytest.mark.parametrize("case", HERE, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_peer_gives_what_headway_gives(case: Case) -> None:
     case = toy(case).with_peers([peer for peer in case.peers if peer != "flex"])
     for dtype in case.dtypes:
@@ -90,7 +89,7 @@ def test_chunks_equal_plain_attention_with_gradients(window: Window, kv_heads: i
 
 
 def test_useful_work_counts_the_pairs_that_are_seen() -> None:
-    for case in (toy(case) for case in HERE if case.kind == "attention"):
+    for case in (toy(case) for case in CASES if case.kind == "attention"):
         at = make(case, "float32", FORWARD)
         seen = visible(case.pattern, at.tokens, at.tokens).sum().item()
         rows = case.batch if at.tokens.rows == 1 else 1
@@ -122,7 +121,8 @@ def test_a_peer_says_what_it_does_not_support() -> None:
     long = replace(window, case=replace(window.case, tokens=8193))
     with pytest.raises(UnsupportedCase, match="8193 x 8193"):
         mask(long)
-    assert not PEERS["flex"].backward
+    with pytest.raises(UnsupportedCase, match="no backward"):
+        flex(make(named("window").at(64), "float32", TRAIN))
 
 
 def test_layouts_are_what_they_are_called() -> None:

@@ -79,7 +79,7 @@ def test_a_row_says_rates_ratios_and_shares() -> None:
         dict.fromkeys((OURS, "sdpa", "mask", "headway causal")), 4e9, scale={"headway causal": 0.5}
     )  # type: ignore[arg-type]
     seconds = {OURS: [0.01] * 3, "sdpa": [0.02] * 3, "mask": [0.1] * 3, "headway causal": [0.018] * 3}
-    row = summarized(blank(), problem, Samples(seconds, [5e11] * 3), "register peak", 1.0)
+    row = summarized(blank(), problem, Samples(seconds, [5e11] * 3), "register peak")
     assert row.rate == pytest.approx(4e11)
     assert row.share_of_limit == pytest.approx(0.8)
     assert row.peers == pytest.approx({"sdpa": 20.0, "mask": 100.0, "headway causal": 9.0})
@@ -91,20 +91,6 @@ def test_a_row_says_rates_ratios_and_shares() -> None:
     moved = replace(row, bound="reads").to_json()
     assert list(moved) == [key.replace("gflops", "gbs") for key in KEYS]
     assert json.loads(row.to_line()) == row.to_json()
-
-
-def test_a_peer_below_its_floor_makes_the_row_not_count() -> None:
-    problem = Problem(dict.fromkeys((OURS, "sdpa")), 4e9)  # type: ignore[arg-type]
-    slow = Samples({OURS: [0.01] * 3, "sdpa": [0.1] * 3}, [5e11] * 3)
-    row = summarized(blank(), problem, slow, "register peak", 1.0)
-    assert any("sdpa is below its floor (8.0% of the limit, not 16.0%)" in note for note in row.notes)
-    assert "busy" in row.notes[0]
-    assert summarized(blank(), problem, slow, "register peak", 0.4).notes == [], (
-        "an easier floor for harder shapes"
-    )
-    text = rows.to_text([row])
-    assert "causal n=8 forward *" in text
-    assert "  * causal n=8 forward float32: sdpa is below its floor" in text
 
 
 def test_a_peer_that_gives_another_result_is_left_out_and_told() -> None:

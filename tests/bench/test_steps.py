@@ -13,12 +13,13 @@ import torch
 from headway.attention import attend
 from headway.errors import BackendError
 from headway.patterns import Window
-from headway_lab.bench import decode, forms, growth, models, peers, subprocess_runner
+from headway_lab.bench import decoders, forms, growth, models, peers, subprocess_runner
 from headway_lab.bench import measure as measuring
 from headway_lab.bench.cases import FORWARD, TRAIN, named
 from headway_lab.bench.forms import FORMS, Step, step
 from headway_lab.bench.inputs import UnsupportedCase, make
 from headway_lab.bench.measure import Effort, difference, measure
+from headway_lab.bench.steps import beside_peers
 from headway_lab.bench.subprocess_runner import LimitReached, SubprocessRunner, peak_of
 from tests.bench import listed
 
@@ -223,7 +224,7 @@ def test_without_transformers_decoding_says_so(monkeypatch: pytest.MonkeyPatch) 
         raise UnsupportedCase("transformers is not installed")
 
     monkeypatch.setattr(models, "transformers", missing)
-    request = decode.Request(models=["tiny"], weights=["bf16"], rows=[1], context=8, effort=ONCE)
-    (row,) = decode.decode(request, lambda text: None)
+    (step,) = decoders.decode_steps(["tiny"], ["bf16"], [1], 8, lambda text: None)
+    row = beside_peers(step, ONCE)
     assert row.peers == {}
     assert "transformers: transformers is not installed" in row.notes

@@ -97,7 +97,7 @@ def test_an_unknown_bench_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> 
 def test_stopped_it_prints_what_it_has(
     json_too: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stopped(*_: Any) -> Iterator[Row]:
+    def stopped(*_: Any, **__: Any) -> Iterator[Row]:
         yield row(1)
         yield row(2)
         raise KeyboardInterrupt
@@ -117,7 +117,7 @@ def test_rows_are_told_and_kept_as_they_come(
     monkeypatch.chdir(tmp_path)
     kept = []
 
-    def terminated(*_: Any) -> Iterator[Row]:
+    def terminated(*_: Any, **__: Any) -> Iterator[Row]:
         for number in (1, 2):
             yield row(number)
             (file,) = (tmp_path / "bench" / "results").glob("*.jsonl")
@@ -140,7 +140,7 @@ def test_another_result_is_an_error_after_the_table(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [row(1), row(2, "sdpa is left out: its output differs from ours by 1e-1")]
-    monkeypatch.setattr("headway_lab.bench.attention.attention", lambda *_: iter(rows))
+    monkeypatch.setattr("headway_lab.bench.attention.attention", lambda *_, **__: iter(rows))
     assert run(["bench", "attention"]) == 1
     out, err = capsys.readouterr()
     assert "case 2 *" in out

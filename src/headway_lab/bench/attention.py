@@ -14,17 +14,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from itertools import product, zip_longest
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import torch
 
 from headway.attention import BACKENDS
-from headway.attention.backends.native.backend import NATIVE
 from headway.attention.select import AUTO
 from headway.errors import BackendError, did_you_mean
 from headway.hardware import cores, cpu_vendor, gemm_peak
@@ -35,25 +33,6 @@ from headway_lab.bench.subprocess_runner import SubprocessRunner
 from headway_lab.profiling import doublings
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What is to be measured: every case in its dtypes and passes, as far as `dtypes` and `passes` name them (empty:
-    all), at each number of `threads`; `tuned` adds the other baseline. With `seconds`, every case has a row before any
-    has two, and no row starts that would end later if it took as long as the longest before it."""
-
-    cases: Sequence[Case]
-    dtypes: tuple[str, ...] = ()
-    passes: tuple[str, ...] = ()
-    backend: str = "auto"
-    threads: tuple[int, ...] = ()
-    tuned: bool = True
-    effort: Effort = THOROUGH
-    seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        check_backend(self.backend)
 
 
 def check_backend(name: str) -> None:
@@ -69,67 +48,41 @@ def scaling() -> tuple[int, ...]:
     return tuple(dict.fromkeys([*doublings(1, cores()), cores()]))
 
 
-def attention(request: Request, say: Say) -> Iterator[Row]:
-    """Row by row, as they are measured; `say` gets progress and what is left out."""
-    begin, threads = time.monotonic(), torch.get_num_threads()
-    reported: set[str] = set()
+def attention(
+    cases: Sequence[Case],
+    *,
+    dtypes: Sequence[str] = BOTH,
+    passes: Sequence[str] = (FORWARD, TRAIN),
+    backend: str = AUTO,
+    threads: Sequence[int] = (),
+    tuned: bool = True,
+    effort: Effort = THOROUGH,
+    say: Say,
+) -> Iterator[Row]:
+    """Row by row, as they are measured: every case in those of its dtypes and passes that are named, at each number of
+    `threads`. `tuned` adds the other baseline; `say` gets progress and what is left out.
+
+    Raises BackendError for a backend that does not exist."""
+    check_backend(backend)
+    before, reported = torch.get_num_threads(), set[str]()
     with ExitStack() as stack:
-        stack.callback(torch.set_num_threads, threads)
-        tuned = _tuned(stack, say) if request.tuned else None
-        for count in request.threads or (threads,):
+        stack.callback(torch.set_num_threads, before)
+        other = _tuned(stack, say) if tuned else None
+        for count, case in product(threads or (before,), cases):
             torch.set_num_threads(count)
-            longest, planned = 0.0, _planned(request)
-            for number, (case, dtype, direction) in enumerate(planned):
-                started = time.monotonic()
-                if request.seconds is not None and started - begin + longest > request.seconds:
-                    left = ", ".join(f"{c.label(p)} {d}" for c, d, p in planned[number:])
-                    say(f"the {request.seconds:.0f} seconds are used up; left out: {left}")
-                    return
+            for dtype, direction in product(case.dtypes, case.passes):
+                if dtype not in dtypes or direction not in passes:
+                    continue
                 say(f"{case.label(direction)} {dtype}, {count} {'thread' if count == 1 else 'threads'}")
-                row = _row(case, dtype, direction, request, tuned)
+                row = measure(case, dtype, direction, backend, effort)
+                if other is not None and row.ours_ms is not None:
+                    theirs = other.call(measure, case, dtype, direction, backend, effort)
+                    row.machine["tuned_peers"] = theirs.peers
+                    row = replace(row, ratio_best_tuned=theirs.ratio_best_peer)
                 for note in (note for note in row.notes if note not in reported):
                     say(f"  {note}")
                 reported |= set(row.notes)
-                longest = max(longest, time.monotonic() - started)
                 yield row
-
-
-def _planned(request: Request) -> list[tuple[Case, str, str]]:
-    """(case, dtype, pass) of every row, in order."""
-    by_case = [
-        [
-            (case, dtype, direction)
-            for dtype, direction in product(case.dtypes, case.passes)
-            if dtype in (request.dtypes or BOTH) and direction in (request.passes or (FORWARD, TRAIN))
-        ]
-        for case in request.cases
-    ]
-    turns = by_case if request.seconds is None else zip_longest(*by_case)
-    return [row for turn in turns for row in turn if row is not None]
-
-
-def _row(case: Case, dtype: str, direction: str, request: Request, tuned: SubprocessRunner | None) -> Row:
-    if case.level is not None:
-        return _forced(case, dtype, direction, request)
-    row = measure(case, dtype, direction, request.backend, request.effort)
-    if tuned is None or row.ours_ms is None:
-        return row
-    other = tuned.call(measure, case, dtype, direction, request.backend, request.effort)
-    row.machine["tuned_peers"] = other.peers
-    return replace(row, ratio_best_tuned=other.ratio_best_peer)
-
-
-def _forced(case: Case, dtype: str, direction: str, request: Request) -> Row:
-    """A row of another CPU level, in a process of its own. Its peers are torch's, at torch's own level."""
-    assert case.level is not None
-    try:
-        if request.backend not in (AUTO, NATIVE.name):
-            raise BackendError(f"level {case.level} is one of backend native, which is not what is measured")
-        with SubprocessRunner({"HEADWAY_NATIVE": case.level}) as runner:
-            return runner.call(measure, case, dtype, direction, NATIVE.name, request.effort)
-    except BackendError as why:
-        where = {"threads": torch.get_num_threads(), "notes": [f"not measured: {why}"]}
-        return Row("attention", case.label(direction), dtype, machine=where)
 
 
 def _tuned(stack: ExitStack, say: Say) -> SubprocessRunner | None:

@@ -21,17 +21,15 @@ class Case:
     """One thing to measure, beside its peers.
 
     name          what `--case` calls it
-    kind          "attention", "decode" (one query after `tokens` cached keys), "longformer" and "longformer-core"
-                  (a layer of transformers), "mistral" (a training step): which function of `problems` builds it
+    kind          "attention", "decode" (one query after `tokens` cached keys) or "mistral" (a training step of
+                  transformers): which function of `problems` builds it
     layout        what the tokens are: "plain", "global" (the first `globals` are), "packed" (documents of unequal
                   lengths in a row), "ragged" (four rows of unequal lengths, padded)
     kv_dtype      what the caches of "decode" store, unless it is the row's dtype: "int8"
     peers         names of `peers.PEERS`
     against       another case, timed in the same turns
     per_pair      compare with `against` per allowed pair, not per call
-    floor_factor  multiplies the floors of the peers, for shapes on which they are known to be slower
     quick         tokens at which `--quick` measures it; None leaves it out there
-    level         CPU level of the native library that is forced, in a process of its own
     """
 
     name: str
@@ -51,9 +49,7 @@ class Case:
     peers: tuple[str, ...] = ()
     against: str | None = None
     per_pair: bool = False
-    floor_factor: float = 1.0
     quick: int | None = None
-    level: str | None = None
 
     def at(self, tokens: int) -> Case:
         """The same case at another length; a window wider than a quarter of it shrinks to that."""
@@ -89,7 +85,7 @@ def narrowed(pattern: Pattern, reach: int) -> Pattern:
 LAST, AROUND = Window.last(512), Window.around(256)
 
 
-TRAINING = Case(name="train", peers=("sdpa",), floor_factor=0.4)
+TRAINING = Case(name="train", peers=("sdpa",))
 DECODE = Case(
     name="decode-4",
     kind="decode",
@@ -107,28 +103,14 @@ DECODE_INT8 = replace(
     dtypes=(BFLOAT16,),
     peers=("dequantized", *DECODE.peers),
     against="decode-4",
-    floor_factor=0.5,
 )
-LONGFORMER = Case(
-    name="longformer",
-    kind="longformer",
-    pattern=AROUND,
-    tokens=16384,
-    heads=12,
-    kv_heads=12,
-    globals=1,
-    passes=(FORWARD,),
-    dtypes=(FLOAT32,),
-    peers=("transformers",),
-)
-LOCAL = replace(LONGFORMER, name="longformer-local", globals=0)
 
 CASES: tuple[Case, ...] = (
     Case(name="causal", peers=("sdpa",), quick=2048),
     Case(name="causal-128", width=128, peers=("sdpa",)),
     Case(name="window", pattern=LAST, peers=("chunks", "flex", "mask"), quick=4096),
     Case(name="window-128", pattern=LAST, width=128, peers=("chunks", "flex")),
-    Case(name="window-narrow", pattern=Window.last(128), peers=("chunks", "flex"), floor_factor=0.4),
+    Case(name="window-narrow", pattern=Window.last(128), peers=("chunks", "flex")),
     Case(name="window-around", pattern=AROUND, peers=("chunks", "flex", "mask")),
     Case(name="grouped", pattern=LAST, kv_heads=2, peers=("chunks", "mask"), against="window"),
     Case(
@@ -145,7 +127,6 @@ CASES: tuple[Case, ...] = (
         peers=("flex", "mask"),
         against="window",
         per_pair=True,
-        floor_factor=0.2,
     ),
     Case(name="packed", layout="packed", against="causal", per_pair=True),
     Case(name="ragged", layout="ragged", batch=4, tokens=4096, against="causal", per_pair=True),
@@ -156,9 +137,6 @@ CASES: tuple[Case, ...] = (
     replace(DECODE, name="decode-8", kv_heads=8),
     DECODE_INT8,
     replace(DECODE_INT8, name="decode-8-int8", kv_heads=8, against="decode-8"),
-    LONGFORMER,
-    LOCAL,
-    replace(LOCAL, name="longformer-core", kind="longformer-core"),
     Case(
         name="mistral",
         kind="mistral",
@@ -169,7 +147,6 @@ CASES: tuple[Case, ...] = (
         passes=(TRAIN,),
         peers=("transformers",),
     ),
-    Case(name="causal-avx2", passes=(FORWARD,), dtypes=(FLOAT32,), peers=("sdpa",), level="avx2"),
 )
 NAMES = tuple(case.name for case in CASES)
 

@@ -39,7 +39,6 @@ class Form:
     build     its call for the inputs; what this prepares (a compilation) is neither in the time nor in the memory
     full      whether every query sees all before it, and not the window
     pairs     whether every pair of tokens is computed, seen or not
-    backward  whether it has one on a CPU
     compiled  whether it is compiled first, for seconds
     prepares  what takes more memory to prepare than the step holds; nothing is usual
     """
@@ -47,7 +46,6 @@ class Form:
     build: Callable[[Inputs], Call]
     full: bool = False
     pairs: bool = False
-    backward: bool = True
     compiled: bool = False
     prepares: str = ""
 
@@ -100,9 +98,7 @@ FORMS: Mapping[str, Form] = {
     "chunks": by_backend("chunks"),
     "banded": by_backend("banded"),
     "native": by_backend("native"),
-    "flex": Form(
-        flex, backward=False, compiled=True, prepares="its mask of blocks, made from all pairs of tokens"
-    ),
+    "flex": Form(flex, compiled=True, prepares="its mask of blocks, made from all pairs of tokens"),
 }
 """full: scores of all pairs, stored. loop and chunks: Beltagy et al. 2020, section 3.2. causal: the kernels of "native"
 without a window."""

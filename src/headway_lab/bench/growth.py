@@ -14,7 +14,7 @@ from headway import hardware
 from headway.errors import BackendError, ConfigError
 from headway.patterns import Window
 from headway_lab.bench.attention import Say
-from headway_lab.bench.cases import FLOAT32, TRAIN
+from headway_lab.bench.cases import FLOAT32
 from headway_lab.bench.forms import CLAIMED, FORMS, WINDOWS, Step, step
 from headway_lab.bench.rows import Row, machine
 from headway_lab.bench.subprocess_runner import LimitReached, SubprocessRunner
@@ -89,8 +89,6 @@ def growth(request: Request, say: Say) -> Iterator[Row]:
 
 def curve(name: str, request: Request) -> Curve:
     """One form in a process of its own, length by length."""
-    if request.direction == TRAIN and not FORMS[name].backward:
-        return Curve(name, {}, request.lengths[0], "it has no backward on a CPU")
     steps: dict[int, Step] = {}
     with SubprocessRunner({}) as runner:
         try:

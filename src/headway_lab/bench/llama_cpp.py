@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import weakref
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -70,6 +71,7 @@ class LlamaCpp:
         self._memory = c.llama_get_memory(self._context)
         self._batch = c.llama_batch_init(max(context, rows), 0, 1)
         self._past = 0
+        weakref.finalize(self, _free, c, self._batch, self._context, self._model)
 
     def read(self, ids: Sequence[int]) -> Tensor:
         """Reads a prompt into the first row, alone; logits [1, V] of the token after it."""
@@ -112,8 +114,9 @@ class LlamaCpp:
         found = self._c.llama_get_logits(self._context)
         return torch.from_numpy(numpy.ctypeslib.as_array(found, (count, self.vocab)).copy())
 
-    def close(self) -> None:
-        """Give its memory back."""
-        self._c.llama_batch_free(self._batch)
-        self._c.llama_free(self._context)
-        self._c.llama_model_free(self._model)
+
+def _free(c: Any, batch: Any, context: Any, model: Any) -> None:
+    """Gives the memory of a model back that nobody holds any more."""
+    c.llama_batch_free(batch)
+    c.llama_free(context)
+    c.llama_model_free(model)

@@ -19,9 +19,8 @@ from torch import Tensor
 from headway import hardware
 from headway.errors import BackendError
 from headway.native.loader import search
-from headway_lab.bench.cases import TRAIN, Case
+from headway_lab.bench.cases import FORWARD, TRAIN, Case
 from headway_lab.bench.inputs import OURS, Problem, UnsupportedCase
-from headway_lab.bench.peers import floor
 from headway_lab.bench.problems import build
 from headway_lab.bench.rows import Row, machine
 
@@ -97,37 +96,30 @@ def _timed(call: Callable[[], object], count: int) -> float:
 def measure(case: Case, dtype: str, direction: str, backend: str, effort: Effort) -> Row:
     """One row of `headway bench attention`, measured in this process."""
     blank = Row("attention", case.label(direction), dtype, machine=machine(backend))
+    return measured(blank, lambda: build(case, dtype, direction, backend), effort, direction)
+
+
+def measured(blank: Row, make: Callable[[], Problem], effort: Effort, direction: str = FORWARD) -> Row:
+    """`blank` with the times of a problem's sides, without those that give another result; with a note where the
+    problem cannot be made."""
     try:
-        problem = build(case, dtype, direction, backend)
-        drop_mismatches(problem, dtype, direction)
+        problem = make()
+        drop_mismatches(problem, blank.dtype, direction)
     except (UnsupportedCase, BackendError) as why:
         blank.notes.append(f"not measured: {why}")
         return blank
-    return timed(blank, problem, effort, case.floor_factor)
-
-
-def timed(blank: Row, problem: Problem, effort: Effort, floor_factor: float = 1.0) -> Row:
-    """`blank` with the times of the problem's sides."""
     bound = limit(problem.bound, getattr(torch, blank.dtype))
-    samples = interleave(problem.sides, bound.measure, effort)
-    return summarized(blank, problem, samples, bound.name, floor_factor)
+    return summarized(blank, problem, interleave(problem.sides, bound.measure, effort), bound.name)
 
 
-def summarized(blank: Row, problem: Problem, samples: Samples, limit_name: str, floor_factor: float) -> Row:
-    """`blank` with what the samples say, and a note for each peer below its floor."""
+def summarized(blank: Row, problem: Problem, samples: Samples, limit_name: str) -> Row:
+    """`blank` with what the samples say."""
     peers, ratios, notes = {}, {}, [*blank.notes, *problem.notes]
     for side in problem.sides:
-        if side == OURS:
-            continue
-        scale = problem.scale.get(side, 1.0)
-        peers[side] = samples.milliseconds(side) * scale
-        ratios[side] = samples.ratio(side, OURS) * scale
-        share, least = samples.share(side, problem.work / scale), floor(side, blank.dtype) * floor_factor
-        if share < least:
-            notes.append(
-                f"{side} is below its floor ({share:.1%} of the limit, not {least:.1%}): this machine is busy or of "
-                "another kind, and the row does not count"
-            )
+        if side != OURS:
+            scale = problem.scale.get(side, 1.0)
+            peers[side] = samples.milliseconds(side) * scale
+            ratios[side] = samples.ratio(side, OURS) * scale
     ours_ms, rate = samples.milliseconds(OURS), median_high(samples.limit) / 1e9
     where = {"limit": limit_name, "limit_rate": rate, "turns": len(samples.limit), "notes": notes}
     return replace(

@@ -6,8 +6,9 @@ Legend: V vocab.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from headway.quantization import quantize_weights
 from headway.storage.gguf_blocks import BF16, CODED, Q4_0, Q8_0, TYPES, BlockType
 from headway_lab.bench.cases import check_names
 from headway_lab.bench.inputs import UnsupportedCase
-from headway_lab.bench.transformers_layers import transformers
+from headway_lab.bench.transformers_models import transformers
 
 
 def _llama(layers: int, width: int, heads: int, kv_heads: int, hidden: int, vocab: int) -> ModelSpec:
@@ -70,14 +71,25 @@ class Written:
     def __init__(self, name: str, folder: Path) -> None:
         check_names([name], tuple(DECODERS), "model")
         self.name, self.spec, self.folder = name, DECODERS[name], folder
-        save_folder(folder / "hf", build(self.spec, dtype=torch.bfloat16, seed=0))
+
+    @cached_property
+    def hf(self) -> Path:
+        """Its Hugging Face folder, written when first asked for. Raises UnsupportedCase where a model, its copy in
+        transformers and its GGUF file do not fit into memory."""
+        needed, free = 4 * weight_bytes(self.spec), hardware.memory_available()
+        if needed > free:
+            raise UnsupportedCase(
+                f"{self.name} beside its peers takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are available"
+            )
+        save_folder(self.folder / "hf", build(self.spec, dtype=torch.bfloat16, seed=0))
+        return self.folder / "hf"
 
     def ours(self, weights: str) -> Decoder:
         """In headway; weights of 8 bits and fewer are those of the GGUF file (`headway quantize` looks for better codes
         of as many bytes, which takes minutes), with all else in bfloat16."""
         if WEIGHTS[weights] not in (None, BF16):
             return load_model(self.gguf(weights), dtype=torch.bfloat16)
-        model = load_model(self.folder / "hf")
+        model = load_model(self.hf)
         if weights == "compressed":
             compress_model(model)
         elif weights in ("int8-row", "nf4"):
@@ -90,7 +102,7 @@ class Written:
         """In transformers, as it comes. Raises UnsupportedCase where it is not installed."""
         hf = transformers()
         hf.utils.logging.disable_progress_bar()
-        return hf.AutoModelForCausalLM.from_pretrained(self.folder / "hf", dtype=torch.bfloat16).eval()
+        return hf.AutoModelForCausalLM.from_pretrained(self.hf, dtype=torch.bfloat16).eval()
 
     def gguf(self, weights: str) -> Path:
         """As a file of llama.cpp. Raises UnsupportedCase where no type of GGUF is like these weights."""
@@ -98,19 +110,18 @@ class Written:
             raise UnsupportedCase(f"GGUF has no type like {weights}")
         path = self.folder / f"{weights}.gguf"
         if not path.exists():
-            held = load_folder(self.folder / "hf")
+            held = load_folder(self.hf)
             state, spec = change_pairing(held.tensors, held.spec, "adjacent")
             write_model(path, spec, state, kind)
         return path
 
 
-def check_memory(name: str) -> None:
-    """Raises UnsupportedCase where a model, its copy in transformers and its GGUF file do not fit into memory."""
-    needed, free = 4 * weight_bytes(DECODERS[name]), hardware.memory_available()
-    if needed > free:
-        raise UnsupportedCase(
-            f"{name} beside its peers takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are available"
-        )
+def written_models(names: Sequence[str], weights: Sequence[str]) -> Iterator[tuple[Written, str]]:
+    """Each model with each of these weights, in a folder that is there until the next model is asked for."""
+    for name in names:
+        with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder:
+            written = Written(name, Path(folder))
+            yield from ((written, kind) for kind in weights)
 
 
 @cache

@@ -11,46 +11,25 @@ one, a step of decoding operator by operator; torch's operators by its profiler,
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import median
 
 import torch
 
-from headway.models import ModelSpec
 from headway.models.cost import attention_pairs, kv_bytes_read
 from headway.models.cost.operations import keys_read
-from headway_lab.bench import decode, prefill, train
 from headway_lab.bench.measure import Limit, products, reads
-from headway_lab.bench.models import Written, ids_of
 from headway_lab.bench.native_operators import ATTENTION, ATTENTION_BACKWARD, native_calls
 from headway_lab.bench.rows import Row, machine
+from headway_lab.bench.steps import Step
 from headway_lab.bench.torch_operators import Found, torch_operators
 
 BENCH = "operators"
 REST = "all else, and Python"
 LEAST = 0.004
 """The share of a step below which an operator is not listed by itself."""
-
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """What is taken apart: `call` does it once, on `rows` texts of `tokens` tokens; `decodes`: one more token of
-    each, behind the others; `last`: how many of the tokens have logits, where not all have."""
-
-    name: str
-    dtype: str
-    spec: ModelSpec
-    rows: int
-    tokens: int
-    call: Callable[[], object]
-    decodes: bool = False
-    last: int | None = None
 
 
 @dataclass(frozen=True)
@@ -64,71 +43,18 @@ class Operator:
     flops: float
 
 
-def of_decoding(request: decode.Request, say: Say) -> Iterator[Row]:
-    """The rows of `headway bench decode --operators`."""
-    for name in request.models:
-        with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder:
-            written, prompt = Written(name, Path(folder)), ids_of(name, request.context - 1)
-            for weights in request.weights:
-                model = written.ours(weights)
-                for rows in request.rows:
-                    label = f"decode {name} {weights} rows={rows} context={request.context}"
-                    say(label)
-                    call = decode.ours(model, prompt, rows)
-                    step = Step(
-                        name=label, dtype="bfloat16", spec=written.spec, rows=rows, tokens=request.context, call=call,
-                        decodes=True,
-                    )  # fmt: skip
-                    yield from taken_apart(step, request.effort.repeats)
-
-
-def of_prefill(request: prefill.Request, say: Say) -> Iterator[Row]:
-    """The rows of `headway bench prefill --operators`."""
-    for name in request.models:
-        with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder:
-            written = Written(name, Path(folder))
-            for weights in request.weights:
-                label = f"prefill {name} {weights} n={request.tokens}"
-                say(label)
-                call = prefill.ours(written.ours(weights), ids_of(name, request.tokens))
-                step = Step(
-                    name=label,
-                    dtype="bfloat16",
-                    spec=written.spec,
-                    rows=1,
-                    tokens=request.tokens,
-                    call=call,
-                    last=1,
-                )
-                yield from taken_apart(step, request.effort.least)
-
-
-def of_training(request: train.Request, say: Say) -> Iterator[Row]:
-    """The rows of `headway bench train --operators`: micro batches one after the other, each by all threads."""
-    for name in request.cases:
-        case = train.CASES[name]
-        for dtype in request.dtypes:
-            label = f"train {name} {dtype}"
-            say(label)
-            call = train.ours(case, dtype, workers=1)
-            step = Step(
-                name=label, dtype=dtype, spec=case.spec, rows=case.rows, tokens=case.tokens, call=call
-            )
-            yield from taken_apart(step, request.effort.least)
-
-
 def taken_apart(step: Step, repeats: int) -> list[Row]:
     """A row for each operator, the longest first; the last is all else. Times are medians over `repeats` steps."""
     kind = getattr(torch, step.dtype)
-    limits = {"reads": reads(kind), "products": products(kind)}
-    step.call()
+    limits, call = {"reads": reads(kind), "products": products(kind)}, step.ours()
+    call()
     rates: dict[str, list[float]] = {name: [] for name in limits}
     wholes, found = [], []
     for _ in range(repeats):
         for name, limit in limits.items():
             rates[name].append(limit.measure())
-        wholes.append(_seconds(step.call))
-        found.append(_operators(step))
+        wholes.append(_seconds(call))
+        found.append(_operators(call, step.decodes))
     whole, best = median(wholes), {name: median(some) for name, some in rates.items()}
     operators = [
         replace(one, seconds=median(each[name].seconds if name in each else 0.0 for each in found))
@@ -148,11 +74,11 @@ def _seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def _operators(step: Step) -> dict[str, Operator]:
+def _operators(call: Callable[[], object], decodes: bool) -> dict[str, Operator]:
     with native_calls() as calls:
-        others = [] if step.decodes else torch_operators(step.call)
-        if step.decodes:
-            step.call()
+        others = [] if decodes else torch_operators(call)
+        if decodes:
+            call()
     by: dict[str, list[Found]] = {}
     for one in (*calls, *others):
         by.setdefault(one.name, []).append(one)
@@ -191,7 +117,7 @@ def _row(
     counted = bool(work[bound] and one.seconds)
     return Row(
         BENCH,
-        f"{step.name}: {one.name}",
+        f"{step.bench} {step.name}: {one.name}",
         step.dtype,
         bound=bound,
         ours_ms=one.seconds * 1e3,
@@ -203,7 +129,7 @@ def _row(
             "flops": one.flops,
             "share_of_step": one.seconds / whole,
             "step_ms": whole * 1e3,
-            "tokens_per_second": step.rows * (1 if step.decodes else step.tokens) / whole,
+            "tokens_per_second": step.tokens_done / whole,
             "read_gbs": best["reads"] / 1e9,
             "peak_gflops": best["products"] / 1e9,
         },

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -134,6 +133,8 @@ def flex(at: Inputs) -> Call:
     p, n = at.case.pattern.primitive, at.case.tokens
     if p is None or p.kind != Kind.WINDOW or not at.plain:
         raise UnsupportedCase("written for plain windows only")
+    if at.backward:
+        raise UnsupportedCase("it has no backward on a CPU")
     first, last, step = p.first, p.last, p.step
 
     def seen(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -158,35 +159,6 @@ def flex(at: Inputs) -> Call:
     return call
 
 
-@dataclass(frozen=True)
-class Peer:
-    """Another way to the same result; docs/benchmarks.md describes each.
-
-    floors    useful work by dtype, as a share of the limit, that it must reach for a row to count: about half of what
-              it reached on an idle two-core Zen 5. A peer below its floor was slowed down by something else.
-    build     its call for the inputs of an attention case (raises UnsupportedCase); None for peers of other kinds of
-              case, which `problems` builds
-    backward  whether it has one on CPUs
-    """
-
-    floors: Mapping[str, float]
-    build: Callable[[Inputs], Call] | None = None
-    backward: bool = True
-
-
-PEERS: dict[str, Peer] = {
-    "sdpa": Peer({"float32": 0.16, "bfloat16": 0.08}, sdpa),
-    "mask": Peer({"float32": 0.008, "bfloat16": 0.004}, mask),
-    "chunks": Peer({"float32": 0.04, "bfloat16": 0.03}, chunks),
-    "flex": Peer({"float32": 0.10, "bfloat16": 0.03}, flex, backward=False),
-    "rows": Peer({"float32": 0.06, "bfloat16": 0.06}),
-    "rows-sdpa": Peer({"float32": 0.02, "bfloat16": 0.02}),
-    "dequantized": Peer({"bfloat16": 0.03}),
-    "gqa": Peer({"float32": 0.005, "bfloat16": 0.005}),
-    "transformers": Peer({"float32": 0.01, "bfloat16": 0.005}),
-}
-
-
-def floor(peer: str, dtype: str) -> float:
-    """The share of the limit that `peer` must reach; 0 where none is known."""
-    return PEERS[peer].floors.get(dtype, 0.0) if peer in PEERS else 0.0
+PEERS: Mapping[str, Callable[[Inputs], Call]] = {"sdpa": sdpa, "mask": mask, "chunks": chunks, "flex": flex}
+"""By their names in the table of cases, each with its call for the inputs of an attention case (raises
+UnsupportedCase); `problems` builds those of other kinds of case. docs/benchmarks.md describes each."""

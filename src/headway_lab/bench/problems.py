@@ -30,7 +30,7 @@ from headway_lab.bench.inputs import (
     without_gradient,
 )
 from headway_lab.bench.peers import PEERS
-from headway_lab.bench.transformers_layers import longformer, mistral
+from headway_lab.bench.transformers_models import mistral
 
 COLD_BYTES = 256 << 20
 """Caches that take turns in decoding hold this much, so that none is still in the processor's own cache."""
@@ -43,7 +43,7 @@ def build(case: Case, dtype: str, direction: str, backend: str = "auto") -> Prob
     """The sides of one row. Raises BackendError where `backend` cannot run it."""
     if case.kind == "attention":
         return attention(case, dtype, direction, backend)
-    return {"decode": decode, "mistral": mistral}.get(case.kind, longformer)(case, dtype, backend)
+    return {"decode": decode, "mistral": mistral}[case.kind](case, dtype, backend)
 
 
 def attention(case: Case, dtype: str, direction: str, backend: str) -> Problem:
@@ -51,11 +51,8 @@ def attention(case: Case, dtype: str, direction: str, backend: str) -> Problem:
     at = make(case, dtype, direction)
     problem = Problem({OURS: at.run(headway(at, backend))}, at.flops)
     for name in case.peers:
-        peer = PEERS[name]
-        if peer.build is None or (at.backward and not peer.backward):
-            continue
         try:
-            problem.sides[name] = at.run(peer.build(at))
+            problem.sides[name] = at.run(PEERS[name](at))
         except UnsupportedCase as why:
             problem.notes.append(f"{name}: {why}")
     if case.against is not None:

@@ -177,7 +177,7 @@ def of_steps(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """The rows of `--operators` by the step that they are of."""
     steps: dict[str, list[Row]] = {}
     for row in rows:
-        steps.setdefault(row.case.rpartition(": ")[0], []).append(row)
+        steps.setdefault(f"{row.case.rpartition(': ')[0]} {row.dtype}", []).append(row)
     return steps
 
 
@@ -201,9 +201,9 @@ def _operators(rows: Sequence[Row]) -> str:
 
 def step_title(rows: Sequence[Row]) -> str:
     """What one step takes, and the limits of its operators."""
-    first = rows[0].extra
+    (name,), first = of_steps(rows), rows[0].extra
     return (
-        f"{rows[0].case.rpartition(': ')[0]}: {first['step_ms']:.4g} ms, {first['tokens_per_second']:.4g} tokens/s; "
+        f"{name}: {first['step_ms']:.4g} ms, {first['tokens_per_second']:.4g} tokens/s; "
         f"limits: reading {first['read_gbs']:.3g} GB/s, products {first['peak_gflops']:.4g} GFLOP/s"
     )
 

@@ -1,5 +1,5 @@
-"""The rows of `headway bench train`: a training step of a whole model, beside transformers; of encoders a forward pass,
-too.
+"""The steps of `headway bench train`: a training step of a whole model, beside transformers; of encoders also a forward
+pass.
 
 A step is forward, loss, backward, clipping and AdamW over the same rows of random ids, from the same weights; its
 learning rate is so low that every step is the same step. A forward pass ends with the loss. The limit of both is the
@@ -11,7 +11,7 @@ Legend: B rows, T tokens of a row.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,13 +31,12 @@ from headway.train.optimizer import Optimizer, parameter_groups
 from headway.train.tasks.base import Objective
 from headway.train.text_config import TextConfig
 from headway.train.trainer import Trainer
-from headway_lab.bench.cases import FORWARD
-from headway_lab.bench.inputs import OURS, Problem, Side, UnsupportedCase
-from headway_lab.bench.measure import Effort, drop_mismatches, timed
-from headway_lab.bench.models import DECODERS, available
-from headway_lab.bench.rows import Row, machine
+from headway_lab.bench.inputs import OURS, Side, UnsupportedCase
+from headway_lab.bench.measure import Effort
+from headway_lab.bench.models import DECODERS
+from headway_lab.bench.steps import Step
 from headway_lab.bench.subprocess_runner import SubprocessRunner, peak_of
-from headway_lab.bench.transformers_layers import transformers
+from headway_lab.bench.transformers_models import transformers
 
 EAGER, COMPILED, ALL_BF16 = "transformers", "compiled", "transformers all bf16"
 PEERS = {"float32": (EAGER, COMPILED), "bfloat16": (EAGER, COMPILED, ALL_BF16)}
@@ -51,8 +50,6 @@ FILLED = 0.15
 FIRST_ID = 8
 """Ids below may be special."""
 USUAL = Effort(repeats=7, least=3, seconds=90.0)
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,48 +113,38 @@ CASES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What is to be measured: each of these cases in each of these dtypes beside each of these peers."""
-
-    cases: Sequence[str]
-    dtypes: Sequence[str]
-    peers: Sequence[str]
-    memory: bool = True
-    effort: Effort = USUAL
-
-
-def train(request: Request, say: Say) -> Iterator[Row]:
-    """Row by row, as they are measured."""
-    for name in request.cases:
-        case = CASES[name]
+def train_steps(
+    cases: Sequence[str],
+    dtypes: Sequence[str],
+    peers: Sequence[str],
+    *,
+    memory: bool = True,
+    workers: int | None = None,
+) -> Iterator[Step]:
+    """Each of these cases in each of these dtypes beside those of the peers that it has; `workers` of headway's."""
+    for name in cases:
         with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder:
-            save_folder(Path(folder) / "hf", build(case.spec, seed=0))
-            for dtype in request.dtypes:
-                peers = [peer for peer in PEERS[dtype] if peer in request.peers]
-                say(f"{name} {dtype}: {', '.join([OURS, *peers])}")
-                yield measured(case, dtype, peers, Path(folder) / "hf", request)
+            save_folder(Path(folder) / "hf", build(CASES[name].spec, seed=0))
+            for dtype in dtypes:
+                yield _train_step(CASES[name], dtype, peers, Path(folder) / "hf", memory, workers)
 
 
-def measured(case: Case, dtype: str, peers: Sequence[str], folder: Path, request: Request) -> Row:
-    """One row: products over time, tokens per second and peak memory of every side."""
-    row = Row("train", case.name, dtype, machine=machine("auto"))
-    makers = {peer: partial(step, case, dtype, peer, folder) for peer in peers}
-    problem = Problem({OURS: step(case, dtype, OURS, folder)}, case.flops, tolerance=APART[dtype])
-    problem.sides |= available(makers, problem.notes)
-    drop_mismatches(problem, dtype, FORWARD)
-    row = timed(row, problem, request.effort)
-    assert row.ours_ms is not None
-    tokens = case.rows * case.tokens
-    row.extra.update(
-        tokens_per_second=tokens / row.ours_ms * 1e3,
-        peers_tokens_per_second={side: tokens / ms * 1e3 for side, ms in row.peers.items()},
-        flops=case.flops,
+def _train_step(
+    case: Case, dtype: str, peers: Sequence[str], folder: Path, memory: bool, workers: int | None
+) -> Step:
+    return Step(
+        bench="train",
+        name=case.name,
+        dtype=dtype,
+        spec=case.spec,
+        rows=case.rows,
+        tokens=case.tokens,
+        work=lambda: case.flops,
+        ours=partial(step, case, dtype, OURS, folder, workers),
+        peers={peer: partial(step, case, dtype, peer, folder) for peer in PEERS[dtype] if peer in peers},
+        tolerance=APART[dtype],
+        peak=(lambda side: _peak(case, dtype, side, folder)) if memory else None,
     )
-    if request.memory:
-        peaks = {side: _peak(case, dtype, side, folder) / 2**20 for side in (OURS, *row.peers)}
-        row.extra.update(ours_mib=peaks.pop(OURS), peers_mib=peaks)
-    return row
 
 
 def _peak(case: Case, dtype: str, side: str, folder: Path) -> int:
@@ -166,11 +153,11 @@ def _peak(case: Case, dtype: str, side: str, folder: Path) -> int:
         return runner.call(peak_of, step, case, dtype, side, folder)
 
 
-def step(case: Case, dtype: str, side: str, folder: Path) -> Side:
+def step(case: Case, dtype: str, side: str, folder: Path, workers: int | None = None) -> Side:
     """A step of headway or of a peer, as a call that gives the loss and the norm of the gradient, [1, 1] each; of a
     forward pass the loss alone."""
     if side == OURS:
-        return ours(case, dtype) if case.trains else our_forward(case, dtype)
+        return ours(case, dtype, workers) if case.trains else our_forward(case, dtype)
     return of_transformers(case, dtype, side, folder)
 
 

@@ -9,11 +9,9 @@ import typer
 from headway.cli._options import Count, application, says
 from headway.cli._shared import note
 from headway.errors import ConfigError
-from headway_lab.cli.bench_run import DTYPES, ModelsRun, OperatorsOption, Run, check_choices
+from headway_lab.cli.bench_run import DTYPES, ModelsRun, Run, StepsRun, check_choices
 
 PASSES = ("forward", "forward+backward")
-QUICK_SECONDS = 45.0
-"""What --quick may take beyond starting and drawing."""
 
 
 def attention(
@@ -49,17 +47,17 @@ def attention(
     effort = QUICK if run.quick else THOROUGH
     if repeats is not None:
         effort = replace(effort, repeats=repeats, least=min(repeats, effort.least))
-    request = bench.Request(
-        cases=chosen(case or (), quick=run.quick, tokens=tokens),
-        dtypes=tuple(dtype or ()),
-        passes=(direction,) if direction else (),
+    rows = bench.attention(
+        chosen(case or (), quick=run.quick, tokens=tokens),
+        dtypes=dtype or DTYPES,
+        passes=(direction,) if direction else PASSES,
         backend=backend,
         threads=bench.scaling() if scaling else (),
         tuned=tuned,
         effort=effort,
-        seconds=QUICK_SECONDS if run.quick else None,
+        say=note,
     )
-    return run.show(bench.attention(request, note))
+    return run.show(rows)
 
 
 def growth(
@@ -105,7 +103,6 @@ def decode(
     *,
     rows: list[Count] | None = None,
     context: Annotated[int, says(min=2)] = 512,
-    operators: OperatorsOption = False,
 ) -> int:
     """One more token of each text by a whole LLaMA with random weights: tokens per second, and bytes read per step as a
     share of the bandwidth of reading; beside transformers and llama.cpp on the same weights.
@@ -113,55 +110,32 @@ def decode(
     rows: texts side by side (repeatable) [default: 1, 8, 16]
     context: tokens that a step sees, its own with them
     """
-    from headway_lab.bench import decode as bench
-    from headway_lab.bench.measure import QUICK, THOROUGH
+    from headway_lab.bench.decoders import decode_steps
+    from headway_lab.bench.measure import THOROUGH
 
-    request = bench.Request(
-        models=run.models(),
-        weights=run.kinds(("bf16", "int8", "int4")),
-        rows=rows or ((1, 8) if run.quick else (1, 8, 16)),
-        context=context,
-        effort=QUICK if run.quick else THOROUGH,
-    )
-    if operators:
-        from headway_lab.bench.operators import of_decoding
-
-        return run.show(of_decoding(request, note))
-    return run.show(bench.decode(request, note))
+    weights, usual = run.kinds(("bf16", "int8", "int4")), (1, 8) if run.quick else (1, 8, 16)
+    return run.measure(decode_steps(run.models(), weights, rows or usual, context, note), THOROUGH)
 
 
-def prefill(
-    run: ModelsRun, *, tokens: Annotated[int | None, says(min=2)] = None, operators: OperatorsOption = False
-) -> int:
+def prefill(run: ModelsRun, *, tokens: Annotated[int | None, says(min=2)] = None) -> int:
     """Reading a prompt by a whole LLaMA with random weights: tokens per second, and products as a share of the register
     peak; beside transformers and llama.cpp on the same weights.
 
     tokens: of the prompt [default: 2048; 256 with --quick]
     """
-    from headway_lab.bench import prefill as bench
-    from headway_lab.bench.measure import QUICK
+    from headway_lab.bench.decoders import PREFILL_EFFORT, prefill_steps
 
-    request = bench.Request(
-        models=run.models(),
-        weights=run.kinds(("bf16", "int8")),
-        tokens=tokens or (256 if run.quick else 2048),
-        effort=QUICK if run.quick else bench.USUAL,
-    )
-    if operators:
-        from headway_lab.bench.operators import of_prefill
-
-        return run.show(of_prefill(request, note))
-    return run.show(bench.prefill(request, note))
+    steps = prefill_steps(run.models(), run.kinds(("bf16", "int8")), tokens or (256 if run.quick else 2048))
+    return run.measure(steps, PREFILL_EFFORT)
 
 
 def train(
-    run: Run,
+    run: StepsRun,
     *,
     case: list[str] | None = None,
     dtype: list[str] | None = None,
     compiled: bool = True,
     memory: bool = True,
-    operators: OperatorsOption = False,
 ) -> int:
     """A training step of a whole model: tokens per second, products as a share of the register peak, and peak memory;
     beside transformers, as it comes and compiled.
@@ -172,27 +146,20 @@ def train(
     memory: peak memory of every side, in processes of their own
     """
     from headway_lab.bench import train as bench
-    from headway_lab.bench.measure import QUICK
     from headway_lab.bench.models import chosen
 
     check_choices("--dtype", dtype, DTYPES)
     usual = [name for name in bench.CASES if ("tiny" in name) == run.quick]
-    request = bench.Request(
-        cases=chosen(case, tuple(bench.CASES), usual, "case"),
-        dtypes=dtype or DTYPES,
-        peers=[
-            peer
-            for peer in (bench.EAGER, bench.COMPILED, bench.ALL_BF16)
-            if peer != bench.COMPILED or (compiled and not run.quick)
-        ],
+    peers = [bench.EAGER, bench.ALL_BF16, *([bench.COMPILED] if compiled and not run.quick else [])]
+    # Operators are told apart where micro batches come one after the other, each by all threads.
+    steps = bench.train_steps(
+        chosen(case, bench.CASES, usual, "case"),
+        dtype or DTYPES,
+        peers,
         memory=memory,
-        effort=QUICK if run.quick else bench.USUAL,
+        workers=1 if run.operators else None,
     )
-    if operators:
-        from headway_lab.bench.operators import of_training
-
-        return run.show(of_training(request, note))
-    return run.show(bench.train(request, note))
+    return run.measure(steps, bench.USUAL)
 
 
 ABOUT = (

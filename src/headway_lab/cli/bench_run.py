@@ -6,15 +6,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from headway.cli import report_error
-from headway.cli._options import says
 from headway.cli._shared import note, set_threads
 from headway.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
+    from headway_lab.bench.measure import Effort
     from headway_lab.bench.rows import Row
+    from headway_lab.bench.steps import Step
 
 DTYPES = ("float32", "bfloat16")
 
@@ -33,16 +34,11 @@ def terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-OperatorsOption = Annotated[
-    bool, says(help="every operator of the step beside its limit, instead of the step beside peers")
-]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """How much is measured, and where the rows go.
 
-    quick: a subset, within a minute
+    quick: a subset, in a minute or two
     save: append to bench/results/DATE-CPU.jsonl, with machine and versions
     out: folder for charts (PNG)
     """
@@ -90,7 +86,35 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelsRun(Run):
+class StepsRun(Run):
+    """A bench of steps of whole models.
+
+    operators: every operator of the step beside its limit, instead of the step beside peers
+    """
+
+    operators: bool = False
+
+    def measure(self, steps: "Iterable[Step]", usual: "Effort") -> int:
+        """`show` the rows of these steps."""
+        from headway_lab.bench.measure import QUICK
+        from headway_lab.bench.operators import taken_apart
+        from headway_lab.bench.steps import beside_peers
+
+        effort = QUICK if self.quick else usual
+
+        def rows() -> "Iterator[Row]":
+            for step in steps:
+                note(f"{step.bench} {step.name} {step.dtype}")
+                if self.operators:
+                    yield from taken_apart(step, effort.repeats)
+                else:
+                    yield beside_peers(step, effort)
+
+        return self.show(rows())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelsRun(StepsRun):
     """A bench of whole decoders, with weights kept in several ways.
 
     model: tiny, 32m or 1.1b (repeatable) [default: 32m and 1.1b; 32m with --quick]

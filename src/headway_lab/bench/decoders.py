@@ -1,0 +1,195 @@
+"""The steps of `headway bench decode` and `headway bench prefill`: whole decoders beside transformers and llama.cpp.
+
+Decoding takes ids and gives the logits of one more token of each text; it is done again and again at the same place,
+behind `context - 1` tokens that are read before. Its limit is reading: every weight and every key once. Prefill goes
+from the ids of a prompt to the logits behind the last of them, into an empty cache. Its limit is the product in
+registers.
+
+Legend: B rows, V vocab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headway.generate import Reader
+from headway.models import Decoder
+from headway.models.cost import kv_bytes_read, prefill_flops
+from headway.nn import linears
+from headway_lab.bench.inputs import OURS, Side
+from headway_lab.bench.llama_cpp import NAME as LLAMA_CPP
+from headway_lab.bench.llama_cpp import LlamaCpp
+from headway_lab.bench.measure import Effort
+from headway_lab.bench.models import WEIGHTS, Written, ids_of, written_models
+from headway_lab.bench.steps import Step
+from headway_lab.bench.transformers_models import transformers
+
+TRANSFORMERS = "transformers"
+ONE_ROW, BF16 = f"{OURS} one row", f"{OURS} bf16"
+APART = {**dict.fromkeys(WEIGHTS, 0.1), "bf16": 0.05, "compressed": 0.05}
+"""How far logits of a side may be from ours, relative to their norm: the rounding of 22 layers in bfloat16, and beside
+codes that of inputs to 8 bits. Another token's logits differ by some 1.4."""
+PREFILL_EFFORT = Effort(repeats=5, least=3, seconds=60.0)
+
+Say = Callable[[str], None]
+
+
+def decode_steps(
+    models: Sequence[str], weights: Sequence[str], rows: Sequence[int], context: int, say: Say
+) -> Iterator[Step]:
+    """Each of these models with each of these weights and numbers of rows."""
+    for written, kind in written_models(models, weights):
+        model, theirs = cache(partial(written.ours, kind)), cache(written.transformers)
+        for count in rows:
+            yield _decode_step(written, kind, model, theirs, count, context, say)
+
+
+def _decode_step(
+    written: Written,
+    kind: str,
+    model: Callable[[], Decoder],
+    theirs: Callable[[], Any],
+    rows: int,
+    context: int,
+    say: Say,
+) -> Step:
+    prompt = ids_of(written.name, context - 1)
+
+    def ours() -> Side:
+        say(f"  decoding: {Reader(model()).steps}")
+        return our_steps(model(), prompt, rows)
+
+    peers = {LLAMA_CPP: lambda: llama_cpp_steps(written.gguf(kind), prompt, rows)}
+    if kind == "bf16":
+        peers[TRANSFORMERS] = lambda: transformers_steps(theirs(), prompt, rows)
+    return Step(
+        bench="decode",
+        name=f"{written.name} {kind} rows={rows} context={context}",
+        dtype="bfloat16",
+        spec=written.spec,
+        rows=rows,
+        tokens=context,
+        work=lambda: step_bytes(model(), context, rows),
+        ours=ours,
+        peers=peers,
+        tolerance=APART[kind],
+        beside={ONE_ROW: (lambda: our_steps(model(), prompt, 1), rows)} if rows > 1 else {},
+    )
+
+
+def prefill_steps(models: Sequence[str], weights: Sequence[str], tokens: int) -> Iterator[Step]:
+    """Each of these models with each of these weights."""
+    for written, kind in written_models(models, weights):
+        yield _prefill_step(written, kind, tokens)
+
+
+def _prefill_step(written: Written, kind: str, tokens: int) -> Step:
+    prompt = ids_of(written.name, tokens)
+    peers = {LLAMA_CPP: lambda: llama_cpp_prompt(written.gguf(kind), prompt)}
+    if kind == "bf16":
+        peers[TRANSFORMERS] = lambda: transformers_prompt(written.transformers(), prompt)
+    return Step(
+        bench="prefill",
+        name=f"{written.name} {kind} n={tokens}",
+        dtype="bfloat16",
+        spec=written.spec,
+        rows=1,
+        tokens=tokens,
+        work=lambda: prefill_flops(written.spec, tokens),
+        ours=lambda: our_prompt(written.ours(kind), prompt),
+        peers=peers,
+        tolerance=APART[kind],
+        last=1,
+        beside={BF16: (lambda: our_prompt(written.ours("bf16"), prompt), 1.0)} if kind != "bf16" else {},
+    )
+
+
+def step_bytes(model: Decoder, context: int, rows: int) -> int:
+    """Bytes that a step reads: all weights once, of an embedding that is not the output layer the ids' rows alone; and
+    the keys and values of all rows."""
+    spec, table = model.spec, model.model.embed_tokens
+    assert table is not None
+    layers = [table, *linears(model).values()]
+    weights = sum(p.nbytes for p in model.parameters()) + sum(m.nbytes for m in layers if m.weight is None)
+    if not spec.tied:
+        weights -= table.nbytes * (spec.vocab - rows) // spec.vocab
+    return weights + kv_bytes_read(spec, context, table.like.dtype, rows)
+
+
+# -- sides: the logits [B, V] of each step ------------------------------------------------------------------------
+
+
+def our_steps(model: Decoder, prompt: Sequence[int], rows: int) -> Side:
+    """Steps of texts that each have keys of their own."""
+    reader = Reader(model, slack=1)
+    tables = [reader.cache.open() for _ in range(rows)]
+    for table in tables:
+        reader.read([(table, prompt)], [[len(prompt) - 1]])
+        reader.end()
+    chunks = [(table, [prompt[-1]]) for table in tables]
+
+    def side() -> Sequence[torch.Tensor]:
+        logits = reader.read(chunks, [[0]] * rows)
+        for table in tables:
+            reader.trim(table, 1)
+        reader.end()
+        return (logits,)
+
+    return side
+
+
+def our_prompt(model: Decoder, prompt: Sequence[int]) -> Side:
+    """A prompt that is read."""
+
+    def side() -> Sequence[torch.Tensor]:
+        reader = Reader(model)
+        return (reader.read([(reader.cache.open(), prompt)], [[len(prompt) - 1]]),)
+
+    return side
+
+
+def transformers_steps(model: Any, prompt: Sequence[int], rows: int) -> Side:
+    """Calls of its model with its cache, which is cropped after each."""
+    past = transformers().DynamicCache()
+    with torch.inference_mode():
+        model(input_ids=torch.tensor([prompt]), past_key_values=past, logits_to_keep=1)
+        past.batch_repeat_interleave(rows)
+    ids = torch.tensor([[prompt[-1]]] * rows)
+
+    def side() -> Sequence[torch.Tensor]:
+        with torch.inference_mode():
+            logits = model(input_ids=ids, past_key_values=past, use_cache=True).logits[:, -1]
+            past.crop(-1)
+        return (logits,)
+
+    return side
+
+
+def transformers_prompt(model: Any, prompt: Sequence[int]) -> Side:
+    """A call of its model with an empty cache."""
+    ids, empty = torch.tensor([prompt]), transformers().DynamicCache
+
+    def side() -> Sequence[torch.Tensor]:
+        with torch.inference_mode():
+            return (model(input_ids=ids, past_key_values=empty(), logits_to_keep=1).logits[:, -1],)
+
+    return side
+
+
+def llama_cpp_steps(path: Path, prompt: Sequence[int], rows: int) -> Side:
+    """Steps of llama.cpp."""
+    model = LlamaCpp(path, rows, len(prompt) + 1)
+    model.read(prompt)
+    model.spread()
+    return lambda: (model.step(prompt[-1]),)
+
+
+def llama_cpp_prompt(path: Path, prompt: Sequence[int]) -> Side:
+    """llama.cpp reading the prompt."""
+    model = LlamaCpp(path, 1, len(prompt))
+    return lambda: (model.read(prompt),)
