@@ -193,9 +193,9 @@ def test_n_best_are_listed_with_their_scores(folder: str, capsys: pytest.Capture
             ["--beams", "4", "--early-stopping", "always"],
             "early_stopping is True, False or \"never\", got 'always'",
         ),
-        (["--n-best", "2"], "--n-best is about a beam search, which was not asked for; add --beams 4"),
-        (["--length-penalty", "0"], "--length-penalty is about a beam search"),
-        (["--early-stopping", "false"], "--early-stopping is about a beam search"),
+        (["--n-best", "2"], "n_best is about a beam search, and no number of beams was given; add beams=4 (--beams 4)"),
+        (["--length-penalty", "0"], "length_penalty is about a beam search"),
+        (["--early-stopping", "false"], "early_stopping is about a beam search"),
     ],
 )
 def test_beams_refuse_what_is_not_theirs(

@@ -264,7 +264,7 @@ class LanguageModel(Writer[Decoder, Tokenizer]):
         given: dict[str, Any] = dict(options)
         draft = make_draft(given.pop("draft", None), given.pop("draft_tokens", None), self)
         unused = self.tokenizer.unused_ids(self.spec.vocab) if self.tokenizer else []
-        return config_of(given, self.eos, unused), draft
+        return config_of({"eos": self.eos, **given}, unused), draft
 
 
 def _in_turn(options: Options) -> Options:

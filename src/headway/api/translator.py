@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Unpack, overload
 
 from headway.api.looking import (
     EncoderDecoderMaps,
@@ -15,6 +15,7 @@ from headway.api.looking import (
     states_across,
     token_texts,
 )
+from headway.api.options import Search, config_of
 from headway.api.pretrained import BATCH, Writer, check_options, refuse_empty
 from headway.errors import DataError, HeadwayError
 from headway.generate import Beams, Generation, GenerationConfig
@@ -22,35 +23,6 @@ from headway.generate.translate import completed
 from headway.generate.translate import translate as translate_ids
 from headway.models import EncoderDecoder
 from headway.text import MarianTokenizer, Tokenizer
-
-
-class Search(TypedDict, total=False):
-    """How to translate. Whatever is not given: 4 beams, length_penalty 1, the best text, 32 texts at once.
-
-    beams: unfinished texts that continue at once; 1 is greedy.   n_best: hypotheses that are returned, at most `beams`.
-    length_penalty, early_stopping, with_greedy: see `Beams`.
-    no_repeat_ngram, min_new_tokens, max_new_tokens, use_cache, kv_cache_dtype, exact: see
-        `GenerationConfig`.
-    prefix: text that every translation begins with, or one for each text; the search goes on from it.
-    batch_size: texts at once; it changes no text.
-    """
-
-    beams: int
-    length_penalty: float
-    n_best: int
-    early_stopping: bool | Literal["never"]
-    no_repeat_ngram: int
-    min_new_tokens: int
-    with_greedy: bool
-    max_new_tokens: int | None
-    use_cache: bool
-    kv_cache_dtype: str
-    exact: bool
-    prefix: str | Sequence[str]
-    batch_size: int
-
-
-_BEAMS = ("length_penalty", "n_best", "early_stopping", "with_greedy")
 
 
 class Translator(Writer[EncoderDecoder, Tokenizer | MarianTokenizer]):
@@ -94,13 +66,10 @@ class Translator(Writer[EncoderDecoder, Tokenizer | MarianTokenizer]):
         check_options("translate", options, Search.__annotations__)
         refuse_empty(texts)
         tokenizer = self.need_tokenizer()
-        given: dict[str, Any] = dict(options)
+        given: dict[str, Any] = {"beams": 4, **options}
         size, prefix = given.pop("batch_size", BATCH), given.pop("prefix", "")
-        search = {name: given.pop(name) for name in _BEAMS if name in given}
         unused = tokenizer.unused_ids(self.spec.vocab) if isinstance(tokenizer, Tokenizer) else []
-        config = GenerationConfig(
-            **{**given, "beams": Beams(given.get("beams", 4), **search)}, forbidden=unused
-        )
+        config = config_of(given, unused)
         sources, prefixes = tokenizer.encode_batch(texts), self._prefixes(prefix, len(texts))
         numbers = sorted(range(len(sources)), key=lambda i: len(sources[i]))
         found = translate_ids(

@@ -11,7 +11,7 @@ from headway.errors import ConfigError
 
 if TYPE_CHECKING:
     from headway.api import LanguageModel
-    from headway.generate import Beams, Generation
+    from headway.generate import Generation
 
 STEPS = {"native": "native steps", "modules": "modules"}
 
@@ -96,8 +96,7 @@ def command(
     prompt = prompt_option if prompt is None else prompt
     if prompt is None or prompt == "-":
         prompt = read_prompt()
-    search = how_to_search(beams, length_penalty, early_stopping, n_best)
-    if search is not None and stream:
+    if beams is not None and stream:
         raise ConfigError(
             "--stream: a beam search is certain of no token before its end; leave out --stream or --beams"
         )
@@ -109,13 +108,16 @@ def command(
 
     ids = lm.tokenizer.encode(prompt, eos=False, special=special) if lm.tokenizer else None
     if temperature is None:
-        temperature = 0.8 if search is None else 0.0
+        temperature = 0.8 if beams is None else 0.0
+    early: Any = {"true": True, "false": False}.get(early_stopping or "", early_stopping)
+    search = {"beams": beams, "length_penalty": length_penalty, "early_stopping": early, "n_best": n_best}
+    given = {name: value for name, value in search.items() if value is not None}
     options = run.options(
-        temperature=temperature, beams=search, beyond_context=beyond_context, use_cache=cache,
-        prefill_chunk=prefill_chunk, log_probs=log_probs, top_log_probs=top_log_probs,
+        temperature=temperature, beyond_context=beyond_context, use_cache=cache, prefill_chunk=prefill_chunk,
+        log_probs=log_probs, top_log_probs=top_log_probs, **given,
     )  # fmt: skip
     asked = prompt if ids is None else ids
-    live = search is None and stream is not False and not json
+    live = beams is None and stream is not False and not json
     if live:
         deltas = []
         for delta in lm.stream(asked, **options):
@@ -127,7 +129,7 @@ def command(
     decoding = lm.decoding(kv_cache_dtype=run.kv_cache_dtype) if cache else None
     if json:
         measured = ["seconds_to_first_token", "tokens_per_second", "seconds"]
-        measured += [] if search is None else ["score", "hypotheses"]
+        measured += [] if beams is None else ["score", "hypotheses"]
         measured += [] if run.draft is None else ["drafted", "accepted"]
         measured += ["log_probs"] if log_probs else []
         report = {
@@ -155,25 +157,6 @@ def told(lm: "LanguageModel", token: int, log_prob: float) -> dict[str, Any]:
     """A token and its log probability, as a report has them."""
     text = lm.tokenizer.decode([token], special=True) if lm.tokenizer else None
     return {"id": token, "text": text, "log_prob": log_prob}
-
-
-def how_to_search(
-    beams: int | None, length_penalty: float | None, early_stopping: str | None, n_best: int | None
-) -> "Beams | None":
-    """What the flags say; ConfigError for those that mean nothing without --beams."""
-    early: Any = {"true": True, "false": False}.get(early_stopping or "", early_stopping)
-    flags = {"length_penalty": length_penalty, "early_stopping": early, "n_best": n_best}
-    given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
-    if beams is None and given:
-        flag = "--" + next(iter(given)).replace("_", "-")
-        raise ConfigError(
-            f"{flag} is about a beam search, which was not asked for; add --beams 4, or leave it out"
-        )
-    if beams is None:
-        return None
-    from headway.generate import Beams
-
-    return Beams(beams, **given)
 
 
 def sentence(found: "Generation") -> str:
