@@ -270,7 +270,8 @@ def test_inspect_says_what_an_encoder_is(tmp_path: Path, capsys: pytest.CaptureF
     for part in (
         "family         bert; transformers loads it",
         "kind           encoder; gives masked-lm: logits of the token that stands there",
-        "norms          LayerNorm post, behind the embedding; eps 1e-12",
+        "order          post: norm(x + f(x)), and a norm behind the embedding",
+        "norm           LayerNorm: (x - mean x) / sqrt(var x + eps), with a bias; eps 1e-12",
         "context        20 tokens; refuses more than 20",
         "keys, values   none are kept",
         "not used       bert.pooler.dense.bias, bert.pooler.dense.weight, cls.seq_relationship.bias",
@@ -306,4 +307,4 @@ def test_inspect_says_what_an_encoder_decoder_keeps(tmp_path: Path) -> None:
     assert sum(keys.k.nbytes + keys.v.nbytes for keys in cache.memory) == 5 * found.memory_bytes_per_token
     text = inspect_text(found)
     assert "576 B per token of the target, 576 B per token of the source" in text
-    assert "encoder        2 layers, width 48" in text
+    assert "encoder        2 layers of width 48" in text

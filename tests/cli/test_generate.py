@@ -193,7 +193,10 @@ def test_n_best_are_listed_with_their_scores(folder: str, capsys: pytest.Capture
             ["--beams", "4", "--early-stopping", "always"],
             "early_stopping is True, False or \"never\", got 'always'",
         ),
-        (["--n-best", "2"], "n_best is about a beam search, and no number of beams was given; add beams=4 (--beams 4)"),
+        (
+            ["--n-best", "2"],
+            "n_best is about a beam search, and no number of beams was given; add beams=4 (--beams 4)",
+        ),
         (["--length-penalty", "0"], "length_penalty is about a beam search"),
         (["--early-stopping", "false"], "early_stopping is about a beam search"),
     ],

@@ -11,7 +11,6 @@ import torch
 from headway.attention import select
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.cli import run
-from headway.cli._plan_text import _ranges
 from headway.errors import ConfigError
 from headway.models import ModelSpec, build, catalog, cost
 from headway.models.cost.planning import Machine, Report, plan
@@ -331,11 +330,3 @@ def test_the_command_says_what_is_wrong(
 ) -> None:
     assert run(["plan", *arguments]) == 1
     assert message in capsys.readouterr().err
-
-
-def test_layers_are_named_shortly() -> None:
-    assert _ranges((3,)) == "3"
-    assert _ranges((0, 1, 2)) == "0-2"
-    assert _ranges((1, 3, 5)) == "1,3..5"
-    assert _ranges((0, 1, 4, 5)) == "0,1,4,5"
-    assert _ranges((0, 7)) == "0,7"

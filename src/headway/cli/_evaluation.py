@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from headway.checkpoints.folder import Folder
     from headway.models import Model
     from headway.train.config import TrainConfig
+    from headway.train.evaluation import Evaluation
+    from headway.train.microbatch_pool import MicrobatchPool
     from headway.train.text_config import TextConfig
 
 WIDEST = 20  # classes whose confusion is a table for a terminal
 
 
-def print_records(
+def print_evaluation(
     source: "Folder",
     adapters: Sequence[str | Path],
     config: "TrainConfig",
@@ -30,6 +32,7 @@ def print_records(
     backend: str,
     json: bool,
 ) -> None:
+    """Measure a model as the task of the settings does, and print what is found."""
     import torch
 
     from headway.checkpoints.adapters import GENERATION, attach_folders
@@ -41,37 +44,53 @@ def print_records(
     from headway.train.microbatch_pool import MicrobatchPool
     from headway.train.tasks import find_task
     from headway.train.tasks.base import Subject
+    from headway.train.text_config import TextConfig
 
     task, model = find_task(str(config.task)), build_model(source, dtype=dtype, backend=backend)
     attach_folders(model, adapters)
-    own = [current_folder(path) for path in reversed(adapters)]
-    home = next((path for path in own if first_file(path) is not None), source.path)
-    said = next((read_json(path / GENERATION) for path in own if (path / GENERATION).exists()), {})
-    subject = Subject(model, Tokenizer.load(home), {**source.generation, **said})
-    data = (
-        getattr(config, "data", None)
-        or f"{getattr(config, 'source', '')} and {getattr(config, 'target', '')}"
-    )
-    with progress(f"evaluating {data}"), MicrobatchPool(torch.get_num_threads()) as pool:
-        measured, remarks = task.measure(config, subject, pool, limit)
+    given = vars(config)
+    data = given.get("data") or f"{given.get('source', '')} and {given.get('target', '')}"
+    report: dict[str, Any] = {"model": str(source.path), "task": config.task, "data": data}
+    report["dtype"] = dtype_name(next(model.parameters()).dtype)
+    with MicrobatchPool(torch.get_num_threads()) as pool:
+        if isinstance(config, TextConfig):
+            measured, remarks = measure_text(source, model, config, pool, limit)
+            known = ("tokens", "text_bytes", "loss", "perplexity", "bits_per_byte", "accuracy")
+            report |= {"context": config.context, **attributes(measured, *known)}
+        else:
+            own = [current_folder(path) for path in reversed(adapters)]
+            home = next((path for path in own if first_file(path) is not None), source.path)
+            said = next((read_json(path / GENERATION) for path in own if (path / GENERATION).exists()), {})
+            subject = Subject(model, Tokenizer.load(home), {**source.generation, **said})
+            with progress(f"evaluating {data}"):
+                measured, remarks = task.measure(config, subject, pool, limit)
+            report |= {f"{unit_of(measured)}s": measured.tokens, "loss": measured.loss, **measured.metrics}
+    check_finite(measured.loss, model, str(source.path))
     for remark in remarks:
         note(remark)
-    check_finite(measured.loss, model, str(source.path))
-    unit = measured.unit.replace(" ", "_")
-    report: dict[str, Any] = {
-        "model": str(source.path),
-        "task": config.task,
-        "data": data,
-        "dtype": dtype_name(next(model.parameters()).dtype),
-        f"{unit}s": measured.tokens,
-        "loss": measured.loss,
-        **measured.metrics,
-        f"{unit}s_per_s": measured.tokens / measured.seconds,
-    }
-    facts = [
-        (name.replace("_", " "), value) for name, value in report.items() if name not in ("model", "data")
+    report[f"{unit_of(measured)}s_per_s"] = measured.tokens / measured.seconds
+    tables = [
+        table(
+            ("what", "value"),
+            [
+                (name.replace("_", " "), value)
+                for name, value in report.items()
+                if value is not None and name not in ("model", "data")
+            ],
+        )
     ]
-    tables = [table(("what", "value"), facts)]
+    if measured.positions:
+        before, more = (
+            ("tokens to look back on", ()) if source.spec.causal else ("tokens before it", ("accuracy",))
+        )
+        report["positions"] = [
+            attributes(one, "first", "last", "tokens", "loss", "accuracy") for one in measured.positions
+        ]
+        rows = [
+            (f"{one.first}-{one.last}", *attributes(one, "tokens", "loss", *more).values())
+            for one in measured.positions
+        ]
+        tables.append(table((before, "predictions", "nats per token", *more), rows))
     if (confusion := measured.confusion) is not None:
         report |= {"classes": confusion.classes, "labels": confusion.labels, "confusion": confusion.counts}
         names = ("precision", "recall", "f1", "count")
@@ -81,6 +100,35 @@ def print_records(
             counts = [(name, *row) for name, row in zip(confusion.labels, confusion.counts, strict=True)]
             tables.append(table(("records of \\ taken for", *confusion.labels), counts))
     print_report(report, "\n\n".join(tables), json)
+
+
+def unit_of(measured: "Evaluation") -> str:
+    """What is predicted, as a name in a report."""
+    return measured.unit.replace(" ", "_")
+
+
+def measure_text(
+    source: "Folder", model: Any, config: "TextConfig", pool: "MicrobatchPool", limit: int | None
+) -> "tuple[Evaluation, Sequence[str]]":
+    """The loss on a text, in rows as the task of the settings makes them, and what is to be said of it."""
+    from headway.data import Rows
+    from headway.surgery import Text
+    from headway.train import evaluation
+    from headway.train.tasks import text_tasks
+
+    task, length, trained = text_tasks()[str(config.task)], config.context, source.spec.trained_context
+    with progress(f"encoding {config.data}"):
+        opened = Text.read(config.data, source, framed=task.in_template)
+    with opened as text:
+        rows = task.rows(text.file, config, text.tokenizer, source.spec)
+        scored = f"{rows.targets(limit)} tokens" if isinstance(rows, Rows) else "masked tokens"
+        with progress(f"evaluating {scored} in rows of {length}") as advance:
+            found = evaluation.evaluate(model, rows, limit=limit, pool=pool, progress=advance)
+    beyond = (
+        f"rows of {length} tokens are longer than the {trained} that this model was trained on: what it predicts "
+        "beyond them is in the loss; leave --context out for the rows that it knows"
+    )
+    return found, [beyond] if length > trained else []
 
 
 def check_finite(loss: float, model: "Model", source: str) -> None:
@@ -95,61 +143,3 @@ def check_finite(loss: float, model: "Model", source: str) -> None:
         else "its weights are finite, its activations overflow; try --dtype fp32"
     )
     raise CheckpointError(f"{source}: the loss on this text is {loss}: {why}")
-
-
-def print_text(
-    source: "Folder",
-    adapters: Sequence[str | Path],
-    config: "TextConfig",
-    dtype: "torch.dtype | None",
-    limit: int | None,
-    backend: str,
-    json: bool,
-) -> None:
-    import torch
-
-    from headway.checkpoints.adapters import attach_folders
-    from headway.checkpoints.restore import build_model
-    from headway.data import Rows
-    from headway.models import Decoder, Encoder
-    from headway.storage.dtypes import dtype_name
-    from headway.surgery import Text
-    from headway.train import evaluation
-    from headway.train.microbatch_pool import MicrobatchPool
-    from headway.train.tasks import text_tasks
-
-    spec, task = source.spec, text_tasks()[str(config.task)]
-    data, length = config.data, config.context
-    found_model = build_model(source, dtype=dtype, backend=backend)
-    assert isinstance(found_model, (Decoder, Encoder))
-    attach_folders(found_model, adapters)
-    with progress(f"encoding {data}"):
-        opened = Text.read(data, source, framed=task.in_template)
-    with opened as text, MicrobatchPool(torch.get_num_threads()) as pool:
-        rows_of = task.rows(text.file, config, text.tokenizer, spec)
-        scored = f"{rows_of.targets(limit)} tokens" if isinstance(rows_of, Rows) else "masked tokens"
-        with progress(f"evaluating {scored} in rows of {length}") as advance:
-            found = evaluation.evaluate(found_model, rows_of, limit=limit, pool=pool, progress=advance)
-    check_finite(found.loss, found_model, str(source.path))
-    if length > spec.trained_context:
-        note(
-            f"rows of {length} tokens are longer than the {spec.trained_context} that this model was trained on: what "
-            "it predicts beyond them is in the loss; leave --context out for the rows that it knows"
-        )
-    report = {
-        "model": str(source.path),
-        "data": data,
-        "dtype": dtype_name(next(found_model.parameters()).dtype),
-        "context": length,
-        **attributes(found, "tokens", "text_bytes", "loss", "perplexity", "bits_per_byte", "accuracy"),
-        "tokens_per_s": found.tokens / found.seconds,
-        "positions": [attributes(b, "first", "last", "tokens", "loss", "accuracy") for b in found.positions],
-    }
-    hidden = {"model", "data", "positions", "accuracy" if spec.causal else "bits_per_byte"}
-    facts = [(name.replace("_", " "), value) for name, value in report.items() if name not in hidden]
-    before, more = ("tokens to look back on", ()) if spec.causal else ("tokens before it", ("accuracy",))
-    rows = [
-        (f"{b.first}-{b.last}", *attributes(b, "tokens", "loss", *more).values()) for b in found.positions
-    ]
-    columns = (before, "predictions", "nats per token", *more)
-    print_report(report, f"{table(('what', 'value'), facts)}\n\n{table(columns, rows)}", json)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from headway.report import duration, operations, size, table
@@ -72,14 +71,16 @@ def to_text(report: Report, spec: ModelSpec, would: Sequence[tuple[str, Report]]
 
 def _layer_table(layers: Sequence[LayerPlan], kind: str) -> str:
     """What each kind of layer gets: an encoder's have no cache."""
+    from headway.models.description import layer_numbers
+
     if kind == "encoder":
-        rows = [(_ranges(layer.layers), layer.pattern, _what(layer.prefill)) for layer in layers]
+        rows = [(layer_numbers(layer.layers), layer.pattern, _what(layer.prefill)) for layer in layers]
         return table(("encoder's layers", "pattern", "whole rows"), rows)
     return table(
         ("layers", "pattern", "cache", "slots", "KV stored", "KV read", "prompt", "one token"),
         [
             (
-                _ranges(layer.layers),
+                layer_numbers(layer.layers),
                 layer.pattern,
                 _what(layer.cache),
                 layer.slots,
@@ -122,15 +123,3 @@ def _work(report: Report) -> str:
             + ("memory: bytes / bandwidth" if report.bound == "memory" else "compute: FLOPs / peak")
         )
     return table(("work", "bytes", "operations", "time at best"), rows) + last
-
-
-def _ranges(layers: tuple[int, ...]) -> str:
-    """0-31, or 0,2,4..30: numbers, abbreviated."""
-    if len(layers) == 1:
-        return str(layers[0])
-    steps = {b - a for a, b in pairwise(layers)}
-    if steps == {1}:
-        return f"{layers[0]}-{layers[-1]}"
-    if len(steps) == 1 and len(layers) > 2:
-        return f"{layers[0]},{layers[1]}..{layers[-1]}"
-    return ",".join(map(str, layers))

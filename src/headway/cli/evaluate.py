@@ -4,7 +4,7 @@ trained to do, or does tasks of lm-evaluation-harness."""
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from headway.cli._evaluation import print_records, print_text
+from headway.cli._evaluation import print_evaluation
 from headway.cli._options import Count, Model, Whole, says
 from headway.cli._shared import note, print_report, set_threads
 from headway.errors import ConfigError
@@ -81,7 +81,6 @@ def command(
     from headway.train.config_io import parse_overrides
     from headway.train.measure import measuring_settings
     from headway.train.tasks import task_of
-    from headway.train.text_config import TextConfig
 
     base, folders = with_base(model, adapter or ())
     source = load_folder(base)
@@ -93,10 +92,7 @@ def command(
     )
     kind, choice = source.choose_dtype(kind)
     note(f"in {choice}")
-    if isinstance(config, TextConfig):
-        print_text(source, folders, config, kind, limit, backend, json)
-    else:
-        print_records(source, folders, config, kind, limit, backend, json)
+    print_evaluation(source, folders, config, kind, limit, backend, json)
 
 
 def _harness(

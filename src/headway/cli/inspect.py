@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from headway.checkpoints import Inspection
     from headway.models import ModelSpec
 
+TOLD = ("layers", "order", "norm", "feed-forward", "heads", "scores", "biases", "embedding")
+"""What is said of a spec in the words of `headway diff`, besides what a folder alone knows."""
+
 
 def command(folder: Model, *, allow_pickle: bool = False, json: bool = False) -> None:
     """Spec, effective rotary frequencies and pairing, patterns by layer, sizes, dtype, tokenizer, contexts.
@@ -26,7 +29,7 @@ def command(folder: Model, *, allow_pickle: bool = False, json: bool = False) ->
 
 def text(found: "Inspection") -> str:
     """The report for people."""
-    from headway.models.description import biases
+    from headway.models.description import ASPECTS
 
     spec, limit, unused = found.spec, found.context_limit, found.unused
     longest = "runs beyond it too" if limit is None else f"refuses more than {limit:,}"
@@ -41,6 +44,7 @@ def text(found: "Inspection") -> str:
     ends = (
         f"{k.removesuffix('_token_id')} {v}" for k, v in found.generation.items() if k.endswith("_token_id")
     )
+    encoders = [] if spec.encoder is None else [spec.encoder]
     facts = [
         ("family", f"{spec.family}{stored_as}; transformers {found.transformers}"),
         ("kind", f"{found.kind}; gives {found.gives}"),
@@ -48,14 +52,15 @@ def text(found: "Inspection") -> str:
         ("stored", f"{size(found.stored_bytes)} in {files}: {tensors}"),
         *([("weights", found.weights)] if found.weights is not None else []),
         ("runs in", found.runs_in),
-        ("shape", _shape(spec)),
-        ("heads", _heads(spec)),
-        ("biases", biases(spec)),
-        ("norms", _norms(spec)),
+        *((name, ASPECTS[name].words(spec)) for name in TOLD),
         ("context", f"{spec.trained_context:,} tokens{scaled}; {longest}"),
         ("keys, values", _kept(found)),
         ("patterns", f"\n{' ' * 17}".join(patterns)),
-        *(("encoder", line) for line in _encoder(spec.encoder)),
+        *(
+            ("encoder", ASPECTS[name].words(inner))
+            for inner in encoders
+            for name in (*TOLD, "patterns", "positions")
+        ),
         ("not used", ", ".join(unused[:6]) + more),
         ("labels", ", ".join(spec.head.labels)),
         *_positions(found),
@@ -95,49 +100,12 @@ def _facts(spec: "ModelSpec") -> dict[str, Any]:
     return {**vars(spec), "patterns": [str(p) for p in spec.patterns], "encoder": other}
 
 
-def _shape(spec: "ModelSpec") -> str:
-    columns = f" of {spec.columns} columns" if spec.columns != spec.width else ""
-    types = f", {spec.token_types} token type{'s' * (spec.token_types > 1)}" if spec.token_types else ""
-    return (
-        f"{spec.layers} layers, width {spec.width}, feed-forward {spec.hidden} "
-        f"({'gated ' if spec.gated and spec.activation != 'silu' else ''}{spec.activation}), "
-        f"vocabulary {spec.vocab}{columns}{types}{', tied' if spec.tied else ''}"
-    )
-
-
-def _heads(spec: "ModelSpec") -> str:
-    from headway.models.description import heads
-
-    return (
-        heads(spec)
-        + (", queries and keys normed" if spec.qk_norm else "")
-        + (", projections of their own for global tokens" if spec.global_projections else "")
-        + (f", linear attention ({spec.linear})" if spec.linear is not None else "")
-    )
-
-
-def _norms(spec: "ModelSpec") -> str:
-    kind = "RMSNorm" if spec.norm == "rms" else "LayerNorm"
-    there = [f"{kind} {spec.order}"]
-    there += ["behind the embedding"] * spec.embedding_norm + ["behind the last layer"] * spec.final_norm
-    return f"{', '.join(there)}; eps {spec.norm_eps:g}"
-
-
 def _kept(found: "Inspection") -> str:
     kept, memory = found.kv_bytes_per_token, found.memory_bytes_per_token
     if found.kind == "encoder":
         return "none are kept: an encoder reads a text at once"
     per = "sums that do not grow with the text" if kept is None else f"{size(kept)} per token"
     return per if memory is None else f"{per} of the target, {size(memory)} per token of the source"
-
-
-def _encoder(spec: "ModelSpec | None") -> list[str]:
-    if spec is None:
-        return []
-    from headway.models.description import patterns_by_layer
-
-    seen = "; ".join(f"layers {layers}: {pattern}" for layers, pattern in patterns_by_layer(spec))
-    return [_shape(spec), _heads(spec), _norms(spec), f"{seen}; {spec.positions}"]
 
 
 def models(*, json: bool = False) -> None:
