@@ -156,8 +156,8 @@ class PagedPast(PagedCall):
                     heads.k_scale, heads.v_scale = (scale.data_ptr() for scale in scales)
                     heads.scale_head = scales[0].stride(1)
         call = self.call
-        code = ctypes.addressof(call.program.contents)
-        plan_rows(code, call.instructions, self._queries.data_ptr(), count, self._runs, len(self._begin))
+        at, room = self._queries.data_ptr(), len(self._begin)
+        plan_rows(call.program, call.instructions, at, count, self._runs, room)
         self._describe(count, *cache.tensors)
 
     def _room(self, rows: int, pages: int) -> None:

@@ -97,7 +97,7 @@ def matrix_struct(
         kind, weights, step = c.COMPRESSED, matrix.data, 0
         starts, table = matrix.starts.data_ptr(), matrix.table
     elif isinstance(matrix, Nf4Matrix):
-        kind, weights, step, nf4 = c.NF4, matrix.codes, matrix.codes.shape[1], matrix.address
+        kind, weights, step, nf4 = c.NF4, matrix.codes, matrix.codes.shape[1], ctypes.pointer(matrix.struct)
     elif isinstance(matrix, BlockPanels):
         kind, weights, step = BLOCKS[matrix.bits], matrix.data, matrix.data.shape[1]
     else:

@@ -5,8 +5,6 @@ Legend: O outputs, I inputs.
 
 from __future__ import annotations
 
-import ctypes
-
 from torch import Tensor
 
 from headway.native import interface as c
@@ -39,8 +37,3 @@ class Nf4Matrix:
             values.data_ptr(), scales.data_ptr(), scale_values.data_ptr(), largest.data_ptr(),
             offset, first, scales.shape[1] if row is None else row,
         )  # fmt: skip
-
-    @property
-    def address(self) -> int:
-        """Of `struct`."""
-        return ctypes.addressof(self.struct)

@@ -137,7 +137,7 @@ class Arguments:
             queries=at.queries,
             keys=at.keys,
             plan=at.plan,
-            program=at.program,
+            program=ctypes.addressof(at.program),
             instructions=len(at.program) // 4,
             scores=scores,
             score_count=len(values),
