@@ -72,21 +72,26 @@ class _Ring:
     ) -> Gradients:
         """The same hops; the gradients of keys and values travel home, and are added there in the order of hops."""
         dtype = merged.lse.dtype
-        dq, dk, dv = (torch.zeros(t.shape, dtype=dtype, device=t.device) for t in (q, k, v))
+        widths = k.shape[3], v.shape[3]
+        dq, d_keys = (
+            torch.zeros(shape, dtype=dtype, device=q.device)
+            for shape in (q.shape, (*k.shape[:3], sum(widths)))
+        )
         sums = [torch.zeros_like(p) for p in parameters]
         arrive: Callable[[], None] = lambda: None  # noqa: E731
         for hop, keys in self._travel(k, v):
-            found: tuple[Tensor, Tensor] | None = None
+            found: Tensor | None = None
             if keys is not None:
                 call = self._over(q, keys, parameters)
                 made = gradients(self._select(call), call, merged, d_out, d_lse)
-                found = made.k[0].to(dtype), made.v[0].to(dtype)
+                found = torch.cat((made.k[0], made.v[0]), -1).to(dtype)
                 dq += made.q
                 for total, grad in zip(sums, made.parameters, strict=True):
                     total += grad
             arrive()
-            arrive = self._send_home(hop, found, dk, dv)
+            arrive = self._send_home(hop, found, d_keys)
         arrive()
+        dk, dv = d_keys.split(widths, -1)
         return Gradients(dq, [dk], [dv], sums)
 
     def _over(self, q: Tensor, keys: KeyValues, parameters: Sequence[Tensor]) -> Call:
@@ -122,58 +127,39 @@ class _Ring:
         rank = self.exchange.rank
         reader, owner = self._peers(hop)
         asked, read = self.plan.reads[reader][rank].slots, self.plan.reads[rank][owner]
-        sent = _packed(k[:, :, asked], v[:, :, asked]) if asked.numel() else None
-        room = _room(k, v, read.count)
+        sent = torch.cat((k[:, :, asked], v[:, :, asked]), -1) if asked.numel() else None
+        widths = k.shape[3], v.shape[3]
+        room = k.new_empty(*k.shape[:2], read.count, sum(widths)) if read.count else None
         wait = self.exchange.start(sent, reader, room, owner)
 
         def arrive() -> KeyValues | None:
             wait()
-            return None if room is None else KeyValues(*_unpacked(room, k, v), read.tokens)
+            if room is None:
+                return None
+            keys, values = room.split(widths, -1)
+            return KeyValues(keys, values, read.tokens)
 
         return arrive
 
-    def _send_home(
-        self, hop: int, found: tuple[Tensor, Tensor] | None, dk: Tensor, dv: Tensor
-    ) -> Callable[[], None]:
-        """Gradients of the keys that this rank read in a hop, to their owner; what is returned adds those of its own
-        keys that others read, to dk and dv."""
+    def _send_home(self, hop: int, found: Tensor | None, total: Tensor) -> Callable[[], None]:
+        """Gradients of the keys and values that this rank read in a hop, to their owner; what is returned adds those of
+        its own that others read, to their `total`."""
         rank = self.exchange.rank
         reader, owner = self._peers(hop)
         asked = self.plan.reads[reader][rank].slots
         if hop == 0:
             assert found is not None
-            dk += found[0]
-            dv += found[1]
+            total += found
             return lambda: None
-        room = _room(dk, dv, asked.shape[0])
-        wait = self.exchange.start(None if found is None else _packed(*found), owner, room, reader)
+        room = total.new_empty(*total.shape[:2], len(asked), total.shape[3]) if len(asked) else None
+        wait = self.exchange.start(found, owner, room, reader)
 
         def arrive() -> None:
             wait()
             if room is not None:
-                for total, grad in zip((dk, dv), _unpacked(room, dk, dv), strict=True):
-                    total[:, :, asked] += grad
+                total[:, :, asked] += room
 
         return arrive
-
-
-def _packed(k: Tensor, v: Tensor) -> Tensor:
-    """One message of two tensors."""
-    return torch.cat([k.flatten(), v.flatten()])
-
-
-def _room(k: Tensor, v: Tensor, count: int) -> Tensor | None:
-    """Where a message of so many slots of k and v is received; None for none."""
-    numbers = sum(t.shape[0] * t.shape[1] * count * t.shape[3] for t in (k, v))
-    return k.new_empty(numbers) if numbers else None
-
-
-def _unpacked(message: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """`_packed` back, by the rows, heads and widths of k and v."""
-    (rows, heads, _, width), others = k.shape, v.shape[3]
-    count = message.numel() // (rows * heads * (width + others))
-    first, second = message.split([rows * heads * count * width, rows * heads * count * others])
-    return first.view(rows, heads, count, width), second.view(rows, heads, count, others)
 
 
 class _Function(torch.autograd.Function):

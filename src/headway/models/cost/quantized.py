@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from headway.models.cost.adapters import linear_sizes
-from headway.models.cost.weights import parameters
+from headway.models.cost.weights import parameters, place_of
 from headway.models.quantize import WeightKind
 from headway.models.spec import ModelSpec
 from headway.native.panels import panel_bytes
@@ -47,7 +47,7 @@ def kept_bytes(spec: ModelSpec, kept: Kept) -> dict[str, int]:
     (`headway.models.quantize.quantize_model`), where scales lie with each 32 inputs."""
     e, saved = kept.dtype.itemsize, Counter[str]()
     for name, (count, nbytes) in _sizes(spec, kept.quantized).items():
-        saved[_place(spec, name)] += count * e - nbytes
+        saved[place_of(name)] += count * e - nbytes
     return {place: count * e - saved[place] for place, count in parameters(spec).items()}
 
 
@@ -61,12 +61,3 @@ def _sizes(spec: ModelSpec, quantized: Quantized | None) -> Mapping[str, tuple[i
         name: (o * i, panel_bytes(o, i, bits, group is not None and group < i))
         for name, (o, i) in linear_sizes(spec).items()
     }
-
-
-def _place(spec: ModelSpec, name: str) -> str:
-    """Where `parameters` counts the matrix of a layer."""
-    if name.endswith("embed_tokens") or name == "lm_head":
-        return "embedding" if name.endswith("embed_tokens") else "output layer"
-    if spec.encoder is not None and ".encoder." in f".{name}":
-        return "encoder"
-    return "feed-forward" if ".mlp." in name else "attention"

@@ -1,4 +1,4 @@
-"""Numbers in the weights and their bytes, counted from the spec.
+"""Numbers in the weights and their bytes, counted on modules without memory.
 
 Legend: M width, E columns of the embedding, L layers, H query heads, K kv heads, D per head, F width of the
 feed-forward, V vocab.
@@ -6,80 +6,80 @@ feed-forward, V vocab.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+
 import torch
 
 from headway.errors import ConfigError
+from headway.models.build import blank
 from headway.models.spec import ModelSpec
+from headway.positions import PerLayer
+
+PLACES: Mapping[str, str] = {
+    "encoder": r"^encoder\.",
+    "output layer": r"^(lm_)?head\b",
+    "positions": r"\bfrequency_offset\b|\bscores?\b",
+    "norms": "norm",
+    "embedding": r"\bembed_",
+    "feed-forward": r"\bmlp\b",
+    "attention": "attn",
+}
+"""Where parameters are, by their names: the first that is found there."""
+
+
+def place_of(name: str) -> str:
+    """Where `parameters` counts the parameter, or the layer, of that name."""
+    return next(place for place, pattern in PLACES.items() if re.search(pattern, name))
+
+
+@lru_cache(maxsize=128)
+def parameter_sizes(spec: ModelSpec) -> Mapping[str, int]:
+    """Numbers in each parameter of a stack, its head and its embedding, by name. Layers are alike but for their
+    positions: those of all of them together stand under the name of the first."""
+    found = Counter[str]()
+    schemes = Counter(spec.layer_positions)
+    for number, (scheme, layers) in enumerate(schemes.items()):
+        positions = spec.positions if len(schemes) == 1 else PerLayer((scheme,))
+        with torch.device("meta"):
+            model = blank(replace(spec, layers=1, patterns=spec.patterns[:1], positions=positions))
+        for name, parameter in model.named_parameters():
+            if place_of(name) != "encoder":
+                found[name] += parameter.numel() * (layers if ".layers." in name else number == 0)
+    return found
 
 
 def parameters(spec: ModelSpec) -> dict[str, int]:
     """Numbers in the weights, by where they are; their sum is `parameter_count`.
 
-        embedding      V E  (and the tables of `Learned` and of token types, and E M + M where E is not M)
-        attention      L (M D (H + K + K) + H D M)      plus biases; q, k and v twice with
-                       `global_projections`; all of it twice in the decoder of an encoder-decoder
-        feed-forward   L 3 M F, or 2 M F not gated      plus biases, where F > 0
-        norms          (2 L + 1) M                      plus 2 L D with qk_norm; L M fewer in order "joint" and where
-                       F = 0, L M more beside an encoder; M fewer without final_norm, E more with embedding_norm; twice
-                       with norm_bias
+        embedding      V E, tables of `Learned` and of token types, and what projects E columns to M
+        attention      L (M D (H + K + K) + H D M), biases, cross-attention, projections of global tokens
+        feed-forward   L 3 M F, or 2 M F not gated, and biases
+        norms          M for each, E behind an embedding, D on queries and on keys; twice with norm_bias
         positions      trained angles and tables of scores
-        output layer   V E, or 0 when tied              plus biases, and what else the head has
+        output layer   V E, or 0 when tied, biases, and what else the head has
         encoder        all of the encoder's, without a shared embedding
 
-    E is M unless `embedding_width` says otherwise. Patterns have none.
+    Patterns have none.
     """
-    m, h, k, d, f, e = spec.width, spec.heads, spec.kv_heads, spec.head_dim, spec.hidden, spec.columns
-    qkv = (m + spec.qkv_bias) * d * (h + 2 * k)
-    attention = qkv * (1 + spec.global_projections) + h * d * m + m * spec.out_bias
-    cross = spec.encoder is not None
-    forward = (2 + spec.gated) * m * f + ((1 + spec.gated) * f + m) * (spec.mlp_bias and f > 0)
-    per_norm = 1 + spec.norm_bias
-    norms = m * (spec.layers * (1 + (spec.order != "joint" and f > 0) + cross) + spec.final_norm)
-    norms += e * spec.embedding_norm
-    found = {
-        "embedding": (spec.vocab + spec.positions.rows + spec.token_types) * e + (e * m + m) * (e != m),
-        "attention": spec.layers * (attention + cross * (qkv + h * d * m + m * spec.out_bias)),
-        "feed-forward": spec.layers * forward,
-        "norms": norms * per_norm + 2 * spec.layers * d * spec.qk_norm * (1 + cross),
-        "positions": _position_parameters(spec),
-        "output layer": _head_parameters(spec),
-    }
+    found = dict.fromkeys(("embedding", "attention", "feed-forward", "norms"), 0)
+    found |= {"positions": 0, "output layer": 0}
+    for name, size in parameter_sizes(spec).items():
+        found[place_of(name)] += size
     if spec.encoder is not None:
         shared = spec.encoder.vocab * spec.encoder.columns if spec.shared_embedding else 0
         found["encoder"] = parameter_count(spec.encoder) - shared
-    return {name: n for name, n in found.items() if n or name not in ("positions", "encoder")}
+    return {name: n for name, n in found.items() if n or name != "positions"}
 
 
 def block_parameters(spec: ModelSpec) -> int:
-    """Numbers in a block of `spec`, without positions and its norms' share of what lies outside."""
-    found = parameters(spec)
-    outside = spec.width * spec.final_norm + spec.columns * spec.embedding_norm
-    return (
-        found["attention"] + found["feed-forward"] + found["norms"] - outside * (1 + spec.norm_bias)
-    ) // spec.layers
-
-
-def _head_parameters(spec: ModelSpec) -> int:
-    head, m, e = spec.head, spec.width, spec.columns
-    if head.task == "lm":
-        return spec.vocab * (m * (not spec.tied) + spec.output_bias)
-    if head.task == "masked-lm":
-        inner = e if head.dense is not None else m
-        dense = (m * e + e + e * (1 + spec.norm_bias)) if head.dense is not None else 0
-        return dense + spec.vocab * (inner * (not spec.tied) + spec.output_bias)
-    return (m * m + m) * (head.dense is not None) + (m + 1) * head.outputs
-
-
-def _position_parameters(spec: ModelSpec) -> int:
-    total = 0
-    for i, scheme in enumerate(spec.layer_positions):
-        if scheme.marks == "queries and keys":
-            total += scheme.trained_numbers(spec.head_dim)
-        elif scheme.marks == "scores" and (i == 0 or not scheme.shared):
-            with torch.device("meta"):
-                steps = scheme.scores(spec.heads, spec.head_dim, not spec.causal)
-            total += sum(t.numel() for s in steps for t in s.parameters if isinstance(t, torch.nn.Parameter))
-    return total
+    """Numbers in a block of `spec`, without positions."""
+    sizes = parameter_sizes(spec).items()
+    inside = [n for name, n in sizes if ".layers." in name and place_of(name) != "positions"]
+    return sum(inside) // spec.layers
 
 
 def parameter_count(spec: ModelSpec) -> int:
