@@ -50,8 +50,7 @@ def command(
     from headway.cache import kv_dtype
     from headway.errors import ConfigError
     from headway.models.cost import Machine
-    from headway.models.cost.alternatives import what_fits
-    from headway.models.cost.planning import plan
+    from headway.models.cost.planning import plan, what_fits
     from headway.models.cost.processes import process_shares, whole_vocabs
     from headway.models.difference import BF16
     from headway.models.quantize import weight_kind

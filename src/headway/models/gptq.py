@@ -9,8 +9,6 @@ Legend: I inputs, O outputs, G groups of inputs.
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 
@@ -22,32 +20,27 @@ BLOCK = 128
 """Inputs whose errors are gathered before those behind them are changed."""
 
 
-def gptq(
-    weight: Tensor, hessian: Tensor, bits: int, group: int | None = None, *, sort: bool = True
-) -> QuantizedMatrix:
+def gptq(weight: Tensor, hessian: Tensor, bits: int, group: int | None = None) -> QuantizedMatrix:
     """Symmetric codes of weights [O, I], given H [I, I] of the inputs.
 
-    Scales are those of `quantize_clipped`. With `sort`, inputs are rounded from the largest H[i, i] to the smallest
-    (their "act-order") under the scales of the weights as they were; groups stay those of neighbours. Without, a
-    group's scales are chosen when its first input is reached. The factor is computed in float64, the rest in float32,
-    or in float64 where the weights are. Raises ConfigError for an H that is not finite."""
+    Scales are those of `quantize_clipped`. Inputs are rounded from the largest H[i, i] to the smallest (their
+    "act-order") under the scales of the weights as they were; groups stay those of neighbours. The factor is computed
+    in float64, the rest in float32, or in float64 where the weights are. Raises ConfigError for an H that is not
+    finite."""
     outputs, inputs = weight.shape
     each = min(group or inputs, inputs)
     w = weight.to(torch.promote_types(weight.dtype, torch.float32), copy=True)
     w[:, hessian.diagonal() == 0] = 0  # what is never seen may be anything
     scale = quantize_clipped(w, bits, each).scale
-    order = hessian.diagonal().argsort(descending=True) if sort else torch.arange(inputs)
+    order = hessian.diagonal().argsort(descending=True)
     factor = inverse_factor(hessian[order][:, order]).to(w.dtype)
     w, groups = w[:, order], order // each
     codes = torch.empty(outputs, inputs, dtype=torch.uint8)
-    fixed = sort or each == inputs
-    for first, last in _blocks(inputs, inputs if fixed else each):
+    for first in range(0, inputs, BLOCK):
+        last = min(first + BLOCK, inputs)
         errors = w.new_empty(outputs, last - first)
         for i in range(first, last):
-            g = groups[i]
-            if not fixed and i % each == 0:
-                scale[:, g] = quantize_clipped(w[:, i : i + each], bits).scale[:, 0]
-            one = round_weights(w[:, i : i + 1], scale[:, g, None], None, bits, 1)
+            one = round_weights(w[:, i : i + 1], scale[:, groups[i], None], None, bits, 1)
             codes[:, order[i]] = one.codes[:, 0]
             e = (w[:, i] - one.dequantize(w.dtype)[:, 0]) / factor[i, i]
             w[:, i + 1 : last].addr_(e, factor[i, i + 1 : last], alpha=-1)
@@ -69,12 +62,3 @@ def inverse_factor(hessian: Tensor) -> Tensor:
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(h))
     factor: Tensor = torch.linalg.cholesky(inverse, upper=True)
     return factor
-
-
-def _blocks(inputs: int, each: int) -> list[tuple[int, int]]:
-    """[first, last) of blocks of up to `BLOCK` inputs, in which whole groups of `each` lie, or which lie in one."""
-    if each <= BLOCK:
-        starts = [*range(0, inputs, BLOCK // each * each)]
-    else:
-        starts = [i for g in range(0, inputs, each) for i in range(g, min(g + each, inputs), BLOCK)]
-    return [*pairwise([*starts, inputs])]

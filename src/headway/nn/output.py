@@ -1,20 +1,35 @@
 """Losses of an output layer, without ever holding all logits.
 
-Legend: M width of the states, V vocab.
+Where ranks share the vocabulary, each makes the logits of its ids: of the softmax, ranks merge the logarithm of their
+sums of exponentials, as `Partial` does (Shoeybi et al. 2019, section 3).
+
+Legend: N targets, M width of the states, V vocab, R ranks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from headway.nn.cross_entropy import IGNORE_INDEX, Losses, chunked_cross_entropy, fused_cross_entropy
+from headway.nn.cross_entropy import (
+    IGNORE_INDEX,
+    Losses,
+    chunked_cross_entropy,
+    fused_cross_entropy,
+    rows_entropy,
+)
 from headway.nn.linear import Linear
-from headway.nn.vocab_parallel import VocabEntropy
+from headway.nn.share import Share, placed
 from headway.nn.weights import Plain
+from headway.parallel import TensorParallel
 
 SPARSE = 0.25
+AT_ONCE = 1 << 20
+"""Numbers that are scaled at a time."""
 
 
 def output_cross_entropy(
@@ -55,3 +70,103 @@ def output_cross_entropy(
         return fused_cross_entropy(x, layer.matrix, targets, bias=layer.bias, **how)
     logits = layer if layer.share is None else layer.local
     return chunked_cross_entropy(x, targets, logits, vocab, label_smoothing=label_smoothing, **how)
+
+
+@dataclass(frozen=True)
+class VocabEntropy:
+    """Cross entropy where this rank makes the logits of its ids alone.
+
+    Attributes:
+        share: of the output layer.
+        vocab: V.
+    """
+
+    share: Share
+    vocab: int
+
+    @property
+    def tensor(self) -> TensorParallel:
+        """The ranks."""
+        return self.share.tensor
+
+    @property
+    def own(self) -> range:
+        """This rank's ids."""
+        return self.share.part(self.vocab)
+
+    def rows(
+        self, logits: Tensor, bias: Tensor | None, targets: Tensor, gradient: bool, hits: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """`rows_entropy` of this rank's logits [N, V / R]: by its kernels, for the largest as if it were the target,
+        whose logit is known; then rows are scaled to the sum of all ranks, and the targets put in."""
+        keep = targets != IGNORE_INDEX
+        at, mine = placed(targets.clamp_min(0), self.own)
+        mine &= keep
+        exact = torch.promote_types(logits.dtype, torch.float32)
+        biased = logits if bias is None else logits.to(exact) + bias
+        best, best_at = (found.unsqueeze(1) for found in biased.max(-1))
+        best = best.to(exact)
+        target = biased.gather(1, at[:, None]).to(exact)
+        del biased
+        behind, d_logits = rows_entropy(
+            logits, bias, best_at[:, 0].masked_fill(~keep, IGNORE_INDEX), gradient, None
+        )
+        own = best + behind[:, None]
+        sent = [own, target.masked_fill(~mine[:, None], 0.0)]
+        if hits is not None:
+            sent += [best, (best_at + self.own.start).to(exact)]
+        found = torch.stack(self.tensor.exchange.gather(torch.cat(sent, 1)))
+        lse = found[..., 0].logsumexp(0)
+        losses = torch.where(keep, lse - found[..., 1].sum(0), 0.0)
+        if hits is not None:
+            first = found[..., 2].argmax(0, keepdim=True)  # of equals the smallest id
+            torch.logical_and(keep, found[..., 3].gather(0, first)[0] == targets, out=hits)
+        if gradient:  # that of rows which are not kept is 0
+            lse, keep, mine = lse[:, None], keep[:, None], mine[:, None]
+            scale_rows(d_logits, (own - lse).exp())
+            d_best = torch.where(keep, (best - lse).exp(), 0.0)
+            d_logits.scatter_(1, best_at, d_best.to(d_logits.dtype))
+            d_target = torch.where(mine, (target - lse).exp() - 1, d_logits.gather(1, at[:, None]))
+            d_logits.scatter_(1, at[:, None], d_target.to(d_logits.dtype))
+        return losses, d_logits
+
+    def chunk(
+        self,
+        x: Tensor,
+        targets: Tensor,
+        logits: Callable[[Tensor], Tensor],
+        label_smoothing: float,
+        hits: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """`chunk_entropy` of this rank's logits."""
+        raw = logits(x)
+        raw = raw.to(torch.promote_types(raw.dtype, torch.float32))
+        ignored = targets == IGNORE_INDEX
+        at, mine = placed(targets.clamp_min(0), self.own)
+        with torch.no_grad():
+            best, best_at = raw.max(-1)
+            sent = torch.stack((best, (best_at + self.own.start).to(best.dtype)))
+            every = torch.stack(self.tensor.exchange.gather(sent))
+            largest, first = every[:, 0].max(0).values, every[:, 0].argmax(0, keepdim=True)
+            found = (every[:, 1].gather(0, first)[0] == targets) & ~ignored if hits else None
+        target = raw.gather(1, at[:, None])[:, 0].masked_fill(~mine, 0.0)
+        sums = [(raw - largest[:, None]).exp().sum(-1), target, *([raw.sum(-1)] if label_smoothing else [])]
+        exp_sum, target, *of_all = self.tensor.leave(torch.stack(sums)).unbind()
+        lse = largest + exp_sum.log()
+        each = (lse - target).masked_fill(ignored, 0.0)
+        nats = each.sum()
+        if not of_all:
+            return nats, nats, each, found
+        even = (self.vocab * lse - of_all[0]).masked_fill(ignored, 0.0).sum()
+        return (1 - label_smoothing) * nats + even * (label_smoothing / self.vocab), nats, each, found
+
+
+def scale_rows(x: Tensor, by: Tensor) -> None:
+    """x *= by, of x [N, V] and float32 or wider by [N, 1], rounded once; bf16 a few rows at a time, since torch is slow
+    where dtypes are mixed."""
+    if x.dtype == by.dtype:
+        x *= by
+        return
+    step = max(1, AT_ONCE // x.shape[1])
+    for some, factors in zip(x.split(step), by.split(step), strict=True):
+        some.copy_(some.to(by.dtype).mul_(factors))

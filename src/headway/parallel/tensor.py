@@ -48,12 +48,12 @@ class TensorParallel:
 
     def enter(self, x: Tensor) -> Tensor:
         """x; in the backward the sum over ranks."""
-        y: Tensor = _Enter.apply(x, self.exchange)  # type: ignore[no-untyped-call]
+        y: Tensor = _Sum.apply(x, self.exchange, False)  # type: ignore[no-untyped-call]
         return y
 
     def leave(self, x: Tensor) -> Tensor:
         """The sum of x over ranks; in the backward nothing."""
-        y: Tensor = _Leave.apply(x, self.exchange)  # type: ignore[no-untyped-call]
+        y: Tensor = _Sum.apply(x, self.exchange, True)  # type: ignore[no-untyped-call]
         return y
 
     def join(self, x: Tensor) -> Tensor:
@@ -141,26 +141,17 @@ class Shards:
         return self
 
 
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, exchange: Exchange) -> Tensor:
-        ctx.exchange = exchange
-        return x.view_as(x)
+class _Sum(torch.autograd.Function):
+    """The sum over ranks, forward or backward; nothing in the other direction."""
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _Leave.apply(grads[0], ctx.exchange), None  # type: ignore[no-untyped-call]
-
-
-class _Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, exchange: Exchange) -> Tensor:
-        ctx.exchange = exchange
-        return exchange.sum(x)
+    def forward(ctx: Any, x: Tensor, exchange: Exchange, forward: bool) -> Tensor:
+        ctx.exchange, ctx.back = exchange, not forward
+        return exchange.sum(x) if forward else x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _Enter.apply(grads[0], ctx.exchange), None  # type: ignore[no-untyped-call]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return _Sum.apply(grads[0], ctx.exchange, ctx.back), None, None  # type: ignore[no-untyped-call]
 
 
 class _Join(torch.autograd.Function):

@@ -1,7 +1,14 @@
 """What a model costs, counted from its spec before it is built: functions of a `ModelSpec`."""
 
 from headway.models.cost.activations import activation_bytes
-from headway.models.cost.adapters import adapter_parameters, frozen_bytes, trained_bytes
+from headway.models.cost.kept import (
+    Codes,
+    Kept,
+    adapter_parameters,
+    frozen_bytes,
+    kept_bytes,
+    trained_bytes,
+)
 from headway.models.cost.operations import (
     attention_pairs,
     cache_slots,
@@ -18,7 +25,6 @@ from headway.models.cost.operations import (
 )
 from headway.models.cost.peak import training_bytes
 from headway.models.cost.planning import plan
-from headway.models.cost.quantized import Codes, Kept, kept_bytes
 from headway.models.cost.report import LayerPlan, Machine, Report
 from headway.models.cost.weights import (
     matrix_weights,

@@ -5,6 +5,7 @@ Legend: n tokens of a row, B rows.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -14,7 +15,7 @@ from headway.cache import choose_cache
 from headway.choice import Choice
 from headway.errors import ConfigError
 from headway.models.cost.activations import Scores
-from headway.models.cost.adapters import adapter_parameters
+from headway.models.cost.kept import Kept, Quantized, adapter_parameters, kept_bytes
 from headway.models.cost.operations import (
     cache_slots,
     decode_flops,
@@ -25,9 +26,9 @@ from headway.models.cost.operations import (
     receptive_field,
 )
 from headway.models.cost.peak import first_pass_bytes, trained_bytes_each, training_bytes
-from headway.models.cost.quantized import Kept, Quantized, kept_bytes
 from headway.models.cost.report import LayerPlan, Machine, Report
 from headway.models.cost.weights import parameter_count, parameters, weight_bytes_read
+from headway.models.quantize import KINDS
 from headway.models.spec import ModelSpec
 from headway.nn import Lora
 from headway.nn.block import Checkpointing
@@ -35,6 +36,8 @@ from headway.patterns import Pattern
 
 MOST = 2**40
 """Tokens of all rows together: numbers of tensors that stand for them are 64-bit."""
+PROMPT_CHUNK = 512
+"""Tokens of a prompt that `what_fits` reads at a time: enough for products at full speed."""
 
 
 def plan(
@@ -156,11 +159,33 @@ def plan(
         tokens_per_second=rate,
         prefill_flops=prefill,
         prefill_seconds=prefill / machine.peak,
-        notes=(
-            *_notes(spec, context, machine),
-            *_quantized_note(quantized),
-        ),
+        notes=_notes(spec, context, machine, quantized),
     )
+
+
+def what_fits(found: Report, again: Callable[..., Report]) -> Iterator[tuple[str, Report]]:
+    """Options of `headway plan` with which a plan that does not fit does, and that plan: prompts in chunks, which
+    change no result, fewer bits, one row, and the longest of a half, a quarter, ... of the context. `again` plans the
+    same model on the same machine, with some keyword arguments of `plan` replaced."""
+    int8: dict[str, object] = {} if found.kind == "encoder" else {"kv_dtype": torch.int8}
+    kv = " --kv-cache-dtype int8" if int8 else ""
+    tries: dict[str, dict[str, object]] = {
+        f"--prefill-chunk {PROMPT_CHUNK}": {"prefill_chunk": PROMPT_CHUNK} if found.kind == "decoder" else {},
+        "--kv-cache-dtype int8": int8,
+        "--batch 1": {} if found.batch == 1 else {"batch": 1},
+        "--weights int8": {"quantized": KINDS["int8"]},
+        "--weights int4": {"quantized": KINDS["int4"]},
+        f"--weights int4{kv}": {"quantized": KINDS["int4"], **int8} if int8 else {},
+    }
+    for option, changed in tries.items():
+        if changed and (other := again(**changed)).fits:
+            yield option, other
+    context = found.context // 2
+    while context:
+        if (other := again(context=context)).fits:
+            yield f"--context {context}", other
+            return
+        context //= 2
 
 
 def _backend(
@@ -235,7 +260,7 @@ def _layer_plan(
     )
 
 
-def _notes(spec: ModelSpec, context: int, machine: Machine) -> tuple[str, ...]:
+def _notes(spec: ModelSpec, context: int, machine: Machine, quantized: Quantized | None) -> tuple[str, ...]:
     notes = []
     if context > spec.trained_context:
         notes.append(
@@ -255,8 +280,6 @@ def _notes(spec: ModelSpec, context: int, machine: Machine) -> tuple[str, ...]:
     notes.append(
         "speeds are roofs (the measured bandwidth and matrix product of this machine); real runs stay below"
     )
+    if quantized is not None:
+        notes.append(f"weights are {quantized}; training is without that")
     return tuple(notes)
-
-
-def _quantized_note(quantized: Quantized | None) -> tuple[str, ...]:
-    return () if quantized is None else (f"weights are {quantized}; training is without that",)
