@@ -62,8 +62,6 @@ SUBCOMMANDS = [
     "convert",
     "surgery",
     "quantize",
-    "download",
-    "push",
     "show",
     "models",
     "inspect",

@@ -1,4 +1,4 @@
-"""Models from the Hub and to it, with the Hub's errors in our words; the Hub is a fake."""
+"""Models from the Hub, and the Hub's errors in our words; the Hub is a fake."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import errors
 
 from headway.checkpoints import save_folder
-from headway.checkpoints.hub import asking, card, download, push
+from headway.checkpoints.hub import asking
 from headway.checkpoints.remote import local_model
 from headway.cli import run
 from headway.errors import CheckpointError, ConfigError, HubError
@@ -58,88 +58,6 @@ def http(kind: Any, code: int) -> Exception:
 def test_errors_of_the_hub_say_what_to_do(make: Callable[[], Exception], message: str) -> None:
     with pytest.raises(HubError, match=rf"^o/n: .*{message}"), asking("o/n"):
         raise make()
-
-
-@pytest.fixture
-def fetched(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What was asked of a Hub whose repository has `files`."""
-    known: dict[str, Any] = {"files": ["config.json", "model.safetensors", "pytorch_model.bin"]}
-
-    def snapshot(name: str, **given: Any) -> str:
-        known.update(name=name, **given)
-        if given["local_dir"] is not None:
-            (given["local_dir"] / ".cache").mkdir(parents=True, exist_ok=True)
-            (given["local_dir"] / "config.json").write_text("{}")
-        return str(given["local_dir"] or "/kept")
-
-    api = SimpleNamespace(list_repo_files=lambda name, revision: known["files"])
-    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: api)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    return known
-
-
-def test_a_model_is_fetched_without_its_pickles(
-    fetched: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "m"
-    assert run(["download", "o/n", "--out", str(folder), "--revision", "v1"]) == 0
-    assert capsys.readouterr().out == f"{folder}\n"
-    assert (fetched["name"], fetched["revision"]) == ("o/n", "v1")
-    assert not {"*.bin", "*.pth"} & {*fetched["allow_patterns"]}
-    assert download("o/n", folder) == folder  # again: only what is missing
-    assert download("o/n") == Path("/kept")
-    fetched["files"] = ["config.json", "pytorch_model.bin"]
-    with pytest.raises(
-        HubError, match=r"o/n: its weights are no safetensors .*pytorch_model.bin.*--allow-pickle"
-    ):
-        download("o/n")
-    download("o/n", allow_pickle=True)
-    assert {"*.bin", "*.pth"} <= {*fetched["allow_patterns"]}
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "thesis.txt").write_text("my own")
-    with pytest.raises(CheckpointError, match="other holds something already; choose another folder"):
-        download("o/n", tmp_path / "other")
-
-
-def test_a_model_is_published_with_a_card(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    calls: list[tuple[str, dict[str, Any]]] = []
-
-    class Api:
-        def create_repo(self, name: str, **given: Any) -> str:
-            calls.append(("create", {"name": name, **given}))
-            return f"https://hub/{name}"
-
-        def upload_file(self, **given: Any) -> None:
-            calls.append(("file", given))
-
-        def upload_folder(self, **given: Any) -> None:
-            calls.append(("folder", given))
-
-    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
-    folder = tmp_path / "m"
-    save_folder(folder, small(), tokenizer=byte_level())
-    assert run(["push", str(folder), "o/n", "--private"]) == 0
-    assert capsys.readouterr().out == "https://hub/o/n\n"
-    (_, made), (_, written), (_, sent) = calls
-    assert (made["name"], made["private"], made["exist_ok"]) == ("o/n", True, True)
-    text = written["path_or_fileobj"].decode()
-    assert text == card(folder, "o/n")
-    assert "llama, 36,640 parameters, 2 layers, context 64" in text
-    assert 'headway.load("o/n")' in text
-    names = {path.name for path in folder.iterdir()}
-    kept = {*huggingface_hub.utils.filter_repo_objects(names, allow_patterns=sent["allow_patterns"])}
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= kept
-    (folder / "README.md").write_text("mine")
-    push(folder, "o/n")
-    assert [name for name, _ in calls[3:]] == ["create", "folder"]
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "o/base"}')
-    assert "base_model: o/base" in card(tmp_path / "adapter", "o/a")
-    with pytest.raises(CheckpointError, match=r"config\.json"):
-        push(tmp_path, "o/n")
-    assert len(calls) == 5
 
 
 @pytest.fixture

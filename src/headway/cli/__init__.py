@@ -67,8 +67,6 @@ COMMANDS: dict[str, Command] = {
     "quantize": Command(
         "Weights of 8 or 4 bits; perplexity and KL, before and after", "headway.cli.quantize"
     ),
-    "download": Command("Fetch a model from the Hugging Face Hub", "headway.cli.hub:download"),
-    "push": Command("Publish a model or an adapter on the Hugging Face Hub", "headway.cli.hub:push"),
     "show": Command("Draw an attention pattern and report what it costs", "headway.cli.show"),
     "models": Command(
         "The published sizes by name, and how Chinese encoders compare", "headway.cli.inspect:models"
