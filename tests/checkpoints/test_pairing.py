@@ -61,7 +61,7 @@ def test_the_head_count_is_that_of_the_tensor():
     assert off(fill(turned, state)(ids()).detach(), want) > 1e-2
 
 
-def test_adapters_scales_and_fused_projections():
+def test_adapters_are_turned_as_weights_are():
     spec = spec_of(2)
     g = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(n * 6, 5, generator=g) for n in (4, 2, 2))
@@ -69,16 +69,12 @@ def test_adapters_scales_and_fused_projections():
         "l.q_proj.weight": q,
         "l.q_proj.lora_B.weight": q[:, :2],
         "l.q_proj.lora_A.weight": torch.randn(2, 24, generator=g),
-        "l.k_proj.scales": k[:, :1],
+        "l.k_proj.lora_magnitude_vector": k[:, 0],
         "l.v_proj.weight": v,
-        "l.qkv_proj.weight": torch.cat((q, k, v)),
     }
     new, _ = change_pairing({**state, "l.k_proj.weight": k}, spec, "adjacent")
     assert torch.equal(new["l.q_proj.lora_B.weight"], new["l.q_proj.weight"][:, :2])
-    assert torch.equal(new["l.k_proj.scales"], new["l.k_proj.weight"][:, :1])
-    assert torch.equal(
-        new["l.qkv_proj.weight"], torch.cat((new["l.q_proj.weight"], new["l.k_proj.weight"], v))
-    )
+    assert torch.equal(new["l.k_proj.lora_magnitude_vector"], new["l.k_proj.weight"][:, 0])
     assert new["l.q_proj.lora_A.weight"] is state["l.q_proj.lora_A.weight"]
     assert new["l.v_proj.weight"] is v
     with pytest.raises(CheckpointError, match=r"l\.q_proj\.g_idx: whether 'g_idx' lives in the basis"):

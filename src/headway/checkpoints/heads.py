@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from headway.errors import CheckpointError
@@ -25,20 +24,10 @@ _MODULES: Mapping[str, str | int] = {
     "k_global_proj": "kv_heads",
     "q_norm": 1,
     "k_norm": 1,
-    "qkv_proj": "fused",
 }
-# leaves whose first axis is the module's output: weights, biases, gains, adapters' second factor, scales per row
-_OUTPUT = (
-    "weight",
-    "bias",
-    "lora_B.weight",
-    "lora_B.default.weight",
-    "lora_magnitude_vector",
-    "weight_scale",
-    "scales",
-)
-# leaves that do not touch the output basis
-_INPUT = ("lora_A.weight", "lora_A.default.weight")
+# leaves whose first axis is the module's output: weights, biases, gains, what adapters have there
+_OUTPUT = ("weight", "bias", "lora_B.weight", "lora_magnitude_vector")
+_INPUT = "lora_A.weight"
 _NAME = re.compile(rf"(?:^|\.)({'|'.join(_MODULES)})\.(.+)$")
 _KEYS_VALUES = re.compile(r"(?:^|\.)(k_proj|v_proj)\.(weight|bias)$")
 
@@ -49,41 +38,35 @@ def change_pairing(
     """The same function in another rotary basis: (state, spec), tensors that need no change not copied; what
     is lazy stays so.
 
-    Permutes the rows of query and key weights [H*D, M] and [K*D, M], their biases, per-head norm gains [D],
-    the output side of adapters and per-row scales, the q and k parts of a fused qkv, each with the head
-    count of that tensor; with partial rotary only the rotated prefix. Exact: there and back gives the
-    identical bits. Raises CheckpointError for a part of a query or key projection that it does not know,
-    rather than leave it in the old basis.
+    Permutes the rows of query and key weights [H*D, M] and [K*D, M], their biases, per-head norm gains [D] and the
+    output side of adapters, each with the head count of that tensor; with partial rotary only the rotated prefix.
+    Exact: there and back gives the identical bits. Raises CheckpointError for a part of a query or key projection that
+    it does not know, rather than leave it in the old basis.
     """
     rotary = spec.positions
     if not isinstance(rotary, Rotary):
         raise CheckpointError(f"there is no rotary pairing to change: positions are {type(rotary).__name__}")
-    target, sizes = rotary.with_pairing(to), (spec.heads, spec.kv_heads, spec.kv_heads)
+    target = rotary.with_pairing(to)
     dims, new = target.rotated_dims(spec.head_dim), replace(spec, positions=target)
     if rotary.pairing == target.pairing:
         return state, new
     for name in state:
         found = _NAME.search(name)
-        if found is not None and found[2] not in (*_INPUT, *_OUTPUT):
+        if found is not None and found[2] not in (_INPUT, *_OUTPUT):
             raise CheckpointError(
                 f"cannot change the pairing of {name}: whether {found[2]!r} lives in the basis of the heads is not "
                 "known"
             )
 
-    def turned(part: Tensor, heads: int) -> Tensor:
-        return to_pairing(
-            part, heads=heads, head_dim=spec.head_dim, frm=rotary.pairing, to=target.pairing, dims=dims
-        )
-
     def change(name: str, tensor: Tensor) -> Tensor:
         found = _NAME.search(name)
-        if found is None or found[2] in _INPUT:
+        if found is None or found[2] == _INPUT:
             return tensor
-        if found[1] == "qkv_proj":
-            q, k, v = tensor.split([heads * spec.head_dim for heads in sizes])
-            return torch.cat((turned(q, spec.heads), turned(k, spec.kv_heads), v))
         heads = _MODULES[found[1]]
-        return turned(tensor, heads if isinstance(heads, int) else int(getattr(spec, heads)))
+        heads = heads if isinstance(heads, int) else int(getattr(spec, heads))
+        return to_pairing(
+            tensor, heads=heads, head_dim=spec.head_dim, frm=rotary.pairing, to=target.pairing, dims=dims
+        )
 
     return changed(state, change), new
 

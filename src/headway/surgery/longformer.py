@@ -64,7 +64,7 @@ def make_longformer(
         raise ConfigError(
             f"make_longformer: {len(each)} windows for {spec.layers} layers; give one, or one for each"
         )
-    patterns = tuple(from_foreign("huggingface attention_window", w) | Global() for w in each)
+    patterns = tuple(from_foreign("attention_window", w) | Global() for w in each)
     positions, family, pooled_dropout = spec.positions, spec.family, spec.pooled_dropout
     known = positions.size if isinstance(positions, Learned) else spec.trained_context
     if isinstance(context, bool) or not isinstance(context, int) or context < known:

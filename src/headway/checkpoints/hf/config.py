@@ -20,11 +20,10 @@ from headway.checkpoints.hf.layouts import (
 )
 from headway.checkpoints.hf.layouts.base import differing
 from headway.checkpoints.hf.layouts.pairs import marian_spec
-from headway.checkpoints.hf.windows import last_keys
 from headway.errors import ConfigError, unknown_model
 from headway.models import Head, ModelSpec
 from headway.patterns import Causal, Pattern, Window
-from headway.patterns.program import reads_globals
+from headway.patterns.program import interval, reads_globals
 from headway.positions import Rotary
 
 
@@ -142,8 +141,7 @@ def _shortest(spec: ModelSpec) -> ModelSpec:
 
 
 def _short(pattern: Pattern) -> Pattern:
-    try:
-        keys = last_keys(pattern)
-    except ConfigError:
+    bounds = interval(pattern)
+    if bounds is None or bounds[1] != 0:
         return pattern
-    return Causal() if keys is None else Window.last(keys)
+    return Causal() if bounds[0] is None else Window(bounds[0], 0)

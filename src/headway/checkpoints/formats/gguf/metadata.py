@@ -23,7 +23,7 @@ from headway.checkpoints.hf.headway_config import own_facts
 from headway.checkpoints.hf.layouts import Inexpressible, Layout
 from headway.checkpoints.hf.layouts.base import differing
 from headway.checkpoints.hf.layouts.rules import decoder_names
-from headway.checkpoints.hf.windows import from_foreign, last_keys_if_any
+from headway.checkpoints.hf.windows import from_foreign, last_keys
 from headway.errors import CheckpointError, ConfigError, did_you_mean
 from headway.models import ModelSpec
 from headway.patterns import Causal
@@ -94,12 +94,12 @@ def _layout(name: str, pairing: Pairing, biases: Collection[str], also: tuple[st
         return {
             "head_dim": (head_dim := lengths.pop()),
             "kv_heads": keys.whole(KV_HEADS, heads),
-            "patterns": from_foreign("huggingface sliding_window", keys.get(WINDOW)),
+            "patterns": from_foreign("sliding_window", keys.get(WINDOW)),
             "positions": read_rope(keys, head_dim, pairing, given.get(FACTORS)),
         }
 
     def write(spec: ModelSpec) -> dict[str, Any]:
-        windows = {last_keys_if_any(pattern) for pattern in spec.patterns}
+        windows = {last_keys(pattern) for pattern in spec.patterns}
         if len(windows) > 1:
             raise Inexpressible("windows")
         window = windows.pop()

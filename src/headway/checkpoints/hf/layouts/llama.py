@@ -20,7 +20,7 @@ from headway.checkpoints.hf.config_keys import (
 )
 from headway.checkpoints.hf.layouts.base import Inexpressible, Layout
 from headway.checkpoints.hf.layouts.tensors import OWN_NAMES
-from headway.checkpoints.hf.windows import from_foreign, last_keys_if_any
+from headway.checkpoints.hf.windows import from_foreign, last_keys
 from headway.errors import ConfigError, did_you_mean
 from headway.models import ModelSpec
 from headway.patterns import Causal, Pattern
@@ -76,7 +76,7 @@ def _read_windows(given: ConfigReader, windows: Windows, layers: int) -> tuple[P
     size, switch = given.get("sliding_window"), given.get("use_sliding_window")
     if windows == "late" and not given.flag("use_sliding_window"):
         size = None
-    windowed = from_foreign("huggingface sliding_window", size)
+    windowed = from_foreign("sliding_window", size)
     if windows != "late" and switch is False and size is not None:
         raise ConfigError(
             f"config.json: use_sliding_window is false, but sliding_window is {size}, and this family has no such "
@@ -124,7 +124,7 @@ def _write(spec: ModelSpec, *, windows: Windows, heads_divide: bool) -> dict[str
 
 
 def _write_windows(spec: ModelSpec, windows: Windows) -> dict[str, Any]:
-    each = [last_keys_if_any(pattern) for pattern in spec.patterns]
+    each = [last_keys(pattern) for pattern in spec.patterns]
     sizes = {size for size in each if size is not None}
     if windows == "none" and not sizes:
         return {}

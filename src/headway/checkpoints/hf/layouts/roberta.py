@@ -79,7 +79,7 @@ def _patterns(windows: object, layers: int) -> tuple[Pattern, ...]:
             "config.json: every layer of a longformer has an attention_window, got null; for one that sees all, "
             "take a window of twice the longest row"
         )
-    return tuple(from_foreign("huggingface attention_window", w) | Global() for w in each)
+    return tuple(from_foreign("attention_window", w) | Global() for w in each)
 
 
 def _write_longformer(spec: ModelSpec) -> dict[str, Any]:

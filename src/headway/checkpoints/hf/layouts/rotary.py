@@ -12,7 +12,7 @@ from headway.checkpoints.hf.config_keys import DECODER, OLD_GELU, Key, per_head,
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.rules import decoder_names, same
 from headway.checkpoints.hf.rope import DEFAULT_THETA, PARTIAL
-from headway.checkpoints.hf.windows import from_foreign, last_keys_if_any
+from headway.checkpoints.hf.windows import from_foreign, last_keys
 from headway.positions import Rotary
 
 NORMS = {name: name for name in ("input_layernorm", "post_attention_layernorm")}
@@ -104,9 +104,9 @@ STARCODER2 = Layout(
     ),
     rope="",
     read=lambda given, kind, fields: {
-        "patterns": from_foreign("huggingface sliding_window", given.get("sliding_window"))
+        "patterns": from_foreign("sliding_window", given.get("sliding_window"))
     },
-    write=lambda spec: {"sliding_window": last_keys_if_any(spec.patterns[0])},
+    write=lambda spec: {"sliding_window": last_keys(spec.patterns[0])},
     tensors=decoder_names(
         *("", "model.embed_tokens", "model.norm", "model.layers.#."),
         {
