@@ -15,7 +15,7 @@ import torch
 from headway.models import build
 from headway.patterns import Full
 from headway.positions import Rotary
-from headway_lab.explain import TOPICS, find_topic, masks, offset_task, residual_order
+from headway_lab.explain import TOPICS, find_topic, masks, offset_task
 from headway_lab.explain.contests import CONTESTS
 from headway_lab.explain.report import Report
 from headway_lab.explain.runs import Budget, Run, small
@@ -227,8 +227,7 @@ def nothing_remembered() -> Iterator[None]:
 
 
 def forget() -> None:
-    for module in (masks, residual_order):
-        module.measure.cache_clear()
+    masks.measure.cache_clear()
 
 
 def outcome(topic: str, given: Mapping[str, Any]) -> Report:

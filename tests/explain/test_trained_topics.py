@@ -250,7 +250,7 @@ def test_linear_attention_that_learns_nothing_is_not_seen() -> None:
     def cost(name: str, tokens: int, ms: float, size: float) -> Row:
         return {"attention": name, "tokens": tokens, "ms a step": ms, "MiB kept": size}
 
-    costs = [cost(name, n, n / 64, n) for name in linear_training.COLOURS for n in (64, 128)]
+    costs = [cost(name, n, n / 64, n) for name in linear_training.FORMS for n in (64, 128)]
     good = {name: made(2.0, 2.1) for name in linear_training.contenders()}
     learns, linear = "its loss falls below that of guessing without context", "bytes kept grow linearly"
     assert linear_training.judge(good, costs, 3.0, TOY).claims[learns]

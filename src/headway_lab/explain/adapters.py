@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
-from headway.draw import BLUE, GREY, ORANGE
 from headway.models import ModelSpec, build, catalog, cost
 from headway.nn import Adapter, Lora, attach, merge, unmerge
-from headway_lab.explain.report import Figure, Report, Rows, label_axes, label_ticks, panels
+from headway_lab.explain.figures import curves, panels
+from headway_lab.explain.report import Report, Rows
 
 RANKS = (1, 4, 16, 64)
 LARGE = "llama-2-7b"
@@ -78,15 +78,9 @@ def judge(rows: Rows) -> Report:
     )
 
 
-def draw(figure: Figure, report: Report) -> None:
-    """Left: bytes by rank. Right: what a trained adapter changes, and what merging it does."""
-    left, right = panels(figure, 9.5, 4)
-    ranks = report.column("rank")
-    left.plot(ranks, report.column("gradient and moments (GiB)"), "o-", color=BLUE, label="adapter")
-    left.axhline(report.rows[0]["of all (GiB)"], color=GREY, linestyle="--", label="the whole model")
-    label_axes(left, f"gradient and moments, {LARGE}", "rank", "GiB", {}, xscale="log", yscale="log")
-    right.plot(ranks, report.column("change with B"), "o-", color=ORANGE, label="adapter on or off")
-    right.plot(ranks, report.column("merged - apart"), "s-", color=BLUE, label="merged or apart")
-    label_axes(right, "largest difference of outputs", "rank", "", {}, xscale="log", yscale="log")
-    for axes in (left, right):
-        label_ticks(axes, ranks)
+SIZES = {"gradient and moments (GiB)": "o- blue", "of all (GiB)": "-- grey"}
+CHANGES = {"change with B": "o- orange", "merged - apart": "s- blue"}
+draw = panels(
+    curves("rank", SIZES, f"an adapter of {LARGE}", "GiB", log="xy"),
+    curves("rank", CHANGES, "largest difference of outputs", log="xy"),
+)

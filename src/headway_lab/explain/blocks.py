@@ -17,7 +17,8 @@ from headway.nn import RMSNorm
 from headway.positions import PositionScheme, Rotary
 from headway.report import table as text_table
 from headway_lab.explain.contests import draw_losses, gaps, listed, losses, rows
-from headway_lab.explain.report import Figure, Report, panels
+from headway_lab.explain.figures import panels
+from headway_lab.explain.report import Report
 from headway_lab.explain.runs import VOCAB, Budget, Runs, contend, small
 from headway_lab.explain.spread import gap, log_gap
 from headway_lab.profiling import in_turn, one_thread
@@ -119,7 +120,4 @@ def judge(runs: Runs, times: Mapping[str, Sequence[float]], budget: Budget) -> R
     )
 
 
-def draw(figure: Figure, report: Report) -> None:
-    """Losses of every rung and seed."""
-    title = "from the block of 2017 to LLaMA's (each against the one above)"
-    draw_losses(panels(figure, 8, 3.4, 1), report.rows, title)
+draw = panels(draw_losses("from the block of 2017 to LLaMA's (each against the one above)"))

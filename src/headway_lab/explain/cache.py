@@ -10,21 +10,11 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from headway.checkpoints.restore import as_decoder
-from headway.draw import BLUE, GREEN, RED
 from headway.errors import ConfigError
 from headway.models import Decoder, ModelSpec, build, cost
 from headway.patterns import Window
-from headway_lab.explain.report import (
-    LOG_LOG,
-    Figure,
-    Report,
-    Row,
-    Rows,
-    error_bars,
-    label_axes,
-    label_ticks,
-    panels,
-)
+from headway_lab.explain.figures import curves, panels
+from headway_lab.explain.report import Report, Row, Rows
 from headway_lab.explain.spread import log_gap
 from headway_lab.profiling import fastest, one_thread, power
 
@@ -84,7 +74,7 @@ def measure(full: Decoder, window: Decoder, ids: Tensor) -> tuple[list[Row], Tim
                     "model, no cache / cache": whole / found["cache"][0],
                     "ring slots": ring[0].slots,
                     **{
-                        f"{name} (ms{of})": 1e3 * pick(taken[-STEPS:])
+                        f"{name} (ms){of}": 1e3 * pick(taken[-STEPS:])
                         for name, taken in times.items()
                         for of, pick in (("", median), (", least", min), (", most", max))
                     },
@@ -155,26 +145,9 @@ def judge(rows: Rows, times: Times, off: float) -> Report:
     )
 
 
-def draw(figure: Figure, report: Report) -> None:
-    """Left: operations of a step's attention against T. Right: the measured time of a step, from least to most."""
-    left, right = panels(figure, 9, 3.8)
-    lengths = report.column("T")
-    for name, colour, aside in (("no cache", RED, 1), ("cache", BLUE, 0.95), ("ring", GREEN, 1.05)):
-        left.loglog(lengths, report.column(f"{name} (FLOPs)"), "o-", color=colour, label=name)
-        middle, least, most = (report.column(f"{name} (ms{of})") for of in ("", ", least", ", most"))
-        right.errorbar(
-            [aside * length for length in lengths],
-            middle,
-            error_bars(middle, least, most),
-            fmt="o",
-            color=colour,
-            capsize=3,
-            label=name,
-        )
-    label_axes(left, "attention in step T", "T", "operations", {})
-    label_axes(
-        right, "time of step T", "T", f"ms of one core\n(median, range of {STEPS} steps)", {}, **LOG_LOG
-    )
-    for axes in (left, right):
-        label_ticks(axes, lengths)
-    label_ticks(right, (1, 2, 5, 10, 20, 50), "y")
+FORMS = {"no cache": "o- red", "cache": "o- blue", "ring": "o- green"}
+WORK, TIME = ({f"{name} ({unit})": form for name, form in FORMS.items()} for unit in ("FLOPs", "ms"))
+draw = panels(
+    curves("T", WORK, "attention in step T", "operations", log="xy"),
+    curves("T", TIME, "time of step T", f"ms of one core\n(median, range of {STEPS} steps)", log="xy"),
+)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -10,13 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from headway.draw import BLUE, GREEN, GREY, ORANGE, RED
 from headway.errors import ConfigError
-from headway_lab.explain.report import Figure, Report, Rows, label_axes, label_ticks, mosaic, round_ticks
+from headway_lab.explain.figures import Figure, curves, panels
+from headway_lab.explain.report import Report, Rows
 
 SEED = 0
-COLOURS = (BLUE, RED, ORANGE, GREY, GREEN)
-WIDTHS = (4.0, 2.0, 4.0, 2.0, 1.5)  # where lines lie on one another, both are seen
 
 Layer = Callable[[Tensor, list[Tensor], int], Tensor]
 
@@ -201,32 +200,27 @@ def judge(rows: Rows, k: int, r: int) -> Report:
     )
 
 
+FORMS = dict(zip(layers_of(2, 2), ("o- blue", "o- red", "o- orange", "o- grey", "o- green"), strict=True))
+
+
 def draw(figure: Figure, report: Report) -> None:
-    """Operations, products in a chain, and path against n: lines the formulas, dots what was counted."""
+    """Operations, products in a chain, and path against n, at the larger width."""
     width = max(report.column("d"))
-    rows = [row for row in report.rows if row["d"] == width]
-    panes = mosaic(figure, 8.5, 6.6, "AB;C.")
-    for axes, (column, formula, title, y) in zip(panes, PANES, strict=True):
-        for name, colour, thick in zip(dict.fromkeys(report.column("layer")), COLOURS, WIDTHS, strict=True):
-            n, counts, lines = (
-                [row[c] for row in rows if row["layer"] == name] for c in ("n", column, formula)
-            )
-            axes.loglog(n, lines, color=colour, label=name, linewidth=thick)
-            axes.plot(n, counts, "o", color=colour, markersize=3 + thick)
-        label_axes(axes, title, "tokens n", y)
-        label_ticks(axes, n)
-    for axes in panes[1:]:
-        label_ticks(axes, [2**i for i in range(max(n).bit_length())], "y")
-    work = [row["formula"] for row in rows]
-    label_ticks(panes[0], round_ticks(min(work), max(work)), "y")
-    panes[0].set_title(f"operations of one layer, d = {width}")
-    figure.legend(
-        *panes[0].get_legend_handles_labels(), loc="center", bbox_to_anchor=(0.78, 0.27), fontsize=10
-    )
-
-
-PANES = (
-    ("multiply-adds", "formula", "", "multiply-adds"),
-    ("products in a chain", "chain, formula", "products that wait for one another", "products"),
-    ("path", "path, formula", "from the first token to the last", "layers or steps"),
-)
+    rows = tuple(row for row in report.rows if row["d"] == width)
+    beside = {"loc": "center left", "bbox_to_anchor": (1.2, 0.5)}
+    panels(
+        curves("n", FORMS, f"operations, d = {width}", of="multiply-adds", by="layer", log="xy", legend=None),
+        curves(
+            "n",
+            FORMS,
+            "that wait for one another",
+            of="products in a chain",
+            by="layer",
+            log="xy",
+            legend=None,
+        ),
+        curves(
+            "n", FORMS, "from the first token to the last", of="path", by="layer", log="xy", legend=beside
+        ),
+        layout="AB;C.",
+    )(figure, replace(report, rows=rows))

@@ -18,7 +18,8 @@ from headway.positions import (
     Sinusoidal,
     T5Bias,
 )
-from headway_lab.explain.report import Axes, Figure, Report, Rows, by_seed, panels
+from headway_lab.explain.figures import Axes, Figure, Panel, panels
+from headway_lab.explain.report import Report, Rows, by_seed
 from headway_lab.explain.runs import Budget, Run, Runs, contend, small
 from headway_lab.explain.spread import Gap, every, gap
 
@@ -62,22 +63,26 @@ def listed(found: Mapping[str, Gap]) -> str:
     return "; ".join(f"{name} {apart}" for name, apart in found.items())
 
 
-def draw_losses(axes: Axes, table: Rows, title: str) -> None:
+def draw_losses(title: str) -> Panel:
     """A bar from the least to the greatest loss for each contender, a dot for each seed, a line at the mean; what
     differs from what it is measured against is in colour."""
-    for at, row in enumerate(table):
-        colour = BLUE if row["against"] is None else (ORANGE if row["seen"] else GREY)
-        values = by_seed(row)
-        axes.plot([min(values), max(values)], [at, at], color=colour, alpha=0.35, linewidth=6)
-        axes.plot(values, [at] * len(values), "o", color=colour, markersize=4)
-        axes.plot([row["loss"]] * 2, [at - 0.3, at + 0.3], color=colour, linewidth=2)
-    axes.set_yticks(range(len(table)), [row["contender"] for row in table])
-    axes.invert_yaxis()
-    axes.set_xlabel(
-        "held-out loss (nats per byte); dots: seeds, orange: gap seen, grey: not seen", fontsize=9
-    )
-    axes.set_title(title)
-    axes.grid(visible=False, axis="y")
+
+    def draw(axes: Axes, report: Report) -> None:
+        table = [row for row in report.rows if row.get("loss")]
+        for at, row in enumerate(table):
+            colour = BLUE if row["against"] is None else (ORANGE if row["seen"] else GREY)
+            values = by_seed(row)
+            axes.plot([min(values), max(values)], [at, at], color=colour, alpha=0.35, linewidth=6)
+            axes.plot(values, [at] * len(values), "o", color=colour, markersize=4)
+            axes.plot([row["loss"]] * 2, [at - 0.3, at + 0.3], color=colour, linewidth=2)
+        axes.set_yticks(range(len(table)), [row["contender"] for row in table])
+        axes.invert_yaxis()
+        x = "held-out loss (nats per byte); dots: seeds, orange: gap seen, grey: not seen"
+        axes.set_xlabel(x, fontsize=9)
+        axes.set_title(title)
+        axes.grid(visible=False, axis="y")
+
+    return draw
 
 
 Claim = Callable[[Mapping[str, Gap]], bool | None]
@@ -92,7 +97,7 @@ class Contest:
     claims    sentences, and whether the gaps by contender show them
     layers    of the models; detail: more of the setting
     ranked    whether the finding lists the contenders by loss
-    title     of the figure; height: in inches
+    title     of the figure
     """
 
     schemes: Mapping[str, PositionScheme]
@@ -102,7 +107,6 @@ class Contest:
     detail: str = ""
     ranked: bool = False
     title: str
-    height: float
 
     QUICK: ClassVar[Mapping[str, Any]] = {"seeds": (0, 1), "steps": 20}
 
@@ -130,7 +134,7 @@ class Contest:
 
     def draw(self, figure: Figure, report: Report) -> None:
         """Losses of every contender and seed."""
-        draw_losses(panels(figure, 8, self.height, 1), report.rows, self.title)
+        panels(draw_losses(self.title))(figure, report)
 
 
 ROTARY, NONE = Rotary(pairing="halves"), NoPositions()
@@ -159,7 +163,6 @@ POSITIONS = Contest(
     },
     budget=Budget(),
     title="one switch, equal budgets: how positions are marked",
-    height=3.6,
 )
 
 # Asked by a reader of Su et al. 2021, not tried there.
@@ -178,7 +181,6 @@ ROTARY_LAYERS = Contest(
     },
     layers=4,
     title="which of 4 layers turn queries and keys",
-    height=3.0,
 )
 
 # Su et al. 2021: almost any smooth monotone choice would do, equal frequencies would not, and queries and keys alone
@@ -206,7 +208,6 @@ ROTARY_SWITCHES = Contest(
     detail="8 pairs a head, ",
     ranked=True,
     title="rotary: which frequencies, and whether values turn",
-    height=3.8,
 )
 
 CONTESTS = {"positions": POSITIONS, "rotary-layers": ROTARY_LAYERS, "rotary-switches": ROTARY_SWITCHES}

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from headway.draw import GREEN, GREY, RED
 from headway.models import EncoderDecoder, ModelSpec, build
 from headway.positions import Sinusoidal
-from headway_lab.explain.report import LOG_LOG, Figure, Report, Rows, curves, panels
+from headway_lab.explain.figures import curves, panels
+from headway_lab.explain.report import Report, Rows
 
 WIDTHS = (32, 64, 128, 256, 512, 1024)
 VOCAB, POSITIONS, STATES, SEED = 2000, 512, 256, 0
@@ -83,18 +83,9 @@ def judge(rows: Rows) -> Report:
     )
 
 
-def draw(figure: Figure, report: Report) -> None:
-    """Left: lengths against the width. Right: how much of the sum is the token."""
-    left, right = panels(figure, 9, 3.8)
-    lengths = {
-        "position, |PE|": ("|PE|", "s--", GREY),
-        "token, |e|": ("|e|", "o-", RED),
-        "token, |√M e|": ("|sqrt(M) e|", "o-", GREEN),
-    }
-    shares = {
-        "e + PE": ("share of the token", "o-", RED),
-        "√M e + PE": ("share, scaled", "o-", GREEN),
-    }
-    curves(left, report, "M", lengths, "lengths of what is added", "width M", "length", **LOG_LOG)
-    labels = ("share of the token in the sum", "width M", "share")
-    curves(right, report, "M", shares, *labels, xscale="log", ylim=(0, 1))
+LENGTHS = {"|PE|": "s-- grey", "|e|": "o- red", "|sqrt(M) e|": "o- green"}
+SHARES = {"share of the token": "o- red", "share, scaled": "o- green"}
+draw = panels(
+    curves("M", LENGTHS, "lengths of what is added", log="xy"),
+    curves("M", SHARES, "share of the token in the sum", log="x", ylim=(0, 1)),
+)

@@ -1,7 +1,7 @@
 """Rows longer than those of training: which marks of positions bear them. (Su et al. 2021; Press et al. 2021.)"""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from headway.data import Batch
@@ -11,7 +11,8 @@ from headway.nn import IGNORE_INDEX
 from headway.patterns import Window
 from headway.positions import DynamicNTK, LinearScaling, Rotary, YaRN
 from headway_lab.explain.contests import position_schemes
-from headway_lab.explain.report import Figure, Report, Row, label_axes, panels
+from headway_lab.explain.figures import Axes, Panel, label_axes, panels
+from headway_lab.explain.report import Report, Row
 from headway_lab.explain.runs import Budget, Run, Runs, contend, held_out_rows, mean_loss, small
 from headway_lab.explain.spread import every, gap
 from headway_lab.profiling import one_thread
@@ -111,20 +112,25 @@ def judge(found: Mapping[str, Sequence[list[float] | None]], budget: Budget) -> 
     )
 
 
-def draw(figure: Figure, report: Report) -> None:
-    """Left: loss against length for every scheme as trained. Right: rotary and what rescues it."""
-    left, right = panels(figure, 10.5, 4.2, sharey=True)
-    lengths = [k * BUDGET.tokens for k in TIMES]
-    for row in report.rows:
-        values = [float("nan") if (x := row[f"loss at {k} L"]) is None else x for k in TIMES]
-        name = row["contender"]
-        rotary = name.startswith("rotary")
-        style = {"color": INK} if name == "rotary" else {"linestyle": "--" if name == "none" else "-"}
-        for axes, wanted in ((left, not rotary or name == "rotary"), (right, rotary)):
-            if wanted:
-                axes.plot(lengths, values, marker="o", markersize=4, label=name, **style)
-    for axes, title in ((left, "as trained"), (right, "rotary, rescaled or windowed")):
+def lengths(title: str, wanted: Callable[[str], bool], y: str = "") -> Panel:
+    """Loss against length, of the contenders that are wanted."""
+
+    def draw(axes: Axes, report: Report) -> None:
+        for row in report.rows:
+            name, values = row["contender"], [row[f"loss at {k} L"] for k in TIMES]
+            style = {"color": INK} if name == "rotary" else {"linestyle": "--" if name == "none" else "-"}
+            if wanted(name):
+                found = [float("nan") if value is None else value for value in values]
+                axes.plot(TIMES, found, marker="o", markersize=4, label=name, **style)
         axes.set_xscale("log", base=2)
-        axes.set_xticks(lengths, [f"{k} L" for k in TIMES])
-        x, y = f"context (L = {BUDGET.tokens} bytes, as in training)", "loss of the same bytes (nats)"
-        label_axes(axes, title, x, y if axes is left else "", {"fontsize": 8})
+        axes.set_xticks(TIMES, [f"{k} L" for k in TIMES])
+        label_axes(axes, title, f"context (L = {BUDGET.tokens} bytes, as in training)", y, {"fontsize": 8})
+
+    return draw
+
+
+draw = panels(
+    lengths("as trained", lambda name: not name.startswith("rotary,"), "loss of the same bytes (nats)"),
+    lengths("rotary, rescaled or windowed", lambda name: name.startswith("rotary")),
+    sharey=True,
+)

@@ -3,7 +3,8 @@
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
+from string import ascii_uppercase
 
 import torch
 from matplotlib import colormaps
@@ -12,14 +13,15 @@ from torch import Tensor
 from headway.attention import attend, attention_weights
 from headway.cache import CacheSpec, KVCache, make_cache
 from headway.checkpoints.restore import as_decoder
-from headway.draw import BLUE, GREY, ORANGE
+from headway.draw import GREY
 from headway.errors import ConfigError
 from headway.heads import Heads
 from headway.models import ModelSpec, build, cost
 from headway.nn import Attention
 from headway.patterns import Causal
 from headway.tokens import Tokens
-from headway_lab.explain.report import Axes, Figure, Report, Row, Rows, error_bars, label_axes
+from headway_lab.explain.figures import Axes, Figure, Panel, bars, panels
+from headway_lab.explain.report import Report, Row, Rows
 from headway_lab.explain.spread import Gap, log_gap
 from headway_lab.profiling import fastest, one_thread
 
@@ -79,8 +81,8 @@ def measure(layout: Heads, context: int, seeds: Sequence[int], times: Sequence[f
             cost.weight_bytes_read(spec, torch.float32) + cost.kv_bytes_read(spec, context, torch.float32)
         ),
         "ms / token": 1e3 * median(times),
-        "least": 1e3 * min(times),
-        "most": 1e3 * max(times),
+        "ms / token, least": 1e3 * min(times),
+        "ms / token, most": 1e3 * max(times),
     }
 
 
@@ -205,38 +207,36 @@ def picture(layout: Heads) -> str:
     return "\n".join(line.rstrip() for line in (title, top, joint, below))
 
 
+def layout_of(row: Row) -> Panel:
+    """Query heads on top, each joined to the key/value head that it reads; a colour for each group, none twice."""
+    layout = Heads.of(row["query heads"], row["kv heads"])
+
+    def draw(axes: Axes, report: Report) -> None:
+        for k in range(layout.kv_heads):
+            colour = colormaps["turbo"]((k + 0.5) / layout.kv_heads)
+            own = range(k * layout.group, (k + 1) * layout.group)
+            for h in own:
+                axes.plot([h, fmean(own)], [1, 0], "-", color=GREY, linewidth=1)
+            axes.plot(own, [1] * layout.group, "s", color=colour, markersize=4)
+            axes.plot([fmean(own)], [0], "o", color=colour, markersize=6)
+        axes.set_title(f"{layout.kind}: {layout.query_heads} on {layout.kv_heads}", fontsize=9)
+        axes.set(ylim=(-0.3, 1.3), xticks=[], yticks=[0, 1], yticklabels=["k, v", "q"])
+        axes.grid(visible=False)
+
+    return draw
+
+
 def draw(figure: Figure, report: Report) -> None:
     """Above: who reads whom. Below: the cache, and bytes and time of one more token."""
-    figure.set_size_inches(max(9, 2.6 * len(report.rows)), 5.2)
-    above, below = figure.subfigures(2, 1, height_ratios=[1.0, 1.3])
-    layouts = [Heads.of(row["query heads"], row["kv heads"]) for row in report.rows]
-    for axes, layout in zip(above.subplots(1, len(layouts)), layouts, strict=True):
-        draw_layout(axes, layout)
-    names = [f"{layout.kind}\n{layout.kv_heads} kv" for layout in layouts]
-    left, middle, right = below.subplots(1, 3)
-    left.bar(names, [share * 100 for share in report.column("of MHA's cache")], color=BLUE)
-    label_axes(left, "cache", y="% of multi-head attention's")
-    middle.bar(names, [moved / 1e6 for moved in report.column("bytes / token")], color=BLUE)
-    label_axes(middle, "one more token: bytes read", y="MB")
-    times = report.column("ms / token")
-    spread = error_bars(times, report.column("least"), report.column("most"))
-    right.bar(names, times, color=ORANGE, yerr=spread, error_kw={"ecolor": GREY})
-    label_axes(right, "one more token: time", y="ms of one core (line: all rounds)")
-    for axes in (left, middle, right):
-        axes.grid(visible=False, axis="x")
-
-
-def draw_layout(axes: Axes, layout: Heads) -> None:
-    """One layout on matplotlib axes: query heads on top, each joined to the key/value head that it reads; a colour for
-    each group, none twice."""
-    heads, group, hues = layout.query_heads, layout.group, colormaps["turbo"]
-    for k in range(layout.kv_heads):
-        colour, centre = hues((k + 0.5) / layout.kv_heads), k * group + (group - 1) / 2
-        own = range(k * group, (k + 1) * group)
-        for h in own:
-            axes.plot([h, centre], [1, 0], "-", color=GREY, linewidth=1)
-        axes.plot(own, [1] * group, "s", color=colour, markersize=min(7, 60 / heads))
-        axes.plot([centre], [0], "o", color=colour, markersize=min(9, 80 / heads))
-    axes.set_title(f"{layout.kind}: {heads} on {layout.kv_heads}", fontsize=9)
-    axes.set(xlim=(-0.7, heads - 0.3), ylim=(-0.3, 1.3), xticks=[], yticks=[0, 1], yticklabels=["k, v", "q"])
-    axes.grid(visible=False)
+    count, names = len(report.rows), ("kind", "kv heads")
+    above, below = (
+        "".join(x * n for x in some) for some, n in ((ascii_uppercase[:count], 3), ("XYZ", count))
+    )
+    panels(
+        *map(layout_of, report.rows),
+        bars(names, "of MHA's cache", "cache"),
+        bars(names, "bytes / token", "bytes read"),
+        bars(names, "ms / token", "time", "ms of one core (line: all rounds)"),
+        layout=f"{above};{below}",
+    )(figure, report)
+    figure.set_size_inches(max(9, 2.6 * count), 5.2)

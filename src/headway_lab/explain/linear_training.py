@@ -4,26 +4,32 @@ figure 3, right; Katharopoulos et al. 2020.)"""
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from headway.attention.linear_attention import LinearAttentionSpec
-from headway.draw import BLUE, GREEN, GREY, ORANGE
 from headway.errors import ConfigError
 from headway.models import ModelSpec, build
 from headway.nn import IGNORE_INDEX
 from headway.positions import NoPositions, Rotary
 from headway.report import table as text_table
 from headway_lab.explain.contests import draw_losses, losses, rows
-from headway_lab.explain.report import Figure, Report, Row, Rows, label_axes, label_ticks, mosaic
+from headway_lab.explain.figures import curves, panels
+from headway_lab.explain.report import Report, Row, Rows
 from headway_lab.explain.runs import VOCAB, Budget, Runs, batch_of, contend, held_out_rows, small
 from headway_lab.explain.spread import gap
 from headway_lab.profiling import fastest, one_thread, power, saved_bytes
 
 BUDGET, LENGTHS, REPEATS = Budget(steps=300, seeds=(0, 1, 2)), (512, 1024, 2048, 4096, 8192), 3
 PAIRS = 2**20  # most pairs of tokens whose weights are kept
-COLOURS = {"softmax, dense": GREY, "softmax": BLUE, "linear": ORANGE, "linear, cosine": GREEN}
+FORMS = {
+    "softmax, dense": "o- grey",
+    "softmax": "o- blue",
+    "linear": "o- orange",
+    "linear, cosine": "o- green",
+}
 SLOPE = 0.1
 QUICK = {"seeds": (0, 1), "steps": 20, "context": 1024}
 
@@ -101,7 +107,7 @@ def judge(runs: Runs, costs: Rows, blind: float, budget: Budget) -> Report:
     table = rows(runs, budget.seeds, "softmax")
     own = {name: losses(found) for name, found in runs.items()}
     below = {name: gap(loss, [blind] * len(loss)) for name, loss in own.items()}
-    slope = {name: slopes(costs, name) for name in COLOURS}
+    slope = {name: slopes(costs, name) for name in FORMS}
     turned = gap(own["linear"], own["linear, no positions"])
     claims = {
         "its loss falls below that of guessing without context": below["linear"].lower,
@@ -123,18 +129,10 @@ def judge(runs: Runs, costs: Rows, blind: float, budget: Budget) -> Report:
     )
 
 
-def draw(figure: Figure, report: Report) -> None:
-    """Above: losses. Below: time of a step, and bytes kept for the backward."""
-    above, left, right = mosaic(figure, 8.5, 6.6, "AA;BC", height_ratios=(1, 1.35))
-    draw_losses(above, [row for row in report.rows if row["contender"]], "masked language model")
-    for name, colour in COLOURS.items():
-        costs = [row for row in report.rows if row.get("attention") == name]
-        for axes, column in ((left, "ms a step"), (right, "MiB kept")):
-            points = [(row["tokens"], row[column]) for row in costs]
-            axes.loglog(*zip(*points, strict=True), "o-", color=colour, label=name)
-            axes.tick_params(labelsize=8)
-            label_ticks(axes, sorted(set(report.column("tokens"))))
-    label_axes(left, "a step, time of one core (rough)", "tokens of the row", "ms")
-    label_axes(right, "kept for the backward", "tokens of the row", "MiB", {"fontsize": 8})
-    for axes, ticks in ((left, (10, 100, 1000)), (right, (5, 10, 20, 50, 100))):
-        label_ticks(axes, ticks, "y")
+COSTS: dict[str, Any] = {"by": "attention", "log": "xy"}
+draw = panels(
+    draw_losses("masked language model"),
+    curves("tokens", FORMS, "a step, time of one core (rough)", "ms", of="ms a step", **COSTS, legend=None),
+    curves("tokens", FORMS, "kept for the backward", "MiB", of="MiB kept", **COSTS),
+    layout="AA;BC",
+)

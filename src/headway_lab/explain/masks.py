@@ -11,7 +11,8 @@ from headway.attention import attend
 from headway.draw import GREY, PALE, draw_pattern
 from headway.patterns import Causal, Full, Global, GlobalKeys, Pattern, Window, visible
 from headway.tokens import Tokens
-from headway_lab.explain.report import Figure, Report, bare
+from headway_lab.explain.figures import Figure, bare
+from headway_lab.explain.report import Report
 
 COUNT, HEADS, WIDTH, SEED = 24, 2, 8, 0
 GLOBAL = (0, 9)

@@ -3,6 +3,7 @@
 (Beltagy et al. 2020, section 1, for the claim; the causes are counted in `headway.models.cost.activation_bytes`.)
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,11 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from headway.attention import BACKENDS
-from headway.draw import BLUE, GREEN, GREY, INK, RED, VIOLET
 from headway.errors import ConfigError
 from headway.models import Model, ModelSpec, build, cost
 from headway.patterns import Causal, Pattern, Window
-from headway_lab.explain.report import Figure, Report, Row, Rows, label_axes, label_ticks, panels
+from headway_lab.explain.figures import Figure, curves, panels
+from headway_lab.explain.report import Report, Row, Rows
 from headway_lab.profiling import one_thread, saved_bytes
 
 WINDOW, SEED = 128, 0
@@ -29,7 +30,6 @@ KINDS: tuple[tuple[str, Pattern, str], ...] = (
     ("window", Window.last(WINDOW), "banded"),
 )
 COPIES = {"banded": 1}  # of the output, in another layout, beside the one that every backend keeps
-CAUSES = ("norms", "ffn", "logits", "tables", "attention", "scores")
 
 
 class LiveBytes(TorchDispatchMode):
@@ -169,23 +169,15 @@ def judge(rows: Rows, parameters: set[int]) -> Report:
     )
 
 
+CAUSES = ("norms", "ffn", "logits", "tables", "attention", "scores")
+COLOURS = ("grey", "green", "violet", "ink", "blue", "red")
+BY_CAUSE = {f"{cause} (B)": f"o- {colour}" for cause, colour in zip(CAUSES, COLOURS, strict=True)}
+PEAKS = {"n x n stored": "o- red", "recomputed": "o- blue", "window": "x-- green"}
+
+
 def draw(figure: Figure, report: Report) -> None:
-    """Left: what the two causes are, against the length. Right: the peak, as predicted and as measured."""
-    left, right = panels(figure, 10, 4)
-    lengths = sorted(set(report.column("n")))
-    rows = {kind: [row for row in report.rows if row["kind"] == kind] for kind, _, _ in KINDS}
-    stored = rows["n x n stored"]
-    for cause, colour in zip(CAUSES, (GREY, GREEN, VIOLET, INK, BLUE, RED), strict=True):
-        left.loglog(lengths, [row[f"{cause} (B)"] / 2**20 for row in stored], "o-", color=colour, label=cause)
-    label_axes(
-        left, "kept for the backward where scores are stored", "tokens", "MiB", {"fontsize": 8, "ncols": 3}
-    )
-    for (kind, own), colour, form in zip(rows.items(), (RED, BLUE, GREEN), ("o", "o", "x"), strict=True):
-        right.loglog(
-            lengths, [row["predicted peak (B)"] / 2**20 for row in own], "-", color=colour, linewidth=1
-        )
-        right.loglog(lengths, [row["peak (B)"] / 2**20 for row in own], form, color=colour, label=kind)
-    label_axes(right, "peak of a training step", "tokens", "MiB (marks: measured,\nlines: predicted)", {})
-    for axes, ticks in ((left, (0.1, 1, 10, 100)), (right, (5, 10, 20, 50, 100, 200, 500))):
-        label_ticks(axes, lengths)
-        label_ticks(axes, ticks, "y")
+    """Left: what the causes are where scores are stored. Right: the peak as measured."""
+    stored = replace(report, rows=tuple(row for row in report.rows if row["kind"] == KINDS[0][0]))
+    causes = curves("n", BY_CAUSE, "kept where scores are stored", "bytes", log="xy")
+    peaks = curves("n", PEAKS, "peak of a training step", "bytes", of="peak (B)", by="kind", log="xy")
+    panels(lambda axes, _: causes(axes, stored), peaks)(figure, report)

@@ -7,10 +7,10 @@ from statistics import fmean
 
 import torch
 
-from headway.draw import BLUE, GREY, INK, RED
 from headway.positions import Rotary
+from headway_lab.explain.figures import Axes, Panel, bars, label_axes, panels
 from headway_lab.explain.offset_task import SYMBOLS, TOKENS, WIDTH, Trained, sample, train
-from headway_lab.explain.report import Figure, Report, Rows, mosaic
+from headway_lab.explain.report import Report, Rows
 from headway_lab.explain.spread import every, gap
 
 OFFSETS, HEADS, STEPS, SEEDS = (1, 3, 6, 10), (1, 2, 4), 250, (0, 1, 2)
@@ -83,27 +83,24 @@ def judge(rows: Rows) -> Report:
     )
 
 
-@torch.no_grad()
-def draw(figure: Figure, report: Report) -> None:
-    """Attention maps of one row: the single head, then each of the four heads; and the share of tokens named."""
-    axes = mosaic(figure, 8.5, 6.0, "ABC;DEF")
-    ids = sample(1, torch.Generator().manual_seed(20_000))
-    one, four = (
-        fit(heads, report.rows[0]["seed"], report.rows[0]["steps"]) for heads in (HEADS[0], HEADS[-1])
-    )
-    maps = [one.layer.weights(ids)[0, 0], *four.layer.weights(ids)[0]]
-    titles = ["1 head", *(f"head {h} of 4: {far} back" for h, far in enumerate(looks(four), start=1))]
-    for panel, weights in zip(axes[:5], maps, strict=True):
-        panel.imshow(weights[:24, :24].numpy(), cmap="Blues", vmin=0, vmax=1)
-        panel.grid(visible=False)
-    last = axes[5]
-    last.bar([str(heads) for heads in HEADS], mean_right(report.rows).values(), color=BLUE)
-    last.plot([str(heads) for heads in report.column("heads")], report.column("right"), ".", color=INK)
-    last.axhline(1 / SYMBOLS, color=RED, linestyle="--", linewidth=1)
-    last.grid(visible=False, axis="x")
-    below = [*["key"] * 5, "heads (dots: seeds; dashed: chance)"]
-    for panel, title, label in zip(axes, [*titles, "tokens named"], below, strict=True):
-        panel.set_title(title, fontsize=9)
-        panel.set_xlabel(label, fontsize=8, color=GREY)
-        panel.tick_params(labelsize=7)
-    axes[0].set_ylabel("query", fontsize=8, color=GREY)
+def map_of(heads: int, head: int) -> Panel:
+    """The attention of one row by one head of a layer."""
+
+    @torch.no_grad()
+    def draw(axes: Axes, report: Report) -> None:
+        trained = fit(heads, report.rows[0]["seed"], report.rows[0]["steps"])
+        weights = trained.layer.weights(sample(1, torch.Generator().manual_seed(20_000)))[0, head]
+        axes.imshow(weights[:24, :24].numpy(), cmap="Blues", vmin=0, vmax=1)
+        axes.grid(visible=False)
+        name = "1 head" if heads == 1 else f"head {head + 1} of {heads}: {looks(trained)[head]} back"
+        label_axes(axes, name, "key", "query")
+
+    return draw
+
+
+draw = panels(
+    map_of(HEADS[0], 0),
+    *(map_of(HEADS[-1], head) for head in range(HEADS[-1])),
+    bars(("heads",), "right", "tokens named", "share (line: seeds; dashed: chance)", line=1 / SYMBOLS),
+    layout="ABC;DEF",
+)

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.colors import ListedColormap
 from torch import Tensor, nn
 
-from headway.draw import BLUE, GREY, INK, PALE
+from headway.draw import BLUE, GREY, PALE
 from headway.nn import LayerNorm, RMSNorm
-from headway_lab.explain.report import Axes, Figure, Report, Row, Rows, bare, label_axes
+from headway_lab.explain.figures import Axes, Panel, bars, panels
+from headway_lab.explain.report import Report, Row, Rows
 from headway_lab.profiling import normal
 
 ROWS, TOKENS, WIDTH, SEEDS = 6, 10, 32, (0, 1, 2)
@@ -89,43 +89,28 @@ def judge(rows: Rows, seeds: Sequence[int] = SEEDS) -> Report:
     )
 
 
-def draw(figure: Figure, report: Report) -> None:
-    """Above: which numbers share one mean. Below: what each norm's row 0 notices."""
-    figure.set_size_inches(10.5, 5.8)
-    above, below = figure.subfigures(2, 1, height_ratios=(1.35, 1))
-    names = report.column("norm")
-    for place, name in enumerate(names, start=1):
-        cube(above.add_subplot(1, 3, place, projection="3d"), name)
-    changes = {"other rows": "other rows changed", "10 x": "x times 10", "x + 1": "x plus 1"}
-    axes = below.subplots()
-    found = np.array([[row[f"change: {change}"] for change in changes] for row in report.rows])
-    axes.pcolormesh(
-        found > EQUAL, cmap=ListedColormap([PALE, BLUE]), vmin=0, vmax=1, edgecolors="white", linewidth=3
-    )
-    for (row, column), change in np.ndenumerate(found):
-        text, colour = ("the same", INK) if change <= EQUAL else (f"moves by {change:.1f}", "white")
-        axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", color=colour, fontsize=9)
-    axes.invert_yaxis()
-    axes.set_xticks(np.arange(3) + 0.5, list(changes.values()))
-    axes.set_yticks(np.arange(3) + 0.5, names)
-    label_axes(axes, "what becomes of row 0", f"change of the input (the same: within {EQUAL:g})")
-    bare(axes)
-    axes.tick_params(labelsize=9)
-
-
-def cube(axes: Axes, name: str, side: int = 5) -> None:
+def cube(name: str, over: str) -> Panel:
     """B x T x M numbers as boxes; those that one mean is taken over are blue."""
-    colours = np.full((side, side, side), PALE)
-    if name == "BatchNorm":
-        colours[:, :, -1], over = BLUE, "batch and tokens"  # of one feature
-    else:
-        colours[-1, 0, :] = BLUE  # of one token
-        over = "features" if name == "LayerNorm" else "features, no mean"
-    filled = np.ones_like(colours, dtype=bool)
-    axes.voxels(filled, facecolors=colours, edgecolor=GREY, linewidth=0.3, shade=False)
-    axes.set_title(f"{name}: over {over}", fontsize=10)
-    axes.set_xlabel("row", fontsize=8, labelpad=-12)
-    axes.set_ylabel("token", fontsize=8, labelpad=-12)
-    axes.set_zlabel("feature", fontsize=8, labelpad=-12)
-    axes.set(xticks=[], yticks=[], zticks=[])
-    axes.set_box_aspect((1, 1, 1), zoom=0.9)
+
+    def draw(axes: Axes, report: Report) -> None:
+        colours = np.full((5, 5, 5), PALE)
+        colours[(slice(None), slice(None), -1) if name == "BatchNorm" else (-1, 0)] = (
+            BLUE  # one feature, or one token
+        )
+        axes.voxels(np.ones((5, 5, 5)), facecolors=colours, edgecolor=GREY, linewidth=0.3, shade=False)
+        axes.set_title(f"{name}: over {over}", fontsize=10)
+        for which, label in zip("xyz", ("row", "token", "feature"), strict=True):
+            axes.set(**{f"{which}label": label, f"{which}ticks": []})
+        axes.set_box_aspect((1, 1, 1), zoom=0.9)
+
+    return draw
+
+
+CUBES = (("BatchNorm", "batch and tokens"), ("LayerNorm", "features"), ("RMSNorm", "features, no mean"))
+CHANGED = ("other rows", "10 x", "x + 1")
+draw = panels(
+    *(cube(*one) for one in CUBES),
+    *(bars(("norm",), f"change: {x}", x, "row 0 moves by", xscale="log", xlim=(1e-17, 100)) for x in CHANGED),
+    layout="ABC;DEF",
+    per_subplot_kw={"ABC": {"projection": "3d"}},
+)

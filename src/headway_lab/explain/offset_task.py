@@ -6,7 +6,7 @@ which symbols there are, and where only through the angles that its queries and 
 Legend: B rows, T tokens, V symbols, H heads, D per head, M = H D.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,16 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headway.attention import attend, attention_weights
-from headway.draw import RED
 from headway.patterns import Causal
 from headway.positions import Rotary
 from headway.train import Objective, Sums, fit
 from headway.train.optimizer import Optimizer
-from headway_lab.explain.report import Axes, Rows, by_seed, error_bars, label_axes
+from headway_lab.explain.figures import Panel, bars
+from headway_lab.explain.report import Row
 
 SYMBOLS, WIDTH, TOKENS, BATCH, RATE = 16, 32, 48, 16, 0.02
 OFFSET, STEPS, SEEDS = 5, 100, (0, 1, 2)  # of the topics that train for one offset
-BESIDE = "#b9c4d0"
 
 
 class Layer(nn.Module):
@@ -123,20 +122,7 @@ def train(
     return Trained(layer, offsets, tuple(step.loss_sum / step.count for step in done))
 
 
-def draw_named(
-    axes: Axes, rows: Rows, share: str, colours: Sequence[str], note: str = "", beside: str | None = None
-) -> None:
-    """A bar for each row, named by its first column: the column `share`, with a line over its seeds, and the column
-    `beside` in grey; chance is dashed."""
-    at, found = torch.arange(len(rows)), [row[share] for row in rows]
-    error = error_bars(found, *([pick(by_seed(row)) for row in rows] for pick in (min, max)))
-    apart, height = (0.0, 0.8) if beside is None else (0.2, 0.38)
-    axes.barh(at + apart, found, height, color=colours, xerr=error)
-    if beside is not None:
-        axes.barh(at - apart, [row[beside] for row in rows], height, color=BESIDE)
-    axes.axvline(1 / SYMBOLS, color=RED, linestyle="--", linewidth=1.2)
-    axes.set_yticks(at, [next(iter(row.values())) for row in rows])
-    axes.invert_yaxis()
-    x = f"share of tokens ({note}line: seeds; dashed: chance)"
-    label_axes(axes, f"token {OFFSET} back named right", x, xlim=(0, 1.05))
-    axes.grid(visible=False, axis="y")
+def named(name: str, share: str, pale: Callable[[Row], bool] = lambda row: False) -> Panel:
+    """A bar for each row, by its column `name`: the share of tokens that are named."""
+    title, x = f"token {OFFSET} back named right", f"{share} (line: seeds; dashed: chance)"
+    return bars((name,), share, title, x, pale=pale, line=1 / SYMBOLS, xlim=(0, 1.05))

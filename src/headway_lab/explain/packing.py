@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 import torch
 
 from headway.data.bins import best_fit
-from headway.draw import BLUE, GREY, ORANGE
+from headway.draw import BLUE
 from headway.models import ModelSpec, build
 from headway.tokens import Tokens
-from headway_lab.explain.report import Figure, Report, Rows, label_axes, panels
+from headway_lab.explain.figures import Axes, bars, label_axes, panels
+from headway_lab.explain.report import Report, Rows
 
 SEEDS = (0, 1, 2)
 EXAMPLES, ROOM, BATCH = 2000, 512, 16
@@ -85,15 +86,10 @@ def judge(rows: Rows) -> Report:
     )
 
 
-def draw(figure: Figure, report: Report) -> None:
-    """Left: shares of filled slots. Right: the lengths."""
-    left, right = panels(figure, 9.5, 4)
-    for i, (way, colour) in enumerate(zip(WAYS, (GREY, ORANGE, BLUE), strict=True)):
-        shares = [row["filled"] for row in report.rows if row["way"] == way]
-        mean = sum(shares) / len(shares)
-        left.bar([i], [mean], color=colour)
-        left.annotate(f"{mean:.1%}", (i, mean), (0, 4), textcoords="offset points", ha="center")
-    left.set_xticks(range(len(WAYS)), list(WAYS))
-    label_axes(left, "slots that hold a token", "", "share", ylim=(0, 1.1))
-    right.hist(lengths(report.rows[0]["seed"]), bins=32, color=BLUE)
-    label_axes(right, "lengths of the examples", "tokens", "examples")
+def draw_lengths(axes: Axes, report: Report) -> None:
+    """The examples of one seed."""
+    axes.hist(lengths(report.rows[0]["seed"]), bins=32, color=BLUE)
+    label_axes(axes, "lengths of the examples", "tokens", "examples")
+
+
+draw = panels(bars(("way",), "filled", "slots that hold a token", "share", xlim=(0, 1.1)), draw_lengths)

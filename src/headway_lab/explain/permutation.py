@@ -1,16 +1,17 @@
 """Whether attention knows the order of its tokens. (Vaswani et al. 2017, section 3.5.)"""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from headway.draw import BLUE, GREEN, GREY
 from headway.nn import Attention, PositionEmbedding
 from headway.patterns import Causal, Full, Pattern
 from headway.positions import Learned, NoPositions, PositionScheme, Rotary, Sinusoidal
 from headway.tokens import Tokens
-from headway_lab.explain.report import Figure, Report, Rows, label_axes, log_bars, panels
+from headway_lab.explain.figures import bars, panels
+from headway_lab.explain.report import Report, Rows
 
 TOKENS, WIDTH, HEADS, SEEDS = 24, 32, 4, (0, 1, 2)
 EQUAL, APART = 1e-6, 1e-3
@@ -79,12 +80,15 @@ def shuffle_error(scheme: PositionScheme, pattern: Pattern, seed: int) -> float:
     return float((f(x[:, order]) - out[:, order]).abs().max() / out.abs().max())
 
 
-def draw(figure: Figure, report: Report) -> None:
-    """One bar for each kind of position: how much a shuffle changes, on a logarithmic axis."""
-    axes = panels(figure, 7.5, 3.2, 1)
-    names = [f"{p}\n{q}" for p, q in zip(report.column("positions"), report.column("pattern"), strict=True)]
-    colours = [BLUE if seen else GREEN for seen in report.column("order is seen")]
-    log_bars(axes, names, report.column("largest difference"), colours)
-    axes.axvline(EQUAL, color=GREY, linestyle="--", linewidth=1.2)
-    x = "largest |f(P x) - P f(x)| / |f(x)|"
-    label_axes(axes, "does a shuffle of the tokens change the outputs?", x, xlim=(1e-17, 10))
+WORDS = "does a shuffle of the tokens change the outputs?", "largest |f(P x) - P f(x)| / |f(x)|"
+LOG: dict[str, Any] = {"xscale": "log", "xlim": (1e-17, 10)}
+draw = panels(
+    bars(
+        ("positions", "pattern"),
+        "largest difference",
+        *WORDS,
+        pale=lambda row: row["order is seen"],
+        line=EQUAL,
+        **LOG,
+    )
+)

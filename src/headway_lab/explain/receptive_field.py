@@ -9,7 +9,8 @@ from headway.attention import attend
 from headway.draw import BLUE, GREEN, GREY, PALE
 from headway.patterns import Causal, Global, Pattern, Window, visible
 from headway.tokens import Tokens
-from headway_lab.explain.report import Figure, Report, Rows, bare
+from headway_lab.explain.figures import Figure, bare
+from headway_lab.explain.report import Report, Rows
 
 COUNT, HEADS, WIDTH, SEED = 64, 2, 8, 0
 GLOBAL = 3

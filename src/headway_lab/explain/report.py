@@ -1,6 +1,5 @@
-"""What a run answers, and what several figures of `explain` draw alike."""
+"""What a run answers."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +10,8 @@ from headway.report import plain, table
 
 Row = Mapping[str, Any]  # cells by the name of their column, with units in parentheses
 Rows = Sequence[Row]
-Figure = Any  # of matplotlib, like its axes: imported where one is written
-Axes = Any
 
-SMALLEST = 1e-17
 TOO_SMALL = "too small to tell"
-LOG_LOG = {"xscale": "log", "yscale": "log"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,85 +118,3 @@ def seeds_of(rows: Rows) -> tuple[int, ...]:
 def by_seed(row: Row) -> list[float]:
     """A row's results, seed by seed."""
     return [row[f"seed {seed}"] for seed in seeds_of([row])]
-
-
-def panels(figure: Figure, width: float, height: float, count: int = 2, **rest: Any) -> Any:
-    """`count` panels side by side, on a figure of that size in inches; `rest` as in `Figure.subplots`."""
-    figure.set_size_inches(width, height)
-    return figure.subplots(1, count, **rest)
-
-
-def mosaic(figure: Figure, width: float, height: float, layout: str, **rest: Any) -> list[Axes]:
-    """Panels A, B, C and so on as `layout` has them, a line for each row ("AB;CC"), on a figure of that size in inches;
-    `rest` as in `Figure.subplot_mosaic`."""
-    figure.set_size_inches(width, height)
-    panes = figure.subplot_mosaic(layout, **rest)
-    return [panes[name] for name in sorted(panes)]
-
-
-def curves(
-    axes: Axes,
-    report: Report,
-    column: str,
-    columns: Mapping[str, tuple[str, str, str]],
-    title: str,
-    x: str,
-    y: str,
-    **properties: Any,
-) -> None:
-    """Columns of a report over one of them, with a legend: by label, each column's name, its format and colour.
-    `title`, `x`, `y`, `properties` as in `label_axes`; a logarithmic x axis has a tick at each value."""
-    values = report.column(column)
-    for label, (name, form, colour) in columns.items():
-        axes.plot(values, report.column(name), form, color=colour, label=label)
-    label_axes(axes, title, x, y, {}, **properties)
-    if properties.get("xscale") == "log":
-        label_ticks(axes, values)
-
-
-def label_axes(
-    axes: Axes,
-    title: str,
-    x: str = "",
-    y: str = "",
-    legend: Mapping[str, Any] | None = None,
-    **properties: Any,
-) -> None:
-    """The title of a panel and the names of its axes; with `legend`, as in `Axes.legend`, a legend. `properties` as in
-    `Axes.set`."""
-    axes.set(title=title, xlabel=x, ylabel=y, **properties)
-    if legend is not None:
-        axes.legend(**legend)
-
-
-def label_ticks(axes: Axes, values: Sequence[float], axis: str = "x") -> None:
-    """A tick with its number at each of `values` of a logarithmic axis, and no others."""
-    getattr(axes, f"set_{axis}ticks")(values, [f"{value:,}" for value in values])
-    getattr(axes, f"set_{axis}ticks")([], minor=True)
-
-
-def round_ticks(least: float, most: float) -> list[int]:
-    """1, 2 and 5 times the powers of ten from `least` to `most`, both above 0."""
-    powers = range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)
-    return [n for n in (round(m * 10**p) for p in powers for m in (1, 2, 5)) if least <= n <= most]
-
-
-def log_bars(axes: Axes, names: Sequence[str], values: Sequence[float], colours: Sequence[str]) -> None:
-    """Horizontal bars on a logarithmic axis, the first on top; a zero has no length."""
-    lengths = [max(value, SMALLEST) - SMALLEST for value in values]
-    axes.barh(names[::-1], lengths[::-1], left=SMALLEST, color=colours[::-1])
-    axes.set(xscale="log")
-    axes.grid(visible=False, axis="y")
-
-
-def error_bars(means: Sequence[float], least: Sequence[float], most: Sequence[float]) -> list[list[float]]:
-    """From the means down to the least and up to the most, as matplotlib wants them."""
-    below = [mean - low for mean, low in zip(means, least, strict=True)]
-    return [below, [high - mean for mean, high in zip(means, most, strict=True)]]
-
-
-def bare(axes: Axes) -> None:
-    """No frame, no grid, no tick marks: for panels of cells."""
-    axes.grid(visible=False)
-    axes.tick_params(length=0, labelsize=7)
-    axes.spines[:].set_visible(False)

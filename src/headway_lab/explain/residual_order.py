@@ -2,16 +2,16 @@
 
 import math
 from collections.abc import Sequence
-from functools import cache
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headway.draw import BLUE, GREY, RED
 from headway.nn import Attention, Block, FeedForward, LayerNorm
 from headway.nn.block import Order
-from headway_lab.explain.report import Figure, Report, Rows, label_axes, label_ticks, panels
+from headway_lab.explain.figures import curves, panels
+from headway_lab.explain.report import Report, Rows
 from headway_lab.explain.spread import gap
 from headway_lab.profiling import normal, power
 
@@ -31,9 +31,9 @@ def run(*, seeds: Sequence[int] = SEEDS) -> Report:
                 "order": order,
                 "layers L": depth,
                 "seed": seed,
-                "|dL/dW|, first layer": float(norms[0]),
-                "|dL/dW|, last layer": float(norms[-1]),
-                "last x sqrt(L)": float(norms[-1]) * math.sqrt(depth),
+                "|dL/dW|, first layer": norms[0],
+                "|dL/dW|, last layer": norms[-1],
+                "last x sqrt(L)": norms[-1] * math.sqrt(depth),
                 "|x_L| / |x_0|": growth,
                 "from the formula": agreement(order),
             }
@@ -53,9 +53,8 @@ def stack(depth: int, order: Order, seed: int) -> tuple[list[Block], Tensor]:
         return blocks, torch.randn(ROWS, TOKENS, WIDTH, dtype=torch.float64)
 
 
-@cache
-def measure(depth: int, order: Order, seed: int) -> tuple[Tensor, float]:
-    """|dL/dW| of `mlp.down_proj` in every layer [depth], and |x_L| / |x_0| before the last norm of the model.
+def measure(depth: int, order: Order, seed: int) -> tuple[list[float], float]:
+    """|dL/dW| of `mlp.down_proj` in every layer, and |x_L| / |x_0| before the last norm of the model.
 
     L is a random direction of the output, which ends with a norm in both orders."""
     blocks, start = stack(depth, order, seed)
@@ -64,7 +63,7 @@ def measure(depth: int, order: Order, seed: int) -> tuple[Tensor, float]:
     out = nn.functional.layer_norm(x, (WIDTH,)) if order == "pre" else x
     (out * normal(*out.shape, seed=seed)).sum(-1).mean().backward()
     weights = [block.get_parameter("mlp.down_proj.weight") for block in blocks]
-    return torch.stack([w.grad.norm() for w in weights if w.grad is not None]), growth
+    return [float(w.grad.norm()) for w in weights if w.grad is not None], growth
 
 
 @torch.no_grad()
@@ -131,29 +130,11 @@ def exponent(rows: Rows, order: Order, seed: int) -> float:
     return power([row["layers L"] for row in own], [row["|dL/dW|, last layer"] for row in own])
 
 
-def draw(figure: Figure, report: Report) -> None:
-    """Left: gradients by layer in the deepest stack. Right: the last layer's gradient, by depth."""
-    left, right = panels(figure, 9.5, 3.8)
-    depths = sorted(set(report.column("layers L")))
-    deepest, seeds = depths[-1], dict.fromkeys(report.column("seed"))
-    names = ("norm before (pre)", "norm after (post)")
-    for order, colour, name in zip(ORDERS, (BLUE, RED), names, strict=True):
-        norms = torch.stack([measure(deepest, order, seed)[0] for seed in seeds])
-        layers = range(1, deepest + 1)
-        left.fill_between(layers, norms.amin(0), norms.amax(0), color=colour, alpha=0.2, linewidth=0)
-        left.semilogy(layers, norms.log().mean(0).exp(), color=colour, label=name)
-        last = torch.stack(
-            [torch.stack([measure(depth, order, seed)[0][-1] for depth in depths]) for seed in seeds]
-        )
-        mean = last.log().mean(0).exp()
-        right.fill_between(depths, last.amin(0), last.amax(0), color=colour, alpha=0.2, linewidth=0)
-        right.loglog(depths, mean, "o-", color=colour, label=name)
-        if order == "pre":
-            falling = [mean[0] * (depths[0] / d) ** 0.5 for d in depths]
-            right.loglog(depths, falling, "--", color=GREY, label="1 / √L")
-    legend = {"fontsize": 9}
-    label_axes(left, f"{deepest} layers, untrained", "layer", "|dL/dW| (band: seeds)", legend)
-    label_axes(right, "the last layer", "layers L", "|dL/dW| (band: seeds)", legend)
-    label_ticks(right, depths)
-    for axes in (left, right):
-        label_ticks(axes, (1, 2, 4, 8), "y")
+GRADIENT: dict[str, Any] = {"by": "order", "log": "xy"}
+draw = panels(
+    curves("layers L", {"pre": "o blue", "post": "x red"}, "all seeds", of="|dL/dW|, last layer", **GRADIENT),
+    curves(
+        "layers L", {"pre": "o blue", "post": "x red"}, "level for 1 / √L", of="last x sqrt(L)", **GRADIENT
+    ),
+    sharey=True,
+)

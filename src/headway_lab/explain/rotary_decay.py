@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headway.draw import GREY, RED
+from headway.draw import RED
 from headway.positions import Rotary
-from headway_lab.explain.report import Figure, Report, label_axes, panels
+from headway_lab.explain.figures import Axes, curves, panels
+from headway_lab.explain.report import Report
 
 HEAD_DIM, FARTHEST = 128, 256
 PAIRS, AT_ONCE, SEEDS = 1024, 64, (0, 1, 2)
@@ -104,16 +105,18 @@ def judge(
     )
 
 
-def draw(figure: Figure, report: Report) -> None:
-    """Left: f(m) against distance, and with equal frequencies. Right: how near random pairs come to their bound."""
-    left, right = panels(figure, 9, 3.8)
-    m, curve = report.column("m (tokens)"), report.column("f(m)")
-    rises = [i for i in m[1:] if curve[i] > curve[i - 1]]
-    left.plot(m, report.column("f, equal theta"), "--", color=GREY, label="all θ equal")
-    left.plot(m, curve, label="θ = 10000^(-2i/d)")
-    left.plot(rises, [curve[i] for i in rises], ".", color=RED, markersize=3, label="rises")
-    label_axes(left, "upper trend of rotary products", "distance m", "f(m)", {}, ylim=(0, None))
-    right.plot(m, report.column("|score| / bound, max"), label="largest |score| / bound")
-    right.plot(m[1:], report.column("share above m = 0")[1:], label="share with |score(m)| > |score(0)|")
-    right.plot(m, report.column("q = k: score / score(0)"), label="score(m) / score(0), q = k")
-    label_axes(right, "random queries and keys", "distance m", legend={}, ylim=(0, 1))
+def draw_decay(axes: Axes, report: Report) -> None:
+    """f(m) against distance, and with equal frequencies; where it rises."""
+    shown = {"f, equal theta": "-- grey", "f(m)": "- blue"}
+    curves("m (tokens)", shown, "upper trend of rotary products", ylim=(0, None))(axes, report)
+    curve = report.column("f(m)")
+    rises = [m for m in range(1, len(curve)) if curve[m] > curve[m - 1]]
+    axes.plot(rises, [curve[m] for m in rises], ".", color=RED, markersize=3)
+
+
+OF_PAIRS = {
+    "|score| / bound, max": "- blue",
+    "share above m = 0": "- orange",
+    "q = k: score / score(0)": "- green",
+}
+draw = panels(draw_decay, curves("m (tokens)", OF_PAIRS, "random queries and keys", ylim=(0, 1)))

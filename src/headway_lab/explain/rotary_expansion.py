@@ -7,11 +7,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from headway.draw import GREY, INK, RED
 from headway.positions import Rotary
-from headway_lab.explain.report import Figure, Report, Rows, label_axes, panels
+from headway_lab.explain.figures import curves, panels
+from headway_lab.explain.report import Report, Rows
 
-FARTHEST, STEP = 12, 0.25
+FARTHEST = 12
 _NOISE = random.Random(0)
 CASE = tuple(_NOISE.gauss(0, 1) for _ in range(4))  # q1, q2, k1, k2
 ROTARY = Rotary(pairing="adjacent")
@@ -86,21 +86,8 @@ def judge(rows: Rows) -> Report:
     )
 
 
-def draw(figure: Figure, report: Report) -> None:
-    """Left: score, expansion and printed expansion. Right: without the second term, which is even in D."""
-    left, right = panels(figure, 10, 3.8)
-    q, k = torch.tensor(CASE, dtype=torch.float64).view(2, 2)
-    fine = torch.arange(-FARTHEST, FARTHEST + STEP, STEP).tolist()
-    right_sign, printed = zip(*(expansion(q, k, d) for d in fine), strict=True)
-    left.plot(fine, right_sign, label="with sin(m - n)")
-    left.plot(fine, printed, "--", label="with sin(n - m), as printed")
-    left.plot(report.column("D = m - n"), report.column("score"), "o", color=INK, markersize=4, label="score")
-    title, legend = "one pair: score against distance", {"loc": "upper center", "ncols": 3, "fontsize": 8}
-    label_axes(left, title, "m - n", "score", {**legend, "columnspacing": 1}, ylim=(None, 2.6))
-    right.plot(fine, [math.cos(d) for d in fine], color=GREY, label="cos(m - n)")
-    distance, alone = report.column("D = m - n"), report.column(EVEN)
-    rises = [i for i, d in enumerate(distance) if d > 0 and alone[i] > alone[i - 1]]
-    right.plot(distance, alone, "o", markersize=4, label="score")
-    x, y = [distance[i] for i in rises], [alone[i] for i in rises]
-    right.plot(x, y, "o", color=RED, markersize=4, label="farther back, yet higher")
-    label_axes(right, "q = [½, ½], k = [1, 1]", "m - n", "score", legend, ylim=(None, 1.5))
+SIGNS = {"sin(m - n)": "- blue", "sin(n - m), printed": "-- orange", "score": "o ink"}
+draw = panels(
+    curves("D = m - n", SIGNS, "one pair: score against distance"),
+    curves("D = m - n", {EVEN: "o- blue"}, "without the second term", legend=None),
+)

@@ -8,11 +8,11 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from headway.draw import BLUE, GREY, INK
 from headway.errors import ConfigError
 from headway.positions import Pairing, Rotary, to_pairing
 from headway.positions.schemes import exact_positions, powers
-from headway_lab.explain.report import Figure, Report, Rows, error_bars, panels
+from headway_lab.explain.figures import bars, panels
+from headway_lab.explain.report import Report, Row, Rows
 from headway_lab.explain.spread import Gap, log_gap
 from headway_lab.profiling import in_turn, normal, one_thread
 
@@ -142,8 +142,8 @@ def run() -> Report:
                 "products / vector": products,
                 "difference from R_m": off,
                 "ns / vector": median(times[name]),
-                "least": min(times[name]),
-                "most": max(times[name]),
+                "ns / vector, least": min(times[name]),
+                "ns / vector, most": max(times[name]),
             }
         )
     return judge(rows, log_gap(times[READY], times[ELEMENTWISE]))
@@ -173,18 +173,15 @@ def judge(rows: Rows, slower: Gap) -> Report:
     )
 
 
-def draw(figure: Figure, report: Report) -> None:
-    """Left: multiplications for one vector. Right: measured time for one vector."""
-    left, right = panels(figure, 10, 3.4, sharey=True)
-    names = report.column("form")[::-1]
-    colours = [GREY if "R_m" in name else BLUE for name in names]
-    times = report.column("ns / vector")[::-1]
-    spread = error_bars(times, report.column("least")[::-1], report.column("most")[::-1])
-    for axes, values, error, title, unit in (
-        (left, report.column("products / vector")[::-1], None, "counted", "multiplications for one vector"),
-        (right, times, spread, "measured", "nanoseconds for one vector (line: all rounds)"),
-    ):
-        bars = axes.barh(names, values, color=colours, xerr=error, error_kw={"ecolor": INK})
-        axes.bar_label(bars, [f"{value:,.0f}".replace(",", " ") for value in values], padding=8, fontsize=8)
-        axes.set(title=title, xlabel=unit, xscale="log", xlim=(min(values) / 3, max(values) * 8))
-        axes.grid(visible=False, axis="y")
+def is_matrix(row: Row) -> bool:
+    """Whether a form is a product with matrices."""
+    return "R_m" in row["form"]
+
+
+draw = panels(
+    bars(("form",), "products / vector", "counted", pale=is_matrix, xscale="log"),
+    bars(
+        ("form",), "ns / vector", "measured", "ns / vector (line: all rounds)", pale=is_matrix, xscale="log"
+    ),
+    sharey=True,
+)

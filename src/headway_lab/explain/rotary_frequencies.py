@@ -9,18 +9,10 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from headway.draw import BLUE, GREY
 from headway.positions import Rotary, Schedule
-from headway_lab.explain.offset_task import OFFSET, SEEDS, STEPS, SYMBOLS, TOKENS, WIDTH, draw_named, train
-from headway_lab.explain.report import (
-    Figure,
-    Report,
-    Rows,
-    by_seed,
-    label_axes,
-    mosaic,
-    seeds_of,
-)
+from headway_lab.explain.figures import Axes, label_axes, panels
+from headway_lab.explain.offset_task import OFFSET, SEEDS, STEPS, SYMBOLS, TOKENS, WIDTH, named, train
+from headway_lab.explain.report import Report, Rows, by_seed, seeds_of
 from headway_lab.explain.rotary_decay import decay
 from headway_lab.explain.spread import every, gap
 from headway_lab.profiling import normal
@@ -98,25 +90,14 @@ def judge(rows: Rows, steps: int = STEPS) -> Report:
     )
 
 
-def draw(figure: Figure, report: Report) -> None:
-    """Above: f(m), and the sharpest curve around one distance. Below: tokens named right."""
-    left, right, below = mosaic(figure, 8.5, 6.2, "AB;CC", height_ratios=(1.5, 1))
+def draw_decay(axes: Axes, report: Report) -> None:
+    """f(m) of every schedule, at every distance."""
     m = torch.arange(FARTHEST + 1)
-    for name, rotary in list(schedules(HEAD_DIM).items())[:-1]:
-        style = {"color": "#c3cbd3", "zorder": 1} if name == "equal" else {"zorder": 2}
-        left.plot(m, decay(m, rotary.frequencies(HEAD_DIM)), label=name, linewidth=1.3, **style)
-        right.plot(m[:129], turned_score(rotary, 64)[:129], label=name, linewidth=1.2, **style)
-    legend = {"fontsize": 8, "loc": "center right", "bbox_to_anchor": (1, 0.6)}
-    label_axes(left, "upper trend of products", "distance m", "f(m)", legend, ylim=(0, None))
-    label_axes(right, "a key sought 64 places away", "distance m", "score / largest score")
-    colours = [GREY if name.startswith("equal") else BLUE for name in report.column("frequencies")]
-    draw_named(below, report.rows, "right, mean", colours)
+    for name, rotary in schedules(HEAD_DIM).items():
+        axes.plot(m, decay(m, rotary.frequencies(HEAD_DIM)), label=name, linewidth=1.3)
+    label_axes(axes, "upper trend of products", "distance m", "f(m)", {"fontsize": 8}, ylim=(0, None))
 
 
-def turned_score(rotary: Rotary, distance: int) -> Tensor:
-    """Scores of a query that is its key turned by `distance`, the sharpest peak there that unit pairs give."""
-    unit = torch.tensor([1.0, 0.0]).repeat(HEAD_DIM // 2)
-    q = rotary.rotate(unit[None, None, None], torch.tensor([distance]))
-    keys = rotary.rotate(unit.expand(1, 1, FARTHEST + 1, -1), torch.arange(FARTHEST + 1))
-    scores = (keys * q).sum(-1)[0, 0]
-    return scores / scores.max()
+draw = panels(
+    draw_decay, named("frequencies", "right, mean", lambda row: row["frequencies"].startswith("equal"))
+)

@@ -5,11 +5,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from headway.draw import GREY
 from headway.nn import RotaryEmbedding
 from headway.positions import Rotary, SpecialOrthogonal
 from headway.tokens import Tokens
-from headway_lab.explain.report import Figure, Report, Rows, label_axes, panels
+from headway_lab.explain.figures import Axes, label_axes, panels
+from headway_lab.explain.report import Report, Rows
 from headway_lab.explain.rotary_forms import complex_form, matrix_form, rotation_matrix
 from headway_lab.profiling import normal
 
@@ -119,22 +119,21 @@ def nearest(q: Tensor) -> float:
     return float((turned[1:] - q).norm(dim=-1).min() / q.norm())
 
 
-def draw(figure: Figure, report: Report) -> None:
-    """Left: the angle that each pair has gained at m. Right: all scores of one q and one k, equal along diagonals."""
-    left, right = panels(figure, 10, 4, width_ratios=(1.2, 1))
+def draw_angles(axes: Axes, report: Report) -> None:
+    """The angle that each pair has gained at m."""
     gained = steps()[:DRAWN].cumsum(0)
     for pair in (0, 2, 4, 8, 16):
-        left.plot(
-            range(1, DRAWN + 1), gained[:, pair], label=f"pair {pair}: θ = {ROTARY.frequencies(64)[pair]:.3g}"
-        )
-    y = "φ(m), radians, unwrapped"
-    label_axes(left, "angle of f(q, m) minus angle of q", "position m", y, {"loc": "upper left"})
-    q, k = normal(2, HEAD_DIM, seed=SEED)
-    places = torch.arange(DRAWN)
-    scores = turn(q.expand(DRAWN, -1), places) @ turn(k.expand(DRAWN, -1), places).T
-    most = float(scores.abs().max())
-    shown = right.imshow(scores.numpy(), cmap="RdBu", vmin=-most, vmax=most)
-    x, y = "position n of the key", "position m of the query"
-    label_axes(right, "one q, one k: the score at (m, n)", x, y)
-    right.grid(visible=False)
-    figure.colorbar(shown, ax=right, label="score", shrink=0.85).outline.set_edgecolor(GREY)
+        name = f"pair {pair}: θ = {ROTARY.frequencies(HEAD_DIM)[pair]:.3g}"
+        axes.plot(range(1, DRAWN + 1), gained[:, pair], label=name)
+    label_axes(axes, "angle of f(q, m) minus angle of q", "position m", "φ(m), radians, unwrapped", {})
+
+
+def draw_scores(axes: Axes, report: Report) -> None:
+    """All scores of one q and one k, equal along diagonals."""
+    q, k = (turn(x.expand(DRAWN, -1), torch.arange(DRAWN)) for x in normal(2, HEAD_DIM, seed=SEED))
+    axes.imshow((q @ k.T).numpy(), cmap="RdBu")
+    label_axes(axes, "one q, one k: the score at (m, n)", "position n of the key", "position m of the query")
+    axes.grid(visible=False)
+
+
+draw = panels(draw_angles, draw_scores, width_ratios=(1.2, 1))

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headway.draw import BLUE, GREEN, GREY, RED
-from headway_lab.explain.report import Figure, Report, Rows, label_axes, panels
+from headway.draw import BLUE, RED
+from headway_lab.explain.figures import Axes, bars, label_axes, panels
+from headway_lab.explain.report import Report, Rows
 from headway_lab.explain.rotary_identity import turn
 from headway_lab.profiling import normal
 
@@ -49,27 +50,18 @@ def phi(x: Tensor) -> Tensor:
 def measure(form: str, seed: int) -> dict[str, float]:
     """Over many contexts of a query and KEYS keys at random places: the share of negative weights, the smallest
     denominator in size over the plain one, the largest |sum of weights - 1|, the largest |out| / max |v|."""
-    weights, size = context_weights(form, seed)
+    noise = torch.Generator().manual_seed(seed)
+    q, *keys = torch.randn(1 + KEYS, CONTEXTS, HEAD_DIM, generator=noise, dtype=torch.float64)
+    weights, size = weigh(
+        form, q, keys, list(torch.randint(1, FARTHEST + 1, (KEYS, CONTEXTS), generator=noise))
+    )
+    v = normal(CONTEXTS, KEYS, seed=seed + 1)
     return {
         "negative weights": float((weights * size.sign()[:, None] < 0).double().mean()),
         "least denominator": float(size.abs().min()),
         "off from sum 1": float((weights.sum(-1) - 1).abs().max()),
-        "largest |out| / |v|": float(outputs(weights, seed).max()),
+        "largest |out| / |v|": float(((weights * v).sum(1).abs() / v.abs().amax(1)).max()),
     }
-
-
-def outputs(weights: Tensor, seed: int) -> Tensor:
-    """|out| over the largest |v| for random values [CONTEXTS]."""
-    v = normal(CONTEXTS, KEYS, seed=seed + 1)
-    return (weights * v).sum(1).abs() / v.abs().amax(1)
-
-
-def context_weights(form: str, seed: int) -> tuple[Tensor, Tensor]:
-    """`weigh` on CONTEXTS random queries, each with KEYS random keys at random distances."""
-    noise = torch.Generator().manual_seed(seed)
-    q, *keys = torch.randn(1 + KEYS, CONTEXTS, HEAD_DIM, generator=noise, dtype=torch.float64)
-    apart = torch.randint(1, FARTHEST + 1, (KEYS, CONTEXTS), generator=noise)
-    return weigh(form, q, keys, list(apart))
 
 
 def weigh(form: str, q: Tensor, keys: list[Tensor], apart: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -128,23 +120,16 @@ def reach(rows: Rows, form: str, pick: Callable[[Iterable[float]], float]) -> di
     return {name: pick(row[name] for row in own) for name in own[0] if name not in ("form", "seed")}
 
 
-def draw(figure: Figure, report: Report) -> None:
-    """Left: products of random pairs against distance. Right: how large outputs become, from most to least."""
-    left, right = panels(figure, 10, 4)
-    seed = report.rows[0]["seed"]
-    q, k, apart = pairs(seed)
-    found = products(q, k, apart)
-    share = found / (phi(q) * phi(k)).sum(-1)
-    below = found < 0
-    left.scatter(apart[~below], share[~below], s=9, color=BLUE, label=f"positive ({int((~below).sum())})")
-    left.scatter(apart[below], share[below], s=9, color=RED, label=f"negative ({int(below.sum())})")
-    left.axhline(0, color=GREY, linewidth=1)
-    title, legend = f"{PAIRS} products of turned features", {"loc": "upper right", "fontsize": 8}
-    y, ylim = "turned / not turned", (None, float(share.max()) * 1.25)
-    label_axes(left, title, "distance (tokens)", y, {**legend, "ncols": 2}, ylim=ylim)
-    rank = torch.arange(1, CONTEXTS + 1)
-    for form, colour in zip((*FORMS[1:], FORMS[0]), (RED, BLUE, GREEN, GREY), strict=True):
-        out = outputs(context_weights(form, seed)[0], seed).sort(descending=True).values
-        right.loglog(rank, out, "--" if colour == GREY else "-", color=colour, label=form)
-    title, x = f"output over largest value, {KEYS} keys", "context, from the largest on"
-    label_axes(right, title, x, "|out| / max |v|", legend, ylim=(1e-3, None))
+def draw_products(axes: Axes, report: Report) -> None:
+    """Products of random pairs against distance."""
+    q, k, apart = pairs(report.rows[0]["seed"])
+    share = products(q, k, apart) / (phi(q) * phi(k)).sum(-1)
+    for name, colour, own in (("positive", BLUE, share >= 0), ("negative", RED, share < 0)):
+        axes.scatter(apart[own], share[own], s=9, color=colour, label=f"{name} ({int(own.sum())})")
+    label_axes(axes, f"{PAIRS} products of turned features", "distance (tokens)", "turned / not turned", {})
+
+
+draw = panels(
+    draw_products,
+    bars(("form",), "largest |out| / |v|", f"output over largest value, {KEYS} keys", xscale="log"),
+)

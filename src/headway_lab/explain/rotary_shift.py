@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headway.draw import BLUE, GREEN, ORANGE, RED, VIOLET
+from headway.draw import BLUE, GREEN, ORANGE, VIOLET
 from headway.positions import Rotary, RotaryTable
-from headway_lab.explain.report import Figure, Report, Rows, label_axes, panels
+from headway_lab.explain.figures import Axes, label_axes, panels
+from headway_lab.explain.report import Report, Rows
 from headway_lab.profiling import power
 
 LAYERS, TOKENS, HEADS, HEAD_DIM, SEEDS = 4, 48, 2, 64, (0, 1, 2)
@@ -111,26 +112,20 @@ def table(position: Tensor, dtype: torch.dtype, angles: str) -> RotaryTable:
     return RotaryTable.of(angle.cos().float(), angle.sin().float(), "adjacent", HEAD_DIM)
 
 
-def draw(figure: Figure, report: Report) -> None:
+def draw_changes(axes: Axes, report: Report) -> None:
     """The change against the shift: one line for each dtype and way to keep angles."""
-    axes = panels(figure, 9.5, 4.6, 1)
-    colours = {"float64": VIOLET, "float32": BLUE, "bfloat16": ORANGE, "float16": GREEN}
     for row in report.rows:
-        name, angles, eps = row["numbers"], row["angles"], row["eps"]
-        colour, change = colours[name], [row[f"s = {s}"] for s in SHIFTS]
-        if angles == "float64":
-            axes.loglog(SHIFTS, change, "o-", color=colour, label=f"{name}, angles exact", markersize=5)
-            axes.axhline(eps, color=colour, linewidth=0.8, linestyle=":")
-            axes.text(SHIFTS[-1] * 1.8, eps, f"eps of {name}", fontsize=8, color=colour, va="center")
-        else:
-            ends = " (positions to 65,504)" * (angles == "float16")
-            hollow = {
-                "markersize": 5,
-                "markerfacecolor": "white",
-                "label": f"{name}, angles in {angles}{ends}",
-            }
-            axes.loglog(SHIFTS, change, "s--", color=colour, **hollow)
-    axes.axvline(1000, color=RED, linewidth=0.8, linestyle=":")
-    legend = {"fontsize": 8, "loc": "center left", "bbox_to_anchor": (0.02, 0.36)}
-    y, xlim = "largest change / largest output", (SHIFTS[0] * 0.6, SHIFTS[-1] * 1.6)
-    label_axes(axes, "all positions moved by s", "s", y, legend, xlim=xlim)
+        exact, colour = row["angles"] == "float64", COLOURS[row["numbers"]]
+        name = f"{row['numbers']}, angles {'exact' if exact else 'in ' + row['angles']}"
+        axes.loglog(
+            SHIFTS, [row[f"s = {s}"] for s in SHIFTS], "o-" if exact else "s--", color=colour, label=name
+        )
+        if exact:
+            axes.axhline(row["eps"], color=colour, linewidth=0.8, linestyle=":")
+    legend = {"fontsize": 8, "loc": "center left", "bbox_to_anchor": (1, 0.5)}
+    y = "largest change / largest output\n(dotted: eps)"
+    label_axes(axes, "all positions moved by s", "s", y, legend)
+
+
+COLOURS = dict(zip(DTYPES, (VIOLET, BLUE, ORANGE, GREEN), strict=True))
+draw = panels(draw_changes)

@@ -11,11 +11,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from headway.draw import BLUE, GREY, INK, ORANGE
 from headway.models import Model
 from headway.positions import Rotary
 from headway_lab.explain.contests import losses
-from headway_lab.explain.report import Figure, Report, curves, label_axes, panels
+from headway_lab.explain.figures import bars, curves, panels
+from headway_lab.explain.report import Report
 from headway_lab.explain.runs import Budget, Run, Runs, contend, held_out_loss, small
 from headway_lab.explain.spread import gap
 from headway_lab.profiling import one_thread
@@ -99,24 +99,20 @@ def judge(runs: Runs, drift: Tensor, back: Sequence[float], budget: Budget) -> R
     )
 
 
-def draw(figure: Figure, report: Report) -> None:
-    """Left: each frequency and its drift. Right: the angle gained over a row."""
-    left, right = panels(figure, 9.5, 3.6)
-    sizes = {
-        "theta at the start": ("start (rad)", "o-", GREY),
-        "|drift|, mean of seeds and layers": ("|drift|", "o-", ORANGE),
-    }
-    labels = ("frequencies, and how far they moved", "pair i", "radians per position")
-    curves(left, report, "pair", sizes, *labels, yscale="log")
-    colours = [ORANGE if noticed else BLUE for noticed in report.column("noticed")]
-    right.bar(report.column("pair"), report.column("over a row (rad)"), color=colours)
-    for name in (name for name in report.columns if name.startswith("seed ")):
-        right.plot(report.column("pair"), report.column(name), ".", color=INK, markersize=5)
-    right.axhline(NOTICED, color=GREY, linestyle="--", linewidth=1.2)
-    title = f"angle gained over {BUDGET.tokens} positions"
-    label_axes(
-        right,
-        title,
-        f"pair i (dots: seeds; orange: shown to lie above {NOTICED}, dashed)",
-        "radians",
-    )
+ABOVE = f"radians (line: seeds; not grey: shown to lie above {NOTICED}, dashed)"
+draw = panels(
+    curves(
+        "pair",
+        {"start (rad)": "o- grey", "|drift|": "o- orange"},
+        "frequencies, and how far they moved",
+        log="y",
+    ),
+    bars(
+        ("pair",),
+        "over a row (rad)",
+        "angle gained",
+        ABOVE,
+        pale=lambda row: not row["noticed"],
+        line=NOTICED,
+    ),
+)

@@ -7,21 +7,12 @@ import torch
 from torch import Tensor
 
 from headway.attention import attend
-from headway.draw import BLUE, GREEN, ORANGE
 from headway.patterns import Causal
 from headway.positions import Rotary
-from headway_lab.explain.offset_task import OFFSET, SEEDS, STEPS, draw_named, train
+from headway_lab.explain.figures import Axes, label_axes, panels
+from headway_lab.explain.offset_task import OFFSET, SEEDS, STEPS, named, train
 from headway_lab.explain.offset_task import TOKENS as ROW
-from headway_lab.explain.report import (
-    Figure,
-    Report,
-    Row,
-    Rows,
-    by_seed,
-    label_axes,
-    panels,
-    seeds_of,
-)
+from headway_lab.explain.report import Report, Row, Rows, by_seed, seeds_of
 from headway_lab.explain.spread import every, gap
 from headway_lab.profiling import normal
 
@@ -106,14 +97,12 @@ def layer(q: Tensor, k: Tensor, v: Tensor, position: Tensor, values: str) -> Ten
     return rotary.rotate(out, -position) if back else out
 
 
-def draw(figure: Figure, report: Report) -> None:
-    """Left: how much the output changes when positions move. Right: what trained layers still get right."""
-    left, right = panels(figure, 9.5, 3.8)
-    colours, marks = (BLUE, ORANGE, GREEN), ("o", "s", "^")
-    for row, colour, mark in zip(report.rows, colours, marks, strict=True):
-        left.loglog(SHIFTS, changes(row), mark + "-", color=colour, label=row["values"], alpha=0.8)
+def draw_changes(axes: Axes, report: Report) -> None:
+    """How much the output changes when positions move."""
+    for row in report.rows:
+        axes.loglog(SHIFTS, changes(row), "o-", label=row["values"], alpha=0.8)
     x, y = "all positions moved by s", "|out(s) - out| / |out|"
-    legend = {"title": "values", "loc": "upper left", "ncols": 3, "fontsize": 8}
-    label_axes(left, "change of the output", x, y, legend, ylim=(1e-17, 1e3))
-    note = f"grey: positions as trained; colour: moved by {SHIFTS[-1]};\n"
-    draw_named(right, report.rows, AWAY, colours, note, "right, s = 0")
+    label_axes(axes, "change of the output", x, y, {"title": "values"}, ylim=(1e-17, 1e3))
+
+
+draw = panels(draw_changes, named("values", AWAY))

@@ -6,8 +6,8 @@ from statistics import fmean
 from torch import Tensor
 
 from headway.attention import attention_weights
-from headway.draw import BLUE, GREEN, GREY, RED
-from headway_lab.explain.report import LOG_LOG, Figure, Report, Rows, curves, panels
+from headway_lab.explain.figures import curves, panels
+from headway_lab.explain.report import Report, Rows
 from headway_lab.profiling import normal
 
 WIDTHS = (4, 8, 16, 32, 64, 128, 256, 512)
@@ -76,14 +76,8 @@ def jacobian_norm(p: Tensor) -> Tensor:
     return (square - 2 * cube + square.square()).clamp_min(0).sqrt()
 
 
-def draw(figure: Figure, report: Report) -> None:
-    """Left: the variance against d. Right: the Jacobian's norm with and without the scale."""
-    left, right = panels(figure, 9, 3.8)
-    variance = {"d": ("d", "--", GREY), "measured": ("Var(q.k)", "o", BLUE)}
-    curves(left, report, "d", variance, "variance of q · k", "head width d", "Var(q · k)", **LOG_LOG)
-    gradient = {
-        "softmax(q · k)": ("|J| without scale", "o-", RED),
-        "softmax(q · k / √d)": ("|J| with scale", "o-", GREEN),
-    }
-    labels = ("gradient through the softmax", "head width d", "median |dp/ds|")
-    curves(right, report, "d", gradient, *labels, **LOG_LOG)
+GRADIENT = {"|J| without scale": "o- red", "|J| with scale": "o- green"}
+draw = panels(
+    curves("d", {"d": "-- grey", "Var(q.k)": "o blue"}, "variance of q · k", log="xy"),
+    curves("d", GRADIENT, "gradient through the softmax", "median |dp/ds|", log="xy"),
+)

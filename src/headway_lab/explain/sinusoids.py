@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from headway.positions import Sinusoidal
-from headway_lab.explain.report import Figure, Report, Rows, label_axes, panels
+from headway_lab.explain.figures import Axes, curves, label_axes, panels
+from headway_lab.explain.report import Report, Rows
 from headway_lab.profiling import normal
 
 WIDTH, COUNT, SEED = 512, 2048, 0
@@ -97,23 +98,18 @@ def judge(rows: Rows, from_formula: float) -> Report:
     )  # fmt: skip
 
 
-def draw(figure: Figure, report: Report) -> None:
-    """Left: the table. Right: products of rows against distance, plain and projected."""
-    left, right = panels(figure, 10.5, 4)
-    table, mix = positions(), projection()
-    shown = left.imshow(
-        table[:128].numpy(), aspect="auto", cmap="RdBu", vmin=-1, vmax=1, interpolation="nearest"
+def draw_table(axes: Axes, report: Report) -> None:
+    """PE of the first positions."""
+    axes.imshow(
+        positions()[:128].numpy(), aspect="auto", cmap="RdBu", vmin=-1, vmax=1, interpolation="nearest"
     )
-    label_axes(left, "PE", "feature (even: sine, odd: cosine)", "position p")
-    left.grid(visible=False)
-    figure.colorbar(shown, ax=left, shrink=0.85)
-    middle, reach = COUNT // 2, 200
-    around = range(-reach, reach + 1)
-    near = table[middle - reach : middle + reach + 1]
-    right.plot(around, near @ table[middle] / (WIDTH / 2), label="plain: the same at every p")
-    for at, width in ((middle, 1.2), (middle + 300, 0.8)):
-        scores = table[at - reach : at + reach + 1] @ (table[at] @ mix)
-        right.plot(around, scores / 10, linewidth=width, label=f"projected, p = {at} (/ 10)")
-    legend = {"fontsize": 8, "loc": "upper left"}
-    y, ylim = "PE(p) · PE(p + k) / (M/2)", (None, 1.45)
-    label_axes(right, "product of two rows", "distance k", y, legend, ylim=ylim)
+    label_axes(axes, "PE", "feature (even: sine, odd: cosine)", "position p")
+    axes.grid(visible=False)
+
+
+PRODUCTS = {
+    "PE(p).PE(p+k) / (M/2)": "o- blue",
+    "spread over p": "o- grey",
+    "spread over p, projected": "o- orange",
+}
+draw = panels(draw_table, curves("k", PRODUCTS, "products of two rows", log="x"))

@@ -1,10 +1,13 @@
 """Swish between its two ends. (Ramachandran et al. 2017; SwiGLU: Shazeer 2020.)"""
 
+from typing import Any
+
 import torch
 
 from headway.draw import GREY, INK
 from headway.nn import ACTIVATIONS, swish
-from headway_lab.explain.report import Figure, Report, Rows, label_axes, panels
+from headway_lab.explain.figures import Axes, Panel, label_axes, panels
+from headway_lab.explain.report import Report, Rows
 
 BETAS = (0.0, 0.1, 1.0, 10.0, 100.0)
 LOW, HIGH, COUNT = -6.0, 6.0, 1201
@@ -54,18 +57,21 @@ def judge(rows: Rows) -> Report:
     )
 
 
-def draw(figure: Figure, report: Report) -> None:
-    """Left: the curves. Right: near 0, where SiLU dips."""
-    left, right = panels(figure, 9.5, 4)
-    for axes, low, high in ((left, -4.0, 4.0), (right, -4.0, 1.0)):
+def shape(title: str, low: float, high: float, **properties: Any) -> Panel:
+    """The curves of all beta, ReLU, and x, from `low` to `high`."""
+
+    def draw(axes: Axes, report: Report) -> None:
         line = torch.linspace(low, high, 801, dtype=torch.float64)
         axes.plot(line, line, ":", color=GREY, linewidth=1.2, label="x (not a limit)")
         axes.plot(line, ACTIVATIONS["relu"](line), "--", color=INK, linewidth=1.0, zorder=3, label="ReLU")
         for beta in BETAS:
             axes.plot(line, swish(line, beta), label=f"β = {beta:g}", linewidth=1.4)
-    label_axes(left, "x · sigmoid(β x)", "x", "Swish(x)", {"fontsize": 9})
-    label_axes(right, "the dip of β = 1", "x", "Swish(x)", ylim=(-0.6, 0.4))
-    one = report.rows[BETAS.index(1.0)]
-    x, y = one["lowest at x"], one["lowest"]
-    right.plot([x], [y], "o", color=INK, markersize=5)
-    right.annotate(f"({x:.2f}, {y:.3f})", (x, y), (x - 1.4, y - 0.12), fontsize=9)
+        label_axes(axes, title, "x", "Swish(x)", **properties)
+
+    return draw
+
+
+draw = panels(
+    shape("x · sigmoid(β x)", -4, 4, legend={"fontsize": 9}),
+    shape("the dip of β = 1", -4, 1, ylim=(-0.6, 0.4)),
+)

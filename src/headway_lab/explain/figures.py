@@ -1,0 +1,132 @@
+"""Figures of topics: panels side by side, each drawn from a report's columns. What a topic draws is `panels(...)`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from headway.draw import BLUE, GREEN, GREY, INK, ORANGE, RED, VIOLET
+from headway_lab.explain.report import Report, Row, by_seed
+
+Figure = Any  # of matplotlib, like its axes: imported where one is written
+Axes = Any
+Panel = Callable[[Axes, Report], None]
+
+COLOURS = {
+    "blue": BLUE,
+    "green": GREEN,
+    "grey": GREY,
+    "ink": INK,
+    "orange": ORANGE,
+    "red": RED,
+    "violet": VIOLET,
+}
+
+
+def panels(*parts: Panel, layout: str = "", **rest: Any) -> Callable[[Figure, Report], None]:
+    """A topic's `draw`: panels side by side, or A, B, C and so on as `layout` has them, a line for each row ("AB;CC");
+    `rest` as in `Figure.subplot_mosaic`."""
+    rows = (layout or "ABCDEFGH"[: len(parts)]).split(";")
+
+    def draw(figure: Figure, report: Report) -> None:
+        figure.set_size_inches(max(8, 3 * len(rows[0]) + 3), 3.6 * len(rows))
+        panes = figure.subplot_mosaic(";".join(rows), **rest)
+        for name, part in zip(sorted(panes), parts, strict=True):
+            part(panes[name], report)
+
+    return draw
+
+
+def curves(
+    over: str,
+    forms: Mapping[str, str],
+    title: str,
+    y: str = "",
+    *,
+    of: str = "",
+    by: str = "",
+    log: str = "",
+    legend: Mapping[str, Any] | None = {},
+    **properties: Any,
+) -> Panel:
+    """Columns of a report over one of them: by name, each one's format and colour ("o- red"). With `of`, that one
+    column alone: a curve for each value of the column `by`. What has columns "NAME, least" and "NAME, most" has a line
+    between them. `log` has the logarithmic axes: "x", "xy"; `title`, `y`, `legend`, `properties` as in `label_axes`."""
+
+    def draw(axes: Axes, report: Report) -> None:
+        for name, form in forms.items():
+            column, (marks, _, colour) = of or name, form.partition(" ")
+            rows = [row for row in report.rows if column in row and (not of or row[by] == name)]
+            places = [row[over] for row in rows]
+            axes.plot(places, [row[column] for row in rows], marks, color=COLOURS[colour], label=name)
+            for place, row in zip(places, rows, strict=True):
+                axes.vlines(place, *extent(row, column), color=COLOURS[colour])
+        label_axes(axes, title, over, y, legend, **properties, **{f"{axis}scale": "log" for axis in log})
+        if "x" in log:
+            label_ticks(axes, sorted(set(report.column(over))))
+
+    return draw
+
+
+def bars(
+    names: Sequence[str],
+    column: str,
+    title: str,
+    x: str = "",
+    *,
+    pale: Callable[[Row], bool] = lambda row: False,
+    line: float | None = None,
+    **properties: Any,
+) -> Panel:
+    """A bar for each value of the columns `names`, the first on top: the mean of `column` over its rows, with a line
+    from the least to the most of them, or of their columns "COLUMN, least" and "COLUMN, most", or of seeds; grey where
+    it is `pale`; `line` is dashed. `title`, `x`, `properties` as in `label_axes`."""
+
+    def draw(axes: Axes, report: Report) -> None:
+        rows: dict[str, list[Row]] = {}
+        for row in report.rows:
+            if column in row:
+                rows.setdefault("\n".join(str(row[name]) for name in names), []).append(row)
+        for label, own in rows.items():
+            found = [value for row in own for value in (by_seed(row) or extent(row, column))]
+            axes.barh(label, fmean(row[column] for row in own), color=GREY if pale(own[0]) else BLUE)
+            axes.hlines(label, min(found), max(found), color=INK)
+        if line is not None:
+            axes.axvline(line, color=GREY, linestyle="--", linewidth=1.2)
+        axes.yaxis.set_inverted(True)
+        axes.grid(visible=False, axis="y")
+        label_axes(axes, title, x or column, **properties)
+
+    return draw
+
+
+def extent(row: Row, column: str) -> tuple[float, float]:
+    """From where to where a number of a row lies: its columns "COLUMN, least" and "COLUMN, most", else itself."""
+    return row.get(f"{column}, least", row[column]), row.get(f"{column}, most", row[column])
+
+
+def label_axes(
+    axes: Axes,
+    title: str,
+    x: str = "",
+    y: str = "",
+    legend: Mapping[str, Any] | None = None,
+    **properties: Any,
+) -> None:
+    """The title of a panel and the names of its axes; with `legend`, as in `Axes.legend`, a legend. `properties` as in
+    `Axes.set`."""
+    axes.set(title=title, xlabel=x, ylabel=y, **properties)
+    if legend is not None:
+        axes.legend(**legend)
+
+
+def label_ticks(axes: Axes, values: Sequence[float]) -> None:
+    """A tick with its number at each of `values` of a logarithmic x axis, and no others."""
+    axes.set_xticks(values, [f"{value:,}" for value in values])
+    axes.set_xticks([], minor=True)
+
+
+def bare(axes: Axes) -> None:
+    """No frame, no grid, no tick marks: for panels of cells."""
+    axes.grid(visible=False)
+    axes.tick_params(length=0, labelsize=7)
+    axes.spines[:].set_visible(False)
