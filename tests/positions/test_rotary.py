@@ -281,13 +281,8 @@ def test_amplitude_scales_the_turned_prefix_only():
     assert torch.equal(out[..., 4:], x[..., 4:])
 
 
-def test_compiles_without_complex_numbers():
-    """Under a compiler, neighbours are multiplied as reals; the result is the same."""
+def test_the_way_under_a_compiler_is_the_same():
     x = vectors(12, 1, 2, 5, 8)
-    rotary = Rotary(pairing="adjacent")
-    table = rotary.rotation(torch.arange(5), 8, dtype=torch.float64)
-    real = RotaryTable(table.cos, table.sin, "adjacent", 8)
-    torch.testing.assert_close(real.apply(x), table.apply(x), rtol=0, atol=1e-15)
     halves = Rotary(pairing="halves").rotation(torch.arange(5), 8, dtype=torch.float64)
     plain = halves._rotate(x, halves.cos, halves.sin)
     torch.testing.assert_close(halves.apply(x), plain, rtol=0, atol=1e-15)

@@ -148,10 +148,12 @@ def test_row_59_frequencies_counted_from_0_or_from_1_are_the_same(theta):
 
 
 def test_row_60_one_complex_number_a_pair_and_any_origin():
-    table = ADJACENT.rotation(torch.arange(11), 16)
-    assert table.cis is not None
-    assert table.cis.shape == angles(torch.arange(11), 16).shape == (11, 8)
     q, k = random(3, 2, 1, 2, 11, 16)
+    angle = angles(torch.arange(11), 16)
+    assert angle.shape == (11, 8)
+    product = torch.view_as_complex(q.unflatten(-1, (8, 2))) * torch.polar(torch.ones_like(angle), angle)
+    turned = ADJACENT.rotate(q, torch.arange(11))
+    torch.testing.assert_close(turned, torch.view_as_real(product).flatten(-2), rtol=0, atol=1e-14)
     zero, one = (
         ADJACENT.rotate(q, p) @ ADJACENT.rotate(k, p).mT for p in (torch.arange(11), torch.arange(1, 12))
     )

@@ -33,7 +33,6 @@ class RotaryTable(Rotation):
 
     cos, sin   [T, d] or [B or 1, T, d]; the sine is negated for the first coordinate of each pair
     partner    where each coordinate's partner is [d], for explicit pairs
-    cis        the same numbers as complex [.., T, d/2] for neighbours, which multiply fastest that way
     rotates_values   whether values are rotated with it, too
     """
 
@@ -42,7 +41,6 @@ class RotaryTable(Rotation):
     pairing: Pairing
     dims: int
     partner: Tensor | None = None
-    cis: Tensor | None = None
     rotates_values: bool = False
 
     @staticmethod
@@ -50,17 +48,15 @@ class RotaryTable(Rotation):
         cos: Tensor, sin: Tensor, pairing: Pairing, dims: int, rotates_values: bool = False
     ) -> RotaryTable:
         """The table of cosines and sines [.., T, d/2] of each pair."""
-        partner, cis = None, None
+        partner = None
         twice, signed = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
         if pairing == "adjacent":
-            # complex numbers keep compilers from fusing
-            cis = None if torch.compiler.is_compiling() else torch.complex(cos, sin)
             twice, signed = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
         elif pairing != "halves":
             order = torch.tensor(coordinate_pairs(pairing, dims), device=cos.device).T
             at, partner = order.flatten().argsort(), order.flip(0).flatten()
             twice, signed, partner = twice[..., at], signed[..., at], partner[at]
-        return RotaryTable(twice, signed, pairing, dims, partner, cis, rotates_values)
+        return RotaryTable(twice, signed, pairing, dims, partner, rotates_values)
 
     def check(self, x_BHTD: Tensor) -> None:
         """ConfigError unless these can be rotated: of other positions, or with fewer than d numbers."""
@@ -80,9 +76,6 @@ class RotaryTable(Rotation):
         return out if whole else _joined(out, x_BHTD[..., self.dims :])
 
     def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        if self.cis is not None:
-            pairs = _even_strides(x).unflatten(-1, (-1, 2))
-            return torch.view_as_real(torch.view_as_complex(pairs) * self.cis.unsqueeze(-3)).flatten(-2)
         if self.pairing == "halves":
             partner = torch.cat((x[..., self.dims // 2 :], x[..., : self.dims // 2]), -1)
         elif self.pairing == "adjacent":
@@ -154,9 +147,3 @@ class _RotateHalves(torch.autograd.Function):
         # the transpose of a rotation rotates back
         grad: Tensor = _RotateHalves.apply(grads[0], cos, -sin)  # type: ignore[no-untyped-call]
         return grad, None, None
-
-
-def _even_strides(x: Tensor) -> Tensor:
-    """`x` as it is where neighbours can be viewed as complex numbers, else a copy."""
-    fits = x.stride(-1) == 1 and not x.storage_offset() % 2 and not any(s % 2 for s in x.stride()[:-1])
-    return x if fits else x.contiguous()
