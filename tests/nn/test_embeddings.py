@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from headway.errors import ConfigError
 from headway.models import ModelSpec, build
 from headway.nn import PositionEmbedding, TokenEmbedding
 from headway.positions import Learned, NoPositions, PositionScheme, Rotary, Sinusoidal
@@ -84,33 +83,17 @@ def test_positions_reach_the_model() -> None:
 
 def _published(kind: str, position: int, width: int) -> list[float]:
     """Row of a position as its authors' code computes it, number by number."""
-    half = width // 2
-    if kind in ("vaswani", "marian", "opennmt-py"):
-        angles = [position * math.exp(-math.log(10000.0) / width * 2 * i) for i in range(half)]
-    else:  # tensor2tensor, which OpenNMT-tf and fairseq took over, from another first position
-        first = {"tensor2tensor": 0, "opennmt-tf": 1, "fairseq": 2}[kind]
-        step = math.log(10000.0) / (half - 1)
-        angles = [(position + first) * math.exp(-step * i) for i in range(half)]
-    if kind in ("vaswani", "opennmt-py"):
+    angles = [position * math.exp(-math.log(10000.0) / width * 2 * i) for i in range(width // 2)]
+    if kind == "vaswani":
         return [f(angle) for angle in angles for f in (math.sin, math.cos)]
     return [math.sin(angle) for angle in angles] + [math.cos(angle) for angle in angles]
 
 
 @pytest.mark.parametrize(
-    ("kind", "scheme"),
-    [
-        ("vaswani", Sinusoidal()),
-        ("opennmt-py", Sinusoidal()),
-        ("marian", Sinusoidal(pairing="halves")),
-        ("tensor2tensor", Sinusoidal(pairing="halves", closed=True)),
-        ("opennmt-tf", Sinusoidal(pairing="halves", closed=True, first=1)),
-        ("fairseq", Sinusoidal(pairing="halves", closed=True, first=2)),
-    ],
+    ("kind", "scheme"), [("vaswani", Sinusoidal()), ("marian", Sinusoidal(pairing="halves"))]
 )
 def test_sinusoids_are_those_that_were_published(kind: str, scheme: Sinusoidal) -> None:
     for width in (4, 10, 64):
         wanted = torch.tensor([_published(kind, p, width) for p in range(200)], dtype=torch.float64)
         found = scheme.embedding(torch.arange(200), width, torch.float64)
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-11)
-    with pytest.raises(ConfigError, match=r"Sinusoidal: first is a whole number, got 1\.5"):
-        Sinusoidal(first=1.5)  # type: ignore[arg-type]

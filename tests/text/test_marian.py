@@ -90,7 +90,6 @@ def test_ids_and_texts_are_those_of_transformers(kind: str, separate: bool, tmp_
 
     same()
     assert (ours.eos, ours.pad) == (theirs.eos_token_id if not separate else ours.eos, ours.vocab_size - 1)
-    assert ours.languages == (">>fra<<",)
 
 
 def test_texts_of_known_pieces_come_back(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ Legend: B rows, T slots.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -76,39 +76,35 @@ def select(text: Encoded, slots: Sequence[int]) -> Encoded:
     )
 
 
-def pieces(text: Encoded, limit: int) -> list[list[int]]:
-    """The slots of a text in rows of at most `limit`, each of its tokens in one, the template's in all. Raises
-    ConfigError where the template leaves no room."""
-    own = [i for i, which in enumerate(text.texts) if which is not None]
-    if not own:
-        return [list(range(len(text.ids)))]
-    before, after = range(own[0]), range(own[-1] + 1, len(text.ids))
+def pieces(
+    text: Encoded, limit: int, *, of: Collection[int] = (0, 1), stride: int | None = None
+) -> list[list[int]]:
+    """The slots of a text in rows of at most `limit`: its tokens of the texts `of` from every `stride`-th one on, until
+    their end is reached (by default each in one row), and what stands before and behind them in every row. Raises
+    ConfigError where that leaves no room, and for a stride that leaves tokens out."""
+    own = [i for i, which in enumerate(text.texts) if which in of]
+    every = range(len(text.ids))
+    if len(every) <= limit or not own:
+        return [[*every]]
+    before, after = every[: own[0]], every[own[-1] + 1 :]
     room = limit - len(before) - len(after)
     if room < 1:
         raise ConfigError(
-            f"rows of {limit} tokens have no room for text within the template; use longer ones"
+            f"{len(before) + len(after)} tokens stand in every row of {limit} (those of the template, and of a "
+            "question), which leaves no room for text; use longer rows"
         )
-    return [[*before, *own[at : at + room], *after] for at in range(0, len(own), room)]
-
-
-def windows(pair: Encoded, limit: int, stride: int) -> list[Encoded]:
-    """The pair as rows of at most `limit` tokens: the question whole in each, the context from every `stride`-th token
-    on until its end is reached."""
-    context = [i for i, which in enumerate(pair.texts) if which == 1]
-    if not context:
-        raise DataError("the context has no tokens: there is nothing to answer from")
-    room = limit - (len(pair.ids) - len(context))
-    if room >= len(context):
-        return [pair]
-    if room < 1:
-        raise ConfigError(
-            f"the question leaves no room for the context: {len(pair.ids) - len(context)} of {limit} tokens"
-        )
+    stride = room if stride is None else stride
     if stride > room:
         raise ConfigError(
             f"stride {stride} leaves tokens between the windows unread, which hold {room} of the context; at most "
             f"{room}"
         )
-    before, after = list(range(context[0])), list(range(context[-1] + 1, len(pair.ids)))
-    starts: Sequence[int] = range(0, len(context) - room + stride, stride)
-    return [select(pair, [*before, *context[at : at + room], *after]) for at in starts]
+    starts = range(0, len(own) - room + stride, stride)
+    return [[*before, *own[at : at + room], *after] for at in starts]
+
+
+def windows(pair: Encoded, limit: int, stride: int) -> list[Encoded]:
+    """`pieces` of the second text, the context, with the first, the question, whole in each."""
+    if 1 not in pair.texts:
+        raise DataError("the context has no tokens: there is nothing to answer from")
+    return [select(pair, slots) for slots in pieces(pair, limit, of=(1,), stride=stride)]

@@ -137,11 +137,6 @@ class Sinusoidal(PositionScheme):
     theta     as above
     pairing   where a sine's cosine stands: "adjacent" as above; "halves" has all sines before all cosines, i and
               i + M/2 (Marian)
-    first     the position p of the token with index 0
-    closed    exponents i / (M/2 - 1) instead of 2i/M, so that the last frequency is 1 / theta itself (tensor2tensor)
-
-    As published: Marian "halves"; OpenNMT-py as above; tensor2tensor "halves", closed; OpenNMT-tf the same with
-    first=1; fairseq the same with first=2, one behind the id of its padding token, 1.
 
     Row p + k is one fixed linear map of row p, whatever p is: a rotation of each (sin, cos) pair by k /
     theta^(2i/M).
@@ -149,14 +144,10 @@ class Sinusoidal(PositionScheme):
 
     theta: float = 10000.0
     pairing: Literal["adjacent", "halves"] = "adjacent"
-    first: int = 0
-    closed: bool = False
     marks = "embeddings"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "theta", checked_theta(self.theta, "Sinusoidal"))
-        if type(self.first) is not int:
-            raise ConfigError(f"Sinusoidal: first is a whole number, got {self.first!r}")
         if self.pairing not in ("adjacent", "halves"):
             raise ConfigError(f'Sinusoidal: pairing is "adjacent" or "halves", got {self.pairing!r}')
 
@@ -168,9 +159,7 @@ class Sinusoidal(PositionScheme):
         if width < 2 or width % 2:
             raise ConfigError(f"Sinusoidal: the width must be even (pairs of sine and cosine), got {width}")
         frequency = powers(self.theta, width, position.device)
-        if self.closed:
-            frequency **= (width // 2) / max(width // 2 - 1, 1)
-        angle = (exact_positions(position) + self.first)[..., None] * frequency
+        angle = exact_positions(position)[..., None] * frequency
         if self.pairing == "halves":
             return torch.cat((angle.sin(), angle.cos()), -1).to(dtype)
         return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2).to(dtype)

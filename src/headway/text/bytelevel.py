@@ -24,6 +24,7 @@ SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
+SPLIT_DIGITS = SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 ROBERTA = {
     "bos": "<s>",
     "eos": "</s>",
@@ -43,6 +44,13 @@ def split_by(pattern: str) -> pre_tokenizers.PreTokenizer:
             pre_tokenizers.Split(Regex(pattern), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
+    )
+
+
+def digits_apart(space: bool) -> pre_tokenizers.PreTokenizer:
+    """GPT-2's rule, with every digit apart; `space`: texts begin with one."""
+    return pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=space)]
     )
 
 
@@ -77,14 +85,12 @@ STYLES = (
     Style(
         frozenset({"gptbigcode", "starcoder2", "starcoder"}),
         GPT2,
-        lambda space: pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=space)]
-        ),
+        digits_apart,
     ),
     Style(
         frozenset({"qwen2", "qwen2moe", "qwen3", "qwen3moe"}),
         {"eos": "<|endoftext|>", "pad": "<|endoftext|>"},
-        lambda space: split_by(SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")),
+        lambda space: split_by(SPLIT_DIGITS),
         normalizers.NFC(),
     ),
 )

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer as Backend
 
 from headway.errors import DataError, did_you_mean
 from headway.text import sentencepiece
-from headway.text.bytelevel import SPLIT, split_by
+from headway.text.bytelevel import SPLIT, SPLIT_DIGITS, digits_apart, split_by
 from headway.text.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Pieces
 from headway.text.tokenizer_config import CLASSLESS, is_id
 from headway.text.vocabulary import add_controls
@@ -50,9 +50,6 @@ class Rule:
     bos: bool = False
 
 
-_DIGITS = pre_tokenizers.Sequence(
-    [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-)
 _LLAMA3 = Rule(split_by(SPLIT), whole=True, bos=True)
 RULES: Mapping[str, Rule] = {
     "llama-bpe": _LLAMA3,
@@ -60,10 +57,10 @@ RULES: Mapping[str, Rule] = {
     "llama-v3": _LLAMA3,
     "dbrx": Rule(split_by(SPLIT)),
     "smaug-bpe": Rule(split_by(SPLIT)),
-    "qwen2": Rule(split_by(SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")), normalizers.NFC()),
+    "qwen2": Rule(split_by(SPLIT_DIGITS), normalizers.NFC()),
     "gpt-2": Rule(pre_tokenizers.ByteLevel(add_prefix_space=False)),
-    "starcoder": Rule(_DIGITS),
-    "smollm": Rule(_DIGITS),
+    "starcoder": Rule(digits_apart(False)),
+    "smollm": Rule(digits_apart(False)),
 }
 """By tokenizer.ggml.pre; of equal ones the first is written."""
 

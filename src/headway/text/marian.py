@@ -93,11 +93,6 @@ class MarianTokenizer:
         """One more than the largest id of either side."""
         return 1 + max(max(vocabulary.values()) for vocabulary in self._vocabularies.values())
 
-    @cached_property
-    def languages(self) -> tuple[str, ...]:
-        """The target languages that a text may begin with, as they are written: ">>fra<<"."""
-        return tuple(n for n in self._vocabularies["source"] if n.startswith(">>") and n.endswith("<<"))
-
     def require_fits(self, embedding_rows: int) -> None:
         """Raises CheckpointError when an id would fall outside an embedding of that many rows."""
         require_rows(self.vocab_size, embedding_rows)
