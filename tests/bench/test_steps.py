@@ -1,8 +1,7 @@
 """What the bench runs in processes of their own, run here."""
 
-import multiprocessing
 import os
-import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,46 +30,22 @@ def refuse(why: str) -> None:
     raise BackendError(why)
 
 
-def test_a_process_answers_until_its_pipe_closes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its loop, in a thread: results, errors that are told, and the number of threads asked for."""
-    moved, threads = list[tuple[int, int]](), list[int]()
-    monkeypatch.setattr(os, "dup2", lambda a, b: moved.append((a, b)))
-    monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    ours, theirs = multiprocessing.Pipe()
-    thread = threading.Thread(target=subprocess_runner._serve, args=(theirs,))
-    thread.start()
-    ours.send((3, divmod, (7, 2), {}))
-    assert ours.recv() == ((3, 1), None)
-    ours.send((2, refuse, (), {"why": "not here"}))
-    assert ours.recv() == (None, "not here")
-    ours.close()
-    thread.join(10)
-    assert not thread.is_alive()
-    assert (moved, threads) == ([(2, 1)], [3, 2])
+def kept(size: int, seconds: float) -> str:
+    held = bytearray(b"x") * size
+    time.sleep(seconds)
+    return f"{len(held) >> 20} MiB"
 
 
-def stand_in(monkeypatch: pytest.MonkeyPatch, held: list[int], answers: list[bool]) -> SubprocessRunner:
-    """A runner whose process holds that much at each look, and has answered or not."""
-    runner = SubprocessRunner.__new__(SubprocessRunner)
-    pipe = SimpleNamespace(
-        send=lambda job: None, poll=lambda wait: answers.pop(0), recv=lambda: ("done", None)
-    )
-    killed: list[int] = []
-    runner._pipe = pipe  # type: ignore[assignment]
-    runner._process = SimpleNamespace(kill=lambda: killed.append(1), pid=1, exitcode=-9, join=lambda: None)  # type: ignore[assignment]
-    monkeypatch.setattr(SubprocessRunner, "_resident", lambda self: held.pop(0))
-    return runner
-
-
-def test_a_process_is_ended_above_its_bytes_and_its_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = stand_in(monkeypatch, [5 * MIB, 8 * MIB, 7 * MIB], [False, False, True])
-    assert runner.call_within(3 * MIB, 60.0, divmod, 7, 2) == "done", "as much as it may have"
-    runner = stand_in(monkeypatch, [5 * MIB, 8 * MIB + 1], [False, True])
-    with pytest.raises(LimitReached, match=r"^3 MiB$"):
-        runner.call_within(3 * MIB, 60.0, divmod, 7, 2)
-    runner = stand_in(monkeypatch, [0, 0], [False, True])
-    with pytest.raises(LimitReached, match=r"^0 s$"):
-        runner.call_within(3 * MIB, 0.0, divmod, 7, 2)
+def test_a_process_is_ended_above_its_bytes_and_its_seconds() -> None:
+    with SubprocessRunner({}) as runner:
+        runner.call(kept, MIB, 0.0)
+        assert runner.call_within(90 * MIB, 60.0, kept, 10 * MIB, 0.1) == "10 MiB"
+        with pytest.raises(LimitReached, match=r"^90 MiB$"):
+            runner.call_within(90 * MIB, 60.0, kept, 200 * MIB, 60.0)
+        with pytest.raises(BackendError, match="was killed, or crashed"):
+            runner.call(kept, MIB, 0.0)
+    with SubprocessRunner({}) as runner, pytest.raises(LimitReached, match=r"^0.1 s$"):
+        runner.call_within(90 * MIB, 0.1, kept, MIB, 60.0)
 
 
 def test_a_row_from_another_process_is_a_row() -> None:
@@ -83,10 +58,10 @@ def test_a_row_from_another_process_is_a_row() -> None:
         assert row.machine["threads"] == 1
         assert runner.call(os.getenv, "HEADWAY_TEST") == "there"
         assert "HEADWAY_TEST" not in os.environ
-        with pytest.raises(BackendError, match="not here"):
+        with pytest.raises(BackendError, match=r"^not here$"):
             runner.call(refuse, "not here")
         runner._process.kill()
-        with pytest.raises(BackendError, match="ended with code -9"):
+        with pytest.raises(BackendError, match="was killed, or crashed"):
             runner.call(os.getpid)
 
 
@@ -178,16 +153,9 @@ def test_rows_of_a_growth_of_forms_are_as_listed(monkeypatch: pytest.MonkeyPatch
 
 def test_without_a_library_limits_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "search", lambda: SimpleNamespace(library=None))
-    monkeypatch.setattr(measuring, "READ_BYTES", 4 * MIB)
-    monkeypatch.setattr(measuring, "PRODUCT", 64)
-    monkeypatch.setattr(measuring, "_timed", lambda call, count: (call(), 0.5)[1])
-    names = {bound: measuring.limit(bound, torch.float32) for bound in ("products", "reads")}
-    assert {bound: (limit.name, limit.measure()) for bound, limit in names.items()} == {
-        "products": ("torch's matrix product", 2 * 64**3 / 0.5),
-        "reads": ("read of memory by torch's sum", 4 * MIB / 0.5),
-    }
-    monkeypatch.setattr(measuring.hardware, "memory_available", lambda: 16 * MIB)
-    assert measuring.reads(torch.float32).measure() == 2 * MIB / 0.5, "an eighth of what is free"
+    limits = [measuring.limit(bound, torch.float32) for bound in ("products", "reads")]
+    assert [limit.name for limit in limits] == ["torch's matrix product", "read of memory by torch's sum"]
+    assert all(1e6 < limit.measure() < 1e16 for limit in limits)
 
 
 def test_flex_attention_is_compiled_once_and_gives_what_attend_gives(monkeypatch: pytest.MonkeyPatch) -> None:

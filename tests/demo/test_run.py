@@ -52,7 +52,7 @@ def brief() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(learn, "settings", few)
-        patch.setattr(acts, "time_window", lambda **_: timed(tokens=256, window=32, heads=2, repeats=1))
+        patch.setattr(acts, "time_window", lambda tokens, repeats: timed(256, 1))
         patch.setattr(learn, "SAMPLE_TOKENS", 5)
         yield
 

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median, median_high
 
 import torch
@@ -166,9 +167,6 @@ def mismatches(rows: Sequence[Row]) -> list[str]:
 # -- limits: what this machine could do at best --------------------------------------------------------------------
 
 
-PRODUCT = 1024
-"""Rows and columns of the matrix product that substitutes for the register peak."""
-
 READ_BYTES = 256 << 20
 PEAK_SECONDS = 0.03
 
@@ -191,35 +189,18 @@ def products(dtype: torch.dtype) -> Limit:
     the rate of torch's matrix product, which is lower (and the row says so)."""
     found = search().library
     if found is None:
-        return matmul(dtype)
+        return Limit("torch's matrix product", partial(hardware.gemm_peak.__wrapped__, dtype))
     # A level without bf16 instructions multiplies in float32.
     form = dtype if found.peak(dtype, seconds=PEAK_SECONDS) > 0 else torch.float32
     return Limit("register peak", lambda: found.peak(form, seconds=PEAK_SECONDS))
 
 
-def matmul(dtype: torch.dtype) -> Limit:
-    """torch's matrix product."""
-    a = torch.ones(PRODUCT, PRODUCT, dtype=dtype)
-    return _rate("torch's matrix product", lambda: torch.matmul(a, a), 2.0 * PRODUCT**3)
-
-
 def reads(dtype: torch.dtype) -> Limit:
     """One pass over memory many times any cache, by all threads."""
+    found = search().library
+    if found is None:
+        return Limit("read of memory by torch's sum", hardware.read_bandwidth.__wrapped__)
     data = torch.empty(max(1 << 20, min(READ_BYTES, hardware.memory_available() // 8)) // 4)
     hardware.large_pages([data])
     data.fill_(1)
-    found = search().library
-    if found is None:
-        return _rate("read of memory by torch's sum", data.sum, data.nbytes)
     return Limit("read of memory", lambda: data.nbytes / found.read_seconds(data))
-
-
-def _rate(name: str, call: Callable[[], object], work: float) -> Limit:
-    """The rate at which `call` does `work`, after a call to warm up."""
-
-    def measured() -> float:
-        with torch.no_grad():
-            return work / _timed(call, 1)
-
-    measured()
-    return Limit(name, measured)

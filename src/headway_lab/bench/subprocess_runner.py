@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import gc
+import math
 import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
-from multiprocessing.connection import Connection
+from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 
 from headway import hardware
-from headway.errors import BackendError, HeadwayError
+from headway.errors import BackendError
 from headway_lab.bench.inputs import UnsupportedCase
 
 P = ParamSpec("P")
@@ -35,47 +38,40 @@ class SubprocessRunner(AbstractContextManager["SubprocessRunner"]):
     """A fresh Python process with these variables in its environment, which calls functions one after the other."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self._pipe, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=_serve, args=(theirs,), daemon=True)
+        # What libraries print there is redirected to stderr.
+        self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), os.dup2, (2, 1))
         with _inherited(environment):
-            self._process.start()
-        theirs.close()
+            pid = self._pool.submit(os.getpid).result()
+        (self._process,) = (one for one in multiprocessing.active_children() if one.pid == pid)
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of a module's function in that process, at this process's thread count.
 
-        Raises BackendError with the error of the other process, or its exit code."""
-        with suppress(OSError):  # it has ended, as the answer says
-            self._pipe.send((torch.get_num_threads(), function, args, kwargs))
-        return self._answer(function)
-
-    def _answer(self, function: Callable[P, T]) -> T:
-        try:
-            value, error = self._pipe.recv()
-        except (EOFError, OSError):
-            self._process.join()
-            raise BackendError(f"the measuring process ended with code {self._process.exitcode}") from None
-        if error is not None:
-            raise BackendError(error)
-        result: T = value
-        return result
+        Raises BackendError with the error of the other process, or where it has ended."""
+        return self.call_within(math.inf, math.inf, function, *args, **kwargs)
 
     def call_within(
-        self, most: int, seconds: float, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+        self, most: float, seconds: float, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """`call`, in a process that is ended where it takes more than `most` bytes beyond what it has, or longer.
 
         Raises LimitReached then."""
-        began = time.monotonic()
-        before = self._resident()
-        self._pipe.send((torch.get_num_threads(), function, args, kwargs))
-        while not self._pipe.poll(LOOK):
-            if self._resident() - before > most:
-                raise self._stopped(f"{most >> 20:,} MiB")
-            if time.monotonic() - began > seconds:
-                raise self._stopped(f"{seconds:g} s")
-        return self._answer(function)
+        look = None if most == seconds == math.inf else LOOK
+        try:
+            began, before = time.monotonic(), self._resident() if look else 0
+            job = self._pool.submit(_at_threads, torch.get_num_threads(), partial(function, *args, **kwargs))
+            while wait([job], look).not_done:
+                if self._resident() - before > most:
+                    raise self._stopped(f"{int(most) >> 20:,} MiB")
+                if time.monotonic() - began > seconds:
+                    raise self._stopped(f"{seconds:g} s")
+            return job.result()
+        except LimitReached:
+            raise
+        except BrokenProcessPool:
+            raise BackendError("the measuring process was killed, or crashed") from None
+        except Exception as error:
+            raise BackendError(str(error)) from error
 
     def _stopped(self, at: str) -> LimitReached:
         self._process.kill()
@@ -92,8 +88,7 @@ class SubprocessRunner(AbstractContextManager["SubprocessRunner"]):
     def __exit__(self, *_: object) -> None:
         """End it, whatever it is doing."""
         self._process.kill()
-        self._process.join()
-        self._pipe.close()
+        self._pool.shutdown()
 
 
 @contextmanager
@@ -110,19 +105,9 @@ def _inherited(environment: Mapping[str, str]) -> Iterator[None]:
         signal.signal(signal.SIGINT, interrupt)
 
 
-def _serve(pipe: Connection[Any, Any]) -> None:
-    """Answer calls until the pipe closes; what libraries print is redirected to stderr."""
-    os.dup2(2, 1)
-    while True:
-        try:
-            threads, function, args, kwargs = pipe.recv()
-        except EOFError:
-            return
-        torch.set_num_threads(threads)
-        try:
-            pipe.send((function(*args, **kwargs), None))
-        except (HeadwayError, UnsupportedCase) as error:
-            pipe.send((None, str(error)))
+def _at_threads(threads: int, call: Callable[[], T]) -> T:
+    torch.set_num_threads(threads)
+    return call()
 
 
 def peak_of(make: Callable[P, Callable[[], object]], *args: P.args, **kwargs: P.kwargs) -> int:

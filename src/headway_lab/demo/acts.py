@@ -2,23 +2,23 @@
 that was just trained, by numbers that are measured here and now."""
 
 import copy
-import statistics
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from headway.attention import attend
 from headway.draw import draw_patterns, pattern_text, saved_figure, side_by_side
 from headway.models import Decoder, catalog, cost
-from headway.patterns import Causal, Full, Global, GlobalKeys, Pattern, Sink, Window, visible
+from headway.patterns import Causal, Full, Global, GlobalKeys, Pattern, Sink, Window
 from headway.report import size, table
 from headway.tokens import Tokens
-from headway_lab.profiling import doublings, in_turn
+from headway_lab.bench.cases import FORWARD, named
+from headway_lab.bench.measure import Effort, measure
+from headway_lab.bench.rows import Row
+from headway_lab.profiling import doublings
 
 PATTERNS: tuple[tuple[str, Pattern], ...] = (
     ("full", Full()),
@@ -104,25 +104,14 @@ def cached_equals_full(model: Decoder, ids: Tensor, dtype: torch.dtype) -> Equal
     return Equality(count, dtype, difference, float(full.abs().max()))
 
 
-@dataclass(frozen=True)
-class CacheSize:
-    """The caches after `tokens` tokens: slots of one windowed and of one full layer, bytes of all
-    layers, and bytes that all layers would have if every one of them grew."""
-
-    tokens: int
-    ring: int
-    growing: int | None
-    nbytes: int
-    nbytes_growing: int
-
-
 @torch.inference_mode()
-def cache_sizes(model: Decoder, window: int, times: int = 8, chunk: int = 32) -> list[CacheSize]:
-    """Decode to `times` windows; the caches at 1, 2, 4, .. windows."""
+def cache_sizes(model: Decoder, window: int, times: int = 8, chunk: int = 32) -> list[dict[str, int | None]]:
+    """Decode to `times` windows; at 1, 2, 4, .. windows the slots of a windowed and of a full layer, the bytes of all
+    layers, and those that they would have if every one of them grew."""
     spec, cache = model.eval().spec, model.make_cache(1)
     element = cost.kv_bytes_per_token(spec, model.model.like.dtype) // spec.layers
     noise = torch.Generator().manual_seed(0)
-    done, sizes = 0, list[CacheSize]()
+    done, sizes = 0, list[dict[str, int | None]]()
     for count in doublings(window, times * window):
         for ids in torch.randint(0, spec.vocab, (1, count - done), generator=noise).split(chunk, 1):
             model(ids, cache=cache, logits_for=slice(-1, None))
@@ -130,11 +119,12 @@ def cache_sizes(model: Decoder, window: int, times: int = 8, chunk: int = 32) ->
         rings = [layer.slots for layer in cache.layers if layer.bound is not None]
         rest = [layer.slots for layer in cache.layers if layer.bound is None]
         nbytes, whole = element * (sum(rings) + sum(rest)), element * spec.layers * count
-        sizes.append(CacheSize(count, max(rings), max(rest, default=None), nbytes, whole))
+        slots = {"ring": max(rings), "growing": max(rest, default=None)}
+        sizes.append({"tokens": count, **slots, "nbytes": nbytes, "nbytes_growing": whole})
     return sizes
 
 
-def cache_table(rows: list[CacheSize]) -> str:
+def cache_table(rows: list[dict[str, Any]]) -> str:
     """`cache_sizes` for a terminal."""
     columns = (
         "tokens",
@@ -143,52 +133,12 @@ def cache_table(rows: list[CacheSize]) -> str:
         "keys and values",
         "if all layers grew",
     )
-    cells = [(r.tokens, r.ring, r.growing, size(r.nbytes), size(r.nbytes_growing)) for r in rows]
-    return table(columns, cells)
+    return table(
+        columns, [(*slots, size(held), size(grown)) for *slots, held, grown in map(dict.values, rows)]
+    )
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Median seconds of one attention call each way, and the largest difference of the results."""
-
-    tokens: int
-    window: int
-    heads: int
-    repeats: int
-    masked: float
-    causal: float
-    ours: float
-    difference: float
-
-    @property
-    def ratio(self) -> float:
-        return self.masked / self.ours
-
-    def __str__(self) -> str:
-        rows = [
-            (f"torch SDPA, mask of {self.tokens} x {self.tokens}", self.masked * 1e3, size(self.tokens**2)),
-            ("torch SDPA, causal, no window (another result)", self.causal * 1e3, "none"),
-            (f"headway, Window.last({self.window})", self.ours * 1e3, "none"),
-        ]
-        return table(("", "median ms", "mask"), rows)
-
-
-def time_window(
-    tokens: int = 8192, window: int = 512, heads: int = 8, head_dim: int = 64, repeats: int = 3
-) -> Timing:
-    """A causal window, forward, float32: torch's SDPA with a ready-made mask, and `attend`. One at a time, in turn."""
-    noise = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, heads, tokens, head_dim, generator=noise) for _ in range(3))
-    pattern, at = Window.last(window), Tokens.range(tokens)
-    mask = visible(pattern, at, at)
-    runs: dict[str, Callable[[], Tensor]] = {
-        "masked": lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask),
-        "causal": lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
-        "ours": lambda: attend(q, k, v, pattern),
-    }
-    with torch.inference_mode():
-        outs = {name: run() for name, run in runs.items()}  # the first call of each also warms up
-        seconds = in_turn(runs, repeats)
-    difference = float((outs["masked"] - outs["ours"]).abs().max())
-    median = {name: statistics.median(values) for name, values in seconds.items()}
-    return Timing(tokens, window, heads, repeats, **median, difference=difference)
+def time_window(tokens: int, repeats: int) -> Row:
+    """A causal window, forward, float32: `attend` beside torch's SDPA with a ready-made mask, in turn."""
+    case = named("window").at(tokens).with_peers(["mask"])
+    return measure(case, "float32", FORWARD, "auto", Effort(repeats=repeats, least=1))

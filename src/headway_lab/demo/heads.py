@@ -1,64 +1,24 @@
 """What the heads of a trained model look at: heads are to attention what channels are to a convolution.
 
-Legend: B rows, H query heads, K kv heads, T tokens, D per head.
+Legend: H query heads, T tokens.
 """
 
 from operator import itemgetter
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from headway.attention import attention_weights
 from headway.draw import GREY, saved_figure
-from headway.models import Decoder
-from headway.nn import Attention, SoftmaxMixer
 from headway.report import table
-from headway.tokens import Tokens
 
 LABELLED = 24  # tokens up to which their text is legible
 
 
-@torch.inference_mode()
-def attention_maps(model: Decoder, ids: Tensor) -> list[Tensor]:
-    """The attention weights of every layer on ids [1, T]: one [H, T, T] a layer, rows sum to 1."""
-    layers = [module for module in model.modules() if isinstance(module, Attention)]
-    inputs: dict[nn.Module, Tensor] = {}
-
-    def keep(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
-        inputs[layer] = given[0]
-
-    hooks = [layer.register_forward_pre_hook(keep) for layer in layers]
-    try:
-        model(ids)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return [weights_of(layer, inputs[layer]) for layer in layers]
-
-
-def weights_of(layer: Attention, x_BTM: Tensor) -> Tensor:
-    """[H, T, T] of a layer for tokens 0..T-1 that enter it as x [1, T, M]."""
-    q_BHTD, (k_BKTD, _) = layer.queries(x_BTM), layer.keys_values(x_BTM)
-    tokens = Tokens.range(x_BTM.shape[1])
-    rotation = layer.rotary(tokens, x_BTM.dtype)
-    if rotation is not None:
-        q_BHTD, k_BKTD = rotation.apply(q_BHTD), rotation.apply(k_BKTD)
-    assert isinstance(layer.mixer, SoftmaxMixer)
-    return attention_weights(
-        q_BHTD,
-        k_BKTD,
-        layer.pattern,
-        q_tokens=tokens,
-        k_tokens=tokens,
-        score=layer.score(),
-        scale=layer.mixer.scale,
-    )[0]
-
-
 def looks(maps: list[Tensor]) -> list[dict[str, float]]:
-    """Where each head looks: shares of its weight on the token itself, the previous and the first one, and how far back
-    it goes, averaged over the queries that have a previous token and a first one that is neither."""
+    """Where each head looks, by the weights [H, T, T] of every layer: shares of its weight on the token itself, the
+    previous and the first one, and how far back it goes, averaged over the queries that have a previous token and a
+    first one that is neither."""
     found = []
     for layer, weights in enumerate(maps):
         count = weights.shape[-1]

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.checkpoints.restore import load_model
+from headway.api import LanguageModel, load
 from headway.errors import ConfigError
 from headway.models import Decoder
 from headway.report import plain
-from headway.text import Tokenizer
 from headway.train import Interrupted
+from headway_lab.bench.rows import to_text
 from headway_lab.demo import acts, heads, learn
 from headway_lab.demo.corpus import Corpus, own_text, standard_library
 
@@ -83,13 +83,13 @@ def _acts(
     toy = "--quick: a toy on a part of the text; the figures mean nothing"
     say(f"\n  {toy if quick else learn.verdict(learned)}")
 
-    model = load_model(out, dtype=torch.float32).eval()
-    text = learned.tokenizer.encode(corpus.held_out[0].text[:4000])
-    ids = torch.tensor([text[: model.spec.trained_context]])
-    report = _heads(model, learned.tokenizer, ids, prompt, out / "heads.png", say)
+    lm = load(out, task="causal-lm", dtype=torch.float32)
+    ids = learned.tokenizer.encode(corpus.held_out[0].text[:4000])[: lm.spec.trained_context]
+    start = learned.tokenizer.encode(prompt)[: heads.LABELLED]
+    report = _heads(lm, ids, start, out / "heads.png", say)
 
     say(title("Act 3: why to trust it"))
-    report |= _trust(model, ids, quick, say)
+    report |= _trust(lm.model, torch.tensor([ids]), quick, say)
     return {
         "state": "done",
         "corpus": {"source": corpus.source, "rule": corpus.rule, "train_bytes": corpus.train_bytes,
@@ -103,13 +103,10 @@ def _acts(
     }  # fmt: skip
 
 
-def _heads(
-    model: Decoder, tokenizer: Tokenizer, ids: Tensor, prompt: str, path: Path, say: Say
-) -> dict[str, Any]:
-    found = heads.looks(heads.attention_maps(model, ids))
-    start = tokenizer.encode(prompt)[: heads.LABELLED]
-    names = [shown(tokenizer.decode([token], special=True)) for token in start]
-    heads.draw_heads(heads.attention_maps(model, torch.tensor([start])), names, path)
+def _heads(lm: LanguageModel, ids: list[int], start: list[int], path: Path, say: Say) -> dict[str, Any]:
+    found = heads.looks([one.weights() for one in lm.attention(ids).values()])
+    maps = lm.attention(start)
+    heads.draw_heads([one.weights() for one in maps.values()], [shown(text) for text in maps[0].keys], path)
     say(f"\nheads look at different things (on held-out text; drawn in {path}):\n\n{heads.striking(found)}")
     return {"heads": plain(found)}
 
@@ -131,18 +128,13 @@ def _trust(model: Decoder, ids: Tensor, quick: bool, say: Say) -> dict[str, Any]
     sizes = acts.cache_sizes(model, window)
     say(acts.cache_table(sizes))
 
-    timing = acts.time_window(**({"tokens": 2048, "window": 128, "repeats": 1} if quick else {}))
-    shape = f"{timing.tokens} tokens, {timing.heads} heads of 64, float32, forward"
-    say(f"\na causal window of {timing.window} over {shape}:\n")
-    say(str(timing))
-    say(
-        f"\n  {timing.ratio:.1f} times as fast as torch with a mask, here and now; largest difference of the results "
-        f"{timing.difference:.1e}"
-    )
+    row = acts.time_window(2048 if quick else 8192, 1 if quick else 3)
+    say(f"\na causal window, as `headway bench attention` measures it:\n\n{to_text([row])}")
+    say(f"\n  {row.ratios['mask']:.1f} times as fast as torch with a mask, here and now, for equal results")
     return {
         "cached_equals_full": plain(equal),
         "ring": plain(sizes),
-        "window": {**plain(timing), "ratio": timing.ratio},
+        "window": plain(row.to_json()),
     }
 
 
