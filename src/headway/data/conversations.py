@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,6 @@ from headway.data.record_kinds import Messages
 from headway.errors import DataError
 from headway.text.chat import check_messages
 
-_TURN = re.compile("### (Human|Assistant):")
 # ShareGPT's speakers, as LLaMA-Factory and FastChat write them.
 _ROLES = {
     "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system",
@@ -79,20 +77,6 @@ def alpaca(value: Mapping[str, Any]) -> Messages:
 def answered(value: Mapping[str, Any]) -> Messages:
     """A question and its answer."""
     return _said("user", _text(value, "question")), _said("assistant", _text(value, "answer"))
-
-
-def guanaco(value: Mapping[str, Any]) -> Messages:
-    """Guanaco's form: an input of "### Human: .. ### Assistant: .." that ends where the output goes on."""
-    given = _text(value, "input").strip()
-    _, *parts = _TURN.split(given)
-    if not given.startswith("### Human:") or parts[-2] != "Assistant" or parts[-1].strip():
-        raise DataError(
-            '"input" with "output" is read as "### Human: .. ### Assistant:" (Guanaco), and this one is '
-            "not; rename its keys instruction, input, output"
-        )
-    roles = ["user" if name == "Human" else "assistant" for name in parts[::2]]
-    found = [_said(role, said.strip()) for role, said in zip(roles[:-1], parts[1:-1:2], strict=True)]
-    return (*found, _said("assistant", _text(value, "output")))
 
 
 def completed(value: Mapping[str, Any]) -> Messages:

@@ -20,8 +20,6 @@ from headway.data.record_kinds import (
     Question,
     Record,
     Tagged,
-    Text,
-    Translated,
     Triplet,
 )
 from headway.errors import DataError
@@ -61,27 +59,6 @@ def _labelled(text: str, *pairs: str) -> Callable[[Value], Labelled]:
         return Labelled(_text(value, text), pair, _name(value["label"]))
 
     return read
-
-
-def _keywords(value: Value) -> Labelled:
-    """Are these the keywords of that abstract? (CLUE, csl)"""
-    return Labelled(" ".join(_names(value, "keyword")), _text(value, "abst"), _name(value["label"]))
-
-
-def _pronoun(value: Value) -> Labelled:
-    """Does [the pronoun] mean _the noun_? Marked as CLUE's baseline does it (cluewsc)."""
-    text, target = _text(value, "text"), value["target"]
-    marks = []
-    try:
-        for n, mark in ((1, ("_", "_")), (2, ("[", "]"))):
-            marks.append((int(target[f"span{n}_index"]), str(target[f"span{n}_text"]), mark))
-    except (TypeError, KeyError, ValueError):
-        raise DataError('"target" needs span1_text, span1_index, span2_text, span2_index') from None
-    for at, span, (before, after) in sorted(marks, reverse=True):
-        if not 0 <= at <= len(text) or not text.startswith(span, at):
-            raise DataError(f"{span!r} does not stand at character {at} of the text")
-        text = f"{text[:at]}{before}{span}{after}{text[at + len(span) :]}"
-    return Labelled(text, None, _name(value["label"]))
 
 
 def _tagged(words: str, tags: str) -> Callable[[Value], Tagged]:
@@ -171,7 +148,6 @@ FORMS: tuple[Form, ...] = (
     _form("prompt completion", _completion, Completion, Chat),
     _form("question context answers", _question, Question),
     _form("question answer", _chat(conversations.answered), Chat),
-    _form("input output", _chat(conversations.guanaco), Chat),
     _form("A B C label", _cail, Triplet),
     *(_form(f"{anchor} positive", _triplet(anchor), Triplet) for anchor in ("anchor", "query")),
     *(
@@ -179,11 +155,7 @@ FORMS: tuple[Form, ...] = (
         for words in ("tokens", "words")
         for tags in TAGS
     ),
-    _form("source target", lambda v: Translated(_text(v, "source"), _text(v, "target")), Translated),
     _form("sentence1 sentence2 label", _labelled("sentence1", "sentence2"), Labelled),
     _form("premise hypothesis label", _labelled("premise", "hypothesis"), Labelled),
-    _form("keyword abst label", _keywords, Labelled),
-    _form("text target label", _pronoun, Labelled),
     *(_form(f"{text} label", _labelled(text, "text_pair", "text_b"), Labelled) for text in TEXTS),
-    _form("text", lambda value: Text(_text(value, "text")), Text),
 )

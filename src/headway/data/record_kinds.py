@@ -17,13 +17,6 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Text(Record):
-    """Plain text."""
-
-    text: str
-
-
-@dataclass(frozen=True)
 class Chat(Record):
     """Messages with role and content, as chat templates take them; an assistant's with `"weight": 0` is not trained.
 
@@ -96,14 +89,4 @@ class Question(Record):
     answers: Sequence[Answer]
 
 
-@dataclass(frozen=True)
-class Translated(Record):
-    """A text and its translation."""
-
-    source: str
-    target: str
-
-
-KINDS: tuple[type[Record], ...] = (
-    Text, Chat, Completion, Preference, Labelled, Tagged, Triplet, Question, Translated
-)  # fmt: skip
+KINDS: tuple[type[Record], ...] = Chat, Completion, Preference, Labelled, Tagged, Triplet, Question

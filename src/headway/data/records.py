@@ -2,20 +2,18 @@
 
 | kind | keys |
 |---|---|
-| `Text` | text |
 | `Chat` | messages; conversations (ShareGPT); instruction, output, with input, history, system (Alpaca) |
-| | question, answer; input, output (Guanaco's "### Human:"); prompt, completion (of messages) |
+| | question, answer; prompt, completion (of messages) |
 | `Completion` | prompt, completion (of text) |
 | `Preference` | chosen, rejected, with prompt, messages, conversations or instruction |
 | `Labelled` | text, sentence or text_a, with label; and text_pair or text_b |
-| | sentence1, sentence2, label; premise, hypothesis, label; CLUE's csl and cluewsc |
+| | sentence1, sentence2, label; premise, hypothesis, label |
 | `Tagged` | tokens or words, with tags, ner_tags or labels |
 | `Triplet` | anchor or query, positive, with negative; A, B, C, label (CAIL2019-SCM) |
 | `Question` | question, context, answers (SQuAD) |
-| `Translated` | source, target |
 
-`FORMS` is the table of these keys; other keys are left alone. Files are those of `headway.data.values`, and .txt: one
-text, or text TAB label on each line where labelled texts are asked for.
+`FORMS` is the table of these keys; other keys are left alone. Files are those of `headway.data.values`, and .txt: text
+TAB label on each line where labelled texts are asked for.
 """
 
 from __future__ import annotations
@@ -26,10 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from headway.data import values
-from headway.data.corpus import texts
 from headway.data.hub import local
 from headway.data.record_forms import FORMS
-from headway.data.record_kinds import KINDS, Labelled, Record, Text
+from headway.data.record_kinds import KINDS, Labelled, Record
 from headway.errors import DataError, did_you_mean
 
 
@@ -42,7 +39,9 @@ def read_records(
     error is raised. Raises DataError with file and line, in any case for what is no JSON.
     """
     wanted = kinds or KINDS
-    for where, value in _values(local(path), wanted):
+    file = local(path)
+    plain = Labelled in wanted and file.name.endswith((".txt", ".txt.gz"))
+    for where, value in (_labelled_lines if plain else values.values)(file):
         try:
             record = _record(value, where, wanted)
         except DataError as error:
@@ -51,14 +50,6 @@ def read_records(
             skipped(error)
         else:
             yield record
-
-
-def _values(path: Path, wanted: Sequence[type[Record]]) -> Iterator[values.Value]:
-    if not path.name.endswith((".txt", ".txt.gz")):
-        return values.values(path)
-    if Labelled in wanted and Text not in wanted:
-        return _labelled_lines(path)
-    return ((str(path), {"text": text}) for text in ["".join(texts(path))])
 
 
 def _labelled_lines(path: Path) -> Iterator[values.Value]:
