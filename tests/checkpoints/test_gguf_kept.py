@@ -226,7 +226,7 @@ def test_ranks_share_an_embedding_of_codes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [BY_NAME[name] for name in CODED], ids=lambda kind: kind.name)
 def test_rows_of_a_table_of_codes_are_those_of_its_numbers(kind: BlockType) -> None:
     """To the bit, of any shape of ids, repeated and in any order, and where the rows are no whole panels."""
-    from headway.nn import from_codes
+    from headway.nn.weights import from_codes
     from headway.storage.gguf_blocks import codes
 
     table = (

@@ -17,7 +17,8 @@ from headway.checkpoints.formats.meta import NAMES
 from headway.checkpoints.hf.layouts.tensors import exported
 from headway.models import ModelSpec, build
 from headway.models.quantize import weight_kind
-from headway.nn import block_linears, from_codes
+from headway.nn import block_linears
+from headway.nn.weights import from_codes
 from headway.positions import Rotary
 from headway.quantization import quantize_weights
 

@@ -15,7 +15,8 @@ from headway.checkpoints.restore import build_model
 from headway.errors import CheckpointError
 from headway.models import Model, ModelSpec, build
 from headway.models.quantize import quantize_model, quantized_layers
-from headway.nn import Adapter, Lora, block_linears, from_codes
+from headway.nn import Adapter, Lora, block_linears
+from headway.nn.weights import from_codes
 from headway.quantization import quantize_weights
 
 SIZE: dict[str, Any] = {"vocab": 61, "width": 64, "layers": 2, "heads": 4, "hidden": 96, "init_std": 0.2}

@@ -9,8 +9,7 @@ from headway.checkpoints import load_model, save_folder
 from headway.errors import ConfigError
 from headway.generate import GenerationConfig, generate
 from headway.models import ModelSpec, build
-from headway.models.compress import compress_model
-from headway.models.quantize import quantize_model
+from headway.models.quantize import compress_model, quantize_model
 
 SIZES = {"vocab": 96, "width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 160, "max_context": 128}
 PROMPTS = [list(range(3, 30)), [7, 8]]

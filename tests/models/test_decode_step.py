@@ -11,7 +11,8 @@ from headway.cache import DecoderCache, KVCache
 from headway.generate import Reader
 from headway.models import Decoder, ModelSpec, build
 from headway.models.decode_step import DecodeStep
-from headway.nn import WEIGHTS, linears
+from headway.nn import linears
+from headway.nn.weights import WEIGHTS
 from headway.patterns import Causal, Pattern, Sink, Window
 from headway.positions import Rotary
 from tests.native.conftest import LEVELS, Use, use  # noqa: F401

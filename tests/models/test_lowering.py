@@ -13,19 +13,10 @@ from headway.generate import Reader
 from headway.models import FAMILIES, Decoder
 from headway.models.decode_step import DecodeStep, choose_step, say_once
 from headway.models.operations import NotLowered
-from headway.nn import (
-    ACTIVATIONS,
-    NORMS,
-    ORDERS,
-    WEIGHTS,
-    Adapter,
-    Lora,
-    Scores,
-    Share,
-    attach,
-    linears,
-    set_active,
-)
+from headway.nn import ACTIVATIONS, Adapter, Lora, Scores, Share, attach, linears, set_active
+from headway.nn.block import ORDERS
+from headway.nn.norms import NORMS
+from headway.nn.weights import WEIGHTS
 from headway.parallel import TensorParallel
 from headway.patterns import Causal, PerHead, Sink, Window
 from headway.positions import (

@@ -11,9 +11,9 @@ from headway.attention.linear_attention import LinearAttentionSpec
 from headway.cache.encoder_decoder import EncoderDecoderCache
 from headway.errors import BackendError, CacheError, ConfigError, DataError, PatternError
 from headway.models import EncoderDecoder, Head, ModelSpec, build, cost
-from headway.models.compress import check_compressible
 from headway.models.cost.weights import must_decode
 from headway.models.decode_step import DecodeStep
+from headway.models.quantize import check_compressible
 from headway.nn import Attention, Block, FeedForward, GlobalAttention, Linear, RMSNorm
 from headway.patterns import Causal, Full, Pattern, pairs
 from headway.patterns.text import parse

@@ -19,8 +19,8 @@ from headway.native import build, compressed, loader, rows
 from headway.native.block_panels import BlockPanels
 from headway.native.linear import linear
 from headway.native.panels import Panels
-from headway.nn import Nf4
 from headway.nn.fused import add_norm, gated
+from headway.nn.weights import Nf4
 from headway.patterns import Causal, Full, GlobalQueries, Pattern, Sink, Window
 from headway.quantization import quantize_weights
 from headway.tokens import Tokens

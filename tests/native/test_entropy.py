@@ -5,10 +5,11 @@ import torch
 import torch.nn.functional as F
 
 from headway.native import rows
-from headway.nn.cross_entropy import fused_cross_entropy, plain_cross_entropy
+from headway.nn.cross_entropy import fused_cross_entropy
 from tests.native.calls import DTYPES
 from tests.native.conftest import LEVELS, Use
 from tests.native.test_rows import draw
+from tests.nn.plain import plain_cross_entropy
 from tests.tolerance import assert_rounded_once, assert_within_reference
 
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from headway.errors import BackendError
 from headway.native.linear import MOST_ROWS, linear
 from headway.native.nf4 import Nf4Matrix
-from headway.nn import Lora, Nf4
+from headway.nn import Lora
+from headway.nn.weights import Nf4
 from tests.models.test_decode_step import model, steps
 from tests.models.test_lowering import WIDE, adapted, both, kept_as
 from tests.native.conftest import LEVELS, Use

@@ -14,11 +14,10 @@ from headway.nn.fused import (
     Norm,
     add_norm,
     gated,
-    layer_norm,
+    normed,
     plain_gated,
     plain_rms_norm,
     plain_rotate,
-    rms_norm,
     rotate,
 )
 from tests.native.conftest import LEVELS, Use
@@ -85,7 +84,6 @@ def stepwise_norm(kind: Norm, x: Tensor, weight: Tensor, bias: Tensor | None) ->
 @pytest.mark.parametrize("kind", ["rms", "layer"])
 def test_norms(use: Use, threads: None, level: str, dtype: torch.dtype, kind: Norm) -> None:
     use(level)
-    norm = {"rms": rms_norm, "layer": lambda x, w, e, b=None: layer_norm(x, w, b, e)}[kind]
 
     def added(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         return plain_norm(kind, x + y, w, None), x + y
@@ -104,7 +102,7 @@ def test_norms(use: Use, threads: None, level: str, dtype: torch.dtype, kind: No
         for given in ([x, weight, bias], [x, weight]):
             assert_as_the_formula(
                 f"{kind} norm",
-                lambda x, w, b=None: norm(x, w, EPS, b),
+                lambda x, w, b=None: normed(kind, x, w, b, EPS),
                 lambda x, w, b=None: plain_norm(kind, x, w, b),
                 given,
                 what,
@@ -123,10 +121,9 @@ def test_norms(use: Use, threads: None, level: str, dtype: torch.dtype, kind: No
 @pytest.mark.parametrize("kind", ["rms", "layer"])
 def test_norms_read_weights_by_their_strides(kind: Norm) -> None:
     x, both = draw(3, 20, seed=0, dtype=torch.float32), draw(20, 2, seed=1, dtype=torch.float32)
-    norm = {"rms": rms_norm, "layer": lambda x, w, e, b: layer_norm(x, w, b, e)}[kind]
     assert_as_the_formula(
         f"{kind} norm",
-        lambda x, both: norm(x, both[:, 0], EPS, both[:, 1]),
+        lambda x, both: normed(kind, x, both[:, 0], both[:, 1], EPS),
         lambda x, both: plain_norm(kind, x, both[:, 0], both[:, 1]),
         [x, both],
         kind,
@@ -135,7 +132,7 @@ def test_norms_read_weights_by_their_strides(kind: Norm) -> None:
 
 def test_what_the_kernels_do_not_take_is_broadcast_as_in_the_formula() -> None:
     x, one = draw(3, 20, seed=0, dtype=torch.float32), torch.tensor([2.0])
-    assert torch.equal(rms_norm(x, one, EPS), plain_rms_norm(x, one, EPS))
+    assert torch.equal(normed("rms", x, one, None, EPS), plain_rms_norm(x, one, EPS))
     assert torch.equal(add_norm("rms", x, x[:1], x[0], None, EPS)[1], x + x[:1])
     assert torch.equal(gated(x, one, "silu"), plain_gated(x, one, "silu"))
 
@@ -245,7 +242,7 @@ def test_what_is_no_number_stays_visible(use: Use, level: str) -> None:
     for dtype in DTYPES:
         x = torch.zeros(1, 40, dtype=dtype)
         x[0, 37] = torch.nan
-        assert rms_norm(x, torch.ones(40, dtype=dtype), EPS).isnan().all()
+        assert normed("rms", x, torch.ones(40, dtype=dtype), None, EPS).isnan().all()
         for act in ACTIVATIONS:
             assert torch.equal(gated(x, None, act).isnan(), x.isnan())
 
@@ -256,7 +253,7 @@ def test_number_of_threads_changes_no_bit_of_a_row() -> None:
     made = []
     for count in (1, 2):
         torch.set_num_threads(count)
-        made.append(rms_norm(x, weight, EPS))
+        made.append(normed("rms", x, weight, None, EPS))
     torch.set_num_threads(before)
     assert torch.equal(*made)
 
@@ -267,7 +264,7 @@ def runs_of_all() -> dict[str, tuple[Run, list[Tensor]]]:
     )
     cos, sin = torch.ones(4, 6) * 0.6, torch.tensor([-0.8, 0.8] * 3).expand(4, 6)
     return {
-        "norm": (lambda x, w: rms_norm(x, w, EPS), [x, weight]),
+        "norm": (lambda x, w: normed("rms", x, w, None, EPS), [x, weight]),
         "sum, normed": (lambda x, y, w: add_norm("rms", x, y, w, None, EPS)[0], [x, y, weight]),
         "sum, both": (lambda x, y, w: torch.mul(*add_norm("rms", x, y, w, None, EPS)), [x, y, weight]),
         "gate": (lambda g, u: gated(g, u, "silu"), [x, y]),
@@ -318,5 +315,5 @@ def test_other_dtypes_run_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused.rows, "norm", None)
     x = torch.randn(2, 8)
     for given in (x.double(), x.half()):
-        assert rms_norm(given, torch.ones(8, dtype=given.dtype), EPS).dtype == given.dtype
-    assert rms_norm(x.bfloat16(), torch.ones(8), EPS).dtype == torch.float32
+        assert normed("rms", given, torch.ones(8, dtype=given.dtype), None, EPS).dtype == given.dtype
+    assert normed("rms", x.bfloat16(), torch.ones(8), None, EPS).dtype == torch.float32

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from headway.native.loader import library
-from headway.nn import FeedForward, GatedFeedForward, swish
-from headway.nn.feedforward import CHUNK
+from headway.nn import FeedForward, GatedFeedForward
+from headway.nn.feedforward import CHUNK, swish
 
 
 def test_the_formulas() -> None:

@@ -17,7 +17,8 @@ from headway.checkpoints import load_folder, save_folder
 from headway.checkpoints.restore import build_model
 from headway.models import FAMILIES, Encoder, EncoderDecoder, Head, Model, ModelSpec, build
 from headway.models.decoder import Decoder
-from headway.nn import IGNORE_INDEX, Linear, Plain, Weight, linears, output_cross_entropy
+from headway.nn import IGNORE_INDEX, Linear, linears, output_cross_entropy
+from headway.nn.weights import Plain, Weight
 from headway.tokens import Tokens
 
 SIZE: dict[str, Any] = {"vocab": 37, "width": 24, "layers": 2, "heads": 4, "hidden": 40}

@@ -15,7 +15,6 @@ from headway.nn import (
     Linear,
     Lora,
     LowRank,
-    Nf4,
     adapted,
     adapter_names,
     attach,
@@ -25,6 +24,7 @@ from headway.nn import (
     set_active,
     unmerge,
 )
+from headway.nn.weights import Nf4
 
 SIZE: dict[str, Any] = {"vocab": 37, "width": 24, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 40}
 IDS = torch.randint(37, (2, 9), generator=torch.Generator().manual_seed(0))

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from headway.models import Decoder, ModelSpec, build
-from headway.nn import Adapter, Linear, Lora, Nf4, attach, block_linears
+from headway.nn import Adapter, Linear, Lora, attach, block_linears
+from headway.nn.weights import Nf4
 from headway.nn.weights.nf4 import VALUES, dynamic_map
 from tests.tolerance import assert_rounded_once
 

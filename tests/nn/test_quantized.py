@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from headway.native import linear as kernels
 from headway.native.loader import library
 from headway.native.panels import PANEL, Panels
-from headway.nn import Linear, from_codes
+from headway.nn import Linear
 from headway.nn.linear import products
+from headway.nn.weights import from_codes
 from headway.nn.weights.rounded import dequantized_linear
 from headway.quantization import QuantizedMatrix, quantize_clipped, quantize_weights
 

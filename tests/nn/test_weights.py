@@ -9,8 +9,9 @@ from torch import Tensor
 
 from headway.errors import BackendError
 from headway.models import ModelSpec, build
-from headway.nn import WEIGHTS, BlockQuantized, Linear, Lora, LowRank, Packed, Share, Weight, linears
+from headway.nn import Linear, Lora, LowRank, Share, linears
 from headway.nn.linear import products
+from headway.nn.weights import WEIGHTS, BlockQuantized, Packed, Weight
 from headway.parallel import Exchange, TensorParallel
 from tests.parallel.simulation import simulate
 

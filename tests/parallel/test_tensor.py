@@ -13,8 +13,9 @@ from headway.errors import ConfigError
 from headway.models import Model, ModelSpec, build
 from headway.models.quantize import quantize_model
 from headway.models.tensor_parallel import gather, shard
-from headway.nn import Lora, Nf4
+from headway.nn import Lora
 from headway.nn.adapters import Adapter, attach, merge
+from headway.nn.weights import Nf4
 from headway.parallel import Exchange, Mesh, TensorParallel
 from headway.patterns import Causal, PerHead, Window
 from headway.positions import LinearBias, NoPositions, Relative, Rotary, T5Bias

@@ -8,8 +8,9 @@ import torch
 
 from headway.models import Model
 from headway.models.tensor_parallel import gather, shard
-from headway.nn import Lora, Nf4, block_linears
+from headway.nn import Lora, block_linears
 from headway.nn.adapters import Adapter, attach
+from headway.nn.weights import Nf4
 from headway.parallel import Exchange, TensorParallel
 from tests.parallel import steps
 from tests.parallel.simulation import simulate

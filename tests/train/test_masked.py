@@ -19,13 +19,14 @@ from headway.data import HELD_OUT, MaskedRows, Masking, TokenFile
 from headway.errors import ConfigError
 from headway.models import Encoder, ModelSpec, build
 from headway.nn import IGNORE_INDEX
-from headway.nn.cross_entropy import fused_cross_entropy, plain_cross_entropy
+from headway.nn.cross_entropy import fused_cross_entropy
 from headway.text import Tokenizer
 from headway.train import TextConfig, evaluate, train
 from headway.train.metrics import read_metrics
 from headway.train.microbatch_pool import MasterWeights
 from headway.train.tasks.masked_lm import MaskedLM
 from tests.data import data_path
+from tests.nn.plain import plain_cross_entropy
 from tests.train.objectives import accumulated
 from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch, weights
 

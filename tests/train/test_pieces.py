@@ -10,11 +10,12 @@ from torch import nn
 from headway.errors import CheckpointError, ConfigError
 from headway.models import Decoder, ModelSpec, build
 from headway.nn import IGNORE_INDEX
-from headway.nn.cross_entropy import fused_cross_entropy, plain_cross_entropy
+from headway.nn.cross_entropy import fused_cross_entropy
 from headway.train import TextConfig
 from headway.train.microbatch_pool import choose_precision
 from headway.train.optimizer import Optimizer, learning_rate, parameter_groups
 from headway.train.plan import Plan
+from tests.nn.plain import plain_cross_entropy
 
 
 def model(tied: bool = True, qkv_bias: bool = False) -> Decoder:

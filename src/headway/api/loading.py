@@ -21,7 +21,7 @@ from headway.checkpoints.remote import local_model
 from headway.checkpoints.restore import build_model
 from headway.errors import ConfigError, did_you_mean
 from headway.models import Decoder, EncoderDecoder, Head, Model, ModelSpec
-from headway.models.compress import compress_model
+from headway.models.quantize import compress_model
 from headway.storage.dtypes import named_dtype
 from headway.storage.files import current_folder
 from headway.storage.reading import read_json
@@ -141,7 +141,7 @@ def load(
         any_base: take adapters that were trained beside other weights, or do not say beside which.
         pool, unit: of "embed": "first" or "mean" over a text's tokens, and whether vectors have length 1. Unless
             given, the folder's own, or "mean" and False.
-        compress: keep bf16 weights in 11 bits each, without loss (`headway.models.compress.compress_model`).
+        compress: keep bf16 weights in 11 bits each, without loss (`headway.models.quantize.compress_model`).
         dequantize: make plain weights of codes of 4 to 8 bits (of GGUF files and quantized folders), which are kept
             otherwise: products with codes round their other factor to 8 bits.
         device: where its weights are put; the CPU unless given.

@@ -31,7 +31,8 @@ from headway.checkpoints.hf.layouts.tensors import rules_by_name
 from headway.checkpoints.saving import SavesItself, check_target
 from headway.errors import CheckpointError, did_you_mean
 from headway.models import Model, ModelSpec, blank
-from headway.nn import Adapter, Lora, attach, block_linears, merged_weight
+from headway.nn import Adapter, Lora, attach, block_linears
+from headway.nn.lora import merged_weight
 from headway.positions import Rotary
 from headway.storage.dtypes import USABLE, dtype_name
 from headway.storage.files import atomic_folder, current_folder, json_text, write_file

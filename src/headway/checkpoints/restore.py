@@ -16,7 +16,8 @@ from headway.checkpoints.folder import Folder, load_folder
 from headway.errors import ConfigError
 from headway.models import Decoder, Model, ModelSpec, blank
 from headway.models.build import allocate_
-from headway.nn import Keeps, from_codes
+from headway.nn import Keeps
+from headway.nn.weights import from_codes
 from headway.storage.lazy import copy_into
 
 

@@ -104,7 +104,7 @@ def command(
         raise ConfigError("--log-probs: they are in the report; add --json")
     lm = run.load(task="causal-lm")
     from headway.generate.loop import collect
-    from headway.nn import kept_as
+    from headway.nn.kept import kept_as
 
     ids = lm.tokenizer.encode(prompt, eos=False, special=special) if lm.tokenizer else None
     if temperature is None:

@@ -168,7 +168,7 @@ def find_model(model: str) -> "tuple[ModelSpec, Kept | None]":
 def codes_of(file: "Folder") -> "Codes | None":
     """The weights that a GGUF file's model keeps as codes."""
     from headway.models.cost import Codes
-    from headway.nn import code_bytes
+    from headway.nn.weights import code_bytes
     from headway.storage.gguf_blocks import CODED
 
     shapes = {name: file.tensors.forms[f"{name}.weight"].shape for name in file.codes}

@@ -14,15 +14,9 @@ from headway.models.decoder import check_targets, select_slots
 from headway.models.inputs import checked_tokens
 from headway.models.spec import ModelSpec
 from headway.models.stack import TransformerStack, make_output, scaled
-from headway.nn import (
-    IGNORE_INDEX,
-    Linear,
-    Losses,
-    make_norm,
-    named_activation,
-    output_cross_entropy,
-)
+from headway.nn import IGNORE_INDEX, Linear, Losses, make_norm, output_cross_entropy
 from headway.nn.block import Checkpointing
+from headway.nn.feedforward import named_activation
 from headway.parallel import ContextParallel, Shards
 from headway.tokens import Tokens
 

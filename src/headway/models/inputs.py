@@ -8,7 +8,7 @@ from torch import Tensor
 from headway.cache import DecoderCache, PagedCache
 from headway.errors import ConfigError, DataError
 from headway.models.spec import ModelSpec
-from headway.nn import check_ids
+from headway.nn.embeddings import check_ids
 from headway.parallel import ContextParallel
 from headway.tokens import Tokens
 

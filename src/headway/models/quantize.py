@@ -1,8 +1,9 @@
-"""Models with weights of 8 or 4 bits.
+"""Models whose weights are kept in fewer bits: of 8 or 4, rounded, or of bf16 in 70 % of their bytes, to the bit.
 
     quantize_model(model, "int8")                        # a scale for each 32 inputs of an output
     quantize_model(model, "int8", group=-1)              # one for all of them
     quantize_model(model, "int4", calibrate=rows)        # codes by GPTQ
+    compress_model(model)                                # the same numbers
 
 Legend: T tokens of a row, I inputs and O outputs of a layer.
 """
@@ -10,18 +11,22 @@ Legend: T tokens of a row, I inputs and O outputs of a layer.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from headway.errors import ConfigError, did_you_mean
+from headway.errors import BackendError, ConfigError, did_you_mean
 from headway.models.build import Model
 from headway.models.decoder import Decoder
 from headway.models.gptq import gptq
+from headway.native.loader import library, why_missing
 from headway.native.panels import GROUP
-from headway.nn import Rounded, block_linears, from_codes, linears
+from headway.nn import block_linears, linears
 from headway.nn.adapters import adapter_names
+from headway.nn.weights import CompressedWeight, Plain, Rounded, from_codes
 from headway.quantization import quantize_clipped
 
 
@@ -78,11 +83,7 @@ def quantize_model(
     Raises ConfigError for other weights or groups, for a model that has quantized layers or adapters, for an output
     layer that is the embedding, for rows where the model is no decoder, and for a weight that is no finite number."""
     bits, group = weight_kind(weights, group)
-    if adapter_names(model) or quantized_layers(model):
-        raise ConfigError(
-            "quantize_model: the model has adapters or quantized layers; merge adapters first (headway surgery merge), "
-            "and quantize a model of plain weights"
-        )
+    _require_plain(model, "quantize_model")
     head = linears(model).get("lm_head") if output else None
     if output and (head is None or head.embedding is not None):
         raise ConfigError(
@@ -100,6 +101,41 @@ def quantize_model(
         nearest += block_linears(model).values()
     for layer in nearest:
         layer.keep(from_codes(quantize_clipped(layer.matrix, bits, group)))
+
+
+def compress_model(model: Model) -> None:
+    """Compress the weights of each linear layer, in place; the model is frozen, in evaluation mode.
+
+    Embeddings stay as they are, and so does an output layer that is one. Layer by layer: the weights are never twice
+    in memory. A step of decoding is as much faster as it waits for memory (up to 1.4 times, on CPUs with AVX-512 VBMI2
+    and bf16; on others compressed weights save memory alone, and are slower).
+
+    Raises ConfigError for weights that are not bf16 on the CPU, and for a model with adapters or quantized layers;
+    BackendError where there are no native kernels."""
+    _require_plain(model, "compress_model")
+    check_compressible(model)
+    model.eval().requires_grad_(False)
+    for layer in linears(model).values():
+        if layer.embedding is None and isinstance(layer.kept, Plain):
+            layer.keep(CompressedWeight.pack(layer.matrix))
+
+
+def check_compressible(model: nn.Module) -> None:
+    """Raises ConfigError for weights that are not bf16 on the CPU, and BackendError where no kernels read others."""
+    kinds = {(p.dtype, p.device.type) for p in model.parameters()}
+    if kinds != {(torch.bfloat16, "cpu")}:
+        found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        raise ConfigError(f"weights of bf16 on the CPU are compressed, not {found}; load the model in bf16")
+    if library() is None:
+        raise BackendError(f"compressed weights are read by the native kernels: {why_missing()}")
+
+
+def _require_plain(model: nn.Module, what: str) -> None:
+    if adapter_names(model) or any(not layer.kept.exact for layer in linears(model).values()):
+        raise ConfigError(
+            f"{what}: the model has adapters or quantized layers; merge adapters first (headway surgery merge), and "
+            "take a model of plain weights"
+        )
 
 
 def _require_finite(model: nn.Module) -> None:
@@ -144,13 +180,11 @@ def _first_states(model: Decoder, rows: Sequence[Tensor]) -> tuple[list[Tensor],
             given.append([])
         given[-1].append(kwargs)
 
-    handles = [block.register_forward_pre_hook(keep, with_kwargs=True) for block in blocks]
-    try:
+    with ExitStack() as hooks:
+        for block in blocks:
+            hooks.enter_context(block.register_forward_pre_hook(keep, with_kwargs=True))
         for row in rows:
             model.hidden(row[None])
-    finally:
-        for handle in handles:
-            handle.remove()
     return states, given
 
 
@@ -173,14 +207,10 @@ def _hessians(
         found[name] = found[name].add_(product) if name in found else product
 
     layers = linears(block)
-    handles = [
-        layer.register_forward_pre_hook(lambda _, args, name=name: add(name, args[0]))
-        for name, layer in layers.items()
-    ]
-    try:
+    with ExitStack() as hooks:
+        for name, layer in layers.items():
+            note = partial(lambda name, _, args: add(name, args[0]), name)
+            hooks.enter_context(layer.register_forward_pre_hook(note))
         for x, one in zip(states, given, strict=True):
             block(x, **one)
-    finally:
-        for handle in handles:
-            handle.remove()
     return {name: found[shared.get(name, name)] for name in layers}

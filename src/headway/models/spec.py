@@ -15,7 +15,8 @@ from headway.heads import Heads
 from headway.models.families import find_family
 from headway.models.head import Head
 from headway.models.spec_checks import check, check_sizes, expand_patterns
-from headway.nn import Norm, Order
+from headway.nn.block import Order
+from headway.nn.fused import Norm
 from headway.patterns import Causal, Full, Pattern
 from headway.positions import Learned, PositionScheme, Rotary
 

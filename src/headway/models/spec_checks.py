@@ -9,7 +9,9 @@ from typing import Any
 from headway.errors import ConfigError, HeadwayError, did_you_mean
 from headway.heads import Heads
 from headway.models.families import find_family
-from headway.nn import ACTIVATIONS, NORMS, ORDERS
+from headway.nn import ACTIVATIONS
+from headway.nn.block import ORDERS
+from headway.nn.norms import NORMS
 from headway.patterns import Causal, Full, Pattern
 from headway.positions import PositionScheme
 

@@ -21,7 +21,6 @@ from headway.models.spec import ModelSpec
 from headway.nn import (
     Attention,
     AttentionLayer,
-    AttentionOptions,
     Block,
     FeedForward,
     GatedFeedForward,
@@ -33,6 +32,7 @@ from headway.nn import (
     TokenEmbedding,
     make_norm,
 )
+from headway.nn.attention import AttentionOptions
 from headway.nn.block import CHECKPOINTING, Checkpointing
 from headway.nn.record import Record
 from headway.parallel import ContextParallel

@@ -221,15 +221,6 @@ def chunk_entropy(
     return (1 - label_smoothing) * nats + even.sum() * (label_smoothing / log_p.shape[-1]), nats, each, found
 
 
-def plain_cross_entropy(
-    hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None = None
-) -> Tensor:
-    """`total` of `fused_cross_entropy`, with all logits at once: the reference."""
-    logits = F.linear(hidden, weight, bias).flatten(0, -2)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(logits, targets.reshape(-1), ignore_index=IGNORE_INDEX, reduction="sum")
-
-
 def _checked(targets: Tensor, vocab: int) -> tuple[Tensor, int]:
     """The targets side by side, and how many of them are not ignored."""
     flat = targets.reshape(-1)

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from headway.errors import ConfigError, did_you_mean
 from headway.native import rows
-from headway.nn.fused import ACTIVATIONS, gated, recorded
+from headway.nn.fused import ACTIVATIONS, gated
 from headway.nn.linear import Linear, products
 from headway.nn.share import dropped
+from headway.nn.weights.base import needs_gradient
 
 CHUNK = 512
 """Tokens whose hidden layers are computed at a time where nothing is kept of them: they stay in the CPU's cache, and in
@@ -67,7 +68,7 @@ class FeedForward(nn.Module):
         by weights that are unpacked, so that they are once."""
         if self.training or self.down_proj.kept.unpacks or not rows.runs(x):
             return True
-        return recorded(x, *self.parameters())
+        return needs_gradient(x, *self.parameters())
 
     def _transform(self, x: Tensor) -> Tensor:
         gate, up = self.gate_proj, self.up_proj

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headway.native import rows
+from headway.nn.weights.base import needs_gradient
 
 Norm = Literal["rms", "layer"]
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -30,16 +31,20 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 """Activations by the names that Hugging Face configs use."""
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight (+ bias) over the last axis, [..., M]; what is multiplied by the weight is
-    rounded to the dtype of x, and the result has the promoted dtype of x and weight. (Zhang and Sennrich 2019,
-    equation 4.)"""
-    return _norm("rms", x, weight, bias, eps)
+def normed(kind: Norm, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """The norm over the last axis, [..., M]:
 
+        rms     x / sqrt(mean(x^2) + eps) * weight (+ bias)                 (Zhang and Sennrich 2019, equation 4)
+        layer   (x - mean(x)) / sqrt(var(x) + eps) * weight (+ bias)        (Ba et al. 2016)
 
-def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """(x - mean(x)) / sqrt(var(x) + eps) * weight (+ bias) over the last axis, [..., M]. (Ba et al. 2016.)"""
-    return _norm("layer", x, weight, bias, eps)
+    In "rms" what is multiplied by the weight is rounded to the dtype of x, and the result has the promoted dtype of x
+    and weight."""
+    if not (_takes_norm(x, weight, bias) and rows.runs(x, weight, bias)):
+        return _plain_norm(kind, x, weight, bias, eps)
+    if not needs_gradient(x, weight, bias):
+        return rows.norm(kind, x, None, weight, bias, eps).y
+    y: Tensor = _Norm.apply(kind, eps, x, None, weight, bias)  # type: ignore[no-untyped-call]
+    return y
 
 
 def add_norm(
@@ -48,12 +53,12 @@ def add_norm(
     """norm(x + y), and x + y, for tensors of one shape."""
     if not (x.shape == y.shape and _takes_norm(x, weight, bias) and rows.runs(x, y, weight, bias)):
         total = x + y
-        return _norm(kind, total, weight, bias, eps), total
-    if not recorded(x, y, weight, bias):
+        return normed(kind, total, weight, bias, eps), total
+    if not needs_gradient(x, y, weight, bias):
         made = rows.norm(kind, x, y, weight, bias, eps)
         return made.y, made.sum
-    normed, total = _Norm.apply(kind, eps, x, y, weight, bias)  # type: ignore[no-untyped-call]
-    return normed, total
+    both: tuple[Tensor, Tensor] = _Norm.apply(kind, eps, x, y, weight, bias)  # type: ignore[no-untyped-call]
+    return both
 
 
 def gated(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
@@ -64,7 +69,7 @@ def gated(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
         one_shape or (up is None and act != "relu")
     ):  # whose result says its slope
         return plain_gated(gate, up, act)
-    if not recorded(gate, up):
+    if not needs_gradient(gate, up):
         return rows.gate(act, gate, up)
     y: Tensor = _Gated.apply(act, gate, up)  # type: ignore[no-untyped-call]
     return y
@@ -81,13 +86,13 @@ def rotate(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, pairing: str | Tensor
     if not (rows.runs(*xs) and rows.rotates(xs, cos, sin)):
         return [plain_rotate(x, cos, sin, pairing) for x in xs]
     cos, sin = cos.float(), sin.float()
-    if not recorded(*xs):
+    if not needs_gradient(*xs):
         return rows.rotate(xs, cos, sin, pairing)
     return list(_Rotate.apply(cos, sin, pairing, False, *xs))  # type: ignore[no-untyped-call]
 
 
 def plain_rms_norm(x: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None) -> Tensor:
-    """`rms_norm` in torch's operations: bit for bit what the LLaMA code of `transformers` does."""
+    """The RMSNorm in torch's operations: bit for bit what the LLaMA code of `transformers` does."""
     wide = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     y = weight * wide.to(x.dtype)
@@ -113,15 +118,6 @@ def plain_rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: str | Tensor) -> 
     return torch.cat((torch.addcmul(own * cos, partner, sin).to(x.dtype), x[..., size:]), -1)
 
 
-def _norm(kind: Norm, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    if not (_takes_norm(x, weight, bias) and rows.runs(x, weight, bias)):
-        return _plain_norm(kind, x, weight, bias, eps)
-    if not recorded(x, weight, bias):
-        return rows.norm(kind, x, None, weight, bias, eps).y
-    y: Tensor = _Norm.apply(kind, eps, x, None, weight, bias)  # type: ignore[no-untyped-call]
-    return y
-
-
 def _plain_norm(kind: Norm, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     if kind == "layer":
         return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
@@ -132,11 +128,6 @@ def _plain_norm(kind: Norm, x: Tensor, weight: Tensor | None, bias: Tensor | Non
 def _takes_norm(x: Tensor, *vectors: Tensor | None) -> bool:
     """Whether weight and bias have a number for each column: others are broadcast, or raise."""
     return all(v is None or v.shape == x.shape[-1:] for v in vectors)
-
-
-def recorded(*tensors: Tensor | None) -> bool:
-    """Whether a gradient of any of these is asked for."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 class _Norm(torch.autograd.Function):

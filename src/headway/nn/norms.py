@@ -8,7 +8,7 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
-from headway.nn.fused import Norm, add_norm, rms_norm
+from headway.nn.fused import Norm, add_norm, normed
 
 LayerNorm = nn.LayerNorm
 NORMS: tuple[str, ...] = get_args(Norm)
@@ -25,7 +25,7 @@ class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) * g (+ b), over the last axis. (Zhang and Sennrich 2019, equation 4.)
 
     Computed in float32 (float64 for float64 inputs) and cast back before the gain is applied, as the LLaMA code of
-    `transformers` does: `headway.nn.fused.rms_norm`. Invariant to rescaling of x (up to eps), not to re-centring.
+    `transformers` does: `headway.nn.fused.normed`. Invariant to rescaling of x (up to eps), not to re-centring.
 
     Args:
         width: M, the size of the last axis.
@@ -41,7 +41,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., M] -> [..., M], in the promoted dtype of x and the gain."""
-        return rms_norm(x, self.weight, self.eps, self.bias)
+        return normed("rms", x, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}{'' if self.bias is None else ', bias=True'}"

@@ -23,7 +23,7 @@ from headway.storage.gguf_k_blocks import NBYTES, from_blocks, half, nibbles, to
 SMALL = 32
 BITS = {"Q4_K": 4, "Q5_K": 5, "Q6_K": 6}
 CODED: Mapping[str, str] = {"Q8_0": "int8", "Q4_0": "int4", "Q4_K": "q4_K", "Q5_K": "q5_K", "Q6_K": "q6_K"}
-"""Types whose codes products may take, and the form of weights that holds them (`headway.nn.WEIGHTS`)."""
+"""Types whose codes products may take, and the form of weights that holds them (`headway.nn.weights.WEIGHTS`)."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from torch import Tensor
 from headway.checkpoints import Base
 from headway.errors import CheckpointError, ConfigError
 from headway.models import Model, ModelSpec, cost
-from headway.nn import WEIGHTS, Adapter, Lora, attach, block_linears
+from headway.nn import Adapter, Lora, attach, block_linears
+from headway.nn.weights import WEIGHTS
 from headway.parallel.sharded import fill, own_state
 from headway.storage.lazy import forms
 from headway.train.rows_config import RowsConfig

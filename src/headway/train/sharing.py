@@ -14,7 +14,8 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 from headway.data import Batch
 from headway.errors import ConfigError
 from headway.models import tensor_parallel
-from headway.nn import Block, Plain, linears
+from headway.nn import Block, linears
+from headway.nn.weights import Plain
 from headway.parallel import ContextParallel, Parallel, choose_layout
 from headway.parallel.sharded import Divided, own_part, shard_weights
 from headway.train.microbatch_pool import MicrobatchPool, R, T

@@ -18,9 +18,10 @@ from headway import hardware
 from headway.checkpoints import change_pairing, load_folder, load_model, save_folder
 from headway.checkpoints.formats.gguf.model import write_model
 from headway.models import Decoder, ModelSpec, build
-from headway.models.compress import compress_model
 from headway.models.cost import weight_bytes
-from headway.nn import Nf4, from_codes, linears
+from headway.models.quantize import compress_model
+from headway.nn import linears
+from headway.nn.weights import Nf4, from_codes
 from headway.positions import Rotary
 from headway.quantization import quantize_weights
 from headway.storage.gguf_blocks import BF16, CODED, Q4_0, Q8_0, TYPES, BlockType
@@ -62,7 +63,7 @@ WEIGHTS: Mapping[str, BlockType | None] = {
 }
 """How weights are kept, and the type of GGUF that has as many bits: 16, 8.5, 4.5, and in blocks of 256 4.5, 5.5 and
 6.6. None has NF4, one scale a row (as `--group -1` of `headway quantize` writes), or bf16 in 11 bits
-(`headway.models.compress`)."""
+(`headway.models.quantize`)."""
 
 
 class Written:

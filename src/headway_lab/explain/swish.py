@@ -5,7 +5,8 @@ from typing import Any
 import torch
 
 from headway.draw import GREY, INK
-from headway.nn import ACTIVATIONS, swish
+from headway.nn import ACTIVATIONS
+from headway.nn.feedforward import swish
 from headway_lab.explain.figures import Axes, Panel, label_axes, panels
 from headway_lab.explain.report import Report, Rows
 

@@ -19,7 +19,8 @@ from headway.checkpoints.quantized.scheme import Scheme, written_config
 from headway.errors import CheckpointError
 from headway.models import Model, ModelSpec, blank
 from headway.native.panels import Panels
-from headway.nn import Keeps, Linear, Rounded, linears
+from headway.nn import Keeps, Linear, linears
+from headway.nn.weights import Rounded
 from headway.positions import Pairing
 from headway.quantization import QuantizedMatrix
 from headway.storage.lazy import Form, LazyTensors, Made, forms

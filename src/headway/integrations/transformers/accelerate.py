@@ -38,8 +38,7 @@ from headway.integrations.transformers.products import (
     take_back,
 )
 from headway.integrations.transformers.steps import STEPS, stack_forward, unequal_reason
-from headway.models.compress import check_compressible
-from headway.models.quantize import KINDS
+from headway.models.quantize import KINDS, check_compressible
 
 STATE = "_headway_accelerated"
 

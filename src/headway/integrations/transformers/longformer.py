@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from headway.integrations.transformers.products import side_by_side
-from headway.nn import GlobalMixer, RotaryEmbedding, Scores
-from headway.nn.mixers import Call
+from headway.nn import RotaryEmbedding, Scores
+from headway.nn.mixers import Call, GlobalMixer
 from headway.patterns import GlobalKeys, Window
 from headway.positions import NoPositions
 from headway.tokens import Tokens

@@ -24,12 +24,12 @@ NAMES: Mapping[str, str] = {
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * g, rounded to the dtype of x before the gain (LLaMA). [..., M] -> [..., M]."""
-    return fused.rms_norm(x, gain, eps)
+    return fused.normed("rms", x, gain, None, eps)
 
 
 def rms_norm_from_one(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * (1 + g), rounded once (Gemma). [..., M] -> [..., M]."""
-    return fused.rms_norm(x.float(), 1.0 + gain.float(), eps).type_as(x)
+    return fused.normed("rms", x.float(), 1.0 + gain.float(), None, eps).type_as(x)
 
 
 def gated(gate: Tensor, up: Tensor, act: Callable[[Tensor], Tensor]) -> Tensor:

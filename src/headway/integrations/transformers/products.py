@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from headway.errors import ConfigError
 from headway.models.quantize import weight_kind
 from headway.native.linear import MOST_ROWS, Matrix, linear, unsupported_reason
-from headway.nn import CompressedWeight, Weight, from_codes
+from headway.nn.weights import CompressedWeight, Weight, from_codes
 from headway.quantization import quantize_clipped
 
 KEPT, PUT = "_headway_weights", "_headway_put"

@@ -1,0 +1,16 @@
+"""What the fused functions of `headway.nn` compute, the plain way."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headway.nn import IGNORE_INDEX
+
+
+def plain_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """`total` of `fused_cross_entropy`, with all logits at once: the reference."""
+    logits = F.linear(hidden, weight, bias).flatten(0, -2)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits, targets.reshape(-1), ignore_index=IGNORE_INDEX, reduction="sum")
