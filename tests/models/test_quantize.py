@@ -64,7 +64,7 @@ def test_what_cannot_be_quantized_is_an_error() -> None:
         quantize_model(adapted, "int8")
     done = fresh()
     quantize_model(done, "int8")
-    with pytest.raises(ConfigError, match=r"quantize a model of plain weights"):
+    with pytest.raises(ConfigError, match=r"take a model of plain weights"):
         quantize_model(done, "int4")
 
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headway.nn import Attention, Block, FeedForward, GatedFeedForward, LayerNorm, RMSNorm
+from headway.nn import Attention, Block, FeedForward, LayerNorm, RMSNorm
 
 
 def block_of(order: str) -> Block:
     torch.manual_seed(0)
     attn = Attention(16, 4, 2, dropout=0.0)
-    block = Block(attn, GatedFeedForward(16, 24), partial(RMSNorm, 16), order)  # type: ignore[arg-type]
+    block = Block(attn, FeedForward(16, 24, gated=True), partial(RMSNorm, 16), order)  # type: ignore[arg-type]
     for name, parameter in block.named_parameters():
         nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.3)
     return block.double()
@@ -95,7 +95,7 @@ def test_first_and_second_derivatives_are_those_of_float64(feeds: bool) -> None:
     """Where the kernels add to the stream and norm in one pass, too; without a feed-forward the sum alone is used."""
     torch.manual_seed(0)
     attn = Attention(16, 4, 2, dropout=0.0, backend="dense")
-    block = Block(attn, GatedFeedForward(16, 24) if feeds else Still(), partial(RMSNorm, 16), "pre")
+    block = Block(attn, FeedForward(16, 24, gated=True) if feeds else Still(), partial(RMSNorm, 16), "pre")
     sides = []
     for dtype in (torch.float32, torch.float64):
         x = X.to(dtype).requires_grad_()

@@ -1,14 +1,18 @@
 """Feed-forwards (rows 20, 32)."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from headway.native.loader import library
-from headway.nn import FeedForward, GatedFeedForward
+from headway.nn import FeedForward
 from headway.nn.feedforward import CHUNK, swish
+
+GatedFeedForward = partial(FeedForward, gated=True)
 
 
 def test_the_formulas() -> None:
@@ -40,7 +44,9 @@ def test_a_token_does_not_see_another() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", [FeedForward, GatedFeedForward])
-def test_chunks_of_hidden_layers_that_nobody_keeps(kind: type[FeedForward], dtype: torch.dtype) -> None:
+def test_chunks_of_hidden_layers_that_nobody_keeps(
+    kind: Callable[..., FeedForward], dtype: torch.dtype
+) -> None:
     """Equal to all of them at once, which is what a backward needs."""
     torch.manual_seed(0)
     layer = kind(24, 40, bias=True).to(dtype)

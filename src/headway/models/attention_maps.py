@@ -5,7 +5,7 @@ Legend: H query heads that were asked for, T queries, S keys, E per value.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -123,23 +123,17 @@ class AttentionMap:
         return f"AttentionMap(layer {self.layer}, {heads}, {sides}, {self.pattern})"
 
 
-class AttentionMaps(Mapping[int, AttentionMap]):
+class AttentionMaps(dict[int, AttentionMap]):
     """The `AttentionMap` of each layer that was asked for, by its number; -1 is the last layer of the model."""
 
     def __init__(self, maps: Sequence[AttentionMap], layers: int) -> None:
-        self._maps, self._layers = {one.layer: one for one in maps}, layers
+        super().__init__((one.layer, one) for one in maps)
+        self._layers = layers
 
-    def __getitem__(self, layer: int) -> AttentionMap:
-        found = self._maps.get(layer % self._layers) if -self._layers <= layer < self._layers else None
-        if found is None:
-            raise KeyError(f"layer {layer}; there are maps of {', '.join(map(str, self._maps))}")
-        return found
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._maps)
-
-    def __len__(self) -> int:
-        return len(self._maps)
+    def __missing__(self, layer: int) -> AttentionMap:
+        if -self._layers <= layer < 0 and layer % self._layers in self:
+            return self[layer % self._layers]
+        raise KeyError(f"layer {layer}; there are maps of {', '.join(map(str, self))}")
 
     def _repr_html_(self) -> str:
         if len(self) == 1:

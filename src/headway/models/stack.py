@@ -23,7 +23,6 @@ from headway.nn import (
     AttentionLayer,
     Block,
     FeedForward,
-    GatedFeedForward,
     GlobalAttention,
     Linear,
     LinearAttention,
@@ -229,9 +228,8 @@ def _attention(
 
 def _feed_forward(spec: ModelSpec) -> FeedForward | None:
     """Of one layer; None where it has none."""
-    kind = GatedFeedForward if spec.gated else FeedForward
     more = spec.activation, spec.mlp_bias, spec.activation_dropout
-    return kind(spec.width, spec.hidden, *more) if spec.hidden else None
+    return FeedForward(spec.width, spec.hidden, *more, gated=spec.gated) if spec.hidden else None
 
 
 def make_output(spec: ModelSpec, width: int, stack: TransformerStack) -> Linear:

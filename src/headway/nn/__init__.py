@@ -15,7 +15,7 @@ from headway.nn.attention import Attention, AttentionLayer, GlobalAttention
 from headway.nn.block import Block
 from headway.nn.cross_entropy import IGNORE_INDEX, Losses
 from headway.nn.embeddings import PositionEmbedding, TokenEmbedding
-from headway.nn.feedforward import FeedForward, GatedFeedForward
+from headway.nn.feedforward import FeedForward
 from headway.nn.fused import ACTIVATIONS
 from headway.nn.kept import Keeps
 from headway.nn.linear import Linear, linears
@@ -34,7 +34,6 @@ __all__ = [
     "AttentionLayer",
     "Block",
     "FeedForward",
-    "GatedFeedForward",
     "GlobalAttention",
     "Keeps",
     "LayerNorm",

@@ -4,7 +4,6 @@ Legend: M width of the model, F width of the hidden layer.
 """
 
 from collections.abc import Callable
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -40,19 +39,26 @@ def named_activation(name: str) -> Callable[[Tensor], Tensor]:
 class FeedForward(nn.Module):
     """down(act(up(x))): the two layers of Vaswani et al. 2017, section 3.3. Parameters 2 * M * F (+ F + M).
 
-    `activation`: a name in `ACTIVATIONS`, "relu" unless given. `dropout`: probability for act(up(x)), in training."""
+    With `gated`, down(act(gate(x)) * up(x)): SwiGLU where act is SiLU (Shazeer 2020). Parameters 3 * M * F (+ 2 F + M).
 
-    usual: ClassVar = "relu"
-    gated: ClassVar = False
+    `activation`: a name in `ACTIVATIONS`, "relu" unless given, "silu" with a gate. `dropout`: probability for what down
+    is given, in training."""
 
     def __init__(
-        self, width: int, hidden: int, activation: str | None = None, bias: bool = False, dropout: float = 0.0
+        self,
+        width: int,
+        hidden: int,
+        activation: str | None = None,
+        bias: bool = False,
+        dropout: float = 0.0,
+        *,
+        gated: bool = False,
     ) -> None:
         super().__init__()
         self.drop = nn.Dropout(dropout)
-        self.act = self.usual if activation is None else activation
+        self.act = activation or ("silu" if gated else "relu")
         named_activation(self.act)
-        self.gate_proj = Linear(width, hidden, bias=bias) if self.gated else None
+        self.gate_proj = Linear(width, hidden, bias=bias) if gated else None
         self.up_proj = Linear(width, hidden, bias=bias)
         self.down_proj = Linear(hidden, width, bias=bias)
 
@@ -77,11 +83,3 @@ class FeedForward(nn.Module):
         x = dropped(x, self.drop.p, self.down_proj.share) if self.training else x
         y: Tensor = self.down_proj(x)
         return y
-
-
-class GatedFeedForward(FeedForward):
-    """down(act(gate(x)) * up(x)): SwiGLU where act is SiLU, as it is unless given (Shazeer 2020). Parameters 3 * M * F
-    (+ 2 F + M). `dropout`: probability for act(gate(x)) * up(x), in training mode."""
-
-    usual = "silu"
-    gated = True
