@@ -69,7 +69,7 @@ def sides(
             text = stack.enter_context(Text.read(calibrate, folder)) if calibrate and how == "GPTQ" else None
             target = work / f"{weights}-{how}"
             done = quantize_folder(folder, target, weights, output=output, calibrate=text, context=context)
-            yield f"headway {weights}, {how}", done.bytes_after, of_headway(target)
+            yield f"headway {weights}, {how}", done.after.stored_bytes, of_headway(target)
     state, spec = change_pairing(folder.tensors, folder.spec, "adjacent")
     for name, kind in (("bf16", BF16), ("q8_0", Q8_0), ("q4_0", Q4_0)):
         path = work / f"{name}.gguf"

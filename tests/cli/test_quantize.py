@@ -48,15 +48,19 @@ def test_the_report_is_measured_on_what_was_written(home: Path, capsys: pytest.C
     nearest = json.loads(capsys.readouterr().out)
     assert run([*command, "--out", "g", "--calibrate", "text.txt"]) == 0
     calibrated = json.loads(capsys.readouterr().out)
-    assert (nearest["weights"], nearest["layers"]) == ("int4, groups of 32 (pack-quantized)", 14)
-    assert nearest["codes"] == "the nearest"
-    assert calibrated["codes"].startswith("GPTQ on ")
-    assert nearest["bytes_before"] == load_folder("m").stored.nbytes
-    assert nearest["bytes_after"] == load_folder("n").stored.nbytes < 0.5 * nearest["bytes_before"]
+    assert nearest["changed"] == [["weights", "float32", "int4, groups of 32 (pack-quantized)"]]
+    assert (nearest["choices"][0]["what"], nearest["choices"][0]["why"]) == (
+        "14 layers",
+        "codes are the nearest",
+    )
+    assert calibrated["choices"][0]["why"].startswith("codes by GPTQ on ")
+    assert nearest["before"]["stored_bytes"] == load_folder("m").stored.nbytes
+    assert nearest["after"]["stored_bytes"] == load_folder("n").stored.nbytes
+    assert nearest["after"]["stored_bytes"] < 0.5 * nearest["before"]["stored_bytes"]
     for path, one in (("n", nearest), ("g", calibrated)):
-        for name, value in measured(path).items():
-            assert one["compared"][name] == pytest.approx(value, rel=1e-4)
-    assert calibrated["compared"]["kl"] < nearest["compared"]["kl"]
+        found = {"before": one["before"]["loss"], "after": one["after"]["loss"], "kl": one["kl"]}
+        assert found == pytest.approx(measured(path), rel=1e-4)
+    assert calibrated["kl"] < nearest["kl"]
 
 
 def test_in_8_bits_it_is_nearly_the_same_and_says_so(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,7 +70,8 @@ def test_in_8_bits_it_is_nearly_the_same_and_says_so(home: Path, capsys: pytest.
     out, err = capsys.readouterr()
     for part in (
         "m -> n",
-        "14 layers as int8, groups of 32 (pack-quantized); codes: the nearest",
+        "weights: float32 -> int8, groups of 32 (pack-quantized)",
+        "14 layers: codes are the nearest",
         "nats per token",
         "perplexity",
         "mean KL to the model as it was:",
@@ -75,7 +80,7 @@ def test_in_8_bits_it_is_nearly_the_same_and_says_so(home: Path, capsys: pytest.
     assert "reading m" in err
     assert run(["quantize", "m", "--weights", "int8", "--group", "-1", "--out", "p"]) == 0
     out = capsys.readouterr().out
-    assert "14 layers as int8, a scale for each output (int-quantized)" in out
+    assert "-> int8, a scale for each output (int-quantized)" in out
     assert "no loss was measured: --data FILE" in out
 
 

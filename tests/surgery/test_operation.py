@@ -67,9 +67,10 @@ def test_the_report_is_what_the_two_folders_measure_by_themselves(source, tmp_pa
     row = torch.from_numpy(tokens.tokens[:32].astype("int64"))[None]
     with torch.no_grad():
         old, new = (load_model(path, dtype=torch.float32)(row) for path in (source, tmp_path / "n"))
-    assert (done.probe, done.probed) == (32, 32)
-    assert done.difference == pytest.approx(float((new - old).abs().max()), rel=1e-4)
-    assert done.largest_logit == pytest.approx(float(old.abs().max()), rel=1e-4)
+    (seen,) = done.differences
+    assert (seen.tokens, seen.probed) == (32, 32)
+    assert seen.difference == pytest.approx(float((new - old).abs().max()), rel=1e-4)
+    assert seen.largest == pytest.approx(float(old.abs().max()), rel=1e-4)
     assert done.before.parameters - done.after.parameters == 2 * 2 * 2 * 4 * 16
     assert (done.before.kv_bytes_per_token, done.after.kv_bytes_per_token) == (2 * 2 * 16 * 2, 2 * 2 * 8 * 2)
     assert done.before.kv_bytes_stored == 32 * done.before.kv_bytes_per_token
@@ -83,7 +84,7 @@ def test_the_way_back_differs_by_as_much(source, tmp_path):
     back = operate(
         load_folder(tmp_path / "n"), tmp_path / "o", lambda *_: (folder.spec, dict(folder.tensors))
     )
-    assert back.difference == there.difference > 0
+    assert back.differences[0].difference == there.differences[0].difference > 0
     assert (back.before, back.after) == (there.after, there.before)
 
 
@@ -124,7 +125,7 @@ def test_a_folder_can_be_replaced_by_its_own_change(source):
     done = operate(load_folder(source), source, to_2, overwrite=True)
     assert load_folder(source).spec.kv_heads == 2
     assert (source / "README.md").read_text() == "mine"
-    assert done.difference > 0
+    assert done.differences[0].difference > 0
 
 
 @pytest.mark.parametrize(

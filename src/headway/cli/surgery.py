@@ -2,16 +2,15 @@
 before and after."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli._options import Count, Model, Whole, application, says
-from headway.cli._shared import note, print_report, set_threads
-from headway.cli._surgery_reports import lengthened_text, operation_text
+from headway.cli._options import Count, Whole, application, says
+from headway.cli._rewriting import MeasuredRun, Run, to_text
+from headway.cli._shared import note, print_report
 from headway.errors import ConfigError
 from headway.report import plain, table
 
@@ -22,68 +21,33 @@ if TYPE_CHECKING:
     from headway.surgery.operation import Change
 
 
-@dataclass(frozen=True)
-class Run:
-    """The arguments and options of every operation."""
+def changed(
+    run: MeasuredRun,
+    folder: "Folder",
+    change: "Change",
+    choice: "Choice",
+    *,
+    beyond: int = 0,
+    compare: "Callable[[Text], tuple[Pooled, ...]] | None" = None,
+    **more: Any,
+) -> None:
+    """Operate, and print the report; `compare` is what is compared on the text beforehand, `more` is for
+    `headway.surgery.operate`."""
+    from headway.surgery import operate, verdict
 
-    model: Model
-    out: Path
-    _: KW_ONLY
-    allow_pickle: bool = False
-    overwrite: bool = False
-    json: bool = False
-    threads: int | None = None
-
-    def open(self) -> "Folder":
-        """The model's folder. Raises CheckpointError when something is at the target, too, and may not be replaced."""
-        from headway.checkpoints import load_folder
-        from headway.checkpoints.saving import check_target
-
-        set_threads(self.threads)
-        check_target(self.out, self.overwrite)
-        return load_folder(self.model, allow_pickle=self.allow_pickle)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredRun(Run):
-    """With those of operations that are measured on a text.
-
-    text: held-out text to measure on: a file, a folder of text files, a .tokens file
-    """
-
-    text: Annotated[Path | None, says(flag="data")] = None
-    context: int | None = None
-    limit: int | None = None
-
-    def operate(
-        self,
-        folder: "Folder",
-        change: "Change",
-        choice: "Choice",
-        *,
-        beyond: int = 0,
-        compare: "Callable[[Text], tuple[Pooled, ...]] | None" = None,
-        **more: Any,
-    ) -> None:
-        """Operate, and print the report; `compare` is what is compared on the text beforehand, `more` is for
-        `headway.surgery.operate`."""
-        from headway.surgery import Text, operate, verdict
-
-        if self.text is None and self.limit is not None:
-            raise ConfigError("surgery: --limit counts tokens of a text; give one with --data")
-        with nullcontext() if self.text is None else Text.read(self.text, folder, self.limit) as words:
-            rows = () if words is None or compare is None else compare(words)
-            note(f"reading {folder.path}, measuring before and after")
-            done = operate(
-                folder, self.out, change, choices=(choice,), text=words, context=self.context, beyond=beyond,
-                overwrite=self.overwrite, **more,
-            )  # fmt: skip
-        order, report = verdict(rows) if rows else None, operation_text(done)
-        if rows:
-            columns = ("pool", "seed", "nats per token", "bits per byte")
-            cells = table(columns, [(r.pool, r.seed, r.loss, r.bits_per_byte) for r in rows])
-            report += f"\n\n  right after, without training:\n{cells}\n  {order}"
-        print_report({**plain(done), "pools": rows, "verdict": order}, report, self.json)
+    with run.text(folder) as words:
+        rows = () if words is None or compare is None else compare(words)
+        note(f"reading {folder.path}, measuring before and after")
+        done = operate(
+            folder, run.out, change, choices=(choice,), text=words, context=run.context, beyond=beyond,
+            overwrite=run.overwrite, **more,
+        )  # fmt: skip
+    order, report = verdict(rows) if rows else None, to_text(done)
+    if rows:
+        columns = ("pool", "seed", "nats per token", "bits per byte")
+        cells = table(columns, [(r.pool, r.seed, r.loss, r.bits_per_byte) for r in rows])
+        report += f"\n\n  right after, without training:\n{cells}\n  {order}"
+    print_report({**plain(done), "pools": rows, "verdict": order}, report, run.json)
 
 
 def gqa(
@@ -99,7 +63,7 @@ def gqa(
     from headway.choice import Choice
     from headway.surgery import POOLS, compare_pools, kept_by_mean, pool_heads, row_length
 
-    if compare and run.text is None:
+    if compare and run.data is None:
         raise ConfigError("surgery gqa: --compare measures losses, so it needs --data")
     if seed is not None and pool != "random" and not compare:
         raise ConfigError(f"surgery gqa: --seed is for --pool random or --compare; {pool} draws nothing")
@@ -121,7 +85,8 @@ def gqa(
         seeds = range(seed or 0, (seed or 0) + 3)
         return compare_pools(folder.spec, folder.tensors, kv_heads, words, length, seeds=seeds)
 
-    run.operate(
+    changed(
+        run,
         folder,
         lambda spec, state: pool_heads(spec, state, kv_heads, given, seed=drawn),
         choice,
@@ -151,7 +116,8 @@ def window(
     grows = open_layers(folder.spec)
     which = layer_numbers(list(grows if chosen is None else chosen))
     why = "they saw all before them, so that their caches grew" if chosen is None else "asked for"
-    run.operate(
+    changed(
+        run,
         folder,
         lambda spec, state: put_window(spec, state, keys, sinks=sinks, layers=chosen),
         Choice(f"layers {which}", why),
@@ -172,7 +138,8 @@ def context(run: MeasuredRun, *, method: str, factor: Annotated[float, says(min=
     given: Any = method
     stretch_context(folder.spec, {}, given, factor)
     choice = Choice(method, METHODS[given], rejected=tuple((m, r) for m, r in METHODS.items() if m != method))
-    run.operate(
+    changed(
+        run,
         folder,
         lambda spec, state: stretch_context(spec, state, given, factor),
         choice,
@@ -198,7 +165,8 @@ def merge(run: MeasuredRun, *, adapter: list[Path] | None = None, any_base: bool
     adapters = [load_adapter(place, folder.spec) for place in places]
     brought = [Path(place) for place in places if first_file(Path(place)) is not None]
     layers = len({layer for one in adapters for layer in one.layers})
-    run.operate(
+    changed(
+        run,
         folder,
         lambda spec, state: (spec, merged_state(state, adapters)),
         Choice(f"{layers} layers", f"adapted by {', '.join(map(str, places))}"),
@@ -234,7 +202,7 @@ def longformer(
     words = None if text is None else next(texts(text), "")
     windows = sizes[0] if len(sizes) == 1 else sizes
     done = lengthen(folder, run.out, context, windows, text=words, overwrite=run.overwrite)
-    print_report(done, lengthened_text(done), run.json)
+    print_report(done, to_text(done, causal=False), run.json)
 
 
 ABOUT = "Change what a model computes, and report what that costs and saves: docs/surgery.md."

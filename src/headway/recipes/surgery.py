@@ -11,12 +11,13 @@ from torch import Tensor
 
 from headway.checkpoints import Folder, load_adapter, load_folder, merged_state
 from headway.checkpoints.bases import base_of, check_bases, is_adapter
+from headway.checkpoints.saving import TokenizerFiles
 from headway.errors import ConfigError, did_you_mean
 from headway.models import ModelSpec
 from headway.patterns import parse
 from headway.storage.reading import read_json
 from headway.surgery import make_longformer, pool_heads, put_window, stretch_context
-from headway.surgery.operation import changes, write
+from headway.surgery.rewrite import Measured, rewrite
 from headway.train.checkpoint import optimizer_tensors
 
 State = Mapping[str, Tensor]
@@ -97,8 +98,11 @@ def write_model(
     """Write the model of `source`, operated on, at `target`; what changed, as lines of text. `base` as in `opened`."""
     folder, weights = opened(source, base)
     spec, state = operated(folder.spec, weights, operations)
-    write(folder, target, spec, state, lambda path: None, context=spec.trained_context, overwrite=True)
-    return [f"{name}: {before} -> {after}" for name, before, after in changes(folder.spec, spec)]
+    done = rewrite(
+        folder, target, spec, state, lambda path: Measured(), context=spec.trained_context,
+        tokenizer=TokenizerFiles(folder, spec.trained_context), overwrite=True,
+    )  # fmt: skip
+    return [f"{name}: {before} -> {after}" for name, before, after in done.changed]
 
 
 def moments_after(

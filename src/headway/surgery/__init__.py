@@ -14,24 +14,22 @@ from headway.surgery.context import (
     stretch_context,
 )
 from headway.surgery.heads import POOLS, Pool, Pooled, compare_pools, kept_by_mean, pool_heads, verdict
-from headway.surgery.longformer import Difference, Lengthened, lengthen, make_longformer
-from headway.surgery.operation import Measurement, Operation, Position, operate, row_length
-from headway.surgery.quantize import Comparison, Quantized, quantize_folder
+from headway.surgery.longformer import lengthen, make_longformer
+from headway.surgery.operation import operate
+from headway.surgery.quantize import quantize_folder
+from headway.surgery.rewrite import Difference, Measurement, Position, Rewritten, row_length
 from headway.surgery.text import Text
 
 __all__ = [
     "METHODS",
     "POOLS",
-    "Comparison",
     "Difference",
-    "Lengthened",
     "Measurement",
     "Method",
-    "Operation",
     "Pool",
     "Pooled",
     "Position",
-    "Quantized",
+    "Rewritten",
     "Text",
     "compare_pools",
     "kept_by_mean",

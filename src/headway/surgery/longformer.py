@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,12 +17,12 @@ from torch import Tensor
 from headway.checkpoints import Folder, load_folder
 from headway.checkpoints.hf.windows import from_foreign
 from headway.checkpoints.restore import build_model, restore
-from headway.checkpoints.saving import check_target
+from headway.checkpoints.saving import TokenizerFiles, check_target
 from headway.errors import ConfigError, DataError
-from headway.models import Encoder, Model, ModelSpec, cost
+from headway.models import Encoder, Model, ModelSpec
 from headway.patterns import Global
 from headway.positions import Learned
-from headway.surgery.operation import Written, write
+from headway.surgery.rewrite import Difference, Measured, Rewritten, probe, rewrite
 from headway.text import Tokenizer
 from headway.tokens import Tokens
 
@@ -96,35 +96,6 @@ def make_longformer(
     return new, changed
 
 
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """The largest difference of an output on one row, and the largest output before, in absolute value."""
-
-    tokens: int
-    marked: bool
-    difference: float
-    largest: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lengthened(Written):
-    """What `lengthen` did, and the evidence.
-
-    Attributes:
-        parameters: before and after.
-        context: the longest row, before and after; `unchanged` is up to which length rows see what they saw.
-        pairs: scores of one row of the new context in all layers and heads, if all saw all, and as it is.
-        differences: of rows of `unchanged` tokens, without and with their first token global, and of the longest row
-            that the old model takes, where windows are narrower than that.
-    """
-
-    parameters: tuple[int, int]
-    context: tuple[int, int]
-    unchanged: int
-    pairs: tuple[int, int]
-    differences: tuple[Difference, ...]
-
-
 def lengthen(
     folder: Folder,
     target: str | Path,
@@ -133,7 +104,7 @@ def lengthen(
     *,
     text: str | None = None,
     overwrite: bool = False,
-) -> Lengthened:
+) -> Rewritten:
     """Write `folder` as `make_longformer` changes it; compare what both compute of short rows.
 
     The rows are the first tokens of `text`, by the folder's tokenizer, or drawn evenly from the vocabulary. Both
@@ -143,48 +114,36 @@ def lengthen(
     Raises, leaving `target` as it was, CheckpointError when it exists (unless `overwrite`), and as `make_longformer`
     does.
     """
-    target = Path(target)
     check_target(target, overwrite)
     spec, state = make_longformer(folder.spec, folder.tensors, context, window)
     known = folder.spec.context_limit or folder.spec.trained_context
     unchanged = min((window if isinstance(window, int) else min(window)) // 2 + 1, known)
-    row = _row(folder, text, known)
+    row = probe(folder.spec, None if text is None else _encoded(folder, text), known)
     asked = [(unchanged, False), (unchanged, True), (known, False)][: 3 if unchanged < len(row) else 2]
     old = restore(folder.spec, folder.tensors)
     before = [_outputs(old, row[:n]) for n, _ in asked]
     del old
 
-    def measure(path: Path) -> list[Tensor]:
+    def measure(path: Path) -> Measured:
         new = build_model(load_folder(path), dtype=torch.float32)
-        return [_outputs(new, row[:n], mark) for n, mark in asked]
-
-    written, after = write(folder, target, spec, state, measure, context=context, overwrite=overwrite)
-    return Lengthened(
-        **vars(written),
-        parameters=(cost.parameter_count(folder.spec), cost.parameter_count(spec)),
-        context=(known, context),
-        unchanged=unchanged,
-        pairs=(spec.layers * spec.heads * context**2, cost.attention_pairs(spec, context)),
-        differences=tuple(
-            Difference(
-                tokens=min(n, len(row)),
-                marked=mark,
-                difference=float((b - a).abs().max()),
-                largest=float(a.abs().max()),
+        return Measured(
+            tuple(
+                Difference.of(min(n, len(row)), was, _outputs(new, row[:n], mark), marked=mark)
+                for (n, mark), was in zip(asked, before, strict=True)
             )
-            for (n, mark), a, b in zip(asked, before, after, strict=True)
-        ),
-    )
+        )
+
+    return rewrite(
+        folder, target, spec, state, measure, context=context, unchanged=unchanged,
+        tokenizer=TokenizerFiles(folder, context), overwrite=overwrite,
+    )  # fmt: skip
 
 
-def _row(folder: Folder, text: str | None, count: int) -> Tensor:
-    """Ids [T] of at most `count` tokens."""
-    if text is None:
-        return torch.randint(folder.spec.vocab, (count,), generator=torch.Generator().manual_seed(0))
+def _encoded(folder: Folder, text: str) -> list[int]:
     tokenizer = Tokenizer.load(folder.path)
     tokenizer.require_fits(folder.spec.vocab)
-    ids = torch.tensor(tokenizer.encode(text)[:count])
-    if not len(ids):
+    ids = tokenizer.encode(text)
+    if not ids:
         raise DataError("surgery longformer: the text has no tokens; give one that has, or none at all")
     return ids
 
@@ -194,5 +153,5 @@ def _outputs(model: Model, ids: Tensor, mark: bool = False) -> Tensor:
     """What the head gives of one row, with its first token global where `mark`."""
     assert isinstance(model, Encoder)
     tokens = Tokens.range(len(ids))
-    out: Tensor = model(ids[None], tokens=tokens.with_global([0]) if mark else tokens)
+    out: Tensor = model(ids[None], tokens=tokens.with_global([0]) if mark else tokens)[0]
     return out

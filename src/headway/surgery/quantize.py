@@ -2,65 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headway.checkpoints import Folder, build_model, load_folder, save_folder
+from headway.checkpoints import Folder, build_model, load_folder
 from headway.checkpoints.bases import QUANTIZED_FROM, fingerprint
+from headway.checkpoints.quantized.layers import quantized_state
 from headway.checkpoints.restore import as_decoder
-from headway.checkpoints.saving import TokenizerFiles, check_target
+from headway.checkpoints.saving import check_target
+from headway.choice import Choice
 from headway.data import Rows
 from headway.errors import ConfigError
 from headway.models import Decoder
 from headway.models.quantize import quantize_model, quantized_layers
 from headway.nn import IGNORE_INDEX
-from headway.surgery.operation import row_length
+from headway.surgery.rewrite import Measured, Rewritten, rewrite, row_length
 from headway.surgery.text import Text
+from headway.train.evaluation import Evaluation
 
 CALIBRATION_TOKENS = 1 << 16
 """Of a calibration text, so many from its beginning."""
 BATCH_TOKENS = 1024
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Two models on one text.
-
-    Attributes:
-        tokens: predictions that are compared.
-        before, after: nats per token of each.
-        kl: mean over them of the sum over the vocab of p ln(p / q), p the first model's.
-    """
-
-    tokens: int
-    before: float
-    after: float
-    kl: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Quantized:
-    """What was done, and the evidence.
-
-    Attributes:
-        weights: how they are kept. codes: how they were chosen.
-        layers: how many were quantized.
-        bytes_before, bytes_after: of all tensors in the files.
-        compared: None without a text.
-    """
-
-    source: Path
-    target: Path
-    weights: str
-    codes: str
-    layers: int
-    bytes_before: int
-    bytes_after: int
-    compared: Comparison | None
 
 
 def quantize_folder(
@@ -74,7 +39,7 @@ def quantize_folder(
     text: Text | None = None,
     context: int | None = None,
     overwrite: bool = False,
-) -> Quantized:
+) -> Rewritten:
     """Write `folder` with quantized weights at `target`; options are those of `headway.models.quantize.quantize_model`.
 
     `calibrate` and `text` are read in rows of `context` tokens, `row_length` unless given; both models run in the dtype
@@ -89,40 +54,24 @@ def quantize_folder(
     context = row_length(folder.spec, folder.spec) if context is None else context
     model, rows = build_model(folder), None if calibrate is None else _rows(calibrate, context)
     quantize_model(model, weights, group=group, output=output, calibrate=rows)
-    found: list[tuple[Folder, Comparison | None]] = []
+    codes = "are the nearest" if rows is None else f"by GPTQ on {sum(map(len, rows))} tokens"
 
-    def measure(path: Path) -> None:
-        written, compared = load_folder(path), None
-        if text is not None:
-            plain, rounded = (as_decoder(build_model(one)) for one in (folder, written))
-            compared = compare(plain, rounded, text, context)
-        found.append((written, compared))
+    def measure(path: Path) -> Measured:
+        if text is None:
+            return Measured()
+        plain, rounded = (as_decoder(build_model(one)) for one in (folder, load_folder(path)))
+        return compare(plain, rounded, text, context)
 
-    save_folder(
-        target,
-        model,
-        tokenizer=TokenizerFiles(folder),
-        generation=folder.generation,
-        keep_pairing=True,
-        metadata={QUANTIZED_FROM: fingerprint(folder)},
-        overwrite=overwrite,
-        before_publishing=measure,
-    )
-    written, compared = found[0]
-    return Quantized(
-        source=folder.path,
-        target=Path(target),
-        weights=str(written.kinds),
-        codes="the nearest" if rows is None else f"GPTQ on {sum(map(len, rows))} tokens",
-        layers=len(quantized_layers(model)),
-        bytes_before=folder.stored.nbytes,
-        bytes_after=written.stored.nbytes,
-        compared=compared,
-    )
+    state, quantized = quantized_state(model)
+    return rewrite(
+        folder, target, model.spec, state, measure, quantized=quantized, context=context,
+        choices=(Choice(f"{len(quantized_layers(model))} layers", f"codes {codes}"),),
+        metadata={QUANTIZED_FROM: fingerprint(folder)}, overwrite=overwrite,
+    )  # fmt: skip
 
 
 @torch.no_grad()
-def compare(before: Decoder, after: Decoder, text: Text, context: int) -> Comparison:
+def compare(before: Decoder, after: Decoder, text: Text, context: int) -> Measured:
     """Both models on the predictions of a text, in rows of `context` tokens."""
     rows = Rows(text.file, context)
     count = len(rows) if text.limit is None else min(len(rows), max(1, -(-text.limit // context)))
@@ -135,8 +84,8 @@ def compare(before: Decoder, after: Decoder, text: Text, context: int) -> Compar
         nats = [-float(x.gather(1, at).double().sum()) for x in (p, q)]
         sums += torch.tensor([*nats, float((p.exp() * (p - q)).sum(1).double().sum())], dtype=torch.float64)
         tokens += len(at)
-    before_nats, after_nats, kl = (sums / max(tokens, 1)).tolist()
-    return Comparison(tokens=tokens, before=before_nats, after=after_nats, kl=kl)
+    was, now, kl = sums.tolist()
+    return Measured((), (Evaluation(was, tokens), Evaluation(now, tokens)), kl / max(tokens, 1))
 
 
 def _rows(text: Text, context: int) -> list[Tensor]:

@@ -1,0 +1,114 @@
+"""What the commands have in common that make a folder of another one, and what they report."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.cli._options import Model
+from headway.cli._shared import set_threads
+from headway.errors import ConfigError
+from headway.report import cell, size, table
+
+if TYPE_CHECKING:
+    from headway.checkpoints import Folder
+    from headway.surgery import Rewritten, Text
+
+
+@dataclass(frozen=True)
+class Run:
+    """The model, and the folder to write."""
+
+    model: Model
+    out: Path
+    _: KW_ONLY
+    allow_pickle: bool = False
+    overwrite: bool = False
+    json: bool = False
+    threads: int | None = None
+
+    def open(self) -> "Folder":
+        """The model's folder. Raises CheckpointError when something is at the target, too, and may not be replaced."""
+        from headway.checkpoints import load_folder
+        from headway.checkpoints.saving import check_target
+
+        set_threads(self.threads)
+        check_target(self.out, self.overwrite)
+        return load_folder(self.model, allow_pickle=self.allow_pickle)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRun(Run):
+    """With a text to measure on.
+
+    data: held-out text to measure on: a file, a folder of text files, a .tokens file
+    """
+
+    data: Path | None = None
+    context: int | None = None
+    limit: int | None = None
+
+    @contextmanager
+    def text(self, folder: "Folder") -> "Iterator[Text | None]":
+        """The text to measure on; None where there is none."""
+        from headway.surgery import Text
+
+        if self.data is None:
+            if self.limit is not None:
+                raise ConfigError("--limit counts tokens of a text; give one with --data")
+            yield None
+            return
+        with Text.read(self.data, folder, self.limit) as words:
+            yield words
+
+
+def to_text(done: "Rewritten", *, causal: bool = True) -> str:
+    """The report for a terminal: of an encoder (not `causal`) without caches, and without a loss on a text."""
+    was, now = done.before, done.after
+    lines = [f"{done.source} -> {done.target}; transformers {done.transformers}"]
+    lines += [f"  {name}: {a} -> {b}" for name, a, b in done.changed] or ["  the spec stays as it was"]
+    for choice in done.choices:
+        rejected = [f"    not {name}: {why}" for name, why in choice.rejected]
+        lines += [f"  {choice.what}: {choice.why}", *rejected]
+    rows: list[tuple[object, ...]] = [("parameters", was.parameters, now.parameters)]
+    if was.stored_bytes != now.stored_bytes:
+        rows.append(("bytes", size(was.stored_bytes), size(now.stored_bytes)))
+    if causal:
+        rows += [
+            (f"KV per token ({done.dtype})", size(was.kv_bytes_per_token), size(now.kv_bytes_per_token)),
+            (f"KV of a row of {done.context}", size(was.kv_bytes_stored), size(now.kv_bytes_stored)),
+        ]
+    else:
+        rows.append((f"scores of a row of {done.context}", was.pairs, now.pairs))
+    names = {"loss": "nats per token", "bits_per_byte": "bits per byte", "perplexity": "perplexity"}
+    losses = ((words, getattr(was, name), getattr(now, name)) for name, words in names.items())
+    rows += [row for row in losses if row[1] is not None]
+    lines += ["", table(("what", "before", "after"), rows), ""]
+    if causal:
+        lines += [
+            f"  largest difference of a logit: {cell(one.difference)} (largest logit {cell(one.largest)}), in the last "
+            f"{one.probed} of {one.tokens} tokens"
+            for one in done.differences
+        ]
+    else:
+        marks = {True: "the first", False: "none"}
+        cells = [(one.tokens, marks[one.marked], one.difference, one.largest) for one in done.differences]
+        lines += [
+            f"  rows of up to {done.unchanged} tokens see what they saw; largest difference of an output:",
+            table(("tokens", "global", "difference", "largest output"), cells),
+        ]
+    if done.kl is not None:
+        lines.append(f"  mean KL to the model as it was: {cell(done.kl)} nats, over {done.tokens} tokens")
+    if done.positions:
+        columns = ("tokens to look back on", "predictions", "perplexity before", "after")
+        ranges = [(f"{p.first}-{p.last}", p.tokens, _exp(p.before), _exp(p.after)) for p in done.positions]
+        lines += ["", table(columns, ranges)]
+    elif causal and not done.tokens:
+        lines.append("  no loss was measured: --data FILE gives held-out text to measure it on")
+    return "\n".join(lines)
+
+
+def _exp(loss: float | None) -> float | None:
+    return None if loss is None else math.exp(min(loss, 700.0))
