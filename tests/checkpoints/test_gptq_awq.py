@@ -186,7 +186,8 @@ def test_folders_that_are_not_read_say_what_is(tmp_path: Path) -> None:
         load_folder(path)
     group = {"weights": {"num_bits": 8, "strategy": "channel"}, "input_activations": {"num_bits": 8}}
     change_config(
-        path, {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {"g": group}}
+        path,
+        {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"g": group}},
     )
     with pytest.raises(ConfigError, match=r"config_groups.g.input_activations.*unsupported"):
         load_folder(path)

@@ -80,7 +80,7 @@ def test_in_8_bits_it_is_nearly_the_same_and_says_so(home: Path, capsys: pytest.
     assert "reading m" in err
     assert run(["quantize", "m", "--weights", "int8", "--group", "-1", "--out", "p"]) == 0
     out = capsys.readouterr().out
-    assert "-> int8, a scale for each output (int-quantized)" in out
+    assert "-> int8, a scale for each output (pack-quantized)" in out
     assert "no loss was measured: --data FILE" in out
 
 

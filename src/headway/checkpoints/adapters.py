@@ -13,7 +13,7 @@ are.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,7 @@ from headway.checkpoints.bases import BASE, WEIGHTS, Base
 from headway.checkpoints.folder import TOKENIZER_FILES
 from headway.checkpoints.heads import change_pairing
 from headway.checkpoints.hf.layouts import layouts_for
-from headway.checkpoints.hf.layouts.rules import Rule
-from headway.checkpoints.hf.layouts.tensors import rules_by_name
+from headway.checkpoints.hf.layouts.tensors import LinearRule, linear_rules, rules_by_name
 from headway.checkpoints.saving import SavesItself, check_target
 from headway.errors import CheckpointError, did_you_mean
 from headway.models import Model, ModelSpec, blank
@@ -45,31 +44,6 @@ GENERATION = "generation_config.json"
 PREFIX = "base_model.model."
 TASKS: Mapping[str, str] = {"decoder": "CAUSAL_LM", "encoder-decoder": "SEQ_2_SEQ_LM"}
 A, B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
-
-
-@dataclass(frozen=True)
-class _Module:
-    """A linear layer of theirs: `layers` of ours, of `rows` rows each, and I columns."""
-
-    layers: tuple[str, ...]
-    rows: tuple[int, ...]
-    columns: int
-    rule: Rule
-
-    @property
-    def transposed(self) -> bool:
-        """Whether their matrix is [I, O]."""
-        column = [torch.empty(rows, 1, device="meta") for rows in self.rows]
-        return self.rule.join(column).shape[0] == 1
-
-    def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Matrices [rows, k] of ours as their [O, k]."""
-        whole = self.rule.join(list(parts))
-        return (whole.T if self.transposed else whole).contiguous()
-
-    def split(self, whole: Tensor) -> list[Tensor]:
-        """The inverse."""
-        return [part.contiguous() for part in self.rule.split(whole.T if self.transposed else whole)]
 
 
 def load_adapter(path: str | Path, spec: ModelSpec) -> Adapter:
@@ -166,7 +140,7 @@ def merged_state(state: Mapping[str, Tensor], adapters: Sequence[Adapter]) -> Ma
 
 
 @lru_cache(maxsize=2)
-def _theirs(spec: ModelSpec, stored: frozenset[str] | None = None) -> tuple[ModelSpec, dict[str, _Module]]:
+def _theirs(spec: ModelSpec, stored: frozenset[str] | None = None) -> tuple[ModelSpec, dict[str, LinearRule]]:
     """The spec in the pairing of its family's files, and the layers that may be adapted, by their names there; `stored`
     are those of an adapter, which may have been trained under another head."""
     layout, usual = layouts_for(spec.family)[0], spec
@@ -177,14 +151,8 @@ def _theirs(spec: ModelSpec, stored: frozenset[str] | None = None) -> tuple[Mode
         layout.tensors, usual, None if stored is None else any(name.startswith(start) for name in stored)
     )
     with torch.device("meta"):
-        linears = block_linears(blank(usual))
-    modules = {}
-    for theirs, rule in rules.items():
-        layers = tuple(name.removesuffix(".weight") for name in rule.ours)
-        if theirs.endswith(".weight") and all(layer in linears for layer in layers):
-            rows = tuple(linears[layer].out_features for layer in layers)
-            columns = linears[layers[0]].in_features
-            modules[theirs.removesuffix(".weight")] = _Module(layers, rows, columns, rule)
+        linears = block_linears(blank(usual)).items()
+    modules = linear_rules(rules, {name: (one.out_features, one.in_features) for name, one in linears})
     return usual, modules
 
 
@@ -197,7 +165,7 @@ def _turned(state: Mapping[str, Tensor], frm: ModelSpec, to: ModelSpec) -> Mappi
 
 def _joined(
     name: str,
-    module: _Module,
+    module: LinearRule,
     adapted: Mapping[str, Lora],
     there: Sequence[str],
     tensors: Mapping[str, Tensor],
@@ -231,7 +199,7 @@ def _joined(
 
 
 def _compare(
-    found: Mapping[str, Any], wanted: Mapping[str, Lora], modules: Mapping[str, _Module], path: Path
+    found: Mapping[str, Any], wanted: Mapping[str, Lora], modules: Mapping[str, LinearRule], path: Path
 ) -> None:
     """Raise CheckpointError that lists what is missing, unexpected or of another shape."""
     shapes: dict[str, tuple[int, ...]] = {}

@@ -13,7 +13,7 @@ from torch import Tensor
 from headway.block_quantization import CodedMatrix
 from headway.checkpoints.heads import change_pairing
 from headway.checkpoints.hf.layouts.rules import Rule, TensorNames
-from headway.checkpoints.hf.layouts.tensors import rules_by_name
+from headway.checkpoints.hf.layouts.tensors import LinearRule, linear_rules, rules_by_name
 from headway.checkpoints.quantized.packed import PackedLayer, leaf_forms, to_leaves
 from headway.checkpoints.quantized.scheme import Scheme, written_config
 from headway.errors import CheckpointError
@@ -23,7 +23,7 @@ from headway.nn import Keeps, Linear, linears
 from headway.nn.weights import Rounded
 from headway.positions import Pairing
 from headway.quantization import QuantizedMatrix
-from headway.storage.lazy import Form, LazyTensors, Made, forms
+from headway.storage.lazy import LazyTensors, Made, forms
 
 M = TypeVar("M", bound=CodedMatrix)
 
@@ -54,20 +54,21 @@ def own_matrices(
 
     Raises CheckpointError for one that is neither a linear layer of ours nor an embedding, and for one that is stored
     [in, out]."""
-    rules, outputs = _rules(names, spec, tensors), _outputs(spec)
+    rules = _rules(names, spec, tensors)
+    with torch.device("meta"):
+        kept = {name: m.kept.shape for name, m in blank(spec).named_modules() if isinstance(m, Keeps)}
+    linear = linear_rules(rules, {name: (shape[0], shape[1]) for name, shape in kept.items()})
     found: dict[str, Callable[[], CodedMatrix]] = {}
     for theirs, layer in layers.items():
-        rule = rules.get(f"{theirs}.weight")
-        if rule is None:
+        if f"{theirs}.weight" not in rules:
             continue  # of another head, or refused by name where tensors are compared
-        ours = _layers(rule)
-        if any(name not in outputs for name in ours) or _transposes(rule, [outputs[n] for n in ours]):
+        if theirs not in linear or linear[theirs].transposed:
             raise CheckpointError(
                 f"{path}: {theirs} is quantized, and it is no linear layer or embedding whose rows are outputs; others "
                 "are not read with weights of 8 or 4 bits"
             )
-        for i, name in enumerate(ours):
-            found[name] = _maker(layer, rule, i)
+        for i, name in enumerate(linear[theirs].layers):
+            found[name] = _maker(layer, linear[theirs], i)
     return Matrices(found)
 
 
@@ -136,42 +137,38 @@ def packed_state(
 
     Raises CheckpointError for layers that are quantized in different ways, and for what is one layer in the folder and
     quantized in part, or stored [in, out]."""
-    scheme, rules, linears = _scheme(layers), rules_by_name(names, spec), _linears(spec)
-    output = names.outputs.get(spec.head.task)
+    scheme, output = _scheme(layers), names.outputs.get(spec.head.task)
+    with torch.device("meta"):
+        linear = {name: (m.out_features, m.in_features) for name, m in linears(blank(spec)).items()}
     dtype = next(iter(forms(state).values())).dtype
-    made: dict[str, Rule] = {}
+    made: dict[str, LinearRule] = {}
     ignore: list[str] = []
-    for theirs, rule in rules.items():
-        ours, place = _layers(rule), theirs.removesuffix(".weight")
-        if place == theirs or any(name not in linears for name in ours):
-            continue
-        there = [name in layers for name in ours]
-        if any(there) and (not all(there) or _transposes(rule, [linears[n].out_features for n in ours])):
+    for theirs, rule in linear_rules(rules_by_name(names, spec), linear).items():
+        there = [name in layers for name in rule.layers]
+        if any(there) and (not all(there) or rule.transposed):
             raise CheckpointError(
-                f"the files of {spec.family} have {', '.join(ours)} as one layer, or as [in, out]: {theirs} cannot be "
-                "kept with weights of 8 or 4 bits; quantize all of them, or none"
+                f"the files of {spec.family} have {', '.join(rule.layers)} as one layer, or as [in, out]: "
+                f"{theirs}.weight cannot be kept with weights of 8 or 4 bits; quantize all of them, or none"
             )
         if any(there):
-            made[place] = rule
+            made[theirs] = rule
         else:
-            ignore.append(output if output is not None and ours == ("lm_head",) else place)
+            ignore.append(output if output is not None and rule.layers == ("lm_head",) else theirs)
     if output is not None and "lm_head" not in layers:
         ignore.append(output)
     kept = {name: form for name, form in forms(state).items() if name.removesuffix(".weight") not in made}
-    leaves: dict[str, Form] = {}
-    for place, rule in made.items():
-        outputs = sum(linears[name].out_features for name in _layers(rule))
-        inputs = linears[_layers(rule)[0]].in_features
-        leaves |= {
-            f"{place}.{leaf}": form for leaf, form in leaf_forms(outputs, inputs, scheme, dtype).items()
-        }
+    leaves = {
+        f"{theirs}.{leaf}": form
+        for theirs, rule in made.items()
+        for leaf, form in leaf_forms(sum(rule.rows), rule.columns, scheme, dtype).items()
+    }
 
     def make(name: str) -> Tensor:
         if name in kept:
             return state[name]
-        place, _, leaf = name.rpartition(".")
-        parts = [matrices[layer] for layer in _layers(made[place])]
-        return to_leaves(_joined(parts, made[place]), scheme, dtype)[leaf]
+        theirs, _, leaf = name.rpartition(".")
+        parts = [matrices[layer] for layer in made[theirs].layers]
+        return to_leaves(_joined(parts, made[theirs]), scheme, dtype)[leaf]
 
     return Made({**kept, **leaves}, make), written_config(scheme, [*dict.fromkeys(ignore)])
 
@@ -187,11 +184,10 @@ def _scheme(layers: Mapping[str, Panels]) -> Scheme:
             "the layers of this model are quantized in different ways (bits, or groups of inputs), and a folder has one"
         )
     zeros = any(panels.has_zeros for panels in layers.values())
-    plain = bits == {8} and group is None
-    return Scheme("int-quantized" if plain and not zeros else "pack-quantized", bits.pop(), group, zeros)
+    return Scheme("pack-quantized", bits.pop(), group, zeros)
 
 
-def _joined(parts: list[QuantizedMatrix], rule: Rule) -> QuantizedMatrix:
+def _joined(parts: list[QuantizedMatrix], rule: LinearRule) -> QuantizedMatrix:
     zero = (
         None if all(one.zero is None for one in parts) else rule.join([one.zero_or_middle for one in parts])
     )
@@ -203,8 +199,8 @@ def _joined(parts: list[QuantizedMatrix], rule: Rule) -> QuantizedMatrix:
     )
 
 
-def _maker(layer: PackedLayer, rule: Rule, i: int) -> Callable[[], CodedMatrix]:
-    return lambda: layer.read().moved(lambda part: rule.split(part)[i].contiguous())
+def _maker(layer: PackedLayer, rule: LinearRule, i: int) -> Callable[[], CodedMatrix]:
+    return lambda: layer.read().moved(lambda part: rule.split(part)[i])
 
 
 def _rules(names: TensorNames, spec: ModelSpec, tensors: LazyTensors) -> Mapping[str, Rule]:
@@ -212,25 +208,3 @@ def _rules(names: TensorNames, spec: ModelSpec, tensors: LazyTensors) -> Mapping
     return rules_by_name(
         names, spec, not names.prefix or any(name.startswith(names.prefix) for name in tensors)
     )
-
-
-def _layers(rule: Rule) -> tuple[str, ...]:
-    return tuple(name.removesuffix(".weight") for name in rule.ours)
-
-
-def _transposes(rule: Rule, rows: list[int]) -> bool:
-    """Whether their matrix is [I, O]."""
-    columns = [torch.empty(count, 1, device="meta") for count in rows]
-    return rule.join(columns).shape[1] != 1
-
-
-def _outputs(spec: ModelSpec) -> dict[str, int]:
-    """Rows of every matrix that may be kept in fewer bits, by the name of its layer."""
-    with torch.device("meta"):
-        layers = {name: m for name, m in blank(spec).named_modules() if isinstance(m, Keeps)}
-    return {name: layer.kept.shape[0] for name, layer in layers.items()}
-
-
-def _linears(spec: ModelSpec) -> dict[str, Linear]:
-    with torch.device("meta"):
-        return linears(blank(spec))

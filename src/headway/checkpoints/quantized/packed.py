@@ -3,7 +3,6 @@ codes:
 
     pack-quantized   X.weight_packed int32 [O, ceil(I / n)], .weight_scale [O, G], .weight_shape [2] (O, I),
                      .weight_zero_point int32 [ceil(O / n), G] where there are zeros, in words along O
-    int-quantized    X.weight int8 [O, I], from -128; .weight_scale [O, G]; .weight_zero_point int8 [O, G]
     gptq             X.qweight int32 [I / n, O], words along I; .qzeros int32 [G, ceil(O / n)]; .scales [G, O];
                      .g_idx [I], the group of each input
     awq              X.qweight int32 [I, O / n], words along O in an order of their own; .qzeros int32 [G, O / n];
@@ -61,11 +60,6 @@ def _packed(leaves: Leaves, scheme: Scheme, outputs: int, inputs: int) -> Quanti
     return _matrix(codes, leaves["weight_scale"], zero, scheme)
 
 
-def _int(leaves: Leaves, scheme: Scheme, outputs: int, inputs: int) -> QuantizedMatrix:
-    zero = _unsigned(leaves["weight_zero_point"]) if scheme.zeros else None
-    return _matrix(_unsigned(leaves["weight"]), leaves["weight_scale"], zero, scheme)
-
-
 def _gptq(leaves: Leaves, scheme: Scheme, outputs: int, inputs: int) -> QuantizedMatrix:
     codes = from_words(leaves["qweight"].T, scheme.bits, inputs)
     zero = from_words(leaves["qzeros"], scheme.bits, outputs).T + scheme.above & (1 << scheme.bits) - 1
@@ -92,22 +86,12 @@ def _matrix(codes: Tensor, scale: Tensor, zero: Tensor | None, scheme: Scheme) -
     )
 
 
-def _unsigned(codes: Tensor) -> Tensor:
-    return codes.view(torch.uint8) ^ 128
-
-
 PACKINGS: Mapping[str, Packing] = {
     "pack-quantized": Packing(
         ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point"),
         lambda forms, scheme: (forms["weight_packed"].shape[0], 0),
         lambda o, i, g, scheme: ((o, _words(i, scheme)), (o, g), (2,), (_words(o, scheme), g)),
         _packed,
-    ),
-    "int-quantized": Packing(
-        ("weight", "weight_scale", "weight_zero_point"),
-        lambda forms, scheme: (forms["weight"].shape[0], forms["weight"].shape[1]),
-        lambda o, i, g, scheme: ((o, i), (o, g), (o, g)),
-        _int,
     ),
     "gptq": Packing(
         ("qweight", "scales", "g_idx", "qzeros"),
@@ -141,14 +125,10 @@ def packed_layers(tensors: LazyTensors, scheme: Scheme, path: Path) -> dict[str,
     that are no neighbours (gptq's desc_act)."""
     packing = PACKINGS[scheme.form]
     mark = f".{packing.leaves[0]}"
-    names = [
-        n.removesuffix(mark)
-        for n in tensors
-        if n.endswith(mark) and not tensors.forms[n].dtype.is_floating_point
-    ]
+    names = [name.removesuffix(mark) for name in tensors if name.endswith(mark)]
     if not names:
         raise CheckpointError(
-            f"{path}: config.json says that weights are kept as {scheme}, but there is no tensor *{mark} of integers"
+            f"{path}: config.json says that weights are kept as {scheme}, but there is no tensor *{mark}"
         )
     return {name: _layer(tensors, name, packing, scheme, path) for name in names}
 
@@ -160,11 +140,10 @@ def _layer(tensors: LazyTensors, name: str, packing: Packing, scheme: Scheme, pa
         raise CheckpointError(f"{path}: {name} is kept as {scheme}, but {name}.{lost[0]} is missing")
     forms = {leaf: tensors.forms[f"{name}.{leaf}"] for leaf in leaves}
     first, scales = forms[leaves[0]], forms[leaves[1]]
-    whole = torch.int8 if scheme.form == "int-quantized" else torch.int32
-    if len(first.shape) != 2 or first.dtype != whole or scales.dtype not in FLOATS:
+    if len(first.shape) != 2 or first.dtype != torch.int32 or scales.dtype not in FLOATS:
         raise CheckpointError(
             f"{path}: {name}.{leaves[0]} is {first.dtype} {list(first.shape)} with scales of {scales.dtype}, and "
-            f"{scheme} has {whole} of two axes with scales of float32, bfloat16 or float16"
+            f"{scheme} has {torch.int32} of two axes with scales of float32, bfloat16 or float16"
         )
     outputs, inputs = packing.size(forms, scheme)
     if "weight_shape" in leaves and forms["weight_shape"].shape == (2,):
@@ -214,7 +193,7 @@ def dequantized(tensors: LazyTensors, layers: Mapping[str, PackedLayer], scheme:
 
 
 def to_leaves(matrix: QuantizedMatrix, scheme: Scheme, dtype: torch.dtype) -> dict[str, Tensor]:
-    """A matrix as "pack-quantized" or "int-quantized" keeps it, scales in `dtype`.
+    """A matrix as "pack-quantized" keeps it, scales in `dtype`.
 
     Raises CheckpointError where that does not hold them exactly."""
     found = {"weight_scale": matrix.scale.to(dtype)}
@@ -222,9 +201,6 @@ def to_leaves(matrix: QuantizedMatrix, scheme: Scheme, dtype: torch.dtype) -> di
         raise CheckpointError(
             f"{dtype} does not hold the scales of this model's weights; save it with dtype=torch.float32"
         )
-    if scheme.form == "int-quantized":
-        found["weight"] = (matrix.codes ^ 128).view(torch.int8)
-        return found
     found["weight_packed"] = to_words(matrix.codes, scheme.bits)
     found["weight_shape"] = torch.tensor(matrix.codes.shape)
     if scheme.zeros:
@@ -237,7 +213,7 @@ def leaf_forms(outputs: int, inputs: int, scheme: Scheme, dtype: torch.dtype) ->
     """The forms of what `to_leaves` gives."""
     packing = PACKINGS[scheme.form]
     groups = 1 if scheme.group is None else -(-inputs // scheme.group)
-    kinds = {"weight": torch.int8, "weight_scale": dtype, "weight_shape": torch.int64}
+    kinds = {"weight_scale": dtype, "weight_shape": torch.int64}
     shapes = zip(packing.leaves, packing.shapes(outputs, inputs, groups, scheme), strict=True)
     return {
         leaf: Form(shape, kinds.get(leaf, torch.int32))

@@ -1,8 +1,8 @@
 """`quantization_config` of a config.json: read strictly, and written.
 
 quant_method        what is read
-compressed-tensors  weights alone, of integers: "pack-quantized" (4 or 8 bits) and "int-quantized" (8 bits), a scale
-                    for each output or group of inputs, symmetric or with zeros
+compressed-tensors  weights alone, of integers: "pack-quantized" (4 or 8 bits), a scale for each output or group of
+                    inputs, symmetric or with zeros
 gptq                4 or 8 bits, groups of neighbouring inputs, with or without a checkpoint_format "gptq_v2"
 awq                 4 bits, version "gemm", with zeros
 """
@@ -66,7 +66,7 @@ class Scheme(NamedTuple):
     """How the weights of a folder are kept.
 
     Attributes:
-        form: "pack-quantized", "int-quantized", "gptq" or "awq".
+        form: "pack-quantized", "gptq" or "awq".
         bits: 8 or 4.
         group: inputs that share a scale; None where a whole row does.
         zeros: whether the codes of 0 are stored.
@@ -142,11 +142,8 @@ def _compressed(given: Mapping[str, Any]) -> Scheme:
     _check(weights, COMPRESSED_WEIGHTS, f"config_groups.{name}.weights.")
     form = group.get("format") or form
     bits, strategy = weights.get("num_bits", 8), weights.get("strategy")
-    if form not in ("pack-quantized", "int-quantized") or (form == "int-quantized" and bits != 8):
-        raise ConfigError(
-            f'config.json: "{KEY}" has the format {form!r} of {bits} bits; read are "pack-quantized" of 4 and 8 bits '
-            'and "int-quantized" of 8'
-        )
+    if form != "pack-quantized":
+        raise ConfigError(f'config.json: "{KEY}" has the format {form!r}, and "pack-quantized" is read')
     size = _group_size(weights)
     if strategy is not None and (strategy == "group") != (size is not None):
         raise ConfigError(f'config.json: "{KEY}" has strategy {strategy!r} with group_size {size}')

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -101,6 +101,42 @@ def rules_by_name(names: TensorNames, spec: ModelSpec, prefix: bool | None = Non
     """How every tensor of a model of `spec` is made of ours, by its name in the class of transformers for its head, or
     with and without `prefix`, as the class for another has it."""
     return (_resolved(names, spec) if prefix is None else _Resolved(names, spec, prefix)).rules
+
+
+@dataclass(frozen=True)
+class LinearRule:
+    """A linear layer of theirs: `layers` of ours, of `rows` rows each, and I columns."""
+
+    layers: tuple[str, ...]
+    rows: tuple[int, ...]
+    columns: int
+    rule: Rule
+
+    @cached_property
+    def transposed(self) -> bool:
+        """Whether their matrix is [I, O]."""
+        column = [torch.empty(rows, 1, device="meta") for rows in self.rows]
+        return self.rule.join(column).shape[1] != 1
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """Matrices [rows, k] of ours as their [O, k]."""
+        whole = self.rule.join(list(parts))
+        return (whole.T if self.transposed else whole).contiguous()
+
+    def split(self, whole: Tensor) -> list[Tensor]:
+        """The inverse."""
+        return [part.contiguous() for part in self.rule.split(whole.T if self.transposed else whole)]
+
+
+def linear_rules(rules: Mapping[str, Rule], layers: Mapping[str, tuple[int, int]]) -> dict[str, LinearRule]:
+    """Their names of `layers`, ours with the rows and columns of each, by how they are made of these."""
+    found = {}
+    for theirs, rule in rules.items():
+        ours = tuple(name.removesuffix(".weight") for name in rule.ours)
+        if theirs.endswith(".weight") and all(name in layers for name in ours):
+            rows = tuple(layers[name][0] for name in ours)
+            found[theirs.removesuffix(".weight")] = LinearRule(ours, rows, layers[ours[0]][1], rule)
+    return found
 
 
 def exported(names: TensorNames, state: Mapping[str, Tensor], spec: ModelSpec) -> Mapping[str, Tensor]:
