@@ -228,7 +228,7 @@ NAME = "base_model.model.model.layers.0.self_attn.q_proj"
             lambda f: retensor(
                 f, lambda t: [t.update({n.removeprefix("base_model."): t.pop(n)}) for n in sorted(t)]
             ),
-            r"missing: .*did you mean",  # PEFT warns, and computes what the base model does
+            r"missing: .*nearest there",  # PEFT warns, and computes what the base model does
         ),
         (
             lambda f: retensor(f, lambda t: t.update({f"{NAME}.lora_A.weight": t[f"{NAME}.lora_A.weight"].int()})),

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from headway.checkpoints import inspect, load_folder, save_folder
-from headway.errors import CheckpointError, ConfigError, HeadwayError
+from headway.errors import CheckpointError, ConfigError, DataError, HeadwayError
 from headway.models import ModelSpec, build
 from headway.positions import Rotary
 from headway.storage.reading import LONGEST_JSON, read_json
@@ -124,18 +124,8 @@ def test_a_folder_of_headway_s_own_type_has_the_same_limits(tmp_path):
         assert str(tmp_path / "m" / "config.json") in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ({}, "has no model with a vocab"),
-        ({"model": [1]}, "has no model with a vocab"),
-        ({"model": {"vocab": 3}}, "has no model with a vocab"),
-        ({"model": {"vocab": {"a": "0"}}}, "the ids of its tokens must be whole numbers"),
-        ({"model": {"vocab": {}}, "added_tokens": [3]}, "the ids of its tokens must be whole numbers"),
-        ({"model": {"vocab": {}}, "added_tokens": {"a": 1}}, "has no model with a vocab"),
-    ],
-)
-def test_inspect_names_a_tokenizer_file_that_is_none(folder, content, message):
+@pytest.mark.parametrize("content", [{}, {"model": [1]}, {"model": {"vocab": {"a": "0"}}}])
+def test_inspect_names_a_tokenizer_file_that_is_none(folder, content):
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match=rf"tokenizer\.json:? {message}"):
+    with pytest.raises(DataError, match=r"tokenizer\.json: not a tokenizer\.json"):
         inspect(folder)

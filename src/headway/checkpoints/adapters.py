@@ -28,14 +28,14 @@ from headway.checkpoints.heads import change_pairing
 from headway.checkpoints.hf.layouts import layouts_for
 from headway.checkpoints.hf.layouts.tensors import LinearRule, linear_rules, rules_by_name
 from headway.checkpoints.saving import SavesItself, check_target
-from headway.errors import CheckpointError, did_you_mean
+from headway.errors import CheckpointError
 from headway.models import Model, ModelSpec, blank
 from headway.nn import Adapter, Lora, attach, block_linears
 from headway.nn.lora import merged_weight
 from headway.positions import Rotary
 from headway.storage.dtypes import USABLE, dtype_name
 from headway.storage.files import atomic_folder, current_folder, json_text, write_file
-from headway.storage.lazy import changed
+from headway.storage.lazy import Form, changed, compare
 from headway.storage.reading import naming, read_json
 from headway.storage.safetensors import write_safetensors
 from headway.storage.tensors import open_tensors
@@ -199,7 +199,7 @@ def _joined(
 
 
 def _compare(
-    found: Mapping[str, Any], wanted: Mapping[str, Lora], modules: Mapping[str, LinearRule], path: Path
+    found: Mapping[str, Form], wanted: Mapping[str, Lora], modules: Mapping[str, LinearRule], path: Path
 ) -> None:
     """Raise CheckpointError that lists what is missing, unexpected or of another shape."""
     shapes: dict[str, tuple[int, ...]] = {}
@@ -209,21 +209,14 @@ def _compare(
         shapes[f"{PREFIX}{name}.{B}"] = (rows, lora.rank)
         if lora.magnitude:
             shapes[f"{PREFIX}{name}.{MAGNITUDE}"] = (rows,)
-    lines = [f"missing: {name}{did_you_mean(name, found)}" for name in shapes if name not in found]
-    lines += [f"unexpected: {name}{did_you_mean(name, shapes)}" for name in found if name not in shapes]
-    lines += [
-        f"shape: {name} is {list(found[name].shape)}, this model and {CONFIG} say {list(shape)}"
-        for name, shape in shapes.items()
-        if name in found and found[name].shape != shape
-    ]
-    lines += [
+    odd = [
         f"dtype: {name} is {dtype_name(form.dtype)}, and the numbers of an adapter are floating point"
         for name, form in found.items()
         if name in shapes and form.dtype not in USABLE
     ]
-    if lines:
-        more = [f"... and {len(lines) - 20} more"] if len(lines) > 20 else []
-        raise CheckpointError(
-            f"{path}: the adapter does not fit this model ({len(lines)} difference{'s' * (len(lines) > 1)}): it is "
-            "another model's, or incomplete\n  " + "\n  ".join(lines[:20] + more)
-        )
+    compare(
+        *(path, found, shapes, found.keys() - shapes.keys()),
+        fault="the adapter does not fit this model",
+        says=f"this model and {CONFIG} say",
+        more=odd,
+    )

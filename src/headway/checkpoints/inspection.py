@@ -3,7 +3,6 @@ loaded."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from dataclasses import dataclass
@@ -14,15 +13,13 @@ from headway.checkpoints.folder import TOKENIZER_FILES, Folder, load_folder
 from headway.checkpoints.hf.config import transformers_verdict
 from headway.checkpoints.hf.config_keys import OURS
 from headway.checkpoints.hf.layouts import layouts_for
-from headway.errors import CheckpointError
 from headway.models import ModelSpec, cost
 from headway.models.description import patterns_by_layer
 from headway.models.head import TASKS
 from headway.positions import Rotary
-from headway.storage.reading import read_json
+from headway.storage.reading import open_regular
 from headway.text import Tokenizer, first_file
 
-LONGEST_TOKENIZER = 256 << 20
 BY_CONVERSION = "loads what `headway convert` makes of it"
 
 
@@ -147,40 +144,16 @@ def _rotary(folder: Folder) -> RotaryFacts | None:
 
 
 def _tokenizer(folder: Folder) -> dict[str, Any] | None:
-    if folder.format == "gguf":
-        return _own_tokenizer(folder)
-    names = sorted(p.name for p in folder.path.iterdir() if TOKENIZER_FILES.match(p.name))
-    if not names:
+    place = folder.path
+    files = sorted(p for p in place.iterdir() if TOKENIZER_FILES.match(p.name)) if place.is_dir() else [place]
+    for file in files:
+        open_regular(file).close()  # a pipe is named, and not passed over
+    if first_file(place) is None:
         return None
-    facts: dict[str, Any] = {"files": names}
-    if "tokenizer.json" in names:
-        file = folder.path / "tokenizer.json"
-        content = read_json(file, most=LONGEST_TOKENIZER)
-        model = content.get("model")
-        vocab = model.get("vocab") if isinstance(model, dict) else None
-        added = content.get("added_tokens") or []
-        if not isinstance(model, dict) or not isinstance(vocab, dict | list) or not isinstance(added, list):
-            raise CheckpointError(f"{file} has no model with a vocab: it is not a tokenizer of tokenizers")
-        ids: list[Any] = [token.get("id") if isinstance(token, dict) else None for token in added]
-        ids += list(vocab.values()) if isinstance(vocab, dict) else range(len(vocab))
-        if not all(type(number) is int for number in ids):
-            raise CheckpointError(f"{file}: the ids of its tokens must be whole numbers")
-        largest = max(ids, default=-1)
-        facts |= {"kind": model.get("type"), "tokens": largest + 1, "fits": largest < folder.spec.vocab}
-    facts["chat_template"] = any(name.startswith("chat_template") for name in names)
-    if "tokenizer_config.json" in names and not facts["chat_template"]:
-        facts["chat_template"] = "chat_template" in read_json(folder.path / "tokenizer_config.json")
-    return facts
-
-
-def _own_tokenizer(folder: Folder) -> dict[str, Any] | None:
-    """Of a GGUF file."""
-    if first_file(folder.path) is None:
-        return None
-    read = Tokenizer.load(folder.path)
+    read = Tokenizer.load(place)
     return {
-        "files": [folder.path.name],
-        "kind": json.loads(read.backend.to_str())["model"]["type"],
+        "files": [file.name for file in files],
+        "kind": type(read.backend.model).__name__,
         "tokens": read.vocab_size,
         "fits": read.vocab_size <= folder.spec.vocab,
         "chat_template": read.chat_template is not None,

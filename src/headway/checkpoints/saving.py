@@ -37,7 +37,7 @@ from headway.nn import adapter_names
 from headway.positions import Rotary
 from headway.storage.dtypes import dtype_name
 from headway.storage.files import atomic_folder, current_folder, json_text, write_file
-from headway.storage.lazy import Form, LazyTensors, Made, cast, forms, renamed
+from headway.storage.lazy import Form, LazyTensors, cast, forms, renamed, with_values
 from headway.storage.reading import read_json
 from headway.storage.tensors import write_tensors
 from headway.text import Tokenizer, first_file
@@ -259,9 +259,9 @@ def _with_zeros(state: Mapping[str, Tensor], spec: ModelSpec) -> LazyTensors:
     """The weights of a spec, 0 where `state` has none."""
     there = forms(state)
     dtype = next(iter(there.values())).dtype
-    wanted = {
-        name: there.get(name, Form(tuple(value.shape), dtype)) for name, value in own_shapes(spec).items()
-    }
-    return Made(
-        wanted, lambda name: state[name] if name in there else torch.zeros(wanted[name].shape, dtype=dtype)
+    shapes = {name: value.shape for name, value in own_shapes(spec).items() if name not in there}
+    return with_values(
+        state,
+        {name: Form(tuple(shape), dtype) for name, shape in shapes.items()},
+        lambda name: torch.zeros(shapes[name], dtype=dtype),
     )

@@ -90,9 +90,8 @@ def _tokenizer(found: "Inspection") -> str:
     t = found.tokenizer
     if t is None:
         return "none in the folder"
-    known = f"{t['kind']}, {t['tokens']:,} tokens" if "tokens" in t else ", ".join(t["files"])
-    misfit = "" if t.get("fits", True) else f" (DOES NOT FIT: the embedding has {found.spec.vocab:,} rows)"
-    return f"{known}{misfit}; {'a' if t['chat_template'] else 'no'} chat template"
+    misfit = "" if t["fits"] else f" (DOES NOT FIT: the embedding has {found.spec.vocab:,} rows)"
+    return f"{t['kind']}, {t['tokens']:,} tokens{misfit}; {'a' if t['chat_template'] else 'no'} chat template"
 
 
 def _facts(spec: "ModelSpec") -> dict[str, Any]:

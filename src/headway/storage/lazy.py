@@ -9,9 +9,10 @@ one at a time, so that nothing needs a second copy of a checkpoint.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -116,6 +117,40 @@ class Made(LazyTensors):
             self._copy(name, target)
 
 
+def compare(
+    path: Path,
+    found: Mapping[str, Form],
+    wanted: Mapping[str, tuple[int, ...]],
+    spare: Iterable[str],
+    *,
+    fault: str,
+    says: str,
+    more: Sequence[str] = (),
+    tip: str = "",
+) -> None:
+    """Raise CheckpointError that lists, below the `fault`, what is missing of `wanted` (names and shapes), unexpected
+    (`spare`), of another shape, and `more`; `says` is what gave the shapes, `tip` the end."""
+    spare = sorted(spare)
+    lines = [f"missing: {name}{_nearest(name, spare)}" for name in wanted if name not in found]
+    lines += [f"unexpected: {name}{did_you_mean(name, wanted)}" for name in spare]
+    lines += [
+        f"shape: {name} is {list(found[name].shape)}, {says} {list(shape)}"
+        for name, shape in wanted.items()
+        if name in found and found[name].shape != shape
+    ]
+    lines += more
+    if lines:
+        last = [f"... and {len(lines) - 20} more"] if len(lines) > 20 else []
+        raise CheckpointError(
+            f"{path}: {fault} ({len(lines)} difference{'s' * (len(lines) > 1)}): one of the two is incomplete, or "
+            "another model's\n  " + "\n  ".join([*lines[:20], *last]) + tip
+        )
+
+
+def _nearest(name: str, there: Sequence[str]) -> str:
+    return did_you_mean(name, there).replace("did you mean", "nearest there:").replace("?", "")
+
+
 def forms(state: Mapping[str, Tensor]) -> Mapping[str, Form]:
     """Shape and dtype of every tensor, in order; nothing is read."""
     if isinstance(state, LazyTensors):
@@ -156,6 +191,20 @@ def changed(
         return {name: change(name, value) for name, value in state.items()}
     forms = {name: shape(name, form) for name, form in state.forms.items()}
     return Made(forms, lambda name: change(name, state[name]))
+
+
+def with_values(
+    state: Mapping[str, Tensor], known: Mapping[str, Form], make: Callable[[str], Tensor]
+) -> LazyTensors:
+    """The same values, and those of the names in `known`, which are not taken from `state` but made when asked for."""
+
+    def copy(name: str, target: Tensor) -> None:
+        if name in known:
+            target.copy_(make(name))
+        else:
+            copy_into(state, name, target)
+
+    return Made({**forms(state), **known}, lambda name: make(name) if name in known else state[name], copy)
 
 
 def cast(state: Mapping[str, Tensor], dtype: torch.dtype) -> Mapping[str, Tensor]:

@@ -20,7 +20,7 @@ from headway.checkpoints.saving import TokenizerFiles
 from headway.errors import CheckpointError
 from headway.models import ModelSpec
 from headway.storage.gguf import is_gguf
-from headway.storage.lazy import Form, LazyTensors, Made, cast
+from headway.storage.lazy import Form, cast, with_values
 from headway.storage.tensors import open_tensors
 
 Format = Literal["auto", "hf", "gguf", "llama2c", "meta"]
@@ -70,7 +70,8 @@ def open_source(source: Path, frm: Format, allow_pickle: bool) -> Source:
         files = TokenizerFiles(folder)
         quantized = folder.quantized
         codes = Matrices({f"{layer}.weight": partial(quantized.__getitem__, layer) for layer in quantized})
-        weights = _exact(folder.tensors, codes)
+        exact = {name: Form(folder.tensors.forms[name].shape, torch.float32) for name in codes}
+        weights = with_values(folder.tensors, exact, lambda name: codes[name].dequantize())
         kinds = {f"{layer}.weight": kind for layer, kind in folder.codes.items()}
         return Source(
             frm, folder.spec, folder.tensors, weights, forward, files, folder.generation, codes, kinds
@@ -84,25 +85,6 @@ def open_source(source: Path, frm: Format, allow_pickle: bool) -> Source:
         lambda weights, dtype, ids: model.logits(cast(weights, dtype), ids),
         generation=llama2c.GENERATION if frm == "llama2c" else None,
     )
-
-
-def _exact(tensors: LazyTensors, codes: Mapping[str, CodedMatrix]) -> LazyTensors:
-    """Tensors, of which those with `codes` are what these are in float32."""
-    known = {
-        name: Form(form.shape, torch.float32) if name in codes else form
-        for name, form in tensors.forms.items()
-    }
-
-    def make(name: str) -> Tensor:
-        return codes[name].dequantize() if name in codes else tensors[name]
-
-    def copy(name: str, target: Tensor) -> None:
-        if name in codes:
-            target.copy_(make(name))
-        else:
-            tensors.copy_into(name, target)
-
-    return Made(known, make, copy)
 
 
 def _detect(source: Path, allow_pickle: bool) -> Format:

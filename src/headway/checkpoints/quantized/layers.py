@@ -23,7 +23,7 @@ from headway.nn import Keeps, Linear, linears
 from headway.nn.weights import Rounded
 from headway.positions import Pairing
 from headway.quantization import QuantizedMatrix
-from headway.storage.lazy import LazyTensors, Made, forms
+from headway.storage.lazy import LazyTensors, forms, renamed, with_values
 
 M = TypeVar("M", bound=CodedMatrix)
 
@@ -156,7 +156,7 @@ def packed_state(
             ignore.append(output if output is not None and rule.layers == ("lm_head",) else theirs)
     if output is not None and "lm_head" not in layers:
         ignore.append(output)
-    kept = {name: form for name, form in forms(state).items() if name.removesuffix(".weight") not in made}
+    kept = renamed(state, {name: name for name in forms(state) if name.removesuffix(".weight") not in made})
     leaves = {
         f"{theirs}.{leaf}": form
         for theirs, rule in made.items()
@@ -164,13 +164,11 @@ def packed_state(
     }
 
     def make(name: str) -> Tensor:
-        if name in kept:
-            return state[name]
         theirs, _, leaf = name.rpartition(".")
         parts = [matrices[layer] for layer in made[theirs].layers]
         return to_leaves(_joined(parts, made[theirs]), scheme, dtype)[leaf]
 
-    return Made({**kept, **leaves}, make), written_config(scheme, [*dict.fromkeys(ignore)])
+    return with_values(kept, leaves, make), written_config(scheme, [*dict.fromkeys(ignore)])
 
 
 def _scheme(layers: Mapping[str, Panels]) -> Scheme:

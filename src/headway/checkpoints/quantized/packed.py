@@ -27,7 +27,7 @@ from headway.checkpoints.quantized.scheme import Scheme
 from headway.checkpoints.quantized.words import AWQ_ORDER, from_words, to_words
 from headway.errors import CheckpointError
 from headway.quantization import QuantizedMatrix
-from headway.storage.lazy import Form, LazyTensors, Made
+from headway.storage.lazy import Form, LazyTensors, with_values
 
 Leaves = Mapping[str, Tensor]
 
@@ -173,23 +173,13 @@ def _layer(tensors: LazyTensors, name: str, packing: Packing, scheme: Scheme, pa
 
 def dequantized(tensors: LazyTensors, layers: Mapping[str, PackedLayer], scheme: Scheme) -> LazyTensors:
     """The tensors of a folder with one weight [O, I] for each of its quantized layers, made when asked for."""
-    leaves = PACKINGS[scheme.form].leaves
-    hidden = {f"{name}.{leaf}" for name in layers for leaf in leaves}
-    forms = {name: form for name, form in tensors.forms.items() if name not in hidden}
+    hidden = {f"{name}.{leaf}" for name in layers for leaf in PACKINGS[scheme.form].leaves}
     weights = {f"{name}.weight": layer for name, layer in layers.items()}
-    forms |= {name: Form((one.outputs, one.inputs), one.dtype) for name, one in weights.items()}
-
-    def make(name: str) -> Tensor:
-        layer = weights.get(name)
-        return tensors[name] if layer is None else layer.read().dequantize(layer.dtype)
-
-    def copy(name: str, target: Tensor) -> None:
-        if name in weights:
-            target.copy_(make(name))
-        else:
-            tensors.copy_into(name, target)
-
-    return Made(forms, make, copy)
+    return with_values(
+        tensors.renamed({name: name for name in tensors if name not in hidden}),
+        {name: Form((one.outputs, one.inputs), one.dtype) for name, one in weights.items()},
+        lambda name: weights[name].read().dequantize(weights[name].dtype),
+    )
 
 
 def to_leaves(matrix: QuantizedMatrix, scheme: Scheme, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ from headway.models import ModelSpec
 from headway.storage.dtypes import dtype_name
 from headway.storage.gguf import GGUF, Packed, Value, read_gguf
 from headway.storage.gguf_blocks import BY_DTYPE, CODED, F32, BlockType, codes, dequantize, quantize
-from headway.storage.lazy import Form, LazyTensors, Made, forms, renamed
+from headway.storage.lazy import Form, LazyTensors, Made, forms, renamed, with_values
 from headway.storage.reading import naming
 from headway.storage.tensors import PIECE, Tensors
 
@@ -142,10 +142,10 @@ def write_model(
     CheckpointError for more tokens that end a text than it has keys for."""
     keys, factors = write_spec(spec)
     weights = exported(NAMES, state, spec)
-    known = {
-        **forms(weights),
-        **({} if factors is None else {FACTORS: Form(tuple(factors.shape), factors.dtype)}),
-    }
+    if factors is not None:
+        divisors = factors
+        weights = with_values(weights, forms({FACTORS: divisors}), lambda name: divisors)
+    known = forms(weights)
     types = {name: stored_type(form, asked) for name, form in known.items()}
     blocks: dict[str, str] = {}
     if packed is not None:
@@ -161,7 +161,7 @@ def write_model(
     write_gguf(
         path,
         {**architecture, **about, **keys, **_ids(tokenizer or {"tokenizer.ggml.model": "none"}, generation)},
-        Made(known, lambda name: factors if name == FACTORS and factors is not None else weights[name]),
+        weights,
         types,
         blocks={} if packed is None else renamed(packed.rows, blocks),
         check=check,

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, layered, own_shapes, same
-from headway.errors import CheckpointError, did_you_mean
+from headway.errors import CheckpointError
 from headway.models import ModelSpec, cost
-from headway.storage.lazy import Form, LazyTensors, Made, forms
+from headway.storage.lazy import Form, LazyTensors, Made, compare, forms
 
 OWN_NAMES = TensorNames(
     rules=lambda spec: [same(name, name) for name in own_shapes(spec)],
@@ -90,7 +90,12 @@ def imported(
         for n, rule in rules.items()
         if n not in there and rule.ours[0] in outputs
     ]
-    _compare(there, wanted, names_here.unexpected(spare, other_head), path, described_by, "".join(tips))
+    compare(
+        *(path, there, wanted, names_here.unexpected(spare, other_head)),
+        fault=f"the weights do not fit {described_by}",
+        says="the config says",
+        tip="".join(tips),
+    )
     dtypes = {name: found[source[rule.theirs]].dtype for rule in rules.values() for name in rule.ours}
     known = {name: Form(tuple(value.shape), dtypes[name]) for name, value in ours.items()}
     unused = tuple(old for new, old in modern.items() if new in spare)
@@ -265,34 +270,6 @@ def _check_stored(spec: ModelSpec, tensors: LazyTensors, path: Path, described_b
             f"{path}: {described_by} has {cost.parameter_count(spec):.3g} parameters, but the weights are "
             f"{tensors.nbytes:,} bytes"
         )
-
-
-def _compare(
-    found: Mapping[str, Form],
-    wanted: Mapping[str, tuple[int, ...]],
-    spare: set[str],
-    path: Path,
-    described_by: str,
-    tip: str,
-) -> None:
-    """Raise CheckpointError that lists what is missing, unexpected (`spare`) or of another shape; `tip` ends it."""
-    lines = [f"missing: {n}{_hint(n, spare)}" for n in wanted if n not in found]
-    lines += [f"unexpected: {n}{did_you_mean(n, wanted)}" for n in sorted(spare)]
-    lines += [
-        f"shape: {n} is {list(found[n].shape)}, the config says {list(shape)}"
-        for n, shape in wanted.items()
-        if n in found and found[n].shape != shape
-    ]
-    if lines:
-        more = [f"... and {len(lines) - 20} more"] if len(lines) > 20 else []
-        raise CheckpointError(
-            f"{path}: the weights do not fit {described_by} ({len(lines)} difference{'s' * (len(lines) > 1)}): one of "
-            "the two is incomplete, or another model's\n  " + "\n  ".join(lines[:20] + more) + tip
-        )
-
-
-def _hint(name: str, spare: set[str]) -> str:
-    return did_you_mean(name, spare).replace("did you mean", "nearest there:").replace("?", "")
 
 
 def _is_constant(found: Tensor, value: Tensor) -> bool:
