@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from headway.errors import DataError
 from headway.text import ChatTemplate, Tokenizer
 from headway.text.chat import Message
-from headway.text.segments import Segment, chat_segments, completion_segments
+from headway.text.segments import chat_segments, completion_segments
 from tests.data import data_path
 from tests.text.conftest import byte_level, sentencepiece
 from tests.text.templates import SAID, conversations, found_templates, in_parts, with_controls
@@ -130,7 +130,7 @@ def check(kind: str, name: str, chat: list[dict[str, Any]], all_of_them: bool) -
         return
     assert reference is not None
     text, answers = reference
-    ids, trained = found.ids, found.trained
+    ids, trained = found.ids, [turn > 0 for turn in found.turns]
     assert same(tokenizer.decode(ids, special=True)) == same(text)
     runs = [
         [i for i, _ in run]
@@ -182,19 +182,22 @@ def segments_of(
 ) -> list[tuple[str, bool]]:
     tokenizer = byte_level().with_chat_template(template)
     found = chat_segments(tokenizer, chat, stop={stop}, **options)
-    return [(tokenizer.decode(s.ids, special=True), s.trained) for s in found.segments]
+    runs = groupby(zip(found.ids, found.turns, strict=True), lambda x: x[1] > 0)
+    return [(tokenizer.decode([i for i, _ in run], special=True), trained) for trained, run in runs]
 
 
 def test_what_is_trained() -> None:
     """Up to the stop token, and of the messages that are meant."""
     chat = [HI, YO, HI, YO]
-    before, said, after = ("<|begin|><|user|>the cat<|reply|>", False), "sat on<|end|>", ("\n", False)
-    again = ("<|user|>the cat<|reply|>", False)
-    assert segments_of(MARKED_TURNS, chat) == [before, (said, True), after, again, (said, True), after]
-    assert segments_of(MARKED_TURNS, chat, train_on="last")[1:3] == [(said + "\n", False), again]
+    before, said, after = "<|begin|><|user|>the cat<|reply|>", "sat on<|end|>", ("\n", False)
+    again = "\n<|user|>the cat<|reply|>"
+    each = [(before, False), (said, True), (again, False), (said, True), after]
+    assert segments_of(MARKED_TURNS, chat) == each
+    last = [(before + said + again, False), (said, True), after]
+    assert segments_of(MARKED_TURNS, chat, train_on="last") == last
     weighted = [HI, {**YO, "weight": 0}, HI, {**YO, "weight": 1}]
-    assert segments_of(MARKED_TURNS, weighted) == segments_of(MARKED_TURNS, chat, train_on="last")
-    assert [t for _, t in segments_of(MARKED_TURNS, weighted[:3])] == [False] * 3
+    assert segments_of(MARKED_TURNS, weighted) == last
+    assert [t for _, t in segments_of(MARKED_TURNS, weighted[:3])] == [False]
 
 
 def test_an_answer_in_several_marks_is_one() -> None:
@@ -248,7 +251,7 @@ def test_text_that_goes_on_has_the_spaces_of_the_template_and_no_others() -> Non
     tokenizer = KINDS["squeezes"]().with_chat_template(spaced)
     found = chat_segments(tokenizer, [HI, YO], stop={2})
     assert tokenizer.decode(found.ids, special=True) == "A: the cat B: sat on</s>"
-    assert tokenizer.render_chat([HI]) == list(found.segments[0].ids)
+    assert tokenizer.render_chat([HI]) == found.ids[: found.turns.index(1)]
 
 
 @given(st.tuples(SAID, SAID))
@@ -257,9 +260,9 @@ def test_a_completion_goes_on_with_its_prompt(texts: tuple[str, str]) -> None:
     for kind in ("byte_level", "sentencepiece"):
         tokenizer = KINDS[kind]()
         found = completion_segments(tokenizer, *texts, stop={tokenizer.need("eos")})
-        said = Segment([*found.segments[-1].ids], True, True)
-        assert [s for s in found.segments if s.trained] == [said]
-        assert found.ids == [*tokenizer.encode(texts[0], eos=False), *said.ids]
+        prompt = tokenizer.encode(texts[0], eos=False)
+        assert found.ids[: len(prompt)] == prompt
+        assert found.turns == [0] * len(prompt) + [1] * (len(found.ids) - len(prompt))
         assert tokenizer.decode(found.ids) == tokenizer.decode(tokenizer.encode("".join(texts)))
     with pytest.raises(DataError, match=r"stop tokens: none"):
         completion_segments(tokenizer, *texts, stop=())
@@ -293,8 +296,9 @@ def test_masks_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
             assert own.decode(ours.ids, special=True) == own.decode(expected["input_ids"], special=True)
             continue
         compared += 1
-        masked = [(s.answer, s.trained) for s in ours.segments for _ in s.ids]
-        assert [answer for answer, _ in masked] == [bool(x) for x in expected["assistant_masks"]]
-        assert all(answer for answer, is_trained in masked if is_trained)
+        pieces = own.encode_pieces(own.chat_pieces(messages))
+        answers = [k % 2 for k, ids in enumerate(pieces) for _ in ids]
+        assert answers == [int(x) for x in expected["assistant_masks"]]
+        assert all(answer for answer, turn in zip(answers, ours.turns, strict=True) if turn)
     assert compared >= 25
     assert straddling <= 3

@@ -53,11 +53,11 @@ def task(given: PreferenceConfig) -> PreferenceTuning:
     return PreferenceTuning(given, Path(given.out), None, torch.float32)
 
 
-def dense_log_p(model: Any, ids: list[int], trained: list[bool]) -> torch.Tensor:
+def dense_log_p(model: Any, ids: list[int], turns: list[int]) -> torch.Tensor:
     """Of the trained ids of one row, with all logits at once."""
     logits = model(torch.tensor([ids[:-1]]))[0].log_softmax(-1)
     picked = logits.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
-    return (picked * torch.tensor(trained[1:])).sum()
+    return (picked * (torch.tensor(turns[1:]) > 0)).sum()
 
 
 @pytest.mark.parametrize("loss", ["dpo", "orpo"])
@@ -72,13 +72,13 @@ def test_the_loss_and_its_gradient_are_the_formula(loss: str, tmp_path: Path) ->
     reference, total = own.model.double(), torch.zeros((), dtype=torch.float64)
     for i in rows:
         sides = own.train_rows.pairs[i]
-        c, r = (dense_log_p(model, side.ids, side.trained) for side in sides)
+        c, r = (dense_log_p(model, side.ids, side.turns) for side in sides)
         if loss == "dpo":
             with torch.no_grad():
-                ref_c, ref_r = (dense_log_p(reference, side.ids, side.trained) for side in sides)
+                ref_c, ref_r = (dense_log_p(reference, side.ids, side.turns) for side in sides)
             total = total - F.logsigmoid(0.3 * ((c - ref_c) - (r - ref_r)))
         else:
-            c, r = (x / sum(side.trained) for x, side in zip((c, r), sides, strict=True))
+            c, r = (x / sum(side.turns) for x, side in zip((c, r), sides, strict=True))
             odds = (c - torch.log1p(-c.exp())) - (r - torch.log1p(-r.exp()))
             total = total - c - 0.3 * F.logsigmoid(odds)
     total.backward()
@@ -94,7 +94,7 @@ def test_only_the_last_answer_is_weighed(tmp_path: Path) -> None:
     tokenizer = own.tokenizer
     for chosen, rejected in own.train_rows.pairs:
         said = [
-            tokenizer.decode([i for i, t in zip(s.ids, s.trained, strict=True) if t])
+            tokenizer.decode([i for i, t in zip(s.ids, s.turns, strict=True) if t])
             for s in (chosen, rejected)
         ]
         assert said[0].strip() in COLOURS.values()
@@ -131,7 +131,7 @@ def test_what_is_held_out_is_measured_pair_by_pair(tmp_path: Path) -> None:
     with torch.no_grad():
         for sides in own.held_rows.pairs:
             (c, ref_c), (r, ref_r) = (
-                [dense_log_p(m, side.ids, side.trained) for m in (model, reference)] for side in sides
+                [dense_log_p(m, side.ids, side.turns) for m in (model, reference)] for side in sides
             )
             margin = (c - ref_c) - (r - ref_r)
             sums["loss"] -= float(F.logsigmoid(0.3 * margin))

@@ -130,7 +130,8 @@ def encode_examples(
         report.answers += segments.answers
         report.otherwise += segments.otherwise
         report.unmarked += segments.unmarked
-        ids, turns = _numbered(segments)
+        last = max((i + 1 for i, turn in enumerate(segments.turns) if turn), default=0)
+        ids, turns = segments.ids[:last], segments.turns[:last]
         if not any(turn and token not in stop for token, turn in zip(ids, turns, strict=True)):
             report.dropped[NO_ANSWER] += 1
             silent = silent or record.where
@@ -169,22 +170,9 @@ def _segments(
         raise DataError(f"{record.where}: {error}") from None
 
 
-def _numbered(segments: Segments) -> tuple[list[int], list[int]]:
-    """ids, and the number of the answer that each is trained as, up to the last that is."""
-    ids: list[int] = []
-    turns: list[int] = []
-    number = last = 0
-    for segment in segments.segments:
-        number += segment.trained
-        ids += segment.ids
-        turns += [number if segment.trained else 0] * len(segment.ids)
-        last = len(ids) if segment.trained else last
-    return ids[:last], turns[:last]
-
-
 def _shortened(
-    ids: list[int], turns: list[int], length: int, too_long: TooLong
-) -> tuple[list[int], list[int]]:
+    ids: Sequence[int], turns: Sequence[int], length: int, too_long: TooLong
+) -> tuple[Sequence[int], Sequence[int]]:
     """As much as fits `length` slots; nothing where that has no whole answer."""
     if too_long == "cut_left":
         return ids[-length - 1 :], turns[-length - 1 :]

@@ -1,4 +1,4 @@
-"""A conversation as segments: ids, and whether they are trained.
+"""A conversation as ids, and which of them are trained.
 
 Labels are made while the conversation is rendered, never found in its text. Each piece of the rendering, an answer or
 what is between two, is encoded on its own, as generation does: the ids before an answer are those that
@@ -9,46 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from headway.errors import DataError
 from headway.text.chat import Message
 from headway.text.tokenizer import Tokenizer
 
 
-class Segment(NamedTuple):
-    """Ids, and whether they are said by the model that is trained. `answer`: within an answer, trained or not."""
-
-    ids: Sequence[int]
-    trained: bool
-    answer: bool = False
-
-
 @dataclass(frozen=True)
 class Segments:
     """A conversation.
 
+    ids          token ids
+    turns        as which answer (1, 2, ..) each is trained; 0 where it is not
     answers      how many its template wrote
     unmarked     messages of the assistant that its template did not mark as an answer
     otherwise    answers that begin otherwise than the template's generation prompt ends, so that generation reads other
                  ids before them (Qwen 3 writes an empty <think> block there)
     """
 
-    segments: Sequence[Segment]
+    ids: Sequence[int]
+    turns: Sequence[int]
     answers: int = 1
     unmarked: int = 0
     otherwise: int = 0
-
-    @property
-    def ids(self) -> list[int]:
-        """All ids."""
-        return list(chain.from_iterable(s.ids for s in self.segments))
-
-    @property
-    def trained(self) -> list[bool]:
-        """Which of `ids` are trained."""
-        return [s.trained for s in self.segments for _ in s.ids]
 
 
 def chat_segments(
@@ -82,19 +66,18 @@ def chat_segments(
         trained = [messages[i].get("weight") != 0 for i in said]
     if train_on == "last":
         trained = [is_trained and k == answers - 1 for k, is_trained in enumerate(trained)]
-    segments = []
-    for k, ids in enumerate(tokenizer.encode_pieces(pieces)):
-        if k % 2 and trained[k // 2]:
-            end = _end(tokenizer, ids, stop)
-            segments += [Segment(ids[:end], True, True), Segment(ids[end:], False, True)]
-        else:
-            segments.append(Segment(ids, False, bool(k % 2)))
+    ids: list[int] = []
+    turns: list[int] = []
+    for k, row in enumerate(tokenizer.encode_pieces(pieces)):
+        end = _end(tokenizer, row, stop) if k % 2 and trained[k // 2] else 0
+        turns += [max(turns, default=0) + 1] * end + [0] * (len(row) - end)
+        ids += row
     otherwise = 0
     if answers == len(said):
         otherwise = sum(
             _prompt(tokenizer, messages[:i], variables) != pieces[: 2 * k + 1] for k, i in enumerate(said)
         )
-    return Segments([s for s in segments if s.ids], answers, max(0, len(said) - answers), otherwise)
+    return Segments(ids, turns, answers, max(0, len(said) - answers), otherwise)
 
 
 def completion_segments(
@@ -104,9 +87,9 @@ def completion_segments(
 
     Raises DataError for a tokenizer without EOS, or when it is not in `stop`."""
     said = tokenizer.encode_pieces([tokenizer.escape(prompt), tokenizer.escape(completion)])[1]
-    ids = [*said, tokenizer.need("eos")]
+    before, ids = tokenizer.encode(prompt, eos=False), [*said, tokenizer.need("eos")]
     _end(tokenizer, ids, stop)
-    return Segments([Segment(tokenizer.encode(prompt, eos=False), False), Segment(ids, True, True)])
+    return Segments([*before, *ids], [0] * len(before) + [1] * len(ids))
 
 
 def _end(tokenizer: Tokenizer, ids: Sequence[int], stop: Collection[int]) -> int:

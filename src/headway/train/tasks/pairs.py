@@ -57,7 +57,7 @@ class PairRows:
         for b, (row, n) in enumerate(zip(rows, lengths, strict=True)):
             whole = torch.tensor(row.ids)
             ids[b, :n] = whole[:-1]
-            targets[b, :n] = torch.where(torch.tensor(row.trained[1:]), whole[1:], IGNORE_INDEX)
+            targets[b, :n] = torch.where(torch.tensor(row.turns[1:]) > 0, whole[1:], IGNORE_INDEX)
         inputs = {"ids": ids, "tokens": Tokens.from_lengths(lengths)}
         return PairBatch(inputs, targets, self.reference[:, list(indices)])
 
