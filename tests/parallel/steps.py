@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.models import Decoder, Encoder, Head, ModelSpec, build
+from headway.models import Decoder, Encoder, Head, Model, ModelSpec, build
 from headway.nn import IGNORE_INDEX, Losses
-from headway.parallel import ContextParallel, Exchange, choose_layout
+from headway.parallel import ContextParallel, Exchange, Shards, choose_layout
 from headway.patterns import Causal, Full, Global, Pattern, Sink, Window
 from headway.positions import DynamicNTK, Rotary
 from headway.tokens import Tokens
@@ -72,3 +72,16 @@ def step(model: Decoder | Encoder, name: str, exchange: Exchange | None = None) 
     assert isinstance(losses, Losses)
     loss = losses.total / trained
     return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()), materialize_grads=True)]
+
+
+def whole(shards: Shards, name: str, own: Tensor) -> Tensor:
+    """A parameter, or what is of its shape, of the parts of all ranks; all ranks call it alike."""
+    if name not in shards.axes or not own.dim():
+        return own
+    return torch.cat(shards.tensor.exchange.gather(own.detach()), shards.axes[name])
+
+
+def gather(model: Model) -> dict[str, Tensor]:
+    """The state dict of the whole model."""
+    assert model.shards is not None
+    return {name: whole(model.shards, name, value) for name, value in model.state_dict().items()}

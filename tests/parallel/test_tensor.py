@@ -12,7 +12,7 @@ from headway.attention.linear_attention import LinearAttentionSpec
 from headway.errors import ConfigError
 from headway.models import Model, ModelSpec, build
 from headway.models.quantize import quantize_model
-from headway.models.tensor_parallel import gather, shard
+from headway.models.tensor_parallel import shard
 from headway.nn import Lora
 from headway.nn.adapters import Adapter, attach, merge
 from headway.nn.weights import Nf4
@@ -40,7 +40,7 @@ def shared_step(
     loss, *gradients = steps.step(own, name, context)
     named = dict(zip(dict(own.named_parameters()), gradients, strict=True))
     shards.add_up(named)
-    return [loss, *(shards.whole(parameter, gradient) for parameter, gradient in named.items())]
+    return [loss, *(steps.whole(shards, parameter, gradient) for parameter, gradient in named.items())]
 
 
 def assert_shared(model: Model, name: str, ranks: int) -> None:
@@ -122,7 +122,7 @@ def test_an_encoder_decoder(which: str, smoothing: float) -> None:
         shards = shard(own, TensorParallel(exchange))
         loss, *gradients = step(own)
         named = zip(dict(own.named_parameters()), gradients, strict=True)
-        return [loss, *(shards.whole(name, gradient) for name, gradient in named)]
+        return [loss, *(steps.whole(shards, name, gradient) for name, gradient in named)]
 
     for found in simulate(2, rank):
         torch.testing.assert_close(found, step(model), **SUM)
@@ -187,7 +187,7 @@ def test_what_ranks_have_is_gathered_to_the_bit(
             whole, axis = expected[name], shards.axes.get(name)
             assert torch.equal(whole if axis is None else whole.chunk(ranks, axis)[exchange.rank], t)
             assert t.numel() == whole.numel() // (1 if axis is None else ranks)
-        return gather(own)
+        return steps.gather(own)
 
     for found in simulate(ranks, rank):
         assert (found is None) == bool(heads % ranks or units % ranks)

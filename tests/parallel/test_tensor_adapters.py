@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from headway.models import Model
-from headway.models.tensor_parallel import gather, shard
+from headway.models.tensor_parallel import shard
 from headway.nn import Lora, block_linears
 from headway.nn.adapters import Adapter, attach
 from headway.nn.weights import Nf4
@@ -75,7 +75,7 @@ def test_row_45_adapters_of_shared_layers_have_the_loss_and_every_gradient_of_on
         shards = shard(own, TensorParallel(exchange))
         found = step(own)
         shards.add_up(found)
-        return {name: shards.whole(name, value) for name, value in found.items()}
+        return {name: steps.whole(shards, name, value) for name, value in found.items()}
 
     assert all(value.abs().max() > 1e-6 for value in expected.values())
     for found in simulate(ranks, rank):
@@ -94,7 +94,7 @@ def test_what_ranks_have_is_gathered_to_the_bit(which: str) -> None:
         for name, layer in block_linears(own).items():
             whole = block_linears(model)[name].matrix.chunk(2, 0 if "_proj" in name and not row(name) else 1)
             assert torch.equal(layer.matrix, whole[exchange.rank]), name
-        return gather(own)
+        return steps.gather(own)
 
     for found in simulate(2, rank):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)

@@ -82,7 +82,7 @@ def test_logits_are_gathered_where_they_are_asked_for(which: str) -> None:
         shards = shard(own, TensorParallel(exchange))
         logits, found = run(own)
         shards.add_up(found)
-        return logits, {name: shards.whole(name, gradient) for name, gradient in found.items()}
+        return logits, {name: steps.whole(shards, name, gradient) for name, gradient in found.items()}
 
     for found in simulate(2, rank):
         torch.testing.assert_close(found, run(model), rtol=1e-9, atol=1e-10)

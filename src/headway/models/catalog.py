@@ -24,6 +24,10 @@ from headway.positions import (
 )
 
 
+def _rotary(theta: float, scaling: Llama3 | None = None) -> dict[str, Any]:
+    return {"positions": Rotary(theta, pairing="halves", scaling=scaling)}
+
+
 def _sizes(*sizes: int, **more: Any) -> dict[str, Any]:
     return {**dict(zip(("width", "layers", "heads", "kv_heads", "hidden"), sizes, strict=True)), **more}
 
@@ -35,18 +39,10 @@ _LLAMA_3 = {
     "vocab": 128256,
     "norm_eps": 1e-5,
     "trained_context": 8192,
-    "positions": Rotary(500000.0, pairing="halves"),
+    **_rotary(500000.0),
 }
-_LLAMA_31 = {
-    **_LLAMA_3,
-    "trained_context": 131072,
-    "positions": Rotary(500000.0, pairing="halves", scaling=Llama3(8.0, 1.0, 4.0, 8192)),
-}
-_LLAMA_32 = {
-    **_LLAMA_31,
-    "tied": True,
-    "positions": Rotary(500000.0, pairing="halves", scaling=Llama3(32.0, 1.0, 4.0, 8192)),
-}
+_LLAMA_31 = {**_LLAMA_3, "trained_context": 131072, **_rotary(500000.0, Llama3(8.0, 1.0, 4.0, 8192))}
+_LLAMA_32 = {**_LLAMA_31, "tied": True, **_rotary(500000.0, Llama3(32.0, 1.0, 4.0, 8192))}
 _MISTRAL = {"family": "mistral", "vocab": 32000, "trained_context": 32768, "patterns": Window.last(4096)}
 # Vaswani et al. 2017, table 3, with the vocab of section 5.1 (English and German together); norm_eps and no biases in
 # attention are those of their code.
@@ -93,10 +89,8 @@ _CATALOG: Mapping[str, Mapping[str, Any]] = {
     "mistral-7b": {**_MISTRAL, **_sizes(4096, 32, 32, 8, 14336)},
     "mistral-7b-v0.3": {
         **_MISTRAL,
-        **_sizes(4096, 32, 32, 8, 14336),
-        "vocab": 32768,
-        "patterns": Causal(),
-        "positions": Rotary(1e6, pairing="halves"),
+        **_rotary(1e6),
+        **_sizes(4096, 32, 32, 8, 14336, vocab=32768, patterns=Causal()),
     },
     "qwen2-0.5b": {**_QWEN_2, **_sizes(896, 24, 14, 2, 4864)},
     "qwen2-1.5b": {**_QWEN_2, **_sizes(1536, 28, 12, 2, 8960)},
@@ -129,16 +123,8 @@ _CATALOG: Mapping[str, Mapping[str, Any]] = {
     },
     "starcoderbase": {**_STARCODER, **_sizes(6144, 40, 48, 1, 24576)},
     "starcoderbase-1b": {**_STARCODER, **_sizes(2048, 24, 16, 1, 8192)},
-    "starcoder2-3b": {
-        **_STARCODER_2,
-        **_sizes(3072, 30, 24, 2, 12288),
-        "positions": Rotary(999999.4420358813, pairing="halves"),
-    },
-    "starcoder2-7b": {
-        **_STARCODER_2,
-        **_sizes(4608, 32, 36, 4, 18432),
-        "positions": Rotary(1e6, pairing="halves"),
-    },
+    "starcoder2-3b": {**_STARCODER_2, **_rotary(999999.4420358813), **_sizes(3072, 30, 24, 2, 12288)},
+    "starcoder2-7b": {**_STARCODER_2, **_rotary(1e6), **_sizes(4608, 32, 36, 4, 18432)},
     "starcoder2-15b": {**_STARCODER_2, **_sizes(6144, 40, 48, 4, 24576, tied=False)},
     "falcon-7b": {**_FALCON, **_sizes(4544, 32, 71, 1, 18176)},
     "falcon-40b": {**_FALCON, **_sizes(8192, 60, 128, 8, 32768, order="parallel")},

@@ -76,20 +76,23 @@ _2017 = {
     "dropout": 0.1,
     "trained_context": 512,
 }
-_BERT = {
+_GELU_2017 = {
     **_2017,
     **_BIASES,
+    "embedding_norm": True,
+    "activation": "gelu",
+    "output_bias": True,
+    "tied": True,
+}
+_BERT = {
+    **_GELU_2017,
     "causal": False,
     "patterns": Full(),
     "positions": Learned(512),
     "norm_eps": 1e-12,
-    "embedding_norm": True,
     "token_types": 2,
-    "activation": "gelu",
     "attention_dropout": 0.1,
     "head": Head("masked-lm", dense="gelu"),
-    "output_bias": True,
-    "tied": True,
 }
 _ROBERTA = {
     **_BERT,
@@ -99,29 +102,21 @@ _ROBERTA = {
     "pooled_dropout": True,
 }
 _BART = {
-    **_2017,
-    **_BIASES,
+    **_GELU_2017,
     "positions": Learned(1024, offset=2),
-    "embedding_norm": True,
-    "activation": "gelu",
     "norm_eps": 1e-5,
     "trained_context": 1024,
-    "output_bias": True,
-    "tied": True,
 }
+_NEOX = {**_LAYER_NORM, **_BIASES, "norm_eps": 1e-5, "gated": False}
 _GPT2 = {
-    **_LAYER_NORM,
-    **_BIASES,
+    **_NEOX,
     "positions": Learned(1024),
-    "norm_eps": 1e-5,
-    "gated": False,
     "activation": "gelu_pytorch_tanh",
     "tied": True,
     "dropout": 0.1,
     "attention_dropout": 0.1,
     "trained_context": 1024,
 }
-_NEOX = {**_LAYER_NORM, **_BIASES, "norm_eps": 1e-5, "gated": False}
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family("pre-norm RMSNorm, rotary positions, SwiGLU; LLaMA 1, 2 and 3", groups=True),
@@ -165,15 +160,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "starcoder2": Family(
         "rotary positions, LayerNorm, biases, shared keys, windows by layer",
-        {
-            **_LAYER_NORM,
-            **_BIASES,
-            "norm_eps": 1e-5,
-            "gated": False,
-            "activation": "gelu_pytorch_tanh",
-            "tied": True,
-            "trained_context": 4096,
-        },
+        {**_NEOX, "activation": "gelu_pytorch_tanh", "tied": True, "trained_context": 4096},
         theta=1e5,
         groups=True,
     ),

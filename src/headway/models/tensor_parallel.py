@@ -2,7 +2,6 @@
 
 shards = shard(model, TensorParallel(exchange))          in place, on every rank
 losses = model(ids, targets=targets)                     the same on all of them
-gather(model)                                            the whole weights again, by name
 """
 
 from __future__ import annotations
@@ -88,13 +87,6 @@ def shard(model: Model, tensor: TensorParallel) -> Shards:
     summed = {name for name, p in model.named_parameters() if id(p) in among_heads - after}
     model.shards = Shards(tensor, axes, frozenset(summed - axes.keys()))
     return model.shards
-
-
-@torch.no_grad()
-def gather(model: Model) -> dict[str, Tensor]:
-    """The state dict of the whole model; all ranks call it alike. That of `model` itself where it is not shared."""
-    state: dict[str, Tensor] = model.state_dict()
-    return state if model.shards is None else {n: model.shards.whole(n, t) for n, t in state.items()}
 
 
 def shares_vocab(vocab: int, ranks: int) -> bool:

@@ -124,12 +124,6 @@ class Shards:
             [outer.get_group(), inner.get_group()], "cpu", ranks, mesh_dim_names=("tp", "fsdp")
         )
 
-    def whole(self, name: str, own: Tensor) -> Tensor:
-        """A parameter, or what is of its shape, of the parts of all ranks; all ranks call it alike."""
-        if name not in self.axes or not own.dim():
-            return own
-        return torch.cat(self.tensor.exchange.gather(own.detach()), self.axes[name])
-
     @torch.no_grad()
     def add_up(self, gradients: Mapping[str, Tensor]) -> None:
         """Make the gradients that are to be summed over ranks their sum, in place; all ranks call it alike."""
