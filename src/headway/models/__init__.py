@@ -1,7 +1,7 @@
 """Models: one spec, three modules of the same blocks, the families as data, and what they cost."""
 
 from headway.models import catalog, cost
-from headway.models.build import Model, blank, build, initialize_
+from headway.models.build import Model, blank, build
 from headway.models.decoder import Decoder
 from headway.models.encoder import Encoder
 from headway.models.encoder_decoder import EncoderDecoder, Memory
@@ -23,6 +23,5 @@ __all__ = [
     "build",
     "catalog",
     "cost",
-    "initialize_",
     "mark_global",
 ]

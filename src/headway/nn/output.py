@@ -28,8 +28,6 @@ from headway.nn.weights import Plain
 from headway.parallel import TensorParallel
 
 SPARSE = 0.25
-AT_ONCE = 1 << 20
-"""Numbers that are scaled at a time."""
 
 
 def output_cross_entropy(
@@ -123,7 +121,7 @@ class VocabEntropy:
             torch.logical_and(keep, found[..., 3].gather(0, first)[0] == targets, out=hits)
         if gradient:  # that of rows which are not kept is 0
             lse, keep, mine = lse[:, None], keep[:, None], mine[:, None]
-            scale_rows(d_logits, (own - lse).exp())
+            d_logits.copy_(d_logits.to(exact).mul_((own - lse).exp()))  # rounded once
             d_best = torch.where(keep, (best - lse).exp(), 0.0)
             d_logits.scatter_(1, best_at, d_best.to(d_logits.dtype))
             d_target = torch.where(mine, (target - lse).exp() - 1, d_logits.gather(1, at[:, None]))
@@ -159,14 +157,3 @@ class VocabEntropy:
             return nats, nats, each, found
         even = (self.vocab * lse - of_all[0]).masked_fill(ignored, 0.0).sum()
         return (1 - label_smoothing) * nats + even * (label_smoothing / self.vocab), nats, each, found
-
-
-def scale_rows(x: Tensor, by: Tensor) -> None:
-    """x *= by, of x [N, V] and float32 or wider by [N, 1], rounded once; bf16 a few rows at a time, since torch is slow
-    where dtypes are mixed."""
-    if x.dtype == by.dtype:
-        x *= by
-        return
-    step = max(1, AT_ONCE // x.shape[1])
-    for some, factors in zip(x.split(step), by.split(step), strict=True):
-        some.copy_(some.to(by.dtype).mul_(factors))

@@ -45,11 +45,6 @@ class RotaryEmbedding(nn.Module):
         trained = positions.trained_numbers(head_dim)
         self.frequency_offset = nn.Parameter(torch.zeros(trained)) if trained else None
 
-    def reset_parameters(self) -> None:
-        """Back to where training starts."""
-        if self.frequency_offset is not None:
-            nn.init.zeros_(self.frequency_offset)
-
     @property
     def frequencies(self) -> Tensor:
         """Radians per position of each pair now, float64 [d/2]. Raises ConfigError where they depend on lengths, or

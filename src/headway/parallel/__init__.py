@@ -5,7 +5,7 @@ from headway.parallel.context import ContextParallel
 from headway.parallel.exchange import DistributedExchange, Exchange
 from headway.parallel.layout import ShardLayout, choose_layout
 from headway.parallel.mesh import Mesh
-from headway.parallel.plan import ContextPlan, Read
+from headway.parallel.plan import ContextPlan
 from headway.parallel.processes import Parallel, joined
 from headway.parallel.tensor import Shards, TensorParallel
 
@@ -16,7 +16,6 @@ __all__ = [
     "Exchange",
     "Mesh",
     "Parallel",
-    "Read",
     "ShardLayout",
     "Shards",
     "TensorParallel",

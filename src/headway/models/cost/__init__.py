@@ -28,7 +28,6 @@ from headway.models.cost.planning import plan
 from headway.models.cost.report import LayerPlan, Machine, Report
 from headway.models.cost.weights import (
     matrix_weights,
-    memory_weights,
     parameter_count,
     parameters,
     weight_bytes,
@@ -54,7 +53,6 @@ __all__ = [
     "kv_bytes_stored",
     "matrix_weights",
     "memory_bytes",
-    "memory_weights",
     "parameter_count",
     "parameters",
     "plan",

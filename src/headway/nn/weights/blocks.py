@@ -19,6 +19,7 @@ class BlockQuantized(Packed):
     256. Products are those of `Packed`, with exact sums of 32 inputs, of 16 where codes have 6 bits."""
 
     bits: ClassVar[int]
+    group: ClassVar[int] = BLOCK
     panels: BlockPanels
 
     @classmethod
@@ -37,19 +38,6 @@ class BlockQuantized(Packed):
     def with_tensors(self, tensors: dict[str, Tensor]) -> Self:
         """See `Weight`."""
         return type(self)(self.panels._replace(data=tensors["codes"]))
-
-    def part_reason(self, axis: int, rows: range) -> str | None:
-        """See `Weight`. Columns are whole blocks."""
-        if axis == 0 or (rows.start % BLOCK == 0 and len(rows) % BLOCK == 0):
-            return None
-        return (
-            f"has weights in {self.name} in blocks of {BLOCK} inputs, and {len(rows)} inputs a process would cut one; "
-            f"take a number of processes that leaves a multiple of {BLOCK}, or plain weights (dequantize=True)"
-        )
-
-    def part(self, axis: int, rows: range) -> Self:
-        """See `Weight`."""
-        return type(self)(BlockPanels.pack(self.panels.unpack().part(axis, rows)))
 
 
 class Q4K(BlockQuantized):

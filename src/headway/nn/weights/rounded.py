@@ -5,9 +5,10 @@ Legend: O outputs, I inputs.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Self
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,7 @@ AT_ONCE = 1 << 22
 """Weights that are dequantized at a time."""
 
 
+@dataclass(frozen=True, eq=False)
 class Packed(Weight):
     """Weights W' [O, I] of few bits in panels of the kernels.
 
@@ -65,6 +67,26 @@ class Packed(Weight):
             return linear(x, panels, [None if bias is None else bias.detach().float() for bias in biases])
         return [dequantized_linear(x, p, bias) for p, bias in zip(panels, biases, strict=True)]
 
+    @property
+    @abstractmethod
+    def group(self) -> int:
+        """Inputs of which no part is taken: of weights with a scale, and of those that the kernels round together."""
+
+    def part_reason(self, axis: int, rows: range) -> str | None:
+        """See `Weight`. Columns are whole groups."""
+        group = self.group
+        if axis == 0 or (rows.start % group == 0 and len(rows) % group == 0):
+            return None
+        return (
+            f"has weights in {self.name} in groups of {group} inputs, and {len(rows)} inputs a process would cut one; "
+            f"take a number of processes that leaves a multiple of {group}, or plain weights (dequantize=True)"
+        )
+
+    def part(self, axis: int, rows: range) -> Self:
+        """See `Weight`."""
+        panels: Any = self.panels
+        return replace(self, panels=panels.pack(panels.unpack().part(axis, rows)))
+
     def native(self) -> Matrix | str:
         """See `Weight`."""
         return self.panels
@@ -90,19 +112,10 @@ class Rounded(Packed):
         """See `Weight`."""
         return type(self)(self.panels._replace(data=tensors["codes"], factor=tensors["factor"]))
 
-    def part_reason(self, axis: int, rows: range) -> str | None:
-        """See `Weight`. Columns are whole groups, of weights and of the inputs that the kernels round."""
-        group = self.panels.group if self.panels.has_scales else GROUP
-        if axis == 0 or (rows.start % group == 0 and len(rows) % group == 0):
-            return None
-        return (
-            f"has weights in {self.name} in groups of {group} inputs, and {len(rows)} inputs a process would cut one; "
-            f"take a number of processes that leaves a multiple of {group}, or plain weights"
-        )
-
-    def part(self, axis: int, rows: range) -> Self:
-        """See `Weight`."""
-        return type(self)(Panels.pack(self.panels.unpack().part(axis, rows)))
+    @property
+    def group(self) -> int:
+        """See `Packed`."""
+        return self.panels.group if self.panels.has_scales else GROUP
 
     def extra_repr(self) -> str:
         """See `Weight`."""
