@@ -49,7 +49,6 @@ def test_schemes_that_do_not_rotate_give_no_table(scheme):
     embedding = RotaryEmbedding(scheme, 7)
     assert embedding(TOKENS, torch.float32) is None
     assert not embedding.state_dict()
-    torch.nn.init.zeros_(embedding.frequency_offset)
 
 
 @pytest.mark.parametrize("values", [False, True])
@@ -77,15 +76,6 @@ def test_a_fresh_module_turns_as_the_standard_does_in_every_dtype(scheme, count,
     torch.testing.assert_close(
         embedding.frequencies, Rotary(pairing=pairing).frequencies(8), rtol=1e-11, atol=0
     )
-
-
-@pytest.mark.parametrize("scheme", [TRAINED, FREE])
-def test_reset_goes_back_to_the_start(scheme):
-    embedding, fresh = moved(scheme), RotaryEmbedding(scheme, 6).double()
-    x = random(2, 1, 2, 9, 6)
-    assert not torch.allclose(embedding(TOKENS, DOUBLE).apply(x), fresh(TOKENS, DOUBLE).apply(x))
-    torch.nn.init.zeros_(embedding.frequency_offset)
-    assert torch.equal(embedding(TOKENS, DOUBLE).apply(x), fresh(TOKENS, DOUBLE).apply(x))
 
 
 @pytest.mark.parametrize("scheme", [TRAINED, Rotary(pairing="adjacent", trainable=True, dims=4), FREE])
