@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.attention.backends.base import Backend, Backward, Gradients
+from headway.attention.backends.base import Backend, Gradients
 from headway.attention.call import Call
 from headway.attention.key_values import KeyValues
 from headway.errors import BackendError
@@ -32,8 +32,7 @@ def run(backend: Backend, call: Call, lse: bool) -> Partial:
     if backend.backward is None or not call.needs_grad:
         return backend.forward(call, lse)
     tensors = [*(s.k for s in call.keys), *(s.v for s in call.keys), *call.parameters]
-    asked = _Asked(backend, backend.backward, call)
-    out, sums = _Attention.apply(asked, call.q, *tensors)  # type: ignore[no-untyped-call]
+    out, sums = _Attention.apply(backend, call, call.q, *tensors)  # type: ignore[no-untyped-call]
     return Partial(out, sums)
 
 
@@ -66,43 +65,29 @@ def no_second_derivative(backend: str) -> BackendError:
     )
 
 
-class _Asked:
-    """A call and who computes it; once it has run, without q, keys and values, which autograd alone holds."""
-
-    def __init__(self, backend: Backend, backward: Backward, call: Call) -> None:
-        self.backend, self.backward, self.call = backend, backward, call
-
-    def run(self) -> Partial:
-        part, none = self.backend.forward(self.call, True), self.call.q.new_empty(0)
-        keys = tuple(KeyValues(none, none, part.tokens) for part in self.call.keys)
-        self.call = replace(self.call, q=none, keys=keys)
-        return part
-
-    def of(self, q: Tensor, tensors: tuple[Tensor, ...]) -> Call:
-        """The call on these tensors: every k, every v, and those of the scores."""
-        sets, count = self.call.keys, len(self.call.keys)
-        ks, vs = tensors[:count], tensors[count : 2 * count]
-        keys = tuple(KeyValues(k, v, part.tokens) for k, v, part in zip(ks, vs, sets, strict=True))
-        call = replace(self.call, q=q, keys=keys)
-        return call.with_parameters(tensors[2 * count :]) if call.score else call
-
-
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, asked: _Asked, q: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        part = asked.run()
-        ctx.asked = asked
+    def forward(ctx: Any, backend: Backend, call: Call, q: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        """`tensors`: every k, every v, and those of the scores."""
+        part, none = backend.forward(call, True), q.new_empty(0)
+        # Without q, keys and values, which autograd alone holds.
+        keys = tuple(KeyValues(none, none, side.tokens) for side in call.keys)
+        ctx.backend, ctx.call = backend, replace(call, q=none, keys=keys)
         ctx.save_for_backward(q, part.out, part.lse, *tensors)
         return part.out, part.lse
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        asked: _Asked = ctx.asked
+        backend: Backend = ctx.backend
+        call: Call = ctx.call
         if torch.is_grad_enabled():
-            raise no_second_derivative(asked.backend.name)
-        d_out, d_lse = grads
+            raise no_second_derivative(backend.name)
+        assert backend.backward is not None
         q, out, lse, *tensors = ctx.saved_tensors
-        made = asked.backward(asked.of(q, tuple(tensors)), out, lse, d_out, d_lse)
-        given = [q, *tensors]
-        found = [made.q, *made.k, *made.v, *made.parameters]
-        return None, *(g.to(t.dtype) if t.requires_grad else None for g, t in zip(found, given, strict=True))
+        count = len(call.keys)
+        sets = zip(tensors[:count], tensors[count : 2 * count], call.keys, strict=True)
+        keys = tuple(KeyValues(k, v, side.tokens) for k, v, side in sets)
+        whole = replace(call, q=q, keys=keys).with_parameters(tensors[2 * count :])
+        made = backend.backward(whole, out, lse, *grads)
+        pairs = zip([made.q, *made.k, *made.v, *made.parameters], [q, *tensors], strict=True)
+        return None, None, *(g.to(t.dtype) if t.requires_grad else None for g, t in pairs)
