@@ -80,7 +80,7 @@ BOOK = (
 # What is shown and not run: why, and the test that runs it.
 NOT_RUN = {
     "make test": ("this is what it runs", "tests/test_readme.py::test_the_section_runs"),
-    "headway explain all --out book --lang zh": BOOK,
+    "headway explain all --out book": BOOK,
     "headway explain all --out FOLDER --threads 1": BOOK,
     "sbatch --nodes 2 recipes/slurm.sh --config recipes/small.yaml data=/shared/text out=/shared/runs/mine": (
         "a cluster", "tests/train/test_launch.py::test_slurm_starts_a_launcher_on_each_node"

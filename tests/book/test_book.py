@@ -120,8 +120,17 @@ def test_each_topic_that_is_run_is_said(tmp_path: Path) -> None:
     assert said == ["1 of 2: permutation, about 1 s of one core", "2 of 2: swish, about 1 s of one core"]
 
 
-def test_another_language_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_language_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="languages are en, zh"):
         write_book(tmp_path, "fr", [])
-    assert run(["explain", "all", "--out", str(tmp_path), "--lang", "fr"]) == 1
-    assert "languages are en, zh" in capsys.readouterr().err
+
+
+def test_the_command_writes_both_languages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(book, "write_book", lambda out, language, **own: out / f"{language}.html")
+    assert run(["explain", "all", "--out", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["written"] == [
+        str(tmp_path / "en.html"),
+        str(tmp_path / "zh.html"),
+    ]

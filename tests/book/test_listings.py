@@ -52,11 +52,9 @@ ASKED = (
     ["--question", "why divide by the square root of d"],
     ["--question", "为什么要除以根号d"],
     ["--question", "what is a cat"],
-    ["--question", "do masks leak", "--lang", "en"],
     ["--question", "does headway load gguf files", "--out", "x"],
     ["all"],
     ["all", "--n", "4", "--d", "3"],
-    ["scale", "--lang", "zh"],
     ["scale", "--heads", "2"],
 )
 

@@ -1,7 +1,6 @@
 """`headway diff A B --ladder`: the models between two, trained one difference at a time."""
 
 import json
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,8 @@ from headway.models import ModelSpec, catalog
 from headway.models.difference import differences
 from headway.positions import Rotary, Sinusoidal
 from headway_lab.explain import ladders
-from headway_lab.explain.ladders import Ladder, climb, steps, toy
+from headway_lab.explain.ladders import judge, steps_of, toy
+from headway_lab.explain.report import Report
 from headway_lab.explain.runs import Budget, Run, Runs, contend
 
 SIZES: dict[str, Any] = {"vocab": 999, "width": 768, "layers": 12, "heads": 12}
@@ -34,7 +34,7 @@ def test_a_toy_keeps_the_block_and_its_proportions() -> None:
 
 
 def test_row_33_every_step_differs_from_the_one_above_in_one_aspect() -> None:
-    found = steps(TRANSFORMER, LLAMA, 16)
+    found = steps_of(TRANSFORMER, LLAMA, 16)
     assert list(found)[:6] == ["first", "order", "norm", "positions", "feed-forward", "heads"]
     assert not {"family", "context"} & {*found}
     specs = list(found.values())
@@ -43,43 +43,33 @@ def test_row_33_every_step_differs_from_the_one_above_in_one_aspect() -> None:
     assert isinstance(specs[0].positions, Sinusoidal)
     assert isinstance(specs[-1].positions, Rotary)
     with pytest.raises(ConfigError, match="no step between them to train"):
-        steps(LLAMA, LLAMA, 16)
+        steps_of(LLAMA, LLAMA, 16)
 
 
-Trained = Callable[[dict[str, tuple[float, ...]]], Ladder]
-
-
-@pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> Trained:
+def trained(losses: dict[str, tuple[float, ...]]) -> Report:
     """A ladder whose runs ended at these losses; steps that are not named, where the one above them did."""
-
-    def of(losses: dict[str, tuple[float, ...]]) -> Ladder:
-        def train(specs: Any, budget: Budget) -> Runs:
-            found, last = {}, (2.0, 2.1)
-            for name, spec in specs.items():
-                last = losses.get(name, last)
-                model: Any = SimpleNamespace(spec=spec)
-                found[name] = [Run(model, loss, (), 1.0, 1, 0) for loss in last]
-            return found
-
-        monkeypatch.setattr(ladders, "contend", train)
-        return climb(TRANSFORMER, LLAMA, BUDGET)
-
-    return of
+    found, last = {}, (2.0, 2.1)
+    for name, spec in steps_of(TRANSFORMER, LLAMA, 16).items():
+        last = losses.get(name, last)
+        model: Any = SimpleNamespace(spec=spec)
+        found[name] = [Run(model, loss, (), 1.0, 1, 0) for loss in last]
+    return judge(found, BUDGET)
 
 
-def test_the_verdict_follows_from_the_losses(trained: Trained) -> None:
+def test_the_verdict_follows_from_the_losses() -> None:
     helped = trained({"order": (1.5, 1.6), "heads": (1.7, 1.8)})
-    assert helped.verdict.startswith(
+    assert helped.finding.startswith(
         "order lowers it by 0.500; heads raises it by 0.200. From first to last: -0.300"
     )
-    assert helped.verdict.endswith("seen")
+    assert helped.finding.endswith("seen")
     noisy = trained({"order": (1.5, 2.4)})  # apart by -0.5 and +0.3: a spread of 12.7 * 0.4
-    assert noisy.verdict.startswith("no step by itself changes the loss by more than its spread")
-    assert noisy.verdict.endswith("not seen")
-    table = helped.to_text()
-    assert "first" in table
-    assert "+ order" in table
+    assert noisy.finding.startswith("no step by itself changes the loss by more than its spread")
+    assert noisy.finding.endswith("not seen")
+    assert [claim for claim, seen in helped.claims.items() if seen] == [
+        "order changes it",
+        "heads changes it",
+    ]
+    assert not any(noisy.claims.values())
 
 
 def test_the_command_trains_the_steps(
@@ -96,8 +86,9 @@ def test_the_command_trains_the_steps(
     out, err = capsys.readouterr()
     found = json.loads(out)["ladder"]
     assert [(b.steps, b.seeds) for b in asked] == [(7, (0, 1))]
-    assert [row["contender"] for row in found["rows"]] == ["first", "order"]
-    assert found["rows"][0]["loss"] > 1
+    rows = [dict(zip(found["columns"], row, strict=True)) for row in found["rows"]]
+    assert [row["contender"] for row in rows] == ["first", "order"]
+    assert rows[0]["loss"] > 1
     assert "training each step of the ladder: 7 steps" in err
     assert run(["diff", "transformer", "llama", "--steps", "7"]) == 1
     assert "are of the models that --ladder trains" in capsys.readouterr().err

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from headway.errors import ConfigError, DataError
+from headway.errors import DataError
 from headway.models import ModelSpec, build
 from headway.positions import NoPositions
 from headway_lab.explain import (
@@ -115,8 +115,3 @@ def test_a_hidden_byte_does_not_reach_the_encoder() -> None:
     logits = model(ids=seen[0])[hidden]
     expected = torch.nn.functional.cross_entropy(logits, ids[:, :-1][hidden])
     assert loss == pytest.approx(float(expected.detach()), rel=1e-5)
-
-
-def test_one_seed_has_no_spread() -> None:
-    with pytest.raises(ConfigError, match=r"two different seeds or more, got \(0, 0\)"):
-        Budget(seeds=(0, 0))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from headway.models import build, cost
+from headway.models.difference import differences
 from headway.positions import Learned, NoPositions, PerLayer, Rotary, Sinusoidal
 from headway_lab.explain import (
     blocks,
@@ -178,27 +179,24 @@ def test_row_33_the_ladder_ends_in_llama_and_changes_only_what_differs() -> None
     llama = small(hidden=blocks.HIDDEN, kv_heads=blocks.KV_HEADS)
     assert replace(rungs[-1], family="llama", norm_eps=llama.norm_eps) == llama
     assert replace(alone, hidden=blocks.HIDDEN) == rungs[-1]
-    declared = {name for name, _, _ in blocks.differences()}
-    training = {"family", "trained_context", "dropout", "embedding_scale"}
-    changed = {
-        name
-        for one, two in pairwise(rungs)
-        for name in small().__dataclass_fields__
-        if getattr(one, name) != getattr(two, name)
-    }
-    assert changed == declared - training
+    declared = {one.aspect for one in blocks.base_and_llama()}
+    changed = {one.aspect for pair in pairwise(rungs) for one in differences(*pair)}
+    assert changed == declared - {"family", "context", "dropout", "embedding"}
     assert isinstance(rungs[0].positions, Sinusoidal)
 
 
 def test_row_33_the_listed_differences_are_those_of_the_document() -> None:
     """Row 33: pre-norm and RMSNorm, rotary, SwiGLU, grouped keys."""
-    told = {name: (base, llama) for name, base, llama in blocks.differences()}
-    assert told["order"] == ("post", "pre")
-    assert told["norm"] == ("layer", "rms")
-    assert told["positions"] == ("Sinusoidal", "Rotary")
-    assert told["activation"] == ("relu", "silu")
-    assert told["gated"] == ("False", "True")
-    assert told["kv_heads"] == ("8", "2")
+    told = {one.aspect: (one.first, one.second) for one in blocks.base_and_llama()}
+    for aspect, base, llama in (
+        ("order", "post: norm(x + f(x))", "pre: x + f(norm(x))"),
+        ("norm", "LayerNorm", "RMSNorm"),
+        ("positions", "on embeddings: Sinusoidal()", "on queries and keys: Rotary"),
+        ("feed-forward", "relu(up x)", "silu(gate x) * up x"),
+        ("heads", "8 key/value (MHA)", "2 key/value (GQA)"),
+    ):
+        assert base in told[aspect][0]
+        assert llama in told[aspect][1]
 
 
 def test_row_32_gated_and_plain_have_equally_many_parameters() -> None:

@@ -4,9 +4,11 @@ import base64
 import io
 import json
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from html import escape
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,62 +18,12 @@ from headway_lab.explain import TOPICS, explain, settings_of
 from headway_lab.explain.report import word_of
 from headway_lab.questions import entries
 
-WORDS: Mapping[str, Mapping[str, str]] = {
-    "en": {
-        "title": "Questions about attention, answered by runs",
-        "seen": "seen at this size",
-        "seen in part": "seen in part at this size",
-        "not seen": "not seen at this size",
-        "too small to tell": "this run is too small to tell",
-        "table": "the numbers",
-        "what": "what is verified",
-        "run": "run it",
-        "legend": "verdicts of the runs in this book",
-    },
-    "zh": {
-        "title": "用运行回答关于注意力的问题",
-        "seen": "在此规模下可见",
-        "seen in part": "在此规模下部分可见",
-        "not seen": "在此规模下未见",
-        "too small to tell": "这次运行规模太小，无法判断",
-        "table": "数据",
-        "what": "验证的内容",
-        "run": "运行",
-        "legend": "本书各次运行的结论（结论与图为英文）",
-    },
-}
 SIGNS = {"seen": "✓", "not seen": "✗", "too small to tell": "?"}
 CLASSES = {"seen": "", "not seen": " not", "too small to tell": " open"}
-STYLE = """
-body { max-width: 46rem; margin: 0 auto; padding: 1rem; color: #222; overflow-wrap: break-word;
-  font: 1rem/1.6 system-ui, "PingFang SC", "Noto Sans CJK SC", "Microsoft YaHei", sans-serif; }
-h1, h2 { line-height: 1.3; text-wrap: balance; }
-h1 { font-size: 1.7rem; }
-h2 { margin-top: 3.5rem; font-size: 1.3rem; }
-img { max-width: 100%; height: auto; }
-ol { padding-left: 2rem; }
-li { margin: .2rem 0; }
-a { color: #1f5a99; text-decoration-color: #bcd; text-underline-offset: .2em; }
-.mark { color: #3a7; }
-.mark.not { color: #b44; }
-.mark.open { color: #a70; font-weight: bold; }
-.claims { list-style: none; padding-left: 2rem; font-size: .9rem; }
-.claims li { text-indent: -1.2rem; }
-code { white-space: nowrap; }
-.legend { font-size: .85rem; color: #666; }
-.formula img { display: block; margin: .8rem auto; }
-figure { margin: 1.2rem 0; overflow-x: auto; }
-@media (max-width: 40rem) { figure img { max-width: none; width: 38rem; } }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: .85rem; background: #f6f6f4; padding: .6rem; }
-.picture pre, .numbers { overflow-x: auto; }
-.picture pre { white-space: pre; overflow-wrap: normal; }
-table { border-collapse: collapse; font-size: .8rem; font-variant-numeric: tabular-nums; }
-td, th { white-space: nowrap; padding: .15rem .5rem; border-bottom: 1px solid #ddd; text-align: right; }
-td:first-child, th:first-child { text-align: left; }
-.verdict { border-left: .3rem solid #3a7; padding-left: .8rem; }
-.verdict.not { border-color: #b44; }
-.verdict.open { border-color: #a70; }
-"""
+STYLE, WORDS_TEXT = (
+    files("headway_lab.book").joinpath(x).read_text(encoding="utf-8") for x in ("style.css", "words.toml")
+)
+WORDS: Mapping[str, Mapping[str, str]] = tomllib.loads(WORDS_TEXT)
 
 
 def write_book(

@@ -9,7 +9,7 @@ from headway.cli._shared import note, print_report, set_threads
 from headway.errors import ConfigError
 from headway.report import duration
 from headway_lab.explain import GROUPS, TOPICS, explain, option
-from headway_lab.questions import Index, Match, entries, language_of
+from headway_lab.questions import LANGUAGES, Index, Match, entries, language_of
 
 LONG = 10  # seconds, from which on it is said that a run is under way
 
@@ -19,7 +19,6 @@ def command(
     *,
     question: str | None = None,
     out: Path | None = None,
-    lang: str | None = None,
     heads: int | None = None,
     kv_heads: int | None = None,
     n: int | None = None,
@@ -36,10 +35,9 @@ def command(
     """Answer a question about attention by a run: formula, numbers, figure, verdict. Without a topic: the list of
     them. A topic that does not take a setting refuses it, and says which it takes.
 
-    topic: which question, or all, the book of them; none lists them
-    question: in words, English or Chinese: which topics answer, and how; with --out the first of them is run
-    out: folder for TOPIC.png and TOPIC.csv, or for the book
-    lang: en | zh: of the book [default: en]
+    topic: which question, or all, the book of them in English and Chinese; none lists them
+    question: in words, English or Chinese: which topics answer, and how
+    out: folder for TOPIC.png and TOPIC.csv, or for the book, en.html and zh.html
     heads: query heads (heads)
     kv_heads: key/value heads (heads)
     n: tokens (complexity)
@@ -51,18 +49,12 @@ def command(
     seeds: two or more, as 0,1,2
     quick: smaller runs of topics that take long
     """
-    found = () if question is None else ask(question)
     if question is not None:
-        if (topic, lang) != (None, None):
-            raise ConfigError("explain: --question finds the topic; give it without one, and without --lang")
-        if out is None and not quick:
-            print_report({"question": question, "found": found}, to_text(found), json)
-            return
-        topic = found[0].entry.topic
-        if topic not in TOPICS:
-            raise ConfigError(
-                f"explain: what answers {question!r} is no topic that can be run here; type: {found[0].entry.command}"
-            )
+        if topic is not None or out is not None or quick:
+            raise ConfigError("explain: --question finds a topic and says its command; give it alone")
+        found = ask(question)
+        print_report({"question": question, "found": found}, to_text(found), json)
+        return
     sizes = {"heads": heads, "kv_heads": kv_heads, "n": n, "d": d, "k": k, "r": r}
     sizes = {**sizes, "context": context, "steps": steps}
     settings: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
@@ -73,10 +65,6 @@ def command(
         raise ConfigError(f"explain: {given} is of a single topic; got it with {topic or 'no topic'}")
     if quick and topic is None:
         raise ConfigError("explain: --quick is of a topic, or of all; got it with no topic")
-    if lang is not None and topic != "all":
-        raise ConfigError(
-            f"explain: --lang is of the book, `headway explain all`; got it with {topic or 'no topic'}"
-        )
     if topic is None:
         print_report(listing(), "\n".join(list_lines()), json)
         return
@@ -86,17 +74,15 @@ def command(
 
         if out is None:
             raise ConfigError("explain all writes a book: give --out FOLDER")
-        written = write_book(out, lang or "en", quick=quick, say=note)
-        print_report({"written": str(written)}, f"written: {written}", json)
+        written = [str(write_book(out, language, quick=quick, say=note)) for language in LANGUAGES]
+        print_report({"written": written}, f"written: {', '.join(written)}", json)
         return
     seconds = TOPICS[topic].seconds if topic in TOPICS else 0
     less = "" if quick else ", with --quick less"
     under_way = f"{topic}: about {duration(seconds)} of one core{less}"
     with progress(under_way) if seconds >= LONG else nullcontext():
         report = explain(topic, out, quick=quick, **settings)
-    answered = {} if question is None else {"asked": question, "found": found}
-    before = f"{to_text(found)}\n\n" if found else ""
-    print_report(answered | report.to_json(), before + report.to_text(), json)
+    print_report(report.to_json(), report.to_text(), json)
 
 
 def numbers(text: str) -> tuple[int, ...]:

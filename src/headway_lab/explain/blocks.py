@@ -5,7 +5,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from headway.models import ModelSpec
+from headway.models.difference import Difference, differences
 from headway.nn import RMSNorm
-from headway.positions import PositionScheme, Rotary
+from headway.positions import Rotary
 from headway.report import table as text_table
 from headway_lab.explain.contests import draw_losses, gaps, listed, losses, rows
 from headway_lab.explain.figures import panels
@@ -45,23 +46,11 @@ def ladder() -> dict[str, ModelSpec]:
     return {**found, ALONE: replace(found[LLAMA], hidden=0)}
 
 
-def differences() -> list[tuple[str, str, str]]:
-    """Fields in which the base Transformer of 2017 (its decoder) and a LLaMA of its width differ, as text."""
+def base_and_llama() -> tuple[Difference, ...]:
+    """In what the base Transformer of 2017 (its decoder) and a LLaMA of its width differ."""
     sizes: dict[str, Any] = {"vocab": VOCAB, "width": 512, "layers": 6, "heads": 8}
-    base = ModelSpec.of("transformer", hidden=2048, **sizes)
     llama = ModelSpec.of("llama", hidden=1376, kv_heads=KV_HEADS, **sizes)
-    return [
-        (f.name, shown(getattr(base, f.name)), shown(getattr(llama, f.name)))
-        for f in fields(ModelSpec)
-        if getattr(base, f.name) != getattr(llama, f.name)
-    ]
-
-
-def shown(value: object) -> str:
-    """A field of a spec as text: schemes of positions by their name, numbers to four digits."""
-    if isinstance(value, PositionScheme):
-        return type(value).__name__
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return differences(ModelSpec.of("transformer", hidden=2048, **sizes), llama)
 
 
 def norm_times() -> dict[str, list[float]]:
@@ -108,7 +97,7 @@ def judge(runs: Runs, times: Mapping[str, Sequence[float]], budget: Budget) -> R
         picture="\n\n".join(
             (
                 "what differs, base (2017, its decoder) and LLaMA of one width:",
-                text_table(("field", "base", "llama"), differences()),
+                text_table(("aspect", "base", "llama"), base_and_llama()),
                 "forward and backward of a norm (median time of one core):",
                 text_table(("norm", "us", "of LayerNorm"), ours),
             )

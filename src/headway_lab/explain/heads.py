@@ -23,7 +23,7 @@ from headway.tokens import Tokens
 from headway_lab.explain.figures import Axes, Figure, Panel, bars, panels
 from headway_lab.explain.report import Report, Row, Rows
 from headway_lab.explain.spread import Gap, log_gap
-from headway_lab.profiling import fastest, one_thread
+from headway_lab.profiling import in_turn, one_thread
 
 HEAD_DIM, LENGTH, BATCH, SEEDS = 8, 24, 2, (0, 1, 2)
 ROUNDS = 9
@@ -132,13 +132,12 @@ def step_spec(layout: Heads) -> ModelSpec:
 def step_times(layouts: Sequence[Heads], context: int) -> list[list[float]]:
     """Seconds of one core for one more token of each layout, round by round, so that all run under the same load;
     without the first round."""
-    steps = [step_of(layout, context) for layout in layouts]
+    steps = {str(layout): step_of(layout, context) for layout in layouts}
     with torch.inference_mode():
-        rounds = [[step() for step in steps] for _ in range(ROUNDS + 1)][1:]
-    return [list(times) for times in zip(*rounds, strict=True)]
+        return [taken[1:] for taken in in_turn(steps, ROUNDS + 1, time.process_time).values()]
 
 
-def step_of(layout: Heads, context: int) -> Callable[[], float]:
+def step_of(layout: Heads, context: int) -> Callable[[], None]:
     """One more token of the small decoder with `context` tokens in its cache, random keys, in float32."""
     spec = step_spec(layout)
     model = as_decoder(build(spec, dtype=torch.float32, seed=SEEDS[0]).eval())
@@ -152,9 +151,9 @@ def step_of(layout: Heads, context: int) -> Callable[[], float]:
             layer.update(keys, values, Tokens.range(context - 1))
         model(new, cache=cache)
 
-    def again() -> float:
+    def again() -> None:
         cache.trim(1)
-        return fastest(lambda: model(new, cache=cache), 1, time.process_time)
+        model(new, cache=cache)
 
     return again
 

@@ -1,18 +1,15 @@
 """`headway diff A B --ladder`: from one model to another, one aspect at a time, each step trained alike."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from headway.errors import ConfigError
 from headway.models import ModelSpec
 from headway.models.difference import ladder
-from headway.report import plain, table
 from headway_lab.explain.contests import gaps, losses, rows
-from headway_lab.explain.runs import VOCAB, Budget, contend
-from headway_lab.explain.spread import Gap, gap
+from headway_lab.explain.report import Report
+from headway_lab.explain.runs import VOCAB, Budget, Runs, contend
+from headway_lab.explain.spread import gap
 
 WIDTH, LAYERS, HEADS = 64, 2, 4
 UNTRAINED = ("context", "family")
@@ -52,7 +49,7 @@ def toy(spec: ModelSpec, tokens: int) -> ModelSpec:
         ) from error
 
 
-def steps(first: ModelSpec, second: ModelSpec, tokens: int) -> dict[str, ModelSpec]:
+def steps_of(first: ModelSpec, second: ModelSpec, tokens: int) -> dict[str, ModelSpec]:
     """The models of a ladder in toy sizes: "first", then each aspect that a run can tell, by its name.
 
     Raises ConfigError where nothing is left that differs."""
@@ -63,73 +60,31 @@ def steps(first: ModelSpec, second: ModelSpec, tokens: int) -> dict[str, ModelSp
     return kept
 
 
-@dataclass(frozen=True)
-class Ladder:
-    """The models of a ladder, trained.
-
-    rows     of each model: parameters, mean loss and spread, its gap to the one above
-    whole    how far the last ends from the first
-    """
-
-    rows: tuple[dict[str, Any], ...]
-    whole: Gap
-    budget: Budget
-
-    @property
-    def verdict(self) -> str:
-        """Which steps change the loss by more than their spread, the largest first."""
-        seen = [(name, one) for name, one in gaps(self.rows).items() if one.seen]
-        seen.sort(key=lambda item: -abs(item[1].mean))
-        told = [
-            f"{name} {'lowers' if one.lower else 'raises'} it by {abs(one.mean):.3f}" for name, one in seen
-        ]
-        alone = "; ".join(told) or "no step by itself changes the loss by more than its spread"
-        return f"{alone}. From first to last: {self.whole}"
-
-    def to_json(self) -> dict[str, Any]:
-        """The ladder in JSON's types."""
-        return {
-            "budget": str(self.budget),
-            "rows": plain(self.rows),
-            "whole": {"mean": self.whole.mean, "bound": self.whole.bound, "seen": self.whole.seen},
-            "verdict": self.verdict,
-        }
-
-    def to_text(self) -> str:
-        """The ladder for a terminal."""
-        lines = [
-            (
-                row["contender"] if row["against"] is None else f"+ {row['contender']}",
-                row["parameters"],
-                row["loss"],
-                row["spread"],
-                "" if row["against"] is None else str(Gap(row["gap"], row["bound"])),
-            )
-            for row in self.rows
-        ]
-        head = ("step", "parameters", "loss", "spread", "against the one above")
-        return (
-            f"{LAYERS} layers of width {WIDTH}, {self.budget}; loss of held-out text in nats per byte\n"
-            f"{table(head, lines)}\n\nverdict: {self.verdict}"
-        )
-
-
-def climb(first: ModelSpec, second: ModelSpec, budget: Budget) -> Ladder:
-    """Trains every step of the ladder with every seed. Raises ConfigError as `steps` does."""
-    runs = contend(steps(first, second, budget.tokens), budget)
-    start, *_, end = runs.values()
-    return Ladder(tuple(rows(runs, budget.seeds)), gap(losses(end), losses(start)), budget)
-
-
 def command(
     first: ModelSpec, second: ModelSpec, steps: int | None, seeds: int | None, say: Callable[[str], None]
-) -> Ladder:
-    """What `headway diff --ladder` runs: by default 200 steps, three seeds."""
+) -> Report:
+    """What `headway diff --ladder` runs: every step trained with every seed, by default 200 steps, three seeds. Raises
+    ConfigError as `steps_of` does."""
     usual = Budget(seeds=(0, 1, 2))
-    budget = replace(
-        usual,
-        steps=usual.steps if steps is None else steps,
-        seeds=usual.seeds if seeds is None else tuple(range(seeds)),
-    )
+    budget = replace(usual, steps=steps or usual.steps, seeds=tuple(range(seeds or len(usual.seeds))))
     say(f"training each step of the ladder: {budget}")
-    return climb(first, second, budget)
+    return judge(contend(steps_of(first, second, budget.tokens), budget), budget)
+
+
+def judge(runs: Runs, budget: Budget) -> Report:
+    """Which steps change the loss by more than their spread, the largest first; and all of them together."""
+    table = rows(runs, budget.seeds)
+    start, *_, end = runs.values()
+    seen = [(name, one) for name, one in gaps(table).items() if one.seen]
+    seen.sort(key=lambda item: -abs(item[1].mean))
+    told = [f"{name} {'lowers' if one.lower else 'raises'} it by {abs(one.mean):.3f}" for name, one in seen]
+    alone = "; ".join(told) or "no step by itself changes the loss by more than its spread"
+    return Report(
+        topic="ladder",
+        question="Which step between the two changes the loss of held-out text (nats per byte)?",
+        formula="gap: of the mean to that of the step above, beyond t s / sqrt(n) where it is seen (95 %, Student's t)",
+        rows=tuple(table),
+        claims={f"{name} changes it": one.seen or None for name, one in gaps(table).items()},
+        setting=f"{LAYERS} layers of width {WIDTH}, {budget}",
+        finding=f"{alone}. From first to last: {gap(losses(end), losses(start))}",
+    )

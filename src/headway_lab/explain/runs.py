@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from headway.data import Batch
-from headway.errors import ConfigError, DataError
+from headway.errors import DataError
 from headway.models import Model, ModelSpec, build
 from headway.nn import IGNORE_INDEX
 from headway.train import Objective, fit
@@ -43,10 +43,6 @@ class Budget:
     tokens: int = 64
     rate: float = 4e-3
     seeds: tuple[int, ...] = (0, 1, 2, 3)
-
-    def __post_init__(self) -> None:
-        if len(set(self.seeds)) < 2:
-            raise ConfigError(f"Budget: a spread needs two different seeds or more, got {self.seeds}")
 
     def __str__(self) -> str:
         return (
