@@ -116,7 +116,7 @@ def test_a_setting_that_a_topic_does_not_take_is_refused_by_name(
 
 @pytest.mark.parametrize("topic", TOPICS)
 def test_a_quick_run_is_made_of_settings_that_the_topic_takes(topic: str) -> None:
-    assert set(getattr(find_topic(topic), "QUICK", {})) <= set(settings_of(topic))
+    assert set(TOPICS[topic].quick) <= set(settings_of(topic))
 
 
 def test_settings_reach_the_run(capsys: pytest.CaptureFixture[str]) -> None:

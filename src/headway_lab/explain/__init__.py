@@ -5,7 +5,6 @@ What topics ask and verify is data, `topics.toml`; what answers a topic is a mod
 
     run(*, seeds=..) -> Report             measures; writes nothing; deterministic for its seeds; its parameters are the
                                            topic's settings, and `headway explain` takes them as options
-    QUICK                                  settings of a smaller run, of topics that take more than a few seconds
     draw(figure, report) -> None           paints the report on a matplotlib figure
 
 `explain(topic, out)` runs it and, when `out` is given, writes `out/TOPIC.csv` (the table) and `out/TOPIC.png`.
@@ -15,8 +14,8 @@ import csv
 import importlib
 import inspect
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -27,16 +26,18 @@ from headway_lab.explain.report import Report
 
 @dataclass(frozen=True)
 class Topic:
-    """Seconds of one core of 2023 that its run takes, what it asks, and what is verified: as text, and in TeX."""
+    """What a topic asks, and what is verified: as text, and in TeX; seconds of one core of 2023 that its run takes, and
+    the settings of a smaller run, where there is one."""
 
-    seconds: int
     question: str
     formula: str
-    tex: tuple[str, ...]
+    tex: Sequence[str]
+    seconds: int
+    quick: Mapping[str, Any] = field(default_factory=dict)
 
 
 GROUPS: dict[str, dict[str, Topic]] = {
-    group: {name: Topic(**{**own, "tex": tuple(own["tex"])}) for name, own in topics.items()}
+    group: {name: Topic(**own) for name, own in topics.items()}
     for group, topics in tomllib.loads(
         files("headway_lab.explain").joinpath("topics.toml").read_text(encoding="utf-8")
     ).items()
@@ -55,8 +56,7 @@ def find_topic(name: str) -> Any:
 
 def settings_of(name: str) -> tuple[str, ...]:
     """What a topic takes: the parameters of its `run`, and "quick" where it has a smaller run."""
-    topic = find_topic(name)
-    return (*inspect.signature(topic.run).parameters, *(("quick",) if getattr(topic, "QUICK", None) else ()))
+    return (*inspect.signature(find_topic(name).run).parameters, *(["quick"] if TOPICS[name].quick else []))
 
 
 def explain(name: str, out: Path | None = None, *, quick: bool = False, **settings: Any) -> Report:
@@ -78,7 +78,7 @@ def explain(name: str, out: Path | None = None, *, quick: bool = False, **settin
         raise ConfigError(
             f"explain {name}: a spread needs two different seeds or more, got {tuple(settings['seeds'])}"
         )
-    found = topic.run(**{**(topic.QUICK if quick else {}), **settings})
+    found = topic.run(**{**(TOPICS[name].quick if quick else {}), **settings})
     claims = {claim: (seen or None) if quick else seen for claim, seen in found.claims.items()}
     about = TOPICS[name]
     report: Report = replace(found, claims=claims, topic=name, question=about.question, formula=about.formula)

@@ -27,7 +27,6 @@ from headway_lab.profiling import in_turn, one_thread
 BUDGET, HIDDEN, KV_HEADS = Budget(seeds=(0, 1, 2)), 176, 2
 NORM_ROWS, NORM_WIDTH, REPEATS, EQUAL = 2048, 512, 15, 0.02
 LLAMA, ALONE = "+ GQA = LLaMA", "without feed-forward"
-QUICK = {"seeds": (0, 1), "steps": 20}
 
 
 def ladder() -> dict[str, ModelSpec]:

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from headway.draw import BLUE, GREY, ORANGE
 from headway.models import cost
@@ -96,7 +96,6 @@ class Contest:
     schemes   the contenders
     claims    sentences, and whether the gaps by contender show them
     layers    of the models; detail: more of the setting
-    ranked    whether the finding lists the contenders by loss
     title     of the figure
     """
 
@@ -105,10 +104,7 @@ class Contest:
     budget: Budget = THREE_SEEDS
     layers: int = 2
     detail: str = ""
-    ranked: bool = False
     title: str
-
-    QUICK: ClassVar[Mapping[str, Any]] = {"seeds": (0, 1), "steps": 20}
 
     def run(self, *, seeds: Sequence[int] | None = None, steps: int | None = None) -> Report:
         """Every contender, trained with the contest's budget but for what is given."""
@@ -129,7 +125,7 @@ class Contest:
             rows=tuple(table),
             claims={claim: holds(apart) for claim, holds in self.claims.items()},
             setting=f"{self.layers} layers of width 64, {self.detail}{budget}",
-            finding=f"{ranking if self.ranked else ''}Against {base}: {listed(apart)}",
+            finding=f"{ranking}Against {base}: {listed(apart)}",
         )
 
     def draw(self, figure: Figure, report: Report) -> None:
@@ -206,7 +202,6 @@ ROTARY_SWITCHES = Contest(
         "turned values end higher": lambda apart: apart["powers, values too"].higher,
     },
     detail="8 pairs a head, ",
-    ranked=True,
     title="rotary: which frequencies, and whether values turn",
 )
 

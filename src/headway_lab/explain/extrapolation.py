@@ -20,7 +20,6 @@ from headway_lab.profiling import one_thread
 BUDGET = Budget(tokens=64, seeds=(0, 1, 2))
 TIMES, ROWS, MARGIN = (1, 2, 4, 8), 32, 0.05  # nats
 NOBODY = "no contender"
-QUICK = {"seeds": (0, 1), "steps": 20}
 RESCALED = ("rotary, linear", "rotary, NTK", "rotary, YaRN")
 
 

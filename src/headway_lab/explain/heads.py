@@ -28,7 +28,6 @@ from headway_lab.profiling import in_turn, one_thread
 HEAD_DIM, LENGTH, BATCH, SEEDS = 8, 24, 2, (0, 1, 2)
 ROUNDS = 9
 EQUAL, APART = 1e-12, 1e-3
-QUICK = {"context": 1024}
 
 
 def run(

@@ -31,7 +31,6 @@ FORMS = {
     "linear, cosine": "o- green",
 }
 SLOPE = 0.1
-QUICK = {"seeds": (0, 1), "steps": 20, "context": 1024}
 
 
 def contenders() -> dict[str, ModelSpec]:

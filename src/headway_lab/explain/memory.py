@@ -22,7 +22,6 @@ from headway_lab.profiling import one_thread, saved_bytes
 
 WINDOW, SEED = 128, 0
 CLOSE, PEAK_CLOSE = 0.01, 0.1
-QUICK = {"context": 512}
 FIELDS = {"vocab": 64, "width": 64, "layers": 2, "heads": 4, "kv_heads": 4, "hidden": 128}
 KINDS: tuple[tuple[str, Pattern, str], ...] = (
     ("n x n stored", Causal(), "dense"),

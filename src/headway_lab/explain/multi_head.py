@@ -14,7 +14,6 @@ from headway_lab.explain.report import Report, Rows
 from headway_lab.explain.spread import every, gap
 
 OFFSETS, HEADS, STEPS, SEEDS = (1, 3, 6, 10), (1, 2, 4), 250, (0, 1, 2)
-QUICK = {"seeds": (0, 1)}
 
 
 def run(*, seeds: Sequence[int] = SEEDS, steps: int = STEPS) -> Report:

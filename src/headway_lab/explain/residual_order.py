@@ -17,7 +17,6 @@ from headway_lab.profiling import normal, power
 
 DEPTHS, WIDTH, HEADS, TOKENS, ROWS, SEEDS = (4, 8, 16, 32), 64, 4, 16, 4, tuple(range(6))
 CLOSE = 0.2
-QUICK = {"seeds": (0, 1, 2, 3)}
 ORDERS: tuple[Order, ...] = ("pre", "post")
 
 

@@ -18,7 +18,6 @@ from headway_lab.explain.spread import every, gap
 from headway_lab.profiling import normal
 
 HEAD_DIM, FARTHEST, CURVES = 128, 256, 512
-QUICK = {"seeds": (0, 1)}
 SHOWN = (0, 10, 50, 100, 256)
 
 

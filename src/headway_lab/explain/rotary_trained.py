@@ -21,7 +21,6 @@ from headway_lab.explain.spread import gap
 from headway_lab.profiling import one_thread
 
 BUDGET, NOTICED = Budget(seeds=(0, 1, 2)), 0.5
-QUICK = {"seeds": (0, 1), "steps": 20}
 
 
 def run(*, seeds: Sequence[int] = BUDGET.seeds, steps: int = BUDGET.steps) -> Report:

@@ -17,7 +17,6 @@ from headway_lab.explain.spread import every, gap
 from headway_lab.profiling import normal
 
 TOKENS, HEADS, HEAD_DIM, SHIFTS = 48, 2, 64, (1, 10, 100, 1000)
-QUICK = {"seeds": (0, 1)}
 EQUAL = 1e-12
 AWAY = f"right, s = {SHIFTS[-1]}"
 ROTARY = Rotary(pairing="adjacent")
