@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, model_validator
 from pydantic.fields import FieldInfo
@@ -33,7 +33,7 @@ def setting(
     default: Any,
     description: str,
     *,
-    group: str,
+    group: str | None = None,
     unit: str | None = None,
     on_resume: Literal["fixed", "same bits", "other bits"] | None = None,
     is_path: bool = False,
@@ -43,27 +43,150 @@ def setting(
 
     Args:
         description: what `--help` and config.yaml say of it.
-        group: under which they list it.
+        group: under which they list it; that of its class unless given.
         on_resume: whether a run that goes on may have another value, and whether it then ends with the same bits.
             "fixed" is for what decides weights, data, or the optimizer's state, and the default; in the group Output,
             "same bits" is.
         is_path: whether it names a file or folder that is read, or an hf:// address.
         limits: as in `pydantic.Field`.
     """
-    usual = "same bits" if group == "Output" else "fixed"
-    extra: dict[str, Any] = {"group": group, "on_resume": on_resume or usual, "is_path": is_path}
+    extra: dict[str, Any] = {"group": group, "on_resume": on_resume, "is_path": is_path}
     extra |= {"unit": unit} if unit else {}
     return Field(default, description=description, json_schema_extra=extra, **limits)
 
 
-class TrainConfig(BaseModel):
-    """Settings of one run. Every field says what it does and in which unit; an unknown key is an error."""
+def extra(field: FieldInfo) -> dict[str, Any]:
+    """What `setting` says of a field besides pydantic's own: group, on_resume, is_path, and unit where it has one."""
+    assert isinstance(field.json_schema_extra, dict), "fields of settings are made by `setting`"
+    return field.json_schema_extra
+
+
+class Settings(BaseModel):
+    """A group of settings, or several; an unknown key is an error.
+
+    group    of the fields that a class declares
+    usual    defaults of inherited fields that are others here
+    about    what is said of inherited fields that are something else here
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    group: ClassVar[str]
+    usual: ClassVar[Mapping[str, Any]] = {}
+    about: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        for name in cls.model_fields.keys() & cls.__annotations__.keys():
+            known = extra(cls.model_fields[name])
+            known["group"] = known["group"] or cls.group
+            known["on_resume"] = known["on_resume"] or (
+                "same bits" if known["group"] == "Output" else "fixed"
+            )
+        usual, about = (cls.__dict__.get(name, {}) for name in ("usual", "about"))
+        for name, value in usual.items():
+            cls.model_fields[name].default = value
+        for name, text in about.items():
+            cls.model_fields[name].description = text
+        if usual:
+            cls.model_rebuild(force=True)
+
+
+class MachineSettings(Settings):
+    """On what a run computes, and how."""
+
+    group = "Machine"
+
+    dtype: Literal["auto", "bf16", "fp32", "fp16"] = setting(
+        "auto",
+        "number format of the matrix products; weights and optimizer stay fp32. auto: bf16 where the CPU has "
+        "it, else fp32. fp16 is refused on a CPU",
+    )
+    gradient_checkpointing: Literal["none", "block", "attention", "feed_forward"] = setting(
+        "none",
+        "what the backward pass computes again, from its input, instead of keeping it: whole blocks, or in "
+        "each block one of its parts",
+        on_resume="other bits",
+    )
+    backend: str = setting("auto", "attention backend; fails rather than falls back")
+    threads: int | None = setting(
+        None, "CPU threads [default: torch's]", ge=1, le=MOST_THREADS, on_resume="other bits"
+    )
+    mesh: str | None = setting(
+        None,
+        "how the processes of the run share its work: dp=N, micro batches of a step; fsdp=N, these and all weights; "
+        "tp=N, each layer; cp=N, the tokens of each row; dp=2,cp=4 for 8 of them [default: dp, all of them]",
+        on_resume="same bits",
+    )
+    patience: float = setting(
+        600.0,
+        "how long processes wait for each other before the run ends",
+        unit="s",
+        gt=0,
+        on_resume="same bits",
+    )
+    seed: int = setting(0, "seed of weights, order of the data and dropout", ge=0, lt=2**63)
+
+
+class OutputSettings(Settings):
+    """What a run says and leaves, and when."""
+
+    group = "Output"
+
+    out: str = setting("runs/train", "folder of the run")
+    log_every: int = setting(10, "a progress line every N steps", unit="steps", ge=1)
+    eval_every: int | None = setting(
+        None, "evaluate every N steps [default: only at the end]", unit="steps", ge=1
+    )
+    eval_at_start: bool = setting(False, "evaluate before the first step, too")
+    keep_best: bool = setting(
+        False,
+        "the trained model is the one, of those that were evaluated, that is best on held-out data by `best_by`; its "
+        "checkpoint is kept; needs eval_every",
+    )
+    best_by: str = setting(
+        "loss",
+        "measure of held-out data by which models are compared, as metrics.jsonl names it after val_: loss, accuracy, "
+        "f1, ...; less is better of losses and bits_per_byte, more of others",
+    )
+    save_every: int | None = setting(
+        None, "write a checkpoint every N steps [default: only at the end]", unit="steps", ge=1
+    )
+    keep_last: int = setting(2, "checkpoints to keep", unit="checkpoints", ge=1)
+    checkpoints: Literal["auto", "folder", "shards"] = setting(
+        "auto",
+        "form of a checkpoint: folder, a Hugging Face folder that one process writes; shards, a part from each "
+        "process. auto: shards where weights are sharded (mesh) or it is saved in the background, else folder",
+    )
+    save_in_background: bool = setting(
+        False,
+        "copy what a checkpoint holds to memory, and train on while it is written (checkpoints: shards)",
+    )
+    report: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = setting(
+        (), "also send the lines of metrics.jsonl to tensorboard, wandb or trackio"
+    )
+    average: int = setting(
+        1,
+        "the trained model is the mean of the last N checkpoints (Vaswani et al. 2017, section 6.1); needs save_every, "
+        "and keep_last of N or more",
+        unit="checkpoints",
+        ge=1,
+    )
+
+
+class TrainConfig(MachineSettings, OutputSettings):
+    """Settings of one run. Every field says what it does and in which unit; an unknown key is an error."""
 
     task: str | None = setting(None, TASK, group="Task")
     max_seconds: float | None = setting(
         None, "end the run after so long", group="Length", unit="s", gt=0, on_resume="same bits"
+    )
+    early_stopping_patience: int | None = setting(
+        None,
+        "end the run after N evaluations in a row that brought nothing better by `best_by`; needs eval_every",
+        group="Length",
+        unit="evaluations",
+        ge=1,
+        on_resume="same bits",
     )
     clip: float = setting(
         1.0, "largest norm of a step's gradient; inf for no clipping", group="Optimizer", gt=0
@@ -74,101 +197,6 @@ class TrainConfig(BaseModel):
         "shapes are the same [default: zeros]",
         group="Optimizer",
         is_path=True,
-    )
-    dtype: Literal["auto", "bf16", "fp32", "fp16"] = setting(
-        "auto",
-        "number format of the matrix products; weights and optimizer stay fp32. auto: bf16 where the CPU has "
-        "it, else fp32. fp16 is refused on a CPU",
-        group="Machine",
-    )
-    gradient_checkpointing: Literal["none", "block", "attention", "feed_forward"] = setting(
-        "none",
-        "what the backward pass computes again, from its input, instead of keeping it: whole blocks, or in "
-        "each block one of its parts",
-        group="Machine",
-        on_resume="other bits",
-    )
-    backend: str = setting("auto", "attention backend; fails rather than falls back", group="Machine")
-    threads: int | None = setting(
-        None,
-        "CPU threads [default: torch's]",
-        group="Machine",
-        ge=1,
-        le=MOST_THREADS,
-        on_resume="other bits",
-    )
-    mesh: str | None = setting(
-        None,
-        "how the processes of the run share its work: dp=N, micro batches of a step; fsdp=N, these and all weights; "
-        "tp=N, each layer; cp=N, the tokens of each row; dp=2,cp=4 for 8 of them [default: dp, all of them]",
-        group="Machine",
-        on_resume="same bits",
-    )
-    patience: float = setting(
-        600.0,
-        "how long processes wait for each other before the run ends",
-        group="Machine",
-        unit="s",
-        gt=0,
-        on_resume="same bits",
-    )
-    seed: int = setting(0, "seed of weights, order of the data and dropout", group="Machine", ge=0, lt=2**63)
-    out: str = setting("runs/train", "folder of the run", group="Output")
-    log_every: int = setting(10, "a progress line every N steps", group="Output", unit="steps", ge=1)
-    eval_every: int | None = setting(
-        None, "evaluate every N steps [default: only at the end]", group="Output", unit="steps", ge=1
-    )
-    eval_at_start: bool = setting(False, "evaluate before the first step, too", group="Output")
-    keep_best: bool = setting(
-        False,
-        "the trained model is the one, of those that were evaluated, that is best on held-out data by `best_by`; its "
-        "checkpoint is kept; needs eval_every",
-        group="Output",
-    )
-    best_by: str = setting(
-        "loss",
-        "measure of held-out data by which models are compared, as metrics.jsonl names it after val_: loss, accuracy, "
-        "f1, ...; less is better of losses and bits_per_byte, more of others",
-        group="Output",
-    )
-    early_stopping_patience: int | None = setting(
-        None,
-        "end the run after N evaluations in a row that brought nothing better by `best_by`; needs eval_every",
-        group="Length",
-        unit="evaluations",
-        ge=1,
-        on_resume="same bits",
-    )
-    save_every: int | None = setting(
-        None,
-        "write a checkpoint every N steps [default: only at the end]",
-        group="Output",
-        unit="steps",
-        ge=1,
-    )
-    keep_last: int = setting(2, "checkpoints to keep", group="Output", unit="checkpoints", ge=1)
-    checkpoints: Literal["auto", "folder", "shards"] = setting(
-        "auto",
-        "form of a checkpoint: folder, a Hugging Face folder that one process writes; shards, a part from each "
-        "process. auto: shards where weights are sharded (mesh) or it is saved in the background, else folder",
-        group="Output",
-    )
-    save_in_background: bool = setting(
-        False,
-        "copy what a checkpoint holds to memory, and train on while it is written (checkpoints: shards)",
-        group="Output",
-    )
-    report: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = setting(
-        (), "also send the lines of metrics.jsonl to tensorboard, wandb or trackio", group="Output"
-    )
-
-    average: int = setting(
-        1,
-        "the trained model is the mean of the last N checkpoints (Vaswani et al. 2017, section 6.1); needs save_every, "
-        "and keep_last of N or more",
-        group="Output",
-        unit="checkpoints",
-        ge=1,
     )
 
     def contradictions(self) -> dict[str, bool]:
@@ -241,12 +269,6 @@ class TrainConfig(BaseModel):
 def watches(config: TrainConfig) -> bool:
     """Whether a run asks which of its models is the best (`headway.train.best`)."""
     return config.keep_best or config.early_stopping_patience is not None
-
-
-def extra(field: FieldInfo) -> dict[str, Any]:
-    """What `setting` says of a field besides pydantic's own: group, on_resume, is_path, and unit where it has one."""
-    assert isinstance(field.json_schema_extra, dict), "fields of settings are made by `setting`"
-    return field.json_schema_extra
 
 
 def near(path: Path) -> str:

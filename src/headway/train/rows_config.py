@@ -6,131 +6,149 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Literal
 
-from headway.train.config import TrainConfig, setting, watches
-
-FROM_SCRATCH = (
-    *("family", "depth", "width", "heads", "kv_heads", "hidden"),
-    *("patterns", "linear", "dropout", "tied"),
-)
-ADAPTER = ("rank", "alpha", "adapter_targets", "adapter_dropout", "base")
+from headway.train.config import Settings, TrainConfig, setting, watches
 
 
-class RowsConfig(TrainConfig):
-    """Settings of a run that trains a model on rows of up to `context` tokens."""
+class DataSettings(Settings):
+    """What is trained on, and how text becomes tokens."""
 
-    data: str = setting(..., "training data: a file or a folder", group="Data", is_path=True)
-    validation: str | None = setting(None, "held-out data, of the same kinds", group="Data", is_path=True)
+    group = "Data"
+
+    data: str = setting(..., "training data: a file or a folder", is_path=True)
+    validation: str | None = setting(None, "held-out data, of the same kinds", is_path=True)
     validation_share: float = setting(
         0.0,
         "share of `data` that is held out when no `validation` is given: whole documents or records, or the end of a "
         "single document",
-        group="Data",
         ge=0.0,
         lt=1.0,
     )
     tokenizer: str | None = setting(
         None,
         "tokenizer.json or its folder [default: the model folder's own, or one trained on `data`]",
-        group="Data",
         is_path=True,
     )
     units: Literal["bpe", "characters", "words"] | None = setting(
         None,
         "tokens of the tokenizer that is trained on `data` when there is none: a byte-level BPE, characters, or words "
         "(of Chinese too) and characters [default: bpe]",
-        group="Data",
     )
     vocab: int | None = setting(
-        None, "size of the tokenizer that is trained [default: 4096]", group="Data", unit="tokens", ge=257
+        None, "size of the tokenizer that is trained [default: 4096]", unit="tokens", ge=257
     )
+
+
+class ModelSettings(Settings):
+    """The model that a run begins with."""
+
+    group = "Model"
+
     model: str | None = setting(
         None,
         "a name of the catalog (fresh weights), or a Hugging Face folder or id to continue from [default: a model "
         "made by `depth`]",
-        group="Model",
     )
     family: str | None = setting(
         None,
         "family of the home-made model, one of those that `headway models` lists [default: llama, or ministral where "
         "patterns differ from Causal(); roformer for tasks of encoders]",
-        group="Model",
     )
     depth: int | None = setting(
         None,
         "the one dial of a home-made model: width and heads follow [default: 6]",
-        group="Model",
         unit="layers",
         ge=1,
         le=1024,
     )
     width: int | None = setting(
-        None, "width of the home-made model [default: from depth]", group="Model", unit="features", ge=8
+        None, "width of the home-made model [default: from depth]", unit="features", ge=8
     )
-    heads: int | None = setting(None, "query heads [default: from width]", group="Model", ge=1)
+    heads: int | None = setting(None, "query heads [default: from width]", ge=1)
     kv_heads: int | None = setting(
         None,
         "heads of keys and values; heads/kv_heads query heads share one [default: heads / 4; heads in gpt2 and "
         "encoders; 1 in gpt_bigcode and falcon]",
-        group="Model",
         ge=1,
     )
     hidden: int | None = setting(
-        None,
-        "width of the feed-forward, 0 for none [default: from width]",
-        group="Model",
-        unit="features",
-        ge=0,
+        None, "width of the feed-forward, 0 for none [default: from width]", unit="features", ge=0
     )
     patterns: str | None = setting(
         None,
         "attention pattern of each layer, alternating, separated by ';' [default: Causal(), or the encoder's own]; "
         "for example 'Window.last(128); Causal()'",
-        group="Model",
     )
     linear: str | None = setting(
         None,
         "linear attention in every layer, by its feature map: elu+1, cosine, ... (docs/linear.md) [default: softmax]",
-        group="Model",
     )
     dropout: float | None = setting(
         None,
         "share of states and attention weights that is dropped in training [default: the family's]",
-        group="Model",
         ge=0.0,
         lt=1.0,
     )
     tied: bool | None = setting(
-        None, "one matrix for embedding and output [default: yes for a home-made model]", group="Model"
+        None, "one matrix for embedding and output [default: yes for a home-made model]"
     )
+
+
+class AdapterSettings(Settings):
+    """What is trained beside a model that stays as it is."""
+
+    group = "Adapter"
+
     adapter: Literal["lora", "rslora", "dora"] | None = setting(
         None,
         "train an adapter beside the model's weights, which stay as they are: lora, rslora (scale alpha / sqrt(rank)), "
         "dora (with a magnitude for each row) [default: train the model itself]",
-        group="Adapter",
     )
-    rank: int | None = setting(None, "rank of the adapter [default: 16]", group="Adapter", ge=1)
-    alpha: float | None = setting(
-        None, "the adapter's scale is alpha / rank [default: 32]", group="Adapter", gt=0
-    )
+    rank: int | None = setting(None, "rank of the adapter [default: 16]", ge=1)
+    alpha: float | None = setting(None, "the adapter's scale is alpha / rank [default: 32]", gt=0)
     adapter_targets: tuple[str, ...] = setting(
         (),
         "linear layers that are adapted, by the last part of their names: q_proj, v_proj, ... [default: all of the "
         "blocks]",
-        group="Adapter",
     )
     adapter_dropout: float | None = setting(
-        None,
-        "share of the adapter's inputs that is dropped in training [default: 0]",
-        group="Adapter",
-        ge=0.0,
-        lt=1.0,
+        None, "share of the adapter's inputs that is dropped in training [default: 0]", ge=0.0, lt=1.0
     )
     base: Literal["nf4"] | None = setting(
         None,
         "nf4: the linear layers of the blocks are kept in 4 bits (QLoRA) [default: in the number format of the "
         "products]",
-        group="Adapter",
     )
+
+
+class OptimizerSettings(Settings):
+    """How steps are made of gradients, and how large they are."""
+
+    group = "Optimizer"
+
+    optimizer: Literal["adamw", "muon"] = setting(
+        "adamw", "adamw, or muon: Muon for the matrices of the blocks and AdamW for the rest"
+    )
+    lr: float = setting(3e-3, "peak learning rate of AdamW", gt=0)
+    matrix_lr: float | None = setting(
+        None, "peak learning rate of Muon [default: 0.02]; only with optimizer=muon", gt=0
+    )
+    warmup: float = setting(0.02, "linear warm-up, as a share of the run", ge=0.0, le=1.0)
+    lr_floor: float = setting(0.1, "the cosine ends at this share of the peak learning rate", ge=0.0, le=1.0)
+    weight_decay: float = setting(
+        0.1, "decoupled decay of matrices; vectors and embeddings have none", ge=0.0
+    )
+    beta1: float = setting(0.9, "AdamW's decay of the mean of gradients", ge=0.0, lt=1.0)
+    beta2: float = setting(0.95, "AdamW's decay of the mean of squares", ge=0.0, lt=1.0)
+    eps: float = setting(1e-8, "AdamW's epsilon", gt=0)
+
+
+FROM_SCRATCH = tuple(name for name in ModelSettings.model_fields if name != "model")
+OF_ADAPTER = tuple(name for name in AdapterSettings.model_fields if name != "adapter")
+
+
+class RowsConfig(DataSettings, ModelSettings, AdapterSettings, OptimizerSettings, TrainConfig):
+    """Settings of a run that trains a model on rows of up to `context` tokens."""
+
     context: int = setting(512, "length of a training row", group="Batch", unit="tokens", ge=2)
     micro_batch: int | None = setting(
         None,
@@ -166,25 +184,6 @@ class RowsConfig(TrainConfig):
         gt=0,
         on_resume="other bits",
     )
-    optimizer: Literal["adamw", "muon"] = setting(
-        "adamw",
-        "adamw, or muon: Muon for the matrices of the blocks and AdamW for the rest",
-        group="Optimizer",
-    )
-    lr: float = setting(3e-3, "peak learning rate of AdamW", group="Optimizer", gt=0)
-    matrix_lr: float | None = setting(
-        None, "peak learning rate of Muon [default: 0.02]; only with optimizer=muon", group="Optimizer", gt=0
-    )
-    warmup: float = setting(0.02, "linear warm-up, as a share of the run", group="Optimizer", ge=0.0, le=1.0)
-    lr_floor: float = setting(
-        0.1, "the cosine ends at this share of the peak learning rate", group="Optimizer", ge=0.0, le=1.0
-    )
-    weight_decay: float = setting(
-        0.1, "decoupled decay of matrices; vectors and embeddings have none", group="Optimizer", ge=0.0
-    )
-    beta1: float = setting(0.9, "AdamW's decay of the mean of gradients", group="Optimizer", ge=0.0, lt=1.0)
-    beta2: float = setting(0.95, "AdamW's decay of the mean of squares", group="Optimizer", ge=0.0, lt=1.0)
-    eps: float = setting(1e-8, "AdamW's epsilon", group="Optimizer", gt=0)
     workers: int | None = setting(
         None,
         "forward passes of a step that run side by side, with one CPU thread each; 1: one after the other, with "
@@ -209,7 +208,7 @@ class RowsConfig(TrainConfig):
         lengths = [name for name in ("steps", "epochs", "max_seconds") if getattr(self, name) is not None]
         shaped = [name for name in FROM_SCRATCH if getattr(self, name) is not None]
         untrained = [name for name in ("vocab", "units") if getattr(self, name) is not None]
-        of_adapter = [name for name in ADAPTER if getattr(self, name)]
+        of_adapter = [name for name in OF_ADAPTER if getattr(self, name)]
         return {
             f"{' and '.join(lengths)} all say how long the run is; give one of them": len(lengths) > 1,
             f"micro_batch {self.micro_batch} is more than the {self.rows_per_step} rows of a step": (

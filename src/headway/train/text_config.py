@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from headway.train.config import TASK, setting
 from headway.train.rows_config import PackedConfig
 
@@ -9,16 +11,13 @@ from headway.train.rows_config import PackedConfig
 class TextConfig(PackedConfig):
     """Settings of a run on text. Of the tasks, the one that the model is for unless it is given."""
 
-    task: str | None = setting(None, TASK + " [default: what the model is for]", group="Task")
-
-    data: str = setting(
-        ...,
-        'training text: a text file, records with a "text" each (.jsonl, .json, .csv, .tsv), a folder of .txt and '
-        ".jsonl files, a token file (.tokens) made by headway.data, or hf://OWNER/NAME/PATH or "
+    about: ClassVar = {
+        "task": TASK + " [default: what the model is for]",
+        "data": 'training text: a text file, records with a "text" each (.jsonl, .json, .csv, .tsv), a folder of .txt '
+        "and .jsonl files, a token file (.tokens) made by headway.data, or hf://OWNER/NAME/PATH or "
         "hf://OWNER/NAME:SPLIT#COLUMN of the Hub",
-        group="Data",
-        is_path=True,
-    )
+    }
+
     cached_tokens: bool = setting(
         False,
         "resume with the tokens that the run has encoded, though its `data` or `validation` has changed since, or is "

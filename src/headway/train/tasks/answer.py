@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from headway.errors import DataError
 from headway.metrics import CHINESE, answer_measures
 from headway.models import Head, ModelSpec
 from headway.text import Encoded, Tokenizer
-from headway.train.config import TASK, setting
+from headway.train.config import setting
 from headway.train.head_config import HeadConfig
 from headway.train.head_rows import HeadRows
 from headway.train.tasks.base import Sums
@@ -30,7 +30,7 @@ from headway.train.tasks.heads import HeadTask, encoded_whole
 class AnswerConfig(HeadConfig):
     """Settings of a training to find answers."""
 
-    task: str | None = setting("answer", TASK, group="Task")
+    usual: ClassVar = {"task": "answer", "out": "runs/answer"}
     batch: int = setting(32, "windows of one optimizer step", group="Batch", unit="windows", ge=1)
     stride: int | None = setting(
         None,
@@ -48,7 +48,6 @@ class AnswerConfig(HeadConfig):
     longest: int = setting(
         30, "most tokens of an answer that is found in an evaluation", group="Task", unit="tokens", ge=1
     )
-    out: str = setting("runs/answer", "folder of the run", group="Output")
 
 
 class Window(NamedTuple):

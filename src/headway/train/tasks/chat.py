@@ -9,7 +9,7 @@ import hashlib
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -19,7 +19,7 @@ from headway.data.record_kinds import Chat as Conversation
 from headway.data.record_kinds import Completion, Record
 from headway.models import Decoder, Encoder, ModelSpec
 from headway.text import Tokenizer
-from headway.train.config import TASK, setting
+from headway.train.config import setting
 from headway.train.conversations import ConversationConfig, conversation_tokenizer, message_texts
 from headway.train.evaluation import Evaluation
 from headway.train.inputs import find_tokenizer, first_model, model_spec
@@ -38,11 +38,18 @@ class ChatConfig(ConversationConfig, PackedConfig):
     """Settings of training on conversations. The optimizer's are those of Stanford Alpaca; a model from scratch needs a
     larger `lr`."""
 
-    task: str | None = setting("chat", TASK, group="Task")
+    usual: ClassVar = {
+        "task": "chat",
+        "out": "runs/chat",
+        "batch_tokens": 16384,  # about 128 examples of Alpaca
+        "lr": 2e-5,
+        "warmup": 0.03,
+        "lr_floor": 0.0,
+        "weight_decay": 0.0,
+        "beta2": 0.999,
+    }
+    about: ClassVar = {"data": "conversations or completions: .jsonl or .json (or .gz of them)"}
 
-    data: str = setting(
-        ..., "conversations or completions: .jsonl or .json (or .gz of them)", group="Data", is_path=True
-    )
     train_on: Literal["all", "last"] = setting(
         "all", "which answers of a conversation are trained; none with weight 0", group="Data"
     )
@@ -52,27 +59,9 @@ class ChatConfig(ConversationConfig, PackedConfig):
         "rounds from its beginning as fit, cut_left keeps its end; how many there are is said",
         group="Data",
     )
-    context: int = setting(512, "slots of a training row", group="Batch", unit="tokens", ge=2)
-    batch_tokens: int = setting(
-        16384,
-        "slots of one optimizer step, whole rows (128 examples of Alpaca are about so many)",
-        group="Batch",
-        unit="tokens",
-        ge=2,
-    )
     pack: bool = setting(
         True, "several examples side by side in a row; they do not see each other", group="Batch"
     )
-    lr: float = setting(2e-5, "peak learning rate of AdamW", group="Optimizer", gt=0)
-    warmup: float = setting(0.03, "linear warm-up, as a share of the run", group="Optimizer", ge=0.0, le=1.0)
-    lr_floor: float = setting(
-        0.0, "the cosine ends at this share of the peak learning rate", group="Optimizer", ge=0.0, le=1.0
-    )
-    weight_decay: float = setting(
-        0.0, "decoupled decay of matrices; vectors and embeddings have none", group="Optimizer", ge=0.0
-    )
-    beta2: float = setting(0.999, "AdamW's decay of the mean of squares", group="Optimizer", ge=0.0, lt=1.0)
-    out: str = setting("runs/chat", "folder of the run", group="Output")
 
 
 class Chat(RowsTask):

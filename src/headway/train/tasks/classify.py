@@ -6,7 +6,7 @@ Legend: B rows of a batch, C labels.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from headway.models import Head, ModelSpec
 from headway.models.families import find_family
 from headway.text import Encoded, Tokenizer
 from headway.text.tokenizer import Text
-from headway.train.config import TASK, setting
+from headway.train.config import setting
 from headway.train.head_config import WholeConfig
 from headway.train.head_rows import HeadRows
 from headway.train.tasks.base import Sums
@@ -31,7 +31,7 @@ from headway.train.tasks.heads import HeadTask, encoded
 class ClassifyConfig(WholeConfig):
     """Settings of a classifier's training."""
 
-    task: str | None = setting("classify", TASK, group="Task")
+    usual: ClassVar = {"task": "classify", "out": "runs/classify"}
     labels: tuple[str, ...] = setting(
         (),
         "names of the classes in their order [default: the model's, where they do; else those of the data, sorted]",
@@ -43,7 +43,6 @@ class ClassifyConfig(WholeConfig):
         "model with little pre-training learns sooner",
         group="Task",
     )
-    out: str = setting("runs/classify", "folder of the run", group="Output")
 
 
 class LabelledRows(HeadRows):

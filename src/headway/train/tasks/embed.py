@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from headway.metrics import spearman
 from headway.models import Head, ModelSpec
 from headway.similarity import normalize
 from headway.text import Encoded, Tokenizer
-from headway.train.config import TASK, setting
+from headway.train.config import setting
 from headway.train.head_config import WholeConfig
 from headway.train.head_rows import HeadRows
 from headway.train.tasks.base import Sums
@@ -33,7 +33,7 @@ NONE = -1  # in place of a negative that a record lacks
 class EmbedConfig(WholeConfig):
     """Settings of an embedder's training."""
 
-    task: str | None = setting("embed", TASK, group="Task")
+    usual: ClassVar = {"task": "embed", "out": "runs/embed"}
     loss: Literal["infonce", "margin"] = setting(
         "infonce",
         "infonce: the positive of a text among all positives and negatives of the step; margin: the record's own "
@@ -45,7 +45,6 @@ class EmbedConfig(WholeConfig):
     pool: Literal["first", "mean"] = setting(
         "mean", "which states a text's vector is made of: the first token's, or the mean", group="Task"
     )
-    out: str = setting("runs/embed", "folder of the run", group="Output")
 
     @property
     def in_one_pass(self) -> bool:

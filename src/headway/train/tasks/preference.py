@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -20,7 +20,7 @@ from headway.nn import IGNORE_INDEX
 from headway.nn.preference import dpo_loss, orpo_loss
 from headway.text import Tokenizer
 from headway.text.segments import Segments, chat_segments
-from headway.train.config import TASK, setting
+from headway.train.config import setting
 from headway.train.conversations import ConversationConfig, conversation_tokenizer, message_texts
 from headway.train.evaluation import Evaluation
 from headway.train.inputs import find_tokenizer, first_model, model_spec
@@ -44,13 +44,9 @@ REFERENCE = "reference.safetensors"
 class PreferenceConfig(ConversationConfig):
     """Settings of preference tuning."""
 
-    task: str | None = setting("preference", TASK, group="Task")
-    data: str = setting(
-        ...,
-        "records with prompt, chosen and rejected: .jsonl or .json, or .gz of them",
-        group="Data",
-        is_path=True,
-    )
+    usual: ClassVar = {"task": "preference", "lr": 1e-5, "warmup": 0.1, "weight_decay": 0.0}
+    about: ClassVar = {"data": "records with prompt, chosen and rejected: .jsonl or .json, or .gz of them"}
+
     loss: Literal["dpo", "orpo"] = setting(
         "dpo",
         "dpo: against what the model was before (Rafailov et al. 2023); orpo: next-token loss and odds ratio, without "
@@ -65,9 +61,6 @@ class PreferenceConfig(ConversationConfig):
     )
     beta: float = setting(0.1, "weight of the preference: beta of dpo, lambda of orpo", group="Task", gt=0)
     batch: int = setting(16, "pairs of one optimizer step", group="Batch", unit="pairs", ge=1)
-    lr: float = setting(1e-5, "peak learning rate of AdamW", group="Optimizer", gt=0)
-    warmup: float = setting(0.1, "linear warm-up, as a share of the run", group="Optimizer", ge=0.0, le=1.0)
-    weight_decay: float = setting(0.0, "decoupled decay of matrices", group="Optimizer", ge=0.0)
 
     @property
     def rows_per_step(self) -> int:

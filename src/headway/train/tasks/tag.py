@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ from headway.models import Head, ModelSpec
 from headway.nn import IGNORE_INDEX
 from headway.text import Encoded, Tokenizer
 from headway.text.wordpiece import HAN
-from headway.train.config import TASK, setting
+from headway.train.config import setting
 from headway.train.head_config import HeadConfig
 from headway.train.head_rows import HeadRows
 from headway.train.tasks.base import Sums
@@ -37,13 +37,12 @@ _HAN = re.compile(HAN)
 class TagConfig(HeadConfig):
     """Settings of a tagger's training."""
 
-    task: str | None = setting("tag", TASK, group="Task")
+    usual: ClassVar = {"task": "tag", "out": "runs/tag"}
     labels: tuple[str, ...] = setting(
         (),
         "names of the tags in their order [default: the model's, where they do; else those of the data, sorted]",
         group="Task",
     )
-    out: str = setting("runs/tag", "folder of the run", group="Output")
 
 
 class Piece(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -27,7 +27,7 @@ from headway.nn import IGNORE_INDEX
 from headway.patterns import Full
 from headway.positions import Sinusoidal
 from headway.text import Tokenizer
-from headway.train.config import TASK, TrainConfig, setting
+from headway.train.config import TrainConfig, setting
 from headway.train.evaluation import Evaluation
 from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.optimizer import Optimizer
@@ -39,7 +39,7 @@ from headway.train.tasks.base import Foreseen, MicroBatches, Subject, Task
 class TranslationConfig(TrainConfig):
     """Settings of a translator's training."""
 
-    task: str | None = setting("translation", TASK, group="Task")
+    usual: ClassVar = {"task": "translation", "out": "runs/translation", "log_every": 50}
 
     source: str = setting(
         ..., "sentences to translate, one a line (.gz may be read)", group="Data", is_path=True
@@ -85,9 +85,6 @@ class TranslationConfig(TrainConfig):
     label_smoothing: float = setting(
         0.1, "share of the target that all tokens share evenly", group="Optimizer", ge=0.0, lt=1.0
     )
-
-    out: str = setting("runs/translation", "folder of the run", group="Output")
-    log_every: int = setting(50, "a progress line every N steps", group="Output", unit="steps", ge=1)
 
     def contradictions(self) -> dict[str, bool]:
         """See `TrainConfig`."""
