@@ -19,7 +19,7 @@ from headway.text import Tokenizer, train_bpe
 from headway.train import train
 from headway.train.conversations import stop_ids
 from headway.train.metrics import read_metrics
-from headway.train.tasks.chat import Chat, ChatConfig, evaluate_answers
+from headway.train.tasks.chat import Chat, ChatConfig
 from tests.train.conftest import documents
 from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch
 
@@ -120,7 +120,7 @@ def test_the_loss_on_held_out_answers_is_a_mean_over_their_tokens(tmp_path: Path
             for turn in turns[turns > 0].unique().tolist():
                 nats[turn] += float(each[turns[1:] == turn].double().sum())
                 count[turn] += int((turns == turn).sum())
-    found = evaluate_answers(task.model, task.held_rows)
+    found = task.held_rows.evaluate(task.model)
     assert found.tokens == count.total()
     assert found.loss == pytest.approx(nats.total() / count.total(), rel=1e-5)
     by_turn = {f"loss_turn_{turn}": nats[turn] / count[turn] for turn in sorted(count)}

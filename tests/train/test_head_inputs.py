@@ -23,7 +23,8 @@ from headway.train.tasks import find_task
 from headway.train.tasks.answer import Answer as AnswerTask
 from headway.train.tasks.answer import AnswerConfig
 from headway.train.tasks.embed import Embed, EmbedConfig
-from headway.train.tasks.heads import HeadTask, evaluate_rows
+from headway.train.tasks.heads import HeadTask
+from headway.train.tasks.records import Reading
 from headway.train.tasks.tag import Tag, TagConfig, joined
 from tests.train.heads import DATA, labelled, questions, settings, tagged, write
 
@@ -177,10 +178,10 @@ def test_texts_beyond_the_context_are_said(task: str, tmp_path: Path) -> None:
 def test_words_that_are_cut_off_are_outside_and_counted(tokenizer: Tokenizer) -> None:
     spec = spec_of(tokenizer, Head("tag", labels=("B-X", "O")))
     records = [Tagged(list("abcdefgh"), ["B-X"] * 8)]
-    rows = Tag.rows(records, tokenizer, spec, TagConfig(data="", context=6, too_long="cut"))
+    rows = Tag.rows(records, TagConfig(data="", context=6, too_long="cut"), Reading(tokenizer, spec))
     assert rows.remarks == ["1 of 1 texts have more than 6 tokens: cut", "4 words are not read"]
     assert rows.scores([[0] * 6])["accuracy"] == 1 / 2
-    whole = Tag.rows(records, tokenizer, spec, TagConfig(data="", context=6))
+    whole = Tag.rows(records, TagConfig(data="", context=6), Reading(tokenizer, spec))
     assert whole.scores([[0] * 6] * 2) == {"accuracy": 1, "f1": 1}
     assert len(whole) == 2
 
@@ -200,7 +201,7 @@ def test_a_long_context_is_read_in_windows_and_answered_over_all(tokenizer: Toke
     spec = spec_of(tokenizer, Head("answer"))
     context = "a b c d e f g h i j k l m n o p"
     record = Question("a", context, (Answer("k l", 20),))
-    rows = AnswerTask.rows([record], tokenizer, spec, AnswerConfig(data="", context=11, stride=4))
+    rows = AnswerTask.rows([record], AnswerConfig(data="", context=11, stride=4), Reading(tokenizer, spec))
     spans = [
         part.spans for part in rows.parts
     ]  # windows of 7 tokens: a.., e.., i.., of which the last two have it
@@ -212,7 +213,7 @@ def test_a_long_context_is_read_in_windows_and_answered_over_all(tokenizer: Toke
     found[1][4, 0] = found[1][4, 1] = 12.0  # f
     assert rows.scores(found) == {"exact": 0, "f1": 0, "hit": 0}
     cut = AnswerTask.rows(
-        [record], tokenizer, spec, AnswerConfig(data="", context=11, stride=4, too_long="cut")
+        [record], AnswerConfig(data="", context=11, stride=4, too_long="cut"), Reading(tokenizer, spec)
     )
     assert cut.remarks[1] == "1 of 1 questions have no answer in what is read"
 
@@ -221,7 +222,7 @@ def test_an_answer_that_a_window_holds_in_part_is_none_of_its(tokenizer: Tokeniz
     spec = spec_of(tokenizer, Head("answer"))
     record = Question("a", "b c d e f g h", (Answer("d e", 4),))
     rows = AnswerTask.rows(
-        [record], tokenizer, spec, AnswerConfig(data="", context=7, stride=3)
+        [record], AnswerConfig(data="", context=7, stride=3), Reading(tokenizer, spec)
     )  # b c d, e f g, h
     assert [part.spans for part in rows.parts] == [[(0, 0)]] * 3
     assert rows.remarks[1] == "1 of 1 questions have no answer in what is read"
@@ -230,7 +231,7 @@ def test_an_answer_that_a_window_holds_in_part_is_none_of_its(tokenizer: Tokeniz
 def test_a_question_without_an_answer_may_be_left_open(tokenizer: Tokenizer) -> None:
     spec = spec_of(tokenizer, Head("answer"))
     records = [Question("a", "b c", ()), Question("a", "b c", (Answer("c", 2),))]
-    rows = AnswerTask.rows(records, tokenizer, spec, AnswerConfig(data="", context=16))
+    rows = AnswerTask.rows(records, AnswerConfig(data="", context=16), Reading(tokenizer, spec))
     none, some = torch.zeros(6, 2), torch.zeros(6, 2)
     none[0], some[4] = 5.0, 5.0
     assert rows.scores([none, some]) == {"exact": 1, "f1": 1, "hit": 1}
@@ -240,7 +241,7 @@ def test_a_question_without_an_answer_may_be_left_open(tokenizer: Tokenizer) -> 
 def test_an_answer_in_other_words_is_measured_and_not_trained(tokenizer: Tokenizer) -> None:
     spec = spec_of(tokenizer, Head("answer"))
     record = Question("a", "b c", (Answer("d", -1), Answer("c", 2)))
-    rows = AnswerTask.rows([record], tokenizer, spec, AnswerConfig(data="", context=16))
+    rows = AnswerTask.rows([record], AnswerConfig(data="", context=16), Reading(tokenizer, spec))
     assert rows.parts[0].spans == [(4, 4)]
 
 
@@ -267,11 +268,11 @@ def test_pairs_with_a_number_are_measured_by_rank(tokenizer: Tokenizer, tmp_path
     pairs = [{"text": "a b", "text_pair": p, "label": n} for p, n in (("a b", "5.0"), ("a c", 3), ("d e", 0))]
     records, _ = read_all(write(tmp_path / "pairs.jsonl", pairs), Embed.measured)
     spec = spec_of(tokenizer, Head("embed", pool="mean", unit=True))
-    rows = Embed.rows(records, tokenizer, spec, EmbedConfig(data=""))
-    assert evaluate_rows(build(spec, seed=0), rows).metrics == {"spearman": pytest.approx(1)}
+    rows = Embed.rows(records, EmbedConfig(data=""), Reading(tokenizer, spec))
+    assert rows.evaluate(build(spec, seed=0)).metrics == {"spearman": pytest.approx(1)}
     wrong, _ = read_all(write(tmp_path / "x.jsonl", [{**pairs[0], "label": "alike"}]), Embed.measured)
     with pytest.raises(DataError, match=r"x\.jsonl:1: how alike two texts are must be a number, got 'alike'"):
-        Embed.rows(wrong, tokenizer, spec, EmbedConfig(data=""))
+        Embed.rows(wrong, EmbedConfig(data=""), Reading(tokenizer, spec))
 
 
 def test_up_to_a_hundredth_of_the_records_may_be_broken(tmp_path: Path) -> None:

@@ -28,7 +28,9 @@ from headway.train.tasks.answer import Answer as AnswerTask
 from headway.train.tasks.answer import AnswerConfig, QuestionRows, Window, occurrences
 from headway.train.tasks.classify import Classify, ClassifyConfig
 from headway.train.tasks.embed import Embed, EmbedConfig
-from headway.train.tasks.heads import HeadTask, evaluate_rows, outputs
+from headway.train.tasks.head_rows import outputs
+from headway.train.tasks.heads import HeadTask
+from headway.train.tasks.records import Reading
 from headway.train.tasks.tag import Tag, TagConfig
 from tests.small_bert import LABELS, TEXTS, bert
 from tests.train.heads import DATA, settings
@@ -65,7 +67,7 @@ def test_the_loss_of_classes_is_that_of_transformers(tmp_path: Path) -> None:
     model, ours, tokenizer = theirs(tmp_path, "ForSequenceClassification", id2label=names, num_labels=3)
     records = [Labelled(t, None if i else "a mat", "xyz"[i % 3]) for i, t in enumerate([*TEXTS, *TEXTS])]
     config = ClassifyConfig(data="", context=24)
-    rows = Classify.rows(records, tokenizer, ours.spec, config)
+    rows = Classify.rows(records, config, Reading(tokenizer, ours.spec))
     batch = rows.batch(range(len(rows)))
     wanted = model(**asked(dict(batch.inputs)), labels=batch.targets).loss
     found = rows.loss(outputs(ours, batch), batch)
@@ -79,7 +81,7 @@ def test_the_loss_of_tags_is_that_of_transformers(tmp_path: Path) -> None:
         Tagged(["the", "cats", "ran"], ["O", "B-PER", "I-PER"]),
         Tagged(["ons", "home", ",", "where", "is", "a", "cat"], ["B-LOC", "O", "O", "O", "O", "O", "B-PER"]),
     ]
-    rows = Tag.rows(records, tokenizer, ours.spec, TagConfig(data="", context=24))
+    rows = Tag.rows(records, TagConfig(data="", context=24), Reading(tokenizer, ours.spec))
     batch = rows.batch([0, 1])
     assert batch.targets[0, :6].tolist() == [-100, 0, 1, 2, 2, -100]  # cat ##s: B-PER and on with I-PER
     assert batch.targets[1, :3].tolist() == [-100, 3, 3]  # on ##s: there is no I-LOC
@@ -95,7 +97,7 @@ def test_the_loss_of_answers_is_that_of_transformers(tmp_path: Path) -> None:
         Question("who sat", "the dog ran on a mat", (Answer("ran on", 8),)),
         Question("is it", "the cat sat on a mat", ()),  # no answer: [CLS]
     ]
-    rows = AnswerTask.rows(records, tokenizer, ours.spec, AnswerConfig(data="", context=24))
+    rows = AnswerTask.rows(records, AnswerConfig(data="", context=24), Reading(tokenizer, ours.spec))
     batch = rows.batch([0, 1, 2])
     starts, ends = torch.tensor([5, 6, 0]), torch.tensor([5, 7, 0])
     assert batch.targets.long().argmax(1).tolist() == torch.stack([starts, ends], 1).tolist()
@@ -109,7 +111,7 @@ def test_the_loss_of_several_answers_is_minus_log_of_the_sum_of_their_probabilit
     record = Question("who ran", "a cat , the cat , cats", (Answer("cat", 2),))
     assert occurrences(record) == [(2, 5), (12, 15)]  # not the beginning of "cats"
     rows = AnswerTask.rows(
-        [record], tokenizer, ours.spec, AnswerConfig(data="", context=24, occurrences="all")
+        [record], AnswerConfig(data="", context=24, occurrences="all"), Reading(tokenizer, ours.spec)
     )
     batch = rows.batch([0])
     out = outputs(ours, batch)
@@ -164,11 +166,11 @@ def test_the_losses_of_triplets_are_their_formulas() -> None:
         scores = torch.tensor([cos(r.anchor, x) / t for x in others])
         info -= cos(r.anchor, r.positive) / t - float(scores.logsumexp(0))
     for loss, wanted in (("margin", margin), ("infonce", info)):
-        rows = Embed.rows(records, tokenizer, spec, EmbedConfig(data="", loss=loss))
+        rows = Embed.rows(records, EmbedConfig(data="", loss=loss), Reading(tokenizer, spec))
         batch = rows.batch([0, 1, 2])
         assert float(rows.loss(outputs(model, batch), batch).loss) == pytest.approx(wanted, rel=1e-4)
         right = [cos(r.anchor, r.positive) > cos(r.anchor, str(r.negative)) for r in records]
-        assert evaluate_rows(model, rows).metrics == {"accuracy": pytest.approx(sum(right) / 3)}
+        assert rows.evaluate(model).metrics == {"accuracy": pytest.approx(sum(right) / 3)}
 
 
 def small(tokenizer: Tokenizer, head: Head, family: str = "roformer", **more: Any) -> ModelSpec:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from torch import Tensor
@@ -59,16 +60,16 @@ class ChatRows:
     rows: Sequence[Sequence[int]]
     length: int
 
-    @staticmethod
-    def of(examples: Examples, length: int, *, pack: bool = True) -> ChatRows:
+    @classmethod
+    def of(cls, examples: Examples, length: int, *, pack: bool = True) -> Self:
         """Rows of up to `length` slots; without `pack`, of one example each."""
         numbers = best_fit(examples.slots, length) if pack else [[i] for i in range(len(examples))]
-        return ChatRows(examples, numbers, length)
+        return cls(examples, numbers, length)
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def drawn(self, draw: int) -> ChatRows:
+    def drawn(self, draw: int) -> Self:
         """The same rows: nothing in them is drawn."""
         return self
 

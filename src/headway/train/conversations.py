@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
-from headway.checkpoints.folder import load_folder
-from headway.data.record_kinds import Messages
+from headway.data.record_kinds import Completion, Messages, Record
 from headway.errors import ConfigError, DataError, did_you_mean
+from headway.models import ModelSpec
 from headway.text import Tokenizer
 from headway.text.chat import ChatTemplate
 from headway.train.config import setting
 from headway.train.rows_config import RowsConfig
+from headway.train.tasks.records import Reading, RecordsTask
+from headway.train.tasks.rows import MEASURED_BY
 
 
 class ConversationConfig(RowsConfig):
@@ -46,27 +47,44 @@ def message_texts(messages: Messages) -> Iterator[str]:
     return (m["content"] for m in messages if isinstance(m.get("content"), str))
 
 
-def conversation_tokenizer(
-    config: ConversationConfig,
-    tokenizer: Tokenizer,
-    *,
-    has_chats: bool = True,
-    generation: Mapping[str, Any] | None = None,
-) -> tuple[Tokenizer, list[int], dict[str, Any]]:
-    """The tokenizer with the chat template of the settings, ids that end an answer, and the trained model's
-    generation_config.json. `generation` is the content of the model's own; that of its folder unless given.
+class ConversationTask(RecordsTask):
+    """Records of conversations: a tokenizer with a chat template, and tokens that end an answer."""
 
-    Raises ConfigError for conversations (`has_chats`) without a chat template, and as `stop_ids` does."""
-    if config.template is not None:
-        tokenizer = tokenizer.with_chat_template(config.template)
-    if tokenizer.chat_template is None and has_chats:
-        raise ConfigError(
-            f"{config.data} holds conversations, and the model has no chat template; give one (template=alpaca, "
-            "vicuna, chatml, llama2 or a file)"
+    measured_by: ClassVar[tuple[str, ...]] = (*MEASURED_BY, "template", "stop")
+    next_command = "headway chat {model}"
+
+    @classmethod
+    def unsupported(cls, spec: ModelSpec) -> str | None:
+        if spec.encoder is not None or not spec.causal:
+            return f"{spec.family} is no decoder, which alone answers in turns"
+        return None
+
+    @classmethod
+    def reading(
+        cls,
+        config: ConversationConfig,
+        records: Sequence[Record],
+        tokenizer: Tokenizer,
+        spec: ModelSpec,
+        generation: Mapping[str, Any] | None = None,
+    ) -> Reading:
+        """See `RecordsTask`: the tokenizer with the chat template of the settings, and ids that end an answer, which
+        the model's generation_config.json will have.
+
+        Raises ConfigError for conversations without a chat template, and as `stop_ids` does."""
+        if config.template is not None:
+            tokenizer = tokenizer.with_chat_template(config.template)
+        if tokenizer.chat_template is None and not all(isinstance(record, Completion) for record in records):
+            raise ConfigError(
+                f"{config.data} holds conversations, and the model has no chat template; give one (template=alpaca, "
+                "vicuna, chatml, llama2 or a file)"
+            )
+        if generation is None:
+            generation = {} if config.folder is None else config.folder.generation
+        stop = stop_ids(tokenizer, config.stop, generation)
+        return Reading(
+            tokenizer, spec, stop, {**generation, "eos_token_id": stop[0] if len(stop) == 1 else stop}
         )
-    own = _generation(config.model) if generation is None else generation
-    stop = stop_ids(tokenizer, config.stop, own)
-    return tokenizer, stop, {**own, "eos_token_id": stop[0] if len(stop) == 1 else stop}
 
 
 def stop_ids(tokenizer: Tokenizer, names: Collection[str], generation: Mapping[str, Any]) -> list[int]:
@@ -88,8 +106,3 @@ def stop_ids(tokenizer: Tokenizer, names: Collection[str], generation: Mapping[s
             "neither the tokenizer nor generation_config.json has a token that ends an answer; name it (stop=TOKEN)"
         )
     return found
-
-
-def _generation(model: str | None) -> Mapping[str, Any]:
-    """The content of the folder's generation_config.json."""
-    return {} if model is None or not Path(model).is_dir() else load_folder(model).generation

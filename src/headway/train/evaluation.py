@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headway.data import MaskedRows, Rows
 from headway.errors import DataError
 from headway.metrics import Confusion
 from headway.models import Decoder, Encoder
 from headway.nn import IGNORE_INDEX
-from headway.train.microbatch_pool import MicrobatchPool
+from headway.train.microbatch_pool import ALONE, MicrobatchPool
 
 BATCH_TOKENS = 8192
 LEAST_BUCKET = 16
@@ -104,12 +105,23 @@ class Evaluation:
         return f"{said}{more} over {self.tokens} {self.unit}s"
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[Callable[[], float]]:
+    """While open, a model is in evaluation mode; what is yielded says for how many seconds it has been."""
+    training, begin = model.training, time.perf_counter()
+    model.eval()
+    try:
+        yield lambda: time.perf_counter() - begin
+    finally:
+        model.train(training)
+
+
 def evaluate(
     model: Decoder | Encoder,
     rows: Rows | MaskedRows,
     *,
     limit: int | None = None,
-    pool: MicrobatchPool | None = None,
+    pool: MicrobatchPool = ALONE,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
     """Predict the targets of `rows`: every token but the first of each document (`Rows`), or those that are masked
@@ -131,7 +143,6 @@ def evaluate(
         )  # slots behind the last token cost time and count nothing
     length = rows.length
     count = len(rows) if limit is None else min(len(rows), max(1, -(-limit // length)))
-    pool = pool or MicrobatchPool(1)
     per_batch = max(1, BATCH_TOKENS // length // pool.count)
 
     @torch.no_grad()
@@ -149,19 +160,14 @@ def evaluate(
 
     sums, counts = torch.zeros(length, dtype=torch.float64), torch.zeros(length, dtype=torch.int64)
     right = torch.zeros_like(counts)
-    training = model.training
-    model.eval()
-    begin = time.perf_counter()
-    try:
+    with evaluating(model) as clock:
         starts = range(0, count, per_batch)
         for start, (at, each, hits) in zip(starts, pool.map(run, starts), strict=True):
             progress(min(start + per_batch, count), count)
             sums.index_add_(0, at, each)
             counts.index_add_(0, at, torch.ones_like(at))
             right.index_add_(0, at, hits)
-    finally:
-        model.train(training)
-    seconds = time.perf_counter() - begin
+        seconds = clock()
     tokens = int(counts.sum())
     if not tokens:
         why = "every document has a single token" if is_text else "none of so few is masked"

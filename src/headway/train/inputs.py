@@ -18,7 +18,7 @@ from headway.data import Permutation, Piece, TokenFile, encode_corpus, read_text
 from headway.data.corpus import digest
 from headway.data.hub import is_remote
 from headway.errors import ConfigError, DataError, PatternError, did_you_mean
-from headway.models import FAMILIES, Decoder, Encoder, ModelSpec, build, catalog
+from headway.models import FAMILIES, Decoder, Encoder, Head, ModelSpec, build, catalog
 from headway.patterns import Causal, Pattern, parse
 from headway.positions import Learned
 from headway.storage.files import atomic_write
@@ -121,8 +121,7 @@ def made_inputs(folder: Path, start: Path | None) -> Iterator[None]:
 
 def given_tokenizer(config: RowsConfig) -> Tokenizer | None:
     """The tokenizer of the settings, or of the model's folder; None where one is to be trained."""
-    folder = config.model if config.model is not None and Path(config.model).is_dir() else None
-    found = config.tokenizer or folder
+    found = config.tokenizer or (None if config.folder is None else config.model)
     return None if found is None else Tokenizer.load(found)
 
 
@@ -207,8 +206,8 @@ def hold_out(
 
 def model_spec(config: RowsConfig, vocab: int | None = None) -> ModelSpec:
     """The spec of the model that a run begins with; `vocab` is for fresh weights, as the settings say unless given."""
-    if config.model is not None and Path(config.model).is_dir():
-        return load_folder(config.model).spec
+    if config.folder is not None:
+        return config.folder.spec
     if vocab is None:  # the catalog has vocabularies of its own
         vocab = config.vocab or VOCAB if config.model is None else 1
     return make_spec(config, vocab)
@@ -282,13 +281,32 @@ def _layer_patterns(text: str) -> list[Pattern]:
         raise ConfigError(f"patterns: {error}") from None
 
 
-def first_model(config: RowsConfig, vocab: int) -> Decoder | Encoder:
-    """The fp32 model that a run begins with: a folder's weights, or fresh ones from `seed`. One that an adapter is
-    trained beside is in the number format of the products."""
-    if config.model is not None and Path(config.model).is_dir():
+def first_model(
+    config: RowsConfig, vocab: int, head: Head | None = None
+) -> tuple[Decoder | Encoder, list[str]]:
+    """The fp32 model that a run begins with, and what is to be said of it: a folder's weights, or fresh ones from
+    `seed`. One that an adapter is trained beside is in the number format of the products.
+
+    With `head` it has that one, for rows of `context` tokens at least, which is what its users may then give it. Of a
+    folder with another head, what stands below is taken; what is new is drawn from `seed`."""
+    found, said = config.folder, list[str]()
+
+    def headed(spec: ModelSpec) -> ModelSpec:
+        longer = replace(spec, trained_context=max(config.context, spec.trained_context))
+        return spec if head is None else longer.with_head(head)
+
+    if found is not None and (head is None or found.spec.head == head):
         dtype = torch.float32 if config.adapter is None else DTYPES[choose_precision(config.dtype).what]
-        model = build_model(load_folder(config.model), dtype=dtype, backend=config.backend).train()
+        found = replace(found, spec=headed(found.spec))
+        model = build_model(found, dtype=dtype, backend=config.backend).train()
     else:
-        model = build(make_spec(config, vocab), dtype=torch.float32, seed=config.seed, backend=config.backend)
-    assert isinstance(model, (Decoder, Encoder)), "a task that trains on text has checked the spec"
-    return model
+        spec = headed(make_spec(config, vocab) if found is None else found.spec)
+        model = build(spec, dtype=torch.float32, seed=config.seed, backend=config.backend)
+        if found is not None and head is not None:
+            below = build_model(load_folder(found.path, head=Head("states")), dtype=torch.float32)
+            model.load_state_dict(below.state_dict(), strict=False)  # all but the head's
+            said = [
+                f"{config.model} has the head {found.spec.head.task!r}; {head.task!r} is a new one, with fresh weights"
+            ]
+    assert isinstance(model, (Decoder, Encoder)), "the task has checked the spec"
+    return model, said

@@ -58,6 +58,9 @@ class MicrobatchPool:
             torch.set_num_threads(self._before)
 
 
+ALONE = MicrobatchPool(1)
+
+
 def choose_workers(config: RowsConfig, spec: ModelSpec, gradient: int) -> Choice:
     """How many micro batches of a step run side by side; `what` is the number. `gradient` is the bytes of one.
 

@@ -4,9 +4,14 @@ torch."""
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Literal
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from headway.train.config import Settings, TrainConfig, setting, watches
+
+if TYPE_CHECKING:
+    from headway.checkpoints import Folder
 
 
 class DataSettings(Settings):
@@ -197,6 +202,13 @@ class RowsConfig(DataSettings, ModelSettings, AdapterSettings, OptimizerSettings
     @abstractmethod
     def rows_per_step(self) -> int:
         """Rows of up to `context` tokens in one optimizer step."""
+
+    @cached_property
+    def folder(self) -> Folder | None:
+        """The folder that `model` names, opened once; None where weights are fresh. Raises as `load_folder` does."""
+        from headway.checkpoints.folder import load_folder
+
+        return None if self.model is None or not Path(self.model).is_dir() else load_folder(self.model)
 
     @property
     def in_one_pass(self) -> bool:

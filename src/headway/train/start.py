@@ -38,7 +38,7 @@ def with_task(config: TrainConfig) -> TrainConfig:
     """The same settings with their `task`: the one that the model is for, unless it is given.
 
     Raises ConfigError for settings of another task, and for a model that nothing trains."""
-    config = with_local_model(config)
+    config = with_local_model(config).model_copy()  # which opens the model's folder anew
     if config.task is None and isinstance(config, TextConfig):
         return config.model_copy(update={"task": text_task_of(model_spec(config))})
     kind = find_task(str(config.task)).settings

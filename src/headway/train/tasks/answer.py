@@ -19,12 +19,13 @@ from headway.data.spans import best_answers
 from headway.errors import DataError
 from headway.metrics import CHINESE, answer_measures
 from headway.models import Head, ModelSpec
-from headway.text import Encoded, Tokenizer
+from headway.text import Encoded
 from headway.train.config import setting
 from headway.train.head_config import HeadConfig
-from headway.train.head_rows import HeadRows
 from headway.train.tasks.base import Sums
+from headway.train.tasks.head_rows import HeadRows
 from headway.train.tasks.heads import HeadTask, encoded_whole
+from headway.train.tasks.records import Reading
 
 
 class AnswerConfig(HeadConfig):
@@ -92,9 +93,6 @@ class QuestionRows(HeadRows):
                 targets[row, [span[side] for span in part.spans], side] = True
         return Batch(inputs, targets)
 
-    def count(self, batch: Batch) -> int:
-        return len(batch.targets)
-
     def loss(self, outputs: Tensor, batch: Batch) -> Sums:
         valid = batch.inputs["tokens"].valid.unsqueeze(-1)
         logits = outputs.masked_fill(~valid, -torch.inf)
@@ -159,15 +157,8 @@ class Answer(HeadTask):
             before = record.context
 
     @classmethod
-    def rows(
-        cls,
-        records: Sequence[Question],
-        tokenizer: Tokenizer,
-        spec: ModelSpec,
-        config: AnswerConfig,
-        *,
-        scored: bool = True,
-    ) -> QuestionRows:
+    def rows(cls, records: Sequence[Question], config: AnswerConfig, reading: Reading) -> QuestionRows:
+        tokenizer, spec = reading.tokenizer, reading.spec
         wheres = [record.where for record in records]
         pairs = [(record.question, record.context) for record in records]
         found: list[Window] = []
@@ -184,7 +175,7 @@ class Answer(HeadTask):
             places = PLACES[config.occurrences](records[i])
             spans = [slots_of(part, places) for part in own]
             lost += bool(places) and not any(spans)
-            kept = own if scored else map(without_places, own)
+            kept = own if reading.scored else map(without_places, own)
             found += [Window(i, part, at or [(0, 0)]) for part, at in zip(kept, spans, strict=True)]
         remarks = []
         if parted:

@@ -19,13 +19,14 @@ from headway.errors import ConfigError, DataError, did_you_mean
 from headway.metrics import Confusion, accuracy, macro_f1, matthews
 from headway.models import Head, ModelSpec
 from headway.models.families import find_family
-from headway.text import Encoded, Tokenizer
+from headway.text import Encoded
 from headway.text.tokenizer import Text
 from headway.train.config import setting
 from headway.train.head_config import WholeConfig
-from headway.train.head_rows import HeadRows
 from headway.train.tasks.base import Sums
+from headway.train.tasks.head_rows import HeadRows
 from headway.train.tasks.heads import HeadTask, encoded
+from headway.train.tasks.records import Reading
 
 
 class ClassifyConfig(WholeConfig):
@@ -60,9 +61,6 @@ class LabelledRows(HeadRows):
     def batch(self, indices: Sequence[int]) -> Batch:
         inputs = encoder_inputs([self.texts[i] for i in indices], self.spec)
         return Batch(inputs, torch.tensor([self.labels[i] for i in indices]))
-
-    def count(self, batch: Batch) -> int:
-        return len(batch.targets)
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sums:
         total = F.cross_entropy(outputs, batch.targets, reduction="sum")
@@ -101,15 +99,8 @@ class Classify(HeadTask):
         return (text for record in records for text in (record.text, record.pair) if text is not None)
 
     @classmethod
-    def rows(
-        cls,
-        records: Sequence[Labelled],
-        tokenizer: Tokenizer,
-        spec: ModelSpec,
-        config: WholeConfig,
-        *,
-        scored: bool = True,
-    ) -> LabelledRows:
+    def rows(cls, records: Sequence[Labelled], config: WholeConfig, reading: Reading) -> LabelledRows:
+        tokenizer, spec = reading.tokenizer, reading.spec
         numbers = {name: i for i, name in enumerate(spec.head.labels)}
         for record in records:
             if record.label not in numbers:

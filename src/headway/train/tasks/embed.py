@@ -20,12 +20,13 @@ from headway.errors import DataError
 from headway.metrics import spearman
 from headway.models import Head, ModelSpec
 from headway.similarity import normalize
-from headway.text import Encoded, Tokenizer
+from headway.text import Encoded
 from headway.train.config import setting
 from headway.train.head_config import WholeConfig
-from headway.train.head_rows import HeadRows
 from headway.train.tasks.base import Sums
+from headway.train.tasks.head_rows import HeadRows
 from headway.train.tasks.heads import HeadTask, encoded
+from headway.train.tasks.records import Reading
 
 NONE = -1  # in place of a negative that a record lacks
 
@@ -94,9 +95,6 @@ class TripletRows(HeadRows):
             targets[row, role] = place
         return Batch(encoder_inputs([self.texts[own[row][role]] for row, role in order], self.spec), targets)
 
-    def count(self, batch: Batch) -> int:
-        return len(batch.targets)
-
     def loss(self, outputs: Tensor, batch: Batch) -> Sums:
         vectors, (anchor, positive, negative) = normalize(outputs), batch.targets.unbind(1)
         near, far = cosines(outputs, batch)
@@ -153,14 +151,9 @@ class Embed(HeadTask):
 
     @classmethod
     def rows(
-        cls,
-        records: Sequence[Triplet | Labelled],
-        tokenizer: Tokenizer,
-        spec: ModelSpec,
-        config: EmbedConfig,
-        *,
-        scored: bool = True,
+        cls, records: Sequence[Triplet | Labelled], config: EmbedConfig, reading: Reading
     ) -> TripletRows:
+        tokenizer, spec = reading.tokenizer, reading.spec
         each = [_texts_of(record) for record in records]
         known = list(dict.fromkeys(text for own in each for text in own))
         wheres = {text: record.where for record, own in zip(records, each, strict=True) for text in own}

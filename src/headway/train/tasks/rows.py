@@ -13,6 +13,7 @@ from headway.hardware import gemm_peak, peak_rss
 from headway.models import Decoder, Encoder, ModelSpec, blank, cost
 from headway.text import Tokenizer
 from headway.train.adapters import adapt, check_base, trained_parameters
+from headway.train.evaluation import Evaluation
 from headway.train.inputs import given_tokenizer, model_spec
 from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precision, choose_workers
 from headway.train.optimizer import Optimizer, learning_rate, parameter_groups
@@ -142,9 +143,17 @@ class RowsTask(Task[Decoder | Encoder]):
         rows = self.train_rows.drawn(step)
         return MicroBatches(rows.batch, self.plan.micro_batches(step))
 
+    def evaluate(self, model: Decoder | Encoder, pool: MicrobatchPool, *, whole: bool) -> Evaluation | None:
+        """See `Objective`: all that is held out."""
+        return None if self.held_rows is None else self.held_rows.evaluate(model, pool)
+
+    def sums(self, model: Decoder | Encoder, batch: Any) -> Sums:
+        """The summed loss of a batch."""
+        return super().loss(model, batch)
+
     def loss(self, model: Decoder | Encoder, batch: Any) -> Sums:
         """See `Objective`; and tokens that are read."""
-        found, tokens = super().loss(model, batch), batch.inputs["tokens"]
+        found, tokens = self.sums(model, batch), batch.inputs["tokens"]
         read = int(tokens.valid.expand(batch.inputs["ids"].shape).sum())
         return found._replace(extra={**found.extra, "read": read})
 

@@ -21,14 +21,15 @@ from headway.errors import DataError
 from headway.metrics import accuracy, entity_f1
 from headway.models import Head, ModelSpec
 from headway.nn import IGNORE_INDEX
-from headway.text import Encoded, Tokenizer
+from headway.text import Encoded
 from headway.text.wordpiece import HAN
 from headway.train.config import setting
 from headway.train.head_config import HeadConfig
-from headway.train.head_rows import HeadRows
 from headway.train.tasks.base import Sums
 from headway.train.tasks.classify import label_names, unknown_label
+from headway.train.tasks.head_rows import HeadRows
 from headway.train.tasks.heads import HeadTask, encoded_whole
+from headway.train.tasks.records import Reading
 
 OUTSIDE = "O"
 _HAN = re.compile(HAN)
@@ -120,15 +121,8 @@ class Tag(HeadTask):
         return (joined(record.words)[0] for record in records)
 
     @classmethod
-    def rows(
-        cls,
-        records: Sequence[Tagged],
-        tokenizer: Tokenizer,
-        spec: ModelSpec,
-        config: TagConfig,
-        *,
-        scored: bool = True,
-    ) -> TaggedRows:
+    def rows(cls, records: Sequence[Tagged], config: TagConfig, reading: Reading) -> TaggedRows:
+        tokenizer, spec = reading.tokenizer, reading.spec
         numbers = {name: i for i, name in enumerate(spec.head.labels)}
         for record in records:
             for tag in record.tags:

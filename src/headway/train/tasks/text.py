@@ -40,7 +40,7 @@ class TextTask(RowsTask):
         )
         self.held_rows = None if validation is None else self.rows(validation, config, tokenizer, spec)
         rows = self.rows(train, config, tokenizer, spec)
-        self.begin(first_model(config, tokenizer.vocab_size), tokenizer, rows, dtype)
+        self.begin(first_model(config, tokenizer.vocab_size)[0], tokenizer, rows, dtype)
         self.data, self.file = train.described(), train
         self.held_rows_of: dict[int, Rows | MaskedRows] = {}
         for length in config.eval_contexts:

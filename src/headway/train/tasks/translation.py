@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from itertools import chain
@@ -28,7 +27,7 @@ from headway.patterns import Full
 from headway.positions import Sinusoidal
 from headway.text import Tokenizer
 from headway.train.config import TrainConfig, setting
-from headway.train.evaluation import Evaluation
+from headway.train.evaluation import Evaluation, evaluating
 from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.optimizer import Optimizer
 from headway.train.plan import BYTES_PER_TOKEN, Plan
@@ -226,14 +225,11 @@ def evaluate_pairs(
         found = model(**batch.inputs, targets=batch.targets)
         return float(found.nats), int((batch.targets != IGNORE_INDEX).sum())
 
-    training, begin = model.training, time.perf_counter()
-    model.eval()
-    try:
+    with evaluating(model) as clock:
         found = list(pool.map(run, batches(pairs, batch_tokens, 0, 0)))
-    finally:
-        model.train(training)
+        seconds = clock()
     loss, tokens = (sum(part) for part in zip(*found, strict=True))
-    return Evaluation(loss, int(tokens), seconds=time.perf_counter() - begin)
+    return Evaluation(loss, int(tokens), seconds=seconds)
 
 
 def inverse_sqrt(step: int, width: int, warmup: int) -> float:

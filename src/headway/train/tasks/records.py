@@ -1,0 +1,159 @@
+"""What training on records has in common, whatever a model is to say of them: how they are read, held out, measured."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self
+
+import torch
+
+from headway.data.record_kinds import Record
+from headway.errors import ConfigError
+from headway.models import Head, ModelSpec
+from headway.text import Tokenizer
+from headway.train.evaluation import Evaluation
+from headway.train.head_config import WholeConfig
+from headway.train.inputs import find_tokenizer, first_model, model_spec
+from headway.train.microbatch_pool import ALONE, MicrobatchPool
+from headway.train.records import described, measured_records, split
+from headway.train.rows_config import RowsConfig
+from headway.train.tasks.base import Subject
+from headway.train.tasks.rows import MEASURED_BY, Amount, RowsTask
+
+
+class Reading(NamedTuple):
+    """What records are read with.
+
+    tokenizer   its ids are those of the model
+    spec        of the model
+    stop        ids that end an answer of a conversation
+    generation  what generation_config.json says of the model; None where it says nothing
+    scored      whether the rows are to be scored, too: unless they are, without what only that needs
+    measured    the model that is measured, where none is trained
+    """
+
+    tokenizer: Tokenizer
+    spec: ModelSpec
+    stop: Collection[int] = ()
+    generation: Mapping[str, Any] | None = None
+    scored: bool = True
+    measured: Any = None
+
+
+class RecordRows(ABC):
+    """What a model reads of records, and what it is to say of them: a `RowSource` that is measured.
+
+    Attributes:
+        unit: what the loss is a sum over. remarks: what became of records that were not taken as they are.
+        amount: how much there is to read, by what it is.
+    """
+
+    unit: ClassVar[str] = "record"
+    remarks: Sequence[str] = ()
+    amount: Mapping[str, int] = {}
+
+    def drawn(self, draw: int) -> Self:
+        """The same rows: nothing in them is drawn."""
+        return self
+
+    @abstractmethod
+    def evaluate(self, model: Any, pool: MicrobatchPool = ALONE) -> Evaluation:
+        """Loss and scores of a model on all rows, in evaluation mode; `pool` computes batches at the same time."""
+
+
+class RecordsTask(RowsTask):
+    """Rows of records.
+
+    Attributes:
+        kinds: of the records that it reads; measured: of those that it measures, the same unless said. most_texts: of a
+            row. masked: whether a tokenizer that is trained has a mask token, and ends its texts. head_task: of the
+            models that it trains, where they have a head of its own.
+    """
+
+    measured_by: ClassVar[tuple[str, ...]] = MEASURED_BY
+    kinds: ClassVar[tuple[type[Record], ...]]
+    measured: ClassVar[tuple[type[Record], ...]] = ()
+    most_texts: ClassVar[int] = 1
+    masked: ClassVar[bool] = False
+    head_task: ClassVar[str | None] = None
+    train_rows: Any
+
+    def __init__(self, config: Any, folder: Path, start: Path | None, dtype: torch.dtype) -> None:
+        self.config = config
+        train, held, said = split(config, self.kinds, self.measured or self.kinds)
+        head = self.head(config, train, model_spec(config))
+        tokenizer = find_tokenizer(config, folder, start, lambda: self.texts(train), masked=self.masked)
+        model, fresh = first_model(config, tokenizer.vocab_size, head)
+        reading = self.reading(config, train, tokenizer, model.spec)
+        rows = self.rows(train, config, reading._replace(scored=False))
+        self.held_rows = None if held is None else self.rows(held, config, reading)
+        self.begin(model, reading.tokenizer, rows, dtype)
+        self.generation, self.unit, self.data = reading.generation, rows.unit, described(train)
+        both = {"training": rows, "held out": self.held_rows}
+        kept = [f"{what}: {line}" for what, own in both.items() if own is not None for line in own.remarks]
+        self.remarks = [*said, *fresh, *kept]
+
+    @classmethod
+    def amount(cls, config: Any, tokenizer: Tokenizer | None) -> Amount:
+        """See `RowsTask`: exact where there is a tokenizer."""
+        train, _, _ = split(config, cls.kinds, cls.measured or cls.kinds)
+        spec = model_spec(config, None if tokenizer is None else tokenizer.vocab_size)
+        head, data = cls.head(config, train, spec), {"training records": len(train)}
+        spec = spec if head is None else spec.with_head(head)
+        if tokenizer is None:
+            more, count = cls.estimated(config, train)
+            return Amount(spec, data | more, isinstance(config, WholeConfig), count, cls.most_texts)
+        reading = cls.reading(config, train, tokenizer, spec)
+        rows = cls.rows(train, config, reading._replace(scored=False))
+        return Amount(spec, {**data, **rows.amount}, True, len(rows), cls.most_texts)
+
+    @classmethod
+    def estimated(cls, config: Any, records: Sequence[Any]) -> tuple[dict[str, int], int]:
+        """How much there is to read, and in how many rows, before there is a tokenizer."""
+        return {}, len(records)
+
+    @classmethod
+    def head(cls, config: Any, records: Sequence[Any], spec: ModelSpec) -> Head | None:
+        """The head for these records on a model of this spec: its own where that does. None where it stays as it is."""
+        return None
+
+    @classmethod
+    @abstractmethod
+    def texts(cls, records: Sequence[Any]) -> Iterator[str]:
+        """All text of the records, for a tokenizer that is to be trained."""
+
+    @classmethod
+    def reading(
+        cls,
+        config: Any,
+        records: Sequence[Any],
+        tokenizer: Tokenizer,
+        spec: ModelSpec,
+        generation: Mapping[str, Any] | None = None,
+    ) -> Reading:
+        """What these records are read with; `generation` is what generation_config.json says of a model that is
+        measured."""
+        return Reading(tokenizer, spec)
+
+    @classmethod
+    @abstractmethod
+    def rows(cls, records: Sequence[Any], config: Any, reading: Reading) -> Any:
+        """The `RecordRows` of the records. Raises DataError for one that does not fit, with file and line."""
+
+    @classmethod
+    def measure(
+        cls, config: RowsConfig, subject: Subject, pool: MicrobatchPool, limit: int | None = None
+    ) -> tuple[Evaluation, Sequence[str]]:
+        """See `Task`."""
+        spec = subject.model.spec
+        if cls.head_task not in (None, spec.head.task):
+            raise ConfigError(
+                f"task {config.task} measures a head {cls.head_task!r}, and this model has {spec.head.task!r}; leave "
+                "--task out, or choose another model"
+            )
+        records, said = measured_records(config, cls.measured or cls.kinds, limit)
+        reading = cls.reading(config, records, subject.tokenizer, spec, subject.generation)
+        rows = cls.rows(records, config, reading._replace(measured=subject.model))
+        return rows.evaluate(subject.model, pool), [*said, *rows.remarks]
