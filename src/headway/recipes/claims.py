@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import ast
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from headway.errors import ConfigError, did_you_mean
 
 Measures = Mapping[str, Mapping[str, Any]]
 """stage -> name of a measure -> value, of one seed."""
-_COMPARISONS: Mapping[type[ast.cmpop], Callable[[float, float], bool]] = {
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
-_ARITHMETIC: Mapping[type[ast.operator], Callable[[float, float], float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-}
+SIGNS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+PARTS = (*SIGNS, ast.Compare, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.UnaryOp, ast.USub, ast.Load)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """`text`, and the comparison that it stands or falls with. Measures are STAGE.MEASURE; numbers, + - * / and
-    parentheses may be used; a chain a < b < c means both."""
+    """`text`, and the comparison that it stands or falls with, which Python evaluates. Measures are STAGE.MEASURE;
+    numbers, + - * / and parentheses may be used; a chain a < b < c means both."""
 
     text: str
     rule: str
@@ -38,20 +28,35 @@ class Claim:
     def read(text: str, rule: str, stages: Sequence[str]) -> Claim:
         """Raises ConfigError for a rule that is no comparison, or names a stage that is not there."""
         claim = Claim(str(text), str(rule))
-        for node in ast.walk(claim._tree()):
-            if isinstance(node, ast.Name) and node.id not in stages:
-                raise ConfigError(
-                    f"claim {text!r}: there is no stage {node.id!r}{did_you_mean(node.id, stages)}"
-                )
+        tree = claim._tree()
+        if not (isinstance(tree, ast.Compare) and all(isinstance(sign, SIGNS) for sign in tree.ops)):
+            raise ConfigError(f"claim {text!r}: {rule!r} must compare by <, <=, > or >=")
+        measured = [node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+        for node in ast.walk(tree):
+            match node:
+                case ast.Name(id=name) if name not in stages:
+                    raise ConfigError(
+                        f"claim {text!r}: there is no stage {name!r}{did_you_mean(name, stages)}"
+                    )
+                case ast.Constant(value=int() | float()) | ast.Attribute(value=ast.Name()):
+                    pass
+                case _ if not isinstance(node, PARTS) and node not in measured:
+                    raise ConfigError(
+                        f"claim {text!r}: {ast.unparse(node)} is neither a number nor STAGE.MEASURE"
+                    )
         return claim
 
     def holds(self, measures: Measures) -> bool:
         """For one seed. Raises ConfigError for a measure that a stage does not have."""
-        tree = self._tree()
-        sides = [_value(side, measures, self) for side in (tree.left, *tree.comparators)]
-        return all(
-            _COMPARISONS[type(sign)](a, b) for sign, a, b in zip(tree.ops, sides, sides[1:], strict=False)
-        )
+        stages = {stage: SimpleNamespace(**_numbers(own)) for stage, own in measures.items()}
+        try:
+            code = compile(ast.Expression(self._tree()), "<claim>", "eval")
+            return bool(eval(code, {"__builtins__": {}}, stages))  # of numbers, names and signs alone: `read`
+        except AttributeError as error:
+            stage = next(name for name, own in stages.items() if own is error.obj)
+            raise ConfigError(
+                f"claim {self.text!r}: stage {stage} has no measure {error.name!r}; it has {', '.join(vars(error.obj))}"
+            ) from None
 
     def verdict(self, seeds: Sequence[Measures]) -> str:
         """`seen`, or `not seen at this size`, with the number of seeds for which it holds."""
@@ -68,35 +73,13 @@ class Claim:
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
         ]
 
-    def _tree(self) -> ast.Compare:
+    def _tree(self) -> ast.expr:
         try:
-            tree = ast.parse(_name(self.rule), mode="eval").body
+            return ast.parse(self.rule.replace("@", "_at_"), mode="eval").body
         except SyntaxError as error:
             raise ConfigError(f"claim {self.text!r}: {self.rule!r} is no comparison: {error.msg}") from None
-        if not (isinstance(tree, ast.Compare) and all(type(sign) in _COMPARISONS for sign in tree.ops)):
-            raise ConfigError(f"claim {self.text!r}: {self.rule!r} must compare by <, <=, > or >=")
-        return tree
 
 
-def _name(measure: str) -> str:
-    """A measure's name, such as val_accuracy@128, as Python's."""
-    return measure.replace("@", "_at_")
-
-
-def _value(node: ast.expr, measures: Mapping[str, Mapping[str, Any]], claim: Claim) -> float:
-    match node:
-        case ast.Constant(value=int() | float() as number):
-            return float(number)
-        case ast.Attribute(value=ast.Name(id=stage), attr=name):
-            values = {_name(key): value for key, value in measures[stage].items()}
-            if not isinstance(values.get(name), int | float):
-                numbers = [key for key, value in measures[stage].items() if isinstance(value, int | float)]
-                raise ConfigError(
-                    f"claim {claim.text!r}: stage {stage} has no measure {name!r}; it has {', '.join(numbers)}"
-                )
-            return float(values[name])
-        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _ARITHMETIC:
-            return _ARITHMETIC[type(sign)](_value(left, measures, claim), _value(right, measures, claim))
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_value(operand, measures, claim)
-    raise ConfigError(f"claim {claim.text!r}: {ast.unparse(node)} is neither a number nor STAGE.MEASURE")
+def _numbers(measures: Mapping[str, Any]) -> dict[str, float]:
+    """By names that Python takes: val_accuracy@128 is val_accuracy_at_128."""
+    return {name.replace("@", "_at_"): v for name, v in measures.items() if isinstance(v, int | float)}

@@ -85,13 +85,9 @@ class Recipe:
     columns: tuple[str, ...] = ()
     decode: int | None = None
 
-    def folder(self, seed: int) -> Path:
-        """Of all stages of one seed."""
-        return self.out if len(self.seeds) == 1 else self.out / f"seed-{seed}"
-
     def stage_folder(self, stage: Stage, seed: int) -> Path:
         """Of one run."""
-        return self.folder(seed) / f"{self.stages.index(stage) + 1}-{stage.name}"
+        return self.out / f"seed-{seed}" / f"{self.stages.index(stage) + 1}-{stage.name}"
 
 
 def read_recipe(

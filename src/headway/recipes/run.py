@@ -18,8 +18,7 @@ from headway.recipes.surgery import moments_after, opened, write_model
 from headway.storage.files import atomic_write, json_text
 from headway.storage.reading import read_json
 from headway.storage.safetensors import write_safetensors
-from headway.train.checkpoint import CONFIG, FINAL, checkpoints
-from headway.train.config_io import read_yaml
+from headway.train.checkpoint import FINAL, checkpoints
 from headway.train.lock import LOCK, locked
 from headway.train.record import moved_along
 from headway.train.run import train
@@ -64,20 +63,8 @@ def run_recipe(recipe: Recipe, *, resume: str = "never", quiet: bool = False) ->
             )
         if remark is not None:
             say(remark)
-        _regroup(recipe)
         _check_files(recipe)
         return _run(recipe, say, quiet)
-
-
-def _regroup(recipe: Recipe) -> None:
-    """Stages of a seed go where they belong now, where they ran when the recipe had one seed, or several."""
-    for seed, stage in itertools.product(recipe.seeds, recipe.stages):
-        here = recipe.stage_folder(stage, seed)
-        for group in {recipe.out, recipe.out / f"seed-{seed}"} - {here.parent}:
-            there = group / here.name
-            if not here.exists() and (there / CONFIG).exists() and read_yaml(there / CONFIG)["seed"] == seed:
-                here.parent.mkdir(exist_ok=True)
-                there.rename(here)
 
 
 def _check_files(recipe: Recipe) -> None:
