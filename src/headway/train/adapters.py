@@ -44,7 +44,7 @@ def trained_parameters(config: RowsConfig, spec: ModelSpec) -> int:
 
 def check_base(config: RowsConfig) -> None:
     """Raise ConfigError for an adapter beside fresh weights."""
-    if config.adapter is not None and config.folder is None:
+    if config.adapter is not None and not Path(config.model or "").is_dir():
         raise ConfigError(
             f"adapter={config.adapter} is trained beside the model of a folder, and model={config.model} is none"
         )

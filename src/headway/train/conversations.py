@@ -11,6 +11,7 @@ from headway.models import ModelSpec
 from headway.text import Tokenizer
 from headway.text.chat import ChatTemplate
 from headway.train.config import setting
+from headway.train.inputs import model_folder
 from headway.train.rows_config import RowsConfig
 from headway.train.tasks.records import Reading, RecordsTask
 from headway.train.tasks.rows import MEASURED_BY
@@ -80,7 +81,8 @@ class ConversationTask(RecordsTask):
                 "vicuna, chatml, llama2 or a file)"
             )
         if generation is None:
-            generation = {} if config.folder is None else config.folder.generation
+            folder = model_folder(config)
+            generation = {} if folder is None else folder.generation
         stop = stop_ids(tokenizer, config.stop, generation)
         return Reading(
             tokenizer, spec, stop, {**generation, "eos_token_id": stop[0] if len(stop) == 1 else stop}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from headway.attention.linear_attention import LinearAttentionSpec
-from headway.checkpoints.folder import load_folder
+from headway.checkpoints.folder import Folder, load_folder
 from headway.checkpoints.restore import build_model
 from headway.data import Permutation, Piece, TokenFile, encode_corpus, read_text
 from headway.data.corpus import digest
@@ -119,9 +119,19 @@ def made_inputs(folder: Path, start: Path | None) -> Iterator[None]:
         raise
 
 
+def model_folder(config: RowsConfig) -> Folder | None:
+    """The folder that `model` names, opened once; None where weights are fresh. Raises as `load_folder` does."""
+    if config.model is None or not Path(config.model).is_dir():
+        return None
+    if "model" not in config.opened:
+        config.opened["model"] = load_folder(config.model)
+    found: Folder = config.opened["model"]
+    return found
+
+
 def given_tokenizer(config: RowsConfig) -> Tokenizer | None:
     """The tokenizer of the settings, or of the model's folder; None where one is to be trained."""
-    found = config.tokenizer or (None if config.folder is None else config.model)
+    found = config.tokenizer or (None if model_folder(config) is None else config.model)
     return None if found is None else Tokenizer.load(found)
 
 
@@ -206,8 +216,8 @@ def hold_out(
 
 def model_spec(config: RowsConfig, vocab: int | None = None) -> ModelSpec:
     """The spec of the model that a run begins with; `vocab` is for fresh weights, as the settings say unless given."""
-    if config.folder is not None:
-        return config.folder.spec
+    if (folder := model_folder(config)) is not None:
+        return folder.spec
     if vocab is None:  # the catalog has vocabularies of its own
         vocab = config.vocab or VOCAB if config.model is None else 1
     return make_spec(config, vocab)
@@ -289,7 +299,7 @@ def first_model(
 
     With `head` it has that one, for rows of `context` tokens at least, which is what its users may then give it. Of a
     folder with another head, what stands below is taken; what is new is drawn from `seed`."""
-    found, said = config.folder, list[str]()
+    found, said = model_folder(config), list[str]()
 
     def headed(spec: ModelSpec) -> ModelSpec:
         longer = replace(spec, trained_context=max(config.context, spec.trained_context))
