@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 import string
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
@@ -156,11 +157,10 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float:
     """Pearson's correlation of the ranks; equal values share the mean of their ranks (Spearman 1904). NaN where all
     of one side are equal."""
     _check(a, b)
-    ranks = [_ranks(values) for values in (a, b)]
-    mean = (len(a) + 1) / 2
-    x, y = ([rank - mean for rank in own] for own in ranks)
-    spread = math.sqrt(math.fsum(v * v for v in x) * math.fsum(v * v for v in y))
-    return math.fsum(u * v for u, v in zip(x, y, strict=True)) / spread if spread else math.nan
+    try:
+        return statistics.correlation(_ranks(a), _ranks(b))
+    except statistics.StatisticsError:
+        return math.nan
 
 
 def _check(wanted: Sequence[object], found: Sequence[object]) -> None:

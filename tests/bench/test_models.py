@@ -119,9 +119,10 @@ def test_a_training_step_is_that_of_transformers(kind: str, tmp_path: Path) -> N
     train.save_folder(tmp_path / "hf", build(case.spec, seed=0))
     for dtype in ("float32", "bfloat16"):
         loss, norm = train.step(case, dtype, OURS, tmp_path / "hf")()
-        theirs = train.step(case, dtype, train.EAGER, tmp_path / "hf")()
-        assert difference(theirs[0], loss) < train.APART[dtype] / 10
-        assert difference(theirs[1], norm) < train.APART[dtype]
+        for side in (train.EAGER, train.WITHIN):
+            theirs = train.step(case, dtype, side, tmp_path / "hf")()
+            assert difference(theirs[0], loss) < train.APART[dtype] / 10
+            assert difference(theirs[1], norm) < train.APART[dtype]
         passes = replace(case, trains=False)
         (alone,), (others,) = (
             train.step(passes, dtype, side, tmp_path / "hf")() for side in (OURS, train.EAGER)
@@ -147,10 +148,10 @@ def test_rows_of_training_at_toy_size_are_as_listed() -> None:
     (row,) = (
         beside_peers(step, ONCE)
         for step in train.train_steps(
-            ["tiny-2x64"], ["bfloat16"], [train.EAGER, train.ALL_BF16], memory=False
+            ["tiny-2x64"], ["bfloat16"], [train.EAGER, train.ALL_BF16, train.WITHIN], memory=False
         )
     )
-    assert set(row.peers) == {train.EAGER, train.ALL_BF16}, row.notes
+    assert set(row.peers) == {train.EAGER, train.ALL_BF16, train.WITHIN}, row.notes
     assert json.loads(row.to_line())["tokens_per_second"] == pytest.approx(128e3 / row.ours_ms)
     listed.check("train", [*listed.rows_of([row]), constants(train)])
 

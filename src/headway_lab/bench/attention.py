@@ -22,9 +22,7 @@ from pathlib import Path
 
 import torch
 
-from headway.attention import BACKENDS
-from headway.attention.select import AUTO
-from headway.errors import BackendError, did_you_mean
+from headway.attention.select import AUTO, named
 from headway.hardware import cores, cpu_vendor, gemm_peak
 from headway_lab.bench.cases import BOTH, FORWARD, TRAIN, Case
 from headway_lab.bench.measure import THOROUGH, Effort, measure
@@ -33,14 +31,6 @@ from headway_lab.bench.subprocess_runner import SubprocessRunner
 from headway_lab.profiling import doublings
 
 Say = Callable[[str], None]
-
-
-def check_backend(name: str) -> None:
-    """Raises BackendError for a backend that does not exist."""
-    if name != AUTO and name not in BACKENDS:
-        raise BackendError(
-            f"bench: unknown backend {name!r}{did_you_mean(name, BACKENDS)}; known: auto, {', '.join(BACKENDS)}"
-        )
 
 
 def scaling() -> tuple[int, ...]:
@@ -63,7 +53,8 @@ def attention(
     `threads`. `tuned` adds the other baseline; `say` gets progress and what is left out.
 
     Raises BackendError for a backend that does not exist."""
-    check_backend(backend)
+    if backend != AUTO:
+        named(backend)
     before, reported = torch.get_num_threads(), set[str]()
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, before)

@@ -21,8 +21,7 @@ class Case:
     """One thing to measure, beside its peers.
 
     name          what `--case` calls it
-    kind          "attention", "decode" (one query after `tokens` cached keys) or "mistral" (a training step of
-                  transformers): which function of `problems` builds it
+    kind          "attention", or "decode" (one query after `tokens` cached keys)
     layout        what the tokens are: "plain", "global" (the first `globals` are), "packed" (documents of unequal
                   lengths in a row), "ragged" (four rows of unequal lengths, padded)
     kv_dtype      what the caches of "decode" store, unless it is the row's dtype: "int8"
@@ -42,7 +41,6 @@ class Case:
     batch: int = 1
     layout: str = "plain"
     globals: int = 0
-    layers: int = 1
     kv_dtype: str | None = None
     passes: tuple[str, ...] = (FORWARD, TRAIN)
     dtypes: tuple[str, ...] = BOTH
@@ -137,16 +135,6 @@ CASES: tuple[Case, ...] = (
     replace(DECODE, name="decode-8", kv_heads=8),
     DECODE_INT8,
     replace(DECODE_INT8, name="decode-8-int8", kv_heads=8, against="decode-8"),
-    Case(
-        name="mistral",
-        kind="mistral",
-        pattern=LAST,
-        heads=16,
-        kv_heads=4,
-        layers=2,
-        passes=(TRAIN,),
-        peers=("transformers",),
-    ),
 )
 NAMES = tuple(case.name for case in CASES)
 

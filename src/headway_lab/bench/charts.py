@@ -11,17 +11,24 @@ from matplotlib.patches import Patch
 from headway.draw import BLUE, GREEN, GREY, INK, ORANGE, RED, VIOLET, saved_figure
 from headway_lab.bench.rows import Row, of_steps, step_title
 
+CYAN, PINK, BROWN = "#3aa6b9", "#c9659b", "#8c6d4f"
 COLOURS = {
-    "sdpa": GREY,
+    "full": RED,
     "mask": RED,
-    "chunks": ORANGE,
+    "sdpa": GREY,
+    "sdpa + mask": INK,
+    "causal": PINK,
+    "linear": BROWN,
+    "loop": ORANGE,
+    "chunks": VIOLET,
+    "banded": CYAN,
+    "native": BLUE,
     "flex": GREEN,
-    "transformers": VIOLET,
     "rows": ORANGE,
     "rows-sdpa": GREY,
     "gqa": RED,
 }
-
+"""Of peers and of forms."""
 OTHER = "headway, the case that it is compared with"
 
 
@@ -79,21 +86,6 @@ def scaling(figure: Any, rows: Sequence[Row]) -> None:
     axes.legend(fontsize=6, loc="upper left", bbox_to_anchor=(1, 1))
 
 
-CYAN, PINK, BROWN = "#3aa6b9", "#c9659b", "#8c6d4f"
-FORM_COLOURS = {
-    "full": RED,
-    "sdpa": GREY,
-    "sdpa + mask": INK,
-    "causal": PINK,
-    "linear": BROWN,
-    "loop": ORANGE,
-    "chunks": VIOLET,
-    "banded": CYAN,
-    "native": BLUE,
-    "flex": GREEN,
-}
-
-
 def growth(figure: Any, rows: Sequence[Row]) -> None:
     """Left: what a step of each form holds over the length, with the limit; a cross where it was stopped there. Right:
     its time. Broken lines are of full attention or of a mask over pairs, which grow with the square."""
@@ -104,12 +96,12 @@ def growth(figure: Any, rows: Sequence[Row]) -> None:
         for axes, what, power in ((left, "mib", "memory_exponent"), (right, "ms", "time_exponent")):
             said = found[power] and f"{name}  n^{found[power][0]:.2f}"
             said = f"{said or name}, stopped in preparing" if found["stopped_in"] else said
-            axes.loglog(found["n"], found[what], style, ms=4, color=FORM_COLOURS[name], label=said or name)
+            axes.loglog(found["n"], found[what], style, ms=4, color=COLOURS[name], label=said or name)
         if found["stopped_by"] == "memory":
             reach = ([found["n"][-1], found["stopped_at"]], [found["mib"][-1], found["limit_mib"]])
             if not found["stopped_in"]:
-                left.loglog(*reach, ":", lw=1, color=FORM_COLOURS[name])
-            left.loglog(found["stopped_at"], found["limit_mib"], "x", ms=8, mew=2, color=FORM_COLOURS[name])
+                left.loglog(*reach, ":", lw=1, color=COLOURS[name])
+            left.loglog(found["stopped_at"], found["limit_mib"], "x", ms=8, mew=2, color=COLOURS[name])
     most = rows[0].extra["limit_mib"]
     left.axhline(most, color=INK, lw=1)
     left.text(

@@ -25,9 +25,8 @@ from headway_lab.bench.inputs import OURS, Side
 from headway_lab.bench.llama_cpp import NAME as LLAMA_CPP
 from headway_lab.bench.llama_cpp import LlamaCpp
 from headway_lab.bench.measure import Effort
-from headway_lab.bench.models import WEIGHTS, Written, ids_of, written_models
+from headway_lab.bench.models import WEIGHTS, Written, ids_of, transformers, written_models
 from headway_lab.bench.steps import Step
-from headway_lab.bench.transformers_models import transformers
 
 TRANSFORMERS = "transformers"
 ONE_ROW, BF16 = f"{OURS} one row", f"{OURS} bf16"

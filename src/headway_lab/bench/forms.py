@@ -23,7 +23,7 @@ from headway.patterns import Causal, Pattern, visible
 from headway.positions import Rotary
 from headway_lab.bench.cases import FLOAT32, FORWARD, Case
 from headway_lab.bench.inputs import Call, Inputs, make
-from headway_lab.bench.peers import additive, flex
+from headway_lab.bench.peers import additive, flex, sdpa
 from headway_lab.bench.subprocess_runner import forget_peak
 from headway_lab.profiling import fastest
 
@@ -86,11 +86,7 @@ def linear(at: Inputs) -> Call:
 
 FORMS: Mapping[str, Form] = {
     "full": Form(stored, full=True, pairs=True),
-    "sdpa": Form(
-        lambda at: lambda: F.scaled_dot_product_attention(at.q, at.k, at.v, is_causal=True),
-        full=True,
-        pairs=True,
-    ),
+    "sdpa": Form(sdpa, full=True, pairs=True),
     "sdpa + mask": Form(masked, pairs=True),
     "causal": by_backend("native", full=True, pairs=True),
     "linear": Form(linear, full=True),

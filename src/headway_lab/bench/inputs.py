@@ -88,8 +88,11 @@ class Inputs:
 
     @property
     def flops(self) -> float:
-        """Useful work of one call."""
-        return flops(self.case, self.backward, self.tokens)
+        """Useful work: 4 D per allowed pair and query head forward (two products), 2.5 times that backward (five)."""
+        case = self.case
+        count = pairs(case.pattern, case.tokens, heads=case.heads, tokens=self.tokens)
+        rows = case.batch if self.tokens.rows == 1 else 1
+        return 4.0 * case.width * count * rows * (3.5 if self.backward else 1.0)
 
 
 def without_gradient(call: Call) -> Side:
@@ -111,13 +114,6 @@ def fastest(calls: Sequence[T], run: Callable[[T], Callable[[], object]]) -> T:
         return profiling.fastest(whole, 2)
 
     return min(calls, key=seconds)
-
-
-def flops(case: Case, backward: bool, tokens: Tokens) -> float:
-    """Useful work: 4 D per allowed pair and query head forward (two products), 2.5 times that backward (five)."""
-    count = pairs(case.pattern, case.tokens, heads=case.heads, tokens=tokens)
-    rows = case.batch if tokens.rows == 1 else 1
-    return 4.0 * case.width * count * rows * (3.5 if backward else 1.0)
 
 
 def tokens_of(case: Case) -> Tokens:

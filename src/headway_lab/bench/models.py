@@ -6,6 +6,7 @@ Legend: V vocab.
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
@@ -27,7 +28,6 @@ from headway.quantization import quantize_weights
 from headway.storage.gguf_blocks import BF16, CODED, Q4_0, Q8_0, TYPES, BlockType
 from headway_lab.bench.cases import check_names
 from headway_lab.bench.inputs import UnsupportedCase
-from headway_lab.bench.transformers_models import transformers
 
 
 def _llama(layers: int, width: int, heads: int, kv_heads: int, hidden: int, vocab: int) -> ModelSpec:
@@ -64,6 +64,14 @@ WEIGHTS: Mapping[str, BlockType | None] = {
 """How weights are kept, and the type of GGUF that has as many bits: 16, 8.5, 4.5, and in blocks of 256 4.5, 5.5 and
 6.6. None has NF4, one scale a row (as `--group -1` of `headway quantize` writes), or bf16 in 11 bits
 (`headway.models.quantize`)."""
+
+
+def transformers() -> Any:
+    """The package. Raises UnsupportedCase where it is not installed."""
+    try:
+        return importlib.import_module("transformers")
+    except ImportError as error:
+        raise UnsupportedCase('transformers is not installed; pip install "headway[transformers]"') from error
 
 
 class Written:

@@ -30,7 +30,6 @@ from headway_lab.bench.inputs import (
     without_gradient,
 )
 from headway_lab.bench.peers import PEERS
-from headway_lab.bench.transformers_models import mistral
 
 COLD_BYTES = 256 << 20
 """Caches that take turns in decoding hold this much, so that none is still in the processor's own cache."""
@@ -41,9 +40,9 @@ Step = Callable[[KeyValues], Tensor]
 
 def build(case: Case, dtype: str, direction: str, backend: str = "auto") -> Problem:
     """The sides of one row. Raises BackendError where `backend` cannot run it."""
-    if case.kind == "attention":
-        return attention(case, dtype, direction, backend)
-    return {"decode": decode, "mistral": mistral}[case.kind](case, dtype, backend)
+    if case.kind == "decode":
+        return decode(case, dtype, backend)
+    return attention(case, dtype, direction, backend)
 
 
 def attention(case: Case, dtype: str, direction: str, backend: str) -> Problem:

@@ -10,6 +10,7 @@ Legend: B rows, T tokens of a row.
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -26,6 +27,7 @@ from headway.data import Batch
 from headway.models import ModelSpec, build, catalog
 from headway.models.cost import head_flops, parameter_count, prefill_flops
 from headway.nn import IGNORE_INDEX
+from headway.patterns import Window
 from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_workers
 from headway.train.optimizer import Optimizer, parameter_groups
 from headway.train.tasks.base import Objective
@@ -33,13 +35,13 @@ from headway.train.text_config import TextConfig
 from headway.train.trainer import Trainer
 from headway_lab.bench.inputs import OURS, Side, UnsupportedCase
 from headway_lab.bench.measure import Effort
-from headway_lab.bench.models import DECODERS
+from headway_lab.bench.models import DECODERS, transformers
 from headway_lab.bench.steps import Step
 from headway_lab.bench.subprocess_runner import SubprocessRunner, peak_of
-from headway_lab.bench.transformers_models import transformers
 
 EAGER, COMPILED, ALL_BF16 = "transformers", "compiled", "transformers all bf16"
-PEERS = {"float32": (EAGER, COMPILED), "bfloat16": (EAGER, COMPILED, ALL_BF16)}
+WITHIN = f"{OURS} attention in transformers"
+PEERS = {"float32": (EAGER, COMPILED, WITHIN), "bfloat16": (EAGER, COMPILED, ALL_BF16, WITHIN)}
 NAMES: Mapping[str, Literal["fp32", "bf16"]] = {"float32": "fp32", "bfloat16": "bf16"}
 APART = {"float32": 1e-4, "bfloat16": 5e-2}
 """How far loss and norm of the gradient may be apart, relative: sums over the whole model."""
@@ -99,12 +101,24 @@ BERT = _undropped(catalog.spec("bert-base-uncased"))
 LONGFORMER = _undropped(
     ModelSpec.of("longformer", vocab=50265, width=768, layers=12, heads=12, kv_heads=12, hidden=3072)
 )
+MISTRAL = ModelSpec.of(
+    "mistral",
+    vocab=512,
+    width=1024,
+    layers=2,
+    heads=16,
+    kv_heads=4,
+    hidden=2816,
+    patterns=Window.last(512),
+    trained_context=8192,
+)
 CASES = {
     case.name: case
     for case in (
         Case(name="tiny-2x64", spec=DECODERS["tiny"], rows=2, tokens=64),
         Case(name="32m-8x512", spec=DECODERS["32m"], rows=8, tokens=512),
         Case(name="32m-1x4096", spec=DECODERS["32m"], rows=1, tokens=4096),
+        Case(name="mistral-1x8192", spec=MISTRAL, rows=1, tokens=8192),
         Case(name="bert-base-8x512", spec=BERT, rows=8, tokens=512),
         Case(name="bert-base-8x512-forward", spec=BERT, rows=8, tokens=512, trains=False),
         Case(name="longformer-base-1x4096", spec=LONGFORMER, rows=1, tokens=4096),
@@ -214,14 +228,20 @@ def our_forward(case: Case, dtype: str) -> Side:
 
 def of_transformers(case: Case, dtype: str, side: str, folder: Path) -> Side:
     """The step of a training loop in torch around its model: fp32 weights, under autocast in bf16 ("transformers", as
-    Trainer does with bf16=True), the same compiled, or all weights in bf16, which have no fp32 weights to be added to.
+    Trainer does with bf16=True), the same compiled or with headway's attention, or all weights in bf16, which have no
+    fp32 weights to be added to.
 
-    Raises UnsupportedCase where transformers is not installed."""
+    Raises UnsupportedCase where transformers is not installed, or the model has an attention of its own."""
     hf = transformers()
+    if side == WITHIN:
+        if case.spec.family == "longformer":
+            raise UnsupportedCase("transformers' Longformer has an attention of its own")
+        importlib.import_module("headway.integrations.transformers")
     hf.utils.logging.disable_progress_bar()
     auto = hf.AutoModelForCausalLM if case.spec.causal else hf.AutoModelForMaskedLM
     weights = torch.bfloat16 if side == ALL_BF16 else torch.float32
-    model = auto.from_pretrained(folder, dtype=weights).train(case.trains)
+    attention = "headway" if side == WITHIN else None
+    model = auto.from_pretrained(folder, dtype=weights, attn_implementation=attention).train(case.trains)
     run = torch.compile(model) if side == COMPILED else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, fused=True)
     ids, targets = case.batch()

@@ -150,7 +150,12 @@ def train(
 
     check_choices("--dtype", dtype, DTYPES)
     usual = [name for name in bench.CASES if ("tiny" in name) == run.quick]
-    peers = [bench.EAGER, bench.ALL_BF16, *([bench.COMPILED] if compiled and not run.quick else [])]
+    peers = [
+        bench.EAGER,
+        bench.ALL_BF16,
+        bench.WITHIN,
+        *([bench.COMPILED] if compiled and not run.quick else []),
+    ]
     # Operators are told apart where micro batches come one after the other, each by all threads.
     steps = bench.train_steps(
         chosen(case, bench.CASES, usual, "case"),
