@@ -10,9 +10,11 @@ import math
 import re
 import statistics
 import string
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 
 CHINESE = re.compile("[\u4e00-\u9fa5]")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -184,21 +186,10 @@ def _bag_f1(wanted: Sequence[str], found: Sequence[str]) -> float:
 def _run_f1(wanted: Sequence[str], found: Sequence[str]) -> float:
     if not wanted or not found:
         return float(wanted == found)
-    longest, before = 0, [0] * (len(found) + 1)
-    for one in wanted:
-        runs = [0, *(before[j] + 1 if one == other else 0 for j, other in enumerate(found))]
-        longest, before = max(longest, *runs), runs
+    longest = SequenceMatcher(None, wanted, found, autojunk=False).find_longest_match().size
     return 2 * longest / (len(wanted) + len(found))
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    order = sorted(range(len(values)), key=values.__getitem__)
-    ranks, at = [0.0] * len(values), 0
-    while at < len(order):
-        end = at
-        while end < len(order) and values[order[end]] == values[order[at]]:
-            end += 1
-        for i in order[at:end]:
-            ranks[i] = (at + 1 + end) / 2
-        at = end
-    return ranks
+    order = sorted(values)
+    return [(bisect_left(order, value) + 1 + bisect_right(order, value)) / 2 for value in values]

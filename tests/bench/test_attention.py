@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from headway.errors import BackendError
+from headway.errors import BackendError, BuildError
 from headway_lab.bench import attention
 from headway_lab.bench.cases import BOTH, FORWARD, TRAIN, Case
 from headway_lab.bench.measure import Effort
@@ -118,19 +118,21 @@ def test_the_line_that_is_loaded_first_is_compiled(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         attention.subprocess, "run", lambda command, **options: asked.append((command, options))
     )
-    monkeypatch.setattr(attention.shutil, "which", lambda name: f"/bin/{name}" if name == "gcc" else None)
+    monkeypatch.setattr(attention, "compiler", lambda: ["g++", "-m64"])
     monkeypatch.setenv("LD_PRELOAD", "before.so")
-    monkeypatch.setenv("CC", "none at all")
     assert attention.full_path(tmp_path) == {"LD_PRELOAD": f"{tmp_path / 'shim.so'} before.so"}
     ((command, options),) = asked
-    assert command == ["/bin/gcc", "-shared", "-fPIC", "-O1", "-x", "c", "-", "-o", str(tmp_path / "shim.so")]
+    assert command == [
+        *["g++", "-m64", "-shared", "-fPIC", "-O1", "-x", "c++", "-", "-o"],
+        str(tmp_path / "shim.so"),
+    ]
     assert options == {"input": attention.SHIM.encode(), "check": True, "capture_output": True}
     monkeypatch.delenv("LD_PRELOAD")
     assert attention.full_path(tmp_path) == {"LD_PRELOAD": str(tmp_path / "shim.so")}
-    monkeypatch.setenv("CC", "gcc -O2")
-    assert attention.compiler() == "/bin/gcc"
-    monkeypatch.setattr(attention.shutil, "which", lambda name: None)
-    assert attention.compiler() is None
+
+
+def missing() -> list[str]:
+    raise BuildError("no C++ compiler")
 
 
 def test_the_other_baseline_says_why_it_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,10 +142,10 @@ def test_the_other_baseline_says_why_it_is_not_there(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(attention, "cpu_vendor", lambda: "GenuineIntel")
     assert "Intel" in str(attention.no_full_path())
     monkeypatch.setattr(attention, "cpu_vendor", lambda: "AuthenticAMD")
-    monkeypatch.setattr(attention, "compiler", lambda: None)
-    assert "C compiler" in str(attention.no_full_path())
-    monkeypatch.setattr(attention, "compiler", lambda: "/usr/bin/cc")
+    monkeypatch.setattr(attention, "compiler", lambda: ["g++"])
     assert attention.no_full_path() is None
+    monkeypatch.setattr(attention, "compiler", missing)
+    assert attention.no_full_path() == "no C++ compiler"
     monkeypatch.setattr(attention.torch.backends.mkl, "is_available", lambda: False)
     assert "no MKL" in str(attention.no_full_path())
     monkeypatch.setattr(attention.platform, "machine", lambda: "aarch64")

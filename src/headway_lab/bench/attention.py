@@ -2,15 +2,14 @@
 path.
 
 MKL takes its widest code on AMD processors only where it believes that they are Intel's: it detects the vendor by a
-function of its own, and one line of C, loaded before it, answers yes. Nothing else changes, and the library that torch
-ships is the one that runs.
+function of its own, and one line of C++, loaded before it, answers yes. Nothing else changes, and the library that
+torch ships is the one that runs.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,9 @@ from pathlib import Path
 import torch
 
 from headway.attention.select import AUTO, named
+from headway.errors import BuildError
 from headway.hardware import cores, cpu_vendor, gemm_peak
+from headway.native.build import compiler
 from headway_lab.bench.cases import BOTH, FORWARD, TRAIN, Case
 from headway_lab.bench.measure import THOROUGH, Effort, measure
 from headway_lab.bench.rows import Row
@@ -91,7 +92,7 @@ def _tuned(stack: ExitStack, say: Say) -> SubprocessRunner | None:
     return runner
 
 
-SHIM = "int mkl_serv_intel_cpu_true(void) { return 1; }\n"
+SHIM = 'extern "C" int mkl_serv_intel_cpu_true(void) { return 1; }\n'
 
 
 def no_full_path() -> str | None:
@@ -102,21 +103,16 @@ def no_full_path() -> str | None:
         return "this torch has no MKL"
     if "GenuineIntel" in cpu_vendor():
         return "this is an Intel processor: MKL takes its full path already"
-    if compiler() is None:
-        return "it needs a C compiler (cc, gcc or clang, or CC), and none was found"
+    try:
+        compiler()
+    except BuildError as why:
+        return str(why)
     return None
-
-
-def compiler() -> str | None:
-    """The C compiler at hand."""
-    names = [name for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name]
-    return next((path for name in names if (path := shutil.which(name.split()[0]))), None)
 
 
 def full_path(folder: Path) -> dict[str, str]:
     """Compile the one line into `folder`; the variables of a process that loads it first."""
-    found, library = compiler(), folder / "shim.so"
-    assert found is not None, "ask no_full_path() first"
-    command = [found, "-shared", "-fPIC", "-O1", "-x", "c", "-", "-o", str(library)]
+    library = folder / "shim.so"
+    command = [*compiler(), "-shared", "-fPIC", "-O1", "-x", "c++", "-", "-o", str(library)]
     subprocess.run(command, input=SHIM.encode(), check=True, capture_output=True)
     return {"LD_PRELOAD": f"{library} {os.environ.get('LD_PRELOAD', '')}".strip()}

@@ -39,14 +39,12 @@ class Form:
     build     its call for the inputs; what this prepares (a compilation) is neither in the time nor in the memory
     full      whether every query sees all before it, and not the window
     pairs     whether every pair of tokens is computed, seen or not
-    compiled  whether it is compiled first, for seconds
-    prepares  what takes more memory to prepare than the step holds; nothing is usual
+    prepares  what is prepared for seconds and takes more memory than the step holds; nothing is usual
     """
 
     build: Callable[[Inputs], Call]
     full: bool = False
     pairs: bool = False
-    compiled: bool = False
     prepares: str = ""
 
 
@@ -94,7 +92,7 @@ FORMS: Mapping[str, Form] = {
     "chunks": by_backend("chunks"),
     "banded": by_backend("banded"),
     "native": by_backend("native"),
-    "flex": Form(flex, compiled=True, prepares="its mask of blocks, made from all pairs of tokens"),
+    "flex": Form(flex, prepares="its mask of blocks, made from all pairs of tokens"),
 }
 """full: scores of all pairs, stored. loop and chunks: Beltagy et al. 2020, section 3.2. causal: the kernels of "native"
 without a window."""

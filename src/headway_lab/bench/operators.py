@@ -11,9 +11,7 @@ one, a step of decoding operator by operator; torch's operators by its profiler,
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from statistics import median
 
 import torch
@@ -25,22 +23,12 @@ from headway_lab.bench.native_operators import ATTENTION, ATTENTION_BACKWARD, na
 from headway_lab.bench.rows import Row, machine
 from headway_lab.bench.steps import Step
 from headway_lab.bench.torch_operators import Found, torch_operators
+from headway_lab.profiling import fastest
 
 BENCH = "operators"
 REST = "all else, and Python"
 LEAST = 0.004
 """The share of a step below which an operator is not listed by itself."""
-
-
-@dataclass(frozen=True)
-class Operator:
-    """All calls of one operator in a step."""
-
-    name: str
-    calls: int
-    seconds: float
-    bytes: float
-    flops: float
 
 
 def taken_apart(step: Step, repeats: int) -> list[Row]:
@@ -53,46 +41,33 @@ def taken_apart(step: Step, repeats: int) -> list[Row]:
     for _ in range(repeats):
         for name, limit in limits.items():
             rates[name].append(limit.measure())
-        wholes.append(_seconds(call))
+        wholes.append(fastest(call, 1))
         found.append(_operators(call, step.decodes))
     whole, best = median(wholes), {name: median(some) for name, some in rates.items()}
     operators = [
-        replace(one, seconds=median(each[name].seconds if name in each else 0.0 for each in found))
+        one._replace(seconds=median(each[name].seconds if name in each else 0.0 for each in found))
         for name, one in found[0].items()
     ]
     listed = sorted(
         (_with_attention(one, step) for one in operators if one.seconds >= LEAST * whole),
         key=lambda one: -one.seconds,
     )
-    rest = Operator(REST, 1, max(0.0, whole - sum(one.seconds for one in listed)), 0.0, 0.0)
+    rest = Found(REST, max(0.0, whole - sum(one.seconds for one in listed)))
     return [_row(one, step, whole, best, limits) for one in (*listed, rest)]
 
 
-def _seconds(call: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    call()
-    return time.perf_counter() - begin
-
-
-def _operators(call: Callable[[], object], decodes: bool) -> dict[str, Operator]:
+def _operators(call: Callable[[], object], decodes: bool) -> dict[str, Found]:
     with native_calls() as calls:
         others = [] if decodes else torch_operators(call)
         if decodes:
             call()
-    by: dict[str, list[Found]] = {}
+    by: dict[str, Found] = {}
     for one in (*calls, *others):
-        by.setdefault(one.name, []).append(one)
-    return {
-        name: Operator(
-            name,
-            len(some),
-            *(sum(getattr(one, key) for one in some) for key in ("seconds", "bytes", "flops")),
-        )
-        for name, some in by.items()
-    }
+        by[one.name] = by[one.name].with_calls(one) if one.name in by else one
+    return by
 
 
-def _with_attention(one: Operator, step: Step) -> Operator:
+def _with_attention(one: Found, step: Step) -> Found:
     """FLOPs of attention: 4 D for each pair that is seen, 2.5 times that backward; of a step of decoding also the
     bytes of keys and values."""
     spec = step.spec
@@ -101,16 +76,14 @@ def _with_attention(one: Operator, step: Step) -> Operator:
     if step.decodes:
         pairs = sum(keys_read(pattern, step.tokens, spec.heads) for pattern in spec.patterns)
         read = kv_bytes_read(spec, step.tokens, getattr(torch, step.dtype), step.rows)
-        one = replace(one, bytes=float(read))
+        one = one._replace(bytes=float(read))
     else:
         pairs = attention_pairs(spec, step.tokens, step.last)
     times = 1.0 if one.name == ATTENTION else 2.5
-    return replace(one, flops=times * 4.0 * spec.head_dim * pairs * step.rows)
+    return one._replace(flops=times * 4.0 * spec.head_dim * pairs * step.rows)
 
 
-def _row(
-    one: Operator, step: Step, whole: float, best: Mapping[str, float], limits: Mapping[str, Limit]
-) -> Row:
+def _row(one: Found, step: Step, whole: float, best: Mapping[str, float], limits: Mapping[str, Limit]) -> Row:
     work = {"reads": one.bytes, "products": one.flops}
     least = {name: work[name] / best[name] for name in limits}
     bound = max(least, key=lambda name: least[name])

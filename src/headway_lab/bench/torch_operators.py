@@ -31,12 +31,23 @@ NO_WORK = frozenset(f"{VIEWS} {MEMORY}".split())
 
 
 class Found(NamedTuple):
-    """One call of an operator: seconds without those of the operators that it calls."""
+    """Calls of an operator: seconds without those of the operators that it calls."""
 
     name: str
     seconds: float
-    bytes: float
-    flops: float
+    bytes: float = 0.0
+    flops: float = 0.0
+    calls: int = 1
+
+    def with_calls(self, more: Found) -> Found:
+        """These calls and more of the same."""
+        return Found(
+            self.name,
+            self.seconds + more.seconds,
+            self.bytes + more.bytes,
+            self.flops + more.flops,
+            self.calls + more.calls,
+        )
 
 
 def torch_operators(call: Callable[[], object]) -> list[Found]:

@@ -86,7 +86,7 @@ def growth(
     from headway_lab.bench.models import chosen
 
     check_choices("--pass", (direction,), PASSES)
-    usual = [name for name, form in FORMS.items() if not (run.quick and form.compiled)]
+    usual = [name for name, form in FORMS.items() if not (run.quick and form.prepares)]
     request = bench.Request(
         window=Window.last(window),
         most=tokens or (4096 if run.quick else 65536),
