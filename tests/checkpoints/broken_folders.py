@@ -4,6 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
+
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.checkpoints import save_folder
 from headway.checkpoints.hf.layouts import LAYOUTS, Layout
@@ -30,8 +33,8 @@ def llama(root: Path) -> list[Path]:
         )  # fmt: skip
         spec = spec if i != 9 else ModelSpec(**{**vars(spec), "positions": Rotary(pairing="adjacent")})
         made.append(saved(root / f"{i}", spec, 600 if i % 3 == 0 else 10**9))
-        vocab = {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 2}]}
-        (made[-1] / "tokenizer.json").write_text(json.dumps(vocab))
+        words = models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")])
+        (made[-1] / "tokenizer.json").write_text(Backend(words).to_str())
     return made
 
 
@@ -87,7 +90,7 @@ DECODERS: list[Case] = [
     ("gpt2", "lm", GPT2), ("gpt2", "lm", GPT2 | {"tie_word_embeddings": False}),
     ("gpt_bigcode", "lm", GPT2), ("gpt_bigcode", "lm", GPT2 | {"multi_query": False}),
     ("falcon", "lm", FALCON), ("falcon", "lm", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 1}),
-    ("falcon", "lm", FALCON | {"multi_query": False, "bias": True, "alibi": True, "parallel_attn": False}),
+    ("falcon", "lm", FALCON | {"multi_query": False, "bias": True, "parallel_attn": False}),
     ("starcoder2", "lm", NEOX | {"num_key_value_heads": 1, "sliding_window": 5}),
     ("gpt_neox", "lm", NEOX | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rotary_pct": 0.5}),
     ("phi", "lm", NEOX | {"num_key_value_heads": 1}),

@@ -67,11 +67,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon 40b, a key per head": ("falcon", {**NEW, "bias": True}),
     "falcon 40b, one key": ("falcon", {**NEW, "num_kv_heads": 1, "tie_word_embeddings": False}),
     "falcon 11b (grouped, one norm)": ("falcon", {**NEW, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}),
-    "falcon-rw (alibi)": (
-        "falcon",
-        {**OLD, "num_attention_heads": 8, "alibi": True, "parallel_attn": False},
-    ),
-    "falcon (alibi, one key, side by side)": ("falcon", {**FALCON, "num_attention_heads": 4, "alibi": True}),
     "starcoder2": ("starcoder2", STARCODER2),
     "starcoder2, window, theta": (
         "starcoder2",
@@ -134,7 +129,6 @@ MAIN = (
     "santacoder (one kv head)",
     "falcon 7b",
     "falcon 40b",
-    "falcon-rw (alibi)",
     "starcoder2, window, theta",
     "pythia (gpt_neox)",
     "phi",

@@ -1,7 +1,6 @@
 """Decoders that are not of LLaMA's form equal transformers, both ways: GPT-2, GPTBigCode, Falcon, StarCoder2."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.models.falcon.modeling_falcon import build_alibi_tensor
 
 from headway.checkpoints import config_from_spec, spec_from_config
 from headway.checkpoints.folder import load_folder
@@ -23,10 +21,8 @@ from headway.classic import MultiQueryAttention
 from headway.errors import ConfigError
 from headway.models import ModelSpec, catalog, cost
 from headway.nn import Attention
-from headway.positions import LinearBias
-from headway.scores import alibi_slopes
 from headway.tokens import Tokens
-from tests.checkpoints.decoders import CASES, FALCON, IDS, kernel, theirs
+from tests.checkpoints.decoders import CASES, IDS, kernel, theirs
 from tests.checkpoints.hf import off
 
 
@@ -121,8 +117,7 @@ def test_gpt2_s_first_files_load(tmp_path: Path) -> None:
             {"num_key_value_heads": 2},
             "num_key_value_heads is 2, but multi_query True makes it 1",
         ),
-        ("falcon", {"alibi": True, "num_attention_heads": 12}, "no longer linear in the distance"),
-        ("falcon", {"alibi": True, "num_attention_heads": 8, "max_position_embeddings": 258}, "bfloat16"),
+        ("falcon", {"alibi": True}, '"alibi" is True, which is unsupported'),
         ("falcon", {"hidden_dropout": 0.1}, "hidden_dropout"),
         ("falcon", {"new_decoder_architecture": True, "parallel_attn": False}, "transformers fails on it"),
         ("falcon", {"num_ln_in_parallel_attn": 2}, "transformers fails on it"),
@@ -142,38 +137,6 @@ def test_what_would_be_ignored_is_refused(family: str, change: dict[str, Any], m
     assert spec_from_config({"model_type": family, **base}).family == family
     with pytest.raises(ConfigError, match=message):
         spec_from_config({"model_type": family, **base, **change})
-
-
-@pytest.mark.parametrize("heads", [1, 3, 6, 8])
-@pytest.mark.parametrize("size", [257, 258])
-def test_falcon_s_alibi_is_exact_up_to_257_positions(heads: int, size: int) -> None:
-    """The bias that transformers adds, against ours, over the whole table; beyond it we refuse, and rightly."""
-    config = {
-        "model_type": "falcon",
-        **FALCON,
-        "num_attention_heads": heads,
-        "hidden_size": 16 * heads,
-        "alibi": True,
-        "max_position_embeddings": size,
-    }
-    added = build_alibi_tensor(torch.ones(1, size, dtype=torch.long), heads, torch.float32)[:, 0] / 4
-    at = torch.arange(size)
-    assert torch.equal(added, torch.tensor(alibi_slopes(heads))[:, None] * at / 4) == (size == 257)
-    if size == 257:
-        positions = spec_from_config(config).positions
-        assert isinstance(positions, LinearBias)
-        assert torch.equal(torch.tensor(positions.slopes)[:, None] * at, added)
-    else:
-        with pytest.raises(ConfigError, match="up to 257 positions"):
-            spec_from_config(config)
-
-
-def test_alibi_of_other_slopes_is_saved_as_ours(tmp_path: Path) -> None:
-    spec = spec_from_config({"model_type": "falcon", **CASES["falcon-rw (alibi)"][1]})
-    other = replace(spec, positions=LinearBias())
-    assert config_from_spec(spec)["model_type"] == "falcon"
-    assert config_from_spec(other)["model_type"] == "headway"
-    assert "positions" in str(unsupported_by_transformers(other))
 
 
 @pytest.mark.parametrize("pair", [False, True])

@@ -12,7 +12,7 @@ from sys import float_info
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, did_you_mean
 from headway.models import ModelSpec
 
 OURS = "headway"
@@ -100,6 +100,33 @@ def checked_sizes(fields: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(value, int) and value > most:
             raise ConfigError(f"config.json: {name} is {value:,}, and at most {most:,} are read")
     return fields
+
+
+Allowed = Mapping[str, tuple[Any, ...] | None]
+"""Key -> values that are read, or None where any is."""
+
+
+def check_keys(
+    given: Mapping[str, Any], allowed: Allowed, *, place: str = "", of: str = "", empty: bool = False
+) -> None:
+    """Raise ConfigError for a key or value that is not allowed; with `empty`, null is, and
+    so are other keys that are null, false or empty.
+
+    place: what the keys' names begin with.   of: whose they are, for the message."""
+    for key, value in given.items():
+        if empty and (value is None or not (value or key in allowed)):
+            continue
+        if key not in allowed:
+            raise ConfigError(
+                f'config.json: unknown key "{place}{key}"{did_you_mean(key, allowed)}{of}; remove it if it does not '
+                "change what the model computes"
+            )
+        values = allowed[key]
+        if values is not None and value not in values:
+            raise ConfigError(
+                f'config.json: "{place}{key}" is {value!r}, which is unsupported{of}; accepted is '
+                f"{' or '.join(map(repr, values))}"
+            )
 
 
 class ConfigReader:

@@ -12,13 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from headway.checkpoints.hf.config_keys import Allowed, check_keys
 from headway.errors import ConfigError, did_you_mean
 from headway.native.panels import GROUP
 
 KEY = "quantization_config"
-Allowed = Mapping[str, tuple[Any, ...] | None]
-"""Key -> values that are read, or None where any is."""
-
 COMPRESSED: Allowed = {
     **dict.fromkeys(
         ("quant_method", "config_groups", "format", "ignore", "global_compression_ratio", "version")
@@ -128,7 +126,7 @@ def written_config(scheme: Scheme, ignore: Sequence[str]) -> dict[str, Any]:
 
 
 def _compressed(given: Mapping[str, Any]) -> Scheme:
-    _check(given, COMPRESSED, "")
+    _check(given, COMPRESSED)
     groups = given.get("config_groups")
     if not isinstance(groups, dict) or len(groups) != 1 or not isinstance(next(iter(groups.values())), dict):
         raise ConfigError(
@@ -151,13 +149,13 @@ def _compressed(given: Mapping[str, Any]) -> Scheme:
 
 
 def _gptq(given: Mapping[str, Any]) -> Scheme:
-    _check(given, GPTQ, "")
+    _check(given, GPTQ)
     above = 0 if given.get("checkpoint_format") == "gptq_v2" else 1
     return Scheme("gptq", _needed(given, "bits"), _group_size(given), True, above)
 
 
 def _awq(given: Mapping[str, Any]) -> Scheme:
-    _check(given, AWQ, "")
+    _check(given, AWQ)
     return Scheme("awq", _needed(given, "bits"), _group_size(given), True)
 
 
@@ -168,20 +166,8 @@ _METHODS: Mapping[str, Callable[[Mapping[str, Any]], Scheme]] = {
 }
 
 
-def _check(given: Mapping[str, Any], allowed: Allowed, place: str) -> None:
-    """Raise ConfigError for a key or value that is not read; what is null, false or empty changes nothing."""
-    for key, value in given.items():
-        if key not in allowed and value:
-            raise ConfigError(
-                f'config.json: "{KEY}" has {place}{key} = {str(value)[:200]}{did_you_mean(key, allowed)}, which is '
-                f"unsupported; supported are {', '.join(allowed)}"
-            )
-        values = allowed.get(key)
-        if values is not None and value is not None and value not in values:
-            raise ConfigError(
-                f'config.json: "{KEY}" has {place}{key} = {str(value)[:200]}; supported is '
-                f"{' or '.join(map(repr, values))}"
-            )
+def _check(given: Mapping[str, Any], allowed: Allowed, place: str = "") -> None:
+    check_keys(given, allowed, place=f"{KEY}.{place}", empty=True)
 
 
 def _needed(given: Mapping[str, Any], key: str) -> Any:

@@ -12,6 +12,7 @@ from headway.checkpoints.hf.config_keys import (
     OURS,
     ConfigReader,
     FieldMap,
+    check_keys,
     checked_sizes,
     read_fields,
     write_fields,
@@ -83,7 +84,13 @@ class Layout:
 
     def spec(self, config: Mapping[str, Any]) -> ModelSpec:
         """The spec that a config describes. Raises ConfigError for keys, values and classes that are not known."""
-        self._check_keys(config)
+        only = {
+            "is_encoder_decoder": (self.encoder_keys is not None, None),
+            "pruned_heads": ({}, None),
+            **self.only,
+        }
+        free = dict.fromkeys((*self.defaults, *self.harmless, *ALWAYS, *HARMLESS))
+        check_keys(config, {**free, **only}, of=f" for model_type {self.family}")
         classes = config.get("architectures") or [next(iter(self.architectures))]
         known = [name for name in self.architectures if isinstance(classes, list) and name in classes]
         if len(known) != 1:
@@ -120,21 +127,3 @@ class Layout:
         if self.rope is not None:
             config |= write_rope(spec, share=self.rope or None)
         return {**config, **self.write(spec)}
-
-    def _check_keys(self, config: Mapping[str, Any]) -> None:
-        pair = self.encoder_keys is not None
-        only = {"is_encoder_decoder": (pair, None), "pruned_heads": ({}, None), **self.only}
-        read = self.defaults
-        for key, value in config.items():
-            if key in only:
-                if value not in only[key]:
-                    raise ConfigError(
-                        f'config.json: "{key}" is {value!r}, which is unsupported for model_type {self.family}; '
-                        f"accepted is {' or '.join(map(repr, only[key]))}"
-                    )
-            elif key not in (*read, *self.harmless, *ALWAYS, *HARMLESS):
-                hint = did_you_mean(key, [*read, *only, *self.harmless, *HARMLESS])
-                raise ConfigError(
-                    f'config.json: unknown key "{key}"{hint} for model_type {self.family}; remove it if it does '
-                    "not change what the model computes"
-                )

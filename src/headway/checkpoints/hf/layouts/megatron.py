@@ -11,15 +11,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-import torch
-
 from headway.checkpoints.hf.config_keys import SIZES, ConfigReader, Key, four_widths
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.rules import Modules, TensorNames, decoder_names
 from headway.errors import ConfigError
 from headway.models import ModelSpec
-from headway.positions import LinearBias
-from headway.scores import alibi_slopes
 
 NORMS = {name: name for name in ("input_layernorm", "post_attention_layernorm")}
 TWO_NORMS = {"input_layernorm": "ln_attn", "post_attention_layernorm": "ln_mlp"}
@@ -77,17 +73,8 @@ NEW = "new_decoder_architecture"
 
 
 def _read_falcon(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    heads, size = fields["heads"], given.whole("max_position_embeddings")
-    blocks = _blocks(given, heads)
-    if not given.flag("alibi"):
-        return blocks
-    place = _slopes(heads, max(fields["width"] // heads, 1), size)
-    return {**blocks, "positions": place, "trained_context": size}
-
-
-def _blocks(given: ConfigReader, heads: int) -> dict[str, Any]:
     """Norms and kv heads, of the first kind or the second; what transformers builds and cannot run is refused."""
-    new, parallel = given.flag(NEW), given.flag("parallel_attn")
+    new, parallel, heads = given.flag(NEW), given.flag("parallel_attn"), fields["heads"]
     norms = given.whole("num_ln_in_parallel_attn", 2 if new else 1)
     if norms > 2 or (norms == 2 and not new) or (new and not parallel):
         raise ConfigError(
@@ -107,22 +94,6 @@ def _blocks(given: ConfigReader, heads: int) -> dict[str, Any]:
     return {"order": order, "kv_heads": heads}
 
 
-def _slopes(heads: int, head_dim: int, size: int) -> LinearBias:
-    """Falcon's ALiBi: (q k + slope j) / sqrt(D), with slope and j, and then their product, rounded to bfloat16. (So
-    computes the attention "sdpa" of transformers 5.23; its "eager" adds the bias twice.)
-
-    Raises ConfigError where that rounding makes the bias nonlinear, which no slope expresses."""
-    slopes = torch.tensor(alibi_slopes(heads)).bfloat16()[:, None]
-    at = torch.arange(size)
-    if not torch.equal((slopes * at).double(), slopes.double() * at):
-        raise ConfigError(
-            f"config.json: alibi with {heads} heads and max_position_embeddings {size}: transformers multiplies slopes "
-            "and positions in bfloat16, which is no longer linear in the distance, and headway has ALiBi as "
-            "published; they are equal for up to 8 heads, whose slopes are powers of 2, and up to 257 positions"
-        )
-    return LinearBias(tuple(slope / head_dim**0.5 for slope in slopes.flatten().tolist()))
-
-
 def _write_falcon(spec: ModelSpec) -> dict[str, Any]:
     new = spec.order == "parallel" or 1 < spec.kv_heads < spec.heads
     return {
@@ -131,7 +102,6 @@ def _write_falcon(spec: ModelSpec) -> dict[str, Any]:
         "num_ln_in_parallel_attn": 2 if spec.order == "parallel" else 1,
         "multi_query": spec.kv_heads == 1,
         "num_kv_heads": spec.kv_heads if new else spec.heads,
-        "alibi": isinstance(spec.positions, LinearBias),
     }
 
 
@@ -147,7 +117,7 @@ FALCON = Layout(
         "tied": Key("tie_word_embeddings", True),
     },
     more={
-        **dict.fromkeys((NEW, "num_ln_in_parallel_attn", "num_kv_heads", "alibi")),
+        **dict.fromkeys((NEW, "num_ln_in_parallel_attn", "num_kv_heads")),
         "multi_query": True,
         "parallel_attn": True,
         "max_position_embeddings": 2048,
@@ -158,6 +128,8 @@ FALCON = Layout(
         "hidden_dropout": (0.0, None),
         "attention_dropout": (0.0, None),
         "apply_residual_connection_post_layernorm": (False, None),
+        # transformers rounds slopes and positions to bfloat16, and then it is not linear in the distance
+        "alibi": (False, None),
     },
     read=_read_falcon,
     write=_write_falcon,

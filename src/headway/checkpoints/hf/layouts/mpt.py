@@ -7,10 +7,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from headway.checkpoints.hf.config_keys import HARMLESS, ConfigReader, Key, four_widths
+from headway.checkpoints.hf.config_keys import HARMLESS, ConfigReader, Key, check_keys, four_widths
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.rules import decoder_names
-from headway.errors import ConfigError, did_you_mean
+from headway.errors import ConfigError
 from headway.positions import LinearBias
 
 MODULES = {
@@ -41,15 +41,8 @@ def _read(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str
     attention = given.get("attn_config") or {}
     if not isinstance(attention, Mapping):
         raise ConfigError(f'config.json: "attn_config" must be an object, got {attention!r}')
-    known = (*ATTENTION, "alibi_bias_max", "softmax_scale", *RUN, *HARMLESS)
-    for key, value in attention.items():
-        if key not in known:
-            raise ConfigError(f'config.json: unknown key "attn_config.{key}"{did_you_mean(key, known)}')
-        if key in ATTENTION and value not in ATTENTION[key]:
-            raise ConfigError(
-                f'config.json: "attn_config.{key}" is {value!r}, which headway does not have for model_type mpt; '
-                f"accepted is {ATTENTION[key][0]!r}"
-            )
+    free = dict.fromkeys(("alibi_bias_max", "softmax_scale", *RUN, *HARMLESS))
+    check_keys(attention, {**free, **ATTENTION}, place="attn_config.", of=" for model_type mpt")
     inner = ConfigReader(attention, {})
     scaled = inner.get("softmax_scale") is not None
     largest = 8.0 if inner.get("alibi_bias_max") is None else inner.number("alibi_bias_max")
