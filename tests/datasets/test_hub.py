@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headway.data import read_text
-from headway.data.hub import Address, local
+from headway.data.hub import file_name, local, parse_address
 from headway.data.pairs import read_lines
 from headway.data.record_kinds import Chat
 from headway.data.records import read_records
@@ -92,11 +92,10 @@ def test_addresses() -> None:
         "hf://o/n@c0/config-1:train[:10%]": ("o/n", "c0", "config-1", "train[:10%]", None),
         "hf://o/n/d/x.parquet#text": ("o/n", None, "d/x.parquet", None, "text"),
     }.items():
-        one = Address.of(text)
-        assert (one.id, one.revision, one.path, one.split, one.column) == wanted
+        assert parse_address(text).group("id", "revision", "path", "split", "column") == wanted
     for text in ("hf://o/n", "hf://name:train", "hf://o/n/a.txt#text", "hf://o/n@v1", "hf://"):
         with pytest.raises(DataError, match=r"a file of the Hub is hf://OWNER/NAME\[@REVISION\]/PATH"):
-            Address.of(text)
+            parse_address(text)
     assert local("some/file.txt") == Path("some/file.txt")
 
 
@@ -175,7 +174,7 @@ def test_what_another_process_fetches_is_waited_for(hub: Hub) -> None:
     """Its lock is on the file of the commit; nothing of that file is touched."""
     folder = Path(constants.HF_HOME) / "headway" / "o--n" / "main"
     folder.mkdir(parents=True)
-    target = folder / Address.of("hf://o/n:train").file_name
+    target = folder / file_name(parse_address("hf://o/n:train"))
     partial = folder / f".{target.name}.c0"
     partial.write_bytes(b"half a li")
     with partial.open("rb+") as held:

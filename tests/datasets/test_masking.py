@@ -111,7 +111,7 @@ def test_special_tokens_of_a_tokenizer_are_never_chosen(characters: Tokenizer) -
 
 def words_of(masking: Masking, ids: list[int]) -> list[int]:
     assert masking.words is not None
-    return np.unique(masking.words.first_of(np.array(ids)), return_inverse=True)[1].tolist()
+    return np.unique(masking.words(np.array(ids)), return_inverse=True)[1].tolist()
 
 
 def test_whole_words_of_wordpieces(wordpiece: Tokenizer) -> None:
@@ -147,7 +147,7 @@ def test_whole_words_are_masked_as_a_whole_at_the_same_rate(wordpiece: Tokenizer
     masking = Masking.of(wordpiece, whole_words=True)
     assert masking.words is not None
     ids = np.array(wordpiece.encode("the walkings s walker. " * 20))
-    first, rows = masking.words.first_of(ids), 400
+    first, rows = masking.words(ids), 400
     chosen = np.stack([masking(ids, key)[1] != IGNORE_INDEX for key in range(rows)])
     assert np.array_equal(chosen, chosen[:, first])
     begins = np.unique(first)[1:-1]  # without the template

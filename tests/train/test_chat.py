@@ -114,7 +114,7 @@ def test_the_loss_on_held_out_answers_is_a_mean_over_their_tokens(tmp_path: Path
     nats, count = Counter[int](), Counter[int]()
     with torch.no_grad():
         for i in range(len(task.held_rows.examples)):
-            ids, turns = map(torch.from_numpy, task.held_rows.examples[i])
+            ids, turns = map(torch.from_numpy, task.held_rows.examples[i][:2])
             logits = task.model(ids[None, :-1])[0].log_softmax(-1)  # type: ignore[arg-type]
             each = -logits[torch.arange(len(ids) - 1), ids[1:]]
             for turn in turns[turns > 0].unique().tolist():

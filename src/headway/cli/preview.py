@@ -62,9 +62,8 @@ def command(
     records: list[Any] = list(read)
     examples = encode_examples(records, own, stop=ends, length=context, train_on=train_on, too_long=too_long)
     colored = sys.stdout.isatty() and "NO_COLOR" not in os.environ if color is None else color
-    for i in range(min(count, len(examples))):
-        ids, turns = examples[i]
-        print(f"{examples.wheres[i]}: {len(ids)} tokens, {int((turns > 0).sum())} trained")
+    for ids, turns, where in examples[:count]:
+        print(f"{where}: {len(ids)} tokens, {int((turns > 0).sum())} trained")
         print(marked(own, ids.tolist(), [turn > 0 for turn in turns.tolist()], color=colored), end="\n\n")
     rows = ChatRows.of(examples, context)
     for line in (*remarks, *examples.report.lines()):

@@ -75,9 +75,9 @@ class ChatRows:
 
     def __getitem__(self, i: int) -> PackedRow:
         parts = [self.examples[k] for k in self.rows[i]]
-        ids = np.concatenate([ids[:-1] for ids, _ in parts])
-        said = np.concatenate([np.where(turns[1:] > 0, ids[1:], IGNORE_INDEX) for ids, turns in parts])
-        return PackedRow(ids, said, [len(ids) - 1 for ids, _ in parts])
+        ids = np.concatenate([one.ids[:-1] for one in parts], dtype=np.int64)
+        said = [np.where(turns[1:] > 0, ids[1:], IGNORE_INDEX) for ids, turns, _ in parts]
+        return PackedRow(ids, np.concatenate(said, dtype=np.int64), [len(one.ids) - 1 for one in parts])
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """The given rows."""

@@ -5,7 +5,6 @@ What stands behind the last trained token of an example is not read: nothing is 
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -25,10 +24,11 @@ NO_ANSWER, TOO_LONG = "no answer", "too long"
 
 
 class Example(NamedTuple):
-    """ids [n], and of which answer (1, 2, ..) each is trained, 0 where it is not [n]."""
+    """ids [n], of which answer (1, 2, ..) each is trained, 0 where it is not [n], and its `file:line`."""
 
-    ids: NDArray[np.int64]
-    turns: NDArray[np.int64]
+    ids: NDArray[np.int32]
+    turns: NDArray[np.uint8]
+    where: str
 
 
 @dataclass
@@ -71,38 +71,30 @@ class Report:
         return said
 
 
-class Examples:
-    """Examples by number, in memory as ids of 4 bytes: `len(examples)`, `examples[i]`; `wheres`: their `file:line`."""
+class Examples(list[Example]):
+    """Examples, and what became of the records that they were made of."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.report = Report()
-        self.wheres: list[str] = []
-        self._ids, self._turns, self._ends = array("i"), array("B"), [0]
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-    def __getitem__(self, i: int) -> Example:
-        begin, end = self._ends[i], self._ends[i + 1]
-        return Example(np.array(self._ids[begin:end], np.int64), np.array(self._turns[begin:end], np.int64))
 
     @property
     def slots(self) -> list[int]:
         """Slots that each takes: its last token is predicted, and not read."""
-        return (np.diff(self._ends) - 1).tolist()
+        return [len(one.ids) - 1 for one in self]
 
     def add(self, ids: Sequence[int], turns: Sequence[int], where: str = "") -> None:
         """One more."""
-        self.wheres.append(where)
-        self._ids.extend(ids)
-        self._turns.extend(min(turn, 255) for turn in turns)
-        self._ends.append(len(self._ids))
+        numbers = np.array([min(turn, 255) for turn in turns], np.uint8)
+        self.append(Example(np.array(ids, np.int32), numbers, where))
         self.report.tokens += len(ids)
-        self.report.trained += sum(turn > 0 for turn in turns)
+        self.report.trained += int((numbers > 0).sum())
 
     def digest(self) -> bytes:
         """Bytes that tell these examples from others."""
-        return self._ids.tobytes() + self._turns.tobytes() + array("q", self._ends).tobytes()
+        return b"".join(
+            part.tobytes() for one in self for part in (np.array(len(one.ids)), one.ids, one.turns)
+        )
 
 
 def encode_examples(

@@ -18,7 +18,6 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
@@ -32,35 +31,26 @@ _ADDRESS = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Address:
-    """An `hf://` address in its parts; see the table above."""
+Address = re.Match[str]
+"""An address with its parts by name; see the table above."""
 
-    text: str
-    id: str
-    revision: str | None
-    path: str | None
-    split: str | None
-    column: str | None
 
-    @staticmethod
-    def of(text: str) -> Address:
-        """Raises DataError for what is no address."""
-        found = _ADDRESS.fullmatch(text)
-        has_rows = found is not None and (found["split"] or (found["path"] or "").endswith(".parquet"))
-        if found is None or not (found["split"] or found["path"]) or (found["column"] and not has_rows):
-            raise DataError(
-                f"{text}: a file of the Hub is hf://OWNER/NAME[@REVISION]/PATH, rows hf://OWNER/NAME[/CONFIG]:SPLIT, "
-                "one column of them with #COLUMN"
-            )
-        names = ("id", "revision", "path", "split", "column")
-        return Address(text, **{name: found[name] for name in names})
+def parse_address(text: str) -> Address:
+    """Raises DataError for what is no address."""
+    found = _ADDRESS.fullmatch(text)
+    has_rows = found is not None and (found["split"] or (found["path"] or "").endswith(".parquet"))
+    if found is None or not (found["split"] or found["path"]) or (found["column"] and not has_rows):
+        raise DataError(
+            f"{text}: a file of the Hub is hf://OWNER/NAME[@REVISION]/PATH, rows hf://OWNER/NAME[/CONFIG]:SPLIT, "
+            "one column of them with #COLUMN"
+        )
+    return found
 
-    @property
-    def file_name(self) -> str:
-        """Of the rows, below the folder of the data set."""
-        parts = [self.path, self.split, self.column]
-        return ".".join(re.sub(r"[^\w.-]+", "-", part) for part in parts if part) + ".jsonl"
+
+def file_name(address: Address) -> str:
+    """Of the rows, below the folder of the data set."""
+    parts = address.group("path", "split", "column")
+    return ".".join(re.sub(r"[^\w.-]+", "-", part) for part in parts if part) + ".jsonl"
 
 
 def is_remote(source: str | Path) -> bool:
@@ -78,14 +68,14 @@ def local(source: str | Path) -> Path:
     import huggingface_hub
     from huggingface_hub import constants
 
-    address = Address.of(str(source))
-    if address.split is None and not str(address.path).endswith(".parquet"):
-        return _file(address, address.revision)
-    folder = Path(constants.HF_HOME) / "headway" / address.id.replace("/", "--")
-    target = folder / (address.revision or "main") / address.file_name
+    address = parse_address(str(source))
+    if address["split"] is None and not str(address["path"]).endswith(".parquet"):
+        return _file(address, address["revision"])
+    folder = Path(constants.HF_HOME) / "headway" / address["id"].replace("/", "--")
+    target = folder / (address["revision"] or "main") / file_name(address)
     if not target.exists():
-        with asking(address.text):
-            info = huggingface_hub.HfApi().dataset_info(address.id, revision=address.revision)
+        with asking(address.string):
+            info = huggingface_hub.HfApi().dataset_info(address["id"], revision=address["revision"])
         _stream(address, str(info.sha), target)
     return target
 
@@ -93,10 +83,10 @@ def local(source: str | Path) -> Path:
 def _file(address: Address, revision: str | None) -> Path:
     import huggingface_hub
 
-    with asking(address.text):
+    with asking(address.string):
         return Path(
             huggingface_hub.hf_hub_download(
-                address.id, str(address.path), repo_type="dataset", revision=revision
+                address["id"], str(address["path"]), repo_type="dataset", revision=revision
             )
         )
 
@@ -109,7 +99,7 @@ def _stream(address: Address, commit: str, target: Path) -> None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"{address.text} is being fetched by another process; wait for it") from None
+            raise ConfigError(f"{address.string} is being fetched by another process; wait for it") from None
         done = _whole_lines(file)
         for number, row in enumerate(_rows(address, commit, done), done + 1):
             file.write(_line(address, row, number).encode() + b"\n")
@@ -133,20 +123,20 @@ def _rows(address: Address, commit: str, done: int) -> Iterator[dict[str, Any]]:
     """The rows of a split, or of a .parquet file, behind the first `done`."""
     if find_spec("datasets") is None:
         raise ConfigError(
-            f'{address.text} needs datasets, which is not installed; pip install "headway[hub]"'
+            f'{address.string} needs datasets, which is not installed; pip install "headway[hub]"'
         )
     import datasets
 
-    where: dict[str, Any] = {"path": address.id, "name": address.path, "revision": commit}
-    if address.split is None:
+    where: dict[str, Any] = {"path": address["id"], "name": address["path"], "revision": commit}
+    if address["split"] is None:
         where = {"path": "parquet", "data_files": str(_file(address, commit))}
-    with asking(address.text):
-        stream = datasets.load_dataset(**where, split=address.split or "train", streaming=True)
+    with asking(address.string):
+        stream = datasets.load_dataset(**where, split=address["split"] or "train", streaming=True)
         yield from stream.skip(done) if done else stream
 
 
 def _line(address: Address, row: dict[str, Any], number: int) -> str:
-    where, column = f"{address.text}, row {number}", address.column
+    where, column = f"{address.string}, row {number}", address["column"]
     if column is not None:
         if not isinstance(row.get(column), str):
             there = (
@@ -159,4 +149,4 @@ def _line(address: Address, row: dict[str, Any], number: int) -> str:
     try:
         return json.dumps(row, ensure_ascii=False)
     except TypeError as error:
-        raise DataError(f"{where}: {error}; take one column of texts, {address.text}#COLUMN") from None
+        raise DataError(f"{where}: {error}; take one column of texts, {address.string}#COLUMN") from None

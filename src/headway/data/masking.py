@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,48 +23,43 @@ UNSPACED = re.compile(
 )
 
 
-@dataclass(frozen=True, eq=False)
-class WordTable:
-    """A token goes on with the word before it when
+Begins = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+"""ids [n] -> for each token, the slot [n] where its word begins."""
+
+
+def word_begins(tokenizer: Tokenizer, ordinary: NDArray[np.int64]) -> Begins:
+    """A token, of the ids `ordinary`, goes on with the word before it when
 
         WordPiece         it is written ##..
         other tokenizers  it begins in the midst of a character, or it begins with a letter or digit and the token
                           before it ends with one; where a script has no spaces (Chinese, Japanese, Thai) every
                           token is a word of its own, as with RoFormer's and WoBERT's tokenizers
 
-    `inside` `begins` `ends`: bool [V], whether a token always goes on, begins, ends with a letter.
-    """
+    Raises ConfigError for a tokenizer whose tokens tell neither words nor bytes."""
+    size = tokenizer.vocab_size
+    # per id: it always goes on, begins, ends with a letter
+    inside, begins, ends = (np.zeros(size, np.bool_) for _ in range(3))
+    if tokenizer.table is not None:
+        for i in ordinary.tolist():
+            found = tokenizer.text_bytes(i, special=False) or b""
+            text = found.decode("utf-8", "ignore")
+            inside[i] = found[:1] >= b"\x80" and found[:1] < b"\xc0"
+            begins[i], ends[i] = _letter(text[:1]), _letter(text[-1:])
+    else:
+        inside[ordinary] = [tokenizer.token(i).startswith(CONTINUED) for i in ordinary.tolist()]
+        if not inside.any():
+            raise ConfigError(
+                f"whole words are to be masked, but no token of this tokenizer ({size} tokens) says that it goes "
+                f"on with a word ({CONTINUED}..); mask tokens one by one (whole_words=no)"
+            )
 
-    inside: NDArray[np.bool_]
-    begins: NDArray[np.bool_]
-    ends: NDArray[np.bool_]
-
-    @staticmethod
-    def of(tokenizer: Tokenizer, ordinary: NDArray[np.int64]) -> WordTable:
-        """Of the ids `ordinary`. Raises ConfigError for a tokenizer whose tokens tell neither words nor bytes."""
-        size = tokenizer.vocab_size
-        inside, begins, ends = (np.zeros(size, np.bool_) for _ in range(3))
-        if tokenizer.table is not None:
-            for i in ordinary.tolist():
-                found = tokenizer.text_bytes(i, special=False) or b""
-                text = found.decode("utf-8", "ignore")
-                inside[i] = found[:1] >= b"\x80" and found[:1] < b"\xc0"
-                begins[i], ends[i] = _letter(text[:1]), _letter(text[-1:])
-        else:
-            inside[ordinary] = [tokenizer.token(i).startswith(CONTINUED) for i in ordinary.tolist()]
-            if not inside.any():
-                raise ConfigError(
-                    f"whole words are to be masked, but no token of this tokenizer ({size} tokens) says that it goes "
-                    f"on with a word ({CONTINUED}..); mask tokens one by one (whole_words=no)"
-                )
-        return WordTable(inside, begins, ends)
-
-    def first_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """ids [n] -> for each token, the slot [n] where its word begins."""
-        goes_on = self.inside[ids]
-        goes_on[1:] |= self.begins[ids[1:]] & self.ends[ids[:-1]]
+    def first_of(ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        goes_on = inside[ids]
+        goes_on[1:] |= begins[ids[1:]] & ends[ids[:-1]]
         goes_on[:1] = False
         return np.maximum.accumulate(np.where(goes_on, 0, np.arange(len(ids))))
+
+    return first_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +84,7 @@ class Masking:
     special: NDArray[np.bool_]
     ordinary: NDArray[np.int64]
     share: float = SHARE
-    words: WordTable | None = None
+    words: Begins | None = None
 
     @staticmethod
     def of(tokenizer: Tokenizer, *, share: float = SHARE, whole_words: bool = False) -> Masking:
@@ -101,7 +97,7 @@ class Masking:
         template = (*tokenizer.template.prefix, *tokenizer.template.suffix)
         special[[*tokenizer.special_ids, *template]] = True
         ordinary = np.setdiff1d(np.flatnonzero(~special), tokenizer.unused_ids(tokenizer.vocab_size))
-        words = WordTable.of(tokenizer, ordinary) if whole_words else None
+        words = word_begins(tokenizer, ordinary) if whole_words else None
         return Masking(mask, special, ordinary, share, words)
 
     def __call__(self, ids: NDArray[np.int64], key: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -109,7 +105,7 @@ class Masking:
         raw = np.random.Philox(key=key).random_raw(3 * len(ids)).reshape(3, -1)
         first, second, third = (raw >> np.uint64(11)) * 2.0**-53  # uniform in [0, 1)
         if self.words is not None:
-            first = first[self.words.first_of(ids)]
+            first = first[self.words(ids)]
         chosen = (first < self.share) & ~self.special[ids]
         other = self.ordinary[(third * len(self.ordinary)).astype(np.int64)]
         instead = np.where(second < MASKED, self.mask, np.where(second < MASKED + RANDOM, other, ids))
