@@ -67,65 +67,55 @@ def check(spec: Any) -> None:
                 f"ModelSpec: there is no {name} {value!r}{did_you_mean(str(value), choices)}; "
                 f"there are {', '.join(choices)}"
             )
-    if not spec.hidden and spec.order not in ("pre", "post"):
-        raise ConfigError(
-            f'ModelSpec: order {spec.order!r} has a feed-forward beside attention, hidden=0 is none; use order="pre"'
-        )
     _check_positions(spec)
-    _check_head(spec)
-    _check_attention(spec)
-    _check_encoder(spec)
+    for what, is_so in {**_wrong(spec), **_wrong_beside_encoder(spec)}.items():
+        if is_so:
+            raise ConfigError(f"ModelSpec: {what}")
 
 
-def _check_head(spec: Any) -> None:
-    task = spec.head.task
-    if spec.causal != (task == "lm"):
-        role = "decoder predicts what follows (Head('lm'))" if spec.causal else "encoder has no Head('lm')"
-        raise ConfigError(f"ModelSpec: {'a' if spec.causal else 'an'} {role}, got Head({task!r})")
-    if spec.tied and not spec.head.needs_vocab:
-        raise ConfigError(f"ModelSpec: tied joins output layer and embedding, and Head({task!r}) has none")
-    if spec.columns != spec.width and task == "lm":
-        raise ConfigError(
-            f"ModelSpec: an embedding of {spec.columns} columns is for encoders; a decoder's has {spec.width}"
-        )
+def _wrong(spec: Any) -> dict[str, bool]:
+    """Fields that do not go together, and whether they are there."""
+    task, linear = spec.head.task, spec.linear is not None
+    seen = Causal() if spec.causal else Full()
+    return {
+        f'order {spec.order!r} has a feed-forward beside attention, hidden=0 is none; use order="pre"': (
+            not spec.hidden and spec.order not in ("pre", "post")
+        ),
+        f"a decoder predicts what follows (Head('lm')), got Head({task!r})": spec.causal and task != "lm",
+        f"an encoder has no Head('lm'), got Head({task!r})": not spec.causal and task == "lm",
+        f"tied joins output layer and embedding, and Head({task!r}) has none": (
+            spec.tied and not spec.head.needs_vocab
+        ),
+        f"an embedding of {spec.columns} columns is for encoders; a decoder's has {spec.width}": (
+            spec.columns != spec.width and task == "lm"
+        ),
+        "global_projections are for encoders with softmax attention: a decoder's cache keeps one key per token, and "
+        "global queries need another": spec.global_projections and (spec.causal or linear),
+        "linear attention sums over all that is seen, so its patterns are Causal() in a decoder and Full() in an "
+        f"encoder, got {next((p for p in spec.patterns if p != seen), seen)}": (
+            linear and any(p != seen for p in spec.patterns)
+        ),
+        "linear attention has no weights to drop and no scores to scale; set attention_dropout=0.0 and "
+        "attention_scale=None (`with_linear` does)": (
+            linear and (spec.attention_dropout or spec.attention_scale is not None)
+        ),
+    }
 
 
-def _check_attention(spec: Any) -> None:
-    if spec.global_projections and (spec.causal or spec.linear is not None):
-        raise ConfigError(
-            "ModelSpec: global_projections are for encoders with softmax attention: a decoder's cache keeps "
-            "one key per token, and global queries need another"
-        )
-    if spec.linear is not None and any(p != (Causal() if spec.causal else Full()) for p in spec.patterns):
-        raise ConfigError(
-            "ModelSpec: linear attention sums over all that is seen, so its patterns are Causal() in a "
-            f"decoder and Full() in an encoder, got {', '.join(dict.fromkeys(map(str, spec.patterns)))}"
-        )
-    if spec.linear is not None and (spec.attention_dropout or spec.attention_scale is not None):
-        raise ConfigError(
-            "ModelSpec: linear attention has no weights to drop and no scores to scale; set attention_dropout=0.0 "
-            "and attention_scale=None (`with_linear` does)"
-        )
-
-
-def _check_encoder(spec: Any) -> None:
+def _wrong_beside_encoder(spec: Any) -> dict[str, bool]:
     other = spec.encoder
     if other is None:
-        if spec.shared_embedding:
-            raise ConfigError("ModelSpec: shared_embedding is the encoder's, and there is no encoder")
-        return
-    if not spec.causal or other.causal or other.encoder is not None or other.head.task != "states":
-        raise ConfigError(
-            "ModelSpec: encoder= joins an encoder (causal=False, Head('states'), no encoder of its own) to a "
-            "decoder"
-        )
-    if other.width != spec.width:
-        raise ConfigError(f"ModelSpec: the encoder's width {other.width} must be the decoder's, {spec.width}")
-    if spec.shared_embedding and (other.vocab, other.columns) != (spec.vocab, spec.columns):
-        raise ConfigError(
-            f"ModelSpec: a shared embedding has one size, got {other.vocab} x {other.columns} and "
-            f"{spec.vocab} x {spec.columns}"
-        )
+        return {"shared_embedding is the encoder's, and there is no encoder": spec.shared_embedding}
+    sizes, others = (spec.vocab, spec.columns), (other.vocab, other.columns)
+    return {
+        "encoder= joins an encoder (causal=False, Head('states'), no encoder of its own) to a decoder": (
+            not spec.causal or other.causal or other.encoder is not None or other.head.task != "states"
+        ),
+        f"the encoder's width {other.width} must be the decoder's, {spec.width}": other.width != spec.width,
+        f"a shared embedding has one size, got {others[0]} x {others[1]} and {sizes[0]} x {sizes[1]}": (
+            spec.shared_embedding and others != sizes
+        ),
+    }
 
 
 def _check_positions(spec: Any) -> None:

@@ -89,13 +89,19 @@ def choose_layout(patterns: Sequence[Pattern], tokens: Tokens, ranks: int) -> tu
 
 def _cost(layout: ShardLayout, patterns: Sequence[Pattern], tokens: Tokens) -> tuple[list[float], int]:
     """Pairs that each rank computes in all layers and a mean head, and keys that are read from other ranks."""
-    shards, work, read = layout.shards(tokens), [0.0] * layout.ranks, 0.0
-    for pattern, layers in Counter(patterns).items():
-        for head in pattern.heads:
-            plan, share = ContextPlan.of(head, shards), layers / len(pattern.heads)
-            work = [before + share * plan.pairs(rank) for rank, before in enumerate(work)]
-            read += share * sum(map(plan.keys_read, range(layout.ranks)))
+    plans, ranks = head_plans(patterns, layout.shards(tokens)), range(layout.ranks)
+    work = [sum(plan.pairs(rank) * layers / heads for plan, layers, heads in plans) for rank in ranks]
+    read = sum(layers / heads * sum(map(plan.keys_read, ranks)) for plan, layers, heads in plans)
     return work, round(read)
+
+
+def head_plans(patterns: Sequence[Pattern], shards: Sequence[Tokens]) -> list[tuple[ContextPlan, int, int]]:
+    """The plan of every pattern of a head; in how many layers it is, and among how many patterns of heads there."""
+    return [
+        (ContextPlan.of(head, shards), layers, len(pattern.heads))
+        for pattern, layers in Counter(patterns).items()
+        for head in pattern.heads
+    ]
 
 
 def _said(work: Sequence[float], read: int) -> str:

@@ -30,9 +30,8 @@ def own_parts(tensors: Mapping[str, Tensor], parallel: Parallel) -> dict[str, Pa
 
 
 def _planner(tensors: Mapping[str, Tensor]) -> DefaultSavePlanner:
-    from torch.distributed.checkpoint.default_planner import (
-        DefaultSavePlanner,
-    )  # takes a while, which few runs need
+    # takes a while, which few runs need
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
     planner = DefaultSavePlanner(flatten_state_dict=False)
     planner.set_up_planner(dict(tensors))

@@ -184,8 +184,10 @@ def reach(spec: ModelSpec) -> tuple[int | None, int | None]:
     reaches added; None is no bound (global tokens have none, whether or not some are marked).
 
     Exact for windows, their unions and `PerHead`; of windows joined by `&`, an upper bound."""
-    before, after = zip(*(pattern.reach for pattern in spec.patterns), strict=True)
-    return _added(before), _added(after)
+    before, after = (
+        None if None in side else sum(side) for side in zip(*(p.reach for p in spec.patterns), strict=True)
+    )
+    return before, after
 
 
 def receptive_field(spec: ModelSpec) -> int | None:
@@ -194,8 +196,3 @@ def receptive_field(spec: ModelSpec) -> int | None:
     None is no bound. (Beltagy et al. 2020, section 3.1: l layers of window w, w / 2 on either side, see l w.)"""
     before, after = reach(spec)
     return None if before is None or after is None else before + after
-
-
-def _added(reaches: tuple[int | None, ...]) -> int | None:
-    known = [n for n in reaches if n is not None]
-    return sum(known) if len(known) == len(reaches) else None

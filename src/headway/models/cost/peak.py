@@ -11,7 +11,7 @@ from typing import Unpack
 import torch
 
 from headway.models.cost.activations import TrainingOptions, activation_bytes
-from headway.models.cost.weights import block_parameters, parameter_count
+from headway.models.cost.weights import block_parameters, numbers_in_blocks, parameter_count
 from headway.models.spec import ModelSpec
 from headway.nn.cross_entropy import chunk_rows
 from headway.nn.feedforward import CHUNK
@@ -86,7 +86,7 @@ def training_bytes(
         above = {name: one[name] if name == "head" else 0 for name in one}
     else:
         own, each = w * n // parts, block_parameters(spec)
-        rest = n - sum(s.layers * block_parameters(s) for s in (spec, spec.encoder) if s is not None)
+        rest = n - numbers_in_blocks(spec)
         held = {"parameters": own, "optimizer": 2 * own, "gathered": e * rest}
         block += 2 * (e + w) * each
         gradients = [0, e * rest, e * rest + own, (e + w) * rest + own]

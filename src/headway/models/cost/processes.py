@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -11,10 +10,11 @@ import torch
 from headway.errors import ConfigError
 from headway.models.cost.activations import TrainingOptions
 from headway.models.cost.peak import training_bytes
-from headway.models.cost.weights import block_parameters, parameter_count
+from headway.models.cost.weights import numbers_in_blocks, parameter_count
 from headway.models.spec import ModelSpec
 from headway.models.tensor_parallel import share_of, shares_vocab
-from headway.parallel import ContextPlan, Mesh, choose_layout
+from headway.parallel import Mesh
+from headway.parallel.layout import choose_layout, head_plans
 from headway.tokens import Tokens
 
 MOST = 2**24
@@ -84,14 +84,7 @@ def process_shares(
     layout, _ = choose_layout(spec.patterns, Tokens.range(context), mesh.cp)
     shards = layout.shards(Tokens.range(context))
     owns = [share_of(spec, mesh.tp, rank) for rank in range(mesh.tp)]
-    plans = [
-        [
-            (ContextPlan.of(head, shards), layers, len(pattern.heads))
-            for pattern, layers in Counter(own.patterns).items()
-            for head in pattern.heads
-        ]
-        for own in owns
-    ]
+    plans = [head_plans(own.patterns, shards) for own in owns]
     work = [
         [sum(plan.pairs(cp) * layers / heads for plan, layers, heads in some) for cp in range(mesh.cp)]
         for some in plans
@@ -106,7 +99,7 @@ def process_shares(
         sent = sum(plan.bytes_sent(cp, dtype=dtype, **size) * layers // heads for plan, layers, heads in some)
         held = training_bytes(own, tokens, rows, dtype, parts=parts, **options)
         n = parameter_count(own)
-        blocks = sum(s.layers * block_parameters(s) for s in (own, own.encoder) if s is not None)
+        blocks = numbers_in_blocks(own)
         gradients = (parts - 1) * 4 * n // parts + 2 * (alike - 1) * 4 * n // (alike * parts)
         numbers = layer_sums(spec, tokens, **options) * spec.width + vocab_sums(
             spec, tokens, mesh.tp, **options

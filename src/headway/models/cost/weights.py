@@ -65,8 +65,7 @@ def parameters(spec: ModelSpec) -> dict[str, int]:
 
     Patterns have none.
     """
-    found = dict.fromkeys(("embedding", "attention", "feed-forward", "norms"), 0)
-    found |= {"positions": 0, "output layer": 0}
+    found = dict.fromkeys(("embedding", "attention", "feed-forward", "norms", "positions", "output layer"), 0)
     for name, size in parameter_sizes(spec).items():
         found[place_of(name)] += size
     if spec.encoder is not None:
@@ -80,6 +79,12 @@ def block_parameters(spec: ModelSpec) -> int:
     sizes = parameter_sizes(spec).items()
     inside = [n for name, n in sizes if ".layers." in name and place_of(name) != "positions"]
     return sum(inside) // spec.layers
+
+
+def numbers_in_blocks(spec: ModelSpec) -> int:
+    """Numbers in all blocks, an encoder's too, without positions."""
+    stacks = [spec] if spec.encoder is None else [spec, spec.encoder]
+    return sum(stack.layers * block_parameters(stack) for stack in stacks)
 
 
 def parameter_count(spec: ModelSpec) -> int:
