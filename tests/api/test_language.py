@@ -68,16 +68,6 @@ def test_chat_goes_through_the_template(lm: LanguageModel) -> None:
         lm.generate(CHAT)  # type: ignore[call-overload]
 
 
-def test_call_is_forward(lm: LanguageModel) -> None:
-    ids = torch.tensor([[0, 5, 9]])
-    with torch.no_grad():
-        assert torch.equal(lm(ids), lm.model(ids))
-        # one row and three rows of a product may be summed in another order
-        assert torch.allclose(
-            lm(ids, logits_for=torch.tensor([2])), lm.model(ids)[:, 2:], rtol=1e-5, atol=1e-5
-        )
-
-
 def test_save_and_load(lm: LanguageModel, tmp_path: Path) -> None:
     lm.save(tmp_path / "again")
     again = headway.load(tmp_path / "again")

@@ -78,7 +78,7 @@ def test_a_long_context_is_read_in_windows(tmp_path: Path) -> None:
     begins, ends, places = [], [], []
     for part in parts:
         ids, types = torch.tensor([part.ids]), torch.tensor([part.token_types])
-        out = ours(ids, types=types)[0].detach()
+        out = ours.model(ids, types=types)[0].detach()
         inside = [i for i, which in enumerate(part.texts) if which == 1]
         begins.append(out[inside, 0])
         ends.append(out[inside, 1])

@@ -205,7 +205,6 @@ def test_translate(folders: dict[str, str], capsys: pytest.CaptureFixture[str], 
         (["train", "--task", "translate"], 1, "there is no task 'translate' (did you mean \"translation\"?)"),
         (["train", "--task", "nowhere:Task"], 1, "the task nowhere:Task cannot be imported: No module"),
         (["train", "--task", "headway.train:TextConfig"], 1, "is no task: a task is a subclass of headway.train.Task"),
-        (["train-translation", "source=a"], 2, "'train-translation' (type: headway train --task translation)"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said(

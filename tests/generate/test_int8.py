@@ -122,7 +122,7 @@ def test_a_plan_counts_a_byte_a_number_and_four_a_scale(
     assert (plain.weights, plain.dtype, plain.kv_dtype) == (rounded.weights, "bfloat16", "bfloat16")
     assert rounded.kv_dtype == "int8"
     assert [layer.reads for layer in rounded.layers] == [layer.reads for layer in plain.layers] == [4096]
-    monkeypatch.setattr(Machine, "here", staticmethod(lambda dtype, *, again: box))
+    monkeypatch.setattr(Machine, "here", staticmethod(lambda dtype: box))
     assert run(["plan", "llama-2-7b", "--kv-cache-dtype", "int8"]) == 0
     assert "1 x 4096 tokens in bfloat16, keys and values in int8, on box" in capsys.readouterr().out
 

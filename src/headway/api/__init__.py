@@ -5,7 +5,6 @@ from headway.api.encoders import Candidate, Embedder, MaskedLM, TextEncoder
 from headway.api.language import LanguageModel
 from headway.api.loading import load
 from headway.api.looking import EncoderDecoderMaps, EncoderDecoderStates
-from headway.api.options import Options
 from headway.api.translator import Translator
 from headway.data.spans import Answer, Span
 from headway.models.attention_maps import AttentionMap, AttentionMaps
@@ -23,7 +22,6 @@ __all__ = [
     "Label",
     "LanguageModel",
     "MaskedLM",
-    "Options",
     "Span",
     "Tagger",
     "TextEncoder",

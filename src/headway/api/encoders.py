@@ -20,7 +20,6 @@ from headway.models import Encoder
 from headway.models.attention_maps import AttentionMaps
 from headway.text import Encoded, Tokenizer
 from headway.text.tokenizer import Text
-from headway.tokens import Tokens
 
 
 @dataclass(frozen=True)
@@ -49,11 +48,6 @@ class TextEncoder(Pretrained[Encoder, Tokenizer]):
                 f"{model.spec.head.task!r}"
             )
         super().__init__(model, tokenizer)
-
-    def __call__(self, ids: Tensor, *, tokens: Tokens | None = None, types: Tensor | None = None) -> Tensor:
-        """What the head gives for ids [B, T]: `Encoder.forward`."""
-        out: Tensor = self.model(ids, tokens=tokens, types=types)
-        return out
 
     def states(self, texts: Sequence[Text], *, batch_size: int = BATCH, cut: bool = False) -> list[Tensor]:
         """The last states [T, M] of each text or pair, T its tokens with those of the template. `cut`: as in

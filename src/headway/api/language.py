@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Unpack, overload
 
 import torch
@@ -10,10 +10,10 @@ from torch import Tensor
 
 from headway.api.drafting import make_draft
 from headway.api.looking import Numbers, attention_of, states_of, token_texts
-from headway.api.options import Options, Scoring, config_of, scoring_of
-from headway.api.pretrained import Writer, check_options
+from headway.api.options import Scoring, config_of, scoring_of
+from headway.api.pretrained import Writer
 from headway.api.prompts import prompt_ids
-from headway.cache import DecoderCache, kv_dtype
+from headway.cache import kv_dtype
 from headway.choice import Choice
 from headway.errors import DataError
 from headway.generate import Delta, Generation, GenerationConfig, Reader, Score, rolling_windows
@@ -27,7 +27,6 @@ from headway.models import Decoder
 from headway.models.attention_maps import AttentionMaps
 from headway.text import Tokenizer
 from headway.text.chat import Message
-from headway.tokens import Tokens
 
 
 class LanguageModel(Writer[Decoder, Tokenizer]):
@@ -52,13 +51,13 @@ class LanguageModel(Writer[Decoder, Tokenizer]):
         return tuple(given) if isinstance(given, (list, tuple)) else (int(given),)
 
     @overload  # a str is a Sequence[str], too
-    def generate(  # type: ignore[overload-overlap]
+    def generate(
         self,
         prompt: str | Tensor | Sequence[int],
         *,
         batch_size: int | None = ...,
         special: bool = ...,
-        **options: Unpack[Options],
+        **options: Any,
     ) -> Generation: ...
 
     @overload
@@ -68,11 +67,11 @@ class LanguageModel(Writer[Decoder, Tokenizer]):
         *,
         batch_size: int | None = ...,
         special: bool = ...,
-        **options: Unpack[Options],
+        **options: Any,
     ) -> list[Generation]: ...
 
     def generate(
-        self, prompt: Any, *, batch_size: int | None = None, special: bool = False, **options: Unpack[Options]
+        self, prompt: Any, *, batch_size: int | None = None, special: bool = False, **options: Any
     ) -> Generation | list[Generation]:
         """Continues one prompt (a text, or ids), or each of a list of prompts.
 
@@ -81,6 +80,11 @@ class LanguageModel(Writer[Decoder, Tokenizer]):
         so, and stay open at the end; prompts given as ids are taken as they are. `special`: control tokens
         written in the prompt are control tokens, not text. `batch_size`: how many prompts of a list are worked
         on at once. It changes no text, and neither does what else is in the list: prompt i draws from (seed, i).
+
+        `options` are fields of `GenerationConfig`, `Sampling` and `Beams` by name; without any: greedy, up to 128 new
+        tokens, until EOS. `beams` is how many, or a `Beams`, for the text of the highest score. `draft` needs fewer
+        steps for the same text where the next tokens can be guessed, at most `draft_tokens` at a time: from the text
+        itself ("ngram"), by a smaller `LanguageModel` of the same tokenizer, or by a `Draft`.
         """
         prompts, one = prompt_ids(self, prompt, special)
         config, draft = self._settings(options)
@@ -91,7 +95,7 @@ class LanguageModel(Writer[Decoder, Tokenizer]):
         return found[0] if one else found
 
     def stream(
-        self, prompt: str | Sequence[int] | Tensor, *, special: bool = False, **options: Unpack[Options]
+        self, prompt: str | Sequence[int] | Tensor, *, special: bool = False, **options: Any
     ) -> Iterator[Delta]:
         """Continues one prompt token by token: `delta.text` is what became certain. All texts together are the
         text of `generate` with the same arguments."""
@@ -105,13 +109,13 @@ class LanguageModel(Writer[Decoder, Tokenizer]):
             self.model, prompts, config, tokenizer=self.tokenizer, draft=draft, engine=self.engine
         )
 
-    def chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Generation:
+    def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
         """The reply to a conversation, [{"role": "user", "content": "..."}, ...], through the chat template. What
         earlier turns stored is not read again, unless prefix_cache=False."""
         ids = self.need_tokenizer().render_chat(messages)
         return collect(list(self.stream(ids, **_in_turn(options))), len(ids))
 
-    def stream_chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Iterator[Delta]:
+    def stream_chat(self, messages: Sequence[Message], **options: Any) -> Iterator[Delta]:
         """`chat`, token by token."""
         return self.stream(self.need_tokenizer().render_chat(messages), **_in_turn(options))
 
@@ -229,18 +233,6 @@ class LanguageModel(Writer[Decoder, Tokenizer]):
         ids = torch.tensor(check_prompts(rows, self.spec.vocab), device=self.model.model.like.device)
         return {"ids": ids}
 
-    def __call__(
-        self,
-        ids: Tensor,
-        *,
-        tokens: Tokens | None = None,
-        cache: DecoderCache | None = None,
-        logits_for: Tensor | slice | None = None,
-    ) -> Tensor:
-        """Logits [B, T, V] of the token after each slot of `ids` [B, T]: `Decoder.forward`."""
-        logits: Tensor = self.model(ids, tokens=tokens, cache=cache, logits_for=logits_for)
-        return logits
-
     def _pair(self, i: int, context: str, continuation: str, special: bool) -> tuple[list[int], list[int]]:
         """A context and its continuation as ids; see `score`."""
         tokenizer, stem = self.need_tokenizer(), context.rstrip()
@@ -259,14 +251,14 @@ class LanguageModel(Writer[Decoder, Tokenizer]):
             )
         return before, whole[len(before) :]
 
-    def _settings(self, options: Options) -> tuple[GenerationConfig, Draft | None]:
-        check_options("generate", options, Options.__annotations__)
-        given: dict[str, Any] = dict(options)
-        draft = make_draft(given.pop("draft", None), given.pop("draft_tokens", None), self)
+    def _settings(self, options: Mapping[str, Any]) -> tuple[GenerationConfig, Draft | None]:
         unused = self.tokenizer.unused_ids(self.spec.vocab) if self.tokenizer else []
-        return config_of({"eos": self.eos, **given}, unused), draft
+        config, draft = config_of(
+            "generate", {"eos": self.eos, **options}, unused, also=("draft", "draft_tokens")
+        )
+        return config, make_draft(draft.get("draft"), draft.get("draft_tokens"), self)
 
 
-def _in_turn(options: Options) -> Options:
+def _in_turn(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a conversation, each turn of which begins as the one before."""
     return {"prefix_cache": options.get("use_cache", True), **options}

@@ -1,80 +1,28 @@
-"""What calls of a language model can be asked for, beside the texts."""
+"""What calls that write or score texts can be asked for, beside the texts.
+
+Options of writing are the fields of `GenerationConfig`, of its `Sampling` (temperature, top_k, ...) and of `Beams`
+(length_penalty, n_best, ...), by name; `beams` is a number of them, or a `Beams`. What a model or a call says itself is
+none: ids that are forbidden, forced or a prefix.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any, Literal, TypedDict
+from typing import Any, TypedDict
 
-from headway.api.drafting import AnyDraft
 from headway.api.pretrained import BATCH, check_options
 from headway.errors import ConfigError
 from headway.generate import Beams, GenerationConfig, Sampling
 
-
-class Writing(TypedDict, total=False):
-    """How to write a text. Whatever is not given is greedy, seed 0, up to 128 new tokens, until EOS.
-
-    max_new_tokens: at most so many (None: 128, or what the context has room for).
-    temperature, top_k, top_p, min_p, repetition_penalty: see `Sampling`; temperature 0 is greedy.
-    beams: search for the text of the highest score instead, with so many beams, or as `Beams` says.
-    length_penalty, n_best, early_stopping, with_greedy: of the search, see `Beams`.
-    seed: equal seeds give equal text.   stop: strings that end the text, or one.
-    eos: ids that end the text, instead of the model's.   beyond_context: go on past the trained context.
-    log_probs: the `log_probs` of the result are ln p of each new token, and with `top_log_probs` its `top_log_probs`
-        those of so many of the likeliest in each place: see `Generation`.
-    adapters: names of those that are added (as `load` was given them), all that are active unless given.
-    min_new_tokens, no_repeat_ngram, prefix_cache, use_cache, kv_cache_dtype, prefill_chunk, exact: see
-        `GenerationConfig`.
-    """
-
-    max_new_tokens: int | None
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    beams: Beams | int | None
-    length_penalty: float
-    n_best: int
-    early_stopping: bool | Literal["never"]
-    with_greedy: bool
-    min_new_tokens: int
-    no_repeat_ngram: int
-    seed: int
-    stop: Sequence[str] | str
-    log_probs: bool
-    top_log_probs: int
-    eos: Sequence[int]
-    adapters: Sequence[str] | None
-    beyond_context: bool
-    prefix_cache: bool
-    use_cache: bool
-    kv_cache_dtype: str
-    prefill_chunk: int | None
-    exact: bool
-
-
-class Options(Writing, total=False):
-    """How to generate. As `Writing`, and
-
-    draft, draft_tokens: fewer steps for the same text where the next tokens can be guessed: from the text itself
-        ("ngram"), by a smaller `LanguageModel` of the same tokenizer, or by a `Draft`; at most so many at a time.
-    """
-
-    draft: AnyDraft | None
-    draft_tokens: int | None
-
-
-class Search(Writing, total=False):
-    """How to translate. As `Writing`, but with 4 beams, and
-
-    prefix: text that every translation begins with, or one for each text; the search goes on from it.
-    batch_size: texts at once, 32 unless given; it changes no text.
-    """
-
-    prefix: str | Sequence[str]
-    batch_size: int
+_SAMPLING, _BEAMS, _CONFIG = (
+    tuple(field.name for field in fields(kind) if field.name not in own)
+    for kind, own in (
+        (Sampling, ()),
+        (Beams, ("width",)),
+        (GenerationConfig, ("sampling", "forbidden", "prefix", "forced_first", "forced_last")),
+    )
+)
 
 
 class Scoring(TypedDict, total=False):
@@ -89,17 +37,18 @@ class Scoring(TypedDict, total=False):
     special: bool
 
 
-_SAMPLING = tuple(field.name for field in fields(Sampling))
-_BEAMS = tuple(field.name for field in fields(Beams) if field.name != "width")
+def config_of(
+    call: str, options: Mapping[str, Any], unused: Sequence[int], also: Sequence[str] = ()
+) -> tuple[GenerationConfig, dict[str, Any]]:
+    """The config of a call's options, for a model that never has an `unused` id; and those of them in `also`.
 
-
-def config_of(options: Mapping[str, Any], unused: Sequence[int]) -> GenerationConfig:
-    """The config of `Writing`, for a model that never has an `unused` id.
-
-    Raises ConfigError for what a search is asked where no number of beams is given, and as `GenerationConfig`."""
-    given = dict(options)
-    sampling = Sampling(**{name: given.pop(name) for name in _SAMPLING if name in given})
-    search = {name: given.pop(name) for name in _BEAMS if name in given}
+    Raises ConfigError for an option that is none, for what a search is asked where no number of beams is given, and as
+    `GenerationConfig`."""
+    check_options(call, options, (*_CONFIG, *_SAMPLING, *_BEAMS, *also))
+    sampling, search, more, given = (
+        {name: options[name] for name in names if name in options}
+        for names in (_SAMPLING, _BEAMS, also, _CONFIG)
+    )
     if isinstance(given.get("beams"), int):
         given["beams"] = Beams(given["beams"], **search)
     elif search:
@@ -107,11 +56,11 @@ def config_of(options: Mapping[str, Any], unused: Sequence[int]) -> GenerationCo
             f"{next(iter(search))} is about a beam search, and no number of beams was given; add beams=4 (--beams 4), "
             "or leave it out"
         )
-    return GenerationConfig(**given, sampling=sampling, forbidden=unused)
+    return GenerationConfig(**given, sampling=Sampling(**sampling), forbidden=unused), more
 
 
 def scoring_of(call: str, how: Scoring) -> tuple[dict[str, Any], bool]:
     """The options of `headway.generate.score`, and `special`."""
-    check_options(call, how, Scoring.__annotations__)
+    check_options(call, how, tuple(Scoring.__annotations__))
     options: dict[str, Any] = {"batch_size": BATCH, **how}
     return options, options.pop("special", False)

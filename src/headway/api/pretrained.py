@@ -87,9 +87,9 @@ class Writer(Pretrained[AModel, ATokenizer]):
             self._engine.close()
 
 
-def check_options(call: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+def check_options(call: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
     """Raises ConfigError for an option that is not known."""
-    for name in given.keys() - known.keys():
+    for name in given.keys() - {*known}:
         raise ConfigError(
             f"{call} has no option {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}"
         )

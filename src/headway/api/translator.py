@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Unpack, overload
+from typing import Any, overload
 
 from headway.api.looking import (
     EncoderDecoderMaps,
@@ -15,8 +15,8 @@ from headway.api.looking import (
     states_across,
     token_texts,
 )
-from headway.api.options import Search, config_of
-from headway.api.pretrained import BATCH, Writer, check_options, refuse_empty
+from headway.api.options import config_of
+from headway.api.pretrained import BATCH, Writer, refuse_empty
 from headway.errors import DataError, HeadwayError
 from headway.generate import Beams, Generation, GenerationConfig
 from headway.generate.translate import completed
@@ -48,34 +48,32 @@ class Translator(Writer[EncoderDecoder, Tokenizer | MarianTokenizer]):
         super().__init__(model, tokenizer, generation={**ends, **(generation or {})})
 
     @overload  # a str is a Sequence[str], too
-    def translate(self, texts: str, **options: Unpack[Search]) -> Generation: ...  # type: ignore[overload-overlap]
+    def translate(self, texts: str, **options: Any) -> Generation: ...
 
     @overload
-    def translate(self, texts: Sequence[str], **options: Unpack[Search]) -> list[Generation]: ...
+    def translate(self, texts: Sequence[str], **options: Any) -> list[Generation]: ...
 
-    def translate(
-        self, texts: str | Sequence[str], **options: Unpack[Search]
-    ) -> Generation | list[Generation]:
-        """The text that a beam search finds for each text: `Search` has the options.
+    def translate(self, texts: str | Sequence[str], **options: Any) -> Generation | list[Generation]:
+        """The text that a beam search finds for each text, 4 beams unless the options say otherwise.
 
         A Generation prints as its text; its `hypotheses` are the n_best, the best first, each with text and score.
-        What else is in a list changes no text.
+        What else is in a list changes no text. `options` are those of `LanguageModel.generate` but for drafts, and:
+        prefix, text that every translation begins with, or one for each text, from which the search goes on;
+        batch_size, texts at once, 32 unless given, which changes no text.
         """
         if isinstance(texts, str):
             return self.translate([texts], **options)[0]
-        check_options("translate", options, Search.__annotations__)
         refuse_empty(texts)
         tokenizer = self.need_tokenizer()
-        given: dict[str, Any] = {"beams": 4, **options}
-        size, prefix = given.pop("batch_size", BATCH), given.pop("prefix", "")
         unused = tokenizer.unused_ids(self.spec.vocab) if isinstance(tokenizer, Tokenizer) else []
-        config = config_of(given, unused)
-        sources, prefixes = tokenizer.encode_batch(texts), self._prefixes(prefix, len(texts))
+        also = ("prefix", "batch_size")
+        config, given = config_of("translate", {"beams": 4, **options}, unused, also)
+        sources, prefixes = tokenizer.encode_batch(texts), self._prefixes(given.get("prefix", ""), len(texts))
         numbers = sorted(range(len(sources)), key=lambda i: len(sources[i]))
         found = translate_ids(
             self.model, [sources[i] for i in numbers], config, generation=self.generation,
             prefixes=[prefixes[i] for i in numbers] if any(prefixes) else None, tokenizer=tokenizer,
-            requests=numbers, batch_size=size, engine=self.engine,
+            requests=numbers, batch_size=given.get("batch_size", BATCH), engine=self.engine,
         )  # fmt: skip
         return sorted(found, key=lambda one: one.request)
 

@@ -78,8 +78,6 @@ COMMANDS: dict[str, Command] = {
     "doctor": Command("What is usable on this machine, and why not", "headway.cli.doctor"),
 }
 
-REMOVED = {"train-translation": "train --task translation"}  # commands of 0.1, and what to type now
-
 USAGE = "usage: headway COMMAND [OPTIONS]   (headway COMMAND --help has more)"
 
 
@@ -113,8 +111,7 @@ def run(argv: Sequence[str]) -> int:
         command = COMMANDS.get(name) or commands().get(name)
         if command is None:
             kind, known = "option" if name.startswith("-") else "command", commands()
-            now = REMOVED.get(name)
-            hint = did_you_mean(name, known) if now is None else f" (type: headway {now})"
+            hint = did_you_mean(name, known)
             report_error(f"there is no {kind} {name!r}{hint}; the commands are {', '.join(known)}")
             return 2
         return _invoke(name, command, rest)

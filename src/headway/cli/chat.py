@@ -1,7 +1,7 @@
 """`headway chat MODEL`: a conversation in the terminal, or line by line through a pipe."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from headway.cli._options import says
 from headway.cli._shared import note, read_stdin
@@ -9,7 +9,7 @@ from headway.cli.generate import SamplingRun, sentence
 from headway.errors import ConfigError, DataError, HeadwayError
 
 if TYPE_CHECKING:
-    from headway.api import LanguageModel, Options
+    from headway.api import LanguageModel
     from headway.models import ModelSpec
 
 PLAIN = "{{ bos_token or '' }}{% for message in messages %}{{ message.content ~ '\n' }}{% endfor %}"
@@ -50,7 +50,7 @@ def command(
     talk(lm, system, options)
 
 
-def talk(lm: "LanguageModel", system: str | None, options: "Options") -> None:
+def talk(lm: "LanguageModel", system: str | None, options: dict[str, Any]) -> None:
     """Reads lines until the end of the input or /quit. A turn that fails is forgotten; the talk goes on.
 
     Raises ConfigError where new tokens are asked for that leave no room for a question."""
@@ -136,7 +136,7 @@ def _read(tty: bool) -> str | None:
     return line.rstrip("\r\n") if line else None
 
 
-def _reply(lm: "LanguageModel", messages: Talk, options: "Options") -> str | None:
+def _reply(lm: "LanguageModel", messages: Talk, options: dict[str, Any]) -> str | None:
     from headway.generate.loop import collect
 
     deltas = []
