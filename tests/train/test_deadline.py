@@ -2,9 +2,7 @@
 
 import math
 
-import pytest
-
-from headway.train.deadline import SPEED_KNOWN, Deadline
+from headway.train.deadline import Deadline
 
 
 def running(
@@ -37,47 +35,8 @@ def test_the_schedule_ends_with_the_last_step() -> None:
     assert running(1, steps=(2.0,), save=9.0).scheduled(1.0) == 1.0, "where nothing fits, all is over"
 
 
-def test_steps_in_all_go_on_at_the_speed_so_far() -> None:
-    deadline = running(60, steps=(2.0,), save=0.25)
-    assert deadline.steps_in_all(5, 16.0) == 5 + 40 / 2
-    assert deadline.steps_in_all(5, 80.0) == 5
-
-
 def test_without_a_limit_nothing_ends() -> None:
     deadline = running(None, steps=(2.0,), save=0.25)
     assert not deadline.is_over(1e9)
-    assert deadline.left(7.0) == deadline.steps_in_all(5, 7.0) == math.inf
+    assert deadline.left(7.0) == math.inf
     assert deadline.scheduled(7.0) == 7.0
-
-
-@pytest.mark.parametrize(
-    ("steps", "warmup", "said"),
-    [
-        (8, 31, ["31", "30", "3"]),
-        (8, 30, None),  # it ends with its warm-up
-        (7, 31, None),  # its speed is not known yet
-        (9, 31, None),  # it was said
-        (8, 1000, ["1000", "30", "3"]),
-    ],
-)
-def test_a_run_that_ends_within_its_warm_up_says_so_once(
-    steps: int, warmup: int, said: list[str] | None
-) -> None:
-    deadline = running(60, held=0.0, steps=(2.0,) * steps)
-    heard: list[str] = []
-    deadline.look_ahead(warmup, 8, 16.0, heard.append)
-    assert SPEED_KNOWN == 8
-    if said is None:
-        assert not heard
-    else:
-        most, expected, lower = said
-        assert heard == [
-            f"warmup {most} steps: at this speed the run ends after about {expected}, within its warm-up; "
-            f"lower warmup (to {lower}, say), or give it more time"
-        ]
-
-
-def test_a_warm_up_has_a_step_at_least() -> None:
-    heard: list[str] = []
-    running(4, held=0.0, steps=(2.0,) * 8).look_ahead(9, 1, 3.0, heard.append)
-    assert "(to 1, say)" in heard[0]

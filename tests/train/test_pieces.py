@@ -116,7 +116,10 @@ def test_moments_of_another_run_are_taken_where_they_fit(kind: str) -> None:
     stepped(first)
     lost = "model.layers.0.self_attn.k_proj.weight"
     kept = {key: value for key, value in first.state_tensors().items() if lost not in key}
-    assert second.take_state_tensors(kept | {"nobody/step": torch.zeros(())}) == len(first.parameters) - 1
+    assert (
+        second.load_state_tensors(kept | {"nobody/step": torch.zeros(())}, strict=False)
+        == len(first.parameters) - 1
+    )
     assert all(torch.equal(second.state_tensors()[key], value) for key, value in kept.items())
     Optimizer.of(parameter_groups(model()), config).load_state_tensors(second.state_tensors())
     stepped(second)

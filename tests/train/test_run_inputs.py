@@ -15,7 +15,8 @@ from headway.train import (
     train,
 )
 from headway.train.dry_run import describe_run
-from headway.train.inputs import hold_out, make_spec
+from headway.train.inputs import make_spec
+from headway.train.texts import hold_out
 from tests.train.test_run import HOME_MADE
 
 Make = Callable[..., TextConfig]

@@ -154,7 +154,7 @@ class State:
         """Begin with another run's moments, those of a checkpoint or in a file `OPTIMIZER`; of how many parameters.
 
         Those of parameters that have another name or shape here, or another optimizer, are left out."""
-        return self.optimizer.take_state_tensors(optimizer_tensors(place))
+        return self.optimizer.load_state_tensors(optimizer_tensors(place), strict=False)
 
     def load_weights(self, path: Path, record: Mapping[str, Any]) -> None:
         """Fill the model, or the adapter beside it, from a checkpoint whose training.json is `record`. Raises as

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
-SPEED_KNOWN = 8
-"""Steps after which a run's speed is known."""
 EVALUATION = 0.5
 """Of a training step's time, at most, for as much data: a third of its operations, and a margin."""
 SAVES = 4
@@ -52,18 +49,3 @@ class Deadline:
         if self.limit is None:
             return seconds
         return self.limit * min(1.0, seconds / max(self.limit - self.behind, 1e-9))
-
-    def steps_in_all(self, done: int, seconds: float) -> float:
-        """Steps that the run will have made, at the speed of those so far."""
-        if self.limit is None:
-            return math.inf
-        return done + max(0.0, self.limit - self.behind - seconds) / max(self.mean, 1e-9)
-
-    def look_ahead(self, warmup: int, done: int, seconds: float, say: Callable[[str], None]) -> None:
-        """Say, once a run by the clock knows its speed, that it ends within a warm-up of so many steps."""
-        expected = self.steps_in_all(done, seconds)
-        if self.steps == SPEED_KNOWN and expected < warmup:
-            say(
-                f"warmup {warmup} steps: at this speed the run ends after about {expected:.0f}, within its warm-up; "
-                f"lower warmup (to {max(1, round(expected / 10))}, say), or give it more time"
-            )

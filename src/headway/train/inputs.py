@@ -1,122 +1,30 @@
-"""What training begins with: tokenizer, token files, spec and first weights, made or found."""
+"""What training begins with: tokenizer, spec and first weights, made or found."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.checkpoints.folder import Folder, load_folder
 from headway.checkpoints.restore import build_model
-from headway.data import Permutation, Piece, TokenFile, encode_corpus, read_text
-from headway.data.corpus import digest
-from headway.data.hub import is_remote
-from headway.errors import ConfigError, DataError, PatternError, did_you_mean
+from headway.errors import ConfigError, PatternError, did_you_mean
 from headway.models import FAMILIES, Decoder, Encoder, Head, ModelSpec, build, catalog
 from headway.patterns import Causal, Pattern, parse
 from headway.positions import Learned
-from headway.storage.files import atomic_write
 from headway.text import Tokenizer, train_bpe, train_characters, train_words
 from headway.train.microbatch_pool import DTYPES, choose_precision
 from headway.train.rows_config import RowsConfig
-from headway.train.text_config import TextConfig
 
-TOKENS, SOURCE = ".tokens", ".source"
+TOKENS = ".tokens"
 VOCAB, DEPTH = 4096, 6
 FAMILY = dict.fromkeys(("masked-lm", "classify", "tag", "answer", "embed"), "roformer")
 """Of home-made models by task: of encoders one whose rows may be of any length; llama for other tasks."""
 MASK, PAD = "[MASK]", "[PAD]"
-
-
-class Inputs(NamedTuple):
-    """The tokenizer; the text that is trained on, and the text that is held out, None without one; what is said of
-    them."""
-
-    tokenizer: Tokenizer
-    train: TokenFile
-    validation: TokenFile | None
-    remarks: list[str]
-
-
-def prepare(config: TextConfig, folder: Path, start: Path | None, *, in_template: bool) -> Inputs:
-    """Load or train the tokenizer, and encode text into `folder`/data. Files that are there are reused: they have their
-    names only when they are complete. A run that resumes from the checkpoint `start` has its tokenizer. With
-    `in_template`, each document begins and ends as the tokenizer says.
-
-    Raises DataError and ConfigError for text and settings that do not fit together, and for text that has changed since
-    the run encoded it, unless `cached_tokens` says that this is meant.
-    """
-    remarks: list[str] = []
-
-    def texts() -> Iterator[str]:
-        return (piece.text for piece in _pieces(config))
-
-    tokenizer = find_tokenizer(config, folder, start, texts, masked=not in_template)
-    if Path(config.data).suffix == TOKENS and config.validation_share:
-        raise ConfigError(
-            f"validation_share cuts text, but {config.data} is a token file; give its held-out part as validation"
-        )
-
-    def file(name: str, source: str, pieces: Iterator[Piece]) -> TokenFile:
-        path = folder / "data" / f"{name}{TOKENS}"
-        if Path(source).suffix == TOKENS:
-            found = TokenFile(source)
-        elif path.exists():
-            found = TokenFile(path)
-            if start is not None:
-                remarks.extend(_changed(source, path, config))
-        else:
-            found = encode_corpus(pieces, tokenizer, path, bos=in_template, eos=in_template)
-            atomic_write(path.with_suffix(SOURCE), digest(source))
-        found.require_tokenizer(tokenizer.fingerprint)
-        return found
-
-    train = file("train", config.data, _pieces(config))
-    validation = None
-    if config.validation is not None:
-        validation = file("validation", config.validation, read_text(config.validation))
-    elif config.validation_share:
-        validation = file("validation", config.data, _pieces(config, held_out=True))
-    return Inputs(tokenizer, train, validation, remarks)
-
-
-def _changed(source: str, tokens: Path, config: TextConfig) -> list[str]:
-    """What is said of a text that is not what it was when the run encoded it. Raises ConfigError unless the settings
-    say that this is meant."""
-    kept = tokens.with_suffix(SOURCE)
-    gone = not (is_remote(source) or Path(source).exists())
-    if not gone and (not kept.exists() or digest(source) == kept.read_text()):
-        return []
-    what = f"{source} {'is gone' if gone else 'has changed'} since this run encoded it"
-    if config.cached_tokens:
-        return [f"{what}: going on with the tokens in {tokens}"]
-    raise ConfigError(
-        f"{what}; put back what was there, begin a new run in another folder (--out), or go on with the tokens of "
-        f"then, which are in {tokens}: --cached-tokens (cached_tokens=true)"
-    )
-
-
-@contextmanager
-def made_inputs(folder: Path, start: Path | None) -> Iterator[None]:
-    """While open, a run that has no checkpoint to `start` from makes tokenizer and token files in its folder: those of
-    an earlier one that never came to its first checkpoint go first, and its own where it is refused."""
-
-    def remove() -> None:
-        for made in ("data", "tokenizer") if start is None else ():
-            shutil.rmtree(folder / made, ignore_errors=True)
-
-    remove()
-    try:
-        yield
-    except BaseException:
-        remove()
-        raise
 
 
 def model_folder(config: RowsConfig) -> Folder | None:
@@ -167,51 +75,6 @@ def _trained_tokenizer(config: RowsConfig, texts: Iterator[str], masked: bool) -
         return train_bpe(texts, vocab)
     made = train_bpe(texts, vocab, special_tokens=[MASK, PAD])
     return Tokenizer(made.backend, bos=made.bos, eos=made.eos, ends_with_eos=True, config=made.config)
-
-
-def _pieces(config: TextConfig, *, held_out: bool = False) -> Iterator[Piece]:
-    """The documents of `data` that are trained on, or those that are held out."""
-    if not config.validation_share:
-        return read_text(config.data)
-    share, seed = config.validation_share, config.seed
-    return hold_out(lambda: read_text(config.data), share, seed, held_out=held_out)
-
-
-def hold_out(
-    read: Callable[[], Iterable[Piece]], share: float, seed: int, *, held_out: bool
-) -> Iterator[Piece]:
-    """Split documents: `share` of them, at least one, drawn by `seed`, are held out; of a single document, its
-    end, cut at a line end.
-
-    `read()` gives the pieces and is called twice, so that nothing is kept in memory.
-    """
-    documents = size = 0
-    for piece in read():
-        documents += piece.ends
-        size += len(piece.text)
-    if documents > 1:
-        count = min(documents - 1, max(1, round(share * documents)))
-        chosen = {*map(Permutation(seed, 0, documents), range(count))}
-        number = 0
-        for piece in read():
-            if (number in chosen) == held_out:
-                yield piece
-            number += piece.ends
-        return
-    left, done = int(size * (1 - share)), False  # characters before the cut; whether it was made
-    for piece in read():
-        if done or len(piece.text) <= left:
-            left -= len(piece.text)
-            if held_out == done:
-                yield piece
-            continue
-        line = piece.text.rfind("\n", 0, left) + 1 or left
-        done = True
-        part = piece.text[line:] if held_out else piece.text[:line]
-        if part:
-            yield Piece(part, piece.ends or not held_out, piece.where)
-    if not done:
-        raise DataError(f"{share:.1%} of one document of {size} characters is nothing; hold out more")
 
 
 def model_spec(config: RowsConfig, vocab: int | None = None) -> ModelSpec:

@@ -157,34 +157,24 @@ class Optimizer:
             for key, value in state.items()
         }
 
-    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """The inverse of `state_tensors`, strict: CheckpointError for what is missing, left over or misshapen. They are
-        read one at a time."""
-        parameters, states = self.parameters, _by_parameter(tensors)
-        if unknown := sorted(states.keys() - parameters.keys()):
-            raise CheckpointError(
-                f"the optimizer's state is of {unknown[0]!r}, but the model has no {unknown[0]!r}"
-            )
-        if states and (missing := parameters.keys() - states.keys()):
-            raise CheckpointError(f"the optimizer's state lacks {', '.join(sorted(missing))}")
-        for name, state in states.items():
-            if (problem := self._misfit(name, state)) is not None:
-                raise CheckpointError(problem)
-            self._take(name, state, tensors)
+    def load_state_tensors(self, tensors: Mapping[str, Tensor], *, strict: bool = True) -> int:
+        """The inverse of `state_tensors`, read one at a time; of how many parameters.
 
-    def take_state_tensors(self, tensors: Mapping[str, Tensor]) -> int:
-        """Take what fits of another optimizer's `state_tensors`, parameter by parameter, zeros for the others; how many
-        there were."""
-        fit = {
-            name: state
-            for name, state in _by_parameter(tensors).items()
-            if name in self.parameters and self._misfit(name, state) is None
-        }
-        for name, p in self.parameters.items():
-            if name in fit:
-                self._take(name, fit[name], tensors)
-            else:
-                self._owner(name).state[p] = self._fresh(p, type(self._owner(name)).__name__)
+        Raises CheckpointError for what is missing, left over or misshapen. Unless `strict`, this may be another
+        optimizer's state: what does not fit is left out, and parameters without one begin with zeros."""
+        states = _by_parameter(tensors)
+        problems = {name: self._misfit(name, state) for name, state in states.items()}
+        fit = [name for name, problem in problems.items() if problem is None]
+        missing = sorted(self.parameters.keys() - fit)
+        if strict and len(fit) < len(states):
+            raise CheckpointError(next(problem for problem in problems.values() if problem is not None))
+        if strict and states and missing:
+            raise CheckpointError(f"the optimizer's state lacks {', '.join(missing)}")
+        for name in fit:
+            self._take(name, states[name], tensors)
+        for name in () if strict else missing:
+            p, owner = self.parameters[name], self._owner(name)
+            owner.state[p] = self._fresh(p, type(owner).__name__)
         return len(fit)
 
     @staticmethod
@@ -200,7 +190,9 @@ class Optimizer:
         return value if self._shards is None else self._shards.placed(name, value)
 
     def _misfit(self, name: str, state: Mapping[str, Form]) -> str | None:
-        """Why this is no state of the parameter; None where it is one."""
+        """Why this is no state of a parameter; None where it is one."""
+        if name not in self.parameters:
+            return f"the optimizer's state is of {name!r}, but the model has no {name!r}"
         p, kind = self._placed(name, self.parameters[name].detach()), type(self._owner(name)).__name__
         if state.keys() != STATE[kind]:
             return (

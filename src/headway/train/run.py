@@ -29,7 +29,6 @@ from headway.train.config_io import config_yaml
 from headway.train.deadline import Deadline
 from headway.train.ending import choose_weights, leave_model, result
 from headway.train.evaluation import Evaluation
-from headway.train.inputs import made_inputs
 from headway.train.lock import locked
 from headway.train.metrics import METRICS, MetricsLog, Reporter, clock, read_metrics
 from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precision
@@ -39,6 +38,7 @@ from headway.train.sharing import SharedPool, added_up_by, divide, spread
 from headway.train.start import announce, check_room, checked, in_shards, seeded, take_up
 from headway.train.tasks import find_task
 from headway.train.tasks.base import StepStats, Task
+from headway.train.texts import made_inputs
 from headway.train.trackers import Trackers
 from headway.train.trainer import Progress, Trainer
 
@@ -176,9 +176,6 @@ class Run:
                 while not last:
                     stats = self.trainer.step()
                     self.deadline.count(stats.seconds)
-                    self.deadline.look_ahead(
-                        self.task.warmup, self.state.progress.step, self.trainer.seconds, self.say
-                    )
                     record = self.record(stats)
                     self.log.write(record)
                     self.reporter.step(record)

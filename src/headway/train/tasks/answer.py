@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headway.data import Batch
-from headway.data.encoded import encoder_inputs, windows, without_places
+from headway.data.encoded import windows, without_places
 from headway.data.record_kinds import NOWHERE, Question
 from headway.data.spans import best_answers
 from headway.errors import DataError
@@ -79,14 +79,12 @@ class QuestionRows(HeadRows):
         longest: int,
         remarks: Sequence[str] = (),
     ) -> None:
-        self.parts, self.records, self.spec = parts, records, spec
-        self.longest, self.remarks = longest, remarks
-        self.lengths = [len(part.text.ids) for part in parts]
+        super().__init__([part.text for part in parts], spec, remarks)
+        self.parts, self.records, self.longest = parts, records, longest
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """Targets are bool [B, T, 2]: whether a slot is right as a beginning, as an end."""
-        parts = [self.parts[i] for i in indices]
-        inputs = encoder_inputs([part.text for part in parts], self.spec)
+        parts, inputs = [self.parts[i] for i in indices], self.inputs(indices)
         targets = torch.zeros(*inputs["ids"].shape, 2, dtype=torch.bool)
         for row, part in enumerate(parts):
             for side in (0, 1):

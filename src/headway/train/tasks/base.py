@@ -156,7 +156,6 @@ class Task(Objective[M]):
         unit: what the loss is a mean over.
         by_token: whether it is a sum over the tokens of rows, so that these may be sharded over processes.
         base: the frozen model beside which an adapter is trained; None where the model itself is.
-        warmup: steps of a warm-up that is as long in runs of any length; 0 where it is a share of the run.
         workers: micro batches that run at the same time, in each process. micro_batch: rows of each; None where each
             process has one.
     """
@@ -173,7 +172,6 @@ class Task(Objective[M]):
     remarks: Sequence[str] = ()
     unit: str = "token"
     base: Base | None = None
-    warmup: int = 0
     workers: int = 1
     micro_batch: int | None = None
 

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headway.data import Batch
-from headway.data.encoded import encoder_inputs
 from headway.data.record_kinds import Labelled
 from headway.errors import ConfigError, DataError, did_you_mean
 from headway.metrics import Confusion, accuracy, macro_f1, matthews
@@ -55,12 +54,11 @@ class LabelledRows(HeadRows):
     def __init__(
         self, texts: Sequence[Encoded], labels: Sequence[int], spec: ModelSpec, remarks: Sequence[str] = ()
     ) -> None:
-        self.texts, self.labels, self.spec, self.remarks = texts, labels, spec, remarks
-        self.lengths = [len(text.ids) for text in texts]
+        super().__init__(texts, spec, remarks)
+        self.labels = labels
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        inputs = encoder_inputs([self.texts[i] for i in indices], self.spec)
-        return Batch(inputs, torch.tensor([self.labels[i] for i in indices]))
+        return Batch(self.inputs(indices), torch.tensor([self.labels[i] for i in indices]))
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sums:
         total = F.cross_entropy(outputs, batch.targets, reduction="sum")

@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 
 from headway.data import Batch
+from headway.data.encoded import encoder_inputs
 from headway.metrics import Confusion
+from headway.models import ModelSpec
+from headway.text import Encoded
 from headway.train.evaluation import Evaluation, evaluating
 from headway.train.microbatch_pool import ALONE, MicrobatchPool
 from headway.train.tasks.base import Sums
@@ -23,9 +26,15 @@ EVALUATION_SLOTS = 16384  # of one forward pass, padding included
 
 
 class HeadRows(RecordRows):
-    """Rows for a head; `lengths` are the tokens of each."""
+    """Rows for a head: a text each, for a model of `spec`; `lengths` are the tokens of each."""
 
-    lengths: Sequence[int]
+    def __init__(self, texts: Sequence[Encoded], spec: ModelSpec, remarks: Sequence[str] = ()) -> None:
+        self.texts, self.spec, self.remarks = texts, spec, remarks
+        self.lengths = [len(text.ids) for text in texts]
+
+    def inputs(self, indices: Sequence[int]) -> dict[str, Any]:
+        """What the model is given of the texts of these numbers."""
+        return encoder_inputs([self.texts[i] for i in indices], self.spec)
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -15,12 +15,12 @@ from headway.models import Head, ModelSpec
 from headway.text import Tokenizer
 from headway.train.evaluation import Evaluation
 from headway.train.head_config import WholeConfig
-from headway.train.inputs import find_tokenizer, first_model, model_spec
+from headway.train.inputs import find_tokenizer, first_model, given_tokenizer, model_spec
 from headway.train.microbatch_pool import ALONE, MicrobatchPool
 from headway.train.records import described, measured_records, split
 from headway.train.rows_config import RowsConfig
-from headway.train.tasks.base import Subject
-from headway.train.tasks.rows import MEASURED_BY, Amount, RowsTask
+from headway.train.tasks.base import Foreseen, Subject
+from headway.train.tasks.rows import MEASURED_BY, RowsTask
 
 
 class Reading(NamedTuple):
@@ -96,18 +96,23 @@ class RecordsTask(RowsTask):
         self.remarks = [*said, *fresh, *kept]
 
     @classmethod
-    def amount(cls, config: Any, tokenizer: Tokenizer | None) -> Amount:
-        """See `RowsTask`: exact where there is a tokenizer."""
-        train, _, _ = split(config, cls.kinds, cls.measured or cls.kinds)
+    def foresee(cls, config: Any) -> Foreseen:
+        """See `Task`: exact where there is a tokenizer."""
+        tokenizer, (train, _, _) = (
+            given_tokenizer(config),
+            split(config, cls.kinds, cls.measured or cls.kinds),
+        )
         spec = model_spec(config, None if tokenizer is None else tokenizer.vocab_size)
-        head, data = cls.head(config, train, spec), {"training records": len(train)}
+        head, exact = cls.head(config, train, spec), tokenizer is not None or isinstance(config, WholeConfig)
         spec = spec if head is None else spec.with_head(head)
         if tokenizer is None:
-            more, count = cls.estimated(config, train)
-            return Amount(spec, data | more, isinstance(config, WholeConfig), count, cls.most_texts)
-        reading = cls.reading(config, train, tokenizer, spec)
-        rows = cls.rows(train, config, reading._replace(scored=False))
-        return Amount(spec, {**data, **rows.amount}, True, len(rows), cls.most_texts)
+            data, count = cls.estimated(config, train)
+        else:
+            reading = cls.reading(config, train, tokenizer, spec)
+            rows = cls.rows(train, config, reading._replace(scored=False))
+            data, count = rows.amount, len(rows)
+        data = {"training records": len(train), **data}
+        return cls.foreseen(config, spec, data, count, exact=exact, texts=cls.most_texts)
 
     @classmethod
     def estimated(cls, config: Any, records: Sequence[Any]) -> tuple[dict[str, int], int]:

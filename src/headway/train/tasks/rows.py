@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -14,7 +14,7 @@ from headway.models import Decoder, Encoder, ModelSpec, blank, cost
 from headway.text import Tokenizer
 from headway.train.adapters import adapt, check_base, trained_parameters
 from headway.train.evaluation import Evaluation
-from headway.train.inputs import given_tokenizer, model_spec
+from headway.train.inputs import model_spec
 from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precision, choose_workers
 from headway.train.optimizer import Optimizer, learning_rate, parameter_groups
 from headway.train.plan import Plan
@@ -35,16 +35,6 @@ class RowSource(Protocol):
 
     def batch(self, indices: Sequence[int]) -> Any:
         """The given rows: a `Batch`, or what the task's `count` and `loss` take."""
-
-
-class Amount(NamedTuple):
-    """Fields of `Foreseen`, and how many rows there are."""
-
-    spec: ModelSpec
-    data: Mapping[str, int]
-    exact: bool
-    rows: int
-    texts: int = 1
 
 
 class RowsTask(Task[Decoder | Encoder]):
@@ -71,14 +61,17 @@ class RowsTask(Task[Decoder | Encoder]):
         cls.check(config, model_spec(config))
 
     @classmethod
-    @abstractmethod
-    def amount(cls, config: Any, tokenizer: Tokenizer | None) -> Amount:
-        """What a run would read; `tokenizer` is None where one is to be trained."""
-
-    @classmethod
-    def foresee(cls, config: RowsConfig) -> Foreseen:
-        """See `Task`."""
-        spec, data, exact, rows, texts = cls.amount(config, given_tokenizer(config))
+    def foreseen(
+        cls,
+        config: RowsConfig,
+        spec: ModelSpec,
+        data: Mapping[str, int],
+        rows: int,
+        *,
+        exact: bool,
+        texts: int = 1,
+    ) -> Foreseen:
+        """A run over so many rows, with the steps of the settings. See `Foreseen`."""
         cls.check(config, spec)
         dtype = DTYPES[choose_precision(config.dtype).what]
         workers = choose_workers(config, spec, trained_parameters(config, spec) * dtype.itemsize)

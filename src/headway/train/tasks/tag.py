@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headway.data import Batch
-from headway.data.encoded import encoder_inputs, pieces, select, without_places
+from headway.data.encoded import pieces, select, without_places
 from headway.data.record_kinds import Tagged
 from headway.errors import DataError
 from headway.metrics import accuracy, entity_f1
@@ -69,12 +69,11 @@ class TaggedRows(HeadRows):
     def __init__(
         self, parts: Sequence[Piece], records: Sequence[Tagged], spec: ModelSpec, remarks: Sequence[str] = ()
     ) -> None:
-        self.parts, self.records, self.spec, self.remarks = parts, records, spec, remarks
-        self.lengths = [len(part.labels) for part in parts]
+        super().__init__([part.text for part in parts], spec, remarks)
+        self.parts, self.records = parts, records
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        parts = [self.parts[i] for i in indices]
-        inputs = encoder_inputs([part.text for part in parts], self.spec)
+        parts, inputs = [self.parts[i] for i in indices], self.inputs(indices)
         targets = torch.full_like(inputs["ids"], IGNORE_INDEX)
         for row, part in enumerate(parts):
             targets[row, : len(part.labels)] = torch.tensor(part.labels)

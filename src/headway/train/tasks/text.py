@@ -15,11 +15,13 @@ from headway.models import Decoder, Encoder, ModelSpec
 from headway.text import Tokenizer
 from headway.train.callbacks import Callback, CallbackContext
 from headway.train.evaluation import Evaluation, evaluate
-from headway.train.inputs import TOKENS, first_model, model_spec, prepare
+from headway.train.inputs import TOKENS, first_model, given_tokenizer, model_spec
 from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.plan import BYTES_PER_TOKEN
-from headway.train.tasks.rows import Amount, RowsTask
+from headway.train.tasks.base import Foreseen
+from headway.train.tasks.rows import RowsTask
 from headway.train.text_config import TextConfig
+from headway.train.texts import prepare
 
 
 class TextTask(RowsTask):
@@ -53,24 +55,23 @@ class TextTask(RowsTask):
             self.held_rows_of[length] = self.rows(validation, other, tokenizer, spec)
 
     @classmethod
-    def amount(cls, config: TextConfig, tokenizer: Tokenizer | None) -> Amount:
-        """See `RowsTask`: exact for token files."""
-        spec, path = (
-            model_spec(config, None if tokenizer is None else tokenizer.vocab_size),
-            Path(config.data),
-        )
-        if path.suffix == TOKENS:
+    def foresee(cls, config: TextConfig) -> Foreseen:
+        """See `Task`: exact for token files."""
+        tokenizer, path, context = given_tokenizer(config), Path(config.data), config.context
+        spec = model_spec(config, None if tokenizer is None else tokenizer.vocab_size)
+        exact = path.suffix == TOKENS
+        if exact:
             file = TokenFile(path)
+            tokens = len(file)
             rows = (
-                -(-len(file) // config.context)
-                if tokenizer is None
-                else len(cls.rows(file, config, tokenizer, spec))
+                -(-tokens // context) if tokenizer is None else len(cls.rows(file, config, tokenizer, spec))
             )
-            return Amount(spec, {"training tokens": len(file)}, True, rows)
-        files = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
-        size = sum(p.stat().st_size for p in files) * (1.0 - config.validation_share)
-        tokens = max(2, int(size / BYTES_PER_TOKEN))
-        return Amount(spec, {"training tokens": tokens}, False, -(-tokens // config.context))
+        else:
+            files = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
+            size = sum(p.stat().st_size for p in files) * (1.0 - config.validation_share)
+            tokens = max(2, int(size / BYTES_PER_TOKEN))
+            rows = -(-tokens // context)
+        return cls.foreseen(config, spec, {"training tokens": tokens}, rows, exact=exact)
 
     @property
     def held_steps(self) -> float:

@@ -127,7 +127,7 @@ class Translation(Task[EncoderDecoder]):
         self.generation = {"decoder_start_token_id": START, "eos_token_id": END, "pad_token_id": START}
         self.rows_of_epoch = lru_cache(1)(partial(batches, self.train, config.batch_tokens, config.seed))
         self.steps_per_epoch = len(self.rows_of_epoch(0))
-        self.warmup, self.micro_batch, self.ranks = config.warmup, config.micro_batch, 1
+        self.micro_batch, self.ranks = config.micro_batch, 1
 
     @classmethod
     def check_settings(cls, config: TranslationConfig) -> None:
