@@ -53,7 +53,7 @@ def test_the_table_is_the_printed_formula() -> None:
         "scores": "scores",
         "attention": "attention",
         "norms": "norms",
-        "feed-forward": "ffn",
+        "feed-forward": "feed-forward",
         "logits": "logits",
         "tables of angles": "tables",
     }

@@ -37,7 +37,11 @@ def test_decay_is_not_seen_where_it_is_not() -> None:
     bumpy = falling.clone()
     bumpy[100] += 1
     fading = torch.linspace(1, 0.2, 257)
-    assert rotary_decay.judge(bumpy, flat, ones / 2, ones / 2, fading).seen
+
+    def seen(*columns: torch.Tensor) -> bool:
+        return rotary_decay.judge({str(n): column for n, column in enumerate(columns)}).seen
+
+    assert seen(bumpy, flat, ones / 2, ones / 2, fading)
     for changed in (
         (flat, flat, ones / 2, ones / 2, fading),
         (falling, flat, ones / 2, ones / 2, fading),
@@ -46,7 +50,7 @@ def test_decay_is_not_seen_where_it_is_not() -> None:
         (bumpy, flat, ones / 2, ones * 0.6, fading),
         (bumpy, flat, ones / 2, ones / 2, ones),
     ):
-        assert not rotary_decay.judge(*changed).seen
+        assert not seen(*changed)
 
 
 def test_order_is_seen_only_with_positions() -> None:

@@ -24,7 +24,7 @@ from headway_lab.explain.runs import VOCAB, Budget, Runs, contend, small
 from headway_lab.explain.spread import gap, log_gap
 from headway_lab.profiling import in_turn, one_thread
 
-BUDGET, HIDDEN, KV_HEADS = Budget(seeds=(0, 1, 2)), 176, 2
+BUDGET, HIDDEN, KV_HEADS = Budget(), 176, 2
 NORM_ROWS, NORM_WIDTH, REPEATS, EQUAL = 2048, 512, 15, 0.02
 LLAMA, ALONE = "+ GQA = LLaMA", "without feed-forward"
 

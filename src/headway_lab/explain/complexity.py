@@ -213,7 +213,7 @@ def draw(figure: Figure, report: Report) -> None:
         curves(
             "n",
             FORMS,
-            "that wait for one another",
+            "longest chain of products",
             of="products in a chain",
             by="layer",
             log="xy",

@@ -86,7 +86,7 @@ def draw_losses(title: str) -> Panel:
 
 
 Claim = Callable[[Mapping[str, Gap]], bool | None]
-THREE_SEEDS = Budget(seeds=(0, 1, 2))
+USUAL = Budget()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ class Contest:
 
     schemes: Mapping[str, PositionScheme]
     claims: Mapping[str, Claim]
-    budget: Budget = THREE_SEEDS
+    budget: Budget = USUAL
     layers: int = 2
     detail: str = ""
     title: str
@@ -157,7 +157,7 @@ POSITIONS = Contest(
         ),
         "and below no positions": lambda apart: apart["none"].higher,
     },
-    budget=Budget(),
+    budget=Budget(seeds=(0, 1, 2, 3)),
     title="one switch, equal budgets: how positions are marked",
 )
 

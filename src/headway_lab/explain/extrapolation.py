@@ -17,7 +17,7 @@ from headway_lab.explain.runs import Budget, Run, Runs, contend, held_out_rows, 
 from headway_lab.explain.spread import every, gap
 from headway_lab.profiling import one_thread
 
-BUDGET = Budget(tokens=64, seeds=(0, 1, 2))
+BUDGET = Budget()
 TIMES, ROWS, MARGIN = (1, 2, 4, 8), 32, 0.05  # nats
 NOBODY = "no contender"
 RESCALED = ("rotary, linear", "rotary, NTK", "rotary, YaRN")

@@ -65,7 +65,7 @@ def command(
 ) -> Report:
     """What `headway diff --ladder` runs: every step trained with every seed, by default 200 steps, three seeds. Raises
     ConfigError as `steps_of` does."""
-    usual = Budget(seeds=(0, 1, 2))
+    usual = Budget()
     budget = replace(usual, steps=steps or usual.steps, seeds=tuple(range(seeds or len(usual.seeds))))
     say(f"training each step of the ladder: {budget}")
     return judge(contend(steps_of(first, second, budget.tokens), budget), budget)

@@ -22,7 +22,7 @@ from headway_lab.explain.runs import VOCAB, Budget, Runs, batch_of, contend, hel
 from headway_lab.explain.spread import gap
 from headway_lab.profiling import fastest, one_thread, power, saved_bytes
 
-BUDGET, LENGTHS, REPEATS = Budget(steps=300, seeds=(0, 1, 2)), (512, 1024, 2048, 4096, 8192), 3
+BUDGET, LENGTHS, REPEATS = Budget(steps=300), (512, 1024, 2048, 4096, 8192), 3
 PAIRS = 2**20  # most pairs of tokens whose weights are kept
 FORMS = {
     "softmax, dense": "o- grey",

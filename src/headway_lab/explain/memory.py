@@ -28,6 +28,14 @@ KINDS: tuple[tuple[str, Pattern, str], ...] = (
     ("recomputed", Causal(), "sdpa"),
     ("window", Window.last(WINDOW), "banded"),
 )
+CAUSES = {
+    "norms": "grey",
+    "feed-forward": "green",
+    "logits": "violet",
+    "tables": "ink",
+    "attention": "blue",
+    "scores": "red",
+}
 COPIES = {"banded": 1}  # of the output, in another layout, beside the one that every backend keeps
 
 
@@ -79,19 +87,12 @@ def predicted(pattern: Pattern, backend: str, n: int) -> dict[str, int]:
     """Bytes kept, by cause and in all, and held at the peak."""
     spec, stored = spec_of(pattern), BACKENDS[backend].capabilities.stores_scores
     by_cause = cost.activation_bytes(spec, n, scores="stored" if stored else "recomputed", loss="logits")
-    copies = COPIES.get(backend, 0) * 4 * spec.layers * n * spec.width
-    causes = {
-        "norms": by_cause["norms"],
-        "ffn": by_cause["feed-forward"],
-        "logits": by_cause["logits"],
-        "tables": 8 * n * spec.head_dim,
-        "attention": by_cause["attention"] + copies,
-        "scores": by_cause["scores"],
-    }
+    kept_twice = COPIES.get(backend, 0) * 4 * spec.layers * n * spec.width
+    causes = {**by_cause, "attention": by_cause["attention"] + kept_twice, "tables": 8 * n * spec.head_dim}
     kept = sum(causes.values())
     working = 16 * spec.heads * n * n if stored else 4 * n * (4 * spec.hidden + 3 * spec.width)
     return {
-        **{f"{cause} (B)": size for cause, size in causes.items()},
+        **{f"{cause} (B)": causes[cause] for cause in CAUSES},
         "predicted (B)": kept,
         "predicted peak (B)": kept + working,
     }
@@ -168,9 +169,7 @@ def judge(rows: Rows, parameters: set[int]) -> Report:
     )
 
 
-CAUSES = ("norms", "ffn", "logits", "tables", "attention", "scores")
-COLOURS = ("grey", "green", "violet", "ink", "blue", "red")
-BY_CAUSE = {f"{cause} (B)": f"o- {colour}" for cause, colour in zip(CAUSES, COLOURS, strict=True)}
+BY_CAUSE = {f"{cause} (B)": f"o- {colour}" for cause, colour in CAUSES.items()}
 PEAKS = {"n x n stored": "o- red", "recomputed": "o- blue", "window": "x-- green"}
 
 

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from headway.attention import attend
-from headway.draw import BLUE, GREEN, GREY, PALE
 from headway.patterns import Causal, Global, Pattern, Window, visible
 from headway.tokens import Tokens
-from headway_lab.explain.figures import Figure, bare
+from headway_lab.explain.figures import Figure, bare, label_axes
 from headway_lab.explain.report import Report, Rows
 
 COUNT, HEADS, WIDTH, SEED = 64, 2, 8, 0
@@ -33,7 +32,7 @@ def run() -> Report:
     rows = []
     for name, patterns in STACKS:
         expected, found = predicted(patterns), measured(patterns)
-        query = COUNT - 1 if all(pattern.is_causal for pattern in patterns) else COUNT // 2
+        query = query_of(patterns)
         seen = found[query].nonzero()[:, 0]
         rows.append(
             {
@@ -48,6 +47,11 @@ def run() -> Report:
             }
         )
     return judge(rows)
+
+
+def query_of(patterns: Sequence[Pattern]) -> int:
+    """The token that is looked at: the last one where none sees the future, else one in the middle."""
+    return COUNT - 1 if all(pattern.is_causal for pattern in patterns) else COUNT // 2
 
 
 def reach(patterns: Sequence[Pattern]) -> int | None:
@@ -103,22 +107,15 @@ def judge(rows: Rows) -> Report:
 
 
 def draw(figure: Figure, report: Report) -> None:
-    """For each stack: which inputs reach one output, layer by layer from the output (top) down to the input."""
+    """For each stack: which inputs reach one output, layer by layer from the output on, and by gradient."""
     figure.set_size_inches(11.5, 6.2)
-    panels = figure.subplots(4, 2).flatten()
-    for axes, (name, patterns) in zip(panels, STACKS, strict=True):
-        query = COUNT - 1 if all(pattern.is_causal for pattern in patterns) else COUNT // 2
+    for axes, (name, patterns) in zip(figure.subplots(4, 2).flatten(), STACKS, strict=True):
+        query = query_of(patterns)
+        fields = [predicted(patterns[layer:])[query] for layer in range(len(patterns), -1, -1)]
         found = measured(patterns)[query]
-        rows = [predicted(patterns[layer:])[query] for layer in range(len(patterns), -1, -1)]
-        for y, (row, colour) in enumerate([*((row, BLUE) for row in rows), (found, GREEN)]):
-            colours = [colour if on else PALE for on in row]
-            axes.scatter(range(COUNT), [y] * COUNT, s=9, marker="s", color=colours)
-        axes.set_title(f"{name}: {int(found.sum())} tokens", fontsize=9)
-        layers = [f"into layer {len(patterns) - y + 1}" for y in range(1, len(rows))]
-        axes.set_yticks(range(len(rows) + 1), ["output", *layers, "gradient"], fontsize=7)
-        axes.invert_yaxis()
-        axes.margins(y=0.25)
+        axes.imshow(
+            torch.stack([*fields, found]).numpy(), cmap="Blues", aspect="auto", interpolation="nearest"
+        )
+        axes.set_yticks([0, len(fields)], ["output", "gradient"])
+        label_axes(axes, f"{name}: {int(found.sum())} tokens")
         bare(axes)
-    x = "token that the output sees (blue: predicted, green: by gradient)"
-    for axes in panels[-2:]:
-        axes.set_xlabel(x, fontsize=8, color=GREY)

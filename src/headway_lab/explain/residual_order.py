@@ -129,11 +129,10 @@ def exponent(rows: Rows, order: Order, seed: int) -> float:
     return power([row["layers L"] for row in own], [row["|dL/dW|, last layer"] for row in own])
 
 
-GRADIENT: dict[str, Any] = {"by": "order", "log": "xy"}
+FORMS = {"pre": "o blue", "post": "x red"}
+AXES: dict[str, Any] = {"by": "order", "log": "xy"}
 draw = panels(
-    curves("layers L", {"pre": "o blue", "post": "x red"}, "all seeds", of="|dL/dW|, last layer", **GRADIENT),
-    curves(
-        "layers L", {"pre": "o blue", "post": "x red"}, "level for 1 / √L", of="last x sqrt(L)", **GRADIENT
-    ),
+    curves("layers L", FORMS, "the last layer (a mark a seed)", "|dL/dW|", of="|dL/dW|, last layer", **AXES),
+    curves("layers L", FORMS, "times √L: level for 1 / √L", of="last x sqrt(L)", **AXES),
     sharey=True,
 )

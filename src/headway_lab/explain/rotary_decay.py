@@ -1,6 +1,6 @@
 """Whether rotary positions make far tokens matter less. (Su et al. 2021, section 3.4.3.)"""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,24 +18,25 @@ DIGITS = (0, 1, 5, 10, 50, 100, 200, 256)
 
 def run(*, seeds: Sequence[int] = SEEDS) -> Report:
     """f(m) for m = 0..256 at d = 128, and what it bounds: scores of random queries and keys, turned by `Rotary`."""
-    rotary = Rotary(pairing="adjacent")
-    frequencies, distance = rotary.frequencies(HEAD_DIM), torch.arange(FARTHEST + 1)
-    curve, equal = decay(distance, frequencies), decay(distance, torch.full_like(frequencies, 1.0))
-    tightest = torch.zeros(FARTHEST + 1, dtype=torch.float64)
-    exceeds, alike = torch.zeros_like(tightest), torch.zeros_like(tightest)
-    chunks = PAIRS // AT_ONCE
+    rotary, distance, shares = Rotary(pairing="adjacent"), torch.arange(FARTHEST + 1), []
+    frequencies = rotary.frequencies(HEAD_DIM)
     for seed in seeds:
         noise = torch.Generator().manual_seed(seed)
-        for _ in range(chunks):
+        for _ in range(PAIRS // AT_ONCE):
             q, k = torch.randn(2, AT_ONCE, 1, 1, HEAD_DIM, generator=noise, dtype=torch.float64)
-            score = scores(rotary, q, k, distance).abs()
-            own = scores(rotary, q, q, distance)
+            score, own = scores(rotary, q, k, distance).abs(), scores(rotary, q, q, distance)
             share = score / bound(q[:, 0], k[:, 0], distance, frequencies)
-            tightest = torch.maximum(tightest, share.amax(0))
-            exceeds += (score > score[:, :1]).double().mean(0)
-            alike += (own / own[:, :1]).mean(0)
-    count = chunks * len(seeds)
-    return judge(curve, equal, tightest, exceeds / count, alike / count, seeds)
+            above = (score > score[:, :1]).double()
+            shares.append(torch.stack((share.amax(0), above.mean(0), (own / own[:, :1]).mean(0))))
+    tightest, exceeds, alike = torch.stack(shares, 1)
+    columns = {
+        "f(m)": decay(distance, frequencies),
+        "f, equal theta": decay(distance, torch.ones_like(frequencies)),
+        "|score| / bound, max": tightest.amax(0),
+        "share above m = 0": exceeds.mean(0),
+        "q = k: score / score(0)": alike.mean(0),
+    }
+    return judge(columns, seeds)
 
 
 def decay(distance: Tensor, frequencies: Tensor) -> Tensor:
@@ -59,25 +60,12 @@ def scores(rotary: Rotary, q: Tensor, k: Tensor, distance: Tensor) -> Tensor:
     return (rotary.rotate(k.expand(-1, -1, len(distance), -1), distance) * q).sum(-1)[:, 0]
 
 
-def judge(
-    curve: Tensor,
-    equal: Tensor,
-    tightest: Tensor,
-    exceeds: Tensor,
-    alike: Tensor,
-    seeds: Sequence[int] = SEEDS,
-) -> Report:
+def judge(columns: Mapping[str, Tensor], seeds: Sequence[int] = SEEDS) -> Report:
     """The verdict on the curve [257] and the pairs: it falls, with bumps, and no pair breaks the bound."""
+    curve, equal, tightest, exceeds, alike = columns.values()
     rises, lowest = int((curve.diff() > 0).sum()), int(curve.argmin())
     falls = float(curve[0] / curve[-1])
     above = float(exceeds[1:].mean())
-    columns = {
-        "f(m)": curve,
-        "f, equal theta": equal,
-        "|score| / bound, max": tightest,
-        "share above m = 0": exceeds,
-        "q = k: score / score(0)": alike,
-    }
     return Report(
         rows=tuple(
             {"m (tokens)": m, **{name: float(column[m]) for name, column in columns.items()}}

@@ -20,7 +20,7 @@ from headway_lab.explain.runs import Budget, Run, Runs, contend, held_out_loss, 
 from headway_lab.explain.spread import gap
 from headway_lab.profiling import one_thread
 
-BUDGET, NOTICED = Budget(seeds=(0, 1, 2)), 0.5
+BUDGET, NOTICED = Budget(), 0.5
 
 
 def run(*, seeds: Sequence[int] = BUDGET.seeds, steps: int = BUDGET.steps) -> Report:
