@@ -151,7 +151,7 @@ def test_params_that_contradict_or_are_unknown(tmp_path, meta_spec):
         read(n_heads=5)
     with pytest.raises(CheckpointError, match="has n_layers 3, but the tensors have 2"):
         read(n_heads=3, n_layers=3)
-    with pytest.raises(CheckpointError, match=r"unknown key 'n_head'.*did you mean .n_heads"):
+    with pytest.raises(CheckpointError, match=r'unknown key "n_head".*did you mean .n_heads'):
         read(n_head=3)
     (tmp_path / "params.json").write_text(json.dumps({"n_heads": 3, "use_scaled_rope": True}))
     spec = read_pickled(tmp_path / "m.pth", allow_pickle=True).spec

@@ -4,6 +4,8 @@ import json
 
 import pytest
 import torch
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
 
 from headway.checkpoints import convert, load_model, save_folder
 from headway.checkpoints.formats import conversion
@@ -141,9 +143,8 @@ def test_inspect_of_a_broken_folder(folder, capsys):
 
 
 def test_a_tokenizer_that_does_not_fit_is_said(folder, capsys):
-    vocab = {f"t{i}": i for i in range(70)}
-    content = {"model": {"type": "BPE", "vocab": vocab}, "added_tokens": [{"id": 70}]}
-    (folder / "tokenizer.json").write_text(json.dumps(content))
+    words = models.BPE({f"t{i}": i for i in range(71)}, [])
+    (folder / "tokenizer.json").write_text(Backend(words).to_str())
     assert run(["inspect", str(folder)]) == 0
     assert (
         "BPE, 71 tokens (DOES NOT FIT: the embedding has 61 rows); no chat template"

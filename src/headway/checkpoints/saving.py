@@ -26,7 +26,6 @@ from headway.checkpoints.hf.layouts.tensors import exported
 from headway.checkpoints.quantized.layers import (
     packed_state,
     quantized_state,
-    turned,
     unpacked,
 )
 from headway.checkpoints.quantized.scheme import KEY
@@ -168,9 +167,9 @@ def save_state(
     check_target(path, overwrite)
     state = _strict_state(state, spec)
     rotary, usual = spec.positions, layouts_for(spec.family)[0].pairing
-    matrices = unpacked(quantized)
+    matrices = unpacked(quantized, spec)
     if isinstance(rotary, Rotary) and rotary.pairing != usual and not keep_pairing:
-        matrices = turned(matrices, spec, usual)
+        matrices = unpacked(quantized, spec, usual)
         state, spec = change_pairing(state, spec, usual)
     marian = None if keep_pairing else marian_spec(spec)
     if marian is not None and unsupported_by_transformers(marian) is None:

@@ -86,11 +86,16 @@ def codes(raw: Tensor, kind: BlockType) -> CodedMatrix:
         raise CheckpointError(f"{kind.name} has no codes that products take; {', '.join(CODED)} have")
     if kind.block == BLOCK:
         return from_blocks(raw, BITS[kind.name])
-    blocks = raw.reshape(-1, kind.nbytes)
-    q = blocks[:, 2:]
-    unpacked, bits = (q ^ 0x80, 8) if kind.name == "Q8_0" else (nibbles(q, 16), 4)
+    return _small_codes(raw, 8 if kind.name == "Q8_0" else 4)
+
+
+def _small_codes(raw: Tensor, bits: int) -> QuantizedMatrix:
+    """Q8_0: d, int8 q[0:32]:  x = q d
+    Q4_0: d, q[0:16 | 16:32]:  x = d (q - 8)"""
+    blocks = raw.reshape(-1, 2 + SMALL * bits // 8)
+    q = blocks[:, 2:] ^ 0x80 if bits == 8 else nibbles(blocks[:, 2:], 16)
     scale = half(blocks[:, :2]).view(raw.shape[0], -1)
-    return QuantizedMatrix(unpacked.reshape(raw.shape[0], -1), scale, None, bits, SMALL)
+    return QuantizedMatrix(q.reshape(raw.shape[0], -1), scale, None, bits, SMALL)
 
 
 def block_type(matrix: CodedMatrix) -> BlockType | None:
@@ -124,16 +129,6 @@ def blocks(matrix: CodedMatrix) -> Tensor:
 def _fifth(raw: Tensor) -> Tensor:
     """The bits of 4 bytes, lowest first, each as a fifth bit: [blocks, 32]."""
     return (raw.unsqueeze(2) >> torch.arange(8, dtype=torch.uint8) & 1).flatten(1) << 4
-
-
-def _q8_0(raw: Tensor) -> Tensor:
-    """d, int8 q[0:32]:  x = q d"""
-    return raw[:, 2:].view(torch.int8).float() * half(raw[:, :2]).float()
-
-
-def _q4_0(raw: Tensor) -> Tensor:
-    """d, q[0:16 | 16:32]:  x = d (q - 8)"""
-    return half(raw[:, :2]).float() * (nibbles(raw[:, 2:], 16).float() - 8)
 
 
 def _q4_1(raw: Tensor) -> Tensor:
@@ -195,8 +190,8 @@ def _of_blocks(name: str, number: int) -> BlockType:
 F32 = BlockType("F32", 0, 1, 4, torch.float32)
 F16 = BlockType("F16", 1, 1, 2, torch.float16)
 BF16 = BlockType("BF16", 30, 1, 2, torch.bfloat16)
-Q8_0 = BlockType("Q8_0", 8, SMALL, 34, unpack=_q8_0, pack=_to_q8_0)
-Q4_0 = BlockType("Q4_0", 2, SMALL, 18, unpack=_q4_0, pack=_to_q4_0)
+Q8_0 = BlockType("Q8_0", 8, SMALL, 34, unpack=lambda raw: _small_codes(raw, 8).dequantize(), pack=_to_q8_0)
+Q4_0 = BlockType("Q4_0", 2, SMALL, 18, unpack=lambda raw: _small_codes(raw, 4).dequantize(), pack=_to_q4_0)
 TYPES = (
     F32,
     F16,

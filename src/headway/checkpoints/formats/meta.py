@@ -9,21 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from sys import float_info
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from headway.checkpoints.hf.config_keys import checked_sizes
+from headway.checkpoints.hf.config_keys import ConfigReader, check_keys, checked_sizes, reading
 from headway.checkpoints.hf.layouts.rules import decoder_names
 from headway.checkpoints.hf.layouts.tensors import imported
-from headway.errors import CheckpointError, did_you_mean
+from headway.errors import CheckpointError
 from headway.models import ModelSpec
 from headway.patterns import Causal
 from headway.positions import Llama3, Rotary
 from headway.storage.lazy import LazyTensors
-from headway.storage.reading import naming, read_json
+from headway.storage.reading import read_json
 from headway.storage.tensors import open_tensors
 
 NAMES = decoder_names(
@@ -44,16 +42,21 @@ NAMES = decoder_names(
 )
 """Our tensors' names and theirs."""
 PARAMS, FIRST = "params.json", "consolidated.00.pth"
-_NUMBER = int | float
-_PARAMS: Mapping[str, Any] = {
-    **dict.fromkeys(("dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "multiple_of"), int),
-    **dict.fromkeys(("max_seq_len", "max_batch_size"), int),
-    **dict.fromkeys(("norm_eps", "rope_theta", "ffn_dim_multiplier"), _NUMBER),
-    **dict.fromkeys(("rope_scaling_factor", "rope_high_freq_factor"), _NUMBER),
-    "use_scaled_rope": bool,
-}
+KNOWN = (
+    *(
+        "dim",
+        "n_layers",
+        "n_heads",
+        "n_kv_heads",
+        "vocab_size",
+        "multiple_of",
+        "max_seq_len",
+        "max_batch_size",
+    ),
+    *("norm_eps", "rope_theta", "ffn_dim_multiplier", "use_scaled_rope", "rope_scaling_factor"),
+    "rope_high_freq_factor",
+)
 """The keys of params.json; sizes are checked against the tensors."""
-_WANTED = {bool: "true or false", int: "a positive whole number", _NUMBER: "a number above 0"}
 
 
 @dataclass(frozen=True)
@@ -121,26 +124,15 @@ def read_pickled(path: str | Path, *, allow_pickle: bool) -> MetaModel:
             f"{file.parent} holds a model in {len(parts)} parts, which is unsupported: get it as a Hugging Face folder"
         )
     weights = open_tensors(file, allow_pickle=allow_pickle)
-    return MetaModel(_spec(weights, _params(file.with_name(PARAMS)), file), weights, file)
+    stated = file.with_name(PARAMS)
+    params = read_json(stated) if stated.exists() else {}
+    with reading(stated):
+        check_keys(params, dict.fromkeys(KNOWN))
+        return MetaModel(_spec(weights, ConfigReader(params, {}), file), weights, file)
 
 
-def _params(path: Path) -> dict[str, Any]:
-    """The values of params.json, validated; {} where there is none."""
-    params = read_json(path) if path.exists() else {}
-    for key, value in params.items():
-        if key not in _PARAMS:
-            raise CheckpointError(f"{path}: unknown key {key[:80]!r}{did_you_mean(key, _PARAMS)}")
-        kind = _PARAMS[key]
-        number = isinstance(value, kind) and (kind is bool) == isinstance(value, bool)
-        unknown = value is None or (key == "vocab_size" and value == -1)
-        if not unknown and not (number and (kind is bool or 0 < value <= float_info.max)):
-            raise CheckpointError(f"{path}: {key} must be {_WANTED[kind]}, got {str(value)[:80]}")
-    return {key: value for key, value in params.items() if value is not None}
-
-
-def _spec(w: LazyTensors, params: Mapping[str, Any], path: Path) -> ModelSpec:
-    heads = params.get("n_heads")
-    if heads is None:
+def _spec(w: LazyTensors, params: ConfigReader, path: Path) -> ModelSpec:
+    if params.get("n_heads") is None:
         raise CheckpointError(
             f'{path}: the number of heads is not in the tensors: put params.json into its folder, with "n_heads"'
         )
@@ -164,8 +156,9 @@ def _spec(w: LazyTensors, params: Mapping[str, Any], path: Path) -> ModelSpec:
     for field, size in (("dim", width), ("n_layers", layers), ("vocab_size", vocab)):
         if params.get(field) not in (None, -1, size):
             raise CheckpointError(
-                f"{path}: params.json has {field} {params[field]}, but the tensors have {size}"
+                f"{path}: params.json has {field} {params.get(field)}, but the tensors have {size}"
             )
+    heads = params.whole("n_heads")
     query, key = (shape(f"layers.0.attention.{n}")[0] for n in ("wq", "wk"))
     if query % heads or key % max(query // heads, 1):
         raise CheckpointError(
@@ -173,22 +166,25 @@ def _spec(w: LazyTensors, params: Mapping[str, Any], path: Path) -> ModelSpec:
             "another model's"
         )
     head_dim = query // heads
-    if params.get("n_kv_heads", key // head_dim) * head_dim != key:
+    if params.whole("n_kv_heads", key // head_dim) * head_dim != key:
         raise CheckpointError(
-            f"{path}: params.json has n_kv_heads {params['n_kv_heads']}, but the tensors have {key // head_dim}"
+            f"{path}: params.json has n_kv_heads {params.get('n_kv_heads')}, but the tensors have {key // head_dim}"
         )
-    theta, context = float(params.get("rope_theta", 10000.0)), int(params.get("max_seq_len", 2048))
-    scaling = None
-    if params.get("use_scaled_rope"):
-        factor = float(params.get("rope_scaling_factor", 8.0))
-        scaling = Llama3(factor, 1.0, float(params.get("rope_high_freq_factor", 4.0)), 8192)
-        context = 131072
-    with naming(path.with_name(PARAMS)):
-        sizes = checked_sizes(
-            {"layers": layers, "heads": heads, "kv_heads": key // head_dim, "head_dim": head_dim}
-        )
-        return ModelSpec(
-            family="llama", vocab=vocab, width=width, hidden=shape("layers.0.feed_forward.w1")[0], **sizes,
-            patterns=(Causal(),) * layers, positions=Rotary(theta, pairing="adjacent", scaling=scaling),
-            norm_eps=float(params.get("norm_eps", 1e-5)), tied="output.weight" not in w, trained_context=context,
-        )  # fmt: skip
+    context, scaling = params.whole("max_seq_len", 2048), None
+    if params.flag("use_scaled_rope"):
+        factors = params.number("rope_scaling_factor", 8.0), 1.0, params.number("rope_high_freq_factor", 4.0)
+        context, scaling = 131072, Llama3(*factors, 8192)
+    sizes = checked_sizes({"layers": layers, "kv_heads": key // head_dim, "head_dim": head_dim})
+    return ModelSpec(
+        family="llama",
+        vocab=vocab,
+        width=width,
+        heads=heads,
+        hidden=shape("layers.0.feed_forward.w1")[0],
+        **sizes,
+        patterns=(Causal(),) * layers,
+        positions=Rotary(params.number("rope_theta", 10000.0), pairing="adjacent", scaling=scaling),
+        norm_eps=params.number("norm_eps", 1e-5),
+        tied="output.weight" not in w,
+        trained_context=context,
+    )

@@ -6,14 +6,17 @@ Sizes that no model has are refused before anything of that size is made, not ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
+from pathlib import Path
 from sys import float_info
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from headway.errors import ConfigError, did_you_mean
+from headway.errors import CheckpointError, ConfigError, did_you_mean
 from headway.models import ModelSpec
+from headway.storage.reading import naming
 
 OURS = "headway"
 """The `model_type` of a folder that transformers could only misread, and the key of facts that it has no key for."""
@@ -178,6 +181,16 @@ class ConfigReader:
     def wrong(self, key: str, wanted: str, value: object) -> ConfigError:
         """The error for a value that is not what is wanted."""
         return ConfigError(f'config.json: "{self.prefix}{key}" must be {wanted}, got {value!r}')
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """While open, errors about keys of a config are those of another file."""
+    try:
+        yield
+    except ConfigError as error:
+        with naming(path):
+            raise CheckpointError(str(error).removeprefix("config.json").lstrip(": ")) from error
 
 
 def names(keys: FieldMap) -> tuple[str, ...]:

@@ -110,19 +110,18 @@ def quantized_state(model: Model) -> tuple[dict[str, Tensor], dict[str, Panels]]
     return state, panels
 
 
-def unpacked(layers: Mapping[str, Panels]) -> Matrices[QuantizedMatrix]:
-    """The matrices of layers, each made when asked for."""
-    return Matrices({name: panels.unpack for name, panels in layers.items()})
-
-
-def turned(matrices: Matrices[QuantizedMatrix], spec: ModelSpec, to: Pairing) -> Matrices[QuantizedMatrix]:
-    """Matrices of layers in another rotary pairing: whole rows move."""
+def unpacked(
+    layers: Mapping[str, Panels], spec: ModelSpec, to: Pairing | None = None
+) -> Matrices[QuantizedMatrix]:
+    """The matrices of layers, each made when asked for; in another rotary pairing, where whole rows move."""
 
     def maker(name: str) -> Callable[[], QuantizedMatrix]:
-        weight = f"{name}.weight"
-        return lambda: matrices[name].moved(lambda part: change_pairing({weight: part}, spec, to)[0][weight])
+        weight, panels = f"{name}.weight", layers[name]
+        if to is None:
+            return panels.unpack
+        return lambda: panels.unpack().moved(lambda part: change_pairing({weight: part}, spec, to)[0][weight])
 
-    return Matrices({name: maker(name) for name in matrices})
+    return Matrices({name: maker(name) for name in layers})
 
 
 def packed_state(

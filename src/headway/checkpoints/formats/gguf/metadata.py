@@ -9,8 +9,7 @@ architectures: to it all keys are seen, which is the same for rows of up to that
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from headway.checkpoints.formats.gguf.rope import FACTORS, ROPE, decimal, read_rope, rounded, write_rope
-from headway.checkpoints.hf.config_keys import OURS, ConfigReader, Key
+from headway.checkpoints.hf.config_keys import OURS, ConfigReader, Key, reading
 from headway.checkpoints.hf.headway_config import own_facts
 from headway.checkpoints.hf.layouts import Inexpressible, Layout
 from headway.checkpoints.hf.layouts.base import differing
@@ -29,7 +28,6 @@ from headway.models import ModelSpec
 from headway.patterns import Causal
 from headway.positions import Pairing
 from headway.storage.gguf import Value
-from headway.storage.reading import naming
 
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 NAMES = decoder_names(
@@ -164,16 +162,6 @@ def read_spec(
         if config[size] != vocab:
             raise ConfigError(f"{size} is {config[size]}, but {EMBEDDING} has {vocab} rows")
         return _spec(layout, config, own_facts({OURS: facts}, FACTS))
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """While open, errors about keys of a config are those of a file's metadata."""
-    with naming(path):
-        try:
-            yield
-        except ConfigError as error:
-            raise CheckpointError(str(error).removeprefix("config.json").lstrip(": ")) from error
 
 
 def _below(metadata: Mapping[str, Value], beginning: str) -> dict[str, Any]:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from headway.block_quantization import CodedMatrix
-from headway.checkpoints.formats.gguf.metadata import EMBEDDING, NAMES, read_spec, reading, write_spec
+from headway.checkpoints.formats.gguf.metadata import EMBEDDING, NAMES, read_spec, write_spec
 from headway.checkpoints.formats.gguf.rope import FACTORS
 from headway.checkpoints.formats.gguf.writer import write_gguf
-from headway.checkpoints.hf.config_keys import ConfigReader
+from headway.checkpoints.hf.config_keys import ConfigReader, reading
 from headway.checkpoints.hf.layouts.tensors import exported, imported, rules_by_name
 from headway.checkpoints.quantized.packed import PackedLayer
 from headway.errors import CheckpointError
