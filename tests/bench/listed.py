@@ -28,9 +28,8 @@ def steady(patch: pytest.MonkeyPatch) -> None:
         return Limit(f"{bound} in {dtype}", lambda: {"reads": 2e9, "products": 4e10}[bound])
 
     patch.setattr(time, "perf_counter", Clock())
-    patch.setattr(measure, "limit", limit)
-    patch.setattr(operators, "reads", lambda dtype: limit("reads", dtype))
-    patch.setattr(operators, "products", lambda dtype: limit("products", dtype))
+    patch.setattr(measure, "LIMITS", {bound: partial(limit, bound) for bound in measure.LIMITS})
+    patch.setattr(operators, "LIMITS", measure.LIMITS)
     for module in (problems, peers):
         patch.setattr(module, "fastest", lambda calls, run: calls[0])
 

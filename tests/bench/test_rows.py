@@ -138,7 +138,7 @@ def test_what_a_backend_cannot_do_is_a_row_without_numbers() -> None:
 @pytest.mark.parametrize("bound", ["products", "reads"])
 def test_a_limit_is_a_rate(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "READ_BYTES", 4 << 20)
-    limit = measuring.limit(bound, torch.float32)
+    limit = measuring.LIMITS[bound](torch.float32)
     assert 1e6 < limit.measure() < 1e16
     assert limit.name
 

@@ -153,7 +153,7 @@ def test_rows_of_a_growth_of_forms_are_as_listed(monkeypatch: pytest.MonkeyPatch
 
 def test_without_a_library_limits_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "search", lambda: SimpleNamespace(library=None))
-    limits = [measuring.limit(bound, torch.float32) for bound in ("products", "reads")]
+    limits = [make(torch.float32) for make in measuring.LIMITS.values()]
     assert [limit.name for limit in limits] == ["torch's matrix product", "read of memory by torch's sum"]
     assert all(1e6 < limit.measure() < 1e16 for limit in limits)
 

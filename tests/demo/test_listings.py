@@ -31,7 +31,6 @@ def test_the_acts_print_and_draw_as_listed(monkeypatch: pytest.MonkeyPatch) -> N
         acts.kv_table(),
         acts.cache_table(rows),
     ]
-    lines.append(str(acts.Equality(9, torch.float32, 1.5e-3, 12.25)))
     listings.check(LISTINGS / "acts.txt", "\n\n".join([*lines, *drawn, constants(acts)]))
 
 

@@ -39,7 +39,7 @@ class Problem:
 
     sides       name -> call, headway's under OURS; a call returns outputs (and gradients)
     work        useful FLOPs of a call, or bytes where memory bounds it
-    bound       the limit that it is measured against (`measure.limit`)
+    bound       the limit that it is measured against (`measure.LIMITS`)
     scale       factor on a side's time, where it did another amount of work
     unrelated   sides that solve another problem: their outputs are not compared
     tolerance   how far outputs may be apart, where rounding alone does not say it (`measure.TOLERANCE`)

@@ -109,7 +109,7 @@ def measured(blank: Row, make: Callable[[], Problem], effort: Effort, direction:
     except (UnsupportedCase, BackendError) as why:
         blank.notes.append(f"not measured: {why}")
         return blank
-    bound = limit(problem.bound, getattr(torch, blank.dtype))
+    bound = LIMITS[problem.bound](getattr(torch, blank.dtype))
     return summarized(blank, problem, interleave(problem.sides, bound.measure, effort), bound.name)
 
 
@@ -179,11 +179,6 @@ class Limit:
     measure: Callable[[], float]
 
 
-def limit(bound: str, dtype: torch.dtype) -> Limit:
-    """The limit of work that is bound by "products" in registers or by "reads"."""
-    return {"products": products, "reads": reads}[bound](dtype)
-
-
 def products(dtype: torch.dtype) -> Limit:
     """The register peak for `dtype`: multiply-adds that touch no memory. Without a native library to measure it,
     the rate of torch's matrix product, which is lower (and the row says so)."""
@@ -204,3 +199,7 @@ def reads(dtype: torch.dtype) -> Limit:
     hardware.large_pages([data])
     data.fill_(1)
     return Limit("read of memory", lambda: data.nbytes / found.read_seconds(data))
+
+
+LIMITS: Mapping[str, Callable[[torch.dtype], Limit]] = {"products": products, "reads": reads}
+"""By what bounds the work."""

@@ -18,7 +18,7 @@ import torch
 
 from headway.models.cost import attention_pairs, kv_bytes_read
 from headway.models.cost.operations import keys_read
-from headway_lab.bench.measure import Limit, products, reads
+from headway_lab.bench.measure import LIMITS, Limit
 from headway_lab.bench.native_operators import ATTENTION, ATTENTION_BACKWARD, native_calls
 from headway_lab.bench.rows import Row, machine
 from headway_lab.bench.steps import Step
@@ -34,7 +34,7 @@ LEAST = 0.004
 def taken_apart(step: Step, repeats: int) -> list[Row]:
     """A row for each operator, the longest first; the last is all else. Times are medians over `repeats` steps."""
     kind = getattr(torch, step.dtype)
-    limits, call = {"reads": reads(kind), "products": products(kind)}, step.ours()
+    limits, call = {bound: make(kind) for bound, make in LIMITS.items()}, step.ours()
     call()
     rates: dict[str, list[float]] = {name: [] for name in limits}
     wholes, found = [], []

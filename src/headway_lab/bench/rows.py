@@ -149,22 +149,20 @@ def _notes(rows: Sequence[Row]) -> str:
 
 def _rates(rows: Sequence[Row]) -> str:
     several = len({row.machine.get("threads") for row in rows}) > 1
-    speeds = any("tokens_per_second" in row.extra for row in rows)
-    peaks = any("ours_mib" in row.extra for row in rows)
     body = [
         {
             "case": _starred(row),
             "dtype": {"float32": "fp32", "bfloat16": "bf16"}.get(row.dtype, row.dtype),
-            **({"threads": row.machine.get("threads")} if several else {}),
+            "threads": row.machine.get("threads") if several else None,
             "ms": row.ours_ms,
-            **({"tokens/s": row.extra.get("tokens_per_second")} if speeds else {}),
+            "tokens/s": row.extra.get("tokens_per_second"),
             "rate": _rate(row),
             "of limit": f"{row.share_of_limit:.0%}" if row.share_of_limit is not None else "",
             "best peer": _times(row.ratio_best_peer),
             "tuned": _times(row.ratio_best_tuned),
             "peers (ms)": _listed(row.peers),
-            **({"peak MiB": row.extra.get("ours_mib")} if peaks else {}),
-            **({"peers (MiB)": _listed(row.extra.get("peers_mib", {}))} if peaks else {}),
+            "peak MiB": row.extra.get("ours_mib"),
+            "peers (MiB)": _listed(row.extra.get("peers_mib", {})),
         }
         for row in rows
     ]
@@ -239,7 +237,9 @@ def _fit(found: Exponent | None) -> str:
 
 
 def _table(body: Sequence[Mapping[str, Any]]) -> str:
-    return table(tuple(body[0]), [list(row.values()) for row in body])
+    """Of columns in which something stands."""
+    names = [name for name in body[0] if any(row[name] not in (None, "") for row in body)]
+    return table(names, [[row[name] for name in names] for row in body])
 
 
 def _rate(row: Row) -> str:

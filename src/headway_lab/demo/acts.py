@@ -2,7 +2,7 @@
 that was just trained, by numbers that are measured here and now."""
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -76,32 +76,17 @@ def kv_table() -> str:
     return table(("", *(f"{n // 1024}k tokens" for n in CONTEXTS), "of MHA"), cells)
 
 
-@dataclass(frozen=True)
-class Equality:
-    """How far logits of a cached decode are from those of one full forward."""
-
-    tokens: int
-    dtype: torch.dtype
-    difference: float
-    largest: float
-
-    def __str__(self) -> str:
-        return (
-            f"{str(self.dtype).removeprefix('torch.')}: largest difference {self.difference:.1e} "
-            f"({self.tokens} tokens, logits up to {self.largest:.1f})"
-        )
-
-
 @torch.inference_mode()
-def cached_equals_full(model: Decoder, ids: Tensor, dtype: torch.dtype) -> Equality:
-    """Feed ids [1, T] once as a whole, and once through the caches: half of it in uneven chunks, then token
-    by token."""
+def cached_equals_full(model: Decoder, ids: Tensor, dtype: torch.dtype) -> dict[str, Any]:
+    """How far logits of a cached decode are from those of one full forward: ids [1, T] are fed once as a whole, and
+    once through the caches, half of them in uneven chunks, then token by token."""
     model = copy.deepcopy(model).to(dtype).eval()
     full, cache, count = model(ids), model.make_cache(1), ids.shape[1]
     cuts = [0, count // 7, count // 5, count // 2, *range(count // 2 + 1, count + 1)]
     parts = [model(ids[:, a:b], cache=cache) for a, b in pairwise(cuts) if b > a]
     difference = float((torch.cat(parts, 1) - full).abs().max())
-    return Equality(count, dtype, difference, float(full.abs().max()))
+    name, largest = str(dtype).removeprefix("torch."), float(full.abs().max())
+    return {"tokens": count, "dtype": name, "difference": difference, "largest": largest}
 
 
 @torch.inference_mode()

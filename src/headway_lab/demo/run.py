@@ -121,7 +121,8 @@ def _trust(model: Decoder, ids: Tensor, quick: bool, say: Say) -> dict[str, Any]
     say("cached decode = one full forward, on held-out text, in uneven chunks and then token by token:\n")
     equal = [acts.cached_equals_full(model, ids, dtype) for dtype in (torch.float32, torch.float64)]
     for one in equal:
-        say(f"  {one}")
+        figures = "largest difference {difference:.1e} ({tokens} tokens, logits up to {largest:.1f})"
+        say(f"  {one['dtype']}: {figures.format(**one)}")
 
     window = min(p.reach[0] + 1 for p in model.spec.patterns if p.reach[0] is not None)
     say(f"\nthe ring of a layer with window {window} stays what it is, however long the text:\n")
