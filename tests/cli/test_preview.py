@@ -53,7 +53,7 @@ def test_row_43_the_answers_of_every_turn_are_trained_and_nothing_else(
 
     tokenizer = byte_level().with_chat_template(MARKED_TURNS)
     records: list[Any] = list(read_records(data, Chat))
-    rows = ChatRows.of(encode_examples(records[:1], tokenizer, stop={1}, length=512), 512)
+    rows = ChatRows(encode_examples(records[:1], tokenizer, stop={1}, length=512), 512)
     batch = rows.batch([0])
     targets = batch.targets[0].tolist()
     assert (

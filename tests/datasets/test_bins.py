@@ -65,7 +65,7 @@ def examples_of(*sizes: tuple[int, int]) -> Examples:
 def test_rows_say_the_answers_and_nothing_else(sizes: list[tuple[int, int]], pack: bool) -> None:
     """Every trained token of every example is a target once, and is predicted from what stands before it there."""
     examples = examples_of(*sizes)
-    rows = ChatRows.of(examples, 12, pack=pack)
+    rows = ChatRows(examples, 12, pack=pack)
     found: Counter[tuple[int, ...]] = Counter()
     for i in range(len(rows)):
         batch, turns = rows.batch([i]), rows.turns([i])
@@ -93,7 +93,7 @@ def test_packed_gradients_are_those_of_examples_by_themselves() -> None:
     gradients = []
     for pack in (True, False):
         model = build(spec, dtype=torch.float64, seed=0)
-        rows = ChatRows.of(examples, 16, pack=pack)
+        rows = ChatRows(examples, 16, pack=pack)
         for i in range(len(rows)):
             batch = rows.batch([i])
             model(**batch.inputs, targets=batch.targets).total.backward()

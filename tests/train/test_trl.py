@@ -105,7 +105,7 @@ def test_the_same_tokens_are_trained_with_the_same_loss(
         total += float(
             torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum")
         )
-    rows = ChatRows.of(ours(*made), LENGTH, pack=packing)
+    rows = ChatRows(ours(*made), LENGTH, pack=packing)
     batch = rows.batch(range(len(rows)))
     assert Counter(batch.targets[batch.targets != IGNORE_INDEX].tolist()) == labels
     model = load(made[0], dtype=torch.float32).model
@@ -120,7 +120,7 @@ def test_ten_steps_of_adamw_are_the_same(made: tuple[Path, Path], tmp_path: Path
     trainer = theirs(*made, tmp_path / "theirs", packing=packing, packing_strategy="bfd")
     trainer.train()
     expected = [line["loss"] for line in trainer.state.log_history if "loss" in line]
-    count = len(ChatRows.of(ours(*made), LENGTH, pack=packing))
+    count = len(ChatRows(ours(*made), LENGTH, pack=packing))
     config = ChatConfig(
         data=str(made[1]), model=str(made[0]), out=str(tmp_path / "ours"), context=LENGTH, batch_tokens=LENGTH * count,
         steps=10, lr=1e-3, warmup=0.0, lr_floor=1.0, clip=1e9, pack=packing, dtype="fp32", workers=1,

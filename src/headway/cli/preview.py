@@ -65,7 +65,7 @@ def command(
     for ids, turns, where in examples[:count]:
         print(f"{where}: {len(ids)} tokens, {int((turns > 0).sum())} trained")
         print(marked(own, ids.tolist(), [turn > 0 for turn in turns.tolist()], color=colored), end="\n\n")
-    rows = ChatRows.of(examples, context)
+    rows = ChatRows(examples, context)
     for line in (*remarks, *examples.report.lines()):
         note(line)
     note(f"{len(rows)} rows of {context} slots, {rows.used / (len(rows) * context):.1%} of them filled")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 from torch import Tensor
@@ -49,27 +47,21 @@ def best_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
     return rows
 
 
-@dataclass(frozen=True, eq=False)
 class ChatRows:
     """Rows of whole examples side by side, which do not see each other: `len(rows)`, `rows.batch([..])`.
 
-    Trained tokens alone are targets. Rows have up to `length` slots, and a batch as many as its longest row.
+    Trained tokens alone are targets. Rows have up to `length` slots, and a batch as many as its longest row. Without
+    `pack`, a row has one example.
     """
 
-    examples: Examples
-    rows: Sequence[Sequence[int]]
-    length: int
-
-    @classmethod
-    def of(cls, examples: Examples, length: int, *, pack: bool = True) -> Self:
-        """Rows of up to `length` slots; without `pack`, of one example each."""
-        numbers = best_fit(examples.slots, length) if pack else [[i] for i in range(len(examples))]
-        return cls(examples, numbers, length)
+    def __init__(self, examples: Examples, length: int, *, pack: bool = True) -> None:
+        self.examples, self.length = examples, length
+        self.rows = best_fit(examples.slots, length) if pack else [[i] for i in range(len(examples))]
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def drawn(self, draw: int) -> Self:
+    def drawn(self, draw: int) -> ChatRows:
         """The same rows: nothing in them is drawn."""
         return self
 

@@ -68,9 +68,11 @@ def chat_segments(
         trained = [is_trained and k == answers - 1 for k, is_trained in enumerate(trained)]
     ids: list[int] = []
     turns: list[int] = []
+    number = 0
     for k, row in enumerate(tokenizer.encode_pieces(pieces)):
         end = _end(tokenizer, row, stop) if k % 2 and trained[k // 2] else 0
-        turns += [max(turns, default=0) + 1] * end + [0] * (len(row) - end)
+        number += end > 0
+        turns += [number] * end + [0] * (len(row) - end)
         ids += row
     otherwise = 0
     if answers == len(said):

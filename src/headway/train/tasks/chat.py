@@ -132,4 +132,4 @@ class Chat(ConversationTask):
             train_on=config.train_on,
             too_long=config.too_long,
         )
-        return AnswerRows.of(examples, config.context, pack=config.pack)
+        return AnswerRows(examples, config.context, pack=config.pack)
