@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from headway.data.chats import Examples
-from headway.data.rows import Batch, PackedRow, batch_of, padded
+from headway.data.rows import Batch, PackedRow, RowSource, batch_of, padded
 from headway.errors import DataError
 from headway.nn import IGNORE_INDEX
 
@@ -47,7 +47,7 @@ def best_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
     return rows
 
 
-class ChatRows:
+class ChatRows(RowSource):
     """Rows of whole examples side by side, which do not see each other: `len(rows)`, `rows.batch([..])`.
 
     Trained tokens alone are targets. Rows have up to `length` slots, and a batch as many as its longest row. Without
@@ -60,10 +60,6 @@ class ChatRows:
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    def drawn(self, draw: int) -> ChatRows:
-        """The same rows: nothing in them is drawn."""
-        return self
 
     def __getitem__(self, i: int) -> PackedRow:
         parts = [self.examples[k] for k in self.rows[i]]

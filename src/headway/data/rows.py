@@ -12,10 +12,11 @@ For encoders (`MaskedRows`) every stretch of text is within the tokenizer's temp
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -83,7 +84,22 @@ class PackedRow(NamedTuple):
     lengths: list[int]
 
 
-class Rows:
+class RowSource(ABC):
+    """Rows by number, `len(rows)` of them; what is drawn in them, if anything is, is a function of `draw`."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    def drawn(self, draw: int) -> Self:
+        """The same rows as step `draw` reads them."""
+        return self
+
+    @abstractmethod
+    def batch(self, indices: Sequence[int]) -> Any:
+        """The given rows: a `Batch`, or what the task's `count` and `loss` take."""
+
+
+class Rows(RowSource):
     """The rows of a token file: `len(rows)`, `rows[i]`, `rows.batch([..])`."""
 
     def __init__(self, file: TokenFile, length: int) -> None:
@@ -115,16 +131,12 @@ class Rows:
         tokens = len(self.file) if limit is None else min(limit, len(self.file))
         return tokens - int(np.searchsorted(self.file.ends, np.uint64(tokens), side="right"))
 
-    def drawn(self, draw: int) -> Rows:
-        """The same rows: nothing in them is drawn."""
-        return self
-
     def batch(self, indices: Sequence[int]) -> Batch:
         """The given rows."""
         return batch_of([self[i] for i in indices], self.length)
 
 
-class MaskedRows:
+class MaskedRows(RowSource):
     """Rows of `length` slots over a token file of plain text, with tokens to be found: `len(rows)`, `rows[i]`,
     `rows.batch([..])`.
 
@@ -183,7 +195,7 @@ class MaskedRows:
         masked = self.masking(np.concatenate(parts), keyed(self.seed, self.draw, i))
         return PackedRow(*masked, [len(part) for part in parts])
 
-    def drawn(self, draw: int) -> MaskedRows:
+    def drawn(self, draw: int) -> Self:
         """The same rows with another mask."""
         other = copy(self)
         other.draw = draw

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
 from headway.data.record_kinds import Record
+from headway.data.rows import RowSource
 from headway.errors import ConfigError
 from headway.models import Head, ModelSpec
 from headway.text import Tokenizer
@@ -42,8 +43,8 @@ class Reading(NamedTuple):
     measured: Any = None
 
 
-class RecordRows(ABC):
-    """What a model reads of records, and what it is to say of them: a `RowSource` that is measured.
+class RecordRows(RowSource):
+    """What a model reads of records, and what it is to say of them: rows that are measured.
 
     Attributes:
         unit: what the loss is a sum over. remarks: what became of records that were not taken as they are.
@@ -53,10 +54,6 @@ class RecordRows(ABC):
     unit: ClassVar[str] = "record"
     remarks: Sequence[str] = ()
     amount: Mapping[str, int] = {}
-
-    def drawn(self, draw: int) -> Self:
-        """The same rows: nothing in them is drawn."""
-        return self
 
     @abstractmethod
     def evaluate(self, model: Any, pool: MicrobatchPool = ALONE) -> Evaluation:

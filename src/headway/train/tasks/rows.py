@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, Self
+from typing import Any
 
 import torch
 
+from headway.data.rows import RowSource
 from headway.errors import ConfigError
 from headway.hardware import gemm_peak, peak_rss
 from headway.models import Decoder, Encoder, ModelSpec, blank, cost
@@ -22,19 +23,6 @@ from headway.train.rows_config import RowsConfig
 from headway.train.tasks.base import Foreseen, MicroBatches, StepStats, Sums, Task
 
 MEASURED_BY = ("data", "context", "validation_share", "seed")
-
-
-class RowSource(Protocol):
-    """Rows by number; what is drawn in them, if anything is, is a function of `draw`."""
-
-    def __len__(self) -> int:
-        """How many there are."""
-
-    def drawn(self, draw: int) -> Self:
-        """The same rows as step `draw` reads them."""
-
-    def batch(self, indices: Sequence[int]) -> Any:
-        """The given rows: a `Batch`, or what the task's `count` and `loss` take."""
 
 
 class RowsTask(Task[Decoder | Encoder]):
