@@ -69,6 +69,8 @@ SIZES = {
 }
 KV_HEADS, WINDOW = "attention.head_count_kv", "attention.sliding_window"
 HEAD_DIMS = ("attention.key_length", "attention.value_length")
+WINDOWED = {"llama": "mistral"}
+"""The family of an architecture's models that have a window."""
 FACTS: Mapping[str, tuple[type, ...]] = {
     "family": (str,),
     "max_context": (int,),
@@ -170,8 +172,9 @@ def _below(metadata: Mapping[str, Value], beginning: str) -> dict[str, Any]:
 
 def _spec(layout: Layout, config: Mapping[str, Any], facts: Mapping[str, Any]) -> ModelSpec:
     spec = layout.spec(config)
-    windowed = layout.family == "llama" and any(pattern != Causal() for pattern in spec.patterns)
-    return replace(spec, **{"family": "mistral" if windowed else spec.family, **facts})
+    windowed = any(pattern != Causal() for pattern in spec.patterns)
+    family = WINDOWED.get(layout.family, spec.family) if windowed else spec.family
+    return replace(spec, **{"family": family, **facts})
 
 
 def architecture_of(spec: ModelSpec) -> str:
