@@ -78,9 +78,9 @@ def explain(name: str, out: Path | None = None, *, quick: bool = False, **settin
         raise ConfigError(
             f"explain {name}: a spread needs two different seeds or more, got {tuple(settings['seeds'])}"
         )
-    found = topic.run(**{**(TOPICS[name].quick if quick else {}), **settings})
-    claims = {claim: (seen or None) if quick else seen for claim, seen in found.claims.items()}
     about = TOPICS[name]
+    found = topic.run(**{**(about.quick if quick else {}), **settings})
+    claims = {claim: (seen or None) if quick else seen for claim, seen in found.claims.items()}
     report: Report = replace(found, claims=claims, topic=name, question=about.question, formula=about.formula)
     if out is None:
         return report

@@ -95,7 +95,7 @@ class Contest:
 
     schemes   the contenders
     claims    sentences, and whether the gaps by contender show them
-    layers    of the models; detail: more of the setting
+    layers    of the models
     title     of the figure
     """
 
@@ -103,7 +103,6 @@ class Contest:
     claims: Mapping[str, Claim]
     budget: Budget = USUAL
     layers: int = 2
-    detail: str = ""
     title: str
 
     def run(self, *, seeds: Sequence[int] | None = None, steps: int | None = None) -> Report:
@@ -124,7 +123,7 @@ class Contest:
         return Report(
             rows=tuple(table),
             claims={claim: holds(apart) for claim, holds in self.claims.items()},
-            setting=f"{self.layers} layers of width 64, {self.detail}{budget}",
+            setting=f"{self.layers} layers of width 64, {budget}",
             finding=f"{ranking}Against {base}: {listed(apart)}",
         )
 
@@ -201,7 +200,6 @@ ROTARY_SWITCHES = Contest(
         ),
         "turned values end higher": lambda apart: apart["powers, values too"].higher,
     },
-    detail="8 pairs a head, ",
     title="rotary: which frequencies, and whether values turn",
 )
 

@@ -1,7 +1,6 @@
 """Whether attention knows the order of its tokens. (Vaswani et al. 2017, section 3.5.)"""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,15 +79,15 @@ def shuffle_error(scheme: PositionScheme, pattern: Pattern, seed: int) -> float:
     return float((f(x[:, order]) - out[:, order]).abs().max() / out.abs().max())
 
 
-WORDS = "does a shuffle of the tokens change the outputs?", "largest |f(P x) - P f(x)| / |f(x)|"
-LOG: dict[str, Any] = {"xscale": "log", "xlim": (1e-17, 10)}
 draw = panels(
     bars(
         ("positions", "pattern"),
         "largest difference",
-        *WORDS,
+        "does a shuffle of the tokens change the outputs?",
+        "largest |f(P x) - P f(x)| / |f(x)|",
         pale=lambda row: row["order is seen"],
         line=EQUAL,
-        **LOG,
+        xscale="log",
+        xlim=(1e-17, 10),
     )
 )
