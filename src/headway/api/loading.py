@@ -31,30 +31,24 @@ AnyModel = LanguageModel | TextEncoder | Translator
 
 
 class Kind(NamedTuple):
-    """What a task needs, and the command that does it."""
+    """What a task needs, the command that does it, and what is returned for it."""
 
     model: str
     command: str
+    wrapper: Any
 
 
 TASKS: Mapping[str, Kind] = {
-    "causal-lm": Kind("a decoder", "generate"),
-    "translate": Kind("an encoder-decoder", "translate"),
-    "fill-mask": Kind("an encoder that fills masks", "fill-mask"),
-    "classify": Kind("an encoder with a classifier", "classify"),
-    "tag": Kind("an encoder with a classifier of tokens", "classify"),
-    "answer": Kind("an encoder that marks answers", "answer"),
-    "embed": Kind("an encoder", "embed"),
-    "states": Kind("an encoder", "embed"),
+    "causal-lm": Kind("a decoder", "generate", LanguageModel),
+    "translate": Kind("an encoder-decoder", "translate", Translator),
+    "fill-mask": Kind("an encoder that fills masks", "fill-mask", MaskedLM),
+    "classify": Kind("an encoder with a classifier", "classify", Classifier),
+    "tag": Kind("an encoder with a classifier of tokens", "classify", Tagger),
+    "answer": Kind("an encoder that marks answers", "answer", Answerer),
+    "embed": Kind("an encoder", "embed", Embedder),
+    "states": Kind("an encoder", "embed", TextEncoder),
 }
 HEADS = {"masked-lm": "fill-mask"}
-ENCODERS = {
-    "fill-mask": MaskedLM,
-    "tag": Tagger,
-    "answer": Answerer,
-    "embed": Embedder,
-    "states": TextEncoder,
-}
 STARTS = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids")
 
 
@@ -220,17 +214,18 @@ def _head(spec: ModelSpec, task: str, sentences: SentenceConfig | None) -> Head:
 def _wrapped(
     task: str, model: Model, tokenizer: Tokenizer | MarianTokenizer | None, folder: Folder
 ) -> AnyModel:
+    own: dict[str, Any] = {}
     if isinstance(model, EncoderDecoder):
         starts = {name: folder.config[name] for name in STARTS if folder.config.get(name) is not None}
-        return Translator(model, tokenizer, generation={**starts, **folder.generation})
-    if isinstance(tokenizer, MarianTokenizer):
+        own["generation"] = {**starts, **folder.generation}
+    elif isinstance(tokenizer, MarianTokenizer):
         raise ConfigError(f"{folder.path}: source.spm is a translator's, and this is a {folder.spec.family}")
-    if isinstance(model, Decoder):
-        return LanguageModel(model, tokenizer, generation=folder.generation)
-    if task == "classify":
-        several = folder.config.get("problem_type") == INDEPENDENT
-        return Classifier(model, tokenizer, independent=several)
-    return ENCODERS[task](model, tokenizer)
+    elif isinstance(model, Decoder):
+        own["generation"] = folder.generation
+    elif task == "classify":
+        own["independent"] = folder.config.get("problem_type") == INDEPENDENT
+    wrapped: AnyModel = TASKS[task].wrapper(model, tokenizer, **own)
+    return wrapped
 
 
 def _device(device: str | torch.device | None) -> torch.device:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from headway.checkpoints.formats.storing import Target
     from headway.positions import Pairing
 
-DTYPES = ("float32", "bfloat16", "float16", "float64")
-SHORT = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 _PAIRS = re.compile(r"\(\d{1,6},\d{1,6}\)(,\(\d{1,6},\d{1,6}\))*")
 _SIZE = re.compile(r"(\d{1,18})\s*(|KB|MB|GB|TB)", re.IGNORECASE)
 
@@ -55,18 +53,16 @@ def command(
     tokenizer: tokenizer to save along: a folder, tokenizer.json, SentencePiece .model, llama2.c .bin
     shard_size: largest file of a folder's weights: bytes, or 500MB, 4GB [default: 4GB]
     """
-    import torch
-
     from headway.checkpoints import convert
     from headway.checkpoints.formats.storing import PACKINGS
     from headway.models.cost import parameter_count
+    from headway.storage.dtypes import DTYPES
     from headway.text import Tokenizer
 
     set_threads(threads)
     if to not in (None, "hf", "gguf"):
         raise ConfigError(f"--to {to}: must be hf or gguf{did_you_mean(to, ('hf', 'gguf'))}")
     known = (*DTYPES, *PACKINGS)
-    dtype = SHORT.get(dtype or "", dtype)
     if dtype is not None and dtype not in known:
         raise ConfigError(f"--dtype {dtype}: must be one of {', '.join(known)}{did_you_mean(dtype, known)}")
     note(f"reading {source}")
@@ -77,13 +73,13 @@ def command(
         to=cast("Target | None", to),
         to_pairing=None if to_pairing is None else pairing_of(to_pairing),
         kv_heads=kv_heads,
-        dtype=getattr(torch, dtype) if dtype in DTYPES else dtype,
+        dtype=None if dtype is None else DTYPES.get(dtype, dtype),
         tokenizer=None if tokenizer is None else Tokenizer.load(tokenizer),
         allow_pickle=allow_pickle,
         overwrite=overwrite,
         shard_bytes=None if shard_size is None else bytes_of(shard_size),
     )
-    count, heads_now, dtype = parameter_count(result.spec), result.spec.kv_heads, result.dtype
+    count, heads_now = parameter_count(result.spec), result.spec.kv_heads
     repeated = f"  kv heads: {result.source_kv_heads} repeated to {heads_now}"
     reader = f"; transformers {result.transformers}" if result.transformers else ""
     whole = f"  not packed, for rows that are no multiples of its blocks: {', '.join(result.not_packed)}"
@@ -92,13 +88,13 @@ def command(
     equal = (
         "equal"
         if result.rounding is None
-        else f"differs from the source: rounding to {dtype} changed logits by up to {cell(result.rounding)} of "
+        else f"differs from the source: rounding to {result.dtype} changed logits by up to {cell(result.rounding)} of "
         f"{cell(largest)}"
     )
     rows = [(c.dtype, c.difference, c.bound, c.largest_logit) for c in result.checks]
     lines = [
         f"{result.source} ({result.format}, {result.source_pairing}) -> {result.target} ({result.target_pairing})",
-        f"  {count:,} parameters, {dtype}{reader}",
+        f"  {count:,} parameters, {result.dtype}{reader}",
         *([whole] if result.not_packed else []),
         *([] if heads_now == result.source_kv_heads else [repeated]),
         *(f"  {line}" for line in result.layers),
