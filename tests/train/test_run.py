@@ -137,12 +137,12 @@ def test_training_goes_on_from_a_folder(settings: Make, tmp_path: Path) -> None:
 
 def test_the_clock_can_end_a_run(settings: Make, steady_clock: None) -> None:
     """And what is still to be done behind the last step, evaluation and checkpoint, is within its time."""
-    config = settings(steps=None, max_seconds=2.0, validation_share=0.5, lr_floor=0.25)
+    config = settings(steps=None, max_seconds=3.0, validation_share=0.5, lr_floor=0.25)
     result = train(config, quiet=True)
     steps = [r for r in read_metrics(result.metrics) if "loss" in r]
     assert len(steps) == result.steps > 8
-    assert steps[-1]["seconds"] < 2.0 - 0.04
-    assert result.seconds <= 2.0
+    assert steps[-1]["seconds"] < 3.0 - 0.04
+    assert result.seconds <= 3.0
     assert steps[-1]["lr"] == pytest.approx(0.25 * config.lr, rel=0.1)
 
 
@@ -158,7 +158,6 @@ def test_a_deadline_leaves_time_for_what_is_behind_the_last_step() -> None:
     assert deadline.scheduled(28.0) == 45.0
     assert deadline.scheduled(70.0) == 90.0
     assert deadline.left(50.0) == 40.0
-    assert deadline.steps_in_all(10, 50.0) == 16.0
     assert Deadline(None, 5.0).scheduled(7.0) == 7.0
     assert not Deadline(None, 5.0).is_over(1e9)
 

@@ -14,9 +14,9 @@ from headway.models import ModelSpec, build, cost
 from headway.nn.block import Checkpointing
 from headway.train import TextConfig, train
 from headway.train.evaluation import evaluate
-from headway.train.inputs import prepare
 from headway.train.microbatch_pool import GRADIENT_BYTES, MasterWeights, MicrobatchPool, choose_workers
 from headway.train.optimizer import Optimizer, parameter_groups, shares
+from headway.train.texts import prepare
 from tests.train.objectives import accumulated
 from tests.train.test_resume import assert_same_bits
 from tests.train.test_step import joined, model, ragged

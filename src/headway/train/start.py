@@ -26,19 +26,14 @@ from headway.train.text_config import TextConfig
 from headway.train.trackers import check_trackers
 
 
-def with_local_model(config: TrainConfig) -> TrainConfig:
-    """The same settings, with the folder that a model of the Hub is fetched to."""
-    model = getattr(config, "model", None)
-    if model is None or not is_address(model):
-        return config
-    return config.model_copy(update={"model": str(local_model(model))})
-
-
 def with_task(config: TrainConfig) -> TrainConfig:
-    """The same settings with their `task`: the one that the model is for, unless it is given.
+    """The same settings with their `task`, the one that the model is for unless it is given, and with the folder that
+    a model of the Hub is fetched to.
 
     Raises ConfigError for settings of another task, and for a model that nothing trains."""
-    config = with_local_model(config).model_copy()  # which opens the model's folder anew
+    model = getattr(config, "model", None)
+    fetched = {"model": str(local_model(model))} if model is not None and is_address(model) else {}
+    config = config.model_copy(update=fetched)  # a copy at least, which opens the model's folder anew
     if config.task is None and isinstance(config, TextConfig):
         return config.model_copy(update={"task": text_task_of(model_spec(config))})
     kind = find_task(str(config.task)).settings

@@ -77,7 +77,7 @@ def _changed(source: str, tokens: Path, config: TextConfig) -> list[str]:
     say that this is meant."""
     kept = tokens.with_suffix(SOURCE)
     gone = not (is_remote(source) or Path(source).exists())
-    if not gone and (not kept.exists() or digest(source) == kept.read_text()):
+    if not gone and digest(source) == kept.read_text():
         return []
     what = f"{source} {'is gone' if gone else 'has changed'} since this run encoded it"
     if config.cached_tokens:
