@@ -187,10 +187,9 @@ class Rotary(PositionScheme):
         return start if offset is None else start.to(offset.device) + offset
 
     def saved_bytes(self, q: Tensor, k: Tensor, scores_stored: bool) -> int:
-        """Both coordinates of each pair ("adjacent" ones together), and angles, cosines and sines."""
+        """Each coordinate and its partner, and angles, cosines and sines."""
         dims = self.rotated_dims(q.shape[3])
-        copies = 1 if self.pairing == "adjacent" else 2
-        rotated = copies * (q[..., :dims].nbytes + k[..., :dims].nbytes)
+        rotated = 2 * (q[..., :dims].nbytes + k[..., :dims].nbytes)
         return self.trainable * (rotated + q.shape[2] * dims * (4 + 2 * q.itemsize))
 
     def rotation(
