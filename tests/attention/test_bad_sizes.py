@@ -5,12 +5,13 @@ import torch
 from torch import Tensor
 
 from headway.attention import attend
-from headway.cache import CacheSpec, make_cache
+from headway.cache import BatchCache, CacheSpec, PagedCache
 from headway.errors import HeadwayError, PatternError
 from headway.patterns import Causal, Full, Window, parse
 from headway.scores import ALiBi, Bias, RelativeBias, RelativeKey, Score, SoftCap
 from headway.tokens import Tokens
 from tests.attention.small import BACKENDS, EXACT, by_mask, qkv
+from tests.cache.layers import attended
 from tests.naive import with_gradients
 
 
@@ -85,11 +86,9 @@ def test_query_head_h_reads_kv_head_h_div_group(backend: str) -> None:
         1,
     )
     assert (interleaved - out).abs().max() > 0.1
-    cache = make_cache(Causal(), CacheSpec(batch=2, kv_heads=2, head_dim=6, dtype=torch.float64))
-    cache.update(k[:, :, :6], v[:, :, :6], Tokens.range(6))
-    at = Tokens.range(1, start=6)
-    keys = cache.update(k[:, :, 6:], v[:, :, 6:], at)
-    last = attend(q[:, :, 6:], keys.k, keys.v, Causal(), q_tokens=at, k_tokens=keys.tokens)
+    cache = BatchCache(PagedCache(CacheSpec(kv_heads=2, head_dim=6, dtype=torch.float64), [Causal()]), 2)
+    attended(cache, Tokens.range(6), *(x[:, :, :6] for x in (q, k, v)), Causal())
+    last = attended(cache, Tokens.range(1, start=6), *(x[:, :, 6:] for x in (q, k, v)), Causal())
     torch.testing.assert_close(last, out[:, :, 6:], **EXACT)
 
 

@@ -1,182 +1,135 @@
-"""Caches that store int8: the law of any split, the same bits whatever the split, and decoding through the kernels.
+"""Caches that store int8: the same bits whatever the split, and decoding through the kernels."""
 
-Results in float64 differ by the order of summation only: the tolerance is that of tests/cache/test_split.py.
-"""
-
-import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from headway.attention import KeyValues, attend
-from headway.cache import CacheSpec, KVCache, make_cache
-from headway.errors import CacheError
+from headway.attention import KeyValues
+from headway.cache import BatchCache, CacheSpec, PagedCache, PagedLayer
+from headway.cache.paged_step import places, stored_keys
 from headway.models import Decoder, build
 from headway.native import loader as native
-from headway.patterns import Causal, Window
+from headway.patterns import Causal, Pattern, Sink, Window
 from headway.positions import DynamicNTK, Rotary
 from headway.quantization import quantize
 from headway.tokens import Tokens
-from tests.cache.oracle import CASES, KV_HEADS, SIZE, Case, Rows, W, attend_pairs, cuts
-from tests.cache.test_cache import KINDS, draw, make
-from tests.cache.test_split import EXACT, new_cache, poison, run, uniform
+from tests.cache.layers import attended
 from tests.generate.conftest import small
 from tests.naive import naive
 from tests.tolerance import assert_within_reference
 
 INT8 = torch.int8
+N, K, D = 90, 2, 6
+CASES = [Causal(), Window.last(9), Window.last(5, step=4) | (Causal() & Sink(2))]
+SPLITS = [[N], [1] * N, [70, 1, 1, 18], [30] * 3]
 
 
-def rounded(rows: Rows) -> Rows:
-    """The rows with the keys and values that int8 makes of theirs."""
-    plain = KeyValues(rows.k, rows.v, rows.tokens).quantized().dequantized(torch.float64)
-    return replace(rows, k=plain.k, v=plain.v)
+def drawn(seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """q [2, 4, N, D], k and v [2, K, N, D]."""
+    source = torch.Generator().manual_seed(seed)
+    return [torch.randn(2, h, N, D, dtype=torch.float64, generator=source).to(dtype) for h in (4, K, K)]
 
 
-@pytest.mark.parametrize("n", [W, 3 * W + 2])
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_any_split_equals_one_forward_over_what_is_stored(case: Case, n: int) -> None:
-    rows = Rows.draw([n, n])
-    full = rounded(rows).full(case)
-    assert (full - rows.full(case)).abs().max() > 1e-4, "rounding can be seen"
-    for slack, cut in [(i % 3, cut) for i, cut in enumerate(cuts(n))]:
-        out = run(case, rows, uniform(cut, 2), slack=slack, dtype=INT8)
-        torch.testing.assert_close(out, full, **EXACT, msg=lambda m, cut=cut: f"{cut}: {m}")
+def new_cache(pattern: Pattern, batch: int = 2) -> BatchCache:
+    return BatchCache(PagedCache(CacheSpec(kv_heads=K, head_dim=D, dtype=INT8), [pattern]), batch)
 
 
-@pytest.mark.parametrize("side", ["left", "right", "between"])
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_ragged_rows_equal_one_forward_over_what_is_stored(case: Case, side: str) -> None:
-    lengths = [3 * W + 1, W, 1, 2 * W + 2]
-    rows = Rows.draw(lengths, seed=1)
-    steps = [[1 if n > i else 0 for n in lengths] for i in range(max(lengths))]
-    for plan in ([lengths], steps):
-        out = run(case, rows, plan, side=side, extra=1, dtype=INT8)
-        torch.testing.assert_close(out, rounded(rows).full(case), **EXACT)
+def stored(cache: BatchCache) -> KeyValues:
+    """What the one layer holds, codes and scales, in the order of its places."""
+    layer = cache.pages[0]
+    assert isinstance(layer, PagedLayer)
+    return stored_keys(layer.tensors, places(cache.tables, 0, cache.device)).gathered()
 
 
-@pytest.mark.parametrize("kind", ["auto", "growing"])
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_split_stores_the_same_bits(case: Case, kind: str) -> None:
-    """Token by token, whatever slot holds it; and they are those of the token rounded alone."""
-    n = 3 * W + 2
-    rows = Rows.draw([n, n])
-    alone = [quantize(t) for t in (rows.k, rows.v)]
-    for cut in cuts(n):
-        cache, begin = new_cache(case, 2, kind=kind, dtype=INT8), 0
-        for count in cut:
-            _, k, v, tokens, _ = rows.chunk([begin] * 2, [count] * 2)
-            cache.update(k, v, tokens)
-            begin += count
-        row, slot = (cache.table.tokens.index >= 0).nonzero(as_tuple=True)
-        index = cache.table.tokens.index[row, slot]
-        assert len(index) >= 2 * min(n, case.slots or n)
-        k, v, k_scale, v_scale = cache.tensors
-        stored = ((k, k_scale), (v, v_scale))
-        for have, want in zip(stored, alone, strict=True):
-            for mine, theirs in zip(have, want, strict=True):
-                assert torch.equal(mine[row, :, slot], theirs[row, :, index])
+@pytest.mark.parametrize("pattern", CASES, ids=str)
+def test_any_split_equals_one_forward_over_what_is_stored(pattern: Pattern) -> None:
+    q, k, v = drawn()
+    plain, at = KeyValues(k, v, Tokens.range(N)).quantized().dequantized(torch.float64), Tokens.range(N)
+    full = naive(q, plain.k, plain.v, pattern, at, at)
+    assert (full - naive(q, k, v, pattern, at, at)).abs().max() > 1e-4, "rounding can be seen"
+    for split in SPLITS:
+        cache = new_cache(pattern)
+        parts = zip(*(t.split(split, 2) for t in (q, k, v)), strict=True)
+        out = [attended(cache, cache.next_tokens(part[0].shape[2]), *part, pattern) for part in parts]
+        torch.testing.assert_close(torch.cat(out, 2), full, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("pattern", CASES, ids=str)
+def test_every_split_stores_the_same_bits(pattern: Pattern) -> None:
+    """They are those of the token rounded alone."""
+    q, k, v = drawn()
+    alone = [quantize(t) for t in (k, v)]
+    for split in SPLITS:
+        cache = new_cache(pattern)
+        for part in zip(*(t.split(split, 2) for t in (q, k, v)), strict=True):
+            attended(cache, cache.next_tokens(part[0].shape[2]), *part, pattern)
+        keys = stored(cache)
+        there = keys.tokens.valid[0]
+        row, index = keys.tokens.documents[0, there], keys.tokens.index[0, there]
+        assert len(index) >= 2 * min(N, pattern.retention.most(N))
+        assert keys.k_scale is not None
+        assert keys.v_scale is not None
+        for (codes, scales), (want, of) in zip(
+            ((keys.k, keys.k_scale), (keys.v, keys.v_scale)), alone, strict=True
+        ):
+            assert torch.equal(codes[0][:, there].transpose(0, 1), want[row, :, index])
+            assert torch.equal(scales[0][:, there].T, of[row, :, index])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kind", ["auto", "growing"])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("pattern", CASES, ids=str)
 def test_decoding_through_the_kernels_is_dense_attention_over_what_is_stored(
-    case: Case, kind: str, dtype: torch.dtype
+    pattern: Pattern, dtype: torch.dtype
 ) -> None:
-    """A prompt of ragged rows, then step by step until rings have wrapped; empty slots hold NaN."""
+    """A prompt, then step by step until pages have been released; empty slots hold what they held."""
     if native.library() is None:
         pytest.skip(f"no native kernels: {native.why_missing()}")
-    lengths = [4 * W, 3 * W, 2 * W + 1]
-    rows = Rows.draw(lengths, seed=2, dtype=torch.float32)
-    cache = new_cache(case, 3, kind=kind, dtype=INT8)
-    ends = [0] * 3
-    for counts in ([W + 2, W, 1], *([1] * 3 for _ in range(2 * W - 2))):
-        left = [min(n, end - at) for n, end, at in zip(counts, lengths, ends, strict=True)]
-        q, k, v, tokens, _ = rows.chunk(ends, left)
-        keys = cache.update(k.to(dtype), v.to(dtype), tokens)
-        poison(cache)
-        q = q.to(dtype)
-        got = attend(
-            q, keys.k, keys.v, case.pattern, q_tokens=tokens, k_tokens=keys.tokens, backend="native",
-            k_scale=keys.k_scale, v_scale=keys.v_scale,
-        )  # fmt: skip
-        plain, exact = (keys.dequantized(d) for d in (dtype, torch.float64))
-        seen = keys.tokens.valid[:, None, :, None]
-        plain = KeyValues(plain.k.masked_fill(~seen, 0.0), plain.v.masked_fill(~seen, 0.0), keys.tokens)
-        idle = ~tokens.valid[:, None, :, None]
-        low = naive(q.masked_fill(idle, 0.0), plain.k, plain.v, case.pattern, tokens, keys.tokens)
-        truth = attend_pairs(case, q, tokens, exact.k, exact.v, keys.tokens)
-        assert_within_reference(got, truth, low)
-        ends = list(cache.lengths)
+    q, k, v = drawn(2, dtype)
+    cache, begin = new_cache(pattern, 2), 0
+    for n in (60, *[1] * 20):
+        part = slice(begin, begin + n)
+        got = attended(
+            cache, cache.next_tokens(n), q[:, :, part], k[:, :, part], v[:, :, part], pattern, "native"
+        )
+        plain = KeyValues(k[:, :, : begin + n], v[:, :, : begin + n], Tokens.range(begin + n)).quantized()
+        tokens, keys = Tokens.range(n, start=begin), plain.tokens
+        low, exact = (plain.dequantized(d) for d in (dtype, torch.float64))
+        truth = naive(q[:, :, part].double(), exact.k, exact.v, pattern, tokens, keys)
+        assert_within_reference(got, truth, naive(q[:, :, part], low.k, low.v, pattern, tokens, keys))
+        begin += n
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("given", [torch.float32, torch.float64, torch.bfloat16])
-def test_bytes_and_dtypes(kind: str, given: torch.dtype) -> None:
-    cache = make(kind, dtype=INT8)
-    for count in (2, 9, 1):
-        keys = cache.update(*draw(count, dtype=given), Tokens.range(count, start=cache.lengths[0]))
-        assert keys.k.dtype == keys.v.dtype == cache.dtype == INT8
-        assert [t.dtype for t in keys.scales] == [torch.float32] * 2
-    assert cache.nbytes == cache.capacity * 2 * 2 * (4 + 3 + 4 + 4)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_copies_and_rows_take_their_scales_along(kind: str) -> None:
-    cache = make(kind, dtype=INT8)
-    k, v = draw(7)
+def test_bytes_copies_and_rows_take_their_scales_along() -> None:
+    cache = new_cache(Causal())
+    q, k, v = drawn()
     k[1] *= 100
-    before = cache.update(k, v, Tokens.range(7)).dequantized(torch.float32)
-    copied = cache.fork()
+    attended(cache, cache.next_tokens(N), q, k, v, Causal())
+    assert cache.nbytes == 2 * 2 * 64 * K * 2 * (D + 4)
+    before, copied = stored(cache).dequantized(torch.float32), cache.fork()
     copied.reorder([1, 0, 1])
-    k, v = draw(1, batch=3)
-    after = copied.update(k, v, Tokens.range(1, start=7)).dequantized(torch.float32)
-    index = after.tokens.index[0].tolist()
-    for i in range(4, 7):
-        assert torch.equal(after.k[:, :, index.index(i)], before.k[[1, 0, 1], :, i])
-    cache.trim(1)
-    again = cache.update(*draw(1), Tokens.range(1, start=6)).dequantized(torch.float32)
-    assert torch.equal(again.k[:, :, again.tokens.index[0].tolist().index(5)], before.k[:, :, 5])
+    attended(copied, copied.next_tokens(1), *(t[[0, 1, 0], :, :1] for t in (q, k, v)), Causal())
+    after = stored(copied).dequantized(torch.float32)
+    of = {b: before.k[0][:, (before.tokens.documents[0] == b) & before.tokens.valid[0]] for b in (0, 1)}
+    for b, parent in enumerate((1, 0, 1)):
+        mine = after.k[0][:, (after.tokens.documents[0] == b) & after.tokens.valid[0]]
+        assert torch.equal(mine[:, :N], of[parent])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_cache_filled_in_inference_mode_can_go_on_outside(kind: str) -> None:
-    with torch.inference_mode():
-        cache = make(kind, dtype=INT8)
-        cache.update(*draw(6), Tokens.range(6))
-    keys = cache.update(*draw(1), Tokens.range(1, start=6))
-    assert keys.dequantized(torch.float32).k.isfinite().all()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_fault_stays_in_its_token_and_head(kind: str) -> None:
-    cache = make(kind, dtype=INT8)
-    k, v = draw(3)
+def test_a_fault_stays_in_its_token_and_head() -> None:
+    cache = new_cache(Causal())
+    q, k, v = (t[:, :, :3].clone() for t in drawn())
     k[0, 1, 1, 2] = float("inf")
-    keys = cache.update(k, v, Tokens.range(3)).dequantized(torch.float32)
-    assert keys.k[0, 1, 1].isnan().all()
-    keys.k[0, 1, 1] = 0.0
-    assert keys.k.isfinite().all()
-    assert keys.v.isfinite().all()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_cannot_be_rounded_is_refused(kind: str) -> None:
-    cache = make(kind, dtype=INT8)
-    whole = [t.to(torch.int64) for t in draw(1)]
-    with pytest.raises(
-        CacheError, match=r"k is torch.int64 on cpu, the cache rounds floating-point numbers to torch.int8"
-    ):
-        cache.update(*whole, Tokens.range(1))
-    with pytest.raises(CacheError, match="k requires a gradient, and a cache holds none"):
-        cache.update(draw(1)[0].requires_grad_(), draw(1)[1], Tokens.range(1))
-    with pytest.raises(CacheError, match=re.escape("or as torch.int8, not as torch.int16")):
-        make(kind, dtype=torch.int16)
+    attended(cache, cache.next_tokens(3), q, k, v, Causal())
+    keys = stored(cache)
+    at = ((keys.tokens.documents[0] == 0) & (keys.tokens.index[0] == 1)).nonzero()[0, 0]
+    there, plain = keys.tokens.valid[0], keys.dequantized(torch.float32)
+    assert plain.k[0, 1, at].isnan().all()
+    plain.k[0, 1, at] = 0.0
+    assert plain.k[0][:, there].isfinite().all()
+    assert plain.v[0][:, there].isfinite().all()
 
 
 def logits(model: Decoder, ids: Tensor, chunk: int, dtype: torch.dtype | None) -> Tensor:
@@ -192,7 +145,7 @@ def error(model: Decoder, ids: Tensor, chunk: int = 1) -> float:
     return ((logits(model, ids, chunk, INT8) - want).pow(2).mean().sqrt() / want.std()).item()
 
 
-PATTERNS = {"growing": (Causal(),), "ring": (Window.last(6),), "both": (Window.last(6), Causal())}
+PATTERNS = {"growing": (Causal(),), "window": (Window.last(6),), "both": (Window.last(6), Causal())}
 
 
 @pytest.mark.parametrize("name", PATTERNS)
@@ -221,20 +174,14 @@ def stretched() -> Decoder:
 def test_a_model_reads_the_numbers_that_are_stored(
     make_model: Callable[[], Decoder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of a float cache that is given them. Keys of float32 and their sums differ by nothing but the order."""
-    model = make_model()
+    """Those of a float cache that is given them. In float64, where another order of sums turns no code to the next."""
+    model = make_model().double()
     ids = torch.randint(model.spec.vocab, (2, 40))
-    got, update = logits(model, ids, 3, INT8), KVCache.update
+    got, update = logits(model, ids, 3, INT8), PagedLayer.update
 
-    def rounding(self: KVCache, k: Tensor, v: Tensor, tokens: Tokens) -> KeyValues:
+    def rounding(self: PagedLayer, k: Tensor, v: Tensor, tokens: Tokens) -> KeyValues:
         plain = KeyValues(k, v, tokens).quantized().dequantized(k.dtype)
         return update(self, plain.k, plain.v, tokens)
 
-    monkeypatch.setattr(KVCache, "update", rounding)
-    torch.testing.assert_close(got, logits(model, ids, 3, None), rtol=0, atol=1e-4 * got.std().item())
-
-
-def test_kinds_are_chosen_as_ever() -> None:
-    sizes: dict[str, Any] = {"batch": 1, "kv_heads": KV_HEADS, "head_dim": SIZE, "dtype": INT8}
-    made = [make_cache(pattern, CacheSpec(**sizes)) for pattern in (Causal(), Window.last(3))]
-    assert [cache.table.policy.name for cache in made] == ["growing", "ring"]
+    monkeypatch.setattr(PagedLayer, "update", rounding)
+    torch.testing.assert_close(got, logits(model, ids, 3, None), rtol=0, atol=1e-9 * got.std().item())

@@ -177,9 +177,9 @@ def test_padded_is_unpadded_and_cached_is_uncached(pair: Pair, dtype: torch.dtyp
     mask = Tokens.from_lengths([13, 9]).valid.long()
     masked = ours(SOURCE, TARGET, source_tokens=Tokens.from_attention_mask(mask))
     assert off(masked, logits(model, mask=mask)) < near
-    cache = ours.make_cache(ours.encode(SOURCE))
-    steps = [ours.decode(TARGET[:, :4], cache)]
-    steps += [ours.decode(TARGET[:, i : i + 1], cache) for i in range(4, 11)]
+    memory, cache = ours.memory_keys(ours.encode(SOURCE)), ours.make_cache(2)
+    steps = [ours.decode(TARGET[:, :4], memory, cache)]
+    steps += [ours.decode(TARGET[:, i : i + 1], memory, cache) for i in range(4, 11)]
     assert off(torch.cat(steps, 1), whole) < near
 
 

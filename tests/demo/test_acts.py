@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from headway.cache import PAGE, PageClass
 from headway.draw import side_by_side
 from headway.models import Decoder, ModelSpec, build, catalog, cost
 from headway.patterns import Causal, Sink, Window, visible
@@ -62,34 +63,28 @@ def test_kv_bytes_are_those_of_the_model_card() -> None:
 
 def test_cached_equals_full_up_to_rounding_and_notices_a_wrong_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small(Window.last(8), Causal())
-    ids = torch.randint(0, 64, (1, 41))
+    ids = torch.randint(0, 64, (1, 141))
     single, double = (acts.cached_equals_full(model, ids, dtype) for dtype in (torch.float32, torch.float64))
-    assert single["tokens"] == 41
+    assert single["tokens"] == 141
     assert single["largest"] == pytest.approx(double["largest"], rel=1e-3)
     assert 0 < double["difference"] < 1e-11
     assert double["difference"] < single["difference"] < 1e-3
     assert double["dtype"] == "float64"
 
-    make = Decoder.make_cache
-
-    def narrower(self, batch=1, **rest):  # type: ignore[no-untyped-def]
-        return make(small(Window.last(7), Causal()), batch, **rest)
-
-    monkeypatch.setattr(Decoder, "make_cache", narrower)
+    monkeypatch.setattr(PageClass, "kept", lambda _, page, length, *__: (page + 1) * PAGE >= length)
     assert acts.cached_equals_full(model, ids, torch.float64)["difference"] > 1e-3
 
 
 def test_the_cache_sizes_and_the_full_layer_grows() -> None:
-    rows = acts.cache_sizes(small(Window.last(8) | (Causal() & Sink(2)), Causal()), window=8, chunk=3)
-    assert [row["tokens"] for row in rows] == [8, 16, 32, 64]
-    assert [row["growing"] for row in rows] == [8, 16, 32, 64]
-    assert rows[0]["ring"] == 8
-    assert {row["ring"] for row in rows[1:]} == {10}  # the last 8 and 2 sinks: bounded from here on
+    rows = acts.cache_sizes(small(Window.last(8) | (Causal() & Sink(2)), Causal()), window=32, chunk=3)
+    assert [row["tokens"] for row in rows] == [32, 64, 128, 256]
+    assert [row["growing"] for row in rows] == [64, 64, 128, 256]
+    assert [row["window"] for row in rows] == [64, 64, 128, 128]  # pages of the last 8 and of 2 sinks
     per_slot = 2 * 2 * 8 * 8  # keys and values, kv heads, dims, bytes of float64
     assert [row["nbytes"] for row in rows] == [
-        per_slot * (n + m) for n, m in ((8, 8), (10, 16), (10, 32), (10, 64))
+        per_slot * (n + m) for n, m in ((64, 64), (64, 64), (128, 128), (128, 256))
     ]
-    assert [row["nbytes_growing"] for row in rows] == [per_slot * 2 * n for n in (8, 16, 32, 64)]
+    assert [row["nbytes_growing"] for row in rows] == [per_slot * 2 * n for n in (64, 64, 128, 256)]
     assert "slots, windowed layer" in acts.cache_table(rows)
 
 

@@ -22,7 +22,7 @@ def test_the_acts_print_and_draw_as_listed(monkeypatch: pytest.MonkeyPatch) -> N
     drawn: list[str] = []
     monkeypatch.setattr(acts, "saved_figure", partial(figures.kept, drawn))
     acts.save_pictures(Path("patterns.png"))
-    names = ("tokens", "ring", "growing", "nbytes", "nbytes_growing")
+    names = ("tokens", "window", "growing", "nbytes", "nbytes_growing")
     sizes = [(64, 8, 64, 5000, 90_000), (128, 8, None, 7000, 180_000)]
     rows = [dict(zip(names, values, strict=True)) for values in sizes]
     lines = [

@@ -105,7 +105,7 @@ def test_the_three_acts_are_told(done: Done) -> None:
     assert done.said.count("below gzip") == 0, "a toy gets no verdict"
     single, double = done.report["cached_equals_full"]
     assert double["difference"] < 1e-11 < single["difference"] < 1e-3
-    assert {row["ring"] for row in done.report["ring"]} == {32}
+    assert {row["window"] for row in done.report["cache_sizes"]} == {64}
     assert len(done.report["heads"]) == 2 * 4
 
 

@@ -31,7 +31,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "multi-head": {**TWO, "steps": 160},
     "complexity": {"d": 32},
     "heads": {"context": 1024},
-    "cache": {"context": 256},
+    "cache": {"context": 512},
     "memory": {"context": 512},
     **dict.fromkeys(("rotary-decay", "rotary-linear", "rotary-shift"), TWO),
     **dict.fromkeys(("rotary-frequencies", "rotary-values"), SHORT),

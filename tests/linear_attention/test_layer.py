@@ -7,13 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.attention.linear_attention import LinearAttentionSpec, linear_attend, linear_state
-from headway.cache import CacheSpec, DecoderCache, LinearAttentionCache, make_cache
-from headway.errors import CacheError, ConfigError, HeadwayError
+from headway.attention.linear_attention import LinearAttentionSpec, linear_attend
+from headway.cache import BatchCache, CacheSpec, PagedCache
+from headway.errors import CacheError, ConfigError
 from headway.nn import Attention, LinearAttention, RotaryEmbedding
 from headway.patterns import Causal, Full, Pattern
 from headway.positions import DynamicNTK, NoPositions, Rotary
 from headway.tokens import Tokens
+from tests.cache.layers import cache_of, continued
 
 WIDTH, HEADS, KV_HEADS, D, N = 24, 6, 2, 6, 12
 ROTARY = Rotary(100.0, pairing="halves")
@@ -25,19 +26,6 @@ def layer_of(linear: LinearAttentionSpec = LINEARS[0], **given_: object) -> Line
     torch.manual_seed(1)
     fields = {"head_dim": D, "positions": ROTARY, **given_}
     return LinearAttention(WIDTH, HEADS, KV_HEADS, linear=linear, **fields).double()  # type: ignore[arg-type]
-
-
-def cache_of(layer: LinearAttention, batch: int = 3) -> LinearAttentionCache:
-    return LinearAttentionCache(
-        layer.mixer.linear,
-        CacheSpec(
-            batch=batch,
-            kv_heads=KV_HEADS,
-            head_dim=layer.head_dim,
-            value_dim=layer.value_dim,
-            dtype=torch.float64,
-        ),
-    )
 
 
 @pytest.mark.parametrize("pattern", [Causal(), Full()], ids=str)
@@ -78,7 +66,7 @@ def test_row_80_row_81_any_split_through_the_cache_is_one_forward(
     x = torch.randn(2, count, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
         cache = cache_of(layer, 2)
-        parts = [layer(part, cache=cache) for part in x.split(sizes, 1)]
+        parts = [continued(layer, part, cache) for part in x.split(sizes, 1)]
         assert cache.lengths == (count, count)
         assert torch.allclose(torch.cat(parts, 1), layer(x), rtol=0, atol=1e-11)
 
@@ -86,7 +74,7 @@ def test_row_80_row_81_any_split_through_the_cache_is_one_forward(
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padded_chunks_give_what_each_row_gives_alone(side: str) -> None:
     layer = layer_of()
-    cache = DecoderCache([cache_of(layer)])
+    cache = cache_of(layer, 3)
     steps = [(5, [5, 2, 0]), (1, [1, 1, 1]), (4, [1, 4, 3])]
     seen: list[list[torch.Tensor]] = [[], [], []]
     got: list[list[torch.Tensor]] = [[], [], []]
@@ -96,7 +84,7 @@ def test_padded_chunks_give_what_each_row_gives_alone(side: str) -> None:
             x = torch.randn(3, total, WIDTH, dtype=torch.float64, generator=noise)
             tokens = cache.next_tokens(total, lengths, side)
             valid = tokens.valid.expand(3, -1)
-            y = layer(x.masked_fill(~valid[..., None], float("nan")), tokens=tokens, cache=cache[0])
+            y = continued(layer, x.masked_fill(~valid[..., None], float("nan")), cache, tokens)
             for b in range(3):
                 seen[b].append(x[b][valid[b]])
                 got[b].append(y[b][valid[b]])
@@ -116,96 +104,77 @@ def test_a_packed_row_equals_its_documents_alone() -> None:
 def test_rows_are_chosen_copied_and_continued() -> None:
     layer = layer_of()
     with torch.no_grad():
-        cache = DecoderCache([cache_of(layer), cache_of(layer)])
-        for past in cache.layers:
-            layer(X[:, :7], cache=past)
+        cache = cache_of(layer, 3)
+        continued(layer, X[:, :7], cache)
         copy = cache.fork()
         cache.reorder([2, 0, 0, 1])
         rows = X[[2, 0, 0, 1]]
-        assert torch.allclose(layer(rows[:, 7:], cache=cache[1]), layer(rows)[:, 7:], rtol=0, atol=1e-12)
+        assert torch.allclose(continued(layer, rows[:, 7:], cache), layer(rows)[:, 7:], rtol=0, atol=1e-12)
         assert copy.lengths == (7, 7, 7)
-        assert torch.allclose(layer(X[:, 7:], cache=copy[1]), layer(X)[:, 7:], rtol=0, atol=1e-12)
-        assert torch.equal(cache_of(layer).state.kv, torch.zeros(3, KV_HEADS, D, D, dtype=torch.float64))
-    with pytest.raises(CacheError, match=r"rows must be a list of numbers in 0\.\.3"):
-        cache.reorder([4])
+        assert torch.allclose(continued(layer, X[:, 7:], copy), layer(X)[:, 7:], rtol=0, atol=1e-12)
 
 
 def test_the_cache_is_of_constant_size() -> None:
-    cache = LinearAttentionCache(
-        LinearAttentionSpec("cosine"), CacheSpec(batch=2, kv_heads=4, head_dim=64, dtype=torch.bfloat16)
-    )
-    size = 2 * (4 * 65 * (64 + 1) * 4 + 8)
-    assert (cache.nbytes, cache.bound, cache.slots, cache.dtype) == (size, 1, 0, torch.float32)
-    cache.reserve(1 << 40)
-    k, v = torch.randn(2, 2, 4, 500, 64, dtype=torch.bfloat16)
-    cache.update(linear_state(k, v, LinearAttentionSpec("cosine")), Tokens.range(500))
-    assert (cache.nbytes, cache.slots, cache.lengths) == (size, 1, (500, 500))
-    assert cache.length.tolist() == [500, 500]
-    grown = make_cache(Causal(), CacheSpec(batch=2, kv_heads=4, head_dim=64, dtype=torch.bfloat16))
-    grown.update(k, v, Tokens.range(500))
+    layer = layer_of(LinearAttentionSpec("cosine"), head_dim=64).bfloat16()
+    spec = CacheSpec(kv_heads=KV_HEADS, head_dim=64, dtype=torch.bfloat16)
+    cache, grown = cache_of(layer, 2), BatchCache(PagedCache(spec, [Causal()]), 2)
+    size = 2 * (KV_HEADS * 65 * (64 + 1) * 4 + 8)
+    x = torch.randn(2, 600, WIDTH, dtype=torch.bfloat16)
+    with torch.no_grad():
+        for n in (500, 100):
+            continued(layer, x[:, :n], cache)
+            assert cache.nbytes == size
+            with grown.step(grown.next_tokens(n)) as packed:
+                grown.pages[0].update(*torch.randn(2, 1, KV_HEADS, 2 * n, 64), packed.tokens)  # type: ignore[call-arg, arg-type]
+    assert cache.lengths == (600, 600)
     assert grown.nbytes > 2 * cache.nbytes
-    assert "features=65" in repr(cache)
+    assert cache.pages[0].state.kv.dtype == torch.float32  # type: ignore[union-attr]
 
 
 def test_a_state_forgets_nothing() -> None:
     layer = layer_of()
-    cache = DecoderCache([cache_of(layer)])
+    cache = cache_of(layer, 3)
     with torch.no_grad():
-        layer(X, cache=cache[0])
+        continued(layer, X, cache)
     cache.trim(0)
-    with pytest.raises(CacheError, match=r"no key can be taken out of a sum again; fork\(\) before"):
+    with pytest.raises(
+        CacheError, match="sums over all tokens cannot take one back; fork the text before it"
+    ):
         cache.trim(1)
-    with pytest.raises(CacheError, match="has seen 12 tokens and cannot forget 13"):
+    with pytest.raises(CacheError, match="a text of 12 tokens cannot take back 13"):
         cache.trim(13)
     assert cache.lengths == (N, N, N)
 
 
-def test_what_the_cache_refuses_leaves_it_as_it_was() -> None:
+def test_what_cannot_be_summed_is_refused() -> None:
     layer = layer_of()
-    cache = cache_of(layer)
-    k, v = torch.randn(2, 3, KV_HEADS, N, D, dtype=torch.float64)
-    state = linear_state(k, v)
-    calls = [
-        (state, Tokens.range(N, start=1), "the next index is 0, but the chunk's first is 1"),
-        (state, Tokens.packed([[5, 7]] * 3), "one document per row"),
-        (state, Tokens.range(N).expand(2), "tokens of 2 rows for a cache of 3"),
-        (linear_state(k.float(), v.float()), Tokens.range(N), "do not add"),
-        (linear_state(k[:1], v[:1]), Tokens.range(N), "do not add"),
-        (linear_state(k.requires_grad_(), v), Tokens.range(N), "requires a gradient, and a cache holds none"),
-    ]
-    for new, tokens, says in calls:
-        with pytest.raises(CacheError, match=says):
-            cache.update(new, tokens)
-        assert cache.lengths == (0, 0, 0)
-        assert not cache.state.kv.any()
+    with pytest.raises(CacheError, match="sums require a gradient, and a cache holds none"):
+        continued(layer, X, cache_of(layer, 3))
     for given_, says in (
         ({"dtype": torch.int8}, "sums over all keys"),
         ({"kv_heads": 0}, "must be positive"),
     ):
-        shape: dict[str, Any] = {"batch": 1, "kv_heads": 1, "head_dim": 4, **given_}
+        shape: dict[str, Any] = {"kv_heads": 1, "head_dim": 4, **given_}
         with pytest.raises(CacheError, match=says):
-            LinearAttentionCache(LinearAttentionSpec(), CacheSpec(**shape))
-    with pytest.raises(HeadwayError, match="later ones too"):
-        LinearAttentionCache(
-            LinearAttentionSpec("softmax", "softmax over tokens"), CacheSpec(batch=1, kv_heads=1, head_dim=4)
-        )
+            PagedCache(CacheSpec(**shape), [Causal()], LinearAttentionSpec())
 
 
 def test_caches_that_do_not_fit_the_layer() -> None:
-    keys = make_cache(Causal(), CacheSpec(batch=3, kv_heads=KV_HEADS, head_dim=D, dtype=torch.float64))
+    spec = CacheSpec(kv_heads=KV_HEADS, head_dim=D, dtype=torch.float64)
+    keys = BatchCache(PagedCache(spec, [Causal()]), 3)
     cases = [
-        (layer_of(), keys, "must be a LinearAttentionCache of elu.*got a KVCache of keys"),
-        (layer_of(LINEARS[2]), cache_of(layer_of()), "must be a LinearAttentionCache of cosine.* of elu"),
-        (layer_of(pattern=Full()), cache_of(layer_of()), "queries see later tokens"),
+        (layer_of(), keys, "must keep the sums of elu.*got a PagedLayer of keys"),
+        (layer_of(LINEARS[2]), cache_of(layer_of(), 3), "must keep the sums of cosine.* of elu"),
+        (layer_of(pattern=Full()), cache_of(layer_of(), 3), "queries see later tokens"),
         (
             layer_of(positions=Rotary(pairing="halves", scaling=DynamicNTK(2.0, 8))),
-            cache_of(layer_of()),
+            cache_of(layer_of(), 3),
             "earlier keys are rotated anew as a row grows, but they have been summed",
         ),
     ]
     for layer, cache, says in cases:
         with pytest.raises(ConfigError, match=says), torch.no_grad():
-            layer(X, cache=cache)
+            continued(layer, X, cache)
 
 
 def test_cross_attention_reads_the_sums_of_memory() -> None:
@@ -223,7 +192,7 @@ def test_cross_attention_reads_the_sums_of_memory() -> None:
     for other, given_, says in (
         (causal, {}, "needs pattern=Full"),
         (turned, {}, "no rotary positions"),
-        (layer, {"cache": cache_of(layer)}, "takes no cache"),
+        (layer, {"cache": cache_of(layer_of(), 3).pages[0]}, "takes no cache"),
         (layer, {"rotation": ROTARY.rotation(torch.arange(N), D)}, "memory is given, and nothing is rotated"),
     ):
         with pytest.raises(ConfigError, match=says):

@@ -1,5 +1,6 @@
 """Decoding equals the full forward, a row of a batch equals the row alone, a packed row its documents."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from headway.cache import PAGE
 from headway.models import Decoder, ModelSpec, build
 from headway.patterns import Causal, GlobalKeys, Pattern, Sink, Window
 from headway.positions import (
@@ -193,19 +195,15 @@ def test_a_row_without_tokens_is_harmless() -> None:
 
 
 @torch.no_grad()
-def test_rings_hold_no_more_than_their_bound() -> None:
-    model = model_of(ALTERNATING)
-    cache = model.make_cache(1)
-    ids = ids_of(1, 8 * WINDOW)
-    for t in range(8 * WINDOW):
-        model(ids[:, t : t + 1], cache=cache)
-    for layer, pattern in enumerate(model.spec.patterns):
-        slots, bound = cache[layer].slots, cache[layer].bound
-        if pattern == Causal():
-            assert (slots, bound) == (8 * WINDOW, None)
-        else:
-            assert bound == WINDOW
-            assert slots == WINDOW
+def test_windows_hold_no_more_pages_than_they_see() -> None:
+    model = build(replace(model_of(ALTERNATING).spec, layers=2, patterns=ALTERNATING), seed=0).eval()
+    cache, held = model.make_cache(2), set()
+    for _ in range(40):
+        model(ids_of(2, 7), cache=cache)
+        window, whole = cache.slots
+        assert whole == PAGE * -(-cache.lengths[0] // PAGE)
+        held.add(window)
+    assert held == {PAGE, 2 * PAGE}, "a window of 6 that ends within a page sees it alone"
 
 
 def test_logits_for_selects_slots() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from headway.cache import PAGE
 from headway.models import Decoder, ModelSpec, build, cost
 from headway.patterns import Causal, GlobalKeys, Pattern, PerHead, Window
 from headway.tokens import Tokens
@@ -24,14 +25,17 @@ def decoder(patterns: Pattern | Sequence[Pattern]) -> Decoder:
     return build(spec, seed=3, dtype=torch.float64).eval()
 
 
+LONG = 200
+
+
 def global_mask(rows: int, count: int) -> Tensor:
-    """Which tokens are global: others in each row."""
+    """Which tokens are global: others in each row, in its first page."""
     at = torch.arange(count)
-    return torch.stack([(at % (7 + 4 * row) == 3 + row) for row in range(rows)])
+    return torch.stack([(at % (7 + 4 * row) == 3 + row) & (at < 60) for row in range(rows)])
 
 
 @pytest.mark.parametrize(
-    "splits", [[1] * 40, [17, *[1] * 23], [5, 12, 1, 1, 3, 18]], ids=["steps", "prompt", "chunks"]
+    "splits", [[1] * LONG, [167, *[1] * 33], [5, 122, 31, 1, 3, 38]], ids=["steps", "prompt", "chunks"]
 )
 @pytest.mark.parametrize(
     "layers", [*([d] for d in DECODED), DECODED[:2]], ids=lambda d: str([p for p, _ in d])
@@ -40,20 +44,21 @@ def test_row_111_decoding_with_a_ring_is_the_full_forward(
     layers: list[tuple[Pattern, int]], splits: list[int]
 ) -> None:
     """Tokens are marked global as they come (`next_tokens(n).with_global(mask)`), and stay so in the cache, which
-    holds the reach of the window, the token itself, and the global tokens: no more, however long the row gets."""
-    model, row, glob = decoder([pattern for pattern, _ in layers]), ids(2, 40), global_mask(2, 40)
+    holds the pages of the window and of the global tokens: no more, however long the row gets."""
+    model, row, glob = decoder([pattern for pattern, _ in layers]), ids(2, LONG), global_mask(2, LONG)
     cache, parts, at = model.make_cache(2), [], 0
     with torch.no_grad():
-        whole = model(row, tokens=Tokens.range(40).with_global(glob))
+        whole = model(row, tokens=Tokens.range(LONG).with_global(glob))
         for n in splits:
             tokens = cache.next_tokens(n).with_global(glob[:, at : at + n])
             parts.append(model(row[:, at : at + n], tokens=tokens, cache=cache))
             at += n
     assert off(torch.cat(parts, 1), whole) < EXACT
     for i, (pattern, reach) in enumerate(layers * (2 // len(layers))):
-        marked = int(glob.sum(1).max()) if pattern.retention.globals else 0
-        assert cache[i].bound == reach + 1 + marked
-        assert cache[i].slots <= reach + 1 + marked < 40
+        pages = 1 + (reach > LONG - 3 * PAGE) + pattern.retention.globals
+        assert cache.slots[i] == PAGE * pages, (
+            "the last page, one before it, and the first one, of global tokens"
+        )
         assert cost.cache_slots(model.spec, 10**6)[i] == reach + 1
 
 

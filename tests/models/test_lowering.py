@@ -36,7 +36,7 @@ from headway.positions import (
     YaRN,
 )
 from headway.scores import SoftCap
-from tests.models.test_decode_step import model, read, steps
+from tests.models.test_decode_step import model, native, read, steps
 from tests.parallel.simulation import simulate
 
 
@@ -202,7 +202,7 @@ def test_native_steps_are_those_of_the_modules_or_have_a_reason(kind: str, dtype
         for rows in (1, 9):
             steps(made, rows, 6 - rows // 2)
         return
-    step, choice = choose_step(made, made.make_cache(1))
+    step, choice = choose_step(made, made.make_cache(1).pages)
     assert step is None
     assert choice.what == "modules"
     assert reason in choice.why
@@ -210,16 +210,18 @@ def test_native_steps_are_those_of_the_modules_or_have_a_reason(kind: str, dtype
 
 def test_a_cache_of_another_type_and_switched_off_adapters() -> None:
     made = model()
-    step, choice = choose_step(made, made.make_cache(1, dtype=torch.int8))
+    other = made.make_cache(1, dtype=torch.float64).pages
+    step, choice = choose_step(made, other)
     assert step is None
     assert "in the type of the weights" in choice.why
     with pytest.raises(NotLowered, match="in the type of the weights"):
-        DecodeStep(made, made.make_cache(1, dtype=torch.int8))
-    before = read(made, 2), torch.tensor([[7], [9]])
+        DecodeStep(made, other)
+    before, ids = read(made, 2), torch.tensor([[7], [9]])
     adapted(Lora(rank=2, magnitude=True))(made)
     set_active(made, [])
-    wanted = DecodeStep(model(), before[0])(before[1])
-    assert torch.equal(DecodeStep(made, read(made, 2))(before[1]), wanted)
+    wanted = native(DecodeStep(model(), before.pages), before, ids)
+    again = read(made, 2)
+    assert torch.equal(native(DecodeStep(made, again.pages), again, ids), wanted)
 
 
 def test_the_reason_is_said_once_and_a_reader_knows_it(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,8 +9,6 @@ import torch
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.generate import Reader
 from headway.models import Decoder, ModelSpec, build
-from headway.models.decode_step import DecodeStep
-from headway.models.operations import NotLowered
 from headway.positions import NoPositions, Rotary
 from tests.native.conftest import LEVELS, Use, use  # noqa: F401
 from tests.tolerance import assert_within_reference
@@ -125,6 +123,3 @@ def test_what_the_kernels_do_not_know_has_its_reason() -> None:
     for fields in ({"qk_norm": True}, {"positions": Rotary(pairing="halves", values=True)}):
         made = model(LinearAttentionSpec(), **fields)
         assert "no norms of queries and no rotated values" in Reader(made).steps.why
-    made = model(LinearAttentionSpec())
-    with pytest.raises(NotLowered, match="sums in pages alone"):
-        DecodeStep(made, made.make_cache(1))

@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from headway.attention.linear_attention import LinearAttentionSpec
-from headway.cache.encoder_decoder import EncoderDecoderCache
-from headway.errors import BackendError, CacheError, ConfigError, DataError, PatternError
+from headway.errors import ConfigError, DataError, PatternError
 from headway.models import EncoderDecoder, Head, ModelSpec, build, cost
 from headway.models.cost.weights import must_decode
-from headway.models.decode_step import DecodeStep
 from headway.models.quantize import check_compressible
 from headway.nn import Attention, Block, FeedForward, GlobalAttention, Linear, RMSNorm
 from headway.patterns import Causal, Full, Pattern, pairs
@@ -59,7 +57,7 @@ def block(**more: Any) -> Block:
 
 def sums() -> Any:
     """A layer's cache that keeps no keys."""
-    return build(DECODER.with_linear(LinearAttentionSpec("elu+1")), seed=0).make_cache(1).layers[0]
+    return build(DECODER.with_linear(LinearAttentionSpec("elu+1")), seed=0).make_cache(1).pages[0]
 
 
 LATE = "label_smoothing smooths targets, and none are given; give targets=, or drop it"
@@ -142,8 +140,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: build(DECODER.with_linear(LinearAttentionSpec("elu+1")), seed=0).make_cache(1, slack=2),
         ConfigError,
-        "linear attention keeps sums over all keys, so there is nothing to trim or to choose; got slack=2, "
-        "kind='auto'",
+        "linear attention keeps sums over all keys, so there is nothing to trim; got slack=2",
     ),
     (
         lambda: attention().keys(torch.zeros(2, 3, 8)),
@@ -180,21 +177,18 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "Block: cross-attention and memory come together; this block is given no memory",
     ),
     (
-        lambda: attention()(torch.zeros(1, 2, 16), cache=sums()),
+        lambda: attention()(torch.zeros(1, 2, 16), tokens=Tokens.range(2), cache=sums()),
         ConfigError,
-        "Attention: cache must keep keys and values, and a LinearAttentionCache keeps none; make one with "
-        "headway.cache.make_cache",
+        "Attention: cache must keep keys and values, and a PagedStates keeps none; give a layer of "
+        "PagedCache(spec, patterns)",
     ),
     (
-        lambda: GlobalAttention(16, 2, pattern=Full())(torch.zeros(1, 2, 16), cache=sums()),
+        lambda: GlobalAttention(16, 2, pattern=Full())(
+            torch.zeros(1, 2, 16), tokens=Tokens.range(2), cache=sums()
+        ),
         ConfigError,
         "GlobalAttention: global queries see later tokens and need keys of their own, so there is no cache and "
         "no memory here; drop cache= and memory=",
-    ),
-    (
-        lambda: EncoderDecoderCache(build(DECODER, seed=0).make_cache(2), ()),
-        CacheError,
-        "EncoderDecoderCache: 1 layers of 2 rows need as many sets of keys, got 0 for [] rows",
     ),
     (
         lambda: check_compressible(Linear(4, 4)),
@@ -270,10 +264,3 @@ def test_what_cannot_be_is_refused_and_said(
 ) -> None:
     with pytest.raises(error, match=f"^{re.escape(text)}"):
         call()
-
-
-def test_a_step_of_more_rows_than_its_kernels_take() -> None:
-    model = build(DECODER, seed=0).eval()
-    step = DecodeStep(model, model.make_cache(1))
-    with pytest.raises(BackendError, match=r"^DecodeStep: 1 x 4096 tokens; the kernels take up to 64 rows$"):
-        step(torch.zeros(1, 4096, dtype=torch.int64))

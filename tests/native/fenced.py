@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from headway.nn.weights import Nf4
 from headway.patterns import Causal, Full, GlobalQueries, Pattern, Sink, Window
 from headway.quantization import quantize_weights
 from headway.tokens import Tokens
-from tests.models.test_decode_step import model, read
+from tests.models.test_decode_step import model, native, read
 from tests.native.calls import outcome, problem, steps
 from tests.native.plain import Problem
 from tests.native.test_block_panels import drawn
@@ -134,7 +133,8 @@ def of_step(dtype: torch.dtype) -> Run:
 
     def run() -> list[Tensor]:
         with torch.inference_mode():
-            return [DecodeStep(made, deepcopy(cache))(torch.tensor([[3], [5]])).clone()]
+            copy = cache.fork()
+            return [native(DecodeStep(made, copy.pages), copy, torch.tensor([[3], [5]]))]
 
     return run
 

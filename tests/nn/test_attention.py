@@ -1,15 +1,17 @@
 """The attention layer against a reference written with loops, and its switches (rows 3-6, 8, 9, 15, 36, 39, 53)."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
 
-from headway.cache import CacheSpec, make_cache
 from headway.nn import Attention, GlobalAttention, RMSNorm
 from headway.patterns import Causal, Full, Global, Pattern, PerHead, Window, visible
 from headway.positions import DynamicNTK, LongRope, Rotary
 from headway.scores import RelativeBias, SoftCap
 from headway.tokens import Tokens
+from tests.cache.layers import cache_of, continued
 
 WIDTH, HEADS, LENGTH = 24, 6, 11
 X = torch.randn(2, LENGTH, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -178,37 +180,26 @@ def test_tensors_of_scores_belong_to_the_module() -> None:
     assert "score.0_0" not in dict(fresh.named_parameters())
 
 
-def in_chunks(layer: Attention, x: Tensor, edges: list[int], pattern: Pattern, **given: object) -> Tensor:
-    cache = make_cache(
-        pattern,
-        CacheSpec(
-            batch=x.shape[0],
-            kv_heads=layer.heads.kv_heads,
-            head_dim=layer.head_dim,
-            value_dim=layer.value_dim,
-            dtype=x.dtype,
-        ),
-    )
+def in_chunks(layer: Attention, x: Tensor, edges: list[int]) -> Tensor:
+    cache = cache_of(layer, len(x))
     with torch.no_grad():
-        parts = [
-            layer(x[:, a:b], cache=cache) for a, b in zip([0, *edges], [*edges, x.shape[1]], strict=True)
-        ]
-    return torch.cat(parts, 1)
+        sizes = [b - a for a, b in pairwise([0, *edges, x.shape[1]])]
+        return torch.cat([continued(layer, part, cache) for part in x.split(sizes, 1)], 1)
 
 
 @pytest.mark.parametrize("case", ["plain", "window", "normed", "biased", "values of another width"])
 @pytest.mark.parametrize("edges", [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [5], [3, 4, 9]])
 def test_a_cache_continues_by_itself(case: str, edges: list[int]) -> None:
     layer = layer_of(2, **CASES[case])
-    got = in_chunks(layer, X, edges, layer.pattern)
+    got = in_chunks(layer, X, edges)
     assert torch.allclose(got, layer(X), rtol=0, atol=1e-12)
 
 
 def test_without_a_cache_nothing_is_remembered() -> None:
     layer = layer_of()
-    cache = make_cache(Causal(), CacheSpec(batch=2, kv_heads=2, head_dim=6, dtype=torch.float64))
+    cache = cache_of(layer, 2)
     with torch.no_grad():
-        layer(X[:, :4], cache=cache)
+        continued(layer, X[:, :4], cache)
         kept = cache.lengths, cache.nbytes
         layer(X[:, 4:])
     assert (cache.lengths, cache.nbytes) == kept
@@ -228,7 +219,7 @@ MOVING = {
 def test_frequencies_that_move_with_the_length_decode_alike(name: str, pattern: Pattern) -> None:
     """The cache keeps keys unrotated: after t tokens a query sees what a full forward over t tokens gives it."""
     layer = layer_of(2, positions=MOVING[name], pattern=pattern)
-    stepped = in_chunks(layer, X, list(range(1, LENGTH)), pattern)
+    stepped = in_chunks(layer, X, list(range(1, LENGTH)))
     for t in range(1, LENGTH + 1):
         assert torch.allclose(stepped[:, t - 1], layer(X[:, :t])[:, -1], rtol=0, atol=1e-12), t
     assert not torch.allclose(layer(X)[:, 1], layer(X[:, :2])[:, 1], rtol=0, atol=1e-6)
@@ -245,25 +236,12 @@ def test_frequencies_are_those_of_each_row_and_each_document(name: str) -> None:
     assert torch.allclose(packed[0, 8:], layer(X[:1, 8:])[0], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", MOVING)
-def test_keys_turned_when_they_are_read_are_turned_by_position(name: str) -> None:
-    """Positions that skip and repeat, as in a tree of drafts: decoding equals the forward over the whole row."""
-    layer = layer_of(2, positions=MOVING[name])
-    index = torch.arange(LENGTH)[None]
-    tokens = Tokens(index, position=index * 3 % 7 + index)
-    cache = make_cache(Causal(), CacheSpec(batch=2, kv_heads=2, head_dim=6, dtype=torch.float64))
-    with torch.no_grad():
-        layer(X[:, :-1], tokens=tokens.slice(0, LENGTH - 1), cache=cache)
-        last = layer(X[:, -1:], tokens=tokens.slice(LENGTH - 1, LENGTH), cache=cache)
-        assert torch.allclose(last, layer(X, tokens=tokens)[:, -1:], rtol=0, atol=1e-12)
-
-
 def test_a_ragged_cache_turns_keys_by_each_row_s_length() -> None:
     layer = layer_of(2, positions=MOVING["dynamic"])
-    cache = make_cache(Causal(), CacheSpec(batch=2, kv_heads=2, head_dim=6, dtype=torch.float64))
+    cache = cache_of(layer, 2)
     with torch.no_grad():
-        layer(X[:, :8], tokens=Tokens.from_lengths([8, 3]), cache=cache)
-        got = layer(X[:, 8:9], cache=cache)
+        continued(layer, X[:, :8], cache, Tokens.from_lengths([8, 3]))
+        got = continued(layer, X[:, 8:9], cache)
         for b, n in enumerate((8, 3)):
             alone = torch.cat([X[b : b + 1, :n], X[b : b + 1, 8:9]], 1)
             assert torch.allclose(got[b, 0], layer(alone)[0, -1], rtol=0, atol=1e-12)
@@ -304,7 +282,9 @@ def test_wrong_calls_are_refused() -> None:
     with pytest.raises(ValueError, match=r"memory has 1 rows, x has 2"):
         cross(X, memory=X[:1])
     with pytest.raises(ValueError, match="cross-attention takes no cache"):
-        cross(X, memory=X, cache=make_cache(Causal(), CacheSpec(batch=2, kv_heads=2, head_dim=6)))
+        cross(X, memory=X, cache=cache_of(layer_of(), 2).pages[0])
+    with pytest.raises(ValueError, match=r"a cache numbers the tokens; give those of its begin\(\)"):
+        layer_of()(X, cache=cache_of(layer_of(), 2).pages[0])
     table = Rotary(pairing="halves").rotation(torch.arange(LENGTH), 6)
     with pytest.raises(ValueError, match="rotation is given, but positions are NoPositions"):
         layer_of()(X, rotation=table)

@@ -7,6 +7,7 @@ page i // 64 of its table. Here are numbers alone, no tensors.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple
@@ -32,13 +33,11 @@ class PageClass:
     state: bool = False
     slack: int = 0
 
-    def kept(self, page: int, length: int) -> bool:
-        """Whether a text of `length` tokens may still be asked for a token of this page, up to `slack` tokens back."""
-        reach = self.retention.reach
-        return (
-            reach is None
-            or page * PAGE < self.retention.sinks
-            or (page + 1) * PAGE > length - reach - self.slack
+    def kept(self, page: int, length: int, marked: Collection[int] = ()) -> bool:
+        """Whether a text of `length` tokens, of which those in `marked` are global, may still be asked for a token of
+        this page, up to `slack` tokens back."""
+        return sees(self.retention, page, length - self.slack) or (
+            self.retention.globals and any(i // PAGE == page for i in marked)
         )
 
     def most(self, length: int, step: int) -> int:
@@ -155,7 +154,7 @@ class PageTable:
 
     ids: its tokens that are stored, or are about to be.   pages: of each class, page numbers, None where one was
     released; of a class of states its only page.   keys: of its full pages, chained.   marks: lengths at which a prefix
-    is worth keeping in classes that forget, multiples of 64.
+    is worth keeping in classes that forget, multiples of 64.   globals: the tokens that are global, by their indices.
     """
 
     root: bytes
@@ -163,6 +162,7 @@ class PageTable:
     pages: list[list[int | None]]
     keys: list[bytes] = field(default_factory=list)
     marks: set[int] = field(default_factory=set)
+    globals: set[int] = field(default_factory=set)
     closed: bool = False
     version: int = 0
     """Another number whenever its pages are others."""

@@ -19,7 +19,6 @@ from torch import Tensor
 from headway.attention import KeyValues
 from headway.attention.linear_attention import LinearAttentionSpec, LinearState
 from headway.cache.choose import choose_cache
-from headway.cache.linear_attention import sums_dtype
 from headway.cache.page_table import PAGE, Copy, PageClass, PageTable
 from headway.cache.paged_step import Chunk, PagedStep, stored_keys
 from headway.cache.pages import PagePool
@@ -75,6 +74,8 @@ class PagedLayer:
         """Stores the keys [1, K, T, D] and values [1, K, T, E] of the tokens of the step, and returns what their
         queries attend to. Raises CacheError for other tokens than those of `PagedCache.begin`."""
         step = self.cache.step_of(tokens)
+        if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
+            raise no_gradient("keys or values")
         given = KeyValues(k, v, tokens)
         stored = given.quantized() if self.dtype == torch.int8 else given
         for own, new in zip(self.tensors, stored.tensors, strict=True):
@@ -117,6 +118,8 @@ class PagedStates:
         step = self.cache.step
         assert step is not None
         assert tokens is step.rows.tokens
+        if torch.is_grad_enabled() and (new.kv.requires_grad or new.k.requires_grad):
+            raise no_gradient("sums")
         past = LinearState(*(t[step.states[self.of]] for t in self.state.tensors))
         begun = torch.tensor([start > 0 for start in step.starts], device=past.device)
         if not begun.all():  # a page may have been another text's
@@ -130,7 +133,7 @@ class PagedCache:
     """The past of texts that come and go, in all layers of a decoder.
 
     Args:
-        spec: what a layer stores; `batch` is not looked at.
+        spec: what a layer stores.
         patterns: of the layers. Layers whose patterns retain the same tokens share page tables.
         linear: layers keep the sums of linear attention instead.
         budget, keep: as in `PagePool`; without either nothing is kept.
@@ -156,7 +159,7 @@ class PagedCache:
         for i, pattern in enumerate(patterns):
             choose_cache(pattern)
             kinds.setdefault(pattern.retention if linear is None else None, []).append(i)
-        self.layers: list[PagedLayer | PagedStates] = []
+        self.layers: list[LayerCache] = []
         of = {i: number for number, layers in enumerate(kinds.values()) for i in layers}
         for i in range(len(patterns)):
             self.layers.append(
@@ -183,7 +186,7 @@ class PagedCache:
     def __len__(self) -> int:
         return len(self.layers)
 
-    def __getitem__(self, layer: int) -> PagedLayer | PagedStates:
+    def __getitem__(self, layer: int) -> LayerCache:
         return self.layers[layer]
 
     # -- texts -----------------------------------------------------------------------------------------
@@ -263,6 +266,28 @@ class PagedCache:
             for layer in self.layers:
                 if layer.of == of:
                     layer.grow(self._capacity[of])
+
+
+LayerCache = PagedLayer | PagedStates
+"""What a layer is given: its keys and values, or its sums."""
+
+
+def no_gradient(what: str) -> CacheError:
+    return CacheError(
+        f"PagedCache: {what} require a gradient, and a cache holds none: decode under torch.no_grad() or "
+        "torch.inference_mode(), or train without a cache"
+    )
+
+
+def sums_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Of the sums over keys of this dtype: float64 for float64, else float32, since they grow. Raises CacheError for
+    torch.int8."""
+    if not dtype.is_floating_point:
+        raise CacheError(
+            f"linear attention keeps sums over all keys in float32 (float64 for float64), not in {dtype}; they are "
+            "small at any length, so give the dtype of the keys"
+        )
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _page_bytes(spec: CacheSpec, linear: LinearAttentionSpec | None) -> int:

@@ -52,7 +52,12 @@ class PagedStep:
         ]
         index, document = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).T.to(self.device).unsqueeze(1)
         alone = len(chunks) == 1
-        self.tokens = Tokens(index, None if alone else document, start=self.starts[0] if alone else None)
+        self.tokens = Tokens(
+            index,
+            None if alone else document,
+            marked(self.tables, index, document),
+            start=self.starts[0] if alone else None,
+        )
         self.is_fresh = not any(self.starts)
         self._places: dict[int, Places] = {}
 
@@ -71,6 +76,7 @@ class PagedStep:
                     for table, start, n in zip(self.tables, self.starts, self.counts, strict=True)
                     for i in range(start, start + n)
                 ],
+                dtype=torch.int64,
                 device=self.device,
             )
             if not kind.state
@@ -97,9 +103,11 @@ class PagedStep:
     @cached_property
     def rows(self) -> Rows:
         """See `Rows`."""
-        longest, device = max(self.counts), self.device
+        longest, device = max(self.counts, default=0), self.device
         rank = torch.arange(longest, device=device)
-        count, start = (torch.tensor(n, device=device).unsqueeze(1) for n in (self.counts, self.starts))
+        count, start = (
+            torch.tensor(n, dtype=torch.int64, device=device).unsqueeze(1) for n in (self.counts, self.starts)
+        )
         at = (count.cumsum(0) - count + rank).clamp_max(sum(self.counts) - 1)
         there = rank < count
         return Rows(at, Tokens(torch.where(there, start + rank, -1)), there.flatten().nonzero()[:, 0])
@@ -120,7 +128,18 @@ def places(tables: Sequence[PageTable], of: int, device: torch.device) -> Places
         index = torch.where(index < length, index, -1).view(1, -1).to(device)
         document = document.expand(-1, PAGE).reshape(1, -1).to(device)
         slots = (page * PAGE + slot).view(1, -1).int().to(device)
-    return Places(Tokens(index, document if len(tables) > 1 else None), slots)
+        is_global = marked(tables, index, document)
+    return Places(Tokens(index, document if len(tables) > 1 else None, is_global), slots)
+
+
+def marked(tables: Sequence[PageTable], index: Tensor, document: Tensor) -> Tensor | None:
+    """Which tokens of texts 0, 1, ... are global, bool [1, N]; None where texts have no such tokens."""
+    if not any(table.globals for table in tables):
+        return None
+    flags = torch.zeros_like(index, dtype=torch.bool)
+    for d, table in enumerate(tables):
+        flags |= (document == d) & torch.isin(index, index.new_tensor([*table.globals]))
+    return flags
 
 
 def stored_keys(tensors: Sequence[Tensor], places: Places) -> KeyValues:

@@ -88,6 +88,7 @@ class PagePool:
             [list(own) for own in table.pages],
             list(table.keys),
             set(table.marks),
+            set(table.globals),
         )
 
     def close(self, table: PageTable) -> None:
@@ -190,9 +191,9 @@ class PagePool:
         """Bytes of pages that are kept, and nobody uses."""
         return sum(kind.nbytes * len(p.idle) for kind, p in zip(self.classes, self._pages, strict=True))
 
-    def trim(self, table: PageTable, count: int) -> None:
-        """Takes back the last `count` tokens. Raises CacheError, and changes nothing, for a class of states, for more
-        than are there, and where what the tokens before them need is no longer held (`slack`)."""
+    def check_trim(self, table: PageTable, count: int) -> None:
+        """Raises CacheError where the last `count` tokens cannot be taken back: for a class of states, for more than
+        are there, and where what the tokens before them need is no longer held (`slack`)."""
         self._check(table)
         length = len(table) - count
         if not 0 <= length <= len(table):
@@ -210,7 +211,13 @@ class PagePool:
                     f"PagePool: a text of {len(table)} tokens cannot take back {count}: layers that keep the last "
                     f"{kind.retention.reach} have released what the tokens before them see; give slack={count}"
                 )
+
+    def trim(self, table: PageTable, count: int) -> None:
+        """Takes back the last `count` tokens. Raises CacheError, and changes nothing, as `check_trim` does."""
+        self.check_trim(table, count)
+        length, last = len(table) - count, -(-(len(table) - count) // PAGE)
         del table.ids[length:], table.keys[length // PAGE :]
+        table.globals = {i for i in table.globals if i < length}
         for pages, own in zip(self._pages, table.pages, strict=True):
             while len(own) > last:
                 page, table.version = own.pop(), table.version + 1
@@ -236,7 +243,7 @@ class PagePool:
                 page = own[p]
                 if page is None and p * PAGE >= kind.retention.sinks:
                     break
-                if page is not None and not kind.kept(p, len(table)):
+                if page is not None and not kind.kept(p, len(table), table.globals):
                     needed = any(p in kind.needed(mark) for mark in kind.checkpoints(p, table.marks))
                     pages.drop(page, self._now, keep=needed)
                     own[p] = None

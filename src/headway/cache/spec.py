@@ -17,7 +17,6 @@ class CacheSpec:
     """What the cache of one layer stores: shape, dtype and device.
 
     Attributes:
-        batch: rows, B.
         kv_heads: heads that keys and values have, K; several query heads may share one.
         head_dim: size of a key, D.
         value_dim: size of a value, E; D unless given.
@@ -27,7 +26,6 @@ class CacheSpec:
     Raises CacheError for sizes that are not positive, and for dtypes that store no keys.
     """
 
-    batch: int
     kv_heads: int
     head_dim: int
     value_dim: int | None = None
@@ -36,9 +34,7 @@ class CacheSpec:
 
     def __post_init__(self) -> None:
         sizes = {"kv_heads": self.kv_heads, "head_dim": self.head_dim, "value_dim": self.value_size}
-        bad = [f"{name}={n}" for name, n in sizes.items() if n < 1] + [f"batch={self.batch}"] * (
-            self.batch < 0
-        )
+        bad = [f"{name}={n}" for name, n in sizes.items() if n < 1]
         if bad:
             raise CacheError(f"CacheSpec: sizes must be positive, got {', '.join(bad)}")
         if not (self.dtype.is_floating_point or self.dtype == torch.int8):

@@ -161,7 +161,7 @@ class Reader:
             return logits[0]
         assert self.sources is not None
         memory = self.sources.memory(sources)
-        return self.model.continued(ids, tokens, memory, cache)[0, slots[0]]
+        return self.model.decode(ids, memory, cache, tokens=tokens)[0, slots[0]]
 
     def _read_whole(
         self,
@@ -232,7 +232,7 @@ class Sources:
     def __init__(self, model: EncoderDecoder, exact: bool = False) -> None:
         self.model, self.exact, spec, like = model, exact, model.spec, model.decoder.like
         of_layer = CacheSpec(
-            batch=1, kv_heads=spec.kv_heads, head_dim=spec.head_dim, dtype=like.dtype, device=like.device
+            kv_heads=spec.kv_heads, head_dim=spec.head_dim, dtype=like.dtype, device=like.device
         )
         self.cache = PagedCache(of_layer, [Causal()] * spec.layers)
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from headway.cache import DecoderCache, PagedCache
+from headway.cache import BatchCache, PagedCache
 from headway.errors import ConfigError, DataError
 from headway.models.inputs import checked_tokens
-from headway.models.pasts import make_decoder_cache
+from headway.models.pasts import make_paged_cache
 from headway.models.spec import ModelSpec
 from headway.models.stack import TransformerStack, make_output, scaled
 from headway.nn import Losses, output_cross_entropy
@@ -48,7 +48,7 @@ class Decoder(nn.Module):
         ids: Tensor,
         *,
         tokens: Tokens | None = None,
-        cache: DecoderCache | PagedCache | None = None,
+        cache: BatchCache | PagedCache | None = None,
         logits_for: Tensor | slice | None = None,
         targets: Tensor | None = None,
         label_smoothing: float | None = None,
@@ -95,7 +95,7 @@ class Decoder(nn.Module):
         ids: Tensor,
         *,
         tokens: Tokens | None = None,
-        cache: DecoderCache | PagedCache | None = None,
+        cache: BatchCache | PagedCache | None = None,
         context: ContextParallel | None = None,
         slots: Tensor | slice | None = None,
     ) -> Tensor:
@@ -117,13 +117,12 @@ class Decoder(nn.Module):
         logits: Tensor = self.lm_head(scaled(hidden, self.spec.logit_scale))
         return logits
 
-    def make_cache(
-        self, batch: int = 1, *, slack: int = 0, kind: str = "auto", dtype: torch.dtype | None = None
-    ) -> DecoderCache:
-        """An empty cache for `batch` rows, chosen layer by layer from the patterns; as in `make_cache` of
-        `headway.cache`. `dtype` is the weights' unless given (autocast makes keys of another; torch.int8 rounds
-        them)."""
-        return make_decoder_cache(self.spec, self.model.like, batch, slack=slack, kind=kind, dtype=dtype)
+    def make_cache(self, batch: int = 1, *, slack: int = 0, dtype: torch.dtype | None = None) -> BatchCache:
+        """An empty past of `batch` rows, of which the last `slack` tokens can always be trimmed. `dtype` is that of the
+        weights unless given (autocast makes keys of another; torch.int8 rounds them). Raises CacheError for a layer
+        whose queries see later tokens, ConfigError for slack with linear attention, whose sums cannot be trimmed."""
+        pages = make_paged_cache(self.spec, self.model.like, slack=slack, dtype=dtype)
+        return BatchCache(pages, batch)
 
 
 def check_targets(ids: Tensor, targets: Tensor | None, logits_for: Tensor | slice | None) -> None:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from headway.attention import KeyValues
-from headway.cache import DecoderCache, EncoderDecoderCache, PagedCache
+from headway.cache import BatchCache, PagedCache
 from headway.errors import ConfigError
 from headway.models.decoder import check_targets, select_slots
 from headway.models.inputs import checked_tokens
-from headway.models.pasts import make_decoder_cache
+from headway.models.pasts import make_paged_cache
 from headway.models.spec import ModelSpec
 from headway.models.stack import TransformerStack, make_output, scaled
 from headway.nn import Losses, output_cross_entropy
@@ -122,24 +122,22 @@ class EncoderDecoder(nn.Module):
         across = [block.cross_attn for block in self.decoder.blocks]
         return [layer.keys(memory.states, memory.tokens) for layer in across if layer is not None]
 
-    def decode(self, ids: Tensor, cache: EncoderDecoderCache, *, tokens: Tokens | None = None) -> Tensor:
-        """Logits [B, T, V] after the next target ids [B, T], which are added to `cache`."""
-        return self.logits(self._decode(ids, tokens, cache.memory, cache.own))
-
-    def continued(
-        self, ids: Tensor, tokens: Tokens, memory: Sequence[KeyValues], cache: PagedCache | None
+    def decode(
+        self,
+        ids: Tensor,
+        memory: Sequence[KeyValues],
+        cache: BatchCache | PagedCache | None = None,
+        *,
+        tokens: Tokens | None = None,
     ) -> Tensor:
-        """Logits [1, T, V] after the next target ids [1, T] of some texts, which are packed; `memory` are the keys of
-        their sources, packed alike, for every layer."""
+        """Logits [B, T, V] after the next target ids [B, T], which are added to `cache`; `memory` are the keys of the
+        rows' sources for every layer (`memory_keys`), for a PagedCache packed as ids are."""
         return self.logits(self._decode(ids, tokens, memory, cache))
 
-    def make_cache(
-        self, memory: Memory, *, kind: str = "auto", slack: int = 0, dtype: torch.dtype | None = None
-    ) -> EncoderDecoderCache:
-        """An empty past for every row of `memory`, and its keys, computed here once."""
-        batch = memory.states.shape[0]
-        own = make_decoder_cache(self.spec, self.decoder.like, batch, slack=slack, kind=kind, dtype=dtype)
-        return EncoderDecoderCache(own, self.memory_keys(memory))
+    def make_cache(self, batch: int = 1, *, slack: int = 0, dtype: torch.dtype | None = None) -> BatchCache:
+        """An empty past of the targets: as `Decoder.make_cache`."""
+        pages = make_paged_cache(self.spec, self.decoder.like, slack=slack, dtype=dtype)
+        return BatchCache(pages, batch)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., M] -> [..., V]."""
@@ -151,7 +149,7 @@ class EncoderDecoder(nn.Module):
         ids: Tensor,
         tokens: Tokens | None,
         memory: Sequence[KeyValues],
-        cache: DecoderCache | PagedCache | None = None,
+        cache: BatchCache | PagedCache | None = None,
     ) -> Tensor:
         tokens = checked_tokens(self.spec, ids, tokens, cache)
         states: Tensor = self.decoder(

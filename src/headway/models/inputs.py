@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headway.cache import DecoderCache, PagedCache
+from headway.cache import BatchCache, PagedCache
 from headway.errors import ConfigError, DataError
 from headway.models.spec import ModelSpec
 from headway.nn.embeddings import check_ids
@@ -32,7 +32,7 @@ def checked_tokens(
     spec: ModelSpec,
     ids: Tensor,
     tokens: Tokens | None,
-    cache: DecoderCache | PagedCache | None = None,
+    cache: BatchCache | PagedCache | None = None,
     context: ContextParallel | None = None,
 ) -> Tokens:
     """The tokens of `ids`: those of `context`; unless given, every slot is one, numbered from 0 or from where `cache`

@@ -33,21 +33,17 @@ class Operations:
         # what has a number of rows
         self.counted: list[c.ProductsStruct | c.HeadsStruct | c.NormStruct | c.SumsStruct] = []
         self._rooms: dict[tuple[str, int], Tensor] = {}
-        self._shape = 0, 0
+        self._rows = 0
 
-    def resize(self, batch: int, count: int) -> None:
-        """Has the operations compute `count` rows of each of `batch` sequences."""
-        if self._shape == (batch, count):
+    def resize(self, rows: int) -> None:
+        """Has the operations compute so many rows, up to 64."""
+        if self._rows == rows:
             return
-        if batch * count > MOST_ROWS:
-            raise BackendError(
-                f"DecodeStep: {batch} x {count} tokens; the kernels take up to {MOST_ROWS} rows"
-            )
-        self._shape = batch, count
+        self._rows = rows
         for struct in self.counted:
-            struct.rows = batch * count
+            struct.rows = rows
             if isinstance(struct, c.HeadsStruct):
-                struct.tokens = count
+                struct.tokens = rows
 
     def room(self, name: str, columns: int, dtype: torch.dtype | None = None) -> Tensor:
         """Rows that an operation writes and another reads; those of one name and width lie in the same memory."""

@@ -1,43 +1,13 @@
-"""An empty past of every layer of a model: rows that are decoded together, or pages for texts that come and go."""
+"""An empty past of every layer of a model, in pages: for texts that come and go, or for the rows of a batch."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from headway.cache import CacheSpec, DecoderCache, PagedCache
+from headway.cache import CacheSpec, PagedCache
 from headway.errors import ConfigError
 from headway.models.spec import ModelSpec
-
-
-def make_decoder_cache(
-    spec: ModelSpec,
-    like: Tensor,
-    batch: int,
-    *,
-    slack: int = 0,
-    kind: str = "auto",
-    dtype: torch.dtype | None = None,
-) -> DecoderCache:
-    """An empty past of every layer, chosen from its pattern (`headway.cache.make_cache`), or the sums of linear
-    attention; `dtype` is that of the weight `like` unless given.
-
-    Raises ConfigError for slack or a kind with linear attention, which has neither."""
-    one = CacheSpec(
-        batch=batch,
-        kv_heads=spec.kv_heads,
-        head_dim=spec.head_dim,
-        dtype=like.dtype if dtype is None else dtype,
-        device=like.device,
-    )
-    if spec.linear is None:
-        return DecoderCache.of(spec.patterns, one, slack=slack, kind=kind)
-    if slack or kind != "auto":
-        raise ConfigError(
-            f"linear attention keeps sums over all keys, so there is nothing to trim or to choose; got slack={slack}, "
-            f"kind={kind!r}"
-        )
-    return DecoderCache.linear(spec.linear, spec.layers, one)
 
 
 def make_paged_cache(
@@ -57,7 +27,6 @@ def make_paged_cache(
             f"linear attention keeps sums over all keys, so there is nothing to trim; got slack={slack}"
         )
     of_layer = CacheSpec(
-        batch=1,
         kv_heads=spec.kv_heads,
         head_dim=spec.head_dim,
         dtype=like.dtype if dtype is None else dtype,

@@ -28,13 +28,11 @@ class Rotated:
         self.cos, self.sin = torch.zeros(MOST_ROWS, dims), torch.zeros(MOST_ROWS, dims)
         self.rotates_values = table.rotates_values
 
-    def turn(self, tokens: Tokens, batch: int) -> None:
-        """The numbers of these tokens."""
+    def turn(self, tokens: Tokens) -> None:
+        """The numbers of these tokens, [1, T]."""
         table = self._table(tokens)
         for own, new in ((self.cos, table.cos), (self.sin, table.sin)):
-            own[: batch * tokens.count].view(batch, tokens.count, -1).copy_(
-                new.view(-1, tokens.count, table.dims)
-            )
+            own[: tokens.count] = new.view(tokens.count, table.dims)
 
     def into(self, struct: c.HeadsStruct) -> None:
         """Rotate heads by them."""

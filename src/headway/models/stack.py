@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from headway.attention import KeyValues
-from headway.cache import DecoderCache, PagedCache
+from headway.cache import BatchCache, PagedCache
 from headway.errors import ConfigError
 from headway.models.inputs import checked_types
 from headway.models.spec import ModelSpec
@@ -90,7 +90,7 @@ class TransformerStack(nn.Module):
         tokens: Tokens,
         *,
         types: Tensor | None = None,
-        cache: DecoderCache | PagedCache | None = None,
+        cache: BatchCache | PagedCache | None = None,
         memory: Sequence[KeyValues] | None = None,
         embedding: TokenEmbedding | None = None,
         gradient_checkpointing: Checkpointing = "none",
@@ -105,7 +105,7 @@ class TransformerStack(nn.Module):
             ids: token ids [B, T]; those of empty slots are not looked at.
             tokens: [B|1, T].
             types: token types [B, T], all 0 unless given; only where the spec has them.
-            cache: past keys and values, one cache per layer.
+            cache: past keys and values; of the rows of ids, or of texts that are packed side by side.
             memory: keys and values of an encoder's states, one set per layer.
             embedding: instead of this stack's own.
             gradient_checkpointing: what the backward computes again, from its input, in training and without a cache:
@@ -120,6 +120,21 @@ class TransformerStack(nn.Module):
             raise ConfigError(
                 f"gradient_checkpointing is one of {', '.join(CHECKPOINTING)}, got {gradient_checkpointing!r}"
             )
+        if isinstance(cache, BatchCache):
+            with cache.step(tokens) as packed:
+                packed_states = self.forward(
+                    packed.take(ids),
+                    packed.tokens,
+                    types=None if types is None else packed.take(types.expand_as(ids)),
+                    cache=cache.pages,
+                    memory=None if memory is None else [packed.side_by_side(keys) for keys in memory],
+                    embedding=embedding,
+                    slots=None if slots is None else packed.slots(slots, ids.shape[1]),
+                    record=record,
+                )
+            if slots is not None:
+                return packed_states.view(*slots.shape, -1)
+            return packed.put(packed_states, *ids.shape)
         whole = None if context is None else context.whole
         x_BTM = self.embed(ids, tokens, types, embedding)
         score = self.scores() if self.scores.steps else ()

@@ -151,8 +151,8 @@ class AttentionLayer(nn.Module):
 
         Args:
             x_BTM: what queries are made of, and keys and values unless `memory` is given.
-            tokens: of x; without them rows are numbered from 0, or from where `cache` ended.
-            cache: the past; the chunk is added to it, and its queries see both.
+            tokens: of x, with a cache those of its `begin`; without them rows are numbered from 0.
+            cache: the past, a layer of a `PagedCache`; the tokens of its step are added, and see both.
             memory: [B, S, M], what keys and values are made of: cross-attention (pattern `Full`, or global
                 tokens; no positions, no cache). Or `keys(memory)`, which are the same at every step.
             memory_tokens: of memory; all of it unless given.
@@ -178,8 +178,9 @@ class AttentionLayer(nn.Module):
         if context is not None:
             tokens = context.own(tokens, cache, memory)
         if tokens is None:
-            count = x_BTM.shape[1]
-            tokens = Tokens.range(count, device=x_BTM.device) if cache is None else cache.next_tokens(count)
+            if cache is not None:
+                raise ConfigError(f"{name}: a cache numbers the tokens; give those of its begin(): tokens=")
+            tokens = Tokens.range(x_BTM.shape[1], device=x_BTM.device)
         if memory is not None:
             memory = self._memory_keys(memory, memory_tokens, x_BTM.shape[0])
         elif rotation is None and self.rotary.rotates:

@@ -18,7 +18,7 @@ from headway.attention.linear_attention import (
     forbid_weights,
     prepare,
 )
-from headway.cache import LayerCache, LinearAttentionCache, PagedLayer, PagedStates
+from headway.cache import LayerCache, PagedStates
 from headway.errors import ConfigError
 from headway.nn.attention import AttentionLayer, AttentionOptions
 from headway.nn.mixers import Call, Mixer, Projections
@@ -93,8 +93,7 @@ class LinearMixer(Mixer):
         own = prepare(q_BHTD, k_BKTD, v_BKTE, self.linear, self.pattern, tokens, tokens, rotation)
         if record is not None:
             record.add(layer, LinearAttended(own, tokens))
-        past = cache.update(own.state(), tokens) if isinstance(cache, LinearAttentionCache) else None
-        out_BHTE = own.attend(past, self.form)
+        out_BHTE = own.attend(None, self.form)
         return out_BHTE if selected is None else selected.take(out_BHTE, 2)
 
     def _by_rows(
@@ -110,14 +109,12 @@ class LinearMixer(Mixer):
         out = own.attend(cache.update(own.state(), rows.tokens), self.form)
         return out.transpose(0, 1).flatten(1, 2)[:, rows.back].unsqueeze(0)
 
-    def _check_cache(self, cache: LayerCache | PagedLayer | PagedStates, positions: PositionScheme) -> None:
-        if not isinstance(cache, LinearAttentionCache | PagedStates) or cache.linear != self.linear:
-            given = (
-                f"of {cache.linear}" if isinstance(cache, LinearAttentionCache | PagedStates) else "of keys"
-            )
+    def _check_cache(self, cache: LayerCache, positions: PositionScheme) -> None:
+        if not isinstance(cache, PagedStates) or cache.linear != self.linear:
+            of = f"of {cache.linear}" if isinstance(cache, PagedStates) else "of keys"
             raise ConfigError(
-                f"LinearAttention: cache must be a LinearAttentionCache of {self.linear}, got a {type(cache).__name__} "
-                f"{given}; make it: LinearAttentionCache(linear, CacheSpec(...))"
+                f"LinearAttention: cache must keep the sums of {self.linear}, got a {type(cache).__name__} {of}; give "
+                "a layer of PagedCache(spec, patterns, linear)"
             )
         if not self.pattern.is_causal:
             raise ConfigError(

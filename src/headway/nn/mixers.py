@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from headway.attention import BACKENDS, KeyValues, attend_keys
-from headway.cache import KVCache, LayerCache, PagedLayer
+from headway.cache import LayerCache, PagedLayer
 from headway.errors import ConfigError
 from headway.nn.positions import RotaryEmbedding, Scores, rotated, token_lengths
 from headway.nn.record import Record, SoftmaxAttended
@@ -97,10 +97,10 @@ class SoftmaxMixer(Mixer):
             q_BHTD = layer.queries(x_BTM)
             self.keep(layer, q_BHTD, call.memory, call)
             return self.softmax(layer, q_BHTD, call.memory, call)
-        if cache is not None and not isinstance(cache, KVCache | PagedLayer):
+        if cache is not None and not isinstance(cache, PagedLayer):
             raise ConfigError(
-                f"Attention: cache must keep keys and values, and a {type(cache).__name__} keeps none; make one with "
-                "headway.cache.make_cache"
+                f"Attention: cache must keep keys and values, and a {type(cache).__name__} keeps none; give a layer of "
+                "PagedCache(spec, patterns)"
             )
         q_BHTD, k_BKTD, v_BKTE = layer.queries_keys_values(x_BTM)
         # Where frequencies move with the row's length, caches keep keys as they are: they are rotated when read.

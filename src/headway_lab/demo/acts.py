@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headway.cache import PAGE
 from headway.draw import draw_patterns, pattern_text, saved_figure, side_by_side
 from headway.models import Decoder, catalog, cost
 from headway.patterns import Causal, Full, Global, GlobalKeys, Pattern, Sink, Window
@@ -91,8 +92,8 @@ def cached_equals_full(model: Decoder, ids: Tensor, dtype: torch.dtype) -> dict[
 
 @torch.inference_mode()
 def cache_sizes(model: Decoder, window: int, times: int = 8, chunk: int = 32) -> list[dict[str, int | None]]:
-    """Decode to `times` windows; at 1, 2, 4, .. windows the slots of a windowed and of a full layer, the bytes of all
-    layers, and those that they would have if every one of them grew."""
+    """Decode to `times` windows; at 1, 2, 4, .. windows the slots of the pages of a windowed and of a full layer, the
+    bytes of all layers, and those that they would have if every one of them grew."""
     spec, cache = model.eval().spec, model.make_cache(1)
     element = cost.kv_bytes_per_token(spec, model.model.like.dtype) // spec.layers
     noise = torch.Generator().manual_seed(0)
@@ -101,11 +102,12 @@ def cache_sizes(model: Decoder, window: int, times: int = 8, chunk: int = 32) ->
         for ids in torch.randint(0, spec.vocab, (1, count - done), generator=noise).split(chunk, 1):
             model(ids, cache=cache, logits_for=slice(-1, None))
         done = count
-        rings = [layer.slots for layer in cache.layers if layer.bound is not None]
-        rest = [layer.slots for layer in cache.layers if layer.bound is None]
-        nbytes, whole = element * (sum(rings) + sum(rest)), element * spec.layers * count
-        slots = {"ring": max(rings), "growing": max(rest, default=None)}
-        sizes.append({"tokens": count, **slots, "nbytes": nbytes, "nbytes_growing": whole})
+        held = list(zip(spec.patterns, cache.slots, strict=True))
+        windows = [slots for pattern, slots in held if pattern.retention.reach is not None]
+        rest = [slots for pattern, slots in held if pattern.retention.reach is None]
+        slots = {"window": max(windows), "growing": max(rest, default=None)}
+        whole = element * spec.layers * -(-count // PAGE) * PAGE
+        sizes.append({"tokens": count, **slots, "nbytes": cache.nbytes, "nbytes_growing": whole})
     return sizes
 
 

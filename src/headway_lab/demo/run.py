@@ -125,7 +125,7 @@ def _trust(model: Decoder, ids: Tensor, quick: bool, say: Say) -> dict[str, Any]
         say(f"  {one['dtype']}: {figures.format(**one)}")
 
     window = min(p.reach[0] + 1 for p in model.spec.patterns if p.reach[0] is not None)
-    say(f"\nthe ring of a layer with window {window} stays what it is, however long the text:\n")
+    say(f"\nthe pages of a layer with window {window} stay as few as they are, however long the text:\n")
     sizes = acts.cache_sizes(model, window)
     say(acts.cache_table(sizes))
 
@@ -134,7 +134,7 @@ def _trust(model: Decoder, ids: Tensor, quick: bool, say: Say) -> dict[str, Any]
     say(f"\n  {row.ratios['mask']:.1f} times as fast as torch with a mask, here and now, for equal results")
     return {
         "cached_equals_full": plain(equal),
-        "ring": plain(sizes),
+        "cache_sizes": plain(sizes),
         "window": plain(row.to_json()),
     }
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from headway.cache import PAGE
 from headway.checkpoints.restore import as_decoder
 from headway.errors import ConfigError
 from headway.models import Decoder, ModelSpec, build, cost
@@ -25,10 +26,12 @@ SPEC = ModelSpec.of("llama", vocab=256, width=64, layers=2, heads=4, kv_heads=2,
 
 
 def run(*, context: int = 512) -> Report:
-    """Decode one row of `context` tokens one by one, with a growing cache and with a ring, and again by full forwards
-    of some lengths. Raises ConfigError for a context that is no multiple of 8, or whose eighth is shorter than 16."""
-    if context < 128 or context % 8:
-        raise ConfigError(f"explain cache: --context {context} must be a multiple of 8 from 128 on")
+    """Decode one row of `context` tokens one by one, with a whole cache and with that of a window, and again by full
+    forwards of some lengths. Raises ConfigError for a context whose eighth is no number of whole pages."""
+    if context < 8 * PAGE or context % (8 * PAGE):
+        raise ConfigError(
+            f"explain cache: --context {context} must be a multiple of {8 * PAGE}, eight times a page"
+        )
     full, window = model(SPEC), model(SPEC.with_patterns(Window.last(WINDOW)))
     ids = torch.randint(SPEC.vocab, (1, context), generator=torch.Generator().manual_seed(SEED))
     with one_thread(), torch.no_grad():
@@ -50,8 +53,8 @@ def measure(full: Decoder, window: Decoder, ids: Tensor) -> tuple[list[Row], Tim
     """The steps of four lengths; the seconds of one core in the steps up to the last of them, by
     way; and the largest difference of any logit from the full forward's, relative."""
     count = ids.shape[1]
-    growing, ring = full.make_cache(1), window.make_cache(1)
-    ways = {"cache": partial(full, cache=growing), "ring": partial(window, cache=ring)}
+    growing, bounded = full.make_cache(1), window.make_cache(1)
+    ways = {"cache": partial(full, cache=growing), "window": partial(window, cache=bounded)}
     logits: dict[str, list[Tensor]] = {name: [] for name in ways}
 
     def again(row: Tensor) -> Tensor:
@@ -72,7 +75,7 @@ def measure(full: Decoder, window: Decoder, ids: Tensor) -> tuple[list[Row], Tim
                     **{f"{name} (FLOPs)": attention_flops(flops, 1) for name, (flops, _) in found.items()},
                     "no cache (FLOPs)": attention_flops(whole, length),
                     "model, no cache / cache": whole / found["cache"][0],
-                    "ring slots": ring[0].slots,
+                    "window slots": bounded.slots[0],
                     **{
                         f"{name} (ms){of}": 1e3 * pick(taken[-STEPS:])
                         for name, taken in times.items()
@@ -88,7 +91,7 @@ def measure(full: Decoder, window: Decoder, ids: Tensor) -> tuple[list[Row], Tim
             times[name].append(time.process_time() - began)
         if near:
             times["no cache"].append(fastest(partial(again, row), 1, time.process_time))
-    wanted = {"cache": full(ids), "ring": window(ids)}
+    wanted = {"cache": full(ids), "window": window(ids)}
     off = [
         float((torch.cat(got, 1) - wanted[name]).abs().max() / wanted[name].abs().max())
         for name, got in logits.items()
@@ -109,16 +112,16 @@ def attention_flops(flops: float, tokens: int) -> float:
 
 
 def judge(rows: Rows, times: Times, off: float) -> Report:
-    """The verdict: equal logits; attention grows with exponent 1 with the cache, 2 without, and not with the ring once
-    it is full; and, each on its own, the time of a step."""
+    """The verdict: equal logits; attention grows with exponent 1 with the cache, 2 without, and not with the window
+    once it is full; and, each on its own, the time of a step."""
     last = rows[-1]
     full = [row for row in rows if row["T"] >= WINDOW]
     powers = {
         name: power([row["T"] for row in some], [row[f"{name} (FLOPs)"] for row in some])
-        for name, some in (("cache", rows), ("no cache", rows), ("ring", full))
+        for name, some in (("cache", rows), ("no cache", rows), ("window", full))
     }
-    saved, ringed = (
-        log_gap(times[name], times[other]) for name, other in (("cache", "no cache"), ("ring", "cache"))
+    saved, windowed = (
+        log_gap(times[name], times[other]) for name, other in (("cache", "no cache"), ("window", "cache"))
     )
     return Report(
         rows=tuple(rows),
@@ -126,8 +129,8 @@ def judge(rows: Rows, times: Times, off: float) -> Report:
             "the logits of all steps equal the full forward's": off <= EQUAL,
             "with a cache, attention's operations in step T grow as T": abs(powers["cache"] - 1) < EXACT,
             "without, as T^2": abs(powers["no cache"] - 2) < EXACT,
-            "with a ring they stay, once it is full, as do its slots": (
-                abs(powers["ring"]) < EXACT and all(row["ring slots"] <= WINDOW for row in rows)
+            "with a window they stay, once it is full, as do its slots": (
+                abs(powers["window"]) < EXACT and all(row["window slots"] <= WINDOW for row in rows)
             ),
             f"step {last['T']} takes less time with a cache": saved.lower,
         },
@@ -137,15 +140,15 @@ def judge(rows: Rows, times: Times, off: float) -> Report:
             f"{len(times['cache'])} steps"
         ),
         finding=(
-            f"the logits of all {last['T']} steps equal the full forward's within {off:.1e} (growing cache and "
-            f"ring); the attention of step T grows as T^{powers['cache']:.2f} with a cache, T^{powers['no cache']:.2f} "
-            f"without and T^{powers['ring']:.2f} with a ring; step {last['T']} takes {saved.factor} of the time "
-            f"without a cache, and with a ring {ringed.factor} of that with a growing cache"
+            f"the logits of all {last['T']} steps equal the full forward's within {off:.1e} (whole cache and "
+            f"window); attention in step T grows as T^{powers['cache']:.2f} with a cache, T^{powers['no cache']:.2f} "
+            f"without and T^{powers['window']:.2f} with a window; step {last['T']} takes {saved.factor} of the time "
+            f"without a cache, and with a window {windowed.factor} of that with the whole cache"
         ),
     )
 
 
-FORMS = {"no cache": "o- red", "cache": "o- blue", "ring": "o- green"}
+FORMS = {"no cache": "o- red", "cache": "o- blue", "window": "o- green"}
 WORK, TIME = ({f"{name} ({unit})": form for name, form in FORMS.items()} for unit in ("FLOPs", "ms"))
 draw = panels(
     curves("T", WORK, "attention in step T", "operations", log="xy"),

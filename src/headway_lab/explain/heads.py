@@ -11,7 +11,7 @@ from matplotlib import colormaps
 from torch import Tensor
 
 from headway.attention import attend, attention_weights
-from headway.cache import CacheSpec, KVCache, make_cache
+from headway.cache import CacheSpec, PagedCache, PagedLayer
 from headway.checkpoints.restore import as_decoder
 from headway.draw import GREY
 from headway.errors import ConfigError
@@ -19,13 +19,12 @@ from headway.heads import Heads
 from headway.models import ModelSpec, build, cost
 from headway.nn import Attention
 from headway.patterns import Causal
-from headway.tokens import Tokens
 from headway_lab.explain.figures import Axes, Figure, Panel, bars, panels
 from headway_lab.explain.report import Report, Row, Rows
 from headway_lab.explain.spread import Gap, log_gap
 from headway_lab.profiling import in_turn, one_thread
 
-HEAD_DIM, LENGTH, BATCH, SEEDS = 8, 24, 2, (0, 1, 2)
+HEAD_DIM, LENGTH, BATCH, SEEDS = 8, 64, 2, (0, 1, 2)
 ROUNDS = 9
 EQUAL, APART = 1e-12, 1e-3
 
@@ -58,10 +57,10 @@ def measure(layout: Heads, context: int, seeds: Sequence[int], times: Sequence[f
     heads, and the least from that with scores summed over a group, of random weights and tokens in float64."""
     h, k = layout.query_heads, layout.kv_heads
     layer = Attention(HEAD_DIM * h, h, k).double()
-    cache = make_cache(Causal(), CacheSpec(batch=BATCH, kv_heads=k, head_dim=HEAD_DIM, dtype=torch.float64))
-    cache.reserve(LENGTH)
+    cache = PagedCache(CacheSpec(kv_heads=k, head_dim=HEAD_DIM, dtype=torch.float64), [Causal()])
+    tokens = cache.begin([(cache.open(), [0] * LENGTH) for _ in range(BATCH)])
     with torch.no_grad():
-        layer(torch.zeros(BATCH, LENGTH, HEAD_DIM * h, dtype=torch.float64), cache=cache)
+        layer(torch.zeros(1, tokens.count, HEAD_DIM * h, dtype=torch.float64), tokens=tokens, cache=cache[0])
     spec = step_spec(layout)
     apart = [differences(layout, seed) for seed in seeds]
     return {
@@ -71,8 +70,8 @@ def measure(layout: Heads, context: int, seeds: Sequence[int], times: Sequence[f
         "group": layout.group,
         "reads others": int((reads(layout) != groups(layout)).sum()),
         "parameters": sum(p.numel() for p in layer.parameters()),
-        "cache (B)": cache.nbytes,
-        "of MHA's cache": cache.nbytes / (BATCH * LENGTH * 2 * h * HEAD_DIM * 8),
+        "cache (B)": cache.pool.held,
+        "of MHA's cache": cache.pool.held / (BATCH * LENGTH * 2 * h * HEAD_DIM * 8),
         "from repeated heads": max(same for same, _ in apart),
         "from summed scores": min(other for _, other in apart),
         "FLOPs / token": cost.decode_flops(spec, context),
@@ -141,13 +140,13 @@ def step_of(layout: Heads, context: int) -> Callable[[], None]:
     spec = step_spec(layout)
     model = as_decoder(build(spec, dtype=torch.float32, seed=SEEDS[0]).eval())
     cache, new = model.make_cache(1), torch.zeros(1, 1, dtype=torch.int64)
-    cache.reserve(context)
     noise = torch.Generator().manual_seed(SEEDS[0])
     with torch.inference_mode():
-        for layer in cache.layers:
-            assert isinstance(layer, KVCache)
-            keys, values = torch.randn(2, 1, spec.kv_heads, context - 1, spec.head_dim, generator=noise)
-            layer.update(keys, values, Tokens.range(context - 1))
+        with cache.step(cache.next_tokens(context - 1)) as packed:
+            for layer in cache.pages.layers:
+                assert isinstance(layer, PagedLayer)
+                keys, values = torch.randn(2, 1, spec.kv_heads, context - 1, spec.head_dim, generator=noise)
+                layer.update(keys, values, packed.tokens)
         model(new, cache=cache)
 
     def again() -> None:

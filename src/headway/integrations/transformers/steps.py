@@ -4,7 +4,7 @@ The stack's forward is asked for one more token of each row; where its cache hol
 of a `headway.models.Decoder`, a decoder on the same weights takes the step (`headway.models.decode_step`), and the
 cache shows what it keeps. Every other call is computed as before.
 
-Legend: B rows, S tokens so far, M width, K kv heads, D per head.
+Legend: B rows, M width, K kv heads, D per head.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from headway.cache import DecoderCache, KVCache
+from headway.cache import PAGE, CacheSpec, PagedCache, PagedLayer, PageTable
+from headway.cache.paged_step import PagedStep
 from headway.checkpoints.hf.config import spec_from_config, tensor_names
 from headway.checkpoints.hf.layouts import OWN_NAMES
 from headway.errors import HeadwayError
@@ -26,7 +27,8 @@ from headway.integrations.transformers.caches import GrowingLayer
 from headway.integrations.transformers.modules import SEED, relative
 from headway.integrations.transformers.products import beside
 from headway.models import Decoder, blank
-from headway.models.decode_step import DecodeStep, say_once
+from headway.models.decode_step import DecodeStep
+from headway.models.lowering import Lowered
 from headway.nn import linears
 
 STEPS = "_headway_steps"
@@ -53,29 +55,69 @@ class Steps:
 
 
 class Live:
-    """A cache of transformers and ours of the same tokens, which it shows."""
+    """A cache of transformers and ours of the same tokens, whose keys and values it shows.
+
+    Ours lie in memory [B, K, C, D] for C tokens, a multiple of 64, which is also pages: slot s of row b is number
+    b K C + s where a head is C D numbers from the next. For B = 2, K = 3, C = 128 row 1 begins with page 6."""
 
     def __init__(self, decoder: Decoder, cache: Any) -> None:
-        keys = cache.layers[0].keys
-        self.own: DecoderCache = decoder.make_cache(keys.shape[0], dtype=keys.dtype)
-        tokens = self.own.next_tokens(keys.shape[2])
-        for layer, theirs in zip(self.own.layers, cache.layers, strict=True):
-            assert isinstance(layer, KVCache)
-            layer.update(theirs.keys, theirs.values, tokens)
-        self.step = DecodeStep(decoder, self.own)
+        batch, heads, count, size = cache.layers[0].keys.shape
+        dtype = cache.layers[0].keys.dtype
+        spec = CacheSpec(kv_heads=heads, head_dim=size, dtype=dtype)
+        self.pages = PagedCache(spec, decoder.spec.patterns)
+        classes = self.pages.pool.classes
+        self.tables = [PageTable(b"", [0] * count, [[] for _ in classes]) for _ in range(batch)]
+        self.rooms: list[tuple[Tensor, Tensor]] = []
         self.shown: list[Tensor] = []
+        self._make_room(cache)
+        self.step = DecodeStep(decoder, self.pages)
 
-    def show(self, cache: Any) -> None:
-        """Has the cache of transformers hold what ours holds."""
-        count = self.own.lengths[0]
-        for layer, theirs in zip(self.own.layers, cache.layers, strict=True):
-            assert isinstance(layer, KVCache)
-            theirs.keys, theirs.values = (t.narrow(2, 0, count) for t in layer.tensors)
+    def read(self, x: Tensor, cache: Any) -> Tensor:
+        """Embeddings [B, 1, M] of the next token of each row; the last states. The cache of transformers then shows
+        all that ours holds."""
+        for table in self.tables:
+            table.ids.append(0)
+        count, room = len(self.tables[0]), self.rooms[0][0]
+        if count > room.shape[2]:
+            self._make_room(cache)
+        for row, table in enumerate(self.tables):
+            first, had = row * room.stride(0) // (PAGE * room.stride(2)), len(table.pages[0])
+            if had < -(-count // PAGE):
+                table.version += 1
+                table.pages[:] = [[*range(first, first - (-count // PAGE))] for _ in table.pages]
+        self.pages.step = PagedStep(self.pages.pool.classes, x.device, [(t, [0]) for t in self.tables])
+        states = self.step.states(x.transpose(0, 1), self.pages.step.tokens).transpose(0, 1)
+        for rooms, theirs in zip(self.rooms, cache.layers, strict=True):
+            theirs.keys, theirs.values = (t[:, :, :count] for t in rooms)
         self.shown = [theirs.keys for theirs in cache.layers]
+        return states
+
+    def _make_room(self, cache: Any) -> None:
+        """Room for twice the tokens, which begins with those that the cache holds."""
+        capacity = -(-2 * len(self.tables[0]) // PAGE) * PAGE
+        self.rooms = []
+        for theirs in cache.layers:
+            shape = *theirs.keys.shape[:2], capacity, theirs.keys.shape[3]
+            room = theirs.keys.new_zeros(shape), theirs.keys.new_zeros(shape)
+            for own, kept in zip(room, (theirs.keys, theirs.values), strict=True):
+                own[:, :, : kept.shape[2]] = kept
+            self.rooms.append(room)
+        for layer, rooms in zip(self.pages.layers, self.rooms, strict=True):
+            assert isinstance(layer, PagedLayer)
+            layer.tensors = tuple(_as_slots(room) for room in rooms)
+        for table in self.tables:
+            table.pages[:] = [[] for _ in table.pages]
 
     def is_of(self, cache: Any) -> bool:
         """Whether nobody has changed the cache since."""
         return all(a is b.keys for a, b in zip(self.shown, cache.layers, strict=True))
+
+
+def _as_slots(room: Tensor) -> Tensor:
+    """Memory [B, K, C, D] as one row of slots, [1, K, (B - 1) K C + C, D]: see `Live`."""
+    batch, heads, capacity, size = room.shape
+    slots = (batch - 1) * heads * capacity + capacity
+    return room.as_strided((1, heads, slots, size), (0, capacity * size, size, 1))
 
 
 def stack_forward(
@@ -94,8 +136,7 @@ def stack_forward(
         live = _live(self, past_key_values)
         if live is not None:
             x = self.get_input_embeddings()(input_ids) if x is None else x
-            states = live.step.states(x)
-            live.show(past_key_values)
+            states = live.read(x, past_key_values)
             return BaseModelOutputWithPast(
                 last_hidden_state=self.norm(states), past_key_values=past_key_values
             )
@@ -157,11 +198,7 @@ def _live(self: Any, cache: Any) -> Live | None:
     decoder = _decoder(self, steps)
     if decoder is None:
         return None
-    live = Live(decoder, cache)
-    if reason := live.step.unfit_reason(_rows(cache), 1):
-        say_once(reason)
-        return None
-    steps.live[cache] = live
+    steps.live[cache] = live = Live(decoder, cache)
     return live
 
 
@@ -206,7 +243,7 @@ def unequal_reason(stack: Any) -> str | None:
         steps = stack.__dict__[STEPS] = Steps()
         stack.eval()
         decoder = decoder_of(stack)
-        DecodeStep(decoder, decoder.make_cache(1, dtype=stack.dtype))  # raises the reason where there is none
+        Lowered(decoder)  # raises the reason where there is none
         seed = torch.Generator().manual_seed(SEED)
         ids = torch.randint(stack.get_input_embeddings().num_embeddings, (2, SAMPLE + 1), generator=seed)
         cache = DynamicCache(config=stack.config)

@@ -15,7 +15,6 @@ from operator import or_
 import torch
 
 from headway.attention.linear_attention import choose_form
-from headway.cache import slot_policy
 from headway.errors import ConfigError
 from headway.models.cost.weights import matrix_weights, memory_weights, must_decode
 from headway.models.spec import ModelSpec
@@ -139,10 +138,10 @@ def memory_bytes(spec: ModelSpec, source: int, dtype: torch.dtype = torch.bfloat
 
 
 def cache_slots(spec: ModelSpec, context: int) -> tuple[int, ...]:
-    """Slots per row that each layer's cache holds after `context` tokens: all of them where it grows, at most
-    its bound where it is a ring; 1 of linear attention. Raises ConfigError for an encoder, as the other two do."""
+    """Tokens of a row whose keys each layer needs after `context` tokens: all of them, or those that a window still
+    sees (which lie in pages of 64); 1 of linear attention. Raises ConfigError for an encoder, as the other two do."""
     must_decode(spec, "cache_slots")
-    return tuple(1 if spec.linear is not None else slot_policy(p).most(context) for p in spec.patterns)
+    return tuple(1 if spec.linear is not None else p.retention.most(context) for p in spec.patterns)
 
 
 def kv_bytes_stored(

@@ -1,0 +1,249 @@
+"""The past of rows that go on together: a batch decoded by hand.
+
+Legend: B rows, T slots of a chunk, N tokens of it, S slots of a source, M width, K kv heads, D per key.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from headway.attention import KeyValues
+from headway.cache.page_table import PAGE, PageTable
+from headway.cache.paged_cache import PagedCache
+from headway.cache.pages import PagePool
+from headway.errors import CacheError
+from headway.tokens import Tokens
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """The N tokens of a chunk [B, T], side by side in one row, without its empty slots.
+
+    tokens: [1, N]; those of row `rows[d]` are document d.   at: [N], where they are among all B T slots.
+    """
+
+    tokens: Tokens
+    rows: Sequence[int]
+    at: Tensor
+
+    def take(self, x: Tensor) -> Tensor:
+        """[B, T, ...] -> [1, N, ...]"""
+        return x.flatten(0, 1)[self.at].unsqueeze(0)
+
+    def put(self, x: Tensor, batch: int, count: int) -> Tensor:
+        """[1, N, M] -> [B, T, M], 0 in empty slots."""
+        if len(self.at) < batch * count:
+            x = x.new_zeros(batch * count, x.shape[2]).index_copy(0, self.at, x[0])
+        return x.view(batch, count, x.shape[-1])
+
+    def slots(self, slots: Tensor, count: int) -> Tensor:
+        """Where slots [B, n] of rows of T = `count` are in the packed row, [1, B n]; empty ones are anywhere."""
+        of = self.at.new_zeros(len(slots) * count)
+        of[self.at] = torch.arange(len(self.at), device=self.at.device)
+        first = count * torch.arange(len(slots), device=self.at.device)
+        return of[slots + first.unsqueeze(1)].view(1, -1)
+
+    def side_by_side(self, keys: KeyValues) -> KeyValues:
+        """Keys [B, K, S, D] of the sources of rows, as documents of one row: [1, K, B S, D]."""
+        rows = torch.tensor(self.rows, device=keys.k.device)
+        k, v = (t[rows].transpose(0, 1).flatten(1, 2).unsqueeze(0) for t in (keys.k, keys.v))
+        tokens = keys.tokens.expand(len(keys.k)).select_rows(rows)
+        document = torch.arange(len(rows), device=rows.device).unsqueeze(1).expand_as(tokens.index)
+        if len(rows) == 1:
+            return KeyValues(k, v, tokens)
+        return KeyValues(k, v, replace(tokens, document=document).map(lambda t: t.reshape(1, -1)))
+
+
+class BatchCache:
+    """The past of B rows, in all layers of a decoder: each row is a text in the pages of a `PagedCache`.
+
+        cache = model.make_cache(2)
+        logits = model(ids, cache=cache)                 # [2, T, V]: the next T tokens of both rows
+        logits = model(ids, tokens=cache.next_tokens(4, [4, 2]), cache=cache)     # padding behind the second row's two
+
+    Law: however rows are cut into chunks, with padding anywhere, the logits are those of one full forward over each.
+    A token that is marked global when it comes (`Tokens.with_global`) stays so. Caches hold no gradients.
+
+    Args:
+        pages: where keys and values, or sums of linear attention, are stored; of this cache and its forks alone.
+        batch: rows, B.
+
+    Raises CacheError for less than 0 rows.
+    """
+
+    def __init__(self, pages: PagedCache, batch: int) -> None:
+        if batch < 0:
+            raise CacheError(f"BatchCache: a batch has 0 rows or more, got {batch}")
+        self.pages, self.tables = pages, [pages.open() for _ in range(batch)]
+        self._is_broken = False
+        weakref.finalize(self, _close, pages.pool, self.tables)
+
+    def __len__(self) -> int:
+        return len(self.pages)
+
+    def __repr__(self) -> str:
+        return f"BatchCache(batch={self.batch}, lengths={list(self.lengths)}, nbytes={self.nbytes})"
+
+    @property
+    def batch(self) -> int:
+        """Rows, B."""
+        return len(self.tables)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is stored."""
+        return self.pages.device
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens that each row has seen (and not forgotten)."""
+        return tuple(map(len, self.tables))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the pages that rows use, in all layers; of a page that several share, once."""
+        return sum(
+            kind.nbytes * len({page for table in self.tables for page in table.pages[of]} - {None})
+            for of, kind in enumerate(self.pages.pool.classes)
+        )
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Slots of the pages in use, of the row that has most, for each layer; 64 for a layer of sums."""
+        held = [[sum(page is not None for page in pages) for pages in table.pages] for table in self.tables]
+        most = [PAGE * max(counts) for counts in zip(*held, strict=True)]
+        return tuple(most[layer.of] for layer in self.pages.layers)
+
+    def next_tokens(
+        self, count: int, lengths: Sequence[int] | Tensor | None = None, side: str = "right"
+    ) -> Tokens:
+        """The tokens of the next chunk, numbered from where each row ended.
+
+        Args:
+            count: slots of the chunk, T.
+            lengths: how many of them are tokens, per row [B]; all unless given.
+            side: where the padding of shorter rows stands, "right" or "left".
+        Returns:
+            Tokens [B|1, T]; with `start` when all rows go on from one index without padding.
+        Raises:
+            CacheError: numbers that do not fit.
+        """
+        if count < 0:
+            raise CacheError(f"next_tokens: a chunk has 0 slots or more, got {count}")
+        if side not in ("left", "right"):
+            raise CacheError(f'next_tokens: side is "left" or "right", got {side!r}')
+        seen = self.lengths
+        given = lengths.tolist() if isinstance(lengths, Tensor) else lengths
+        counts = (count,) * len(seen) if given is None else tuple(given)
+        if len(counts) != len(seen) or any(not 0 <= n <= count for n in counts):
+            raise CacheError(
+                f"next_tokens: lengths must be {len(seen)} numbers in 0..{count}, one per row, "
+                f"got {list(counts)}"
+            )
+        if len(set(seen)) == 1 and set(counts) == {count}:
+            return Tokens.range(count, start=seen[0], device=self.device)
+        size, begin = (torch.tensor(n, device=self.device).view(-1, 1) for n in (counts, seen))
+        rank = torch.arange(count, device=self.device) - (count - size if side == "left" else 0)
+        return Tokens(torch.where((rank >= 0) & (rank < size), begin + rank, -1))
+
+    # -- steps -----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def step(self, tokens: Tokens) -> Iterator[Packed]:
+        """While open, layers store the tokens [B|1, T] of a chunk, packed. Raises CacheError, and changes nothing,
+        unless each row's indices go on where it ended, one by one; and after a step that was broken off."""
+        if self._is_broken:
+            raise CacheError(
+                "BatchCache: a forward pass was broken off, so layers have not seen the same tokens; start with a new "
+                "cache, or fork() before a pass that may fail"
+            )
+        packed, counts, marks = self._read(tokens)
+        for row, marked in marks.items():
+            self.tables[row].globals |= marked
+        chunks = [(self.tables[row], [0] * n) for row, n in zip(packed.rows, counts, strict=True)]
+        begun, self._is_broken = self.pages.begin(chunks), True
+        yield replace(packed, tokens=begun)
+        self.pages.end()
+        self._is_broken = False
+
+    def _read(self, tokens: Tokens) -> tuple[Packed, list[int], dict[int, set[int]]]:
+        """Where the tokens of a chunk are, how many each row with tokens has, and those of a row that are global."""
+        if tokens.device != self.device:
+            raise CacheError(
+                f"BatchCache: the tokens are on {tokens.device}, the cache is on {self.device}; "
+                "move them: tokens.to(device)"
+            )
+        if tokens.rows not in (1, self.batch):
+            raise CacheError(
+                f"BatchCache: tokens of {tokens.rows} rows for a cache of {self.batch}; give one description per row, "
+                "or one row that stands for all"
+            )
+        if tokens.position is not None or bool((tokens.documents * tokens.valid).any()):
+            raise CacheError(
+                "BatchCache: a row is one text, and a token's position is its index; give tokens without documents "
+                "and positions: next_tokens"
+            )
+        every = tokens.expand(self.batch)
+        index_BT, global_BT = every.index.cpu(), every.globals.cpu()
+        rows, counts, marks = [], [], {}
+        for row, seen in enumerate(self.lengths):
+            index = index_BT[row][index_BT[row] >= 0].tolist()
+            if index != [*range(seen, seen + len(index))]:
+                raise CacheError(
+                    f"BatchCache: row {row} has seen {seen} tokens, so the next indices are {seen}, {seen + 1}, ..., "
+                    f"but the chunk has {index_BT[row].tolist()}; number it from there (next_tokens), or trim first"
+                )
+            if index:
+                rows.append(row)
+                counts.append(len(index))
+            if marked := {*index_BT[row][global_BT[row]].tolist()} - {-1}:
+                marks[row] = marked
+        at = every.valid.flatten().nonzero()[:, 0]
+        return Packed(tokens, rows, at), counts, marks
+
+    # -- forgetting and copying ------------------------------------------------------------------------
+
+    def trim(self, n: int | Sequence[int] | Tensor) -> None:
+        """Forgets the last n tokens of every row, or n[b] of row b.
+
+        Raises CacheError, and changes nothing, where a row has seen fewer, where what the tokens before them see is no
+        longer held (`slack`), and for sums of linear attention, out of which no token can be taken."""
+        given = n.tolist() if isinstance(n, Tensor) else n
+        counts = given if isinstance(given, Sequence) else [given] * self.batch
+        if len(counts) != self.batch or not all(isinstance(count, int) for count in counts):
+            raise CacheError(
+                f"BatchCache.trim: give one whole number, or one for each of the {self.batch} rows, got {given}"
+            )
+        pool = self.pages.pool
+        for table, count in zip(self.tables, counts, strict=True):
+            pool.check_trim(table, count)
+        for table, count in zip(self.tables, counts, strict=True):
+            pool.trim(table, count)
+
+    def fork(self) -> BatchCache:
+        """An independent copy; pages are shared until one of both writes to them."""
+        other = BatchCache(self.pages, 0)
+        other.tables += map(self.pages.pool.fork, self.tables)
+        other._is_broken = self._is_broken
+        return other
+
+    def reorder(self, rows: Sequence[int] | Tensor) -> None:
+        """Row i becomes what row rows[i] was; there may be more or fewer rows. Raises CacheError for a row that is not
+        there."""
+        numbers = rows.tolist() if isinstance(rows, Tensor) else list(rows)
+        if any(row not in range(self.batch) for row in numbers):
+            raise CacheError(f"BatchCache.reorder: rows are numbers in 0..{self.batch - 1}, got {numbers}")
+        tables = [self.pages.pool.fork(self.tables[row]) for row in numbers]
+        _close(self.pages.pool, self.tables)
+        self.tables[:] = tables
+
+
+def _close(pool: PagePool, tables: Sequence[PageTable]) -> None:
+    for table in tables:
+        pool.close(table)

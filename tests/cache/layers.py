@@ -1,0 +1,53 @@
+"""A layer alone with a past of its own."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from headway.attention import attend_keys
+from headway.cache import BatchCache, CacheSpec, PagedCache, PagedLayer
+from headway.nn import AttentionLayer, LinearAttention
+from headway.nn.linear_attention import LinearMixer
+from headway.patterns import Pattern
+from headway.scores import Score
+from headway.tokens import Tokens
+
+
+def cache_of(layer: AttentionLayer, batch: int, **more: int) -> BatchCache:
+    """An empty past of `batch` rows of what the layer keeps."""
+    dtype = layer.k_proj.matrix.dtype
+    spec = CacheSpec(
+        kv_heads=layer.heads.kv_heads, head_dim=layer.head_dim, value_dim=layer.value_dim, dtype=dtype
+    )
+    linear = layer.mixer.linear if isinstance(layer.mixer, LinearMixer) else None
+    assert (linear is None) == (not isinstance(layer, LinearAttention))
+    return BatchCache(PagedCache(spec, [layer.pattern], linear, **more), batch)
+
+
+def continued(layer: AttentionLayer, x: Tensor, cache: BatchCache, tokens: Tokens | None = None) -> Tensor:
+    """The next tokens of rows, x [B, T, M], are stored, and see all that is: [B, T, M], 0 in empty slots."""
+    with cache.step(cache.next_tokens(x.shape[1]) if tokens is None else tokens) as packed:
+        y = layer(packed.take(x), tokens=packed.tokens, cache=cache.pages[0])
+    return packed.put(y, *x.shape[:2])
+
+
+def attended(
+    cache: BatchCache,
+    tokens: Tokens,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern,
+    backend: str = "auto",
+    score: tuple[Score, ...] = (),
+) -> Tensor:
+    """The next keys and values of rows, [B, heads, T, D], are stored in the one layer of a cache, and their queries see
+    all that is: [B, H, T, E], 0 in empty slots."""
+    with cache.step(tokens) as packed:
+        q, k, v = (packed.take(x.transpose(1, 2)).transpose(1, 2) for x in (q, k, v))
+        layer = cache.pages[0]
+        assert isinstance(layer, PagedLayer)
+        keys = layer.update(k, v, packed.tokens)
+        out = attend_keys(q, packed.tokens, [keys], pattern, score=score, backend=backend).out
+    rows = packed.put(out.transpose(1, 2).flatten(2), cache.batch, tokens.count)
+    return rows.unflatten(2, out.shape[1::2]).transpose(1, 2)
