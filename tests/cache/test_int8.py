@@ -69,7 +69,7 @@ def test_every_split_stores_the_same_bits(pattern: Pattern) -> None:
         keys = stored(cache)
         there = keys.tokens.valid[0]
         row, index = keys.tokens.documents[0, there], keys.tokens.index[0, there]
-        assert len(index) >= 2 * min(N, pattern.retention.most(N))
+        assert len(index) >= 2 * (pattern.retention.reach or N)
         assert keys.k_scale is not None
         assert keys.v_scale is not None
         for (codes, scales), (want, of) in zip(

@@ -33,7 +33,7 @@ class Toy(Reader):
     def __init__(self, vocab: int, seed: int, prompts: Sequence[Sequence[int]], levels: int = 0) -> None:
         self.vocab, self.seed, self.levels = vocab, seed, levels
         self.prompts = [list(p) for p in prompts]
-        self.cache = PagedCache(CacheSpec(batch=1, kv_heads=1, head_dim=1), [Causal()])
+        self.cache = PagedCache(CacheSpec(kv_heads=1, head_dim=1), [Causal()])
         self.longest, self.counts = 0, []
 
     def read(self, chunks: Any, wanted: Any, sources: Any = (), adapters: Any = ()) -> Tensor:

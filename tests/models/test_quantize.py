@@ -15,6 +15,7 @@ from headway.native.loader import library
 from headway.nn import Adapter, Lora, attach, block_linears
 from headway.positions import PerLayer, Rotary
 from headway.quantization import quantize_clipped
+from tests.models.test_decode_step import native as native_step
 
 SPEC = ModelSpec.of(
     "llama", vocab=61, width=64, layers=2, heads=4, kv_heads=2, hidden=96, tied=False, init_std=0.2
@@ -132,8 +133,8 @@ def test_native_steps_are_those_of_the_modules(weights: str, dtype: torch.dtype)
     native, plain = model.make_cache(3), model.make_cache(3)
     for cache in (native, plain):
         model(IDS[:, :30], cache=cache)
-    step = DecodeStep(model, native)
+    step = DecodeStep(model, native.pages)
     within = 2 * off(dense(model, dtype), dense(model, torch.float64))
     for at in range(30, 36):
         ids = IDS[:, at : at + 1]
-        assert off(step(ids), model(ids, cache=plain)) < within
+        assert off(native_step(step, native, ids), model(ids, cache=plain)) < within

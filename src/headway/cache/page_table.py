@@ -40,6 +40,14 @@ class PageClass:
             self.retention.globals and any(i // PAGE == page for i in marked)
         )
 
+    def held(self, length: int) -> int:
+        """How many pages a text of `length` tokens holds, none of which is global."""
+        reach, pages = self.retention.reach, -(-length // PAGE)
+        if self.state or reach is None:
+            return 1 if self.state else pages
+        first = max(0, length - reach - self.slack) // PAGE
+        return pages - first + min(first, -(-self.retention.sinks // PAGE))
+
     def most(self, length: int, step: int) -> int:
         """The most pages that a text holds until it has `length` tokens, of which a step reads `step` at most."""
         reach, pages = self.retention.reach, -(-length // PAGE)

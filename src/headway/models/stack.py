@@ -121,20 +121,9 @@ class TransformerStack(nn.Module):
                 f"gradient_checkpointing is one of {', '.join(CHECKPOINTING)}, got {gradient_checkpointing!r}"
             )
         if isinstance(cache, BatchCache):
-            with cache.step(tokens) as packed:
-                packed_states = self.forward(
-                    packed.take(ids),
-                    packed.tokens,
-                    types=None if types is None else packed.take(types.expand_as(ids)),
-                    cache=cache.pages,
-                    memory=None if memory is None else [packed.side_by_side(keys) for keys in memory],
-                    embedding=embedding,
-                    slots=None if slots is None else packed.slots(slots, ids.shape[1]),
-                    record=record,
-                )
-            if slots is not None:
-                return packed_states.view(*slots.shape, -1)
-            return packed.put(packed_states, *ids.shape)
+            return self._continue_rows(
+                ids, tokens, types, cache, memory, slots, embedding=embedding, record=record
+            )
         whole = None if context is None else context.whole
         x_BTM = self.embed(ids, tokens, types, embedding)
         score = self.scores() if self.scores.steps else ()
@@ -170,6 +159,32 @@ class TransformerStack(nn.Module):
         if record is not None:
             record.states.append(states)
         return states
+
+    def _continue_rows(
+        self,
+        ids: Tensor,
+        tokens: Tokens,
+        types: Tensor | None,
+        cache: BatchCache,
+        memory: Sequence[KeyValues] | None,
+        slots: Tensor | None,
+        **others: Any,
+    ) -> Tensor:
+        """`forward` of rows with a past: their tokens are read side by side, as documents of one row."""
+        count = ids.shape[1] if slots is None else slots.shape[1]
+        with cache.step(tokens) as packed:
+            if not packed.rows:
+                return self.like.new_zeros(len(ids), count, self.spec.width)
+            states = self.forward(
+                packed.take(ids),
+                packed.tokens,
+                types=None if types is None else packed.take(types.expand_as(ids)),
+                cache=cache.pages,
+                memory=None if memory is None else [packed.side_by_side(keys) for keys in memory],
+                slots=None if slots is None else packed.slots(slots, ids.shape[1]),
+                **others,
+            )
+        return packed.put(states, *ids.shape) if slots is None else states.view(len(ids), count, -1)
 
     def embed(
         self,

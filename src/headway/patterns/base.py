@@ -31,10 +31,6 @@ class Retention:
     sinks: int = 0
     globals: bool = False
 
-    def most(self, tokens: int) -> int:
-        """How many of `tokens` past tokens are kept when none is global; before the last one's query is answered."""
-        return tokens if self.reach is None else min(tokens, self.sinks + self.reach + 1)
-
     def __or__(self, other: Retention) -> Retention:
         reach = None if self.reach is None or other.reach is None else max(self.reach, other.reach)
         return Retention(reach, max(self.sinks, other.sinks), self.globals or other.globals)

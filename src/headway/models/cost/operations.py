@@ -15,6 +15,7 @@ from operator import or_
 import torch
 
 from headway.attention.linear_attention import choose_form
+from headway.cache import PAGE, PageClass
 from headway.errors import ConfigError
 from headway.models.cost.weights import matrix_weights, memory_weights, must_decode
 from headway.models.spec import ModelSpec
@@ -138,10 +139,12 @@ def memory_bytes(spec: ModelSpec, source: int, dtype: torch.dtype = torch.bfloat
 
 
 def cache_slots(spec: ModelSpec, context: int) -> tuple[int, ...]:
-    """Tokens of a row whose keys each layer needs after `context` tokens: all of them, or those that a window still
-    sees (which lie in pages of 64); 1 of linear attention. Raises ConfigError for an encoder, as the other two do."""
+    """Slots of the pages that each layer's cache holds of a row of `context` tokens: of all of them, or of those that a
+    window still sees; 1 of linear attention. Raises ConfigError for an encoder, as the other two do."""
     must_decode(spec, "cache_slots")
-    return tuple(1 if spec.linear is not None else p.retention.most(context) for p in spec.patterns)
+    if spec.linear is not None:
+        return (1,) * spec.layers
+    return tuple(PAGE * PageClass(p.retention, 0).held(context) for p in spec.patterns)
 
 
 def kv_bytes_stored(

@@ -256,7 +256,7 @@ def _layer_plan(
         found,
         reads=round(read / memory_bytes(spec, 1, kv_dtype, batch)),
         cache=choose_cache(pattern),
-        decode=_backend(spec, pattern, 1, slots, batch, dtype, in_order=slots == context),
+        decode=_backend(spec, pattern, 1, slots, batch, dtype, in_order=False),
     )
 
 
