@@ -360,7 +360,7 @@ def test_choices_with_the_native_kernels_say_why(monkeypatch: pytest.MonkeyPatch
         assert what(Causal(), 4096, 4096, **more) == "native"
         assert what(Window.last(512), 8192, 8192, **more) == "native"
     assert what(Causal(), 1, 4096) == "native"
-    assert what(Causal(), 4096, 4096, in_order=False) == "native"
+    assert what(Causal(), 4096, 4096, paged=True) == "native"
     assert what(Causal(), 8, 8) == what(Window.last(3), 8, 8) == "sdpa"
     assert what(Causal(), 8, 8, dropout=0.1) == what(Window.last(8), 8, 8, score=(ALiBi(),)) == "native"
     assert what(Causal(), 4096, 4096, dtype=torch.float64) == "sdpa"

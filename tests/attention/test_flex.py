@@ -383,7 +383,7 @@ def test_choices_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     assert what(Window.last(512), 8192, 8192, gradient=True) == "flex"
     assert what(Causal(), 4096, 4096, score=(ALiBi(),)) == "flex"
     assert what(Causal(), 512, 8192) == "flex"
-    assert what(Window.last(512), 1, 8192, in_order=False) == "triton"
+    assert what(Window.last(512), 1, 8192, paged=True) == "triton"
     assert what(Window.last(512), 16, 8192, score=(ALiBi(),)) == "dense"
     assert what(Window.last(512), 64, 8192) == "flex"
     assert what(Window.last(512), 8192, 8192, dropout=0.1) == "banded"
@@ -394,11 +394,11 @@ def test_choices_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     narrow = choose(Window.last(512), queries=8192, keys=8192, heads=8, device="cuda", head_dim=8)
     assert ("flex", "FlexAttention's CUDA kernel takes 16 to 256 per head, not [8]") in narrow.rejected
     monkeypatch.setattr(split_decode, "has_triton", lambda: False)
-    plain = choose(Window.last(512), queries=12, keys=8192, heads=8, device="cuda", in_order=False)
+    plain = choose(Window.last(512), queries=12, keys=8192, heads=8, device="cuda", paged=True)
     assert ("triton", "Triton is not installed here (pip install triton)") in plain.rejected
 
 
 def test_choices_on_a_cpu_never_name_what_is_for_cuda() -> None:
     for queries in (1, 64, 8192):
-        choice = choose(Window.last(512), queries=queries, keys=8192, heads=8, in_order=False)
+        choice = choose(Window.last(512), queries=queries, keys=8192, heads=8, paged=True)
         assert choice.what not in ("flex", "triton")

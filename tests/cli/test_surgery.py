@@ -100,11 +100,11 @@ def test_window_bounds_what_is_stored(home, capsys):
     assert "transformers refuses it: it cannot express its patterns" in out
     assert "pattern of layers 1: Causal() -> Window.last(6) | Causal() & Sink(2)" in out
     assert "layers 1: asked for" in out
-    assert run(["surgery", "window", "n", "k", "--window", "6", "--json"]) == 0
+    assert run(["surgery", "window", "n", "k", "--window", "6", "--context", "256", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["changed"] == [["pattern of layers 0", "Causal()", "Window.last(6)"]]
-    assert report["before"]["kv_bytes_stored"] == (32 + 8) * 128
-    assert report["after"]["kv_bytes_stored"] == (6 + 8) * 128
+    assert report["before"]["kv_bytes_stored"] == (256 + 128) * 128
+    assert report["after"]["kv_bytes_stored"] == (64 + 128) * 128
     assert report["before"]["loss"] is None
     assert str(load_folder("k").spec.patterns[1]) == "Window.last(6) | Causal() & Sink(2)"
 

@@ -129,7 +129,6 @@ def test_a_plan_counts_a_byte_a_number_and_four_a_scale(
 
 def test_a_model_holds_what_was_counted() -> None:
     cache = MODEL.make_cache(2, dtype=torch.int8)
-    cache.reserve(40)
     with torch.no_grad():
         MODEL(torch.zeros(2, 40, dtype=torch.int64), cache=cache)
     assert cache.nbytes == cost.kv_bytes_stored(MODEL.spec, 40, torch.int8, batch=2)

@@ -215,9 +215,9 @@ def test_cache_bytes_shrink_with_kv_heads(kv_heads: int) -> None:
     """Row 51: exactly g / h, stored and read."""
     full, shared = spec_of(Causal(), kv_heads=4), spec_of(Causal(), kv_heads=kv_heads)
     for ask in (cost.kv_bytes_stored, cost.kv_bytes_read):
-        assert ask(shared, 100) * 4 == ask(full, 100) * kv_heads
+        assert ask(shared, 128) * 4 == ask(full, 128) * kv_heads
     assert cost.kv_bytes_per_token(shared, torch.float32) == 5 * 2 * kv_heads * 12 * 4
-    assert cost.kv_bytes_stored(shared, 100, torch.float32) == 100 * cost.kv_bytes_per_token(
+    assert cost.kv_bytes_stored(shared, 128, torch.float32) == 128 * cost.kv_bytes_per_token(
         shared, torch.float32
     )
 

@@ -200,7 +200,7 @@ def test_native_steps_are_those_of_the_modules_or_have_a_reason(kind: str, dtype
         change(made)
     if reason is None:
         for rows in (1, 9):
-            steps(made, rows, 6)
+            steps(made, rows, 10)
         return
     step, choice = choose_step(made, made.make_cache(1).pages)
     assert step is None

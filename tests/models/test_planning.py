@@ -221,7 +221,7 @@ def test_the_command_prints_the_report(
         "4 x 32768 tokens in bfloat16 on box (32.00 GiB free, reads 20.0 GB/s, multiplies at 500 GFLOP/s)"
         in out
     )
-    assert "Window.last(4096)  window   4 096" in out
+    assert "Window.last(4096)  window  4 096" in out
     assert ("native: compiled for this CPU" if native else "not sdpa: it would build a mask") in out
     assert "it fits: 20.53 GiB of 32.00 GiB" in out
     assert "one token is bound by memory" in out

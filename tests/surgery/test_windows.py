@@ -52,7 +52,7 @@ def test_one_layer_answers_as_if_the_row_were_sinks_and_window_alone(sinks):
 
 def test_row_111_decoding_with_the_bounded_cache_is_the_full_forward():
     spec, state = put_window(*make(), 6, sinks=2)
-    assert cost.cache_slots(spec, 10_000) == (8,) * 4
+    assert cost.cache_slots(spec, 10_000) == (2 * 64,) * 4
     model, row = fill(spec, state, dtype=torch.float64), ids(40)
     cache = model.make_cache(2)
     with torch.no_grad():

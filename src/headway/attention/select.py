@@ -201,13 +201,13 @@ def choose(
     score: tuple[Score, ...] = (),
     dropout: float = 0.0,
     gradient: bool = False,
-    in_order: bool = True,
+    paged: bool = False,
     device: str = "cpu",
 ) -> Choice:
     """Which backend `auto` takes for calls of these shapes, and why; nothing is computed.
 
-    `queries` follow `keys - queries` earlier ones unless `start` says where they begin. `in_order=False` says
-    that the keys stand in no known order, as in a ring cache that has wrapped. `device` is "cpu" or "cuda".
+    `queries` follow `keys - queries` earlier ones unless `start` says where they begin. `paged` says that
+    the keys lie in pages of a cache. `device` is "cpu" or "cuda".
     Patterns of `PerHead` run one by one; the choice is for the first of them.
     """
     if device not in BOTH:
@@ -216,11 +216,9 @@ def choose(
     start = keys - queries if start is None else start
     q = torch.empty(batch, heads, queries, head_dim, dtype=dtype, device="meta", requires_grad=gradient)
     k = torch.empty(batch, layout.kv_heads, keys, head_dim, dtype=dtype, device="meta")
-    stand_in = (
-        "meta" if in_order and opaque(pattern) is None else None
-    )  # then no token is looked at, of however many
-    ordered = Tokens.range(keys, device=stand_in)
-    part = KeyValues(k, k, ordered if in_order else Tokens(ordered.index))
+    stand_in = "meta" if opaque(pattern) is None else None  # then no token is looked at, of however many
+    slots = torch.empty(1, keys, dtype=torch.int32, device="meta") if paged else None
+    part = KeyValues(k, k, Tokens.range(keys, device=stand_in), slots=slots)
     at = Tokens.range(queries, start, stand_in)
     call = Call(q, at, (part,), pattern.heads[0], layout, 1.0, score, dropout=dropout)
     return choose_for(call, device=device)

@@ -196,7 +196,7 @@ def _backend(
     batch: int,
     dtype: torch.dtype,
     *,
-    in_order: bool = True,
+    paged: bool = False,
     gradient: bool = False,
 ) -> Choice:
     """The backend of the layers with that pattern."""
@@ -212,7 +212,7 @@ def _backend(
         dtype=dtype,
         score=positions.scores(spec.heads, spec.head_dim, not spec.causal),
         dropout=spec.attention_dropout if gradient else 0.0,
-        in_order=in_order,
+        paged=paged,
         gradient=gradient,
     )
 
@@ -256,7 +256,7 @@ def _layer_plan(
         found,
         reads=round(read / memory_bytes(spec, 1, kv_dtype, batch)),
         cache=choose_cache(pattern),
-        decode=_backend(spec, pattern, 1, slots, batch, dtype, in_order=False),
+        decode=_backend(spec, pattern, 1, slots, batch, dtype, paged=True),
     )
 
 
