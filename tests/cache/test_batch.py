@@ -78,7 +78,7 @@ class Rows(RuleBasedStateMachine):
         values = torch.full(valid.shape, float("nan"))
         for b, row in enumerate(rows):
             for t in valid[b].nonzero()[:, 0].tolist():
-                marks[b, t] = len(row) % 40 == 7
+                marks[b, t] = self.next % 5 == 2
                 values[b, t] = self.next
                 row.append((self.next, bool(marks[b, t])))
                 self.next += 1
@@ -190,8 +190,8 @@ REFUSED: dict[str, tuple[Callable[[BatchCache], Any], str]] = {
         r"row 0 has seen 4 tokens, so the next indices are 4, 5, ..., but the chunk has [5, 6]; number it from there",
     ),
     "an order": (
-        lambda c: store(c, Tokens(torch.tensor([[5, 4]])), torch.ones(2, 2)),
-        "row 0 has seen 4 tokens, so the next indices are 4, 5, ..., but the chunk has [5, 4]",
+        lambda c: store(c, Tokens(torch.tensor([[4, 6]])), torch.ones(2, 2)),
+        "row 0 has seen 4 tokens, so the next indices are 4, 5, ..., but the chunk has [4, 6]",
     ),
     "rows": (
         lambda c: store(c, Tokens.range(1, start=4).expand(3), torch.ones(3, 1)),

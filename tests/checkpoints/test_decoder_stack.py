@@ -72,7 +72,7 @@ def test_convert_inspect_and_plan(name: str, tmp_path: Path, capsys: pytest.Capt
     assert said["transformers"] == "loads it"
     report = plan(ours.spec, model=name, context=16, machine=MACHINE)
     assert report.training["parameters"] == 6 * said["parameter_count"]
-    assert ("ALiBi" in str(report.layers[0].decode.rejected)) == isinstance(ours.spec.positions, LinearBias)
+    assert ("ALiBi" in str(report.layers[0].prefill.rejected)) == isinstance(ours.spec.positions, LinearBias)
     if not isinstance(ours.spec.positions, Rotary):
         return
     assert run(["convert", str(tmp_path / "theirs"), str(tmp_path / "x"), "--to-pairing", "adjacent"]) == 0
