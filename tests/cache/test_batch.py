@@ -175,6 +175,15 @@ def test_pages_of_a_cache_that_is_gone_are_free() -> None:
     assert cache.nbytes == before
 
 
+def test_a_global_token_that_was_taken_back_is_forgotten() -> None:
+    cache = cache_of(1)
+    store(cache, cache.next_tokens(3).with_global([[1, 2]]), torch.ones(1, 3))
+    cache.trim(1)
+    store(cache, cache.next_tokens(1), torch.ones(1, 1))
+    tokens = places(cache.tables, 0, cache.device).tokens
+    assert tokens.index[0, tokens.globals[0]].tolist() == [1]
+
+
 def test_only_a_page_that_is_written_to_is_copied() -> None:
     cache = cache_of(1, [Causal()])
     store(cache, cache.next_tokens(3 * PAGE + 5), torch.ones(1, 3 * PAGE + 5))
