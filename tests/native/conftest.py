@@ -35,7 +35,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
     root = tmp_path_factory.mktemp("native")
     made = Small(root / "lib", root / "csrc")
     made.sources.mkdir()
-    for name in ("headway.h", "team.h", "measure.cpp"):
+    for name in ("headway.h", "team.h", "vec.h", "words.h", "measure.cpp"):
         shutil.copy(build.SOURCES / name, made.sources)
     try:
         build.compiler()

@@ -80,7 +80,7 @@ class Operations:
         matrices = (c.MatrixStruct * len(structs))(*structs)
         self.kept.append(matrices)
         struct = c.ProductsStruct(
-            c.ABI, 0, 0, x.shape[1], c.TYPES[x.dtype], x.data_ptr(), x.stride(0), matrices, len(structs)
+            0, 0, x.shape[1], c.TYPES[x.dtype], x.data_ptr(), x.stride(0), matrices, len(structs)
         )
         if norm is not None:
             known = _known(norm)
@@ -96,7 +96,7 @@ class Operations:
         weights = [None if t is None else t.detach().contiguous() for t in (known.weight, known.bias)]
         self.kept += weights
         struct = c.NormStruct(
-            c.ABI, 0, 0, x.shape[1], c.TYPES[x.dtype], c.NORMS[NORMS[type(norm)]], known.eps, x.data_ptr(), None,
+            0, 0, x.shape[1], c.TYPES[x.dtype], c.NORMS[NORMS[type(norm)]], known.eps, x.data_ptr(), None,
             *map(address, weights), None, x.data_ptr(),
         )  # fmt: skip
         self.counted.append(struct)

@@ -182,7 +182,7 @@ def _compile(commands: dict[str, list[str]], sources: Path, out: Path) -> None:
 
 def _flags(level: str, sources: Path) -> list[str]:
     number = len(LEVELS) - 1 - list(LEVELS).index(level)
-    names = {"LEVEL": number, "LEVEL_NAME": f'"{level}"', "SOURCE_HASH": f'"{source_hash(level, sources)}"'}
+    names = {"LEVEL": number, "SOURCE_HASH": f'"{source_hash(level, sources)}"'}
     return [*FLAGS, *LEVELS[level], *(f"-DHEADWAY_{name}={value}" for name, value in names.items())]
 
 

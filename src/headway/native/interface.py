@@ -12,7 +12,6 @@ from torch import Tensor
 
 from headway.native.build import SOURCES
 
-ABI = 1
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 INT8, INT4, Q4_K, Q5_K, Q6_K, COMPRESSED, NF4 = range(2, 9)
 SOFT_CAP, DISTANCE, SLOPE = range(3)
@@ -22,7 +21,6 @@ TILE = 96
 DEEPEST = 16
 WIDEST = 512
 ERRORS = {
-    1: "it was built for another version",
     2: "no memory left",
     3: "a type, tile or width it does not know",
 }

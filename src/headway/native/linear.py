@@ -67,7 +67,6 @@ def linear(
         )
     )
     call = c.ProductsStruct(
-        c.ABI,
         threads(),
         len(rows),
         x.shape[-1],

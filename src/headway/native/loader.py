@@ -19,7 +19,6 @@ from torch import Tensor
 from headway.errors import BackendError, BuildError, did_you_mean
 from headway.hardware import cpu_flags
 from headway.native import build
-from headway.native.interface import ABI
 from headway.threads import MOST_THREADS
 
 _CPU_NAMES = {
@@ -166,19 +165,11 @@ def open_library(folder: Path, level: str, sources: Path = build.SOURCES) -> Lib
         _declare(dll)
     except (OSError, AttributeError) as error:
         raise BackendError(f"{path} cannot be opened: {error}") from error
-    if dll.headway_abi() != ABI or dll.headway_level() != level.encode():
-        raise BackendError(
-            f"{path} is level {dll.headway_level().decode()} with interface {dll.headway_abi()}, "
-            f"not {level} with {ABI}"
-        )
     return Library(level, path, dll)
 
 
 def _declare(dll: ctypes.CDLL) -> None:
     number, real, address = ctypes.c_int, ctypes.c_double, ctypes.c_void_p
-    dll.headway_level.restype = dll.headway_source_hash.restype = ctypes.c_char_p
-    dll.headway_level.argtypes = dll.headway_source_hash.argtypes = dll.headway_abi.argtypes = []
-    dll.headway_abi.restype = ctypes.c_int64
     dll.headway_peak.restype, dll.headway_peak.argtypes = real, [number, number, real]
     dll.headway_read.restype, words = real, ctypes.POINTER(ctypes.c_uint64)
     dll.headway_read.argtypes = [address, ctypes.c_int64, number, words]

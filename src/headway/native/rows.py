@@ -67,7 +67,7 @@ def norm(
     by = x.new_empty(rows, dtype=torch.float32)
     mean = torch.empty_like(by) if kind == "layer" else None
     struct = c.NormStruct(
-        c.ABI, threads(), rows, width, c.TYPES[x.dtype], c.NORMS[kind], eps,
+        threads(), rows, width, c.TYPES[x.dtype], c.NORMS[kind], eps,
         *_addresses(x, residual, gain, shift, None if residual is None else total, y, mean, by),
     )  # fmt: skip
     _run("headway_norm_rows", struct)
@@ -91,7 +91,7 @@ def norm_backward(
         x.new_empty(width, dtype=torch.float32) if asked else None for asked in (of_gain, of_shift)
     )
     struct = c.NormStruct(
-        c.ABI, threads(), x.numel() // max(width, 1), width, c.TYPES[x.dtype], c.NORMS[kind], 0.0,
+        threads(), x.numel() // max(width, 1), width, c.TYPES[x.dtype], c.NORMS[kind], 0.0,
         *_addresses(x, None, gain, None, None, None, made.mean, made.by, dy, d_sum, dx, d_gain, d_shift),
     )  # fmt: skip
     _run("headway_norm_rows", struct)
@@ -103,7 +103,7 @@ def gate(act: str, gate: Tensor, up: Tensor | None) -> Tensor:
     rows, ups = _rows(gate), None if up is None else _rows(up)
     y = gate.new_empty(gate.shape)
     struct = c.GateStruct(
-        c.ABI, threads(), *rows.shape, c.TYPES[gate.dtype], c.ACTIVATIONS[act], *_addresses(rows, ups),
+        threads(), *rows.shape, c.TYPES[gate.dtype], c.ACTIVATIONS[act], *_addresses(rows, ups),
         rows.stride(0), 0 if ups is None else ups.stride(0), *_addresses(y),
     )  # fmt: skip
     _run("headway_gate_rows", struct)
@@ -118,7 +118,7 @@ def gate_backward(
     d_gate, d_up = gate.new_empty(gate.shape), None if up is None else up.new_empty(up.shape)
     width = rows.shape[1]
     struct = c.GateStruct(
-        c.ABI, threads(), *rows.shape, c.TYPES[gate.dtype], c.ACTIVATIONS[act], *_addresses(rows, ups),
+        threads(), *rows.shape, c.TYPES[gate.dtype], c.ACTIVATIONS[act], *_addresses(rows, ups),
         rows.stride(0), 0 if ups is None else ups.stride(0), *_addresses(y, dy, d_gate, d_up), width, width,
     )  # fmt: skip
     _run("headway_gate_rows", struct)
@@ -152,7 +152,7 @@ def rotate(
     more = [c.TensorStruct()] * (c.MOST_ROTATED - len(xs))
     partner = pairing.contiguous() if isinstance(pairing, Tensor) else None
     struct = c.RotationStruct(
-        c.ABI, threads(), batch, slots, dim, c.TYPES[first.dtype],
+        threads(), batch, slots, dim, c.TYPES[first.dtype],
         *((c.TensorStruct * c.MOST_ROTATED)(*map(c.TensorStruct.of, side), *more) for side in (xs, ys)),
         (ctypes.c_int64 * c.MOST_ROTATED)(*(x.shape[1] for x in xs)), len(xs), *_addresses(cos, sin),
         cos.stride(0) if cos.dim() == 3 and len(cos) > 1 else 0, cos.shape[-1],
@@ -170,7 +170,7 @@ def cross_entropy(
     bias, targets = _whole(bias), targets.contiguous()
     losses = logits.new_empty(len(logits), dtype=torch.float32)
     struct = c.EntropyStruct(
-        c.ABI, threads(), *logits.shape, c.TYPES[logits.dtype],
+        threads(), *logits.shape, c.TYPES[logits.dtype],
         *_addresses(logits, bias, targets, losses, hits), int(gradient),
     )  # fmt: skip
     _run("headway_entropy_rows", struct)

@@ -70,7 +70,7 @@ struct Worker {
     for (int r = 0; r < count; r++) due[r] = true;
     for (int exact = 0; exact <= again; exact++) {
       x.reset((int)count, exact);
-      read_blocks(b, kv, t, begin, n, queries, keys, item);
+      read_blocks(b, kv, t, begin, n, keys, item);
       x.add_up();
       bool now[TILE];
       for (int r = 0; r < count; r++) {
@@ -97,8 +97,7 @@ struct Worker {
   }
 
   // The tile against the blocks of its part.
-  void read_blocks(int64_t b, int64_t kv, int64_t t, int64_t begin, int64_t n, const Tokens& queries,
-                   const Tokens& keys, const Item& item) {
+  void read_blocks(int64_t b, int64_t kv, int64_t t, int64_t begin, int64_t n, const Tokens& keys, const Item& item) {
     Tile<HALF>& x = *tile;
     const headway_plan& p = c.plan;
     const int64_t at = tile_of(p, b, t);

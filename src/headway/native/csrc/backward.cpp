@@ -273,8 +273,5 @@ extern "C" int headway_backward(const headway_call* call) {
   const headway_call& c = *call;
   if (int wrong = unknown(c)) return wrong;
   if (c.kv_type != c.type || c.score_count > HEADWAY_MOST_SCORES) return 3;
-#if HEADWAY_LEVEL >= 3
-  if (c.type == HEADWAY_BFLOAT16) return run<true>(c);
-#endif
-  return run<false>(c);
+  return by_words(c, [&](auto half) { return run<half.value>(c); });
 }

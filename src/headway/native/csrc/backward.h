@@ -218,18 +218,18 @@ INLINE void block_of(BackTile<HALF>& t, const Block& block, const uint64_t* seen
   for (int i = 0; i < t.groups_now; i++) {
     t.ahead.some();
     each_panels(t.groups[i], [&](auto rows, auto panels, const Group& g) __attribute__((always_inline)) {
-      scores_of<HALF, decltype(rows)::value, decltype(panels)::value, EXTRA>(t, g, block, extra);
+      scores_of<HALF, rows.value, panels.value, EXTRA>(t, g, block, extra);
     });
   }
   for (int i = 0; i < t.groups_now; i++) {
     t.next.some();
     each_panels(t.groups[i], [&](auto rows, auto panels, const Group& g) __attribute__((always_inline)) {
-      gradients_of<HALF, decltype(rows)::value, decltype(panels)::value, EXTRA>(t, g, block, extra, gradients);
+      gradients_of<HALF, rows.value, panels.value, EXTRA>(t, g, block, extra, gradients);
     });
   }
   for (int i = 0; i < t.groups_now; i++)
     with_rows(t.groups[i].rows, [&](auto rows) __attribute__((always_inline)) {
-      queries_of<HALF, decltype(rows)::value>(t, t.groups[i], block);
+      queries_of<HALF, rows.value>(t, t.groups[i], block);
     });
   keys_of(t, weights, dk, dv);
 }

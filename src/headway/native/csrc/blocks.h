@@ -72,9 +72,16 @@ struct Block {
   bool k_finite, v_finite;
 };
 
+// Calls f(Count<whether products are of bf16 pairs>).
+template <class F>
+INLINE int by_words(const headway_call& c, F f) {
+  if constexpr (HEADWAY_LEVEL >= 3)
+    if (c.type == HEADWAY_BFLOAT16) return f(Count<true>());
+  return f(Count<false>());
+}
+
 // What is wrong with a call that this library does not know; 0 if it does.
 INLINE int unknown(const headway_call& c) {
-  if (c.abi != HEADWAY_ABI) return 1;
   return c.plan.tile > TILE || c.dim > WIDEST || c.dim_v > WIDEST || c.type > HEADWAY_BFLOAT16 ? 3 : 0;
 }
 

@@ -1,8 +1,6 @@
 // headway_exponents, headway_compress, headway_decompress: see compressed.h.
 #include "compressed.h"
 
-#include "headway.h"
-
 extern "C" void headway_exponents(const uint16_t* w, int64_t rows, int64_t inputs, int64_t row, int64_t* counts) {
   for (int64_t o = 0; o < rows; o++)
     for (int64_t i = 0; i < inputs; i++) counts[w[o * row + i] >> 7 & 0xFF]++;

@@ -71,20 +71,15 @@ constexpr int64_t FEW_STREAMED = 4, LONGEST_LINE = 16384;
 template <Floats KIND, int R, int S>
 INLINE void compressed_dots(float* y, int64_t y_side, const float* x, int64_t x_row, const char* const (&w)[S],
                             uint64_t table, int64_t count) {
-  constexpr bool PAIRS = KIND == Floats::PAIRS;
   constexpr int STEP = step_of(KIND);
   vf acc[S][R][N] = {};
   const char* at[S];
   UNROLL for (int s = 0; s < S; s++) at[s] = w[s];
   auto units = [&](const uint16_t(&v)[S][PLACES], int64_t from, auto some) __attribute__((always_inline)) {
-    UNROLL for (int u = 0; u < decltype(some)::value; u++) {
-      vf one[S][N];
-      UNROLL for (int s = 0; s < S; s++) read_unit<KIND>(one[s], v[s] + u * STEP);
-      UNROLL for (int r = 0; r < R; r++)
-        UNROLL for (int i = 0; i < N; i++) {
-          const vf value = load(x + r * x_row + (from / STEP + u) * UNIT + i * W);
-          UNROLL for (int s = 0; s < S; s++) acc[s][r][i] = multiply_add<PAIRS>(acc[s][r][i], value, one[s][i]);
-        }
+    UNROLL for (int u = 0; u < some.value; u++) {
+      const char* unit[S];
+      UNROLL for (int s = 0; s < S; s++) unit[s] = (const char*)(v[s] + u * STEP);
+      add_unit<KIND>(acc, unit, x + (from / STEP + u) * UNIT, x_row);
     }
   };
   // a row of x ends with a group of 32 inputs
@@ -96,12 +91,7 @@ INLINE void compressed_dots(float* y, int64_t y_side, const float* x, int64_t x_
     else
       units(v, from, Count<PLACES / 2 / STEP>());
   }
-  UNROLL for (int s = 0; s < S; s++)
-    UNROLL for (int r = 0; r < R; r++) {
-      vf sum = {};
-      UNROLL for (int i = 0; i < N; i++) sum += acc[s][r][i];
-      y[s * y_side + r * UNIT] = sum_of(sum);
-    }
+  write_sums(y, y_side, acc);
 }
 
 }  // namespace

@@ -8,22 +8,11 @@ namespace {
 
 // Lane i of the result is the sum of the lanes of x[i].
 INLINE vf sums_of(const vf (&x)[16]) {
-  __m512 a[8];
-  __m512d b[4];
-  UNROLL for (int i = 0; i < 8; i++) {
-    __m512 u = (__m512)x[2 * i], v = (__m512)x[2 * i + 1];
-    a[i] = _mm512_unpacklo_ps(u, v) + _mm512_unpackhi_ps(u, v);
-  }
-  UNROLL for (int i = 0; i < 4; i++) {
-    __m512d u = _mm512_castps_pd(a[2 * i]), v = _mm512_castps_pd(a[2 * i + 1]);
-    b[i] = _mm512_castps_pd(_mm512_castpd_ps(_mm512_unpacklo_pd(u, v)) + _mm512_castpd_ps(_mm512_unpackhi_pd(u, v)));
-  }
-  __m512 c[2];
-  UNROLL for (int i = 0; i < 2; i++) {
-    __m512 u = _mm512_castpd_ps(b[2 * i]), v = _mm512_castpd_ps(b[2 * i + 1]);
-    c[i] = _mm512_shuffle_f32x4(u, v, 0x88) + _mm512_shuffle_f32x4(u, v, 0xDD);
-  }
-  return (vf)(_mm512_shuffle_f32x4(c[0], c[1], 0x88) + _mm512_shuffle_f32x4(c[0], c[1], 0xDD));
+  vf a[8], b[4], c[2];
+  UNROLL for (int i = 0; i < 8; i++) a[i] = low_lanes(x[2 * i], x[2 * i + 1]) + high_lanes(x[2 * i], x[2 * i + 1]);
+  UNROLL for (int i = 0; i < 4; i++) b[i] = low_pairs(a[2 * i], a[2 * i + 1]) + high_pairs(a[2 * i], a[2 * i + 1]);
+  UNROLL for (int i = 0; i < 2; i++) c[i] = even_fours(b[2 * i], b[2 * i + 1]) + odd_fours(b[2 * i], b[2 * i + 1]);
+  return even_fours(c[0], c[1]) + odd_fours(c[0], c[1]);
 }
 
 // Can the rows of this call be read so? They must be whole vectors.
@@ -89,17 +78,10 @@ struct Direct {
   static __attribute__((noinline, cold)) void raise(Tile<HALF>& t, int row) {
     float shrink[R];
     for (int r = 0; r < R; r++) {
-      int at = row + r;
       float now = -INFINITY;
       for (int g = 0; g < GROUPS; g++)
         for (int j = 0; j < KEYS; j++) now = t.s[g * 16 + r * KEYS + j] > now ? t.s[g * 16 + r * KEYS + j] : now;
-      shrink[r] = 1;
-      if (!(now > t.limit[at])) continue;
-      bool empty = t.top[at] == -INFINITY;
-      shrink[r] = empty ? 0.0f : exp2f((t.top[at] - now) * t.unit);
-      t.top[at] = now, t.down[at] = -now * t.unit, t.limit[at] = t.limit_of(now);
-      float* out = t.out + (int64_t)at * t.z.wide_dv;
-      for (int i = 0; i < t.z.wide_dv; i += W) store(out + i, load(out + i) * shrink[r]);
+      shrink[r] = exp2f(t.raise(row + r, now));
     }
     for (int i = 0; i < 16; i++) {
       t.sum[row][i] *= shrink[i / KEYS];
@@ -134,13 +116,10 @@ struct Direct {
   // A quarter of the keys at a time, whose values stay in the first-level cache while their columns are taken.
   INLINE void values(Tile<HALF>& t, int row, const Places& at) {
     constexpr int MOST = R == 8 ? 2 : R == 4 ? 4 : 8, QUARTER = GROUPS / 4;
-    for (int g = 0, wide = t.z.wide_dv; g < GROUPS; g += QUARTER) {
-      int c = 0;
-      for (; c + MOST * 16 <= wide; c += MOST * 16) columns<MOST>(t, row, at, g, g + QUARTER, c);
-      if (MOST > 4 && c + 64 <= wide) columns<MOST < 4 ? 2 : 4>(t, row, at, g, g + QUARTER, c), c += 64;
-      if (MOST > 2 && c + 32 <= wide) columns<2>(t, row, at, g, g + QUARTER, c), c += 32;
-      if (!HALF && c < wide) columns<1>(t, row, at, g, g + QUARTER, c);
-    }
+    for (int g = 0; g < GROUPS; g += QUARTER)
+      in_halves<MOST, HALF ? 2 : 1>(t.z.wide_dv / UNIT, [&](auto units, int c) __attribute__((always_inline)) {
+        columns<units.value>(t, row, at, g, g + QUARTER, c * UNIT);
+      });
   }
 
   // Columns c .. c + 16 C - 1 of the values of groups g .. end - 1 of keys.
@@ -159,7 +138,7 @@ struct Direct {
           UNROLL for (int i = 0; i < C; i += 2) {
             __m512i a = (__m512i)load(v[j] + c / 2 + i * 8), b = (__m512i)load(v[j + 1] + c / 2 + i * 8);
             fetch_onward<FIRST>(v[j] + c / 2 + i * 8), fetch_onward<FIRST>(v[j + 1] + c / 2 + i * 8);
-            y[i] = (vf)_mm512_unpacklo_epi16(a, b), y[i + (C > 1)] = (vf)_mm512_unpackhi_epi16(a, b);
+            y[i] = (vf)_mm512_unpacklo_epi16(a, b), y[i + 1] = (vf)_mm512_unpackhi_epi16(a, b);
           }
         } else {
           UNROLL for (int i = 0; i < C; i++) {
@@ -197,16 +176,6 @@ struct Direct {
   }
 };
 
-// The same for all rows of a tile: f(Count<R>, row) with R of 1, 2, 4 or 8.
-template <class F>
-INLINE void each_few(int count, F f) {
-  int row = 0;
-  for (; row + 8 <= count; row += 8) f(Count<8>(), row);
-  for (; row + 4 <= count; row += 4) f(Count<4>(), row);
-  for (; row + 2 <= count; row += 2) f(Count<2>(), row);
-  if (row < count) f(Count<1>(), row);
-}
-
 // Row `place` where it lies, or, when it is of another type than is computed in, its words at `to`.
 template <bool HALF>
 INLINE const float* row_at(const Rows& r, int64_t place, float* to) {
@@ -225,8 +194,8 @@ INLINE void direct_block(Tile<HALF>& t, const Rows& k, const Rows& v, int64_t be
     at.k[i] = row_at<HALF>(k, begin + i, words + i * t.z.d);
     at.v[i] = row_at<HALF>(v, begin + i, words + BLOCK * t.z.d + i * t.z.dv);
   }
-  each_few(t.count, [&](auto rows, int row) __attribute__((always_inline)) {
-    constexpr int R = decltype(rows)::value;
+  in_halves<8>(t.count, [&](auto rows, int row) __attribute__((always_inline)) {
+    constexpr int R = rows.value;
     // A block that other rows read again must stay in the first-level cache meanwhile.
     if (R < 8 && FIRST_LEVEL && t.count == R)
       Direct<HALF, R, R < 8>::block(t, row, at);
@@ -238,8 +207,8 @@ INLINE void direct_block(Tile<HALF>& t, const Rows& k, const Rows& v, int64_t be
 template <bool HALF>
 INLINE void arrange(Tile<HALF>& t) {
   for (int r = 0; r < t.count; r++) t.sees[r] = true;
-  each_few(t.count, [&](auto rows, int row) __attribute__((always_inline)) {
-    Direct<HALF, decltype(rows)::value, false>::arrange(t, row);
+  in_halves<8>(t.count, [&](auto rows, int row) __attribute__((always_inline)) {
+    Direct<HALF, rows.value, false>::arrange(t, row);
   });
 }
 

@@ -1,6 +1,5 @@
 // Cross entropy of rows of logits, and its gradient in their place.
 #pragma once
-#include "headway.h"
 #include "words.h"
 
 namespace {

@@ -2,18 +2,6 @@
 #include "attention.h"
 #include "team.h"
 
-namespace {
-
-template <bool HALF>
-int run(const headway_call& c) {
-  Forward<HALF> forward(c);
-#pragma omp parallel num_threads(team_of(c.threads, forward.w.count))
-  forward.compute();
-  return forward.failed;
-}
-
-}  // namespace
-
 extern "C" int64_t headway_plan_rows(const int32_t* program, int64_t instructions, const int32_t* index, int64_t rows,
                                      int32_t* first, int32_t* begin, int32_t* end, uint8_t* full, int64_t room) {
   const Program code = {program, instructions};
@@ -45,8 +33,10 @@ extern "C" int64_t headway_plan_rows(const int32_t* program, int64_t instruction
 extern "C" int headway_forward(const headway_call* call) {
   const headway_call& c = *call;
   if (int wrong = unknown(c)) return wrong;
-#if HEADWAY_LEVEL >= 3
-  if (c.type == HEADWAY_BFLOAT16) return run<true>(c);
-#endif
-  return run<false>(c);
+  return by_words(c, [&](auto half) {
+    Forward<half.value> forward(c);
+#pragma omp parallel num_threads(team_of(c.threads, forward.w.count))
+    forward.compute();
+    return forward.failed;
+  });
 }

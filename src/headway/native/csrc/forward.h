@@ -56,7 +56,7 @@ __attribute__((noinline)) void settle_rows(Tile<HALF>& t) {
 template <bool HALF>
 INLINE void settle(Tile<HALF>& t) {
   with_rows(t.pending.rows, [&](auto rows) __attribute__((always_inline)) {
-    settle_rows<HALF, decltype(rows)::value>(t);
+    settle_rows<HALF, rows.value>(t);
   });
   t.pending.rows = 0;
 }
@@ -98,16 +98,9 @@ __attribute__((noinline, cold)) void raise(Tile<HALF>& t, int row, int rows, int
     float now = -INFINITY, *s = t.s + r * BLOCK;
     for (int i = begin; i < end; i++)
       if ((bits[r][i / UNIT] >> i % UNIT & 1) && s[i] > now) now = s[i];
-    if (!(now > t.limit[at])) continue;
-    bool empty = t.top[at] == -INFINITY;
-    float less = (t.top[at] - now) * t.unit, shrink = empty ? 0.0f : exp2f(less);
+    float less = t.raise(at, now), shrink = exp2f(less);
+    if (less == 0) continue;
     for (int i = 0; i < begin; i++) s[i] += less;
-    t.top[at] = now;
-    t.down[at] = -now * t.unit;
-    t.limit[at] = t.limit_of(now);
-    if (empty) continue;
-    float* out = t.out + (int64_t)at * t.z.wide_dv;
-    for (int i = 0; i < t.z.wide_dv; i += W) store(out + i, load(out + i) * shrink);
     store(t.sum[at], load(t.sum[at]) * shrink);
     store(t.rounded[at], load(t.rounded[at]) * shrink);
   }
@@ -171,12 +164,9 @@ INLINE void panels_of(Tile<HALF>& t, int row, const Panels& of, const Extra* ext
   if (WIDE < 4)
     for (int i = 0; i < of.count; i++) advance<HALF, R, 1, MASKED, EXTRA>(t, row, of, i, extra);
   else
-    switch (of.count) {
-      case 4: advance<HALF, R, WIDE, MASKED, EXTRA>(t, row, of, 0, extra); break;
-      case 3: advance<HALF, R, WIDE == 4 ? 3 : 1, MASKED, EXTRA>(t, row, of, 0, extra); break;
-      case 2: advance<HALF, R, WIDE == 4 ? 2 : 1, MASKED, EXTRA>(t, row, of, 0, extra); break;
-      case 1: advance<HALF, R, 1, MASKED, EXTRA>(t, row, of, 0, extra); break;
-    }
+    with_panels(of.count, [&](auto panels) __attribute__((always_inline)) {
+      advance<HALF, R, panels.value, MASKED, EXTRA>(t, row, of, 0, extra);
+    });
   settle(t);
   t.pending = {R, row, of};
 }
@@ -247,7 +237,7 @@ INLINE void block_of(Tile<HALF>& t, const Block& block, const uint64_t* seen, co
   }
   memset(whole.bits, 0xFF, sizeof whole.bits);
   each_group(t.count, [&](auto rows, int row) __attribute__((always_inline)) {
-    rows_of<HALF, decltype(rows)::value, EXTRA>(t, row, block, whole, seen, extra);
+    rows_of<HALF, rows.value, EXTRA>(t, row, block, whole, seen, extra);
   });
 }
 
@@ -255,7 +245,7 @@ INLINE void block_of(Tile<HALF>& t, const Block& block, const uint64_t* seen, co
 template <bool HALF>
 __attribute__((noinline)) void flush(Tile<HALF>& t) {
   each_group(t.count, [&](auto rows, int row) __attribute__((always_inline)) {
-    while (t.waiting[row / 2].count) take_waiting<HALF, decltype(rows)::value>(t, row);
+    while (t.waiting[row / 2].count) take_waiting<HALF, rows.value>(t, row);
   });
   finish(t, nullptr);
 }

@@ -1,6 +1,5 @@
 // Activations and gates, number by number: y = act(gate) up, forward and backward.
 #pragma once
-#include "headway.h"
 #include "words.h"
 
 namespace {
@@ -25,8 +24,7 @@ INLINE Activated activated(vf x) {
     vf tail = sum * e * 0.5f, below = x > 0.0f ? 1.0f - tail : tail;
     return {x * below, below + x * e * 0.398942280f};
   }
-  if (ACT == HEADWAY_RELU) return {x < 0.0f ? splat(0) : x, x > 0.0f ? splat(1) : splat(0)};
-  return {x, splat(1)};
+  return {x < 0.0f ? splat(0) : x, x > 0.0f ? splat(1) : splat(0)};  // RELU
 }
 
 template <bool HALF, int ACT>

@@ -4,26 +4,7 @@
 
 namespace {
 
-template <int R>
-struct Count {
-  static constexpr int value = R;
-};
-// Calls f(rows, row) for each group of rows, with their number known to the compiler.
-template <class F>
-INLINE void each_group(int count, F f) {
-  for (int row = 0, left; (left = count - row) > 0;) {
-    if (ROWS == 6 && left >= 6 && left != 8)
-      f(Count<ROWS>(), row), row += ROWS;
-    else if (ROWS >= 4 && left >= 4)
-      f(Count<ROWS >= 4 ? 4 : 1>(), row), row += 4;
-    else if (left >= 2)
-      f(Count<2>(), row), row += 2;
-    else
-      f(Count<1>(), row), row += 1;
-  }
-}
-
-// Calls f with the number of rows of such a group known to the compiler.
+// Calls f with the number of rows of a group known to the compiler.
 template <class F>
 INLINE void with_rows(int rows, F f) {
   switch (rows) {
@@ -33,16 +14,26 @@ INLINE void with_rows(int rows, F f) {
     case 1: return f(Count<1>());
   }
 }
+// Calls f(rows, row) for each group of rows.
+template <class F>
+INLINE void each_group(int count, F f) {
+  for (int row = 0, rows; row < count; row += rows) {
+    const int left = count - row;
+    rows = ROWS == 6 && left >= 6 && left != 8 ? 6 : ROWS >= 4 && left >= 4 ? 4 : left >= 2 ? 2 : 1;
+    with_rows(rows, [&](auto known) __attribute__((always_inline)) { f(known, row); });
+  }
+}
 
-// Calls f(units, first column) for pieces of `wide` columns, with their number of units known to the compiler.
+// Calls f(size, at) for pieces of `count`: as many of MOST as there are, then half that size, and so on.
+template <int MOST, int LEAST = 1, class F>
+INLINE void in_halves(int count, F f, int at = 0) {
+  for (; at + MOST <= count; at += MOST) f(Count<MOST>(), at);
+  if constexpr (MOST > LEAST) in_halves<MOST / 2, LEAST>(count, f, at);
+}
+// Calls f(units, first column) for pieces of `wide` columns.
 template <class F>
 INLINE void each_columns(int wide, F f) {
-  int at = 0;
-  if (WIDE == 4) {
-    for (; at + 64 <= wide; at += 64) f(Count<WIDE>(), at);
-    if (at + 32 <= wide) f(Count<WIDE == 4 ? 2 : 1>(), at), at += 32;
-  }
-  for (; at < wide; at += UNIT) f(Count<1>(), at);
+  in_halves<WIDE>(wide / UNIT, [&](auto units, int at) __attribute__((always_inline)) { f(units, at * UNIT); });
 }
 
 // A group of rows that sees panels [first, first + panels) of the block; `bits` are those of its rows.
@@ -52,21 +43,23 @@ struct Group {
   uint16_t bits[ROWS][4];
 };
 
+// Calls f with the number of panels known to the compiler, of levels that take several.
+template <class F>
+INLINE void with_panels(int panels, F f) {
+  switch (panels) {
+    case 4: return f(Count<WIDE>());
+    case 3: return f(Count<WIDE == 4 ? 3 : 1>());
+    case 2: return f(Count<WIDE == 4 ? 2 : 1>());
+    case 1: return f(Count<1>());
+  }
+}
 // Calls f(rows, panels, group) with both numbers known to the compiler; where a level takes one panel at a time, for each.
 template <class F>
 INLINE void each_panels(const Group& g, F f) {
   auto take = [&](auto panels, const Group& x) __attribute__((always_inline)) {
     with_rows(x.rows, [&](auto rows) __attribute__((always_inline)) { f(rows, panels, x); });
   };
-  if (WIDE == 4) {
-    switch (g.panels) {
-      case 4: return take(Count<WIDE>(), g);
-      case 3: return take(Count<WIDE == 4 ? 3 : 1>(), g);
-      case 2: return take(Count<WIDE == 4 ? 2 : 1>(), g);
-      case 1: return take(Count<1>(), g);
-    }
-    return;
-  }
+  if (WIDE == 4) return with_panels(g.panels, [&](auto panels) __attribute__((always_inline)) { take(panels, g); });
   for (int c = 0; c < g.panels; c++) {
     Group one = g;
     one.first = g.first + c, one.panels = 1;

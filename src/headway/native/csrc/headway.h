@@ -1,13 +1,10 @@
-// The C interface of the native kernels. One shared object per CPU level exports these names.
+// The C interface of the native kernels, as C++ has it. One shared object per CPU level exports these names.
 // Strides are in elements; the last dimension of every tensor is contiguous.
 #pragma once
 #include <stdint.h>
 
-#ifdef __cplusplus
 extern "C" {
-#endif
 
-#define HEADWAY_ABI 1
 #define HEADWAY_EXPORT __attribute__((visibility("default")))
 
 enum {
@@ -74,7 +71,7 @@ typedef struct {
 } headway_score;
 
 typedef struct {
-  int64_t abi, threads;
+  int64_t threads;
   int64_t batch, heads, kv_heads, dim, dim_v;
   int64_t type;     // of q, out and the gradients
   int64_t kv_type;  // of k and v: as `type`, or INT8 with one scale per slot and head
@@ -96,7 +93,7 @@ typedef struct {
   const float* d_lse;  // [B][H][T]
 } headway_call;
 
-// 0, or what is wrong: 1 another abi, 2 no memory, 3 a type, tile or width that this library does not know.
+// 0, or what is wrong: 2 no memory, 3 a type, tile or width that this library does not know.
 HEADWAY_EXPORT int headway_forward(const headway_call* call);
 HEADWAY_EXPORT int headway_backward(const headway_call* call);
 
@@ -144,7 +141,7 @@ enum { HEADWAY_NO_ACT = 0, HEADWAY_SILU = 1, HEADWAY_GELU = 2, HEADWAY_GELU_TANH
 // Rows of x, or of act(norm(x)) * gate, times each of the matrices; what lies between is rounded to the type of x.
 // Against INT8 and INT4, rows are rounded to 8 bits in groups of 32.
 typedef struct {
-  int64_t abi, threads, rows, inputs;
+  int64_t threads, rows, inputs;
   int64_t type;  // of x: FLOAT32 or BFLOAT16
   const void* x;
   int64_t x_row;
@@ -224,7 +221,7 @@ HEADWAY_EXPORT int headway_step(const headway_op* ops, int64_t count, int64_t th
 // y = norm(x + residual) gain + shift, or its gradients where dy is given: dx (of x and of residual alike) with d_sum, what
 // arrives at the sum from elsewhere, added; x is then that sum. `mean` is null for an RMS norm.
 typedef struct {
-  int64_t abi, threads, rows, width, type, kind;
+  int64_t threads, rows, width, type, kind;
   double eps;
   const void *x, *residual, *gain, *shift;
   void *sum, *y;
@@ -236,7 +233,7 @@ typedef struct {
 
 // y = act(gate) up, or act(gate) where up is null; with dy the gradients, and y once more where it is not null.
 typedef struct {
-  int64_t abi, threads, rows, width, type, act;
+  int64_t threads, rows, width, type, act;
   const void *gate, *up;
   int64_t gate_row, up_row;
   void* y;
@@ -250,7 +247,7 @@ enum { HEADWAY_MOST_ROTATED = 3 };
 
 // Tensors [batch][heads][slots][dim] rotated by the same positions; back: by the transpose.
 typedef struct {
-  int64_t abi, threads, batch, slots, dim, type;
+  int64_t threads, batch, slots, dim, type;
   headway_tensor x[HEADWAY_MOST_ROTATED], y[HEADWAY_MOST_ROTATED];
   int64_t heads[HEADWAY_MOST_ROTATED], count;
   const float *cos, *sin;  // [slots][rotated], table_batch from one row to the next
@@ -260,7 +257,7 @@ typedef struct {
 
 // losses[row] = -ln softmax(logits + bias)[target], 0 for a target below 0; with `gradient`, logits become softmax - onehot.
 typedef struct {
-  int64_t abi, threads, rows, width, type;
+  int64_t threads, rows, width, type;
   void* logits;
   const void* bias;  // [width] or null
   const int64_t* targets;
@@ -274,6 +271,4 @@ HEADWAY_EXPORT int headway_gate_rows(const headway_gate* call);
 HEADWAY_EXPORT int headway_rotate_rows(const headway_rotation* call);
 HEADWAY_EXPORT int headway_entropy_rows(const headway_entropy* call);
 
-#ifdef __cplusplus
 }
-#endif

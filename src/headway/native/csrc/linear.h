@@ -3,8 +3,7 @@
 // order in which it lies in memory, which keeps more of a core's reads under way than one does. Here: weights as they lie
 // in a checkpoint, row by row, float32 or bf16; panels.h has those of 8 and 4 bits.
 #pragma once
-#include "groups.h"
-#include "headway.h"
+#include "words.h"
 
 namespace {
 
@@ -37,23 +36,28 @@ enum class Floats { SINGLE, WIDENED, PAIRS };  // float32; bf16 times float32; b
 // Inputs of one unit: 16, or 32 in pairs.
 constexpr int step_of(Floats kind) { return kind == Floats::PAIRS ? 2 * UNIT : UNIT; }
 
-// The weights of one unit.
-template <Floats KIND>
-INLINE void read_unit(vf (&w)[N], const void* p) {
-  UNROLL for (int i = 0; i < N; i++) {
-    if (KIND != Floats::WIDENED) {
-      w[i] = load((const float*)p + i * W);
-      continue;
+// acc[s][r] += a unit of S rows of weights times one of R rows of inputs.
+template <Floats KIND, int R, int S>
+INLINE void add_unit(vf (&acc)[S][R][N], const char* const (&w)[S], const float* x, int64_t x_row) {
+  vf v[S][N];
+  UNROLL for (int s = 0; s < S; s++)
+    UNROLL for (int i = 0; i < N; i++) v[s][i] = get<KIND == Floats::WIDENED>(w[s], i * W);
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int i = 0; i < N; i++) {
+      const vf one = load(x + r * x_row + i * W);
+      UNROLL for (int s = 0; s < S; s++) acc[s][r][i] = multiply_add<KIND == Floats::PAIRS>(acc[s][r][i], one, v[s][i]);
     }
-    const uint16_t* half = (const uint16_t*)p + i * W;
-#if HEADWAY_LEVEL >= 2
-    w[i] = (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)half)), 16);
-#elif HEADWAY_LEVEL == 1
-    w[i] = (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)half)), 16);
-#else
-    for (int j = 0; j < W; j++) w[i][j] = from_bf16(half[j]);
-#endif
-  }
+}
+
+// y[s * y_side + r * UNIT] = the sum of acc[s][r].
+template <int R, int S>
+INLINE void write_sums(float* y, int64_t y_side, const vf (&acc)[S][R][N]) {
+  UNROLL for (int s = 0; s < S; s++)
+    UNROLL for (int r = 0; r < R; r++) {
+      vf sum = {};
+      UNROLL for (int i = 0; i < N; i++) sum += acc[s][r][i];
+      y[s * y_side + r * UNIT] = sum_of(sum);
+    }
 }
 
 // R rows against S rows of `count` weights each, which are read side by side: y[s * y_side + r * UNIT]. Every output is
@@ -62,35 +66,20 @@ INLINE void read_unit(vf (&w)[N], const void* p) {
 template <Floats KIND, int R, int S>
 INLINE void dots(float* y, int64_t y_side, const float* x, int64_t x_row, const char* const (&w)[S], int64_t count,
                  int64_t ahead = FETCH) {
-  constexpr bool PAIRS = KIND == Floats::PAIRS;
   constexpr int STEP = step_of(KIND), BYTES = STEP * (KIND == Floats::SINGLE ? 4 : 2);
   vf acc[S][R][N] = {};
-  auto unit = [&](const char* const(&p)[S], const float* at) __attribute__((always_inline)) {
-    vf v[S][N];
-    UNROLL for (int s = 0; s < S; s++) read_unit<KIND>(v[s], p[s]);
-    UNROLL for (int r = 0; r < R; r++)
-      UNROLL for (int i = 0; i < N; i++) {
-        const vf one = load(at + r * x_row + i * W);
-        UNROLL for (int s = 0; s < S; s++) acc[s][r][i] = multiply_add<PAIRS>(acc[s][r][i], one, v[s][i]);
-      }
-  };
   const int64_t whole = count / STEP;
   const char* at[S];
   for (int64_t u = 0; u < whole; u++) {
     UNROLL for (int s = 0; s < S; s++) at[s] = w[s] + u * BYTES, fetch(at[s], ahead);
-    unit(at, x + u * UNIT);
+    add_unit<KIND>(acc, at, x + u * UNIT, x_row);
   }
   if (int64_t left = count - whole * STEP) {
     alignas(64) char rest[S][BYTES] = {};
     for (int s = 0; s < S; s++) memcpy(rest[s], w[s] + whole * BYTES, (size_t)(left * (BYTES / STEP))), at[s] = rest[s];
-    unit(at, x + whole * UNIT);
+    add_unit<KIND>(acc, at, x + whole * UNIT, x_row);
   }
-  UNROLL for (int s = 0; s < S; s++)
-    UNROLL for (int r = 0; r < R; r++) {
-      vf sum = {};
-      UNROLL for (int i = 0; i < N; i++) sum += acc[s][r][i];
-      y[s * y_side + r * UNIT] = sum_of(sum);
-    }
+  write_sums(y, y_side, acc);
 }
 
 }  // namespace

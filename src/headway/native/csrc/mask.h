@@ -125,39 +125,22 @@ struct Program {
     for (int64_t i = 0; i < count; i++) {
       const int32_t* c = code + 4 * i;
       if (c[0] < HEADWAY_AND) top++;
-      uint64_t* x = c[0] < HEADWAY_AND ? stack[top] : stack[top - 1];
+      uint64_t *x = c[0] < HEADWAY_AND ? stack[top] : stack[top - 1], *y = stack[top];
+      auto set = [=](auto f) __attribute__((always_inline)) { for (int64_t j = 0; j < n; j++) x[j] = f(j); };
       switch (c[0]) {
-        case HEADWAY_FULL:
-          for (int64_t j = 0; j < n; j++) x[j] = ALL;
-          break;
-        case HEADWAY_CAUSAL:
-          for (int64_t j = 0; j < n; j++) x[j] = k.between(0, q[j]);
-          break;
+        case HEADWAY_FULL: set([](int64_t) { return ALL; }); break;
+        case HEADWAY_CAUSAL: set([&](int64_t j) { return k.between(0, q[j]); }); break;
         case HEADWAY_WINDOW:
-          for (int64_t j = 0; j < n; j++) x[j] = k.between((int64_t)q[j] + c[1], (int64_t)q[j] + c[2]);
-          if (c[3] > 1)
-            for (int64_t j = 0; j < n; j++)
-              if (x[j]) x[j] &= k.aligned(q[j], c[3]);
+          set([&](int64_t j) { return k.between((int64_t)q[j] + c[1], (int64_t)q[j] + c[2]); });
+          if (c[3] > 1) set([&](int64_t j) { return x[j] ? x[j] & k.aligned(q[j], c[3]) : 0; });
           break;
-        case HEADWAY_SINK: {
-          uint64_t sinks = k.between(0, (int64_t)c[1] - 1);
-          for (int64_t j = 0; j < n; j++) x[j] = sinks;
-          break;
-        }
-        case HEADWAY_GLOBAL_KEYS:
-          for (int64_t j = 0; j < n; j++) x[j] = k.global;
-          break;
+        case HEADWAY_SINK: set([sinks = k.between(0, (int64_t)c[1] - 1)](int64_t) { return sinks; }); break;
+        case HEADWAY_GLOBAL_KEYS: set([&](int64_t) { return k.global; }); break;
         case HEADWAY_GLOBAL_QUERIES:
-          for (int64_t j = 0; j < n; j++) x[j] = queries.global && queries.global[begin + j] ? ALL : 0;
+          set([&](int64_t j) { return queries.global && queries.global[begin + j] ? ALL : 0; });
           break;
-        case HEADWAY_AND:
-          for (int64_t j = 0; j < n; j++) x[j] &= stack[top][j];
-          top--;
-          break;
-        case HEADWAY_OR:
-          for (int64_t j = 0; j < n; j++) x[j] |= stack[top][j];
-          top--;
-          break;
+        case HEADWAY_AND: set([=](int64_t j) { return x[j] & y[j]; }), top--; break;
+        case HEADWAY_OR: set([=](int64_t j) { return x[j] | y[j]; }), top--; break;
       }
     }
     for (int64_t j = 0; j < n; j++) seen[j] &= q[j] < 0 ? 0 : stack[0][j] & k.valid;

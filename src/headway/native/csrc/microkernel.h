@@ -73,7 +73,7 @@ template <bool HALF, int R>
 INLINE void add_rows(float* out, const float* a, int64_t row_step, int64_t step_step, const float* const* b, int wide,
                      int pieces, int steps) {
   each_columns(wide, [&](auto units, int at) __attribute__((always_inline)) {
-    add_units<HALF, R, decltype(units)::value>(out, a, row_step, step_step, b, at, wide, pieces, steps);
+    add_units<HALF, R, units.value>(out, a, row_step, step_step, b, at, wide, pieces, steps);
   });
 }
 
@@ -94,23 +94,17 @@ __attribute__((noinline, cold)) void add_transposed_careful(float* out, const fl
   }
 }
 
-// The same by products, 6 keys at a time; C units of columns of B for all keys, then the next ones.
-template <bool HALF, int C>
-INLINE void add_transposed_units(float* out, const float* a, const float* b, int at, int wide, int keys, int steps) {
-  int k = 0;
-  if (ROWS == 6)
-    for (; k + 6 <= keys; k += 6) add_units<HALF, ROWS, C>(out + k * wide, a + k, 1, BLOCK, &b, at, wide, 1, steps);
-  if (ROWS >= 4)
-    for (; k + 4 <= keys; k += 4)
-      add_units<HALF, ROWS >= 4 ? 4 : 1, C>(out + k * wide, a + k, 1, BLOCK, &b, at, wide, 1, steps);
-  for (; k + 2 <= keys; k += 2) add_units<HALF, 2, C>(out + k * wide, a + k, 1, BLOCK, &b, at, wide, 1, steps);
-}
-
+// The same by products, 6 keys at a time; some columns of B for all keys, then the next ones.
 template <bool HALF>
 __attribute__((noinline)) void add_transposed(float* out, const float* a, const float* b, int wide, int keys,
                                               int steps) {
   each_columns(wide, [&](auto units, int at) __attribute__((always_inline)) {
-    add_transposed_units<HALF, decltype(units)::value>(out, a, b, at, wide, keys, steps);
+    auto some = [&](auto rows, int k) __attribute__((always_inline)) {
+      add_units<HALF, rows.value, units.value>(out + k * wide, a + k, 1, BLOCK, &b, at, wide, 1, steps);
+    };
+    int k = 0;
+    for (; ROWS == 6 && k + 6 <= keys; k += 6) some(Count<ROWS>(), k);
+    in_halves<ROWS == 6 ? 4 : 2, 2>(keys, some, k);
   });
 }
 

@@ -4,7 +4,6 @@
 // `spread_place`. A row's sums are the same bits however many rows there are.
 #pragma once
 #include "compressed.h"
-#include "words.h"
 
 namespace {
 
@@ -130,12 +129,7 @@ INLINE void coded_dots(float* y, int64_t y_side, const float* x, int64_t x_row, 
       }
     }
   }
-  UNROLL for (int s = 0; s < S; s++)
-    UNROLL for (int r = 0; r < R; r++) {
-      vf sum = {};
-      UNROLL for (int i = 0; i < N; i++) sum += acc[s][r][i];
-      y[s * y_side + r * UNIT] = sum_of(sum);
-    }
+  write_sums(y, y_side, acc);
 }
 
 // The weights of S outputs, LONGEST_LINE at most, as `dots` reads them beside spread rows: for more rows than one decoding

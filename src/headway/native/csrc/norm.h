@@ -1,7 +1,6 @@
 // Norms of rows, forward and backward: y = (z - m) r g + b over z = x + residual, with r = 1 / sqrt(mean of (z - m)^2 + eps);
 // m is the mean for a layer norm and 0 for an RMS norm, whose (z r) is rounded to the type of x before the gain.
 #pragma once
-#include "headway.h"
 #include "words.h"
 
 namespace {
@@ -38,7 +37,8 @@ struct Norm {
       });
     float by = 1 / sqrtf(squares.total() / (float)width + (float)c.eps);
     each_words(width, [&](int64_t i, int n, int) __attribute__((always_inline)) {
-      vf y = normed(z, at, i, n, mean, by);
+      vf y = (get<HALF>(z, at + i, n) - splat(mean)) * by;
+      if (RMS) y = kept<HALF>(y);
       if (c.gain) y *= get<HALF>(c.gain, i, n);
       if (c.shift) y = (RMS ? kept<HALF>(y) : y) + get<HALF>(c.shift, i, n);
       put<HALF>(c.y, at + i, y, n);
@@ -68,12 +68,6 @@ struct Norm {
       if (c.d_sum) d += get<HALF>(c.d_sum, at + i, n);
       put<HALF>(c.dx, at + i, d, n);
     });
-  }
-
- private:
-  __attribute__((always_inline)) vf normed(const void* z, int64_t at, int64_t i, int n, float mean, float by) const {
-    vf y = (get<HALF>(z, at + i, n) - splat(mean)) * by;
-    return RMS ? kept<HALF>(y) : y;
   }
 };
 

@@ -7,8 +7,7 @@
 //
 // What is read is in words: a float, or two bf16. A level without bf16 products packs floats.
 #pragma once
-#include "headway.h"
-#include "vec.h"
+#include "words.h"
 
 namespace {
 
@@ -57,47 +56,12 @@ INLINE void read_words(const Rows& r, int64_t place, float* to) {
     return;
   }
   float scale = r.scale ? r.scale[r.slot(place)] : 1.0f;
-#if HEADWAY_LEVEL >= 2
-  if (r.type == HEADWAY_INT8 && (!HALF || HEADWAY_LEVEL >= 3)) {
-    __m512 by = _mm512_set1_ps(scale);
-    int i = 0, all = HALF ? 2 * whole : whole;
-#if HEADWAY_LEVEL >= 3
-    if (HALF)
-      for (; i + 32 <= width; i += 32) {
-        __m512i low = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(from + i)));
-        __m512i high = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(from + i + 16)));
-        __m512 x = _mm512_cvtepi32_ps(low) * by, y = _mm512_cvtepi32_ps(high) * by;
-        _mm512_storeu_si512((uint16_t*)to + i, (__m512i)_mm512_cvtne2ps_pbh(y, x));
-      }
-#endif
-    if (!HALF)
-      for (; i + 16 <= width; i += 16) {
-        __m512i q = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(from + i)));
-        _mm512_storeu_ps(to + i, _mm512_cvtepi32_ps(q) * by);
-      }
-    for (; i < all; i += 16) {
-      // Beyond the row nothing is read, and 0 is written whatever the scale is.
-      __mmask16 some = (__mmask16)_bzhi_u32(0xFFFF, width > i ? width - i : 0);
-      __m512i q = _mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(some, from + i));
-      __m512 x = _mm512_maskz_mul_ps(some, _mm512_cvtepi32_ps(q), by);
-      if (!HALF) _mm512_storeu_ps(to + i, x);
-#if HEADWAY_LEVEL >= 3
-      if (HALF) _mm256_storeu_si256((__m256i*)((uint16_t*)to + i), (__m256i)_mm512_cvtneps_pbh(x));
-#endif
-    }
-    return;
-  }
-#endif
-  memset(to, 0, (size_t)whole * 4);
-  int done = 0;
-#if HEADWAY_LEVEL == 1
-  if (r.type == HEADWAY_INT8 && !HALF)
-    for (; done + 8 <= width; done += 8) {
-      __m256i q = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(from + done)));
-      _mm256_storeu_ps(to + done, _mm256_mul_ps(_mm256_cvtepi32_ps(q), _mm256_set1_ps(scale)));
-    }
-#endif
-  for (int i = done; i < width; i++) {
+  memset(to + whole - UNIT, 0, 4 * UNIT);
+  int i = 0;
+  if (r.type == HEADWAY_INT8)
+    for (; i + W <= width; i += W)
+      put<HALF>(to, i, __builtin_convertvector(read_bytes<true>(from + i), vf) * scale);
+  for (; i < width; i++) {
     float x = r.type == HEADWAY_FLOAT32    ? ((const float*)from)[i]
               : r.type == HEADWAY_BFLOAT16 ? from_bf16(((const uint16_t*)from)[i])
                                            : scale * ((const int8_t*)from)[i];
@@ -120,61 +84,53 @@ INLINE vi not_numbers(const float* w, int count) {
   return found;
 }
 
+// Lanes of x and y in turn, of each four the first two or the last two; the same of pairs of lanes; and fours of lanes, the
+// even ones of x and then those of y, or the odd ones.
 #if HEADWAY_LEVEL >= 2
-INLINE void transpose16(const float* rows, int64_t step, float* out) {
-  __m512 a[16], b[16];
-  UNROLL for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_ps(rows + i * step);
-  UNROLL for (int i = 0; i < 8; i++) {
-    b[2 * i] = _mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]);
-    b[2 * i + 1] = _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]);
-  }
-  UNROLL for (int i = 0; i < 4; i++) {
-    UNROLL for (int j = 0; j < 2; j++) {
-      __m512d x = _mm512_castps_pd(b[4 * i + j]), y = _mm512_castps_pd(b[4 * i + 2 + j]);
-      a[4 * i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(x, y));
-      a[4 * i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(x, y));
-    }
-  }
-  // a[4 i + c]: column c of each 4-lane group for rows 4 i .. 4 i + 3
-  UNROLL for (int c = 0; c < 4; c++) {
-    __m512 x0 = _mm512_shuffle_f32x4(a[c], a[4 + c], 0x88), x1 = _mm512_shuffle_f32x4(a[c], a[4 + c], 0xDD);
-    __m512 y0 = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0x88);
-    __m512 y1 = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0xDD);
-    _mm512_storeu_ps(out + c * LINE, _mm512_shuffle_f32x4(x0, y0, 0x88));
-    _mm512_storeu_ps(out + (8 + c) * LINE, _mm512_shuffle_f32x4(x0, y0, 0xDD));
-    _mm512_storeu_ps(out + (4 + c) * LINE, _mm512_shuffle_f32x4(x1, y1, 0x88));
-    _mm512_storeu_ps(out + (12 + c) * LINE, _mm512_shuffle_f32x4(x1, y1, 0xDD));
-  }
-}
+INLINE vf low_lanes(vf x, vf y) { return (vf)_mm512_unpacklo_ps((__m512)x, (__m512)y); }
+INLINE vf high_lanes(vf x, vf y) { return (vf)_mm512_unpackhi_ps((__m512)x, (__m512)y); }
+INLINE vf low_pairs(vf x, vf y) { return (vf)_mm512_unpacklo_pd((__m512d)x, (__m512d)y); }
+INLINE vf high_pairs(vf x, vf y) { return (vf)_mm512_unpackhi_pd((__m512d)x, (__m512d)y); }
+INLINE vf even_fours(vf x, vf y) { return (vf)_mm512_shuffle_f32x4((__m512)x, (__m512)y, 0x88); }
+INLINE vf odd_fours(vf x, vf y) { return (vf)_mm512_shuffle_f32x4((__m512)x, (__m512)y, 0xDD); }
 #elif HEADWAY_LEVEL == 1
-INLINE void transpose8(const float* rows, int64_t step, float* out) {
-  __m256 a[8], b[8];
-  UNROLL for (int i = 0; i < 8; i++) a[i] = _mm256_loadu_ps(rows + i * step);
-  UNROLL for (int i = 0; i < 4; i++) {
-    b[2 * i] = _mm256_unpacklo_ps(a[2 * i], a[2 * i + 1]);
-    b[2 * i + 1] = _mm256_unpackhi_ps(a[2 * i], a[2 * i + 1]);
-  }
-  UNROLL for (int i = 0; i < 2; i++) UNROLL for (int j = 0; j < 2; j++) {
-      __m256d x = _mm256_castps_pd(b[4 * i + j]), y = _mm256_castps_pd(b[4 * i + 2 + j]);
-      a[4 * i + 2 * j] = _mm256_castpd_ps(_mm256_unpacklo_pd(x, y));
-      a[4 * i + 2 * j + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(x, y));
+INLINE vf low_lanes(vf x, vf y) { return (vf)_mm256_unpacklo_ps((__m256)x, (__m256)y); }
+INLINE vf high_lanes(vf x, vf y) { return (vf)_mm256_unpackhi_ps((__m256)x, (__m256)y); }
+INLINE vf low_pairs(vf x, vf y) { return (vf)_mm256_unpacklo_pd((__m256d)x, (__m256d)y); }
+INLINE vf high_pairs(vf x, vf y) { return (vf)_mm256_unpackhi_pd((__m256d)x, (__m256d)y); }
+INLINE vf even_fours(vf x, vf y) { return (vf)_mm256_permute2f128_ps((__m256)x, (__m256)y, 0x20); }
+INLINE vf odd_fours(vf x, vf y) { return (vf)_mm256_permute2f128_ps((__m256)x, (__m256)y, 0x31); }
+#endif
+
+// 16 by 16 numbers.
+INLINE void transpose16(const float* rows, int64_t step, float* out) {
+#if HEADWAY_LEVEL >= 1
+  for (int from = 0; from < UNIT * UNIT / W; from += W) {
+    const float* corner = rows + from / UNIT * W * step + from % UNIT;
+    vf a[W], b[W];
+    UNROLL for (int i = 0; i < W; i++) a[i] = load(corner + i * step);
+    UNROLL for (int i = 0; i < W; i += 2) b[i] = low_lanes(a[i], a[i + 1]), b[i + 1] = high_lanes(a[i], a[i + 1]);
+    UNROLL for (int i = 0; i < W; i++) {
+      const vf &x = b[i / 4 * 4 + i % 4 / 2], &y = b[i / 4 * 4 + i % 4 / 2 + 2];
+      a[i] = i % 2 ? high_pairs(x, y) : low_pairs(x, y);
     }
-  // a[4 i + c]: column c of each half for rows 4 i .. 4 i + 3
-  UNROLL for (int c = 0; c < 4; c++) {
-    _mm256_storeu_ps(out + c * LINE, _mm256_permute2f128_ps(a[c], a[4 + c], 0x20));
-    _mm256_storeu_ps(out + (4 + c) * LINE, _mm256_permute2f128_ps(a[c], a[4 + c], 0x31));
+    // a[4 i + c]: column c of each four for rows 4 i .. 4 i + 3
+    auto regroup = [&]() __attribute__((always_inline)) {
+      UNROLL for (int i = 0; i < W / 2; i++) {
+        const vf &x = a[i / 4 * 8 + i % 4], &y = a[i / 4 * 8 + i % 4 + 4];
+        b[i] = even_fours(x, y), b[i + W / 2] = odd_fours(x, y);
+      }
+      UNROLL for (int i = 0; i < W; i++) a[i] = b[i];
+    };
+    regroup();
+    if (W == 16) regroup();
+    UNROLL for (int i = 0; i < W; i++) store(out + (from % UNIT + i) * LINE + from / UNIT * W, a[i]);
   }
-}
-INLINE void transpose16(const float* rows, int64_t step, float* out) {
-  for (int i = 0; i < 16; i += 8)
-    for (int j = 0; j < 16; j += 8) transpose8(rows + i * step + j, step, out + j * LINE + i);
-}
 #else
-INLINE void transpose16(const float* rows, int64_t step, float* out) {
   for (int i = 0; i < 16; i++)
     for (int j = 0; j < 16; j++) out[j * LINE + i] = rows[i * step + j];
-}
 #endif
+}
 
 // The sum of each of 16 rows of W lanes.
 INLINE void sums_of(const float (*rows)[W], float* out) {
@@ -208,10 +164,10 @@ INLINE void pack_rows(const float* rows, int64_t step, int columns, float* out) 
     for (int i = 0; i < 16; i++) copy_words(out + i * whole, rows + i * step, whole);
     return;
   }
+#if HEADWAY_LEVEL >= 3
   for (int i = 0; i < 8; i++) {
     const uint16_t *a = (const uint16_t*)(rows + 2 * i * step), *b = a + 2 * step;
     float* to = out + i * whole;
-#if HEADWAY_LEVEL >= 3
     const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
                                          37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
     const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
@@ -226,13 +182,8 @@ INLINE void pack_rows(const float* rows, int64_t step, int columns, float* out) 
       __m512i y = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)(b + at)));
       _mm512_storeu_si512(to + at, _mm512_permutex2var_epi16(x, low, y));
     }
-#else
-    for (int j = 0; j < whole; j++) {
-      uint32_t pair = a[j] | (uint32_t)b[j] << 16;
-      memcpy(to + j, &pair, 4);
-    }
-#endif
   }
+#endif
 }
 
 }  // namespace

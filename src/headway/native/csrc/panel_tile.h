@@ -30,22 +30,14 @@ struct Onward {
 template <class F, int TALL, int R, int P, bool SCALES, bool ZEROS>
 INLINE void add_tile(float* y, int64_t side, const Rounded& x, int64_t row, const Panel (&p)[P], int64_t from,
                      int64_t count, Onward (&onward)[P]) {
-  vf acc[R][P][N], d[P][2][N];
-  const char* at[P];
-  for (int s = 0; s < P; s++) at[s] = p[s].at;
+  vf acc[R][P][N];
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int s = 0; s < P; s++)
       UNROLL for (int i = 0; i < N; i++) acc[r][s][i] = load(y + s * side + r * UNIT + i * W);
-  Inputs group(x, row * x.groups, from, 1, TALL);
-  for (int64_t g = 0; g < count; g++, group.next()) {
-    if (F::BLOCKS && g % 8 == 0) {
-      read_head<F>(d, at);
-      UNROLL for (int s = 0; s < P; s++) at[s] += F::HEAD;
-    }
+  auto fetch_some = [&](const char* const(&)[P]) __attribute__((always_inline)) {
     UNROLL for (int s = 0; s < P; s++) onward[s].some();
-    add_group<F>(acc, at, d, group, WORDS, SCALES, ZEROS);
-    UNROLL for (int s = 0; s < P; s++) at[s] += p[0].step;
-  }
+  };
+  add_groups<F>(acc, p, Inputs(x, row * x.groups, from, 1, TALL), WORDS, count, SCALES, ZEROS, fetch_some);
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int s = 0; s < P; s++)
       UNROLL for (int i = 0; i < N; i++) store(y + s * side + r * UNIT + i * W, acc[r][s][i]);
@@ -75,7 +67,7 @@ INLINE void panel_tiles(float* y, int64_t side, const Rounded& x, int64_t rows, 
   for (int64_t from = 0; from < x.groups; from += DEEP / P) {
     const int64_t left = x.groups - from, count = left < DEEP / P ? left : DEEP / P;
     with_parts<F>(p[0], [&](auto scales, auto zeros) {
-      add_tiles<F, TALL, P, decltype(scales)::value, decltype(zeros)::value>(y, side, x, rows, p, from, count);
+      add_tiles<F, TALL, P, scales.value, zeros.value>(y, side, x, rows, p, from, count);
     });
     for (Panel& one : p) one.at += one.bytes(count);
   }

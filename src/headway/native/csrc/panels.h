@@ -54,17 +54,7 @@ INLINE void read_halves(vf (&s)[N], const char* p) {
 }
 template <bool SIGNED = false>
 INLINE void read_bytes(vi (&z)[N], const char* p) {
-  UNROLL for (int i = 0; i < N; i++, p += W) {
-#if HEADWAY_LEVEL >= 2
-    const __m128i b = _mm_loadu_si128((const __m128i*)p);
-    z[i] = (vi)(SIGNED ? _mm512_cvtepi8_epi32(b) : _mm512_cvtepu8_epi32(b));
-#elif HEADWAY_LEVEL == 1
-    const __m128i b = _mm_loadl_epi64((const __m128i*)p);
-    z[i] = (vi)(SIGNED ? _mm256_cvtepi8_epi32(b) : _mm256_cvtepu8_epi32(b));
-#else
-    for (int j = 0; j < W; j++) z[i][j] = SIGNED ? (int8_t)p[j] : (uint8_t)p[j];
-#endif
-  }
+  UNROLL for (int i = 0; i < N; i++) z[i] = read_bytes<SIGNED>(p + i * W);
 }
 
 struct Panel {
@@ -206,24 +196,36 @@ INLINE void add_group(vf (&acc)[R][S][N], const char* const (&at)[S], const vf (
   }
 }
 
-// A few rows, R, that lie alone, against S panels of a matrix, which are read once, side by side: their 16 outputs in
-// y [s * y_side + r * 16].
-template <class F, int R, int S, bool SCALES, bool ZEROS>
-INLINE void panel_dots(float* y, int64_t y_side, const Rounded& x, int64_t row, const Panel (&p)[S]) {
-  vf acc[R][S][N] = {}, d[S][2][N];
+// Adds `count` groups of R rows, the first of eight, to acc; before each group calls f(the S panels' places). Rows of
+// inputs lie q_row words apart.
+template <class F, int R, int S, class G>
+INLINE void add_groups(vf (&acc)[R][S][N], const Panel (&p)[S], Inputs x, int64_t q_row, int64_t count, bool scales,
+                       bool zeros, G f) {
+  vf d[S][2][N];
   const char* at[S];
   for (int s = 0; s < S; s++) at[s] = p[s].at;
-  Inputs group(x, row * x.groups, 0, x.groups, 1);
-  for (int64_t g = 0; g < x.groups; g++, group.next()) {
+  for (int64_t g = 0; g < count; g++, x.next()) {
     if (F::BLOCKS && g % 8 == 0) {
       read_head<F>(d, at);
       UNROLL for (int s = 0; s < S; s++) at[s] += F::HEAD;
     }
-    UNROLL for (int s = 0; s < S; s++)
-      UNROLL for (int i = 0; i < F::BYTES; i += 64) fetch(at[s] + i);
-    add_group<F>(acc, at, d, group, x.groups * (GROUP / 4) * WORDS, SCALES, ZEROS);
+    f(at);
+    add_group<F>(acc, at, d, x, q_row, scales, zeros);
     UNROLL for (int s = 0; s < S; s++) at[s] += p[0].step;
   }
+}
+
+// A few rows, R, that lie alone, against S panels of a matrix, which are read once, side by side: their 16 outputs in
+// y [s * y_side + r * 16].
+template <class F, int R, int S, bool SCALES, bool ZEROS>
+INLINE void panel_dots(float* y, int64_t y_side, const Rounded& x, int64_t row, const Panel (&p)[S]) {
+  vf acc[R][S][N] = {};
+  const Inputs first(x, row * x.groups, 0, x.groups, 1);
+  auto onward = [](const char* const(&at)[S]) __attribute__((always_inline)) {
+    UNROLL for (int s = 0; s < S; s++)
+      UNROLL for (int i = 0; i < F::BYTES; i += 64) fetch(at[s] + i);
+  };
+  add_groups<F>(acc, p, first, x.groups * (GROUP / 4) * WORDS, x.groups, SCALES, ZEROS, onward);
   UNROLL for (int s = 0; s < S; s++)
     UNROLL for (int r = 0; r < R; r++)
       UNROLL for (int i = 0; i < N; i++) store(y + s * y_side + r * UNIT + i * W, acc[r][s][i]);

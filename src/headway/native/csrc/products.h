@@ -49,13 +49,12 @@ struct Products {
       (is_packed(type) ? packed : type == HEADWAY_NF4 ? coded : takes_pairs(type) ? pairs : plain) = true;
       halves |= type == HEADWAY_Q6_K;
     }
-    each_rows<FLOAT_ROWS>(count, [&](auto part, int64_t) { rows += decltype(part)::value; });
+    each_rows<FLOAT_ROWS>(count, [&](auto part, int64_t) { rows += part.value; });
     if (packed && many) rows = ::rounded(rows, tall_of(count));
     for (int64_t i = 0; i < c.count; i++) tasks += panels_of(c.matrices[i]);
   }
 
   static int unknown(const headway_products& c, int64_t most = MOST_ROWS) {
-    if (c.abi != HEADWAY_ABI) return 1;
     if ((c.type != HEADWAY_FLOAT32 && c.type != HEADWAY_BFLOAT16) || c.rows > most) return 3;
     for (int64_t i = 0; i < c.count; i++) {
       const int64_t type = c.matrices[i].type;
@@ -187,10 +186,13 @@ struct Products {
   void sums(const headway_matrix& m, const int64_t (&at)[S], float* y) const {
     if (is_packed(m.type))
       panel_sums(m, at, y);
-    else if (m.type != HEADWAY_NF4)
-      float_sums(m, at, y);
-    else
+    else if (m.type == HEADWAY_NF4)
       c.type == HEADWAY_BFLOAT16 ? coded_sums<HALVES>(m, at, y) : coded_sums<Floats::SINGLE>(m, at, y);
+    else if (takes_pairs(m.type))
+      float_sums<HALVES>(m, at, y, words, groups * UNIT);
+    else
+      m.type == HEADWAY_FLOAT32 ? float_sums<Floats::SINGLE>(m, at, y, floats, groups * GROUP)
+                                : float_sums<Floats::WIDENED>(m, at, y, floats, groups * GROUP);
   }
 
   template <int S>
@@ -198,19 +200,19 @@ struct Products {
     Panel panels[S];
     for (int s = 0; s < S; s++) panels[s] = panel(m, at[s]);
     each_rows<PANEL_ROWS>(count, [&](auto some, int64_t row) {
-      constexpr int R = decltype(some)::value;
+      constexpr int R = some.value;
       if constexpr (S <= sides(R, true))
         with_form(m.type, [&](auto form) {
           with_parts<decltype(form)>(panels[0], [&](auto scales, auto zeros) {
-            panel_dots<decltype(form), R, S, decltype(scales)::value, decltype(zeros)::value>(
+            panel_dots<decltype(form), R, S, scales.value, zeros.value>(
                 y + row * UNIT, rows * UNIT, rounded, row, panels);
           });
         });
     });
   }
 
-  template <int S>
-  void float_sums(const headway_matrix& m, const int64_t (&at)[S], float* y) const {
+  template <Floats KIND, int S>
+  void float_sums(const headway_matrix& m, const int64_t (&at)[S], float* y, const float* x, int64_t x_row) const {
     // streams of more than a few rows are made plain weights once, which stay in the cache
     alignas(64) uint16_t lines[S][LONGEST_LINE + PLACES];
     const bool compressed = m.type == HEADWAY_COMPRESSED;
@@ -223,22 +225,14 @@ struct Products {
       }
       if (compressed && !streams) unpack_rows(lines, w, m.table, c.inputs);
       each_rows<FLOAT_ROWS>(count, [&](auto some, int64_t row) {
-        constexpr int R = decltype(some)::value;
-        const float *pair = words + row * groups * UNIT, *one = floats + row * groups * GROUP;
-        float* to = y + row * UNIT + o;
+        constexpr int R = some.value;
         // rows that come last ask for the weights of the next output, which the first ones then find in the cache
         const int64_t ahead = compressed ? 0 : count > FLOAT_ROWS && row + R >= count ? m.step : R > 2 ? 4 * FETCH : FETCH;
         if constexpr (S <= sides(R, false)) {
-          if (streams && takes_pairs(m.type))
-            compressed_dots<Floats::PAIRS, R>(to, rows * UNIT, pair, groups * UNIT, w, m.table, c.inputs);
-          else if (streams)
-            compressed_dots<Floats::WIDENED, R>(to, rows * UNIT, one, groups * GROUP, w, m.table, c.inputs);
-          else if (takes_pairs(m.type))
-            dots<Floats::PAIRS, R>(to, rows * UNIT, pair, groups * UNIT, w, c.inputs, ahead);
-          else if (m.type != HEADWAY_FLOAT32)
-            dots<Floats::WIDENED, R>(to, rows * UNIT, one, groups * GROUP, w, c.inputs, ahead);
+          if (streams)
+            compressed_dots<KIND, R>(y + row * UNIT + o, rows * UNIT, x + row * x_row, x_row, w, m.table, c.inputs);
           else
-            dots<Floats::SINGLE, R>(to, rows * UNIT, one, groups * GROUP, w, c.inputs, ahead);
+            dots<KIND, R>(y + row * UNIT + o, rows * UNIT, x + row * x_row, x_row, w, c.inputs, ahead);
         }
       });
     }
@@ -259,7 +253,7 @@ struct Products {
       }
       if (lines) plain_lines<KIND>(line, w, *m.nf4, c.inputs);
       each_rows<FLOAT_ROWS>(count, [&](auto some, int64_t row) {
-        constexpr int R = decltype(some)::value;
+        constexpr int R = some.value;
         const float* x = spread + row * row_size;
         float* to = y + row * UNIT + o;
         if constexpr (S <= sides(R, false)) {

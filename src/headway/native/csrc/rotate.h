@@ -1,6 +1,5 @@
 // Rotary positions: y = x cos + x[partner] sin on the first `rotated` numbers of each head, the others as they are.
 #pragma once
-#include "headway.h"
 #include "words.h"
 
 namespace {

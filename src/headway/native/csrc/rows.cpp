@@ -18,18 +18,13 @@ int team(int64_t threads, int64_t rows, int64_t width) {
 }
 
 template <class F>
-void each_row(int threads, int64_t rows, F f) {
+int each_row(int threads, int64_t rows, F f) {
 #pragma omp parallel num_threads(threads)
   {
     Share mine(rows, omp_get_thread_num(), omp_get_num_threads());
     for (int64_t row = mine.from; row < mine.to; row++) f(row);
   }
-}
-
-template <bool HALF, bool RMS>
-void norm_forward(const headway_norm& c) {
-  Norm<HALF, RMS> norm(c);
-  each_row(team(c.threads, c.rows, c.width), c.rows, [&](int64_t row) { norm.forward(row); });
+  return 0;
 }
 
 // Each thread sums the gradients of gain and shift over its rows; then the threads' sums are added in their order.
@@ -58,74 +53,54 @@ int norm_backward(const headway_norm& c) {
   return 0;
 }
 
-template <bool HALF>
+template <bool HALF, bool RMS>
 int norm_rows(const headway_norm& c) {
-  bool rms = c.kind == HEADWAY_RMS_NORM;
-  if (c.dy) return rms ? norm_backward<HALF, true>(c) : norm_backward<HALF, false>(c);
-  rms ? norm_forward<HALF, true>(c) : norm_forward<HALF, false>(c);
-  return 0;
+  if (c.dy) return norm_backward<HALF, RMS>(c);
+  Norm<HALF, RMS> norm(c);
+  return each_row(team(c.threads, c.rows, c.width), c.rows, [&](int64_t row) { norm.forward(row); });
 }
 
 template <bool HALF, int ACT>
 int gate_by(const headway_gate& c) {
   Gate<HALF, ACT> gate{c};
-  each_row(team(c.threads, c.rows, c.width), c.rows, [&](int64_t row) { c.dy ? gate.backward(row) : gate.forward(row); });
-  return 0;
-}
-
-template <bool HALF>
-int gate_rows(const headway_gate& c) {
-  switch (c.act) {
-    case HEADWAY_NO_ACT: return gate_by<HALF, HEADWAY_NO_ACT>(c);
-    case HEADWAY_SILU: return gate_by<HALF, HEADWAY_SILU>(c);
-    case HEADWAY_GELU: return gate_by<HALF, HEADWAY_GELU>(c);
-    case HEADWAY_GELU_TANH: return gate_by<HALF, HEADWAY_GELU_TANH>(c);
-    case HEADWAY_RELU: return gate_by<HALF, HEADWAY_RELU>(c);
-    default: return 3;
-  }
-}
-
-template <bool HALF>
-int rotate_rows(const headway_rotation& c) {
-  Rotate<HALF> rotate{c};
-  int64_t numbers = 0;
-  for (int64_t i = 0; i < c.count; i++) numbers += c.heads[i] * c.dim;
-  each_row(team(c.threads, c.batch * c.slots, numbers), c.batch * c.slots,
-           [&](int64_t row) { rotate.run(row / c.slots, row % c.slots); });
-  return 0;
-}
-
-template <bool HALF>
-int entropy_rows(const headway_entropy& c) {
-  Entropy<HALF> entropy{c};
-  each_row(team(c.threads, c.rows, c.width), c.rows, [&](int64_t row) { entropy.run(row); });
-  return 0;
-}
-
-int wrong(int64_t abi, int64_t type) {
-  if (abi != HEADWAY_ABI) return 1;
-  return type == HEADWAY_FLOAT32 || type == HEADWAY_BFLOAT16 ? 0 : 3;
+  return each_row(team(c.threads, c.rows, c.width), c.rows,
+                  [&](int64_t row) { c.dy ? gate.backward(row) : gate.forward(row); });
 }
 
 }  // namespace
 
 extern "C" int headway_norm_rows(const headway_norm* c) {
-  if (int code = wrong(c->abi, c->type)) return code;
-  return c->type == HEADWAY_BFLOAT16 ? norm_rows<true>(*c) : norm_rows<false>(*c);
+  return by_type(c->type, [&](auto half) {
+    return c->kind == HEADWAY_RMS_NORM ? norm_rows<half.value, true>(*c) : norm_rows<half.value, false>(*c);
+  });
 }
 
 extern "C" int headway_gate_rows(const headway_gate* c) {
-  if (int code = wrong(c->abi, c->type)) return code;
-  return c->type == HEADWAY_BFLOAT16 ? gate_rows<true>(*c) : gate_rows<false>(*c);
+  return by_type(c->type, [&](auto half) {
+    switch (c->act) {
+      case HEADWAY_SILU: return gate_by<half.value, HEADWAY_SILU>(*c);
+      case HEADWAY_GELU: return gate_by<half.value, HEADWAY_GELU>(*c);
+      case HEADWAY_GELU_TANH: return gate_by<half.value, HEADWAY_GELU_TANH>(*c);
+      case HEADWAY_RELU: return gate_by<half.value, HEADWAY_RELU>(*c);
+      default: return 3;
+    }
+  });
 }
 
 extern "C" int headway_rotate_rows(const headway_rotation* c) {
-  if (int code = wrong(c->abi, c->type)) return code;
   if (c->dim > WIDEST || c->count > HEADWAY_MOST_ROTATED) return 3;
-  return c->type == HEADWAY_BFLOAT16 ? rotate_rows<true>(*c) : rotate_rows<false>(*c);
+  int64_t rows = c->batch * c->slots, numbers = 0;
+  for (int64_t i = 0; i < c->count; i++) numbers += c->heads[i] * c->dim;
+  return by_type(c->type, [&](auto half) {
+    Rotate<half.value> rotate{*c};
+    return each_row(team(c->threads, rows, numbers), rows,
+                    [&](int64_t row) { rotate.run(row / c->slots, row % c->slots); });
+  });
 }
 
 extern "C" int headway_entropy_rows(const headway_entropy* c) {
-  if (int code = wrong(c->abi, c->type)) return code;
-  return c->type == HEADWAY_BFLOAT16 ? entropy_rows<true>(*c) : entropy_rows<false>(*c);
+  return by_type(c->type, [&](auto half) {
+    Entropy<half.value> entropy{*c};
+    return each_row(team(c->threads, c->rows, c->width), c->rows, [&](int64_t row) { entropy.run(row); });
+  });
 }

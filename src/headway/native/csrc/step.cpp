@@ -89,18 +89,17 @@ void take_heads(const headway_heads& h, int64_t me, int64_t team) {
 }
 
 template <bool HALF, bool RMS>
-void norm_rows(const headway_norm& c, int64_t me, int64_t team) {
+int norm_rows(const headway_norm& c, int64_t me, int64_t team) {
   Norm<HALF, RMS> norm(c);
   Share mine(c.rows, me, team);
   for (int64_t row = mine.from; row < mine.to; row++) norm.forward(row);
+  return 0;
 }
 
-void take_norm(const headway_norm& c, int64_t me, int64_t team) {
-  bool rms = c.kind == HEADWAY_RMS_NORM;
-  if (c.type == HEADWAY_BFLOAT16)
-    rms ? norm_rows<true, true>(c, me, team) : norm_rows<true, false>(c, me, team);
-  else
-    rms ? norm_rows<false, true>(c, me, team) : norm_rows<false, false>(c, me, team);
+int take_norm(const headway_norm& c, int64_t me, int64_t team) {
+  return by_type(c.type, [&](auto half) {
+    return c.kind == HEADWAY_RMS_NORM ? norm_rows<half.value, true>(c, me, team) : norm_rows<half.value, false>(c, me, team);
+  });
 }
 
 struct Step {
@@ -116,31 +115,32 @@ struct Step {
  private:
   // Room for the largest product, so that none grows it while others read.
   void look() {
-    for (int64_t i = 0; i < count; i++) {
-      if (ops[i].kind == HEADWAY_PRODUCTS) {
-        const headway_products& c = *(const headway_products*)ops[i].of;
-        failed = failed ? failed : Products::unknown(c);
-        if (!failed && !Products(c).ready(scratch)) failed = 2;
-      } else if (ops[i].kind == HEADWAY_ATTENTION) {
-        failed = failed ? failed : unknown(*(const headway_call*)ops[i].of);
-      } else if (ops[i].kind == HEADWAY_HEADS) {
-        const headway_heads& h = *(const headway_heads*)ops[i].of;
-        if (h.dim > WIDEST || h.dim_v > WIDEST) failed = 3;
-      } else if (ops[i].kind == HEADWAY_NORM) {
-        const headway_norm& c = *(const headway_norm*)ops[i].of;
-        if (c.abi != HEADWAY_ABI) failed = 1;
-        if (c.type != HEADWAY_FLOAT32 && c.type != HEADWAY_BFLOAT16) failed = 3;
-      } else if (ops[i].kind == HEADWAY_SUMS) {
-        const headway_sums& c = *(const headway_sums*)ops[i].of;
-        if (c.dim > WIDEST || c.dim_v > WIDEST || c.feature > HEADWAY_COSINE || c.key_feature > HEADWAY_COSINE) failed = 3;
-      } else {
-        failed = 3;
+    for (int64_t i = 0; i < count && !failed; i++) failed = wrong(ops[i]);
+  }
+  int wrong(const headway_op& op) {
+    auto known = [](bool known) { return known ? 0 : 3; };
+    switch (op.kind) {
+      case HEADWAY_PRODUCTS: {
+        const auto& c = *(const headway_products*)op.of;
+        const int code = Products::unknown(c);
+        return code || Products(c).ready(scratch) ? code : 2;
       }
+      case HEADWAY_HEADS: {
+        const auto& h = *(const headway_heads*)op.of;
+        return known(h.dim <= WIDEST && h.dim_v <= WIDEST);
+      }
+      case HEADWAY_ATTENTION: return unknown(*(const headway_call*)op.of);
+      case HEADWAY_NORM: return by_type(((const headway_norm*)op.of)->type, [](auto) { return 0; });
+      case HEADWAY_SUMS: {
+        const auto& c = *(const headway_sums*)op.of;
+        return known(c.dim <= WIDEST && c.dim_v <= WIDEST && c.feature <= HEADWAY_COSINE && c.key_feature <= HEADWAY_COSINE);
+      }
+      default: return 3;
     }
   }
 
   template <bool HALF>
-  void attend(const headway_op& op) {
+  int attend(const headway_op& op) {
     Forward<HALF>* forward = (Forward<HALF>*)room;
 #pragma omp single
     {
@@ -155,6 +155,7 @@ struct Step {
       failed |= forward->failed;
       forward->~Forward<HALF>();
     }
+    return 0;
   }
 
  public:
@@ -162,22 +163,19 @@ struct Step {
     int64_t me = omp_get_thread_num(), team = omp_get_num_threads();
     for (int64_t i = 0; i < count; i++) {
       const void* of = ops[i].of;
-      if (ops[i].kind == HEADWAY_PRODUCTS) {
-        Products products(*(const headway_products*)of);
-        products.ready(scratch);
-        products.prepare(me, team);
+      switch (ops[i].kind) {
+        case HEADWAY_PRODUCTS: {
+          Products products(*(const headway_products*)of);
+          products.ready(scratch);
+          products.prepare(me, team);
 #pragma omp barrier
-        products.multiply(me, team);
-      } else if (ops[i].kind == HEADWAY_HEADS) {
-        take_heads(*(const headway_heads*)of, me, team);
-      } else if (ops[i].kind == HEADWAY_NORM) {
-        take_norm(*(const headway_norm*)of, me, team);
-      } else if (ops[i].kind == HEADWAY_SUMS) {
-        Sums(*(const headway_sums*)of).run(me, team);
-      } else if (HEADWAY_LEVEL >= 3 && ((const headway_call*)of)->type == HEADWAY_BFLOAT16) {
-        attend<HEADWAY_LEVEL >= 3>(ops[i]);
-      } else {
-        attend<false>(ops[i]);
+          products.multiply(me, team);
+          break;
+        }
+        case HEADWAY_HEADS: take_heads(*(const headway_heads*)of, me, team); break;
+        case HEADWAY_NORM: take_norm(*(const headway_norm*)of, me, team); break;
+        case HEADWAY_SUMS: Sums(*(const headway_sums*)of).run(me, team); break;
+        default: by_words(*(const headway_call*)of, [&](auto half) { return attend<half.value>(ops[i]); });
       }
 #pragma omp barrier
     }

@@ -64,31 +64,24 @@ struct Sums {
     const int64_t d = c.dim, ones = feature == HEADWAY_COSINE;
     float* x = plain + ones;
     read_words(x, from, half, at, (int)d);
+    auto set = [&](auto f) { for (int64_t i = 0; i < d; i++) x[i] = f(x[i]); };
     switch (feature) {
-      case HEADWAY_ELU1:
-        for (int64_t i = 0; i < d; i++) x[i] = x[i] > 0 ? x[i] + 1 : expf(x[i]);
-        break;
-      case HEADWAY_RELU_FEATURE:
-        for (int64_t i = 0; i < d; i++) x[i] = x[i] > 0 ? x[i] : 0;
-        break;
-      case HEADWAY_SQUARE:
-        for (int64_t i = 0; i < d; i++) x[i] *= x[i];
-        break;
-      case HEADWAY_EXP:
-        for (int64_t i = 0; i < d; i++) x[i] = expf(x[i]);
-        break;
+      case HEADWAY_ELU1: set([](float x) { return x > 0 ? x + 1 : expf(x); }); break;
+      case HEADWAY_RELU_FEATURE: set([](float x) { return x > 0 ? x : 0; }); break;
+      case HEADWAY_SQUARE: set([](float x) { return x * x; }); break;
+      case HEADWAY_EXP: set([](float x) { return expf(x); }); break;
       case HEADWAY_SOFTMAX: {
         float top = -INFINITY, sum = 0;
         for (int64_t i = 0; i < d; i++) top = x[i] > top ? x[i] : top;
         for (int64_t i = 0; i < d; i++) sum += x[i] = expf(x[i] - top);
-        for (int64_t i = 0; i < d; i++) x[i] /= sum;
+        set([=](float x) { return x / sum; });
         break;
       }
       default: {  // "cosine": 1 and a vector of length 1
         double squares = 0;
         for (int64_t i = 0; i < d; i++) squares += (double)x[i] * x[i];
         const float length = (float)sqrt(squares), by = length > 1e-12f ? length : 1e-12f;
-        for (int64_t i = 0; i < d; i++) x[i] /= by;
+        set([=](float x) { return x / by; });
         plain[0] = 1;
       }
     }

@@ -64,6 +64,15 @@ struct Tile {
     memset(rounded, 0, sizeof *rounded * whole_units(count));
     memset(out, 0, (size_t)count * z.wide_dv * 4);
   }
+  // Renews the maximum of row r where `now` has left the range of the old one. Answers what is added to its exponents.
+  float raise(int r, float now) {
+    if (!(now > limit[r])) return 0;
+    const float less = top[r] == -INFINITY ? -INFINITY : (top[r] - now) * unit, shrink = exp2f(less);
+    top[r] = now, down[r] = -now * unit, limit[r] = limit_of(now);
+    float* to = out + (int64_t)r * z.wide_dv;
+    for (int i = 0; i < z.wide_dv; i += W) store(to + i, load(to + i) * shrink);
+    return less;
+  }
   float limit_of(float maximum) const { return unit > 0 ? maximum + STALE / unit : INFINITY; }
 
   void add_up() {

@@ -39,16 +39,14 @@ INLINE vf load(const float* p) { return *(const vf_any*)p; }
 INLINE void store(float* p, vf x) { *(vf_any*)p = x; }
 INLINE void add_to(float* p, vf x) { store(p, load(p) + x); }
 INLINE vi load_int(const int32_t* p) { return *(const vi_any*)p; }
-INLINE vf splat(float x) {
-#if HEADWAY_LEVEL >= 2
-  return (vf)_mm512_set1_ps(x);
-#elif HEADWAY_LEVEL == 1
-  return (vf)_mm256_set1_ps(x);
-#else
-  return vf{x, x, x, x};
-#endif
-}
-INLINE vi splat_int(int32_t x) { return (vi){} + x; }
+INLINE vf splat(float x) { return x - vf{}; }  // also of -0.0
+INLINE vi splat_int(int32_t x) { return vi{} + x; }
+
+// A number that the compiler knows.
+template <int X>
+struct Count {
+  static constexpr int value = X;
+};
 
 INLINE vf vmax(vf a, vf b) {
 #if HEADWAY_LEVEL >= 2
@@ -194,62 +192,6 @@ INLINE void exp2_only(vf (&p)[AT_ONCE<HALF> * N], const uint16_t* bits, const fl
   UNROLL for (int i = 0; i < AT_ONCE<HALF> * N; i++)
     p[i] = only((uint32_t)(bits[i / N] >> (i % N * W)), exp2_of(load(x + i * W)));
 #endif
-}
-
-// -- words: a float, or a pair of bf16 that a dot product takes at once ------------------------------------
-
-template <bool HALF>
-INLINE vf multiply_add(vf acc, vf a, vf b) {
-#if HEADWAY_LEVEL >= 3
-  if (HALF) return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)(__m512)a, (__m512bh)(__m512)b);
-#endif
-#if HEADWAY_LEVEL == 1
-  // Sums stay where they are: left to themselves, compilers have them change registers, and spill one for lack of room.
-  asm("vfmadd231ps %2, %1, %0" : "+x"(acc) : "x"(a), "x"(b));
-  return acc;
-#endif
-  return a * b + acc;
-}
-
-INLINE float from_bf16(uint16_t x) {
-  uint32_t bits = (uint32_t)x << 16;
-  float f;
-  memcpy(&f, &bits, 4);
-  return f;
-}
-INLINE uint16_t to_bf16(float f) {
-  uint32_t x;
-  memcpy(&x, &f, 4);
-  if ((x & 0x7FFFFFFF) > 0x7F800000) return (uint16_t)(x >> 16 | 0x40);
-  return (uint16_t)((x + 0x7FFF + (x >> 16 & 1)) >> 16);
-}
-
-// count floats, times a factor, as float or bf16.
-INLINE void write_as(void* to, bool half, const float* from, int count, float factor) {
-  int i = 0;
-  vf by = splat(factor);
-#if HEADWAY_LEVEL >= 3
-  if (half) {
-    for (; i + 32 <= count; i += 32) {
-      __m512 x = (__m512)(load(from + i) * by), y = (__m512)(load(from + i + 16) * by);
-      _mm512_storeu_si512((uint16_t*)to + i, (__m512i)_mm512_cvtne2ps_pbh(y, x));
-    }
-    for (; i + 16 <= count; i += 16)
-      _mm256_storeu_si256((__m256i*)((uint16_t*)to + i), (__m256i)_mm512_cvtneps_pbh((__m512)(load(from + i) * by)));
-  }
-#endif
-  if (!half)
-    for (; i + W <= count; i += W) store((float*)to + i, load(from + i) * by);
-  for (; i < count; i++) {
-    if (half)
-      ((uint16_t*)to)[i] = to_bf16(from[i] * factor);
-    else
-      ((float*)to)[i] = from[i] * factor;
-  }
-}
-
-INLINE void copy_words(float* to, const float* from, int count) {
-  for (int i = 0; i < count; i += W) store(to + i, load(from + i));
 }
 
 }  // namespace

@@ -1,8 +1,36 @@
-// Vectors of numbers that lie in memory as float32 or bf16 and are computed in float32, and functions of them.
+// Numbers that lie in memory as float32, bf16 or 8 bits and are computed in float32, and functions of them.
 #pragma once
+#include "headway.h"
 #include "vec.h"
 
 namespace {
+
+// acc + a b of words: floats, or pairs of bf16 that a dot product takes at once.
+template <bool HALF>
+INLINE vf multiply_add(vf acc, vf a, vf b) {
+#if HEADWAY_LEVEL >= 3
+  if (HALF) return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)(__m512)a, (__m512bh)(__m512)b);
+#endif
+#if HEADWAY_LEVEL == 1
+  // Sums stay where they are: left to themselves, compilers have them change registers, and spill one for lack of room.
+  asm("vfmadd231ps %2, %1, %0" : "+x"(acc) : "x"(a), "x"(b));
+  return acc;
+#endif
+  return a * b + acc;
+}
+
+INLINE float from_bf16(uint16_t x) {
+  uint32_t bits = (uint32_t)x << 16;
+  float f;
+  memcpy(&f, &bits, 4);
+  return f;
+}
+INLINE uint16_t to_bf16(float f) {
+  uint32_t x;
+  memcpy(&x, &f, 4);
+  if ((x & 0x7FFFFFFF) > 0x7F800000) return (uint16_t)(x >> 16 | 0x40);
+  return (uint16_t)((x + 0x7FFF + (x >> 16 & 1)) >> 16);
+}
 
 typedef uint16_t vh __attribute__((vector_size(2 * W)));
 typedef uint16_t vh_any __attribute__((vector_size(2 * W), aligned(2), may_alias));
@@ -16,7 +44,15 @@ INLINE vh halves_of(vf x) {
   return __builtin_convertvector((x == x ? up : bits | 0x400000) >> 16, vh);
 #endif
 }
-INLINE vf widened(vh x) { return (vf)(__builtin_convertvector(x, vi) << 16); }
+INLINE vf widened(vh x) {
+#if HEADWAY_LEVEL >= 2
+  return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)x), 16);
+#elif HEADWAY_LEVEL == 1
+  return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32((__m128i)x), 16);
+#else
+  return (vf)(__builtin_convertvector(x, vi) << 16);
+#endif
+}
 
 // `count` numbers from place `at`; lanes behind them are 0.
 template <bool HALF>
@@ -61,6 +97,55 @@ struct Sum {
   vf parts[4] = {splat(0), splat(0), splat(0), splat(0)};
   float total() const { return sum_of(parts[0] + parts[1] + (parts[2] + parts[3])); }
 };
+
+// The numbers of W bytes, signed or not.
+template <bool SIGNED>
+INLINE vi read_bytes(const void* p) {
+#if HEADWAY_LEVEL >= 2
+  const __m128i bytes = _mm_loadu_si128((const __m128i*)p);
+  return (vi)(SIGNED ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
+#elif HEADWAY_LEVEL == 1
+  const __m128i bytes = _mm_loadl_epi64((const __m128i*)p);
+  return (vi)(SIGNED ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
+#else
+  vi x;
+  for (int i = 0; i < W; i++) x[i] = SIGNED ? ((const int8_t*)p)[i] : ((const uint8_t*)p)[i];
+  return x;
+#endif
+}
+
+// Calls f(Count<whether it is bf16>) for a type of rows; 3 where it is none.
+template <class F>
+INLINE int by_type(int64_t type, F f) {
+  if (type == HEADWAY_FLOAT32) return f(Count<false>());
+  return type == HEADWAY_BFLOAT16 ? f(Count<true>()) : 3;
+}
+
+// count floats, times a factor, as float or bf16.
+INLINE void write_as(void* to, bool half, const float* from, int count, float factor) {
+  int i = 0;
+  for (; i + W <= count; i += W)
+    half ? put<true>(to, i, load(from + i) * factor) : put<false>(to, i, load(from + i) * factor);
+  for (; i < count; i++)
+    if (half)
+      ((uint16_t*)to)[i] = to_bf16(from[i] * factor);
+    else
+      ((float*)to)[i] = from[i] * factor;
+}
+INLINE void read_words(float* y, const void* x, bool half, int64_t at, int count) {
+  if (half)
+    for (int i = 0; i < count; i++) y[i] = from_bf16(((const uint16_t*)x)[at + i]);
+  else
+    memcpy(y, (const float*)x + at, (size_t)count * 4);
+}
+INLINE void copy_words(float* to, const float* from, int count) {
+  for (int i = 0; i < count; i += W) store(to + i, load(from + i));
+}
+// Numbers as the type of a call would keep them.
+INLINE void round_words(float* x, bool half, int count) {
+  if (half)
+    for (int i = 0; i < count; i++) x[i] = from_bf16(to_bf16(x[i]));
+}
 
 INLINE vf vmin(vf a, vf b) { return -vmax(-a, -b); }
 

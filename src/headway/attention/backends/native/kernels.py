@@ -117,7 +117,6 @@ class Arguments:
         k_scale, v_scale = (None if t is None else t.contiguous() for t in (part.k_scale, part.v_scale))
         self.plan, self.tensors = at, (q, k, v, ids, k_scale, v_scale, *values)
         self.struct = c.CallStruct(
-            abi=c.ABI,
             threads=threads(),
             batch=q.shape[0],
             heads=q.shape[1],
