@@ -11,6 +11,9 @@ from headway.nn.positions import RotaryEmbedding
 from headway.positions import RotaryTable
 from headway.tokens import Tokens
 
+KEPT = 8192
+"""Positions whose cosines and sines are kept: 8 MiB for heads of 128."""
+
 
 class Rotated:
     """Cosines and sines of rows, which layers of equal positions share: float32 [64, d].
@@ -26,13 +29,20 @@ class Rotated:
         partner = at ^ 1 if table.pairing == "adjacent" else (at + dims // 2) % dims
         self.partner = (partner if table.partner is None else table.partner).int()
         self.cos, self.sin = torch.zeros(MOST_ROWS, dims), torch.zeros(MOST_ROWS, dims)
-        self.rotates_values = table.rotates_values
+        self.rotates_values, self._kept = table.rotates_values, table
 
     def turn(self, tokens: Tokens) -> None:
         """The numbers of these tokens, [1, T]."""
-        table = self._table(tokens)
+        count, index = tokens.count, tokens.index[0]
+        most = int(index.max())
+        if most >= KEPT or self.rotary.frequency_offset is not None:
+            table, rows = self._table(tokens), slice(None)
+        else:
+            if most >= self._kept.cos.shape[-2]:  # 300: the first 512 positions
+                self._kept = self._table(Tokens.range(1 << most.bit_length()))
+            table, rows = self._kept, index
         for own, new in ((self.cos, table.cos), (self.sin, table.sin)):
-            own[: tokens.count] = new.view(tokens.count, table.dims)
+            own[:count] = new.view(-1, table.dims)[rows]
 
     def into(self, struct: c.HeadsStruct) -> None:
         """Rotate heads by them."""
