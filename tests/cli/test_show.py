@@ -78,7 +78,7 @@ def test_window_facts(capsys: pytest.CaptureFixture[str]) -> None:
     report = shown(capsys, "Window.last(8) | (Causal() & Sink(2))", "--tokens", "40", "--layers", "3")
     assert report["causal"] is True
     assert report["retention"] == {"reach": 7, "sinks": 2, "globals": False}
-    assert report["cache"]["what"] == "ring"  # type: ignore[index]
+    assert report["cache"]["what"] == "window"  # type: ignore[index]
     fields = [field["tokens"] for field in report["receptive_field"]]  # type: ignore[attr-defined]
     assert fields == [8 + 2, 15 + 2, 22 + 2]  # each layer adds the 7 before, and the sinks stay
 
@@ -104,7 +104,7 @@ def test_the_terminal_shows_picture_and_facts(capsys: pytest.CaptureFixture[str]
     assert "■ ■ ■ ·\n· ■ ■ ■" in text.replace("#", "■").replace(".", "·")
     assert "9 of 16" in text
     assert "density 56.2%" in text
-    assert "ring" in text
+    assert "window" in text
 
 
 def test_heads_are_drawn_one_by_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

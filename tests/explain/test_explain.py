@@ -101,7 +101,7 @@ def test_without_a_topic_the_questions_are_listed(capsys: pytest.CaptureFixture[
         (["complexity", "--n", "4"], "n >= 8 and d, k, r >= 2 are needed, got n=4"),
         (["complexity", "--k", "0"], "settings are 1 or more, got --k 0"),
         (["memory", "--context", "100"], "--context 100 must be a multiple of 4 from 512 on"),
-        (["cache", "--context", "100"], "--context 100 must be a multiple of 8 from 128 on"),
+        (["cache", "--context", "100"], "--context 100 must be a multiple of 512, eight times a page"),
         (["scale", "--seeds", "3,3"], "a spread needs two different seeds or more, got (3, 3)"),
         (["scale", "--seeds", "many"], "--seeds takes numbers between commas, as 0,1,2; got 'many'"),
         (["--quick"], "explain: --quick is of a topic, or of all; got it with no topic"),
