@@ -6,6 +6,7 @@ from headway.attention.linear_attention import choose_form
 from headway.patterns import Causal, Window
 from headway_lab.bench.cases import TRAIN
 from headway_lab.bench.forms import HEADS, WIDTH, Step, step
+from headway_lab.bench.growth import WARM
 from headway_lab.bench.subprocess_runner import SubprocessRunner
 from headway_lab.profiling import power
 
@@ -15,6 +16,7 @@ LENGTHS = (4096, 8192, 16384, 32768)
 def held(tokens: int) -> Step:
     """Forward and backward of causal linear attention, 4 heads of 64, in a process of its own."""
     with SubprocessRunner({}) as runner:
+        runner.call(step, "linear", Window.last(1), WARM, TRAIN)
         return runner.call(step, "linear", Window.last(1), tokens, TRAIN)
 
 
