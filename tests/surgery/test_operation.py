@@ -73,7 +73,7 @@ def test_the_report_is_what_the_two_folders_measure_by_themselves(source, tmp_pa
     assert seen.largest == pytest.approx(float(old.abs().max()), rel=1e-4)
     assert done.before.parameters - done.after.parameters == 2 * 2 * 2 * 4 * 16
     assert (done.before.kv_bytes_per_token, done.after.kv_bytes_per_token) == (2 * 2 * 16 * 2, 2 * 2 * 8 * 2)
-    assert done.before.kv_bytes_stored == 32 * done.before.kv_bytes_per_token
+    assert done.before.kv_bytes_stored == 64 * done.before.kv_bytes_per_token
     assert done.changed == (("kv_heads", "4", "2"),)
     assert (done.dtype, done.transformers) == ("bfloat16", "loads it")
 
@@ -181,10 +181,14 @@ def test_longer_rows_are_measured_beyond_what_the_old_model_took(source, tmp_pat
 
 def test_windows_are_told_layer_by_layer_and_bound_what_is_stored(source, tmp_path):
     done = operate(
-        load_folder(source), tmp_path / "n", lambda spec, state: put_window(spec, state, 6, sinks=2), beyond=8
+        load_folder(source),
+        tmp_path / "n",
+        lambda spec, state: put_window(spec, state, 6, sinks=2),
+        beyond=8,
     )
     assert done.changed == (("pattern of layers 0, 1", "Causal()", "Window.last(6) | Causal() & Sink(2)"),)
-    assert done.after.kv_bytes_stored == 8 * done.after.kv_bytes_per_token
+    stored, each = done.before.kv_bytes_stored, done.before.kv_bytes_per_token
+    assert (stored, done.after.kv_bytes_stored) == (64 * each,) * 2, "a page"
     assert done.transformers == "refuses it: it cannot express its patterns"
     assert (
         load_folder(tmp_path / "n").spec.patterns
