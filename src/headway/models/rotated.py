@@ -36,7 +36,7 @@ class Rotated:
         count, index = tokens.count, tokens.index[0]
         most = int(index.max())
         if most >= KEPT or self.rotary.frequency_offset is not None:
-            table, rows = self._table(tokens), slice(None)
+            table, rows = self._table(tokens), torch.arange(count)
         else:
             if most >= self._kept.cos.shape[-2]:  # 300: the first 512 positions
                 self._kept = self._table(Tokens.range(1 << most.bit_length()))
