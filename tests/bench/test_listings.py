@@ -158,8 +158,6 @@ COMMANDS = (
     "train --quick",
     "train --case tiny-2x64 --dtype float32 --no-compiled --no-memory",
     "decode --operators --model tiny",
-    "prefill --operators --model tiny",
-    "train --operators --quick",
 )
 
 

@@ -103,7 +103,6 @@ def _prefill_step(written: Written, kind: str, tokens: int) -> Step:
         ours=lambda: our_prompt(written.ours(kind), prompt),
         peers=peers,
         tolerance=APART[kind],
-        last=1,
         beside={BF16: (lambda: our_prompt(written.ours("bf16"), prompt), 1.0)} if kind != "bf16" else {},
     )
 

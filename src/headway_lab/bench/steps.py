@@ -26,7 +26,6 @@ class Step:
     bench, name, dtype  of its rows; a step of "decode" gives one more token of each text, behind the others
     spec                the model
     rows, tokens        B texts of T tokens
-    last                how many of the tokens have logits, where not all have
     work                bytes that a step of "decode" reads, else FLOPs of its products
     ours, peers         make the sides
     beside              headway's other steps, and by what their time is multiplied to be compared
@@ -44,7 +43,6 @@ class Step:
     ours: MakeSide
     peers: Mapping[str, MakeSide]
     tolerance: float
-    last: int | None = None
     beside: Mapping[str, tuple[MakeSide, float]] = field(default_factory=dict)
     peak: Callable[[str], int] | None = None
 

@@ -133,19 +133,16 @@ def train_steps(
     peers: Sequence[str],
     *,
     memory: bool = True,
-    workers: int | None = None,
 ) -> Iterator[Step]:
-    """Each of these cases in each of these dtypes beside those of the peers that it has; `workers` of headway's."""
+    """Each of these cases in each of these dtypes beside those of the peers that it has."""
     for name in cases:
         with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder:
             save_folder(Path(folder) / "hf", build(CASES[name].spec, seed=0))
             for dtype in dtypes:
-                yield _train_step(CASES[name], dtype, peers, Path(folder) / "hf", memory, workers)
+                yield _train_step(CASES[name], dtype, peers, Path(folder) / "hf", memory)
 
 
-def _train_step(
-    case: Case, dtype: str, peers: Sequence[str], folder: Path, memory: bool, workers: int | None
-) -> Step:
+def _train_step(case: Case, dtype: str, peers: Sequence[str], folder: Path, memory: bool) -> Step:
     return Step(
         bench="train",
         name=case.name,
@@ -154,7 +151,7 @@ def _train_step(
         rows=case.rows,
         tokens=case.tokens,
         work=lambda: case.flops,
-        ours=partial(step, case, dtype, OURS, folder, workers),
+        ours=partial(step, case, dtype, OURS, folder),
         peers={peer: partial(step, case, dtype, peer, folder) for peer in PEERS[dtype] if peer in peers},
         tolerance=APART[dtype],
         peak=(lambda side: _peak(case, dtype, side, folder)) if memory else None,
@@ -167,11 +164,11 @@ def _peak(case: Case, dtype: str, side: str, folder: Path) -> int:
         return runner.call(peak_of, step, case, dtype, side, folder)
 
 
-def step(case: Case, dtype: str, side: str, folder: Path, workers: int | None = None) -> Side:
+def step(case: Case, dtype: str, side: str, folder: Path) -> Side:
     """A step of headway or of a peer, as a call that gives the loss and the norm of the gradient, [1, 1] each; of a
     forward pass the loss alone."""
     if side == OURS:
-        return ours(case, dtype, workers) if case.trains else our_forward(case, dtype)
+        return ours(case, dtype) if case.trains else our_forward(case, dtype)
     return of_transformers(case, dtype, side, folder)
 
 
@@ -187,15 +184,14 @@ class Same(Objective[Any]):
         return self.parts
 
 
-def ours(case: Case, dtype: str, workers: int | None = None) -> Side:
-    """What `headway train` does in a step, with its defaults, or with so many workers."""
+def ours(case: Case, dtype: str) -> Side:
+    """What `headway train` does in a step, with its defaults."""
     config = TextConfig(
         data="none",
         context=case.tokens,
         batch_tokens=case.rows * case.tokens,
         dtype=NAMES[dtype],
         lr=LR,
-        workers=workers,
     )
     model, kind = build(case.spec, seed=0), DTYPES[NAMES[dtype]]
     workers = int(choose_workers(config, case.spec, parameter_count(case.spec) * kind.itemsize).what)

@@ -9,7 +9,7 @@ import typer
 from headway.cli._options import Count, application, says
 from headway.cli._shared import note
 from headway.errors import ConfigError
-from headway_lab.cli.bench_run import DTYPES, ModelsRun, Run, StepsRun, check_choices
+from headway_lab.cli.bench_run import DTYPES, ModelsRun, Run, check_choices
 
 PASSES = ("forward", "forward+backward")
 
@@ -103,18 +103,21 @@ def decode(
     *,
     rows: list[Count] | None = None,
     context: Annotated[int, says(min=2)] = 512,
+    operators: bool = False,
 ) -> int:
     """One more token of each text by a whole LLaMA with random weights: tokens per second, and bytes read per step as a
     share of the bandwidth of reading; beside transformers and llama.cpp on the same weights.
 
     rows: texts side by side (repeatable) [default: 1, 8, 16]
     context: tokens that a step sees, its own with them
+    operators: every operator of the step beside its limit, instead of the step beside peers
     """
     from headway_lab.bench.decoders import decode_steps
     from headway_lab.bench.measure import THOROUGH
 
     weights, usual = run.kinds(("bf16", "int8", "int4")), (1, 8) if run.quick else (1, 8, 16)
-    return run.measure(decode_steps(run.models(), weights, rows or usual, context, note), THOROUGH)
+    steps = decode_steps(run.models(), weights, rows or usual, context, note)
+    return run.measure(steps, THOROUGH, operators=operators)
 
 
 def prefill(run: ModelsRun, *, tokens: Annotated[int | None, says(min=2)] = None) -> int:
@@ -130,7 +133,7 @@ def prefill(run: ModelsRun, *, tokens: Annotated[int | None, says(min=2)] = None
 
 
 def train(
-    run: StepsRun,
+    run: Run,
     *,
     case: list[str] | None = None,
     dtype: list[str] | None = None,
@@ -156,13 +159,11 @@ def train(
         bench.WITHIN,
         *([bench.COMPILED] if compiled and not run.quick else []),
     ]
-    # Operators are told apart where micro batches come one after the other, each by all threads.
     steps = bench.train_steps(
         chosen(case, bench.CASES, usual, "case"),
         dtype or DTYPES,
         peers,
         memory=memory,
-        workers=1 if run.operators else None,
     )
     return run.measure(steps, bench.USUAL)
 

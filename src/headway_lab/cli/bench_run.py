@@ -84,18 +84,8 @@ class Run:
             report_error(line)
         return 1 if wrong else 0
 
-
-@dataclass(frozen=True, kw_only=True)
-class StepsRun(Run):
-    """A bench of steps of whole models.
-
-    operators: every operator of the step beside its limit, instead of the step beside peers
-    """
-
-    operators: bool = False
-
-    def measure(self, steps: "Iterable[Step]", usual: "Effort") -> int:
-        """`show` the rows of these steps."""
+    def measure(self, steps: "Iterable[Step]", usual: "Effort", *, operators: bool = False) -> int:
+        """`show` the rows of these steps: each beside its peers, or every operator beside its limit."""
         from headway_lab.bench.measure import QUICK
         from headway_lab.bench.operators import taken_apart
         from headway_lab.bench.steps import beside_peers
@@ -105,7 +95,7 @@ class StepsRun(Run):
         def rows() -> "Iterator[Row]":
             for step in steps:
                 note(f"{step.bench} {step.name} {step.dtype}")
-                if self.operators:
+                if operators:
                     yield from taken_apart(step, effort.repeats)
                 else:
                     yield beside_peers(step, effort)
@@ -114,7 +104,7 @@ class StepsRun(Run):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelsRun(StepsRun):
+class ModelsRun(Run):
     """A bench of whole decoders, with weights kept in several ways.
 
     model: tiny, 32m or 1.1b (repeatable) [default: 32m and 1.1b; 32m with --quick]
