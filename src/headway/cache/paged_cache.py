@@ -195,11 +195,6 @@ class PagedCache:
         """See `PagePool.open`."""
         return self.pool.open(ids, root)
 
-    def reserve(self, tokens: int) -> None:
-        """Makes room for so many tokens of texts at once, so that later ones need not move what is stored."""
-        for of, kind in enumerate(self.pool.classes):
-            self._grow(of, tokens if kind.state else -(-tokens // PAGE))
-
     def shrink(self) -> None:
         """Gives memory back, where no text is open and there is room for more than twice of what is to be kept."""
         pool = self.pool

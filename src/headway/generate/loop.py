@@ -17,7 +17,7 @@ from headway.generate.beams import BeamSearch
 from headway.generate.config import GenerationConfig
 from headway.generate.drafts import Draft
 from headway.generate.jobs import Text
-from headway.generate.open_engine import OpenEngine, make_engine
+from headway.generate.open_engine import OpenEngine
 from headway.generate.requests import Request, check_prompts, make_requests
 from headway.generate.results import Delta, Generation, Hypothesis
 from headway.generate.sequences import SampledText
@@ -104,7 +104,7 @@ def complete(
         else BeamSearch(request, request.config.beams)
         for request in requests
     ]
-    for _ in _run(model, texts, draft, engine, batch_size):
+    for _ in (engine or OpenEngine(model, keep=0)).run(texts, draft, batch_size):
         pass
     seconds = time.perf_counter() - begun
     results = []
@@ -156,19 +156,6 @@ def _requests(
     return asked
 
 
-def _run(
-    model: Decoder | EncoderDecoder,
-    texts: Sequence[Text],
-    draft: Draft | None,
-    engine: OpenEngine | None,
-    most: int | None = None,
-) -> Iterator[None]:
-    """`Engine.run`, by the engine that is open or one of this call's own."""
-    if engine is not None:
-        return engine.run(texts, draft, most)
-    return make_engine(model, texts[0].request.config, draft).run(texts, most)
-
-
 def _deltas(
     model: Decoder,
     requests: Sequence[Request],
@@ -178,7 +165,7 @@ def _deltas(
 ) -> Iterator[Delta]:
     texts = [SampledText(request, tokenizer) for request in requests]
     sent = [0] * len(texts)
-    for _ in chain([None], _run(model, texts, draft, engine)):
+    for _ in chain([None], (engine or OpenEngine(model, keep=0)).run(texts, draft)):
         for i, text in enumerate(texts):
             yield from text.deltas[sent[i] :]
             sent[i] = len(text.deltas)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
+from operator import add
 
 import torch
 from torch import Tensor, nn
@@ -77,8 +78,8 @@ class Reader:
                 f"a budget of {budget} bytes: positions of this model depend on the length of the text, so that none "
                 "can be sent back to wait for room; leave the budget out"
             )
-        stack = model.decoder if isinstance(model, EncoderDecoder) else model.model
-        self.device, like = stack.like.device, stack.like
+        like = model.stack.like
+        self.device = like.device
         self.adapters = beside(model)
         self.cache = make_paged_cache(
             model.spec,
@@ -114,19 +115,25 @@ class Reader:
         Each text goes on with its ids; `sources` are those of the texts, of an encoder-decoder, `adapters` the names of
         those that are added for each text (None: all). What it stored is settled by `cache.end()`. Raises CacheError,
         and changes nothing, where pages have no room."""
-        if not self.use_cache:
-            return self._read_whole(chunks, wanted, sources, adapters)
-        tokens = self.cache.begin(chunks)
-        ids = torch.tensor([[i for _, new in chunks for i in new]], device=self.device)
-        firsts = accumulate((len(new) for _, new in chunks[:-1]), initial=0)
+        if self.use_cache:
+            tokens, texts, begins = self.cache.begin(chunks), [ids for _, ids in chunks], [0] * len(chunks)
+        else:  # all tokens of the texts
+            begins = [len(table) for table, _ in chunks]
+            for table, new in chunks:
+                table.ids += new
+            texts = [table.ids for table, _ in chunks]
+            tokens = Tokens.packed([len(text) for text in texts], device=self.device)
+        lengths = [len(text) for text in texts]
+        ids = torch.tensor([[i for text in texts for i in text]], device=self.device)
+        firsts = map(add, accumulate(lengths[:-1], initial=0), begins)
         at = [first + slot for first, slots in zip(firsts, wanted, strict=True) for slot in slots]
         with evaluating(self.model):
-            rows = self._rows_of(adapters, [len(new) for _, new in chunks])
+            rows = self._rows_of(adapters, lengths)
             native = self.native if self.exact or tokens.count <= MOST_ROWS else None
             if native is not None and not (rows and native.lowered.has_magnitudes):
-                of_tokens = [table for table, (_, new) in zip(sources, chunks, strict=False) for _ in new]
+                of_tokens = [table for table, text in zip(sources, texts, strict=False) for _ in text]
                 return native.read(ids, tokens, at, of_tokens, rows)
-            return self._forward(ids, tokens, self.cache, at, sources, rows)
+            return self._forward(ids, tokens, self.cache if self.use_cache else None, at, sources, rows)
 
     def _rows_of(self, adapters: Sequence[Sequence[str] | None], counts: Sequence[int]) -> dict[str, Tensor]:
         """Which tokens of texts, so many of each, the adapters are added to, bool [T, 1]; none where that is all."""
@@ -162,30 +169,6 @@ class Reader:
         assert self.sources is not None
         memory = self.sources.memory(sources)
         return self.model.decode(ids, memory, cache, tokens=tokens)[0, slots[0]]
-
-    def _read_whole(
-        self,
-        chunks: Sequence[tuple[PageTable, Sequence[int]]],
-        wanted: Sequence[Sequence[int]],
-        sources: Sequence[PageTable],
-        adapters: Sequence[Sequence[str] | None],
-    ) -> Tensor:
-        """As `read`, from all tokens of the texts, side by side."""
-        befores = [len(table) for table, _ in chunks]
-        for table, new in chunks:
-            table.ids += new
-        texts = [table.ids for table, _ in chunks]
-        firsts = accumulate(map(len, texts[:-1]), initial=0)
-        at = [
-            first + before + slot
-            for first, before, slots in zip(firsts, befores, wanted, strict=True)
-            for slot in slots
-        ]
-        ids = torch.tensor([[i for text in texts for i in text]], device=self.device)
-        lengths = [len(text) for text in texts]
-        tokens, rows = Tokens.packed(lengths, device=self.device), self._rows_of(adapters, lengths)
-        with evaluating(self.model):
-            return self._forward(ids, tokens, None, at, sources, rows)
 
     def trim(self, table: PageTable, count: int) -> None:
         """Takes back the last tokens of a text. Raises CacheError as `PagePool.trim`."""

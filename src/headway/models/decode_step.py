@@ -50,7 +50,7 @@ class DecodeStep:
         exact: bool = False,
     ) -> None:
         self.cache, self.lowered = cache, Lowered(model)
-        self.stack = model.decoder if isinstance(model, EncoderDecoder) else model.model
+        self.stack = model.stack
         self._pasts: dict[tuple[object, ...], PagedPast] = {}
         self._sums: dict[int, PagedSums] = {}
         self._sources: dict[tuple[object, ...], PagedSource] = {}

@@ -16,17 +16,13 @@ from headway.models.spec import ModelSpec
 from headway.models.stack import TransformerStack, make_output, scaled
 from headway.nn import Losses, output_cross_entropy
 from headway.nn.block import Checkpointing
+from headway.nn.linear import Linear
 from headway.parallel import ContextParallel, Shards
 from headway.tokens import Tokens
 
 
-class Decoder(nn.Module):
-    """A causal language model. Parameter names are those of Hugging Face's LLaMA; when embedding and output
-    layer are tied there is no `lm_head.weight`.
-
-    Args:
-        spec: what it is.
-        backend: of attention, in every layer ("auto" chooses by layer and call).
+class Autoregressive(nn.Module):
+    """What a decoder and an encoder-decoder are alike: a stack whose states say the next token, and its output layer.
 
     Attributes:
         gradient_checkpointing: what the backward of training computes again, from its input, instead of keeping it:
@@ -35,13 +31,58 @@ class Decoder(nn.Module):
     """
 
     shards: Shards | None = None
+    lm_head: Linear
 
-    def __init__(self, spec: ModelSpec, backend: str = "auto") -> None:
+    def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         self.spec = spec
         self.gradient_checkpointing: Checkpointing = "none"
+
+    @property
+    def stack(self) -> TransformerStack:
+        """The layers that logits are computed from."""
+        raise NotImplementedError
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., M] -> [..., V]: the output layer, which is the embedding when they are tied."""
+        logits: Tensor = self.lm_head(scaled(hidden, self.spec.logit_scale))
+        return logits
+
+    def losses(self, hidden: Tensor, targets: Tensor, label_smoothing: float | None) -> Losses:
+        """Of targets [B, T] under the states [B, T, M], without ever holding all logits."""
+        x = scaled(hidden, self.spec.logit_scale)
+        return output_cross_entropy(
+            self.lm_head, x, targets, self.spec.vocab, label_smoothing=label_smoothing
+        )
+
+    def make_cache(self, batch: int = 1, *, slack: int = 0, dtype: torch.dtype | None = None) -> BatchCache:
+        """An empty past of `batch` rows, of which the last `slack` tokens can always be trimmed. `dtype` is that of the
+        weights unless given (autocast makes keys of another; torch.int8 rounds them). Raises CacheError for a layer
+        whose queries see later tokens, ConfigError for slack with linear attention, whose sums cannot be trimmed."""
+        pages = make_paged_cache(self.spec, self.stack.like, slack=slack, dtype=dtype)
+        return BatchCache(pages, batch)
+
+
+class Decoder(Autoregressive):
+    """A causal language model. Parameter names are those of Hugging Face's LLaMA; when embedding and output
+    layer are tied there is no `lm_head.weight`.
+
+    Args:
+        spec: what it is.
+        backend: of attention, in every layer ("auto" chooses by layer and call).
+
+    Attributes: see `Autoregressive`.
+    """
+
+    def __init__(self, spec: ModelSpec, backend: str = "auto") -> None:
+        super().__init__(spec)
         self.model = TransformerStack(spec, backend)
         self.lm_head = make_output(spec, spec.width, self.model)
+
+    @property
+    def stack(self) -> TransformerStack:
+        """`model`."""
+        return self.model
 
     def forward(
         self,
@@ -75,19 +116,12 @@ class Decoder(nn.Module):
             fit ids, rows beyond `max_context`, a wrong logits_for, or one beside targets. CacheError: chunks that do
             not continue a cache.
         """
-        check_targets(ids, targets, logits_for)
-        if label_smoothing is not None and targets is None:
-            raise ConfigError(
-                "label_smoothing smooths targets, and none are given; give targets=, or drop it"
-            )
+        check_targets(ids, targets, logits_for, label_smoothing)
         mask = logits_for if isinstance(logits_for, Tensor) and logits_for.dtype == torch.bool else None
         slots = logits_for if mask is None else None
         hidden = self.hidden(ids, tokens=tokens, cache=cache, context=context, slots=slots)
         if targets is not None:
-            x = scaled(hidden, self.spec.logit_scale)
-            return output_cross_entropy(
-                self.lm_head, x, targets, self.spec.vocab, label_smoothing=label_smoothing
-            )
+            return self.losses(hidden, targets, label_smoothing)
         return self.logits(hidden if mask is None else select_slots(hidden, mask))
 
     def hidden(
@@ -112,22 +146,20 @@ class Decoder(nn.Module):
         )
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[..., M] -> [..., V]: the output layer, which is the embedding when they are tied."""
-        logits: Tensor = self.lm_head(scaled(hidden, self.spec.logit_scale))
-        return logits
 
-    def make_cache(self, batch: int = 1, *, slack: int = 0, dtype: torch.dtype | None = None) -> BatchCache:
-        """An empty past of `batch` rows, of which the last `slack` tokens can always be trimmed. `dtype` is that of the
-        weights unless given (autocast makes keys of another; torch.int8 rounds them). Raises CacheError for a layer
-        whose queries see later tokens, ConfigError for slack with linear attention, whose sums cannot be trimmed."""
-        pages = make_paged_cache(self.spec, self.model.like, slack=slack, dtype=dtype)
-        return BatchCache(pages, batch)
-
-
-def check_targets(ids: Tensor, targets: Tensor | None, logits_for: Tensor | slice | None) -> None:
-    """DataError unless there is one target for each of the ids; ConfigError beside `logits_for`."""
+def check_targets(
+    ids: Tensor,
+    targets: Tensor | None,
+    logits_for: Tensor | slice | None,
+    label_smoothing: float | None = None,
+) -> None:
+    """DataError unless there is one target for each of the ids; ConfigError beside `logits_for`, and for label
+    smoothing without targets."""
     if targets is None:
+        if label_smoothing is not None:
+            raise ConfigError(
+                "label_smoothing smooths targets, and none are given; give targets=, or drop it"
+            )
         return
     if logits_for is not None:
         raise ConfigError(

@@ -8,20 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headway.attention import KeyValues
 from headway.cache import BatchCache, PagedCache
 from headway.errors import ConfigError
-from headway.models.decoder import check_targets, select_slots
+from headway.models.decoder import Autoregressive, check_targets, select_slots
 from headway.models.inputs import checked_tokens
-from headway.models.pasts import make_paged_cache
 from headway.models.spec import ModelSpec
-from headway.models.stack import TransformerStack, make_output, scaled
-from headway.nn import Losses, output_cross_entropy
-from headway.nn.block import Checkpointing
-from headway.parallel import Shards
+from headway.models.stack import TransformerStack, make_output
+from headway.nn import Losses
 from headway.tokens import Tokens
 
 
@@ -33,7 +29,7 @@ class Memory:
     tokens: Tokens
 
 
-class EncoderDecoder(nn.Module):
+class EncoderDecoder(Autoregressive):
     """p(target | source): an encoder over the source, and a decoder that attends to the encoder's last states
     (Vaswani et al. 2017, section 3).
 
@@ -44,23 +40,21 @@ class EncoderDecoder(nn.Module):
         spec: the decoder's, with `spec.encoder`.
         backend: of attention, in every layer.
 
-    Attributes:
-        gradient_checkpointing: what the backward of training computes again, from its input, instead of keeping it:
-            "none", "block", or in each block "attention" or "feed_forward". Less memory, up to one forward more.
-        shards: how its layers are shared by ranks (`headway.models.tensor_parallel`); None where they are not.
+    Attributes: see `Autoregressive`.
     """
 
-    shards: Shards | None = None
-
     def __init__(self, spec: ModelSpec, backend: str = "auto") -> None:
-        super().__init__()
+        super().__init__(spec)
         if spec.encoder is None:
             raise ConfigError("EncoderDecoder: the spec has no encoder; give ModelSpec(encoder=...)")
-        self.spec = spec
-        self.gradient_checkpointing: Checkpointing = "none"
         self.encoder = TransformerStack(spec.encoder, backend, embedding=not spec.shared_embedding)
         self.decoder = TransformerStack(spec, backend)
         self.lm_head = make_output(spec, spec.width, self.decoder)
+
+    @property
+    def stack(self) -> TransformerStack:
+        """`decoder`."""
+        return self.decoder
 
     def forward(
         self,
@@ -86,11 +80,7 @@ class EncoderDecoder(nn.Module):
         With targets it returns `Losses`, without ever holding all logits; `each` is differentiable.
         Raises DataError and ConfigError as `Decoder.forward` does.
         """
-        check_targets(ids, targets, logits_for)
-        if label_smoothing and targets is None:
-            raise ConfigError(
-                "label_smoothing smooths targets, and none are given; give targets=, or drop it"
-            )
+        check_targets(ids, targets, logits_for, label_smoothing or None)
         memory = self.encode(source, tokens=source_tokens)
         if memory.states.shape[0] != ids.shape[0]:
             raise ConfigError(
@@ -98,13 +88,7 @@ class EncoderDecoder(nn.Module):
             )
         hidden = self._decode(ids, tokens, self.memory_keys(memory))
         if targets is not None:
-            return output_cross_entropy(
-                self.lm_head,
-                scaled(hidden, self.spec.logit_scale),
-                targets,
-                self.spec.vocab,
-                label_smoothing=label_smoothing,
-            )
+            return self.losses(hidden, targets, label_smoothing)
         return self.logits(hidden if logits_for is None else select_slots(hidden, logits_for))
 
     def encode(self, source: Tensor, *, tokens: Tokens | None = None) -> Memory:
@@ -133,16 +117,6 @@ class EncoderDecoder(nn.Module):
         """Logits [B, T, V] after the next target ids [B, T], which are added to `cache`; `memory` are the keys of the
         rows' sources for every layer (`memory_keys`), for a PagedCache packed as ids are."""
         return self.logits(self._decode(ids, tokens, memory, cache))
-
-    def make_cache(self, batch: int = 1, *, slack: int = 0, dtype: torch.dtype | None = None) -> BatchCache:
-        """An empty past of the targets: as `Decoder.make_cache`."""
-        pages = make_paged_cache(self.spec, self.decoder.like, slack=slack, dtype=dtype)
-        return BatchCache(pages, batch)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[..., M] -> [..., V]."""
-        logits: Tensor = self.lm_head(scaled(hidden, self.spec.logit_scale))
-        return logits
 
     def _decode(
         self,

@@ -67,7 +67,7 @@ class Lowered(Operations):
     """
 
     def __init__(self, model: Decoder | EncoderDecoder) -> None:
-        stack = model.decoder if isinstance(model, EncoderDecoder) else model.model
+        stack = model.stack
         check_parts(model, stack)
         super().__init__(stack.like.dtype)
         self.attention: list[Attends | Summed] = []
