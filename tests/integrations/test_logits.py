@@ -9,7 +9,13 @@ from torch import Tensor, nn
 
 from headway.integrations.transformers import loss
 from headway.integrations.transformers.loss import SPARSE, Logits, output_forward
-from headway.integrations.transformers.modules import ROWS, SAMPLE, gated_sample, linear_sample, norm_sample
+from headway.integrations.transformers.modules import (
+    ROWS,
+    SAMPLE,
+    feedforward_sample,
+    linear_sample,
+    norm_sample,
+)
 
 VOCAB, WIDTH, TOKENS = 11, 6, 12
 
@@ -141,7 +147,7 @@ def test_modules_are_compared_on_small_ones_in_float32() -> None:
     assert linear_sample(nn.Linear(WIDTH, 9, bias=False), seed)[0].bias is None
     mlp = nn.Module()
     mlp.gate_proj, mlp.up_proj, mlp.down_proj = nn.Linear(6, 9), nn.Linear(6, 9, bias=False), nn.Linear(9, 6)
-    small, (x,) = gated_sample(mlp, seed)
+    small, (x,) = feedforward_sample(mlp, seed)
     assert x.shape == (ROWS, 6)
     assert [small.gate_proj.weight.shape, small.up_proj.weight.shape] == [(SAMPLE, 6)] * 2
     assert small.down_proj.weight.shape == (6, SAMPLE)

@@ -114,10 +114,9 @@ class ServerEndpoint(Endpoint):
             except ValueError as error:
                 raise EndpointError(f"{self.url}{path}: the answer is no JSON ({error})") from None
             except (URLError, OSError, HTTPException) as error:
-                problem = str(getattr(error, "reason", error)) or type(error).__name__
-                if isinstance(error, TimeoutError) or isinstance(
-                    getattr(error, "reason", None), TimeoutError
-                ):
+                reason = getattr(error, "reason", error)
+                problem = str(reason) or type(error).__name__
+                if isinstance(reason, TimeoutError):
                     problem = f"no answer within {self.timeout:g} s"
             if attempt + 1 < self.tries:
                 self.say(f"{self.url}: {problem}; try {attempt + 2} of {self.tries} in {wait:g} s")

@@ -214,8 +214,7 @@ def _prepare_growing_cache(
     type(self)._prepare_cache_for_generation(self, generation_config, model_kwargs, *args)
     for value in model_kwargs.values():
         if isinstance(value, Cache) and id(value) not in given:
-            for cache in (getattr(value, "self_attention_cache", value),):
-                growing(cache)
+            growing(getattr(value, "self_attention_cache", value))
 
 
 def _models(model: nn.Module) -> Iterator[Any]:

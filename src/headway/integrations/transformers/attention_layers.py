@@ -1,7 +1,7 @@
 """Which layers of a model may attend with our kernels: those that ask for an attention function, give it nothing that
 ours does not know, and have one that computes what ours does.
 
-Legend: B rows, H query heads, K kv heads, T tokens, D per head.
+Legend: B rows, H query heads, K kv heads, T tokens, D per head, d <= D rotated numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headway.errors import HeadwayError
 from headway.integrations.transformers.calls import ATTENTION, calls, names_of
 from headway.integrations.transformers.interface import SAID_ELSEWHERE, Seen, attention
 from headway.integrations.transformers.modules import SEED, TOLERANCE, code, relative, rotary_codes
-from headway.integrations.transformers.operators import rotary
+from headway.nn import fused
 from headway.patterns import Causal, Full, Pattern, Window
 from headway.tokens import Tokens
 
@@ -27,6 +27,15 @@ TOKENS, WINDOW, WIDTH = 7, 3, 8
 ROTATION = "apply_rotary_pos_emb"
 HONOURED = {*signature(attention).parameters, *SAID_ELSEWHERE, "output_attentions"}
 """The arguments of an attention function that ours honours, refuses when they are used, or may leave out."""
+
+
+def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
+    """x cos + (-x2, x1) sin on the first d numbers (x1, x2) of each head of q and k [B, H, T, D]; cos and sin
+    [B or 1, T, d], without gradient."""
+    assert unsqueeze_dim == 1, unsqueeze_dim
+    first, second = sin.chunk(2, -1)
+    turned = fused.rotate((q, k), cos, torch.cat((-first, second), -1), "halves")
+    return turned[0], turned[1]
 
 
 @cache

@@ -18,14 +18,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from headway.integrations.transformers import operators
 from headway.integrations.transformers.longformer import longformer_forward
 from headway.integrations.transformers.products import linear_forward, put, side_by_side
+from headway.nn import fused
 
 SEED = 0
 TOLERANCE = 1e-5
 ROWS, SAMPLE = 3, 64
 """Tokens that are compared; outputs of a linear layer and hidden units of a feed-forward that are."""
+
+ACTIVATIONS: Mapping[str, str] = {
+    "SiLU": "silu",
+    "SiLUActivation": "silu",
+    "GELUActivation": "gelu",
+    "GELUTanh": "gelu_pytorch_tanh",
+    "ReLU": "relu",
+}
+"""Activations by their classes in transformers and torch."""
 
 Sample = tuple[nn.Module, tuple[Any, ...]]
 """A module in float32 and what it is called with."""
@@ -61,21 +70,29 @@ def with_modules(module: nn.Module, modules: dict[str, nn.Module]) -> nn.Module:
 
 
 def llama_norm(self: Any, hidden_states: Tensor) -> Tensor:
-    return operators.rms_norm(hidden_states, self.weight, self.variance_epsilon)
+    """x / sqrt(mean(x^2) + eps) * g, rounded to the dtype of x before the gain. [..., M] -> [..., M]."""
+    return fused.normed("rms", hidden_states, self.weight, None, self.variance_epsilon)
 
 
 def gemma_norm(self: Any, x: Tensor) -> Tensor:
-    return operators.rms_norm_from_one(x, self.weight, self.eps)
+    """x / sqrt(mean(x^2) + eps) * (1 + g), rounded once. [..., M] -> [..., M]."""
+    return fused.normed("rms", x.float(), 1.0 + self.weight.float(), None, self.eps).type_as(x)
+
+
+def gated(gate: Tensor, up: Tensor, act: Callable[[Tensor], Tensor]) -> Tensor:
+    """act(gate) * up."""
+    name = ACTIVATIONS.get(type(act).__name__)
+    return act(gate) * up if name is None else fused.gated(gate, up, name)
 
 
 def gated_mlp(self: Any, x: Tensor) -> Tensor:
     gate, up = side_by_side(x, (self.gate_proj, self.up_proj))
-    return self.down_proj(operators.gated(gate, up, self.act_fn))  # type: ignore[no-any-return]
+    return self.down_proj(gated(gate, up, self.act_fn))  # type: ignore[no-any-return]
 
 
 def fused_mlp(self: Any, hidden_states: Tensor) -> Tensor:
     gate, up = self.gate_up_proj(hidden_states).chunk(2, dim=-1)
-    return self.down_proj(operators.gated(gate, up, self.activation_fn))  # type: ignore[no-any-return]
+    return self.down_proj(gated(gate, up, self.activation_fn))  # type: ignore[no-any-return]
 
 
 # -- what they are compared on -------------------------------------------------------------------------------------
@@ -86,25 +103,13 @@ def norm_sample(module: Any, seed: torch.Generator) -> Sample:
     return one, (torch.randn(ROWS, len(one.weight), generator=seed),)
 
 
-def gated_sample(module: Any, seed: torch.Generator) -> Sample:
-    width = module.gate_proj.in_features
-    layers: dict[str, nn.Module] = {
-        name: random_linear(getattr(module, name), inputs, outputs, seed)
-        for name, inputs, outputs in (
-            ("gate_proj", width, SAMPLE),
-            ("up_proj", width, SAMPLE),
-            ("down_proj", SAMPLE, width),
-        )
-    }
-    return with_modules(module, layers), (torch.randn(ROWS, width, generator=seed),)
-
-
-def fused_sample(module: Any, seed: torch.Generator) -> Sample:
-    width = module.gate_up_proj.in_features
-    layers: dict[str, nn.Module] = {
-        "gate_up_proj": random_linear(module.gate_up_proj, width, 2 * SAMPLE, seed),
-        "down_proj": random_linear(module.down_proj, SAMPLE, width, seed),
-    }
+def feedforward_sample(module: Any, seed: torch.Generator) -> Sample:
+    """`SAMPLE` hidden units, with random weights."""
+    width, hidden = module.down_proj.out_features, module.down_proj.in_features
+    layers: dict[str, nn.Module] = {"down_proj": random_linear(module.down_proj, SAMPLE, width, seed)}
+    for name in filter(module._modules.__contains__, ("gate_proj", "up_proj", "gate_up_proj")):
+        own = getattr(module, name)
+        layers[name] = random_linear(own, width, own.out_features // hidden * SAMPLE, seed)
     return with_modules(module, layers), (torch.randn(ROWS, width, generator=seed),)
 
 
@@ -136,8 +141,8 @@ TABLE = (
     Known("product", ("torch.Linear",), linear_forward, linear_sample),
     Known("RMS norm", ("llama.LlamaRMSNorm",), llama_norm, norm_sample),
     Known("RMS norm", ("gemma2.Gemma2RMSNorm",), gemma_norm, norm_sample),
-    Known("gated feed-forward", ("llama.LlamaMLP",), gated_mlp, gated_sample),
-    Known("gated feed-forward", ("phi3.Phi3MLP",), fused_mlp, fused_sample),
+    Known("gated feed-forward", ("llama.LlamaMLP",), gated_mlp, feedforward_sample),
+    Known("gated feed-forward", ("phi3.Phi3MLP",), fused_mlp, feedforward_sample),
     Known(
         "windowed attention", ("longformer.LongformerSelfAttention",), longformer_forward, longformer_sample
     ),
@@ -218,7 +223,6 @@ def difference(module: nn.Module, row: Known) -> float:
     sample, (x, *others) = row.sample(module, seed)
     sample.eval()
     cls = type(module)
-    worst = 0.0
     with torch.no_grad():
         worst = relative(row.forward(sample, x, *others), cls.forward(sample, x, *others))
     sides = []
