@@ -27,18 +27,6 @@ SAMPLES = 8
 """Numbers of each weight that are looked at."""
 
 
-def make_engine(
-    model: Decoder | EncoderDecoder,
-    config: GenerationConfig,
-    draft: Draft | None = None,
-    keep: int | None = None,
-) -> Engine:
-    """An engine for requests of this config (`GenerationConfig.session_options`); `keep` as in `PagedCache`."""
-    dtype = kv_dtype(config.kv_cache_dtype)
-    reader = Reader(model, use_cache=config.use_cache, kv_dtype=dtype, keep=keep, exact=config.exact)
-    return Engine(reader, step_tokens=config.prefill_chunk, draft=draft)
-
-
 class OpenEngine:
     """Writes texts with one engine for all calls, as long as the model computes what it did (`weights_of`).
 
@@ -63,7 +51,7 @@ class OpenEngine:
     ) -> Iterator[None]:
         """As `Engine.run`."""
         config = texts[0].request.config
-        engine = self.engine(config) if draft is None else make_engine(self.model, config, draft)
+        engine = self.engine(config) if draft is None else self._make(config, draft)
         return engine.run(texts, most)
 
     def engine(self, config: GenerationConfig) -> Engine:
@@ -71,8 +59,14 @@ class OpenEngine:
         of = tuple(config.session_options.items()), weights_of(self.model)
         with self._lock:
             if self._engine is None or self._of != of:
-                self._engine, self._of = make_engine(self.model, config, keep=self.keep), of
+                self._engine, self._of = self._make(config), of
             return self._engine
+
+    def _make(self, config: GenerationConfig, draft: Draft | None = None) -> Engine:
+        """An engine for requests of this config; one with a draft serves a single call, and keeps nothing."""
+        dtype, keep = kv_dtype(config.kv_cache_dtype), self.keep if draft is None else 0
+        reader = Reader(self.model, use_cache=config.use_cache, kv_dtype=dtype, keep=keep, exact=config.exact)
+        return Engine(reader, step_tokens=config.prefill_chunk, draft=draft)
 
     def close(self) -> None:
         """Gives its memory back, when the calls that run have ended. A later call opens it again."""

@@ -131,27 +131,9 @@ class Lowered(Operations):
             self.attention.append(summed := sums_of(layer, rotated, q, k, v, out))
             self.counted.append(summed.struct)
             return [*project, self.op(c.SUMS, summed.struct)], out
-        scores = [some for some in (self.shared_scores, layer.score) if some.steps]
-        mixer, heads, sizes = (
-            softmax_of(layer, scores, self.dtype),
-            layer.heads,
-            (layer.head_dim, layer.value_dim),
-        )
-        struct = c.HeadsStruct(
-            0, 1, heads.query_heads, heads.kv_heads, *sizes, c.TYPES[self.dtype],
-            *(t.data_ptr() for t in (q, k, v)), *(t.stride(0) for t in (q, k, v)),
-        )  # fmt: skip
-        if layer.q_norm is not None:
-            struct.q_gain, struct.eps = address(self.floats(layer.q_norm.weight)), layer.q_norm.eps
-        if layer.k_norm is not None:
-            struct.k_gain = address(self.floats(layer.k_norm.weight))
-        if rotated is not None:
-            rotated.into(struct)
-        self.counted.append(struct)
-        ops = [*project, self.op(c.HEADS, struct), c.OpStruct(c.ATTENTION)]
-        out, lse = self._results(layer)
-        self.attention.append(Attends(layer, mixer, scores, q, out, lse, struct, at + len(ops) - 1))
-        return ops, out
+        ops, attends = self._softmax(layer, self.shared_scores, [q, k, v], project, at, rotated)
+        self.attention.append(attends)
+        return ops, attends.out
 
     def _rotated(self, layer: AttentionLayer, rotation: int | None) -> Rotated | None:
         """What a layer rotates by; layers of equal positions share it."""
@@ -166,26 +148,45 @@ class Lowered(Operations):
         self, layer: AttentionLayer, norm: nn.Module | None, at: int
     ) -> tuple[list[c.OpStruct], Tensor]:
         """Attention to a source, whose keys and values are there: as `_attention`."""
-        scores = [layer.score] if layer.score.steps else []
-        mixer, q = softmax_of(layer, scores, self.dtype), self.room("q", layer.q_proj.out_features)
+        q = self.room("q", layer.q_proj.out_features)
+        project = self._products(self.x, [(layer.q_proj, q)], norm=norm)
+        ops, attends = self._softmax(layer, None, [q], project, at)
+        self.across.append(attends)
+        return ops, attends.out
+
+    def _softmax(
+        self,
+        layer: AttentionLayer,
+        shared: Scores | None,
+        rows: Sequence[Tensor],
+        project: list[c.OpStruct],
+        at: int,
+        rotated: Rotated | None = None,
+    ) -> tuple[list[c.OpStruct], Attends]:
+        """Operations that project, of which the first is number `at`, and behind them attention of their rows: of
+        queries, and of keys and values where these are new."""
+        scores = [some for some in (shared, layer.score) if some is not None and some.steps]
+        mixer, heads, is_own = softmax_of(layer, scores, self.dtype), layer.heads, len(rows) > 1
         struct = c.HeadsStruct(
-            0, 1, layer.heads.query_heads, 0, layer.head_dim, layer.value_dim, c.TYPES[self.dtype],
-            q.data_ptr(), None, None, q.stride(0),
+            0, 1, heads.query_heads, heads.kv_heads if is_own else 0, layer.head_dim, layer.value_dim,
+            c.TYPES[self.dtype], *(t.data_ptr() for t in rows), *[None] * (3 - len(rows)),
+            *(t.stride(0) for t in rows),
         )  # fmt: skip
-        ops = self._products(self.x, [(layer.q_proj, q)], norm=norm)
         if layer.q_norm is not None:
             struct.q_gain, struct.eps = address(self.floats(layer.q_norm.weight)), layer.q_norm.eps
+        if layer.k_norm is not None and is_own:
+            struct.k_gain = address(self.floats(layer.k_norm.weight))
+        if rotated is not None:
+            rotated.into(struct)
+            struct.rotates_values = int(rotated.rotates_values)
+        ops = list(project)
+        if is_own or layer.q_norm is not None:
             self.counted.append(struct)
             ops.append(self.op(c.HEADS, struct))
-        ops.append(c.OpStruct(c.ATTENTION))
-        out, lse = self._results(layer)
-        self.across.append(Attends(layer, mixer, scores, q, out, lse, struct, at + len(ops) - 1))
-        return ops, out
-
-    def _results(self, layer: AttentionLayer) -> tuple[Tensor, Tensor]:
-        """Rooms of what a layer attends to, and of its log-sum-exp."""
         out = self.room("attended", layer.o_proj.in_features)
-        return out, self.room("lse", layer.heads.query_heads, torch.float32)
+        lse = self.room("lse", heads.query_heads, torch.float32)
+        at += len(ops)
+        return [*ops, c.OpStruct(c.ATTENTION)], Attends(layer, mixer, scores, rows[0], out, lse, struct, at)
 
     def _feed_forward(
         self, mlp: FeedForward, norm: nn.Module | None

@@ -44,11 +44,10 @@ class Rotated:
         for own, new in ((self.cos, table.cos), (self.sin, table.sin)):
             own[:count] = new.view(-1, table.dims)[rows]
 
-    def into(self, struct: c.HeadsStruct) -> None:
-        """Rotate heads by them."""
+    def into(self, struct: c.HeadsStruct | c.SumsStruct) -> None:
+        """Rotate heads, or their features, by them."""
         struct.cos, struct.sin, struct.partner = (t.data_ptr() for t in (self.cos, self.sin, self.partner))
         struct.rotated = struct.rotation_row = self.cos.shape[1]
-        struct.rotates_values = int(self.rotates_values)
 
     def _table(self, tokens: Tokens) -> RotaryTable:
         table = self.rotary(tokens, self.dtype)

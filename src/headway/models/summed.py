@@ -49,10 +49,7 @@ def sums_of(
         *(t.data_ptr() for t in (q, k, v)), *(t.stride(0) for t in (q, k, v)),
     )  # fmt: skip
     if rotated is not None:
-        struct.cos, struct.sin, struct.partner = (
-            t.data_ptr() for t in (rotated.cos, rotated.sin, rotated.partner)
-        )
-        struct.rotated = struct.rotation_row = rotated.cos.shape[1]
+        rotated.into(struct)
         struct.rotates_both = linear.rotary == "both"
     struct.out, struct.out_row = out.data_ptr(), out.stride(0)
     return Summed(layer, struct)
