@@ -20,8 +20,7 @@ class Reply:
 class Endpoint(Protocol):
     """Answers conversations. `name` tells it from others, and stands in transcripts."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
 
     def chat(self, messages: Sequence[Message], *, seed: int, temperature: float, max_tokens: int) -> Reply:
         """The reply to [{"role": "user", "content": "..."}, ...], of at most `max_tokens` tokens; temperature 0 takes

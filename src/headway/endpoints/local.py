@@ -17,13 +17,9 @@ class LocalEndpoint(Endpoint):
 
     def __init__(self, source: str | LanguageModel, name: str | None = None) -> None:
         self.lm = load(source, task="causal-lm") if isinstance(source, str) else source
-        self._name = name or str(source)
+        self.name = name or str(source)
         if self.lm.need_tokenizer().chat_template is None:
-            raise DataError(f"{self._name}: its tokenizer has no chat template, so it cannot answer messages")
-
-    @property
-    def name(self) -> str:
-        return self._name
+            raise DataError(f"{self.name}: its tokenizer has no chat template, so it cannot answer messages")
 
     def chat(self, messages: Sequence[Message], *, seed: int, temperature: float, max_tokens: int) -> Reply:
         """The reply, of at most `max_tokens` tokens, and at most what the context has room for."""

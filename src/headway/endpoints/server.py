@@ -51,10 +51,7 @@ class ServerEndpoint(Endpoint):
         self.url, self.timeout, self.tries = url.rstrip("/"), timeout, tries
         self.say, self.sleep = say, sleep
         self.model = model or self._only_model()
-
-    @property
-    def name(self) -> str:
-        return f"{self.url}#{self.model}"
+        self.name = f"{self.url}#{self.model}"
 
     def chat(self, messages: Sequence[Message], *, seed: int, temperature: float, max_tokens: int) -> Reply:
         """One completion. A refusal that stands in place of the text is the text; a reply without either is empty."""

@@ -22,8 +22,11 @@ T = TypeVar("T")
 Progress = Callable[[int, int], None]
 MAX_TOKENS = 2048
 # What ends a judgment. Each has a second form, which judges write that forget a bracket.
-_VERDICT = (re.compile(r"\[\[([ABC])\]\]"), re.compile(r"\[([ABC])\]"))
-_RATING = (re.compile(r"\[\[(\d+\.?\d*)\]\]"), re.compile(r"\[(\d+\.?\d*)\]"))
+_ENDS = {
+    "pair": (re.compile(r"\[\[([ABC])\]\]"), re.compile(r"\[([ABC])\]")),
+    "rating": (re.compile(r"\[\[(\d+\.?\d*)\]\]"), re.compile(r"\[(\d+\.?\d*)\]")),
+}
+_PROMPTS = {"pair": ("pair", "v2"), "rating": ("single", "v1")}  # FastChat's names and versions
 
 
 @dataclass(frozen=True)
@@ -70,17 +73,11 @@ def compare(
 
     Raises DataError for an answer that is missing."""
 
-    def verdict(job: tuple[Question, int, Side]) -> Verdict:
-        question, turn, first = job
-        one, other = (a, b) if first == "A" else (b, a)
-        answers = {"answer_a": one[question.id], "answer_b": other[question.id]}
-        key = f"pair:{question.id}:{turn}:{first}"
-        found = _last(_VERDICT, _judged(judge, transcript, key, question, turn, "pair", answers, seed))
+    def verdict(match: Match, first: Side, found: str | None) -> Verdict:
         shown = {"A": first, "B": "B" if first == "A" else "A", "C": "tie"}
-        winner = None if found is None else shown[found]
-        return Verdict(_match(question, turn, a, b), first, winner)  # type: ignore[arg-type]
+        return Verdict(match, first, None if found is None else shown[found])  # type: ignore[arg-type]
 
-    return _both(verdict, list(_turns(questions, a, b)), parallel, progress)
+    return _both("pair", verdict, judge, questions, a, b, transcript, seed, parallel, progress)
 
 
 def rate(
@@ -96,27 +93,38 @@ def rate(
 ) -> list[tuple[Rating, Rating]]:
     """A rating of each answer by itself, turn by turn; otherwise as `compare`."""
 
-    def rating(job: tuple[Question, int, Side]) -> Rating:
-        question, turn, side = job
-        answers = {"answer": (a if side == "A" else b)[question.id]}
-        key = f"rating:{question.id}:{turn}:{side}"
-        found = _last(_RATING, _judged(judge, transcript, key, question, turn, "single", answers, seed))
+    def rating(match: Match, side: Side, found: str | None) -> Rating:
         score = None if found is None else float(found)
-        known = score if score is not None and 1 <= score <= 10 else None
-        return Rating(_match(question, turn, a, b), side, known)
+        return Rating(match, side, score if score is not None and 1 <= score <= 10 else None)
 
-    return _both(rating, list(_turns(questions, a, b)), parallel, progress)
+    return _both("rating", rating, judge, questions, a, b, transcript, seed, parallel, progress)
 
 
 def _both(
-    judged: Callable[[tuple[Question, int, Side]], T],
-    turns: Sequence[tuple[Question, int]],
+    kind: Literal["pair", "rating"],
+    made: Callable[[Match, Side, str | None], T],
+    judge: Endpoint,
+    questions: Sequence[Question],
+    a: Answers,
+    b: Answers,
+    transcript: Transcript,
+    seed: int,
     parallel: int,
     progress: Progress,
 ) -> list[tuple[T, T]]:
-    """What is judged of each turn for A and for B."""
+    """What `made` makes of the judgment of each turn, for A and for B."""
+
+    def judged(job: tuple[Question, int, Side]) -> T:
+        question, turn, side = job
+        own, other = (a[question.id], b[question.id]) if side == "A" else (b[question.id], a[question.id])
+        messages = _messages(kind, question, turn, {"answer": own, "answer_a": own, "answer_b": other})
+        key = f"{kind}:{question.id}:{turn}:{side}"
+        reply = transcript.chat(judge, key, messages, seed=seed, temperature=0.0, max_tokens=MAX_TOKENS)
+        lengths = len(a[question.id][turn - 1]), len(b[question.id][turn - 1])
+        return made(Match(question.id, turn, lengths), side, _last(_ENDS[kind], reply.text))
+
     sides: tuple[Side, Side] = ("A", "B")
-    jobs = [(*turn, side) for turn in turns for side in sides]
+    jobs = [(*turn, side) for turn in _turns(questions, a, b) for side in sides]
     found = []
     for one in in_order(judged, jobs, parallel):
         found.append(one)
@@ -124,31 +132,23 @@ def _both(
     return list(zip(found[::2], found[1::2], strict=True))
 
 
-def _judged(
-    judge: Endpoint,
-    transcript: Transcript,
-    key: str,
-    question: Question,
-    turn: int,
-    kind: Literal["pair", "single"],
-    answers: dict[str, Sequence[str]],
-    seed: int,
-) -> str:
-    """What the judge says of answers; the conversation up to the second turn where that is judged."""
-    version = "math-v1" if question.reference else {"pair": "v2", "single": "v1"}[kind]
-    template = _prompts()[f"{kind}-{version}{'-multi-turn' if turn == 2 else ''}"]
+def _messages(
+    kind: str, question: Question, turn: int, answers: dict[str, Sequence[str]]
+) -> list[dict[str, str]]:
+    """What the judge is asked of answers; the conversation up to the second turn where that is judged."""
+    name, version = _PROMPTS[kind]
+    several = "-multi-turn" if turn == 2 else ""
+    template = _prompts()[f"{name}-{'math-v1' if question.reference else version}{several}"]
     if turn == 1:
         fields = {"question": question.turns[0], **{name: turns[0] for name, turns in answers.items()}}
     else:
         fields = {f"question_{i}": text for i, text in enumerate(question.turns, 1)}
         fields |= {f"{name}_{i}": turns[i - 1] for name, turns in answers.items() for i in (1, 2)}
     fields |= {f"ref_answer_{i}": text for i, text in enumerate(question.reference or (), 1)}
-    messages = [
+    return [
         {"role": "system", "content": template["system_prompt"]},
         {"role": "user", "content": template["prompt_template"].format(**fields)},
     ]
-    reply = transcript.chat(judge, key, messages, seed=seed, temperature=0.0, max_tokens=MAX_TOKENS)
-    return reply.text
 
 
 def _turns(questions: Sequence[Question], a: Answers, b: Answers) -> Iterator[tuple[Question, int]]:
@@ -162,10 +162,6 @@ def _turns(questions: Sequence[Question], a: Answers, b: Answers) -> Iterator[tu
                 )
         for turn in range(1, len(question.turns) + 1):
             yield question, turn
-
-
-def _match(question: Question, turn: int, a: Answers, b: Answers) -> Match:
-    return Match(question.id, turn, (len(a[question.id][turn - 1]), len(b[question.id][turn - 1])))
 
 
 def _last(forms: Sequence[re.Pattern[str]], text: str) -> str | None:

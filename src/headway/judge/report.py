@@ -114,7 +114,9 @@ def pairs_of(verdicts: Sequence[tuple[Verdict, Verdict]], *, seed: int = 0) -> P
         wins=int((agreed > 0).sum()),
         ties=int((agreed == 0).sum()),
         losses=int((agreed < 0).sum()),
-        win_rate=_interval([both[0].match.question for both in whole], [(agreed + 1) / 2], _mean, seed),
+        win_rate=_interval(
+            [both[0].match.question for both in whole], [(agreed + 1) / 2], lambda mean: mean, seed
+        ),
         a_first=_counts(signs[:, 0]),
         b_first=_counts(signs[:, 1]),
         flips=int((signs[:, 0] != signs[:, 1]).sum()),
@@ -158,10 +160,6 @@ def _interval(
     resampled = statistic(*(weights @ one / (weights @ counts) for one in sums))
     low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(float(statistic(*(one.sum() / counts.sum() for one in sums))), float(low), float(high))
-
-
-def _mean(values: Array) -> Array:
-    return values
 
 
 def _sign(verdict: Verdict) -> float:
