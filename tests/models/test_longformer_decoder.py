@@ -40,7 +40,7 @@ def global_mask(rows: int, count: int) -> Tensor:
 @pytest.mark.parametrize(
     "layers", [*([d] for d in DECODED), DECODED[:2]], ids=lambda d: str([p for p, _ in d])
 )
-def test_row_111_decoding_with_a_ring_is_the_full_forward(
+def test_row_111_decoding_from_pages_is_the_full_forward(
     layers: list[tuple[Pattern, int]], splits: list[int]
 ) -> None:
     """Tokens are marked global as they come (`next_tokens(n).with_global(mask)`), and stay so in the cache, which
