@@ -162,7 +162,8 @@ class PagePool:
                 own.append(self._take(i))
                 table.version += 1
         table.ids += new
-        self._bound()
+        if copies:  # else no page has lost its last user
+            self._bound()
         return copies
 
     def _take(self, of: int) -> int:
@@ -247,7 +248,7 @@ class PagePool:
                     needed = any(p in kind.needed(mark) for mark in kind.checkpoints(p, table.marks))
                     pages.drop(page, self._now, keep=needed)
                     own[p] = None
-        self._bound()
+                    self._bound()
 
     def snapshot(self, table: PageTable) -> list[Copy]:
         """Keeps the states of a text whose length is a multiple of 64 for prefixes to come, where there is room, and

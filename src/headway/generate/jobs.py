@@ -105,6 +105,9 @@ def advance(logits: Tensor, live: Sequence[tuple[Text, range]]) -> None:
 
 def next_rows(job: Job, pool: PagePool) -> list[Row]:
     """The texts of a job after a step. The first that goes on from a text has its pages, others share them."""
+    if len(job.rows) == len(job.text.rows) == 1:  # nothing is copied, however long it is
+        job.rows[0].ids.append(job.text.rows[0][1])
+        return job.rows
     rows: list[Row] = []
     used: set[int] = set()
     for parent, token in job.text.rows:
