@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -54,7 +55,7 @@ def test_a_step_of_decoding_is_its_seven_operators(weights: str, bits: float, ro
     assert found[LOGITS].extra["bytes"] == weights_alone + in_and_out
 
 
-def test_operators_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_operators_are_drawn_and_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = [
         "--model",
         "tiny",
@@ -67,5 +68,6 @@ def test_operators_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
         "--quick",
         "--operators",
     ]
-    assert run(["bench", "decode", *given]) == 0
+    assert run(["bench", "decode", *given, "--out", str(tmp_path)]) == 0
     assert "limits: reading" in capsys.readouterr().out
+    assert (tmp_path / "operators.png").read_bytes().startswith(b"\x89PNG")

@@ -1,11 +1,11 @@
-"""The topic of packing, and that its verdict can differ."""
+"""The topics of adapting a model, and that their verdicts can differ."""
 
 from collections.abc import Mapping
 from types import ModuleType
 
 import pytest
 
-from headway_lab.explain import packing
+from headway_lab.explain import adapters, packing
 from headway_lab.explain.report import Report
 from tests.explain import toys
 
@@ -15,8 +15,29 @@ def reports() -> Mapping[ModuleType, Report]:
     return toys.Reports()
 
 
-def test_it_is_seen(reports: Mapping[ModuleType, Report]) -> None:
-    assert reports[packing].seen, reports[packing].verdict
+@pytest.mark.parametrize("module", [adapters, packing], ids=lambda m: m.__name__)
+def test_they_are_seen(module: ModuleType, reports: Mapping[ModuleType, Report]) -> None:
+    assert reports[module].seen, reports[module].verdict
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "claim"),
+    [
+        ("change at first", 1e-9, "a fresh adapter changes nothing"),
+        ("change with B", 0.0, "with B it does"),
+        ("merged - apart", 1e-9, "merged it computes the same"),
+        ("rank of W' - W", 5, "W' - W has the adapter's rank"),
+        ("unmerged is W", False, "unmerged, W is back bit by bit"),
+    ],
+)
+def test_a_claim_about_adapters_is_judged_by_the_worst_rank(
+    name: str, value: object, claim: str, reports: Mapping[ModuleType, Report]
+) -> None:
+    rows = reports[adapters].rows
+    for worst in range(len(rows)):
+        changed = [{**row, name: value} if i == worst else row for i, row in enumerate(rows)]
+        assert lost(adapters.judge(changed)) == [claim]
+    assert not adapters.judge([*rows[:2], {**rows[2], "share": 0.03}, rows[3]]).seen
 
 
 def lost(report: Report) -> list[str]:

@@ -77,6 +77,16 @@ def by_heads(heads: int, seed: int, steps: int) -> SimpleNamespace:
     return SimpleNamespace(accuracy=lambda: heads / 4.1, layer=weight, losses=(1.0,), heads=heads)
 
 
+def merged_askew(merge: Callable[[torch.nn.Module], None]) -> Callable[[torch.nn.Module], None]:
+    """One weight is off by 1 % after merging."""
+
+    def merged(model: torch.nn.Module) -> None:
+        merge(model)
+        model.get_parameter("model.layers.0.self_attn.q_proj.weight").mul_(1.01)
+
+    return merged
+
+
 def even(positions: torch.Tensor, width: int) -> torch.Tensor:
     """Positions whose rows are sqrt(2) times too long."""
     return torch.ones(len(positions), width)
@@ -123,6 +133,7 @@ TABLE: dict[str, Mutant] = {
         "KINDS", lambda kinds: (*kinds[:2], (*kinds[2][:2], "dense")), "4-fold", {"context": 512}
     ),
     "packing": Mutant("best_fit", lambda f: lambda drawn, room: list(drawn), "packing fills", TWO),
+    "adapters": Mutant("merge", merged_askew, "merged it computes the same"),
     "sinusoids": Mutant("shifted", lambda f: lambda table, k: f(table, k + 1), "one linear map"),
     "embedding": Mutant("Sinusoidal", lambda kind: lambda: SimpleNamespace(embedding=even), "sqrt(2) times"),
     "rotary-identity": Mutant(
@@ -229,7 +240,7 @@ def test_every_topic_has_a_mutant() -> None:
     assert set(TABLE) == set(TOPICS)
 
 
-LONG = ("cache", "memory", "residual-order", "rotary-forms", "rotary-shift")
+LONG = ("adapters", "cache", "memory", "residual-order", "rotary-forms", "rotary-shift")
 """Topics of seconds each, twice."""
 
 

@@ -171,16 +171,15 @@ def _rates(rows: Sequence[Row]) -> str:
     return _table(body) + limits
 
 
-def _operators(rows: Sequence[Row]) -> list[str]:
-    """A table for each step."""
+def of_steps(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of `--operators` by the step that they are of."""
     steps: dict[str, list[Row]] = {}
     for row in rows:
         steps.setdefault(f"{row.case.rpartition(': ')[0]} {row.dtype}", []).append(row)
-    return [_operators_of(name, some) for name, some in steps.items()]
+    return steps
 
 
-def _operators_of(step: str, rows: Sequence[Row]) -> str:
-    """What the step takes, the limits of its operators, and a line for each of these."""
+def _operators(rows: Sequence[Row]) -> str:
     body = [
         {
             "operator": row.case.rpartition(": ")[2],
@@ -195,16 +194,21 @@ def _operators_of(step: str, rows: Sequence[Row]) -> str:
         }
         for row in rows
     ]
-    first = rows[0].extra
+    return f"{step_title(rows)}\n{_table(body)}"
+
+
+def step_title(rows: Sequence[Row]) -> str:
+    """What one step takes, and the limits of its operators."""
+    (name,), first = of_steps(rows), rows[0].extra
     return (
-        f"{step}: {first['step_ms']:.4g} ms, {first['tokens_per_second']:.4g} tokens/s; "
-        f"limits: reading {first['read_gbs']:.3g} GB/s, products {first['peak_gflops']:.4g} GFLOP/s\n{_table(body)}"
+        f"{name}: {first['step_ms']:.4g} ms, {first['tokens_per_second']:.4g} tokens/s; "
+        f"limits: reading {first['read_gbs']:.3g} GB/s, products {first['peak_gflops']:.4g} GFLOP/s"
     )
 
 
 TABLES: Mapping[str, Callable[[Sequence[Row]], list[str]]] = {
     "growth": lambda rows: [_forms(rows), *(line for row in rows for line in row.extra.get("verdicts", ()))],
-    "operators": _operators,
+    "operators": lambda rows: [_operators(some) for some in of_steps(rows).values()],
 }
 
 
