@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig
 
-from headway.checkpoints.hf.config_keys import HARMLESS
+from headway.checkpoints.hf.harmless import HARMLESS
 from headway.checkpoints.hf.layouts import LAYOUTS
 
 OLDER_DEFAULTS = {

@@ -127,6 +127,15 @@ class Pages:
         if key not in self.page and page not in self.key:
             self.key[page], self.page[key] = key, page
 
+    def hold(self, kind: PageClass, table: PageTable, count: int) -> bool:
+        """Whether they have what the query after so many pages of a text may see; where it may see all of them, it is
+        known that they have those."""
+        if kind.state:
+            return table.key(count - 1) in self.page
+        return kind.retention.reach is None or all(
+            table.key(p) in self.page for p in kind.needed(count * PAGE)
+        )
+
     def touch(self, key: bytes, now: int) -> None:
         """An idle page with this key was used until now."""
         page = self.page.get(key)

@@ -63,17 +63,9 @@ class PagePool:
         for kind, pages in pairs:
             if kind.retention.reach is None and not kind.state:
                 count = next((p for p in range(count) if table.key(p) not in pages.page), count)
-        while count and not all(self._holds(kind, pages, table, count) for kind, pages in pairs):
+        while count and not all(pages.hold(kind, table, count) for kind, pages in pairs):
             count -= 1
         return count * PAGE
-
-    @staticmethod
-    def _holds(kind: PageClass, pages: Pages, table: PageTable, count: int) -> bool:
-        if kind.state:
-            return table.key(count - 1) in pages.page
-        if kind.retention.reach is None:
-            return True
-        return all(table.key(p) in pages.page for p in kind.needed(count * PAGE))
 
     def fork(self, table: PageTable) -> PageTable:
         """Another text that begins as this one does; the pages are shared."""

@@ -231,17 +231,15 @@ class Engine:
     def _pieces(self) -> list[Piece]:
         """What the step reads: of texts that are written their last token and its draft, of prompts pieces of up to
         `step_tokens` together. Where pages have no room, the youngest request goes back to wait."""
-        self._concerned = ready = [job for job in self.running if job.is_ready]
-        are_ready = set(ready)
-        texts = [job.text for job in ready if job.text.count and isinstance(job.text, SampledText)]
+        self._concerned = [job for job in self.running if job.is_ready]
+        ready = set(self._concerned)
+        texts = [job.text for job in self._concerned if job.text.count and isinstance(job.text, SampledText)]
         drafts = [[]] * len(texts) if self.speculation is None else self.speculation.propose(texts)
         draft_of = dict(zip([text.request.number for text in texts], drafts, strict=True))
         while True:
-            pieces, reading, left = [], [], self.step_tokens
-            for job in self.running:
-                if job not in are_ready:
-                    reading.append(job)
-                    continue
+            pieces, left = [], self.step_tokens
+            reading = [job for job in self.running if job not in ready]
+            for job in (job for job in self.running if job in ready):
                 draft = draft_of.get(job.text.request.number, [])
                 pieces += [Piece(job, row, [row.ids[-1], *draft], range(1 + len(draft))) for row in job.rows]
             for job in reading:

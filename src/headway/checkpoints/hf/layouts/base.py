@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import (
-    HARMLESS,
     OURS,
     ConfigReader,
     FieldMap,
@@ -17,6 +16,7 @@ from headway.checkpoints.hf.config_keys import (
     read_fields,
     write_fields,
 )
+from headway.checkpoints.hf.harmless import HARMLESS
 from headway.checkpoints.hf.layouts.rules import TensorNames
 from headway.checkpoints.hf.rope import ROPE, read_rope, write_rope
 from headway.errors import ConfigError, did_you_mean

@@ -7,7 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from headway.checkpoints.hf.config_keys import HARMLESS, ConfigReader, Key, check_keys, four_widths
+from headway.checkpoints.hf.config_keys import ConfigReader, Key, check_keys, four_widths
+from headway.checkpoints.hf.harmless import HARMLESS
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.rules import decoder_names
 from headway.errors import ConfigError
