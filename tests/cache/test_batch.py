@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import Tensor
 
-from headway.attention.linear_attention import LinearAttentionSpec
-from headway.cache import PAGE, BatchCache, CacheSpec, PagedCache, PagedLayer, choose_cache
+from headway.cache import PAGE, BatchCache, CacheSpec, PagedCache, PagedLayer
 from headway.cache.paged_step import places, stored_keys
 from headway.errors import CacheError
 from headway.models import Decoder, ModelSpec, build
-from headway.patterns import Causal, Full, GlobalKeys, Pattern, PerHead, Sink, Window
+from headway.patterns import Causal, GlobalKeys, Pattern, Sink, Window
 from headway.tokens import Tokens
 
 SLACK = 3
@@ -298,21 +297,3 @@ def test_it_says_what_it_is_and_holds() -> None:
     assert (cache.slots, cache.nbytes) == ((PAGE, PAGE), 2 * 2 * page)
     assert repr(cache) == f"BatchCache(batch=2, lengths=[3, 1], nbytes={cache.nbytes})"
     assert made.make_cache(0).batch == 0
-
-
-def test_the_choice_and_its_reasons() -> None:
-    whole = choose_cache(PerHead(Window.last(3), Causal()))
-    assert (whole.what, whole.why) == ("growing", "by Causal() a later query may see any earlier key")
-    bounded = choose_cache(Window.last(3) | (Causal() & (Sink(2) | GlobalKeys())))
-    assert bounded.what == "window"
-    assert "the last 2 and the first 2 and global ones: 5 tokens and global ones are enough" in bounded.why
-    with pytest.raises(CacheError, match="its queries may see later tokens"):
-        choose_cache(Full())
-    with pytest.raises(CacheError, match="its queries may see later tokens"):
-        PagedCache(CacheSpec(kv_heads=1, head_dim=1), [Full()])
-    with pytest.raises(CacheError, match="sizes must be positive, got kv_heads=0"):
-        CacheSpec(kv_heads=0, head_dim=1)
-    with pytest.raises(CacheError, match=r"not as torch\.int16"):
-        CacheSpec(kv_heads=1, head_dim=1, dtype=torch.int16)
-    states = PagedCache(CacheSpec(kv_heads=1, head_dim=1), [Causal()], LinearAttentionSpec())
-    assert BatchCache(states, 1).slots == (0,)

@@ -1,0 +1,27 @@
+"""What is kept of a past, by the pattern, and why."""
+
+import pytest
+import torch
+
+from headway.attention.linear_attention import LinearAttentionSpec
+from headway.cache import BatchCache, CacheSpec, PagedCache, choose_cache
+from headway.errors import CacheError
+from headway.patterns import Causal, Full, GlobalKeys, PerHead, Sink, Window
+
+
+def test_the_choice_and_its_reasons() -> None:
+    whole = choose_cache(PerHead(Window.last(3), Causal()))
+    assert (whole.what, whole.why) == ("growing", "by Causal() a later query may see any earlier key")
+    bounded = choose_cache(Window.last(3) | (Causal() & (Sink(2) | GlobalKeys())))
+    assert bounded.what == "window"
+    assert "the last 2 and the first 2 and global ones: 5 tokens and global ones are enough" in bounded.why
+    with pytest.raises(CacheError, match="its queries may see later tokens"):
+        choose_cache(Full())
+    with pytest.raises(CacheError, match="its queries may see later tokens"):
+        PagedCache(CacheSpec(kv_heads=1, head_dim=1), [Full()])
+    with pytest.raises(CacheError, match="sizes must be positive, got kv_heads=0"):
+        CacheSpec(kv_heads=0, head_dim=1)
+    with pytest.raises(CacheError, match=r"not as torch\.int16"):
+        CacheSpec(kv_heads=1, head_dim=1, dtype=torch.int16)
+    states = PagedCache(CacheSpec(kv_heads=1, head_dim=1), [Causal()], LinearAttentionSpec())
+    assert BatchCache(states, 1).slots == (0,)
