@@ -3,7 +3,7 @@
 from headway.cache.batch_cache import BatchCache
 from headway.cache.choose import choose_cache
 from headway.cache.page_table import PAGE, PageClass, PageTable
-from headway.cache.paged_cache import LayerCache, PagedCache, PagedLayer, PagedStates
+from headway.cache.paged_cache import PagedCache, PagedLayer, PagedStates
 from headway.cache.pages import PagePool
 from headway.cache.spec import KV_DTYPES, CacheSpec, kv_dtype
 
@@ -12,7 +12,6 @@ __all__ = [
     "PAGE",
     "BatchCache",
     "CacheSpec",
-    "LayerCache",
     "PageClass",
     "PagePool",
     "PageTable",

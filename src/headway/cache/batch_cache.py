@@ -117,8 +117,9 @@ class BatchCache:
     def slots(self) -> tuple[int, ...]:
         """Slots of the pages in use, of the row that has most, for each layer; 64 for a layer of sums."""
         held = [[sum(page is not None for page in pages) for pages in table.pages] for table in self.tables]
-        most = [PAGE * max(counts) for counts in zip(*held, strict=True)]
-        return tuple(most[layer.of] for layer in self.pages.layers)
+        return tuple(
+            PAGE * max((counts[layer.of] for counts in held), default=0) for layer in self.pages.layers
+        )
 
     def next_tokens(
         self, count: int, lengths: Sequence[int] | Tensor | None = None, side: str = "right"

@@ -12,7 +12,7 @@ from typing import ClassVar, TypedDict, Unpack
 from torch import Tensor, nn
 
 from headway.attention import KeyValues
-from headway.cache import LayerCache
+from headway.cache.paged_cache import LayerCache
 from headway.errors import ConfigError
 from headway.heads import Heads
 from headway.nn.linear import Linear, products

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from headway.attention import KeyValues
-from headway.cache import LayerCache
+from headway.cache.paged_cache import LayerCache
 from headway.errors import ConfigError
 from headway.nn.attention import AttentionLayer
 from headway.nn.norms import normed_sum

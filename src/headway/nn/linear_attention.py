@@ -18,7 +18,8 @@ from headway.attention.linear_attention import (
     forbid_weights,
     prepare,
 )
-from headway.cache import LayerCache, PagedStates
+from headway.cache import PagedStates
+from headway.cache.paged_cache import LayerCache
 from headway.errors import ConfigError
 from headway.nn.attention import AttentionLayer, AttentionOptions
 from headway.nn.mixers import Call, Mixer, Projections

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from headway.attention import BACKENDS, KeyValues, attend_keys
-from headway.cache import LayerCache, PagedLayer
+from headway.cache import PagedLayer
+from headway.cache.paged_cache import LayerCache
 from headway.errors import ConfigError
 from headway.nn.positions import RotaryEmbedding, Scores, rotated, token_lengths
 from headway.nn.record import Record, SoftmaxAttended
