@@ -104,7 +104,7 @@ def complete(
         else BeamSearch(request, request.config.beams)
         for request in requests
     ]
-    for _ in (engine or OpenEngine(model, keep=0)).run(texts, draft, batch_size):
+    for _ in (engine or OpenEngine(model, keep=0, once=True)).run(texts, draft, batch_size):
         pass
     seconds = time.perf_counter() - begun
     results = []
@@ -165,7 +165,7 @@ def _deltas(
 ) -> Iterator[Delta]:
     texts = [SampledText(request, tokenizer) for request in requests]
     sent = [0] * len(texts)
-    for _ in chain([None], (engine or OpenEngine(model, keep=0)).run(texts, draft)):
+    for _ in chain([None], (engine or OpenEngine(model, keep=0, once=True)).run(texts, draft)):
         for i, text in enumerate(texts):
             yield from text.deltas[sent[i] :]
             sent[i] = len(text.deltas)

@@ -37,10 +37,13 @@ class OpenEngine:
         model: of which texts are asked.
         keep: bytes of keys and values that stay for texts that begin as earlier ones did (`prefix_cache`); a 16th of
             the machine's memory unless given. It may hold twice as much.
+        once: it serves a single call, for which the weights need not be looked at.
     """
 
-    def __init__(self, model: Decoder | EncoderDecoder, keep: int | None = None) -> None:
-        self.model = model
+    def __init__(
+        self, model: Decoder | EncoderDecoder, keep: int | None = None, *, once: bool = False
+    ) -> None:
+        self.model, self._once = model, once
         self.keep = memory_total() // SHARE if keep is None else keep
         self._lock = threading.Lock()
         self._engine: Engine | None = None
@@ -51,7 +54,8 @@ class OpenEngine:
     ) -> Iterator[None]:
         """As `Engine.run`."""
         config = texts[0].request.config
-        engine = self.engine(config) if draft is None else self._make(config, draft)
+        is_own = self._once or draft is not None
+        engine = self._make(config, draft) if is_own else self.engine(config)
         return engine.run(texts, most)
 
     def engine(self, config: GenerationConfig) -> Engine:
