@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from headway.checkpoints.formats.meta_shards import open_shards, shard_files
 from headway.checkpoints.hf.config_keys import ConfigReader, check_keys, checked_sizes, reading
 from headway.checkpoints.hf.layouts.rules import decoder_names
 from headway.checkpoints.hf.layouts.tensors import imported
@@ -22,7 +23,6 @@ from headway.patterns import Causal
 from headway.positions import Llama3, Rotary
 from headway.storage.lazy import LazyTensors
 from headway.storage.reading import read_json
-from headway.storage.tensors import open_tensors
 
 NAMES = decoder_names(
     *("", "tok_embeddings", "norm", "layers.#."),
@@ -41,7 +41,7 @@ NAMES = decoder_names(
     unused=("rope.freqs",),  # a function of the sizes
 )
 """Our tensors' names and theirs."""
-PARAMS, FIRST = "params.json", "consolidated.00.pth"
+PARAMS = "params.json"
 KNOWN = (
     *(
         "dim",
@@ -113,22 +113,27 @@ class MetaModel:
 
 
 def read_pickled(path: str | Path, *, allow_pickle: bool) -> MetaModel:
-    """A LLaMA of Meta: a pickled file, or the folder of a consolidated.00.pth, with Meta's params.json beside it.
+    """A LLaMA of Meta: a pickled file, or the folder of consolidated.00.pth, consolidated.01.pth, ..., with Meta's
+    params.json beside them. A file that is one of several parts means all of them.
 
     Sizes are read off the tensors, but for the heads. Raises CheckpointError for what is missing or contradicts
-    itself, and for a model that is split over several files."""
+    itself."""
     path = Path(path)
-    file = path / FIRST if path.is_dir() else path
-    if len(parts := sorted(file.parent.glob("consolidated.*.pth"))) > 1 and file in parts:
-        raise CheckpointError(
-            f"{file.parent} holds a model in {len(parts)} parts, which is unsupported: get it as a Hugging Face folder"
-        )
-    weights = open_tensors(file, allow_pickle=allow_pickle)
-    stated = file.with_name(PARAMS)
-    params = read_json(stated) if stated.exists() else {}
+    folder = path if path.is_dir() else path.parent
+    files = shard_files(folder) if path.is_dir() or path.name.startswith("consolidated.") else [path]
+    if not files:
+        raise CheckpointError(f"{folder} holds no consolidated.00.pth")
+    where = files[0] if len(files) == 1 else folder / "consolidated.*.pth"
+    stated = folder / PARAMS
+    given = read_json(stated) if stated.exists() else {}
     with reading(stated):
-        check_keys(params, dict.fromkeys(KNOWN))
-        return MetaModel(_spec(weights, ConfigReader(params, {}), file), weights, file)
+        check_keys(given, dict.fromkeys(KNOWN))
+        params = ConfigReader(given, {})
+        heads, kv_heads = (
+            None if params.get(name) is None else params.whole(name) for name in ("n_heads", "n_kv_heads")
+        )
+        weights = open_shards(files, heads=heads, kv_heads=kv_heads, allow_pickle=allow_pickle)
+        return MetaModel(_spec(weights, params, where), weights, where)
 
 
 def _spec(w: LazyTensors, params: ConfigReader, path: Path) -> ModelSpec:

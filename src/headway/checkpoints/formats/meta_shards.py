@@ -1,0 +1,163 @@
+"""Meta's model-parallel files, consolidated.00.pth, consolidated.01.pth, ...: joined to one model lazily.
+
+fairscale's layers split a matrix [out, in] of torch (`fairscale.nn.model_parallel.layers`):
+
+    ColumnParallelLinear     rows, axis 0         wq, wk, wv, w1, w3, output
+    RowParallelLinear        columns, axis 1      wo, w2
+    ParallelEmbedding        columns, axis 1      tok_embeddings of LLaMA 1 and 2
+    VocabParallelEmbedding   rows, axis 0         tok_embeddings of LLaMA 3
+    norms, rope.freqs        whole in every part
+
+With more parts than kv heads, every kv head is in several consecutive parts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from headway.errors import CheckpointError
+from headway.storage.lazy import Form, LazyTensors, Made
+from headway.storage.tensors import Tensors, open_tensors
+
+COLUMN, ROW = 0, 1
+_SPLIT = {
+    **dict.fromkeys(("wq", "wk", "wv", "w1", "w3", "output"), COLUMN),
+    **dict.fromkeys(("wo", "w2"), ROW),
+}
+_WHOLE = re.compile(r"(.*norm\.weight|rope\.freqs)$")
+_FILE = re.compile(r"consolidated\.(\d+)\.pth$")
+
+
+def shard_files(folder: Path) -> list[Path]:
+    """The parts in a folder, in order. Raises CheckpointError when one is missing between others."""
+    found = {int(m[1]): p for p in folder.iterdir() if (m := _FILE.match(p.name))}
+    if missing := sorted(set(range(max(found, default=-1) + 1)) - found.keys()):
+        raise CheckpointError(
+            f"{folder} holds {len(found)} parts, but lacks "
+            + ", ".join(f"consolidated.{n:02d}.pth" for n in missing[:8])
+            + ": the download or copy is incomplete"
+        )
+    return [found[n] for n in sorted(found)]
+
+
+def open_shards(
+    files: Sequence[Path], *, heads: int | None, kv_heads: int | None, allow_pickle: bool
+) -> LazyTensors:
+    """The whole tensors of a model in parts, under Meta's names.
+
+    heads, kv_heads     of the whole model; kv_heads matters where there are fewer than parts.
+
+    Raises CheckpointError for parts that hold different names, shapes or dtypes, for a norm that is not the
+    same in all of them, for a tensor whose split is not known, and for sizes that show that parts are missing.
+    """
+    parts = [open_tensors(file, allow_pickle=allow_pickle) for file in files]
+    if len(parts) == 1:
+        return parts[0]
+    for file, part in zip(files, parts, strict=True):
+        if part.forms.keys() != parts[0].forms.keys():
+            odd = sorted(part.forms.keys() ^ parts[0].forms.keys())
+            raise CheckpointError(f"{file} and {files[0].name} hold different tensors: {', '.join(odd[:5])}")
+        for name, form in part.forms.items():
+            first = parts[0].forms[name]
+            if (form.shape, form.dtype) != (first.shape, first.dtype):
+                raise CheckpointError(
+                    f"{file}: {name} is {list(form.shape)} {form.dtype}, but {list(first.shape)} {first.dtype} "
+                    f"in {files[0].name}: they are parts of different models"
+                )
+    if "norm.weight" not in parts[0] or len(parts[0].forms["norm.weight"].shape) != 1:
+        raise CheckpointError(f"{files[0]} has no norm.weight [width], by which the other sizes are known")
+    whole = _Parts(files, parts, parts[0].forms["norm.weight"].shape[0], heads, kv_heads)
+    joins = {name: whole.join(name) for name in parts[0]}
+
+    def joined(name: str) -> Form:
+        shape, (axis, taken) = list(parts[0].forms[name].shape), joins[name]
+        if len(taken) > 1:
+            shape[axis] *= len(taken)
+        return Form(tuple(shape), parts[0].forms[name].dtype)
+
+    def copy(name: str, target: Tensor) -> None:
+        axis, taken = joins[name]
+        pieces = target.tensor_split(len(taken), axis) if len(taken) > 1 else [target]
+        for number, piece in zip(taken, pieces, strict=True):
+            parts[number].copy_into(name, piece)
+
+    def make(name: str) -> Tensor:
+        value = torch.empty(forms[name].shape, dtype=forms[name].dtype)
+        copy(name, value)
+        return value
+
+    forms = {name: joined(name) for name in joins}
+    return Made(forms, make, copy)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """The parts of a model of `width`, and how its tensors are put together."""
+
+    files: Sequence[Path]
+    parts: Sequence[Tensors]
+    width: int
+    heads: int | None
+    kv_heads: int | None
+
+    def join(self, name: str) -> tuple[int, Sequence[int]]:
+        """The axis, and the numbers of the parts that follow one another on it."""
+        everyone, shape = range(len(self.parts)), self.parts[0].forms[name].shape
+        if _WHOLE.match(name):
+            self.must_agree(name, everyone)
+            return 0, (0,)
+        if len(shape) != 2:
+            raise CheckpointError(f"{self.files[0]}: {name} is {list(shape)}: how it was split is not known")
+        module = name.split(".")[-2]
+        if name == "tok_embeddings.weight":
+            axis = COLUMN if shape[1] == self.width else ROW
+            width = shape[1] * (len(self.parts) if axis else 1)
+        elif module not in _SPLIT or not name.endswith(".weight"):
+            raise CheckpointError(f"{self.files[0]}: there is no place for {name} in Meta's LLaMA")
+        else:
+            axis = _SPLIT[module]
+            width = shape[axis] * len(self.parts) if module in ("wq", "wo") else self.width
+        if width != self.width:
+            raise CheckpointError(
+                f"{self.files[0].parent}: the {len(self.files)} parts of {name} are {width} wide together, but the "
+                f"norms say {self.width}: parts are missing, or belong to different models"
+            )
+        return axis, self.kv_parts(name) if module in ("wk", "wv") else everyone
+
+    def kv_parts(self, name: str) -> Sequence[int]:
+        """The parts whose rows of wk or wv follow one another in the whole matrix."""
+        count, heads = len(self.parts), self.heads
+        if heads is None or self.width % heads:
+            raise CheckpointError(
+                f"{self.files[0]}: the number of heads is not in the tensors, and {self.width} rows are not {heads} "
+                "heads: put params.json into its folder"
+            )
+        rows, head_dim = self.parts[0].forms[name].shape[0], self.width // heads
+        kv_heads = heads if self.kv_heads is None else self.kv_heads
+        if rows * count == kv_heads * head_dim:
+            return range(count)
+        copies, odd = divmod(count, kv_heads)
+        if rows != head_dim or odd:
+            raise CheckpointError(
+                f"{self.files[0].parent}: {count} parts of {name} with {rows} rows each are neither a split of "
+                f"{kv_heads} kv heads of {head_dim} nor copies of whole ones; is n_kv_heads right in params.json?"
+            )
+        for first in range(0, count, copies):
+            self.must_agree(name, range(first, first + copies))
+        return range(0, count, copies)
+
+    def must_agree(self, name: str, numbers: Sequence[int]) -> None:
+        """Raise CheckpointError unless these parts hold the same."""
+        first = self.parts[numbers[0]][name]
+        for number in numbers[1:]:
+            if not torch.equal(self.parts[number][name], first):
+                raise CheckpointError(
+                    f"{self.files[number]}: {name} differs from that in {self.files[numbers[0]].name}, but both must "
+                    "hold the same: they are parts of different models"
+                )
