@@ -62,7 +62,7 @@ SMALLER = (
     (r"eval .*--data", "--limit 500"),
     (rf"explain ({LONG})\b", "--quick"),
     (r"instruct", "--count 3"),
-    (r"bench attention", "--case causal --tokens 64 --repeats 1 --no-tuned"),
+    (r"bench attention", "--case causal --tokens 64 --repeats 1"),
     (r"bench growth", "--tokens 64 --window 16"),
     (r"bench (decode|prefill)", "--model tiny --rows 1 --context 16"),
     (r"bench train", "--case tiny-2x64 --no-compiled --no-memory"),

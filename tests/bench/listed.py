@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from headway_lab.bench import charts, measure, operators, peers, problems
+from headway_lab.bench import attention, charts, measure, peers
 from headway_lab.bench.measure import Limit
 from headway_lab.bench.rows import Row, to_text
 from tests import figures, listings
 from tests.listings import Clock, number
 
 LISTINGS = Path(__file__).parent / "listings"
-HERE = ("backend", "limit", "limit_rate", "notes", "threads", "turns", "tuned_peers")
+HERE = ("backend", "limit", "limit_rate", "notes", "threads", "turns")
 """Of what a row says of the machine, what does not depend on it."""
 
 
@@ -29,8 +29,7 @@ def steady(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(time, "perf_counter", Clock())
     patch.setattr(measure, "LIMITS", {bound: partial(limit, bound) for bound in measure.LIMITS})
-    patch.setattr(operators, "LIMITS", measure.LIMITS)
-    for module in (problems, peers):
+    for module in (attention, peers):
         patch.setattr(module, "fastest", lambda calls, run: calls[0])
 
 

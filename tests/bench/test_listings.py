@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,12 +17,9 @@ from headway_lab.bench import (
     growth,
     measure,
     models,
-    operators,
-    problems,
-    steps,
     train,
 )
-from headway_lab.bench.cases import CASES, FORWARD, TRAIN, Case, chosen, named
+from headway_lab.bench.cases import CASES, FORWARD, TRAIN, Case
 from headway_lab.bench.growth import Curve
 from headway_lab.bench.inputs import make, tokens_of
 from headway_lab.bench.measure import Effort
@@ -38,13 +34,13 @@ MIB = 1 << 20
 
 def test_the_cases_are_as_listed() -> None:
     lines = []
-    for case in CASES:
+    for case in CASES.values():
         lines += [facts(case), f"  at 64: {facts(case.at(64))}"]
         if case.kind == "attention":
             tokens, work = tokens_of(case), make(case, "float32", TRAIN).flops
             sizes = [int(tokens.valid.sum()), int(tokens.globals.sum()), tokens.documents.unique().numel()]
             lines.append(f"  tokens {sizes}, {case.label(TRAIN)}: {number(work)} FLOPs")
-    for quick in chosen(quick=True):
+    for quick in (case.sized(quick=True) for case in CASES.values() if case.quick):
         lines.append(f"quick {quick.label(FORWARD)}: {', '.join(quick.peers)}")
     for name, spec in models.DECODERS.items():
         lines.append(f"{name}: {facts(spec)}; {cost.parameter_count(spec)} parameters")
@@ -58,19 +54,19 @@ def test_the_cases_are_as_listed() -> None:
 
 @pytest.mark.usefixtures("steady")
 def test_the_sides_of_a_case_are_as_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(problems, "COLD_BYTES", 1 << 20)
+    monkeypatch.setattr(attention, "COLD_BYTES", 1 << 20)
     lines = []
-    for case in map(toy, CASES):
+    for case in map(toy, CASES.values()):
         small = case.with_peers([peer for peer in case.peers if peer != "flex"])
         for direction in small.passes:
-            problem = problems.build(small, small.dtypes[0], direction)
+            problem = attention.build(small, small.dtypes[0], direction)
             lines.append(f"{small.label(direction)} {small.dtypes[0]}: {', '.join(problem.sides)}")
             lines.append(
                 f"  {number(float(problem.work))} of {problem.bound}, scale {listed.shown(problem.scale)}"
             )
-            lines.append(f"  {sorted(problem.unrelated)} {problem.tolerance} {problem.notes}")
-    other = named("window").at(96)
-    problem = problems.build(replace(other, peers=("sdpa", "flex")), "float32", TRAIN)
+            lines.append(f"  {problem.tolerance} {problem.notes}")
+    other = CASES["window"].at(96)
+    problem = attention.build(replace(other, peers=("sdpa", "flex")), "float32", TRAIN)
     lines += problem.notes
     listed.check("sides", lines)
 
@@ -80,9 +76,9 @@ def test_rows_that_are_measured_are_as_listed() -> None:
     """At toy size, by a clock that is the same everywhere."""
     found: list[Row] = []
     effort = Effort(repeats=2, least=1, sample=2e-3)
-    for case in (toy(named(name)) for name in ("causal", "packed", "decode-4-int8")):
+    for case in (toy(CASES[name]) for name in ("causal", "packed", "decode-4-int8")):
         for direction in case.passes:
-            found.append(measure.measure(case, case.dtypes[0], direction, "banded", effort))
+            found.append(attention.measure(case, case.dtypes[0], direction, "banded", effort))
     listed.check("measured", [*listed.rows_of(found), constants(measure), constants(growth)])
 
 
@@ -98,8 +94,6 @@ def some() -> dict[str, list[Row]]:
     """Rows of every bench, made up."""
     peers = {"peers": {"sdpa": 2.0, "mask": 9.0}, "ratios": {"sdpa": 4 / 3, "mask": 6.0}}
     where = made(1).machine
-    step = {"step_ms": 8.0, "tokens_per_second": 250.0, "read_gbs": 20.5, "peak_gflops": 160.0, "calls": 3}
-    step |= {"bytes": 3e6, "flops": 2e9, "share_of_step": 0.375}
     held = {"ours_mib": 3.0, "peers_mib": {"mask": 0.05}}
     windows = {n: forms.Step(n * 4096, n * 1e-6) for n in (512, 1024, 2048)}
     curves = [
@@ -115,16 +109,11 @@ def some() -> dict[str, list[Row]]:
     verdicts = growth.verdicts(curves, request.limit)
     return {
         "attention": [
-            made(1, **peers, ratio_best_tuned=1.25),
+            made(1, **peers),
             made(2, dtype="bfloat16", ratios={"headway causal": 0.5}, peers={"headway causal": 1.5}),
             made(1, **peers, rate=5e9, machine={**where, "threads": 2, "notes": ["mask: no", "one"]}),
             made(3, ours_ms=None, rate=None, share_of_limit=None, machine={**where, "notes": ["one"]}),
             made(4, bound="reads", extra={"tokens_per_second": 12.0, **held}),
-        ],
-        "operators": [
-            made(1, bench="operators", case="decode tiny bf16: out", extra=step),
-            made(2, bench="operators", case="decode tiny bf16: all else", extra=step, rate=None, share_of_limit=None),
-            made(1, bench="operators", case="train x: norm", bound="reads", extra=step),
         ],
         "growth": [
             *(growth.to_row(curve, request) for curve in curves),
@@ -133,7 +122,7 @@ def some() -> dict[str, list[Row]]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("bench", ["attention", "operators", "growth"])
+@pytest.mark.parametrize("bench", ["attention", "growth"])
 def test_a_table_and_its_charts_are_as_listed(bench: str, monkeypatch: pytest.MonkeyPatch) -> None:
     own = some()[bench]
     listed.check(f"table-{bench}", [*listed.rows_of(own), *listed.drawn(own, monkeypatch)])
@@ -142,7 +131,7 @@ def test_a_table_and_its_charts_are_as_listed(bench: str, monkeypatch: pytest.Mo
 COMMANDS = (
     "attention",
     "attention --quick",
-    "attention --case causal --case window --dtype bfloat16 --pass forward --tokens 64 --repeats 2 --no-tuned",
+    "attention --case causal --case window --dtype bfloat16 --pass forward --tokens 64 --repeats 2",
     "attention --repeats 99 --threads 1",
     "attention --scaling --backend banded",
     "growth",
@@ -157,7 +146,6 @@ COMMANDS = (
     "train",
     "train --quick",
     "train --case tiny-2x64 --dtype float32 --no-compiled --no-memory",
-    "decode --operators --model tiny",
 )
 
 
@@ -173,21 +161,12 @@ def test_what_the_options_ask_for_is_as_listed(
             elif not callable(value):
                 asked.append(f"  {value}")
         asked.extend(f"  {name} {value}" for name, value in options.items() if name != "say")
-        return iter(
-            [SimpleNamespace(bench="", name="", dtype="") if "steps" in name else made(1, machine={})]
-        )
-
-    def taken(step: Any, effort: Any) -> Row:
-        asked.append(f"  {effort}")
-        return made(1, machine={})
+        return iter([made(1, machine={})])
 
     for module, name in (
-        (attention, "attention"), (growth, "growth"), (decoders, "decode_steps"), (decoders, "prefill_steps"),
-        (train, "train_steps"),
+        (attention, "attention"), (growth, "growth"), (decoders, "decode"), (decoders, "prefill"), (train, "train"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, partial(told, name))
-    monkeypatch.setattr(steps, "beside_peers", taken)
-    monkeypatch.setattr(operators, "taken_apart", lambda step, repeats: [taken(step, f"apart {repeats}")])
     monkeypatch.setattr("headway.hardware.memory_available", lambda: 1 << 40)
     monkeypatch.setattr("headway_lab.bench.attention.cores", lambda: 6)
     for words in COMMANDS:

@@ -10,7 +10,6 @@ import torch
 
 from headway import hardware
 from headway.cli import run
-from headway.errors import ConfigError
 from headway.models import ModelSpec, build, cost
 from headway.nn import Linear
 from headway.nn.weights.nf4 import nf4_bytes
@@ -18,7 +17,6 @@ from headway_lab.bench import decoders, llama_cpp, models, train
 from headway_lab.bench.inputs import OURS, UnsupportedCase
 from headway_lab.bench.measure import Effort, difference
 from headway_lab.bench.models import DECODERS, WEIGHTS, Written, ids_of
-from headway_lab.bench.steps import beside_peers
 from headway_lab.bench.subprocess_runner import SubprocessRunner, peak_of
 from tests.bench import listed
 from tests.listings import constants
@@ -59,8 +57,7 @@ def test_a_step_reads_every_weight_once_and_of_the_embedding_its_rows(tmp_path: 
 @pytest.mark.usefixtures("without_llama_cpp", "steady")
 def test_rows_of_decoding_at_toy_size_are_as_listed() -> None:
     said: list[str] = []
-    steps = decoders.decode_steps(["tiny"], list(WEIGHTS), [1, 2], 16, said.append)
-    rows = [beside_peers(step, ONCE) for step in steps]
+    rows = list(decoders.decode(["tiny"], list(WEIGHTS), [1, 2], 16, effort=ONCE, say=said.append))
     assert [row.case for row in rows] == [
         f"tiny {weights} rows={n} context=16" for weights in WEIGHTS for n in (1, 2)
     ]
@@ -85,8 +82,9 @@ def test_rows_of_decoding_at_toy_size_are_as_listed() -> None:
 
 @pytest.mark.usefixtures("without_llama_cpp", "steady")
 def test_rows_of_prefill_at_toy_size_are_as_listed() -> None:
-    steps = decoders.prefill_steps(["tiny"], ["bf16", "int8"], 96)
-    rows = [beside_peers(step, ONCE) for step in steps]
+    said: list[str] = []
+    rows = list(decoders.prefill(["tiny"], ["bf16", "int8"], 96, effort=ONCE, say=said.append))
+    assert said == ["prefill tiny bf16 n=96", "prefill tiny int8 n=96"]
     assert [set(row.peers) for row in rows] == [{decoders.TRANSFORMERS}, {decoders.BF16}]
     for row in rows:
         found = json.loads(row.to_line())
@@ -145,12 +143,9 @@ def test_products_of_a_step_count_the_head_for_targets_alone() -> None:
 
 @pytest.mark.usefixtures("steady")
 def test_rows_of_training_at_toy_size_are_as_listed() -> None:
-    (row,) = (
-        beside_peers(step, ONCE)
-        for step in train.train_steps(
-            ["tiny-2x64"], ["bfloat16"], [train.EAGER, train.ALL_BF16, train.WITHIN], memory=False
-        )
-    )
+    peers, said = [train.EAGER, train.ALL_BF16, train.WITHIN], list[str]()
+    (row,) = train.train(["tiny-2x64"], ["bfloat16"], peers, memory=False, effort=ONCE, say=said.append)
+    assert said == ["train tiny-2x64 bfloat16"]
     assert set(row.peers) == {train.EAGER, train.ALL_BF16, train.WITHIN}, row.notes
     assert json.loads(row.to_line())["tokens_per_second"] == pytest.approx(128e3 / row.ours_ms)
     listed.check("train", [*listed.rows_of([row]), constants(train)])
@@ -162,16 +157,16 @@ def test_too_little_memory_is_a_row_with_the_reason(monkeypatch: pytest.MonkeyPa
         UnsupportedCase, match=r"1.1b beside its peers takes 8.8 GB, and 0.0 GB are available"
     ):
         _ = Written("1.1b", Path()).hf
-    decoding = decoders.decode_steps(["1.1b"], ["int8"], [1], 16, lambda text: None)
-    for step in (*decoding, *decoders.prefill_steps(["1.1b"], ["bf16"], 16)):
-        row = beside_peers(step, ONCE)
-        assert (row.case, row.ours_ms) == (step.name, None)
+    said: list[str] = []
+    decoding = decoders.decode(["1.1b"], ["int8"], [1], 16, effort=ONCE, say=said.append)
+    for row in (*decoding, *decoders.prefill(["1.1b"], ["bf16"], 16, effort=ONCE, say=said.append)):
+        assert (f"{row.bench} {row.case}", row.ours_ms) == (said.pop(0), None)
         assert "not measured: 1.1b beside its peers" in row.notes[0]
 
 
 def test_names_that_do_not_exist_are_errors(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigError, match=r"no model '2b'.*tiny, 32m, 1.1b"):
-        Written("2b", Path())
+    assert run(["bench", "decode", "--model", "2b"]) == 1
+    assert "no model '2b'; known: tiny, 32m, 1.1b" in capsys.readouterr().err
     assert run(["bench", "decode", "--weights", "int5"]) == 1
     assert "no kind of weights 'int5'" in capsys.readouterr().err
     assert run(["bench", "train", "--case", "32m"]) == 1
@@ -192,7 +187,7 @@ def _held(size: int) -> Any:
 
 
 def test_the_peak_of_a_call_is_what_is_kept_and_what_it_makes() -> None:
-    with SubprocessRunner({}) as runner:
+    with SubprocessRunner() as runner:
         assert runner.call(peak_of, _held, 64 * MIB) == pytest.approx(2 * 64 * MIB, rel=0.1)
 
 

@@ -10,7 +10,8 @@ from headway.attention import attend
 from headway.patterns import Window
 from headway_lab.bench import charts, rows
 from headway_lab.bench import measure as measuring
-from headway_lab.bench.cases import FORWARD, TRAIN, named
+from headway_lab.bench.attention import measure
+from headway_lab.bench.cases import CASES, FORWARD
 from headway_lab.bench.inputs import OURS, Problem
 from headway_lab.bench.measure import (
     TOLERANCE,
@@ -19,7 +20,6 @@ from headway_lab.bench.measure import (
     difference,
     drop_mismatches,
     interleave,
-    measure,
     mismatches,
     summarized,
 )
@@ -34,7 +34,6 @@ KEYS = [
     "ours_gflops",
     "peers",
     "ratio_best_peer",
-    "ratio_best_tuned",
     "share_of_limit",
     "machine",
 ]
@@ -96,14 +95,14 @@ def test_a_row_says_rates_ratios_and_shares() -> None:
 def test_a_peer_that_gives_another_result_is_left_out_and_told() -> None:
     x = torch.randn(2, 8)
     sides = {OURS: lambda: (x,), "sdpa": lambda: (x + 1e-3,), "mask": lambda: (x,), "own": lambda: (x * 2,)}
-    problem = Problem(dict(sides), 1.0, unrelated=frozenset({"own"}))
-    drop_mismatches(problem, "float32", FORWARD)
+    problem = Problem(dict(sides), 1.0, scale={"own": 1.0})
+    drop_mismatches(problem, "float32")
     assert list(problem.sides) == [OURS, "mask", "own"]
-    assert "sdpa is left out: its output differ" in problem.notes[0]
+    assert "sdpa is left out: its results differ" in problem.notes[0]
     row = replace(blank(), machine={"notes": problem.notes})
     assert mismatches([blank(), row]) == [f"causal n=8 forward float32: {problem.notes[0]}"]
     nan = Problem({OURS: lambda: (x,), "sdpa": lambda: (x * float("nan"),)}, 1.0)
-    drop_mismatches(nan, "float32", TRAIN)
+    drop_mismatches(nan, "float32")
     assert list(nan.sides) == [OURS]
 
 
@@ -117,7 +116,7 @@ def test_the_tolerance_sees_a_window_that_is_off_by_one(dtype: str) -> None:
 
 
 def test_a_case_is_measured_and_said() -> None:
-    row = measure(named("causal").at(32), "float32", FORWARD, "banded", ONCE)
+    row = measure(CASES["causal"].at(32), "float32", FORWARD, "banded", ONCE)
     assert row.case == "causal n=32 forward"
     assert set(row.ratios) == {"sdpa"}
     assert row.share_of_limit is not None
@@ -127,7 +126,7 @@ def test_a_case_is_measured_and_said() -> None:
 
 
 def test_what_a_backend_cannot_do_is_a_row_without_numbers() -> None:
-    row = measure(named("global").at(32), "float32", FORWARD, "triton", ONCE)
+    row = measure(CASES["global"].at(32), "float32", FORWARD, "triton", ONCE)
     assert row.ours_ms is None
     assert row.ratio_best_peer is None
     assert "not measured" in row.notes[0]

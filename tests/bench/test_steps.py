@@ -14,11 +14,11 @@ from headway.errors import BackendError
 from headway.patterns import Window
 from headway_lab.bench import decoders, forms, growth, models, peers, subprocess_runner
 from headway_lab.bench import measure as measuring
-from headway_lab.bench.cases import FORWARD, TRAIN, named
+from headway_lab.bench.attention import measure
+from headway_lab.bench.cases import CASES, FORWARD, TRAIN
 from headway_lab.bench.forms import FORMS, Step, step
 from headway_lab.bench.inputs import UnsupportedCase, make
-from headway_lab.bench.measure import Effort, difference, measure
-from headway_lab.bench.steps import beside_peers
+from headway_lab.bench.measure import Effort, difference
 from headway_lab.bench.subprocess_runner import LimitReached, SubprocessRunner, peak_of
 from tests.bench import listed
 
@@ -37,27 +37,25 @@ def kept(size: int, seconds: float) -> str:
 
 
 def test_a_process_is_ended_above_its_bytes_and_its_seconds() -> None:
-    with SubprocessRunner({}) as runner:
+    with SubprocessRunner() as runner:
         runner.call(kept, MIB, 0.0)
         assert runner.call_within(90 * MIB, 60.0, kept, 10 * MIB, 0.1) == "10 MiB"
         with pytest.raises(LimitReached, match=r"^90 MiB$"):
             runner.call_within(90 * MIB, 60.0, kept, 200 * MIB, 60.0)
         with pytest.raises(BackendError, match="was killed, or crashed"):
             runner.call(kept, MIB, 0.0)
-    with SubprocessRunner({}) as runner, pytest.raises(LimitReached, match=r"^0.1 s$"):
+    with SubprocessRunner() as runner, pytest.raises(LimitReached, match=r"^0.1 s$"):
         runner.call_within(90 * MIB, 0.1, kept, MIB, 60.0)
 
 
 def test_a_row_from_another_process_is_a_row() -> None:
     effort = Effort(repeats=1, least=1, sample=0.0)
-    case = named("window").at(32).with_peers(["mask"])
-    with SubprocessRunner({"HEADWAY_TEST": "there"}) as runner:
+    case = CASES["window"].at(32).with_peers(["mask"])
+    with SubprocessRunner() as runner:
         row = runner.call(measure, case, "float32", FORWARD, "banded", effort)
         assert row.case == "window n=32 forward"
         assert set(row.ratios) == {"mask"}
         assert row.machine["threads"] == 1
-        assert runner.call(os.getenv, "HEADWAY_TEST") == "there"
-        assert "HEADWAY_TEST" not in os.environ
         with pytest.raises(BackendError, match=r"^not here$"):
             runner.call(refuse, "not here")
         runner._process.kill()
@@ -104,8 +102,6 @@ def test_a_step_of_a_form_holds_its_inputs_and_what_it_makes(monkeypatch: pytest
 
 def told(steps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Here:
-        def __init__(self, environment: dict[str, str]) -> None: ...
-
         def __enter__(self) -> "Here":
             return self
 
@@ -174,7 +170,7 @@ def test_flex_attention_is_compiled_once_and_gives_what_attend_gives(monkeypatch
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
     monkeypatch.setattr(torch._dynamo, "reset", lambda: None)
     for name in ("window", "window-around", "dilated", "grouped"):
-        at = make(named(name).at(96), "float32", FORWARD)
+        at = make(CASES[name].at(96), "float32", FORWARD)
         assert difference(peers.flex(at)(), attend(at.q, at.k, at.v, at.case.pattern)) < 1e-5
 
     def broken(*_: Any, **__: Any) -> None:
@@ -184,7 +180,7 @@ def test_flex_attention_is_compiled_once_and_gives_what_attend_gives(monkeypatch
     with pytest.raises(UnsupportedCase, match=r"^it does not compile here: no compiler$"):
         peers.flex(at)
     with pytest.raises(UnsupportedCase, match="plain windows only"):
-        peers.flex(make(named("causal").at(32), "float32", FORWARD))
+        peers.flex(make(CASES["causal"].at(32), "float32", FORWARD))
 
 
 def test_without_transformers_decoding_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +188,6 @@ def test_without_transformers_decoding_says_so(monkeypatch: pytest.MonkeyPatch) 
         raise UnsupportedCase("transformers is not installed")
 
     monkeypatch.setattr(models, "transformers", missing)
-    (step,) = decoders.decode_steps(["tiny"], ["bf16"], [1], 8, lambda text: None)
-    row = beside_peers(step, ONCE)
+    (row,) = decoders.decode(["tiny"], ["bf16"], [1], 8, effort=ONCE, say=lambda text: None)
     assert row.peers == {}
     assert "transformers: transformers is not installed" in row.notes

@@ -19,7 +19,6 @@ KEYS = {
     "peers",
     "ours_ms",
     "ratio_best_peer",
-    "ratio_best_tuned",
     "share_of_limit",
     "machine",
 }
@@ -39,7 +38,7 @@ def row(number: int, *notes: str) -> Row:
 
 def test_one_object_per_line(capsys: pytest.CaptureFixture[str]) -> None:
     cases = ["--case", "causal", "--case", "decode-4", "--case", "packed"]
-    toy = ["--tokens", "32", "--repeats", "1", "--no-tuned", "--threads", "1"]
+    toy = ["--tokens", "32", "--repeats", "1", "--threads", "1"]
     assert run(["bench", "attention", "--json", *cases, *toy]) == 0
     out, err = capsys.readouterr()
     rows = [json.loads(line) for line in out.splitlines()]
@@ -48,7 +47,6 @@ def test_one_object_per_line(capsys: pytest.CaptureFixture[str]) -> None:
         unit = "ours_gbs" if said["case"].startswith("decode") else "ours_gflops"
         assert set(said) == {*KEYS, unit}
         assert said["machine"]["threads"] == 1
-        assert said["ratio_best_tuned"] is None
     assert rows[0]["case"] == "causal n=32 forward"
     assert "causal n=32 forward float32, 1 thread" in err
 
@@ -57,7 +55,7 @@ def test_the_table_the_chart_and_the_file(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    toy = ["--tokens", "32", "--repeats", "1", "--no-tuned", "--backend", "banded", "--pass", "forward"]
+    toy = ["--tokens", "32", "--repeats", "1", "--backend", "banded", "--pass", "forward"]
     assert run(["bench", "attention", "--case", "causal", "--out", "charts", "--save", *toy]) == 0
     out, err = capsys.readouterr()
     assert "best peer" in out
@@ -72,8 +70,10 @@ def test_the_table_the_chart_and_the_file(
     ("arguments", "said"),
     [
         (["attention", "--case", "casual"], "no case 'casual' (did you mean \"causal\"?); known: causal,"),
-        (["attention", "--dtype", "float16"], "--dtype is float32 or bfloat16, got 'float16'"),
-        (["attention", "--pass", "backward"], "--pass is forward or forward+backward, got 'backward'"),
+        (
+            ["attention", "--dtype", "float16"],
+            "no dtype 'float16' (did you mean \"bfloat16\"?); known: float32, bfloat16",
+        ),
         (["attention", "--backend", "nativ"], "unknown backend 'nativ'"),
         (["attention", "--scaling", "--threads", "1"], "leave out --threads"),
         (["growth", "--form", "lop"], "no form 'lop' (did you mean \"loop\"?); known: full,"),
@@ -86,6 +86,11 @@ def test_wrong_values_are_told_what_there_is(
     out, err = capsys.readouterr()
     assert out == ""
     assert said in err
+
+
+def test_a_pass_that_is_neither_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "attention", "--pass", "backward"]) == 2
+    assert "'backward' is not one of 'forward', 'forward+backward'" in capsys.readouterr().err
 
 
 def test_an_unknown_bench_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,7 +153,7 @@ def test_another_result_is_an_error_after_the_table(
 
 
 def test_a_backend_that_can_measure_nothing_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    toy = ["--case", "causal", "--tokens", "32", "--repeats", "1", "--no-tuned", "--dtype", "float32"]
+    toy = ["--case", "causal", "--tokens", "32", "--repeats", "1", "--dtype", "float32"]
     assert run(["bench", "attention", *toy, "--backend", "triton"]) == 1
     out, err = capsys.readouterr()
     assert out.count('backend="triton" cannot run this call') == 1, "a note is said once"

@@ -15,7 +15,7 @@ LENGTHS = (4096, 8192, 16384, 32768)
 
 def held(tokens: int) -> Step:
     """Forward and backward of causal linear attention, 4 heads of 64, in a process of its own."""
-    with SubprocessRunner({}) as runner:
+    with SubprocessRunner() as runner:
         runner.call(step, "linear", Window.last(1), WARM, TRAIN)
         return runner.call(step, "linear", Window.last(1), tokens, TRAIN)
 

@@ -1,11 +1,13 @@
 """What `headway plan` says of processes that have parts of the weights, beside what they hold, measured as in
 `tests/models/test_peak.py`."""
 
+import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -52,10 +54,10 @@ def peaks(shape: Shape, mesh: Mesh) -> list[int]:
         port = free.getsockname()[1]
     group = {"WORLD_SIZE": str(mesh.ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     with ExitStack() as stack:
-        runners = [
-            stack.enter_context(SubprocessRunner({**RETURNS, **group, "RANK": str(rank)}))
-            for rank in range(mesh.ranks)
-        ]
+        runners = []
+        for rank in range(mesh.ranks):
+            with patch.dict(os.environ, {**RETURNS, **group, "RANK": str(rank)}):
+                runners.append(stack.enter_context(SubprocessRunner()))
         with ThreadPoolExecutor(mesh.ranks) as pool:
             return list(pool.map(lambda runner: runner.call(peak, shape, str(mesh)), runners))
 

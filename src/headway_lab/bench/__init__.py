@@ -1,5 +1,6 @@
-"""What attention costs on this machine, beside its peers: cases as data, measured side by side in one run.
+"""What attention and whole models cost on this machine, beside their peers, measured side by side in one run.
 
-`cases` lists what is measured, `problems` and `peers` build its sides, `measure` times them beside a limit of the
-machine and gives `rows`; `attention` and `growth` are the benches. docs/benchmarks.md explains every figure.
+`attention`, `decoders`, `train` and `growth` are the benches, generators of rows. All but the last make a `Problem` for
+each row (headway's side, its peers, the work), which `measure` times beside a limit of the machine; `growth` runs each
+of its `forms` in a process of its own. docs/benchmarks.md explains every figure.
 """

@@ -1,37 +1,37 @@
-"""The rows of `headway bench attention`, one after the other, each beside its peers and beside torch with MKL's full
-path.
+"""The rows of `headway bench attention`: the same work, done by headway and by each peer, case by case.
 
-MKL takes its widest code on AMD processors only where it believes that they are Intel's: it detects the vendor by a
-function of its own, and one line of C++, loaded before it, answers yes. Nothing else changes, and the library that
-torch ships is the one that runs.
+Legend: H query heads, K kv heads, S cached keys, D per head.
 """
 
 from __future__ import annotations
 
-import os
-import platform
-import subprocess
-import sys
-import tempfile
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
-from itertools import product
-from pathlib import Path
+from functools import partial
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
+from headway.attention import KeyValues, attend
 from headway.attention.select import AUTO, named
-from headway.errors import BuildError
-from headway.hardware import cores, cpu_vendor, gemm_peak
-from headway.native.build import compiler
-from headway_lab.bench.cases import BOTH, FORWARD, TRAIN, Case
-from headway_lab.bench.measure import THOROUGH, Effort, measure
+from headway.hardware import cores
+from headway.patterns import Causal
+from headway.quantization import dequantize
+from headway.tokens import Tokens
+from headway_lab.bench.cases import BOTH, CASES, FORWARD, TRAIN, Case
+from headway_lab.bench.inputs import OURS, Call, Inputs, Problem, Side, fastest, make, without_gradient
+from headway_lab.bench.measure import THOROUGH, Effort, measured
+from headway_lab.bench.peers import PEERS
 from headway_lab.bench.rows import Row
-from headway_lab.bench.subprocess_runner import SubprocessRunner
 from headway_lab.profiling import doublings
 
+COLD_BYTES = 256 << 20
+"""Caches that take turns in decoding hold this much, so that none is still in the processor's own cache."""
+MOST_CACHES = 32
+
 Say = Callable[[str], None]
+Step = Callable[[KeyValues], Tensor]
 
 
 def scaling() -> tuple[int, ...]:
@@ -46,73 +46,133 @@ def attention(
     passes: Sequence[str] = (FORWARD, TRAIN),
     backend: str = AUTO,
     threads: Sequence[int] = (),
-    tuned: bool = True,
     effort: Effort = THOROUGH,
     say: Say,
 ) -> Iterator[Row]:
     """Row by row, as they are measured: every case in those of its dtypes and passes that are named, at each number of
-    `threads`. `tuned` adds the other baseline; `say` gets progress and what is left out.
+    `threads`; `say` gets progress.
 
     Raises BackendError for a backend that does not exist."""
     if backend != AUTO:
         named(backend)
-    before, reported = torch.get_num_threads(), set[str]()
-    with ExitStack() as stack:
-        stack.callback(torch.set_num_threads, before)
-        other = _tuned(stack, say) if tuned else None
-        for count, case in product(threads or (before,), cases):
-            torch.set_num_threads(count)
-            for dtype, direction in product(case.dtypes, case.passes):
-                if dtype not in dtypes or direction not in passes:
-                    continue
-                say(f"{case.label(direction)} {dtype}, {count} {'thread' if count == 1 else 'threads'}")
-                row = measure(case, dtype, direction, backend, effort)
-                if other is not None and row.ours_ms is not None:
-                    theirs = other.call(measure, case, dtype, direction, backend, effort)
-                    row.machine["tuned_peers"] = theirs.peers
-                    row = replace(row, ratio_best_tuned=theirs.ratio_best_peer)
-                for note in (note for note in row.notes if note not in reported):
-                    say(f"  {note}")
-                reported |= set(row.notes)
-                yield row
-
-
-def _tuned(stack: ExitStack, say: Say) -> SubprocessRunner | None:
-    """The process in which MKL takes its full path; None where that cannot be had."""
-    reason = no_full_path()
-    if reason is not None:
-        say(f"no tuned baseline: {reason}")
-        return None
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headway-bench-")))
-    runner = stack.enter_context(SubprocessRunner(full_path(folder)))
-    theirs, own = runner.call(gemm_peak, torch.float32), gemm_peak(torch.float32)
-    say(
-        f"torch's float32 product: {own / 1e9:.0f} GFLOP/s as it comes, {theirs / 1e9:.0f} with MKL's full path"
-    )
-    return runner
-
-
-SHIM = 'extern "C" int mkl_serv_intel_cpu_true(void) { return 1; }\n'
-
-
-def no_full_path() -> str | None:
-    """Why there is no such baseline here; None where there is."""
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        return "it is made for Linux on x86-64"
-    if not torch.backends.mkl.is_available():
-        return "this torch has no MKL"
-    if "GenuineIntel" in cpu_vendor():
-        return "this is an Intel processor: MKL takes its full path already"
+    before = torch.get_num_threads()
     try:
-        compiler()
-    except BuildError as why:
-        return str(why)
-    return None
+        for count, case in itertools.product(threads or (before,), cases):
+            torch.set_num_threads(count)
+            for dtype, direction in itertools.product(case.dtypes, case.passes):
+                if dtype in dtypes and direction in passes:
+                    label = f"{case.label(direction)} {dtype}"
+                    say(f"{label}, {count} {'thread' if count == 1 else 'threads'}")
+                    yield measure(case, dtype, direction, backend, effort)
+    finally:
+        torch.set_num_threads(before)
 
 
-def full_path(folder: Path) -> dict[str, str]:
-    """Compile the one line into `folder`; the variables of a process that loads it first."""
-    library = folder / "shim.so"
-    command = [*compiler(), "-shared", "-fPIC", "-O1", "-x", "c++", "-", "-o", str(library)]
-    subprocess.run(command, input=SHIM.encode(), check=True, capture_output=True)
-    return {"LD_PRELOAD": f"{library} {os.environ.get('LD_PRELOAD', '')}".strip()}
+def measure(case: Case, dtype: str, direction: str, backend: str, effort: Effort) -> Row:
+    """One row, measured in this process."""
+    problem = partial(build, case, dtype, direction, backend)
+    return measured("attention", case.label(direction), dtype, problem, effort, backend)
+
+
+def build(case: Case, dtype: str, direction: str, backend: str = "auto") -> Problem:
+    """headway and the case's peers on the same q, k, v, and the case that it is compared with.
+
+    Raises BackendError where `backend` cannot run it."""
+    if case.kind == "decode":
+        return decode(case, dtype, backend)
+    at = make(case, dtype, direction)
+    problem = Problem({OURS: at.run(headway(at, backend))}, at.flops)
+    problem.add_peers({name: partial(peer_side, name, at) for name in case.peers})
+    if case.against is not None:
+        other = make(CASES[case.against].at(case.tokens), dtype, direction)
+        scale = at.flops / other.flops if case.per_pair else 1.0
+        problem.set_beside(f"{OURS} {case.against}", other.run(headway(other, backend)), scale)
+    return problem
+
+
+def peer_side(name: str, at: Inputs) -> Side:
+    """A peer on these inputs. Raises UnsupportedCase where it cannot run them."""
+    return at.run(PEERS[name](at))
+
+
+def headway(at: Inputs, backend: str) -> Call:
+    """`attend` as a user calls it."""
+    pattern, tokens = at.case.pattern, None if at.plain else at.tokens
+    return lambda: attend(at.q, at.k, at.v, pattern, q_tokens=tokens, k_tokens=tokens, backend=backend)
+
+
+def decode(case: Case, dtype: str, backend: str) -> Problem:
+    """One query over a long cache, read from memory; work is the bytes of keys, values and scales that headway reads.
+
+    Every call of a side takes the next of several caches. In a case of int8, headway and "dequantized" read
+    int8; all others read the numbers that these represent, rounded to `dtype` beforehand."""
+    kind, noise = getattr(torch, dtype), torch.Generator().manual_seed(0)
+    past, width, int8 = case.tokens, case.width, case.kv_dtype == "int8"
+    q = torch.empty(1, case.heads, 1, width, dtype=kind).normal_(generator=noise)
+    last, all_keys = Tokens.range(1, start=past - 1), Tokens.range(past)
+
+    def cache() -> KeyValues:
+        k, v = (torch.empty(1, case.kv_heads, past, width, dtype=kind).normal_(generator=noise) for _ in "kv")
+        return KeyValues(k, v, all_keys).quantized() if int8 else KeyValues(k, v, all_keys)
+
+    first = cache()
+    read = sum(t.nbytes for t in first.tensors)
+    caches = [first, *(cache() for _ in range(max(2, min(MOST_CACHES, -(-COLD_BYTES // read))) - 1))]
+    plain = [part.dequantized(kind) for part in caches]
+    rows = q.view(case.kv_heads, case.heads // case.kv_heads, width)
+    scaled = rows * width**-0.5
+
+    def ours(part: KeyValues) -> Tensor:
+        return attend(
+            q,
+            part.k,
+            part.v,
+            Causal(),
+            q_tokens=last,
+            k_tokens=all_keys,
+            backend=backend,
+            k_scale=part.k_scale,
+            v_scale=part.v_scale,
+        )
+
+    def gqa(part: KeyValues) -> Tensor:
+        return F.scaled_dot_product_attention(q, part.k, part.v, enable_gqa=True)
+
+    def rows_sdpa(part: KeyValues) -> Tensor:
+        return F.scaled_dot_product_attention(rows.unsqueeze(0), part.k, part.v).view_as(q)
+
+    def rows_first(part: KeyValues) -> Tensor:
+        return weighted(scaled @ part.k[0].transpose(1, 2), part)
+
+    def keys_first(part: KeyValues) -> Tensor:
+        return weighted((part.k[0] @ scaled.transpose(1, 2)).transpose(1, 2), part)
+
+    def weighted(scores: Tensor, part: KeyValues) -> Tensor:
+        return (torch.softmax(scores, -1, dtype=torch.float32).to(kind) @ part.v[0]).view_as(q)
+
+    def dequantized(how: Callable[[Tensor, Tensor], Tensor]) -> Step:
+        def step(part: KeyValues) -> Tensor:
+            k, v, k_scale, v_scale = part.tensors
+            return rows_sdpa(KeyValues(how(k, k_scale), how(v, v_scale), part.tokens))
+
+        return step
+
+    def turns(step: Step, over: Sequence[KeyValues]) -> Side:
+        endless = itertools.cycle(over)
+        return without_gradient(lambda: step(next(endless)))
+
+    rounded_once = dequantized(lambda t, scale: dequantize(t, scale, kind))
+    rounded_twice = dequantized(lambda t, scale: t.to(kind).mul_(scale.to(kind).unsqueeze(-1)))
+    ways: dict[str, tuple[list[Step], list[KeyValues]]] = {
+        "rows": ([rows_first, keys_first], plain),
+        "rows-sdpa": ([rows_sdpa], plain),
+        "gqa": ([gqa], plain),
+        "dequantized": ([rounded_once, rounded_twice], caches),
+    }
+    problem = Problem({OURS: turns(ours, caches)}, float(read), "reads")
+    for name in case.peers:
+        steps, over = ways[name]
+        problem.sides[name] = turns(fastest(steps, partial(turns, over=over)), over)
+    if case.against is not None:
+        problem.sides[f"{OURS} {case.against}"] = turns(ours, plain)
+    return problem

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from headway.errors import ConfigError, did_you_mean
 from headway.patterns import Causal, Global, Pattern, Window
 from headway.patterns.primitives import Kind
 from headway.patterns.program import mapped
@@ -14,6 +13,8 @@ FLOAT32, BFLOAT16 = "float32", "bfloat16"
 BOTH = (FLOAT32, BFLOAT16)
 CAUSAL = Causal()
 FORWARD, TRAIN = "forward", "forward+backward"
+SLOW = ("flex", "mask")
+"""Peers that `--quick` has no time for: one is compiled, the other computes every pair."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +63,12 @@ class Case:
         """The same case with only these of its peers."""
         return replace(self, peers=tuple(peer for peer in self.peers if peer in peers))
 
+    def sized(self, *, quick: bool = False, tokens: int | None = None) -> Case:
+        """The case as `--quick` measures it, and at that length."""
+        case = self.at(self.quick) if quick and self.quick else self
+        case = case.with_peers(set(case.peers) - set(SLOW)) if quick else case
+        return case.at(tokens) if tokens else case
+
     def label(self, direction: str) -> str:
         """What a row of this case is called."""
         return f"{self.name} n={self.tokens} {direction}"
@@ -103,7 +110,7 @@ DECODE_INT8 = replace(
     against="decode-4",
 )
 
-CASES: tuple[Case, ...] = (
+_CASES = (
     Case(name="causal", peers=("sdpa",), quick=2048),
     Case(name="causal-128", width=128, peers=("sdpa",)),
     Case(name="window", pattern=LAST, peers=("chunks", "flex", "mask"), quick=4096),
@@ -136,32 +143,4 @@ CASES: tuple[Case, ...] = (
     DECODE_INT8,
     replace(DECODE_INT8, name="decode-8-int8", kv_heads=8, against="decode-8"),
 )
-NAMES = tuple(case.name for case in CASES)
-
-
-def named(name: str) -> Case:
-    """The case of that name. Raises ConfigError for a name that does not exist."""
-    check_names([name], NAMES, "case")
-    return CASES[NAMES.index(name)]
-
-
-def check_names(names: Iterable[str], known: Sequence[str], what: str) -> None:
-    """Raises ConfigError for a name that is none of `known`, and lists these."""
-    for name in names:
-        if name not in known:
-            raise ConfigError(
-                f"bench: no {what} {name!r}{did_you_mean(name, known)}; known: {', '.join(known)}"
-            )
-
-
-SLOW = ("flex", "mask")
-"""Peers that `--quick` has no time for: one is compiled, the other computes every pair."""
-
-
-def chosen(names: Sequence[str] = (), *, quick: bool = False, tokens: int | None = None) -> list[Case]:
-    """The cases to measure: all or those of `names`; `quick` takes its own sizes, `tokens` overrides all."""
-    cases = [named(name) for name in names] if names else list(CASES)
-    if quick:
-        cases = [case.at(case.quick) if case.quick else case for case in cases if names or case.quick]
-        cases = [case.with_peers(set(case.peers) - set(SLOW)) for case in cases]
-    return [case.at(tokens) if tokens else case for case in cases]
+CASES: Mapping[str, Case] = {case.name: case for case in _CASES}

@@ -1,4 +1,4 @@
-"""Charts of the rows: rates beside the limit, scaling over threads, growth over the length, operators of a step."""
+"""Charts of the rows: rates beside the limit, scaling over threads, growth over the length."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.patches import Patch
-
 from headway.draw import BLUE, GREEN, GREY, INK, ORANGE, RED, VIOLET, saved_figure
-from headway_lab.bench.rows import Row, of_steps, step_title
+from headway_lab.bench.rows import Row
 
 CYAN, PINK, BROWN = "#3aa6b9", "#c9659b", "#8c6d4f"
 COLOURS = {
@@ -33,16 +31,14 @@ OTHER = "headway, the case that it is compared with"
 
 
 def draw(rows: Sequence[Row], out: Path) -> list[Path]:
-    """Write attention.png, scaling.png, growth.png and operators.png, as far as there are rows for them.
+    """Write attention.png, scaling.png and growth.png, as far as there are rows for them.
     Returns the files."""
     measured = [row for row in rows if row.ours_ms is not None]
     attention = [row for row in measured if row.bench == "attention"]
-    parts = [row for row in measured if row.bench == "operators"]
     charts = {
         "attention.png": (rates, attention, max(3.0, 0.34 * len(attention) + 1.5)),
         "scaling.png": (scaling, _at_several(attention), 4.2),
         "growth.png": (growth, [row for row in measured if row.bench == "growth"], 4.6),
-        "operators.png": (operators, parts, 0.27 * len(parts) + 1.1 * len(of_steps(parts)) + 0.3),
     }
     wanted = {out / name: chart for name, chart in charts.items() if chart[1]}
     for path, (paint, shown, height) in wanted.items():
@@ -115,37 +111,6 @@ def growth(figure: Any, rows: Sequence[Row]) -> None:
         axes.minorticks_off()
         axes.set_xlabel("tokens")
         axes.legend(fontsize=7)
-
-
-LIMITS = {"reads": (BLUE, "the read bandwidth"), "products": (ORANGE, "the product peak")}
-
-
-def operators(figure: Any, rows: Sequence[Row]) -> None:
-    """A panel for each step, a bar for each operator as long as its time. The full part is the least that its limit
-    allows, in the colour of that limit."""
-    steps = list(of_steps(rows).values())
-    panels = figure.subplots(len(steps), squeeze=False, height_ratios=[len(some) + 3 for some in steps])[:, 0]
-    for axes, some in zip(panels, steps, strict=True):
-        places = list(range(len(some)))[::-1]
-        longest = max(row.ours_ms or 0.0 for row in some)
-        for place, row in zip(places, some, strict=True):
-            time, share = row.ours_ms or 0.0, row.share_of_limit
-            colour, limit = LIMITS[row.bound] if share is not None else (GREY, "")
-            axes.barh(place, time, height=0.72, color=colour, alpha=0.25)
-            axes.barh(place, time * min(share or 0.0, 1.0), height=0.72, color=colour)
-            text = f"{row.extra['share_of_step']:.1%} of the step"
-            if share is not None:
-                text += f", {share:.0%} of {limit}"
-            axes.text(time + 0.01 * longest, place, text, va="center", fontsize=7)
-        axes.set_yticks(places, [row.case.rpartition(": ")[2] for row in some], fontsize=7)
-        axes.tick_params(axis="x", labelsize=7)
-        axes.set_xlabel("ms", fontsize=7)
-        axes.set(xlim=(0, 1.45 * longest), ylim=(-0.6, len(some) - 0.4))
-        axes.set_title(step_title(some), fontsize=8)
-        axes.grid(axis="y", visible=False)
-    marks = [Patch(color=colour, label=f"limited by {name}") for colour, name in LIMITS.values()]
-    marks.append(Patch(color=GREY, alpha=0.35, label="pale: time beyond the limit"))
-    panels[0].legend(handles=marks, fontsize=7, loc="lower right")
 
 
 def _at_several(rows: Sequence[Row]) -> list[Row]:

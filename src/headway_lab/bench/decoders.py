@@ -1,4 +1,4 @@
-"""The steps of `headway bench decode` and `headway bench prefill`: whole decoders beside transformers and llama.cpp.
+"""The rows of `headway bench decode` and `headway bench prefill`: whole decoders beside transformers and llama.cpp.
 
 Decoding takes ids and gives the logits of one more token of each text; it is done again and again at the same place,
 behind `context - 1` tokens that are read before. Its limit is reading: every weight and every key once. Prefill goes
@@ -21,12 +21,13 @@ from headway.generate import Reader
 from headway.models import Decoder
 from headway.models.cost import kv_bytes_read, prefill_flops
 from headway.nn import linears
-from headway_lab.bench.inputs import OURS, Side
+from headway_lab.bench.attention import Say
+from headway_lab.bench.inputs import OURS, Problem, Side
 from headway_lab.bench.llama_cpp import NAME as LLAMA_CPP
 from headway_lab.bench.llama_cpp import LlamaCpp
-from headway_lab.bench.measure import Effort
+from headway_lab.bench.measure import THOROUGH, Effort, measured
 from headway_lab.bench.models import WEIGHTS, Written, ids_of, transformers, written_models
-from headway_lab.bench.steps import Step
+from headway_lab.bench.rows import Row
 
 TRANSFORMERS = "transformers"
 ONE_ROW, BF16 = f"{OURS} one row", f"{OURS} bf16"
@@ -35,20 +36,27 @@ APART = {**dict.fromkeys(WEIGHTS, 0.1), "bf16": 0.05, "compressed": 0.05}
 codes that of inputs to 8 bits. Another token's logits differ by some 1.4."""
 PREFILL_EFFORT = Effort(repeats=5, least=3, seconds=60.0)
 
-Say = Callable[[str], None]
 
-
-def decode_steps(
-    models: Sequence[str], weights: Sequence[str], rows: Sequence[int], context: int, say: Say
-) -> Iterator[Step]:
-    """Each of these models with each of these weights and numbers of rows."""
+def decode(
+    models: Sequence[str],
+    weights: Sequence[str],
+    rows: Sequence[int],
+    context: int,
+    *,
+    effort: Effort = THOROUGH,
+    say: Say,
+) -> Iterator[Row]:
+    """Row by row: each of these models with each of these weights and numbers of rows."""
     for written, kind in written_models(models, weights):
         model, theirs = cache(partial(written.ours, kind)), cache(written.transformers)
         for count in rows:
-            yield _decode_step(written, kind, model, theirs, count, context, say)
+            name = f"{written.name} {kind} rows={count} context={context}"
+            say(f"decode {name}")
+            problem = partial(_decode, written, kind, model, theirs, count, context, say)
+            yield measured("decode", name, "bfloat16", problem, effort)
 
 
-def _decode_step(
+def _decode(
     written: Written,
     kind: str,
     model: Callable[[], Decoder],
@@ -56,55 +64,42 @@ def _decode_step(
     rows: int,
     context: int,
     say: Say,
-) -> Step:
+) -> Problem:
     prompt = ids_of(written.name, context - 1)
-
-    def ours() -> Side:
-        say(f"  decoding: {Reader(model()).steps}")
-        return our_steps(model(), prompt, rows)
-
+    say(f"  decoding: {Reader(model()).steps}")
+    sides = {OURS: our_steps(model(), prompt, rows)}
+    work = step_bytes(model(), context, rows)
+    problem = Problem(sides, work, "reads", tolerance=APART[kind], tokens=rows)
     peers = {LLAMA_CPP: lambda: llama_cpp_steps(written.gguf(kind), prompt, rows)}
     if kind == "bf16":
         peers[TRANSFORMERS] = lambda: transformers_steps(theirs(), prompt, rows)
-    return Step(
-        bench="decode",
-        name=f"{written.name} {kind} rows={rows} context={context}",
-        dtype="bfloat16",
-        spec=written.spec,
-        rows=rows,
-        tokens=context,
-        work=lambda: step_bytes(model(), context, rows),
-        ours=ours,
-        peers=peers,
-        tolerance=APART[kind],
-        beside={ONE_ROW: (lambda: our_steps(model(), prompt, 1), rows)} if rows > 1 else {},
-    )
+    problem.add_peers(peers)
+    if rows > 1:
+        problem.set_beside(ONE_ROW, our_steps(model(), prompt, 1), rows)
+    return problem
 
 
-def prefill_steps(models: Sequence[str], weights: Sequence[str], tokens: int) -> Iterator[Step]:
-    """Each of these models with each of these weights."""
+def prefill(
+    models: Sequence[str], weights: Sequence[str], tokens: int, *, effort: Effort = PREFILL_EFFORT, say: Say
+) -> Iterator[Row]:
+    """Row by row: each of these models with each of these weights."""
     for written, kind in written_models(models, weights):
-        yield _prefill_step(written, kind, tokens)
+        name = f"{written.name} {kind} n={tokens}"
+        say(f"prefill {name}")
+        yield measured("prefill", name, "bfloat16", partial(_prefill, written, kind, tokens), effort)
 
 
-def _prefill_step(written: Written, kind: str, tokens: int) -> Step:
+def _prefill(written: Written, kind: str, tokens: int) -> Problem:
     prompt = ids_of(written.name, tokens)
+    sides, work = {OURS: our_prompt(written.ours(kind), prompt)}, prefill_flops(written.spec, tokens)
+    problem = Problem(sides, work, tolerance=APART[kind], tokens=tokens)
     peers = {LLAMA_CPP: lambda: llama_cpp_prompt(written.gguf(kind), prompt)}
     if kind == "bf16":
         peers[TRANSFORMERS] = lambda: transformers_prompt(written.transformers(), prompt)
-    return Step(
-        bench="prefill",
-        name=f"{written.name} {kind} n={tokens}",
-        dtype="bfloat16",
-        spec=written.spec,
-        rows=1,
-        tokens=tokens,
-        work=lambda: prefill_flops(written.spec, tokens),
-        ours=lambda: our_prompt(written.ours(kind), prompt),
-        peers=peers,
-        tolerance=APART[kind],
-        beside={BF16: (lambda: our_prompt(written.ours("bf16"), prompt), 1.0)} if kind != "bf16" else {},
-    )
+    problem.add_peers(peers)
+    if kind != "bf16":
+        problem.set_beside(BF16, our_prompt(written.ours("bf16"), prompt))
+    return problem
 
 
 def step_bytes(model: Decoder, context: int, rows: int) -> int:

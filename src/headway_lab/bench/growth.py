@@ -90,7 +90,7 @@ def growth(request: Request, say: Say) -> Iterator[Row]:
 def curve(name: str, request: Request) -> Curve:
     """One form in a process of its own, length by length."""
     steps: dict[int, Step] = {}
-    with SubprocessRunner({}) as runner:
+    with SubprocessRunner() as runner:
         try:
             runner.call(step, name, request.window, WARM, request.direction)
             for n in request.lengths:

@@ -5,7 +5,7 @@ Legend: B rows, H query heads, K kv heads, N tokens, D per head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -40,9 +40,11 @@ class Problem:
     sides       name -> call, headway's under OURS; a call returns outputs (and gradients)
     work        useful FLOPs of a call, or bytes where memory bounds it
     bound       the limit that it is measured against (`measure.LIMITS`)
-    scale       factor on a side's time, where it did another amount of work
-    unrelated   sides that solve another problem: their outputs are not compared
+    scale       headway's sides that solve another problem, whose outputs are not compared, with the factor that makes
+                their time comparable
     tolerance   how far outputs may be apart, where rounding alone does not say it (`measure.TOLERANCE`)
+    tokens      those that a call makes or reads, where they are what is counted
+    peak        bytes that a side holds at its peak, where that is asked for
     notes       peers left out, and why
     """
 
@@ -50,9 +52,22 @@ class Problem:
     work: float
     bound: str = "products"
     scale: dict[str, float] = field(default_factory=dict)
-    unrelated: frozenset[str] = frozenset()
     tolerance: float | None = None
+    tokens: int | None = None
+    peak: Callable[[str], int] | None = None
     notes: list[str] = field(default_factory=list)
+
+    def add_peers(self, makers: Mapping[str, Callable[[], Side]]) -> None:
+        """Those that can be made here; of the others a note says why not."""
+        for name, make in makers.items():
+            try:
+                self.sides[name] = make()
+            except UnsupportedCase as why:
+                self.notes.append(f"{name}: {why}")
+
+    def set_beside(self, name: str, side: Side, scale: float = 1.0) -> None:
+        """Another problem of headway's, in time or, with `scale`, in time for as much work."""
+        self.sides[name], self.scale[name] = side, scale
 
 
 @dataclass(frozen=True, eq=False)

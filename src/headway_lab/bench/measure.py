@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median, median_high
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,9 +21,9 @@ from torch import Tensor
 from headway import hardware
 from headway.errors import BackendError
 from headway.native.loader import search
-from headway_lab.bench.cases import FORWARD, TRAIN, Case
 from headway_lab.bench.inputs import OURS, Problem, UnsupportedCase
-from headway_lab.bench.problems import build
+from headway_lab.bench.llama_cpp import NAME as LLAMA_CPP
+from headway_lab.bench.llama_cpp import system_info
 from headway_lab.bench.rows import Row, machine
 
 TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2}
@@ -94,23 +95,26 @@ def _timed(call: Callable[[], object], count: int) -> float:
     return (time.perf_counter() - begin) / count
 
 
-def measure(case: Case, dtype: str, direction: str, backend: str, effort: Effort) -> Row:
-    """One row of `headway bench attention`, measured in this process."""
-    blank = Row("attention", case.label(direction), dtype, machine=machine(backend))
-    return measured(blank, lambda: build(case, dtype, direction, backend), effort, direction)
-
-
-def measured(blank: Row, make: Callable[[], Problem], effort: Effort, direction: str = FORWARD) -> Row:
-    """`blank` with the times of a problem's sides, without those that give another result; with a note where the
-    problem cannot be made."""
+def measured(
+    bench: str, case: str, dtype: str, make: Callable[[], Problem], effort: Effort, backend: str = "auto"
+) -> Row:
+    """A row with the times of a problem's sides, without those that give another result; with a note where the problem
+    cannot be made."""
+    blank = Row(bench, case, dtype, machine=machine(backend))
     try:
         problem = make()
-        drop_mismatches(problem, blank.dtype, direction)
+        drop_mismatches(problem, dtype)
     except (UnsupportedCase, BackendError) as why:
         blank.notes.append(f"not measured: {why}")
         return blank
-    bound = LIMITS[problem.bound](getattr(torch, blank.dtype))
-    return summarized(blank, problem, interleave(problem.sides, bound.measure, effort), bound.name)
+    bound = LIMITS[problem.bound](getattr(torch, dtype))
+    row = summarized(blank, problem, interleave(problem.sides, bound.measure, effort), bound.name)
+    if problem.peak is not None:
+        peaks = {side: problem.peak(side) / 2**20 for side in problem.sides}
+        row.extra.update(ours_mib=peaks.pop(OURS), peers_mib=peaks)
+    if LLAMA_CPP in row.peers:
+        row.machine[LLAMA_CPP] = system_info()
+    return row
 
 
 def summarized(blank: Row, problem: Problem, samples: Samples, limit_name: str) -> Row:
@@ -123,6 +127,11 @@ def summarized(blank: Row, problem: Problem, samples: Samples, limit_name: str) 
             ratios[side] = samples.ratio(side, OURS) * scale
     ours_ms, rate = samples.milliseconds(OURS), median_high(samples.limit) / 1e9
     where = {"limit": limit_name, "limit_rate": rate, "turns": len(samples.limit), "notes": notes}
+    extra: dict[str, Any] = {}
+    if problem.tokens is not None:
+        extra["tokens_per_second"] = problem.tokens / ours_ms * 1e3
+        extra["peers_tokens_per_second"] = {side: problem.tokens / ms * 1e3 for side, ms in peers.items()}
+        extra["bytes" if problem.bound == "reads" else "flops"] = problem.work
     return replace(
         blank,
         bound=problem.bound,
@@ -131,22 +140,22 @@ def summarized(blank: Row, problem: Problem, samples: Samples, limit_name: str) 
         peers=peers,
         ratios=ratios,
         share_of_limit=samples.share(OURS, problem.work),
+        extra=extra,
         machine={**blank.machine, **where},
     )
 
 
-def drop_mismatches(problem: Problem, dtype: str, direction: str) -> None:
+def drop_mismatches(problem: Problem, dtype: str) -> None:
     """Remove the peers whose outputs are not ours, with a note."""
     ours = problem.sides[OURS]()
     most = problem.tolerance or TOLERANCE[dtype]
     allowed = [most, *[2 * most] * (len(ours) - 1)]
-    for name in [n for n in problem.sides if n != OURS and n not in problem.unrelated]:
+    for name in [n for n in problem.sides if n != OURS and n not in problem.scale]:
         apart = [difference(a, b) for a, b in zip(ours, problem.sides[name](), strict=True)]
         if any(not a <= most for a, most in zip(apart, allowed, strict=True)):
             del problem.sides[name]
-            what, differ = ("output and gradients", "differ") if direction == TRAIN else ("output", "differs")
             problem.notes.append(
-                f"{name} is left out: its {what} {differ} from ours by {', '.join(f'{a:.1e}' for a in apart)} "
+                f"{name} is left out: its results differ from ours by {', '.join(f'{a:.1e}' for a in apart)} "
                 f"(up to {', '.join(f'{a:.0e}' for a in allowed)} is rounding)"
             )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from headway.nn.weights import Nf4, from_codes
 from headway.positions import Rotary
 from headway.quantization import quantize_weights
 from headway.storage.gguf_blocks import BF16, CODED, Q4_0, Q8_0, TYPES, BlockType
-from headway_lab.bench.cases import check_names
 from headway_lab.bench.inputs import UnsupportedCase
 
 
@@ -78,7 +77,6 @@ class Written:
     """A model of `DECODERS` in a folder of its own, in bfloat16: read from there by whoever runs it."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        check_names([name], tuple(DECODERS), "model")
         self.name, self.spec, self.folder = name, DECODERS[name], folder
 
     @cached_property
@@ -138,20 +136,3 @@ def ids_of(name: str, count: int) -> tuple[int, ...]:
     """Random ids."""
     noise = torch.Generator().manual_seed(count)
     return tuple(torch.randint(DECODERS[name].vocab, (count,), generator=noise).tolist())
-
-
-def available(sides: Mapping[str, Callable[[], Any]], notes: list[str]) -> dict[str, Any]:
-    """What the functions make, of those that can; why others cannot goes into `notes`."""
-    found = {}
-    for name, make in sides.items():
-        try:
-            found[name] = make()
-        except UnsupportedCase as why:
-            notes.append(f"{name}: {why}")
-    return found
-
-
-def chosen(given: Sequence[str] | None, known: Iterable[str], usual: Sequence[str], what: str) -> list[str]:
-    """Those named, or the usual ones. Raises ConfigError for a name that does not exist."""
-    check_names(given or (), tuple(known), what)
-    return list(given or usual)

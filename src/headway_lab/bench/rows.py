@@ -6,7 +6,7 @@ import datetime
 import json
 import platform
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -37,7 +37,6 @@ class Row:
     rate: float | None = None
     peers: dict[str, float] = field(default_factory=dict)
     ratios: dict[str, float] = field(default_factory=dict)
-    ratio_best_tuned: float | None = None
     share_of_limit: float | None = None
     machine: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
@@ -64,7 +63,6 @@ class Row:
             unit: None if self.rate is None else self.rate / 1e9,
             "peers": self.peers,
             "ratio_best_peer": self.ratio_best_peer,
-            "ratio_best_tuned": self.ratio_best_tuned,
             "share_of_limit": self.share_of_limit,
             **self.extra,
             "machine": self.machine,
@@ -123,8 +121,7 @@ def to_text(rows: Sequence[Row]) -> str:
     parts = []
     for bench in dict.fromkeys(row.bench for row in rows):
         some = [row for row in rows if row.bench == bench]
-        tables = TABLES[bench](some) if bench in TABLES else [_rates(some)]
-        parts += [_where(some), *tables, _notes(some)]
+        parts += [_where(some), _growth(some) if bench == "growth" else _rates(some), _notes(some)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -159,7 +156,6 @@ def _rates(rows: Sequence[Row]) -> str:
             "rate": _rate(row),
             "of limit": f"{row.share_of_limit:.0%}" if row.share_of_limit is not None else "",
             "best peer": _times(row.ratio_best_peer),
-            "tuned": _times(row.ratio_best_tuned),
             "peers (ms)": _listed(row.peers),
             "peak MiB": row.extra.get("ours_mib"),
             "peers (MiB)": _listed(row.extra.get("peers_mib", {})),
@@ -171,45 +167,9 @@ def _rates(rows: Sequence[Row]) -> str:
     return _table(body) + limits
 
 
-def of_steps(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """The rows of `--operators` by the step that they are of."""
-    steps: dict[str, list[Row]] = {}
-    for row in rows:
-        steps.setdefault(f"{row.case.rpartition(': ')[0]} {row.dtype}", []).append(row)
-    return steps
-
-
-def _operators(rows: Sequence[Row]) -> str:
-    body = [
-        {
-            "operator": row.case.rpartition(": ")[2],
-            "calls": row.extra["calls"],
-            "ms": row.ours_ms,
-            "of step": f"{row.extra['share_of_step']:.1%}",
-            "MB": row.extra["bytes"] / 1e6,
-            "GFLOP": row.extra["flops"] / 1e9,
-            "rate": _rate(row),
-            "limit": {"reads": "reading", "products": "products"}[row.bound] if row.rate else "",
-            "of limit": f"{row.share_of_limit:.0%}" if row.share_of_limit is not None else "",
-        }
-        for row in rows
-    ]
-    return f"{step_title(rows)}\n{_table(body)}"
-
-
-def step_title(rows: Sequence[Row]) -> str:
-    """What one step takes, and the limits of its operators."""
-    (name,), first = of_steps(rows), rows[0].extra
-    return (
-        f"{name}: {first['step_ms']:.4g} ms, {first['tokens_per_second']:.4g} tokens/s; "
-        f"limits: reading {first['read_gbs']:.3g} GB/s, products {first['peak_gflops']:.4g} GFLOP/s"
-    )
-
-
-TABLES: Mapping[str, Callable[[Sequence[Row]], list[str]]] = {
-    "growth": lambda rows: [_forms(rows), *(line for row in rows for line in row.extra.get("verdicts", ()))],
-    "operators": lambda rows: [_operators(some) for some in of_steps(rows).values()],
-}
+def _growth(rows: Sequence[Row]) -> str:
+    verdicts = [line for row in rows for line in row.extra.get("verdicts", ())]
+    return "\n\n".join(part for part in (_forms(rows), *verdicts) if part)
 
 
 def _forms(rows: Sequence[Row]) -> str:

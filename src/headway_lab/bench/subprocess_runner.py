@@ -1,4 +1,4 @@
-"""Measuring in another process: with another environment, or with a memory of its own."""
+"""Measuring in another process, with a memory of its own."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -35,13 +35,18 @@ class LimitReached(Exception):
 
 
 class SubprocessRunner(AbstractContextManager["SubprocessRunner"]):
-    """A fresh Python process with these variables in its environment, which calls functions one after the other."""
+    """A fresh Python process, which calls functions one after the other."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self) -> None:
         # What libraries print there is redirected to stderr.
         self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), os.dup2, (2, 1))
-        with _inherited(environment):
+        interrupt = signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # inherited: Ctrl-C is for this process, which ends it
+        try:
             pid = self._pool.submit(os.getpid).result()
+        finally:
+            signal.signal(signal.SIGINT, interrupt)
         (self._process,) = (one for one in multiprocessing.active_children() if one.pid == pid)
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -89,20 +94,6 @@ class SubprocessRunner(AbstractContextManager["SubprocessRunner"]):
         """End it, whatever it is doing."""
         self._process.kill()
         self._pool.shutdown()
-
-
-@contextmanager
-def _inherited(environment: Mapping[str, str]) -> Iterator[None]:
-    """What a process that starts inside the block inherits: these variables, and that Ctrl-C is ignored (the parent
-    ends it)."""
-    before, interrupt = dict(os.environ), signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ.update(environment)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-        signal.signal(signal.SIGINT, interrupt)
 
 
 def _at_threads(threads: int, call: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""The steps of `headway bench train`: a training step of a whole model, beside transformers; of encoders also a forward
+"""The rows of `headway bench train`: a training step of a whole model, beside transformers; of encoders also a forward
 pass.
 
 A step is forward, loss, backward, clipping and AdamW over the same rows of random ids, from the same weights; its
@@ -33,10 +33,11 @@ from headway.train.optimizer import Optimizer, parameter_groups
 from headway.train.tasks.base import Objective
 from headway.train.text_config import TextConfig
 from headway.train.trainer import Trainer
-from headway_lab.bench.inputs import OURS, Side, UnsupportedCase
-from headway_lab.bench.measure import Effort
+from headway_lab.bench.attention import Say
+from headway_lab.bench.inputs import OURS, Problem, Side, UnsupportedCase
+from headway_lab.bench.measure import Effort, measured
 from headway_lab.bench.models import DECODERS, transformers
-from headway_lab.bench.steps import Step
+from headway_lab.bench.rows import Row
 from headway_lab.bench.subprocess_runner import SubprocessRunner, peak_of
 
 EAGER, COMPILED, ALL_BF16 = "transformers", "compiled", "transformers all bf16"
@@ -127,40 +128,41 @@ CASES = {
 }
 
 
-def train_steps(
+def train(
     cases: Sequence[str],
     dtypes: Sequence[str],
     peers: Sequence[str],
     *,
     memory: bool = True,
-) -> Iterator[Step]:
-    """Each of these cases in each of these dtypes beside those of the peers that it has."""
+    effort: Effort = USUAL,
+    say: Say,
+) -> Iterator[Row]:
+    """Row by row: each of these cases in each of these dtypes beside those of the peers that it has."""
     for name in cases:
         with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder:
             save_folder(Path(folder) / "hf", build(CASES[name].spec, seed=0))
             for dtype in dtypes:
-                yield _train_step(CASES[name], dtype, peers, Path(folder) / "hf", memory)
+                say(f"train {name} {dtype}")
+                problem = partial(_problem, CASES[name], dtype, peers, Path(folder) / "hf", memory)
+                yield measured("train", name, dtype, problem, effort)
 
 
-def _train_step(case: Case, dtype: str, peers: Sequence[str], folder: Path, memory: bool) -> Step:
-    return Step(
-        bench="train",
-        name=case.name,
-        dtype=dtype,
-        spec=case.spec,
-        rows=case.rows,
-        tokens=case.tokens,
-        work=lambda: case.flops,
-        ours=partial(step, case, dtype, OURS, folder),
-        peers={peer: partial(step, case, dtype, peer, folder) for peer in PEERS[dtype] if peer in peers},
+def _problem(case: Case, dtype: str, peers: Sequence[str], folder: Path, memory: bool) -> Problem:
+    problem = Problem(
+        {OURS: step(case, dtype, OURS, folder)},
+        case.flops,
         tolerance=APART[dtype],
+        tokens=case.rows * case.tokens,
         peak=(lambda side: _peak(case, dtype, side, folder)) if memory else None,
     )
+    own = [peer for peer in PEERS[dtype] if peer in peers]
+    problem.add_peers({peer: partial(step, case, dtype, peer, folder) for peer in own})
+    return problem
 
 
 def _peak(case: Case, dtype: str, side: str, folder: Path) -> int:
     """Bytes that training holds at its peak, weights and all, in a process of its own."""
-    with SubprocessRunner({}) as runner:
+    with SubprocessRunner() as runner:
         return runner.call(peak_of, step, case, dtype, side, folder)
 
 

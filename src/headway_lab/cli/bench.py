@@ -2,16 +2,17 @@
 beside their peers."""
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Literal, get_args
 
 import typer
 
 from headway.cli._options import Count, application, says
 from headway.cli._shared import note
 from headway.errors import ConfigError
-from headway_lab.cli.bench_run import DTYPES, ModelsRun, Run, check_choices
+from headway_lab.cli.bench_run import ModelsRun, Run, chosen
 
-PASSES = ("forward", "forward+backward")
+DTYPES = ("float32", "bfloat16")
+Pass = Literal["forward", "forward+backward"]
 
 
 def attention(
@@ -20,11 +21,10 @@ def attention(
     case: list[str] | None = None,
     dtype: list[str] | None = None,
     backend: str = "auto",
-    direction: Annotated[str | None, says(flag="pass")] = None,
+    direction: Annotated[Pass | None, says(flag="pass")] = None,
     tokens: Annotated[int | None, says(min=16)] = None,
     repeats: Count | None = None,
     scaling: bool = False,
-    tuned: bool = True,
 ) -> int:
     """Attention in every case of the table, interleaved with torch, FlexAttention and transformers.
 
@@ -34,26 +34,23 @@ def attention(
     tokens: every case at this length; windows shrink to a quarter of it
     repeats: turns per row, at most
     scaling: at 1, 2, 4, ... threads
-    tuned: beside torch with MKL's full path on AMD, too
     """
     from headway_lab.bench import attention as bench
-    from headway_lab.bench.cases import chosen
-    from headway_lab.bench.measure import QUICK, THOROUGH
+    from headway_lab.bench.cases import CASES
+    from headway_lab.bench.measure import THOROUGH
 
-    check_choices("--dtype", dtype, DTYPES)
-    check_choices("--pass", direction and [direction], PASSES)
     if scaling and run.threads is not None:
         raise ConfigError("bench: --scaling measures at 1, 2, 4, ... threads; leave out --threads")
-    effort = QUICK if run.quick else THOROUGH
+    effort = run.effort(THOROUGH)
     if repeats is not None:
         effort = replace(effort, repeats=repeats, least=min(repeats, effort.least))
+    usual = [name for name, case in CASES.items() if case.quick or not run.quick]
     rows = bench.attention(
-        chosen(case or (), quick=run.quick, tokens=tokens),
-        dtypes=dtype or DTYPES,
-        passes=(direction,) if direction else PASSES,
+        [CASES[name].sized(quick=run.quick, tokens=tokens) for name in chosen(case, CASES, usual, "case")],
+        dtypes=chosen(dtype, DTYPES, DTYPES, "dtype"),
+        passes=(direction,) if direction else get_args(Pass),
         backend=backend,
         threads=bench.scaling() if scaling else (),
-        tuned=tuned,
         effort=effort,
         say=note,
     )
@@ -64,7 +61,7 @@ def growth(
     run: Run,
     *,
     form: list[str] | None = None,
-    direction: Annotated[str, says(flag="pass")] = "forward",
+    direction: Annotated[Pass, says(flag="pass")] = "forward",
     tokens: Annotated[int | None, says(min=64)] = None,
     window: Annotated[int, says(min=2)] = 256,
     memory_limit: Annotated[int | None, says(min=64)] = None,
@@ -83,9 +80,7 @@ def growth(
     from headway.patterns import Window
     from headway_lab.bench import growth as bench
     from headway_lab.bench.forms import FORMS
-    from headway_lab.bench.models import chosen
 
-    check_choices("--pass", (direction,), PASSES)
     usual = [name for name, form in FORMS.items() if not (run.quick and form.prepares)]
     request = bench.Request(
         window=Window.last(window),
@@ -103,21 +98,19 @@ def decode(
     *,
     rows: list[Count] | None = None,
     context: Annotated[int, says(min=2)] = 512,
-    operators: bool = False,
 ) -> int:
     """One more token of each text by a whole LLaMA with random weights: tokens per second, and bytes read per step as a
     share of the bandwidth of reading; beside transformers and llama.cpp on the same weights.
 
     rows: texts side by side (repeatable) [default: 1, 8, 16]
     context: tokens that a step sees, its own with them
-    operators: every operator of the step beside its limit, instead of the step beside peers
     """
-    from headway_lab.bench.decoders import decode_steps
+    from headway_lab.bench import decoders as bench
     from headway_lab.bench.measure import THOROUGH
 
     weights, usual = run.kinds(("bf16", "int8", "int4")), (1, 8) if run.quick else (1, 8, 16)
-    steps = decode_steps(run.models(), weights, rows or usual, context, note)
-    return run.measure(steps, THOROUGH, operators=operators)
+    given = (run.models(), weights, rows or usual, context)
+    return run.show(bench.decode(*given, effort=run.effort(THOROUGH), say=note))
 
 
 def prefill(run: ModelsRun, *, tokens: Annotated[int | None, says(min=2)] = None) -> int:
@@ -126,10 +119,10 @@ def prefill(run: ModelsRun, *, tokens: Annotated[int | None, says(min=2)] = None
 
     tokens: of the prompt [default: 2048; 256 with --quick]
     """
-    from headway_lab.bench.decoders import PREFILL_EFFORT, prefill_steps
+    from headway_lab.bench import decoders as bench
 
-    steps = prefill_steps(run.models(), run.kinds(("bf16", "int8")), tokens or (256 if run.quick else 2048))
-    return run.measure(steps, PREFILL_EFFORT)
+    given = (run.models(), run.kinds(("bf16", "int8")), tokens or (256 if run.quick else 2048))
+    return run.show(bench.prefill(*given, effort=run.effort(bench.PREFILL_EFFORT), say=note))
 
 
 def train(
@@ -149,23 +142,18 @@ def train(
     memory: peak memory of every side, in processes of their own
     """
     from headway_lab.bench import train as bench
-    from headway_lab.bench.models import chosen
 
-    check_choices("--dtype", dtype, DTYPES)
     usual = [name for name in bench.CASES if ("tiny" in name) == run.quick]
-    peers = [
-        bench.EAGER,
-        bench.ALL_BF16,
-        bench.WITHIN,
-        *([bench.COMPILED] if compiled and not run.quick else []),
-    ]
-    steps = bench.train_steps(
+    peers = [bench.EAGER, bench.ALL_BF16, bench.WITHIN]
+    rows = bench.train(
         chosen(case, bench.CASES, usual, "case"),
-        dtype or DTYPES,
-        peers,
+        chosen(dtype, DTYPES, DTYPES, "dtype"),
+        [*peers, bench.COMPILED] if compiled and not run.quick else peers,
         memory=memory,
+        effort=run.effort(bench.USUAL),
+        say=note,
     )
-    return run.measure(steps, bench.USUAL)
+    return run.show(rows)
 
 
 ABOUT = (

@@ -1,7 +1,7 @@
 """What the commands of `headway bench` share: their options, how rows are shown, and the exit code."""
 
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +15,17 @@ from headway.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from headway_lab.bench.measure import Effort
     from headway_lab.bench.rows import Row
-    from headway_lab.bench.steps import Step
 
-DTYPES = ("float32", "bfloat16")
+
+def chosen(given: Sequence[str] | None, known: Iterable[str], usual: Sequence[str], what: str) -> list[str]:
+    """Those named, or the usual ones. Raises ConfigError for a name that does not exist, and lists those that do."""
+    names = tuple(known)
+    for name in given or ():
+        if name not in names:
+            raise ConfigError(
+                f"bench: no {what} {name!r}{did_you_mean(name, names)}; known: {', '.join(names)}"
+            )
+    return list(given or usual)
 
 
 @contextmanager
@@ -48,6 +56,12 @@ class Run:
     json: bool = False
     threads: int | None = None
     out: Path | None = None
+
+    def effort(self, usual: "Effort") -> "Effort":
+        """How long each row is measured."""
+        from headway_lab.bench.measure import QUICK
+
+        return QUICK if self.quick else usual
 
     def show(self, rows: "Iterable[Row]") -> int:
         """Print the rows as they come, on stdout (JSON) or on stderr, and together as a table, also where Ctrl-C or
@@ -84,24 +98,6 @@ class Run:
             report_error(line)
         return 1 if wrong else 0
 
-    def measure(self, steps: "Iterable[Step]", usual: "Effort", *, operators: bool = False) -> int:
-        """`show` the rows of these steps: each beside its peers, or every operator beside its limit."""
-        from headway_lab.bench.measure import QUICK
-        from headway_lab.bench.operators import taken_apart
-        from headway_lab.bench.steps import beside_peers
-
-        effort = QUICK if self.quick else usual
-
-        def rows() -> "Iterator[Row]":
-            for step in steps:
-                note(f"{step.bench} {step.name} {step.dtype}")
-                if operators:
-                    yield from taken_apart(step, effort.repeats)
-                else:
-                    yield beside_peers(step, effort)
-
-        return self.show(rows())
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelsRun(Run):
@@ -117,21 +113,12 @@ class ModelsRun(Run):
 
     def models(self) -> list[str]:
         """The models that are named, or the usual ones."""
-        from headway_lab.bench.models import DECODERS, chosen
+        from headway_lab.bench.models import DECODERS
 
         return chosen(self.model, DECODERS, ("32m",) if self.quick else ("32m", "1.1b"), "model")
 
     def kinds(self, usual: tuple[str, ...]) -> list[str]:
         """The weights that are named, or the usual ones."""
-        from headway_lab.bench.models import WEIGHTS, chosen
+        from headway_lab.bench.models import WEIGHTS
 
         return chosen(self.weights, WEIGHTS, usual, "kind of weights")
-
-
-def check_choices(option: str, given: Iterable[str] | None, values: tuple[str, ...]) -> None:
-    """Raises ConfigError for a value that is none of `values`."""
-    for value in given or ():
-        if value not in values:
-            raise ConfigError(
-                f"bench: {option} is {' or '.join(values)}, got {value!r}{did_you_mean(value, values)}"
-            )

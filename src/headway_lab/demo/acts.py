@@ -16,8 +16,9 @@ from headway.models import Decoder, catalog, cost
 from headway.patterns import Causal, Full, Global, GlobalKeys, Pattern, Sink, Window
 from headway.report import size, table
 from headway.tokens import Tokens
-from headway_lab.bench.cases import FORWARD, named
-from headway_lab.bench.measure import Effort, measure
+from headway_lab.bench.attention import measure
+from headway_lab.bench.cases import CASES, FORWARD
+from headway_lab.bench.measure import Effort
 from headway_lab.bench.rows import Row
 from headway_lab.profiling import doublings
 
@@ -127,5 +128,5 @@ def cache_table(rows: list[dict[str, Any]]) -> str:
 
 def time_window(tokens: int, repeats: int) -> Row:
     """A causal window, forward, float32: `attend` beside torch's SDPA with a ready-made mask, in turn."""
-    case = named("window").at(tokens).with_peers(["mask"])
+    case = CASES["window"].at(tokens).with_peers(["mask"])
     return measure(case, "float32", FORWARD, "auto", Effort(repeats=repeats, least=1))
