@@ -164,6 +164,16 @@ class Pages:
         """Pages that are not free."""
         return len(self.users) - len(self.free)
 
+    def counts(self) -> dict[str, int]:
+        """Pages that are free, in use, and kept for prefixes; together all that were ever taken."""
+        kept = len(self.idle)
+        return {
+            "free": len(self.free),
+            "used": self.held - kept,
+            "kept": kept,
+            "all": len(self.users),
+        }
+
 
 @dataclass(eq=False)
 class PageTable:
@@ -183,6 +193,8 @@ class PageTable:
     closed: bool = False
     version: int = 0
     """Another number whenever its pages are others."""
+    room: int = 0
+    """Up to so many tokens its pages are there and nobody else's; fewer where that is not known."""
 
     def __len__(self) -> int:
         return len(self.ids)

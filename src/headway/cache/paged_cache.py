@@ -233,8 +233,9 @@ class PagedCache:
         assert self.step is not None, "begin() comes before end()"
         for table in self.step.tables:
             self.pool.settle(table)
-        for table in self.step.tables:  # one by one: what is given up for room may be taken again
-            self.copy(self.pool.snapshot(table))
+        if self.pool.has_states:
+            for table in self.step.tables:  # one by one: what is given up for room may be taken again
+                self.copy(self.pool.snapshot(table))
         self.step = None
 
     def step_of(self, tokens: Tokens) -> PagedStep:

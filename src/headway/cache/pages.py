@@ -30,6 +30,12 @@ class PagePool:
     ) -> None:
         self.classes, self.budget, self.keep = tuple(classes), budget, keep
         self._pages = [Pages() for _ in self.classes]
+        self._forgetful = [
+            (of, kind)
+            for of, kind in enumerate(self.classes)
+            if kind.retention.reach is not None and not kind.state
+        ]
+        self.has_states = any(kind.state for kind in self.classes)
         self._now = 0
 
     def open(self, ids: Sequence[int] = (), root: Hashable = ()) -> PageTable:
@@ -70,6 +76,7 @@ class PagePool:
     def fork(self, table: PageTable) -> PageTable:
         """Another text that begins as this one does; the pages are shared."""
         self._check(table)
+        table.room = 0
         for pages, own in zip(self._pages, table.pages, strict=True):
             for page in own:
                 if page is not None:
@@ -131,10 +138,10 @@ class PagePool:
         Raises CacheError, and changes nothing, where the budget has no room for them."""
         self._check(table)
         new = list(ids)
-        if not new:
+        if not new or len(table.ids) + len(new) <= table.room:
+            table.ids += new
             return []
-        there = self.available
-        if there is not None and (need := self.missing(table, len(new))) > there:
+        if (there := self.available) is not None and (need := self.missing(table, len(new))) > there:
             raise CacheError(
                 f"PagePool: {len(new)} more tokens take {need} bytes of pages, and {there} of {self.budget} are left"
             )
@@ -154,6 +161,7 @@ class PagePool:
                 own.append(self._take(i))
                 table.version += 1
         table.ids += new
+        table.room = -(-len(table) // PAGE) * PAGE
         if copies:  # else no page has lost its last user
             self._bound()
         return copies
@@ -209,6 +217,7 @@ class PagePool:
         """Takes back the last `count` tokens. Raises CacheError, and changes nothing, as `check_trim` does."""
         self.check_trim(table, count)
         length, last = len(table) - count, -(-(len(table) - count) // PAGE)
+        table.room = 0
         del table.ids[length:], table.keys[length // PAGE :]
         table.globals = {i for i in table.globals if i < length}
         for pages, own in zip(self._pages, table.pages, strict=True):
@@ -222,16 +231,14 @@ class PagePool:
         """The tokens of a text are stored: full pages can be found by others, and those that no later query of the
         text sees are released."""
         self._check(table)
-        first, full = len(table.keys), len(table) // PAGE
-        for p in range(first, full):
+        for p in range(len(table.keys), len(table) // PAGE):
             key = table.key(p)
             for kind, pages, own in zip(self.classes, self._pages, table.pages, strict=True):
                 page = None if kind.state else own[p]
                 if page is not None:
                     pages.publish(page, key)
-        for kind, pages, own in zip(self.classes, self._pages, table.pages, strict=True):
-            if kind.state or kind.retention.reach is None:
-                continue
+        for of, kind in self._forgetful:
+            pages, own = self._pages[of], table.pages[of]
             for p in range(len(own) - 1, -1, -1):
                 page = own[p]
                 if page is None and p * PAGE >= kind.retention.sinks:
@@ -287,13 +294,5 @@ class PagePool:
         return len(self._pages[of].users)
 
     def counts(self) -> list[dict[str, int]]:
-        """Of each class: pages that are free, in use, and kept for prefixes; together all that were ever taken."""
-        return [
-            {
-                "free": len(pages.free),
-                "used": pages.held - len(pages.idle),
-                "kept": len(pages.idle),
-                "all": len(pages.users),
-            }
-            for pages in self._pages
-        ]
+        """See `Pages.counts`, of each class."""
+        return [pages.counts() for pages in self._pages]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
 from numbers import Integral
 from typing import Any, Literal
 
@@ -112,6 +113,12 @@ class GenerationConfig:
     kv_cache_dtype: str = "auto"
     prefill_chunk: int | None = None
     exact: bool = False
+
+    @cached_property
+    def constrains(self) -> bool:
+        """Whether some texts have tokens that must or may not come next, beside those that are always forbidden."""
+        certain = self.forced_first is not None or self.forced_last is not None or bool(self.prefix)
+        return certain or bool(self.no_repeat_ngram or self.min_new_tokens)
 
     def __post_init__(self) -> None:
         counts = {"max_new_tokens": 0, "prefill_chunk": 1, "min_new_tokens": 0, "no_repeat_ngram": 0}

@@ -46,6 +46,8 @@ def constrain(values: Tensor, texts: Sequence[Text], config: GenerationConfig) -
     if config.forbidden:
         never = _index(tuple(config.forbidden), values.shape[-1], values.device)
         values = values.index_fill(-1, never, float("-inf"))
+    if not config.constrains:
+        return values
     forced = [forced_token(text, config) for text in texts]
     banned = [banned_tokens(text, config) for text in texts]
     if any(one is not None for one in forced) or any(banned):

@@ -46,7 +46,6 @@ class Engine:
         if draft is not None:
             assert isinstance(reader.model, Decoder)
             self.speculation = Speculation(draft, reader.model)
-        self._has_states = any(kind.state for kind in reader.cache.pool.classes)
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
         self._added: list[Job] = []
@@ -231,22 +230,23 @@ class Engine:
     def _pieces(self) -> list[Piece]:
         """What the step reads: of texts that are written their last token and its draft, of prompts pieces of up to
         `step_tokens` together. Where pages have no room, the youngest request goes back to wait."""
-        self._concerned = [job for job in self.running if job.is_ready]
-        ready = set(self._concerned)
-        texts = [job.text for job in self._concerned if job.text.count and isinstance(job.text, SampledText)]
-        drafts = [[]] * len(texts) if self.speculation is None else self.speculation.propose(texts)
-        draft_of = dict(zip([text.request.number for text in texts], drafts, strict=True))
+        ready = self._concerned = [job for job in self.running if job.is_ready]
+        drafts: dict[int, list[int]] = {}
+        if self.speculation is not None:
+            texts = [job.text for job in ready if job.text.count and isinstance(job.text, SampledText)]
+            numbers = [text.request.number for text in texts]
+            drafts = dict(zip(numbers, self.speculation.propose(texts), strict=True))
         while True:
             pieces, left = [], self.step_tokens
-            reading = [job for job in self.running if job not in ready]
-            for job in (job for job in self.running if job in ready):
-                draft = draft_of.get(job.text.request.number, [])
-                pieces += [Piece(job, row, [row.ids[-1], *draft], range(1 + len(draft))) for row in job.rows]
-            for job in reading:
-                for row in job.rows:
+            for job in ready:
+                draft = drafts.get(job.text.request.number, []) if drafts else []
+                wanted = range(1 + len(draft))
+                pieces += [Piece(job, row, [row.ids[-1], *draft], wanted) for row in job.rows]
+            for job in self.running if len(ready) < len(self.running) else []:
+                for row in [] if job.is_ready else job.rows:
                     # the last tokens of several texts of a request are read together
                     rest = row.rest if len(job.rows) == 1 else row.rest[:-1]
-                    ids = row.cut(rest[:left]) if self._has_states else rest[:left]
+                    ids = row.cut(rest[:left]) if self.reader.cache.pool.has_states else rest[:left]
                     is_last = len(ids) == len(row.rest)
                     if ids:
                         pieces.append(Piece(job, row, ids, range(len(ids) - is_last, len(ids))))
@@ -257,6 +257,7 @@ class Engine:
             if sum(self._missing(piece.row, len(piece.ids)) for piece in pieces) <= room:
                 return pieces
             self._preempt()
+            ready = [job for job in ready if job in self.running]
 
     def _preempt(self) -> None:
         """The youngest request goes back to the head of those that wait."""

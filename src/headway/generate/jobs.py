@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -68,11 +69,11 @@ class Job:
     @property
     def is_ready(self) -> bool:
         """Whether each of its texts has been read up to its last token."""
-        return all(row.table is not None and len(row.ids) == len(row.table.ids) + 1 for row in self.rows)
+        left = [0 if row.table is None else len(row.ids) - len(row.table.ids) for row in self.rows]
+        return left.count(1) == len(left)
 
 
-@dataclass(frozen=True, eq=False)
-class Piece:
+class Piece(NamedTuple):
     """Of a step: ids that one of a job's texts goes on with, and which of them have logits that are wanted."""
 
     job: Job
@@ -84,10 +85,11 @@ class Piece:
 def advance(logits: Tensor, live: Sequence[tuple[Text, range]]) -> None:
     """A token more for each text, from its rows of the logits [N, V]; searches of one config are advanced together.
     A text whose logits are no numbers, or whose constraints leave no token to choose, ends with the error."""
-    of_row = [text for text, rows in live for _ in rows]
-    for text in {of_row[row] for row in broken_rows(_rows(logits, live))}:
-        text.fail(no_numbers(text.request.number, text.count))
-    live = [(text, rows) for text, rows in live if text.error is None]
+    if broken := broken_rows(_rows(logits, live)):
+        of_row = [text for text, rows in live for _ in rows]
+        for text in {of_row[row] for row in broken}:
+            text.fail(no_numbers(text.request.number, text.count))
+        live = [(text, rows) for text, rows in live if text.error is None]
     searches = [(text, rows) for text, rows in live if isinstance(text, BeamSearch)]
     for group in by_config([text.request for text, _ in searches]):
         some = [searches[i] for i in group]
@@ -125,4 +127,4 @@ def next_rows(job: Job, pool: PagePool) -> list[Row]:
 def _rows(logits: Tensor, live: Sequence[tuple[Text, range]]) -> Tensor:
     """Of the logits [N, V], those of these texts."""
     rows = [row for _, rows in live for row in rows]
-    return logits if rows == list(range(len(logits))) else logits[rows]
+    return logits if rows == [*range(len(logits))] else logits[rows]

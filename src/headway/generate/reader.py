@@ -137,7 +137,7 @@ class Reader:
 
     def _rows_of(self, adapters: Sequence[Sequence[str] | None], counts: Sequence[int]) -> dict[str, Tensor]:
         """Which tokens of texts, so many of each, the adapters are added to, bool [T, 1]; none where that is all."""
-        if all(names is None for names in adapters):
+        if adapters.count(None) == len(adapters):
             return {}
         added = {
             name: [

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "eos"]
 TopLogProbs = tuple[tuple[int, float], ...]
 """The likeliest tokens in a place and their log probabilities, the likeliest first."""
 
 
-@dataclass(frozen=True)
-class Delta:
+class Delta(NamedTuple):
     """One new token of one request.
 
     text: what became certain with it (possibly nothing; whole characters; never part of a stop string).

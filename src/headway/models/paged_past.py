@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, zip_longest
 
 import torch
 from torch import Tensor
@@ -119,6 +119,8 @@ class PagedPast(PagedCall):
     Pages are numbered by their tokens, so that what a row sees follows from its own token: `plan_rows` finds the
     blocks. Rows are written anew for texts whose pages have changed."""
 
+    _rows: list[tuple[PageTable, int]]
+
     def __init__(self, attends: Attends, dtype: torch.dtype, exact: bool = False) -> None:
         self.slots = torch.zeros(MOST_ROWS, dtype=torch.int64)
         self._heads: list[c.HeadsStruct] = []
@@ -139,15 +141,8 @@ class PagedPast(PagedCall):
         self._fit(count, max(len(table.pages[cache.of]) for table in step.tables))
         texts = [table for table, n in zip(step.tables, step.counts, strict=True) for _ in range(n)]
         states = [(table, table.version) for table in texts[rows]]
-        for r, (table, _) in enumerate(states):
-            if self._rows[r] != states[r]:
-                slots = self._slots(table, cache.of)
-                self._order[r, : len(slots)] = slots
-                self._rows[r] = states[r]
-        for r, pair in enumerate(pairwise(states), 1):
-            if self._pairs[r] != pair:
-                (before, _), (table, _) = self._pairs[r] = pair
-                self._alike[r] = _alike(before.pages[cache.of], table.pages[cache.of]) * PAGE
+        if self._rows[:count] != states:
+            self._write(states, cache.of)
         for (layer, op), heads in zip(self._layers, self._heads, strict=True):
             k, v, *scales = layer.tensors
             if self._bound(layer.tensors, op):
@@ -160,10 +155,21 @@ class PagedPast(PagedCall):
         plan_rows(call.program, call.instructions, at, count, self._runs, room)
         self._describe(count, *cache.tensors)
 
+    def _write(self, states: Sequence[tuple[PageTable, int]], of: int) -> None:
+        """Rows whose text is another one, or has other pages (`PageTable.version`), and what they have in common with
+        the row before."""
+        changed = [a != b for a, b in zip_longest(self._rows, states)]
+        for r, (table, _) in enumerate(states):
+            if changed[r]:
+                slots = self._slots(table, of)
+                self._order[r, : len(slots)] = slots
+            if r and (changed[r - 1] or changed[r]):
+                self._alike[r] = _alike(states[r - 1][0].pages[of], table.pages[of]) * PAGE
+        self._rows = list(states)
+
     def _room(self, rows: int, pages: int) -> None:
         super()._room(rows, pages)
-        self._rows: list[tuple[PageTable, int] | None] = [None] * rows
-        self._pairs: list[tuple[tuple[PageTable, int], ...] | None] = [None] * rows
+        self._rows = []
 
 
 class PagedSource(PagedCall):
