@@ -13,7 +13,7 @@ from headway.checkpoints import config_from_spec, spec_from_config
 from headway.checkpoints.folder import load_folder
 from headway.checkpoints.hf.config import unsupported_by_transformers
 from headway.checkpoints.hf.layouts import LAYOUTS
-from headway.checkpoints.hf.layouts.rules import fused, same
+from headway.checkpoints.hf.layouts.rules import Rule, same
 from headway.checkpoints.hf.layouts.tensors import exported
 from headway.checkpoints.restore import load_model
 from headway.checkpoints.saving import save_folder
@@ -222,12 +222,13 @@ def test_counts_are_those_of_their_module_and_of_the_cards(name: str) -> None:
 
 
 def test_row_10_the_fused_projection_of_llm_foundry_is_put_into_ours() -> None:
-    """Wqkv, d_model -> d_model + 2 head_dim, split [d_model, head_dim, head_dim]: the rule `fused`, both ways."""
+    """Wqkv, d_model -> d_model + 2 head_dim, split [d_model, head_dim, head_dim]: a rule of three parts, both ways."""
     torch.manual_seed(0)
     listed = MultiQueryAttention(768, 8).double()
     ours = Attention(768, 8, 1, qkv_bias=True, out_bias=True).double()
     parts = ("weight", "bias")
-    rules = [fused([f"{n}_proj.{leaf}" for n in "qkv"], f"Wqkv.{leaf}", [768, 96, 96]) for leaf in parts]
+    rows = 768, 96, 96
+    rules = [Rule(tuple(f"{n}_proj.{leaf}" for n in "qkv"), f"Wqkv.{leaf}", rows) for leaf in parts]
     rules += [same(f"o_proj.{leaf}", f"out_proj.{leaf}") for leaf in parts]
     state = listed.state_dict()
     assert state["Wqkv.weight"].shape == (960, 768)

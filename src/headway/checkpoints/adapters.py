@@ -26,7 +26,8 @@ from headway.checkpoints.bases import BASE, WEIGHTS, Base
 from headway.checkpoints.folder import TOKENIZER_FILES
 from headway.checkpoints.heads import change_pairing
 from headway.checkpoints.hf.layouts import layouts_for
-from headway.checkpoints.hf.layouts.tensors import LinearRule, linear_rules, rules_by_name
+from headway.checkpoints.hf.layouts.rules import Rule, own_shapes
+from headway.checkpoints.hf.layouts.tensors import linear_rules, rules_by_name
 from headway.checkpoints.saving import SavesItself, check_target
 from headway.errors import CheckpointError
 from headway.models import Model, ModelSpec, blank
@@ -61,18 +62,18 @@ def load_adapter(path: str | Path, spec: ModelSpec) -> Adapter:
     usual, modules = _theirs(spec, frozenset(found.forms))
     with naming(folder / CONFIG):
         wanted = read_config(config, modules)
-    _compare(found.forms, wanted, modules, path)
+    _compare(found.forms, wanted, modules, usual, path)
     layers: dict[str, Lora] = {}
     tensors: dict[str, Tensor] = {}
     for name, lora in wanted.items():
         module = modules[name]
-        parts = module.split(found[f"{PREFIX}{name}.{B}"])
+        parts = module.split_rows(found[f"{PREFIX}{name}.{B}"])
         for layer, b in zip(module.layers, parts, strict=True):
             layers[layer] = lora
             tensors[f"{layer}.{A}"], tensors[f"{layer}.{B}"] = found[f"{PREFIX}{name}.{A}"], b
         if lora.magnitude:
-            norms = module.split(found[f"{PREFIX}{name}.{MAGNITUDE}"][:, None])
-            tensors |= {f"{one}.{MAGNITUDE}": m[:, 0] for one, m in zip(module.layers, norms, strict=True)}
+            norms = module.split_rows(found[f"{PREFIX}{name}.{MAGNITUDE}"])
+            tensors |= {f"{one}.{MAGNITUDE}": m for one, m in zip(module.layers, norms, strict=True)}
     return Adapter(layers, _turned(tensors, usual, spec))
 
 
@@ -140,20 +141,16 @@ def merged_state(state: Mapping[str, Tensor], adapters: Sequence[Adapter]) -> Ma
 
 
 @lru_cache(maxsize=2)
-def _theirs(spec: ModelSpec, stored: frozenset[str] | None = None) -> tuple[ModelSpec, dict[str, LinearRule]]:
+def _theirs(spec: ModelSpec, stored: frozenset[str] | None = None) -> tuple[ModelSpec, dict[str, Rule]]:
     """The spec in the pairing of its family's files, and the layers that may be adapted, by their names there; `stored`
     are those of an adapter, which may have been trained under another head."""
     layout, usual = layouts_for(spec.family)[0], spec
     if isinstance(spec.positions, Rotary):
         usual = replace(spec, positions=spec.positions.with_pairing(layout.pairing))
-    start = PREFIX + layout.tensors.prefix
-    rules = rules_by_name(
-        layout.tensors, usual, None if stored is None else any(name.startswith(start) for name in stored)
-    )
+    names = None if stored is None else [name.removeprefix(PREFIX) for name in stored]
     with torch.device("meta"):
-        linears = block_linears(blank(usual)).items()
-    modules = linear_rules(rules, {name: (one.out_features, one.in_features) for name, one in linears})
-    return usual, modules
+        layers = block_linears(blank(usual))
+    return usual, linear_rules(rules_by_name(layout.tensors, usual, names), layers)
 
 
 def _turned(state: Mapping[str, Tensor], frm: ModelSpec, to: ModelSpec) -> Mapping[str, Tensor]:
@@ -165,7 +162,7 @@ def _turned(state: Mapping[str, Tensor], frm: ModelSpec, to: ModelSpec) -> Mappi
 
 def _joined(
     name: str,
-    module: LinearRule,
+    module: Rule,
     adapted: Mapping[str, Lora],
     there: Sequence[str],
     tensors: Mapping[str, Tensor],
@@ -183,7 +180,7 @@ def _joined(
     shared = all(torch.equal(one, a[0]) for one in a)
     rank = len(a[0]) if shared else sum(map(len, a))
     blocks, column = [], 0
-    for layer, rows in zip(module.layers, module.rows, strict=True):
+    for layer, rows in zip(module.layers, module.rows or (len(b[0]),), strict=True):
         block = b[0].new_zeros(rows, rank)
         if layer in there:
             own = b[there.index(layer)]
@@ -191,21 +188,25 @@ def _joined(
             column += 0 if shared else own.shape[1]
         blocks.append(block)
     alpha = first.scale * (rank**0.5 if first.stabilized else rank)
-    found = {A: (a[0] if shared else torch.cat(a)).contiguous(), B: module.join(blocks)}
+    found = {A: (a[0] if shared else torch.cat(a)).contiguous(), B: module.join_rows(blocks)}
     if first.magnitude:
-        norms = [tensors[f"{layer}.{MAGNITUDE}"][:, None] for layer in module.layers]
-        found[MAGNITUDE] = module.join(norms)[:, 0]
+        found[MAGNITUDE] = module.join_rows([tensors[f"{layer}.{MAGNITUDE}"] for layer in module.layers])
     return first if len(module.layers) == 1 else replace(first, rank=rank, alpha=alpha), found
 
 
 def _compare(
-    found: Mapping[str, Form], wanted: Mapping[str, Lora], modules: Mapping[str, LinearRule], path: Path
+    found: Mapping[str, Form],
+    wanted: Mapping[str, Lora],
+    modules: Mapping[str, Rule],
+    spec: ModelSpec,
+    path: Path,
 ) -> None:
     """Raise CheckpointError that lists what is missing, unexpected or of another shape."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name, lora in wanted.items():
-        rows = sum(modules[name].rows)
-        shapes[f"{PREFIX}{name}.{A}"] = (lora.rank, modules[name].columns)
+        weights = [own_shapes(spec)[weight].shape for weight in modules[name].ours]
+        rows = sum(shape[0] for shape in weights)
+        shapes[f"{PREFIX}{name}.{A}"] = (lora.rank, weights[0][1])
         shapes[f"{PREFIX}{name}.{B}"] = (rows, lora.rank)
         if lora.magnitude:
             shapes[f"{PREFIX}{name}.{MAGNITUDE}"] = (rows,)

@@ -13,7 +13,7 @@ from torch import Tensor
 from headway.block_quantization import CodedMatrix
 from headway.checkpoints.heads import change_pairing
 from headway.checkpoints.hf.layouts.rules import Rule, TensorNames
-from headway.checkpoints.hf.layouts.tensors import LinearRule, linear_rules, rules_by_name
+from headway.checkpoints.hf.layouts.tensors import linear_rules, rules_by_name
 from headway.checkpoints.quantized.packed import PackedLayer, leaf_forms, to_leaves
 from headway.checkpoints.quantized.scheme import Scheme, written_config
 from headway.errors import CheckpointError
@@ -54,10 +54,11 @@ def own_matrices(
 
     Raises CheckpointError for one that is neither a linear layer of ours nor an embedding, and for one that is stored
     [in, out]."""
-    rules = _rules(names, spec, tensors)
+    rules = rules_by_name(names, spec, tensors)
     with torch.device("meta"):
-        kept = {name: m.kept.shape for name, m in blank(spec).named_modules() if isinstance(m, Keeps)}
-    linear = linear_rules(rules, {name: (shape[0], shape[1]) for name, shape in kept.items()})
+        linear = linear_rules(
+            rules, {name for name, m in blank(spec).named_modules() if isinstance(m, Keeps)}
+        )
     found: dict[str, Callable[[], CodedMatrix]] = {}
     for theirs, layer in layers.items():
         if f"{theirs}.weight" not in rules:
@@ -76,7 +77,7 @@ def without_empty_biases(
     tensors: LazyTensors, layers: Iterable[str], names: TensorNames, spec: ModelSpec
 ) -> LazyTensors:
     """The tensors of a folder without the biases of zeros that AutoGPTQ writes for layers that have none."""
-    rules = _rules(names, spec, tensors)
+    rules = rules_by_name(names, spec, tensors)
     spare = {
         name for name in (f"{layer}.bias" for layer in layers) if name in tensors.forms and name not in rules
     }
@@ -138,11 +139,12 @@ def packed_state(
     quantized in part, or stored [in, out]."""
     scheme, output = _scheme(layers), names.outputs.get(spec.head.task)
     with torch.device("meta"):
-        linear = {name: (m.out_features, m.in_features) for name, m in linears(blank(spec)).items()}
-    dtype = next(iter(forms(state).values())).dtype
-    made: dict[str, LinearRule] = {}
+        linear = linear_rules(rules_by_name(names, spec), linears(blank(spec)))
+    known = forms(state)
+    dtype = next(iter(known.values())).dtype
+    made: dict[str, Rule] = {}
     ignore: list[str] = []
-    for theirs, rule in linear_rules(rules_by_name(names, spec), linear).items():
+    for theirs, rule in linear.items():
         there = [name in layers for name in rule.layers]
         if any(there) and (not all(there) or rule.transposed):
             raise CheckpointError(
@@ -155,11 +157,11 @@ def packed_state(
             ignore.append(output if output is not None and rule.layers == ("lm_head",) else theirs)
     if output is not None and "lm_head" not in layers:
         ignore.append(output)
-    kept = renamed(state, {name: name for name in forms(state) if name.removesuffix(".weight") not in made})
+    kept = renamed(state, {name: name for name in known if name.removesuffix(".weight") not in made})
     leaves = {
         f"{theirs}.{leaf}": form
-        for theirs, rule in made.items()
-        for leaf, form in leaf_forms(sum(rule.rows), rule.columns, scheme, dtype).items()
+        for theirs in made
+        for leaf, form in leaf_forms(known[f"{theirs}.weight"].shape, scheme, dtype).items()
     }
 
     def make(name: str) -> Tensor:
@@ -184,7 +186,7 @@ def _scheme(layers: Mapping[str, Panels]) -> Scheme:
     return Scheme("pack-quantized", bits.pop(), group, zeros)
 
 
-def _joined(parts: list[QuantizedMatrix], rule: LinearRule) -> QuantizedMatrix:
+def _joined(parts: list[QuantizedMatrix], rule: Rule) -> QuantizedMatrix:
     zero = (
         None if all(one.zero is None for one in parts) else rule.join([one.zero_or_middle for one in parts])
     )
@@ -196,12 +198,5 @@ def _joined(parts: list[QuantizedMatrix], rule: LinearRule) -> QuantizedMatrix:
     )
 
 
-def _maker(layer: PackedLayer, rule: LinearRule, i: int) -> Callable[[], CodedMatrix]:
+def _maker(layer: PackedLayer, rule: Rule, i: int) -> Callable[[], CodedMatrix]:
     return lambda: layer.read().moved(lambda part: rule.split(part)[i])
-
-
-def _rules(names: TensorNames, spec: ModelSpec, tensors: LazyTensors) -> Mapping[str, Rule]:
-    """By the names of a folder, which may have a prefix."""
-    return rules_by_name(
-        names, spec, not names.prefix or any(name.startswith(names.prefix) for name in tensors)
-    )

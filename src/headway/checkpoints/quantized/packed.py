@@ -15,7 +15,7 @@ Legend: I inputs, O outputs, G groups of inputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -199,9 +199,9 @@ def to_leaves(matrix: QuantizedMatrix, scheme: Scheme, dtype: torch.dtype) -> di
     return found
 
 
-def leaf_forms(outputs: int, inputs: int, scheme: Scheme, dtype: torch.dtype) -> dict[str, Form]:
-    """The forms of what `to_leaves` gives."""
-    packing = PACKINGS[scheme.form]
+def leaf_forms(shape: Sequence[int], scheme: Scheme, dtype: torch.dtype) -> dict[str, Form]:
+    """The forms of what `to_leaves` gives of a matrix of that shape."""
+    packing, (outputs, inputs) = PACKINGS[scheme.form], shape
     groups = 1 if scheme.group is None else -(-inputs // scheme.group)
     kinds = {"weight_scale": dtype, "weight_shape": torch.int64}
     shapes = zip(packing.leaves, packing.shapes(outputs, inputs, groups, scheme), strict=True)

@@ -4,19 +4,12 @@ section 4: SantaCoder, StarCoder), with matrices [out, in]."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import OLD_GELU, ConfigReader, FieldMap, Key, four_widths
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.rules import (
-    Modules,
-    Rule,
-    TensorNames,
-    decoder_names,
-    module_rules,
-    within,
-)
+from headway.checkpoints.hf.layouts.rules import TensorNames, decoder_names
 from headway.errors import ConfigError
 from headway.models import ModelSpec
 from headway.positions import Learned
@@ -37,9 +30,14 @@ KEYS: FieldMap = {
     "tied": Key("tie_word_embeddings", True),
 }
 MORE = {"n_positions": 1024, "n_ctx": None}
-NORMS = {"input_layernorm": "ln_1", "post_attention_layernorm": "ln_2"}
-QKV = {"self_attn.qkv_proj": "attn.c_attn"}
-MODULES = {"self_attn.o_proj": "attn.c_proj", "mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"}
+MODULES = {
+    "input_layernorm": "ln_1",
+    "post_attention_layernorm": "ln_2",
+    "self_attn.qkv_proj": "attn.c_attn",
+    "self_attn.o_proj": "attn.c_proj",
+    "mlp.up_proj": "mlp.c_fc",
+    "mlp.down_proj": "mlp.c_proj",
+}
 ONLY = {
     "scale_attn_by_inverse_layer_idx": (False, None),
     "add_cross_attention": (False, None),
@@ -68,23 +66,15 @@ def _write(spec: ModelSpec) -> dict[str, Any]:
     return {"n_positions": spec.context_limit or spec.trained_context}
 
 
-def _names(modules: Modules, **more: Any) -> TensorNames:
-    """Embeddings, last norm and output layer are named alike."""
+def _names(*, by_group: bool = False, transposed: bool = False) -> TensorNames:
+    """Both are named alike; how a layer's matrices lie differs."""
     return decoder_names(
-        *("transformer.", "transformer.wte", "transformer.ln_f", "transformer.h.#.", modules),
+        *("transformer.", "transformer.wte", "transformer.ln_f", "transformer.h.#.", MODULES),
         top={"model.embed_positions": "transformer.wpe"},
         unused=(".attn.bias", ".attn.masked_bias"),
-        **more,
+        by_group=by_group,
+        transposed=transposed,
     )
-
-
-def _transposed(spec: ModelSpec) -> Sequence[Rule]:
-    ours, theirs = "model.layers.#.", "transformer.h.#."
-    return [
-        *module_rules(spec, within(ours, theirs, QKV), transpose=True),
-        *module_rules(spec, within(ours, theirs, MODULES), ("weight",), transpose=True),
-        *module_rules(spec, within(ours, theirs, MODULES), ("bias",)),
-    ]
 
 
 GPT2 = Layout(
@@ -96,7 +86,7 @@ GPT2 = Layout(
     harmless=SUMMARY,
     read=_read,
     write=_write,
-    tensors=_names(NORMS, more=_transposed),
+    tensors=_names(transposed=True),
 )
 
 
@@ -127,5 +117,5 @@ GPT_BIGCODE = Layout(
     harmless=(*SUMMARY, *RUNNER),
     read=_read_bigcode,
     write=lambda spec: {**_write(spec), "multi_query": spec.kv_heads == 1},
-    tensors=_names({**NORMS, **QKV, **MODULES}, by_group=True),
+    tensors=_names(by_group=True),
 )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headway.checkpoints.hf.config_keys import OLD_GELU, ConfigReader, FieldMap, Key
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, module_rules, within
+from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, module_rules, same, within
 from headway.models import ModelSpec
 from headway.positions import Learned, Sinusoidal
 
@@ -95,12 +95,8 @@ def _write(spec: ModelSpec) -> dict[str, Any]:
 
 def _rules(spec: ModelSpec) -> Sequence[Rule]:
     """Embeddings, both stacks and the output layer."""
-    rules = module_rules(spec, {"lm_head": "lm_head"}, ("weight",))
-    if spec.output_bias:
-        row = Rule(
-            ("lm_head.bias",), "final_logits_bias", lambda parts: parts[0][None], lambda whole: (whole[0],)
-        )
-        rules.insert(0, row)
+    rules = [Rule(("lm_head.bias",), "final_logits_bias", lifted=True)] if spec.output_bias else []
+    rules += [] if spec.tied else [same("lm_head.weight", "lm_head.weight")]
     for side in SIDES:
         modules = within(f"{side}.", f"model.{side}.", {**STACK, **within("layers.#.", "layers.#.", MODULES)})
         if spec.shared_embedding:

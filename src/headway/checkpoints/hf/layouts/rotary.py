@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from headway.checkpoints.hf.config_keys import DECODER, OLD_GELU, Key, per_head, same_heads
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.rules import decoder_names, same
+from headway.checkpoints.hf.layouts.rules import decoder_names
 from headway.checkpoints.hf.rope import DEFAULT_THETA, PARTIAL
 from headway.checkpoints.hf.windows import from_foreign, last_keys
 from headway.positions import Rotary
@@ -72,7 +72,6 @@ PHI = Layout(
             "mlp.down_proj": "mlp.fc2",
             "input_layernorm": "input_layernorm",
         },
-        more=lambda spec: [same("lm_head.bias", "lm_head.bias")],
     ),
 )
 STARCODER2 = Layout(

@@ -29,12 +29,23 @@ def own_shapes(spec: ModelSpec) -> Mapping[str, Tensor]:
 
 @dataclass(frozen=True)
 class Rule:
-    """theirs = join(ours), ours = split(theirs)."""
+    """How a tensor of theirs is made of one or several of ours.
+
+    Attributes:
+        ours, theirs: names.
+        rows: of several, how many each has of theirs along the output axis.
+        groups: several lie in so many groups, each a share of the first and then of the others: of queries, keys and
+            values one for each kv head, or 1 where they lie one after the other.
+        transposed: whether their matrix is stored [in, out] (GPT-2's Conv1D).
+        lifted: whether theirs is a row [1, N] of our vector [N].
+    """
 
     ours: tuple[str, ...]
     theirs: str
-    join: Callable[[Sequence[Tensor]], Tensor]
-    split: Callable[[Tensor], Sequence[Tensor]]
+    rows: tuple[int, ...] = ()
+    groups: int = 1
+    transposed: bool = False
+    lifted: bool = False
 
     def at(self, layer: str) -> Rule:
         """The rule of one layer."""
@@ -42,9 +53,40 @@ class Rule:
         return replace(self, ours=ours, theirs=self.theirs.replace("#", layer))
 
     @property
+    def layers(self) -> tuple[str, ...]:
+        """The layers whose weights are ours."""
+        return tuple(name.removesuffix(".weight") for name in self.ours)
+
+    @property
     def renames_only(self) -> bool:
         """Whether both are one tensor, so that nothing needs to be made of it."""
-        return self.join is _only
+        return not (self.rows or self.transposed or self.lifted)
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """Theirs, of ours."""
+        return self._stored(self.join_rows(parts))
+
+    def split(self, whole: Tensor) -> Sequence[Tensor]:
+        """Ours, of theirs."""
+        return self.split_rows(whole[0] if self.lifted else self._stored(whole))
+
+    def join_rows(self, parts: Sequence[Tensor]) -> Tensor:
+        """Tensors whose rows are those of ours as one whose rows are the outputs of theirs, however it is stored."""
+        if not self.rows:
+            return parts[0]
+        return torch.cat([part.unflatten(0, (self.groups, -1)) for part in parts], 1).flatten(0, 1)
+
+    def split_rows(self, whole: Tensor) -> Sequence[Tensor]:
+        """The inverse."""
+        if not self.rows:
+            return (whole,)
+        each = whole.unflatten(0, (self.groups, -1)).split([rows // self.groups for rows in self.rows], 1)
+        return [part.flatten(0, 1) for part in each]
+
+    def _stored(self, value: Tensor) -> Tensor:
+        if self.lifted:
+            return value[None]
+        return value.T if self.transposed and value.dim() == 2 else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,47 +119,9 @@ class TensorNames:
     outputs: Mapping[str, str] = field(default_factory=dict)
 
 
-def _only(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0]
-
-
 def same(ours: str, theirs: str) -> Rule:
     """The same tensor under another name."""
-    return Rule((ours,), theirs, _only, lambda whole: (whole,))
-
-
-def transposed(ours: str, theirs: str) -> Rule:
-    """A matrix that they store [in, out] (GPT-2's Conv1D)."""
-    return Rule((ours,), theirs, lambda parts: parts[0].T, lambda whole: (whole.T,))
-
-
-def fused(ours: Sequence[str], theirs: str, sizes: Sequence[int], transpose: bool = False) -> Rule:
-    """Several tensors of ours one after the other along the output axis; stored [in, out] where `transpose`."""
-
-    def join(parts: Sequence[Tensor]) -> Tensor:
-        whole = torch.cat(tuple(parts))
-        return whole.T if transpose and whole.dim() == 2 else whole
-
-    def split(whole: Tensor) -> Sequence[Tensor]:
-        whole = whole.T if transpose and whole.dim() == 2 else whole
-        return torch.split(whole, list(sizes))
-
-    return Rule(tuple(ours), theirs, join, split)
-
-
-def interleaved(ours: Sequence[str], theirs: str, heads: int, kv_heads: int, head_dim: int) -> Rule:
-    """Queries, keys and values (three names) group by group: the queries of a kv head, then its key, its value."""
-    group = heads // kv_heads
-
-    def join(parts: Sequence[Tensor]) -> Tensor:
-        by_head = [part.unflatten(0, (kv_heads, -1, head_dim)) for part in parts]
-        return torch.cat(by_head, 1).flatten(0, 2)
-
-    def split(whole: Tensor) -> Sequence[Tensor]:
-        by_head = whole.unflatten(0, (kv_heads, group + 2, head_dim))
-        return [part.flatten(0, 2) for part in by_head.split([group, 1, 1], 1)]
-
-    return Rule(tuple(ours), theirs, join, split)
+    return Rule((ours,), theirs)
 
 
 def layered(rules: Sequence[Rule], spec: ModelSpec) -> list[Rule]:
@@ -138,27 +142,21 @@ def _layers(spec: ModelSpec) -> Mapping[str, list[str]]:
 
 
 def module_rules(
-    spec: ModelSpec,
-    modules: Modules,
-    leaves: Sequence[str] = WB,
-    *,
-    by_group: bool = False,
-    transpose: bool = False,
+    spec: ModelSpec, modules: Modules, *, by_group: bool = False, transposed: bool = False
 ) -> list[Rule]:
-    """A rule for every tensor that a model of `spec` has in `modules`. "qkv_proj" is `interleaved` where `by_group`,
-    else `fused`; matrices are stored [in, out] where `transpose`."""
-    there, heads, kv_heads, d = _layers(spec), spec.heads, spec.kv_heads, spec.head_dim
+    """A rule for every tensor that a model of `spec` has in `modules`. "qkv_proj" lies group by group where `by_group`;
+    matrices are stored [in, out] where `transposed`."""
+    there, groups = _layers(spec), spec.kv_heads if by_group else 1
+    sizes = tuple(heads * spec.head_dim for heads in (spec.heads, spec.kv_heads, spec.kv_heads))
     rules = []
-    for name, theirs in ((f"{a}.{leaf}", f"{b}.{leaf}") for a, b in modules.items() for leaf in leaves):
-        parts = [name.replace("qkv_proj", f"{part}_proj") for part in "qkv"]
+    for name, theirs in ((f"{a}.{leaf}", f"{b}.{leaf}") for a, b in modules.items() for leaf in WB):
+        parts = tuple(name.replace("qkv_proj", f"{part}_proj") for part in "qkv")
         if parts[0] not in there:
             continue
-        if name != parts[0] and by_group:
-            rules.append(interleaved(parts, theirs, heads, kv_heads, d))
-        elif name != parts[0]:
-            rules.append(fused(parts, theirs, [heads * d, kv_heads * d, kv_heads * d], transpose))
+        if name == parts[0]:
+            rules.append(Rule((name,), theirs, transposed=transposed))
         else:
-            rules.append((transposed if transpose and name.endswith("weight") else same)(name, theirs))
+            rules.append(Rule(parts, theirs, sizes, groups, transposed))
     return rules
 
 
@@ -177,20 +175,18 @@ def decoder_names(
     top: Modules = MappingProxyType({}),
     head: str = "lm_head",
     by_group: bool = False,
-    more: Callable[[ModelSpec], Sequence[Rule]] = lambda spec: (),
+    transposed: bool = False,
     unused: Sequence[str] = (),
 ) -> TensorNames:
     """The names of a decoder whose output layer may be its embedding: `modules` are those of a layer, whose names begin
-    with `layer`, `top` further ones outside of the layers, `more` the rules of what is stored otherwise."""
+    with `layer`, `top` further ones outside of the layers; `by_group` and `transposed` are how a layer's are stored."""
 
     def rules(spec: ModelSpec) -> list[Rule]:
-        ends = {"model.embed_tokens": embedding, "model.norm": norm}
+        ends = {"model.embed_tokens": embedding, "model.norm": norm, "lm_head": head, **top}
         inner = within("model.layers.#.", layer, modules(spec) if callable(modules) else modules)
         return [
             *module_rules(spec, ends),
-            *module_rules(spec, {"lm_head": head}, ("weight",)),
-            *module_rules(spec, {**top, **inner}, by_group=by_group),
-            *more(spec),
+            *module_rules(spec, inner, by_group=by_group, transposed=transposed),
         ]
 
     return TensorNames(

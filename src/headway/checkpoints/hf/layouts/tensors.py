@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -48,8 +48,7 @@ def imported(
         modern[new] = old
     tensors = tensors.renamed(modern)
     found = dict(tensors.forms)
-    prefix = not names.prefix or any(name.startswith(names.prefix) for name in found)
-    names_here = _Resolved(names, spec, prefix)
+    names_here = _resolved(names, spec, found)
     rules, ours, pairs = names_here.rules, own_shapes(spec), names_here.pairs
     assert sorted(n for r in rules.values() for n in r.ours) == sorted(ours), "rules and module disagree"
     wanted = {name: names_here.shape(rule) for name, rule in rules.items()}
@@ -102,46 +101,21 @@ def imported(
     return _lazily(tensors, rules.values(), source, zeros, known), unused
 
 
-def rules_by_name(names: TensorNames, spec: ModelSpec, prefix: bool | None = None) -> Mapping[str, Rule]:
+def rules_by_name(
+    names: TensorNames, spec: ModelSpec, stored: Iterable[str] | None = None
+) -> Mapping[str, Rule]:
     """How every tensor of a model of `spec` is made of ours, by its name in the class of transformers for its head, or
-    with and without `prefix`, as the class for another has it."""
-    return (_resolved(names, spec) if prefix is None else _Resolved(names, spec, prefix)).rules
+    in a checkpoint with the names `stored`, which may be of the class for another."""
+    return _resolved(names, spec, stored).rules
 
 
-@dataclass(frozen=True)
-class LinearRule:
-    """A linear layer of theirs: `layers` of ours, of `rows` rows each, and I columns."""
-
-    layers: tuple[str, ...]
-    rows: tuple[int, ...]
-    columns: int
-    rule: Rule
-
-    @cached_property
-    def transposed(self) -> bool:
-        """Whether their matrix is [I, O]."""
-        column = [torch.empty(rows, 1, device="meta") for rows in self.rows]
-        return self.rule.join(column).shape[1] != 1
-
-    def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Matrices [rows, k] of ours as their [O, k]."""
-        whole = self.rule.join(list(parts))
-        return (whole.T if self.transposed else whole).contiguous()
-
-    def split(self, whole: Tensor) -> list[Tensor]:
-        """The inverse."""
-        return [part.contiguous() for part in self.rule.split(whole.T if self.transposed else whole)]
-
-
-def linear_rules(rules: Mapping[str, Rule], layers: Mapping[str, tuple[int, int]]) -> dict[str, LinearRule]:
-    """Their names of `layers`, ours with the rows and columns of each, by how they are made of these."""
-    found = {}
-    for theirs, rule in rules.items():
-        ours = tuple(name.removesuffix(".weight") for name in rule.ours)
-        if theirs.endswith(".weight") and all(name in layers for name in ours):
-            rows = tuple(layers[name][0] for name in ours)
-            found[theirs.removesuffix(".weight")] = LinearRule(ours, rows, layers[ours[0]][1], rule)
-    return found
+def linear_rules(rules: Mapping[str, Rule], layers: Container[str]) -> dict[str, Rule]:
+    """Of these rules, those of the weights of `layers`, by the names of their layers."""
+    return {
+        theirs.removesuffix(".weight"): rule
+        for theirs, rule in rules.items()
+        if theirs.endswith(".weight") and all(name in layers for name in rule.layers)
+    }
 
 
 def exported(names: TensorNames, state: Mapping[str, Tensor], spec: ModelSpec) -> Mapping[str, Tensor]:
@@ -227,9 +201,14 @@ class _Resolved:
         return {name for name in spare if not name.startswith(begin) and not name.endswith(places)}
 
 
-def _resolved(names: TensorNames, spec: ModelSpec) -> _Resolved:
-    """As transformers writes them: without a head, its class is the stack alone, and its names have no prefix."""
-    return _Resolved(names, spec, spec.head.task not in ("states", "embed") or spec.encoder is not None)
+def _resolved(names: TensorNames, spec: ModelSpec, stored: Iterable[str] | None = None) -> _Resolved:
+    """As a checkpoint with the names `stored` has them; without, as transformers writes them: without a head, its class
+    is the stack alone, and its names have no prefix."""
+    if stored is None:
+        prefix = spec.head.task not in ("states", "embed") or spec.encoder is not None
+    else:
+        prefix = any(name.startswith(names.prefix) for name in stored)
+    return _Resolved(names, spec, prefix)
 
 
 def _lazily(
