@@ -76,9 +76,11 @@ def test_what_alone_has_moved_is_written_where_it_is(moved: int) -> None:
     """Pages that were given back and made again may lie where others lay, but for one of their tensors."""
     readers = [Reader(model(torch.float32), kv_dtype=torch.int8) for _ in range(2)]
     texts = [reader.open([]) for reader in readers]
+    before = []  # its memory is nobody else's
     for moves in (False, True):
         for layer in readers[0].cache.layers if moves else ():
             assert isinstance(layer, PagedLayer)
+            before.append(layer.tensors)
             layer.tensors = *layer.tensors[:moved], layer.tensors[moved].clone(), *layer.tensors[moved + 1 :]
         for reader, text in zip(readers, texts, strict=True):
             reader.read([(text, [5, 6, 7])], [[2]])

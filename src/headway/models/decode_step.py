@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from headway.cache import PagedCache, PagedLayer, PagedStates, PageTable
+from headway.cache.paged_cache import LayerCache
 from headway.choice import Choice
 from headway.errors import BackendError
 from headway.models.decoder import Decoder
 from headway.models.encoder_decoder import EncoderDecoder
 from headway.models.lowering import Attends, Lowered
 from headway.models.operations import NotLowered
-from headway.models.paged_past import PagedPast, PagedSource
+from headway.models.paged_past import PagedPast
 from headway.models.summed import PagedSums, Summed
 from headway.native import interface as c
 from headway.native.linear import MOST_ROWS
@@ -52,26 +53,30 @@ class DecodeStep:
         self.cache, self.lowered = cache, Lowered(model)
         self.stack = model.stack
         self._pasts: dict[tuple[object, ...], PagedPast] = {}
+        self._sources: dict[tuple[object, ...], PagedPast] = {}
         self._sums: dict[int, PagedSums] = {}
-        self._sources: dict[tuple[object, ...], PagedSource] = {}
         for attends, layer in zip(self.lowered.attention, cache.layers, strict=True):
             if isinstance(attends, Summed):
                 assert isinstance(layer, PagedStates)
                 self._sums.setdefault(layer.of, PagedSums()).bind(attends, layer)
                 continue
-            assert isinstance(layer, PagedLayer)
-            if layer.dtype not in (self.lowered.dtype, torch.int8):
-                raise NotLowered("the kernels write keys and values in the type of the weights, or in 8 bits")
-            shared = layer.of, *_sharing(attends)
-            if shared not in self._pasts:
-                self._pasts[shared] = PagedPast(attends, layer.dtype, exact)
-            self._pasts[shared].bind(attends, layer, self.lowered.ops[attends.op])
+            self._bind(self._pasts, attends, layer, exact)
         for attends, layer in zip(
             self.lowered.across, () if sources is None else sources.layers, strict=True
         ):
-            assert isinstance(layer, PagedLayer)
-            source = self._sources.setdefault(_sharing(attends), PagedSource(attends, layer.dtype, exact))
-            source.bind(attends, layer, self.lowered.ops[attends.op])
+            self._bind(self._sources, attends, layer, exact)
+
+    def _bind(
+        self, pasts: dict[tuple[object, ...], PagedPast], attends: Attends, layer: LayerCache, exact: bool
+    ) -> None:
+        """Has a layer attend to its pages, by the call of those that attend alike."""
+        assert isinstance(layer, PagedLayer)
+        if layer.dtype not in (self.lowered.dtype, torch.int8):
+            raise NotLowered("the kernels write keys and values in the type of the weights, or in 8 bits")
+        shared = layer.of, *attends.kind
+        if shared not in pasts:
+            pasts[shared] = PagedPast(attends, layer, exact)
+        pasts[shared].bind(attends, layer, self.lowered.ops[attends.op])
 
     @torch.inference_mode()
     def read(
@@ -117,12 +122,17 @@ class DecodeStep:
 
     def _place(self, tokens: Tokens, rows: slice, sources: Sequence[PageTable] = ()) -> None:
         """Says where some of the tokens of a step are stored, and what they see."""
+        step, index = self.cache.step_of(tokens), tokens.index[0, rows]
+        texts = [table for table, n in zip(step.tables, step.counts, strict=True) for _ in range(n)][rows]
         for past in self._pasts.values():
-            past.place(tokens, rows)
+            past.slots[: len(texts)] = step.writes[past.of][rows]
+            past.place(texts, index)
         for sums in self._sums.values():
-            sums.place(tokens, rows)
-        for source in self._sources.values():
-            source.place(sources[rows])
+            sums.place(texts, index)
+        if self._sources:
+            last = torch.tensor([len(table) - 1 for table in sources[rows]])
+            for source in self._sources.values():
+                source.place(sources[rows], last)
 
     def _run(self, x: Tensor, tokens: Tokens, ops: int) -> None:
         lowered, count = self.lowered, tokens.count
@@ -134,11 +144,6 @@ class DecodeStep:
         assert kernel is not None
         if code := kernel.dll.headway_step(lowered.ops, ctypes.c_int64(ops), ctypes.c_int64(threads())):
             raise BackendError(f"a native step of decoding failed: {c.ERRORS.get(code, code)}")
-
-
-def _sharing(attends: Attends) -> tuple[object, ...]:
-    """What layers that share a call have alike."""
-    return attends.mixer, attends.q.data_ptr(), *map(id, attends.scores)
 
 
 def choose_step(

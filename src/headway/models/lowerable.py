@@ -11,7 +11,7 @@ import torch
 
 from headway.attention import KeyValues
 from headway.attention.backends.native.backend import NATIVE
-from headway.attention.call import validate
+from headway.attention.call import Call, validate
 from headway.attention.select import AUTO
 from headway.models.decoder import Decoder
 from headway.models.encoder_decoder import EncoderDecoder
@@ -22,6 +22,7 @@ from headway.nn.adapters import named_adapter_parameters
 from headway.nn.attention import Attention, AttentionLayer
 from headway.nn.mixers import SoftmaxMixer
 from headway.nn.positions import Scores
+from headway.patterns import Causal
 from headway.tokens import Tokens
 
 
@@ -41,20 +42,12 @@ def check_parts(model: Decoder | EncoderDecoder, stack: TransformerStack) -> Non
         raise NotLowered("its modules have hooks, which the kernels would not call")
 
 
-def _attention_reason(
-    layer: AttentionLayer, mixer: SoftmaxMixer, scores: Sequence[Scores], dtype: torch.dtype
-) -> str | None:
-    """Why the kernels cannot attend as a layer does: what the backend says to the call of one token."""
-    q = torch.zeros(1, layer.heads.query_heads, 1, layer.head_dim, dtype=dtype)
-    k, v = (q.new_zeros(1, layer.heads.kv_heads, 1, size) for size in (layer.head_dim, layer.value_dim))
-    tokens, steps = Tokens.range(1), tuple(step for some in scores for step in some())
-    keys = [KeyValues(k, v, tokens)]
-    call = validate(q, tokens, keys, mixer.pattern, None, steps, mixer.scale, 0.0, None)
-    return NATIVE.unsupported_reason(call, False, "cpu")
+def softmax_call(
+    layer: AttentionLayer, scores: Sequence[Scores], dtype: torch.dtype, *, across: bool = False
+) -> Call:
+    """The call of one token by which a layer attends, or `across`: to a source, all of which its last token sees.
 
-
-def softmax_of(layer: AttentionLayer, scores: Sequence[Scores], dtype: torch.dtype) -> SoftmaxMixer:
-    """What a layer attends by. Raises NotLowered where it is not what the kernels do."""
+    Raises NotLowered where that is not what the kernels do."""
     mixer = layer.mixer
     if type(layer) is not Attention or type(mixer) is not SoftmaxMixer:
         raise NotLowered(f"the kernels know softmax attention, and no {type(layer).__name__}")
@@ -62,6 +55,11 @@ def softmax_of(layer: AttentionLayer, scores: Sequence[Scores], dtype: torch.dty
         raise NotLowered("the kernels know one pattern for all heads of a layer")
     if mixer.backend not in (AUTO, NATIVE.name):
         raise NotLowered(f"attention by the backend {mixer.backend} is asked for")
-    if reason := _attention_reason(layer, mixer, scores, dtype):
+    q = torch.zeros(1, layer.heads.query_heads, 1, layer.head_dim, dtype=dtype)
+    k, v = (q.new_zeros(1, layer.heads.kv_heads, 1, size) for size in (layer.head_dim, layer.value_dim))
+    tokens, steps = Tokens.range(1), tuple(step for some in scores for step in some())
+    pattern = Causal() if across else mixer.pattern
+    call = validate(q, tokens, [KeyValues(k, v, tokens)], pattern, None, steps, mixer.scale, 0.0, None)
+    if reason := NATIVE.unsupported_reason(call, False, "cpu"):
         raise NotLowered(f"native attention: {reason}")
-    return mixer
+    return call

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from headway.attention.call import Call
 from headway.models.decoder import Decoder
 from headway.models.encoder_decoder import EncoderDecoder
-from headway.models.lowerable import check_parts, softmax_of
+from headway.models.lowerable import check_parts, softmax_call
 from headway.models.operations import NotLowered, Operations, address
 from headway.models.rotated import Rotated
 from headway.models.summed import Summed, sums_of
@@ -29,7 +30,6 @@ from headway.nn.feedforward import FeedForward
 from headway.nn.linear import Linear
 from headway.nn.linear_attention import LinearAttention
 from headway.nn.lora import LowRank
-from headway.nn.mixers import SoftmaxMixer
 from headway.nn.positions import Scores
 
 ORDERS = {"pre": ("mix", "across", "widen", "narrow"), "parallel": ("widen", "mix", "narrow")}
@@ -39,12 +39,11 @@ x += act(hidden) Wdown. In order "post" the norms stand behind each sum: x = nor
 
 
 class Attends(NamedTuple):
-    """Where a layer attends: its rooms, its heads, whose slots are to be set, and the number of the operation, whose
-    call is to be set."""
+    """Where a layer attends: its call of one token, its rooms, its heads, whose slots are to be set, and the number of
+    the operation, whose call is to be set. Layers of one `kind` attend alike."""
 
-    layer: AttentionLayer
-    mixer: SoftmaxMixer
-    scores: Sequence[Scores]
+    kind: tuple[object, ...]
+    call: Call
     q: Tensor
     out: Tensor
     lse: Tensor
@@ -166,7 +165,8 @@ class Lowered(Operations):
         """Operations that project, of which the first is number `at`, and behind them attention of their rows: of
         queries, and of keys and values where these are new."""
         scores = [some for some in (shared, layer.score) if some is not None and some.steps]
-        mixer, heads, is_own = softmax_of(layer, scores, self.dtype), layer.heads, len(rows) > 1
+        heads, is_own = layer.heads, len(rows) > 1
+        call = softmax_call(layer, scores, self.dtype, across=not is_own)
         struct = c.HeadsStruct(
             0, 1, heads.query_heads, heads.kv_heads if is_own else 0, layer.head_dim, layer.value_dim,
             c.TYPES[self.dtype], *(t.data_ptr() for t in rows), *[None] * (3 - len(rows)),
@@ -186,7 +186,8 @@ class Lowered(Operations):
         out = self.room("attended", layer.o_proj.in_features)
         lse = self.room("lse", heads.query_heads, torch.float32)
         at += len(ops)
-        return [*ops, c.OpStruct(c.ATTENTION)], Attends(layer, mixer, scores, rows[0], out, lse, struct, at)
+        kind = layer.mixer, rows[0].data_ptr(), *map(id, scores)
+        return [*ops, c.OpStruct(c.ATTENTION)], Attends(kind, call, rows[0], out, lse, struct, at)
 
     def _feed_forward(
         self, mlp: FeedForward, norm: nn.Module | None

@@ -6,18 +6,18 @@ Legend: R rows, K kv heads, F features, E per value.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from headway.cache import PagedStates
+from headway.cache import PagedStates, PageTable
 from headway.models.operations import NotLowered
 from headway.models.rotated import Rotated
 from headway.native import interface as c
 from headway.native.linear import MOST_ROWS
 from headway.nn.linear_attention import LinearAttention, LinearMixer
-from headway.tokens import Tokens
 
 
 class Summed(NamedTuple):
@@ -68,13 +68,12 @@ class PagedSums:
         summed.struct.pages, summed.struct.begins = self.pages.data_ptr(), self.begins.data_ptr()
         self._layers.append((cache, summed.struct))
 
-    def place(self, tokens: Tokens, rows: slice) -> None:
-        """Says of some of the tokens of a step whose they are."""
-        first = self._layers[0][0]
-        step, count = first.cache.step_of(tokens), rows.stop - rows.start
-        pages, lengths = step.states[first.of], torch.tensor([len(table) for table in step.tables])
-        self.pages[:count] = pages.repeat_interleave(torch.tensor(step.counts))[rows]
-        self.begins[:count] = tokens.index[0, rows] == 0
+    def place(self, tables: Sequence[PageTable], index: Tensor) -> None:
+        """The text of each row, and which of its tokens the row is."""
+        count, of = len(tables), self._layers[0][0].of
+        pages = self.pages[:count] = torch.tensor([table.pages[of][0] for table in tables])
+        self.begins[:count] = index == 0
+        lengths = torch.tensor([len(table) for table in tables])
         for cache, struct in self._layers:
             struct.kv, struct.z = cache.state.kv.data_ptr(), cache.state.k.data_ptr()
             cache.state.count[pages] = lengths
