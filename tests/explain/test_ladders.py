@@ -59,11 +59,11 @@ def trained(losses: dict[str, tuple[float, ...]]) -> Report:
 def test_the_verdict_follows_from_the_losses() -> None:
     helped = trained({"order": (1.5, 1.6), "heads": (1.7, 1.8)})
     assert helped.finding.startswith(
-        "order lowers it by 0.500; heads raises it by 0.200. From first to last: -0.300"
+        "changes beyond their spread, the largest first: order -0.500, heads +0.200. From first to last: -0.300"
     )
     assert helped.finding.endswith("seen")
     noisy = trained({"order": (1.5, 2.4)})  # apart by -0.5 and +0.3: a spread of 12.7 * 0.4
-    assert noisy.finding.startswith("no step by itself changes the loss by more than its spread")
+    assert noisy.finding.startswith("changes beyond their spread, the largest first: none. From first")
     assert noisy.finding.endswith("not seen")
     assert [claim for claim, seen in helped.claims.items() if seen] == [
         "order changes it",

@@ -1,8 +1,16 @@
-"""Every topic at toy size: what it reports, what it draws, and where its verdict turns."""
+"""Every topic at toy size: what it reports, what it draws, where its verdict turns, and its sentences."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from string import Formatter
 
 import pytest
 
-from headway_lab.explain import TOPICS
+from headway_lab.explain import TOPICS, topics
+from headway_lab.explain.report import Report
+from headway_lab.explain.spread import Gap
+from headway_lab.explain.topics import Topic
 from tests.explain import toys
 
 
@@ -13,3 +21,51 @@ def test_a_topic_reports_and_draws_as_listed(topic: str) -> None:
 
 def test_every_listing_is_of_a_topic() -> None:
     assert {path.stem for path in toys.LISTINGS.iterdir()} == {*TOPICS}
+
+
+LANGUAGES = [path.stem for path in Path(topics.__file__).parent.glob("*.toml") if path.stem != "topics"]
+
+
+def names_in(text: str) -> set[str]:
+    """What a template puts in."""
+    return {re.split(r"[.\[]", name)[0] for _, name, *_ in Formatter().parse(text) if name}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("topic", TOPICS)
+def test_every_claim_has_its_sentence_and_every_sentence_is_used(topic: str, language: str) -> None:
+    own = toys.toy(topic)
+    (said,) = (group[topic] for group in topics.groups(language).values() if topic in group)
+    assert {key if isinstance(key, str) else key[0] for key in own.found.claims} == {*said.claims}
+    told = said.told(topic, own.found, **own.known)
+    texts = [told.setting, told.finding, told.picture, *map(str, told.claims)]
+    assert len(told.claims) == len(own.found.claims)
+    assert all(texts[:2])
+    assert not any(re.search(r"[{}]|\bGap\(|\bNone\b", text) for text in texts)
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_every_value_is_put_into_a_sentence(topic: str) -> None:
+    said = TOPICS[topic]
+    templates = (said.setting, said.finding, said.picture, *said.claims.values())
+    assert {*toys.toy(topic).found.values} <= set().union(*map(names_in, templates))
+
+
+def test_a_sentence_lists_what_it_is_given() -> None:
+    said = Topic("", "", "", "", {}, none="nobody")
+
+    def told(template: str, **values: object) -> str:
+        found = Report(rows=({"n": 1}, {"n": 2.5}), claims={}, values=values)
+        return replace(said, finding=template).told("", found, LEAST=3).finding
+
+    assert (
+        told("{share:.0%}, {first[n]} to {last[n]:g} in {count}, {LEAST}", share=0.5)
+        == "50%, 1 to 2.5 in 2, 3"
+    )
+    assert told("{some:.1f}", some=[1, 2.25]) == "1.0, 2.2"
+    assert told("{some}", some=("rotary, window", "none")) == "rotary, window; none"
+    assert told("{some:.0f}", some={"a": 1.0, "b": 2.0}) == "a 1, b 2"
+    assert told("{some}", some={"a": Gap(1, 2)}) == "a +1.000 ± 2.000, not seen"
+    assert told("{some}", some=[]) == "nobody"
+    with pytest.raises(KeyError, match="other"):
+        told("{other}")

@@ -19,6 +19,7 @@ from torch import Tensor
 from headway_lab.explain import TOPICS, explain
 from headway_lab.explain.contests import CONTESTS, Contest
 from headway_lab.explain.report import Report
+from headway_lab.explain.topics import Topic
 from tests import figures, listings
 from tests.explain import edges
 from tests.listings import Clock, number
@@ -51,10 +52,13 @@ PATCHED: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Toy:
-    """A topic at toy size: its report, its verdict as a function, and what that was given."""
+    """A topic at toy size: its report, the one without sentences that it is made of and what else they are made of,
+    its verdict as a function, and what that was given."""
 
     topic: str
     report: Report
+    found: Report
+    known: Mapping[str, Any]
     judge: Callable[..., Report] | None
     given: tuple[Any, ...]
 
@@ -88,6 +92,7 @@ def at_toy_size(patch: pytest.MonkeyPatch) -> None:
 def toy(topic: str) -> Toy:
     """A topic, run; once in a process."""
     given: list[tuple[Any, ...]] = []
+    told: list[tuple[Report, Mapping[str, Any]]] = []
     owner: Any = Contest if topic in CONTESTS else module_of(topic)
     judge = getattr(owner, "judge", None)
 
@@ -97,13 +102,19 @@ def toy(topic: str) -> Toy:
         report: Report = judge(*arguments)
         return report
 
+    def listener(own: Topic, name: str, found: Report, **known: Any) -> Report:
+        told.append((found, known))
+        return tell(own, name, found, **known)
+
+    tell = Topic.told
     with pytest.MonkeyPatch.context() as patch:
         at_toy_size(patch)
         patch.setattr(time, "process_time", Clock())
+        patch.setattr(Topic, "told", listener)
         if judge:
             patch.setattr(owner, "judge", spy)
         report = explain(topic, **SETTINGS.get(topic, {}))
-    return Toy(topic, report, judge, given[-1] if given else ())
+    return Toy(topic, report, *told[-1], judge, given[-1] if given else ())
 
 
 class Reports(dict[Any, Report]):

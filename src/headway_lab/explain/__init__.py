@@ -1,10 +1,11 @@
 """Questions about attention, each answered by a run.
 
-What topics ask and verify is data, `topics.toml`; what answers a topic is a module of its name, or a row of
+What topics ask, verify and say is data (`topics`); what answers a topic is a module of its name, or a row of
 `contests.CONTESTS`, with
 
     run(*, seeds=..) -> Report             measures; writes nothing; deterministic for its seeds; its parameters are the
-                                           topic's settings, and `headway explain` takes them as options
+                                           topic's settings, and `headway explain` takes them as options; claims by
+                                           key, and the values that sentences are made of
     draw(figure, report) -> None           paints the report on a matplotlib figure
 
 `explain(topic, out)` runs it and, when `out` is given, writes `out/TOPIC.csv` (the table) and `out/TOPIC.png`.
@@ -13,36 +14,15 @@ What topics ask and verify is data, `topics.toml`; what answers a topic is a mod
 import csv
 import importlib
 import inspect
-import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from importlib.resources import files
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from headway.errors import ConfigError, did_you_mean, listed
 from headway_lab.explain.report import Report
-
-
-@dataclass(frozen=True)
-class Topic:
-    """What a topic asks, and what is verified: as text, and in TeX; seconds of one core of 2023 that its run takes, and
-    the settings of a smaller run, where there is one."""
-
-    question: str
-    formula: str
-    tex: Sequence[str]
-    seconds: int
-    quick: Mapping[str, Any] = field(default_factory=dict)
-
-
-GROUPS: dict[str, dict[str, Topic]] = {
-    group: {name: Topic(**own) for name, own in topics.items()}
-    for group, topics in tomllib.loads(
-        files("headway_lab.explain").joinpath("topics.toml").read_text(encoding="utf-8")
-    ).items()
-}
-TOPICS = {name: topic for group in GROUPS.values() for name, topic in group.items()}
+from headway_lab.explain.topics import GROUPS as GROUPS
+from headway_lab.explain.topics import TOPICS as TOPICS
 
 
 def find_topic(name: str) -> Any:
@@ -78,10 +58,10 @@ def explain(name: str, out: Path | None = None, *, quick: bool = False, **settin
         raise ConfigError(
             f"explain {name}: a spread needs two different seeds or more, got {tuple(settings['seeds'])}"
         )
-    about = TOPICS[name]
-    found = topic.run(**{**(about.quick if quick else {}), **settings})
+    settings = {**(TOPICS[name].quick if quick else {}), **settings}
+    found = topic.run(**settings)
     claims = {claim: (seen or None) if quick else seen for claim, seen in found.claims.items()}
-    report: Report = replace(found, claims=claims, topic=name, question=about.question, formula=about.formula)
+    report = told(name, replace(found, claims=claims), **settings)
     if out is None:
         return report
     from headway.draw import saved_figure
@@ -93,6 +73,15 @@ def explain(name: str, out: Path | None = None, *, quick: bool = False, **settin
     with saved_figure(figure_path) as figure:
         topic.draw(figure, report)
     return replace(report, figure=figure_path, csv=table_path)
+
+
+def told(name: str, found: Report, **settings: Any) -> Report:
+    """What the run of a topic with these settings found, in sentences (`Topic.told`)."""
+    topic = find_topic(name)
+    run = inspect.signature(topic.run).bind(**settings)
+    run.apply_defaults()
+    constants = {key: value for key, value in vars(topic).items() if key.isupper()}
+    return TOPICS[name].told(name, found, **{**constants, **run.arguments})
 
 
 def option(setting: str) -> str:

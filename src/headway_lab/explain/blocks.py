@@ -17,7 +17,7 @@ from headway.models.difference import Difference, differences
 from headway.nn import RMSNorm
 from headway.positions import Rotary
 from headway.report import table as text_table
-from headway_lab.explain.contests import draw_losses, gaps, listed, losses, rows
+from headway_lab.explain.contests import draw_losses, gaps, losses, rows
 from headway_lab.explain.figures import panels
 from headway_lab.explain.report import Report
 from headway_lab.explain.runs import VOCAB, Budget, Runs, contend, small
@@ -83,28 +83,23 @@ def judge(runs: Runs, times: Mapping[str, Sequence[float]], budget: Budget) -> R
     return Report(
         rows=tuple(table),
         claims={
-            "LLaMA's block ends below that of 2017": whole.lower,
-            "pre-norm ends below post-norm": apart["+ pre-norm"].lower,
-            f"RMSNorm ends within {EQUAL} of LayerNorm": apart["+ RMSNorm"].within(EQUAL),
-            **{f"{name} takes less time than torch's LayerNorm": own.lower for name, own in faster.items()},
-            "rotary ends below sinusoids": apart["+ rotary"].lower,
-            "SwiGLU ends below ReLU at equal parameters": apart["+ SwiGLU"].lower,
-            "sharing keys costs loss": apart[LLAMA].higher,
-            "attention without feed-forwards ends higher": apart[ALONE].higher,
+            "whole": whole.lower,
+            "pre-norm": apart["+ pre-norm"].lower,
+            "RMSNorm": apart["+ RMSNorm"].within(EQUAL),
+            **{("time", name): own.lower for name, own in faster.items()},
+            "rotary": apart["+ rotary"].lower,
+            "SwiGLU": apart["+ SwiGLU"].lower,
+            "shared": apart[LLAMA].higher,
+            "alone": apart[ALONE].higher,
         },
-        setting=f"2 layers of width 64, {budget}; norms: {NORM_ROWS} x {NORM_WIDTH}, fp32, one thread",
-        picture="\n\n".join(
-            (
-                "what differs, base (2017, its decoder) and LLaMA of one width:",
-                text_table(("aspect", "base", "llama"), base_and_llama()),
-                "forward and backward of a norm (median time of one core):",
-                text_table(("norm", "us", "of LayerNorm"), ours),
-            )
-        ),
-        finding=(
-            f"all of it: {whole}; rung by rung: {listed({name.removeprefix('+ '): x for name, x in apart.items()})}; "
-            f"time of a norm against LayerNorm's: {', '.join(f'{name} {own.factor}' for name, own in faster.items())}"
-        ),
+        values={
+            "budget": budget,
+            "whole": whole,
+            "apart": {name.removeprefix("+ "): own for name, own in apart.items()},
+            "faster": {name: own.factor for name, own in faster.items()},
+            "differences": text_table(("aspect", "base", "llama"), base_and_llama()),
+            "norms": text_table(("norm", "us", "of LayerNorm"), ours),
+        },
     )
 
 

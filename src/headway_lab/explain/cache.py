@@ -114,7 +114,6 @@ def attention_flops(flops: float, tokens: int) -> float:
 def judge(rows: Rows, times: Times, off: float) -> Report:
     """The verdict: equal logits; attention grows with exponent 1 with the cache, 2 without, and not with the window
     once it is full; and, each on its own, the time of a step."""
-    last = rows[-1]
     full = [row for row in rows if row["T"] >= WINDOW]
     powers = {
         name: power([row["T"] for row in some], [row[f"{name} (FLOPs)"] for row in some])
@@ -126,25 +125,13 @@ def judge(rows: Rows, times: Times, off: float) -> Report:
     return Report(
         rows=tuple(rows),
         claims={
-            "the logits of all steps equal the full forward's": off <= EQUAL,
-            "with a cache, attention's operations in step T grow as T": abs(powers["cache"] - 1) < EXACT,
-            "without, as T^2": abs(powers["no cache"] - 2) < EXACT,
-            "with a window they stay, once it is full, as do its slots": (
-                abs(powers["window"]) < EXACT and all(row["window slots"] <= WINDOW for row in rows)
-            ),
-            f"step {last['T']} takes less time with a cache": saved.lower,
+            "equal": off <= EQUAL,
+            "cache": abs(powers["cache"] - 1) < EXACT,
+            "no cache": abs(powers["no cache"] - 2) < EXACT,
+            "window": abs(powers["window"]) < EXACT and all(row["window slots"] <= WINDOW for row in rows),
+            "time": saved.lower,
         },
-        setting=(
-            f"one row of {last['T']} tokens, {SPEC.layers} layers of width {SPEC.width}, {SPEC.heads} query and "
-            f"{SPEC.kv_heads} kv heads, random weights, window {WINDOW}, float32, seed {SEED}; time of one core, "
-            f"{len(times['cache'])} steps"
-        ),
-        finding=(
-            f"the logits of all {last['T']} steps equal the full forward's within {off:.1e} (whole cache and "
-            f"window); attention in step T grows as T^{powers['cache']:.2f} with a cache, T^{powers['no cache']:.2f} "
-            f"without and T^{powers['window']:.2f} with a window; step {last['T']} takes {saved.factor} of the time "
-            f"without a cache, and with a window {windowed.factor} of that with the whole cache"
-        ),
+        values={"off": off, "powers": powers, "saved": saved, "windowed": windowed},
     )
 
 

@@ -104,7 +104,7 @@ def run(*, n: int = 64, d: int = 64, k: int = 3, r: int = 8) -> Report:
                 "path, formula": path,
             }
         )
-    return judge(rows, k, r)
+    return judge(rows)
 
 
 def counted(layer: Layer, n: int, d: int, k: int) -> int:
@@ -156,46 +156,42 @@ def _inputs(n: int, d: int, k: int) -> tuple[Tensor, list[Tensor]]:
     return x, list(torch.randn(max(k, 2), d, d, generator=noise, dtype=torch.float64) * d**-0.5)
 
 
-def judge(rows: Rows, k: int, r: int) -> Report:
+def judge(rows: Rows) -> Report:
     """The verdict: counts, chains and paths are those of the formulas, and who takes fewer operations when."""
-    full, recurrence, *_, wide, near = layers_of(k, r)
+    full, recurrence, _, wide, near = FORMS
     at = {(row["layer"], row["n"], row["d"]): row for row in rows}
     sizes = sorted({(row["n"], row["d"]) for row in rows})
     n, d = sizes[-1]
     there = {row["layer"]: row for row in rows if (row["n"], row["d"]) == (n, d)}
-    work, path, waits = (
-        {name: row[column] for name, row in there.items()}
-        for column in ("multiply-adds", "path", "products in a chain")
-    )
+    work = {name: row["multiply-adds"] for name, row in there.items()}
 
-    def constant(name: str, column: str) -> bool:
-        return len({row[column] for row in rows if row["layer"] == name}) == 1
+    def constant(column: str) -> bool:
+        return len({row[column] for row in rows if row["layer"] == full}) == 1
 
     return Report(
         rows=tuple(rows),
         claims={
-            "operations are those of the formulas": all(r["multiply-adds"] == r["formula"] for r in rows),
-            "products in a chain are those of the formulas": all(
-                r["products in a chain"] == r["chain, formula"] for r in rows
-            ),
-            "paths are those of the formulas": all(r["path"] == r["path, formula"] for r in rows),
-            "attention's chain and path do not grow with n": (
-                constant(full, "products in a chain") and constant(full, "path")
-            ),
-            "attention takes fewer operations than recurrence where n < d, and nowhere else": all(
+            "operations": all(r["multiply-adds"] == r["formula"] for r in rows),
+            "chains": all(r["products in a chain"] == r["chain, formula"] for r in rows),
+            "paths": all(r["path"] == r["path, formula"] for r in rows),
+            "constant": constant("products in a chain") and constant("path"),
+            "fewer": all(
                 (at[full, *size]["multiply-adds"] < at[recurrence, *size]["multiply-adds"])
                 == (size[0] < size[1])
                 for size in sizes
             ),
         },
-        setting=f"n = {n // 4}..{n}, d = {d // 2}, {d}, k = {k}, r = {r}, causal, float64, seed {SEED}",
-        finding=(
-            f"at n = {n}, d = {d} attention takes {work[full] / work[recurrence]:g} times the operations of "
-            f"recurrence, a chain of {waits[full]} products instead of {waits[recurrence]}, and a path of {path[full]} "
-            f"instead of {path[recurrence]}; windows of {r} keys take {work[near] / work[full]:.3g} of the "
-            f"operations for "
-            f"a path of {path[near]}, dilated convolutions {work[wide] / work[full]:.3g} for a path of {path[wide]}"
-        ),
+        values={
+            "least": sizes[0],
+            "most": (n, d),
+            "full": there[full],
+            "recurrence": there[recurrence],
+            "near": there[near],
+            "wide": there[wide],
+            "work": work[full] / work[recurrence],
+            "near_work": work[near] / work[full],
+            "wide_work": work[wide] / work[full],
+        },
         highlight=tuple(i for i, row in enumerate(rows) if row["d"] == d and row["n"] >= n // 2),
     )
 

@@ -58,11 +58,6 @@ def gaps(table: Rows) -> dict[str, Gap]:
     return {row["contender"]: Gap(row["gap"], row["bound"]) for row in table if row["against"] is not None}
 
 
-def listed(found: Mapping[str, Gap]) -> str:
-    """Each contender with its gap."""
-    return "; ".join(f"{name} {apart}" for name, apart in found.items())
-
-
 def draw_losses(title: str) -> Panel:
     """A bar from the least to the greatest loss for each contender, a dot for each seed, a line at the mean; what
     differs from what it is measured against is in colour."""
@@ -94,7 +89,7 @@ class Contest:
     """A topic: ways to mark positions, each against the first of them.
 
     schemes   the contenders
-    claims    sentences, and whether the gaps by contender show them
+    claims    keys of sentences, and whether the gaps by contender show them
     layers    of the models
     title     of the figure
     """
@@ -119,12 +114,16 @@ class Contest:
         table = rows(runs, budget.seeds, base)
         apart = gaps(table)
         by_loss = sorted((row["loss"], row["contender"]) for row in table)
-        ranking = f"From least loss: {', '.join(f'{name} {loss:.3f}' for loss, name in by_loss)}. "
         return Report(
             rows=tuple(table),
             claims={claim: holds(apart) for claim, holds in self.claims.items()},
-            setting=f"{self.layers} layers of width 64, {budget}",
-            finding=f"{ranking}Against {base}: {listed(apart)}",
+            values={
+                "layers": self.layers,
+                "budget": budget,
+                "base": base,
+                "ranking": {name: loss for loss, name in by_loss},
+                "apart": apart,
+            },
         )
 
     def draw(self, figure: Figure, report: Report) -> None:
@@ -151,10 +150,8 @@ def position_schemes(tokens: int) -> dict[str, PositionScheme]:
 POSITIONS = Contest(
     schemes=position_schemes(Budget().tokens),
     claims={
-        "rotary ends below what is added to embeddings": lambda apart: every(
-            apart[name].higher for name in ("sinusoidal", "learned")
-        ),
-        "and below no positions": lambda apart: apart["none"].higher,
+        "rotary": lambda apart: every(apart[name].higher for name in ("sinusoidal", "learned")),
+        "none": lambda apart: apart["none"].higher,
     },
     budget=Budget(seeds=(0, 1, 2, 3)),
     title="one switch, equal budgets: how positions are marked",
@@ -170,9 +167,9 @@ ROTARY_LAYERS = Contest(
         "none": NONE,
     },
     claims={
-        "turning the first layer only ends higher than turning all": lambda apart: apart["first only"].higher,
-        "turning every other layer does": lambda apart: apart["every other"].higher,
-        "turning none does": lambda apart: apart["none"].higher,
+        "first": lambda apart: apart["first only"].higher,
+        "other": lambda apart: apart["every other"].higher,
+        "none": lambda apart: apart["none"].higher,
     },
     layers=4,
     title="which of 4 layers turn queries and keys",
@@ -192,13 +189,9 @@ ROTARY_SWITCHES = Contest(
         "none": NONE,
     },
     claims={
-        "equal frequencies end higher than powers": lambda apart: every(
-            apart[name].higher for name in ("equal to 1", "equal to 1/base")
-        ),
-        "some other falling schedule differs from powers": lambda apart: (
-            any(apart[name].seen for name in ("linear", "quadratic", "cosine")) or None
-        ),
-        "turned values end higher": lambda apart: apart["powers, values too"].higher,
+        "equal": lambda apart: every(apart[name].higher for name in ("equal to 1", "equal to 1/base")),
+        "falling": lambda apart: any(apart[name].seen for name in ("linear", "quadratic", "cosine")) or None,
+        "values": lambda apart: apart["powers, values too"].higher,
     },
     title="rotary: which frequencies, and whether values turn",
 )

@@ -60,26 +60,16 @@ def judge(rows: Rows) -> Report:
     falls = max(abs(row["|e| / |PE|"] / math.sqrt(2 / row["M"]) - 1) for row in rows)
     calm = max(abs(row["Var(logit)"] - 1) for row in rows)
     wild = max(abs(row["Var(logit), entries of variance 1"] / row["M"] - 1) for row in rows)
-    at = next((row for row in rows if row["M"] == 512), rows[-1])
     return Report(
         rows=tuple(rows),
         claims={
-            "with the scale, tokens are sqrt(2) times as long as positions at every width": even < CLOSE,
-            "without it, sqrt(2 / M) times": falls < CLOSE,
-            "one matrix is both embeddings and the output": all(row["matrices"] == 1 for row in rows),
-            "its logits have variance 1": calm < CLOSE,
-            "with entries of variance 1 they would have M": wild < CLOSE,
+            "scaled": even < CLOSE,
+            "unscaled": falls < CLOSE,
+            "one": all(row["matrices"] == 1 for row in rows),
+            "calm": calm < CLOSE,
+            "wild": wild < CLOSE,
         },
-        setting=(
-            f"M = {rows[0]['M']}..{rows[-1]['M']}, {VOCAB} tokens, {POSITIONS} positions, seed {SEED}, not trained"
-        ),
-        finding=(
-            f"at M = {at['M']} a token's row is {at['|e|']:.3f} long and a position's {at['|PE|']:.3f}: unscaled, the "
-            f"token is {at['share of the token']:.1%} of what the first layer is given, times {at['sqrt(M)']:.3f} it "
-            f"is {at['share, scaled']:.0%}, as at every other width (ratio sqrt(2) within {even:.0%}). The rows cannot "
-            f"just be longer: the same matrix makes the logits, whose variance is {at['Var(logit)']:.2f} and would be "
-            f"{at['Var(logit), entries of variance 1']:.0f}"
-        ),
+        values={"at": next((row for row in rows if row["M"] == 512), rows[-1]), "even": even},
     )
 
 

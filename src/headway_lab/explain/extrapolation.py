@@ -19,7 +19,6 @@ from headway_lab.profiling import one_thread
 
 BUDGET = Budget()
 TIMES, ROWS, MARGIN = (1, 2, 4, 8), 32, 0.05  # nats
-NOBODY = "no contender"
 RESCALED = ("rotary, linear", "rotary, NTK", "rotary, YaRN")
 
 
@@ -85,29 +84,23 @@ def judge(found: Mapping[str, Sequence[list[float] | None]], budget: Budget) -> 
                 "seen": own and own.seen,
             }
         )
-    bears = [name for name, own in apart.items() if own.below(MARGIN)]
-    gains = [name for name, own in apart.items() if own.lower]
     rotary, window = ends["rotary"], ends["rotary, window L"]
-    rescaled = [ends[name] for name in RESCALED if name in ends]
-    claims = {
-        f"rotary reads rows of {TIMES[-1]} L as well as rows of L, within {MARGIN}": apart["rotary"].below(
-            MARGIN
-        ),
-        "it loses less than sinusoidal": gap(rotary, ends["sinusoidal"]).lower,
-        "linear decay (ALiBi) ends lower than rotary": gap(ends["ALiBi"], rotary).lower,
-        "through a window of L rotary reads them as well as rows of L": (
-            apart["rotary, window L"].below(MARGIN)
-        ),
-        "and ends lower than by any rescaling": every(gap(window, x).lower for x in rescaled),
-    }
     return Report(
         rows=tuple(rows),
-        claims=claims,
-        setting=f"L = {budget.tokens}, 2 layers of width 64, {budget}",
-        finding=(
-            f"worse by less than {MARGIN} at {TIMES[-1]} L than at L: {', '.join(bears) or NOBODY}; better: "
-            f"{', '.join(gains) or NOBODY}; refused: {', '.join(name for name in found if name not in apart) or NOBODY}"
-        ),
+        claims={
+            "as well": apart["rotary"].below(MARGIN),
+            "sinusoidal": gap(rotary, ends["sinusoidal"]).lower,
+            "ALiBi": gap(ends["ALiBi"], rotary).lower,
+            "window": apart["rotary, window L"].below(MARGIN),
+            "rescaled": every(gap(window, ends[name]).lower for name in RESCALED if name in ends),
+        },
+        values={
+            "budget": budget,
+            "most": TIMES[-1],
+            "bears": [name for name, own in apart.items() if own.below(MARGIN)],
+            "gains": [name for name, own in apart.items() if own.lower],
+            "refused": [name for name in found if name not in apart],
+        },
     )
 
 

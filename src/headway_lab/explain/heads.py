@@ -39,7 +39,7 @@ def run(
     with one_thread():
         times = step_times(layouts, context)
         rows = [measure(layout, context, seeds, times[i]) for i, layout in enumerate(layouts)]
-    return judge(rows, log_gap(times[-1], times[0]), context, seeds)
+    return judge(rows, log_gap(times[-1], times[0]))
 
 
 def layouts_of(heads: int, kv_heads: int | None) -> list[Heads]:
@@ -156,39 +156,33 @@ def step_of(layout: Heads, context: int) -> Callable[[], None]:
     return again
 
 
-def judge(rows: Rows, slower: Gap, context: int, seeds: Sequence[int]) -> Report:
+def judge(rows: Rows, slower: Gap) -> Report:
     """The verdict: who reads whom, sizes, outputs, bytes and time of a step, each on its own. `slower` is the gap of a
     step's logarithm with the fewest kv heads to that with the most."""
     h, full, one = rows[0]["query heads"], rows[0], rows[-1]
     same = max(row["from repeated heads"] for row in rows)
     other = min(row["from summed scores"] for row in rows if row["group"] > 1)
-    read, share = [row["bytes / token"] for row in rows], one["of MHA's cache"]
     return Report(
         rows=tuple(rows),
         claims={
-            "query head h reads key/value head h // G and no other": not any(r["reads others"] for r in rows),
-            "parameters and cache are those of the formulas": all(
+            "reads": not any(r["reads others"] for r in rows),
+            "sizes": all(
                 row["parameters"] == h * HEAD_DIM * HEAD_DIM * 2 * (h + row["kv heads"])
                 and row["cache (B)"] == BATCH * LENGTH * 2 * row["kv heads"] * HEAD_DIM * 8
                 for row in rows
             ),
-            "the output is that of repeated heads": same < EQUAL,
-            "a sum of scores over a group gives other numbers": other > APART,
-            "fewer kv heads: fewer bytes for one more token": all(a > b for a, b in pairwise(read)),
-            "fewer kv heads: less time for one more token": slower.lower,
+            "repeated": same < EQUAL,
+            "summed": other > APART,
+            "bytes": all(a > b for a, b in pairwise(row["bytes / token"] for row in rows)),
+            "time": slower.lower,
         },
-        setting=(
-            f"{h} heads of {HEAD_DIM}, {BATCH} x {LENGTH} tokens, random weights, float64, seeds {tuple(seeds)}; one "
-            f"more token of two layers with heads of 64 at {context} tokens, float32, time of one core, {ROUNDS} rounds"
-        ),
-        finding=(
-            f"{share:.4g} of the cache with {one['kv heads']} kv head; the output is that of repeated "
-            f"heads within {same:.0e}, and {other:.2g} or more from a sum of scores over the group; one more token "
-            f"with {one['kv heads']} kv head takes {one['FLOPs / token'] / full['FLOPs / token']:.2f} of the "
-            f"operations, {one['bytes / token'] / full['bytes / token']:.2f} of the bytes and {slower.factor} of "
-            f"the time "
-            f"that it takes with {full['kv heads']}"
-        ),
+        values={
+            "same": same,
+            "other": other,
+            "operations": one["FLOPs / token"] / full["FLOPs / token"],
+            "bytes": one["bytes / token"] / full["bytes / token"],
+            "slower": slower,
+        },
         picture="\n\n".join(picture(Heads.of(h, row["kv heads"])) for row in rows),
     )
 

@@ -10,7 +10,9 @@ from headway_lab.explain.contests import gaps, losses, rows
 from headway_lab.explain.report import Report
 from headway_lab.explain.runs import VOCAB, Budget, Runs, contend
 from headway_lab.explain.spread import gap
+from headway_lab.explain.topics import Topic, read
 
+LADDER = Topic(**read("en")["ladder"], none=read("en")["none"])
 WIDTH, LAYERS, HEADS = 64, 2, 4
 UNTRAINED = ("context", "family")
 """Aspects that change nothing in a run."""
@@ -75,16 +77,15 @@ def judge(runs: Runs, budget: Budget) -> Report:
     """Which steps change the loss by more than their spread, the largest first; and all of them together."""
     table = rows(runs, budget.seeds)
     start, *_, end = runs.values()
-    seen = [(name, one) for name, one in gaps(table).items() if one.seen]
-    seen.sort(key=lambda item: -abs(item[1].mean))
-    told = [f"{name} {'lowers' if one.lower else 'raises'} it by {abs(one.mean):.3f}" for name, one in seen]
-    alone = "; ".join(told) or "no step by itself changes the loss by more than its spread"
-    return Report(
-        topic="ladder",
-        question="Which step between the two changes the loss of held-out text (nats per byte)?",
-        formula="gap: of the mean to that of the step above, beyond t s / sqrt(n) where it is seen (95 %, Student's t)",
+    found = gaps(table)
+    seen = sorted((name for name, one in found.items() if one.seen), key=lambda name: -abs(found[name].mean))
+    report = Report(
         rows=tuple(table),
-        claims={f"{name} changes it": one.seen or None for name, one in gaps(table).items()},
-        setting=f"{LAYERS} layers of width {WIDTH}, {budget}",
-        finding=f"{alone}. From first to last: {gap(losses(end), losses(start))}",
+        claims={("step", name): one.seen or None for name, one in found.items()},
+        values={
+            "budget": budget,
+            "steps": {name: found[name].mean for name in seen},
+            "whole": gap(losses(end), losses(start)),
+        },
     )
+    return LADDER.told("ladder", report, LAYERS=LAYERS, WIDTH=WIDTH)

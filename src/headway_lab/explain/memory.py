@@ -138,34 +138,33 @@ def judge(rows: Rows, parameters: set[int]) -> Report:
         {kind: at[kind, long][f"{what} (B)"] / at[kind, short][f"{what} (B)"] for kind, _, _ in KINDS}
         for what in ("kept", "peak")
     )
-    linear = ("recomputed", "window")
     return Report(
         rows=tuple(rows),
         claims={
-            f"what is kept is predicted within {CLOSE:.0%}": off < CLOSE,
-            f"the peak, the backward included, is predicted within {PEAK_CLOSE:.0%}": off_peak < PEAK_CLOSE,
-            "four times the length is 16 times the scores and 4 times everything else": (growth, rest)
-            == (16, 4),
-            "what is kept without stored scores, and its peak, grow 4-fold as measured": all(
-                abs(found[kind] / 4 - 1) < PEAK_CLOSE for kind in linear for found in (kept, peak)
+            "kept": off < CLOSE,
+            "peak": off_peak < PEAK_CLOSE,
+            "length": (growth, rest) == (16, 4),
+            "linear": all(
+                abs(found[kind] / 4 - 1) < PEAK_CLOSE
+                for kind in ("recomputed", "window")
+                for found in (kept, peak)
             ),
-            "a window leaves fewer pairs and the same parameters": (
+            "window": (
                 pairs["window"] < pairs["recomputed"] == pairs["n x n stored"] and len(parameters) == 1
             ),
         },
-        setting=(
-            f"one row, {FIELDS['layers']} layers of width {FIELDS['width']}, {FIELDS['heads']} heads, feed-forward "
-            f"{FIELDS['hidden']}, vocab {FIELDS['vocab']}, window {WINDOW}, float32, seed {SEED}"
-        ),
-        finding=(
-            f"autograd keeps what the formula says within {off:.2%}, and the measured peak is the predicted one within "
-            f"{off_peak:.1%}; from {short} to {long} tokens the stored scores grow {growth:.0f}-fold and the other "
-            f"activations {rest:.0f}-fold, so that at {long} scores are "
-            f"{after['scores (B)'] / after['predicted (B)']:.0%} of what is kept; the measured peak grows "
-            f"{peak['n x n stored']:.1f}-fold where scores are stored, {peak['recomputed']:.1f}-fold where they are "
-            f"recomputed and {peak['window']:.1f}-fold with a window; what the window spares is work (it leaves "
-            f"{pairs['window'] / pairs['recomputed']:.2g} of the pairs), not parameters ({max(parameters):,} bytes)"
-        ),
+        values={
+            "off": off,
+            "off_peak": off_peak,
+            "short": short,
+            "long": long,
+            "growth": growth,
+            "rest": rest,
+            "share": after["scores (B)"] / after["predicted (B)"],
+            "peak": peak,
+            "spared": pairs["window"] / pairs["recomputed"],
+            "parameters": max(parameters),
+        },
     )
 
 

@@ -62,23 +62,24 @@ def judge(rows: Rows) -> Report:
     mean, most = mean_right(rows), HEADS[-1]
     own = [row for row in rows if row["heads"] == most and row["places"] == len(OFFSETS)]
     right = {heads: [row["right"] for row in rows if row["heads"] == heads] for heads in HEADS}
-    seeds = tuple(dict.fromkeys(row["seed"] for row in rows))
     return Report(
         rows=tuple(rows),
         claims={
-            "with as many parameters": len({row["parameters"] for row in rows}) == 1,
-            "more heads name more tokens": every(gap(right[a], right[b]).lower for a, b in pairwise(HEADS)),
-            f"{most} heads name over 90 %": mean[most] > 0.9,
-            f"the {most} heads share the {len(OFFSETS)} places among them, with every seed": len(own)
-            == len(seeds),
+            "alike": len({row["parameters"] for row in rows}) == 1,
+            "more": every(gap(right[a], right[b]).lower for a, b in pairwise(HEADS)),
+            "most": mean[most] > 0.9,
+            "shared": len(own) == len(right[most]),
         },
-        setting=f"width {WIDTH}, rows of {TOKENS} of {SYMBOLS} symbols, {rows[0]['steps']} steps, seeds {seeds}",
-        finding=(
-            f"with {rows[0]['parameters']} parameters each, layers of {', '.join(map(str, HEADS))} heads name "
-            f"{', '.join(f'{mean[heads]:.0%}' for heads in HEADS)} of the {len(OFFSETS)} tokens (chance is "
-            f"{1 / SYMBOLS:.0%}); in {len(own)} of {len(seeds)} runs the {most} heads share the {len(OFFSETS)} places "
-            "among them"
-        ),
+        values={
+            "width": WIDTH,
+            "tokens": TOKENS,
+            "most": most,
+            "places": len(OFFSETS),
+            "right": list(mean.values()),
+            "chance": 1 / SYMBOLS,
+            "shared": len(own),
+            "runs": len(right[most]),
+        },
     )
 
 

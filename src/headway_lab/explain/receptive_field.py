@@ -88,21 +88,13 @@ def measured(patterns: Sequence[Pattern]) -> Tensor:
 def judge(rows: Rows) -> Report:
     """The verdict: gradients find the predicted field of every token, and no more."""
     differing = sum(row["differing pairs"] for row in rows)
-    right = all(row["sum of reaches"] in (None, row["farthest back seen"]) for row in rows)
-    equal, dilated = rows[0], rows[2]
     return Report(
         rows=tuple(rows),
         claims={
-            "gradients find the predicted field of every token, and no more": differing == 0,
-            "the farthest token seen is as far back as the reaches add up to": right,
+            "predicted": differing == 0,
+            "reach": all(row["sum of reaches"] in (None, row["farthest back seen"]) for row in rows),
         },
-        setting=f"{COUNT} tokens, {HEADS} heads of {WIDTH}, token {GLOBAL} global, float64, seed {SEED}",
-        finding=(
-            f"in {len(rows)} stacks the gradient reaches exactly the predicted tokens ({differing} pairs of "
-            f"{len(rows) * COUNT**2} differ) and as far back as the layers' reaches add up to. {equal['stack']!r} sees "
-            f"{equal['tokens, by gradient']} tokens in {equal['layers']} layers, {dilated['stack']!r} "
-            f"{dilated['tokens, by gradient']} in {dilated['layers']}"
-        ),
+        values={"differing": differing, "pairs": len(rows) * COUNT**2, "dilated": rows[2]},
     )
 
 

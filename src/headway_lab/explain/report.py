@@ -1,7 +1,7 @@
 """What a run answers."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -10,31 +10,35 @@ from headway.report import plain, table
 
 Row = Mapping[str, Any]  # cells by the name of their column, with units in parentheses
 Rows = Sequence[Row]
+Claim = str | tuple[str, str]
 
 TOO_SMALL = "too small to tell"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """An answer by a run.
+    """An answer by a run. What `run` returns is without sentences, and has its claims by key, or by the key and a name
+    that the sentence is about; `Topic.told` puts sentences in the place of keys and values.
 
-    topic      name in TOPICS, question one sentence, formula what is verified, as text; `explain` fills them in
     rows       the numbers: a table whose columns are the names in all rows
     claims     sentences, and whether the numbers of this run show them; None where the run is too small to tell
+    topic      name in TOPICS, question one sentence, formula what is verified, as text
     setting    sizes and seeds of the run: "d = 4..512, 3 seeds"
     finding    what was found, with numbers, in one or two sentences
+    values     what its sentences are made of
     highlight  rows that a terminal shows (by index); empty = all of them
     picture    text that belongs to the answer (a pattern drawn, for example)
     figure     where the figure was written, csv where the table was; None when nothing was written
     """
 
+    rows: tuple[Row, ...]
+    claims: Mapping[Claim, bool | None]
     topic: str = ""
     question: str = ""
     formula: str = ""
-    rows: tuple[Row, ...]
-    claims: Mapping[str, bool | None]
-    setting: str
-    finding: str
+    setting: str = ""
+    finding: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
     highlight: tuple[int, ...] = ()
     picture: str = ""
     figure: Path | None = None
@@ -61,7 +65,7 @@ class Report:
         word, without = word_of(self.claims.values()), ""
         for kind in ("not seen", "too small to tell") if word == "seen in part" else ():
             if missing := [claim for claim, seen in self.claims.items() if word_of([seen]) == kind]:
-                without += f" {kind.capitalize()}: {'; '.join(missing)}."
+                without += f" {kind.capitalize()}: {'; '.join(map(str, missing))}."
         return (
             f"{word}{'' if word == TOO_SMALL else ' at this size'} ({self.setting}): {self.finding}.{without}"
         )

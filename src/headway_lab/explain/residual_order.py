@@ -97,28 +97,22 @@ def judge(rows: Rows) -> Report:
         ]
         for order in ORDERS
     }
-    off = max(row["from the formula"] for row in rows)
     return Report(
         rows=tuple(rows),
         claims={
-            "both orders are their formulas to the bit": off == 0,
-            "with the norm before, the last layer's gradient falls as 1 / sqrt(L)": pre.within(CLOSE),
-            "with the norm after, it stays": post.within(CLOSE),
-            "the two differ": apart.lower,
-            f"the first layer's does not vanish: over a fifth of the last one's at {deep} layers": (
-                min(min(found) for found in share.values()) > 0.2
-            ),
+            "formulas": max(row["from the formula"] for row in rows) == 0,
+            "pre": pre.within(CLOSE),
+            "post": post.within(CLOSE),
+            "differ": apart.lower,
+            "first": min(min(found) for found in share.values()) > 0.2,
         },
-        setting=(
-            f"L = {min(row['layers L'] for row in rows)}..{deep}, width {WIDTH}, {HEADS} heads, {ROWS} x {TOKENS} "
-            f"random tokens, Xavier weights, untrained, seeds {seeds}"
-        ),
-        finding=(
-            f"the last layer's gradient goes with depth as L^p, p = {pre.mean - 0.5:.2f} ± {pre.bound:.2f} with the "
-            f"norm before and {post.mean:.2f} ± {post.bound:.2f} with the norm after; at {deep} layers the first "
-            f"layer's is {min(share['pre']):.1f} (before) and {min(share['post']):.1f} (after) times the last one's "
-            f"or more"
-        ),
+        values={
+            "deep": deep,
+            "pre": pre,
+            "post": post,
+            "power": pre.mean - 0.5,
+            "share": {order: min(found) for order, found in share.items()},
+        },
         highlight=tuple(i for i, row in enumerate(rows) if row["seed"] == seeds[0]),
     )
 

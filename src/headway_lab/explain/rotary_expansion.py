@@ -55,7 +55,6 @@ def judge(rows: Rows) -> Report:
     """The verdict: sin(m - n) is the sign that holds, and the score without the cross term rises again."""
     off = max(abs(row["score"] - row["sin(m - n)"]) for row in rows)
     wrong = max(abs(row["score"] - row["sin(n - m), printed"]) for row in rows)
-    there = next(row for row in rows if row["D = m - n"] == 3)
     alone = [row[EVEN] for row in rows if row["D = m - n"] >= 0]
     rises = sum(b > a for a, b in pairwise(alone))
     uneven, even = (
@@ -65,23 +64,19 @@ def judge(rows: Rows) -> Report:
     return Report(
         rows=tuple(rows),
         claims={
-            "with sin(m - n) the expansion is the score": off <= ALLOWED,
-            "with sin(n - m) it is not": wrong > 1e-3,
-            "the second term tells before from after": uneven > 1e-3,
-            "without it they are the same, and the score rises again": even <= ALLOWED and rises > 0,
+            "right": off <= ALLOWED,
+            "printed": wrong > 1e-3,
+            "uneven": uneven > 1e-3,
+            "even": even <= ALLOWED and rises > 0,
         },
-        setting=f"one pair, D = -{FARTHEST}..{FARTHEST}, float64, q and k from N(0, 1), seed 0",
-        picture=(
-            f"q = ({CASE[0]:.4f}, {CASE[1]:.4f}), k = ({CASE[2]:.4f}, {CASE[3]:.4f}), m - n = 3:\n"
-            f"score {there['score']:.4f}   with sin(m - n) {there['sin(m - n)']:.4f}   "
-            f"with sin(n - m), as printed {there['sin(n - m), printed']:.4f}"
-        ),
-        finding=(
-            f"with sin(m - n) the expansion is the score (to {off:.0e}), with sin(n - m) it is off by up to "
-            f"{wrong:.2f}; a key before and one after differ by up to {uneven:.2f}, which is the second term alone. "
-            f"Without it (q = [1/2, 1/2], k = [1, 1]) they are the same, and cos(m - n) rises at {rises} of "
-            f"{len(alone) - 1} distances: it does not decay, and with one angle it never does"
-        ),
+        values={
+            "off": off,
+            "wrong": wrong,
+            "uneven": uneven,
+            "rises": rises,
+            "steps": len(alone) - 1,
+            "there": next(row for row in rows if row["D = m - n"] == 3),
+        },
         highlight=tuple(i for i, row in enumerate(rows) if abs(row["D = m - n"]) <= 6),
     )
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from headway.positions import Rotary, Schedule
 from headway_lab.explain.figures import Axes, label_axes, panels
 from headway_lab.explain.offset_task import OFFSET, SEEDS, STEPS, SYMBOLS, TOKENS, WIDTH, named, train
-from headway_lab.explain.report import Report, Rows, by_seed, seeds_of
+from headway_lab.explain.report import Report, Rows, by_seed
 from headway_lab.explain.rotary_decay import decay
 from headway_lab.explain.spread import every, gap
 from headway_lab.profiling import normal
@@ -43,7 +43,7 @@ def run(*, seeds: Sequence[int] = SEEDS, steps: int = STEPS) -> Report:
                 **{f"seed {seed}": share for seed, share in zip(seeds, guessed, strict=True)},
             }
         )
-    return judge(rows, steps)
+    return judge(rows)
 
 
 def rank(frequencies: Tensor) -> int:
@@ -54,11 +54,10 @@ def rank(frequencies: Tensor) -> int:
     return int(torch.linalg.matrix_rank(curves, rtol=1e-6))
 
 
-def judge(rows: Rows, steps: int = STEPS) -> Report:
+def judge(rows: Rows) -> Report:
     """The verdict: different angles decay and are learned, one angle does neither."""
     varied, equal = rows[:-2], rows[-2:]
-    last = f"f({SHOWN[-1]})"
-    fall = min(row["f(0)"] / row[last] for row in varied)
+    fall = min(row["f(0)"] / row[f"f({SHOWN[-1]})"] for row in varied)
     flat = all(abs(row[f"f({m})"] - row["f(0)"]) < 1e-9 for row in equal for m in SHOWN)
     (ranks, same), (right, wrong) = (
         [[row[name] for row in some] for some in (varied, equal)]
@@ -67,25 +66,23 @@ def judge(rows: Rows, steps: int = STEPS) -> Report:
     return Report(
         rows=tuple(rows),
         claims={
-            "every falling schedule takes f down more than 2-fold": fall > 2,
-            "equal angles leave it where it is": flat,
-            "with equal angles every score is one cosine": set(same) == {2},
-            "different angles give more curves": min(ranks) > 2,
-            "with equal angles the task is learned worse than with any others": every(
-                gap(by_seed(one), by_seed(other)).lower for one in equal for other in varied
-            ),
+            "fall": fall > 2,
+            "flat": flat,
+            "same": set(same) == {2},
+            "more": min(ranks) > 2,
+            "learned": every(gap(by_seed(one), by_seed(other)).lower for one in equal for other in varied),
         },
-        setting=(
-            f"f and curves: d = {HEAD_DIM}, m = 0..{FARTHEST}; learning: d = {WIDTH}, {TOKENS} tokens of {SYMBOLS} "
-            f"symbols, {steps} steps, seeds {seeds_of(rows)}"
-        ),
-        finding=(
-            f"each of {len(varied)} falling schedules takes f down {fall:.1f}-fold or more by m = {FARTHEST}; equal "
-            f"angles leave it at {equal[0][last]:.1f} and every score is one cosine ({same[0]} independent curves "
-            f"against {min(ranks)} to {max(ranks)}). The token {OFFSET} back is named right in {min(right):.0%} at "
-            f"worst with different angles, in {wrong[0]:.0%} with all equal to 1 and in {wrong[1]:.0%} with all equal "
-            f"to 1/base (chance is {1 / SYMBOLS:.0%})"
-        ),
+        values={
+            "tokens": TOKENS,
+            "varied": len(varied),
+            "fall": fall,
+            "same": same[0],
+            "least": min(ranks),
+            "most": max(ranks),
+            "right": min(right),
+            "wrong": wrong,
+            "chance": 1 / SYMBOLS,
+        },
     )
 
 

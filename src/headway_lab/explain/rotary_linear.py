@@ -84,33 +84,23 @@ def judge(negative: Mapping[int, int], rows: Rows) -> Report:
     least, most = ({name: reach(rows, name, pick) for name in FORMS} for pick in (min, max))
     _, both, above, cosine = FORMS
     size, share, off, floor = "largest |out| / |v|", "negative weights", "off from sum 1", "least denominator"
-    first, *others = negative.values()
     return Report(
         rows=tuple(rows),
         claims={
-            "some products of turned features are negative": min(negative.values()) > 0,
-            f"turned above and below, outputs exceed the values more than {WILD}-fold": least[both][size]
-            > WILD,
-            "turned above only, outputs stay below the bound": most[above][size] <= KEYS,
-            "but weights may be negative and do not sum to 1": least[above][share] > 0
-            and least[above][off] > 0.1,
-            "1 + cosine has no negative weight, and sums to 1": most[cosine][share] == 0
-            and most[cosine][off] < 1e-12,
+            "negative": min(negative.values()) > 0,
+            "wild": least[both][size] > WILD,
+            "bounded": most[above][size] <= KEYS,
+            "signed": least[above][share] > 0 and least[above][off] > 0.1,
+            "cosine": most[cosine][share] == 0 and most[cosine][off] < 1e-12,
         },
-        setting=(
-            f"D = {HEAD_DIM}, distances 1..{FARTHEST}, {PAIRS} pairs and {CONTEXTS} contexts of {KEYS} keys for each "
-            f"of seeds {tuple(negative)}, float64"
-        ),
-        picture="\n".join(
-            f"seed {seed}: {count} of {PAIRS} random pairs negative" for seed, count in negative.items()
-        ),
-        finding=(
-            f"{first} of {PAIRS} random pairs have a negative product ({', '.join(map(str, others))} with other seeds)."
-            f" In the denominator such products take it down to {least[both][floor]:.1e} of its plain size, and an "
-            f"output to {most[both][size]:.0f} times the largest value; turned in the numerator only, weights may be "
-            f"negative ({most[above][share]:.0%}) and do not sum to 1, but outputs stay below {most[above][size]:.2f} "
-            f"times the values; 1 + cosine sums to 1 (to {most[cosine][off]:.0e})"
-        ),
+        values={
+            "negative": list(negative.values()),
+            "floor": least[both][floor],
+            "wild": most[both][size],
+            "share": most[above][share],
+            "bounded": most[above][size],
+            "off": most[cosine][off],
+        },
     )
 
 

@@ -43,39 +43,33 @@ def run(*, seeds: Sequence[int] = SEEDS) -> Report:
             moved = [max(pair, key=lambda x: (math.isnan(x), x)) for pair in zip(moved, found, strict=True)]
         change = {f"s = {s}": x if math.isfinite(x) else None for s, x in zip(SHIFTS, moved, strict=True)}
         rows.append({"numbers": name, "angles": angles, "eps": torch.finfo(dtype).eps, **change})
-    return judge(rows, seeds)
+    return judge(rows)
 
 
-def judge(rows: Rows, seeds: Sequence[int] = SEEDS) -> Report:
+def judge(rows: Rows) -> Report:
     """The verdict: with exact angles the change is rounding at every shift, with half-precision ones it is not."""
     exact = [row for row in rows if row["angles"] == "float64"]
     half = [row for row in rows if row["angles"] in ("bfloat16", "float16")]
     at = "s = 1000"
     most = max(row[f"s = {s}"] / row["eps"] for row in exact[1:] for s in SHIFTS)
-    listed = ", ".join(f"{row['numbers']} {row[at]:.0e}" for row in exact)
-    worse = ", ".join(f"{row[at]:.0%} in {row['numbers']}" for row in half)
     (single,) = (row for row in rows if row["angles"] == "float32")
     far = SHIFTS[SHIFTS.index(1000) :]
     growth = power(far, [single[f"s = {s}"] for s in far])
     return Report(
         rows=tuple(rows),
         claims={
-            f"with exact angles a shift changes rounding only: less than {ROUNDING} eps": most < ROUNDING,
-            "with angles in half precision a shift by 1000 changes more than 5 times as much": all(
-                row[at] > 5 * other[at] for row, other in zip(half, exact[2:], strict=True)
-            ),
-            "with angles in float32 the change grows in proportion to the shift": abs(growth - 1) < 0.3,
+            "exact": most < ROUNDING,
+            "half": all(row[at] > 5 * other[at] for row, other in zip(half, exact[2:], strict=True)),
+            "growth": abs(growth - 1) < 0.3,
         },
-        setting=(
-            f"{LAYERS} layers, {TOKENS} tokens, {HEADS} heads of {HEAD_DIM}, random weights, the largest of seeds "
-            f"{tuple(seeds)}"
-        ),
-        finding=(
-            f"moved by {far[0]} the output changes, relative to its largest number, by {listed} with exact angles: "
-            f"rounding, never more than {most:.0f} eps at any shift in float32 or less. With angles kept in half "
-            f"precision it changes by {worse}: no longer rounding. "
-            f"With angles in float32 the change grows as s^{growth:.2f} from {far[0]} to {far[-1]}"
-        ),
+        values={
+            "near": far[0],
+            "far": far[-1],
+            "exact": {row["numbers"]: row[at] for row in exact},
+            "most": most,
+            "half": {row["numbers"]: row[at] for row in half},
+            "growth": growth,
+        },
     )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from headway.models import Model
 from headway.positions import Rotary
+from headway.report import table as text_table
 from headway_lab.explain.contests import losses
 from headway_lab.explain.figures import bars, curves, panels
 from headway_lab.explain.report import Report
@@ -77,23 +78,23 @@ def judge(runs: Runs, drift: Tensor, back: Sequence[float], budget: Budget) -> R
             }
         )
     moved = [row["pair"] for row in rows if row["noticed"]]
-    fastest, slowest = (row["|drift| / start"] for row in (rows[0], rows[-1]))
     return Report(
         rows=tuple(rows),
-        claims={
-            f"some frequency moves by more than {NOTICED} radians over a row": bool(moved),
-            "putting them back raises the trained model's loss": kept.lower,
-            "training them lowers the loss": apart.lower,
+        claims={"moves": bool(moved), "used": kept.lower, "worth": apart.lower},
+        values={
+            "budget": budget,
+            "apart": apart,
+            "kept": kept,
+            "moved": moved,
+            "slowest": rows[-1]["|drift| / start"],
+            "fastest": rows[0]["|drift| / start"],
         },
-        setting=f"2 layers of width 64, {budget}",
-        picture="\n".join(
-            f"{f'loss, {name}':<24} {statistics.fmean(own):.4f}   seeds {', '.join(f'{x:.4f}' for x in own)}"
-            for name, own in (("fixed", fixed), ("trained", trained), ("trained, put back", back))
-        ),
-        finding=(
-            f"loss trained against fixed {apart}; against put back {kept}. Pairs that moved: "
-            f"{', '.join(map(str, moved)) or 'none'} of {len(rows)}; the slowest by {slowest:.0f} times its own "
-            f"size, the fastest by {fastest:.1%}"
+        picture=text_table(
+            ("loss", "mean", *(f"seed {seed}" for seed in budget.seeds)),
+            [
+                (name, *(f"{x:.4f}" for x in (statistics.fmean(own), *own)))
+                for name, own in (("fixed", fixed), ("trained", trained), ("trained, put back", back))
+            ],
         ),
     )
 

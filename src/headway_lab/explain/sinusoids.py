@@ -74,27 +74,24 @@ def judge(rows: Rows, from_formula: float) -> Report:
     spread = max(row["spread over p"] for row in rows)
     mixed = min(row["spread over p, projected"] / max(abs(row["projected"]), 1e-12) for row in rows)
     closed = max(abs(row["from sum of cos"]) for row in rows)
-    scale, last = math.sqrt(WIDTH), rows[-1]
     return Report(
         rows=tuple(rows),
         claims={
-            "the table is the formula": from_formula < ALLOWED,
-            "PE(p + k) is one linear map of PE(p) for all p": off < ALLOWED,
-            "a product of two rows is the sum of cosines of their distance, at every p": max(closed, spread) < ALLOWED,
-            "projected, it depends on p": mixed > 0.1,
+            "formula": from_formula < ALLOWED,
+            "linear": off < ALLOWED,
+            "cosines": max(closed, spread) < ALLOWED,
+            "projected": mixed > 0.1,
         },
-        setting=f"M = {WIDTH}, positions 0..{COUNT - 1}, float64, projection of seed {SEED}",
-        picture=(
-            f"|PE(p)| = {math.sqrt(WIDTH / 2):.3f}; a token's row from N(0, 1/M) has length 1,\n"
-            f"and {scale:.3f} once multiplied by sqrt({WIDTH}): of one size with its position"
-        ),
-        finding=(
-            f"the table is the formula (to {from_formula:.0e}) and PE(p + k) one linear map of PE(p) for all p "
-            f"(to {off:.0e}). The product of two rows depends on their distance alone (spread {spread:.0e}) and falls "
-            f"to {last['PE(p).PE(p+k) / (M/2)']:.2f} of its largest at k = {last['k']}, alike forwards and backwards; "
-            f"projected, its spread over p is {mixed:.1f} times its mean or more: absolute positions, not relative ones"
-        ),
-    )  # fmt: skip
+        values={
+            "from_formula": from_formula,
+            "off": off,
+            "spread": spread,
+            "mixed": mixed,
+            "farthest": COUNT - 1,
+            "length": math.sqrt(WIDTH / 2),
+            "scale": math.sqrt(WIDTH),
+        },
+    )
 
 
 def draw_table(axes: Axes, report: Report) -> None:
