@@ -6,17 +6,17 @@ queries, D per head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from headway.attention.call import Call
-from headway.patterns import Pattern
-from headway.patterns.primitives import Kind, Primitive
-from headway.patterns.program import fold, primitive
+from headway.patterns import Extent, Pattern, judge
+from headway.patterns.program import fold
 from headway.scores import ALiBi, RelativeBias, RelativeKey, Score, SoftCap, check_heads
 from headway.tokens import Tokens
 
@@ -32,26 +32,31 @@ Mod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Slots:
-    """One side's tokens, to be read slot by slot; None is what every slot is (a token, of one document, local)."""
+    """One side's tokens, to be read slot by slot; None is what every slot is (of one document, local)."""
 
     index: Read
     position: Read
-    valid: Read | None
     document: Read | None
     is_global: Read | None
 
     @staticmethod
     def of(tokens: Tokens) -> Slots:
-        plain = tokens.start == 0
-        index = _slot if plain else _read(tokens.index)
-        regular = tokens.start is not None
+        index = _slot if tokens.start == 0 else _read(tokens.index)
         return Slots(
             index,
             index if tokens.position is None else _read(tokens.position),
-            None if regular else _positive(index),
             None if tokens.document is None else _read(tokens.document),
             None if tokens.is_global is None else _read(tokens.is_global),
         )
+
+    def tile(self, b: Tensor, slot: Tensor, step: int) -> Extent:
+        """The extent of one slot; residues modulo `step`."""
+        index = self.index(b, slot)
+        document: Any = 0 if self.document is None else self.document(b, slot)
+        is_global: Any = False if self.is_global is None else self.is_global(b, slot)
+        there, residue = index >= 0, index % step
+        marks = (document, document, is_global, is_global, there, there)
+        return Extent(index, index, *marks, residue, residue, step)
 
     @staticmethod
     def form(tokens: Tokens) -> tuple[object, ...]:
@@ -62,10 +67,6 @@ class Slots:
 
 def _slot(b: Tensor, slot: Tensor) -> Tensor:
     return slot
-
-
-def _positive(index: Read) -> Read:
-    return lambda b, slot: index(b, slot) >= 0
 
 
 def _read(values: Tensor) -> Read:
@@ -81,65 +82,20 @@ def _read(values: Tensor) -> Read:
 
 
 def mask_mod(pattern: Pattern, q: Slots, k: Slots) -> Mask:
-    """`visible` of one pair: the pattern, and the laws of tokens (documents, empty slots)."""
-    laws = [fold(pattern, lambda leaf: _allowed(primitive(leaf), q, k), _all, _any)]
-    laws += [] if q.valid is None else [_of_query(q.valid)]
-    laws += [] if k.valid is None else [_of_key(k.valid)]
-    if q.document is not None or k.document is not None:
-        document_q, document_k = q.document or _first, k.document or _first
-        laws.append(lambda b, m, n: document_q(b, m) == document_k(b, n))
-    every = _all(laws)
-    return lambda b, h, m, n: every(b, m, n)
+    """`visible` of one pair: what is judged of two tiles, of a slot each, leaf by leaf, since dilations differ."""
 
+    def seen(b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
+        def certain(leaf: Pattern) -> Tensor:
+            return judge(leaf, q.tile(b, m, leaf.dilation), k.tile(b, n, leaf.dilation))[1]
 
-Pair = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(b, m, n) -> bool."""
+        return fold(
+            pattern,
+            certain,
+            lambda parts: reduce(torch.logical_and, parts),
+            lambda parts: reduce(torch.logical_or, parts),
+        )
 
-
-def _first(b: Tensor, slot: Tensor) -> Tensor:
-    """The document of a slot where there is one document only."""
-    return slot * 0
-
-
-def _all(tests: Sequence[Pair]) -> Pair:
-    return lambda b, m, n: reduce(torch.logical_and, [test(b, m, n) for test in tests])
-
-
-def _any(tests: Sequence[Pair]) -> Pair:
-    return lambda b, m, n: reduce(torch.logical_or, [test(b, m, n) for test in tests])
-
-
-def _allowed(p: Primitive, q: Slots, k: Slots) -> Pair:
-    """A primitive on one pair."""
-    index_q, index_k = q.index, k.index
-    if p.kind == Kind.CAUSAL:
-        return lambda b, m, n: index_k(b, n) <= index_q(b, m)
-    if p.kind == Kind.WINDOW:
-        return _window(p, index_q, index_k)
-    if p.kind == Kind.SINK:
-        return lambda b, m, n: index_k(b, n) < p.last
-    if p.kind == Kind.GLOBAL_KEYS and k.is_global is not None:
-        return _of_key(k.is_global)
-    if p.kind == Kind.GLOBAL_QUERIES and q.is_global is not None:
-        return _of_query(q.is_global)
-    return (lambda b, m, n: n >= 0) if p.kind == Kind.FULL else (lambda b, m, n: n < 0)
-
-
-def _window(p: Primitive, index_q: Read, index_k: Read) -> Pair:
-    def near(b: Tensor, m: Tensor, n: Tensor) -> Tensor:
-        away = index_k(b, n) - index_q(b, m)
-        inside = (away >= p.first) & (away <= p.last)
-        return inside if p.step == 1 else inside & (away % p.step == 0)
-
-    return near
-
-
-def _of_query(marks: Read) -> Pair:
-    return lambda b, m, n: marks(b, m)
-
-
-def _of_key(marks: Read) -> Pair:
-    return lambda b, m, n: marks(b, n)
+    return seen
 
 
 # -- scores --------------------------------------------------------------------------------------------------
