@@ -48,7 +48,7 @@ def test_a_state_dict_of_attention_fits_and_gives_linear_attention_of_its_projec
     layer = layer_of(linear, pattern=pattern, **more)
     assert list(layer.state_dict()) == list(softmax.state_dict())
     layer.load_state_dict(softmax.state_dict())
-    q, k, v = softmax.queries(X), *softmax.keys_values(X)
+    q, k, v = softmax.projected(X)
     rotation = ROTARY.rotation(torch.arange(N), D, dtype=torch.float64)
     out = linear_attend(q, k, v, linear, pattern, rotation=rotation, form="parallel")
     want = softmax.o_proj(out.transpose(1, 2).flatten(2))
@@ -182,7 +182,7 @@ def test_cross_attention_reads_the_sums_of_memory() -> None:
     memory = X[:, :7].flip(1)
     at = Tokens.from_lengths([7, 4, 0])
     got = layer(X, memory=memory, memory_tokens=at)
-    q, keys = layer.queries(X), layer.keys(memory)
+    (q,), keys = layer.projected(X, "q"), layer.keys(memory)
     k, v = keys.k, keys.v
     for b, n in enumerate((7, 4, 0)):
         out = linear_attend(q[b : b + 1], k[b : b + 1, :, :n], v[b : b + 1, :, :n], layer.mixer.linear)
@@ -209,7 +209,7 @@ def test_values_turn_where_the_scheme_says_so() -> None:
     positions = Rotary(100.0, pairing="halves", values=True)
     layer, plain = layer_of(positions=positions), layer_of()
     plain.load_state_dict(layer.state_dict())
-    q, k, v = layer.queries(X), *layer.keys_values(X)
+    q, k, v = layer.projected(X)
     rotation = ROTARY.rotation(torch.arange(N), D, dtype=torch.float64)
     out = linear_attend(q, k, rotation.apply(v), layer.mixer.linear, Causal(), rotation=rotation)
     want = layer.o_proj(out.transpose(1, 2).flatten(2))
@@ -235,7 +235,7 @@ def test_autocast_reaches_the_projections_and_not_the_sums(count: int) -> None:
     x = torch.randn(1, count, WIDTH, generator=torch.Generator().manual_seed(4))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         got = layer(x)
-        q, k, v = layer.queries(x), *layer.keys_values(x)
+        q, k, v = layer.projected(x)
     assert q.dtype == got.dtype == torch.bfloat16
     rotation = ROTARY.rotation(torch.arange(count), D, dtype=torch.float64)
     exact = linear_attend(q.double(), k.double(), v.double(), layer.mixer.linear, Causal(), rotation=rotation)

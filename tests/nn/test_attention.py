@@ -305,7 +305,7 @@ def test_global_queries_are_rotated_by_the_length_of_their_row() -> None:
     got = layer(X, tokens=tokens)
     for row, length, marks in ((0, LENGTH, (0, 3)), (1, 8, (5,))):
         x, at = X[row : row + 1, :length], torch.arange(length)
-        q, (k, v) = layer.queries(x, of_global=True), layer.keys_values(x, of_global=True)
+        q, k, v = layer.projected(x, of_global=True)
         q, k = (MOVING["dynamic"].rotate(t, at, length) for t in (q, k))
         out = ((q @ k.mT) * 6**-0.5).softmax(-1) @ v
         want = layer.o_proj(out.transpose(1, 2).flatten(2))

@@ -191,29 +191,16 @@ class AttentionLayer(nn.Module):
         y_BTM: Tensor = self.o_proj(out_BHTE.transpose(1, 2).flatten(2))
         return self.drop_output(y_BTM) if self.training else y_BTM
 
-    def queries(self, x: Tensor, of_global: bool = False) -> Tensor:
-        """[B, T, M] -> q [B, H, T, D], normed, not rotated; `of_global`: by the projections of global tokens."""
-        projection = self.q_global_proj if of_global else self.q_proj
-        assert projection is not None
-        return split_heads(projection(x), self.head_dim, self.q_norm)
-
-    def keys_values(self, x: Tensor, of_global: bool = False) -> tuple[Tensor, Tensor]:
-        """[B, T, M] -> k [B, K, T, D], normed, not rotated, and v [B, K, T, E]; as in `queries`."""
-        k, v = (self.k_global_proj, self.v_global_proj) if of_global else (self.k_proj, self.v_proj)
-        assert k is not None
-        assert v is not None
-        k_BTC, v_BTC = products(x, (k, v))
-        return split_heads(k_BTC, self.head_dim, self.k_norm), split_heads(v_BTC, self.value_dim)
-
-    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """`queries` and `keys_values` of the same x, which all three projections can share."""
-        q, k, v = products(x, (self.q_proj, self.k_proj, self.v_proj))
-        size = self.head_dim
-        return (
-            split_heads(q, size, self.q_norm),
-            split_heads(k, size, self.k_norm),
-            split_heads(v, self.value_dim),
-        )
+    def projected(self, x: Tensor, names: str = "qkv", of_global: bool = False) -> list[Tensor]:
+        """Of x [B, T, M], by name: q [B, H, T, D] and k [B, K, T, D], normed, not rotated, and v [B, K, T, E], whose
+        products share what they can; `of_global`: by the projections of global tokens."""
+        layers = [getattr(self, f"{name}_global_proj" if of_global else f"{name}_proj") for name in names]
+        heads = {
+            "q": (self.head_dim, self.q_norm),
+            "k": (self.head_dim, self.k_norm),
+            "v": (self.value_dim, None),
+        }
+        return [split_heads(y, *heads[name]) for name, y in zip(names, products(x, layers), strict=True)]
 
     def keys(self, memory: Tensor, memory_tokens: Tokens | None = None) -> KeyValues:
         """Keys and values of an encoder's states [B, S, M], computed once for all steps of a decoder."""
@@ -222,7 +209,8 @@ class AttentionLayer(nn.Module):
                 f"{type(self).__name__}: memory must be [batch, keys, {self.width}], got {list(memory.shape)}"
             )
         tokens = memory_tokens or Tokens.range(memory.shape[1], device=memory.device)
-        return KeyValues(*self.keys_values(memory), tokens)
+        k, v = self.projected(memory, "kv")
+        return KeyValues(k, v, tokens)
 
     def _memory_keys(self, memory: Tensor | KeyValues, tokens: Tokens | None, rows: int) -> KeyValues:
         name = type(self).__name__

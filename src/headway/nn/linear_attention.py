@@ -74,18 +74,10 @@ class LinearMixer(Mixer):
         if cache is not None:
             self._check_cache(cache, layer.rotary.positions)
         if memory is not None:
-            across = prepare(
-                layer.queries(x_BTM),
-                memory.k,
-                memory.v,
-                self.linear,
-                self.pattern,
-                tokens,
-                memory.tokens,
-                None,
-            )
-            return across.attend(None, self.form)
-        q_BHTD, k_BKTD, v_BKTE = layer.queries_keys_values(x_BTM)
+            (q,) = layer.projected(x_BTM, "q")
+            given = self.linear, self.pattern, tokens, memory.tokens, None
+            return prepare(q, memory.k, memory.v, *given).attend(None, self.form)
+        q_BHTD, k_BKTD, v_BKTE = layer.projected(x_BTM)
         if isinstance(cache, PagedStates):
             out = self._by_rows(layer, (q_BHTD, k_BKTD, v_BKTE), cache, tokens)
             return out if selected is None else selected.take(out, 2)
@@ -98,7 +90,7 @@ class LinearMixer(Mixer):
         return out_BHTE if selected is None else selected.take(out_BHTE, 2)
 
     def _by_rows(
-        self, layer: Projections, packed: tuple[Tensor, Tensor, Tensor], cache: PagedStates, tokens: Tokens
+        self, layer: Projections, packed: Sequence[Tensor], cache: PagedStates, tokens: Tokens
     ) -> Tensor:
         """The texts of a step of a `PagedCache`, which are packed, a row for each: a row has one sum."""
         rows = cache.cache.step_of(tokens).rows

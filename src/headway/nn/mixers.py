@@ -54,11 +54,7 @@ class Projections(Protocol):
     rotary: RotaryEmbedding
     score: Scores
 
-    def queries(self, x: Tensor, of_global: bool = False) -> Tensor: ...
-
-    def keys_values(self, x: Tensor, of_global: bool = False) -> tuple[Tensor, Tensor]: ...
-
-    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]: ...
+    def projected(self, x: Tensor, names: str = "qkv", of_global: bool = False) -> list[Tensor]: ...
 
 
 class Mixer(ABC):
@@ -95,7 +91,7 @@ class SoftmaxMixer(Mixer):
     def attend(self, layer: Projections, x_BTM: Tensor, call: Call) -> Tensor:
         tokens, cache, rotation = call.tokens, call.cache, call.rotation
         if call.memory is not None:
-            q_BHTD = layer.queries(x_BTM)
+            (q_BHTD,) = layer.projected(x_BTM, "q")
             self.keep(layer, q_BHTD, call.memory, call)
             return self.softmax(layer, q_BHTD, call.memory, call)
         if cache is not None and not isinstance(cache, PagedLayer):
@@ -103,7 +99,7 @@ class SoftmaxMixer(Mixer):
                 f"Attention: cache must keep keys and values, and a {type(cache).__name__} keeps none; give a layer of "
                 "PagedCache(spec, patterns)"
             )
-        q_BHTD, k_BKTD, v_BKTE = layer.queries_keys_values(x_BTM)
+        q_BHTD, k_BKTD, v_BKTE = layer.projected(x_BTM)
         # Where frequencies move with the row's length, caches keep keys as they are: they are rotated when read.
         rotate_late = cache is not None and rotation is not None and layer.rotary.positions.length_dependent
         if rotation is not None:
@@ -190,8 +186,8 @@ class GlobalMixer(SoftmaxMixer):
             return out_BHTE
         at_BN, chosen = _global_slots(tokens, x_BTM.shape[0])
         x_BNM = x_BTM.gather(1, at_BN.unsqueeze(-1).expand(-1, -1, x_BTM.shape[2]))
-        q_BHND = layer.queries(x_BNM, of_global=True)
-        k_BKTD, v_BKTE = layer.keys_values(x_BTM, of_global=True)
+        (q_BHND,) = layer.projected(x_BNM, "q", of_global=True)
+        k_BKTD, v_BKTE = layer.projected(x_BTM, "kv", of_global=True)
         if rotation is not None:
             length = None
             if layer.rotary.positions.length_dependent:

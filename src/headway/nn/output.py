@@ -25,7 +25,6 @@ from headway.nn.cross_entropy import (
 from headway.nn.linear import Linear
 from headway.nn.share import Share, placed
 from headway.nn.weights import Plain
-from headway.parallel import TensorParallel
 
 SPARSE = 0.25
 
@@ -83,11 +82,6 @@ class VocabEntropy:
     vocab: int
 
     @property
-    def tensor(self) -> TensorParallel:
-        """The ranks."""
-        return self.share.tensor
-
-    @property
     def own(self) -> range:
         """This rank's ids."""
         return self.share.part(self.vocab)
@@ -113,7 +107,7 @@ class VocabEntropy:
         sent = [own, target.masked_fill(~mine[:, None], 0.0)]
         if hits is not None:
             sent += [best, (best_at + self.own.start).to(exact)]
-        found = torch.stack(self.tensor.exchange.gather(torch.cat(sent, 1)))
+        found = torch.stack(self.share.tensor.exchange.gather(torch.cat(sent, 1)))
         lse = found[..., 0].logsumexp(0)
         losses = torch.where(keep, lse - found[..., 1].sum(0), 0.0)
         if hits is not None:
@@ -144,12 +138,12 @@ class VocabEntropy:
         with torch.no_grad():
             best, best_at = raw.max(-1)
             sent = torch.stack((best, (best_at + self.own.start).to(best.dtype)))
-            every = torch.stack(self.tensor.exchange.gather(sent))
+            every = torch.stack(self.share.tensor.exchange.gather(sent))
             largest, first = every[:, 0].max(0).values, every[:, 0].argmax(0, keepdim=True)
             found = (every[:, 1].gather(0, first)[0] == targets) & ~ignored if hits else None
         target = raw.gather(1, at[:, None])[:, 0].masked_fill(~mine, 0.0)
         sums = [(raw - largest[:, None]).exp().sum(-1), target, *([raw.sum(-1)] if label_smoothing else [])]
-        exp_sum, target, *of_all = self.tensor.leave(torch.stack(sums)).unbind()
+        exp_sum, target, *of_all = self.share.tensor.leave(torch.stack(sums)).unbind()
         lse = largest + exp_sum.log()
         each = (lse - target).masked_fill(ignored, 0.0)
         nats = each.sum()

@@ -52,20 +52,9 @@ class Projected:
     def __init__(self, module: Any) -> None:
         self.module, self.dropout, self.training = module, module.dropout, module.training
 
-    def queries(self, x: Tensor, of_global: bool = False) -> Tensor:
-        """[B, H, N, D]."""
-        return self._heads(self.module.query_global(x) if of_global else self.module.query(x))
-
-    def keys_values(self, x: Tensor, of_global: bool = False) -> tuple[Tensor, Tensor]:
-        """[B, H, N, D] twice."""
-        m = self.module
-        k, v = side_by_side(x, (m.key_global, m.value_global) if of_global else (m.key, m.value))
-        return self._heads(k), self._heads(v)
-
-    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[B, H, N, D] three times."""
-        return self.queries(x), *self.keys_values(x)
-
-    def _heads(self, t: Tensor) -> Tensor:
-        made: Tensor = t.unflatten(-1, (self.module.num_heads, self.module.head_dim)).transpose(1, 2)
-        return made
+    def projected(self, x: Tensor, names: str = "qkv", of_global: bool = False) -> list[Tensor]:
+        """[B, H, N, D] each."""
+        module, sizes = self.module, (self.module.num_heads, self.module.head_dim)
+        whole = {"q": "query", "k": "key", "v": "value"}
+        layers = [getattr(module, f"{whole[name]}_global" if of_global else whole[name]) for name in names]
+        return [t.unflatten(-1, sizes).transpose(1, 2) for t in side_by_side(x, layers)]
