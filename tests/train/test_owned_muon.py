@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.train.owned_muon import _owners
+from headway.train.owned_muon import owners_of
 
 SHAPES = st.lists(st.tuples(st.integers(1, 64), st.integers(1, 64)), max_size=24)
 
@@ -16,7 +16,7 @@ def test_the_busiest_has_at_most_one_matrix_more_than_the_idlest(
     shapes: list[tuple[int, int]], count: int
 ) -> None:
     """So no process has more than the mean and one matrix."""
-    owners, work = _owners(shapes, count), [prod(shape) * min(shape) for shape in shapes]
+    owners, work = owners_of(shapes, count), [prod(shape) * min(shape) for shape in shapes]
     assert len(owners) == len(shapes)
     load = [sum(w for w, owner in zip(work, owners, strict=True) if owner == rank) for rank in range(count)]
     assert sum(load) == sum(work), "each has one owner"
@@ -37,4 +37,4 @@ def test_the_busiest_has_at_most_one_matrix_more_than_the_idlest(
 def test_the_largest_go_first_each_to_who_has_least(
     shapes: list[tuple[int, int]], count: int, owners: list[int]
 ) -> None:
-    assert _owners(shapes, count) == owners
+    assert owners_of(shapes, count) == owners

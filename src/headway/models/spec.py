@@ -210,7 +210,7 @@ class ModelSpec:
         vocab: int,
         *,
         context: int = 1024,
-        patterns: Pattern | Sequence[Pattern] = Causal(),  # noqa: B008  (a frozen value)
+        patterns: Pattern | Sequence[Pattern] | None = Causal(),  # noqa: B008  (a frozen value)
         group: int | None = None,
         family: str = "llama",
         **fields: Any,
@@ -226,7 +226,7 @@ class ModelSpec:
         Args:
             vocab: rows of the embedding.
             context: trained context, in tokens.
-            patterns: as in `ModelSpec`.
+            patterns: as in `ModelSpec`; None for the family's own.
             group: query heads per kv head, unless given: as the family has it, else 2 where depth is even and 1
                 elsewhere.
             family: what it is a case of ("ministral", "qwen2" and "qwen3" can be saved with windows by layer).

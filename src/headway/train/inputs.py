@@ -15,7 +15,6 @@ from headway.checkpoints.restore import build_model
 from headway.errors import ConfigError, PatternError, did_you_mean
 from headway.models import FAMILIES, Decoder, Encoder, Head, ModelSpec, build, catalog
 from headway.patterns import Causal, Pattern, parse
-from headway.positions import Learned
 from headway.text import Tokenizer, train_bpe, train_characters, train_words
 from headway.train.microbatch_pool import DTYPES, choose_precision
 from headway.train.rows_config import RowsConfig
@@ -108,42 +107,20 @@ def make_spec(config: RowsConfig, vocab: int) -> ModelSpec:
     if width % heads:
         raise ConfigError(f"width {width} cannot be split into {heads} heads; give heads that divide it")
     given["head_dim"] = width // heads
-    config = config.model_copy(update={"family": config.family or FAMILY.get(str(config.task))})
-    kind = FAMILIES.get(config.family or "")
-    if kind is not None and kind.defaults.get("causal") is False:
-        spec = _encoder_spec(config, vocab, depth, given)
-    else:
-        patterns = _layer_patterns(config.patterns or "Causal()")
-        # transformers says "a window in some layers" in ministral's config only (plain llama has none).
-        usual = config.family or ("llama" if set(patterns) == {Causal()} else "ministral")
-        kind = FAMILIES.get(usual, FAMILIES["llama"])  # an unknown one is refused by `of_depth`
-        given.setdefault("hidden", kind.hidden(width))
-        given.setdefault("kv_heads", kind.kv_heads(heads, next(g for g in (4, 2, 1) if heads % g == 0)))
-        spec = ModelSpec.of_depth(
-            depth, vocab, context=config.context, patterns=patterns, family=usual, **given
-        )
+    family = config.family or FAMILY.get(str(config.task))
+    known = FAMILIES.get(family or "")
+    sees_all = known is not None and known.defaults.get("causal") is False
+    text = config.patterns or (None if sees_all else "Causal()")
+    patterns = None if text is None else _layer_patterns(text)
+    # transformers says "a window in some layers" in ministral's config only (plain llama has none).
+    family = family or ("llama" if set(patterns or ()) == {Causal()} else "ministral")
+    kind = FAMILIES.get(family, FAMILIES["llama"])  # an unknown one is refused by `of_depth`
+    given.setdefault("hidden", kind.hidden(width))
+    given.setdefault("kv_heads", kind.kv_heads(heads, next(g for g in (4, 2, 1) if heads % g == 0)))
+    spec = ModelSpec.of_depth(depth, vocab, context=config.context, patterns=patterns, family=family, **given)
     if config.dropout is not None:
         spec = replace(spec, dropout=config.dropout, attention_dropout=config.dropout)
     return spec if config.linear is None else spec.with_linear(LinearAttentionSpec(config.linear))
-
-
-def _encoder_spec(config: RowsConfig, vocab: int, depth: int, sizes: dict[str, Any]) -> ModelSpec:
-    """An encoder with the usual values of its family for what `sizes` and the settings leave open: a feed-forward of
-    4 widths, as many kv heads as query heads, and, where positions are a table, one of `context` rows."""
-    assert config.family is not None
-    usual: dict[str, Any] = {"kv_heads": sizes["heads"], "hidden": 4 * sizes["width"]}
-    positions = FAMILIES[config.family].defaults.get("positions")
-    if isinstance(positions, Learned):
-        usual["positions"] = replace(positions, size=config.context)
-    patterns = None if config.patterns is None else _layer_patterns(config.patterns)
-    return ModelSpec.of(
-        config.family,
-        vocab=vocab,
-        layers=depth,
-        trained_context=config.context,
-        patterns=patterns,
-        **(usual | sizes),
-    )
 
 
 def _layer_patterns(text: str) -> list[Pattern]:

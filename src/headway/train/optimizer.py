@@ -16,7 +16,7 @@ from headway.parallel import Parallel, Shards
 from headway.parallel.sharded import fill
 from headway.storage.lazy import Form, forms
 from headway.train.microbatch_pool import MicrobatchPool
-from headway.train.owned_muon import OwnedMuon
+from headway.train.owned_muon import OwnedMuon, owners_of
 from headway.train.rows_config import RowsConfig
 from headway.train.sharded_step import plain_parts
 
@@ -226,14 +226,10 @@ def _by_parameter(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Form]]:
     return states
 
 
-def shares(matrices: list[nn.Parameter], count: int) -> list[list[nn.Parameter]]:
+def shares(matrices: Sequence[nn.Parameter], count: int) -> list[list[nn.Parameter]]:
     """The matrices in at most `count` groups of about equal work; how they are grouped changes no bit."""
-    groups: list[list[nn.Parameter]] = [[] for _ in range(count)]
-    load = [0] * count
-    for p in sorted(matrices, key=lambda p: -p.numel()):
-        least = load.index(min(load))
-        groups[least].append(p)
-        load[least] += p.numel() * min(p.shape)
+    numbers = owners_of([p.shape for p in matrices], count)
+    groups = [[p for p, number in zip(matrices, numbers, strict=True) if number == i] for i in range(count)]
     return [group for group in groups if group]
 
 

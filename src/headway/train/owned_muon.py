@@ -71,7 +71,7 @@ class OwnedMuon(torch.optim.Muon):
         """This process's parts of the orthogonalised matrices, given those of the matrices."""
         parallel, mesh, place = self.parallel, self.parallel.mesh, self.parallel.place
         among = mesh.fsdp * mesh.tp  # that have parts of a matrix
-        owners = _owners([self._shape(p) for p in matrices], mesh.ranks)
+        owners = owners_of([self._shape(p) for p in matrices], mesh.ranks)
         mine = [i for i, owner in enumerate(owners) if owner // among == place.dp * mesh.cp + place.cp]
         found, whole = [p.contiguous() for p in parts], dict[int, Tensor]()
         with parallel.named():
@@ -150,8 +150,8 @@ def _unpadded(sent: Tensor, like: Tensor) -> Tensor:
     return sent.view(torch.bfloat16)[: like.numel()].view(like.shape)
 
 
-def _owners(shapes: Sequence[Sequence[int]], count: int) -> list[int]:
-    """Of `count` processes the one that has each matrix, about equal work each."""
+def owners_of(shapes: Sequence[Sequence[int]], count: int) -> list[int]:
+    """Of `count` processes or workers the one that has each matrix, about equal work each."""
     owners, load = [0] * len(shapes), [0] * count
     for i in sorted(range(len(shapes)), key=lambda i: -prod(shapes[i])):
         owners[i] = load.index(min(load))

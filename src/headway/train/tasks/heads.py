@@ -16,7 +16,7 @@ from headway.models import Decoder, Encoder, Head, ModelSpec
 from headway.text import Encoded, Tokenizer
 from headway.text.tokenizer import Text
 from headway.train.head_config import HeadConfig
-from headway.train.tasks.base import MicroBatches, StepStats, Sums
+from headway.train.tasks.base import MicroBatches, Sums
 from headway.train.tasks.head_rows import HeadRows, outputs
 from headway.train.tasks.records import RecordsTask
 from headway.train.tasks.rows import MEASURED_BY
@@ -60,11 +60,6 @@ class HeadTask(RecordsTask):
     def sums(self, model: Decoder | Encoder, batch: Batch) -> Sums:
         """See `RowsTask`."""
         return self.train_rows.loss(outputs(model, batch), batch)
-
-    def quality(self, stats: StepStats) -> dict[str, float | None]:
-        """See `RowsTask`: the share of the step's predictions that were right, where that is counted."""
-        hits = stats.extra.get("hits")
-        return {} if hits is None else {"accuracy": hits / stats.count if stats.count else None}
 
 
 def encoded_whole(

@@ -11,7 +11,6 @@ from headway.data.masking import SHARE
 from headway.errors import ConfigError
 from headway.models import ModelSpec
 from headway.text import Tokenizer
-from headway.train.tasks.base import StepStats
 from headway.train.tasks.text import TextTask
 from headway.train.text_config import TextConfig
 
@@ -69,7 +68,3 @@ class MaskedLM(TextTask):
             best = model(row[None])[0].argmax(-1)
             found.append(self.tokenizer.decode(torch.where(row == mask, best, row).tolist()))
         return [f" -> {text}" for text in found]
-
-    def quality(self, stats: StepStats) -> dict[str, float | None]:
-        """See `TextTask`: the share of the masked tokens that were found."""
-        return {"accuracy": stats.extra["hits"] / stats.count if stats.count else None}
