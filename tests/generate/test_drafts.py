@@ -16,7 +16,6 @@ from headway.errors import ConfigError, HeadwayError
 from headway.generate import (
     Beams,
     Draft,
-    DraftSession,
     Generation,
     GenerationConfig,
     ModelDraft,
@@ -26,7 +25,7 @@ from headway.generate import (
     stream,
 )
 from headway.generate.constraints import Text
-from headway.generate.drafts import Suffixes
+from headway.generate.drafts import continuation
 from headway.generate.requests import Request
 from headway.generate.sequences import SampledText
 from headway.generate.speculation import EARNED, MOST_CREDIT, PAID_BY_ACCEPTED, Speculation
@@ -43,18 +42,12 @@ ROOM = 14
 
 
 @dataclass(frozen=True)
-class Scripted(Draft, DraftSession):
+class Scripted(Draft):
     """Drafts of what is known to come, of request i truth[i], with a wrong token at every `period`-th place."""
 
     truth: Sequence[Sequence[int]]
     period: int
     tokens: int = 5
-
-    def check(self, model: Decoder, requests: Sequence[Request]) -> None:
-        """It takes any."""
-
-    def open(self, model: Decoder) -> DraftSession:
-        return self
 
     def propose(self, texts: Sequence[Text], counts: Sequence[int]) -> list[list[int]]:
         return [self._of(text, count) for text, count in zip(texts, counts, strict=True)]
@@ -66,9 +59,6 @@ class Scripted(Draft, DraftSession):
             (token + 1) % 330 if (begin + i + 1) % self.period == 0 else token
             for i, token in enumerate(coming)
         ]
-
-    def forget(self, number: int) -> None:
-        """It has nothing of a text."""
 
 
 samplings = st.builds(
@@ -218,10 +208,6 @@ def test_what_a_text_repeats_is_guessed_from_it() -> None:
 )
 def test_the_longest_suffix_at_its_last_occurrence(ids: list[int], least: int, more: int, count: int) -> None:
     """By looking at every place of the row, from the last on, and by copying token by token."""
-    row = Suffixes(least, least + more)
-    cut = len(ids) // 2
-    row.extend(ids[:cut])
-    row.extend(ids[cut:])
 
     def naive() -> list[int]:
         for n in range(least + more, least - 1, -1):
@@ -233,7 +219,7 @@ def test_the_longest_suffix_at_its_last_occurrence(ids: list[int], least: int, m
                     return whole[len(ids) :]
         return []
 
-    assert row.continuation(count) == naive()
+    assert continuation(ids, least, least + more, count) == naive()
 
 
 @given(
@@ -244,7 +230,7 @@ def test_wrong_drafts_are_few(rows: int, tokens: int, right: list[int], never: b
     requests = [Request(i, [0], GenerationConfig(), 10**6) for i in range(rows)]
     texts = [SampledText(request, None) for request in requests]
     truth = [[1] * 10**4] * rows
-    ahead = Speculation(Scripted(truth, 10**6, tokens), small())
+    ahead = Speculation(Scripted(truth, 10**6, tokens))
     for text in texts:
         text.advance(1, 0.0)
     drafted = accepted = steps = 0.0

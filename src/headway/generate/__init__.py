@@ -2,7 +2,7 @@
 are."""
 
 from headway.generate.config import Beams, GenerationConfig
-from headway.generate.drafts import Draft, DraftSession, ModelDraft, NgramDraft
+from headway.generate.drafts import Draft, ModelDraft, NgramDraft
 from headway.generate.engine import Engine
 from headway.generate.loop import generate, stream
 from headway.generate.reader import Reader
@@ -15,7 +15,6 @@ __all__ = [
     "Beams",
     "Delta",
     "Draft",
-    "DraftSession",
     "Engine",
     "Generation",
     "GenerationConfig",

@@ -32,7 +32,7 @@ def expand_beams(logits: Tensor, searches: Sequence[BeamSearch]) -> None:
     """Gives every search its next tokens. logits: [R, V], the beams of the searches in their order; all requests
     have equal configs."""
     config, how = searches[0].request.config, searches[0].how
-    texts = [Text(one.request, beam.ids) for one in searches for beam in one.beams]
+    texts = [Text(one.request, [*beam.ids]) for one in searches for beam in one.beams]
     wide = logits if logits.dtype == torch.float64 else logits.float()
     log_probs = constrain(wide.log_softmax(-1), texts, config)
     # of each row as many as can be among the best `width` that continue: `width`, and every EOS

@@ -24,7 +24,7 @@ class Text:
     """A row so far: what was asked for, and its new tokens."""
 
     request: Request
-    ids: Sequence[int]
+    ids: list[int]
     _seen: Tensor | None = field(default=None, repr=False)
 
     def seen(self, like: Tensor) -> Tensor:
@@ -33,6 +33,12 @@ class Text:
             self._seen = torch.zeros_like(like, dtype=torch.bool)
             self._seen[torch.tensor([*self.request.prompt, *self.ids], device=like.device)] = True
         return self._seen
+
+    def append(self, token: int) -> None:
+        """One token more."""
+        self.ids.append(token)
+        if self._seen is not None:
+            self._seen[token] = True
 
 
 def constrain(values: Tensor, texts: Sequence[Text], config: GenerationConfig) -> Tensor:

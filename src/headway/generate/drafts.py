@@ -8,9 +8,9 @@ Legend: R rows, V vocab.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from functools import partial
 
 from headway.cache import PageTable
 from headway.errors import ConfigError
@@ -21,35 +21,32 @@ from headway.generate.sampling import check_logits
 from headway.generate.sequences import choose_tokens
 from headway.models import Decoder
 
-
-class DraftSession(Protocol):
-    """The drafts of texts that grow together, and come and go; the number of its request says which a text is."""
-
-    def propose(self, texts: Sequence[Text], counts: Sequence[int]) -> list[list[int]]:
-        """At most counts[i] ids that may follow texts[i]: any at all, none included."""
-        ...
-
-    def forget(self, number: int) -> None:
-        """The text of this request has ended."""
-        ...
+Propose = Callable[[Sequence[Text], Sequence[int]], list[list[int]]]
+"""At most counts[i] ids that may follow texts[i], of the texts that are being written: any at all, none included."""
 
 
-@runtime_checkable
-class Draft(Protocol):
-    """How tokens are guessed."""
+class Draft:
+    """How tokens are guessed: at most `tokens` at a time, as `propose` says, or `open` where it keeps something of
+    texts. Raises ConfigError unless 1 <= tokens."""
 
-    @property
-    def tokens(self) -> int:
-        """At most so many at a time."""
-        ...
+    tokens: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.tokens, int) or isinstance(self.tokens, bool) or self.tokens < 1:
+            raise ConfigError(
+                f"draft: tokens counts what is proposed at a time, 1 or more, got {self.tokens!r}"
+            )
 
     def check(self, model: Decoder, requests: Sequence[Request]) -> None:
         """Raises ConfigError where it cannot guess for these texts of `model`."""
-        ...
 
-    def open(self, model: Decoder) -> DraftSession:
-        """For texts of `model`."""
-        ...
+    def open(self) -> Propose:
+        """What guesses for the texts of an engine."""
+        return self.propose
+
+    def propose(self, texts: Sequence[Text], counts: Sequence[int]) -> list[list[int]]:
+        """At most counts[i] ids that may follow texts[i], of texts that grow together, come and go."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,17 +64,16 @@ class NgramDraft(Draft):
     least: int = 2
 
     def __post_init__(self) -> None:
-        _check_tokens(self.tokens)
+        super().__post_init__()
         if not 1 <= self.least <= self.most:
             raise ConfigError(
                 f"NgramDraft: suffixes have `least` to `most` ids, 1 or more, got least={self.least}, most={self.most}"
             )
 
-    def check(self, model: Decoder, requests: Sequence[Request]) -> None:
-        """Guesses for any text."""
-
-    def open(self, model: Decoder) -> NgramSession:
-        return NgramSession(self)
+    def propose(self, texts: Sequence[Text], counts: Sequence[int]) -> list[list[int]]:
+        rows = [[*text.request.prompt, *text.ids] for text in texts]
+        sizes = self.least, self.most
+        return [continuation(ids, *sizes, count) for ids, count in zip(rows, counts, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,14 +81,15 @@ class ModelDraft(Draft):
     """What a smaller model of the same vocabulary would choose: by the settings of each request, and with its noise, so
     that both models choose alike where their probabilities are alike.
 
-    It reads texts into a cache of its own. Raises ConfigError for what is not a decoder, and unless 1 <= tokens.
+    It reads texts into a cache of its own, one for each engine. Raises ConfigError for what is not a decoder, and
+    unless 1 <= tokens.
     """
 
     model: Decoder
     tokens: int = 4
 
     def __post_init__(self) -> None:
-        _check_tokens(self.tokens)
+        super().__post_init__()
         if not isinstance(self.model, Decoder):
             raise ConfigError(f"ModelDraft: the model must be a Decoder, got {type(self.model).__name__}")
         check_trims(self.model, "the draft model")
@@ -113,8 +110,8 @@ class ModelDraft(Draft):
                     f"has up to {need}; ask for fewer new tokens, or give another draft model"
                 )
 
-    def open(self, model: Decoder) -> ModelSession:
-        return ModelSession(self)
+    def open(self) -> Propose:
+        return partial(_guess, Reader(self.model, slack=self.tokens), {})
 
 
 def check_trims(model: Decoder, name: str) -> None:
@@ -126,101 +123,52 @@ def check_trims(model: Decoder, name: str) -> None:
         )
 
 
-def _check_tokens(tokens: int) -> None:
-    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
-        raise ConfigError(f"draft: tokens counts what is proposed at a time, 1 or more, got {tokens!r}")
+def continuation(ids: Sequence[int], least: int, most: int, count: int) -> list[int]:
+    """`count` ids that followed the longest suffix of `ids`, of `most` to `least`, where it occurred last before; none
+    where none occurred.
+
+    After 5 6 7 5 6 come 7 5 6 7 5 ..., as if the row went on in circles."""
+    row = "".join(map(chr, ids))  # one character an id, for `rfind`
+    for n in range(min(most, len(ids) - 1), least - 1, -1):
+        begin = row.rfind(row[-n:], 0, -1) + n
+        if begin >= n:
+            return [ids[begin + i % (len(ids) - begin)] for i in range(count)]
+    return []
 
 
-class Suffixes:
-    """A row of ids that grows, and where each of its n-grams, `least` <= n <= `most`, was followed last."""
-
-    def __init__(self, least: int, most: int) -> None:
-        self.least, self.most = least, most
-        self.ids: list[int] = []
-        self._after: dict[tuple[int, ...], int] = {}
-
-    def extend(self, ids: Sequence[int]) -> None:
-        """Adds ids to the row, each in constant time."""
-        for token in ids:
-            end = len(self.ids)
-            for n in range(self.least, min(self.most, end) + 1):
-                self._after[tuple(self.ids[end - n :])] = end
-            self.ids.append(token)
-
-    def continuation(self, count: int) -> list[int]:
-        """`count` ids that followed the longest suffix before; none where none occurred.
-
-        After 5 6 7 5 6 come 7 5 6 7 5 ..., as if the row went on in circles."""
-        for n in range(min(self.most, len(self.ids)), self.least - 1, -1):
-            begin = self._after.get(tuple(self.ids[-n:]))
-            if begin is not None:
-                period = len(self.ids) - begin
-                return [self.ids[begin + i % period] for i in range(count)]
-        return []
-
-
-class NgramSession(DraftSession):
-    """The drafts of `NgramDraft`."""
-
-    def __init__(self, draft: NgramDraft) -> None:
-        self.draft = draft
-        self.texts: dict[int, Suffixes] = {}
-
-    def propose(self, texts: Sequence[Text], counts: Sequence[int]) -> list[list[int]]:
-        drafts = []
-        for text, count in zip(texts, counts, strict=True):
-            number = text.request.number
-            if number not in self.texts:
-                self.texts[number] = Suffixes(self.draft.least, self.draft.most)
-                self.texts[number].extend(text.request.prompt)
-            suffixes = self.texts[number]
-            suffixes.extend(text.ids[len(suffixes.ids) - len(text.request.prompt) :])
-            drafts.append(suffixes.continuation(count))
-        return drafts
-
-    def forget(self, number: int) -> None:
-        self.texts.pop(number, None)
+def _guess(
+    reader: Reader, tables: dict[Text, PageTable], texts: Sequence[Text], counts: Sequence[int]
+) -> list[list[int]]:
+    """The drafts of `ModelDraft`; pages hold what was read of each text, guesses included, until it is no longer among
+    the texts."""
+    for text in tables.keys() - {*texts}:
+        reader.cache.pool.close(tables.pop(text))
+    wanted = [i for i, count in enumerate(counts) if count > 0]
+    pieces = {i: _unread(reader, tables, texts[i]) for i in wanted}
+    guesses = [Text(text.request, list(text.ids)) for text in texts]
+    while wanted:
+        chunks = [(tables[texts[i]], pieces[i]) for i in wanted]
+        last = reader.read(chunks, [[len(pieces[i]) - 1] for i in wanted])
+        reader.end()
+        places = [(texts[i].request.number, len(guesses[i].ids)) for i in wanted]
+        check_logits(last, places, "the draft model")
+        chosen = dict(zip(wanted, choose_tokens(last, [guesses[i] for i in wanted]), strict=True))
+        wanted = []
+        for i, token in chosen.items():
+            if token is not None:
+                guesses[i].append(token)
+                pieces[i] = [token]
+                if len(guesses[i].ids) < len(texts[i].ids) + counts[i]:
+                    wanted.append(i)
+    return [guess.ids[len(text.ids) :] for guess, text in zip(guesses, texts, strict=True)]
 
 
-class ModelSession(DraftSession):
-    """The drafts of `ModelDraft`; its pages hold what was read of each text, guesses included."""
-
-    def __init__(self, draft: ModelDraft) -> None:
-        self.reader = Reader(draft.model, slack=draft.tokens)
-        self.tables: dict[int, PageTable] = {}
-
-    def propose(self, texts: Sequence[Text], counts: Sequence[int]) -> list[list[int]]:
-        drafts: list[list[int]] = [[] for _ in texts]
-        wanted = [i for i, count in enumerate(counts) if count > 0]
-        pieces = {i: self._rest(texts[i]) for i in wanted}
-        guesses = {i: Text(texts[i].request, list(texts[i].ids)) for i in wanted}
-        while wanted:
-            chunks = [(self.tables[texts[i].request.number], pieces[i]) for i in wanted]
-            last = self.reader.read(chunks, [[len(pieces[i]) - 1] for i in wanted])
-            self.reader.end()
-            check_logits(
-                last, [(texts[i].request.number, len(guesses[i].ids)) for i in wanted], "the draft model"
-            )
-            chosen = choose_tokens(last, [guesses[i] for i in wanted])
-            going = []
-            for i, token in zip(wanted, chosen, strict=True):
-                if token is not None:
-                    drafts[i].append(token)
-                    guesses[i] = Text(texts[i].request, [*texts[i].ids, *drafts[i]])
-                    if len(drafts[i]) < counts[i]:
-                        pieces[i] = [token]
-                        going.append(i)
-            wanted = going
-        return drafts
-
-    def _rest(self, text: Text) -> list[int]:
-        """The tokens of a text that are to be read: those behind what was read of it already and still stands."""
-        ids = [*text.request.prompt, *text.ids]
-        table = self.tables.setdefault(text.request.number, self.reader.cache.pool.open())
-        agreed = next((n for n, (a, b) in enumerate(zip(table.ids, ids, strict=False)) if a != b), len(table))
-        self.reader.trim(table, len(table) - min(agreed, len(ids) - 1))
-        return ids[len(table) :]
-
-    def forget(self, number: int) -> None:
-        if number in self.tables:
-            self.reader.cache.pool.close(self.tables.pop(number))
+def _unread(reader: Reader, tables: dict[Text, PageTable], text: Text) -> list[int]:
+    """The tokens of a text that are to be read: those behind what was read of it already and still stands."""
+    ids = [*text.request.prompt, *text.ids]
+    if text not in tables:
+        tables[text] = reader.cache.pool.open()
+    table = tables[text]
+    agreed = next((n for n, (a, b) in enumerate(zip(table.ids, ids, strict=False)) if a != b), len(table))
+    reader.trim(table, len(table) - min(agreed, len(ids) - 1))
+    return ids[len(table) :]

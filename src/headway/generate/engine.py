@@ -25,7 +25,6 @@ from headway.generate.reader import Reader
 from headway.generate.requests import Request
 from headway.generate.sequences import SampledText
 from headway.generate.speculation import Speculation
-from headway.models import Decoder
 
 STEP_TOKENS = 4096
 """Tokens of prompts that a step reads, unless told otherwise."""
@@ -42,10 +41,7 @@ class Engine:
 
     def __init__(self, reader: Reader, *, step_tokens: int | None = None, draft: Draft | None = None) -> None:
         self.reader, self.step_tokens = reader, step_tokens or STEP_TOKENS
-        self.speculation: Speculation | None = None
-        if draft is not None:
-            assert isinstance(reader.model, Decoder)
-            self.speculation = Speculation(draft, reader.model)
+        self.speculation = None if draft is None else Speculation(draft)
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
         self._added: list[Job] = []
@@ -291,8 +287,6 @@ class Engine:
         job.rows, job.text.ended = [], True
         if job.source is not None and self.reader.sources is not None:
             self.reader.sources.close(job.source)
-        if self.speculation is not None:
-            self.speculation.forget(job.text.request.number)
 
 
 def _ahead(text: Text, rows: range, ahead: int) -> range:

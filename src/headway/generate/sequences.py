@@ -34,8 +34,6 @@ class SampledText(Text):
     on.   follows: whether the last token came as it was expected.   drafted, accepted: as in `Generation`, so far.
     """
 
-    ids: list[int]
-
     def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
         super().__init__(request, [])
         self.rows: list[Row] = []
@@ -67,9 +65,7 @@ class SampledText(Text):
         """Adds the token that was chosen `seconds` after the text was asked for, and its probability if it is told."""
         self.follows = self.draft[self.right : self.right + 1] == [token]
         self.right, self.accepted = self.right + self.follows, self.accepted + self.follows
-        self.ids.append(token)
-        if self._seen is not None:
-            self._seen[token] = True
+        self.append(token)
         text, reason = self._shown(token)
         self.rows = [(0, token)] if reason is None else []
         counts = self.drafted, self.accepted

@@ -47,16 +47,16 @@ class Speculation:
     A pure function of what was accepted: no time is measured.
     """
 
-    def __init__(self, draft: Draft, model: Decoder) -> None:
+    def __init__(self, draft: Draft) -> None:
         self.tokens, self.credit = draft.tokens, MOST_CREDIT
-        self.drafts = draft.open(model)
+        self._propose = draft.open()
 
     def propose(self, texts: Sequence[SampledText]) -> list[list[int]]:
         """What is to be read behind the last token of each text."""
         count = min(self.tokens, int(self.credit))
         # The last token of a text is chosen, not read, so that a draft ends before it.
         counts = [min(count, text.request.max_new_tokens - len(text.ids) - 1) for text in texts]
-        drafts = self.drafts.propose(texts, counts) if any(counts) else [[] for _ in texts]
+        drafts = self._propose(texts, counts) if any(counts) else [[] for _ in texts]
         for text, draft in zip(texts, drafts, strict=True):
             text.expect(_until_eos(draft, text.request.config.eos))
         return [text.draft for text in texts]
@@ -68,10 +68,6 @@ class Speculation:
         drafted, accepted = sum(len(text.draft) for text in texts), sum(text.right for text in texts)
         change = (PAID_BY_ACCEPTED * accepted - drafted) / len(texts) if drafted else EARNED
         self.credit = min(MOST_CREDIT, self.credit + change)
-
-    def forget(self, number: int) -> None:
-        """The text of this request has ended."""
-        self.drafts.forget(number)
 
 
 def check_draft(model: Decoder, requests: Sequence[Request]) -> None:
