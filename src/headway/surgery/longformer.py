@@ -14,17 +14,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from headway.checkpoints import Folder, load_folder
+from headway.checkpoints import Folder
 from headway.checkpoints.hf.windows import from_foreign
-from headway.checkpoints.restore import build_model, restore
-from headway.checkpoints.saving import TokenizerFiles, check_target
+from headway.checkpoints.saving import TokenizerFiles
 from headway.errors import ConfigError, DataError
-from headway.models import Encoder, Model, ModelSpec
+from headway.models import ModelSpec
 from headway.patterns import Global
 from headway.positions import Learned
-from headway.surgery.rewrite import Difference, Measured, Rewritten, probe, rewrite
+from headway.surgery.operation import Row, operate
+from headway.surgery.rewrite import Rewritten, probe
 from headway.text import Tokenizer
-from headway.tokens import Tokens
 
 TABLE = "model.embed_positions.weight"
 _LOCAL = re.compile(r"(?<=\.self_attn)\.([qkv])_proj\.")
@@ -114,27 +113,14 @@ def lengthen(
     Raises, leaving `target` as it was, CheckpointError when it exists (unless `overwrite`), and as `make_longformer`
     does.
     """
-    check_target(target, overwrite)
-    spec, state = make_longformer(folder.spec, folder.tensors, context, window)
+    changed = make_longformer(folder.spec, folder.tensors, context, window)
     known = folder.spec.context_limit or folder.spec.trained_context
     unchanged = min((window if isinstance(window, int) else min(window)) // 2 + 1, known)
     row = probe(folder.spec, None if text is None else _encoded(folder, text), known)
-    asked = [(unchanged, False), (unchanged, True), (known, False)][: 3 if unchanged < len(row) else 2]
-    old = restore(folder.spec, folder.tensors)
-    before = [_outputs(old, row[:n]) for n, _ in asked]
-    del old
-
-    def measure(path: Path) -> Measured:
-        new = build_model(load_folder(path), dtype=torch.float32)
-        return Measured(
-            tuple(
-                Difference.of(min(n, len(row)), was, _outputs(new, row[:n], mark), marked=mark)
-                for (n, mark), was in zip(asked, before, strict=True)
-            )
-        )
-
-    return rewrite(
-        folder, target, spec, state, measure, context=context, unchanged=unchanged,
+    short = row[:unchanged]
+    return operate(
+        folder, target, lambda spec, state: changed, context=context, beyond=unchanged,
+        rows=[Row(short), Row(short, True), Row(row)][: 3 if unchanged < len(row) else 2],
         tokenizer=TokenizerFiles(folder, context), overwrite=overwrite,
     )  # fmt: skip
 
@@ -146,12 +132,3 @@ def _encoded(folder: Folder, text: str) -> list[int]:
     if not ids:
         raise DataError("surgery longformer: the text has no tokens; give one that has, or none at all")
     return ids
-
-
-@torch.no_grad()
-def _outputs(model: Model, ids: Tensor, mark: bool = False) -> Tensor:
-    """What the head gives of one row, with its first token global where `mark`."""
-    assert isinstance(model, Encoder)
-    tokens = Tokens.range(len(ids))
-    out: Tensor = model(ids[None], tokens=tokens.with_global([0]) if mark else tokens)[0]
-    return out

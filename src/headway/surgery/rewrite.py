@@ -72,17 +72,6 @@ class Difference:
     difference: float
     largest: float
 
-    @staticmethod
-    def of(tokens: int, before: Tensor, after: Tensor, *, marked: bool = False) -> Difference:
-        """Of outputs of one row, slot by slot in the first dimension."""
-        return Difference(
-            tokens=tokens,
-            probed=len(before),
-            marked=marked,
-            difference=float((after - before).abs().max()),
-            largest=float(before.abs().max()),
-        )
-
 
 class Measured(NamedTuple):
     """What is found of two models.
