@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headway.api import load
 from headway.checkpoints import convert, inspect, load_folder, load_model, save_folder
 from headway.checkpoints.formats.gguf.metadata import NAMES, write_spec
-from headway.checkpoints.formats.gguf.model import read_model, stored_value, write_model
+from headway.checkpoints.formats.gguf.model import stored_value, write_model
 from headway.checkpoints.formats.gguf.rope import decimal, read_rope
 from headway.checkpoints.formats.gguf.writer import write_gguf
 from headway.checkpoints.hf.config_keys import ConfigReader
@@ -26,6 +26,7 @@ from headway.storage.gguf import read_gguf
 from headway.storage.gguf_blocks import (
     BF16,
     BY_DTYPE,
+    F32,
     Q4_0,
     Q8_0,
     TYPES,
@@ -58,7 +59,7 @@ def test_what_is_written_is_read_back_bit_for_bit(tmp_path, name, asked, monkeyp
     monkeypatch.setattr("headway.checkpoints.formats.gguf.model.PIECE", 1000)
     spec, state = SPECS[name], weights(SPECS[name])
     write_model(tmp_path / FILE, spec, state, asked)
-    model = read_model(tmp_path / FILE)
+    model = load_folder(tmp_path / FILE)
     assert model.spec == spec
     assert read_gguf(tmp_path / FILE).metadata["general.file_type"] == FILE_TYPES[asked and asked.name]
     types = {name: one.type.name for name, one in model.stored.forms.items()}
@@ -76,14 +77,14 @@ def test_what_is_written_is_read_back_bit_for_bit(tmp_path, name, asked, monkeyp
 def test_codes_in_a_file_are_those_of_the_matrix_and_mean_its_numbers(tmp_path, kind):
     spec, state = SPECS["qwen2"], weights(SPECS["qwen2"])
     write_model(tmp_path / FILE, spec, state, kind)
-    model, theirs = read_model(tmp_path / FILE), exported(NAMES, state, spec)
+    model, theirs = load_folder(tmp_path / FILE), exported(NAMES, state, spec)
     for name in ("blk.1.ffn_down.weight", "token_embd.weight"):
         assert torch.equal(model.stored[name], quantize(theirs[name], kind))
-        packed = model.matrix(name)
+        packed = codes(model.stored[name], kind)
         assert torch.equal(packed.dequantize(), stored_value(theirs[name], kind))
         assert (packed.codes.shape, packed.group) == (theirs[name].shape, 32)
     with pytest.raises(CheckpointError, match="F32 has no codes"):
-        model.matrix("output_norm.weight")
+        codes(model.stored["output_norm.weight"], F32)
 
 
 @settings(max_examples=25, deadline=None)
@@ -216,7 +217,7 @@ def test_pairing_llama_s_queries_lie_in_adjacent_pairs(tmp_path):
     start = folder(tmp_path / "0", "llama")
     convert(start, tmp_path / FILE)
     convert(start, tmp_path / "adjacent", to_pairing="adjacent")
-    raw, adjacent = read_model(tmp_path / FILE), load_folder(tmp_path / "adjacent").tensors
+    raw, adjacent = load_folder(tmp_path / FILE), load_folder(tmp_path / "adjacent").tensors
     assert raw.spec.positions.pairing == "adjacent"
     for part in "qk":
         theirs = raw.stored[f"blk.1.attn_{part}.weight"]
@@ -265,7 +266,7 @@ def test_the_tokenizer_s_own_end_is_the_first_of_those_that_end_a_text(tmp_path,
     tokenizer = sentencepiece().gguf_metadata(288) if own else None
     generation = {} if given is None else {"eos_token_id": given}
     write_model(tmp_path / FILE, spec, weights(spec), None, tokenizer=tokenizer, generation=generation)
-    assert read_model(tmp_path / FILE).generation.get("eos_token_id") == ends
+    assert load_folder(tmp_path / FILE).generation.get("eos_token_id") == ends
     with pytest.raises(CheckpointError, match=r"4 tokens end a text \(\[.*7, 8, 9"):
         write_model(
             tmp_path / FILE, spec, weights(spec), None,
@@ -326,7 +327,7 @@ def changed_file(path, change, spec="llama"):
     file = read_gguf(path)
     metadata = dict(file.metadata)
     change(metadata)
-    stored = read_model(path).stored
+    stored = load_folder(path).stored
     write_gguf(path, metadata, stored, {name: form.type for name, form in file.tensors.items()})
     return path
 
@@ -360,7 +361,7 @@ def test_metadata_that_is_wrong_is_named(tmp_path, key, value, message):
 
     path = changed_file(tmp_path / FILE, change)
     with pytest.raises((CheckpointError, ConfigError), match=message) as error:
-        read_model(path)
+        load_folder(path)
     assert str(path) in str(error.value)
 
 
@@ -375,7 +376,7 @@ def test_old_keys_of_rotary_scaling_mean_the_same(tmp_path):
         metadata["llama.rope.scaling.factor"] = 4.0
 
     for change in (old, untyped):
-        assert read_model(changed_file(tmp_path / FILE, change)).spec.positions == wanted
+        assert load_folder(changed_file(tmp_path / FILE, change)).spec.positions == wanted
 
 
 @given(st.floats(1e-30, 1e30))

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headway.checkpoints import Folder, convert, load_folder, load_model, save_folder
-from headway.checkpoints.formats.gguf.model import read_model
 from headway.checkpoints.restore import fill
 from headway.cli import run
 from headway.errors import CheckpointError
@@ -111,7 +110,7 @@ def test_codes_are_carried_over_and_the_model_is_the_same(
     assert changed(source, tmp_path / "m.gguf") < 1e-5
     if family == "qwen2":
         matrix = load_folder(source).quantized["model.layers.1.self_attn.q_proj"]
-        packed = read_model(tmp_path / "m.gguf").matrix("blk.1.attn_q.weight")
+        packed = load_folder(tmp_path / "m.gguf").quantized["model.layers.1.self_attn.q_proj"]
         assert torch.equal(packed.codes, matrix.codes)
         spread = matrix.scale.float().repeat_interleave(matrix.group // 32, 1)
         assert torch.equal(packed.scale.float(), spread)
@@ -120,7 +119,7 @@ def test_codes_are_carried_over_and_the_model_is_the_same(
 def test_repeated_heads_take_their_codes_along(tmp_path: Path) -> None:
     source = folder(tmp_path / "m", "int4")
     assert convert(source, tmp_path / "m.gguf", kv_heads=4, dtype="q4_0").spec.kv_heads == 4
-    packed = read_model(tmp_path / "m.gguf").matrix("blk.0.attn_v.weight")
+    packed = load_folder(tmp_path / "m.gguf").quantized["model.layers.0.self_attn.v_proj"]
     matrix = load_folder(source).quantized["model.layers.0.self_attn.v_proj"]
     assert torch.equal(packed.codes.view(2, 2, 16, 64)[:, 1], matrix.codes.view(2, 16, 64))
 

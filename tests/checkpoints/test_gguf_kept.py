@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headway.api import load
 from headway.checkpoints import convert, inspect, load_folder, load_model, save_folder
-from headway.checkpoints.formats.gguf.model import Blocks, write_model
+from headway.checkpoints.formats.gguf.model import write_model
 from headway.cli import run
 from headway.errors import CheckpointError, ConfigError
 from headway.generate import Reader
@@ -52,7 +52,7 @@ def file(path: Path, spec: str, kind: str, **others: str) -> Path:
         name: quantize(state[name], one) if one.pack else some_blocks(one, state[name].shape)
         for name, one in ready.items()
     }
-    write_model(path, SPECS[spec], state, None, packed=Blocks(ready, rows))
+    write_model(path, SPECS[spec], {**state, **rows}, None, packed=ready)
     return path
 
 

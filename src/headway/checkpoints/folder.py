@@ -12,8 +12,8 @@ from typing import Any, Literal
 import torch
 
 from headway.block_quantization import CodedMatrix
-from headway.checkpoints.formats.gguf.metadata import NAMES
-from headway.checkpoints.formats.gguf.model import read_model
+from headway.checkpoints.formats.gguf.metadata import NAMES, read_spec
+from headway.checkpoints.formats.gguf.model import coded_layers, generation_ids, unpacked
 from headway.checkpoints.formats.sentence_transformers import read_sentence_config
 from headway.checkpoints.hf.config import spec_from_config, tensor_names
 from headway.checkpoints.hf.layouts.tensors import imported
@@ -28,7 +28,7 @@ from headway.errors import CheckpointError
 from headway.models import Head, ModelSpec
 from headway.storage.dtypes import check_dtypes, choose_dtype
 from headway.storage.files import current_folder
-from headway.storage.gguf import is_gguf
+from headway.storage.gguf import is_gguf, read_gguf
 from headway.storage.lazy import LazyTensors
 from headway.storage.reading import naming, read_json
 from headway.storage.tensors import Tensors, open_tensors
@@ -125,40 +125,24 @@ def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | No
         plain = without_empty_biases(plain, packed, names, spec) if packed else plain
         found, unused = imported(names, plain, spec, path, spec.head != saved_for)
         check_dtypes({name: form.dtype for name, form in found.forms.items()}, path)
-        quantized = own_matrices(packed, names, spec, plain, path) if packed else {}
-    generation = folder / "generation_config.json"
-    return Folder(
-        path,
-        spec,
-        found,
-        tensors,
-        config,
-        read_json(generation) if generation.exists() else _token_ids(config),
-        unused,
-        quantized,
-        dict.fromkeys(quantized, str(scheme)),
-    )
+        quantized, codes = own_matrices(packed, names, spec, plain, path) if packed else ({}, {})
+    written = folder / "generation_config.json"
+    generation = read_json(written) if written.exists() else _token_ids(config)
+    return Folder(path, spec, found, tensors, config, generation, unused, quantized, codes)
 
 
 def _gguf(path: Path, head: Head | None) -> Folder:
-    model = read_model(path)
-    if head is not None and head != model.spec.head:
-        raise CheckpointError(
-            f"{path} holds a decoder, whose head is {model.spec.head.task!r}, not {head.task!r}"
-        )
-    quantized = own_matrices(model.packed, NAMES, model.spec, model.stored, path)
-    types = model.types
-    return Folder(
-        path,
-        model.spec,
-        model.tensors,
-        model.stored,
-        {"model_type": model.architecture},
-        model.generation,
-        quantized=quantized,
-        codes={name: types[f"{name}.weight"].name for name in quantized},
-        format="gguf",
-    )
+    file = read_gguf(path)
+    stored = Tensors(file.tensors)
+    numbers = unpacked(file, stored)
+    spec = read_spec(file, numbers)
+    if head is not None and head != spec.head:
+        raise CheckpointError(f"{path} holds a decoder, whose head is {spec.head.task!r}, not {head.task!r}")
+    with naming(path, but=(CheckpointError,)):
+        tensors, _ = imported(NAMES, numbers, spec, path, described_by="its metadata")
+    quantized, codes = own_matrices(coded_layers(file, stored), NAMES, spec, stored, path)
+    config, generation = {"model_type": file.metadata["general.architecture"]}, generation_ids(file)
+    return Folder(path, spec, tensors, stored, config, generation, (), quantized, codes, "gguf")
 
 
 def _token_ids(config: Mapping[str, Any]) -> dict[str, Any]:

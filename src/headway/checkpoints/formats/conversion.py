@@ -7,6 +7,7 @@ The source is evaluated by its own forward pass (Meta's formats: a plain one on 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from headway.checkpoints.formats.gguf.metadata import ARCHITECTURES, architecture_of
 from headway.checkpoints.formats.gguf.model import write_model
-from headway.checkpoints.formats.sources import Format, Rounding, Source, open_source
+from headway.checkpoints.formats.sources import Format, Source, open_source
 from headway.checkpoints.formats.storing import Target, storage_of
 from headway.checkpoints.heads import change_pairing, repeat_kv_heads
 from headway.checkpoints.hf.config import transformers_verdict
@@ -121,22 +122,19 @@ def convert(
         )
     found = open_source(source, frm, allow_pickle)
     storage = storage_of(found, to, dtype)
-    state, blocks, spec = found.state, storage.kept, found.spec
+    state: Mapping[str, Tensor] = storage.state
+    spec = found.spec
     if kv_heads is not None:
-        blocks = blocks and blocks._replace(rows=repeat_kv_heads(blocks.rows, spec, kv_heads)[0])
         state, spec = repeat_kv_heads(state, spec, kv_heads)
     if isinstance(spec.positions, Rotary):
         pairing = ARCHITECTURES[architecture_of(spec)].pairing if to == "gguf" else to_pairing or "halves"
-        blocks = blocks and blocks._replace(rows=change_pairing(blocks.rows, spec, pairing)[0])
         state, spec = change_pairing(state, spec, pairing)
     elif to_pairing not in (None, "halves"):
         raise CheckpointError(f"{source} has no rotary positions, and so no pairing to change")
-    rounded = storage.rounded if storage.rounds else None
-    ids = _probe(spec)
-    reference = found.logits(ids, torch.float32, rounded)
-    rounding = None
-    if rounded is not None:
-        rounding = _difference(found.logits(ids, torch.float32, None), reference) or None
+    ids, rounded = _probe(spec), storage.rounded(found.weights)
+    with torch.no_grad():
+        reference = found.forward(rounded, torch.float32, ids)
+        rounding = _difference(found.forward(found.weights, torch.float32, ids), reference) or None
     checks: list[Check] = []
 
     def compare(written: Path) -> None:
@@ -156,7 +154,7 @@ def convert(
         generation = found.generation or {}
         write_model(
             target, spec, state, storage.packed,
-            packed=blocks, tokenizer=keys, generation=generation, check=compare,
+            packed=storage.kept, tokenizer=keys, generation=generation, check=compare,
         )  # fmt: skip
         tensors = read_gguf(target).tensors
         stored = {one.type.name for one in tensors.values()}
@@ -203,14 +201,19 @@ def _probe(spec: ModelSpec) -> Tensor:
 
 @torch.no_grad()
 def _check(
-    found: Source, rounded: Rounding | None, exact: Tensor, written: Path, dtype: torch.dtype, ids: Tensor
+    found: Source,
+    rounded: Mapping[str, Tensor],
+    exact: Tensor,
+    written: Path,
+    dtype: torch.dtype,
+    ids: Tensor,
 ) -> Check:
     """The converted model against its source, whose logits in float32 are `exact`."""
     ours = load_model(written, dtype=dtype, dequantize=True)(ids[None])[0].float()
     largest = float(exact.abs().max())
     bound = FLOAT32_BOUND * largest
     if dtype != torch.float32:
-        bound = 2 * _difference(found.logits(ids, dtype, rounded).float(), exact)
+        bound = 2 * _difference(found.forward(rounded, dtype, ids).float(), exact)
     return Check(dtype_name(dtype), len(ids), _difference(ours, exact), largest, bound)
 
 

@@ -20,13 +20,11 @@ from headway.checkpoints.saving import TokenizerFiles
 from headway.errors import CheckpointError
 from headway.models import ModelSpec
 from headway.storage.gguf import is_gguf
-from headway.storage.lazy import Form, cast, with_values
+from headway.storage.lazy import Form, LazyTensors, cast, with_values
 from headway.storage.tensors import open_tensors
 
 Format = Literal["auto", "hf", "gguf", "llama2c", "meta"]
 FORMATS: tuple[Format, ...] = ("auto", "hf", "gguf", "llama2c", "meta")
-Rounding = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
-"""Weights as another file gives them back."""
 
 
 @dataclass(frozen=True)
@@ -37,19 +35,13 @@ class Source:
 
     format: str
     spec: ModelSpec
-    state: Mapping[str, Tensor]
-    weights: Mapping[str, Tensor]
+    state: LazyTensors
+    weights: LazyTensors
     forward: Callable[[Mapping[str, Tensor], torch.dtype, Tensor], Tensor]
     tokenizer: TokenizerFiles | None = None
     generation: Mapping[str, Any] | None = None
     codes: Mapping[str, CodedMatrix] = field(default_factory=dict)
     kinds: Mapping[str, str] = field(default_factory=dict)
-
-    @torch.no_grad()
-    def logits(self, ids: Tensor, dtype: torch.dtype, rounded: Rounding | None) -> Tensor:
-        """Logits of `ids`, computed in a dtype, from weights that are rounded first, or not: None."""
-        weights = self.weights if rounded is None else rounded(self.weights)
-        return self.forward(weights, dtype, ids)
 
 
 def open_source(source: Path, frm: Format, allow_pickle: bool) -> Source:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,12 +12,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from headway.checkpoints.formats.gguf.model import Blocks, stored_type, stored_value
+from headway.checkpoints.formats.gguf.model import stored_type, stored_value
 from headway.checkpoints.formats.sources import Source
 from headway.errors import CheckpointError
 from headway.storage.dtypes import check_dtypes, dtype_name
 from headway.storage.gguf_blocks import BY_DTYPE, TYPES, BlockType, block_type, blocks, dequantize
-from headway.storage.lazy import Form, Made, changed, forms
+from headway.storage.lazy import Form, LazyTensors, changed, with_values
 
 Target = Literal["hf", "gguf"]
 PACKINGS: Mapping[str, BlockType] = {kind.name.lower(): kind for kind in TYPES if kind.pack is not None}
@@ -34,47 +35,37 @@ class Storage:
     packed: BlockType | None
 
     @cached_property
-    def kept(self) -> Blocks | None:
-        """The weights whose codes the target takes over."""
+    def kept(self) -> dict[str, BlockType]:
+        """The weights whose codes the target takes over, and the types that have a place for them."""
         found = {name: block_type(matrix) for name, matrix in self.source.codes.items()} if self.gguf else {}
-        types = {name: kind for name, kind in found.items() if kind and self.packed in (None, kind)}
-        if not types:
-            return None
-        made, shapes = {}, forms(self.source.state)
-        for name, place in types.items():
-            rows, inputs = shapes[name].shape
-            made[name] = Form((rows, inputs // place.block * place.nbytes), torch.uint8)
-        return Blocks(types, Made(made, lambda name: blocks(self.source.codes[name])))
-
-    def keeps(self, name: str) -> bool:
-        """Whether the target takes over the codes of a weight."""
-        return self.kept is not None and name in forms(self.kept.rows)
+        return {name: kind for name, kind in found.items() if kind and self.packed in (None, kind)}
 
     @property
-    def rounds(self) -> bool:
-        """Whether a tensor may be rounded."""
-        found = forms(self.source.state)
-        return bool(self.source.codes) or any(self._rounds(name, form) for name, form in found.items())
+    def state(self) -> LazyTensors:
+        """The source's weights under our names; those in `kept` are rows of blocks."""
+        known, rows = self.source.state.forms, {}
+        for name, kind in self.kept.items():
+            outputs, inputs = known[name].shape
+            rows[name] = Form((outputs, inputs // kind.block * kind.nbytes), torch.uint8)
+        return with_values(self.source.state, rows, self._blocks)
 
-    def _rounds(self, name: str, form: Form) -> bool:
-        packs = self.gguf and stored_type(form, self.packed).unpack is not None
-        dtype = self.form(name, form).dtype
-        return packs or torch.promote_types(form.dtype, dtype) != dtype
+    def _blocks(self, name: str) -> Tensor:
+        return blocks(self.source.codes[name])
 
     def value(self, name: str, value: Tensor) -> Tensor:
         """A tensor as the target gives it back."""
-        if self.kept is not None and self.keeps(name):
-            return dequantize(self.kept.rows[name], self.kept.types[name])
+        if name in self.kept:
+            return dequantize(self._blocks(name), self.kept[name])
         if name in self.source.codes:
-            value = value.to(forms(self.source.state)[name].dtype)
+            value = value.to(self.source.state.forms[name].dtype)
         return stored_value(value, self.packed) if self.gguf else value.to(self.dtype or value.dtype)
 
     def form(self, name: str, form: Form) -> Form:
         """Of `value`."""
-        if self.keeps(name):
+        if name in self.kept:
             return Form(form.shape, torch.float32)
         if name in self.source.codes:
-            form = forms(self.source.state)[name]
+            form = self.source.state.forms[name]
         dtype = stored_type(form, self.packed).given_as if self.gguf else self.dtype or form.dtype
         return Form(form.shape, dtype)
 
@@ -85,16 +76,13 @@ class Storage:
     @property
     def layers(self) -> tuple[str, ...]:
         """What becomes of the layers of 8 or 4 bits, a sentence for each way."""
-        said: dict[str, int] = {}
-        for name in self.source.codes:
-            way = f"{self.source.kinds[name]} {self._way(name)}"
-            said[way] = said.get(way, 0) + 1
+        said = Counter(f"{self.source.kinds[name]} {self._way(name)}" for name in self.source.codes)
         return tuple(f"{count} layers of {way}" for way, count in said.items())
 
     def _way(self, name: str) -> str:
-        if self.kept is not None and self.keeps(name):
-            return f"keep their codes, as {self.kept.types[name].name} with scales in float16"
-        form = forms(self.source.state)[name]
+        if name in self.kept:
+            return f"keep their codes, as {self.kept[name].name} with scales in float16"
+        form = self.source.state.forms[name]
         if not self.gguf:
             return f"become numbers of {dtype_name(self.dtype or form.dtype)}"
         kind = stored_type(form, self.packed)

@@ -49,8 +49,8 @@ class Matrices(Mapping[str, M]):
 
 def own_matrices(
     layers: Mapping[str, PackedLayer], names: TensorNames, spec: ModelSpec, tensors: LazyTensors, path: Path
-) -> Matrices[CodedMatrix]:
-    """The quantized layers of a folder, `tensors`, under our names.
+) -> tuple[Matrices[CodedMatrix], dict[str, str]]:
+    """The quantized layers of a checkpoint, `tensors`, under our names, and how each is kept.
 
     Raises CheckpointError for one that is neither a linear layer of ours nor an embedding, and for one that is stored
     [in, out]."""
@@ -60,6 +60,7 @@ def own_matrices(
             rules, {name for name, m in blank(spec).named_modules() if isinstance(m, Keeps)}
         )
     found: dict[str, Callable[[], CodedMatrix]] = {}
+    kept: dict[str, str] = {}
     for theirs, layer in layers.items():
         if f"{theirs}.weight" not in rules:
             continue  # of another head, or refused by name where tensors are compared
@@ -69,8 +70,8 @@ def own_matrices(
                 "are not read with weights of 8 or 4 bits"
             )
         for i, name in enumerate(linear[theirs].layers):
-            found[name] = _maker(layer, linear[theirs], i)
-    return Matrices(found)
+            found[name], kept[name] = _maker(layer, linear[theirs], i), layer.kept
+    return Matrices(found), kept
 
 
 def without_empty_biases(

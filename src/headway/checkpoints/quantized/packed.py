@@ -110,11 +110,10 @@ FLOATS = torch.float32, torch.bfloat16, torch.float16
 
 
 class PackedLayer(NamedTuple):
-    """A quantized layer of a folder: its size, the dtype of its scales, and how its matrix is read."""
+    """A layer whose matrix [O, I] is kept as codes: the form of its numbers, how they are kept, and how read."""
 
-    outputs: int
-    inputs: int
-    dtype: torch.dtype
+    form: Form
+    kept: str
     read: Callable[[], CodedMatrix]
 
 
@@ -164,9 +163,8 @@ def _layer(tensors: LazyTensors, name: str, packing: Packing, scheme: Scheme, pa
                 "which is unsupported; get a folder with desc_act: false or static_groups: true"
             )
     return PackedLayer(
-        outputs,
-        inputs,
-        scales.dtype,
+        Form((outputs, inputs), scales.dtype),
+        str(scheme),
         lambda: packing.matrix({leaf: tensors[f"{name}.{leaf}"] for leaf in leaves}, scheme, outputs, inputs),
     )
 
@@ -177,8 +175,8 @@ def dequantized(tensors: LazyTensors, layers: Mapping[str, PackedLayer], scheme:
     weights = {f"{name}.weight": layer for name, layer in layers.items()}
     return with_values(
         tensors.renamed({name: name for name in tensors if name not in hidden}),
-        {name: Form((one.outputs, one.inputs), one.dtype) for name, one in weights.items()},
-        lambda name: weights[name].read().dequantize(weights[name].dtype),
+        {name: one.form for name, one in weights.items()},
+        lambda name: weights[name].read().dequantize(weights[name].form.dtype),
     )
 
 

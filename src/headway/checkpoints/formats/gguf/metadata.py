@@ -27,9 +27,10 @@ from headway.errors import CheckpointError, ConfigError, did_you_mean
 from headway.models import ModelSpec
 from headway.patterns import Causal
 from headway.positions import Pairing
-from headway.storage.gguf import Value
+from headway.storage.gguf import GGUF, Value
+from headway.storage.lazy import LazyTensors
 
-EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
+PARTS, EMBEDDING, OUTPUT = "split.count", "token_embd.weight", "output.weight"
 NAMES = decoder_names(
     "",
     "token_embd",
@@ -135,27 +136,34 @@ ARCHITECTURES: Mapping[str, Layout] = {
 }
 
 
-def read_spec(
-    metadata: Mapping[str, Value], tensors: Collection[str], vocab: int, factors: Tensor | None, path: Path
-) -> ModelSpec:
-    """The spec that a file describes, with the names of its tensors, the rows of its embedding, and the divisors of its
-    rotary frequencies.
+def read_spec(file: GGUF, numbers: LazyTensors) -> ModelSpec:
+    """The spec that a file describes; `numbers` are its tensors, unpacked.
 
-    Raises CheckpointError, naming key and value, for an architecture that is unknown, keys that are missing, unknown or
-    of another type, and values that contradict each other."""
-    name = metadata.get("general.architecture")
+    Raises CheckpointError for one of several parts, or without an embedding, and, naming key and value, for an
+    architecture that is unknown, keys that are missing, unknown or of another type, and values that contradict each
+    other."""
+    metadata, path = file.metadata, file.path
+    if metadata.get(PARTS, 1) not in (0, 1):
+        raise CheckpointError(
+            f"{path} is one of {metadata[PARTS]} parts; join them first: llama-gguf-split --merge FIRST OUT"
+        )
+    if EMBEDDING not in numbers or len(numbers.forms[EMBEDDING].shape) != 2:
+        raise CheckpointError(
+            f"{path} has no matrix {EMBEDDING}: it is no language model, or a vocabulary alone"
+        )
+    name, vocab = metadata.get("general.architecture"), numbers.forms[EMBEDDING].shape[0]
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise CheckpointError(
             f"{path}: general.architecture is {str(name)[:80]!r}{did_you_mean(str(name), ARCHITECTURES)}, which is "
             f"unsupported; supported are {', '.join(ARCHITECTURES)}"
         )
     layout, size = ARCHITECTURES[name], f"{name}.{SIZES['vocab']}"
-    there = {field: BIASES[field] in tensors for field in BIASES.keys() & layout.keys.keys()}
+    there = {field: BIASES[field] in numbers for field in BIASES.keys() & layout.keys.keys()}
     metadata = {key: decimal(value) if isinstance(value, float) else value for key, value in metadata.items()}
     config = {
         size: vocab,
-        "tied": OUTPUT not in tensors,
-        FACTORS: factors,
+        "tied": OUTPUT not in numbers,
+        FACTORS: numbers.get(FACTORS),
         **there,
         **_below(metadata, f"{name}."),
     }

@@ -1,34 +1,31 @@
-"""Models in GGUF files: read as a spec with lazy weights under our names, and written."""
+"""The tensors and token ids of a model in a GGUF file, read lazily, and whole models, written."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from headway.block_quantization import CodedMatrix
-from headway.checkpoints.formats.gguf.metadata import EMBEDDING, NAMES, read_spec, write_spec
+from headway.checkpoints.formats.gguf.metadata import NAMES, write_spec
 from headway.checkpoints.formats.gguf.rope import FACTORS
 from headway.checkpoints.formats.gguf.writer import write_gguf
 from headway.checkpoints.hf.config_keys import ConfigReader, reading
-from headway.checkpoints.hf.layouts.tensors import exported, imported, rules_by_name
+from headway.checkpoints.hf.layouts.tensors import rules_by_name
 from headway.checkpoints.quantized.packed import PackedLayer
 from headway.errors import CheckpointError
 from headway.models import ModelSpec
 from headway.storage.dtypes import dtype_name
-from headway.storage.gguf import GGUF, Packed, Value, read_gguf
+from headway.storage.gguf import GGUF
 from headway.storage.gguf_blocks import BY_DTYPE, CODED, F32, BlockType, codes, dequantize, quantize
-from headway.storage.lazy import Form, LazyTensors, Made, forms, renamed, with_values
-from headway.storage.reading import naming
+from headway.storage.lazy import Form, Made, forms, renamed, with_values
 from headway.storage.tensors import PIECE, Tensors
 
-PARTS = "split.count"
 TOKENIZER = "tokenizer.ggml."
 SINGLE = {"bos_token_id": "bos_token_id", "pad_token_id": "padding_token_id"}
 ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -47,81 +44,19 @@ FILE_TYPES: Mapping[str, int] = {
 QUANTIZATION_VERSION = 2
 
 
-@dataclass(frozen=True)
-class GGUFModel:
-    """A checked file. `tensors` has exactly the names and shapes of the spec; values are mapped, and unpacked, when
-    asked for. `stored` is what the file holds, under its own names; packed numbers as their bytes."""
-
-    architecture: str
-    spec: ModelSpec
-    tensors: LazyTensors
-    stored: Tensors
-    generation: Mapping[str, Any]
-
-    def matrix(self, name: str) -> CodedMatrix:
-        """The codes and scales of a matrix, by its name in the file, as `codes` gives them."""
-        return codes(self.stored[name], self._entry(name).type)
-
-    @property
-    def packed(self) -> dict[str, PackedLayer]:
-        """The layers whose matrices have codes, by their names in the file."""
-        entries = {name: self._entry(name) for name in self.stored if name.endswith(".weight")}
-        return {
-            name.removesuffix(".weight"): PackedLayer(
-                one.numbers[0], one.numbers[1], torch.float32, partial(self.matrix, name)
-            )
-            for name, one in entries.items()
-            if one.type.name in CODED and len(one.numbers) == 2
-        }
-
-    @property
-    def types(self) -> dict[str, BlockType]:
-        """How the file holds each tensor, by our names."""
-        rules = rules_by_name(NAMES, self.spec).items()
-        return {rule.ours[0]: self._entry(name).type for name, rule in rules if name in self.stored}
-
-    def _entry(self, name: str) -> Packed:
-        entry = self.stored.forms[name]
-        assert isinstance(entry, Packed)
-        return entry
-
-
-class Blocks(NamedTuple):
-    """Weights by our names as rows of blocks, uint8 [O, bytes], and their types."""
-
-    types: Mapping[str, BlockType]
-    rows: Mapping[str, Tensor]
-
-
-def read_model(path: str | Path) -> GGUFModel:
-    """The model of a file; values are read when they are asked for, but for vectors that decide their dtype.
-
-    Packed numbers are given as float32, which holds them exactly. Vectors in float32 beside matrices in bfloat16 or
-    float16 are given in these where that rounds none of them, so that the model runs in the dtype of its matrices.
-    Raises CheckpointError as `read_gguf` and `read_spec` do, for one of several parts, and for tensors that are
-    missing, unexpected or of another shape."""
-    file = read_gguf(path)
-    if file.metadata.get(PARTS, 1) not in (0, 1):
-        raise CheckpointError(
-            f"{path} is one of {file.metadata[PARTS]} parts; join them first: llama-gguf-split --merge FIRST OUT"
+def coded_layers(file: GGUF, stored: Tensors) -> dict[str, PackedLayer]:
+    """The layers whose matrices have codes, by their names in the file."""
+    return {
+        name.removesuffix(".weight"): PackedLayer(
+            Form(one.numbers, torch.float32), one.type.name, partial(_codes, stored, name, one.type)
         )
-    if EMBEDDING not in file.tensors or len(file.tensors[EMBEDDING].numbers) != 2:
-        raise CheckpointError(
-            f"{path} has no matrix {EMBEDDING}: it is no language model, or a vocabulary alone"
-        )
-    stored = Tensors(file.tensors)
-    weights = _unpacked(file, stored)
-    factors = weights[FACTORS] if FACTORS in file.tensors else None
-    spec = read_spec(file.metadata, file.tensors, file.tensors[EMBEDDING].numbers[0], factors, file.path)
-    with naming(file.path, but=(CheckpointError,)):
-        tensors, _ = imported(NAMES, weights, spec, file.path, described_by="its metadata")
-    return GGUFModel(
-        str(file.metadata["general.architecture"]),
-        spec,
-        tensors,
-        stored,
-        _generation(file.metadata, file.path),
-    )
+        for name, one in file.tensors.items()
+        if one.type.name in CODED and len(one.numbers) == 2 and name.endswith(".weight")
+    }
+
+
+def _codes(stored: Tensors, name: str, kind: BlockType) -> CodedMatrix:
+    return codes(stored[name], kind)
 
 
 def write_model(
@@ -130,28 +65,29 @@ def write_model(
     state: Mapping[str, Tensor],
     asked: BlockType | None,
     *,
-    packed: Blocks | None = None,
+    packed: Mapping[str, BlockType] = MappingProxyType({}),
     tokenizer: Mapping[str, Any] | None = None,
     generation: Mapping[str, Any] = MappingProxyType({}),
     check: Callable[[Path], object] = lambda path: None,
 ) -> None:
-    """Write weights under our names, each as `stored_type` says, those that are `packed` already as they are.
+    """Write weights under our names, each as `stored_type` says; those in `packed` are rows of blocks of these types
+    already, uint8 [O, bytes].
 
     `tokenizer` are the keys of its tokenizer (`headway.text.gguf`), `generation` the ids that begin and end a text, of
     generation_config.json, and `check` is that of `write_gguf`. Raises ConfigError for a spec that GGUF cannot express,
     CheckpointError for more tokens that end a text than it has keys for."""
     keys, factors = write_spec(spec)
-    weights = exported(NAMES, state, spec)
+    names = {name: rule.ours[0] for name, rule in rules_by_name(NAMES, spec).items()}
+    weights = renamed(state, names)
+    types = {
+        name: packed[names[name]] if names[name] in packed else stored_type(form, asked)
+        for name, form in forms(weights).items()
+    }
     if factors is not None:
         divisors = factors
         weights = with_values(weights, forms({FACTORS: divisors}), lambda name: divisors)
+        types[FACTORS] = F32
     known = forms(weights)
-    types = {name: stored_type(form, asked) for name, form in known.items()}
-    blocks: dict[str, str] = {}
-    if packed is not None:
-        rules, ready = rules_by_name(NAMES, spec).items(), forms(packed.rows)
-        blocks = {name: rule.ours[0] for name, rule in rules if rule.ours[0] in ready}
-        types |= {name: packed.types[ours] for name, ours in blocks.items()}
     matrices = [types[name].name for name, form in known.items() if len(form.shape) > 1]
     architecture = {"general.architecture": keys.pop("general.architecture")}
     about = {
@@ -163,7 +99,6 @@ def write_model(
         {**architecture, **about, **keys, **_ids(tokenizer or {"tokenizer.ggml.model": "none"}, generation)},
         weights,
         types,
-        blocks={} if packed is None else renamed(packed.rows, blocks),
         check=check,
     )
 
@@ -189,8 +124,11 @@ def stored_value(value: Tensor, asked: BlockType | None) -> Tensor:
     return dequantize(quantize(value, kind), kind)
 
 
-def _unpacked(file: GGUF, stored: Tensors) -> Made:
-    """The numbers of every tensor."""
+def unpacked(file: GGUF, stored: Tensors) -> Made:
+    """The numbers of every tensor, made when asked for, but for vectors that decide their dtype.
+
+    Packed numbers are given as float32, which holds them exactly. Vectors in float32 beside matrices in bfloat16 or
+    float16 are given in these where that rounds none of them, so that the model runs in the dtype of its matrices."""
     dtypes = {name: one.type.given_as for name, one in file.tensors.items()}
     of_matrices = {dtypes[name] for name, one in file.tensors.items() if len(one.numbers) > 1}
     if len(of_matrices) == 1:
@@ -220,10 +158,10 @@ def _unpacked(file: GGUF, stored: Tensors) -> Made:
     return Made({name: Form(one.numbers, dtypes[name]) for name, one in file.tensors.items()}, make, copy)
 
 
-def _generation(metadata: Mapping[str, Value], path: Path) -> dict[str, Any]:
+def generation_ids(file: GGUF) -> dict[str, Any]:
     """The content that generation_config.json would have: the ids that begin, pad and end a text."""
-    keys = ConfigReader(metadata, {}, TOKENIZER)
-    with reading(path):
+    keys = ConfigReader(file.metadata, {}, TOKENIZER)
+    with reading(file.path):
         ids = {
             name: keys.whole(name, least=0)
             for name in (*SINGLE.values(), *ENDS)

@@ -6,7 +6,6 @@ import struct
 from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -32,13 +31,13 @@ def write_gguf(
     tensors: Mapping[str, Tensor],
     types: Mapping[str, BlockType],
     *,
-    blocks: Mapping[str, Tensor] = MappingProxyType({}),
     check: Callable[[Path], object] = lambda path: None,
 ) -> None:
-    """Write one file atomically, with each tensor packed as its type; no second copy of all of them is in memory.
+    """Write one file atomically, with each tensor packed as its type; no second copy of all of them is in memory. What
+    is uint8 is rows of blocks already.
 
     Truth values, whole numbers (u32; i32 in lists), floats (f32), texts and lists of one of these are written as what
-    they are. `blocks` has the tensors that are packed already, as rows of bytes.
+    they are.
     `check` is called with the finished file before it takes its name; if it raises, `path` stays as it was.
     Raises CheckpointError for values and names that a file cannot hold, and as `quantize` does."""
     known = forms(tensors)
@@ -50,7 +49,10 @@ def write_gguf(
             raise CheckpointError(
                 f"{name} is too long: names of tensors have at most {LONGEST_NAME} bytes in GGUF"
             )
-        kind, sizes = types[name], form.shape[::-1]
+        kind, (*rows, last) = types[name], form.shape
+        if form.dtype == torch.uint8:
+            last = last // kind.nbytes * kind.block
+        sizes = (last, *reversed(rows))
         head.append(_string(name) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, kind.number, at))
         nbytes = prod(sizes) // kind.block * kind.nbytes
         padding[name] = -nbytes % USUAL_ALIGNMENT
@@ -60,12 +62,11 @@ def write_gguf(
     def put_all(put: Put) -> None:
         put(begin + bytes(-len(begin) % USUAL_ALIGNMENT))
         for name in known:
-            ready = name in forms(blocks)
-            value = blocks[name] if ready else tensors[name].detach().cpu()
+            value = tensors[name].detach().cpu()
             rows = value.reshape(-1, value.shape[-1])
             for part in rows.split(max(1, PIECE // value.shape[-1])):
-                packed = (part if ready else quantize(part, types[name])).contiguous()
-                put(memoryview(packed.reshape(-1).view(torch.uint8).numpy().data))
+                packed = part if part.dtype == torch.uint8 else quantize(part, types[name])
+                put(memoryview(packed.contiguous().reshape(-1).view(torch.uint8).numpy().data))
             put(bytes(padding[name]))
 
     atomic_write(path, put_all, check=check)
