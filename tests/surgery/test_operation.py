@@ -157,7 +157,7 @@ def test_a_failing_measurement_leaves_nothing(source, tmp_path, monkeypatch):
     def fails(*_, **__):
         raise DataError("the measurement fails")
 
-    monkeypatch.setattr("headway.surgery.operation.load_model", fails)
+    monkeypatch.setattr("headway.surgery.operation.build_model", fails)
     with pytest.raises(DataError, match="the measurement fails"):
         operate(load_folder(source), tmp_path / "n", to_2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m", "words.txt"]

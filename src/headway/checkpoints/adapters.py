@@ -24,7 +24,7 @@ from torch import Tensor
 from headway.checkpoints.adapter_config import CONFIG, read_config, written_config
 from headway.checkpoints.bases import BASE, WEIGHTS, Base
 from headway.checkpoints.folder import TOKENIZER_FILES
-from headway.checkpoints.heads import change_pairing
+from headway.checkpoints.heads import in_pairing_of
 from headway.checkpoints.hf.layouts import layouts_for
 from headway.checkpoints.hf.layouts.rules import Rule, own_shapes
 from headway.checkpoints.hf.layouts.tensors import linear_rules, rules_by_name
@@ -74,7 +74,7 @@ def load_adapter(path: str | Path, spec: ModelSpec) -> Adapter:
         if lora.magnitude:
             norms = module.split_rows(found[f"{PREFIX}{name}.{MAGNITUDE}"])
             tensors |= {f"{one}.{MAGNITUDE}": m for one, m in zip(module.layers, norms, strict=True)}
-    return Adapter(layers, _turned(tensors, usual, spec))
+    return Adapter(layers, in_pairing_of(spec, tensors, usual))
 
 
 def attach_folders(model: Model, folders: Sequence[str | Path]) -> None:
@@ -103,7 +103,7 @@ def save_adapter(
     a fused layer that are adapted in different ways."""
     check_target(path, overwrite)
     usual, modules = _theirs(spec)
-    tensors, wanted = _turned(adapter.tensors, spec, usual), dict[str, Lora]()
+    tensors, wanted = in_pairing_of(usual, adapter.tensors, spec), dict[str, Lora]()
     found: dict[str, Tensor] = {}
     for name, module in modules.items():
         if there := [layer for layer in module.layers if layer in adapter.layers]:
@@ -151,13 +151,6 @@ def _theirs(spec: ModelSpec, stored: frozenset[str] | None = None) -> tuple[Mode
     with torch.device("meta"):
         layers = block_linears(blank(usual))
     return usual, linear_rules(rules_by_name(layout.tensors, usual, names), layers)
-
-
-def _turned(state: Mapping[str, Tensor], frm: ModelSpec, to: ModelSpec) -> Mapping[str, Tensor]:
-    """An adapter's tensors in another rotary pairing."""
-    if not isinstance(frm.positions, Rotary) or not isinstance(to.positions, Rotary):
-        return state
-    return change_pairing(state, frm, to.positions.pairing)[0]
 
 
 def _joined(

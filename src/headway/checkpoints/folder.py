@@ -17,10 +17,7 @@ from headway.checkpoints.formats.gguf.model import coded_layers, generation_ids,
 from headway.checkpoints.formats.sentence_transformers import read_sentence_config
 from headway.checkpoints.hf.config import spec_from_config, tensor_names
 from headway.checkpoints.hf.layouts.tensors import imported
-from headway.checkpoints.quantized.layers import (
-    own_matrices,
-    without_empty_biases,
-)
+from headway.checkpoints.quantized.layers import own_matrices, without_empty_biases
 from headway.checkpoints.quantized.packed import dequantized, packed_layers
 from headway.checkpoints.quantized.scheme import split_config
 from headway.choice import Choice

@@ -71,6 +71,13 @@ def change_pairing(
     return changed(state, change), new
 
 
+def in_pairing_of(spec: ModelSpec, state: Mapping[str, Tensor], frm: ModelSpec) -> Mapping[str, Tensor]:
+    """The weights `state` of `frm`, or some of them, in the rotary pairing of `spec`, if there is one."""
+    if not isinstance(frm.positions, Rotary) or not isinstance(spec.positions, Rotary):
+        return state
+    return change_pairing(state, frm, spec.positions.pairing)[0]
+
+
 def repeat_kv_heads(
     state: Mapping[str, Tensor], spec: ModelSpec, kv_heads: int
 ) -> tuple[Mapping[str, Tensor], ModelSpec]:

@@ -23,11 +23,7 @@ from headway.checkpoints.hf.layouts import layouts_for
 from headway.checkpoints.hf.layouts.pairs import marian_spec
 from headway.checkpoints.hf.layouts.rules import own_shapes
 from headway.checkpoints.hf.layouts.tensors import exported
-from headway.checkpoints.quantized.layers import (
-    packed_state,
-    quantized_state,
-    unpacked,
-)
+from headway.checkpoints.quantized.layers import packed_state, quantized_state
 from headway.checkpoints.quantized.scheme import KEY
 from headway.errors import CheckpointError, ConfigError
 from headway.models import Model, ModelSpec
@@ -166,11 +162,9 @@ def save_state(
     layers in `quantized` are written as compressed-tensors keeps them; of their weights `state` has the shapes."""
     check_target(path, overwrite)
     state = _strict_state(state, spec)
-    rotary, usual = spec.positions, layouts_for(spec.family)[0].pairing
-    matrices = unpacked(quantized, spec)
-    if isinstance(rotary, Rotary) and rotary.pairing != usual and not keep_pairing:
-        matrices = unpacked(quantized, spec, usual)
-        state, spec = change_pairing(state, spec, usual)
+    given = spec
+    if isinstance(spec.positions, Rotary) and not keep_pairing:
+        state, spec = change_pairing(state, spec, layouts_for(spec.family)[0].pairing)
     marian = None if keep_pairing else marian_spec(spec)
     if marian is not None and unsupported_by_transformers(marian) is None:
         state, spec = _with_zeros(state, marian), marian
@@ -180,7 +174,7 @@ def save_state(
     own, named = config_from_spec(spec), dtype_name(next(iter(forms(state).values())).dtype)
     state = exported(tensor_names(own), state, spec)
     if quantized:
-        state, own[KEY] = packed_state(state, quantized, matrices, tensor_names(own), spec)
+        state, own[KEY] = packed_state(state, quantized, tensor_names(own), given, spec)
     pairing = spec.positions.pairing if isinstance(spec.positions, Rotary) else "none"
     with atomic_folder(path, keep=lambda name: _MODEL_FILES.match(name) is None) as folder:
         _describe(folder, own, named, spec, tokenizer, generation, config)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from headway.block_quantization import CodedMatrix
-from headway.checkpoints.heads import change_pairing
+from headway.checkpoints.heads import in_pairing_of
 from headway.checkpoints.hf.layouts.rules import Rule, TensorNames
 from headway.checkpoints.hf.layouts.tensors import linear_rules, rules_by_name
 from headway.checkpoints.quantized.packed import PackedLayer, leaf_forms, to_leaves
@@ -21,20 +21,17 @@ from headway.models import Model, ModelSpec, blank
 from headway.native.panels import Panels
 from headway.nn import Keeps, Linear, linears
 from headway.nn.weights import Rounded
-from headway.positions import Pairing
 from headway.quantization import QuantizedMatrix
 from headway.storage.lazy import LazyTensors, forms, renamed, with_values
 
-M = TypeVar("M", bound=CodedMatrix)
-
 
 @dataclass(frozen=True)
-class Matrices(Mapping[str, M]):
+class Matrices(Mapping[str, CodedMatrix]):
     """Matrices by the names of their layers, read when asked for."""
 
-    makers: Mapping[str, Callable[[], M]]
+    makers: Mapping[str, Callable[[], CodedMatrix]]
 
-    def __getitem__(self, name: str) -> M:
+    def __getitem__(self, name: str) -> CodedMatrix:
         return self.makers[name]()
 
     def __contains__(self, name: object) -> bool:
@@ -49,7 +46,7 @@ class Matrices(Mapping[str, M]):
 
 def own_matrices(
     layers: Mapping[str, PackedLayer], names: TensorNames, spec: ModelSpec, tensors: LazyTensors, path: Path
-) -> tuple[Matrices[CodedMatrix], dict[str, str]]:
+) -> tuple[Matrices, dict[str, str]]:
     """The quantized layers of a checkpoint, `tensors`, under our names, and how each is kept.
 
     Raises CheckpointError for one that is neither a linear layer of ours nor an embedding, and for one that is stored
@@ -112,29 +109,15 @@ def quantized_state(model: Model) -> tuple[dict[str, Tensor], dict[str, Panels]]
     return state, panels
 
 
-def unpacked(
-    layers: Mapping[str, Panels], spec: ModelSpec, to: Pairing | None = None
-) -> Matrices[QuantizedMatrix]:
-    """The matrices of layers, each made when asked for; in another rotary pairing, where whole rows move."""
-
-    def maker(name: str) -> Callable[[], QuantizedMatrix]:
-        weight, panels = f"{name}.weight", layers[name]
-        if to is None:
-            return panels.unpack
-        return lambda: panels.unpack().moved(lambda part: change_pairing({weight: part}, spec, to)[0][weight])
-
-    return Matrices({name: maker(name) for name in layers})
-
-
 def packed_state(
     state: Mapping[str, Tensor],
     layers: Mapping[str, Panels],
-    matrices: Matrices[QuantizedMatrix],
     names: TensorNames,
+    frm: ModelSpec,
     spec: ModelSpec,
 ) -> tuple[LazyTensors, dict[str, Any]]:
     """The tensors `state` of a folder with those of quantized layers in place of their weights, and the
-    `quantization_config`. `matrices` are `layers` as the folder has them.
+    `quantization_config`. `layers` are in the rotary pairing of `frm`, the folder in that of `spec`.
 
     Raises CheckpointError for layers that are quantized in different ways, and for what is one layer in the folder and
     quantized in part, or stored [in, out]."""
@@ -165,9 +148,13 @@ def packed_state(
         for leaf, form in leaf_forms(known[f"{theirs}.weight"].shape, scheme, dtype).items()
     }
 
+    def moved(weight: str) -> QuantizedMatrix:
+        matrix = layers[weight.removesuffix(".weight")].unpack()
+        return matrix.moved(lambda part: in_pairing_of(spec, {weight: part}, frm)[weight])
+
     def make(name: str) -> Tensor:
         theirs, _, leaf = name.rpartition(".")
-        parts = [matrices[layer] for layer in made[theirs].layers]
+        parts = [moved(weight) for weight in made[theirs].ours]
         return to_leaves(_joined(parts, made[theirs]), scheme, dtype)[leaf]
 
     return with_values(kept, leaves, make), written_config(scheme, [*dict.fromkeys(ignore)])
