@@ -66,45 +66,15 @@ def test_a_file_is_in_the_corpus_with_its_text(tmp_path: Path) -> None:
     assert documents["module_7.py"].group == "module_7"
 
 
-def test_ones_own_text_holds_out_its_end_at_a_line(tmp_path: Path) -> None:
-    path = tmp_path / "my.txt"
-    path.write_text("".join(f"line {i}\n" for i in range(4000)))
-    found = corpus.own_text(path)
-    whole = found.train[0].text + found.held_out[0].text
-    assert whole == path.read_text()
-    assert found.train[0].text.endswith("\n")
-    assert len(found.held_out[0].text) == pytest.approx(len(whole) / 10, abs=20)
-
-
-def test_a_folder_of_texts_is_split_by_file(tmp_path: Path) -> None:
-    fill(tmp_path, ["a.txt", "b.md", "c/d.txt", "tests/e.txt", "f.bin"], size=9000)
-    found = corpus.own_text(tmp_path)
-    names = {document.name for document in (*found.train, *found.held_out)}
-    assert names == {"a.txt", "b.md", "c/d.txt", "tests/e.txt"}
-    assert found.train
-    assert found.held_out
-    assert not {d.group for d in found.train} & {d.group for d in found.held_out}
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda path: None, "no such file or folder"),
-        (lambda path: path.write_bytes(b"\xff\xfe" * 20000), "not UTF-8 text"),
-        (lambda path: path.write_text("short\n"), "6 bytes are too few"),
-        (lambda path: path.mkdir(), "0 bytes in 0 files are too few"),
-        (lambda path: fill(path, ["one/a.txt", "one/b.txt"], 20000), "all files share a top-level name"),
-    ],
-)
-def test_what_cannot_be_a_corpus_is_told(make, message: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    path = tmp_path / "given"
-    make(path)
-    with pytest.raises(DataError, match=message):
-        corpus.own_text(path)
+def test_a_library_that_is_not_there_as_files_is_told(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match="0 bytes in 0 files, 0 of them held out, are too few; run with a Python"
+    ):
+        corpus.standard_library(tmp_path)
 
 
 def test_compressors_are_measured_as_the_commands_would() -> None:
-    data = Path(corpus.__file__).read_bytes() * 3
+    data = Path(io.__file__).read_bytes() * 8
     buffer = io.BytesIO()
     with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=9, mtime=0) as file:
         file.write(data)

@@ -72,7 +72,7 @@ def test_what_was_learned_is_told_and_drawn_as_listed(
         own = learned(bits)
         told += [learn.verdict(own), learn.comparison(own, text), number(own.seconds)]
         learn.draw_bits(own, Path("bits.png"))
-    told += [learn.show(one, "class A:") for one in own.samples]
+    told += [learn.show(one) for one in own.samples]
     own.samples.clear()
     told += [
         number(own.seconds),

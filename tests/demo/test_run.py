@@ -24,17 +24,17 @@ from headway.errors import ConfigError
 from headway.text import Tokenizer
 from headway.train import Interrupted, TextConfig
 from headway_lab.demo import acts, learn, run
-from headway_lab.demo.corpus import Corpus, Document, gzip_bits, own_text, unigram_bits, xz_bits
+from headway_lab.demo.corpus import Corpus, Document, gzip_bits, unigram_bits, xz_bits
 
 ROOT = Path(__file__).parents[2]
 LINES = "".join(f"def f{i}(x):\n    return x + {i * 7 % 13}\n\n" for i in range(1500))
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "my.txt"
-    path.write_text(LINES)
-    return path
+def text() -> Corpus:
+    cut = LINES.index("def f1350")
+    train, rest = (Document("f.py", name, part) for name, part in (("a", LINES[:cut]), ("b", LINES[cut:])))
+    return Corpus("here", "the last tenth is held out", (train,), (rest,))
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +67,13 @@ class Done:
 
 
 @pytest.fixture(scope="module")
-def done(text: Path, brief: None, tmp_path_factory: pytest.TempPathFactory) -> Done:
+def done(text: Corpus, brief: None, tmp_path_factory: pytest.TempPathFactory) -> Done:
     out, told = tmp_path_factory.mktemp("runs") / "new" / "demo", []
     return Done(out, go(text, out, told), "\n".join(told))
 
 
-def go(text: Path, out: Path, told: list[str]) -> dict[str, Any]:
-    return run.demo(out, data=text, seconds=5, quick=True, say=told.append)
+def go(text: Corpus, out: Path, told: list[str]) -> dict[str, Any]:
+    return run.demo(out, corpus=text, seconds=5, quick=True, say=told.append)
 
 
 def test_the_demo_leaves_a_model_its_metrics_and_its_pictures(done: Done) -> None:
@@ -87,9 +87,9 @@ def test_the_demo_leaves_a_model_its_metrics_and_its_pictures(done: Done) -> Non
     assert json.loads((done.out / "demo.json").read_text()) == done.report
 
 
-def test_the_compressors_saw_the_bytes_that_the_model_was_measured_on(done: Done, text: Path) -> None:
+def test_the_compressors_saw_the_bytes_that_the_model_was_measured_on(done: Done, text: Corpus) -> None:
     held = held_out(done)
-    assert text.read_bytes().endswith(held)
+    assert held == text.held_out_bytes
     assert done.report["corpus"]["held_out_bytes"] == len(held)
     bits = done.report["bits_per_byte"]
     assert (bits["unigram"], bits["gzip"], bits["xz"]) == (unigram_bits(held), gzip_bits(held), xz_bits(held))
@@ -99,8 +99,7 @@ def test_the_three_acts_are_told(done: Done) -> None:
     parts = ("Act 1", "16.00 GiB", "Act 2", "4 query heads on 2", "Window.last(32); Causal()", "gzip -9")
     for part in (*parts, "looks furthest back", "Act 3", "times as fast"):
         assert part in done.said
-    opening = " ".join(held_out(done).decode().split()[:6])
-    assert f"| {opening}" in done.said, "the prompt is the opening of the held-out text"
+    assert f"| {learn.PROMPT.splitlines()[0]}" in done.said
     assert done.said.count("the figures mean nothing") == 1
     assert done.said.count("below gzip") == 0, "a toy gets no verdict"
     single, double = done.report["cached_equals_full"]
@@ -138,7 +137,7 @@ def test_the_commands_that_are_printed_last_work(
         assert capsys.readouterr().out
 
 
-def test_a_second_demo_replaces_the_first(done: Done, text: Path, tmp_path: Path) -> None:
+def test_a_second_demo_replaces_the_first(done: Done, text: Corpus, tmp_path: Path) -> None:
     out = tmp_path / "demo"
     shutil.copytree(done.out, out)
     (out / "left-over.txt").write_text("x")
@@ -148,29 +147,21 @@ def test_a_second_demo_replaces_the_first(done: Done, text: Path, tmp_path: Path
 
 
 def test_a_folder_with_other_things_is_never_emptied(
-    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "mine"
     out.mkdir()
     (out / "thesis.txt").write_text("three years of work")
     with pytest.raises(ConfigError, match="holds something that no demo has written"):
         go(text, out, [])
-    assert headway(["demo", "--data", str(text), "--out", str(out)]) == 1
+    assert headway(["demo", "--out", str(out)]) == 1
     assert "no demo has written" in capsys.readouterr().err
     assert (out / "thesis.txt").read_text() == "three years of work"
 
 
-def test_a_bad_text_is_told_before_anything_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert headway(["demo", "--data", str(tmp_path / "no.txt"), "--out", str(tmp_path / "demo")]) == 1
-    assert "no such file or folder" in capsys.readouterr().err
-    assert not (tmp_path / "demo").exists()
-
-
 @pytest.mark.parametrize("saved", [False, True])
 def test_ctrl_c_leaves_things_tidy(
-    saved: bool, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    saved: bool, text: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "demo"
 
@@ -190,18 +181,8 @@ def test_ctrl_c_leaves_things_tidy(
 
 
 @pytest.mark.slow
-def test_ctrl_c_from_outside_is_exit_code_130(text: Path, tmp_path: Path) -> None:
-    arguments = [
-        "demo",
-        "--data",
-        str(text),
-        "--out",
-        str(tmp_path / "demo"),
-        "--seconds",
-        "120",
-        "--threads",
-        "1",
-    ]
+def test_ctrl_c_from_outside_is_exit_code_130(tmp_path: Path) -> None:
+    arguments = ["demo", "--out", str(tmp_path / "demo"), "--seconds", "120", "--threads", "1"]
     with subprocess.Popen(
         [sys.executable, "-m", "headway", *arguments],
         stdout=subprocess.PIPE,
@@ -250,10 +231,9 @@ def test_the_verdict_is_said_either_way(bits: float, below: bool, words: str, tm
     assert (tmp_path / "bits.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_quick_takes_a_part_of_the_text(text: Path) -> None:
-    whole = own_text(text)
-    documents = tuple(dataclasses.replace(whole.train[0], name=f"{i}") for i in range(5))
-    part = learn.smaller(dataclasses.replace(whole, train=documents), whole.train_bytes * 2)
+def test_quick_takes_a_part_of_the_text(text: Corpus) -> None:
+    documents = tuple(dataclasses.replace(text.train[0], name=f"{i}") for i in range(5))
+    part = learn.smaller(dataclasses.replace(text, train=documents), text.train_bytes * 2)
     assert [document.name for document in part.train] == ["0", "1"]
     assert part.rule.endswith("in part")
 

@@ -11,7 +11,6 @@ from headway.cli._shared import note, set_threads, share_cores
 
 def command(
     *,
-    data: Path | None = None,
     out: Path = Path("runs/demo"),
     seconds: Annotated[float, says(min=5)] = 150.0,
     quick: bool = False,
@@ -21,7 +20,6 @@ def command(
 
     Needs no network and no data. Writes a Hugging Face folder with metrics and pictures.
 
-    data: a text, or a folder of them [default: Python's]
     out: folder of what is made
     seconds: length of act 2 (training)
     quick: 20 seconds with a toy, to see that it runs
@@ -34,7 +32,7 @@ def command(
     unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     seconds, say = min(seconds, 8.0) if quick else seconds, partial(print, flush=True)
     try:
-        demo(out, data=data, seconds=seconds, quick=quick, say=say, unicode=unicode)
+        demo(out, seconds=seconds, quick=quick, say=say, unicode=unicode)
     except Interrupted as stop:
         note(f"stopped; the training state is in {stop.checkpoint}. The same demo again begins anew")
         raise

@@ -1,4 +1,4 @@
-"""The demo's text: Python's own standard library, or what the user gives; and what compressors make of it."""
+"""The demo's text: Python's own standard library; and what compressors make of it."""
 
 import gzip
 import lzma
@@ -6,7 +6,7 @@ import math
 import sysconfig
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,44 +52,19 @@ class Corpus:
 
 def standard_library(root: Path | None = None) -> Corpus:
     """The Python files of the standard library. A top-level package or module is held out as a whole, by a hash of its
-    name: no file of a held-out package is ever trained on, and the split depends on nothing but the names."""
+    name: no file of a held-out package is ever trained on, and the split depends on nothing but the names.
+
+    Raises DataError where they are not there as files."""
     root = root or Path(sysconfig.get_paths()["stdlib"])
-    documents = list(_files(root, "*.py", _left_out))
-    return _split(str(root), documents, "by top-level package, tests and encodings left out")
-
-
-def own_text(path: Path) -> Corpus:
-    """A text file, whose last tenth is held out, or a folder of text files, held out by a hash of their
-    names.
-
-    Raises DataError when there is nothing readable or too little."""
-    if path.is_dir():
-        documents = [d for suffix in ("*.txt", "*.md", "*.py", "*.rst") for d in _files(path, suffix)]
-        return _split(str(path), sorted(documents, key=lambda d: d.name), "by top-level name")
-    if not path.is_file():
-        raise DataError(f"--data {path}: no such file or folder; give a text file or a folder of .txt files")
-    text = _read(path)
-    if text is None:
-        raise DataError(f"--data {path}: not UTF-8 text; convert it first (iconv -f ... -t utf-8)")
-    if len(text.encode()) < LEAST_BYTES:
-        raise DataError(f"--data {path}: {len(text.encode())} bytes are too few; give {LEAST_BYTES} or more")
-    cut = text.find("\n", len(text) * 9 // 10) + 1 or len(text) * 9 // 10
-    train, rest = Document(path.name, "", text[:cut]), Document(path.name, "", text[cut:])
-    return Corpus(str(path), "the last tenth is held out", (train,), (rest,))
-
-
-def _split(source: str, documents: list[Document], how: str) -> Corpus:
+    documents = list(_files(root))
+    train, rest = (tuple(d for d in documents if is_held_out(d.group) is out) for out in (False, True))
     total = sum(len(document.text.encode()) for document in documents)
-    if total < LEAST_BYTES:
-        raise DataError(f"{source}: {total} bytes in {len(documents)} files are too few; give {LEAST_BYTES}")
-    groups = {document.group for document in documents}
-    held = {group for group in groups if is_held_out(group)}
-    if held in (set(), groups):  # a handful of files, none or all of which the hash selects
-        held = {documents[-1].group}
-    if held == groups:
-        raise DataError(f"{source}: all files share a top-level name, so none can be held out; give one file")
-    train, rest = (tuple(d for d in documents if (d.group in held) is out) for out in (False, True))
-    return Corpus(source, f"held out {how}", train, rest)
+    if total < LEAST_BYTES or not rest:
+        raise DataError(
+            f"{root}: {total} bytes in {len(documents)} files, {len(rest)} of them held out, are too few; run with a "
+            "Python whose standard library is there as files"
+        )
+    return Corpus(str(root), "held out by top-level package, tests and encodings left out", train, rest)
 
 
 def is_held_out(group: str) -> bool:
@@ -101,23 +76,17 @@ def _left_out(name: Path) -> bool:
     return any(part in LEFT_OUT or part.startswith(("_sysconfigdata", "config-")) for part in name.parts)
 
 
-def _files(
-    root: Path, pattern: str, left_out: Callable[[Path], bool] = lambda _: False
-) -> Iterator[Document]:
-    for path in sorted(root.rglob(pattern)):
+def _files(root: Path) -> Iterator[Document]:
+    for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root)
-        if left_out(name) or not path.is_file():
+        if _left_out(name):
             continue
-        text = _read(path)
+        try:
+            text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+        except (UnicodeDecodeError, OSError):
+            continue
         if text:
             yield Document(name.as_posix(), name.parts[0].removesuffix(".py"), text)
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
-    except (UnicodeDecodeError, OSError):
-        return None
 
 
 def unigram_bits(data: bytes) -> float:

@@ -111,9 +111,7 @@ def settings(out: Path, seconds: float, quick: bool) -> TextConfig:
     return TextConfig.of(given, where="the demo's settings")
 
 
-def learn(
-    corpus: Corpus, out: Path, *, seconds: float, quick: bool, prompt: str, say: Callable[[str], None]
-) -> Learned:
+def learn(corpus: Corpus, out: Path, *, seconds: float, quick: bool, say: Callable[[str], None]) -> Learned:
     """Act 2 within about `seconds`: prepare, train, sample, evaluate. Writes `out`/text; work files go to
     `out`/work."""
     began = time.monotonic()
@@ -128,8 +126,8 @@ def learn(
     samples: list[Sample] = []
 
     def look(context: CallbackContext) -> None:
-        samples.append(sample(context, tokenizer, prompt))
-        say(show(samples[-1], prompt))
+        samples.append(sample(context, tokenizer))
+        say(show(samples[-1]))
 
     config = settings(out, left, quick)
     spec = make_spec(config, tokenizer.vocab_size)
@@ -142,10 +140,10 @@ def learn(
     return Learned(result, baselines, tokenizer, samples)
 
 
-def sample(context: CallbackContext, tokenizer: Tokenizer, prompt: str) -> Sample:
+def sample(context: CallbackContext, tokenizer: Tokenizer) -> Sample:
     """Continue the prompt with the model as it is; the same noise every time."""
     room = context.model.spec.trained_context
-    ids = tokenizer.encode(prompt)[: room // 2]
+    ids = tokenizer.encode(PROMPT)[: room // 2]
     how = GenerationConfig(
         max_new_tokens=min(SAMPLE_TOKENS, room - len(ids)),
         sampling=Sampling(temperature=0.7),
@@ -155,11 +153,11 @@ def sample(context: CallbackContext, tokenizer: Tokenizer, prompt: str) -> Sampl
     return Sample(context.seconds, context.step, context.record.get("bits_per_byte"), made.text)
 
 
-def show(one: Sample, prompt: str) -> str:
+def show(one: Sample) -> str:
     """A sample for a terminal: the prompt, and what was made of it behind a bar."""
     bits = "" if one.bits_per_byte is None else f", {one.bits_per_byte:.2f} bits per byte in training"
     shown = "".join(
-        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in prompt + one.text
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in PROMPT + one.text
     )
     text = "\n".join("    | " + line for line in shown.split("\n"))
     return f"  after {one.seconds:.0f} s, step {one.step}{bits}:\n{text}"

@@ -17,7 +17,7 @@ from headway.report import plain
 from headway.train import Interrupted
 from headway_lab.bench.rows import to_text
 from headway_lab.demo import acts, heads, learn
-from headway_lab.demo.corpus import Corpus, own_text, standard_library
+from headway_lab.demo.corpus import Corpus, standard_library
 
 REPORT, HELD_OUT = "demo.json", Path("text") / "held-out.jsonl"
 Say = Callable[[str], None]
@@ -26,7 +26,7 @@ Say = Callable[[str], None]
 def demo(
     out: Path,
     *,
-    data: Path | None = None,
+    corpus: Corpus | None = None,
     seconds: float = 150.0,
     quick: bool = False,
     say: Say,
@@ -38,21 +38,20 @@ def demo(
         out: the folder that is written: a Hugging Face model folder with metrics.jsonl, loss.png, patterns.png,
             bits.png, heads.png, samples.txt, text/ (trained on and held out) and demo.json. The files of an earlier
             demo are replaced.
-        data: a text file or a folder of them; Python's standard library unless given.
+        corpus: the text; Python's standard library unless given.
         seconds: of act 2.
         quick: a small model on a small part of the text, to see that everything runs.
         say: prints a line. unicode: whether it can print the pictures' marks.
     Raises:
-        ConfigError, DataError: an `out` with other files in it, a `data` that is no text.
+        ConfigError: an `out` with other files in it.
+        DataError: a standard library that is not there as files.
         Interrupted: Ctrl-C; the training state is saved, everything else is removed.
     """
     began = time.monotonic()
-    corpus = own_text(data) if data is not None else standard_library()
+    corpus = standard_library() if corpus is None else corpus
     _clear(out)
-    # The prompt: the first words of the held-out text, where the user's own text is the corpus.
-    prompt = learn.PROMPT if data is None else " ".join(corpus.held_out[0].text.split()[:6])
     try:
-        report = _acts(out, corpus, prompt, seconds=seconds, quick=quick, say=say, unicode=unicode)
+        report = _acts(out, corpus, seconds=seconds, quick=quick, say=say, unicode=unicode)
     except Interrupted:
         raise  # the training state stays in work, to resume from
     except BaseException:
@@ -65,7 +64,7 @@ def demo(
 
 
 def _acts(
-    out: Path, corpus: Corpus, prompt: str, *, seconds: float, quick: bool, say: Say, unicode: bool
+    out: Path, corpus: Corpus, *, seconds: float, quick: bool, say: Say, unicode: bool
 ) -> dict[str, Any]:
     say(title("Act 1: what each token may see, and what it costs"))
     say(acts.pictures(unicode=unicode))
@@ -77,15 +76,15 @@ def _acts(
     if quick:
         corpus = learn.smaller(corpus, learn.QUICK_BYTES)
     say(about(corpus) + "\n")
-    learned = learn.learn(corpus, out, seconds=seconds, quick=quick, prompt=prompt, say=say)
-    _keep(out, corpus, learned, prompt)
+    learned = learn.learn(corpus, out, seconds=seconds, quick=quick, say=say)
+    _keep(out, corpus, learned)
     say("\n" + learn.comparison(learned, corpus))
     toy = "--quick: a toy on a part of the text; the figures mean nothing"
     say(f"\n  {toy if quick else learn.verdict(learned)}")
 
     lm = load(out, task="causal-lm", dtype=torch.float32)
     ids = learned.tokenizer.encode(corpus.held_out[0].text[:4000])[: lm.spec.trained_context]
-    start = learned.tokenizer.encode(prompt)[: heads.LABELLED]
+    start = learned.tokenizer.encode(learn.PROMPT)[: heads.LABELLED]
     report = _heads(lm, ids, start, out / "heads.png", say)
 
     say(title("Act 3: why to trust it"))
@@ -167,7 +166,7 @@ def next_commands(out: Path) -> str:
     return "\n".join(f"  {f'{command} {rest}':<{wide}}   # {why}" for command, rest, why in lines)
 
 
-def _keep(out: Path, corpus: Corpus, learned: learn.Learned, prompt: str) -> None:
+def _keep(out: Path, corpus: Corpus, learned: learn.Learned) -> None:
     """Move what is worth keeping from the work folder to its place."""
     for path in sorted(learned.result.model.iterdir()):
         shutil.move(path, out / path.name)
@@ -177,7 +176,7 @@ def _keep(out: Path, corpus: Corpus, learned: learn.Learned, prompt: str) -> Non
     learn.save_documents(corpus.held_out, out / HELD_OUT)
     learn.draw_bits(learned, out / "bits.png")
     (out / "samples.txt").write_text(
-        "\n\n".join(learn.show(s, prompt) for s in learned.samples) + "\n", encoding="utf-8"
+        "\n\n".join(learn.show(s) for s in learned.samples) + "\n", encoding="utf-8"
     )
 
 
