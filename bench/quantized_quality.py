@@ -51,7 +51,7 @@ def of_headway(path: Path, dtype: torch.dtype | None = None) -> Score:
 def of_llama_cpp(path: Path, context: int, stack: ExitStack) -> Score:
     model = LlamaCpp(path, 1, context)
     stack.callback(model.close)
-    return lambda ids: model.score(ids.tolist())
+    return lambda ids: model.read(ids.tolist(), every=True)
 
 
 def sides(

@@ -102,7 +102,7 @@ def test_a_prompt_is_read_alone_and_scored_token_by_token(bindings: Bindings) ->
     (logits,) = decoders.llama_cpp_prompt(Path("b.gguf"), [7, 8])()
     assert logits.tolist() == [[0, 1, 2, 3, 4]]
     model = llama_cpp.LlamaCpp(Path("b.gguf"), 1, 3)
-    assert model.score([4, 5]).tolist() == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert model.read([4, 5], every=True).tolist() == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
     assert bindings.calls[-2] == "decode context 4 at 0 of 1 0 wanted; 5 at 1 of 1 0 wanted"
     bindings.logits[0] = 9
     assert model.step(3)[0, 0] == 9

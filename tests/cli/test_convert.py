@@ -82,9 +82,7 @@ def test_an_existing_target_needs_the_flag(folder, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--from", "onnx"], "unknown format 'onnx'; known are auto, hf, gguf"),
         (["--from", "gguf"], "is of format 'hf', and 'gguf' was asked for"),
-        (["--to", "ggml"], "--to ggml: must be hf or gguf"),
         (["--dtype", "q3_k", "--to", "gguf"], "--dtype q3_k: must be one of float32"),
         (["--dtype", "q8_0"], "the target is a folder"),
         (["--dtype", "float64", "--to", "gguf"], "a GGUF file does not hold torch.float64"),
@@ -96,6 +94,12 @@ def test_an_existing_target_needs_the_flag(folder, tmp_path, capsys):
 def test_bad_options(folder, tmp_path, capsys, arguments, message):
     assert run(["convert", str(folder), str(tmp_path / "x"), *arguments]) == 1
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("option", "value"), [("--from", "onnx"), ("--to", "ggml")])
+def test_a_format_that_is_not_there_is_wrong_usage(folder, tmp_path, capsys, option, value):
+    assert run(["convert", str(folder), str(tmp_path / "x"), option, value]) == 2
+    assert f"'{value}' is not one of" in capsys.readouterr().err
 
 
 def test_sources_that_are_nothing(tmp_path, capsys):

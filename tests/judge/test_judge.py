@@ -281,5 +281,5 @@ def test_the_command_judges_a_server_by_a_server_and_goes_on(
     assert report == json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["pairs"]["flips"] == 0
     assert len((tmp_path / "out" / "judgments.jsonl").read_text().splitlines()) == 12 * 4
-    assert run([*command, "--mode", "all"]) == 1
-    assert "--mode all: pairs, ratings and both are known" in capsys.readouterr().err
+    assert run([*command, "--mode", "all"]) == 2
+    assert "'all' is not one of 'pairs', 'ratings', 'both'" in capsys.readouterr().err

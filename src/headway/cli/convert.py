@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 from headway.cli._options import Count, Model, says
 from headway.cli._shared import note, print_report, set_threads
@@ -10,8 +10,6 @@ from headway.errors import ConfigError, did_you_mean
 from headway.report import cell, table
 
 if TYPE_CHECKING:
-    from headway.checkpoints.formats.sources import Format
-    from headway.checkpoints.formats.storing import Target
     from headway.positions import Pairing
 
 _PAIRS = re.compile(r"\(\d{1,6},\d{1,6}\)(,\(\d{1,6},\d{1,6}\))*")
@@ -22,8 +20,8 @@ def command(
     source: Annotated[Model, says(metavar="SOURCE")],
     target: Path,
     *,
-    frm: Annotated[str, says(flag="from")] = "auto",
-    to: str | None = None,
+    frm: Annotated[Literal["auto", "hf", "gguf", "llama2c", "meta"], says(flag="from")] = "auto",
+    to: Literal["hf", "gguf"] | None = None,
     to_pairing: str | None = None,
     kv_heads: Count | None = None,
     dtype: str | None = None,
@@ -43,8 +41,8 @@ def command(
     source: a Hugging Face folder or an id of the Hub, a GGUF file, Meta's (consolidated.00.pth), llama2.c's
         .bin
     target: folder or GGUF file to write
-    frm: auto, hf, gguf, llama2c, meta
-    to: hf or gguf [default: gguf where TARGET ends in .gguf, else hf]
+    frm: format of SOURCE
+    to: format of TARGET [default: gguf where TARGET ends in .gguf, else hf]
     to_pairing: rotary pairing of a folder: halves (transformers reads it), adjacent, or pairs such as
         (0,3),(1,4),(2,5) (headway alone reads those) [default: halves]
     kv_heads: key and value heads of the result, by exact repetition [default: as they are]
@@ -60,8 +58,6 @@ def command(
     from headway.text import Tokenizer
 
     set_threads(threads)
-    if to not in (None, "hf", "gguf"):
-        raise ConfigError(f"--to {to}: must be hf or gguf{did_you_mean(to, ('hf', 'gguf'))}")
     known = (*DTYPES, *PACKINGS)
     if dtype is not None and dtype not in known:
         raise ConfigError(f"--dtype {dtype}: must be one of {', '.join(known)}{did_you_mean(dtype, known)}")
@@ -69,8 +65,8 @@ def command(
     result = convert(
         source,
         target,
-        frm=cast("Format", frm),
-        to=cast("Target | None", to),
+        frm=frm,
+        to=to,
         to_pairing=None if to_pairing is None else pairing_of(to_pairing),
         kv_heads=kv_heads,
         dtype=None if dtype is None else DTYPES.get(dtype, dtype),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -123,19 +123,17 @@ def answer(
 def embed(
     run: TextsRun,
     *,
-    pool: str | None = None,
+    pool: Literal["first", "mean"] | None = None,
     unit: bool | None = None,
     similarity: bool = False,
     cut: bool = False,
 ) -> None:
     """Print one vector for each text, its numbers on one line, from any encoder.
 
-    pool: first | mean, over a text's tokens [default: the folder's, or mean]
+    pool: over a text's tokens [default: the folder's, or mean]
     unit: vectors of length 1 [default: the folder's, or no]
     similarity: print the cosines between the texts instead of vectors
     """
-    if pool not in (None, "first", "mean"):
-        raise typer.BadParameter(f'--pool is first or mean, got "{pool}"')
     embedder, given = run.load(task="embed", pool=pool, unit=unit), run.read()
     with _reading(len(given)):
         vectors = embedder.embed(given, batch_size=run.batch_size, cut=cut).double()

@@ -2,13 +2,12 @@
 
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from headway.cli._endpoints import check_timeout, opened
 from headway.cli._options import Count, Whole, says
 from headway.cli._progress import progress
 from headway.cli._shared import print_report, set_threads
-from headway.errors import ConfigError
 
 
 def command(
@@ -19,7 +18,7 @@ def command(
     by: Annotated[str, says(metavar="URL#MODEL|FOLDER")],
     out: Path,
     references: Path | None = None,
-    mode: str = "both",
+    mode: Literal["pairs", "ratings", "both"] = "both",
     limit: Count | None = None,
     seed: Whole = 0,
     parallel: Count = 1,
@@ -36,13 +35,11 @@ def command(
     by: the judge
     out: folder of answers, transcripts, judgments and the report
     references: right answers (JSONL), shown to the judge
-    mode: pairs | ratings | both: compare two answers, rate each by itself
+    mode: compare two answers, rate each by itself, or both
     limit: only the first N questions
     seed: of the requests and the intervals
     parallel: requests sent to the judge at once; changes no verdict
     """
-    if mode not in ("pairs", "ratings", "both"):
-        raise ConfigError(f"--mode {mode}: pairs, ratings and both are known")
     set_threads(threads)
     from headway import judge
     from headway.checkpoints import atomic_write

@@ -73,19 +73,14 @@ class LlamaCpp:
         self._past = 0
         weakref.finalize(self, _free, c, self._batch, self._context, self._model)
 
-    def read(self, ids: Sequence[int]) -> Tensor:
-        """Reads a prompt into the first row, alone; logits [1, V] of the token after it."""
+    def read(self, ids: Sequence[int], *, every: bool = False) -> Tensor:
+        """Reads a prompt into the first row, alone; logits [1, V] of the token after it, or those [T, V] after `every`
+        token."""
         self._c.llama_memory_clear(self._memory, True)
-        self._fill([(token, place, 0, place == len(ids) - 1) for place, token in enumerate(ids)])
+        last = len(ids) - 1
+        self._fill([(token, place, 0, every or place == last) for place, token in enumerate(ids)])
         self._past = len(ids)
-        return self._logits(1)
-
-    def score(self, ids: Sequence[int]) -> Tensor:
-        """Logits [T, V] after every token of a text, read into the first row."""
-        self._c.llama_memory_clear(self._memory, True)
-        self._fill([(token, place, 0, True) for place, token in enumerate(ids)])
-        self._past = len(ids)
-        return self._logits(len(ids))
+        return self._logits(len(ids) if every else 1)
 
     def spread(self) -> None:
         """What the first row has read, every row has."""
