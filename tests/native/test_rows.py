@@ -17,9 +17,9 @@ from headway.nn.fused import (
     normed,
     plain_gated,
     plain_rms_norm,
-    plain_rotate,
     rotate,
 )
+from headway.positions import tables
 from tests.native.conftest import LEVELS, Use
 from tests.tolerance import assert_rounded_once, assert_within_reference
 
@@ -167,7 +167,7 @@ def test_gates(use: Use, threads: None, level: str, dtype: torch.dtype, act: str
 def rotated(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, pairing: str | Tensor) -> list[Tensor]:
     """In float32 as the model does, in float64 where the tensors are."""
     angles = [t.double() if xs[0].dtype == torch.float64 else t for t in (cos, sin)]
-    return [plain_rotate(x, *angles, pairing) for x in xs]
+    return [tables.rotate(x, *angles, pairing) for x in xs]
 
 
 def assert_rotated(xs: list[Tensor], cos: Tensor, sin: Tensor, pairing: str | Tensor, what: str) -> None:

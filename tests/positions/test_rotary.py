@@ -281,13 +281,6 @@ def test_amplitude_scales_the_turned_prefix_only():
     assert torch.equal(out[..., 4:], x[..., 4:])
 
 
-def test_the_way_under_a_compiler_is_the_same():
-    x = vectors(12, 1, 2, 5, 8)
-    halves = Rotary(pairing="halves").rotation(torch.arange(5), 8, dtype=torch.float64)
-    plain = halves._rotate(x, halves.cos, halves.sin)
-    torch.testing.assert_close(halves.apply(x), plain, rtol=0, atol=1e-15)
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("pairing", PAIRINGS)

@@ -26,8 +26,8 @@ class Rotated:
         self.rotary, self.dtype = rotary, dtype
         table = self._table(Tokens.range(1))
         dims, at = table.dims, torch.arange(table.dims)
-        partner = at ^ 1 if table.pairing == "adjacent" else (at + dims // 2) % dims
-        self.partner = (partner if table.partner is None else table.partner).int()
+        partners = {"adjacent": at ^ 1, "halves": (at + dims // 2) % dims}
+        self.partner = (partners[table.pairing] if isinstance(table.pairing, str) else table.pairing).int()
         self.cos, self.sin = torch.zeros(MOST_ROWS, dims), torch.zeros(MOST_ROWS, dims)
         self.rotates_values, self._kept = table.rotates_values, table
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from headway.native import rows
 from headway.nn.weights.base import needs_gradient
+from headway.positions import tables
 
 Norm = Literal["rms", "layer"]
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -76,15 +77,10 @@ def gated(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
 
 
 def rotate(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, pairing: str | Tensor) -> list[Tensor]:
-    """x cos + partner(x) sin on the first d numbers of each head, the others as they are, of up to three tensors
-    [B, H, T, D] (queries, keys, values). No gradient goes to cos and sin. (Su et al. 2021, section 3.4.2.)
-
-    Args:
-        cos, sin: [T, d] or [B or 1, T, d]; the sine is negated for the first number of each pair.
-        pairing: "halves" (i with i + d/2), "adjacent" (2i with 2i + 1), or each number's partner, int64 [d].
-    """
+    """`headway.positions.tables.rotate` of up to three tensors (queries, keys, values). No gradient goes to cos and
+    sin."""
     if not (rows.runs(*xs) and rows.rotates(xs, cos, sin)):
-        return [plain_rotate(x, cos, sin, pairing) for x in xs]
+        return [tables.rotate(x, cos, sin, pairing) for x in xs]
     cos, sin = cos.float(), sin.float()
     if not needs_gradient(*xs):
         return rows.rotate(xs, cos, sin, pairing)
@@ -103,19 +99,6 @@ def plain_gated(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
     """`gated` in torch's operations."""
     y = ACTIVATIONS[act](gate)
     return y if up is None else y * up
-
-
-def plain_rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: str | Tensor) -> Tensor:
-    """`rotate` of one tensor in torch's operations."""
-    cos, sin, size = cos.unsqueeze(-3), sin.unsqueeze(-3), cos.shape[-1]
-    own = x[..., :size].to(cos.dtype)
-    if isinstance(pairing, Tensor):
-        partner = own[..., pairing]
-    elif pairing == "halves":
-        partner = own.roll(size // 2, -1)
-    else:
-        partner = own.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-    return torch.cat((torch.addcmul(own * cos, partner, sin).to(x.dtype), x[..., size:]), -1)
 
 
 def _plain_norm(kind: Norm, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:

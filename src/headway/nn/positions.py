@@ -81,8 +81,7 @@ def rotated(rotation: Rotation, *xs: Tensor) -> list[Tensor]:
         return [rotation.apply(x) for x in xs]
     for x in xs:
         rotation.check(x)
-    pairing = str(rotation.pairing) if rotation.partner is None else rotation.partner
-    return rotate(xs, rotation.cos, rotation.sin, pairing)
+    return rotate(xs, rotation.cos, rotation.sin, rotation.pairing)
 
 
 def token_lengths(tokens: Tokens, whole: Tokens | None = None) -> Tensor:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,19 +27,16 @@ class Rotation(ABC):
 
 @dataclass(frozen=True, eq=False)
 class RotaryTable(Rotation):
-    """Cosines and sines of one set of positions, amplitude included, laid out by coordinate: x * cos +
-    partner * sin.
+    """Cosines and sines of one set of positions, amplitude included, laid out by coordinate, for `rotate`.
 
     cos, sin   [T, d] or [B or 1, T, d]; the sine is negated for the first coordinate of each pair
-    partner    where each coordinate's partner is [d], for explicit pairs
+    pairing    "halves", "adjacent", or where each coordinate's partner is, int64 [d]
     rotates_values   whether values are rotated with it, too
     """
 
     cos: Tensor
     sin: Tensor
-    pairing: Pairing
-    dims: int
-    partner: Tensor | None = None
+    pairing: str | Tensor
     rotates_values: bool = False
 
     @staticmethod
@@ -48,15 +44,20 @@ class RotaryTable(Rotation):
         cos: Tensor, sin: Tensor, pairing: Pairing, dims: int, rotates_values: bool = False
     ) -> RotaryTable:
         """The table of cosines and sines [.., T, d/2] of each pair."""
-        partner = None
-        twice, signed = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
         if pairing == "adjacent":
             twice, signed = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
-        elif pairing != "halves":
-            order = torch.tensor(coordinate_pairs(pairing, dims), device=cos.device).T
-            at, partner = order.flatten().argsort(), order.flip(0).flatten()
-            twice, signed, partner = twice[..., at], signed[..., at], partner[at]
-        return RotaryTable(twice, signed, pairing, dims, partner, rotates_values)
+            return RotaryTable(twice, signed, "adjacent", rotates_values)
+        twice, signed = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        if pairing == "halves":
+            return RotaryTable(twice, signed, "halves", rotates_values)
+        order = torch.tensor(coordinate_pairs(pairing, dims), device=cos.device).T
+        at, partner = order.flatten().argsort(), order.flip(0).flatten()
+        return RotaryTable(twice[..., at], signed[..., at], partner[at], rotates_values)
+
+    @property
+    def dims(self) -> int:
+        """d."""
+        return self.cos.shape[-1]
 
     def check(self, x_BHTD: Tensor) -> None:
         """ConfigError unless these can be rotated: of other positions, or with fewer than d numbers."""
@@ -64,25 +65,22 @@ class RotaryTable(Rotation):
 
     def apply(self, x_BHTD: Tensor) -> Tensor:
         self.check(x_BHTD)
-        whole = x_BHTD.shape[-1] == self.dims
-        rotated = x_BHTD if whole else x_BHTD[..., : self.dims]
-        cos, sin = self.cos.unsqueeze(-3), self.sin.unsqueeze(-3)
-        if self.pairing != "halves" or cos.requires_grad or torch.compiler.is_compiling():
-            out = self._rotate(rotated.to(cos.dtype), cos, sin).to(x_BHTD.dtype)
-        elif x_BHTD.requires_grad and torch.is_grad_enabled():
-            out = _RotateHalves.apply(rotated, cos, sin)  # type: ignore[no-untyped-call]
-        else:
-            out = _rotate_halves(rotated, cos, sin)
-        return out if whole else _joined(out, x_BHTD[..., self.dims :])
+        return rotate(x_BHTD, self.cos, self.sin, self.pairing)
 
-    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        if self.pairing == "halves":
-            partner = torch.cat((x[..., self.dims // 2 :], x[..., : self.dims // 2]), -1)
-        elif self.pairing == "adjacent":
-            partner = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-        else:
-            partner = x[..., self.partner]
-        return torch.addcmul(x * cos, partner, sin)
+
+def rotate(x_BHTD: Tensor, cos: Tensor, sin: Tensor, pairing: str | Tensor) -> Tensor:
+    """x cos + partner(x) sin on the first d numbers of each head, the others as they are; computed in the dtype of cos,
+    and rounded once to that of x. Angles and pairing as in `RotaryTable`. (Su et al. 2021, section 3.4.2.)"""
+    cos, sin, size = cos.unsqueeze(-3), sin.unsqueeze(-3), cos.shape[-1]
+    own = x_BHTD[..., :size].to(cos.dtype)
+    if isinstance(pairing, Tensor):
+        partner = own[..., pairing]
+    elif pairing == "halves":
+        partner = own.roll(size // 2, -1)
+    else:
+        partner = own.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    out = torch.addcmul(own * cos, partner, sin).to(x_BHTD.dtype)
+    return out if size == x_BHTD.shape[-1] else _joined(out, x_BHTD[..., size:])
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,9 +99,8 @@ class MatrixTable(Rotation):
     def apply(self, x_BHTD: Tensor) -> Tensor:
         _check(x_BHTD, self.matrix.shape[:-2], self.dims)
         rotated, rest = x_BHTD[..., : self.dims], x_BHTD[..., self.dims :]
-        out = torch.einsum("...tij,...htj->...hti", self.matrix, rotated.to(self.matrix.dtype)).to(
-            x_BHTD.dtype
-        )
+        out = torch.einsum("...tij,...htj->...hti", self.matrix, rotated.to(self.matrix.dtype))
+        out = out.to(x_BHTD.dtype)
         return out if rest.shape[-1] == 0 else _joined(out, rest)
 
 
@@ -122,28 +119,3 @@ def _check(x: Tensor, positions: torch.Size, dims: int) -> None:
         raise ConfigError(
             f"Rotary: positions (or lengths) of {positions[0]} rows do not fit a batch of {x.shape[0]}"
         )
-
-
-def _rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x * cos + partner(x) * sin."""
-    wide, half = x.to(cos.dtype), x.shape[-1] // 2
-    out = wide * cos
-    out[..., :half].addcmul_(wide[..., half:], sin[..., :half])
-    out[..., half:].addcmul_(wide[..., :half], sin[..., half:])
-    return out.to(x.dtype)
-
-
-class _RotateHalves(torch.autograd.Function):
-    """`_rotate_halves` without the copies that autograd's own graph makes (three times as fast)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        return _rotate_halves(x, cos, sin)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        cos, sin = ctx.saved_tensors
-        # the transpose of a rotation rotates back
-        grad: Tensor = _RotateHalves.apply(grads[0], cos, -sin)  # type: ignore[no-untyped-call]
-        return grad, None, None
