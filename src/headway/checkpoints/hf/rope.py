@@ -12,7 +12,7 @@ unknown keys, a YaRN factor that contradicts the two context lengths, two places
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import ConfigReader
@@ -27,41 +27,16 @@ ROPE = ("max_position_embeddings", TRAINED, "rope_theta", "rope_scaling", "rope_
 """The keys that are read."""
 
 
-@dataclass(frozen=True)
-class RopeKind:
-    """One `rope_type`: its keys, and the scaling that it means."""
-
-    scaling: type[Scaling] | None
-    required: tuple[str, ...] = ()
-    optional: tuple[str, ...] = ()
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return self.required + self.optional
-
-
-KINDS: Mapping[str, RopeKind] = {
-    "default": RopeKind(None),
-    "linear": RopeKind(LinearScaling, ("factor",), (TRAINED,)),
-    "dynamic": RopeKind(DynamicNTK, ("factor",), (TRAINED,)),
-    "yarn": RopeKind(
-        YaRN,
-        (),
-        (
-            "factor",
-            TRAINED,
-            "attention_factor",
-            "beta_fast",
-            "beta_slow",
-            "mscale",
-            "mscale_all_dim",
-            "truncate",
-        ),
-    ),
-    "llama3": RopeKind(Llama3, ("factor", "low_freq_factor", "high_freq_factor"), (TRAINED,)),
-    "longrope": RopeKind(LongRope, ("short_factor", "long_factor"), ("factor", TRAINED, "attention_factor")),
+KINDS: Mapping[str, type[Scaling] | None] = {
+    "default": None,
+    "linear": LinearScaling,
+    "dynamic": DynamicNTK,
+    "yarn": YaRN,
+    "llama3": Llama3,
+    "longrope": LongRope,
 }
-_NAMES = {kind.scaling: name for name, kind in KINDS.items()}
+"""`rope_type` -> the scaling that it means, whose fields are its keys."""
+_NAMES = {kind: name for name, kind in KINDS.items()}
 
 
 def read_rope(given: ConfigReader, head_dim: int, *, share: float | None = None) -> dict[str, Any]:
@@ -76,24 +51,25 @@ def read_rope(given: ConfigReader, head_dim: int, *, share: float | None = None)
     theta = _theta(where, values.get("rope_theta"), config.get("rope_theta"), config.get("rotary_emb_base"))
     name = _kind_name(where, values)
     kind = KINDS[name]
+    known = _keys(kind)
     options = {
         k: v for k, v in values.items() if k not in ("type", "rope_type", "rope_theta") and v is not None
     }
     dims = _rotated(where, options.pop(PARTIAL, None), share, head_dim)
     for key in options:
-        if key not in kind.keys:
+        if key not in known:
             raise ConfigError(
-                f'{where}: unknown key "{key}"{did_you_mean(key, kind.keys)} for rope_type "{name}"; known are '
-                + (", ".join(kind.keys) or "none")
+                f'{where}: unknown key "{key}"{did_you_mean(key, known)} for rope_type "{name}"; known are '
+                + (", ".join(known) or "none")
             )
-    if missing := [key for key in kind.required if key not in options]:
+    if missing := [key for key, needed in known.items() if needed and key not in options]:
         raise ConfigError(f'{where}: rope_type "{name}" needs {", ".join(missing)}')
     trained = _whole(where, TRAINED, options.pop(TRAINED, None))
     top = _whole("config", TRAINED, config.get(TRAINED))
     if top is not None and trained is not None and top != trained:
         raise ConfigError(f"{TRAINED} is {top} at the top of the config but {trained} in {where}")
     anchor = next((n for n in (trained, top) if n is not None), longest)
-    if kind.scaling is None and anchor != longest:
+    if kind is None and anchor != longest:
         raise ConfigError(f"{TRAINED} is {anchor}, but there is no rope scaling that it could belong to")
     if name == "dynamic" and anchor != longest:
         raise ConfigError(
@@ -107,7 +83,7 @@ def read_rope(given: ConfigReader, head_dim: int, *, share: float | None = None)
     if name not in ("default", "linear"):
         options["trained_context"] = anchor
     try:
-        scaling = None if kind.scaling is None else kind.scaling(**options)
+        scaling = None if kind is None else kind(**options)
     except TypeError as error:
         raise ConfigError(f"{where}: {error}") from error
     if name == "linear" and anchor not in (longest, round(longest / options["factor"])):
@@ -132,11 +108,10 @@ def write_rope(spec: ModelSpec, *, share: str | None = None) -> dict[str, Any]:
     context, scaling = spec.trained_context, rotary.scaling
     values: dict[str, Any] = {}
     name = _NAMES[None if scaling is None else type(scaling)]
-    kind = KINDS[name]
-    for key in kind.keys:
+    for key, needed in _keys(KINDS[name]).items():
         value = getattr(scaling, "trained_context", None) if key == TRAINED else getattr(scaling, key)
         default = getattr(type(scaling), key, None)
-        if value is not None and (key in kind.required or key in (TRAINED, "factor") or value != default):
+        if value is not None and (needed or key in (TRAINED, "factor") or value != default):
             values[key] = list(value) if isinstance(value, tuple) else value
     if isinstance(scaling, DynamicNTK):
         context = values.pop(TRAINED)
@@ -155,6 +130,18 @@ def write_rope(spec: ModelSpec, *, share: str | None = None) -> dict[str, Any]:
         keys[share] = rotary.rotated_dims(spec.head_dim) / spec.head_dim
         keys["rope_parameters"][PARTIAL] = keys[share]
     return keys
+
+
+def _keys(kind: type[Scaling] | None) -> dict[str, bool]:
+    """The keys of a scaling, and whether one must be there: the trained context, and YaRN's factor, may follow from
+    `max_position_embeddings`."""
+    if kind is None:
+        return {}
+    assert is_dataclass(kind)
+    own = {
+        f.name: f.default is MISSING and kind is not YaRN for f in fields(kind) if f.name != "trained_context"
+    }
+    return {**own, TRAINED: False}
 
 
 def _values(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
