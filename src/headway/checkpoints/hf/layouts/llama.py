@@ -59,11 +59,7 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def _read(given: ConfigReader, kind: str, fields: Mapping[str, Any], *, windows: Windows) -> dict[str, Any]:
-    return {"patterns": _read_windows(given, windows, fields["layers"])}
-
-
-def _read_windows(given: ConfigReader, windows: Windows, layers: int) -> tuple[Pattern, ...]:
+def _patterns(given: ConfigReader, windows: Windows, layers: int) -> tuple[Pattern, ...]:
     kinds = given.get("layer_types")
     kinds = None if kinds is None else _layer_types(kinds, layers)
     if windows in ("none", "all") and set(kinds or LAYER_TYPES[:1]) != {LAYER_TYPES[0]}:
@@ -120,10 +116,6 @@ def _layer_types(kinds: object, layers: int) -> list[str]:
 def _write(spec: ModelSpec, *, windows: Windows, heads_divide: bool) -> dict[str, Any]:
     if heads_divide and spec.width % spec.heads:
         raise Inexpressible("head_dim")
-    return _write_windows(spec, windows)
-
-
-def _write_windows(spec: ModelSpec, windows: Windows) -> dict[str, Any]:
     each = [last_keys(pattern) for pattern in spec.patterns]
     sizes = {size for size in each if size is not None}
     if windows == "none" and not sizes:
@@ -169,7 +161,7 @@ def _layout(
         more={"max_position_embeddings": context, "layer_types": None, **WINDOW_KEYS[windows]},
         only={key: at for key, at in ONLY.items() if key not in (*names(keys), *WINDOW_KEYS[windows])},
         rope="",
-        read=partial(_read, windows=windows),
+        read=lambda given, kind, fields: {"patterns": _patterns(given, windows, fields["layers"])},
         write=partial(_write, windows=windows, heads_divide=heads_divide),
         tensors=OWN_NAMES,
         generic=True,

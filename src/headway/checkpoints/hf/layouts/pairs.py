@@ -6,8 +6,9 @@ one context and one set of dropouts for both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -76,7 +77,8 @@ HARMLESS = (
     *("classifier_dropout", "classif_dropout", "num_hidden_layers", "_num_labels", "extra_pos_embeddings"),
     *("output_past", "force_bos_token_to_be_generated"),
 )
-MORE = {"scale_embedding": False}
+SWITCHES = ("static_position_embeddings", "normalize_embedding", "normalize_before", "add_final_layer_norm")
+"""Keys of one code for several families, each of which has one value."""
 
 
 def _read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,32 +125,41 @@ def _read_bart(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dic
     return {**_read(given, fields), "positions": place, "shared_embedding": fields["tied"]}
 
 
-def _bart(family: str, name: str, *, pre: bool) -> Layout:
+def _layout(
+    family: str,
+    classes: Sequence[str],
+    switches: Sequence[bool],
+    read: Callable[[ConfigReader, str, Mapping[str, Any]], dict[str, Any]],
+    *,
+    write: Callable[[ModelSpec], dict[str, Any]] = _write,
+    more: Mapping[str, Any] = MappingProxyType({}),
+    **names: Any,
+) -> Layout:
+    """One of them; `switches` are what `SWITCHES` must be, `names` the fields of `TensorNames` that differ."""
     return Layout(
         family=family,
-        architectures={f"{name}ForConditionalGeneration": "lm", f"{name}Model": "lm"},
+        architectures=dict.fromkeys(classes, "lm"),
         keys=DECODER,
         encoder_keys=ENCODER,
-        only={
-            **ONLY,
-            "static_position_embeddings": (False, None),
-            "normalize_embedding": (True, None),
-            "normalize_before": (pre, None),
-            "add_final_layer_norm": (pre, None),
-        },
+        more={"scale_embedding": False, **more},
+        only={**ONLY, **{key: (value, None) for key, value in zip(SWITCHES, switches, strict=True)}},
         harmless=HARMLESS,
-        more=MORE,
-        read=_read_bart,
-        write=_write,
+        read=read,
+        write=write,
         tensors=TensorNames(
             rules=_rules,
-            aliases=_bart_aliases,
             outputs={"lm": "lm_head"},
             stand_in={"final_logits_bias": None},
-            unused=("encoder.version", "decoder.version"),
             prefix="model.",
+            **names,
         ),
     )
+
+
+def _bart(family: str, name: str, *, pre: bool) -> Layout:
+    classes, switches = (f"{name}ForConditionalGeneration", f"{name}Model"), (False, True, pre, pre)
+    unused = ("encoder.version", "decoder.version")
+    return _layout(family, classes, switches, _read_bart, aliases=_bart_aliases, unused=unused)
 
 
 BART, MBART = _bart("bart", "Bart", pre=False), _bart("mbart", "MBart", pre=True)
@@ -172,35 +183,20 @@ def _tables(spec: ModelSpec) -> Mapping[str, Tensor]:
     return {f"model.{side}.embed_positions.weight": table for side in SIDES}
 
 
-MARIAN = Layout(
-    family="marian",
-    architectures={"MarianMTModel": "lm", "MarianModel": "lm"},
-    keys=DECODER,
-    encoder_keys=ENCODER,
-    more={**MORE, "decoder_vocab_size": None, "share_encoder_decoder_embeddings": True},
-    only={
-        **ONLY,
-        "static_position_embeddings": (True, None),
-        "normalize_embedding": (False, None),
-        "normalize_before": (False, None),
-        "add_final_layer_norm": (False, None),
-    },
-    harmless=HARMLESS,
-    read=_read_marian,
+MARIAN = _layout(
+    "marian",
+    ("MarianMTModel", "MarianModel"),
+    (True, False, False, False),
+    _read_marian,
     write=lambda spec: {
         **_write(spec),
         "decoder_vocab_size": spec.vocab,
         "share_encoder_decoder_embeddings": spec.shared_embedding,
     },
-    tensors=TensorNames(
-        rules=_rules,
-        aliases=_aliases,
-        outputs={"lm": "lm_head"},
-        stand_in={"final_logits_bias": None},
-        constants=_tables,
-        unused=(SHARED,),
-        prefix="model.",
-    ),
+    more={"decoder_vocab_size": None, "share_encoder_decoder_embeddings": True},
+    aliases=_aliases,
+    constants=_tables,
+    unused=(SHARED,),
 )
 
 
