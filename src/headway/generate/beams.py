@@ -19,20 +19,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headway.cache import PagePool
 from headway.errors import ConfigError
 from headway.generate.config import Beams
 from headway.generate.constraints import Text, constrain
 from headway.generate.requests import Request
 from headway.generate.results import FinishReason, Hypothesis
 from headway.generate.sampling import top_k
-from headway.generate.sequences import Row
+from headway.generate.sequences import Job
 
 
 def expand_beams(logits: Tensor, searches: Sequence[BeamSearch]) -> None:
     """Gives every search its next tokens. logits: [R, V], the beams of the searches in their order; all requests
     have equal configs."""
     config, how = searches[0].request.config, searches[0].how
-    texts = [Text(one.request, [*beam.ids]) for one in searches for beam in one.beams]
+    texts = [beam for one in searches for beam in one.beams]
     wide = logits if logits.dtype == torch.float64 else logits.float()
     log_probs = constrain(wide.log_softmax(-1), texts, config)
     # of each row as many as can be among the best `width` that continue: `width`, and every EOS
@@ -61,43 +62,34 @@ def _largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return top.values, top.indices
 
 
-@dataclass(frozen=True, eq=False)
-class _Beam:
+@dataclass(eq=False)
+class _Beam(Text):
     """An unfinished text. `row`: the beam of the last step that it continues."""
 
-    row: int
-    ids: tuple[int, ...] = ()
+    row: int = 0
     log_probs: tuple[float, ...] = ()
     total: float = 0.0
 
     def then(self, row: int, token: int, log_prob: float) -> _Beam:
-        return _Beam(row, (*self.ids, token), (*self.log_probs, log_prob), self.total + log_prob)
+        ids, log_probs = [*self.ids, token], (*self.log_probs, log_prob)
+        return _Beam(self.request, ids, row=row, log_probs=log_probs, total=self.total + log_prob)
 
 
-class BeamSearch:
+class BeamSearch(Job):
     """The search of one request.
 
     running: the best unfinished texts, until none of them can matter.   greedy: the greedy text while it is
-    followed and unfinished.   beams: both, each text once.   rows: a row of the next step for each beam.
-    error, ended: as in `SampledText`.
+    followed and unfinished.   beams: both, each text once.
     """
 
     def __init__(self, request: Request, how: Beams) -> None:
-        self.request, self.how = request, how
-        start = _Beam(0)
+        self.how, start = how, _Beam(request, [])
         self.beams = [start]
+        super().__init__(request, self.beams)
         self.running = [start] if how.width > 1 else []
         self.greedy = start if how.with_greedy or how.width == 1 else None
         self.finished: list[Hypothesis] = []
         self.greedy_text: Hypothesis | None = None
-        self.count = 0
-        self.error: BaseException | None = None
-        self.ended = False
-
-    @property
-    def rows(self) -> list[Row]:
-        """As in `SampledText`."""
-        return [(beam.row, beam.ids[-1]) for beam in self.beams]
 
     def advance(self, found: Sequence[Sequence[tuple[int, float]]], choice: tuple[int, float] | None) -> None:
         """One token more.
@@ -128,6 +120,7 @@ class BeamSearch:
         self.greedy = greedy
         alone = [] if greedy is None or greedy in self.running else [greedy]
         self.beams = self.running + alone
+        self.goes_on = bool(self.beams)
         if not (self.beams or self.finished or self.greedy_text):
             self.fail(
                 ConfigError(
@@ -137,8 +130,22 @@ class BeamSearch:
             )
 
     def fail(self, error: BaseException) -> None:
-        """As in `SampledText`."""
-        self.beams, self.running, self.greedy, self.error = [], [], None, error
+        """It ends here."""
+        super().fail(error)
+        self.beams, self.running, self.greedy = [], [], None
+
+    def store(self, pool: PagePool) -> None:
+        """The first beam that goes on from a text has its pages, others share them."""
+        used: set[int] = set()
+        for beam in self.beams:
+            table = self.texts[beam.row].table
+            assert table is not None
+            beam.table = pool.fork(table) if beam.row in used else table
+            used.add(beam.row)
+        for i, text in enumerate(self.texts):
+            if i not in used and text.table is not None:
+                pool.close(text.table)
+        self.texts = self.beams
 
     def best(self) -> tuple[Hypothesis, ...]:
         """The `n_best` hypotheses; the greedy text among the rest, if it was followed to its end."""
@@ -152,7 +159,7 @@ class BeamSearch:
 
     def _hypothesis(self, beam: _Beam) -> Hypothesis:
         reason: FinishReason = "eos" if beam.ids[-1] in self.request.config.eos else "length"
-        return Hypothesis(beam.ids, beam.log_probs, self.how.score(beam.total, len(beam.ids)), reason)
+        return Hypothesis(tuple(beam.ids), beam.log_probs, self.how.score(beam.total, len(beam.ids)), reason)
 
     def _is_done(self, best: _Beam) -> bool:
         """Whether the unfinished texts, of which `best` is the best, no longer matter."""

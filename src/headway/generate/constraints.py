@@ -14,6 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from headway.cache import PageTable
 from headway.generate.config import GenerationConfig
 from headway.generate.requests import Request
 from headway.generate.sampling import penalize_repetition
@@ -21,17 +22,34 @@ from headway.generate.sampling import penalize_repetition
 
 @dataclass(eq=False)
 class Text:
-    """A row so far: what was asked for, and its new tokens."""
+    """A text that grows: what was asked for, its new tokens, and where it is stored; None while it waits."""
 
     request: Request
     ids: list[int]
+    table: PageTable | None = None
     _seen: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def tokens(self) -> list[int]:
+        """All of them, those of the prompt first."""
+        return [*self.request.prompt, *self.ids]
+
+    @property
+    def rest(self) -> list[int]:
+        """The tokens that are to be read."""
+        return self.tokens if self.table is None else self.tokens[len(self.table.ids) :]
+
+    @property
+    def is_read(self) -> bool:
+        """Whether it has been read up to its last token."""
+        length = len(self.request.prompt) + len(self.ids)
+        return self.table is not None and len(self.table.ids) == length - 1
 
     def seen(self, like: Tensor) -> Tensor:
         """Which tokens stand in prompt and text: bool [V], on the device of `like` [V]."""
         if self._seen is None:
             self._seen = torch.zeros_like(like, dtype=torch.bool)
-            self._seen[torch.tensor([*self.request.prompt, *self.ids], device=like.device)] = True
+            self._seen[torch.tensor(self.tokens, device=like.device)] = True
         return self._seen
 
     def append(self, token: int) -> None:
@@ -79,7 +97,7 @@ def banned_tokens(text: Text, config: GenerationConfig) -> set[int]:
     """Tokens that may not come next, beside those that are always forbidden."""
     banned: set[int] = set()
     n = config.no_repeat_ngram
-    if n and n <= len(past := [*text.request.prompt, *text.ids]):
+    if n and n <= len(past := text.tokens):
         end = past[len(past) - n + 1 :]
         banned |= {past[i + n - 1] for i in range(len(past) - n + 1) if past[i : i + n - 1] == end}
     if len(text.ids) < config.min_new_tokens:

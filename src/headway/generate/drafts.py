@@ -71,9 +71,8 @@ class NgramDraft(Draft):
             )
 
     def propose(self, texts: Sequence[Text], counts: Sequence[int]) -> list[list[int]]:
-        rows = [[*text.request.prompt, *text.ids] for text in texts]
         sizes = self.least, self.most
-        return [continuation(ids, *sizes, count) for ids, count in zip(rows, counts, strict=True)]
+        return [continuation(text.tokens, *sizes, n) for text, n in zip(texts, counts, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +164,7 @@ def _guess(
 
 def _unread(reader: Reader, tables: dict[Text, PageTable], text: Text) -> list[int]:
     """The tokens of a text that are to be read: those behind what was read of it already and still stands."""
-    ids = [*text.request.prompt, *text.ids]
+    ids = text.tokens
     if text not in tables:
         tables[text] = reader.cache.pool.open()
     table = tables[text]

@@ -18,12 +18,12 @@ from collections.abc import Iterator, Sequence
 
 from headway.cache import PAGE
 from headway.errors import ConfigError, HeadwayError
-from headway.generate.beams import BeamSearch
+from headway.generate.constraints import Text
 from headway.generate.drafts import Draft
-from headway.generate.jobs import Job, Piece, Row, Text, advance, next_rows
+from headway.generate.jobs import Piece, advance, cut
 from headway.generate.reader import Reader
 from headway.generate.requests import Request
-from headway.generate.sequences import SampledText
+from headway.generate.sequences import Job, SampledText
 from headway.generate.speculation import Speculation
 
 STEP_TOKENS = 4096
@@ -45,29 +45,29 @@ class Engine:
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
         self._added: list[Job] = []
-        self._cancelled: list[Text] = []
+        self._cancelled: list[Job] = []
         self._concerned: list[Job] = []  # what fails when something is raised
         self._turn = threading.Condition()
         self._reading, self._steps = False, 0
 
     # -- requests --------------------------------------------------------------------------------------
 
-    def add(self, text: Text) -> None:
+    def add(self, job: Job) -> None:
         """A request more, behind those that wait. Raises ConfigError for one that can never fit into the budget."""
-        request = text.request
+        request = job.request
         if request.max_new_tokens < 1:
-            text.ended = True
+            job.texts = []
             return
         self._check_fits(request)
         self.reader.check_adapters(request.config.adapters)
         with self._turn:
-            self._added.append(Job(text, [Row(list(request.prompt))]))
+            self._added.append(job)
             self._take_in()
 
-    def cancel(self, text: Text) -> None:
-        """Ends a text, if it is there; its pages are free at once, or when the step that reads them has ended."""
+    def cancel(self, job: Job) -> None:
+        """Ends a request, if it is there; its pages are free at once, or when the step that reads them has ended."""
         with self._turn:
-            self._cancelled.append(text)
+            self._cancelled.append(job)
             self._take_in()
 
     def _take_in(self) -> None:
@@ -75,7 +75,7 @@ class Engine:
         if self._reading:
             return
         self.waiting += self._added
-        for job in [job for job in (*self.waiting, *self.running) if job.text in self._cancelled]:
+        for job in [job for job in (*self.waiting, *self.running) if job in self._cancelled]:
             (self.running if job in self.running else self.waiting).remove(job)
             self._end(job)
         self._added, self._cancelled = [], []
@@ -85,28 +85,28 @@ class Engine:
         """Whether there is nothing to do."""
         return not (self.waiting or self.running or self._added)
 
-    def run(self, texts: Sequence[Text], most: int | None = None) -> Iterator[None]:
-        """Adds these texts, `most` of them at a time (all unless given), and steps until they have ended; yields after
-        every step. Raises what one of them failed by; those that have not ended then, or when the caller goes on with
-        something else, are cancelled."""
-        waiting, live = deque(texts), list[Text]()
+    def run(self, jobs: Sequence[Job], most: int | None = None) -> Iterator[None]:
+        """Adds these requests, `most` of them at a time (all unless given), and steps until they have ended; yields
+        after every step. Raises what one of them failed by; those that have not ended then, or when the caller goes on
+        with something else, are cancelled."""
+        waiting, live = deque(jobs), list[Job]()
         try:
             while True:
-                live = [text for text in live if not text.ended]
+                live = [job for job in live if not job.ended]
                 while waiting and (most is None or len(live) < most):
                     self.add(waiting[0])
                     live.append(waiting.popleft())
-                if not all(text.ended for text in live):
+                if not all(job.ended for job in live):
                     self.step()
                 elif not waiting:
                     return
-                if failed := next((text.error for text in live if text.error is not None), None):
+                if failed := next((job.error for job in live if job.error is not None), None):
                     raise failed
                 yield
         finally:
-            for text in live:
-                if not text.ended:
-                    self.cancel(text)
+            for job in live:
+                if not job.ended:
+                    self.cancel(job)
 
     def _check_fits(self, request: Request) -> None:
         pool = self.reader.cache.pool
@@ -147,7 +147,7 @@ class Engine:
                 failure = HeadwayError(f"the step was interrupted ({type(error).__name__}); ask again")
             concerned = [job for job in self._concerned if job in self.running]
             for job in concerned:
-                job.text.fail(failure)
+                job.fail(failure)
                 self._end(job)
                 self.running.remove(job)
             if failure is not error or not concerned:
@@ -164,9 +164,9 @@ class Engine:
         self._admit()
         pieces = self._pieces()
         self._concerned = list({piece.job for piece in pieces})
-        chunks = [(piece.row.table, piece.ids) for piece in pieces if piece.row.table is not None]
+        chunks = [(piece.text.table, piece.ids) for piece in pieces if piece.text.table is not None]
         sources = [piece.job.source for piece in pieces if piece.job.source is not None]
-        adapters = [piece.job.adapters for piece in pieces]
+        adapters = [piece.job.request.config.adapters for piece in pieces]
         logits = self.reader.read(chunks, [piece.wanted for piece in pieces], sources, adapters)
         written: list[tuple[Job, range]] = []
         first = 0
@@ -177,14 +177,10 @@ class Engine:
             elif count:
                 written.append((piece.job, range(first, first + count)))
             first += count
-        now, ahead = [(job.text, rows) for job, rows in written], 0
+        now, ahead = written, 0  # of a draft that many tokens have come
         while now:
-            advance(logits, [(text, _ahead(text, rows, ahead)) for text, rows in now])
-            now = [
-                (text, rows)
-                for text, rows in now
-                if isinstance(text, SampledText) and text.follows and text.rows
-            ]
+            advance(logits, [(job, rows[ahead : ahead + len(job.texts)]) for job, rows in now])
+            now = [(job, rows) for job, rows in now if job.follows and job.goes_on]
             ahead += 1
         self._settle([job for job, _ in written])
 
@@ -194,13 +190,14 @@ class Engine:
         pool, taken = self.reader.cache.pool, []
         while self.waiting:
             job = self.waiting[0]
-            for row in job.rows:
-                row.table = self.reader.open(row.ids if job.may_share else (), job.adapters)
-                row.table.marks |= {len(row.ids) // PAGE * PAGE, (len(row.ids) - 1) // PAGE * PAGE}
+            for text in job.texts:
+                ids, adapters = text.tokens, job.request.config.adapters
+                text.table = self.reader.open(ids if job.may_share else (), adapters)
+                text.table.marks |= {len(ids) // PAGE * PAGE, (len(ids) - 1) // PAGE * PAGE}
             if pool.available is not None and self.running:
-                rows = [row for each in (*self.running, job) for row in each.rows]
-                spare = sum(kind.nbytes for kind in pool.classes) * (len(rows) - len(job.rows))
-                if sum(self._missing(row, len(row.rest)) for row in rows) + spare > pool.available:
+                texts = [text for each in (*self.running, job) for text in each.texts]
+                spare = sum(kind.nbytes for kind in pool.classes) * (len(texts) - len(job.texts))
+                if sum(self._missing(text, len(text.rest)) for text in texts) + spare > pool.available:
                     self._release(job)
                     break
             self.waiting.popleft()
@@ -208,49 +205,48 @@ class Engine:
             taken.append(job)
         if self.reader.sources is not None and (new := [job for job in taken if job.source is None]):
             self._concerned = new
-            tables = self.reader.sources.read([job.text.request.source or [] for job in new])
+            tables = self.reader.sources.read([job.request.source or [] for job in new])
             for job, table in zip(new, tables, strict=True):
                 job.source = table
 
-    def _missing(self, row: Row, count: int) -> int:
+    def _missing(self, text: Text, count: int) -> int:
         """Bytes of pages that `count` more tokens of a text take."""
-        return 0 if row.table is None else self.reader.cache.pool.missing(row.table, count)
+        return 0 if text.table is None else self.reader.cache.pool.missing(text.table, count)
 
     def _release(self, job: Job) -> None:
         """The texts of a job are not stored any longer."""
-        for row in job.rows:
-            if row.table is not None:
-                self.reader.cache.pool.close(row.table)
-                row.table = None
+        for text in job.texts:
+            if text.table is not None:
+                self.reader.cache.pool.close(text.table)
+                text.table = None
 
     def _pieces(self) -> list[Piece]:
         """What the step reads: of texts that are written their last token and its draft, of prompts pieces of up to
         `step_tokens` together. Where pages have no room, the youngest request goes back to wait."""
         ready = self._concerned = [job for job in self.running if job.is_ready]
-        drafts: dict[int, list[int]] = {}
         if self.speculation is not None:
-            texts = [job.text for job in ready if job.text.count and isinstance(job.text, SampledText)]
-            numbers = [text.request.number for text in texts]
-            drafts = dict(zip(numbers, self.speculation.propose(texts), strict=True))
+            self.speculation.propose([job for job in ready if job.count and isinstance(job, SampledText)])
         while True:
             pieces, left = [], self.step_tokens
             for job in ready:
-                draft = drafts.get(job.text.request.number, []) if drafts else []
-                wanted = range(1 + len(draft))
-                pieces += [Piece(job, row, [row.ids[-1], *draft], wanted) for row in job.rows]
+                wanted = range(1 + len(job.draft))
+                for text in job.texts:
+                    last = (text.ids or job.request.prompt)[-1]
+                    pieces.append(Piece(job, text, [last, *job.draft], wanted))
             for job in self.running if len(ready) < len(self.running) else []:
-                for row in [] if job.is_ready else job.rows:
+                for text in [] if job.is_ready else job.texts:
+                    rest = text.rest
                     # the last tokens of several texts of a request are read together
-                    rest = row.rest if len(job.rows) == 1 else row.rest[:-1]
-                    ids = row.cut(rest[:left]) if self.reader.cache.pool.has_states else rest[:left]
-                    is_last = len(ids) == len(row.rest)
+                    ids = rest[: min(left, len(rest) - (len(job.texts) > 1))]
+                    ids = cut(text, ids) if self.reader.cache.pool.has_states else ids
+                    is_last = len(ids) == len(rest)
                     if ids:
-                        pieces.append(Piece(job, row, ids, range(len(ids) - is_last, len(ids))))
+                        pieces.append(Piece(job, text, ids, range(len(ids) - is_last, len(ids))))
                         left -= len(ids)
             room = self.reader.cache.pool.available
             if room is None or not self.reader.use_cache or len(self.running) == 1:
                 return pieces
-            if sum(self._missing(piece.row, len(piece.ids)) for piece in pieces) <= room:
+            if sum(self._missing(piece.text, len(piece.ids)) for piece in pieces) <= room:
                 return pieces
             self._preempt()
             ready = [job for job in ready if job in self.running]
@@ -258,8 +254,7 @@ class Engine:
     def _preempt(self) -> None:
         """The youngest request goes back to the head of those that wait."""
         job = self.running.pop()
-        if isinstance(job.text, SampledText):
-            job.text.expect([])
+        job.draft = []
         self._release(job)
         self.waiting.appendleft(job)
 
@@ -267,28 +262,20 @@ class Engine:
         """What follows a step: what was read ahead and did not come is taken back, texts go on with their new tokens,
         and those that have ended go."""
         if self.speculation is not None:
-            texts = [job.text for job in written if isinstance(job.text, SampledText)]
             for job in written:
-                table = job.rows[0].table
-                if isinstance(job.text, SampledText) and table is not None:
-                    self.reader.trim(table, len(job.text.draft) - job.text.right)
-                    job.rows[0].ids += job.text.draft[: job.text.right]
-            self.speculation.settle(texts)
+                if (table := job.texts[0].table) is not None:
+                    self.reader.trim(table, len(job.draft) - job.right)
+            self.speculation.settle(written)
         self.reader.end()
         for job in written:
-            job.rows = next_rows(job, self.reader.cache.pool)
-            if not job.rows:
+            job.store(self.reader.cache.pool)
+            if not job.goes_on:
                 self._end(job)
                 self.running.remove(job)
 
     def _end(self, job: Job) -> None:
         """A job has ended: nothing of it is used any longer."""
         self._release(job)
-        job.rows, job.text.ended = [], True
+        job.texts = []
         if job.source is not None and self.reader.sources is not None:
             self.reader.sources.close(job.source)
-
-
-def _ahead(text: Text, rows: range, ahead: int) -> range:
-    """The rows of the logits that say the next token of a text, `ahead` tokens of its draft having come."""
-    return rows if isinstance(text, BeamSearch) else range(rows.start + ahead, rows.start + ahead + 1)

@@ -6,7 +6,7 @@ An engine writes the texts of a call: the one that a caller keeps open, or one o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -16,17 +16,13 @@ from headway.errors import ConfigError
 from headway.generate.beams import BeamSearch
 from headway.generate.config import GenerationConfig
 from headway.generate.drafts import Draft
-from headway.generate.jobs import Text
 from headway.generate.open_engine import OpenEngine
 from headway.generate.requests import Request, check_prompts, make_requests
 from headway.generate.results import Delta, Generation, Hypothesis
-from headway.generate.sequences import SampledText
+from headway.generate.sequences import AnyTokenizer, SampledText, decoded
 from headway.generate.speculation import check_draft
 from headway.models import Decoder, EncoderDecoder
 from headway.text import Tokenizer
-
-Decode = Callable[[Request, Sequence[int]], str]
-"""The text of the new ids of a request, without EOS."""
 
 
 def stream(
@@ -74,48 +70,37 @@ def generate(
     not change any text.
     """
     asked = _requests(model, prompts, config, tokenizer, requests, draft)
-
-    def decode(request: Request, ids: Sequence[int]) -> str:
-        return "" if tokenizer is None else tokenizer.decode(ids, after=request.prompt)
-
-    return complete(
-        model, asked, decode, tokenizer=tokenizer, batch_size=batch_size, draft=draft, engine=engine
-    )
+    return complete(model, asked, tokenizer, batch_size=batch_size, draft=draft, engine=engine)
 
 
 def complete(
     model: Decoder | EncoderDecoder,
     requests: Sequence[Request],
-    decode: Decode,
+    tokenizer: AnyTokenizer | None = None,
     *,
-    tokenizer: Tokenizer | None = None,
     batch_size: int | None = None,
     draft: Draft | None = None,
     engine: OpenEngine | None = None,
 ) -> list[Generation]:
-    """One Generation per request, in their order, `batch_size` at a time. With a tokenizer that can stream, sampled
-    texts are decoded token by token; others, and those of beams, at the end."""
+    """One Generation per request, in their order, `batch_size` at a time."""
     if batch_size is not None and batch_size < 1:
         raise ConfigError(f"batch_size must be 1 or more, got {batch_size}")
     begun = time.perf_counter()
-    texts: list[Text] = [
+    jobs = [
         SampledText(request, tokenizer)
         if request.config.beams is None
         else BeamSearch(request, request.config.beams)
         for request in requests
     ]
-    for _ in (engine or OpenEngine(model, keep=0, once=True)).run(texts, draft, batch_size):
+    for _ in (engine or OpenEngine(model, keep=0, once=True)).run(jobs, draft, batch_size):
         pass
     seconds = time.perf_counter() - begun
-    results = []
-    for text in texts:
-        if isinstance(text, BeamSearch):
-            results.append(_of_beams(text, decode, seconds))
-            continue
-        made = collect(text.deltas, text.request.prompt_tokens)
-        shown = made.text if tokenizer else _decoded(text.request, made.ids, decode)
-        results.append(replace(made, text=shown))
-    return results
+    return [
+        _of_beams(job, tokenizer, seconds)
+        if isinstance(job, BeamSearch)
+        else collect(job.deltas, job.request.prompt_tokens)
+        for job in jobs
+    ]
 
 
 def collect(deltas: Sequence[Delta], prompt_tokens: int) -> Generation:
@@ -171,10 +156,10 @@ def _deltas(
             sent[i] = len(text.deltas)
 
 
-def _of_beams(search: BeamSearch, decode: Decode, seconds: float) -> Generation:
+def _of_beams(search: BeamSearch, tokenizer: AnyTokenizer | None, seconds: float) -> Generation:
     request = search.request
     best = search.best() if request.max_new_tokens else (Hypothesis((), (), 0.0, "length"),)
-    best = tuple(replace(one, text=_decoded(request, one.ids, decode)) for one in best)
+    best = tuple(replace(one, text=decoded(request, one.ids, tokenizer)) for one in best)
     return Generation(
         request=request.number,
         prompt_tokens=request.prompt_tokens,
@@ -185,7 +170,3 @@ def _of_beams(search: BeamSearch, decode: Decode, seconds: float) -> Generation:
         seconds=seconds,
         hypotheses=best,
     )
-
-
-def _decoded(request: Request, ids: Sequence[int], decode: Decode) -> str:
-    return decode(request, [i for i in ids if i not in request.config.eos])

@@ -16,8 +16,8 @@ from headway.cache import kv_dtype
 from headway.generate.config import GenerationConfig
 from headway.generate.drafts import Draft
 from headway.generate.engine import Engine
-from headway.generate.jobs import Text
 from headway.generate.reader import Reader
+from headway.generate.sequences import Job
 from headway.hardware import memory_total
 from headway.models import Decoder, EncoderDecoder
 
@@ -49,14 +49,12 @@ class OpenEngine:
         self._engine: Engine | None = None
         self._of: Hashable = None
 
-    def run(
-        self, texts: Sequence[Text], draft: Draft | None = None, most: int | None = None
-    ) -> Iterator[None]:
+    def run(self, jobs: Sequence[Job], draft: Draft | None = None, most: int | None = None) -> Iterator[None]:
         """As `Engine.run`."""
-        config = texts[0].request.config
+        config = jobs[0].request.config
         is_own = self._once or draft is not None
         engine = self._make(config, draft) if is_own else self.engine(config)
-        return engine.run(texts, most)
+        return engine.run(jobs, most)
 
     def engine(self, config: GenerationConfig) -> Engine:
         """The engine that is open, where it fits."""

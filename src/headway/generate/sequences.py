@@ -1,4 +1,4 @@
-"""Texts in progress that grow by one chosen token a step.
+"""Requests in progress, whose texts grow by one chosen token a step.
 
 Legend: R rows, V vocab.
 """
@@ -11,49 +11,80 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from headway.cache import PagePool, PageTable
 from headway.generate.config import GenerationConfig
 from headway.generate.constraints import Text, constrain
 from headway.generate.requests import Request, by_config
 from headway.generate.results import Delta, FinishReason, TopLogProbs
 from headway.generate.sampling import uniform
 from headway.generate.stop import StopScanner
-from headway.text import StreamDecoder, Tokenizer
+from headway.text import MarianTokenizer, StreamDecoder, Tokenizer
 
-Row = tuple[int, int]
-"""A row of the next step: which of its text's rows of the last step it continues, and its new token."""
+AnyTokenizer = Tokenizer | MarianTokenizer
 
 
-class SampledText(Text):
-    """One request that is sampled (or greedy).
+class Job:
+    """A request in an engine, and the texts that are written for it: one, or the several of a beam search.
 
-    rows: its row of the next step; none when it has ended.   deltas: what each step added; one without a token where it
-    gets none.
-    begun: when it was asked for, by `time.perf_counter`.   ended: whether an engine is done with it.
+    texts: as they are stored; none when an engine is done with them.   goes_on: whether another token is to follow.
+    count: new tokens so far.   source: the pages of its source, of an encoder-decoder.
     error: why it ended without having come to its end; None where nothing failed.
     draft: what was expected to follow and has been read ahead of it.   right: how much of it came, from its first token
-    on.   follows: whether the last token came as it was expected.   drafted, accepted: as in `Generation`, so far.
+    on.   follows: whether the last token came as it was expected.
     """
 
-    def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
-        super().__init__(request, [])
-        self.rows: list[Row] = []
-        self.begun, self.ended = time.perf_counter(), False
+    def __init__(self, request: Request, texts: Sequence[Text]) -> None:
+        self.request, self.texts = request, texts
+        self.goes_on, self.count = True, 0
+        self.source: PageTable | None = None
         self.error: BaseException | None = None
         self.draft: list[int] = []
-        self.follows, self.right, self.drafted, self.accepted = False, 0, 0, 0
-        none = Delta(request.number, None, "", "length", 0.0)
-        self.deltas: list[Delta] = [] if request.max_new_tokens else [none]
-        self._decoder: StreamDecoder | None = tokenizer.stream(after=request.prompt) if tokenizer else None
-        self._scanner = StopScanner(request.config.stop)
+        self.right, self.follows = 0, False
 
     @property
-    def count(self) -> int:
-        """New tokens so far."""
-        return len(self.ids)
+    def ended(self) -> bool:
+        """Whether an engine is done with it."""
+        return not self.texts
+
+    @property
+    def may_share(self) -> bool:
+        """Whether it begins with what others stored: where it asks for that, and where it was sent back and has stored
+        it itself."""
+        return self.request.config.prefix_cache or self.count > 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether each of its texts has been read up to its last token."""
+        return all(text.is_read for text in self.texts)
 
     def fail(self, error: BaseException) -> None:
         """It ends here."""
-        self.rows, self.error = [], error
+        self.goes_on, self.error = False, error
+
+    def store(self, pool: PagePool) -> None:
+        """Its texts are those that go on from what has been read."""
+
+
+class SampledText(Text, Job):
+    """One request that is sampled (or greedy). What continues a prompt is decoded token by token, what is written for a
+    source at its end.
+
+    deltas: what each step added; one without a token where it gets none.   begun: when it was asked for, by
+    `time.perf_counter`.   drafted, accepted: as in `Generation`, so far.
+    """
+
+    def __init__(self, request: Request, tokenizer: AnyTokenizer | None) -> None:
+        Text.__init__(self, request, [])
+        Job.__init__(self, request, [self])
+        self.begun = time.perf_counter()
+        self.drafted = self.accepted = 0
+        none = Delta(request.number, None, "", "length", 0.0)
+        self.deltas: list[Delta] = [] if request.max_new_tokens else [none]
+        self._tokenizer = tokenizer
+        self._decoder: StreamDecoder | None = None
+        if isinstance(tokenizer, Tokenizer) and request.source is None:
+            self._decoder = tokenizer.stream(after=request.prompt)
+        self._scanner = StopScanner(request.config.stop)
 
     def expect(self, draft: list[int]) -> None:
         """These tokens are read ahead of it, behind its last one."""
@@ -66,8 +97,9 @@ class SampledText(Text):
         self.follows = self.draft[self.right : self.right + 1] == [token]
         self.right, self.accepted = self.right + self.follows, self.accepted + self.follows
         self.append(token)
+        self.count += 1
         text, reason = self._shown(token)
-        self.rows = [(0, token)] if reason is None else []
+        self.goes_on = reason is None
         counts = self.drafted, self.accepted
         self.deltas.append(Delta(self.request.number, token, text, reason, seconds, *counts, log_prob, top))
 
@@ -76,13 +108,23 @@ class SampledText(Text):
         eos, length = token in self.request.config.eos, len(self.ids) == self.request.max_new_tokens
         reason: FinishReason | None = "eos" if eos else "length" if length else None
         if self._decoder is None:
-            return "", reason
+            return "" if reason is None else decoded(self.request, self.ids, self._tokenizer), reason
         text = "" if eos else self._scanner.push(self._decoder.push(token))
         if reason is not None and self._scanner.hit is None:
             text += self._scanner.push(self._decoder.flush())
         if self._scanner.hit is not None:
             return text, "stop"
         return text if reason is None else text + self._scanner.flush(), reason
+
+
+def decoded(request: Request, ids: Sequence[int], tokenizer: AnyTokenizer | None) -> str:
+    """The text of new ids, without EOS: by itself where there is a source, else behind the prompt."""
+    if tokenizer is None:
+        return ""
+    shown = [i for i in ids if i not in request.config.eos]
+    if isinstance(tokenizer, MarianTokenizer) or request.source is not None:
+        return tokenizer.decode(shown)
+    return tokenizer.decode(shown, after=request.prompt)
 
 
 def log_probs_of(logits: Tensor, token: int, config: GenerationConfig) -> tuple[float, TopLogProbs]:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from headway.errors import ConfigError
 from headway.generate.drafts import Draft, check_trims
 from headway.generate.requests import Request
-from headway.generate.sequences import SampledText
+from headway.generate.sequences import Job, SampledText
 from headway.models import Decoder
 
 MOST_CREDIT = 16.0
@@ -51,17 +51,16 @@ class Speculation:
         self.tokens, self.credit = draft.tokens, MOST_CREDIT
         self._propose = draft.open()
 
-    def propose(self, texts: Sequence[SampledText]) -> list[list[int]]:
-        """What is to be read behind the last token of each text."""
+    def propose(self, texts: Sequence[SampledText]) -> None:
+        """Expects what is to be read behind the last token of each text."""
         count = min(self.tokens, int(self.credit))
         # The last token of a text is chosen, not read, so that a draft ends before it.
         counts = [min(count, text.request.max_new_tokens - len(text.ids) - 1) for text in texts]
         drafts = self._propose(texts, counts) if any(counts) else [[] for _ in texts]
         for text, draft in zip(texts, drafts, strict=True):
             text.expect(_until_eos(draft, text.request.config.eos))
-        return [text.draft for text in texts]
 
-    def settle(self, texts: Sequence[SampledText]) -> None:
+    def settle(self, texts: Sequence[Job]) -> None:
         """Learns from what came of the drafts of a step."""
         if not texts:
             return

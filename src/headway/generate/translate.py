@@ -16,7 +16,7 @@ from headway.errors import ConfigError, DataError
 from headway.generate.config import GenerationConfig
 from headway.generate.loop import complete
 from headway.generate.open_engine import OpenEngine
-from headway.generate.requests import Request, check_prompts, context_limit, make_requests
+from headway.generate.requests import check_prompts, context_limit, make_requests
 from headway.generate.results import Generation
 from headway.models import EncoderDecoder, ModelSpec
 from headway.text import MarianTokenizer, Tokenizer
@@ -70,11 +70,7 @@ def translate(
     if prefixes is not None:
         each = [replace(config, prefix=tuple(own)) for own in prefixes]
     asked = make_requests([[start]] * len(ids), each, model.spec, numbers=requests, sources=ids)
-
-    def decode(request: Request, target: Sequence[int]) -> str:
-        return "" if tokenizer is None else tokenizer.decode(target)
-
-    return complete(model, asked, decode, batch_size=batch_size, engine=engine)
+    return complete(model, asked, tokenizer, batch_size=batch_size, engine=engine)
 
 
 def completed(
