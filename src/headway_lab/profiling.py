@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 
 @contextmanager
@@ -60,6 +61,13 @@ def saved_bytes(
         out = forward()
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     return out, sum(size for at, size in sizes.items() if at not in own)
+
+
+def flops(call: Callable[[], Tensor]) -> tuple[int, Tensor]:
+    """Operations of the matrix products and convolutions that a call runs, and its result."""
+    with FlopCounterMode(display=False) as counter:
+        found = call()
+    return counter.get_total_flops(), found
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -9,6 +9,7 @@ from headway.cache import PagedLayer
 from headway.models import cost
 from headway_lab.explain import cache
 from headway_lab.explain.report import Report, Row
+from headway_lab.profiling import flops
 from tests.explain import toys
 
 CONTEXT = 512
@@ -37,9 +38,9 @@ def test_the_count_of_a_step_is_the_count_of_the_spec() -> None:
     with torch.no_grad():
         past = decoder.make_cache(1)
         decoder(ids[:, :63], cache=past)
-        flops, _ = cache.counted(partial(decoder, cache=past), ids[:, 63:])
-    assert flops == cost.decode_flops(cache.SPEC, 64)
-    assert cache.attention_flops(flops, 1) == 64 * 4 * 16 * 4 * 2
+        whole, _ = flops(partial(decoder, ids[:, 63:], cache=past))
+    assert whole == cost.decode_flops(cache.SPEC, 64)
+    assert cache.attention_flops(whole, 1) == 64 * 4 * 16 * 4 * 2
 
 
 def step(length: int, **change: float) -> Row:

@@ -52,7 +52,7 @@ def trained(losses: dict[str, tuple[float, ...]]) -> Report:
     for name, spec in steps_of(TRANSFORMER, LLAMA, 16).items():
         last = losses.get(name, last)
         model: Any = SimpleNamespace(spec=spec)
-        found[name] = [Run(model, loss, (), 1.0, 1, 0) for loss in last]
+        found[name] = [Run(model, loss, 1.0) for loss in last]
     return judge(found, BUDGET)
 
 

@@ -37,7 +37,7 @@ class Mutant:
 def made(*losses: float) -> tuple[Run, ...]:
     """Runs whose losses are given."""
     model = build(small(layers=1), device="meta")
-    return tuple(Run(model, loss, (loss,), 1.0, 1, 0) for loss in losses)
+    return tuple(Run(model, loss, 1.0) for loss in losses)
 
 
 def low_first(specs: Mapping[str, Any], budget: Budget) -> dict[str, tuple[Run, ...]]:
@@ -124,7 +124,7 @@ TABLE: dict[str, Mutant] = {
     ),
     "cache": Mutant(
         "attention_flops",
-        lambda f: lambda flops, tokens: f(flops, tokens) + 1e5,
+        lambda f: lambda whole, tokens: f(whole, tokens) + 1e5,
         "grow as T",
         {"context": 128},
     ),

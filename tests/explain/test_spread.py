@@ -54,7 +54,7 @@ def test_what_is_shown_to_be_small_has_a_small_bound_too() -> None:
     assert Gap(0.0, 0.06).below(0.05) is None
     assert Gap(0.1, 0.01).below(0.05) is False
     half = log_gap([1.0, 1.1, 0.9], [2.0, 2.2, 1.8])
-    assert half.factor == "0.5 (0.5 to 0.5)"
+    assert half.factor == pytest.approx((0.5, 0.5, 0.5))
     assert half.lower
 
 
@@ -62,8 +62,3 @@ def test_all_are_shown_unless_one_is_refuted_or_does_not_tell() -> None:
     assert every([True, True]) is True
     assert every([True, None]) is None
     assert every([None, False, True]) is False
-
-
-def test_a_gap_says_how_it_was_judged() -> None:
-    assert str(Gap(0.05, 0.01)) == "+0.050 ± 0.010, seen"
-    assert str(Gap(-0.05, 0.1)) == "-0.050 ± 0.100, not seen"

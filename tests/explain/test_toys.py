@@ -9,6 +9,7 @@ import pytest
 
 from headway_lab.explain import TOPICS, topics
 from headway_lab.explain.report import Report
+from headway_lab.explain.runs import Budget
 from headway_lab.explain.spread import Gap
 from headway_lab.explain.topics import Topic
 from tests.explain import toys
@@ -52,7 +53,7 @@ def test_every_value_is_put_into_a_sentence(topic: str) -> None:
 
 
 def test_a_sentence_lists_what_it_is_given() -> None:
-    said = Topic("", "", "", "", {}, none="nobody")
+    said = Topic("", "", "", "", {}, TOPICS["scale"].phrases)
 
     def told(template: str, **values: object) -> str:
         found = Report(rows=({"n": 1}, {"n": 2.5}), claims={}, values=values)
@@ -65,7 +66,10 @@ def test_a_sentence_lists_what_it_is_given() -> None:
     assert told("{some:.1f}", some=[1, 2.25]) == "1.0, 2.2"
     assert told("{some}", some=("rotary, window", "none")) == "rotary, window; none"
     assert told("{some:.0f}", some={"a": 1.0, "b": 2.0}) == "a 1, b 2"
-    assert told("{some}", some={"a": Gap(1, 2)}) == "a +1.000 ± 2.000, not seen"
-    assert told("{some}", some=[]) == "nobody"
+    assert told("{some}", some=[]) == "none"
+    assert told("{some}", some={"a": Gap(-0.05, 0.1)}) == "a -0.050 ± 0.100, not seen"
+    assert told("{some}", some=Gap(0.05, 0.01)) == "+0.050 ± 0.010, seen"
+    assert told("{some.factor}", some=Gap(0.0, 0.7)) == "1 (0.5 to 2)"
+    assert told("{some}", some=Budget(steps=3)).startswith("3 steps of 8 x 64 bytes of Python's")
     with pytest.raises(KeyError, match="other"):
         told("{other}")

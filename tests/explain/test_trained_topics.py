@@ -42,7 +42,7 @@ def reports() -> Mapping[str, Report]:
 def made(*losses: float, size: int = 1) -> tuple[Run, ...]:
     """Runs whose losses are given."""
     model = build(small(layers=size), device="meta")
-    return tuple(Run(model, loss, (loss,), 1.0, 1, 0) for loss in losses)
+    return tuple(Run(model, loss, 1.0) for loss in losses)
 
 
 def test_rows_measure_each_contender_against_the_one_that_is_named() -> None:

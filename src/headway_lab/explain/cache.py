@@ -1,13 +1,11 @@
 """What a key-value cache saves, and that it changes nothing. (Shazeer 2019, "Fast Transformer Decoding".)"""
 
 import time
-from collections.abc import Callable
 from functools import partial
 from statistics import median
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from headway.cache import PAGE
 from headway.checkpoints.restore import as_decoder
@@ -17,7 +15,7 @@ from headway.patterns import Window
 from headway_lab.explain.figures import curves, panels
 from headway_lab.explain.report import Report, Row, Rows
 from headway_lab.explain.spread import log_gap
-from headway_lab.profiling import fastest, one_thread, power
+from headway_lab.profiling import fastest, flops, one_thread, power
 
 WINDOW, STEPS, SEED = 64, 9, 0  # STEPS: the last ones up to a length, whose times are taken
 EQUAL, EXACT = 1e-5, 1e-6
@@ -65,14 +63,14 @@ def measure(full: Decoder, window: Decoder, ids: Tensor) -> tuple[list[Row], Tim
     for length, new in enumerate(ids.split(1, 1), start=1):
         row = ids[:, :length]
         if length in (count // 8, count // 4, count // 2, count):
-            found = {name: counted(way, new) for name, way in ways.items()}
-            whole, _ = counted(again, row)
+            found = {name: flops(partial(way, new)) for name, way in ways.items()}
+            whole, _ = flops(partial(again, row))
             for name, (_, seen) in found.items():
                 logits[name].append(seen)
             rows.append(
                 {
                     "T": length,
-                    **{f"{name} (FLOPs)": attention_flops(flops, 1) for name, (flops, _) in found.items()},
+                    **{f"{name} (FLOPs)": attention_flops(done, 1) for name, (done, _) in found.items()},
                     "no cache (FLOPs)": attention_flops(whole, length),
                     "model, no cache / cache": whole / found["cache"][0],
                     "window slots": bounded.slots[0],
@@ -99,16 +97,9 @@ def measure(full: Decoder, window: Decoder, ids: Tensor) -> tuple[list[Row], Tim
     return rows, {name: taken[-STEPS:] for name, taken in times.items()}, max(off)
 
 
-def counted(decoder: Callable[..., Tensor], ids: Tensor) -> tuple[float, Tensor]:
-    """Operations of a forward, and its logits."""
-    with FlopCounterMode(display=False) as counter:
-        logits: Tensor = decoder(ids)
-    return float(counter.get_total_flops()), logits
-
-
-def attention_flops(flops: float, tokens: int) -> float:
+def attention_flops(whole: int, tokens: int) -> float:
     """A step's operations without the products with weights: those of `tokens` tokens, and the output layer for one."""
-    return flops - 2.0 * (tokens * cost.matrix_weights(SPEC) + SPEC.width * SPEC.vocab)
+    return whole - 2.0 * (tokens * cost.matrix_weights(SPEC) + SPEC.width * SPEC.vocab)
 
 
 def judge(rows: Rows, times: Times, off: float) -> Report:

@@ -9,11 +9,11 @@ from itertools import product
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from headway.errors import ConfigError
 from headway_lab.explain.figures import Figure, curves, panels
 from headway_lab.explain.report import Report, Rows
+from headway_lab.profiling import flops
 
 SEED = 0
 
@@ -109,10 +109,7 @@ def run(*, n: int = 64, d: int = 64, k: int = 3, r: int = 8) -> Report:
 
 def counted(layer: Layer, n: int, d: int, k: int) -> int:
     """Multiply-adds of the matrix products and convolutions that the layer runs."""
-    x, w = _inputs(n, d, k)
-    with FlopCounterMode(display=False) as counter:
-        layer(x, w, 0)
-    return int(counter.get_total_flops()) // 2
+    return flops(partial(layer, *_inputs(n, d, k), 0))[0] // 2
 
 
 def chain(layer: Layer, n: int, k: int) -> int:
@@ -204,19 +201,10 @@ def draw(figure: Figure, report: Report) -> None:
     width = max(report.column("d"))
     rows = tuple(row for row in report.rows if row["d"] == width)
     beside = {"loc": "center left", "bbox_to_anchor": (1.2, 0.5)}
+    log = partial(curves, "n", FORMS, by="layer", log="xy")
     panels(
-        curves("n", FORMS, f"operations, d = {width}", of="multiply-adds", by="layer", log="xy", legend=None),
-        curves(
-            "n",
-            FORMS,
-            "longest chain of products",
-            of="products in a chain",
-            by="layer",
-            log="xy",
-            legend=None,
-        ),
-        curves(
-            "n", FORMS, "from the first token to the last", of="path", by="layer", log="xy", legend=beside
-        ),
+        log(f"operations, d = {width}", of="multiply-adds", legend=None),
+        log("longest chain of products", of="products in a chain", legend=None),
+        log("from the first token to the last", of="path", legend=beside),
         layout="AB;C.",
     )(figure, replace(report, rows=rows))

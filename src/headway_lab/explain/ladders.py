@@ -12,7 +12,7 @@ from headway_lab.explain.runs import VOCAB, Budget, Runs, contend
 from headway_lab.explain.spread import gap
 from headway_lab.explain.topics import Topic, read
 
-LADDER = Topic(**read("en")["ladder"], none=read("en")["none"])
+LADDER = Topic(**read("en")["ladder"], phrases=read("en")["phrases"])
 WIDTH, LAYERS, HEADS = 64, 2, 4
 UNTRAINED = ("context", "family")
 """Aspects that change nothing in a run."""
@@ -69,7 +69,7 @@ def command(
     ConfigError as `steps_of` does."""
     usual = Budget()
     budget = replace(usual, steps=steps or usual.steps, seeds=tuple(range(seeds or len(usual.seeds))))
-    say(f"training each step of the ladder: {budget}")
+    say(f"training each step of the ladder: {budget.steps} steps with {len(budget.seeds)} seeds")
     return judge(contend(steps_of(first, second, budget.tokens), budget), budget)
 
 

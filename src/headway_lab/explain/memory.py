@@ -156,8 +156,6 @@ def judge(rows: Rows, parameters: set[int]) -> Report:
         values={
             "off": off,
             "off_peak": off_peak,
-            "short": short,
-            "long": long,
             "growth": growth,
             "rest": rest,
             "share": after["scores (B)"] / after["predicted (B)"],

@@ -52,14 +52,9 @@ def looks(trained: Trained) -> list[int]:
     return torch.stack(shares).argmax(0).tolist()
 
 
-def mean_right(rows: Rows) -> dict[int, float]:
-    """The mean share of tokens named, by heads."""
-    return {heads: fmean(row["right"] for row in rows if row["heads"] == heads) for heads in HEADS}
-
-
 def judge(rows: Rows) -> Report:
     """The verdict: with a head for each place all tokens are named, with fewer heads they are not."""
-    mean, most = mean_right(rows), HEADS[-1]
+    most = HEADS[-1]
     own = [row for row in rows if row["heads"] == most and row["places"] == len(OFFSETS)]
     right = {heads: [row["right"] for row in rows if row["heads"] == heads] for heads in HEADS}
     return Report(
@@ -67,7 +62,7 @@ def judge(rows: Rows) -> Report:
         claims={
             "alike": len({row["parameters"] for row in rows}) == 1,
             "more": every(gap(right[a], right[b]).lower for a, b in pairwise(HEADS)),
-            "most": mean[most] > 0.9,
+            "most": fmean(right[most]) > 0.9,
             "shared": len(own) == len(right[most]),
         },
         values={
@@ -75,7 +70,7 @@ def judge(rows: Rows) -> Report:
             "tokens": TOKENS,
             "most": most,
             "places": len(OFFSETS),
-            "right": list(mean.values()),
+            "right": [fmean(own) for own in right.values()],
             "chance": 1 / SYMBOLS,
             "shared": len(own),
             "runs": len(right[most]),

@@ -114,11 +114,6 @@ def word_of(claims: Iterable[bool | None]) -> str:
     return "seen in part" if any(known) else "not seen" if False in known else TOO_SMALL
 
 
-def seeds_of(rows: Rows) -> tuple[int, ...]:
-    """The seeds that rows have columns of."""
-    return tuple(int(name.removeprefix("seed ")) for name in rows[0] if name.startswith("seed "))
-
-
 def by_seed(row: Row) -> list[float]:
     """A row's results, seed by seed."""
-    return [row[f"seed {seed}"] for seed in seeds_of([row])]
+    return [value for name, value in row.items() if name.startswith("seed ")]

@@ -86,8 +86,6 @@ def judge(runs: Runs, drift: Tensor, back: Sequence[float], budget: Budget) -> R
             "apart": apart,
             "kept": kept,
             "moved": moved,
-            "slowest": rows[-1]["|drift| / start"],
-            "fastest": rows[0]["|drift| / start"],
         },
         picture=text_table(
             ("loss", "mean", *(f"seed {seed}" for seed in budget.seeds)),

@@ -44,29 +44,14 @@ class Budget:
     rate: float = 4e-3
     seeds: tuple[int, ...] = (0, 1, 2)
 
-    def __str__(self) -> str:
-        return (
-            f"{self.steps} steps of {self.rows} x {self.tokens} bytes of Python's standard library, "
-            f"rate {self.rate:g}, seeds {', '.join(map(str, self.seeds))}"
-        )
-
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One model trained.
-
-    loss      of held-out text, nats per byte
-    curve     training loss of each step
-    seconds   of one core, for training
-    trained   bytes in all rows that were trained on, digest their CRC-32 in order
-    """
+    """One model trained: its loss of held-out text, in nats per byte, and the seconds of one core that it took."""
 
     model: Model
     loss: float
-    curve: tuple[float, ...]
     seconds: float
-    trained: int
-    digest: int
 
 
 Runs = Mapping[str, Sequence[Run]]  # of each contender, by seed
@@ -113,15 +98,13 @@ class BytePrediction(Objective[Model]):
     """Random rows of the training text, drawn from `seed`, and the loss of their bytes."""
 
     def __init__(self, budget: Budget, seed: int, causal: bool) -> None:
-        self.budget, self.causal, self.digest = budget, causal, 0
+        self.budget, self.causal = budget, causal
         self.noise = torch.Generator().manual_seed(seed)
 
     def batches(self, step: int) -> list[Batch]:
         data, tokens = text()[0], self.budget.tokens
         start = torch.randint(len(data) - tokens - 1, (self.budget.rows,), generator=self.noise)
-        ids = data.unfold(0, tokens + 1, 1)[start]
-        self.digest = zlib.crc32(ids.numpy().tobytes(), self.digest)
-        return [batch_of(ids, self.causal, self.noise)]
+        return [batch_of(data.unfold(0, tokens + 1, 1)[start], self.causal, self.noise)]
 
 
 @torch.no_grad()
@@ -146,11 +129,9 @@ def train(spec: ModelSpec, budget: Budget, seed: int) -> Run:
         return learning_rate((step + 1) / budget.steps, warmup=WARM_UP, floor=FLOOR)
 
     began = time.process_time()
-    steps = fit(objective, model, adam, steps=budget.steps, schedule=schedule, clip=CLIP)
+    fit(objective, model, adam, steps=budget.steps, schedule=schedule, clip=CLIP)
     seconds = time.process_time() - began
-    curve = tuple(step.loss_sum / step.count for step in steps)
-    trained = budget.steps * budget.rows * budget.tokens
-    return Run(model, held_out_loss(model, budget.tokens), curve, seconds, trained, objective.digest)
+    return Run(model, held_out_loss(model, budget.tokens), seconds)
 
 
 def contend(specs: Mapping[str, ModelSpec], budget: Budget) -> dict[str, tuple[Run, ...]]:

@@ -4,9 +4,18 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 # Two-sided 95 % points of Student's t with 1, 2, .. degrees of freedom.
 T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+
+class Factor(NamedTuple):
+    """By how much one is larger than another, and the interval of that."""
+
+    mean: float
+    least: float
+    most: float
 
 
 @dataclass(frozen=True)
@@ -47,13 +56,9 @@ class Gap:
         return None if self.mean - self.bound < margin else False
 
     @property
-    def factor(self) -> str:
-        """A gap of logarithms, as a factor and its interval: "1.9 (1.7 to 2.1)"."""
-        least, most = (math.exp(self.mean + sign * self.bound) for sign in (-1, 1))
-        return f"{math.exp(self.mean):.2g} ({least:.2g} to {most:.2g})"
-
-    def __str__(self) -> str:
-        return f"{self.mean:+.3f} ± {self.bound:.3f}, {'seen' if self.seen else 'not seen'}"
+    def factor(self) -> Factor:
+        """A gap of logarithms, as a factor."""
+        return Factor(*(math.exp(self.mean + sign * self.bound) for sign in (0, -1, 1)))
 
 
 def every(shown: Iterable[bool | None]) -> bool | None:
