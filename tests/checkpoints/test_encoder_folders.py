@@ -270,8 +270,8 @@ def test_inspect_says_what_an_encoder_is(tmp_path: Path, capsys: pytest.CaptureF
     for part in (
         "family         bert; transformers loads it",
         "kind           encoder; gives masked-lm: logits of the token that stands there",
-        "order          post: norm(x + f(x)), and a norm behind the embedding",
-        "norm           LayerNorm: (x - mean x) / sqrt(var x + eps), with a bias; eps 1e-12",
+        "order          post: norm(x + f(x)), no final norm, embedding norm",
+        "norm           LayerNorm: (x - mean x) / sqrt(var x + eps), eps 1e-12, norm bias",
         "context        20 tokens; refuses more than 20",
         "keys, values   none are kept",
         "not used       bert.pooler.dense.bias, bert.pooler.dense.weight, cls.seq_relationship.bias",
@@ -281,7 +281,7 @@ def test_inspect_says_what_an_encoder_is(tmp_path: Path, capsys: pytest.CaptureF
     assert cli(["inspect", str(tmp_path / "roformer")]) == 0
     said = capsys.readouterr().out
     for part in (
-        "vocabulary 61 of 32 columns, 2 token types",
+        "vocab 61, embedding width 32, token types 2",
         "pairing adjacent (transformers' roformer rotates adjacent pairs)",
         "20 tokens; runs beyond it too",
         "labels         no, yes, perhaps",

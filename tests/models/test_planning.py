@@ -125,7 +125,7 @@ def test_what_does_not_fit_is_said() -> None:
 
 @pytest.mark.parametrize(
     ("model", "chunk", "said"),
-    [("bert-base-uncased", 64, "reads none"), ("llama-2-7b", 0, "1 token or more")],
+    [("bert-base-uncased", 64, "of kind encoder"), ("llama-2-7b", 0, "1 or more")],
 )
 def test_only_prompts_are_read_in_chunks(model: str, chunk: int, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
@@ -155,7 +155,7 @@ def test_a_plan_is_arithmetic_at_any_length(context: int) -> None:
 def test_impossible_plans_are_refused() -> None:
     with pytest.raises(ValueError, match=r"2 rows of 10{15} tokens are more than the 1099511627776 .* lower"):
         report_of(catalog.spec("llama-2-7b"), context=10**15)
-    with pytest.raises(ValueError, match="context and batch must be at least 1, got 0 and 2"):
+    with pytest.raises(ValueError, match="context, source and batch must be at least 1, got 0, None and 2"):
         report_of(catalog.spec("llama-2-7b"), context=0)
     limited = ModelSpec.of_depth(2, 50, max_context=512, context=512)
     with pytest.raises(ValueError, match="takes rows of at most 512 tokens, 4096 were asked for"):

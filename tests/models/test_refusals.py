@@ -203,7 +203,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: cost.prefill_flops(DECODER, 8, source=8),
         ConfigError,
-        "prefill_flops: source=8 is for an encoder-decoder, not for decoders",
+        "source=8 is the length of an encoder-decoder's sources, and this decoder has none",
     ),
     (
         lambda: must_decode(ENCODER, "kv_bytes"),

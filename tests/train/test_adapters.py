@@ -249,7 +249,7 @@ def test_a_dry_run_counts_what_is_trained(beside: Make, base: Path) -> None:
     assert sum(plan.groups.values()) == plan.groups["matrices (decay)"] == trained
     assert plan.memory["frozen weights"] == 2 * cost.parameter_count(spec)
     assert plan.memory["optimizer"] == 8 * trained
-    assert plan.memory["gradients"] <= 2 * (cost.trained_bytes(spec, Lora(rank=4)) - 8 * trained)
+    assert plan.memory["gradients"] <= 2 * (cost.trained_bytes(trained) - 8 * trained)
     quantized = describe_run(beside(dtype="bf16", base="nf4"))
     assert quantized.memory["frozen weights"] < plan.memory["frozen weights"]
 
@@ -261,7 +261,8 @@ def test_frozen_bytes_are_those_of_the_model(base: Path, beside: Make) -> None:
         names = {name for name, _ in named_adapter_parameters(model)}
         held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         frozen = sum(v.numel() * v.itemsize for name, v in held.items() if name not in names)
-        assert frozen == cost.frozen_bytes(model.spec, torch.bfloat16, nf4=nf4)
+        kept = cost.Kept(torch.bfloat16, "nf4" if nf4 else None)
+        assert frozen == sum(cost.kept_bytes(model.spec, kept).values())
 
 
 def sizes(layers: int, width: int, heads: int, hidden: int, vocab: int) -> ModelSpec:
@@ -276,7 +277,8 @@ def sizes(layers: int, width: int, heads: int, hidden: int, vocab: int) -> Model
 )
 def test_a_small_share_of_gradients_and_moments_is_needed(spec: ModelSpec, share: float) -> None:
     """r = 16 on every linear layer, at 1.1 B (TinyLlama's sizes) and at 32 M parameters."""
-    assert cost.trained_bytes(spec, Lora(rank=16)) / cost.trained_bytes(spec) < share
+    adapted = cost.trained_bytes(cost.adapter_parameters(spec, Lora(rank=16)))
+    assert adapted / cost.trained_bytes(cost.parameter_count(spec)) < share
 
 
 def test_room_is_asked_for_what_is_trained_alone(beside: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,10 +19,40 @@ NORMS = {"rms": "RMSNorm: x / sqrt(mean x^2 + eps)", "layer": "LayerNorm: (x - m
 
 
 class Aspect(NamedTuple):
-    """Fields of a spec that are described, and changed, together."""
+    """Fields of a spec that are described, and changed, together.
 
-    fields: tuple[str, ...]
-    words: Callable[[ModelSpec], str]
+    Attributes:
+        told: fields that `always` puts into words.
+        unusual: fields that are named, with their value, where it is not the default of `ModelSpec`.
+    """
+
+    told: tuple[str, ...]
+    always: Callable[[ModelSpec], str]
+    unusual: tuple[str, ...]
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """All of them, by name."""
+        return (*self.told, *self.unusual)
+
+    def words(self, spec: ModelSpec) -> str:
+        """What these fields of `spec` say."""
+        said = [self.always(spec), *(_named(name, getattr(spec, name)) for name in self.unusual)]
+        return ", ".join(filter(None, said)) or "none"
+
+
+def _named(name: str, value: int | float | None) -> str:
+    """A field and its value, True as the name alone; nothing for its default."""
+    words = name.replace("_", " ")
+    if value == getattr(ModelSpec, name):
+        return ""
+    if isinstance(value, bool):
+        return words if value else f"no {words}"
+    return f"{words} {value:,}" if isinstance(value, int) else f"{words} {value:.4g}"
+
+
+def _aspect(told: str, always: Callable[[ModelSpec], str] = lambda spec: "", unusual: str = "") -> Aspect:
+    return Aspect(tuple(told.split()), always, tuple(unusual.split()))
 
 
 def brief(value: object) -> str:
@@ -59,31 +89,14 @@ def layer_numbers(numbers: Sequence[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
-def _order(spec: ModelSpec) -> str:
-    more = ["the embedding"] * spec.embedding_norm + ["the last layer"] * spec.final_norm
-    return f"{spec.order}: {ORDERS[spec.order]}" + (
-        f", and a norm behind {' and '.join(more)}" if more else ""
-    )
-
-
-def _norm(spec: ModelSpec) -> str:
-    return f"{NORMS[spec.norm]}{', with a bias' * spec.norm_bias}; eps {spec.norm_eps:g}"
-
-
-def heads(spec: ModelSpec) -> str:
-    """How many there are, and of what width."""
+def _heads(spec: ModelSpec) -> str:
     return f"{spec.heads} query, {spec.kv_heads} key/value ({spec.layout.kind}), {spec.head_dim} dims each"
 
 
 def _scores(spec: ModelSpec) -> str:
     if spec.linear is not None:
         return f"linear attention: {brief(spec.linear)}"
-    scale = "q . k / sqrt(D)" if spec.attention_scale is None else f"q . k * {spec.attention_scale:g}"
-    return (
-        scale
-        + ", q and k normed" * spec.qk_norm
-        + ", own projections of global tokens" * spec.global_projections
-    )
+    return "q . k / sqrt(D)" if spec.attention_scale is None else f"q . k * {spec.attention_scale:g}"
 
 
 def _feed_forward(spec: ModelSpec) -> str:
@@ -93,54 +106,9 @@ def _feed_forward(spec: ModelSpec) -> str:
     return f"down({inner}), {spec.hidden:,} wide"
 
 
-def _positions(spec: ModelSpec) -> str:
-    return f"on {spec.positions.marks}: {brief(spec.positions)}"
-
-
 def _patterns(spec: ModelSpec) -> str:
     found = patterns_by_layer(spec)
     return found[0][1] if len(found) == 1 else "; ".join(f"layers {layers}: {p}" for layers, p in found)
-
-
-def biases(spec: ModelSpec) -> str:
-    """Which projections have one."""
-    there = {
-        "query, key, value": spec.qkv_bias,
-        "attention output": spec.out_bias,
-        "feed-forward": spec.mlp_bias,
-        "output layer": spec.output_bias,
-    }
-    return ", ".join(name for name, has in there.items() if has) or "none"
-
-
-def _embedding(spec: ModelSpec) -> str:
-    return "".join(
-        (
-            f"vocabulary {spec.vocab:,}",
-            f" of {spec.embedding_width} columns" if spec.embedding_width is not None else "",
-            f", times {spec.embedding_scale:.4g}" if spec.embedding_scale != 1 else "",
-            f", {spec.token_types} token types" if spec.token_types else "",
-            ", is the output layer" if spec.tied else "",
-            ", is the encoder's too" if spec.shared_embedding else "",
-            f", states times {spec.logit_scale:.4g} in front of the output" if spec.logit_scale != 1 else "",
-        )
-    )
-
-
-def _context(spec: ModelSpec) -> str:
-    longest = "" if spec.max_context is None else f", no more than {spec.max_context:,}"
-    return f"trained on {spec.trained_context:,} tokens{longest}"
-
-
-def _dropout(spec: ModelSpec) -> str:
-    at = {
-        "sub-layers": spec.dropout,
-        "weights of attention": spec.attention_dropout,
-        "hidden layer": spec.activation_dropout,
-    }
-    found = [f"{probability:g} on {place}" for place, probability in at.items() if probability]
-    found += ["on the last states"] * spec.final_dropout + ["before the classifier"] * spec.pooled_dropout
-    return ", ".join(found) or "none"
 
 
 def _encoder(spec: ModelSpec) -> str:
@@ -150,34 +118,31 @@ def _encoder(spec: ModelSpec) -> str:
 
 
 ASPECTS: Mapping[str, Aspect] = {
-    "kind": Aspect(("causal", "head"), lambda spec: f"{spec.kind}, {brief(spec.head)}"),
-    "encoder": Aspect(("encoder",), _encoder),
-    "layers": Aspect(("layers", "width"), lambda spec: f"{spec.layers} layers of width {spec.width:,}"),
-    "order": Aspect(("order", "final_norm", "embedding_norm"), _order),
-    "norm": Aspect(("norm", "norm_bias", "norm_eps"), _norm),
-    "positions": Aspect(("positions",), _positions),
-    "feed-forward": Aspect(("hidden", "gated", "activation"), _feed_forward),
-    "heads": Aspect(("heads", "kv_heads", "head_dim"), heads),
-    "scores": Aspect(("attention_scale", "qk_norm", "global_projections", "linear"), _scores),
-    "patterns": Aspect(("patterns",), _patterns),
-    "biases": Aspect(("qkv_bias", "out_bias", "mlp_bias", "output_bias"), biases),
-    "embedding": Aspect(
-        (
-            "vocab",
-            "embedding_width",
-            "embedding_scale",
-            "token_types",
-            "tied",
-            "shared_embedding",
-            "logit_scale",
-        ),
-        _embedding,
+    "kind": _aspect("causal head", lambda spec: f"{spec.kind}, {brief(spec.head)}"),
+    "encoder": _aspect("encoder", _encoder),
+    "layers": _aspect("layers width", lambda spec: f"{spec.layers} layers of width {spec.width:,}"),
+    "order": _aspect(
+        "order", lambda spec: f"{spec.order}: {ORDERS[spec.order]}", "final_norm embedding_norm"
     ),
-    "context": Aspect(("trained_context", "max_context"), _context),
-    "dropout": Aspect(
-        ("dropout", "attention_dropout", "activation_dropout", "final_dropout", "pooled_dropout"), _dropout
+    "norm": _aspect("norm norm_eps", lambda spec: f"{NORMS[spec.norm]}, eps {spec.norm_eps:g}", "norm_bias"),
+    "positions": _aspect("positions", lambda spec: f"on {spec.positions.marks}: {brief(spec.positions)}"),
+    "feed-forward": _aspect("hidden gated activation", _feed_forward),
+    "heads": _aspect("heads kv_heads head_dim", _heads),
+    "scores": _aspect("attention_scale linear", _scores, "qk_norm global_projections"),
+    "patterns": _aspect("patterns", _patterns),
+    "biases": _aspect("", unusual="qkv_bias out_bias mlp_bias output_bias"),
+    "embedding": _aspect(
+        "vocab",
+        lambda spec: f"vocab {spec.vocab:,}",
+        "embedding_width embedding_scale token_types tied shared_embedding logit_scale",
     ),
-    "fresh weights": Aspect(("init_std",), lambda spec: f"standard deviation {spec.init_std:g}"),
-    "family": Aspect(("family",), lambda spec: spec.family),
+    "context": _aspect(
+        "trained_context", lambda spec: f"trained on {spec.trained_context:,} tokens", "max_context"
+    ),
+    "dropout": _aspect(
+        "", unusual="dropout attention_dropout activation_dropout final_dropout pooled_dropout"
+    ),
+    "fresh weights": _aspect("init_std", lambda spec: f"standard deviation {spec.init_std:g}"),
+    "family": _aspect("family", lambda spec: spec.family),
 }
 """All fields of a spec, in the order in which one model is turned into another."""

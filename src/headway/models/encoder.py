@@ -122,7 +122,7 @@ class HeadLayer(nn.Module):
         self.task, self.pool, self.unit = head.task, head.pool, head.unit
         self.vocab, self.logit_scale = spec.vocab, spec.logit_scale
         masked = head.task == "masked-lm"
-        inner = spec.columns if masked and head.dense is not None else spec.width
+        inner = spec.head_inputs
         self.dense = Linear(spec.width, inner) if head.dense is not None else None
         self.act = torch.tanh if head.dense == "tanh" else named_activation(head.dense or "relu")
         has_norm = masked and head.dense is not None

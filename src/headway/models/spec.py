@@ -142,6 +142,11 @@ class ModelSpec:
         return self.width if self.embedding_width is None else self.embedding_width
 
     @property
+    def head_inputs(self) -> int:
+        """Columns of the head's last matrix: those of the embedding behind the dense layer of "masked-lm"."""
+        return self.columns if self.head.task == "masked-lm" and self.head.dense is not None else self.width
+
+    @property
     def context_limit(self) -> int | None:
         """The longest row that can run at all; None is no limit."""
         known = [n for n in (self.max_context, self.positions.limit) if n is not None]

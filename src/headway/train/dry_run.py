@@ -87,7 +87,7 @@ def describe_run(config: TrainConfig) -> DryRun:
         if isinstance(config, RowsConfig) and (lora := lora_of(config)) is not None:
             attach(model, Adapter.fresh(model, lora, config.adapter_targets))
             adapter = trained_parameters(config, spec)
-            frozen = cost.frozen_bytes(spec, dtype, nf4=config.base is not None)
+            frozen = sum(cost.kept_bytes(spec, cost.Kept(dtype, config.base)).values())
         groups = parameter_groups(model)
     passes = -(-plan.rows_per_step // plan.micro_batch)
     trains = cost.training_bytes(

@@ -1,14 +1,6 @@
 """What a model costs, counted from its spec before it is built: functions of a `ModelSpec`."""
 
 from headway.models.cost.activations import activation_bytes
-from headway.models.cost.kept import (
-    Codes,
-    Kept,
-    adapter_parameters,
-    frozen_bytes,
-    kept_bytes,
-    trained_bytes,
-)
 from headway.models.cost.operations import (
     attention_pairs,
     cache_slots,
@@ -27,9 +19,14 @@ from headway.models.cost.peak import training_bytes
 from headway.models.cost.planning import plan
 from headway.models.cost.report import LayerPlan, Machine, Report
 from headway.models.cost.weights import (
+    Codes,
+    Kept,
+    adapter_parameters,
+    kept_bytes,
     matrix_weights,
     parameter_count,
     parameters,
+    trained_bytes,
     weight_bytes,
     weight_bytes_read,
 )
@@ -45,7 +42,6 @@ __all__ = [
     "attention_pairs",
     "cache_slots",
     "decode_flops",
-    "frozen_bytes",
     "head_flops",
     "kept_bytes",
     "kv_bytes_per_token",

@@ -11,7 +11,7 @@ from typing import Literal, TypedDict
 
 import torch
 
-from headway.errors import ConfigError
+from headway.models.cost.weights import stacks
 from headway.models.spec import ModelSpec
 from headway.nn.block import Checkpointing
 from headway.nn.cross_entropy import chunk_rows
@@ -81,21 +81,15 @@ def activation_bytes(
     Raises ConfigError for a source that there is no encoder for.
     """
     e, tokens = dtype.itemsize, context * batch
-    found = _stack_bytes(spec, context, batch, e, scores, gradient_checkpointing)
-    if spec.encoder is not None:
-        source = context if source is None else source
-        below = _stack_bytes(spec.encoder, source, batch, e, scores, gradient_checkpointing)
-        found["encoder"] = sum(below.values())
+    rows = stacks(spec, context, source)
+    found, *below = (_stack_bytes(*each, batch, e, scores, gradient_checkpointing) for each in rows)
+    for encoder in below:
+        found["encoder"], sources = sum(encoder.values()), rows[1][1]
         attended = 1 if gradient_checkpointing in ("block", "attention") else spec.layers
-        d = spec.head_dim
-        keys = 2 * e * d + spec.qk_norm * (e * d + 4)
-        found["attention"] += spec.layers * batch * source * spec.kv_heads * keys
+        keys = 2 * e * spec.head_dim + spec.qk_norm * (e * spec.head_dim + 4)
+        found["attention"] += spec.layers * batch * sources * spec.kv_heads * keys
         if scores == "stored":
-            found["scores"] += attended * _score_bytes(spec, context, source, batch)
-    elif source is not None:
-        raise ConfigError(
-            f"activation_bytes: source={source} is of an encoder's rows, and this {spec.kind} has none"
-        )
+            found["scores"] += attended * _score_bytes(spec, context, sources, batch)
     found["head"], found["logits"] = _head_bytes(spec, tokens, e, loss)
     return {name: n for name, n in found.items() if n or name == "scores"}
 
@@ -188,10 +182,9 @@ def _feature_numbers(feature: str, d: int, rotates: bool, summed: bool) -> int:
 def _head_bytes(spec: ModelSpec, tokens: int, e: int, loss: Loss) -> tuple[int, int]:
     """(of the head, of the logits). The last states are kept where a product with them follows; a fused loss has their
     gradient in their place."""
-    head, m, w = spec.head, spec.width, max(e, 4)
-    inner, kept = m, 0
+    head, m, w, inner = spec.head, spec.width, max(e, 4), spec.head_inputs
+    kept = 0
     if head.task == "masked-lm" and head.dense is not None:
-        inner = spec.columns
         kept = (head.dense != "relu") * e * inner + _norm_bytes(spec, inner, e)
     elif head.task in ("states", "embed", "classify"):
         kept = -e * m

@@ -17,7 +17,7 @@ import torch
 from headway.attention.linear_attention import choose_form
 from headway.cache import PAGE, PageClass
 from headway.errors import ConfigError
-from headway.models.cost.weights import matrix_weights, memory_weights, must_decode
+from headway.models.cost.weights import matrix_weights, memory_weights, must_decode, stacks
 from headway.models.spec import ModelSpec
 from headway.patterns import Pattern, pairs
 from headway.quantization import row_bytes
@@ -58,21 +58,17 @@ def prefill_flops(spec: ModelSpec, n: int, logits: int = 1, source: int | None =
         + _attention_flops(spec, n, last)
         + head_flops(spec) * logits
     )
-    if spec.encoder is None and source is not None:
-        raise ConfigError(f"prefill_flops: source={source} is for an encoder-decoder, not for {spec.kind}s")
-    if spec.encoder is None:
-        return own
-    source = n if source is None else source
-    across = 4.0 * spec.head_dim * spec.heads * spec.layers * n * source
-    return own + prefill_flops(spec.encoder, source) + 2.0 * source * memory_weights(spec) + across
+    for encoder, tokens in stacks(spec, n, source)[1:]:
+        across = 4.0 * spec.head_dim * spec.heads * spec.layers * n * tokens
+        own += prefill_flops(encoder, tokens) + 2.0 * tokens * memory_weights(spec) + across
+    return own
 
 
 def head_flops(spec: ModelSpec) -> float:
     """Operations of the head for one slot or row: of its dense layer and of its last matrix."""
-    head, m = spec.head, spec.width
-    inner = spec.columns if head.task == "masked-lm" and head.dense is not None else m
+    head, inner = spec.head, spec.head_inputs
     outputs = spec.vocab if head.needs_vocab else head.outputs
-    return 2.0 * (m * inner * (head.dense is not None) + inner * outputs)
+    return 2.0 * (spec.width * inner * (head.dense is not None) + inner * outputs)
 
 
 def train_flops(spec: ModelSpec, context: int, source: int | None = None) -> float:
@@ -92,9 +88,8 @@ def decode_flops(spec: ModelSpec, context: int, source: int | None = None) -> fl
 
     Linear attention and S source tokens as in `prefill_flops`. Raises ConfigError for an encoder."""
     must_decode(spec, "decode_flops")
-    across = 0.0
-    if spec.encoder is not None:
-        across = 4.0 * spec.head_dim * spec.heads * spec.layers * (context if source is None else source)
+    sources = sum(tokens for _, tokens in stacks(spec, context, source)[1:])
+    across = 4.0 * spec.head_dim * spec.heads * spec.layers * sources
     if spec.linear is None:
         own = 4.0 * spec.head_dim * sum(keys_read(p, context, spec.heads) for p in spec.patterns)
     else:

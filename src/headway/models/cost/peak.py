@@ -11,7 +11,7 @@ from typing import Unpack
 import torch
 
 from headway.models.cost.activations import TrainingOptions, activation_bytes
-from headway.models.cost.weights import block_parameters, numbers_in_blocks, parameter_count
+from headway.models.cost.weights import block_numbers, parameter_count, stacks
 from headway.models.spec import ModelSpec
 from headway.nn.cross_entropy import chunk_rows
 from headway.nn.feedforward import CHUNK
@@ -48,7 +48,7 @@ def training_bytes(
 
     With several `passes` the sum of their gradients, w N, is there from the second one on; `workers` passes side by
     side each have activations and gradients of their own. Of an adapter, N are its numbers, and the frozen weights
-    come on top (`frozen_bytes`), as does what a freed tensor leaves behind in the C library's heap: up to a fifth.
+    come on top (`kept_bytes`), as does what a freed tensor leaves behind in the C library's heap: up to a fifth.
 
     One of several processes that have a part of every weight each (`headway.parallel.sharded`) holds, of blocks of B
     numbers and R outside of them,
@@ -73,7 +73,8 @@ def training_bytes(
     again: TrainingOptions = {**options, "gradient_checkpointing": "block"}
     one = activation_bytes(spec, context, batch, dtype, **again)
     one = {name: size for name, size in one.items() if name not in ("inputs", "logits")}
-    block = _block_bytes(spec, context, batch, e, options.get("source"))
+    rows = stacks(spec, context, options.get("source"))
+    block = max(2 * batch * tokens * (stack.hidden + stack.width) * e for stack, tokens in rows)
     if parts == 1:
         held = {"parameters": w * n + (e * n if w > e else 0), "optimizer": 2 * w * n}
         table = e * spec.vocab * spec.columns if adapter is None else 0
@@ -85,10 +86,10 @@ def training_bytes(
         gradients = [added, added, first, end]
         above = {name: one[name] if name == "head" else 0 for name in one}
     else:
-        own, each = w * n // parts, block_parameters(spec)
-        rest = n - numbers_in_blocks(spec)
+        own, blocks = w * n // parts, block_numbers(spec).values()
+        rest = n - sum(blocks)
         held = {"parameters": own, "optimizer": 2 * own, "gathered": e * rest}
-        block += 2 * (e + w) * each
+        block += 2 * (e + w) * max(blocks)
         gradients = [0, e * rest, e * rest + own, (e + w) * rest + own]
         above = {}
     moments = [
@@ -110,14 +111,6 @@ def training_bytes(
     }
 
 
-def _block_bytes(spec: ModelSpec, context: int, batch: int, e: int, source: int | None) -> int:
-    """The two largest tensors of a block's feed-forward, 2 n (F + M) e."""
-    shapes = [(spec, context)]
-    if spec.encoder is not None:
-        shapes.append((spec.encoder, context if source is None else source))
-    return max(2 * batch * tokens * (stack.hidden + stack.width) * e for stack, tokens in shapes)
-
-
 def _without_blocks(kept: dict[str, int]) -> dict[str, int]:
     """What is kept where blocks are computed again, before the first of them is."""
     return {name: size for name, size in kept.items() if name in ("inputs", "head", "logits", "scores")}
@@ -130,12 +123,6 @@ def _loss_bytes(spec: ModelSpec, tokens: int, w: int) -> int:
         return 0
     chunks = CHUNKS * min(tokens, chunk_rows(spec.vocab)) * w * spec.vocab
     return chunks + 2 * w * spec.vocab * spec.width * (spec.encoder is not None)
-
-
-def trained_bytes_each(dtype: torch.dtype) -> int:
-    """Of the gradients and moments of a trained number: e and, where another dtype computes, w; and 2 w."""
-    e, w = dtype.itemsize, max(dtype.itemsize, 4)
-    return e + (w if w > e else 0) + 2 * w
 
 
 def first_pass_bytes(

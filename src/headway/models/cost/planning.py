@@ -15,7 +15,6 @@ from headway.cache import choose_cache
 from headway.choice import Choice
 from headway.errors import ConfigError
 from headway.models.cost.activations import Scores
-from headway.models.cost.kept import Kept, Quantized, adapter_parameters, kept_bytes
 from headway.models.cost.operations import (
     cache_slots,
     decode_flops,
@@ -25,9 +24,19 @@ from headway.models.cost.operations import (
     prefill_flops,
     receptive_field,
 )
-from headway.models.cost.peak import first_pass_bytes, trained_bytes_each, training_bytes
+from headway.models.cost.peak import first_pass_bytes, training_bytes
 from headway.models.cost.report import LayerPlan, Machine, Report
-from headway.models.cost.weights import parameter_count, parameters, weight_bytes_read
+from headway.models.cost.weights import (
+    Kept,
+    Quantized,
+    adapter_parameters,
+    kept_bytes,
+    parameter_count,
+    parameters,
+    stacks,
+    trained_bytes,
+    weight_bytes_read,
+)
 from headway.models.quantize import KINDS
 from headway.models.spec import ModelSpec
 from headway.nn import Lora
@@ -67,24 +76,17 @@ def plan(
         ConfigError: context, source, batch or chunk below 1, rows that the model cannot take at all, a source that
             there is no encoder for, chunks of what has no prompt, or more than `MOST` tokens.
     """
-    if context < 1 or batch < 1:
-        raise ConfigError(f"plan: context and batch must be at least 1, got {context} and {batch}")
-    if source is not None and (spec.encoder is None or source < 1):
-        what = (
-            f"{model} is a model of another kind ({spec.kind})"
-            if spec.encoder is None
-            else "a source has 1 token or more"
+    rows = stacks(spec, context, source)
+    source = rows[1][1] if spec.encoder is not None else None
+    if batch < 1 or any(tokens < 1 for _, tokens in rows):
+        raise ConfigError(
+            f"plan: context, source and batch must be at least 1, got {context}, {source} and {batch}"
         )
-        raise ConfigError(f"plan: source={source} is the length of an encoder-decoder's sources, and {what}")
     if prefill_chunk is not None and (spec.kind != "decoder" or prefill_chunk < 1):
-        what = (
-            "a chunk has 1 token or more" if spec.kind == "decoder" else f"{model} ({spec.kind}) reads none"
+        raise ConfigError(
+            f"plan: prefill_chunk={prefill_chunk} is how many tokens of a decoder's prompts are read at a time, 1 or "
+            f"more, and {model} is of kind {spec.kind}"
         )
-        raise ConfigError(f"plan: prefill_chunk={prefill_chunk} is how prompts are read, and {what}")
-    rows = [(spec, context)]
-    if spec.encoder is not None:
-        source = context if source is None else source
-        rows.append((spec.encoder, source))
     for one, tokens in rows:
         if batch * tokens > MOST:
             raise ConfigError(
@@ -98,7 +100,10 @@ def plan(
             )
     machine = Machine.here(dtype) if machine is None else machine
     kv_dtype = dtype if kv_dtype is None else kv_dtype
-    layers, *encoder_layers = (_layer_plans(*row, batch, dtype, kv_dtype) for row in rows)
+    layers, *encoder_layers = (
+        tuple(_layer_plan(*row, p, batch, dtype, kv_dtype) for p in dict.fromkeys(row[0].patterns))
+        for row in rows
+    )
     memory = 0 if source is None else memory_bytes(spec, source, dtype, batch)
     kept = kept_bytes(spec, Kept(dtype, quantized))
     weights, kv = sum(kept.values()), memory + sum(layer.kv_stored for layer in layers)
@@ -150,8 +155,8 @@ def plan(
         fits=weights + kv + working <= machine.memory,
         training=training,
         checkpointed=sum(checkpointed.values()),
-        trained=trained_bytes_each(dtype) * parameter_count(spec),
-        adapted=trained_bytes_each(dtype) * adapter_parameters(spec, Lora(rank=16)),
+        trained=trained_bytes(parameter_count(spec), dtype),
+        adapted=trained_bytes(adapter_parameters(spec, Lora(rank=16)), dtype),
         moved=moved,
         step_flops=step_flops,
         step_seconds=step,
@@ -225,19 +230,10 @@ def _stores_scores(spec: ModelSpec, context: int, batch: int, dtype: torch.dtype
     return any(choice.bytes is not None for choice in made)
 
 
-def _layer_plans(
-    spec: ModelSpec, context: int, batch: int, dtype: torch.dtype, kv_dtype: torch.dtype
-) -> tuple[LayerPlan, ...]:
-    """One for each distinct pattern."""
-    return tuple(
-        _layer_plan(spec, pattern, context, batch, dtype, kv_dtype)
-        for pattern in dict.fromkeys(spec.patterns)
-    )
-
-
 def _layer_plan(
-    spec: ModelSpec, pattern: Pattern, context: int, batch: int, dtype: torch.dtype, kv_dtype: torch.dtype
+    spec: ModelSpec, context: int, pattern: Pattern, batch: int, dtype: torch.dtype, kv_dtype: torch.dtype
 ) -> LayerPlan:
+    """What the layers with that pattern get."""
     found = LayerPlan(
         pattern=str(pattern),
         layers=tuple(i for i, p in enumerate(spec.patterns) if p == pattern),

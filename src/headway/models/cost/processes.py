@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -10,7 +11,7 @@ import torch
 from headway.errors import ConfigError
 from headway.models.cost.activations import TrainingOptions
 from headway.models.cost.peak import training_bytes
-from headway.models.cost.weights import numbers_in_blocks, parameter_count
+from headway.models.cost.weights import block_numbers, parameter_count, stacks
 from headway.models.spec import ModelSpec
 from headway.models.tensor_parallel import share_of, shares_vocab
 from headway.parallel import Mesh
@@ -33,8 +34,8 @@ class ProcessShare:
             2 (R - 1) / R of their own; over S processes that have a part of all weights each (S - 1) / S, and over R
             that have the same part 2 (R - 1) / R of it.
         weights_sent: bytes of weights that a ring sends to S such processes: (S - 1) / S of them, of blocks twice.
-        sums_sent: bytes that a ring sends for the sums of tensor parallel, forward and backward: `layer_sums`,
-            `vocab_sums` and `softmax_bytes`; without the few of gradients of what heads share.
+        sums_sent: bytes that a ring sends for the sums of tensor parallel, forward and backward: `numbers_summed`
+            and `softmax_bytes`; without the few of gradients of what heads share.
         keys_sent: bytes of keys, values and their gradients, over all layers, forward and backward.
         hops: that are made at most in a layer, of cp - 1.
         pairs: its (query, key) pairs over the mean.
@@ -90,6 +91,7 @@ def process_shares(
         for some in plans
     ]
     alike, parts = mesh.dp * mesh.cp, mesh.fsdp
+    again = options.get("gradient_checkpointing") == "block"
     found = []
     for rank in range(mesh.ranks):
         place = mesh.place(rank)
@@ -99,11 +101,9 @@ def process_shares(
         sent = sum(plan.bytes_sent(cp, dtype=dtype, **size) * layers // heads for plan, layers, heads in some)
         held = training_bytes(own, tokens, rows, dtype, parts=parts, **options)
         n = parameter_count(own)
-        blocks = numbers_in_blocks(own)
+        blocks = sum(block_numbers(own).values())
         gradients = (parts - 1) * 4 * n // parts + 2 * (alike - 1) * 4 * n // (alike * parts)
-        numbers = layer_sums(spec, tokens, **options) * spec.width + vocab_sums(
-            spec, tokens, mesh.tp, **options
-        )
+        numbers = numbers_summed(stacks(spec, tokens, options.get("source")), mesh.tp, again)
         sums = 2 * (mesh.tp - 1) * rows * numbers * dtype.itemsize // mesh.tp
         found.append(
             ProcessShare(
@@ -122,33 +122,22 @@ def process_shares(
     return found
 
 
-def layer_sums(spec: ModelSpec, tokens: int, **options: Unpack[TrainingOptions]) -> int:
-    """Tokens of a row whose states, M numbers each, are summed over the ranks that share layers (`TensorParallel`), in
-    all layers: two in the forward of each and two in the backward; beside an encoder three and three, and for the
-    gradients of its states one of each source token. A block that is computed again makes one sum again, two in order
-    "post", and one more beside an encoder. What global tokens have projections of their own for is not counted."""
-    redone = (1 + (spec.order == "post")) * (options.get("gradient_checkpointing") == "block")
-    if spec.encoder is None:
-        return spec.layers * (4 + redone) * tokens
-    given = options.get("source")
-    source = tokens if given is None else given
-    redone += bool(redone)
-    return spec.layers * ((6 + redone) * tokens + source) + layer_sums(spec.encoder, source, **options)
+def numbers_summed(rows: Sequence[tuple[ModelSpec, int]], ranks: int, again: bool) -> int:
+    """Numbers of a row of each stack that are summed over the ranks that share layers (`TensorParallel`).
 
-
-def vocab_sums(spec: ModelSpec, tokens: int, ranks: int, **options: Unpack[TrainingOptions]) -> int:
-    """Numbers of a row that are summed over ranks that share a vocab (`tensor_parallel.shares_vocab`): of each token
-    what an embedding gives, forward, and the gradient of what the output layer is given; 0 for one that is whole. Of a
-    masked-lm head every token counts as a target."""
-    if ranks == 1:
-        return 0
-    given = options.get("source")
-    found = 0
-    if spec.encoder is not None:
-        found += vocab_sums(spec.encoder, tokens if given is None else given, ranks)
-    if shares_vocab(spec.vocab, ranks):
-        inner = spec.columns if spec.head.task == "masked-lm" and spec.head.dense is not None else spec.width
-        found += tokens * (spec.columns + inner * spec.head.needs_vocab)
+    Of each token M numbers, twice in the forward of each layer and twice in the backward; beside an encoder three and
+    three times, and once of each source token for the gradients of its states. A block that is computed `again` makes
+    one sum more, two in order "post", and one more beside an encoder. What global tokens have projections of their own
+    for is not counted. Where the ranks share a vocab (`tensor_parallel.shares_vocab`), of each token what an embedding
+    gives, forward, and the gradient of what the output layer is given, for which a masked-lm head counts all tokens."""
+    found, sources = 0, rows[-1][1]
+    for spec, tokens in rows:
+        crosses = spec.encoder is not None
+        made_again = again * (1 + (spec.order == "post") + crosses)
+        layer = (4 + 2 * crosses + made_again) * tokens + crosses * sources
+        found += spec.layers * layer * spec.width
+        if shares_vocab(spec.vocab, ranks):
+            found += tokens * (spec.columns + spec.head_inputs * spec.head.needs_vocab)
     return found
 
 
@@ -157,7 +146,7 @@ def softmax_bytes(spec: ModelSpec, targets: int, ranks: int, w: int) -> int:
     other one, the logarithm of its sum and the target's logit; for a masked-lm head the largest, too, and whose it is.
     Beside an encoder, where labels may be smoothed, two of these, and two sums; those of all chunks but the last are
     made twice, and counted once."""
-    if ranks == 1 or not spec.head.needs_vocab or not shares_vocab(spec.vocab, ranks):
+    if not spec.head.needs_vocab or not shares_vocab(spec.vocab, ranks):
         return 0
     gathered, summed = 4 if spec.head.task == "masked-lm" else 2, 2 * (spec.encoder is not None)
     return (ranks - 1) * targets * w * gathered + 2 * (ranks - 1) * targets * w * summed // ranks
@@ -166,5 +155,4 @@ def softmax_bytes(spec: ModelSpec, targets: int, ranks: int, w: int) -> int:
 def whole_vocabs(spec: ModelSpec, ranks: int) -> list[int]:
     """Sizes of the vocabs whose embedding and output layer each of the ranks has as a whole, since they do not divide
     them."""
-    stacks = [spec] if spec.encoder is None else [spec, spec.encoder]
-    return sorted({stack.vocab for stack in stacks if not shares_vocab(stack.vocab, ranks)})
+    return sorted({stack.vocab for stack, _ in stacks(spec, 1) if not shares_vocab(stack.vocab, ranks)})

@@ -1,4 +1,4 @@
-"""Numbers in the weights and their bytes, counted on modules without memory.
+"""Numbers in the weights and their bytes, counted on modules without memory, and what an adapter adds.
 
 Legend: M width, E columns of the embedding, L layers, H query heads, K kv heads, D per head, F width of the
 feed-forward, V vocab.
@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Literal, NamedTuple
 
 import torch
 
 from headway.errors import ConfigError
-from headway.models.build import blank
+from headway.models.build import Model, blank
+from headway.models.quantize import WeightKind
 from headway.models.spec import ModelSpec
-from headway.positions import PerLayer
+from headway.native.panels import panel_bytes
+from headway.nn import Lora
+from headway.nn.adapters import target_layers
+from headway.nn.weights.nf4 import nf4_bytes
 
 PLACES: Mapping[str, str] = {
     "encoder": r"^encoder\.",
     "output layer": r"^(lm_)?head\b",
     "positions": r"\bfrequency_offset\b|\bscores?\b",
     "norms": "norm",
-    "embedding": r"\bembed_",
     "feed-forward": r"\bmlp\b",
     "attention": "attn",
+    "embedding": r"\bembed_",
 }
 """Where parameters are, by their names: the first that is found there."""
 
@@ -36,22 +40,14 @@ def place_of(name: str) -> str:
     return next(place for place, pattern in PLACES.items() if re.search(pattern, name))
 
 
+@lru_cache(maxsize=16)
+def on_meta(spec: ModelSpec) -> Model:
+    """The module of a spec, without memory: to be looked at, and not to be changed."""
+    with torch.device("meta"):
+        return blank(spec)
+
+
 @lru_cache(maxsize=128)
-def parameter_sizes(spec: ModelSpec) -> Mapping[str, int]:
-    """Numbers in each parameter of a stack, its head and its embedding, by name. Layers are alike but for their
-    positions: those of all of them together stand under the name of the first."""
-    found = Counter[str]()
-    schemes = Counter(spec.layer_positions)
-    for number, (scheme, layers) in enumerate(schemes.items()):
-        positions = spec.positions if len(schemes) == 1 else PerLayer((scheme,))
-        with torch.device("meta"):
-            model = blank(replace(spec, layers=1, patterns=spec.patterns[:1], positions=positions))
-        for name, parameter in model.named_parameters():
-            if place_of(name) != "encoder":
-                found[name] += parameter.numel() * (layers if ".layers." in name else number == 0)
-    return found
-
-
 def parameters(spec: ModelSpec) -> dict[str, int]:
     """Numbers in the weights, by where they are; their sum is `parameter_count`.
 
@@ -65,26 +61,21 @@ def parameters(spec: ModelSpec) -> dict[str, int]:
 
     Patterns have none.
     """
-    found = dict.fromkeys(("embedding", "attention", "feed-forward", "norms", "positions", "output layer"), 0)
-    for name, size in parameter_sizes(spec).items():
-        found[place_of(name)] += size
-    if spec.encoder is not None:
-        shared = spec.encoder.vocab * spec.encoder.columns if spec.shared_embedding else 0
-        found["encoder"] = parameter_count(spec.encoder) - shared
-    return {name: n for name, n in found.items() if n or name != "positions"}
+    found = dict.fromkeys(reversed([*PLACES]), 0)
+    for name, parameter in on_meta(spec).named_parameters():
+        found[place_of(name)] += parameter.numel()
+    return {place: n for place, n in found.items() if n or place not in ("positions", "encoder")}
 
 
-def block_parameters(spec: ModelSpec) -> int:
-    """Numbers in a block of `spec`, without positions."""
-    sizes = parameter_sizes(spec).items()
-    inside = [n for name, n in sizes if ".layers." in name and place_of(name) != "positions"]
-    return sum(inside) // spec.layers
-
-
-def numbers_in_blocks(spec: ModelSpec) -> int:
-    """Numbers in all blocks, an encoder's too, without positions."""
-    stacks = [spec] if spec.encoder is None else [spec, spec.encoder]
-    return sum(stack.layers * block_parameters(stack) for stack in stacks)
+@lru_cache(maxsize=128)
+def block_numbers(spec: ModelSpec) -> Mapping[str, int]:
+    """Numbers in each block, an encoder's too, without positions, by its name."""
+    found = Counter[str]()
+    for name, parameter in on_meta(spec).named_parameters():
+        block = re.match(r".*\.layers\.\d+\.", name)
+        if block and not re.search(PLACES["positions"], name):
+            found[block[0]] += parameter.numel()
+    return found
 
 
 def parameter_count(spec: ModelSpec) -> int:
@@ -133,3 +124,87 @@ def must_decode(spec: ModelSpec, what: str) -> None:
             f"{what} is of decoding, token by token, and an encoder reads whole rows at once; "
             "ask for prefill_flops, activation_bytes or training_bytes"
         )
+
+
+def stacks(spec: ModelSpec, context: int, source: int | None = None) -> list[tuple[ModelSpec, int]]:
+    """Each stack and the tokens of its rows: `spec`, and of an encoder-decoder the encoder, whose sources have as many
+    unless given. Raises ConfigError for a source that there is no encoder for."""
+    if spec.encoder is not None:
+        return [(spec, context), (spec.encoder, context if source is None else source)]
+    if source is not None:
+        raise ConfigError(
+            f"source={source} is the length of an encoder-decoder's sources, and this {spec.kind} has none"
+        )
+    return [(spec, context)]
+
+
+class Codes(NamedTuple):
+    """Weights as the codes of a file: what they are, and of each by the name of its layer how many there are, and their
+    bytes in memory."""
+
+    what: str
+    sizes: Mapping[str, tuple[int, int]]
+
+    def __str__(self) -> str:
+        return self.what
+
+
+Quantized = WeightKind | Codes | Literal["nf4"]
+
+
+class Kept(NamedTuple):
+    """How weights are kept: the dtype of the products, in which all weights are but those that are `quantized`; and
+    why."""
+
+    dtype: torch.dtype
+    quantized: Quantized | None = None
+    why: str = ""
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return dtype if self.quantized is None else f"{self.quantized}, else {dtype}"
+
+
+def kept_bytes(spec: ModelSpec, kept: Kept) -> dict[str, int]:
+    """Bytes of the weights by place, as `parameters` names them; of weights of few bits those in memory
+    (`headway.models.quantize.quantize_model`), where scales lie with each 32 inputs."""
+    e, saved = kept.dtype.itemsize, Counter[str]()
+    for name, (count, nbytes) in _sizes(spec, kept.quantized).items():
+        saved[place_of(name)] += count * e - nbytes
+    return {place: count * e - saved[place] for place, count in parameters(spec).items()}
+
+
+def _sizes(spec: ModelSpec, quantized: Quantized | None) -> Mapping[str, tuple[int, int]]:
+    """How many weights each layer has that is quantized, and their bytes."""
+    if quantized is None:
+        return {}
+    if isinstance(quantized, Codes):
+        return quantized.sizes
+    layers = linear_sizes(spec)
+    if quantized == "nf4":
+        return {name: (o * i, nf4_bytes(o * i)) for name, (o, i) in layers.items()}
+    bits, group = quantized
+    return {
+        name: (o * i, panel_bytes(o, i, bits, group is not None and group < i))
+        for name, (o, i) in layers.items()
+    }
+
+
+def adapter_parameters(spec: ModelSpec, lora: Lora, targets: Sequence[str] = ()) -> int:
+    """Trained numbers of an adapter: R (I + O) for each layer, and O more with magnitudes; `targets` as in
+    `headway.nn.Adapter.fresh`."""
+    sizes = linear_sizes(spec, targets).values()
+    return sum(lora.rank * (inputs + outputs) + outputs * lora.magnitude for outputs, inputs in sizes)
+
+
+def linear_sizes(spec: ModelSpec, targets: Sequence[str] = ()) -> Mapping[str, tuple[int, int]]:
+    """(O, I) of each linear layer of the blocks by its name, or of those that are `targets`."""
+    layers = target_layers(on_meta(spec), targets)
+    return {name: (layer.out_features, layer.in_features) for name, layer in layers.items()}
+
+
+def trained_bytes(numbers: int, dtype: torch.dtype = torch.float32) -> int:
+    """Bytes of the gradients and moments of so many trained numbers: e and, where another dtype computes, w; and
+    2 w, with e bytes per number of what computes, and w = max(e, 4) of what is trained."""
+    e, w = dtype.itemsize, max(dtype.itemsize, 4)
+    return numbers * (e + (w if w > e else 0) + 2 * w)
