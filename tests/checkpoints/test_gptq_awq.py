@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints import load_folder, load_model, save_folder
-from headway.checkpoints.quantized.words import AWQ_ORDER
+from headway.checkpoints.quantized.packed import AWQ_ORDER
 from headway.errors import CheckpointError, ConfigError
 from headway.models import build
 from headway.quantization import QuantizedMatrix, quantize_weights

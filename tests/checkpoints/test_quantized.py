@@ -10,7 +10,7 @@ import torch
 
 from headway.checkpoints import inspect, load_folder, load_model, save_adapter, save_folder
 from headway.checkpoints.adapters import attach_folders
-from headway.checkpoints.quantized.words import from_words, to_words
+from headway.checkpoints.quantized.packed import from_words, to_words
 from headway.checkpoints.restore import build_model
 from headway.errors import CheckpointError
 from headway.models import Model, ModelSpec, build

@@ -28,7 +28,7 @@ from headway.checkpoints.heads import in_pairing_of
 from headway.checkpoints.hf.layouts import layouts_for
 from headway.checkpoints.hf.layouts.rules import Rule, own_shapes
 from headway.checkpoints.hf.layouts.tensors import linear_rules, rules_by_name
-from headway.checkpoints.saving import SavesItself, check_target
+from headway.checkpoints.saving import AnyTokenizer, check_target
 from headway.errors import CheckpointError
 from headway.models import Model, ModelSpec, blank
 from headway.nn import Adapter, Lora, attach, block_linears
@@ -91,7 +91,7 @@ def save_adapter(
     spec: ModelSpec,
     *,
     base: Base | None = None,
-    tokenizer: SavesItself | None = None,
+    tokenizer: AnyTokenizer | None = None,
     generation: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from headway.checkpoints.folder import START, TOKEN_IDS, TOKENIZER_FILES, Folder
 from headway.checkpoints.formats.sentence_transformers import write_sentence_config
 from headway.checkpoints.heads import change_pairing
 from headway.checkpoints.hf.config import bare, config_from_spec, tensor_names, unsupported_by_transformers
-from headway.checkpoints.hf.headway_config import own_config
 from headway.checkpoints.hf.layouts import layouts_for
 from headway.checkpoints.hf.layouts.pairs import marian_spec
 from headway.checkpoints.hf.layouts.rules import own_shapes
@@ -35,7 +34,7 @@ from headway.storage.files import atomic_folder, current_folder, json_text, writ
 from headway.storage.lazy import Form, LazyTensors, cast, forms, renamed, with_values
 from headway.storage.reading import read_json
 from headway.storage.tensors import write_tensors
-from headway.text import Tokenizer, first_file
+from headway.text import MarianTokenizer, Tokenizer, first_file
 
 SHARD_BYTES = 4_000_000_000
 _MODEL_FILES = re.compile(
@@ -43,21 +42,6 @@ _MODEL_FILES = re.compile(
     r".*\.(safetensors|bin|pth?|h5|msgpack|onnx|gguf)(\.index\.json)?$"
 )
 """Names of what belongs to a model, whoever wrote it: configs, weights, tokenizer, the state of its training."""
-
-
-class SavesItself(Protocol):
-    """What `save_folder` needs of a tokenizer: its files, and the ids that begin and end a text."""
-
-    @property
-    def bos(self) -> int | None:
-        """Id that begins a text."""
-
-    @property
-    def eos(self) -> int | None:
-        """Id that ends a text."""
-
-    def save(self, folder: Path) -> object:
-        """Write the tokenizer's files into a folder."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +85,10 @@ class TokenizerFiles:
         return {} if first_file(place) is None else Tokenizer.load(place).gguf_metadata(rows)
 
 
+AnyTokenizer = Tokenizer | MarianTokenizer | TokenizerFiles
+"""What writes its files into a folder, and has the ids that begin and end a text."""
+
+
 def save_folder(path: str | Path, model: Model, **how: Unpack[Saving]) -> None:
     """Write a folder that `load_model` and transformers read, as a whole, in one step; options are those of `Saving`.
 
@@ -131,7 +119,7 @@ class Saving(TypedDict, total=False):
     before_publishing: called with the finished folder before it takes its name; if it raises, `path` stays as it was.
     """
 
-    tokenizer: SavesItself | None
+    tokenizer: AnyTokenizer | None
     generation: Mapping[str, Any] | None
     config: Mapping[str, Any]
     dtype: torch.dtype | None
@@ -148,7 +136,7 @@ def save_state(
     state: Mapping[str, Tensor],
     quantized: Mapping[str, Panels] = MappingProxyType({}),
     *,
-    tokenizer: SavesItself | None = None,
+    tokenizer: AnyTokenizer | None = None,
     generation: Mapping[str, Any] | None = None,
     config: Mapping[str, Any] = MappingProxyType({}),
     dtype: torch.dtype | None = None,
@@ -171,46 +159,36 @@ def save_state(
     if dtype is not None:
         state = cast(state, dtype)
     described, spec = spec, bare(spec)
-    own, named = config_from_spec(spec), dtype_name(next(iter(forms(state).values())).dtype)
+    own, stored = config_from_spec(spec), next(iter(forms(state).values())).dtype
     state = exported(tensor_names(own), state, spec)
     if quantized:
         state, own[KEY] = packed_state(state, quantized, tensor_names(own), given, spec)
     pairing = spec.positions.pairing if isinstance(spec.positions, Rotary) else "none"
     with atomic_folder(path, keep=lambda name: _MODEL_FILES.match(name) is None) as folder:
-        _describe(folder, own, named, spec, tokenizer, generation, config)
+        describe(folder, own, stored, tokenizer, generation, config)
         if described.head != spec.head:
             write_sentence_config(folder, described)
         write_tensors(folder, state, shard_bytes, {"headway.pairing": str(pairing), **metadata})
         before_publishing(folder)
 
 
-def save_description(
-    folder: Path,
-    spec: ModelSpec,
-    dtype: torch.dtype,
-    tokenizer: SavesItself,
-    generation: Mapping[str, Any] | None,
-) -> None:
-    """All but the weights, into a folder being filled (see `atomic_folder`): for weights under the names of the module,
-    which is model_type "headway"."""
-    _describe(folder, own_config(spec), dtype_name(dtype), spec, tokenizer, generation)
-
-
-def _describe(
+def describe(
     folder: Path,
     own: Mapping[str, Any],
-    dtype: str,
-    spec: ModelSpec,
-    tokenizer: SavesItself | None,
+    dtype: torch.dtype,
+    tokenizer: AnyTokenizer | None,
     generation: Mapping[str, Any] | None,
     config: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
+    """All but the weights, into a folder being filled (see `atomic_folder`): `own` is the `config.json` of the spec,
+    `config` and `generation` are as in `Saving`."""
     ends = {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos} if tokenizer is not None else {}
     generation = {**ends, **(generation or {})}
     ids = {key: generation.get(key) for key in TOKEN_IDS}
-    first = {START: generation[START]} if START in generation and spec.encoder is not None else {}
+    first = {START: generation[START]} if START in generation else {}
+    name = dtype_name(dtype)
     # own goes last: where a layout has a token id, its positions need it
-    config = {**ids, **first, **own, "dtype": dtype, "torch_dtype": dtype, **config}
+    config = {**ids, **first, **own, "dtype": name, "torch_dtype": name, **config}
     write_file(folder / "config.json", json_text(config))
     write_file(folder / "generation_config.json", json_text({**ids, **generation}))
     if tokenizer is not None:

@@ -66,11 +66,6 @@ class Entry(Form):
         return dtype_name(self.dtype)
 
 
-def read_header(path: Path) -> dict[str, Entry]:
-    """The tensors of a safetensors file, in the order of its header; see `read_described`."""
-    return read_described(path)[0]
-
-
 def read_described(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
     """The tensors of a safetensors file, in the order of its header, and the header's metadata.
 

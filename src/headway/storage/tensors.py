@@ -21,7 +21,7 @@ from headway.storage.files import json_text, write_file
 from headway.storage.lazy import LazyTensors, forms, renamed
 from headway.storage.pickles import looks_pickled, pickle_refused, read_pickle
 from headway.storage.reading import open_regular, read_json
-from headway.storage.safetensors import Entry, check_form, read_header, write_safetensors
+from headway.storage.safetensors import Entry, check_form, read_described, write_safetensors
 from headway.storage.shards import Whole, find_shards, read_shards
 
 MODEL = "model"
@@ -199,7 +199,7 @@ def _open_file(path: Path, allow_pickle: bool) -> Tensors:
     if path.is_dir():
         raise CheckpointError(f"{path} is a folder; a file of weights is expected under that name")
     if not looks_pickled(path):
-        return Tensors(read_header(path))
+        return Tensors(read_described(path)[0])
     if not allow_pickle:
         raise pickle_refused(path)
     return Tensors(read_pickle(path))

@@ -29,7 +29,8 @@ from torch import Tensor
 from headway.checkpoints.adapters import save_adapter
 from headway.checkpoints.folder import load_folder
 from headway.checkpoints.hf.config import config_from_spec
-from headway.checkpoints.saving import save_description, save_folder
+from headway.checkpoints.hf.headway_config import own_config
+from headway.checkpoints.saving import describe, save_folder
 from headway.errors import CheckpointError, ConfigError
 from headway.parallel import Parallel
 from headway.parallel.parts import own_parts
@@ -122,7 +123,8 @@ class State:
             write_shard(folder, MOMENTS, *place, {n: p for n, p in parts.items() if n not in weights})
             if parallel.is_main:
                 if task.base is None:
-                    save_description(folder, task.model.spec, torch.float32, task.tokenizer, task.generation)
+                    own = own_config(task.model.spec)  # weights have the names of the module
+                    describe(folder, own, torch.float32, task.tokenizer, task.generation)
                 else:
                     task.tokenizer.save(folder)
                 write_file(folder / STATE, record)
