@@ -142,14 +142,6 @@ def test_a_limit_is_a_rate(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert limit.name
 
 
-def test_results_are_appended_to_a_file_named_by_day_and_processor(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    path = rows.save([blank()], tmp_path / "new")
-    assert rows.save([blank(), blank()], tmp_path / "new") == path
-    assert path.name[:2] == "20"
-    assert path.name.endswith("-a-b-1.jsonl")
-    assert len(path.read_text().splitlines()) == 3
-
-
 def test_charts_show_what_there_is(tmp_path) -> None:  # type: ignore[no-untyped-def]
     one = replace(
         blank(), ours_ms=2.0, rate=1e9, share_of_limit=0.5, ratios={"sdpa": 2.0}, peers={"sdpa": 4.0}

@@ -51,19 +51,16 @@ def test_one_object_per_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "causal n=32 forward float32, 1 thread" in err
 
 
-def test_the_table_the_chart_and_the_file(
+def test_the_table_and_the_chart(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     toy = ["--tokens", "32", "--repeats", "1", "--backend", "banded", "--pass", "forward"]
-    assert run(["bench", "attention", "--case", "causal", "--out", "charts", "--save", *toy]) == 0
-    out, err = capsys.readouterr()
+    assert run(["bench", "attention", "--case", "causal", "--out", "charts", *toy]) == 0
+    out = capsys.readouterr().out
     assert "best peer" in out
     assert "backend banded" in out
     assert (tmp_path / "charts" / "attention.png").exists()
-    (saved,) = (tmp_path / "bench" / "results").glob("*.jsonl")
-    assert len(saved.read_text().splitlines()) == 2
-    assert str(saved.relative_to(tmp_path)) in err
 
 
 @pytest.mark.parametrize(
@@ -115,30 +112,30 @@ def test_stopped_it_prints_what_it_has(
     assert "interrupted" in err
 
 
-def test_rows_are_told_and_kept_as_they_come(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_rows_are_told_as_they_come(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until SIGTERM ends it."""
-    monkeypatch.chdir(tmp_path)
-    kept = []
+    told = []
 
     def terminated(*_: Any, **__: Any) -> Iterator[Row]:
         for number in (1, 2):
             yield row(number)
-            (file,) = (tmp_path / "bench" / "results").glob("*.jsonl")
-            kept.append((len(file.read_text().splitlines()), capsys.readouterr().err))
+            told.append(capsys.readouterr())
         os.kill(os.getpid(), signal.SIGTERM)
         yield row(3)
 
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr("headway_lab.bench.attention.attention", terminated)
-    assert run(["bench", "attention", "--save"]) == 130
+    assert run(["bench", "attention"]) == 130
     line = "  case {} float32: 1 ms, the best peer takes 2.00x\n"
-    assert kept == [(1, line.format(1)), (2, line.format(2))]
-    out, err = capsys.readouterr()
+    assert [err for _, err in told] == [line.format(1), line.format(2)]
+    out = capsys.readouterr().out
     assert ("case 2" in out, "case 3" in out) == (True, False)
-    assert "saved: bench/results" in err
     assert signal.getsignal(signal.SIGTERM) is before
+    told.clear()
+    assert run(["bench", "attention", "--json"]) == 130
+    assert [json.loads(out)["case"] for out, _ in told] == ["case 1", "case 2"]
 
 
 def test_another_result_is_an_error_after_the_table(

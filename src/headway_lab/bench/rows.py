@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import platform
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,8 +17,6 @@ from headway.native.loader import search
 from headway.report import cell, plain, table
 from headway_lab.bench.inputs import OURS
 from headway_lab.profiling import Exponent
-
-RESULTS = Path("bench/results")
 
 
 @dataclass(frozen=True)
@@ -104,16 +99,6 @@ def _version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-def save(rows: Sequence[Row], folder: Path = RESULTS) -> Path:
-    """Append the rows to `folder`/DATE-CPU.jsonl."""
-    cpu = re.sub(r"[^a-z0-9]+", "-", str(rows[0].machine.get("cpu", "unknown")).lower()).strip("-")
-    path = folder / f"{datetime.date.today().isoformat()}-{cpu}.jsonl"
-    folder.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.writelines(row.to_line() + "\n" for row in rows)
-    return path
 
 
 def to_text(rows: Sequence[Row]) -> str:

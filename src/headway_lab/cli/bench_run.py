@@ -47,12 +47,11 @@ class Run:
     """How much is measured, and where the rows go.
 
     quick: a subset, in a minute or two
-    save: append to bench/results/DATE-CPU.jsonl, with machine and versions
+    json: print each row as an object, with machine and versions
     out: folder for charts (PNG)
     """
 
     quick: bool = False
-    save: bool = False
     json: bool = False
     threads: int | None = None
     out: Path | None = None
@@ -65,7 +64,7 @@ class Run:
 
     def show(self, rows: "Iterable[Row]") -> int:
         """Print the rows as they come, on stdout (JSON) or on stderr, and together as a table, also where Ctrl-C or
-        SIGTERM ends them; --save keeps each as it comes. The exit code is 1 where a peer gave another result than
+        SIGTERM ends them. The exit code is 1 where a peer gave another result than
         headway, or nothing could be measured."""
         set_threads(self.threads)
         from headway_lab.bench import rows as results
@@ -73,13 +72,10 @@ class Run:
         from headway_lab.bench.measure import mismatches
 
         done: list[Row] = []
-        saved = None
         try:
             with terminable():
                 for row in rows:
                     done.append(row)
-                    if self.save:
-                        saved = results.save([row])
                     if self.json:
                         print(row.to_line(), flush=True)
                     else:
@@ -87,8 +83,6 @@ class Run:
         finally:
             if done and not self.json:
                 print(results.to_text(done), flush=True)
-            if saved is not None:
-                note(f"saved: {saved}")
             if done and self.out is not None:
                 note("written: " + ", ".join(map(str, draw(done, self.out))))
         wrong = mismatches(done)
