@@ -230,23 +230,3 @@ def test_a_terminal_without_unicode_gets_escapes() -> None:
         check=True,
     )
     assert done.stdout == rb"\u4e2d \u221a" + os.linesep.encode()
-
-
-def test_threads_are_told_to_share_cores_only_where_nobody_has_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headway.cli import _shared
-
-    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-    _shared.share_cores()
-    assert "GOMP_SPINCOUNT" not in os.environ, "torch is here already: too late to say anything"
-    monkeypatch.setattr(_shared.sys, "modules", {})
-    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
-    _shared.share_cores()
-    assert "GOMP_SPINCOUNT" not in os.environ
-    monkeypatch.delenv("OMP_WAIT_POLICY")
-    _shared.share_cores()
-    assert os.environ["GOMP_SPINCOUNT"] == "1000"
-    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
-    _shared.share_cores()
-    assert os.environ["GOMP_SPINCOUNT"] == "7"

@@ -2,7 +2,6 @@
 Imports nothing heavy."""
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
@@ -90,17 +89,6 @@ def set_threads(threads: int | None) -> None:
         import torch
 
         torch.set_num_threads(threads)
-
-
-def share_cores() -> None:
-    """Let waiting OpenMP threads sleep early. Call it before torch is imported; a variable that is set in the
-    environment takes precedence.
-
-    OpenMP's threads spin for about a millisecond at every barrier. Where other programs run on the same
-    cores, they spin away the time slices that they wait for: measured on 2 busy cores, a small model trains
-    2 to 4 times slower for it."""
-    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def read_stdin(read: Callable[[], str] | None = None) -> str:

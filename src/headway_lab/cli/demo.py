@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from headway.cli._options import says
-from headway.cli._shared import note, set_threads, share_cores
+from headway.cli._shared import note, set_threads
 
 
 def command(
@@ -24,7 +24,6 @@ def command(
     seconds: length of act 2 (training)
     quick: 20 seconds with a toy, to see that it runs
     """
-    share_cores()
     from headway.train import Interrupted
     from headway_lab.demo.run import demo, next_commands
 
