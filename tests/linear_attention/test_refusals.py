@@ -110,7 +110,7 @@ def test_calls_that_do_not_fit() -> None:
         ({"q_tokens": at}, "both or neither"),
         ({"q_tokens": at, "k_tokens": Tokens.range(7, start=1)}, "queries and keys are of the same tokens"),
         ({"q_tokens": Tokens.range(6), "k_tokens": at}, "describe 1 rows of 6 slots"),
-        ({"q": q[:, :, :5]}, "queries and keys are of the same tokens"),
+        ({"q": q[:, :, :5]}, r"5 queries and 7 keys under Causal\(\): say which tokens they are"),
         (
             {"linear": LinearAttentionSpec(rotary="none"), "rotation": table(torch.arange(7), 6)},
             "turns nothing",

@@ -21,7 +21,7 @@ from headway.errors import CheckpointError, ConfigError
 from headway.models import build
 from headway.text import Tokenizer
 from headway.train import Callback, CallbackContext, Interrupted, TextConfig, train
-from headway.train.checkpoint import adapter_tensors, checkpoints, optimizer_tensors
+from headway.train.checkpoint import ADAPTER, MOMENTS, checkpoints, state_tensors
 from headway.train.config import TrainConfig
 from headway.train.metrics import read_metrics
 from headway.train.microbatch_pool import MasterWeights
@@ -33,8 +33,8 @@ Make = Callable[..., TextConfig]
 def weights(out: str | Path) -> dict[str, Tensor]:
     last = checkpoints(Path(out))[-1]
     beside = any(last.glob("adapter*"))  # a frozen model
-    found = dict(adapter_tensors(last) if beside else load_folder(last).tensors) | dict(
-        optimizer_tensors(last)
+    found = dict(state_tensors(last, ADAPTER) if beside else load_folder(last).tensors) | dict(
+        state_tensors(last, MOMENTS)
     )
     return {name: value.clone() for name, value in found.items()}
 

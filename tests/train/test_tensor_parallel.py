@@ -21,7 +21,7 @@ from headway.parallel import Mesh, Parallel, TensorParallel, joined
 from headway.parallel.processes import ALONE
 from headway.text import train_bpe
 from headway.train import Callback, CallbackContext, TextConfig, train
-from headway.train.checkpoint import optimizer_tensors
+from headway.train.checkpoint import MOMENTS, state_tensors
 from headway.train.metrics import read_metrics
 from headway.train.optimizer import Optimizer
 from headway.train.sharing import divide, spread
@@ -163,7 +163,7 @@ def test_row_45_a_run_goes_on_at_any_mesh(settings: Make, tmp_path: Path) -> Non
 
 def open_state(checkpoint: Path) -> dict[str, torch.Tensor]:
     """Weights and moments."""
-    return {**load_folder(checkpoint).tensors, **optimizer_tensors(checkpoint)}
+    return {**load_folder(checkpoint).tensors, **state_tensors(checkpoint, MOMENTS)}
 
 
 BESIDE: dict[str, dict[str, Any]] = {

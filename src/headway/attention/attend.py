@@ -71,7 +71,7 @@ def attend(
 
     (Vaswani et al. 2017, section 3.2.1; shapes as torch.nn.functional.scaled_dot_product_attention.)
     """
-    q_tokens, k_tokens = _numbered(q, k, pattern, q_tokens, k_tokens)
+    q_tokens, k_tokens = numbered("attend", q, k, pattern, q_tokens, k_tokens)
     return attend_keys(
         q,
         q_tokens,
@@ -126,26 +126,26 @@ def attention_weights(
     scale: float | None = None,
 ) -> Tensor:
     """The weights themselves, [B, H, T, S]: dense, for looking. A row that sees nothing is all 0."""
-    q_tokens, k_tokens = _numbered(q, k, pattern, q_tokens, k_tokens)
+    q_tokens, k_tokens = numbered("attend", q, k, pattern, q_tokens, k_tokens)
     keys = [KeyValues(k, k, k_tokens)]
     return dense.weights(validate(q, q_tokens, keys, pattern, keep, steps_of(score), scale, 0.0, None))
 
 
-def _numbered(
-    q: Tensor, k: Tensor, pattern: Pattern, q_tokens: Tokens | None, k_tokens: Tokens | None
+def numbered(
+    what: str, q: Tensor, k: Tensor, pattern: Pattern, q_tokens: Tokens | None, k_tokens: Tokens | None
 ) -> tuple[Tokens, Tokens]:
-    """Tokens numbered from 0 on both sides where none are given."""
+    """Tokens numbered from 0 on both sides where none are given to `what`."""
     if not (isinstance(q, Tensor) and isinstance(k, Tensor)) or q.dim() != 4 or k.dim() != 4:
-        check_axes("attend", q, k)
+        check_axes(what, q, k)
     if not isinstance(pattern, Pattern):
-        check_pattern("attend", pattern)
+        check_pattern(what, pattern)
     if q_tokens is None and k_tokens is None and q.shape[2] != k.shape[2] and pattern != _FULL:
         raise PatternError(
-            f"attend: {q.shape[2]} queries and {k.shape[2]} keys under {pattern}: say which tokens they are "
+            f"{what}: {q.shape[2]} queries and {k.shape[2]} keys under {pattern}: say which tokens they are "
             f"(q_tokens=Tokens.range({q.shape[2]}, start=...), k_tokens=Tokens.range({k.shape[2]}))"
         )
     if (q_tokens is None) != (k_tokens is None) and pattern != _FULL:
-        raise PatternError(f"attend: give q_tokens and k_tokens both or neither (pattern {pattern})")
+        raise PatternError(f"{what}: give q_tokens and k_tokens both or neither (pattern {pattern})")
     q_tokens = _from_zero(q) if q_tokens is None else q_tokens
     return q_tokens, _from_zero(k) if k_tokens is None else k_tokens
 

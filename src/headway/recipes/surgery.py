@@ -18,7 +18,7 @@ from headway.patterns import parse
 from headway.storage.reading import read_json
 from headway.surgery import make_longformer, pool_heads, put_window, stretch_context
 from headway.surgery.rewrite import Measured, rewrite
-from headway.train.checkpoint import optimizer_tensors
+from headway.train.checkpoint import MOMENTS, state_tensors
 
 State = Mapping[str, Tensor]
 Changed = tuple[ModelSpec, dict[str, Tensor]]
@@ -117,7 +117,7 @@ def moments_after(
         m' = m_1 + ... + m_n        v' = n (v_1 + ... + v_n)
 
     Moments of heads that were drawn anew are left out; a parameter whose moments are not here begins with zeros."""
-    tensors = dict(optimizer_tensors(checkpoint))
+    tensors = dict(state_tensors(checkpoint, MOMENTS))
     for name, options in operations:
         if name == "gqa":
             tensors = _pooled(tensors, before, options["kv_heads"], fresh=options.get("pool") == "random")

@@ -147,7 +147,7 @@ class State:
             if (then := record["machine"].get(name)) != now:
                 remarks.append(f"{name}: {then} then, {now} now")
         self.load_weights(path, record)
-        self.optimizer.load_state_tensors(optimizer_tensors(path))
+        self.optimizer.load_state_tensors(state_tensors(path, MOMENTS))
         for field in fields(Progress):
             setattr(self.progress, field.name, record[field.name])
         return remarks
@@ -156,7 +156,7 @@ class State:
         """Begin with another run's moments, those of a checkpoint or in a file `OPTIMIZER`; of how many parameters.
 
         Those of parameters that have another name or shape here, or another optimizer, are left out."""
-        return self.optimizer.load_state_tensors(optimizer_tensors(place), strict=False)
+        return self.optimizer.load_state_tensors(state_tensors(place, MOMENTS), strict=False)
 
     def load_weights(self, path: Path, record: Mapping[str, Any]) -> None:
         """Fill the model, or the adapter beside it, from a checkpoint whose training.json is `record`. Raises as
@@ -169,7 +169,7 @@ class State:
                     f"{self.task.base.folder} now (fingerprints {base} and {self.task.base.fingerprint}); put back "
                     "the model of the run"
                 )
-            restore_adapter(model, adapter_tensors(path), path)
+            restore_adapter(model, state_tensors(path, ADAPTER), path)
             return
         folder, own = load_folder(path), own_state(model)
         # The folder has its patterns in their shortest form, the settings need not.
@@ -183,18 +183,12 @@ class State:
                 fill(value, folder.tensors, name)
 
 
-def adapter_tensors(place: Path) -> Tensors:
-    """The adapter in a checkpoint."""
-    found = open_shards(place, ADAPTER)
-    return open_tensors(place / f"{ADAPTER}.safetensors") if found is None else found
-
-
-def optimizer_tensors(place: Path) -> Tensors:
-    """The optimizer's state in a checkpoint, or in an `OPTIMIZER` file."""
+def state_tensors(place: Path, what: str) -> Tensors:
+    """The adapter (`ADAPTER`) or the optimizer's state (`MOMENTS`) in a checkpoint, or in the file `place`."""
     if not place.is_dir():
         return open_tensors(place)
-    found = open_shards(place, MOMENTS)
-    return open_tensors(place / OPTIMIZER) if found is None else found
+    found = open_shards(place, what)
+    return open_tensors(place / f"{what}.safetensors") if found is None else found
 
 
 def save_final(path: Path, task: Task[Any], trained: Any) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headway.attention.call import check_axes, check_sides
+from headway.attention.attend import numbered
+from headway.attention.call import check_sides
 from headway.attention.key_values import KeyValues
 from headway.attention.linear_attention.spec import TOKENS, LinearAttentionSpec, Rotation
 from headway.attention.linear_attention.state import LinearState
@@ -64,14 +65,7 @@ def check_call(
 ) -> tuple[Heads, Tokens, Tokens]:
     """The heads and the tokens of both sides (one value where they are the same), or an error."""
     check_pattern(linear, pattern)
-    check_axes("linear attention", q, k, v)
-    given = (q_tokens, k_tokens)
-    if pattern == Causal() and (q_tokens is None) != (k_tokens is None):
-        raise PatternError("linear attention: give q_tokens and k_tokens both or neither (pattern Causal())")
-    if given == (None, None) and q.shape[2] == k.shape[2]:
-        q_tokens = k_tokens = Tokens.range(q.shape[2], device=q.device)
-    q_tokens = Tokens.range(q.shape[2], device=q.device) if q_tokens is None else q_tokens
-    k_tokens = Tokens.range(k.shape[2], device=k.device) if k_tokens is None else k_tokens
+    q_tokens, k_tokens = numbered("linear attention", q, k, pattern, q_tokens, k_tokens)
     heads = check_sides("linear attention", q, q_tokens, [KeyValues(k, v, k_tokens)])
     for tokens, t, side in ((q_tokens, q, "q"), (k_tokens, k, "k")):
         if tokens.device != t.device:
