@@ -11,98 +11,76 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from headway.errors import ConfigError
 from headway.train.config import TrainConfig
 
 Record = Mapping[str, Any]
+Write = Callable[[Record], None]
+"""Takes one line of metrics.jsonl."""
 PROJECT = "headway"
 TENSORBOARD = "tensorboard"  # the folder of its events, in that of the run
 
 
-class Tracker(Protocol):
-    """Takes the lines of a run; `name` is that of the setting `report`."""
-
-    name: str
-
-    def write(self, record: Record) -> None:
-        """One line of metrics.jsonl."""
-        ...
-
-    def close(self) -> None:
-        """What is not sent yet is sent."""
-        ...
-
-
-class TensorBoard(Tracker):
+@contextmanager
+def tensorboard(config: TrainConfig, kept: Sequence[Record]) -> Iterator[Write]:
     """Event files in OUT/tensorboard, written anew from the lines that a run goes on after."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    name = "tensorboard"
+    folder = Path(config.out) / TENSORBOARD
+    shutil.rmtree(folder, ignore_errors=True)
+    with SummaryWriter(str(folder)) as writer:
 
-    def __init__(self, config: TrainConfig, kept: Sequence[Record]) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+        def write(record: Record) -> None:
+            for name, value in numbers(record).items():
+                writer.add_scalar(name, value, record["step"])
 
-        folder = Path(config.out) / TENSORBOARD
-        shutil.rmtree(folder, ignore_errors=True)
-        self._writer = SummaryWriter(str(folder))
-        for record in kept:
-            self.write(record)
-
-    def write(self, record: Record) -> None:
-        for name, value in numbers(record).items():
-            self._writer.add_scalar(name, value, record["step"])
-
-    def close(self) -> None:
-        self._writer.close()
+        yield write
 
 
-class Remote(Tracker):
+@contextmanager
+def remote(name: str, config: TrainConfig, kept: Sequence[Record]) -> Iterator[Write]:
     """Weights & Biases and Trackio, whose calls are the same: init, log, finish.
 
     OUT/NAME.json holds the run's name there and its last line that was sent. It is written before the line is sent, so
     that a line is never sent twice; one that is being sent when the process is killed may be missing there."""
+    path = Path(config.out) / f"{name}.json"
+    given = json.loads(path.read_text()) if path.exists() and kept else {}
+    run = given.get("run", f"{Path(config.out).name}-{secrets.token_hex(4)}")
+    last = tuple(given.get("last", (-1, False)))
+    own = {"id": run, "dir": config.out} if name == "wandb" else {}
+    project = os.environ.get(f"{name.upper()}_PROJECT", PROJECT)
+    settings = config.model_dump(mode="json")
+    with redirect_stdout(sys.stderr):  # stdout is for results
+        tracked = import_module(name).init(project=project, name=run, config=settings, resume="allow", **own)
 
-    def __init__(self, name: str, config: TrainConfig, kept: Sequence[Record]) -> None:
-        self.name, self._path = name, Path(config.out) / f"{name}.json"
-        given = json.loads(self._path.read_text()) if self._path.exists() and kept else {}
-        self._run = given.get("run", f"{Path(config.out).name}-{secrets.token_hex(4)}")
-        self._last = tuple(given.get("last", (-1, False)))
-        module = import_module(name)
-        own = {"id": self._run, "dir": config.out} if name == "wandb" else {}
-        project = os.environ.get(f"{name.upper()}_PROJECT", PROJECT)
-        settings = config.model_dump(mode="json")
-        with redirect_stdout(sys.stderr):  # stdout is for results
-            self._tracked = module.init(
-                project=project, name=self._run, config=settings, resume="allow", **own
-            )
-        for record in kept:
-            self.write(record)
-
-    def write(self, record: Record) -> None:
+    def write(record: Record) -> None:
+        nonlocal last
         key = (record["step"], any(name.startswith("val_") for name in record))
-        if key <= self._last:
+        if key <= last:
             return
-        self._last = key
-        aside = self._path.with_suffix(".new")
-        aside.write_text(json.dumps({"run": self._run, "last": key}) + "\n")
-        os.replace(aside, self._path)
-        self._tracked.log(numbers(record), step=record["step"])
+        last = key
+        aside = path.with_suffix(".new")
+        aside.write_text(json.dumps({"run": run, "last": key}) + "\n")
+        os.replace(aside, path)
+        tracked.log(numbers(record), step=record["step"])
 
-    def close(self) -> None:
-        with redirect_stdout(sys.stderr):
-            self._tracked.finish()
+    yield write
+    with redirect_stdout(sys.stderr):
+        tracked.finish()
 
 
-TRACKERS: Mapping[str, Callable[[TrainConfig, Sequence[Record]], Tracker]] = {
-    "tensorboard": TensorBoard,
-    "wandb": lambda config, kept: Remote("wandb", config, kept),
-    "trackio": lambda config, kept: Remote("trackio", config, kept),
+TRACKERS: Mapping[str, Callable[[TrainConfig, Sequence[Record]], AbstractContextManager[Write]]] = {
+    "tensorboard": tensorboard,
+    "wandb": partial(remote, "wandb"),
+    "trackio": partial(remote, "trackio"),
 }
 
 
@@ -129,18 +107,25 @@ class Trackers:
     """The trackers of a run, which gets on without one that fails. A context manager."""
 
     def __init__(self, config: TrainConfig, kept: Sequence[Record], say: Callable[[str], None]) -> None:
-        self._say, self._open = say, list[Tracker]()
+        self._say, self._open = say, dict[str, tuple[Write, ExitStack]]()
         lines = [record for record in kept if "step" in record]
         for name in config.report:
-            self._attempt(name, lambda name=name: self._open.append(TRACKERS[name](config, lines)))  # type: ignore[misc]
+            self._attempt(name, partial(self._begin, name, config, lines))
+
+    def _begin(self, name: str, config: TrainConfig, lines: Sequence[Record]) -> None:
+        stack = ExitStack()
+        write = stack.enter_context(TRACKERS[name](config, lines))
+        for record in lines:
+            write(record)
+        self._open[name] = write, stack
 
     def write(self, record: Record) -> None:
         """One line for all of them, if it is of a step: the last one of a run says again what its step has said."""
-        for tracker in [*self._open]:
-            if "step" in record and not self._attempt(tracker.name, lambda one=tracker: one.write(record)):  # type: ignore[misc]
-                self._open.remove(tracker)
+        for name, (write, _) in [*self._open.items()] if "step" in record else ():
+            if not self._attempt(name, partial(write, record)):
+                del self._open[name]
 
-    def _attempt(self, name: str, act: Callable[[], None]) -> bool:
+    def _attempt(self, name: str, act: Callable[[], object]) -> bool:
         try:
             act()
         except Exception as error:  # whatever it is, metrics.jsonl has the line
@@ -153,9 +138,9 @@ class Trackers:
     def __enter__(self) -> Trackers:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for tracker in self._open:
-            self._attempt(tracker.name, tracker.close)
+    def __exit__(self, *error: object) -> None:
+        for name, (_, stack) in self._open.items():
+            self._attempt(name, stack.close)
 
 
 def numbers(record: Record) -> dict[str, float]:
