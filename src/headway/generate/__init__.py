@@ -5,6 +5,7 @@ from headway.generate.config import Beams, GenerationConfig
 from headway.generate.drafts import Draft, ModelDraft, NgramDraft
 from headway.generate.engine import Engine
 from headway.generate.loop import generate, stream
+from headway.generate.ranks import led
 from headway.generate.reader import Reader
 from headway.generate.results import Delta, Generation, Hypothesis
 from headway.generate.sampling import Sampling, uniform
@@ -26,6 +27,7 @@ __all__ = [
     "Score",
     "StopScanner",
     "generate",
+    "led",
     "rolling_windows",
     "score",
     "stream",

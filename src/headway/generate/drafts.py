@@ -80,8 +80,8 @@ class ModelDraft(Draft):
     """What a smaller model of the same vocabulary would choose: by the settings of each request, and with its noise, so
     that both models choose alike where their probabilities are alike.
 
-    It reads texts into a cache of its own, one for each engine. Raises ConfigError for what is not a decoder, and
-    unless 1 <= tokens.
+    It reads texts into a cache of its own, one for each engine. Raises ConfigError for what is not a decoder, for one
+    that ranks share, and unless 1 <= tokens.
     """
 
     model: Decoder
@@ -91,6 +91,8 @@ class ModelDraft(Draft):
         super().__post_init__()
         if not isinstance(self.model, Decoder):
             raise ConfigError(f"ModelDraft: the model must be a Decoder, got {type(self.model).__name__}")
+        if self.model.shards is not None:
+            raise ConfigError("ModelDraft: a model that ranks share; rank 0 guesses alone, so load it whole")
         check_trims(self.model, "the draft model")
 
     def check(self, model: Decoder, requests: Sequence[Request]) -> None:

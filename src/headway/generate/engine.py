@@ -191,9 +191,7 @@ class Engine:
         while self.waiting:
             job = self.waiting[0]
             for text in job.texts:
-                ids, adapters = text.tokens, job.request.config.adapters
-                text.table = self.reader.open(ids if job.may_share else (), adapters)
-                text.table.marks |= {len(ids) // PAGE * PAGE, (len(ids) - 1) // PAGE * PAGE}
+                text.table = self.reader.open(text.tokens, job.request.config.adapters, job.may_share)
             if pool.available is not None and self.running:
                 texts = [text for each in (*self.running, job) for text in each.texts]
                 spare = sum(kind.nbytes for kind in pool.classes) * (len(texts) - len(job.texts))

@@ -16,7 +16,7 @@ from headway.cache import kv_dtype
 from headway.generate.config import GenerationConfig
 from headway.generate.drafts import Draft
 from headway.generate.engine import Engine
-from headway.generate.reader import Reader
+from headway.generate.ranks import reader_of
 from headway.generate.sequences import Job
 from headway.hardware import memory_total
 from headway.models import Decoder, EncoderDecoder
@@ -67,7 +67,8 @@ class OpenEngine:
     def _make(self, config: GenerationConfig, draft: Draft | None = None) -> Engine:
         """An engine for requests of this config; one with a draft serves a single call, and keeps nothing."""
         dtype, keep = kv_dtype(config.kv_cache_dtype), self.keep if draft is None else 0
-        reader = Reader(self.model, use_cache=config.use_cache, kv_dtype=dtype, keep=keep, exact=config.exact)
+        how = {"use_cache": config.use_cache, "kv_dtype": dtype, "keep": keep, "exact": config.exact}
+        reader = reader_of(self.model, **how)
         return Engine(reader, step_tokens=config.prefill_chunk, draft=draft)
 
     def close(self) -> None:

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from headway.attention import KeyValues
-from headway.cache import CacheSpec, PagedCache, PagedLayer, PageTable
+from headway.cache import PAGE, PagedCache, PagedLayer, PageTable
 from headway.cache.paged_step import places, stored_keys
 from headway.choice import Choice
 from headway.errors import ConfigError, did_you_mean
 from headway.models import Decoder, EncoderDecoder
 from headway.models.decode_step import DecodeStep, choose_step, say_once
-from headway.models.pasts import make_paged_cache
+from headway.models.pasts import cache_spec, make_paged_cache
 from headway.native.linear import MOST_ROWS
 from headway.nn.adapters import beside
 from headway.nn.lora import only_rows
@@ -78,12 +78,10 @@ class Reader:
                 f"a budget of {budget} bytes: positions of this model depend on the length of the text, so that none "
                 "can be sent back to wait for room; leave the budget out"
             )
-        like = model.stack.like
-        self.device = like.device
+        self.device = model.stack.like.device
         self.adapters = beside(model)
         self.cache = make_paged_cache(
-            model.spec,
-            like,
+            model.stack,
             budget=budget,
             keep=keep if self.shares_prefixes else 0,
             slack=slack,
@@ -177,10 +175,15 @@ class Reader:
         else:
             del table.ids[len(table) - count :]
 
-    def open(self, ids: Sequence[int], adapters: Sequence[str] | None = None) -> PageTable:
-        """Pages for a text; as much of it as others with the same adapters (None: all) have stored need not be read."""
+    def open(
+        self, ids: Sequence[int], adapters: Sequence[str] | None = None, shares: bool = True
+    ) -> PageTable:
+        """Pages for a text that begins with these ids. Where it `shares`, as much of it as others with the same
+        adapters (None: all) have stored need not be read."""
         added = tuple(name for name in self.adapters if adapters is None or name in adapters)
-        return self.cache.open(ids if self.shares_prefixes and self.use_cache else (), added)
+        table = self.cache.open(ids if shares and self.shares_prefixes and self.use_cache else (), added)
+        table.marks |= {len(ids) // PAGE * PAGE, (len(ids) - 1) // PAGE * PAGE}
+        return table
 
     def check_adapters(self, adapters: Sequence[str] | None) -> None:
         """Raises ConfigError for adapters that are not added to the model's layers; where there is a source, which is
@@ -213,11 +216,8 @@ class Sources:
     where they are to be exact."""
 
     def __init__(self, model: EncoderDecoder, exact: bool = False) -> None:
-        self.model, self.exact, spec, like = model, exact, model.spec, model.decoder.like
-        of_layer = CacheSpec(
-            kv_heads=spec.kv_heads, head_dim=spec.head_dim, dtype=like.dtype, device=like.device
-        )
-        self.cache = PagedCache(of_layer, [Causal()] * spec.layers)
+        self.model, self.exact = model, exact
+        self.cache = PagedCache(cache_spec(model.stack), [Causal()] * model.spec.layers)
 
     def read(self, sources: Sequence[Sequence[int]]) -> list[PageTable]:
         """The pages of new sources, encoded together, side by side."""

@@ -59,7 +59,7 @@ class Autoregressive(nn.Module):
         """An empty past of `batch` rows, of which the last `slack` tokens can always be trimmed. `dtype` is that of the
         weights unless given (autocast makes keys of another; torch.int8 rounds them). Raises CacheError for a layer
         whose queries see later tokens, ConfigError for slack with linear attention, whose sums cannot be trimmed."""
-        pages = make_paged_cache(self.spec, self.stack.like, slack=slack, dtype=dtype)
+        pages = make_paged_cache(self.stack, slack=slack, dtype=dtype)
         return BatchCache(pages, batch)
 
 
