@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headway.api import load
 from headway.checkpoints import convert, inspect, load_folder, load_model, save_folder
 from headway.checkpoints.formats.gguf.metadata import NAMES, write_spec
-from headway.checkpoints.formats.gguf.model import stored_value, write_model
+from headway.checkpoints.formats.gguf.model import stored_type, write_model
 from headway.checkpoints.formats.gguf.rope import decimal, read_rope
 from headway.checkpoints.formats.gguf.writer import write_gguf
 from headway.checkpoints.hf.config_keys import ConfigReader
@@ -35,6 +35,7 @@ from headway.storage.gguf_blocks import (
     dequantize,
     quantize,
 )
+from headway.storage.lazy import Form
 from headway.text import Tokenizer
 from tests.checkpoints.gguf_files import BASE, SPECS, rotary, weights
 from tests.data import data_path
@@ -42,6 +43,14 @@ from tests.text.conftest import sentencepiece
 from tests.text.folders import TEXTS
 
 FILE = "m.gguf"
+
+
+def stored_value(value, asked):
+    """A tensor as a file gives it back."""
+    kind = stored_type(Form(tuple(value.shape), value.dtype), asked)
+    return dequantize(quantize(value, kind), kind)
+
+
 FILE_TYPES = {None: 0, "BF16": 32, "Q8_0": 7, "Q4_0": 2, "Q4_K": 14, "Q5_K": 16, "Q6_K": 18}  # llama.h
 
 

@@ -153,14 +153,14 @@ def convert(
         keys = None if carried is None else carried.gguf_metadata(spec.vocab)
         generation = found.generation or {}
         write_model(
-            target, spec, state, storage.packed,
+            target, spec, state, storage.asked,
             packed=storage.kept, tokenizer=keys, generation=generation, check=compare,
         )  # fmt: skip
         tensors = read_gguf(target).tensors
         stored = {one.type.name for one in tensors.values()}
-        if storage.packed is not None:
+        if storage.asked is not None:
             matrices = {name: one.type for name, one in tensors.items() if len(one.numbers) > 1}
-            not_packed = tuple(name for name, kind in matrices.items() if kind is not storage.packed)
+            not_packed = tuple(name for name, kind in matrices.items() if kind is not storage.asked)
     else:
         state = storage.rounded(state)
         stored = {dtype_name(form.dtype) for form in forms(state).values()}

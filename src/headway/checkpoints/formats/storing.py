@@ -12,11 +12,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from headway.checkpoints.formats.gguf.model import stored_type, stored_value
+from headway.checkpoints.formats.gguf.model import stored_type
 from headway.checkpoints.formats.sources import Source
 from headway.errors import CheckpointError
 from headway.storage.dtypes import check_dtypes, dtype_name
-from headway.storage.gguf_blocks import BY_DTYPE, TYPES, BlockType, block_type, blocks, dequantize
+from headway.storage.gguf_blocks import BY_DTYPE, TYPES, BlockType, block_type, blocks, dequantize, quantize
 from headway.storage.lazy import Form, LazyTensors, changed, with_values
 
 Target = Literal["hf", "gguf"]
@@ -26,19 +26,18 @@ PACKINGS: Mapping[str, BlockType] = {kind.name.lower(): kind for kind in TYPES i
 
 @dataclass(frozen=True)
 class Storage:
-    """How the target stores the numbers of `source`: a folder all of them in `dtype`, a GGUF file its matrices as
-    `packed`; None is as they are."""
+    """How the target stores the numbers of `source`: a folder all of them as `asked`, a GGUF file its matrices; None: as
+    they are."""
 
     source: Source
     gguf: bool
-    dtype: torch.dtype | None
-    packed: BlockType | None
+    asked: BlockType | None
 
     @cached_property
     def kept(self) -> dict[str, BlockType]:
         """The weights whose codes the target takes over, and the types that have a place for them."""
         found = {name: block_type(matrix) for name, matrix in self.source.codes.items()} if self.gguf else {}
-        return {name: kind for name, kind in found.items() if kind and self.packed in (None, kind)}
+        return {name: kind for name, kind in found.items() if kind and self.asked in (None, kind)}
 
     @property
     def state(self) -> LazyTensors:
@@ -52,26 +51,25 @@ class Storage:
     def _blocks(self, name: str) -> Tensor:
         return blocks(self.source.codes[name])
 
+    def kind(self, name: str, form: Form) -> BlockType:
+        """How the target holds a tensor; numbers that stand for codes have the dtype of their scales."""
+        if name in self.kept:
+            return self.kept[name]
+        form = self.source.state.forms[name] if name in self.source.codes else form
+        return stored_type(form, self.asked) if self.gguf else self.asked or _plain(form.dtype)
+
     def value(self, name: str, value: Tensor) -> Tensor:
         """A tensor as the target gives it back."""
+        kind = self.kind(name, Form(tuple(value.shape), value.dtype))
         if name in self.kept:
-            return dequantize(self._blocks(name), self.kept[name])
+            return dequantize(self._blocks(name), kind)
         if name in self.source.codes:
             value = value.to(self.source.state.forms[name].dtype)
-        return stored_value(value, self.packed) if self.gguf else value.to(self.dtype or value.dtype)
-
-    def form(self, name: str, form: Form) -> Form:
-        """Of `value`."""
-        if name in self.kept:
-            return Form(form.shape, torch.float32)
-        if name in self.source.codes:
-            form = self.source.state.forms[name]
-        dtype = stored_type(form, self.packed).given_as if self.gguf else self.dtype or form.dtype
-        return Form(form.shape, dtype)
+        return dequantize(quantize(value, kind), kind)
 
     def rounded(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Weights as the target gives them back."""
-        return changed(state, self.value, self.form)
+        return changed(state, self.value, lambda name, form: Form(form.shape, self.kind(name, form).given_as))
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -80,15 +78,13 @@ class Storage:
         return tuple(f"{count} layers of {way}" for way, count in said.items())
 
     def _way(self, name: str) -> str:
+        kind = self.kind(name, self.source.state.forms[name])
         if name in self.kept:
-            return f"keep their codes, as {self.kept[name].name} with scales in float16"
-        form = self.source.state.forms[name]
-        if not self.gguf:
-            return f"become numbers of {dtype_name(self.dtype or form.dtype)}"
-        kind = stored_type(form, self.packed)
+            return f"keep their codes, as {kind.name} with scales in float16"
         if kind.unpack is not None:
             return f"are rounded again, to {kind.name}"
-        why = "" if self.packed is kind else ": no type has a place for their codes (zeros, rows, or groups)"
+        lost = self.gguf and self.asked is not kind
+        why = ": no type has a place for their codes (zeros, rows, or groups)" if lost else ""
         return f"become numbers of {kind.name}{why}"
 
 
@@ -99,11 +95,16 @@ def storage_of(source: Source, to: Target, dtype: torch.dtype | str | None) -> S
         if dtype is not None and dtype not in known:
             names = [name if isinstance(name, str) else dtype_name(name) for name in known]
             raise CheckpointError(f"a GGUF file does not hold {dtype}; written are {', '.join(names)}")
-        return Storage(source, True, None, None if dtype is None else known[dtype])
+        return Storage(source, True, None if dtype is None else known[dtype])
     if isinstance(dtype, str):
         raise CheckpointError(
             f"{dtype!r} is how a GGUF file holds numbers, and the target is a folder: use to='gguf'"
         )
     if dtype is not None:
         check_dtypes({dtype_name(dtype): dtype}, Path("the target"))
-    return Storage(source, False, dtype, None)
+    return Storage(source, False, None if dtype is None else _plain(dtype))
+
+
+def _plain(dtype: torch.dtype) -> BlockType:
+    """Numbers of a dtype in a folder, as a type that packs nothing."""
+    return BlockType(dtype_name(dtype), -1, 1, dtype.itemsize, dtype)

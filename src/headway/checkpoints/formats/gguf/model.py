@@ -22,7 +22,7 @@ from headway.errors import CheckpointError
 from headway.models import ModelSpec
 from headway.storage.dtypes import dtype_name
 from headway.storage.gguf import GGUF
-from headway.storage.gguf_blocks import BY_DTYPE, CODED, F32, BlockType, codes, dequantize, quantize
+from headway.storage.gguf_blocks import BY_DTYPE, CODED, F32, BlockType, codes, dequantize
 from headway.storage.lazy import Form, Made, forms, renamed, with_values
 from headway.storage.tensors import PIECE, Tensors
 
@@ -116,12 +116,6 @@ def stored_type(form: Form, asked: BlockType | None) -> BlockType:
             f"{', '.join(map(dtype_name, BY_DTYPE))}"
         )
     return BY_DTYPE[form.dtype]
-
-
-def stored_value(value: Tensor, asked: BlockType | None) -> Tensor:
-    """A tensor as a file gives it back: rounded to the type that `stored_type` chooses."""
-    kind = stored_type(Form(tuple(value.shape), value.dtype), asked)
-    return dequantize(quantize(value, kind), kind)
 
 
 def unpacked(file: GGUF, stored: Tensors) -> Made:
