@@ -60,10 +60,10 @@ def test_the_report_is_what_the_two_folders_measure_by_themselves(source, tmp_pa
         assert side.loss == pytest.approx(seen.loss, rel=1e-6)
         assert side.bits_per_byte == pytest.approx(seen.bits_per_byte, rel=1e-6)
         assert side.perplexity == pytest.approx(math.exp(seen.loss), rel=1e-6)
-    assert [(p.first, p.last, p.tokens) for p in done.positions] == [
+    assert [(p.first, p.last, p.tokens) for p in done.before.positions] == [
         (b.first, b.last, b.tokens) for b in was.positions
     ]
-    assert [p.after for p in done.positions] == pytest.approx([b.loss for b in now.positions], rel=1e-6)
+    assert [p.loss for p in done.after.positions] == pytest.approx([b.loss for b in now.positions], rel=1e-6)
     row = torch.from_numpy(tokens.tokens[:32].astype("int64"))[None]
     with torch.no_grad():
         old, new = (load_model(path, dtype=torch.float32)(row) for path in (source, tmp_path / "n"))
@@ -174,8 +174,8 @@ def test_longer_rows_are_measured_beyond_what_the_old_model_took(source, tmp_pat
             beyond=32,
         )
     assert done.context == 128
-    assert [p.first for p in done.positions] == [0, 16, 32, 64]
-    assert all(p.before != p.after for p in done.positions)
+    assert [p.first for p in done.before.positions] == [0, 16, 32, 64]
+    assert all(a.loss != b.loss for a, b in zip(done.before.positions, done.after.positions, strict=True))
     assert ("max_context", "32", "128") in done.changed
 
 

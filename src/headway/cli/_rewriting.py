@@ -101,9 +101,10 @@ def to_text(done: "Rewritten", *, causal: bool = True) -> str:
         ]
     if done.kl is not None:
         lines.append(f"  mean KL to the model as it was: {cell(done.kl)} nats, over {done.tokens} tokens")
-    if done.positions:
+    if was.positions:
         columns = ("tokens to look back on", "predictions", "perplexity before", "after")
-        ranges = [(f"{p.first}-{p.last}", p.tokens, _exp(p.before), _exp(p.after)) for p in done.positions]
+        pairs = zip(was.positions, now.positions, strict=True)
+        ranges = [(f"{a.first}-{a.last}", a.tokens, _exp(a.loss), _exp(b.loss)) for a, b in pairs]
         lines += ["", table(columns, ranges)]
     elif causal and not done.tokens:
         lines.append("  no loss was measured: --data FILE gives held-out text to measure it on")

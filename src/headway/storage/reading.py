@@ -95,9 +95,10 @@ def _parsed(raw: bytes) -> Any:
         value = json.loads(
             text, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_each_key_once
         )
-    except RecursionError as error:
-        raise ValueError(f"it is nested more than {DEEPEST} levels deep") from error
-    if _deeper(value, DEEPEST):
+        deep = _levels(value) > DEEPEST
+    except RecursionError:
+        deep = True
+    if deep:
         raise ValueError(f"it is nested more than {DEEPEST} levels deep")
     return value
 
@@ -155,16 +156,8 @@ def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def _deeper(value: Any, levels: int) -> bool:
-    """Whether objects and lists are nested more than `levels` deep."""
-    level = [value]
-    for _ in range(levels + 1):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-        if not level:
-            return False
-    return True
+def _levels(value: Any) -> int:
+    """How deep objects and lists are nested."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    below = (_levels(one) for one in inner if isinstance(one, dict | list))
+    return 1 + max(below, default=0)

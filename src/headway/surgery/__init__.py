@@ -17,7 +17,7 @@ from headway.surgery.heads import POOLS, Pool, Pooled, compare_pools, kept_by_me
 from headway.surgery.longformer import lengthen, make_longformer
 from headway.surgery.operation import operate
 from headway.surgery.quantize import quantize_folder
-from headway.surgery.rewrite import Difference, Measurement, Position, Rewritten, row_length
+from headway.surgery.rewrite import Difference, Measurement, Rewritten, row_length
 from headway.surgery.text import Text
 
 __all__ = [
@@ -28,7 +28,6 @@ __all__ = [
     "Method",
     "Pool",
     "Pooled",
-    "Position",
     "Rewritten",
     "Text",
     "compare_pools",

@@ -21,7 +21,7 @@ from headway.models import ModelSpec, cost
 from headway.native.panels import Panels
 from headway.storage.dtypes import dtype_name
 from headway.storage.lazy import forms
-from headway.train.evaluation import Evaluation
+from headway.train.evaluation import Bucket, Evaluation
 
 LONGEST_ROW = 2048
 
@@ -36,6 +36,7 @@ class Measurement:
         kv_bytes_stored: what the caches of one row of `Rewritten.context` tokens hold; 0 of an encoder, which has none.
         pairs: scores of such a row in all layers and heads.
         loss: nats per token. bits_per_byte: of the text. perplexity: exp(loss). None without a text.
+        positions: the loss by how far a prediction could look back.
     """
 
     parameters: int
@@ -46,17 +47,7 @@ class Measurement:
     loss: float | None = None
     bits_per_byte: float | None = None
     perplexity: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Position:
-    """Nats per token of predictions with `first`..`last` tokens before them, before and after."""
-
-    first: int
-    last: int
-    tokens: int
-    before: float | None
-    after: float | None
+    positions: tuple[Bucket, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +88,6 @@ class Rewritten:
         choices: what was chosen, with reasons.
         context: tokens of a row in all measurements. unchanged: rows of up to so many tokens see what they saw.
         tokens: predictions that the losses are means of. kl: as in `Measured`.
-        positions: the loss by how far a prediction could look back.
     """
 
     source: Path
@@ -113,7 +103,6 @@ class Rewritten:
     differences: tuple[Difference, ...]
     tokens: int
     kl: float | None
-    positions: tuple[Position, ...]
 
 
 def rewrite(
@@ -172,17 +161,13 @@ def rewrite(
         differences=measured.differences,
         tokens=0 if was is None else was.tokens,
         kl=measured.kl,
-        positions=tuple(
-            Position(first=a.first, last=a.last, tokens=a.tokens, before=a.loss, after=b.loss)
-            for a, b in zip(*(one.positions for one in measured.evaluated or ()), strict=True)
-        ),
     )
 
 
 def _measurement(
     spec: ModelSpec, stored_bytes: int, found: Evaluation | None, context: int, dtype: torch.dtype
 ) -> Measurement:
-    names = () if found is None else ("loss", "bits_per_byte", "perplexity")
+    names = () if found is None else ("loss", "bits_per_byte", "perplexity", "positions")
     return Measurement(
         parameters=cost.parameter_count(spec),
         stored_bytes=stored_bytes,

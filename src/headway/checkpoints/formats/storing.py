@@ -26,8 +26,8 @@ PACKINGS: Mapping[str, BlockType] = {kind.name.lower(): kind for kind in TYPES i
 
 @dataclass(frozen=True)
 class Storage:
-    """How the target stores the numbers of `source`: a folder all of them as `asked`, a GGUF file its matrices; None: as
-    they are."""
+    """How the target stores the numbers of `source`: as `asked`, in a GGUF file its matrices alone; None is as they
+    are."""
 
     source: Source
     gguf: bool
