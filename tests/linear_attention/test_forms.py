@@ -99,7 +99,7 @@ def test_row_78_row_80_row_81_linear_time_equals_the_quadratic_form_with_its_gra
     qkv = tensors(2, N)
     want = run("parallel", linear, pattern, LAYOUTS[layout], 0, *qkv)
     ways = [("chunked", size) for size in (1, 2, 4, N, 64)]
-    for form, size in [*ways, *[("recurrent", 0)] * (pattern == Causal())]:
+    for form, size in ways:
         for a, b in zip(run(form, linear, pattern, LAYOUTS[layout], size, *qkv), want, strict=True):
             assert torch.allclose(a, b, rtol=0, atol=1e-11), (form, size)
 
@@ -195,7 +195,7 @@ def test_documents_of_memory_are_those_of_the_queries() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1])
-@pytest.mark.parametrize("form", ["parallel", "chunked", "recurrent", "auto"])
+@pytest.mark.parametrize("form", ["parallel", "chunked", "auto"])
 def test_rows_without_tokens_and_of_one(form: str, count: int) -> None:
     q, k, v = tensors(10, count)
     out = linear_attend(q, k, v, LinearAttentionSpec(), Causal(), form=form)
@@ -234,7 +234,7 @@ def test_row_80_weights_may_be_negative_and_need_not_sum_to_1() -> None:
     assert not LinearAttentionSpec("relu").is_distribution
 
 
-@pytest.mark.parametrize("form", ["parallel", "chunked", "recurrent"])
+@pytest.mark.parametrize("form", ["parallel", "chunked"])
 @pytest.mark.parametrize("linear", [LinearAttentionSpec(), LinearAttentionSpec("cosine")], ids=str)
 def test_row_80_row_81_a_shift_of_all_positions_changes_nothing(
     linear: LinearAttentionSpec, form: str
@@ -281,7 +281,7 @@ def test_states_of_disjoint_keys_add(sizes: list[int]) -> None:
     assert whole.nbytes == 2 * (2 * 6 * (5 + 1) * 8 + 8)
 
 
-@pytest.mark.parametrize("form", ["parallel", "chunked", "recurrent"])
+@pytest.mark.parametrize("form", ["parallel", "chunked"])
 def test_queries_over_a_past_are_the_later_queries_of_the_whole(form: str) -> None:
     q, k, v = (t.detach() for t in tensors(17, 20))
     at = torch.arange(20)
@@ -317,7 +317,7 @@ def test_second_derivatives_are_of_the_parallel_form() -> None:
 
 
 def test_auto_takes_the_form_with_the_fewest_products() -> None:
-    assert choose_form(Causal(), 1, 1, 64, 64).what == "recurrent"
+    assert choose_form(Causal(), 1, 1, 64, 64).what == "parallel"
     assert choose_form(Causal(), 128, 128, 64, 64).what == "parallel"
     assert choose_form(Causal(), 4096, 4096, 64, 64).what == "chunked"
     assert choose_form(Full(), 16, 16, 64, 64).what == "parallel"

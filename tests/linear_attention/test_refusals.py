@@ -116,7 +116,6 @@ def test_calls_that_do_not_fit() -> None:
             "turns nothing",
         ),
         ({"form": "chunk"}, 'form must be auto, .*did you mean "chunked"'),
-        ({"pattern": Full(), "form": "recurrent"}, "queries see what comes later"),
         ({"pattern": Full(), "past": state}, "under Causal\\(\\), got Full"),
         ({"q_tokens": packed, "k_tokens": packed, "past": state}, "got packed documents"),
         ({"past": linear_state(k[:1].detach(), v[:1].detach())}, r"past must be of .* = \[2, 2, 6, 5\]"),

@@ -35,7 +35,7 @@ class LinearMixer(Mixer):
     """The sums of linear attention in place of a softmax: `linear_attend`. Positions rotate features, not queries and
     keys: `linear.rotary` says where. Its cache keeps the sums.
 
-    Raises PatternError for a pattern other than Causal() and Full(), ConfigError for a form that cannot be under it.
+    Raises PatternError for a pattern other than Causal() and Full(), and for an unknown form.
     """
 
     pattern: Pattern
@@ -44,7 +44,7 @@ class LinearMixer(Mixer):
 
     def __post_init__(self) -> None:
         check_pattern(self.linear, self.pattern)
-        check_form(self.form, self.pattern)
+        check_form(self.form)
 
     def check(self, positions: PositionScheme, score: Sequence[Score], dropout: float) -> None:
         """There are no weights that scores or dropout could act on, and not all rotations fit all features."""

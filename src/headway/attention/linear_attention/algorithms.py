@@ -1,4 +1,4 @@
-"""Slots in order, and three ways to the same numerators and denominators.
+"""Slots in order, and two ways to the same numerators and denominators.
 
 Legend: B rows, N slots, K kv heads, G query heads per kv head, T queries, S keys, F features, E per value.
 """
@@ -96,7 +96,8 @@ Result = tuple[Tensor, Tensor]
 
 
 def parallel(at: Sums) -> Result:
-    """All products of queries and keys: the specification. O(T S) time and memory; all derivatives."""
+    """All products of queries and keys: the specification. O(T S) time and memory; all derivatives. Of one query after
+    a past it is the step of a recurrence: q S + (q . k) v (Katharopoulos et al. 2020, equations 16 to 20)."""
     weights, den = products(at)
     num = weights @ at.v.unsqueeze(2)
     if at.past is not None:
@@ -116,30 +117,11 @@ def products(at: Sums) -> Result:
     return q, z.sum(-1)
 
 
-def recurrent(at: Sums) -> Result:
-    """Token by token: S += k_t v_t^T, then q_t S (Katharopoulos et al. 2020, equations 16 to 20). For decoding."""
-    b, kv_heads, _, features = at.k.shape
-    assert at.causal
-    state = at.past or LinearState.empty(b, kv_heads, features, at.v.shape[-1], at.v.dtype, at.v.device)
-    kv, z, nums, dens = state.kv, state.k, [], []
-    for t in range(at.k.shape[2]):
-        if at.k_documents is not None and t:
-            goes_on = (at.k_documents[:, t] == at.k_documents[:, t - 1]).view(-1, 1, 1)
-            kv, z = kv * goes_on.unsqueeze(-1), z * goes_on
-        kv = kv + at.k[:, :, t, :, None] * at.v[:, :, t, None, :]
-        z = z + at.zk[:, :, t]
-        nums.append(at.q[:, :, :, t] @ kv)
-        dens.append((at.zq[:, :, :, t] @ z.unsqueeze(-1)).squeeze(-1))
-    if not nums:
-        return at.q.new_zeros(*at.q.shape[:-1], at.v.shape[-1]), at.q.new_zeros(at.q.shape[:-1])
-    return torch.stack(nums, 3), torch.stack(dens, 3)
-
-
 def chunked(at: Sums, size: int = SIZE) -> Result:
     """O(T F E) time, O(T) memory also with the backward.
 
-    Causal: block by block, products inside a block and sums over what came before it (`scan`). Bidirectional: one
-    state for each document, read by all its queries."""
+    Causal: block by block, products inside a block and sums over what came before it (`scan`); in blocks of one slot it
+    is the recurrence. Bidirectional: one state for each document, read by all its queries."""
     return _running(at, size) if at.causal else _whole(at)
 
 
@@ -200,8 +182,4 @@ def _read(q: Tensor, zq: Tensor, kv: Tensor, z: Tensor) -> Result:
     return q @ kv.unsqueeze(2), (zq @ z[:, :, None, :, None]).squeeze(-1)
 
 
-FORMS: dict[str, Callable[[Sums], Result]] = {
-    "parallel": parallel,
-    "chunked": chunked,
-    "recurrent": recurrent,
-}
+FORMS: dict[str, Callable[[Sums], Result]] = {"parallel": parallel, "chunked": chunked}

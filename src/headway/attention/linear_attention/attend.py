@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from headway.attention.linear_attention.algorithms import FORMS, SIZE, Order, Sums, order_of, products
-from headway.attention.linear_attention.spec import LinearAttentionSpec, Rotation, marked
+from headway.attention.linear_attention.spec import LinearAttentionSpec, marked
 from headway.attention.linear_attention.state import LinearState
 from headway.attention.linear_attention.validate import check_call, check_past, forbid_weights
 from headway.choice import Choice
 from headway.errors import PatternError, did_you_mean
 from headway.patterns import Causal, Full, Pattern
+from headway.positions import Rotation
 from headway.scores import Score
 from headway.tokens import Tokens
 
@@ -53,7 +54,7 @@ def linear_attend(
         past: the state of earlier keys of each row (`linear_state`, `LinearAttentionCache`), for Causal() without
             documents; it has no gradient.
         form: "parallel" (all products: the specification), "chunked" (linear time; memory linear in T with the
-            backward too), "recurrent" (token by token; causal), or "auto" (`choose_form`).
+            backward too), or "auto" (`choose_form`).
         score, dropout: there are no weights that these could act on: an error.
 
     Computed in float32 (float64 for float64 inputs) and rounded once. A query that may see nothing gives 0 and
@@ -100,16 +101,11 @@ def linear_weights(
     return call.k_order.restore(call.divided(weights, den).mT).mT
 
 
-def check_form(form: str, pattern: Pattern) -> None:
-    """Raises PatternError for an unknown form, or one that cannot be under this pattern."""
+def check_form(form: str) -> None:
+    """Raises PatternError for an unknown form."""
     if form not in (*FORMS, "auto"):
         raise PatternError(
             f"linear attention: form must be auto, {' or '.join(FORMS)}, got {form!r}{did_you_mean(form, FORMS)}"
-        )
-    if form == "recurrent" and pattern == _FULL:
-        raise PatternError(
-            'linear attention: form="recurrent" goes from token to token, and under Full() queries see what comes '
-            'later; use form="chunked"'
         )
 
 
@@ -122,14 +118,12 @@ def choose_form(
         chunked     2 G T C (F + E) + 2 (G T + S) F E      causal: products in blocks, and the sums
                     2 (G T + S) F E                        bidirectional: one sum, read by all
 
-    with C = `forms.SIZE`. One causal query reads its sums once: recurrent.
+    with C = `algorithms.SIZE`.
     """
     t, s, f, e = queries, keys, features, value_dim
     sums = 2.0 * f * e * (group * t + s)
     quadratic = 2.0 * group * t * s * (f + e)
     inside = 2.0 * group * t * min(SIZE, t) * (f + e) if pattern == _CAUSAL else 0.0
-    if pattern == _CAUSAL and t == 1:
-        return Choice("recurrent", "one query, for which the sums are read once", flops=sums)
     if quadratic <= inside + sums:
         why = f"{t} queries and {s} keys are fewer products than sums of {f} x {e}"
         return Choice("parallel", why, flops=quadratic)
@@ -162,10 +156,9 @@ class Prepared:
     def attend(self, past: LinearState | None = None, form: str = "auto") -> Tensor:
         """The result [B, H, T, E]; `past` and `form` as in `linear_attend`."""
         at = self.given
-        pattern = _CAUSAL if at.causal else _FULL
-        check_form(form, pattern)
+        check_form(form)
         if form == "auto":
-            t, features = at.q.shape[3:]
+            pattern, (t, features) = _CAUSAL if at.causal else _FULL, at.q.shape[3:]
             form = choose_form(pattern, t, at.k.shape[2], features, at.v.shape[3], at.q.shape[2]).what
         with exactly(at.q):
             out = self.divided(*FORMS[form](self.sums(past)))

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from headway.errors import ConfigError, did_you_mean
+from headway.positions import Rotation
 from headway.tokens import Tokens
 
 FEATURES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -133,12 +133,6 @@ class LinearAttentionSpec:
     def __str__(self) -> str:
         keys = "" if self.key_feature == self.feature else f", keys {self.key_feature}"
         return f"{self.feature}{keys}, rotary {self.rotary}"
-
-
-class Rotation(Protocol):
-    """Turns queries and keys [B, H, T, D] by the positions of their tokens (`RotaryTable`)."""
-
-    def apply(self, x_BHTD: Tensor) -> Tensor: ...
 
 
 def marked(

@@ -13,11 +13,12 @@ from torch import Tensor
 from headway.attention.attend import numbered
 from headway.attention.call import check_sides
 from headway.attention.key_values import KeyValues
-from headway.attention.linear_attention.spec import TOKENS, LinearAttentionSpec, Rotation
+from headway.attention.linear_attention.spec import TOKENS, LinearAttentionSpec
 from headway.attention.linear_attention.state import LinearState
 from headway.errors import PatternError
 from headway.heads import Heads
 from headway.patterns import Causal, Full, Pattern
+from headway.positions import Rotation
 from headway.scores import Score, steps_of
 from headway.tokens import Tokens
 
