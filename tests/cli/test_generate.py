@@ -36,12 +36,11 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_text_on_stdout_and_the_rest_on_stderr(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     expected = headway.load(folder).generate("the cat", max_new_tokens=9, temperature=0.8, seed=3)
-    for how in ("--stream", "--no-stream"):
-        assert run(["generate", folder, "the cat", "-n", "9", "--seed", "3", how]) == 0
-        out, err = capsys.readouterr()
-        assert out == expected.text + "\n"
-        assert f"{expected.prompt_tokens} + 9 tokens (length), first after" in err
-        assert "tokens/s" in err
+    assert run(["generate", folder, "the cat", "-n", "9", "--seed", "3"]) == 0
+    out, err = capsys.readouterr()
+    assert out == expected.text + "\n"
+    assert f"{expected.prompt_tokens} + 9 tokens (length), first after" in err
+    assert "tokens/s" in err
 
 
 START = """
@@ -102,7 +101,6 @@ def test_prompts_by_every_road(
     outs = []
     for arguments, stdin in (
         (["the cat"], ""),
-        (["--prompt", "the cat"], ""),
         ([], "the cat\n"),
         (["-"], "the cat"),
     ):
@@ -110,8 +108,6 @@ def test_prompts_by_every_road(
         assert run(["generate", folder, *arguments, "-n", "5"]) == 0
         outs.append(capsys.readouterr().out)
     assert len(set(outs)) == 1
-    assert run(["generate", folder, "a", "--prompt", "b"]) == 2
-    assert "the prompt is given twice" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -186,7 +182,6 @@ def test_n_best_are_listed_with_their_scores(folder: str, capsys: pytest.Capture
         (["--beams", "4", "-t", "0.8"], "a beam search draws nothing, but Sampling(temperature=0.8"),
         (["--beams", "4", "--top-k", "3"], "a beam search draws nothing"),
         (["--beams", "4", "--seed", "3"], "seed=3 were given"),
-        (["--beams", "4", "--stream"], "--stream: a beam search is certain of no token before its end"),
         (["--beams", "4", "--stop", "a"], "a beam search ends texts by eos alone"),
         (["--beams", "4", "--n-best", "5"], "n_best is 5, but 4 beams keep 4 texts"),
         (

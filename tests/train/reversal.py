@@ -33,7 +33,7 @@ class Reversal(Task[Decoder]):
     """Words are drawn by (seed, step); only the second half of a row is trained."""
 
     settings = ReversalConfig
-    next_command = "headway generate {model} --prompt abcd"
+    next_command = "headway generate {model} abcd"
 
     def __init__(self, config: ReversalConfig, folder: Path, start: Path | None, dtype: torch.dtype) -> None:
         self.config, self.steps = config, config.steps

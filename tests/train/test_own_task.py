@@ -31,7 +31,7 @@ def test_it_trains_evaluates_and_leaves_a_model(tmp_path: Path, capsys: pytest.C
     assert len(headway.load(found["model"]).generate("abc", max_new_tokens=3).ids) <= 3
     assert run(["train", "--config", f"{out}/config.yaml", "--resume", "auto", "--steps", "8"]) == 0
     out, err = capsys.readouterr()
-    assert f"next: headway generate {found['model']} --prompt abcd" in out
+    assert f"next: headway generate {found['model']} abcd" in out
     assert "going on from" in err
     assert "not bit for bit" not in err
 

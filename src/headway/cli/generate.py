@@ -3,8 +3,6 @@
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from headway.cli._options import Count, Whole, says
 from headway.cli._shared import ModelRun, attributes, note, print_json, read_prompt
 from headway.errors import ConfigError
@@ -59,7 +57,6 @@ def command(
     run: SamplingRun,
     prompt: Annotated[str | None, says(metavar="PROMPT")] = None,
     *,
-    prompt_option: Annotated[str | None, says(flag="prompt")] = None,
     temperature: Annotated[float | None, says(short="-t")] = None,
     beams: Count | None = None,
     length_penalty: float | None = None,
@@ -71,13 +68,11 @@ def command(
     prefill_chunk: Count | None = None,
     log_probs: bool = False,
     top_log_probs: Whole = 0,
-    stream: bool | None = None,
     json: bool = False,
 ) -> None:
     """Continue a prompt. The new text goes to stdout, what it took to stderr.
 
     prompt: the text to continue; from standard input when missing or -
-    prompt_option: the same, as an option
     temperature: 0 is greedy [default: 0.8; with --beams 0]
     beams: search for the text of the highest score with so many beams
     length_penalty: a score is log probability / tokens ** this; more is longer [default: 1]
@@ -89,17 +84,9 @@ def command(
     prefill_chunk: read the prompt so many tokens at a time
     log_probs: in --json, ln p of each new token under the model's own distribution
     top_log_probs: and so many of the likeliest tokens in its place
-    stream: print as it comes, or at the end [default: as it comes; beams at the end]
     """
-    if prompt is not None and prompt_option is not None:
-        raise typer.BadParameter("the prompt is given twice, as an argument and as --prompt")
-    prompt = prompt_option if prompt is None else prompt
     if prompt is None or prompt == "-":
         prompt = read_prompt()
-    if beams is not None and stream:
-        raise ConfigError(
-            "--stream: a beam search is certain of no token before its end; leave out --stream or --beams"
-        )
     if log_probs and not json:
         raise ConfigError("--log-probs: they are in the report; add --json")
     lm = run.load(task="causal-lm")
@@ -117,7 +104,7 @@ def command(
         log_probs=log_probs, top_log_probs=top_log_probs, **given,
     )  # fmt: skip
     asked = prompt if ids is None else ids
-    live = beams is None and stream is not False and not json
+    live = beams is None and not json  # a beam search is certain of no token before its end
     if live:
         deltas = []
         for delta in lm.stream(asked, **options):

@@ -27,11 +27,11 @@ def command(
     context: Annotated[int, says(min=2)] = 512,
     too_long: Literal["drop", "drop_turns", "cut_left", "error"] = "drop",
     count: Annotated[Whole, says(short="-n")] = 3,
-    color: bool | None = None,
 ) -> None:
     """Show the first examples, token by token, and which of them are trained; then count all examples.
 
-    Trained tokens are green. Without colours they stand within [ ], and other tokens are parted by |.
+    Trained tokens are green on a terminal. Elsewhere (and with NO_COLOR) they stand within [ ], and other tokens are
+    parted by |.
 
     data: conversations or completions, as for train --task chat
     model: the model that is to be trained
@@ -42,7 +42,6 @@ def command(
     context: slots of a training row
     too_long: what becomes of an example that no row holds
     count: examples that are shown
-    color: colours [default: where stdout is a terminal]
     """
     from headway.checkpoints.folder import load_folder
     from headway.data.bins import ChatRows
@@ -61,7 +60,7 @@ def command(
     read, remarks = read_all(data, (Chat, Completion))
     records: list[Any] = list(read)
     examples = encode_examples(records, own, stop=ends, length=context, train_on=train_on, too_long=too_long)
-    colored = sys.stdout.isatty() and "NO_COLOR" not in os.environ if color is None else color
+    colored = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     for ids, turns, where in examples[:count]:
         print(f"{where}: {len(ids)} tokens, {int((turns > 0).sum())} trained")
         print(marked(own, ids.tolist(), [turn > 0 for turn in turns.tolist()], color=colored), end="\n\n")

@@ -156,7 +156,7 @@ def about(corpus: Corpus) -> str:
 def next_commands(out: Path) -> str:
     """What to try next with what is there now."""
     lines = [
-        ("headway generate", f"{out} --prompt 'def '", "continue a prompt"),
+        ("headway generate", f"{out} 'def '", "continue a prompt"),
         ("headway inspect", f"{out}", "what this model is"),
         ("headway plan", "llama-2-7b --context 32768", "what another one would cost here"),
         ("headway eval", f"{out} --data {out / HELD_OUT}", "the bits per byte again"),

@@ -21,7 +21,7 @@ class CausalLM(TextTask):
     """The next token. Every token of a text but the first of each document is predicted once per epoch, so that its
     loss can be stated in bits per byte."""
 
-    next_command = "headway generate {model} --prompt '...'"
+    next_command = "headway generate {model} '...'"
     in_template = True
 
     @classmethod
