@@ -17,11 +17,8 @@ from headway.nn.record import Attended, Record
 from headway.patterns import Pattern
 from headway.patterns.picture import figure, svg
 
-LABELLED, ALONE, AMONG = (
-    32,
-    64,
-    24,
-)  # most tokens of a side: with their texts, of a layer, of a layer among others
+# Most tokens of a side: with their texts, of a layer, of a layer among others.
+LABELLED, ALONE, AMONG = 32, 64, 24
 SHADES = [f"#{210 - 17 * i:02x}{226 - 14 * i:02x}{242 - 8 * i:02x}" for i in range(11)]
 
 

@@ -86,9 +86,10 @@ def parameter_bytes() -> set[int]:
 def predicted(pattern: Pattern, backend: str, n: int) -> dict[str, int]:
     """Bytes kept, by cause and in all, and held at the peak."""
     spec, stored = spec_of(pattern), BACKENDS[backend].capabilities.stores_scores
-    by_cause = cost.activation_bytes(spec, n, scores="stored" if stored else "recomputed", loss="logits")
+    by_cause = cost.activation_bytes(spec, n, scores="stored" if stored else "recomputed")
     kept_twice = COPIES.get(backend, 0) * 4 * spec.layers * n * spec.width
     causes = {**by_cause, "attention": by_cause["attention"] + kept_twice, "tables": 8 * n * spec.head_dim}
+    causes["logits"] = 4 * n * spec.vocab  # log-probabilities: the loss is of all logits at once
     kept = sum(causes.values())
     working = 16 * spec.heads * n * n if stored else 4 * n * (4 * spec.hidden + 3 * spec.width)
     return {

@@ -17,7 +17,6 @@ from headway.nn.block import Checkpointing
 from headway.nn.cross_entropy import chunk_rows
 
 Scores = Literal["recomputed", "stored"]
-Loss = Literal["fused", "logits"]
 
 
 class TrainingOptions(TypedDict, total=False):
@@ -25,7 +24,6 @@ class TrainingOptions(TypedDict, total=False):
 
     source: int | None
     scores: Scores
-    loss: Loss
     gradient_checkpointing: Checkpointing
 
 
@@ -37,7 +35,6 @@ def activation_bytes(
     *,
     source: int | None = None,
     scores: Scores = "recomputed",
-    loss: Loss = "fused",
     gradient_checkpointing: Checkpointing = "none",
 ) -> dict[str, int]:
     """What a forward pass keeps for the backward, in bytes, by cause.
@@ -59,9 +56,9 @@ def activation_bytes(
         dropout        e M for each sub-layer, e E for the embedding; e M more with final_dropout
         positions      what rotations keep that are trained, and stored scores: `PositionScheme.saved_bytes`
         head           its dense layer and norm
-        logits         4 V                           the log-probabilities, in float32, with loss "logits";
-                       "fused" (`model(..., targets=)`) has instead, in all, w V E: the gradient of the output matrix;
-                       in an encoder-decoder the log-probabilities of one chunk, w V each
+        logits         4 C                           the log-probabilities of C labels, in float32; over a vocab the
+                       loss (`model(..., targets=)`) has instead, in all, w V E: the gradient of the output matrix; in
+                       an encoder-decoder the log-probabilities of one chunk, w V each
 
     and, per row of n tokens, only where `scores` are "stored" (backend "dense"):
 
@@ -77,7 +74,7 @@ def activation_bytes(
     Args:
         context, batch: tokens of a row, and rows; of an encoder-decoder: of the target.
         source: tokens of a source row of an encoder-decoder; `context` unless given.
-        scores, loss: as above; of a masked-lm head every token counts as a target.
+        scores: as above. Of a masked-lm head every token counts as a target.
     Raises ConfigError for a source that there is no encoder for.
     """
     e, tokens = dtype.itemsize, context * batch
@@ -90,7 +87,7 @@ def activation_bytes(
         found["attention"] += spec.layers * batch * sources * spec.kv_heads * keys
         if scores == "stored":
             found["scores"] += attended * _score_bytes(spec, context, sources, batch)
-    found["head"], found["logits"] = _head_bytes(spec, tokens, e, loss)
+    found["head"], found["logits"] = _head_bytes(spec, tokens, e)
     return {name: n for name, n in found.items() if n or name == "scores"}
 
 
@@ -179,9 +176,9 @@ def _feature_numbers(feature: str, d: int, rotates: bool, summed: bool) -> int:
     return d * (3 - summed)
 
 
-def _head_bytes(spec: ModelSpec, tokens: int, e: int, loss: Loss) -> tuple[int, int]:
-    """(of the head, of the logits). The last states are kept where a product with them follows; a fused loss has their
-    gradient in their place."""
+def _head_bytes(spec: ModelSpec, tokens: int, e: int) -> tuple[int, int]:
+    """(of the head, of the logits). The last states are kept where a product with them follows; a loss over a vocab has
+    their gradient in their place."""
     head, m, w, inner = spec.head, spec.width, max(e, 4), spec.head_inputs
     kept = 0
     if head.task == "masked-lm" and head.dense is not None:
@@ -192,8 +189,6 @@ def _head_bytes(spec: ModelSpec, tokens: int, e: int, loss: Loss) -> tuple[int, 
         kept = e * m * bool(spec.dropout)
     if not head.needs_vocab:
         return tokens * kept, tokens * 4 * head.outputs if head.task in ("tag", "answer") else 0
-    if loss == "logits":
-        return tokens * kept, tokens * 4 * spec.vocab
     if spec.encoder is not None:
         return tokens * kept, min(tokens, chunk_rows(spec.vocab)) * w * spec.vocab
     return tokens * kept, w * spec.vocab * (inner + spec.output_bias)

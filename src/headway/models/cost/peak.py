@@ -18,6 +18,8 @@ from headway.nn.feedforward import CHUNK
 
 CHUNKS = 3
 """Of logits that the loss holds at once: those of the chunk before, as well as two forms of its own."""
+OUTSIDE_BLOCKS = ("inputs", "head", "logits", "scores")
+"""What is kept where blocks are computed again, before the first of them is."""
 
 
 def training_bytes(
@@ -92,28 +94,22 @@ def training_bytes(
         block += 2 * (e + w) * max(blocks)
         gradients = [0, e * rest, e * rest + own, (e + w) * rest + own]
         above = {}
+    before_blocks = {name: size for name, size in kept.items() if not redone or name in OUTSIDE_BLOCKS}
     moments = [
-        (gradients[0], _without_blocks(kept) if redone else kept, _loss_bytes(spec, context * batch, w)),
+        (gradients[0], before_blocks, _loss_bytes(spec, context * batch, w)),
         (gradients[1], kept, block),
         (gradients[2], one, block),
         (gradients[3], above, 0),
     ]
-    moments = [
-        (most, {name: workers * size for name, size in saved.items()}, workers * working)
-        for most, saved, working in moments
-    ]
-    most, saved, working = max(moments, key=lambda moment: moment[0] + sum(moment[1].values()) + moment[2])
+    most, saved, working = max(
+        moments, key=lambda moment: moment[0] + workers * (sum(moment[1].values()) + moment[2])
+    )
     return {
         **held,
         "gradients": most,
-        **{name: size for name, size in saved.items() if size or name == "scores"},
-        "working": working,
+        **{name: workers * size for name, size in saved.items() if size or name == "scores"},
+        "working": workers * working,
     }
-
-
-def _without_blocks(kept: dict[str, int]) -> dict[str, int]:
-    """What is kept where blocks are computed again, before the first of them is."""
-    return {name: size for name, size in kept.items() if name in ("inputs", "head", "logits", "scores")}
 
 
 def _loss_bytes(spec: ModelSpec, tokens: int, w: int) -> int:

@@ -64,16 +64,11 @@ def process_shares(
     """The share of each process in a step of `batch` rows of `context` tokens, computed in `dtype`.
 
     Raises ConfigError for fewer rows than dp fsdp, for an encoder-decoder whose rows would be sharded, for heads and
-    hidden units that cannot be shared, for all logits (`loss`) of a shared vocab, and for rows of more than `MOST`
-    tokens."""
+    hidden units that cannot be shared, and for rows of more than `MOST` tokens."""
     if context > MOST:
         raise ConfigError(
             f"mesh {mesh}: what each process reads of a row is found tile by tile, in rows of at most {MOST} tokens, "
             f"and these have {context}; lower the context, or leave --processes and --mesh out"
-        )
-    if mesh.tp > 1 and options.get("loss") == "logits":
-        raise ConfigError(
-            f"mesh {mesh}: no process has all logits where the loss is computed; take loss=fused"
         )
     if batch < mesh.batches:
         raise ConfigError(
