@@ -92,38 +92,23 @@ def test_a_name_without_numbers_is_told_by_family_and_model(
     assert hardware.cpu_name.__wrapped__() == name
 
 
-def test_the_level_follows_from_the_flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = {
-        "portable": {"sse2"},
-        "avx2": {"avx2", "fma"},
-        "avx512": {"avx2", "fma", "avx512f", "avx512bw", "avx512vl"},
-        "avx512-bf16": {"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512_bf16"},
-        "amx": {"avx512f", "avx512bw", "avx512vl", "avx512_bf16", "amx_bf16"},
-    }
-    monkeypatch.setattr(hardware.platform, "machine", lambda: "x86_64")
-    for level, flags in cases.items():
-        monkeypatch.setattr(hardware, "cpu_flags", lambda flags=flags: frozenset(flags))
-        assert hardware.cpu_level.__wrapped__() == level
-        assert hardware.bf16_native() == ("bf16" in level or level == "amx")
-        assert hardware.fp16_native() is False
-
-
-@pytest.mark.parametrize("machine", ["aarch64", "arm64"])
 @pytest.mark.parametrize(
-    ("flags", "level", "bf16", "fp16"),
+    ("flags", "bf16", "fp16"),
     [
-        ({"asimd"}, "arm", False, False),
-        ({"asimd", "bf16"}, "arm-bf16", True, False),
-        ({"asimd", "asimdhp", "bf16"}, "arm-bf16", True, True),
-        ({"avx2", "fma"}, "arm", False, False),
+        ({"avx2", "fma", "avx512f"}, False, False),
+        ({"avx512f", "avx512_bf16"}, True, False),
+        ({"amx_bf16"}, True, False),
+        ({"avx512_fp16"}, False, True),
+        ({"amx_fp16"}, False, True),
+        ({"asimd"}, False, False),
+        ({"asimd", "bf16"}, True, False),
+        ({"asimd", "asimdhp", "bf16"}, True, True),
     ],
 )
-def test_the_level_of_arm(
-    monkeypatch: pytest.MonkeyPatch, machine: str, flags: set[str], level: str, bf16: bool, fp16: bool
+def test_products_in_hardware_follow_from_the_flags(
+    monkeypatch: pytest.MonkeyPatch, flags: set[str], bf16: bool, fp16: bool
 ) -> None:
-    monkeypatch.setattr(hardware.platform, "machine", lambda: machine)
     monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset(flags))
-    assert hardware.cpu_level.__wrapped__() == level
     assert (hardware.bf16_native(), hardware.fp16_native()) == (bf16, fp16)
 
 
@@ -141,13 +126,6 @@ def test_flags_and_vendor_are_those_that_the_system_names(
     monkeypatch.setattr(hardware, "_read", lambda path: text)
     assert hardware.cpu_flags.__wrapped__() == flags
     assert hardware.cpu_vendor() == vendor
-
-
-def test_fp16_products_of_x86_are_avx512_s_or_amx_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    for flag in ("avx512_fp16", "amx_fp16"):
-        monkeypatch.setattr(hardware, "cpu_flags", lambda flag=flag: frozenset({flag}))
-        assert hardware.fp16_native()
-        assert not hardware.bf16_native()
 
 
 def test_rates_are_measured_once() -> None:

@@ -23,13 +23,6 @@ from headway.errors import BackendError
 MEASURE_SECONDS = 0.15
 LARGE_PAGE = 2 << 20
 CPU, MEMORY, STATUS = Path("/proc/cpuinfo"), Path("/proc/meminfo"), Path("/proc/self/status")
-AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl"})
-LEVELS = {
-    "amx": frozenset({"amx_bf16"}),
-    "avx512-bf16": AVX512 | {"avx512_bf16"},
-    "avx512": AVX512,
-    "avx2": frozenset({"avx2", "fma"}),
-}
 GROUPS = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")
 
 
@@ -151,16 +144,6 @@ def cpu_flags() -> frozenset[str]:
     names none."""
     cpu = _fields(CPU)
     return frozenset((cpu.get("flags") or cpu.get("Features", "")).split())
-
-
-@cache
-def cpu_level() -> str:
-    """The widest vector level of this CPU: "amx", "avx512-bf16", "avx512", "avx2", "arm-bf16", "arm" or
-    "portable"."""
-    flags = cpu_flags()
-    if platform.machine() in ("aarch64", "arm64"):
-        return "arm-bf16" if "bf16" in flags else "arm"
-    return next((level for level, needs in LEVELS.items() if needs <= flags), "portable")
 
 
 def bf16_native() -> bool:

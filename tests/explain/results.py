@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from headway.hardware import cores, cpu_level, cpu_name
+from headway.hardware import cores, cpu_name
 from headway.report import cell
 from headway_lab.explain import GROUPS
 
@@ -63,7 +63,7 @@ def page(name: str, folder: Path, commit: str) -> str:
     claims = [seen for report in reports.values() for seen in report["claims"].values()]
     made = (
         f"`headway explain all --out FOLDER --threads 1`, {datetime.now(UTC):%Y-%m-%d}, at {commit}: {cpu_name()}, "
-        f"{cpu_level()}, {cores()} cores shared\nwith other work, one thread, torch {torch.__version__}, Python "
+        f"{cores()} cores shared\nwith other work, one thread, torch {torch.__version__}, Python "
         f"{platform.python_version()}. Every topic at its own size and with its own seeds;\ntimes are of one core."
     )
     told = f"Of {len(claims)} claims {claims.count(True)} were seen at these sizes. What was not seen is not refuted."

@@ -53,7 +53,6 @@ def examine(measure: bool = False) -> dict[str, Any]:
         "cpu": {
             "name": hardware.cpu_name(),
             "cores": hardware.cores(),
-            "level": hardware.cpu_level(),
             "flags": sorted(f for f in hardware.cpu_flags() if f.startswith(VECTOR_FLAGS)),
             "bf16": hardware.bf16_native(),
             "fp16": hardware.fp16_native(),
@@ -143,7 +142,7 @@ def to_text(report: dict[str, Any]) -> str:
     half = "never used on this CPU (no hardware for it: hundreds of times slower than bf16)"
     facts = [
         ("headway", f"{report['headway']}, Python {report['python']}, {report['system']}"),
-        ("cpu", f"{cpu['name']}, {cpu['cores']} cores, level {cpu['level']}"),
+        ("cpu", f"{cpu['name']}, {cpu['cores']} cores"),
         ("bf16", "in hardware" if cpu["bf16"] else "not in hardware"),
         ("fp16", "in hardware" if cpu["fp16"] else half),
         ("memory", f"{size(memory['available'])} free of {size(memory['total'])}"),

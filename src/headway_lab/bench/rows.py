@@ -82,7 +82,6 @@ def machine(backend: str, notes: Sequence[str] = ()) -> dict[str, Any]:
     return {
         "cpu": hardware.cpu_name(),
         "cores": hardware.cores(),
-        "level": hardware.cpu_level(),
         "native": found.level if found is not None else None,
         "threads": torch.get_num_threads(),
         "system": platform.platform(),
