@@ -105,25 +105,19 @@ def command(
 
 def shares_table(shares: "Sequence[ProcessShare]") -> str:
     """A row for each process of a training step."""
-    sent = ("gradients sent", "weights sent", "sums sent", "keys sent")
-    names = ("process", "rows x tokens", "holds", *sent, "hops", "pairs, to the mean")
-    return table(
-        names,
-        [
-            (
-                str(share.rank),
-                f"{share.rows} x {share.tokens}",
-                size(share.memory),
-                size(share.gradients_sent),
-                size(share.weights_sent),
-                size(share.sums_sent),
-                size(share.keys_sent),
-                share.hops,
-                f"{share.pairs:.2f}",
-            )
-            for share in shares
-        ],
-    )
+    sent = ("gradients_sent", "weights_sent", "sums_sent", "keys_sent")
+    names = ("process", "rows x tokens", "holds", *(name.replace("_", " ") for name in sent), "hops")
+    rows = [
+        (
+            str(share.rank),
+            f"{share.rows} x {share.tokens}",
+            *(size(getattr(share, name)) for name in ("memory", *sent)),
+            share.hops,
+            f"{share.pairs:.2f}",
+        )
+        for share in shares
+    ]
+    return table((*names, "pairs, to the mean"), rows)
 
 
 def find_model(model: str) -> "tuple[ModelSpec, Kept | None]":

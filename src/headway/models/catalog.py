@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from headway.errors import ConfigError, unknown_model
 from headway.models import cost
 from headway.models.spec import ModelSpec
 from headway.patterns import Causal, Window
-from headway.positions import (
-    Learned,
-    LinearBias,
-    Llama3,
-    NoPositions,
-    PerLayer,
-    PositionScheme,
-    Relative,
-    Rotary,
-    Sinusoidal,
-    T5Bias,
-)
+from headway.positions import Learned, Llama3, Rotary
 
 
 def _rotary(theta: float, scaling: Llama3 | None = None) -> dict[str, Any]:
@@ -132,31 +120,17 @@ _CATALOG: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-POSITIONS: Mapping[type[PositionScheme], str] = MappingProxyType(
-    {
-        NoPositions: "none",
-        Learned: "absolute",
-        Sinusoidal: "absolute, fixed",
-        Relative: "classic relative",
-        T5Bias: "bias by bucket",
-        LinearBias: "ALiBi",
-        Rotary: "RoPE",
-        PerLayer: "by layer",
-    }
-)
-UNITS: Mapping[str, str] = MappingProxyType(
-    {
-        "bert-base-chinese": "char",
-        "nezha-cn-base": "char",
-        "nezha-cn-large": "char",
-        "wobert-chinese-base": "word",
-        "wobert-chinese-plus-base": "word",
-        "roformer-chinese-base": "word",
-        "roformer-chinese-small": "word",
-        "roformer-chinese-char-base": "char",
-        "roformer-chinese-char-small": "char",
-    }
-)
+UNITS: Mapping[str, str] = {
+    "bert-base-chinese": "char",
+    "nezha-cn-base": "char",
+    "nezha-cn-large": "char",
+    "wobert-chinese-base": "word",
+    "wobert-chinese-plus-base": "word",
+    "roformer-chinese-base": "word",
+    "roformer-chinese-small": "word",
+    "roformer-chinese-char-base": "char",
+    "roformer-chinese-char-small": "char",
+}
 """What a token of the published Chinese vocabs is, most often."""
 COMPARED = ("bert-base-chinese", "wobert-chinese-base", "nezha-cn-base", "roformer-chinese-base")
 """The four that Su et al. 2021, section 4.5, compare."""
@@ -193,7 +167,7 @@ def row(name: str) -> dict[str, str | int]:
         "family": found.family,
         "kind": found.kind,
         "tokens": UNITS.get(name, ""),
-        "positions": POSITIONS.get(type(found.positions), type(found.positions).__name__),
+        "positions": type(found.positions).__name__,
         "parameters": cost.parameter_count(found),
         **{
             size: getattr(found, size) for size in ("layers", "width", "heads", "kv_heads", "hidden", "vocab")
