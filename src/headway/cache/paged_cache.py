@@ -79,7 +79,7 @@ class PagedLayer:
         given = KeyValues(k, v, tokens)
         stored = given.quantized() if self.dtype == torch.int8 else given
         for own, new in zip(self.tensors, stored.tensors, strict=True):
-            own.index_copy_(2, step.writes[self.of], new.to(own.dtype))
+            own[:, :, step.runs[self.of]] = new.to(own.dtype)
         if step.is_fresh and stored is given:
             return given if len(step.tables) == 1 else replace(given, slots=step.in_place)
         places = step.places(self.of)

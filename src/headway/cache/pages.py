@@ -94,7 +94,7 @@ class PagePool:
         """The text has ended; the pages of its prefixes stay as long as there is room."""
         self._check(table)
         for pages, own in zip(self._pages, table.pages, strict=True):
-            for page in own:
+            for page in reversed(own):  # they are taken again in their order
                 if page is not None:
                     pages.drop(page, self._now)
         for key in reversed(table.keys):  # the ends of a chain are evicted before their beginnings
