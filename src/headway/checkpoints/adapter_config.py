@@ -11,11 +11,10 @@ from headway.errors import CheckpointError, did_you_mean
 from headway.nn import Lora
 
 CONFIG = "adapter_config.json"
-READ = (
+KNOWN = (
     *("r", "lora_alpha", "lora_dropout", "rank_pattern", "alpha_pattern", "target_modules"),
-    *("use_rslora", "use_dora", "peft_type"),
-)
-HARMLESS = (
+    *("use_rslora", "use_dora"),
+    # these change nothing here
     *("auto_mapping", "base_model_name_or_path", "fan_in_fan_out", "inference_mode", "megatron_core"),
     *("peft_version", "qalora_group_size", "revision", "runtime_config", "task_type"),
 )
@@ -69,8 +68,8 @@ def _check_keys(config: Mapping[str, Any]) -> None:
             if value not in ONLY[key] and (value or key == "peft_type"):
                 accepted = " or ".join(map(repr, ONLY[key]))
                 raise CheckpointError(f'"{key}" is {value!r}, which is unsupported; accepted is {accepted}')
-        elif value and key not in READ and key not in HARMLESS:
-            hint = did_you_mean(key, [*READ, *HARMLESS, *ONLY])
+        elif value and key not in KNOWN:
+            hint = did_you_mean(key, [*KNOWN, *ONLY])
             raise CheckpointError(
                 f'"{key}" is {value!r}{hint}, which is unsupported: adapters of the linear layers of the blocks are '
                 "read, and whatever else was trained would be lost"

@@ -23,7 +23,7 @@ from headway.checkpoints.quantized.scheme import split_config
 from headway.choice import Choice
 from headway.errors import CheckpointError
 from headway.models import Head, ModelSpec
-from headway.storage.dtypes import check_dtypes, choose_dtype
+from headway.storage.dtypes import check_dtypes, choose_dtype, dtype_name
 from headway.storage.files import current_folder
 from headway.storage.gguf import is_gguf, read_gguf
 from headway.storage.lazy import LazyTensors
@@ -60,9 +60,10 @@ class Folder:
     format: Literal["hf", "gguf"] = "hf"
 
     @property
-    def kinds(self) -> str | None:
-        """The kinds of codes that there are; None where there is none."""
-        return ", ".join(dict.fromkeys(self.codes.values())) or None
+    def weights(self) -> str:
+        """The kinds of codes that there are; where there is none, the dtypes."""
+        dtypes = sorted({dtype_name(form.dtype) for form in self.tensors.forms.values()})
+        return ", ".join(dict.fromkeys(self.codes.values()) or dtypes)
 
     @property
     def kept(self) -> str | None:

@@ -46,7 +46,7 @@ class Tensors(LazyTensors):
         if not isinstance(entry, Whole):
             return self._value(entry)
         whole = torch.empty(entry.shape, dtype=entry.dtype)
-        self._fill(entry, whole)
+        self.copy_into(name, whole)
         return whole
 
     def _value(self, entry: Entry) -> Tensor:
@@ -73,17 +73,14 @@ class Tensors(LazyTensors):
                 found[here] = self._value(own.entry)[there]
         return found
 
-    def _fill(self, entry: Whole, target: Tensor) -> None:
-        for box in entry.boxes:
-            target[box.slices] = self._value(box.entry)
-
     def copy_into(self, name: str, target: Tensor) -> None:
         """Copy one value into `target`, in pieces that are mapped one after the other: the file takes up no memory."""
         self.check_name(name)
         entry = self.forms[name]
         assert tuple(target.shape) == entry.shape, (name, target.shape, entry.shape)
         if isinstance(entry, Whole):
-            self._fill(entry, target)
+            for box in entry.boxes:
+                target[box.slices] = self._value(box.entry)
             return
         if entry.value is not None or not target.is_contiguous():
             target.copy_(self[name])

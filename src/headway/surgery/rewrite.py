@@ -20,7 +20,6 @@ from headway.choice import Choice
 from headway.models import ModelSpec, cost
 from headway.native.panels import Panels
 from headway.storage.dtypes import dtype_name
-from headway.storage.lazy import forms
 from headway.train.evaluation import Bucket, Evaluation
 
 LONGEST_ROW = 2048
@@ -124,11 +123,6 @@ def rewrite(
     tokenizer unless another is given, and its generation settings. `measure` is called with the new folder before it
     takes its name; if it raises, `target` stays as it was."""
     found: list[Measured] = []
-    (dtype, _), stored_bytes = folder.choose_dtype(), folder.stored.nbytes
-    plain = [
-        ", ".join(sorted({dtype_name(form.dtype) for form in forms(tensors).values()}))
-        for tensors in (folder.tensors, state)
-    ]
     save_state(
         target,
         spec,
@@ -141,36 +135,35 @@ def rewrite(
         overwrite=overwrite,
         before_publishing=lambda path: found.append(measure(path)),
     )
-    (measured,), written = found, load_folder(target)
-    kinds = [one.kinds or other for one, other in zip((folder, written), plain, strict=True)]
+    (measured,), written, (dtype, _) = found, load_folder(target), folder.choose_dtype()
     was, now = measured.evaluated or (None, None)
+    coded = folder.codes or written.codes
     return Rewritten(
         source=folder.path,
         target=Path(target),
         changed=(
             *changes(folder.spec, spec),
-            *([("weights", kinds[0], kinds[1])] if folder.kinds or written.kinds else []),
+            *([("weights", folder.weights, written.weights)] if coded else []),
         ),
         transformers=transformers_verdict(spec),
         dtype=dtype_name(dtype),
         choices=choices,
         context=context,
         unchanged=unchanged,
-        before=_measurement(folder.spec, stored_bytes, was, context, dtype),
-        after=_measurement(spec, written.stored.nbytes, now, context, dtype),
+        before=_measurement(folder, was, context, dtype),
+        after=_measurement(written, now, context, dtype),
         differences=measured.differences,
         tokens=0 if was is None else was.tokens,
         kl=measured.kl,
     )
 
 
-def _measurement(
-    spec: ModelSpec, stored_bytes: int, found: Evaluation | None, context: int, dtype: torch.dtype
-) -> Measurement:
+def _measurement(folder: Folder, found: Evaluation | None, context: int, dtype: torch.dtype) -> Measurement:
+    spec = folder.spec
     names = () if found is None else ("loss", "bits_per_byte", "perplexity", "positions")
     return Measurement(
         parameters=cost.parameter_count(spec),
-        stored_bytes=stored_bytes,
+        stored_bytes=folder.stored.nbytes,
         kv_bytes_per_token=cost.kv_bytes_per_token(spec, dtype) if spec.causal else 0,
         kv_bytes_stored=cost.kv_bytes_stored(spec, context, dtype) if spec.causal else 0,
         pairs=cost.attention_pairs(spec, context),

@@ -187,11 +187,10 @@ def _spec(layout: Layout, config: Mapping[str, Any], facts: Mapping[str, Any]) -
 
 def architecture_of(spec: ModelSpec) -> str:
     """The architecture that a spec is written as. Raises ConfigError for a family that has none."""
-    for name, layout in ARCHITECTURES.items():
-        if spec.family in (layout.family, *layout.also):
-            return name
-    known = [family for layout in ARCHITECTURES.values() for family in (layout.family, *layout.also)]
-    raise ConfigError(f"a {spec.family} has no architecture in GGUF here; written are {', '.join(known)}")
+    known = {family: name for name, one in ARCHITECTURES.items() for family in (one.family, *one.also)}
+    if spec.family not in known:
+        raise ConfigError(f"a {spec.family} has no architecture in GGUF here; written are {', '.join(known)}")
+    return known[spec.family]
 
 
 def write_spec(spec: ModelSpec) -> tuple[dict[str, Any], Tensor | None]:

@@ -5,11 +5,12 @@ section 4: SantaCoder, StarCoder), with matrices [out, in]."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import OLD_GELU, ConfigReader, FieldMap, Key, four_widths
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.rules import TensorNames, decoder_names
+from headway.checkpoints.hf.layouts.rules import decoder_names
 from headway.errors import ConfigError
 from headway.models import ModelSpec
 from headway.positions import Learned
@@ -66,17 +67,13 @@ def _write(spec: ModelSpec) -> dict[str, Any]:
     return {"n_positions": spec.context_limit or spec.trained_context}
 
 
-def _names(*, by_group: bool = False, transposed: bool = False) -> TensorNames:
-    """Both are named alike; how a layer's matrices lie differs."""
-    return decoder_names(
-        *("transformer.", "transformer.wte", "transformer.ln_f", "transformer.h.#.", MODULES),
-        top={"model.embed_positions": "transformer.wpe"},
-        unused=(".attn.bias", ".attn.masked_bias"),
-        by_group=by_group,
-        transposed=transposed,
-    )
-
-
+_names = partial(
+    decoder_names,
+    *("transformer.", "transformer.wte", "transformer.ln_f", "transformer.h.#.", MODULES),
+    top={"model.embed_positions": "transformer.wpe"},
+    unused=(".attn.bias", ".attn.masked_bias"),
+)
+"""Both are named alike; how a layer's matrices lie differs."""
 GPT2 = Layout(
     family="gpt2",
     architectures={"GPT2LMHeadModel": "lm"},

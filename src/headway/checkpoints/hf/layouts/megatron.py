@@ -109,7 +109,7 @@ FALCON = Layout(
     family="falcon",
     architectures={"FalconForCausalLM": "lm"},
     keys={
-        **{field: key for field, key in SIZES.items() if field != "hidden"},
+        **SIZES,
         "hidden": Key("ffn_hidden_size", four_widths),
         "activation": Key("activation", "gelu"),
         **dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), Key("bias")),
