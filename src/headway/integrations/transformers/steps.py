@@ -23,7 +23,7 @@ from headway.cache.paged_step import PagedStep
 from headway.checkpoints.hf.config import spec_from_config, tensor_names
 from headway.checkpoints.hf.layouts import OWN_NAMES
 from headway.errors import HeadwayError
-from headway.integrations.transformers.caches import GrowingLayer
+from headway.integrations.transformers.caches import GrowingLayer, growing
 from headway.integrations.transformers.modules import SEED, relative
 from headway.integrations.transformers.products import beside
 from headway.models import Decoder, blank
@@ -55,58 +55,42 @@ class Steps:
 
 
 class Live:
-    """A cache of transformers and ours of the same tokens, whose keys and values it shows.
+    """A cache of transformers, and ours of the same tokens in the same memory.
 
-    Ours lie in memory [B, K, C, D] for C tokens, a multiple of 64, which is also pages: slot s of row b is number
-    b K C + s where a head is C D numbers from the next. For B = 2, K = 3, C = 128 row 1 begins with page 6."""
+    That is [B, K, C, D] for C tokens, a multiple of 64, which is also pages: slot s of row b is number b K C + s where
+    a head is C D numbers from the next. For B = 2, K = 3, C = 128 row 1 begins with page 6."""
 
     def __init__(self, decoder: Decoder, cache: Any) -> None:
+        growing(cache)
         batch, heads, count, size = cache.layers[0].keys.shape
-        dtype = cache.layers[0].keys.dtype
-        spec = CacheSpec(kv_heads=heads, head_dim=size, dtype=dtype)
+        spec = CacheSpec(kv_heads=heads, head_dim=size, dtype=cache.layers[0].keys.dtype)
         self.pages = PagedCache(spec, decoder.spec.patterns)
         classes = self.pages.pool.classes
         self.tables = [PageTable(b"", [0] * count, [[] for _ in classes]) for _ in range(batch)]
-        self.rooms: list[tuple[Tensor, Tensor]] = []
-        self.shown: list[Tensor] = []
-        self._make_room(cache)
+        self.room: tuple[Tensor, Tensor] | None = None
+        self.shown = [theirs.keys for theirs in cache.layers]
         self.step = DecodeStep(decoder, self.pages)
 
     def read(self, x: Tensor, cache: Any) -> Tensor:
-        """Embeddings [B, 1, M] of the next token of each row; the last states. The cache of transformers then shows
-        all that ours holds."""
+        """Embeddings [B, 1, M] of the next token of each row; the last states. The cache then has that token, too."""
         for table in self.tables:
             table.ids.append(0)
-        count, room = len(self.tables[0]), self.rooms[0][0]
-        if count > room.shape[2]:
-            self._make_room(cache)
-        for row, table in enumerate(self.tables):
-            first, had = row * room.stride(0) // (PAGE * room.stride(2)), len(table.pages[0])
-            if had < -(-count // PAGE):
+        count = len(self.tables[0])
+        rooms = [theirs.with_room(count, theirs.keys, theirs.values) for theirs in cache.layers]
+        is_moved, self.room = rooms[0] is not self.room, rooms[0]
+        if is_moved:
+            for layer, room in zip(self.pages.layers, rooms, strict=True):
+                assert isinstance(layer, PagedLayer)
+                layer.tensors = tuple(map(_as_slots, room))
+        if is_moved or count % PAGE == 1:
+            pages, row = -(-count // PAGE), rooms[0][0].stride(0) // rooms[0][0].stride(2) // PAGE
+            for b, table in enumerate(self.tables):
                 table.version += 1
-                table.pages[:] = [[*range(first, first - (-count // PAGE))] for _ in table.pages]
+                table.pages[:] = [[*range(b * row, b * row + pages)] for _ in table.pages]
         self.pages.step = PagedStep(self.pages.pool.classes, x.device, [(t, [0]) for t in self.tables])
         states = self.step.states(x.transpose(0, 1), self.pages.step.tokens).transpose(0, 1)
-        for rooms, theirs in zip(self.rooms, cache.layers, strict=True):
-            theirs.keys, theirs.values = (t[:, :, :count] for t in rooms)
-        self.shown = [theirs.keys for theirs in cache.layers]
+        self.shown = [theirs.show(count)[0] for theirs in cache.layers]
         return states
-
-    def _make_room(self, cache: Any) -> None:
-        """Room for twice the tokens, which begins with those that the cache holds."""
-        capacity = -(-2 * len(self.tables[0]) // PAGE) * PAGE
-        self.rooms = []
-        for theirs in cache.layers:
-            shape = *theirs.keys.shape[:2], capacity, theirs.keys.shape[3]
-            room = theirs.keys.new_zeros(shape), theirs.keys.new_zeros(shape)
-            for own, kept in zip(room, (theirs.keys, theirs.values), strict=True):
-                own[:, :, : kept.shape[2]] = kept
-            self.rooms.append(room)
-        for layer, rooms in zip(self.pages.layers, self.rooms, strict=True):
-            assert isinstance(layer, PagedLayer)
-            layer.tensors = tuple(_as_slots(room) for room in rooms)
-        for table in self.tables:
-            table.pages[:] = [[] for _ in table.pages]
 
     def is_of(self, cache: Any) -> bool:
         """Whether nobody has changed the cache since."""
