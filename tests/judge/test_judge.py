@@ -13,21 +13,18 @@ from headway.cli import run
 from headway.endpoints import Transcript
 from headway.errors import DataError
 from headway.judge import (
-    Match,
+    Judgment,
     Pairs,
     Question,
-    Rating,
     Ratings,
-    Verdict,
     ask,
-    compare,
+    judgments,
     pairs_of,
-    rate,
     ratings_of,
     read_answers,
     read_questions,
 )
-from headway.judge.match import Side
+from headway.judge.judgments import Side
 from tests.data import data_path
 from tests.endpoints.scripted import Scripted, completion, server
 
@@ -81,8 +78,8 @@ def bench(count: int = 40) -> tuple[list[Question], dict[str, list[str]], dict[s
 def judged(judge: Judge, path: Path) -> tuple[Pairs, Ratings]:
     questions, a, b = bench()
     with Transcript(path / "t.jsonl") as transcript:
-        pairs = list(compare(says(judge), questions, a, b, transcript))
-        ratings = list(rate(says(judge), questions, a, b, transcript))
+        pairs = list(judgments("pairs", says(judge), questions, a, b, transcript))
+        ratings = list(judgments("ratings", says(judge), questions, a, b, transcript))
     return pairs_of(pairs), ratings_of(ratings)
 
 
@@ -109,8 +106,12 @@ def test_requests_sent_at_once_get_the_same_verdicts(tmp_path: Path) -> None:
     questions, a, b = bench(12)
     judge = says(lambda x, y: f"[[{fair(x, y)}]]")
     with Transcript(tmp_path / "one.jsonl") as one, Transcript(tmp_path / "many.jsonl") as many:
-        assert compare(judge, questions, a, b, many, parallel=5) == compare(judge, questions, a, b, one)
-        assert rate(judge, questions, a, b, many, parallel=5) == rate(judge, questions, a, b, one)
+        assert judgments("pairs", judge, questions, a, b, many, parallel=5) == judgments(
+            "pairs", judge, questions, a, b, one
+        )
+        assert judgments("ratings", judge, questions, a, b, many, parallel=5) == judgments(
+            "ratings", judge, questions, a, b, one
+        )
         assert one.sent == many.sent == 18 * 4
     lines = [sorted((tmp_path / name).read_text().splitlines()) for name in ("one.jsonl", "many.jsonl")]
     assert lines[0] == lines[1]
@@ -132,9 +133,9 @@ def test_a_judge_that_likes_length_is_found_out(tmp_path: Path) -> None:
 
 
 def test_of_two_answers_of_one_length_none_is_longer() -> None:
-    def verdict(lengths: tuple[int, int], winner: Side) -> tuple[Verdict, Verdict]:
-        match = Match(f"{lengths}", 1, lengths)
-        return Verdict(match, "A", winner), Verdict(match, "B", winner)
+    def verdict(lengths: tuple[int, int], winner: Side) -> tuple[Judgment, Judgment]:
+        turn = f"{lengths}", 1, lengths
+        return Judgment(*turn, "A", winner), Judgment(*turn, "B", winner)
 
     uneven = [verdict((9, 4), "A"), verdict((2, 3), "B"), verdict((7, 6), "B")]
     assert pairs_of(uneven).longer == pytest.approx(2 / 3)
@@ -154,8 +155,10 @@ def test_ratings_outside_of_the_scale_are_not_found(tmp_path: Path) -> None:
     questions, a, b = bench(4)
     strange = iter(["[[11]]", "[[0]]", "[7.5] of [[10]]", "[7.5]", "none", "[[3]]"] + ["[[4]]"] * 6)
     with Transcript(tmp_path / "t.jsonl") as transcript:
-        found = list(rate(Scripted(lambda messages, seed: next(strange)), questions, a, b, transcript))
-    assert [one.score for both in found for one in both][:6] == [None, None, 10.0, 7.5, None, 3.0]
+        found = list(
+            judgments("ratings", Scripted(lambda messages, seed: next(strange)), questions, a, b, transcript)
+        )
+    assert [one.value for both in found for one in both][:6] == [None, None, 10.0, 7.5, None, 3.0]
     assert (ratings_of(found).unparsed, ratings_of(found).turns) == (3, 4)
 
 
@@ -163,8 +166,8 @@ def test_an_interval_is_the_bootstrap_over_questions() -> None:
     """Against resampling written out; the two draw differently, so as near as 10,000 draws of a mean are."""
     draw = np.random.default_rng(3)
     scores = draw.integers(1, 11, (30, 2)).astype(float)
-    turns = [(Match(f"{i // 2}", i % 2 + 1, (5, 5)), pair) for i, pair in enumerate(scores)]
-    both = [(Rating(m, "A", pair[0]), Rating(m, "B", pair[1])) for m, pair in turns]
+    turns = [((f"{i // 2}", i % 2 + 1, (5, 5)), pair) for i, pair in enumerate(scores)]
+    both = [(Judgment(*turn, "A", pair[0]), Judgment(*turn, "B", pair[1])) for turn, pair in turns]
     found = ratings_of(both, seed=1).ratio
     assert found == ratings_of(both, seed=1).ratio
     resampled = []
@@ -172,7 +175,7 @@ def test_an_interval_is_the_bootstrap_over_questions() -> None:
         rows = np.concatenate([[2 * q, 2 * q + 1] for q in draw.integers(15, size=15)])
         resampled.append(scores[rows, 0].mean() / scores[rows, 1].mean())
     assert (found.low, found.high) == pytest.approx(np.quantile(resampled, [0.025, 0.975]), abs=0.02)
-    none = pairs_of([(Verdict(turns[0][0], "A", None), Verdict(turns[0][0], "B", "A"))])
+    none = pairs_of([(Judgment(*turns[0][0], "A", None), Judgment(*turns[0][0], "B", "A"))])
     assert (none.win_rate.value, none.first_shown, none.unparsed) == (None, None, 1)
 
 
@@ -193,10 +196,16 @@ def test_references_are_shown_and_the_second_turn_with_the_first(tmp_path: Path)
     answers = {"101": ["good=1", "good=2"]}
     with Transcript(tmp_path / "t.jsonl") as transcript:
         assert (
-            len(list(compare(Scripted(answer), [one], answers, {"101": ["good=3", "good=4"]}, transcript)))
+            len(
+                list(
+                    judgments(
+                        "pairs", Scripted(answer), [one], answers, {"101": ["good=3", "good=4"]}, transcript
+                    )
+                )
+            )
             == 2
         )
-        list(rate(Scripted(answer), [one], answers, answers, transcript))
+        list(judgments("ratings", Scripted(answer), [one], answers, answers, transcript))
     assert one.reference is not None
     first, _, second, _ = (messages[1]["content"] for messages in seen[:4])
     assert one.reference[0] in first
@@ -240,7 +249,7 @@ def test_files_that_are_wrong_are_named_with_their_line(tmp_path: Path) -> None:
         Transcript(tmp_path / "t.jsonl") as transcript,
         pytest.raises(DataError, match="question 2 has 1 turns, and B"),
     ):
-        list(compare(says(fair), questions, a, b, transcript))
+        list(judgments("pairs", says(fair), questions, a, b, transcript))
 
 
 def test_the_command_judges_a_server_by_a_server_and_goes_on(

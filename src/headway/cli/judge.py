@@ -44,6 +44,7 @@ def command(
     from headway import judge
     from headway.checkpoints import atomic_write
     from headway.endpoints import Transcript
+    from headway.judge.judgments import Kind
     from headway.report import plain
     from headway.storage.files import json_text
 
@@ -58,20 +59,21 @@ def command(
             with progress(f"answers of {source}") as advance:
                 answers.append(judge.ask(opened(source, timeout), asked, path, seed=seed, progress=advance))
     endpoint = opened(by, timeout)
-    verdicts, ratings = [], []
+    kinds: dict[Kind, str] = {"pairs": "compares", "ratings": "rates"}
+    found: dict[Kind, list[tuple[judge.Judgment, judge.Judgment]]] = {}
     with Transcript(out / "judge.transcript.jsonl") as transcript:
         how: dict[str, Any] = {"seed": seed, "parallel": parallel}
-        if mode != "ratings":
-            with progress(f"{endpoint.name} compares answers to {len(asked)} questions") as how["progress"]:
-                verdicts = judge.compare(endpoint, asked, answers[0], answers[1], transcript, **how)
-        if mode != "pairs":
-            with progress(f"{endpoint.name} rates answers to {len(asked)} questions") as how["progress"]:
-                ratings = judge.rate(endpoint, asked, answers[0], answers[1], transcript, **how)
-    pairs = judge.pairs_of(verdicts, seed=seed) if verdicts else None
-    marks = judge.ratings_of(ratings, seed=seed) if ratings else None
+        for kind, does in kinds.items():
+            if mode in (kind, "both"):
+                with progress(f"{endpoint.name} {does} answers to {len(asked)} questions") as how["progress"]:
+                    found[kind] = judge.judgments(
+                        kind, endpoint, asked, answers[0], answers[1], transcript, **how
+                    )
+    pairs = judge.pairs_of(found["pairs"], seed=seed) if "pairs" in found else None
+    marks = judge.ratings_of(found["ratings"], seed=seed) if "ratings" in found else None
     report = {"A": a, "B": b, "judge": endpoint.name, "pairs": pairs, "ratings": marks}
-    judgments = [dumps(plain(one)) + "\n" for both in (*verdicts, *ratings) for one in both]
-    atomic_write(out / "judgments.jsonl", "".join(judgments))
+    lines = [dumps(plain(one)) + "\n" for kind in found.values() for both in kind for one in both]
+    atomic_write(out / "judgments.jsonl", "".join(lines))
     atomic_write(out / "report.json", json_text(plain(report)))
-    text = "\n\n".join(found.text() for found in (pairs, marks) if found is not None)
+    text = "\n\n".join(part.text() for part in (pairs, marks) if part is not None)
     print_report(report, f"A is {a}\nB is {b}\n\n{text}\n\n{out}", json)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.judge.match import Rating, Verdict
+from headway.judge.judgments import Judgment
 from headway.report import cell, table
 
 RESAMPLES, LEVEL = 10_000, 0.95
@@ -61,16 +61,16 @@ class Pairs:
         turns = self.wins + self.ties + self.losses
         rows = [
             ("A wins, ties, B wins (both orders agree on a win)", f"{self.wins}, {self.ties}, {self.losses}"),
-            ("win rate of A (a tie is half a win)", str(self.win_rate)),
+            ("win rate of A (a tie is half a win)", self.win_rate),
             ("A first: A, tie, B", ", ".join(map(str, self.a_first))),
             ("B first: A, tie, B", ", ".join(map(str, self.b_first))),
             ("verdicts that change with the order", f"{self.flips} of {turns}"),
             ("verdicts for the answer shown first", _share(self.first_shown)),
             ("verdicts for the longer answer", _share(self.longer)),
-            ("correlation of verdict and length", _number(self.length_correlation)),
-            ("verdicts not found in what was said", str(self.unparsed)),
+            ("correlation of verdict and length", self.length_correlation),
+            ("verdicts not found in what was said", self.unparsed),
         ]
-        return table(("pairs", "value"), rows)
+        return _table("pairs", rows)
 
 
 @dataclass(frozen=True)
@@ -91,57 +91,53 @@ class Ratings:
     def text(self) -> str:
         """As a table."""
         rows = [
-            ("turns", str(self.turns)),
-            ("mean rating of A", _number(self.mean_a)),
-            ("mean rating of B", _number(self.mean_b)),
-            ("ratio of the means, A / B", str(self.ratio)),
-            ("correlation of rating and length", _number(self.length_correlation)),
-            ("ratings not found in what was said", str(self.unparsed)),
+            ("turns", self.turns),
+            ("mean rating of A", self.mean_a),
+            ("mean rating of B", self.mean_b),
+            ("ratio of the means, A / B", self.ratio),
+            ("correlation of rating and length", self.length_correlation),
+            ("ratings not found in what was said", self.unparsed),
         ]
-        return table(("ratings", "value"), rows)
+        return _table("ratings", rows)
 
 
-def pairs_of(verdicts: Sequence[tuple[Verdict, Verdict]], *, seed: int = 0) -> Pairs:
+def pairs_of(verdicts: Sequence[tuple[Judgment, Judgment]], *, seed: int = 0) -> Pairs:
     """What verdicts in both orders come to."""
-    whole = [both for both in verdicts if all(one.winner is not None for one in both)]
+    whole = [both for both in verdicts if all(one.value is not None for one in both)]
     signs = np.array([[_sign(one) for one in both] for both in whole]).reshape(-1, 2)
     agreed = np.where(signs[:, 0] == signs[:, 1], signs[:, 0], 0.0)
-    lengths = np.array([both[0].match.lengths for both in whole], dtype=np.float64).reshape(-1, 2)
-    decided = [one for both in whole for one in both if one.winner != "tie"]
-    uneven = [one for one in decided if one.match.lengths[0] != one.match.lengths[1]]
+    lengths = np.array([both[0].lengths for both in whole], dtype=np.float64).reshape(-1, 2)
+    decided = [one for both in whole for one in both if one.value != "tie"]
+    uneven = [one for one in decided if one.lengths[0] != one.lengths[1]]
     share = (lengths[:, 0] - lengths[:, 1]) / np.maximum(lengths.sum(1), 1)
     return Pairs(
         wins=int((agreed > 0).sum()),
         ties=int((agreed == 0).sum()),
         losses=int((agreed < 0).sum()),
-        win_rate=_interval(
-            [both[0].match.question for both in whole], [(agreed + 1) / 2], lambda mean: mean, seed
-        ),
+        win_rate=_interval([both[0].question for both in whole], [(agreed + 1) / 2], lambda mean: mean, seed),
         a_first=_counts(signs[:, 0]),
         b_first=_counts(signs[:, 1]),
         flips=int((signs[:, 0] != signs[:, 1]).sum()),
-        unparsed=sum(one.winner is None for both in verdicts for one in both),
-        first_shown=_mean_of([one.winner == one.first for one in decided]),
-        longer=_mean_of(
-            [(one.winner == "A") == (one.match.lengths[0] > one.match.lengths[1]) for one in uneven]
-        ),
+        unparsed=sum(one.value is None for both in verdicts for one in both),
+        first_shown=_mean_of([one.value == one.side for one in decided]),
+        longer=_mean_of([(one.value == "A") == (one.lengths[0] > one.lengths[1]) for one in uneven]),
         length_correlation=_correlation(share, signs.mean(1) if len(signs) else np.zeros(0)),
     )
 
 
-def ratings_of(ratings: Sequence[tuple[Rating, Rating]], *, seed: int = 0) -> Ratings:
+def ratings_of(ratings: Sequence[tuple[Judgment, Judgment]], *, seed: int = 0) -> Ratings:
     """What ratings come to."""
-    whole = [both for both in ratings if all(one.score is not None for one in both)]
-    scores = np.array([[one.score for one in both] for both in whole], dtype=np.float64).reshape(-1, 2)
-    lengths = np.array([both[0].match.lengths for both in whole], dtype=np.float64).reshape(-1, 2)
-    names = [both[0].match.question for both in whole]
+    whole = [both for both in ratings if all(one.value is not None for one in both)]
+    scores = np.array([[one.value for one in both] for both in whole], dtype=np.float64).reshape(-1, 2)
+    lengths = np.array([both[0].lengths for both in whole], dtype=np.float64).reshape(-1, 2)
+    names = [both[0].question for both in whole]
     return Ratings(
         turns=len(whole),
         mean_a=_mean_of(scores[:, 0]),
         mean_b=_mean_of(scores[:, 1]),
         ratio=_interval(names, [scores[:, 0], scores[:, 1]], lambda a, b: a / b, seed),
         length_correlation=_correlation(lengths.ravel(), scores.ravel()),
-        unparsed=sum(one.score is None for both in ratings for one in both),
+        unparsed=sum(one.value is None for both in ratings for one in both),
     )
 
 
@@ -162,8 +158,8 @@ def _interval(
     return Interval(float(statistic(*(one.sum() / counts.sum() for one in sums))), float(low), float(high))
 
 
-def _sign(verdict: Verdict) -> float:
-    return {"A": 1.0, "B": -1.0}.get(str(verdict.winner), 0.0)
+def _sign(verdict: Judgment) -> float:
+    return {"A": 1.0, "B": -1.0}.get(str(verdict.value), 0.0)
 
 
 def _counts(signs: Array) -> tuple[int, int, int]:
@@ -181,9 +177,9 @@ def _correlation(x: Array, y: Array) -> float | None:
     return float(np.corrcoef(x, y)[0, 1])
 
 
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
+def _share(value: float | None) -> str | None:
+    return None if value is None else f"{value:.1%}"
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else cell(value)
+def _table(name: str, rows: Sequence[tuple[str, object]]) -> str:
+    return table((name, "value"), [(text, "-" if value is None else value) for text, value in rows])
