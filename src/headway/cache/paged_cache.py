@@ -28,47 +28,69 @@ from headway.patterns import Pattern, Retention
 from headway.tokens import Tokens
 
 
-class PagedLayer:
-    """The keys and values of one layer: k [1, K, S, D] and v [1, K, S, E], page p in the slots 64 p .. 64 p + 63; in
-    int8 also their scales, float32 [1, K, S] (`headway.quantization`)."""
+class LayerCache:
+    """What one layer keeps: `tensors`, of which a page is `size` places of dimension `axis`."""
+
+    axis, size = 0, 1
 
     def __init__(self, cache: PagedCache, of: int, spec: CacheSpec) -> None:
         self.cache, self.of, self.spec = cache, of, spec
-        self.tensors: tuple[Tensor, ...] = ()
-        self.grow(0)
+        self.tensors = self.empty(0)
+
+    def empty(self, pages: int) -> tuple[Tensor, ...]:
+        """So many pages that hold nothing."""
+        raise NotImplementedError
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page."""
+        return sum(t.nbytes for t in self.empty(1))
+
+    def grow(self, pages: int) -> None:
+        """Room for so many pages."""
+        with torch.inference_mode(False):
+            new = self.empty(pages)
+            for own, more in zip(self.tensors, new, strict=True):
+                more.narrow(self.axis, 0, own.shape[self.axis]).copy_(own)
+        self.tensors = new
+
+    def copy(self, old: Tensor, new: Tensor) -> None:
+        """Pages `new` become what pages `old` were."""
+        for pages in self._by_page():
+            pages.index_copy_(self.axis, new, pages.index_select(self.axis, old))
+
+    def take(self, pages: Tensor) -> None:
+        """Room for these pages alone, as pages 0, 1, ..."""
+        with torch.inference_mode(False):
+            self.tensors = tuple(
+                t.index_select(self.axis, pages).flatten(self.axis, self.axis + 1) for t in self._by_page()
+            )
+
+    def _by_page(self) -> list[Tensor]:
+        return [t.unflatten(self.axis, (t.shape[self.axis] // self.size, self.size)) for t in self.tensors]
+
+
+class PagedLayer(LayerCache):
+    """The keys and values of one layer: k [1, K, S, D] and v [1, K, S, E], page p in the slots 64 p .. 64 p + 63; in
+    int8 also their scales, float32 [1, K, S] (`headway.quantization`)."""
+
+    axis, size = 2, PAGE
 
     @property
     def dtype(self) -> torch.dtype:
         """Of what is stored."""
         return self.spec.dtype
 
-    def grow(self, pages: int) -> None:
-        """Room for so many pages. Memory that nobody has written to takes none on a CPU."""
-        spec = self.spec
+    def empty(self, pages: int) -> tuple[Tensor, ...]:
+        """Memory that nobody has written to takes none on a CPU."""
+        spec, device = self.spec, self.spec.device
         shape = 1, spec.kv_heads, pages * PAGE
-        with torch.inference_mode(False):
-            new = [
-                torch.empty(*shape, size, dtype=spec.dtype, device=spec.device)
-                for size in (spec.head_dim, spec.value_size)
-            ]
-            if spec.dtype == torch.int8:
-                new += [torch.empty(shape, device=spec.device) for _ in "kv"]
-            for own, more in zip(self.tensors, new, strict=False):
-                more[:, :, : own.shape[2]] = own
-        self.tensors = tuple(new)
-
-    def copy(self, old: Tensor, new: Tensor) -> None:
-        """Pages `new` become what pages `old` were."""
-        for t in self.tensors:
-            pages = t.unflatten(2, (-1, PAGE))
-            pages.index_copy_(2, new, pages.index_select(2, old))
-
-    def take(self, pages: Tensor) -> None:
-        """Room for these pages alone, as pages 0, 1, ..."""
-        with torch.inference_mode(False):
-            self.tensors = tuple(
-                t.unflatten(2, (-1, PAGE)).index_select(2, pages).flatten(2, 3) for t in self.tensors
-            )
+        k, v = (
+            torch.empty(*shape, n, dtype=spec.dtype, device=device) for n in (spec.head_dim, spec.value_size)
+        )
+        return (
+            (k, v, *(torch.empty(shape, device=device) for _ in "kv")) if spec.dtype == torch.int8 else (k, v)
+        )
 
     def update(self, k: Tensor, v: Tensor, tokens: Tokens) -> KeyValues:
         """Stores the keys [1, K, T, D] and values [1, K, T, E] of the tokens of the step, and returns what their
@@ -86,32 +108,29 @@ class PagedLayer:
         return stored_keys(self.tensors, places)
 
 
-class PagedStates:
-    """The sums of one layer of linear attention, one in each page: see `LinearState`."""
+class PagedStates(LayerCache):
+    """The sums of one layer of linear attention, one in each page: see `LinearState`. They grow, and are kept in
+    float32, or float64 for keys in float64. Raises CacheError for keys in torch.int8."""
 
     def __init__(self, cache: PagedCache, of: int, linear: LinearAttentionSpec, spec: CacheSpec) -> None:
-        self.cache, self.of, self.linear = cache, of, linear
-        kept = sums_dtype(spec.dtype)
-        self._sizes = spec.kv_heads, linear.features(spec.head_dim), spec.value_size, kept, spec.device
-        self.state = LinearState.empty(0, *self._sizes)
-
-    def grow(self, pages: int) -> None:
-        """Room for so many sums."""
-        with torch.inference_mode(False):
-            empty = LinearState.empty(pages - len(self.state.count), *self._sizes)
-            self.state = LinearState(
-                *(torch.cat(pair) for pair in zip(self.state.tensors, empty.tensors, strict=True))
+        if not spec.dtype.is_floating_point:
+            raise CacheError(
+                f"linear attention keeps sums over all keys in float32 (float64 for float64), not in {spec.dtype}; "
+                "they are small at any length, so give the dtype of the keys"
             )
+        self.linear = linear
+        super().__init__(cache, of, spec)
 
-    def copy(self, old: Tensor, new: Tensor) -> None:
-        """As in `PagedLayer`."""
-        for t in self.state.tensors:
-            t.index_copy_(0, new, t.index_select(0, old))
+    @property
+    def state(self) -> LinearState:
+        """All of them."""
+        return LinearState(*self.tensors)
 
-    def take(self, pages: Tensor) -> None:
-        """As in `PagedLayer`."""
-        with torch.inference_mode(False):
-            self.state = LinearState(*(t.index_select(0, pages) for t in self.state.tensors))
+    def empty(self, pages: int) -> tuple[Tensor, ...]:
+        """Sums of no keys."""
+        spec, kept = self.spec, torch.float64 if self.spec.dtype == torch.float64 else torch.float32
+        sizes = spec.kv_heads, self.linear.features(spec.head_dim), spec.value_size
+        return LinearState.empty(pages, *sizes, kept, spec.device).tensors
 
     def update(self, new: LinearState, tokens: Tokens) -> LinearState:
         """Adds the sums of the texts of the step, row by row (`PagedStep.rows`), and returns those before them."""
@@ -120,11 +139,11 @@ class PagedStates:
         assert tokens is step.rows.tokens
         if torch.is_grad_enabled() and (new.kv.requires_grad or new.k.requires_grad):
             raise no_gradient("sums")
-        past = LinearState(*(t[step.states[self.of]] for t in self.state.tensors))
+        past = LinearState(*(t[step.states[self.of]] for t in self.tensors))
         begun = torch.tensor([start > 0 for start in step.starts], device=past.device)
         if not begun.all():  # a page may have been another text's
             past = LinearState(*(t.where(begun.view(-1, *[1] * (t.dim() - 1)), 0) for t in past.tensors))
-        for own, total in zip(self.state.tensors, past.merge(new).tensors, strict=True):
+        for own, total in zip(self.tensors, past.merge(new).tensors, strict=True):
             own[step.states[self.of]] = total
         return past
 
@@ -155,25 +174,23 @@ class PagedCache:
         slack: int = 0,
     ) -> None:
         self.device = torch.zeros(0, device=spec.device).device
-        kinds: dict[Retention | None, list[int]] = {}
-        for i, pattern in enumerate(patterns):
+        for pattern in patterns:
             choose_cache(pattern)
-            kinds.setdefault(pattern.retention if linear is None else None, []).append(i)
-        self.layers: list[LayerCache] = []
-        of = {i: number for number, layers in enumerate(kinds.values()) for i in layers}
-        for i in range(len(patterns)):
-            self.layers.append(
-                PagedLayer(self, of[i], spec) if linear is None else PagedStates(self, of[i], linear, spec)
-            )
+        kept = [pattern.retention if linear is None else None for pattern in patterns]
+        kinds = list(dict.fromkeys(kept))
+        self.layers: list[LayerCache] = [
+            PagedLayer(self, of, spec) if linear is None else PagedStates(self, of, linear, spec)
+            for of in map(kinds.index, kept)
+        ]
         self.pool = PagePool(
             [
                 PageClass(
                     retention or Retention(None),
-                    len(layers) * _page_bytes(spec, linear),
+                    sum(layer.page_bytes for layer in self.layers if layer.of == of),
                     state=retention is None,
                     slack=slack,
                 )
-                for retention, layers in kinds.items()
+                for of, retention in enumerate(kinds)
             ],
             budget,
             keep=0 if budget is None and keep is None else keep,
@@ -264,32 +281,8 @@ class PagedCache:
                     layer.grow(self._capacity[of])
 
 
-LayerCache = PagedLayer | PagedStates
-"""What a layer is given: its keys and values, or its sums."""
-
-
 def no_gradient(what: str) -> CacheError:
     return CacheError(
         f"PagedCache: {what} require a gradient, and a cache holds none: decode under torch.no_grad() or "
         "torch.inference_mode(), or train without a cache"
     )
-
-
-def sums_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Of the sums over keys of this dtype: float64 for float64, else float32, since they grow. Raises CacheError for
-    torch.int8."""
-    if not dtype.is_floating_point:
-        raise CacheError(
-            f"linear attention keeps sums over all keys in float32 (float64 for float64), not in {dtype}; they are "
-            "small at any length, so give the dtype of the keys"
-        )
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _page_bytes(spec: CacheSpec, linear: LinearAttentionSpec | None) -> int:
-    """Bytes of a page in one layer: (D + E) K 64 numbers, in int8 with scales; or of one sum."""
-    if linear is not None:
-        sizes = spec.kv_heads, linear.features(spec.head_dim), spec.value_size
-        return LinearState.empty(1, *sizes, sums_dtype(spec.dtype)).nbytes
-    each = (spec.head_dim + spec.value_size) * spec.dtype.itemsize + 8 * (spec.dtype == torch.int8)
-    return each * spec.kv_heads * PAGE

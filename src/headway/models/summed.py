@@ -75,5 +75,6 @@ class PagedSums:
         self.begins[:count] = index == 0
         lengths = torch.tensor([len(table) for table in tables])
         for cache, struct in self._layers:
-            struct.kv, struct.z = cache.state.kv.data_ptr(), cache.state.k.data_ptr()
-            cache.state.count[pages] = lengths
+            kv, z, counts = cache.tensors
+            struct.kv, struct.z = kv.data_ptr(), z.data_ptr()
+            counts[pages] = lengths
