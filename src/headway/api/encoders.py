@@ -12,12 +12,11 @@ from typing import Any, ClassVar, overload
 import torch
 from torch import Tensor
 
-from headway.api.looking import Numbers, attention_of, states_of, token_texts
+from headway.api.looking import Looks
 from headway.api.pretrained import BATCH, Pretrained, refuse_empty
 from headway.data.encoded import by_length, encoder_inputs, shortened
 from headway.errors import ConfigError, DataError
 from headway.models import Encoder
-from headway.models.attention_maps import AttentionMaps
 from headway.text import Encoded, Tokenizer
 from headway.text.tokenizer import Text
 
@@ -32,7 +31,7 @@ class Candidate:
     probability: float
 
 
-class TextEncoder(Pretrained[Encoder, Tokenizer]):
+class TextEncoder(Pretrained[Encoder, Tokenizer], Looks):
     """An encoder and its tokenizer: the last states of texts. Its subclasses add a head.
 
     Attributes:
@@ -54,21 +53,10 @@ class TextEncoder(Pretrained[Encoder, Tokenizer]):
         `Classifier.classify`."""
         return self._run(self.model.hidden, self._read(texts, cut), batch_size, by_token=True)
 
-    def attention(self, text: Text, *, layers: Numbers = None, heads: Numbers = None) -> AttentionMaps:
-        """What the tokens of a text or pair attend to, those of the template too: as `LanguageModel.attention`."""
-        read, inputs = self._row(text)
-        texts = token_texts(self.tokenizer, read.ids)
-        return attention_of(self.model, inputs, texts, layers, heads)
-
-    def hidden_states(self, text: Text, *, layers: Numbers = None) -> tuple[Tensor, ...]:
-        """The states [T, M] of a text or pair between all layers: as `LanguageModel.hidden_states`."""
-        return states_of(self.model, self._row(text)[1], layers)
-
-    def _row(self, text: Text) -> tuple[Encoded, dict[str, Any]]:
-        """One text or pair, and as the model reads it, [1, T]."""
-        (read,) = self._read([text])
+    def _row(self, text: Text, special: bool) -> dict[str, Any]:
+        (read,) = self._read([text], special=special)
         self._check_length(0, read)
-        return read, encoder_inputs([read], self.spec, self.device)
+        return encoder_inputs([read], self.spec, self.device)
 
     @property
     def limit(self) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headway.api.drafting import make_draft
-from headway.api.looking import Numbers, attention_of, states_of, token_texts
+from headway.api.looking import Looks
 from headway.api.options import Scoring, config_of, scoring_of
 from headway.api.pretrained import Writer
 from headway.api.prompts import prompt_ids
@@ -24,12 +24,11 @@ from headway.generate.drafts import Draft
 from headway.generate.loop import collect
 from headway.generate.requests import check_prompts
 from headway.models import Decoder
-from headway.models.attention_maps import AttentionMaps
 from headway.text import Tokenizer
 from headway.text.chat import Message
 
 
-class LanguageModel(Writer[Decoder, Tokenizer]):
+class LanguageModel(Writer[Decoder, Tokenizer], Looks):
     """A decoder, its tokenizer and how it ends its texts.
 
     >>> lm = headway.load("runs/demo")
@@ -196,37 +195,7 @@ class LanguageModel(Writer[Decoder, Tokenizer]):
             scores.append(Score.of(ids, log_probs, all(part.is_greedy for part in mine)))
         return scores[0] if isinstance(text, str) else scores
 
-    def attention(
-        self,
-        text: str | Tensor | Sequence[int],
-        *,
-        layers: Numbers = None,
-        heads: Numbers = None,
-        special: bool = False,
-    ) -> AttentionMaps:
-        """What the tokens of a text (or ids) attend to, in some layers and heads, all unless given.
-
-        One forward pass keeps queries and keys; weights are computed when they are asked for, by the row (O(S) memory
-        for S tokens) or as a whole. `special` as in `generate`. Raises ConfigError for a layer or head that is not
-        there.
-
-        >>> maps = lm.attention("The cat sat on the mat", layers=[0, -1], heads=[2])
-        >>> maps[-1].row(5), maps[-1].weights(), maps[-1].keys     # [1, 6], [1, 6, 6], the tokens' texts
-        """
-        ids = self._row(text, special)
-        texts = token_texts(self.tokenizer, ids["ids"][0].tolist())
-        return attention_of(self.model, ids, texts, layers, heads)
-
-    def hidden_states(
-        self, text: str | Tensor | Sequence[int], *, layers: Numbers = None, special: bool = False
-    ) -> tuple[Tensor, ...]:
-        """The states [T, M] of a text (or ids): number i of 0..L is what layer i is given, number L what the output
-        layer is given, after the last norm; all of them, or those of `layers`. They are the `output_hidden_states` of
-        `transformers`."""
-        return states_of(self.model, self._row(text, special), layers)
-
     def _row(self, text: str | Tensor | Sequence[int], special: bool) -> dict[str, Any]:
-        """One text as the model reads it, [1, T]."""
         rows, one = prompt_ids(self, text, special)
         if not one:
             raise DataError("one text, or the ids of one, is looked at in a call; got several")

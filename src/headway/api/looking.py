@@ -9,15 +9,17 @@ import torch
 from torch import Tensor
 
 from headway.generate.reader import evaluating
-from headway.models import Decoder, Encoder, EncoderDecoder, Memory
+from headway.models import EncoderDecoder
 from headway.models.attention_maps import AttentionMaps, attention_maps, attention_record, numbers_of
 from headway.models.inputs import checked_tokens
 from headway.nn.record import Record
 from headway.text import MarianTokenizer, Tokenizer
-from headway.tokens import Tokens
 
 Numbers = int | Sequence[int] | None
 """Layers or heads: all of them (None), one, or several; those below 0 count from the end."""
+
+
+AnyText = str | tuple[str, str] | Tensor | Sequence[int]
 
 
 class EncoderDecoderMaps(NamedTuple):
@@ -38,21 +40,53 @@ class EncoderDecoderStates(NamedTuple):
     decoder: tuple[Tensor, ...]
 
 
-def attention_of(
-    model: Decoder | Encoder, inputs: dict[str, Any], texts: Sequence[str], layers: Numbers, heads: Numbers
-) -> AttentionMaps:
-    """The maps of one row, whose tokens read as `texts`."""
-    record = attention_record(model.model, layers)
-    _run(model, inputs, record)
-    return attention_maps(record, model.model, heads, texts, texts)
+class Looks:
+    """What a model of one stack tells of a text that it reads."""
 
+    model: Any
+    tokenizer: Any
 
-def states_of(model: Decoder | Encoder, inputs: dict[str, Any], layers: Numbers) -> tuple[Tensor, ...]:
-    """The states [T, M] of one row that are asked for: number i is what layer i is given, and the last are the last."""
-    numbers = numbers_of("layers", layers, model.spec.layers + 1)
-    record = Record()
-    _run(model, inputs, record)
-    return tuple(record.states[i][0] for i in numbers)
+    def attention(
+        self, text: AnyText, *, layers: Numbers = None, heads: Numbers = None, special: bool = False
+    ) -> AttentionMaps:
+        """What the tokens of a text (or ids; of an encoder a text or pair, with the tokens of the template) attend to,
+        in some layers and heads, all unless given.
+
+        One forward pass keeps queries and keys; weights are computed when they are asked for, by the row (O(S) memory
+        for S tokens) or as a whole. `special`: control tokens written in the text are control tokens, not text. Raises
+        ConfigError for a layer or head that is not there.
+
+        >>> maps = lm.attention("The cat sat on the mat", layers=[0, -1], heads=[2])
+        >>> maps[-1].row(5), maps[-1].weights(), maps[-1].keys     # [1, 6], [1, 6, 6], the tokens' texts
+        """
+        stack = self.model.model
+        record = attention_record(stack, layers)
+        ids = self._record(text, special, record)
+        texts = token_texts(self.tokenizer, ids[0].tolist())
+        return attention_maps(record, stack, heads, texts, texts)
+
+    def hidden_states(
+        self, text: AnyText, *, layers: Numbers = None, special: bool = False
+    ) -> tuple[Tensor, ...]:
+        """The states [T, M] of a text, as in `attention`: number i of 0..L is what layer i is given, number L what the
+        output layer is given, after the last norm; all of them, or those of `layers`. They are the
+        `output_hidden_states` of `transformers`."""
+        record = Record()
+        self._record(text, special, record)
+        return _states(record, layers)
+
+    def _row(self, text: Any, special: bool) -> dict[str, Any]:
+        """One text as the model reads it, [1, T]."""
+        raise NotImplementedError
+
+    def _record(self, text: AnyText, special: bool, record: Record) -> Tensor:
+        """Reads a text, of which the record is told, and returns its ids [1, T]."""
+        row = self._row(text, special)
+        ids: Tensor = row["ids"]
+        row["tokens"] = checked_tokens(self.model.spec, ids, row.get("tokens"))
+        with evaluating(self.model):
+            self.model.model(**row, record=record)
+        return ids
 
 
 def attention_across(
@@ -77,14 +111,10 @@ def attention_across(
 def states_across(
     model: EncoderDecoder, source: Sequence[int], target: Sequence[int], layers: Numbers
 ) -> EncoderDecoderStates:
-    """The states of a source and a target, both ids, as in `states_of`."""
+    """The states of a source and a target, both ids, as in `LanguageModel.hidden_states`."""
     records = Record(), Record()
     _run_both(model, source, target, *records)
-    found = [
-        tuple(record.states[i][0] for i in numbers_of("layers", layers, len(record.states)))
-        for record in records
-    ]
-    return EncoderDecoderStates(*found)
+    return EncoderDecoderStates(*(_states(record, layers) for record in records))
 
 
 def token_texts(
@@ -105,24 +135,16 @@ def token_texts(
     return found
 
 
-def _run(model: Decoder | Encoder, inputs: dict[str, Any], record: Record) -> None:
-    given = dict(inputs)
-    ids, tokens = given.pop("ids"), given.pop("tokens", None)
-    with evaluating(model):
-        model.model(ids, checked_tokens(model.spec, ids, tokens), record=record, **given)
+def _states(record: Record, layers: Numbers) -> tuple[Tensor, ...]:
+    """Those of one row that are asked for: number i is what layer i is given, and the last are the last."""
+    return tuple(record.states[i][0] for i in numbers_of("layers", layers, len(record.states)))
 
 
 def _run_both(
     model: EncoderDecoder, source: Sequence[int], target: Sequence[int], encoder: Record, decoder: Record
 ) -> None:
     """One encoding and one pass over the target, all of it at once."""
-    assert model.spec.encoder is not None
-    device = model.decoder.like.device
-    read, written = (torch.tensor([[*ids]], device=device) for ids in (source, target))
-    tokens = checked_tokens(model.spec.encoder, read, None)
-    table = model.decoder.embed_tokens if model.spec.shared_embedding else None
+    read, written = (torch.tensor([[*ids]], device=model.decoder.like.device) for ids in (source, target))
     with evaluating(model):
-        states = model.encoder(read, tokens, embedding=table, record=encoder)
-        memory = model.memory_keys(Memory(states, tokens))
-        own: Tokens = checked_tokens(model.spec, written, None)
-        model.decoder(written, own, memory=memory, record=decoder)
+        memory = model.memory_keys(model.encode(read, record=encoder))
+        model.hidden(written, memory, record=decoder)

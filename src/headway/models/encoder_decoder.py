@@ -18,6 +18,7 @@ from headway.models.inputs import checked_tokens
 from headway.models.spec import ModelSpec
 from headway.models.stack import TransformerStack, make_output
 from headway.nn import Losses
+from headway.nn.record import Record
 from headway.tokens import Tokens
 
 
@@ -86,18 +87,22 @@ class EncoderDecoder(Autoregressive):
             raise ConfigError(
                 f"EncoderDecoder: {source.shape[0]} sources and {ids.shape[0]} targets; give as many of both"
             )
-        hidden = self._decode(ids, tokens, self.memory_keys(memory))
+        hidden = self.hidden(ids, self.memory_keys(memory), tokens=tokens)
         if targets is not None:
             return self.losses(hidden, targets, label_smoothing)
         return self.logits(hidden if logits_for is None else select_slots(hidden, logits_for))
 
-    def encode(self, source: Tensor, *, tokens: Tokens | None = None) -> Memory:
-        """The encoder's last states of `source` [B, S]."""
+    def encode(self, source: Tensor, *, tokens: Tokens | None = None, record: Record | None = None) -> Memory:
+        """The encoder's last states of `source` [B, S]; `record` as in `TransformerStack.forward`."""
         assert self.spec.encoder is not None
         tokens = checked_tokens(self.spec.encoder, source, tokens)
         table = self.decoder.embed_tokens if self.spec.shared_embedding else None
         states = self.encoder(
-            source, tokens, embedding=table, gradient_checkpointing=self.gradient_checkpointing
+            source,
+            tokens,
+            embedding=table,
+            gradient_checkpointing=self.gradient_checkpointing,
+            record=record,
         )
         return Memory(states, tokens)
 
@@ -116,17 +121,25 @@ class EncoderDecoder(Autoregressive):
     ) -> Tensor:
         """Logits [B, T, V] after the next target ids [B, T], which are added to `cache`; `memory` are the keys of the
         rows' sources for every layer (`memory_keys`), for a PagedCache packed as ids are."""
-        return self.logits(self._decode(ids, tokens, memory, cache))
+        return self.logits(self.hidden(ids, memory, cache, tokens=tokens))
 
-    def _decode(
+    def hidden(
         self,
         ids: Tensor,
-        tokens: Tokens | None,
         memory: Sequence[KeyValues],
         cache: BatchCache | PagedCache | None = None,
+        *,
+        tokens: Tokens | None = None,
+        record: Record | None = None,
     ) -> Tensor:
+        """The states [B, T, M] that logits are computed from; arguments as in `decode` and `encode`."""
         tokens = checked_tokens(self.spec, ids, tokens, cache)
         states: Tensor = self.decoder(
-            ids, tokens, cache=cache, memory=memory, gradient_checkpointing=self.gradient_checkpointing
+            ids,
+            tokens,
+            cache=cache,
+            memory=memory,
+            gradient_checkpointing=self.gradient_checkpointing,
+            record=record,
         )
         return states
