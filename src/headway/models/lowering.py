@@ -30,7 +30,6 @@ from headway.nn.feedforward import FeedForward
 from headway.nn.linear import Linear
 from headway.nn.linear_attention import LinearAttention
 from headway.nn.lora import LowRank
-from headway.nn.positions import Scores
 
 ORDERS = {"pre": ("mix", "across", "widen", "narrow"), "parallel": ("widen", "mix", "narrow")}
 ORDERS |= {"post": ORDERS["pre"], "joint": ORDERS["parallel"]}
@@ -108,7 +107,7 @@ class Lowered(Operations):
         parts = {"mix": joined(attended, layer.o_proj, first), "across": [], "widen": [], "narrow": []}
         if across is not None:
             begin = at + len(ops) + len(parts["mix"])
-            attend, attended = self._attend_across(across, None if is_post else between, begin)
+            attend, attended = self._attention(across, None if is_post else between, None, begin, across=True)
             parts["across"] = attend + joined(attended, across.o_proj, between)
         if mlp is not None:
             norm = first if last is None else last
@@ -117,22 +116,51 @@ class Lowered(Operations):
         return [*ops, *(op for part in ORDERS[block.order] for op in parts[part])]
 
     def _attention(
-        self, layer: AttentionLayer, norm: nn.Module | None, rotation: int | None, at: int
+        self,
+        layer: AttentionLayer,
+        norm: nn.Module | None,
+        rotation: int | None,
+        at: int,
+        across: bool = False,
     ) -> tuple[list[c.OpStruct], Tensor]:
-        """Attention of a layer to its own past: the operations, of which the first is number `at`, and what they leave,
-        heads side by side."""
-        projections = layer.q_proj, layer.k_proj, layer.v_proj
-        q, k, v = (self.room(name, p.out_features) for name, p in zip("qkv", projections, strict=True))
-        rotated = self._rotated(layer, rotation)
-        project = self._products(self.x, list(zip(projections, (q, k, v), strict=True)), norm=norm)
+        """Attention of a layer to its own past, or `across` to a source, whose keys and values are there: the
+        operations, of which the first is number `at`, and what they leave, heads side by side."""
+        projections = [layer.q_proj] if across else [layer.q_proj, layer.k_proj, layer.v_proj]
+        rows = [self.room(name, p.out_features) for name, p in zip("qkv", projections, strict=False)]
+        rotated = None if across else self._rotated(layer, rotation)
+        ops = self._products(self.x, list(zip(projections, rows, strict=True)), norm=norm)
+        out = self.room("attended", layer.o_proj.in_features)
         if isinstance(layer, LinearAttention):
-            out = self.room("attended", layer.o_proj.in_features)
+            q, k, v = rows
             self.attention.append(summed := sums_of(layer, rotated, q, k, v, out))
             self.counted.append(summed.struct)
-            return [*project, self.op(c.SUMS, summed.struct)], out
-        ops, attends = self._softmax(layer, self.shared_scores, [q, k, v], project, at, rotated)
-        self.attention.append(attends)
-        return ops, attends.out
+            return [*ops, self.op(c.SUMS, summed.struct)], out
+        shared = None if across else self.shared_scores
+        scores = [some for some in (shared, layer.score) if some is not None and some.steps]
+        call, heads = softmax_call(layer, scores, self.dtype, across=across), layer.heads
+        struct = c.HeadsStruct(
+            0, 1, heads.query_heads, 0 if across else heads.kv_heads, layer.head_dim, layer.value_dim,
+            c.TYPES[self.dtype], *(t.data_ptr() for t in rows), *[None] * (3 - len(rows)),
+            *(t.stride(0) for t in rows),
+        )  # fmt: skip
+        if layer.q_norm is not None:
+            struct.q_gain, struct.eps = address(self.floats(layer.q_norm.weight)), layer.q_norm.eps
+        if layer.k_norm is not None and not across:
+            struct.k_gain = address(self.floats(layer.k_norm.weight))
+        if rotated is not None:
+            rotated.into(struct)
+            struct.rotates_values = int(rotated.rotates_values)
+        if not across or layer.q_norm is not None:
+            self.counted.append(struct)
+            ops.append(self.op(c.HEADS, struct))
+        lse = self.room("lse", heads.query_heads, torch.float32)
+        kind = layer.mixer, rows[0].data_ptr(), *map(id, scores)
+        attends = Attends(kind, call, rows[0], out, lse, struct, at + len(ops))
+        if across:
+            self.across.append(attends)
+        else:
+            self.attention.append(attends)
+        return [*ops, c.OpStruct(c.ATTENTION)], out
 
     def _rotated(self, layer: AttentionLayer, rotation: int | None) -> Rotated | None:
         """What a layer rotates by; layers of equal positions share it."""
@@ -142,52 +170,6 @@ class Lowered(Operations):
         if key not in self.rotations:
             self.rotations[key] = Rotated(layer.rotary, self.dtype)
         return self.rotations[key]
-
-    def _attend_across(
-        self, layer: AttentionLayer, norm: nn.Module | None, at: int
-    ) -> tuple[list[c.OpStruct], Tensor]:
-        """Attention to a source, whose keys and values are there: as `_attention`."""
-        q = self.room("q", layer.q_proj.out_features)
-        project = self._products(self.x, [(layer.q_proj, q)], norm=norm)
-        ops, attends = self._softmax(layer, None, [q], project, at)
-        self.across.append(attends)
-        return ops, attends.out
-
-    def _softmax(
-        self,
-        layer: AttentionLayer,
-        shared: Scores | None,
-        rows: Sequence[Tensor],
-        project: list[c.OpStruct],
-        at: int,
-        rotated: Rotated | None = None,
-    ) -> tuple[list[c.OpStruct], Attends]:
-        """Operations that project, of which the first is number `at`, and behind them attention of their rows: of
-        queries, and of keys and values where these are new."""
-        scores = [some for some in (shared, layer.score) if some is not None and some.steps]
-        heads, is_own = layer.heads, len(rows) > 1
-        call = softmax_call(layer, scores, self.dtype, across=not is_own)
-        struct = c.HeadsStruct(
-            0, 1, heads.query_heads, heads.kv_heads if is_own else 0, layer.head_dim, layer.value_dim,
-            c.TYPES[self.dtype], *(t.data_ptr() for t in rows), *[None] * (3 - len(rows)),
-            *(t.stride(0) for t in rows),
-        )  # fmt: skip
-        if layer.q_norm is not None:
-            struct.q_gain, struct.eps = address(self.floats(layer.q_norm.weight)), layer.q_norm.eps
-        if layer.k_norm is not None and is_own:
-            struct.k_gain = address(self.floats(layer.k_norm.weight))
-        if rotated is not None:
-            rotated.into(struct)
-            struct.rotates_values = int(rotated.rotates_values)
-        ops = list(project)
-        if is_own or layer.q_norm is not None:
-            self.counted.append(struct)
-            ops.append(self.op(c.HEADS, struct))
-        out = self.room("attended", layer.o_proj.in_features)
-        lse = self.room("lse", heads.query_heads, torch.float32)
-        at += len(ops)
-        kind = layer.mixer, rows[0].data_ptr(), *map(id, scores)
-        return [*ops, c.OpStruct(c.ATTENTION)], Attends(kind, call, rows[0], out, lse, struct, at)
 
     def _feed_forward(
         self, mlp: FeedForward, norm: nn.Module | None
