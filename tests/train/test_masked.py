@@ -18,7 +18,7 @@ from headway.cli import run
 from headway.data import HELD_OUT, MaskedRows, Masking, TokenFile
 from headway.errors import ConfigError
 from headway.models import Encoder, ModelSpec, build
-from headway.nn import IGNORE_INDEX
+from headway.nn import IGNORE_INDEX, cross_entropy
 from headway.nn.cross_entropy import fused_cross_entropy
 from headway.text import Tokenizer
 from headway.train import TextConfig, evaluate, train
@@ -157,7 +157,8 @@ def test_a_packed_row_is_its_texts_alone(encoder: Make, tmp_path: Path) -> None:
     torch.testing.assert_close(together, torch.cat(alone), rtol=1e-4, atol=1e-5)
 
 
-def test_the_loss_has_a_bias_and_counts_what_is_found() -> None:
+def test_the_loss_has_a_bias_and_counts_what_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cross_entropy, "chunk_rows", lambda vocab: 16)
     generator = torch.Generator().manual_seed(0)
     hidden, weight, bias = (
         torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
@@ -166,7 +167,7 @@ def test_the_loss_has_a_bias_and_counts_what_is_found() -> None:
     targets = torch.randint(0, 30, (50,), generator=generator)
     targets[::7] = IGNORE_INDEX
     wanted = plain_cross_entropy(hidden, weight, targets, bias)
-    found = fused_cross_entropy(hidden, weight, targets, bias=bias, hits=True, rows=16)
+    found = fused_cross_entropy(hidden, weight, targets, bias=bias, hits=True)
     torch.testing.assert_close(found.total, wanted)
     best = F.linear(hidden, weight, bias).argmax(-1)
     assert found.hits is not None

@@ -9,7 +9,7 @@ from torch import nn
 
 from headway.errors import CheckpointError, ConfigError
 from headway.models import Decoder, ModelSpec, build
-from headway.nn import IGNORE_INDEX
+from headway.nn import IGNORE_INDEX, cross_entropy
 from headway.nn.cross_entropy import fused_cross_entropy
 from headway.train import TextConfig
 from headway.train.microbatch_pool import choose_precision
@@ -129,7 +129,8 @@ def test_moments_of_another_run_are_taken_where_they_fit(kind: str) -> None:
 
 @pytest.mark.parametrize("rows", [1, 7, 100])
 @pytest.mark.parametrize("ignored", ["some", "none", "all"])
-def test_chunked_loss_is_the_plain_one(rows: int, ignored: str) -> None:
+def test_chunked_loss_is_the_plain_one(rows: int, ignored: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cross_entropy, "chunk_rows", lambda vocab: rows)
     generator = torch.Generator().manual_seed(rows)
     hidden = torch.randn(3, 11, 8, dtype=torch.float64, generator=generator, requires_grad=True)
     weight = torch.randn(29, 8, dtype=torch.float64, generator=generator, requires_grad=True)
@@ -137,7 +138,7 @@ def test_chunked_loss_is_the_plain_one(rows: int, ignored: str) -> None:
     if ignored != "none":
         targets[0, : 11 if ignored == "some" else None] = IGNORE_INDEX
         targets[1:] = IGNORE_INDEX if ignored == "all" else targets[1:]
-    total, _, count, losses, _ = fused_cross_entropy(hidden, weight, targets, rows=rows)
+    total, _, count, losses, _ = fused_cross_entropy(hidden, weight, targets)
     assert count == int((targets != IGNORE_INDEX).sum())
     wanted = plain_cross_entropy(hidden, weight, targets)
     torch.testing.assert_close(total, wanted)
@@ -148,7 +149,8 @@ def test_chunked_loss_is_the_plain_one(rows: int, ignored: str) -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_chunked_loss_in_bf16_is_as_near_as_bf16_is() -> None:
+def test_chunked_loss_in_bf16_is_as_near_as_bf16_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cross_entropy, "chunk_rows", lambda vocab: 16)
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(64, 32, generator=generator)
     weight = torch.randn(100, 32, generator=generator)
@@ -157,7 +159,7 @@ def test_chunked_loss_in_bf16_is_as_near_as_bf16_is() -> None:
     exact_h, exact_w = (t.detach().double().requires_grad_() for t in (low_h, low_w))
     wanted = torch.autograd.grad(plain_cross_entropy(exact_h, exact_w, targets), (exact_h, exact_w))
     plain = torch.autograd.grad(plain_cross_entropy(low_h, low_w, targets), (low_h, low_w))
-    found = torch.autograd.grad(fused_cross_entropy(low_h, low_w, targets, rows=16)[0], (low_h, low_w))
+    found = torch.autograd.grad(fused_cross_entropy(low_h, low_w, targets)[0], (low_h, low_w))
     for a, b, exact in zip(found, plain, wanted, strict=True):
         assert (a.double() - exact).norm() <= 2 * (b.double() - exact).norm()
 

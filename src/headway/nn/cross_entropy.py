@@ -127,13 +127,12 @@ def fused_cross_entropy(
     *,
     bias: Tensor | None = None,
     hits: bool = False,
-    rows: int | None = None,
     vocab: int | None = None,
     entropy: RowsEntropy = rows_entropy,
 ) -> Losses:
     """-ln softmax(hidden @ weight.T + bias)[target], for an output layer that is one plain product.
 
-    The logits exist for `rows` tokens at a time (by default about 32 MiB of them); their gradient is formed
+    The logits exist for `chunk_rows` tokens at a time, about 32 MiB of them; their gradient is formed
     in the forward pass, while they are there, so the backward pass multiplies by one number (the idea of fused
     linear cross entropy, Liger-Kernel). Logits are in the dtype of `hidden` times `weight`, the softmax in float32
     (float64 for float64).
@@ -142,7 +141,6 @@ def fused_cross_entropy(
         hidden: `[..., M]`, the last hidden states. weight: `[V, M]`, the output matrix, same dtype. bias: `[V]`.
         targets: `[...]` token ids; `IGNORE_INDEX` (-100) is not trained on.
         hits: whether to compute `Losses.hits`.
-        rows: tokens of a chunk.
         vocab, entropy: V and what `rows_entropy` does, where `weight` is one rank's rows of more.
     Returns `Losses`; `total` is differentiable once in `hidden`, `weight` and `bias`, `each` is not.
     Raises DataError for a target that is neither `IGNORE_INDEX` nor a token id.
@@ -153,7 +151,7 @@ def fused_cross_entropy(
         weight,
         bias,
         flat,
-        rows or chunk_rows(len(weight)),
+        chunk_rows(len(weight)),
         torch.is_grad_enabled(),
         hits,
         entropy,
@@ -172,7 +170,6 @@ def chunked_cross_entropy(
     *,
     label_smoothing: float = 0.0,
     hits: bool = False,
-    rows: int | None = None,
     chunk: ChunkEntropy | None = None,
 ) -> Losses:
     """The same for any output layer, and with smoothed labels (Vaswani et al. 2017, section 5.4):
@@ -187,7 +184,7 @@ def chunked_cross_entropy(
     `logits` makes one rank's part of them.
     """
     flat, count = _checked(targets, vocab)
-    x, step = hidden.reshape(len(flat), hidden.shape[-1]), rows or chunk_rows(vocab)
+    x, step = hidden.reshape(len(flat), hidden.shape[-1]), chunk_rows(vocab)
     redo = torch.is_grad_enabled()
     parts: list[tuple[Tensor, Tensor, Tensor, Tensor | None]] = []
     of = chunk or chunk_entropy

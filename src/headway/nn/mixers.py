@@ -99,16 +99,13 @@ class SoftmaxMixer(Mixer):
                 f"Attention: cache must keep keys and values, and a {type(cache).__name__} keeps none; give a layer of "
                 "PagedCache(spec, patterns)"
             )
-        q_BHTD, k_BKTD, v_BKTE = layer.projected(x_BTM)
+        qkv = layer.projected(x_BTM)
         # Where frequencies move with the row's length, caches keep keys as they are: they are rotated when read.
         rotate_late = cache is not None and rotation is not None and layer.rotary.positions.length_dependent
         if rotation is not None:
-            if rotate_late:
-                (q_BHTD,) = rotated(rotation, q_BHTD)
-            elif rotation.rotates_values:
-                q_BHTD, k_BKTD, v_BKTE = rotated(rotation, q_BHTD, k_BKTD, v_BKTE)
-            else:
-                q_BHTD, k_BKTD = rotated(rotation, q_BHTD, k_BKTD)
+            count = 1 if rotate_late else 3 if rotation.rotates_values else 2
+            qkv[:count] = rotated(rotation, *qkv[:count])
+        q_BHTD, k_BKTD, v_BKTE = qkv
         keys = KeyValues(k_BKTD, v_BKTE, tokens) if cache is None else cache.update(k_BKTD, v_BKTE, tokens)
         if rotate_late:
             keys = keys.gathered().dequantized(q_BHTD.dtype)
