@@ -47,11 +47,6 @@ class LinearState:
 
     def merge(self, other: LinearState) -> LinearState:
         """The state of both sets together; they must be disjoint. Raises CacheError for states of other sizes."""
-        self.check_like(other)
-        return LinearState(self.kv + other.kv, self.k + other.k, self.count + other.count)
-
-    def check_like(self, other: LinearState) -> None:
-        """Raises CacheError unless the other state has the same sizes, dtype and device."""
         if self.kv.shape != other.kv.shape or self.kv.dtype != other.kv.dtype or self.device != other.device:
             (b, k, f, e), (b2, k2, f2, e2) = self.kv.shape, other.kv.shape
             raise CacheError(
@@ -59,6 +54,7 @@ class LinearState:
                 f"{self.device} and {[b2, k2, f2, e2]} in {other.kv.dtype} on {other.device} do not add; make "
                 "both of the same layer, rows and dtype"
             )
+        return LinearState(self.kv + other.kv, self.k + other.k, self.count + other.count)
 
     @property
     def device(self) -> torch.device:
