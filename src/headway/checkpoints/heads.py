@@ -71,6 +71,11 @@ def change_pairing(
     return changed(state, change), new
 
 
+def pairing_name(spec: ModelSpec) -> str:
+    """The rotary pairing of a spec as files and reports name it; "none" where there is none."""
+    return str(spec.positions.pairing) if isinstance(spec.positions, Rotary) else "none"
+
+
 def in_pairing_of(spec: ModelSpec, state: Mapping[str, Tensor], frm: ModelSpec) -> Mapping[str, Tensor]:
     """The weights `state` of `frm`, or some of them, in the rotary pairing of `spec`, if there is one."""
     if not isinstance(frm.positions, Rotary) or not isinstance(spec.positions, Rotary):

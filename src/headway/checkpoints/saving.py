@@ -16,7 +16,7 @@ from torch import Tensor
 
 from headway.checkpoints.folder import START, TOKEN_IDS, TOKENIZER_FILES, Folder
 from headway.checkpoints.formats.sentence_transformers import write_sentence_config
-from headway.checkpoints.heads import change_pairing
+from headway.checkpoints.heads import change_pairing, pairing_name
 from headway.checkpoints.hf.config import bare, config_from_spec, tensor_names, unsupported_by_transformers
 from headway.checkpoints.hf.layouts import layouts_for
 from headway.checkpoints.hf.layouts.pairs import marian_spec
@@ -163,12 +163,11 @@ def save_state(
     state = exported(tensor_names(own), state, spec)
     if quantized:
         state, own[KEY] = packed_state(state, quantized, tensor_names(own), given, spec)
-    pairing = spec.positions.pairing if isinstance(spec.positions, Rotary) else "none"
     with atomic_folder(path, keep=lambda name: _MODEL_FILES.match(name) is None) as folder:
         describe(folder, own, stored, tokenizer, generation, config)
         if described.head != spec.head:
             write_sentence_config(folder, described)
-        write_tensors(folder, state, shard_bytes, {"headway.pairing": str(pairing), **metadata})
+        write_tensors(folder, state, shard_bytes, {"headway.pairing": pairing_name(spec), **metadata})
         before_publishing(folder)
 
 

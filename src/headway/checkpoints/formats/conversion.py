@@ -18,7 +18,7 @@ from headway.checkpoints.formats.gguf.metadata import ARCHITECTURES, architectur
 from headway.checkpoints.formats.gguf.model import write_model
 from headway.checkpoints.formats.sources import Format, Source, open_source
 from headway.checkpoints.formats.storing import Target, storage_of
-from headway.checkpoints.heads import change_pairing, repeat_kv_heads
+from headway.checkpoints.heads import change_pairing, pairing_name, repeat_kv_heads
 from headway.checkpoints.hf.config import transformers_verdict
 from headway.checkpoints.restore import load_model
 from headway.checkpoints.saving import SHARD_BYTES, check_target, save_state
@@ -181,8 +181,8 @@ def convert(
         format=found.format,
         to=to,
         spec=spec,
-        source_pairing=_pairing(found.spec),
-        target_pairing=_pairing(spec),
+        source_pairing=pairing_name(found.spec),
+        target_pairing=pairing_name(spec),
         source_kv_heads=found.spec.kv_heads,
         dtype=", ".join(sorted(stored)),
         not_packed=not_packed,
@@ -219,7 +219,3 @@ def _check(
 
 def _difference(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().max())
-
-
-def _pairing(spec: ModelSpec) -> str:
-    return str(spec.positions.pairing) if isinstance(spec.positions, Rotary) else "none"

@@ -86,20 +86,18 @@ def _value(key: str, value: Any) -> bytes:
                 f"{key} must be a list of texts, whole numbers or floats, got {str(value)[:80]}"
             )
         kind, code = LISTS[kinds.pop()]
-        items = (
-            b"".join(map(_string, value)) if kind == STRING else _packed(key, f"<{len(value)}{code}", *value)
-        )
-        return struct.pack("<IIQ", ARRAY, kind, len(value)) + items
+        return struct.pack("<IIQ", ARRAY, kind, len(value)) + _items(key, code, value)
     if type(value) not in KINDS:
         raise CheckpointError(
             f"{key} must be true or false, a number, text, or a list of these, got {str(value)[:80]}"
         )
     kind, code = KINDS[type(value)]
-    return struct.pack("<I", kind) + (_string(value) if kind == STRING else _packed(key, f"<{code}", value))
+    return struct.pack("<I", kind) + _items(key, code, [value])
 
 
-def _packed(key: str, code: str, *numbers: float) -> bytes:
+def _items(key: str, code: str, values: list[Any]) -> bytes:
+    """Texts, whose code is empty, or numbers."""
     try:
-        return struct.pack(code, *numbers)
+        return struct.pack(f"<{len(values)}{code}", *values) if code else b"".join(map(_string, values))
     except (struct.error, OverflowError) as error:
         raise CheckpointError(f"{key} has a number that 32 bits do not hold: {error}") from error
