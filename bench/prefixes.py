@@ -36,12 +36,10 @@ KINDS = {
 
 
 def first_token(reader: Reader, ids: Sequence[int], *, share: bool = True) -> tuple[float, int, Tensor]:
-    """Seconds to the logits behind a prompt, how much of it was stored, and the logits. Its end is marked, so that it
-    stays for others, as an engine marks it."""
+    """Seconds to the logits behind a prompt, how much of it was stored, and the logits."""
     begin = time.perf_counter()
-    table = reader.open(ids if share else ())
+    table = reader.open(ids, shares=share)
     stored = len(table)
-    table.marks |= {len(ids) // PAGE * PAGE, (len(ids) - 1) // PAGE * PAGE}
     for end in sorted({*(mark for mark in table.marks if mark > stored), len(ids)}):
         rest = ids[len(table) : end]
         wanted = [len(rest) - 1] if end == len(ids) else []

@@ -435,3 +435,24 @@ def test_threads_share_the_steps_of_an_engine() -> None:
     assert [ids_of(text) for text in left] == [alone(model, text) for text in left]
     assert len(ids_of(texts[0][4])) < 7
     assert (used(engine), engine.is_idle) == (0, True)
+
+
+def test_texts_that_begin_alike_stand_side_by_side() -> None:
+    """Whenever they came: the kernels read the pages that neighbours have in common once."""
+    reader, steps = Reader(MODELS["full"]), list[list[int]]()
+    engine, read = Engine(reader), reader.read
+
+    def watched(chunks: Sequence[tuple[PageTable, Sequence[int]]], *more: Any) -> torch.Tensor:
+        if all(len(ids) == 1 for _, ids in chunks):
+            steps.append([table.ids[0] for table, _ in chunks])
+        return read(chunks, *more)
+
+    reader.read = watched  # type: ignore[assignment]
+    for number in range(6):
+        prompt = [number % 2, *range(100), number]
+        engine.add(text_of(number, prompt, GenerationConfig(max_new_tokens=4, prefix_cache=True)))
+        engine.step()
+    drain(engine)
+    full = [step for step in steps if len(step) == 3]
+    assert full
+    assert all(step == sorted(step) or step == sorted(step, reverse=True) for step in full)
