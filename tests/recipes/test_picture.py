@@ -1,5 +1,6 @@
 """The picture of a recipe: what its claims compare, before and after."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -50,12 +51,19 @@ def test_no_claims_are_no_panels() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "expected"), [((1.0, 3.0), (2.0, 2**0.5)), ((4,), (4.0, 0.0)), ((None,), None)]
+    ("values", "expected"),
+    [
+        ((1.0, 3.0), (2.0, 2**0.5)),
+        ((4,), (4.0, 0.0)),
+        ((7, 7), (7, 0.0)),
+        ((1.0, math.nan), (math.nan, 0.0)),
+        ((None,), None),
+    ],
 )
 def test_a_spread_is_mean_and_standard_deviation(
     values: tuple[float | None, ...], expected: tuple[float, float] | None
 ) -> None:
-    assert spread_of(values) == pytest.approx(expected)
+    assert spread_of(values) == pytest.approx(expected, nan_ok=True)
 
 
 def test_it_is_drawn(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.errors import ConfigError, DataError
-from headway.text import Tokenizer, read_dictionary, train_characters, train_words
+from headway.errors import ConfigError
+from headway.text import Tokenizer, train_characters, train_words
 from headway.text.training import RESERVED
 from tests.data import data_path
 
@@ -131,23 +131,6 @@ def test_too_few_ids_and_too_few_texts() -> None:
 def test_a_vocabulary_that_is_not_filled_is_said() -> None:
     with pytest.warns(UserWarning, match=r"train_words: the texts gave \d+ tokens, not 600"):
         words()
-
-
-def test_dictionaries(tmp_path: Path) -> None:
-    file = tmp_path / "dict.txt"
-    file.write_text("宝玉 90 nr\n\n黛玉 80\n", encoding="utf-8")
-    assert read_dictionary(file) == {"宝玉": 90, "黛玉": 80}
-    for content, match in (
-        ("", "no words"),
-        ("宝玉\n", "line 1: a word and how often it occurs are expected, got '宝玉'"),
-        ("宝玉 0\n", "line 1: a word and how often"),
-        ("宝玉 9\n宝玉 8\n", "line 2: '宝玉' is there a second time"),
-    ):
-        file.write_text(content, encoding="utf-8")
-        with pytest.raises(DataError, match=match):
-            read_dictionary(file)
-    with pytest.raises(DataError, match="no such file"):
-        read_dictionary(tmp_path / "nowhere")
 
 
 @pytest.mark.slow

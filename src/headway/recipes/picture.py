@@ -42,11 +42,16 @@ class Panel:
 
 
 def spread_of(values: Iterable[Any]) -> tuple[float, float] | None:
-    """Mean and standard deviation (n - 1; 0 of one value) of the finite numbers among them."""
-    numbers = [float(v) for v in values if isinstance(v, int | float) and math.isfinite(v)]
+    """Mean and standard deviation (n - 1; 0 of one value) of the numbers among them; None without any, NaN where one of
+    several is not finite."""
+    numbers = [v for v in values if isinstance(v, int | float)]
     if not numbers:
         return None
-    return statistics.fmean(numbers), statistics.stdev(numbers) if len(numbers) > 1 else 0.0
+    if len({*numbers}) == 1:
+        return numbers[0], 0.0
+    if not all(map(math.isfinite, numbers)):
+        return math.nan, 0.0
+    return statistics.fmean(numbers), statistics.stdev(numbers)
 
 
 def panels(claims: Sequence[Claim], stages: Sequence[Measured]) -> Iterator[Panel]:

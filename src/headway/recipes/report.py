@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,14 +71,12 @@ class RecipeReport:
         published = list(dict.fromkeys(key for stage in self.recipe.stages for key in stage.published))
         head = ["stage", "task", "length", "steps", *self.columns, *(f"published {key}" for key in published)]
         body = []
-        for i, stage in enumerate(self.recipe.stages):
-            of_seeds = [records[i]["measures"] for records in self.records]
-            task, settings = self.records[0][i]["task"], self.records[0][i]["run"]["settings"]
-            measured = [spread([m.get(key) for m in of_seeds]) for key in self.columns]
+        for stage, own, record in zip(self.recipe.stages, self.measured, self.records[0], strict=True):
+            came = f"{own.task} from {stage.source}" if stage.source else str(own.task)
+            length, steps = record["run"]["settings"].get("context"), record["measures"]["steps"]
+            values = [_spread(own.values.get(key)) for key in self.columns]
             others = [cell(stage.published.get(key)) for key in published]
-            came = f"{task} from {stage.source}" if stage.source else str(task)
-            begun = [stage.name, came, cell(settings.get("context"))]
-            body.append([*begun, cell(of_seeds[0]["steps"]), *measured, *others])
+            body.append([stage.name, came, cell(length), cell(steps), *values, *others])
         return head, body
 
     def text(self) -> str:
@@ -101,11 +98,7 @@ class RecipeReport:
         return {"seeds": plain(self.recipe.seeds), "stages": plain(self.records), "claims": claims}
 
 
-def spread(values: Sequence[Any]) -> str:
-    """`1.234 ± 0.005`: mean and standard deviation (n - 1); one value as it is."""
-    numbers = [value for value in values if isinstance(value, int | float)]
-    if not numbers:
-        return ""
-    if len(numbers) == 1 or len({*numbers}) == 1:
-        return cell(numbers[0])
-    return f"{cell(float(statistics.fmean(numbers)))} ± {statistics.stdev(numbers):.2g}"
+def _spread(found: tuple[float, float] | None) -> str:
+    """`1.234 ± 0.005`: mean and standard deviation; one value as it is."""
+    mean, deviation = found or (None, 0.0)
+    return f"{cell(mean)} ± {deviation:.2g}" if deviation else cell(mean)

@@ -5,7 +5,7 @@ from headway.text.files import first_file
 from headway.text.marian import MarianTokenizer
 from headway.text.template import Encoded
 from headway.text.tokenizer import Tokenizer
-from headway.text.training import read_dictionary, train_bpe, train_characters, train_words
+from headway.text.training import train_bpe, train_characters, train_words
 from headway.text.vocabulary import StreamDecoder
 
 __all__ = [
@@ -15,7 +15,6 @@ __all__ = [
     "StreamDecoder",
     "Tokenizer",
     "first_file",
-    "read_dictionary",
     "train_bpe",
     "train_characters",
     "train_words",

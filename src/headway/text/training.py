@@ -15,12 +15,11 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from pathlib import Path
 
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from headway.errors import ConfigError, DataError
+from headway.errors import ConfigError
 from headway.text.bytelevel import SPLIT, split_by
 from headway.text.sentencepiece import breaker, digits
 from headway.text.template import BARE, Template
@@ -88,8 +87,8 @@ def train_words(
     """A tokenizer whose tokens are words and characters of `texts`; ids and template as in `train_characters`.
 
     All characters are kept while there is room, the most frequent first; words have what is left, those that are found
-    most often, with their counts in `texts` as frequencies. With a `dictionary` (word -> how often it occurs anywhere;
-    see `read_dictionary`) the texts are cut by it, as jieba cuts them for RoFormer and WoBERT. Without one, words are
+    most often, with their counts in `texts` as frequencies. With a `dictionary` (word -> how often it occurs anywhere)
+    the texts are cut by it, as jieba cuts them for RoFormer and WoBERT. Without one, words are
     found in the texts: from all frequent runs of 2 to 4 Chinese characters, and whole words of other scripts, the
     texts are cut and the counts taken anew, fewer words being kept each time (expectation maximisation with the best
     cut in place of the expectation).
@@ -116,33 +115,6 @@ def train_words(
     counts = _count(stretches, {**singles, **words})
     found = {piece: counts[piece] or 1 for piece in (*singles, *words)}
     return _tokenizer("train_words", _most(found, len(found)), vocab_size)
-
-
-def read_dictionary(path: str | Path) -> dict[str, int]:
-    """Words with their frequencies, in jieba's form: "WORD COUNT" or "WORD COUNT TAG" a line.
-
-    Raises DataError, with the line, for anything else, and for a word that is there twice.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise DataError(
-            f"{path}: no such file; a dictionary of words with frequencies was to be read from it"
-        )
-    found: dict[str, int] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
-        parts = line.split()
-        if not parts:
-            continue
-        if len(parts) not in (2, 3) or not parts[1].isdecimal() or int(parts[1]) < 1:
-            raise DataError(
-                f"{path}: line {number}: a word and how often it occurs are expected, got {line!r}"
-            )
-        if parts[0] in found:
-            raise DataError(f"{path}: line {number}: {parts[0]!r} is there a second time")
-        found[parts[0]] = int(parts[1])
-    if not found:
-        raise DataError(f"{path}: no words; one is expected on each line")
-    return found
 
 
 def _room(what: str, vocab_size: int) -> int:
