@@ -10,7 +10,7 @@ from tokenizers import AddedToken, pre_tokenizers
 
 from headway.errors import DataError
 from headway.text import Tokenizer, gguf
-from headway.text.bytelevel import SPLIT, split_by
+from headway.text.bytelevel import RULES, SPLIT, split_by
 from headway.text.sentencepiece import UNKNOWN
 from tests.data import data_path
 from tests.text.conftest import byte_level, sentencepiece, word_piece
@@ -82,14 +82,14 @@ def test_published_tokenizers_are_the_same(name: str) -> None:
         same(other, tokenizer, text)
 
 
-@pytest.mark.parametrize("rule", gguf.RULES)
+@pytest.mark.parametrize("rule", RULES)
 def test_rules_are_recognized_and_read(rule: str) -> None:
     """What a rule makes of a tokenizer is written under its own name, or under that of an equal one."""
     keys = byte_level().gguf_metadata(400) | {"tokenizer.ggml.pre": rule}
     backend, arguments = gguf.read(keys, Path("m.gguf"))
     tokenizer = Tokenizer(backend, **arguments)
     written = tokenizer.gguf_metadata(400)["tokenizer.ggml.pre"]
-    assert gguf.RULES[written].whole == gguf.RULES[rule].whole
+    assert RULES[written].whole == RULES[rule].whole
     for text in HOSTILE:
         same(through(tokenizer, 400), tokenizer, text)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -44,10 +44,6 @@ class Rejected:
     reason: str
     text: str
     detail: str = ""
-
-    @property
-    def record(self) -> dict[str, str]:
-        return asdict(self)
 
 
 def read_seeds(path: str | Path) -> list[Item]:

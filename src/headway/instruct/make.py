@@ -117,7 +117,7 @@ def make_instructions(
         finally:
             if number:
                 atomic_write(path, "".join(_line(asdict(one)) for one in kept))
-                atomic_write(rejects, "".join(_line({"reply": n, **one.record}) for n, one in refused))
+                atomic_write(rejects, "".join(_line({"reply": n, **asdict(one)}) for n, one in refused))
         return Made(kept, number, replies.sent, _reasons(refused), path, rejects, transcript)
 
 

@@ -55,21 +55,51 @@ def digits_apart(space: bool) -> pre_tokenizers.PreTokenizer:
 
 
 @dataclass(frozen=True)
+class Rule:
+    """How text is split before it is merged.
+
+    Attributes:
+        split: makes the pre-tokenizer; its argument is whether a text begins with a space.
+        normalizer: of the text, if any.
+        whole: a part that is a token is taken as it is.
+        bos: texts begin with BOS, unless a GGUF file says otherwise.
+    """
+
+    split: Callable[[bool], pre_tokenizers.PreTokenizer]
+    normalizer: normalizers.Normalizer | None = None
+    whole: bool = False
+    bos: bool = False
+
+
+_LLAMA3 = Rule(lambda space: split_by(SPLIT), whole=True, bos=True)
+RULES: Mapping[str, Rule] = {
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "dbrx": Rule(lambda space: split_by(SPLIT)),
+    "smaug-bpe": Rule(lambda space: split_by(SPLIT)),
+    "qwen2": Rule(lambda space: split_by(SPLIT_DIGITS), normalizers.NFC()),
+    "gpt-2": Rule(pre_tokenizers.ByteLevel),
+    "starcoder": Rule(digits_apart),
+    "smollm": Rule(digits_apart),
+}
+"""By their names in GGUF's tokenizer.ggml.pre; of equal ones the first is written."""
+
+
+@dataclass(frozen=True)
 class Style:
     """How one kind of tokenizer treats text.
 
     Attributes:
         kinds: model types and tokenizer classes of this style, in lower case without signs.
         special: special tokens by role, unless a config names others.
-        split: makes the pre-tokenizer; its argument is whether a text begins with a space.
-        normalizer: of the text, if any.
+        rule: the name of its rule in `RULES`.
         template: <s> a </s> and <s> a </s></s> b </s> (RoBERTa's); the others have none.
     """
 
     kinds: frozenset[str]
     special: Mapping[str, str]
-    split: Callable[[bool], pre_tokenizers.PreTokenizer] = pre_tokenizers.ByteLevel
-    normalizer: normalizers.Normalizer | None = None
+    rule: str = "gpt-2"
     template: bool = False
 
 
@@ -82,18 +112,20 @@ WITH_TEMPLATE = Style(
 STYLES = (
     PLAIN,
     WITH_TEMPLATE,
-    Style(
-        frozenset({"gptbigcode", "starcoder2", "starcoder"}),
-        GPT2,
-        digits_apart,
-    ),
+    Style(frozenset({"gptbigcode", "starcoder2", "starcoder"}), GPT2, "starcoder"),
     Style(
         frozenset({"qwen2", "qwen2moe", "qwen3", "qwen3moe"}),
         {"eos": "<|endoftext|>", "pad": "<|endoftext|>"},
-        lambda space: split_by(SPLIT_DIGITS),
-        normalizers.NFC(),
+        "qwen2",
     ),
 )
+
+
+def put_rule(backend: Backend, rule: Rule, space: bool = False) -> None:
+    """Has a tokenizer split text by a rule, and join bytes again."""
+    if rule.normalizer is not None:
+        backend.normalizer = rule.normalizer
+    backend.pre_tokenizer, backend.decoder = rule.split(space), decoders.ByteLevel()
 
 
 def style_of(kind: str, vocabulary: Mapping[str, int], path: Path) -> Style:
@@ -167,10 +199,7 @@ def read(file: Path, config: Mapping[str, Any], kind: str) -> tuple[Backend, dic
     style = style_of(kind, vocabulary, file)
     backend = Backend(models.BPE(vocabulary, read_merges(merges, vocabulary)))
     names, space = token_names(config, style.special), bool(config.get("add_prefix_space", False))
-    if style.normalizer is not None:
-        backend.normalizer = style.normalizer
-    backend.pre_tokenizer = style.split(space)
-    backend.decoder = decoders.ByteLevel()
+    put_rule(backend, RULES[style.rule], space)
     backend.post_processor = processors.ByteLevel(trim_offsets=False)
     if style.template:
         for role in ("cls", "sep"):
@@ -238,8 +267,7 @@ def build_ranks(ranks: list[bytes], specials: list[str]) -> Backend:
         found = [(a, b) for a, b in cuts if a in rank_of and b in rank_of]
         merges += sorted(found, key=lambda cut: (rank_of[cut[0]], rank_of[cut[1]]))
     backend = Backend(models.BPE(rank_of, merges, ignore_merges=True))
-    backend.pre_tokenizer = split_by(SPLIT)
-    backend.decoder = decoders.ByteLevel()
+    put_rule(backend, RULES["llama-bpe"])
     add_controls(backend, specials)
     backend.post_processor = BARE.beginning(len(ranks), True).processor(backend)
     return backend

@@ -4,7 +4,7 @@
     tokenizer.ggml.token_type   SentencePiece's types: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte
     tokenizer.ggml.scores       of "llama"
     tokenizer.ggml.merges       "left right", of "gpt2"
-    tokenizer.ggml.pre          by which rule "gpt2" splits a text first: `RULES`
+    tokenizer.ggml.pre          by which rule "gpt2" splits a text first: `bytelevel.RULES`
     tokenizer.ggml.add_bos_token, add_eos_token, add_space_prefix, bos_token_id, eos_token_id, ...
     tokenizer.chat_template
 
@@ -15,17 +15,16 @@ Rows of the embedding without a token are unused tokens named [PAD0], [PAD1], ..
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Backend
 
 from headway.errors import DataError, did_you_mean
 from headway.text import sentencepiece
-from headway.text.bytelevel import SPLIT, SPLIT_DIGITS, digits_apart, split_by
+from headway.text.bytelevel import RULES, put_rule
 from headway.text.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Pieces
 from headway.text.tokenizer_config import CLASSLESS, is_id
 from headway.text.vocabulary import add_controls
@@ -37,32 +36,6 @@ NONE = ("none", "no_vocab")
 """Kinds of a file without a tokenizer."""
 ROLES = {"unk": "unknown", "sep": "seperator", "pad": "padding", "mask": "mask"}
 """Special tokens by role, and the beginning of their key."""
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How "gpt2" splits a text before it merges. Where `whole`, a part that is a token is taken as it is; where `bos`,
-    texts begin with BOS unless the file says otherwise."""
-
-    split: pre_tokenizers.PreTokenizer
-    normalizer: normalizers.Normalizer | None = None
-    whole: bool = False
-    bos: bool = False
-
-
-_LLAMA3 = Rule(split_by(SPLIT), whole=True, bos=True)
-RULES: Mapping[str, Rule] = {
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "dbrx": Rule(split_by(SPLIT)),
-    "smaug-bpe": Rule(split_by(SPLIT)),
-    "qwen2": Rule(split_by(SPLIT_DIGITS), normalizers.NFC()),
-    "gpt-2": Rule(pre_tokenizers.ByteLevel(add_prefix_space=False)),
-    "starcoder": Rule(digits_apart(False)),
-    "smollm": Rule(digits_apart(False)),
-}
-"""By tokenizer.ggml.pre; of equal ones the first is written."""
 
 
 def read(metadata: Mapping[str, Any], file: Path) -> tuple[Backend, dict[str, Any]]:
@@ -185,9 +158,7 @@ def _read_byte_level(
             f"{GGML}merges has {' '.join(odd)[:80]!r}, and its parts and what it makes are not all tokens"
         )
     backend = Backend(models.BPE(vocab, pairs, ignore_merges=rule.whole))
-    if rule.normalizer is not None:
-        backend.normalizer = rule.normalizer
-    backend.pre_tokenizer, backend.decoder = rule.split, decoders.ByteLevel()
+    put_rule(backend, rule)
     for i in added:
         if kinds[i] == USER_DEFINED:
             backend.add_tokens([AddedToken(tokens[i], normalized=False)])

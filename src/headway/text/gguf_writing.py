@@ -9,7 +9,8 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from headway.errors import DataError
-from headway.text.gguf import BYTE_LEVEL, GGML, MODEL, PIECES, ROLES, RULES, TEMPLATE, pairs_of, read
+from headway.text.bytelevel import RULES
+from headway.text.gguf import BYTE_LEVEL, GGML, MODEL, PIECES, ROLES, TEMPLATE, pairs_of, read
 from headway.text.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from headway.text.template import Template
 from headway.text.vocabulary import BYTE_PIECE, Vocabulary, steps_of
@@ -105,7 +106,7 @@ def _rule_of(backend: Backend) -> str:
     """The name of the rule by which a byte-level tokenizer splits text. Raises DataError where none is it."""
     whole = backend.model.ignore_merges
     for name, rule in RULES.items():
-        ours, theirs = (backend.pre_tokenizer, backend.normalizer), (rule.split, rule.normalizer)
+        ours, theirs = (backend.pre_tokenizer, backend.normalizer), (rule.split(False), rule.normalizer)
         if whole == rule.whole and [*map(_flat, ours)] == [*map(_flat, theirs)]:
             return name
     raise DataError(

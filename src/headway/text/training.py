@@ -20,7 +20,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from headway.errors import ConfigError
-from headway.text.bytelevel import SPLIT, split_by
+from headway.text.bytelevel import RULES, put_rule
 from headway.text.sentencepiece import breaker, digits
 from headway.text.template import BARE, Template
 from headway.text.tokenizer import Tokenizer
@@ -55,8 +55,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, *, special_tokens: Sequence
             f"need {least}"
         )
     backend = Backend(models.BPE())
-    backend.pre_tokenizer = split_by(SPLIT)
-    backend.decoder = decoders.ByteLevel()
+    put_rule(backend, RULES["llama-bpe"])
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=reserved,
