@@ -18,6 +18,7 @@ from headway.errors import CacheError
 from headway.models import Decoder, ModelSpec, build
 from headway.patterns import Causal, GlobalKeys, Pattern, Sink, Window
 from headway.tokens import Tokens
+from tests.cache.page_counts import page_counts
 
 SLACK = 3
 PATTERNS: list[Pattern] = [
@@ -150,7 +151,7 @@ class Rows(RuleBasedStateMachine):
         gc.collect(0)
         if self.caches:
             pool = self.caches[0][0].pages.pool
-            for of, counts in enumerate(pool.counts()):
+            for of, counts in enumerate(page_counts(pool)):
                 used = {
                     page for cache, _ in self.caches for table in cache.tables for page in table.pages[of]
                 }

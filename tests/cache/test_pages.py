@@ -15,6 +15,7 @@ from headway.cache.page_table import CHECKPOINT
 from headway.cache.paged_step import places
 from headway.errors import CacheError
 from headway.patterns import Retention
+from tests.cache.page_counts import page_counts
 
 FULL = PageClass(Retention(None), 10)
 WINDOW = PageClass(Retention(100), 7, slack=3)
@@ -79,10 +80,10 @@ class Texts(RuleBasedStateMachine):
         there = self.pool.available
         assert there is not None
         if self.pool.missing(table, len(ids)) > there:
-            before = self.pool.counts()
+            before = page_counts(self.pool)
             with pytest.raises(CacheError, match="more tokens take"):
                 self.pool.extend(table, ids)
-            assert self.pool.counts() == before
+            assert page_counts(self.pool) == before
             return
         self.write(table, ids)
         self.settle(table)
@@ -128,11 +129,6 @@ class Texts(RuleBasedStateMachine):
         with pytest.raises(CacheError, match="closed"):
             self.pool.fork(table)
 
-    @rule()
-    def clear(self) -> None:
-        self.pool.clear()
-        assert not any(counts["kept"] for counts in self.pool.counts())
-
     @precondition(lambda self: not self.live)
     @rule()
     def compact(self) -> None:
@@ -142,13 +138,13 @@ class Texts(RuleBasedStateMachine):
             self.store |= {(of, new): store[of, page] for new, page in enumerate(old)}
             now = self.pool._pages[of].page
             assert {key: old[page] for key, page in now.items()} == before[of]
-        assert all(counts["kept"] == counts["all"] for counts in self.pool.counts())
+        assert all(counts["kept"] == counts["all"] for counts in page_counts(self.pool))
 
     @invariant()
     def conserved(self) -> None:
         """free + used + kept = all, and users are counted."""
         used = 0
-        for of, (kind, counts) in enumerate(zip(self.kinds, self.pool.counts(), strict=True)):
+        for of, (kind, counts) in enumerate(zip(self.kinds, page_counts(self.pool), strict=True)):
             assert counts["free"] + counts["used"] + counts["kept"] == counts["all"]
             users = Counter(page for table in self.live for page in table.pages[of] if page is not None)
             assert users == {p: n for p, n in enumerate(self.pool._pages[of].users) if n}
@@ -185,7 +181,9 @@ class Texts(RuleBasedStateMachine):
     def teardown(self) -> None:
         for table in self.live:
             self.pool.close(table)
-        assert not any(counts["used"] for counts in self.pool.counts()), "nothing is used when all have ended"
+        assert not any(counts["used"] for counts in page_counts(self.pool)), (
+            "nothing is used when all have ended"
+        )
 
 
 def hashes(ids: list[int]) -> list[int]:
@@ -278,10 +276,10 @@ def test_the_pages_of_the_oldest_texts_go_first() -> None:
         if number == 1:
             kinds.snapshot(table)
         kinds.close(table)
-    assert [counts["kept"] for counts in kinds.counts()] == [4, 1]
+    assert [counts["kept"] for counts in page_counts(kinds)] == [4, 1]
     kinds.keep = 2 * FULL.nbytes + STATE.nbytes
     kinds.close(kinds.open())
-    assert [counts["kept"] for counts in kinds.counts()] == [2, 1]
+    assert [counts["kept"] for counts in page_counts(kinds)] == [2, 1]
     pool = PagePool([FULL], keep=3 * FULL.nbytes)
     for ids in texts[:2]:
         table = pool.open(ids)

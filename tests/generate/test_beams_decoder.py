@@ -9,6 +9,7 @@ from headway.errors import ConfigError
 from headway.generate import Beams, Generation, GenerationConfig, Reader, Sampling, generate, stream
 from headway.models import Decoder
 from headway.patterns import Causal, Window
+from tests.cache.page_counts import page_counts
 from tests.generate.conftest import MIXED, small
 from tests.generate.test_loop import PROMPTS
 from tests.text.conftest import byte_level
@@ -148,7 +149,7 @@ def test_texts_are_forked_and_end() -> None:
                 assert torch.allclose(row, MODEL(torch.tensor([ids]))[0, -1], atol=1e-4)
         for table in (first, last, third):
             reader.cache.pool.close(table)
-        assert [counts["used"] for counts in reader.cache.pool.counts()] == [0] * len(
+        assert [counts["used"] for counts in page_counts(reader.cache.pool)] == [0] * len(
             reader.cache.pool.classes
         )
 

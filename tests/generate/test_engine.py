@@ -20,6 +20,7 @@ from headway.generate.sequences import SampledText
 from headway.models import Decoder, EncoderDecoder, ModelSpec, build
 from headway.patterns import Causal, Pattern, Sink, Window
 from headway.positions import DynamicNTK, Rotary
+from tests.cache.page_counts import page_counts
 from tests.generate.conftest import MIXED, small
 from tests.models.test_encoder import seq2seq
 
@@ -64,7 +65,7 @@ def drain(engine: Engine) -> None:
 
 
 def used(engine: Engine) -> int:
-    return sum(counts["used"] for counts in engine.reader.cache.pool.counts())
+    return sum(counts["used"] for counts in page_counts(engine.reader.cache.pool))
 
 
 def drawn(
@@ -378,7 +379,7 @@ def test_a_source_that_cannot_be_read_ends_the_requests_that_come_with_it() -> N
     drain(engine)
     assert [str(text.error) for text in texts] == ["None", "memory", "None"]
     assert [len(text.ids) for text in texts] == [6, 0, 6]
-    assert (used(engine), sum(counts["used"] for counts in reader.sources.cache.pool.counts())) == (0, 0)
+    assert (used(engine), sum(counts["used"] for counts in page_counts(reader.sources.cache.pool))) == (0, 0)
 
 
 def test_texts_of_a_run_that_is_left_are_cancelled() -> None:

@@ -17,6 +17,7 @@ from headway.models import Decoder, ModelSpec, build
 from headway.models.quantize import quantize_model
 from headway.nn import Lora, adapters
 from headway.patterns import Causal
+from tests.cache.page_counts import page_counts
 from tests.generate.conftest import MIXED, small
 
 PROMPT = [7, 8, 9] * 50
@@ -168,7 +169,7 @@ def test_a_stream_that_is_left_frees_its_pages(lm: LanguageModel) -> None:
     assert len(engine.running) == 1
     stream.close()  # type: ignore[attr-defined]
     assert engine.is_idle
-    assert sum(counts["used"] for counts in engine.reader.cache.pool.counts()) == 0
+    assert sum(counts["used"] for counts in page_counts(engine.reader.cache.pool)) == 0
 
 
 @pytest.mark.parametrize("keep", [0, 20 * 64 * 2 * 2 * 8 * 4])

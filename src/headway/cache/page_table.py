@@ -164,16 +164,6 @@ class Pages:
         """Pages that are not free."""
         return len(self.users) - len(self.free)
 
-    def counts(self) -> dict[str, int]:
-        """Pages that are free, in use, and kept for prefixes; together all that were ever taken."""
-        kept = len(self.idle)
-        return {
-            "free": len(self.free),
-            "used": self.held - kept,
-            "kept": kept,
-            "all": len(self.users),
-        }
-
 
 @dataclass(eq=False)
 class PageTable:

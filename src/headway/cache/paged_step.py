@@ -79,9 +79,7 @@ class PagedStep:
                 dtype=torch.int64,
                 device=self.device,
             )
-            if not kind.state
-            else torch.zeros(0)
-            for of, kind in enumerate(self.classes)
+            for of in range(len(self.classes))
         ]
 
     @cached_property
@@ -93,10 +91,8 @@ class PagedStep:
     def states(self) -> list[Tensor]:
         """Of each class of states, the page [R] of each text."""
         return [
-            torch.tensor(
-                [page_of(table, of, 0) for table in self.tables] if kind.state else [], dtype=torch.int64
-            )
-            for of, kind in enumerate(self.classes)
+            torch.tensor([page_of(table, of, 0) for table in self.tables], dtype=torch.int64)
+            for of in range(len(self.classes))
         ]
 
     def places(self, of: int) -> Places:

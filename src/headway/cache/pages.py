@@ -270,14 +270,6 @@ class PagePool:
         self._bound()
         return copies
 
-    def clear(self) -> None:
-        """Forgets all prefixes."""
-        while self.idle:
-            self._evict()
-        for pages in self._pages:
-            for page in list(pages.key):
-                pages.forget(page)
-
     def compact(self) -> list[list[int]]:
         """Numbers the kept pages anew, from 0 on, and returns their old numbers, of each class. Raises CacheError while
         a page is in use."""
@@ -292,7 +284,3 @@ class PagePool:
     def taken(self, of: int) -> int:
         """Pages of a class that were ever taken: all of their numbers are below it."""
         return len(self._pages[of].users)
-
-    def counts(self) -> list[dict[str, int]]:
-        """See `Pages.counts`, of each class."""
-        return [pages.counts() for pages in self._pages]
