@@ -30,7 +30,7 @@ def test_gqa_reports_what_it_saves_and_costs(home, capsys):
     out, err = capsys.readouterr()
     for part in (
         "m -> n; transformers loads it",
-        "kv_heads: 4 -> 2",
+        "(MHA), 4 dims each -> 4 query, 2 key/value (GQA)",
         "mean: keeps what the heads of a group have in common; the means hold",
         "not first: keeps one head of each group",
         "KV per token (float32)  256 B",
@@ -98,11 +98,14 @@ def test_window_bounds_what_is_stored(home, capsys):
     assert run([*command, "--data", "text.txt"]) == 0
     out = capsys.readouterr().out
     assert "transformers refuses it: it cannot express its patterns" in out
-    assert "pattern of layers 1: Causal() -> Window.last(6) | Causal() & Sink(2)" in out
+    assert "patterns: Causal() -> layers 0: Causal(); layers 1: Window.last(6) | Causal() & Sink(2)" in out
     assert "layers 1: asked for" in out
     assert run(["surgery", "window", "n", "k", "--window", "6", "--context", "256", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["changed"] == [["pattern of layers 0", "Causal()", "Window.last(6)"]]
+    sunk = "layers 1: Window.last(6) | Causal() & Sink(2)"
+    assert report["changed"] == [
+        ["patterns", f"layers 0: Causal(); {sunk}", f"layers 0: Window.last(6); {sunk}"]
+    ]
     assert report["before"]["kv_bytes_stored"] == (256 + 128) * 128
     assert report["after"]["kv_bytes_stored"] == (64 + 128) * 128
     assert report["before"]["loss"] is None
@@ -121,7 +124,7 @@ def test_context_shows_perplexity_by_position(home, capsys, method):
         run(["surgery", "context", "m", "n", "--method", method, "--factor", "4", "--data", "text.txt"]) == 0
     )
     out = capsys.readouterr().out
-    assert "trained_context: 32 -> 128" in out
+    assert "context: trained on 32 tokens -> trained on 128 tokens" in out
     assert "KV of a row of 128" in out
     assert [line.split()[0] for line in out.splitlines()[-4:]] == ["0-15", "16-31", "32-63", "64-127"]
     assert load_folder("n").spec.trained_context == 128

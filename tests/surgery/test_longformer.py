@@ -211,8 +211,8 @@ def test_the_report_says_what_stays_and_what_it_costs(home: Path, capsys: pytest
     for part in (
         "m -> n; transformers loads it",
         "family: roberta -> longformer",
-        "positions: Learned(size=24, offset=2) -> Learned(size=96, offset=2)",
-        "pattern of layers 0, 1: Full() -> Window.around(8)",
+        "positions: on embeddings: Learned(size=24, offset=2) -> on embeddings: Learned(size=96, offset=2)",
+        "patterns: Full() -> Window.around(8)",
         "rows of up to 9 tokens see what they saw",
         "the first",
     ):

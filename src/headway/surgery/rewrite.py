@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from headway.checkpoints.hf.config import transformers_verdict
 from headway.checkpoints.saving import TokenizerFiles
 from headway.choice import Choice
 from headway.models import ModelSpec, cost
+from headway.models.difference import differences
 from headway.native.panels import Panels
 from headway.storage.dtypes import dtype_name
 from headway.train.evaluation import Bucket, Evaluation
@@ -80,8 +81,8 @@ class Rewritten:
     """A folder that was made of another one, and the evidence.
 
     Attributes:
-        changed: fields of the spec that differ, as text: (name, before, after); and how weights are stored, where those
-            of one of the two are quantized, which surgery keeps in none.
+        changed: aspects of the spec that differ (`differences`): (aspect, before, after); and how weights are stored,
+            where those of one of the two are quantized, which surgery keeps in none.
         transformers: whether transformers reads the new folder, and what keeps it from that.
         dtype: that the weights are run in.
         choices: what was chosen, with reasons.
@@ -142,7 +143,7 @@ def rewrite(
         source=folder.path,
         target=Path(target),
         changed=(
-            *changes(folder.spec, spec),
+            *differences(folder.spec, spec),
             *([("weights", folder.weights, written.weights)] if coded else []),
         ),
         transformers=transformers_verdict(spec),
@@ -169,23 +170,6 @@ def _measurement(folder: Folder, found: Evaluation | None, context: int, dtype: 
         pairs=cost.attention_pairs(spec, context),
         **{name: getattr(found, name) for name in names},
     )
-
-
-def changes(before: ModelSpec, after: ModelSpec) -> tuple[tuple[str, str, str], ...]:
-    """The fields that differ, as text; of patterns, those of the layers that differ."""
-    found = []
-    for name in (f.name for f in fields(ModelSpec) if f.init):
-        old, new = getattr(before, name), getattr(after, name)
-        if old == new:
-            continue
-        if name == "patterns":
-            pairs = [(i, a, b) for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b]
-            for a, b in dict.fromkeys((a, b) for _, a, b in pairs):
-                at = ", ".join(str(i) for i, x, y in pairs if (x, y) == (a, b))
-                found.append((f"pattern of layers {at}", str(a), str(b)))
-        else:
-            found.append((name, str(old), str(new)))
-    return tuple(found)
 
 
 def row_length(before: ModelSpec, after: ModelSpec, beyond: int = 0) -> int:
