@@ -9,7 +9,7 @@ import torch
 from headway.checkpoints import load_folder, load_model, save_folder
 from headway.cli import run
 from headway.models import ModelSpec, build
-from headway.models.cost import weight_bytes
+from headway.models.cost import parameter_count
 from headway.models.quantize import quantized_layers
 from headway.text import Tokenizer, train_bpe
 
@@ -122,4 +122,4 @@ def test_a_plan_counts_the_bytes_that_layers_keep(home: Path, capsys: pytest.Cap
     capsys.readouterr()
     for arguments in (["n"], ["m", "--weights", "int4"]):
         assert run(["plan", *arguments, "--dtype", "float32", "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["weights"] == weight_bytes(SPEC, torch.float32) - saved
+        assert json.loads(capsys.readouterr().out)["weights"] == 4 * parameter_count(SPEC) - saved

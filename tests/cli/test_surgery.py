@@ -53,7 +53,7 @@ def test_quantized_weights_become_plain_ones_and_the_report_says_so(home, capsys
     out = capsys.readouterr().out
     assert "weights: int8, " in out
     assert "-> float32" in out
-    assert load_folder("n").kinds is None
+    assert load_folder("n").weights == "float32"
 
 
 def test_compare_prints_all_pools_and_what_the_table_says(home, capsys):

@@ -65,7 +65,6 @@ def test_parameters_are_those_of_the_module(change: dict[str, object]) -> None:
         found[place] += parameter.numel()
     assert found == by_place
     assert cost.parameter_count(spec) == sum(found.values())
-    assert cost.weight_bytes(spec, torch.float32) == 4 * cost.parameter_count(spec)
 
 
 CARDS = {

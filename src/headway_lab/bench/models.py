@@ -19,7 +19,7 @@ from headway import hardware
 from headway.checkpoints import change_pairing, load_folder, load_model, save_folder
 from headway.checkpoints.formats.gguf.model import write_model
 from headway.models import Decoder, ModelSpec, build
-from headway.models.cost import weight_bytes
+from headway.models.cost import parameter_count
 from headway.models.quantize import compress_model
 from headway.nn import linears
 from headway.nn.weights import Nf4, from_codes
@@ -83,7 +83,7 @@ class Written:
     def hf(self) -> Path:
         """Its Hugging Face folder, written when first asked for. Raises UnsupportedCase where a model, its copy in
         transformers and its GGUF file do not fit into memory."""
-        needed, free = 4 * weight_bytes(self.spec), hardware.memory_available()
+        needed, free = 8 * parameter_count(self.spec), hardware.memory_available()
         if needed > free:
             raise UnsupportedCase(
                 f"{self.name} beside its peers takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are available"

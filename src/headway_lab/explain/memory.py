@@ -80,7 +80,7 @@ def spec_of(pattern: Pattern) -> ModelSpec:
 
 def parameter_bytes() -> set[int]:
     """Of the models of all kinds: one number."""
-    return {cost.weight_bytes(spec_of(pattern), torch.float32) for _, pattern, _ in KINDS}
+    return {4 * cost.parameter_count(spec_of(pattern)) for _, pattern, _ in KINDS}
 
 
 def predicted(pattern: Pattern, backend: str, n: int) -> dict[str, int]:

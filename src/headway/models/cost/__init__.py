@@ -27,7 +27,6 @@ from headway.models.cost.weights import (
     parameter_count,
     parameters,
     trained_bytes,
-    weight_bytes,
     weight_bytes_read,
 )
 
@@ -58,6 +57,5 @@ __all__ = [
     "train_flops",
     "trained_bytes",
     "training_bytes",
-    "weight_bytes",
     "weight_bytes_read",
 ]

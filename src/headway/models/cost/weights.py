@@ -98,11 +98,6 @@ def memory_weights(spec: ModelSpec) -> int:
     return 2 * spec.layers * spec.width * spec.head_dim * spec.kv_heads * (spec.encoder is not None)
 
 
-def weight_bytes(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16) -> int:
-    """Bytes of all parameters."""
-    return parameter_count(spec) * dtype.itemsize
-
-
 def weight_bytes_read(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16, batch: int = 1) -> int:
     """Bytes of weights that a step of one token per row reads: everything of a decoder once, but of an embedding that
     is not also the output layer only `batch` rows; nothing of an encoder, nor what makes keys of its states.
