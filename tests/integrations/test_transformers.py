@@ -27,6 +27,8 @@ from transformers import (
     TrainingArguments,
 )
 
+import headway.integrations.transformers  # noqa: F401  (its import registers the name)
+
 WINDOW, LENGTH, VOCAB = 5, 23, 61
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,

@@ -1,44 +1,10 @@
 // The keys and values of a call in blocks of 64, packed when they are first needed and kept while there is room.
 #pragma once
-#include <stdlib.h>
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
-
-#include "prefetch.h"
 #include "mask.h"
+#include "memory.h"
+#include "prefetch.h"
 
 namespace {
-
-// Memory for floats; much of it in large pages, where the system has them.
-INLINE float* floats(int64_t count) {
-  size_t bytes = (size_t)count * 4, page = bytes < (4u << 20) ? 64 : 2u << 20;
-  bytes = (bytes + page - 1) / page * page;
-  float* at = (float*)aligned_alloc(page, bytes ? bytes : page);
-#ifdef MADV_HUGEPAGE
-  if (at && page > 64) madvise(at, bytes, MADV_HUGEPAGE);
-#endif
-  return at;
-}
-
-// Memory that is given back with its owner.
-template <class T>
-struct Owned {
-  T* at = nullptr;
-  ~Owned() { free(at); }
-  void operator=(T* x) { at = x; }
-  T* operator->() const { return at; }
-  operator T*() const { return at; }
-};
-
-// Has a result written to few large pages, where the system has them: faults on small ones can cost as much as a window.
-INLINE void large_pages(const headway_tensor& t, int64_t bytes) {
-#ifdef MADV_HUGEPAGE
-  constexpr uintptr_t page = 2u << 20;
-  uintptr_t at = (uintptr_t)t.data, begin = (at + page - 1) / page * page, end = (at + (uintptr_t)bytes) / page * page;
-  if (end > begin) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
-#endif
-}
 
 constexpr int TILE = 96;       // rows of a tile: a row is one query of one head
 constexpr float LOG2E = 1.44269504f, LN2 = 0.69314718f;
