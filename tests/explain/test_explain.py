@@ -63,6 +63,7 @@ def test_a_row_without_a_column_has_an_empty_cell() -> None:
     assert found.column("value") == [2.0]
     told = found.to_json()
     assert (told["columns"], told["rows"]) == (("n", "value"), found.cells)
+    assert "values" not in told
 
 
 def test_an_unknown_topic_lists_the_topics() -> None:
@@ -165,7 +166,7 @@ def test_scale_sees_the_collapse_only_without_the_scale() -> None:
 def test_scale_would_notice_a_softmax_that_does_not_collapse() -> None:
     def row(width: int, variance: float, plain: float) -> Row:
         found = {"d": width, "|J| without scale": plain, "most |J| without": plain}
-        found |= dict.fromkeys(("Var(q.k)", "Var(q.k), least", "most"), variance)
+        found |= dict.fromkeys(("Var(q.k)", "Var(q.k), least", "Var(q.k), most"), variance)
         return found | dict.fromkeys(("|J| with scale", "least |J| with scale"), 0.2)
 
     assert scale.judge([row(4, 4.0, 0.2), row(512, 512.0, 0.001)]).seen

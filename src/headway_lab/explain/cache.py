@@ -2,7 +2,6 @@
 
 import time
 from functools import partial
-from statistics import median
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from headway.errors import ConfigError
 from headway.models import Decoder, ModelSpec, build, cost
 from headway.patterns import Window
 from headway_lab.explain.figures import curves, panels
-from headway_lab.explain.report import Report, Row, Rows
+from headway_lab.explain.report import Report, Row, Rows, ranged
 from headway_lab.explain.spread import log_gap
 from headway_lab.profiling import fastest, flops, one_thread, power
 
@@ -75,9 +74,9 @@ def measure(full: Decoder, window: Decoder, ids: Tensor) -> tuple[list[Row], Tim
                     "model, no cache / cache": whole / found["cache"][0],
                     "window slots": bounded.slots[0],
                     **{
-                        f"{name} (ms){of}": 1e3 * pick(taken[-STEPS:])
+                        column: ms
                         for name, taken in times.items()
-                        for of, pick in (("", median), (", least", min), (", most", max))
+                        for column, ms in ranged(f"{name} (ms)", [1e3 * x for x in taken[-STEPS:]]).items()
                     },
                 }
             )

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from statistics import fmean, median
+from statistics import fmean
 from string import ascii_uppercase
 
 import torch
@@ -20,7 +20,7 @@ from headway.models import ModelSpec, build, cost
 from headway.nn import Attention
 from headway.patterns import Causal
 from headway_lab.explain.figures import Axes, Figure, Panel, bars, panels
-from headway_lab.explain.report import Report, Row, Rows
+from headway_lab.explain.report import Report, Row, Rows, ranged
 from headway_lab.explain.spread import Gap, log_gap
 from headway_lab.profiling import in_turn, one_thread
 
@@ -78,9 +78,7 @@ def measure(layout: Heads, context: int, seeds: Sequence[int], times: Sequence[f
         "bytes / token": (
             cost.weight_bytes_read(spec, torch.float32) + cost.kv_bytes_read(spec, context, torch.float32)
         ),
-        "ms / token": 1e3 * median(times),
-        "ms / token, least": 1e3 * min(times),
-        "ms / token, most": 1e3 * max(times),
+        **ranged("ms / token", [1e3 * seconds for seconds in times]),
     }
 
 

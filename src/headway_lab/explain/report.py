@@ -1,8 +1,9 @@
 """What a run answers."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from textwrap import indent
 from typing import Any
 
@@ -20,9 +21,9 @@ class Report:
     """An answer by a run. What `run` returns is without sentences, and has its claims by key, or by the key and a name
     that the sentence is about; `Topic.told` puts sentences in the place of keys and values.
 
+    topic      name in TOPICS, question one sentence, formula what is verified, as text
     rows       the numbers: a table whose columns are the names in all rows
     claims     sentences, and whether the numbers of this run show them; None where the run is too small to tell
-    topic      name in TOPICS, question one sentence, formula what is verified, as text
     setting    sizes and seeds of the run: "d = 4..512, 3 seeds"
     finding    what was found, with numbers, in one or two sentences
     values     what its sentences are made of
@@ -31,11 +32,11 @@ class Report:
     figure     where the figure was written, csv where the table was; None when nothing was written
     """
 
-    rows: tuple[Row, ...]
-    claims: Mapping[Claim, bool | None]
     topic: str = ""
     question: str = ""
     formula: str = ""
+    rows: tuple[Row, ...]
+    claims: Mapping[Claim, bool | None]
     setting: str = ""
     finding: str = ""
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -95,6 +96,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """The report in JSON's types, `seen` and `verdict` included."""
         facts = plain(self)
+        del facts["values"]
         first = {name: facts[name] for name in ("topic", "question", "formula")}
         return {
             **first,
@@ -117,3 +119,8 @@ def word_of(claims: Iterable[bool | None]) -> str:
 def by_seed(row: Row) -> list[float]:
     """A row's results, seed by seed."""
     return [value for name, value in row.items() if name.startswith("seed ")]
+
+
+def ranged(name: str, values: Sequence[float], middle: Callable[[Sequence[float]], float] = median) -> Row:
+    """The columns of what was measured again and again: its middle, "NAME, least" and "NAME, most"."""
+    return {name: middle(values), f"{name}, least": min(values), f"{name}, most": max(values)}

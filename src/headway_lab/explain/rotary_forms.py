@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from functools import cache, partial
-from statistics import median
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from headway.errors import ConfigError
 from headway.positions import Pairing, Rotary, to_pairing
 from headway.positions.schemes import exact_positions, powers
 from headway_lab.explain.figures import bars, panels
-from headway_lab.explain.report import Report, Row, Rows
+from headway_lab.explain.report import Report, Row, Rows, ranged
 from headway_lab.explain.spread import Gap, log_gap
 from headway_lab.profiling import in_turn, normal, one_thread
 
@@ -141,9 +140,7 @@ def run() -> Report:
                 "pairing": str(pairing),
                 "products / vector": products,
                 "difference from R_m": off,
-                "ns / vector": median(times[name]),
-                "ns / vector, least": min(times[name]),
-                "ns / vector, most": max(times[name]),
+                **ranged("ns / vector", times[name]),
             }
         )
     return judge(rows, log_gap(times[READY], times[ELEMENTWISE]))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from headway.attention import attention_weights
 from headway_lab.explain.figures import curves, panels
-from headway_lab.explain.report import Report, Rows
+from headway_lab.explain.report import Report, Rows, ranged
 from headway_lab.profiling import normal
 
 WIDTHS = (4, 8, 16, 32, 64, 128, 256, 512)
@@ -20,13 +20,11 @@ def run(*, seeds: Sequence[int] = SEEDS) -> Report:
     rows = []
     for width in WIDTHS:
         found = [measure(width, seed) for seed in seeds]
-        variances = [one["Var(q.k)"] for one in found]
         rows.append(
             {
                 "d": width,
                 **{name: fmean(one[name] for one in found) for name in found[0]},
-                "Var(q.k), least": min(variances),
-                "most": max(variances),
+                **ranged("Var(q.k)", [one["Var(q.k)"] for one in found], fmean),
                 "least |J| with scale": min(one["|J| with scale"] for one in found),
                 "most |J| without": max(one["|J| without scale"] for one in found),
             }
@@ -49,7 +47,9 @@ def measure(width: int, seed: int) -> dict[str, float]:
 def judge(rows: Rows) -> Report:
     """The verdict on the table: the variance follows d, the unscaled Jacobian collapses, the scaled one does not."""
     off = max(abs(row["Var(q.k)"] / row["d"] - 1) for row in rows)
-    most = max(abs(row[name] / row["d"] - 1) for row in rows for name in ("Var(q.k), least", "most"))
+    most = max(
+        abs(row[name] / row["d"] - 1) for row in rows for name in ("Var(q.k), least", "Var(q.k), most")
+    )
     collapse = rows[0]["|J| without scale"] / rows[-1]["most |J| without"]
     keep = max(row["|J| with scale"] for row in rows) / min(row["least |J| with scale"] for row in rows)
     return Report(

@@ -30,13 +30,12 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from headway.errors import ConfigError, DataError
+from headway.errors import ConfigError
 
 LANGUAGES = ("en", "zh")
 LEAST, SURE = 0.1, 0.6
 """A score below the first answers nothing; without a word of the subject, below the second."""
 STEM = 5
-NEEDED = {"answer", "ask", "words"}
 CHINESE = re.compile(r"[\u3400-\u9fff]+")
 WORD = re.compile(r"[a-z0-9√]+")
 ENDING = re.compile(r"(?<=[a-z]{3})(?:ings?|ed|es|s|e|ly)$")
@@ -51,7 +50,7 @@ class Entry:
     topic: str
     answer: str
     command: str
-    ask: tuple[str, ...]
+    ask: Sequence[str]
     words: str
 
 
@@ -79,19 +78,13 @@ def _read(language: str) -> dict[str, Any]:
 
 @cache
 def entries(language: str) -> tuple[Entry, ...]:
-    """The index of one language. Raises ConfigError for another language, DataError for an entry of other fields."""
-    found = []
-    for topic, fields in _read(language).items():
-        if topic in ("stop", "subject"):
-            continue
-        if not NEEDED <= set(fields) <= NEEDED | {"command"}:
-            raise DataError(
-                f"{language}.toml: [{topic}] has {', '.join(fields)}; needed are {', '.join(sorted(NEEDED))}, and a "
-                "command where `headway explain` has no such topic"
-            )
-        command = fields.get("command", f"headway explain {topic}")
-        found.append(Entry(topic, fields["answer"], command, tuple(fields["ask"]), fields["words"]))
-    return tuple(found)
+    """The index of one language, in which an entry without a command has that of its topic. Raises ConfigError for
+    another language."""
+    return tuple(
+        Entry(**{"topic": topic, "command": f"headway explain {topic}", **fields})
+        for topic, fields in _read(language).items()
+        if topic not in ("stop", "subject")
+    )
 
 
 @cache
