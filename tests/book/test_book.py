@@ -12,7 +12,7 @@ from headway.cli import run
 from headway.errors import ConfigError
 from headway_lab import book
 from headway_lab.book import SIGNS, WORDS, formula_image, write_book
-from headway_lab.explain import TOPICS, find_topic
+from headway_lab.explain import TOPICS, find_topic, judged
 from headway_lab.questions import LANGUAGES
 
 
@@ -93,7 +93,7 @@ def test_a_book_has_a_mark_and_a_word_of_its_own_where_a_run_was_too_small(
     """Quick runs are smaller than what is claimed: what they do not show is not refuted by them."""
     swish = find_topic("swish")
     monkeypatch.setitem(TOPICS, "swish", replace(TOPICS["swish"], quick={"few": True}))
-    ours = swish.run()
+    ours = judged(swish)
     claims = dict(zip(ours.claims, [True, False, None, *[True] * len(ours.claims)], strict=False))
     monkeypatch.setattr(swish, "run", lambda few=False: replace(ours, claims=claims))
     marks = {}

@@ -11,7 +11,7 @@ from headway.cli import run
 from headway.errors import ConfigError
 from headway.patterns import Causal, Window, visible
 from headway.tokens import Tokens
-from headway_lab.explain import GROUPS, TOPICS, explain, find_topic, masks, scale, settings_of
+from headway_lab.explain import GROUPS, TOPICS, explain, find_topic, judged, masks, scale, settings_of
 from headway_lab.explain.report import Report, Row
 
 
@@ -154,13 +154,13 @@ def test_jacobian_norm_is_the_norm_of_the_jacobian() -> None:
 
 
 def test_scale_sees_the_collapse_only_without_the_scale() -> None:
-    found = scale.run()
+    found = judged(scale)
     assert found.seen
     assert found.column("d") == list(scale.WIDTHS)
     # 3 seeds x 256 x 64 products of shared q and k: the spread of the variance is a few percent, not ten
     for width, variance in zip(found.column("d"), found.column("Var(q.k)"), strict=True):
         assert variance == pytest.approx(width, rel=0.1)
-    assert found == scale.run(), "the same seeds must give the same report"
+    assert found == judged(scale), "the same seeds must give the same report"
 
 
 def test_scale_would_notice_a_softmax_that_does_not_collapse() -> None:

@@ -13,6 +13,7 @@ from headway.attention.linear_attention import LinearAttentionSpec, linear_weigh
 from headway.patterns import Causal
 from headway.positions import Rotary
 from headway_lab.explain import (
+    judged,
     offset_task,
     rotary_decay,
     rotary_expansion,
@@ -60,9 +61,9 @@ def test_every_topic_is_seen(module: ModuleType, reports: Mapping[ModuleType, Re
 @pytest.mark.slow
 @pytest.mark.parametrize("module", [rotary_decay, *TRAINED], ids=lambda m: m.__name__)
 def test_the_larger_topics_are_seen_at_their_own_size(module: ModuleType) -> None:
-    found = module.run()
+    found = judged(module)
     assert found.seen, found.verdict
-    assert found == module.run(), "the same seeds must give the same report"
+    assert found == judged(module), "the same seeds must give the same report"
 
 
 # -- identity and forms ------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import torch
 from headway.nn import Attention
 from headway.patterns import Full
 from headway.positions import NoPositions, PositionScheme, Rotary
-from headway_lab.explain import permutation
+from headway_lab.explain import judged, permutation
 
 
 @pytest.mark.parametrize(
@@ -23,4 +23,4 @@ def test_row_16_shuffled_tokens_are_shuffled_outputs(positions: PositionScheme, 
 
 
 def test_row_16_the_topic_sees_it() -> None:
-    assert permutation.run().seen
+    assert judged(permutation).seen

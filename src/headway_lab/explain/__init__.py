@@ -3,9 +3,10 @@
 What topics ask, verify and say is data (`topics`); what answers a topic is a module of its name, or a row of
 `contests.CONTESTS`, with
 
-    run(*, seeds=..) -> Report             measures; writes nothing; deterministic for its seeds; its parameters are the
-                                           topic's settings, and `headway explain` takes them as options; claims by
-                                           key, and the values that sentences are made of
+    run(*, seeds=..) -> Iterator[Row]      measures; writes nothing; deterministic for its seeds; its parameters are the
+                                           topic's settings, and `headway explain` takes them as options
+    judge(rows) -> Report                  claims by key, and the values that sentences are made of; a `run` that
+                                           measures more than rows returns its report
     draw(figure, report) -> None           paints the report on a matplotlib figure
 
 `explain(topic, out)` runs it and, when `out` is given, writes `out/TOPIC.csv` (the table) and `out/TOPIC.png`.
@@ -59,7 +60,7 @@ def explain(name: str, out: Path | None = None, *, quick: bool = False, **settin
             f"explain {name}: a spread needs two different seeds or more, got {tuple(settings['seeds'])}"
         )
     settings = {**(TOPICS[name].quick if quick else {}), **settings}
-    found = topic.run(**settings)
+    found = judged(topic, **settings)
     claims = {claim: (seen or None) if quick else seen for claim, seen in found.claims.items()}
     report = told(name, replace(found, claims=claims), **settings)
     if out is None:
@@ -73,6 +74,12 @@ def explain(name: str, out: Path | None = None, *, quick: bool = False, **settin
     with saved_figure(figure_path) as figure:
         topic.draw(figure, report)
     return replace(report, figure=figure_path, csv=table_path)
+
+
+def judged(topic: Any, **settings: Any) -> Report:
+    """The report, without sentences, of a run of a topic, which is a module or a contest."""
+    found = topic.run(**settings)
+    return found if isinstance(found, Report) else topic.judge([*found])
 
 
 def told(name: str, found: Report, **settings: Any) -> Report:

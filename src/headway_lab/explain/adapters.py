@@ -1,5 +1,6 @@
 """What an adapter of low rank trains, and that it is part of the weights when it is merged. (Hu et al. 2022.)"""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -7,7 +8,7 @@ import torch
 from headway.models import ModelSpec, build, catalog, cost
 from headway.nn import Adapter, Lora, attach, merge, unmerge
 from headway_lab.explain.figures import curves, panels
-from headway_lab.explain.report import Report, Rows
+from headway_lab.explain.report import Report, Row, Rows
 
 RANKS = (1, 4, 16, 64)
 LARGE = "llama-2-7b"
@@ -15,12 +16,11 @@ SMALL = {"vocab": 64, "width": 96, "heads": 4, "kv_heads": 2, "head_dim": 24, "h
 
 
 @torch.no_grad()
-def run() -> Report:
+def run() -> Iterator[Row]:
     """Counts on a published size; function, difference and rank on two blocks with random B, in float64."""
     sizes: Any = SMALL
     spec, large = ModelSpec.of_depth(2, **sizes), catalog.spec(LARGE)
     ids = torch.arange(48).reshape(1, -1) % SMALL["vocab"]
-    rows = []
     for rank in RANKS:
         model, lora = build(spec, dtype=torch.float64, seed=0), Lora(rank=rank, alpha=2.0 * rank)
         before = model(ids)
@@ -37,21 +37,18 @@ def run() -> Report:
         merged, found = model(ids), torch.linalg.matrix_rank(layer.weight - weight, rtol=1e-9)
         unmerge(model)
         trained = cost.adapter_parameters(large, lora)
-        rows.append(
-            {
-                "rank": rank,
-                f"trained ({LARGE})": trained,
-                "share": trained / cost.parameter_count(large),
-                "gradient and moments (GiB)": cost.trained_bytes(trained) / 2**30,
-                "of all (GiB)": cost.trained_bytes(cost.parameter_count(large)) / 2**30,
-                "change at first": float((fresh - before).abs().max()),
-                "change with B": float((apart - before).abs().max()),
-                "merged - apart": float((merged - apart).abs().max()),
-                "rank of W' - W": int(found),
-                "unmerged is W": bool(torch.equal(layer.weight, weight)),
-            }
-        )
-    return judge(rows)
+        yield {
+            "rank": rank,
+            f"trained ({LARGE})": trained,
+            "share": trained / cost.parameter_count(large),
+            "gradient and moments (GiB)": cost.trained_bytes(trained) / 2**30,
+            "of all (GiB)": cost.trained_bytes(cost.parameter_count(large)) / 2**30,
+            "change at first": float((fresh - before).abs().max()),
+            "change with B": float((apart - before).abs().max()),
+            "merged - apart": float((merged - apart).abs().max()),
+            "rank of W' - W": int(found),
+            "unmerged is W": bool(torch.equal(layer.weight, weight)),
+        }
 
 
 def judge(rows: Rows) -> Report:

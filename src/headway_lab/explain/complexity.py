@@ -1,7 +1,7 @@
 """Self-attention beside recurrence, convolution and windows. (Vaswani et al. 2017, table 1.)"""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headway.errors import ConfigError
 from headway_lab.explain.figures import Figure, curves, panels
-from headway_lab.explain.report import Report, Rows
+from headway_lab.explain.report import Report, Row, Rows
 from headway_lab.profiling import flops
 
 SEED = 0
@@ -77,7 +77,7 @@ def dilated_path(n: int, k: int) -> int:
     return next(depth for depth in range(n) if k**depth >= n)
 
 
-def run(*, n: int = 64, d: int = 64, k: int = 3, r: int = 8) -> Report:
+def run(*, n: int = 64, d: int = 64, k: int = 3, r: int = 8) -> Iterator[Row]:
     """Operations counted by torch while each layer runs, products in a chain read off its graph, and paths by
     reachability, for n / 4, n / 2 and n tokens of widths d / 2 and d.
 
@@ -86,25 +86,21 @@ def run(*, n: int = 64, d: int = 64, k: int = 3, r: int = 8) -> Report:
         raise ConfigError(
             f"explain complexity: n >= 8 and d, k, r >= 2 are needed, got n={n}, d={d}, k={k}, r={r}"
         )
-    rows = []
     for (name, (layer, step, sizes)), tokens, width in product(
         layers_of(k, r).items(), (n // 4, n // 2, n), (d // 2, d)
     ):
         formula, waits, path = sizes(tokens, width)
-        rows.append(
-            {
-                "layer": name,
-                "n": tokens,
-                "d": width,
-                "multiply-adds": counted(layer, tokens, width, k),
-                "formula": formula,
-                "products in a chain": chain(layer, tokens, k),
-                "chain, formula": waits,
-                "path": hops(step, tokens, k),
-                "path, formula": path,
-            }
-        )
-    return judge(rows)
+        yield {
+            "layer": name,
+            "n": tokens,
+            "d": width,
+            "multiply-adds": counted(layer, tokens, width, k),
+            "formula": formula,
+            "products in a chain": chain(layer, tokens, k),
+            "chain, formula": waits,
+            "path": hops(step, tokens, k),
+            "path, formula": path,
+        }
 
 
 def counted(layer: Layer, n: int, d: int, k: int) -> int:

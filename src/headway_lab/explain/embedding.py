@@ -1,6 +1,7 @@
 """Why embeddings are multiplied by the square root of the width. (Vaswani et al. 2017, section 3.4.)"""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ import torch
 from headway.models import EncoderDecoder, ModelSpec, build
 from headway.positions import Sinusoidal
 from headway_lab.explain.figures import curves, panels
-from headway_lab.explain.report import Report, Rows
+from headway_lab.explain.report import Report, Row, Rows
 
 WIDTHS = (32, 64, 128, 256, 512, 1024)
 VOCAB, POSITIONS, STATES, SEED = 2000, 512, 256, 0
@@ -16,9 +17,8 @@ CLOSE = 0.1
 
 
 @torch.no_grad()
-def run() -> Report:
+def run() -> Iterator[Row]:
     """Fresh encoder-decoders of growing width: lengths of embeddings and positions, and the variance of logits."""
-    rows = []
     for width in WIDTHS:
         sizes: dict[str, Any] = {"vocab": VOCAB, "width": width, "layers": 1, "heads": 4, "hidden": width}
         spec = ModelSpec.of_pair("transformer", **sizes, tied=True, init_std=width**-0.5)
@@ -30,23 +30,20 @@ def run() -> Report:
         noise = torch.Generator().manual_seed(SEED)
         states = torch.nn.functional.layer_norm(torch.randn(STATES, width, generator=noise), (width,))
         scale = spec.embedding_scale
-        rows.append(
-            {
-                "M": width,
-                "sqrt(M)": scale,
-                "|e|": token,
-                "|sqrt(M) e|": scale * token,
-                "|PE|": place,
-                "|e| / |PE|": token / place,
-                "|sqrt(M) e| / |PE|": scale * token / place,
-                "share of the token": _share(token, place),
-                "share, scaled": _share(scale * token, place),
-                "Var(logit)": float(model.logits(states).var()),
-                "Var(logit), entries of variance 1": float((states @ (scale * matrix).T).var()),
-                "matrices": len({p.data_ptr() for p in model.parameters() if p.shape == matrix.shape}),
-            }
-        )
-    return judge(rows)
+        yield {
+            "M": width,
+            "sqrt(M)": scale,
+            "|e|": token,
+            "|sqrt(M) e|": scale * token,
+            "|PE|": place,
+            "|e| / |PE|": token / place,
+            "|sqrt(M) e| / |PE|": scale * token / place,
+            "share of the token": _share(token, place),
+            "share, scaled": _share(scale * token, place),
+            "Var(logit)": float(model.logits(states).var()),
+            "Var(logit), entries of variance 1": float((states @ (scale * matrix).T).var()),
+            "matrices": len({p.data_ptr() for p in model.parameters() if p.shape == matrix.shape}),
+        }
 
 
 def _share(token: float, place: float) -> float:

@@ -1,6 +1,6 @@
 """Why attention has several heads: what channels are to a convolution. (Vaswani et al. 2017, section 3.2.2.)"""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import pairwise, product
 from statistics import fmean
@@ -10,31 +10,27 @@ import torch
 from headway.positions import Rotary
 from headway_lab.explain.figures import Axes, Panel, bars, label_axes, panels
 from headway_lab.explain.offset_task import SYMBOLS, TOKENS, WIDTH, Trained, sample, train
-from headway_lab.explain.report import Report, Rows
+from headway_lab.explain.report import Report, Row, Rows
 from headway_lab.explain.spread import every, gap
 
 OFFSETS, HEADS, STEPS, SEEDS = (1, 3, 6, 10), (1, 2, 4), 250, (0, 1, 2)
 
 
-def run(*, seeds: Sequence[int] = SEEDS, steps: int = STEPS) -> Report:
+def run(*, seeds: Sequence[int] = SEEDS, steps: int = STEPS) -> Iterator[Row]:
     """The same layer with 1, 2 and 4 heads, trained alike: how many tokens it names, and where its heads look."""
-    rows = []
     for heads, seed in product(HEADS, seeds):
         trained = fit(heads, seed, steps)
         looked = looks(trained)
-        rows.append(
-            {
-                "heads": heads,
-                "parameters": sum(p.numel() for p in trained.layer.parameters()),
-                "seed": seed,
-                "steps": steps,
-                "right": trained.accuracy(),
-                "last loss": trained.losses[-1],
-                "heads look back": " ".join(map(str, looked)),
-                "places": len(set(looked)),
-            }
-        )
-    return judge(rows)
+        yield {
+            "heads": heads,
+            "parameters": sum(p.numel() for p in trained.layer.parameters()),
+            "seed": seed,
+            "steps": steps,
+            "right": trained.accuracy(),
+            "last loss": trained.losses[-1],
+            "heads look back": " ".join(map(str, looked)),
+            "places": len(set(looked)),
+        }
 
 
 @cache

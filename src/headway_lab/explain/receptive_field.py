@@ -1,6 +1,6 @@
 """How far a stack of windows sees. (Beltagy et al. 2020, section 3.1: l layers of window w reach l w.)"""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from headway.attention import attend
 from headway.patterns import Causal, Global, Pattern, Window, visible
 from headway.tokens import Tokens
 from headway_lab.explain.figures import Figure, bare, label_axes
-from headway_lab.explain.report import Report, Rows
+from headway_lab.explain.report import Report, Row, Rows
 
 COUNT, HEADS, WIDTH, SEED = 64, 2, 8, 0
 GLOBAL = 3
@@ -27,26 +27,22 @@ STACKS: tuple[tuple[str, tuple[Pattern, ...]], ...] = (
 )
 
 
-def run() -> Report:
+def run() -> Iterator[Row]:
     """Each stack: the field predicted from its masks, and the field that gradients find in a random stack."""
-    rows = []
     for name, patterns in STACKS:
         expected, found = predicted(patterns), measured(patterns)
         query = query_of(patterns)
         seen = found[query].nonzero()[:, 0]
-        rows.append(
-            {
-                "stack": name,
-                "layers": len(patterns),
-                "patterns": ", ".join(str(pattern) for pattern in patterns),
-                "sum of reaches": reach(patterns),
-                "farthest back seen": query - int(seen.min()),
-                "tokens, predicted": int(expected[query].sum()),
-                "tokens, by gradient": len(seen),
-                "differing pairs": int((expected != found).sum()),
-            }
-        )
-    return judge(rows)
+        yield {
+            "stack": name,
+            "layers": len(patterns),
+            "patterns": ", ".join(str(pattern) for pattern in patterns),
+            "sum of reaches": reach(patterns),
+            "farthest back seen": query - int(seen.min()),
+            "tokens, predicted": int(expected[query].sum()),
+            "tokens, by gradient": len(seen),
+            "differing pairs": int((expected != found).sum()),
+        }
 
 
 def query_of(patterns: Sequence[Pattern]) -> int:

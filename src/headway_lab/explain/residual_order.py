@@ -1,7 +1,7 @@
 """The place of the norm, and what it does to gradients in depth. (Xiong et al. 2020, theorem 1.)"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from headway.nn import Attention, Block, FeedForward, LayerNorm
 from headway.nn.block import Order
 from headway_lab.explain.figures import curves, panels
-from headway_lab.explain.report import Report, Rows
+from headway_lab.explain.report import Report, Row, Rows
 from headway_lab.explain.spread import gap
 from headway_lab.profiling import normal, power
 
@@ -20,24 +20,20 @@ CLOSE = 0.2
 ORDERS: tuple[Order, ...] = ("pre", "post")
 
 
-def run(*, seeds: Sequence[int] = SEEDS) -> Report:
+def run(*, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
     """Same weights in both orders: the blocks against the two formulas, and gradients layer by layer."""
-    rows = []
     for order, depth, seed in product(ORDERS, DEPTHS, seeds):
         norms, growth = measure(depth, order, seed)
-        rows.append(
-            {
-                "order": order,
-                "layers L": depth,
-                "seed": seed,
-                "|dL/dW|, first layer": norms[0],
-                "|dL/dW|, last layer": norms[-1],
-                "last x sqrt(L)": norms[-1] * math.sqrt(depth),
-                "|x_L| / |x_0|": growth,
-                "from the formula": agreement(order),
-            }
-        )
-    return judge(rows)
+        yield {
+            "order": order,
+            "layers L": depth,
+            "seed": seed,
+            "|dL/dW|, first layer": norms[0],
+            "|dL/dW|, last layer": norms[-1],
+            "last x sqrt(L)": norms[-1] * math.sqrt(depth),
+            "|x_L| / |x_0|": growth,
+            "from the formula": agreement(order),
+        }
 
 
 def stack(depth: int, order: Order, seed: int) -> tuple[list[Block], Tensor]:

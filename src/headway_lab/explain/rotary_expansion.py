@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from headway.positions import Rotary
 from headway_lab.explain.figures import curves, panels
-from headway_lab.explain.report import Report, Rows
+from headway_lab.explain.report import Report, Row, Rows
 
 FARTHEST = 12
 _NOISE = random.Random(0)
@@ -19,23 +20,19 @@ ALLOWED = 1e-12
 EVEN = "q = [1/2, 1/2], k = [1, 1]"  # its score is even in D
 
 
-def run() -> Report:
+def run() -> Iterator[Row]:
     """The score of one q and k by `Rotary`, by the expansion and by the printed one, for D = -12..12."""
     q, k = torch.tensor(CASE, dtype=torch.float64).view(2, 2)
     halves = torch.full((2,), 0.5, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
-    rows = []
     for d in range(-FARTHEST, FARTHEST + 1):
         right, printed = expansion(q, k, d)
-        rows.append(
-            {
-                "D = m - n": d,
-                "score": score(q, k, d),
-                "sin(m - n)": right,
-                "sin(n - m), printed": printed,
-                EVEN: score(*halves, d),
-            }
-        )
-    return judge(rows)
+        yield {
+            "D = m - n": d,
+            "score": score(q, k, d),
+            "sin(m - n)": right,
+            "sin(n - m), printed": printed,
+            EVEN: score(*halves, d),
+        }
 
 
 def score(q: Tensor, k: Tensor, distance: int) -> float:

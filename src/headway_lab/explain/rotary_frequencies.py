@@ -3,7 +3,7 @@
 (Su et al. 2021, section 3.3; its author states that almost any smooth monotone choice decays.)
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from headway.positions import Rotary, Schedule
 from headway_lab.explain.figures import Axes, label_axes, panels
 from headway_lab.explain.offset_task import OFFSET, SEEDS, STEPS, SYMBOLS, TOKENS, WIDTH, named, train
-from headway_lab.explain.report import Report, Rows, by_seed
+from headway_lab.explain.report import Report, Row, Rows, by_seed
 from headway_lab.explain.rotary_decay import decay
 from headway_lab.explain.spread import every, gap
 from headway_lab.profiling import normal
@@ -28,22 +28,18 @@ def schedules(head_dim: int) -> dict[str, Rotary]:
     return {**named, "equal, 1/base": Rotary(pairing="adjacent", schedule=(1e-4,) * (head_dim // 2))}
 
 
-def run(*, seeds: Sequence[int] = SEEDS, steps: int = STEPS) -> Report:
+def run(*, seeds: Sequence[int] = SEEDS, steps: int = STEPS) -> Iterator[Row]:
     """f(m) of every schedule at d = 128, the rank of its score curves, and a layer trained with it."""
-    rows = []
     for (name, rotary), short in zip(schedules(HEAD_DIM).items(), schedules(WIDTH).values(), strict=True):
         frequencies = rotary.frequencies(HEAD_DIM)
         guessed = [train(short, (OFFSET,), steps=steps, seed=seed).accuracy() for seed in seeds]
-        rows.append(
-            {
-                "frequencies": name,
-                **{f"f({m})": float(decay(torch.tensor(m), frequencies)) for m in SHOWN},
-                "independent curves": rank(frequencies),
-                "right, mean": fmean(guessed),
-                **{f"seed {seed}": share for seed, share in zip(seeds, guessed, strict=True)},
-            }
-        )
-    return judge(rows)
+        yield {
+            "frequencies": name,
+            **{f"f({m})": float(decay(torch.tensor(m), frequencies)) for m in SHOWN},
+            "independent curves": rank(frequencies),
+            "right, mean": fmean(guessed),
+            **{f"seed {seed}": share for seed, share in zip(seeds, guessed, strict=True)},
+        }
 
 
 def rank(frequencies: Tensor) -> int:

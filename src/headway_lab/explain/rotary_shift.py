@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from headway.draw import BLUE, GREEN, ORANGE, VIOLET
 from headway.positions import Rotary, RotaryTable
 from headway_lab.explain.figures import Axes, label_axes, panels
-from headway_lab.explain.report import Report, Rows
+from headway_lab.explain.report import Report, Row, Rows
 from headway_lab.profiling import power
 
 LAYERS, TOKENS, HEADS, HEAD_DIM, SEEDS = 4, 48, 2, 64, (0, 1, 2)
@@ -25,14 +25,13 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 CASES = [(name, angles) for name in DTYPES for angles in dict.fromkeys(("float64", name))]
 
 
-def run(*, seeds: Sequence[int] = SEEDS) -> Report:
+def run(*, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
     """The largest change of a small stack's output when all positions move, by dtype and by what angles are kept in,
     over the seeds.
 
     None: a position is beyond the dtype, and so is the output.
     """
     here = torch.arange(TOKENS)
-    rows = []
     for name, angles in CASES:
         dtype = getattr(torch, name)
         moved = [0.0] * len(SHIFTS)
@@ -42,8 +41,7 @@ def run(*, seeds: Sequence[int] = SEEDS) -> Report:
             found = [float(x.abs().max() / before.abs().max()) for x in apart]
             moved = [max(pair, key=lambda x: (math.isnan(x), x)) for pair in zip(moved, found, strict=True)]
         change = {f"s = {s}": x if math.isfinite(x) else None for s, x in zip(SHIFTS, moved, strict=True)}
-        rows.append({"numbers": name, "angles": angles, "eps": torch.finfo(dtype).eps, **change})
-    return judge(rows)
+        yield {"numbers": name, "angles": angles, "eps": torch.finfo(dtype).eps, **change}
 
 
 def judge(rows: Rows) -> Report:

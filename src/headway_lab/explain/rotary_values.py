@@ -1,6 +1,6 @@
 """Why values are not rotated: what a shift of all positions does to the output. (Su et al. 2021, section 3.2.)"""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 import torch
@@ -27,24 +27,20 @@ VALUES = {
 }
 
 
-def run(*, seeds: Sequence[int] = SEEDS, steps: int = STEPS) -> Report:
+def run(*, seeds: Sequence[int] = SEEDS, steps: int = STEPS) -> Iterator[Row]:
     """One layer of random queries, keys and values, moved; and three trained layers, moved."""
-    rows = []
     for values, (rotary, back) in VALUES.items():
         changed = [moved(values, shift, seeds[0]) for shift in SHIFTS]
         trained = [train(rotary, (OFFSET,), back=back, steps=steps, seed=seed) for seed in seeds]
         there, away = ([t.accuracy(start) for t in trained] for start in (0, SHIFTS[-1]))
-        rows.append(
-            {
-                "values": values,
-                **{f"change, s = {s}": change for s, (change, _) in zip(SHIFTS, changed, strict=True)},
-                "from R_s out": max(off for _, off in changed),
-                "right, s = 0": fmean(there),
-                AWAY: fmean(away),
-                **{f"seed {seed}": share for seed, share in zip(seeds, away, strict=True)},
-            }
-        )
-    return judge(rows)
+        yield {
+            "values": values,
+            **{f"change, s = {s}": change for s, (change, _) in zip(SHIFTS, changed, strict=True)},
+            "from R_s out": max(off for _, off in changed),
+            "right, s = 0": fmean(there),
+            AWAY: fmean(away),
+            **{f"seed {seed}": share for seed, share in zip(seeds, away, strict=True)},
+        }
 
 
 def changes(row: Row) -> list[float]:

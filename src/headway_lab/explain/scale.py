@@ -1,13 +1,13 @@
 """Why scores are divided by the square root of the head's width. (Vaswani et al. 2017, section 3.2.1.)"""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from torch import Tensor
 
 from headway.attention import attention_weights
 from headway_lab.explain.figures import curves, panels
-from headway_lab.explain.report import Report, Rows, ranged
+from headway_lab.explain.report import Report, Row, Rows, ranged
 from headway_lab.profiling import normal
 
 WIDTHS = (4, 8, 16, 32, 64, 128, 256, 512)
@@ -15,21 +15,17 @@ SEEDS = (0, 1, 2)
 QUERIES, KEYS = 256, 64
 
 
-def run(*, seeds: Sequence[int] = SEEDS) -> Report:
+def run(*, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
     """Var(q . k) and the median norm of the softmax's Jacobian, with and without the scale, d = 4..512."""
-    rows = []
     for width in WIDTHS:
         found = [measure(width, seed) for seed in seeds]
-        rows.append(
-            {
-                "d": width,
-                **{name: fmean(one[name] for one in found) for name in found[0]},
-                **ranged("Var(q.k)", [one["Var(q.k)"] for one in found], fmean),
-                "least |J| with scale": min(one["|J| with scale"] for one in found),
-                "most |J| without": max(one["|J| without scale"] for one in found),
-            }
-        )
-    return judge(rows)
+        yield {
+            "d": width,
+            **{name: fmean(one[name] for one in found) for name in found[0]},
+            **ranged("Var(q.k)", [one["Var(q.k)"] for one in found], fmean),
+            "least |J| with scale": min(one["|J| with scale"] for one in found),
+            "most |J| without": max(one["|J| without scale"] for one in found),
+        }
 
 
 def measure(width: int, seed: int) -> dict[str, float]:

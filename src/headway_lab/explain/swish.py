@@ -1,5 +1,6 @@
 """Swish between its two ends. (Ramachandran et al. 2017; SwiGLU: Shazeer 2020.)"""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -8,32 +9,28 @@ from headway.draw import GREY, INK
 from headway.nn import ACTIVATIONS
 from headway.nn.feedforward import swish
 from headway_lab.explain.figures import Axes, Panel, label_axes, panels
-from headway_lab.explain.report import Report, Rows
+from headway_lab.explain.report import Report, Row, Rows
 
 BETAS = (0.0, 0.1, 1.0, 10.0, 100.0)
 LOW, HIGH, COUNT = -6.0, 6.0, 1201
 POINTS = (-1.0, 2.0)
 
 
-def run() -> Report:
+def run() -> Iterator[Row]:
     """Values, the lowest point and the distances from x / 2, x, SiLU and ReLU on -6..6, for five beta."""
     x = torch.linspace(LOW, HIGH, COUNT, dtype=torch.float64)
-    rows = []
     for beta in BETAS:
         y = swish(x, beta)
         lowest = int(y.argmin())
         ends = {"x/2": x / 2, "x": x, "SiLU": ACTIVATIONS["silu"](x), "ReLU": ACTIVATIONS["relu"](x)}
-        rows.append(
-            {
-                "beta": beta,
-                **{f"Swish({p:g})": float(swish(torch.tensor(p, dtype=x.dtype), beta)) for p in POINTS},
-                "lowest at x": float(x[lowest]),
-                "lowest": float(y[lowest]),
-                "falls and rises": bool((y.diff() < 0).any()) and bool((y.diff() > 0).any()),
-                **{f"from {name}": float((y - end).abs().max()) for name, end in ends.items()},
-            }
-        )
-    return judge(rows)
+        yield {
+            "beta": beta,
+            **{f"Swish({p:g})": float(swish(torch.tensor(p, dtype=x.dtype), beta)) for p in POINTS},
+            "lowest at x": float(x[lowest]),
+            "lowest": float(y[lowest]),
+            "falls and rises": bool((y.diff() < 0).any()) and bool((y.diff() > 0).any()),
+            **{f"from {name}": float((y - end).abs().max()) for name, end in ends.items()},
+        }
 
 
 def judge(rows: Rows) -> Report:
