@@ -1,5 +1,6 @@
 """What a user adds outside the package: a pattern is a class, a backend a value and a line; both run like ours."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -245,11 +246,12 @@ OURS = {
 
 
 @pytest.fixture(params=OURS)
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(select, "BACKENDS", {**BACKENDS})
     monkeypatch.setattr(select, "POLICY", [*select.POLICY])
     register(OURS[request.param], Rule(OURS[request.param], "it is wanted for long rows", _short))
-    return request.param
+    yield request.param
+    select.call_cache.forget()
 
 
 def _short(at: select.Situation) -> str | None:

@@ -96,6 +96,7 @@ def test_the_backends_named_are_the_backends_run(context: int, monkeypatch: pyte
         return backend
 
     monkeypatch.setattr(select, "pick", note)
+    select.call_cache.forget()
     model = build(spec, seed=0).eval()
     ids = torch.zeros(1, context, dtype=torch.int64)
     cache = model.make_cache(1)

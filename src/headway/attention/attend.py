@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from headway.attention import select
+from headway.attention import call_cache, select
 from headway.attention.backends import dense
 from headway.attention.call import Call, check_axes, check_pattern, validate
 from headway.attention.key_values import KeyValues
@@ -108,9 +108,17 @@ def attend_keys(
     the keys of all sets. `lse=False`: only `out` is wanted; lse may then be NaN, and backends that return none may run.
     `first_head` is the number of the first query head, where these are some of a layer's: dropout depends on it.
     """
-    call = validate(q, q_tokens, keys, pattern, keep, steps_of(score), scale, dropout, seed)
+    steps, key = steps_of(score), None
+    if not steps and dropout == 0 and keep is None:
+        key = call_cache.key(q, q_tokens, keys, pattern, scale, backend, lse)
+        repeated = call_cache.known(key)
+        if repeated is not None:
+            return repeated(q, keys[0])
+    call = validate(q, q_tokens, keys, pattern, keep, steps, scale, dropout, seed)
     if first_head:
         call = replace(call, head_ids=torch.arange(first_head, first_head + q.shape[1], device=q.device))
+    if len(call.pattern.heads) == 1:
+        return select.run(call, backend, lse, key)
     return by_pattern(call, lambda some: select.run(some, backend, lse))
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import torch
 
-from headway.attention import autograd
+from headway.attention import autograd, call_cache
 from headway.attention.backends.banded import BANDED
 from headway.attention.backends.base import BOTH, CPU, CUDA, Backend
 from headway.attention.backends.chunks import CHUNKS
@@ -40,6 +40,7 @@ def register(backend: Backend, rule: Rule | None = None) -> None:
         raise BackendError(f"register: there is a backend {backend.name!r} already; give yours another name")
     BACKENDS[backend.name] = backend
     POLICY[:0] = [] if rule is None else [rule]
+    call_cache.forget()
 
 
 def named(name: str) -> Backend:
@@ -99,9 +100,7 @@ def _few_products(at: Situation) -> str | None:
 def _in_vain(at: Situation) -> str | None:
     plain = {"full", "causal"} | ({"chunk"} if at.device == "cpu" and not at.call.needs_grad else set())
     small = at.pairs <= MASK_PAIRS and not at.lse and len(at.call.keys) == 1
-    if {form(at.call, part) for part in at.call.keys} <= plain or (
-        small and at.unsupported_reason(TRITON) is not None
-    ):
+    if {*at.forms.split(" + ")} <= plain or (small and at.unsupported_reason(TRITON) is not None):
         return None
     return "it would build a mask of queries x keys"
 
@@ -180,9 +179,12 @@ def select(call: Call, backend: str, lse: bool) -> Backend:
     return asked
 
 
-def run(call: Call, backend: str, lse: bool) -> Partial:
-    """Runs one call on `backend` (the chosen one for "auto"); never on another than was asked for."""
-    return autograd.run(select(call, backend, lse), call, lse)
+def run(call: Call, backend: str, lse: bool, key: Hashable | None = None) -> Partial:
+    """Runs one call on `backend` (the chosen one for "auto"); never on another than was asked for. Calls of its `key`
+    are then repeated without being looked at."""
+    chosen = select(call, backend, lse)
+    repeated = None if key is None else call_cache.remember(key, chosen, call, lse)
+    return autograd.run(chosen, call, lse) if repeated is None else repeated(call.q, call.keys[0])
 
 
 def choose(

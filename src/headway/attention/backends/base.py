@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from headway.attention.call import Call
+from headway.attention.key_values import KeyValues
 from headway.partial import Partial
 from headway.patterns.program import opaque
 
@@ -109,6 +110,7 @@ class Status(NamedTuple):
 
 Forward = Callable[[Call, bool], Partial]
 Backward = Callable[[Call, Tensor, Tensor, Tensor, Tensor], Gradients]
+Repeated = Callable[[Tensor, KeyValues], Partial]
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,8 @@ class Backend:
                     it; without one, torch differentiates `forward`
     capabilities    what it can do, as data
     limits          (call, device) -> what else stands in the way, or None
+    repeat          (call, lse) -> (q, keys) -> the partial of the same call on other tensors, or None where that is not
+                    known; it holds no tensor of the call
     operator        the call as an operator of torch with a backward of its own, for graphs that are traced
     status          whether it can be used on this machine; by default it can
     """
@@ -132,6 +136,7 @@ class Backend:
     backward: Backward | None = None
     capabilities: Capabilities = Capabilities()
     limits: Callable[[Call, str], str | None] = lambda call, device: None
+    repeat: Callable[[Call, bool], Repeated | None] | None = None
     operator: Callable[[Call], Partial] | None = None
     status: Callable[[], Status] | None = None
 

@@ -16,12 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headway.attention.autograd import no_second_derivative
-from headway.attention.backends.base import CPU, Backend, Capabilities
+from headway.attention.backends.base import CPU, Backend, Capabilities, Repeated
 from headway.attention.call import Call, split
 from headway.attention.key_values import KeyValues
 from headway.partial import Partial, merge_all
 from headway.patterns import Causal, Full
 from headway.patterns.program import simplified
+
+SMALL_MASK = 2**16
+"""Pairs of a mask that is kept for calls that repeat."""
 
 
 def form(call: Call, part: KeyValues) -> str:
@@ -49,10 +52,28 @@ def forward(call: Call, lse: bool = True) -> Partial:
         return merge_all([p for number in range(len(call.keys)) for p in _partials(call, number)])
     shape = form(call, call.keys[0])
     if shape == "chunk" and not call.needs_grad and call.q.device.type == "cpu":
-        out = merge_all(_partials(call, 0)).out
-    else:
-        seen = None if shape in ("full", "causal") else _Seen.of(call, 0)
-        out = _output(call, shape == "causal", seen)
+        return _without_lse(merge_all(_partials(call, 0)).out)
+    return _prepared(call, shape)(call.q, call.keys[0])
+
+
+def repeat(call: Call, lse: bool) -> Repeated | None:
+    """A call without gradient and logsumexp, on other tensors: its mask, if it takes one, is made once."""
+    shape, pairs = form(call, call.keys[0]), call.q.shape[2] * call.keys[0].k.shape[2]
+    return (
+        None
+        if lse or shape == "chunk" or (shape == "mask" and pairs > SMALL_MASK)
+        else _prepared(call, shape)
+    )
+
+
+def _prepared(call: Call, shape: str) -> Repeated:
+    """What computes the result over one key set, without its lse."""
+    seen = None if shape in ("full", "causal") else _Seen.of(call, 0)
+    causal, scale = shape == "causal", call.scale
+    return lambda q, keys: _without_lse(_output(q, keys, scale, causal, seen))
+
+
+def _without_lse(out: Tensor) -> Partial:
     return Partial(out, out.new_full(out.shape[:-1], float("nan")))
 
 
@@ -71,17 +92,16 @@ class _Seen(NamedTuple):
         return _Seen(mask | blind, unseen, blind)
 
 
-def _output(call: Call, causal: bool, seen: _Seen | None) -> Tensor:
+def _output(q: Tensor, part: KeyValues, scale: float, causal: bool, seen: _Seen | None) -> Tensor:
     """The result alone; without `seen` every key is, or under `causal` every one up to the query's own."""
-    (part,) = call.keys
-    q, k, v, group, scale = call.q, part.k, part.v, call.heads.group, call.scale
+    k, v, group = part.k, part.v, q.shape[1] // part.k.shape[1]
     if seen is None:
         if group > 1 and not causal and q.shape[2] <= 16:
             rows = _fused(split(q, 1, -1, group).flatten(2, 3), k, v, scale=scale)
             return split(rows, 2, group, q.shape[2]).flatten(1, 2)
         return _fused(q, k, v, is_causal=causal, scale=scale, enable_gqa=group > 1)
     k, v = k.masked_fill(seen.unseen, 0.0), v.masked_fill(seen.unseen, 0.0)
-    if call.needs_grad:
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
         q = q.masked_fill(seen.blind, 0.0)  # NaN in a query that sees nothing would reach every gradient
     out = _fused(q, k, v, attn_mask=seen.mask, scale=scale, enable_gqa=group > 1)
     return out.masked_fill(seen.blind, 0.0)
@@ -142,4 +162,5 @@ SDPA = Backend(
         dropout=False, scores=False, keep=True, value_width=False, lse=CPU, lse_gradient=False
     ),
     limits=limits,
+    repeat=repeat,
 )

@@ -28,6 +28,7 @@ NATIVE = Backend(
     backward=kernels.backward,
     capabilities=kernels.CAPABILITIES,
     limits=kernels.limits,
+    repeat=kernels.repeat,
     operator=torch_op.run,
     status=status,
 )

@@ -1,4 +1,4 @@
-"""The native kernels (src/headway/native/csrc) on a call: what they can run, forward and backward.
+"""The native kernels (src/headway/native/csrc) on a call: what they can run, forward, backward, and again.
 
 The same plan as `banded`; here it is handed over as arrays, with the pattern as a small program for the pairs of
 blocks on its edge, and nothing is copied: the kernels read tensors by their strides and slots by their order.
@@ -12,9 +12,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from headway.attention.backends.base import CPU, Capabilities, Gradients
+from headway.attention.backends.base import CPU, Capabilities, Gradients, Repeated
 from headway.attention.backends.native.plan_arrays import plan_arrays
 from headway.attention.call import Call
+from headway.attention.key_values import KeyValues
 from headway.errors import BackendError
 from headway.native import interface as c
 from headway.native.loader import library, threads, why_missing
@@ -204,6 +205,26 @@ def _table_gradient(score: Score, by_distance: Tensor) -> Tensor:
     assert isinstance(score, RelativeBias)
     total = torch.zeros_like(score.table, dtype=torch.float32)
     return total.index_add_(0, score.buckets(), by_distance.t())
+
+
+def repeat(call: Call, lse: bool = True) -> Repeated:
+    """The forward over one set of keys, for tensors that lie as the call's do: only addresses change."""
+    arguments, width = Arguments(call, 0), call.keys[0].v.shape[-1]
+    arguments.struct.out = c.TensorStruct.of(empty_out(call.q, width))
+    arguments.tensors = ()
+
+    def run(q: Tensor, keys: KeyValues) -> Partial:
+        out, lse = empty_out(q, width), torch.empty(q.shape[:3])
+        struct = c.CallStruct.from_buffer_copy(arguments.struct)
+        struct.threads = threads()
+        struct.q.data, struct.k.data, struct.v.data = q.data_ptr(), keys.k.data_ptr(), keys.v.data_ptr()
+        if keys.k_scale is not None and keys.v_scale is not None:
+            struct.k_scale, struct.v_scale = keys.k_scale.data_ptr(), keys.v_scale.data_ptr()
+        struct.out.data, struct.lse = out.data_ptr(), lse.data_ptr()
+        _run("headway_forward", struct)
+        return Partial(out, lse)
+
+    return run
 
 
 def _run(name: str, struct: c.CallStruct) -> None:

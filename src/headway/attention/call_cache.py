@@ -1,0 +1,93 @@
+"""Calls that repeat: when a model decodes, its layers make one call after the other that differ in numbers only.
+
+What is validated, chosen and laid out follows from shapes, strides, types, tokens and pattern. A call in which all of
+these are as they were goes straight to the kernels: when a long context has just passed through the processor's caches,
+looking at everything again takes as long as reading megabytes of keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from headway.attention.backends.base import Backend, Repeated
+from headway.attention.call import Call
+from headway.attention.key_values import KeyValues
+from headway.patterns import Pattern
+from headway.tokens import Tokens
+
+KEPT = 64
+"""Calls remembered at a time."""
+
+FEW = 4
+"""Queries of a call up to which it is remembered by tokens that data must be looked at for: those of a decode step."""
+
+_known: dict[Hashable, Repeated] = {}
+
+
+def key(
+    q: Tensor,
+    q_tokens: Tokens,
+    keys: Sequence[KeyValues],
+    pattern: Pattern,
+    scale: float | None,
+    backend: str,
+    lse: bool,
+) -> Hashable | None:
+    """All that decides how a call without scores, masks and dropout is computed; None where more would."""
+    if torch.compiler.is_compiling() or len(keys) != 1 or not isinstance(pattern, Pattern):
+        return None
+    part = keys[0]
+    if part.slots is not None:
+        return None
+    tensors = (q, *part.tensors)
+    if type(scale) not in (float, type(None)) or not all(map(_plain, tensors)):
+        return None
+    few = q.dim() == 4 and q.shape[2] <= FEW
+    sides = _side(q_tokens, few), _side(part.tokens, few)
+    if None in sides:
+        return None
+    return pattern, scale, backend, lse, sides, *((t.dtype, t.shape, t.stride()) for t in tensors)
+
+
+def _plain(t: Tensor) -> bool:
+    """A tensor on the CPU without gradient whose rows the kernels read where they are."""
+    if type(t) is not Tensor or not t.is_cpu or 0 in t.shape or (t.requires_grad and torch.is_grad_enabled()):
+        return False
+    return t.stride(-1) == 1 if t.dim() == 4 else t.is_contiguous()
+
+
+def _side(tokens: Tokens, few: bool) -> Hashable | None:
+    """What says all of the tokens: their start and count, or, for few queries, they themselves, unchanged."""
+    rows = tokens.index.shape[0], tokens.position is None or tokens.position.shape[0]
+    if tokens.static_key is not None:
+        return tokens.static_key, rows
+    versions = tokens.versions if few else None
+    return None if versions is None else (ref(tokens), versions, rows)
+
+
+def known(found: Hashable | None) -> Repeated | None:
+    """How calls of this key are computed, if one was made before."""
+    return None if found is None else _known.get(found)
+
+
+def remember(found: Hashable, backend: Backend, call: Call, lse: bool) -> Repeated | None:
+    """That the backend computes calls of this key, and how; None where it cannot repeat them."""
+    if backend.repeat is None:
+        return None
+    as_is = backend.capabilities.int8
+    made = backend.repeat(call if as_is else call.dequantized(), lse)
+    if made is None:
+        return None
+    if len(_known) >= KEPT:
+        _known.clear()
+    _known[found] = made if as_is else lambda q, keys: made(q, keys.dequantized(q.dtype))
+    return _known[found]
+
+
+def forget() -> None:
+    """Forgets every call: what would be chosen has changed."""
+    _known.clear()
