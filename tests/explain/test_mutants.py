@@ -126,7 +126,7 @@ TABLE: dict[str, Mutant] = {
         "attention_flops",
         lambda f: lambda whole, tokens: f(whole, tokens) + 1e5,
         "grow as T",
-        {"context": 128},
+        {"context": 512},
     ),
     "memory": Mutant(
         "KINDS", lambda kinds: (*kinds[:2], (*kinds[2][:2], "dense")), "4-fold", {"context": 512}

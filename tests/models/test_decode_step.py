@@ -16,6 +16,7 @@ from headway.nn import linears
 from headway.nn.weights import WEIGHTS
 from headway.patterns import Causal, Pattern, Sink, Window
 from headway.positions import Rotary
+from tests.cache.page_counts import page_counts
 from tests.native.conftest import LEVELS, Use, use  # noqa: F401
 from tests.tolerance import assert_rounded_once, assert_unbiased, assert_within_reference
 
@@ -188,4 +189,4 @@ def test_texts_of_a_reader_are_what_each_is_alone(patterns: Pattern, native: boo
             reader.cache.pool.close(texts.pop(draw.randrange(len(texts)))[0])
     for table, _ in texts:
         reader.cache.pool.close(table)
-    assert not any(counts["used"] for counts in reader.cache.pool.counts())
+    assert not any(counts["used"] for counts in page_counts(reader.cache.pool))

@@ -27,7 +27,8 @@ class Rotated:
         table = self._table(Tokens.range(1))
         dims, at = table.dims, torch.arange(table.dims)
         partners = {"adjacent": at ^ 1, "halves": (at + dims // 2) % dims}
-        self.partner = (partners[table.pairing] if isinstance(table.pairing, str) else table.pairing).int()
+        partner = partners[table.pairing] if isinstance(table.pairing, str) else table.pairing
+        self.partner = partner.int()
         self.cos, self.sin = torch.zeros(MOST_ROWS, dims), torch.zeros(MOST_ROWS, dims)
         self.rotates_values, self._kept = table.rotates_values, table
 

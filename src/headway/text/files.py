@@ -120,7 +120,11 @@ def _kind(config: dict[str, Any], model: dict[str, Any]) -> str:
 def _json(file: Path, config: dict[str, Any], kind: str) -> tuple[Backend, Names]:
     try:
         backend = Backend.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception
+    except (
+        BaseException
+    ) as error:  # the library raises bare Exception, and where its Rust panics what is none
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
         raise DataError(f"{file}: not a tokenizer.json of the tokenizers library: {error}") from None
     unknown = backend.model.unk_token if isinstance(backend.model, (WordPiece, WordLevel)) else None
     if unknown is not None and backend.model.token_to_id(unknown) is None:
