@@ -45,7 +45,7 @@ SOURCES = (
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     *(ROOT / "docs").rglob("*.md"),
-    *(ROOT / "recipes").rglob("*.*"),
+    *(path for path in (ROOT / "recipes").rglob("*.*") if path.suffix != ".pyc"),
     *(ROOT / "src").rglob("*.py"),
 )
 INDENTED = sorted({line for path in SOURCES for line in indented_of(path.read_text(encoding="utf-8"))})
