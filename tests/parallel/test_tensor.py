@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.errors import ConfigError
-from headway.models import Model, ModelSpec, build
+from headway.models import Model, ModelSpec, build, cost
 from headway.models.quantize import quantize_model
-from headway.models.tensor_parallel import shard
+from headway.models.tensor_parallel import shard, share_of
 from headway.nn import Lora
 from headway.nn.adapters import Adapter, attach, merge
 from headway.nn.weights import Nf4
@@ -262,3 +262,29 @@ def test_two_sums_a_layer_each_way() -> None:
     simulate(2, rank)
     ids, _, _ = steps.rows("full")
     assert asked[0] == asked[1] == [ids.numel() * model.spec.width] * (2 * 2 * model.spec.layers)
+
+
+def test_a_rank_keeps_what_is_said_of_its_share() -> None:
+    """For the backward, of a model in training without dropout: no mask of all hidden units."""
+    spec = ModelSpec.of("llama", vocab=256, width=64, layers=3, heads=4, kv_heads=2, hidden=160)
+    ids = torch.randint(0, spec.vocab, (2, 64), generator=torch.Generator().manual_seed(0))
+
+    def rank(exchange: Exchange) -> int:
+        model: Any = build(spec, seed=0)
+        shard(model, TensorParallel(exchange))
+        own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        kept: dict[int, torch.UntypedStorage] = {}
+
+        def keep(t: torch.Tensor) -> torch.Tensor:
+            storage = t.untyped_storage()
+            if storage.data_ptr() not in own:
+                kept[storage.data_ptr()] = storage
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+            model(ids, targets=ids)
+        return sum(storage.nbytes() for storage in kept.values())
+
+    said = sum(cost.activation_bytes(share_of(spec, 2, 0), 64, 2).values())
+    for measured in simulate(2, rank):
+        assert measured == pytest.approx(said, rel=0.02)

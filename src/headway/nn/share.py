@@ -43,7 +43,7 @@ class Share:
 def dropped(x: Tensor, p: float, share: Share | None) -> Tensor:
     """Dropout of the input of a layer. Where ranks share its columns, x is [..., F / ranks]: each draws for the whole
     [..., F], and has its part of that."""
-    if share is None or not share.axis:
+    if share is None or not share.axis or p == 0:
         return F.dropout(x, p)
     units = x.shape[-1] * share.tensor.exchange.ranks
     part = share.part(units)
