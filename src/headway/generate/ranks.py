@@ -136,7 +136,8 @@ class Leader:
         finally:
             ended.set()
             thread.join()
-            self._send(ends=True)
+            with self._lock:  # a thread of the body may be reading yet
+                self._send(ends=True)
 
 
 def _follow(model: Decoder | EncoderDecoder, exchange: Exchange) -> None:

@@ -194,7 +194,8 @@ class Lowered(Operations):
         gate: Tensor | None = None,
         scale: float = 1.0,
     ) -> list[c.OpStruct]:
-        """scale x W^T (+ b) of layers of one x, into their outputs or added to them. Adapters are two operations more:
+        """x W^T (+ b) of layers of one x, into their outputs or added to them; times `scale` for an output layer, which
+        has no adapters. Adapters are two operations more:
         x A^T is one more matrix beside W, and what B makes of it, times 1 or 0 (`add_adapters`), is added to the
         output. Their magnitudes (DoRA), by which an output is multiplied, are numbers of the rows of W and B:
 
@@ -221,7 +222,7 @@ class Lowered(Operations):
             for name, part in layer.beside.items():
                 low = self.room(f"low {len(structs)}", len(part.lora_A))
                 structs.append(self.matrix(part.lora_A.detach().contiguous(), low))
-                b = _scaled(part, scale, gains.get(id(part)))
+                b = _scaled(part, gains.get(id(part)))
                 rows = self._gate(name, len(part.lora_A))
                 behind.append(self.product(low, [self.matrix(b, out, add=True)], gate=rows))
         return [self.product(x, structs, norm=norm, act=act, gate=gate), *behind]
@@ -238,9 +239,9 @@ def _magnitudes(layer: Linear) -> list[LowRank]:
     return [part for part in layer.beside.values() if part.lora.magnitude]
 
 
-def _scaled(part: LowRank, scale: float, gain: Tensor | None) -> Tensor:
-    """s B times `scale`, or g s B, in a dtype that holds it: that of B where it is times a power of two."""
-    s = part.lora.scale * scale
+def _scaled(part: LowRank, gain: Tensor | None) -> Tensor:
+    """s B, or g s B, in a dtype that holds it: that of B where s is a power of two."""
+    s = part.lora.scale
     b = s * part.lora_B.detach().float()
     if gain is not None:
         return gain[:, None] * b
