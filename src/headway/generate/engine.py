@@ -192,6 +192,7 @@ class Engine:
             job = self.waiting[0]
             for text in job.texts:
                 text.table = self.reader.open(text.tokens, job.request.config.adapters, job.may_share)
+                job.stored = job.stored if job.count else len(text.table)
             if pool.available is not None and self.running:
                 texts = [text for each in (*self.running, job) for text in each.texts]
                 spare = sum(kind.nbytes for kind in pool.classes) * (len(texts) - len(job.texts))

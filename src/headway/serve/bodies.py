@@ -1,0 +1,185 @@
+"""What requests may say: the bodies of OpenAI's completions and chat completions, and what they make of a config.
+
+Fields that are known to clients and change no text (`user`, `metadata`, ...) are taken; others that are unknown are told
+in `warnings`, or refused where the server is strict. Nothing is accepted and ignored in silence."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from headway.errors import ConfigError
+from headway.generate import GenerationConfig, Sampling
+
+HARMLESS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+"""Fields of clients that say something about a request, and nothing about its text."""
+MOST_TEXTS, MOST_STOPS, MOST_LIKELY = 128, 16, 20
+
+
+class StreamOptions(BaseModel):
+    """`include_usage`: a last chunk tells the tokens."""
+
+    model_config = ConfigDict(extra="allow")
+    include_usage: bool = False
+
+
+class Body(BaseModel):
+    """What both kinds of completions have in common."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    n: int = Field(1, ge=1, le=MOST_TEXTS)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    stop: str | list[str] | None = Field(None, max_length=MOST_STOPS)
+    seed: int | None = None
+    temperature: float | None = Field(None, ge=0)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0)
+    frequency_penalty: float = 0
+    presence_penalty: float = 0
+    max_tokens: int | None = Field(None, ge=0)
+
+    def check(self) -> None:
+        """Raises ConfigError for what is asked for and not offered, and for fields that do not go together."""
+        for name in ("frequency_penalty", "presence_penalty"):
+            if getattr(self, name):
+                raise ConfigError(
+                    f"{name}: counts of tokens change no probability here; give repetition_penalty"
+                )
+        if self.stream_options is not None and not self.stream:
+            raise ConfigError("stream_options are of streams; set stream to true, or leave them out")
+
+    @property
+    def unknown(self) -> list[str]:
+        """Fields that nothing here knows."""
+        return sorted(set(self.model_extra or ()) - {*HARMLESS})
+
+    @property
+    def new_tokens(self) -> int | None:
+        """How many new tokens a text gets at most; None is what the context leaves, up to a usual number."""
+        return self.max_tokens
+
+    @property
+    def likely(self) -> int | None:
+        """How many of the likeliest tokens are told beside each token; None tells no probabilities."""
+        return None
+
+    def config(self, **more: Any) -> GenerationConfig:
+        """The settings of its texts; sampled at temperature 1 unless given, as OpenAI does. Noise follows from the
+        seed, which is drawn where none is given."""
+        drawn = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
+        drawn["repetition_penalty"] = self.repetition_penalty
+        temperature = 1.0 if self.temperature is None else self.temperature
+        given: Mapping[str, Any] = {name: value for name, value in drawn.items() if value is not None}
+        return GenerationConfig(
+            max_new_tokens=self.new_tokens,
+            sampling=Sampling(temperature=temperature, **given),
+            seed=secrets.randbits(31) if self.seed is None else self.seed,
+            stop=self.stop or (),
+            log_probs=self.likely is not None,
+            top_log_probs=self.likely or 0,
+            prefix_cache=True,
+            **more,
+        )
+
+
+class Completion(Body):
+    """`POST /v1/completions`: prompts that are continued, as texts or ids."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    logprobs: int | None = Field(None, ge=0, le=MOST_LIKELY)
+    echo: bool = False
+    suffix: str | None = None
+    best_of: int | None = Field(None, ge=1, le=MOST_TEXTS)
+
+    def check(self) -> None:
+        super().check()
+        if self.suffix:
+            raise ConfigError("suffix: texts are continued, not filled; leave it out")
+        if self.best_of not in (None, self.n):
+            raise ConfigError(f"best_of={self.best_of}: all {self.n} texts are told; give n alone")
+        if self.echo and self.likely is not None:
+            raise ConfigError("echo with logprobs: probabilities of a prompt are not told; leave one out")
+
+    @property
+    def prompts(self) -> Sequence[str | list[int]]:
+        """Each of them; a list of numbers is one."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        first = self.prompt[0] if self.prompt else None
+        return [self.prompt] if isinstance(first, int) else self.prompt  # type: ignore[list-item,return-value]
+
+    @property
+    def new_tokens(self) -> int | None:
+        return 16 if self.max_tokens is None else self.max_tokens
+
+    @property
+    def likely(self) -> int | None:
+        return self.logprobs
+
+
+class Part(BaseModel):
+    """A piece of a message; text alone."""
+
+    model_config = ConfigDict(extra="allow")
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(BaseModel):
+    """Who says what."""
+
+    model_config = ConfigDict(extra="allow")
+    role: str
+    content: str | list[Part] | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """As chat templates read it: a developer is the system, parts are one text. Raises ConfigError for parts that
+        are no text."""
+        if isinstance(self.content, list):
+            for part in self.content:
+                if part.type not in ("text", "input_text", "output_text") or part.text is None:
+                    raise ConfigError(
+                        f"messages: a part of type {part.type!r} is no text, which is all that this model reads"
+                    )
+            content = "".join(part.text or "" for part in self.content)
+        else:
+            content = self.content or ""
+        role = "system" if self.role == "developer" else self.role
+        return {**(self.model_extra or {}), "role": role, "content": content}
+
+
+class Chat(Body):
+    """`POST /v1/chat/completions`: a conversation that is answered."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=0)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_LIKELY)
+    response_format: dict[str, Any] | None = None
+    tools: list[Any] | None = None
+    tool_choice: Literal["none"] | str | dict[str, Any] | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.top_logprobs and not self.logprobs:
+            raise ConfigError("top_logprobs are told with logprobs; set logprobs to true, or leave them out")
+        if (self.response_format or {}).get("type", "text") != "text":
+            raise ConfigError(f"response_format {self.response_format}: answers are text; leave it out")
+        if self.tools and self.tool_choice != "none":
+            raise ConfigError('tools: this server calls none; leave them out, or give tool_choice "none"')
+
+    @property
+    def new_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def likely(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
