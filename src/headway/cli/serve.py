@@ -9,6 +9,9 @@ from headway.cli._options import Count, Whole, says
 from headway.cli._shared import note, set_threads
 from headway.errors import ConfigError
 
+OWN = ("localhost", "127.0.0.1", "[::1]")
+"""Names of this machine for itself."""
+
 
 @dataclass(frozen=True)
 class Named:
@@ -28,6 +31,9 @@ def command(
     threads: Count | None = None,
     exact: bool = False,
     strict: bool = False,
+    keys: Path | None = None,
+    without_key: bool = False,
+    waiting: Count = 256,
 ) -> None:
     """Answer requests of OpenAI's protocol, all of them together: http://HOST:PORT/v1. Ctrl-C ends it when what is
     being written is done.
@@ -38,7 +44,14 @@ def command(
     port: of the address; 0 takes a free one
     exact: the same bits of logits however a text is read: slower prompts
     strict: refuse fields of requests that are unknown, rather than say that they change nothing
+    keys: a file of keys, one a line, one of which a request must give
+    without_key: let others than this machine ask without a key
+    waiting: requests that are written or wait at once; more are told to come again
     """
+    if not is_own(host) and keys is None and not without_key:
+        raise ConfigError(
+            f"--host {host}: others reach it; give --keys FILE, or --without-key to let anybody ask"
+        )
     try:
         import uvicorn
     except ImportError as error:
@@ -50,17 +63,29 @@ def command(
     from headway.serve.served import Models, Served
     from headway.serve.worker import Worker
 
-    worker = Worker()
+    worker = Worker(waiting)
     keep = memory_total() // 16 // len(models)
     served = []
     for named in names(models, alias or []):
         lm = load(named.source, dtype=dtype, task="causal-lm")
         served.append(Served(named.name, lm, worker, keep=keep, exact=exact))
         note(f"{named.name}: {named.source}, {served[-1].engine.reader.steps}")
-    if not is_own(host):
-        note(f"{host} is reached by others, who may ask without a key")
-    app = make_app(Models(served), worker, strict=strict)
+    app = make_app(
+        Models(served),
+        worker,
+        strict=strict,
+        hosts=OWN if is_own(host) else None,
+        keys=[] if keys is None else read_keys(keys),
+    )
     uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=30)
+
+
+def read_keys(path: Path) -> list[str]:
+    """The keys of a file. Raises ConfigError where it has none."""
+    keys = path.read_text().split()
+    if not keys:
+        raise ConfigError(f"--keys {path}: there is no key in it; write one a line")
+    return keys
 
 
 def names(models: list[str], aliases: list[str]) -> list[Named]:

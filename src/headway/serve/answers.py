@@ -38,7 +38,9 @@ class Answer:
     kind = "text_completion"
     prefix = "cmpl"
 
-    def __init__(self, model: Served, texts: Sequence[SampledText], *, likely: int | None, echoes: Sequence[str] = ()):
+    def __init__(
+        self, model: Served, texts: Sequence[SampledText], *, likely: int | None, echoes: Sequence[str] = ()
+    ):
         self.model, self.texts, self.likely, self.echoes = model, texts, likely, echoes
         self.written = [Written() for _ in texts]
         self.head = {
@@ -105,7 +107,8 @@ class Answer:
             "tokens": tokens,
             "token_logprobs": [delta.log_prob for delta in told],
             "top_logprobs": [
-                {text_of(self._vocabulary, token): value for token, value in delta.top_log_probs} for delta in told
+                {text_of(self._vocabulary, token): value for token, value in delta.top_log_probs}
+                for delta in told
             ],
             "text_offset": [sum(map(len, tokens[:n])) for n in range(len(tokens))],
         }

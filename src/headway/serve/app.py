@@ -1,52 +1,34 @@
-"""The routes of a server, and how what fails is told: in OpenAI's shape, whatever it is."""
+"""The routes of a server."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from headway.errors import HeadwayError
-from headway.generate.sequences import SampledText
 from headway.serve.answers import Answer, ChatAnswer
 from headway.serve.bodies import Body, Chat, Completion
-from headway.serve.served import Models, Served, UnknownModel
+from headway.serve.errors import Json, shaped, tell_errors
+from headway.serve.guard import Guard
+from headway.serve.served import Models, Served
 from headway.serve.worker import Worker
 
-LOG = logging.getLogger(__name__)
 BEAT = 15.0
 """Seconds without a token after which a stream says that it is still there."""
-KINDS = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    404: "not_found_error",
-    413: "invalid_request_error",
-    429: "rate_limit_error",
-    503: "unavailable_error",
-}
-T = TypeVar("T")
+BEAT = 15.0
+"""Seconds without a token after which a stream says that it is still there."""
 
 
-class Json(Response):
-    """An answer of JSON."""
-
-    media_type = "application/json"
-
-    def render(self, content: Any) -> bytes:
-        return orjson.dumps(content)
-
-
-def make_app(models: Models, worker: Worker, *, strict: bool = False) -> FastAPI:
+def make_app(models: Models, worker: Worker, *, strict: bool = False, **guard: Any) -> FastAPI:
     """A server of these models. `strict`: fields of requests that nothing knows are refused, where they are told in
-    `warnings` otherwise."""
+    `warnings` otherwise. `guard`: what requests must be (`Guard`)."""
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
@@ -54,7 +36,8 @@ def make_app(models: Models, worker: Worker, *, strict: bool = False) -> FastAPI
         worker.close()
 
     app = FastAPI(title="headway", default_response_class=Json, lifespan=life)
-    _tell_errors(app)
+    tell_errors(app)
+    app.add_middleware(Guard, **guard)
 
     @app.get("/health")
     def health() -> dict[str, str]:
@@ -86,7 +69,9 @@ def make_app(models: Models, worker: Worker, *, strict: bool = False) -> FastAPI
         if body.echo:
             asked = [p if isinstance(p, str) else tokenizer.decode(p) for p in body.prompts]
             echoes = [prompt for prompt in asked for _ in range(body.n)]
-        return await _answered(Answer(served, texts, likely=body.likely, echoes=echoes), body, request, warnings)
+        return await _answered(
+            Answer(served, texts, likely=body.likely, echoes=echoes), body, request, warnings
+        )
 
     @app.post("/v1/chat/completions")
     async def chat(body: Chat, request: Request) -> Response:
@@ -115,7 +100,9 @@ async def _answered(answer: Answer, body: Body, request: Request, warnings: Sequ
     if body.stream:
         options = body.stream_options
         usage = options is not None and options.include_usage
-        return StreamingResponse(_chunks(answer, first, news, usage, warnings), media_type="text/event-stream")
+        return StreamingResponse(
+            _chunks(answer, first, news, usage, warnings), media_type="text/event-stream"
+        )
 
     async def rest() -> None:
         for i, delta in first:
@@ -177,7 +164,7 @@ async def _chunks(
             waiting.cancel()
             await news.aclose() if waiting.done() else None
     except HeadwayError as error:
-        yield _event(_error(500, str(error)))
+        yield _event(shaped(500, str(error)))
         return
     if usage:
         yield _event({**head, "choices": [], "usage": answer.usage})
@@ -196,29 +183,3 @@ def _described(model: Served) -> dict[str, Any]:
         "owned_by": "headway",
         "max_model_len": model.context,
     }
-
-
-def _error(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """What failed, in OpenAI's shape."""
-    kind = KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-def _tell_errors(app: FastAPI) -> None:
-    def told(status: int, read: Callable[[Any], dict[str, Any]]) -> Callable[[Request, Exception], Response]:
-        return lambda request, error: Json(_error(status, **read(error)), status_code=status)
-
-    def of_fields(error: RequestValidationError) -> dict[str, Any]:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if part != "body")
-        return {"message": f"{where}: {first['msg']}" if where else first["msg"], "param": where or None}
-
-    def of_http(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        return Json(_error(error.status_code, str(error.detail)), status_code=error.status_code)
-
-    app.add_exception_handler(UnknownModel, told(404, lambda e: {"message": str(e), "code": "model_not_found"}))
-    app.add_exception_handler(HeadwayError, told(400, lambda e: {"message": str(e)}))
-    app.add_exception_handler(RequestValidationError, told(400, of_fields))
-    app.add_exception_handler(HTTPException, of_http)
-    app.add_exception_handler(Exception, told(500, lambda e: {"message": "the server failed; see its log"}))

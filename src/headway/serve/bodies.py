@@ -1,7 +1,7 @@
 """What requests may say: the bodies of OpenAI's completions and chat completions, and what they make of a config.
 
-Fields that are known to clients and change no text (`user`, `metadata`, ...) are taken; others that are unknown are told
-in `warnings`, or refused where the server is strict. Nothing is accepted and ignored in silence."""
+Fields that are known to clients and change no text (`user`, `metadata`, ...) are taken; others that are unknown are
+told in `warnings`, or refused where the server is strict. Nothing is accepted and ignored in silence."""
 
 from __future__ import annotations
 

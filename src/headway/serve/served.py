@@ -13,11 +13,8 @@ from headway.generate import Engine, GenerationConfig
 from headway.generate.ranks import reader_of
 from headway.generate.requests import check_prompts, context_limit, make_requests
 from headway.generate.sequences import SampledText
+from headway.serve.errors import Busy, UnknownModel
 from headway.serve.worker import Told, Worker
-
-
-class UnknownModel(ConfigError):
-    """A name that no model of the server has."""
 
 
 class Served:
@@ -26,7 +23,9 @@ class Served:
     keep: bytes of keys and values that stay for texts that begin as earlier ones did.   exact: see `GenerationConfig`.
     """
 
-    def __init__(self, name: str, lm: LanguageModel, worker: Worker, *, keep: int, exact: bool = False) -> None:
+    def __init__(
+        self, name: str, lm: LanguageModel, worker: Worker, *, keep: int, exact: bool = False
+    ) -> None:
         self.name, self.lm, self.created = name, lm, int(time.time())
         self._worker, self._keep, self.exact = worker, keep, exact
 
@@ -58,7 +57,9 @@ class Served:
         return made
 
     def write(self, texts: Sequence[SampledText]) -> AsyncIterator[Told]:
-        """See `Worker.write`."""
+        """See `Worker.write`. Raises Busy where as many requests as there may be are being written."""
+        if self._worker.count >= self._worker.most:
+            raise Busy(f"{self._worker.count} requests are being written, and no more may be; ask again")
         return self._worker.write(self.engine, texts)
 
 

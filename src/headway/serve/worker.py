@@ -1,4 +1,4 @@
-"""The thread in which engines write: it steps them in turn, and hands what each step added to the event loop at once."""
+"""The thread in which engines write: it steps them in turn, and hands what a step added to the event loop at once."""
 
 from __future__ import annotations
 
@@ -50,9 +50,13 @@ class Ticket:
 
 
 class Worker:
-    """Steps engines, one step of each in turn, as long as they have something to do. Any thread may submit."""
+    """Steps engines, one step of each in turn, as long as they have something to do. Any thread may submit.
 
-    def __init__(self) -> None:
+    most: requests that may be written or wait at once.
+    """
+
+    def __init__(self, most: int = 256) -> None:
+        self.most = most
         self._changed = threading.Condition()
         self._tickets: list[Ticket] = []
         self._closed = False
@@ -60,9 +64,9 @@ class Worker:
         self._thread.start()
 
     async def write(self, engine: Engine, texts: Sequence[SampledText]) -> AsyncIterator[Told]:
-        """Writes texts; yields what each step added to them, to the end. When the caller stops to listen, or its task is
-        cancelled, they are cancelled, and their pages are free after the step that runs. Raises ConfigError for a text
-        that never fits, and what one of them failed by."""
+        """Writes texts; yields what each step added to them, to the end. When the caller stops to listen, or its task
+        is cancelled, they are cancelled, and their pages are free after the step that runs. Raises ConfigError for a
+        text that never fits, and what one of them failed by."""
         ticket = Ticket(engine, texts, asyncio.get_running_loop())
         added: list[SampledText] = []
         try:
@@ -130,9 +134,9 @@ class Worker:
                 to.append((ticket, ticket.error))
                 with self._changed:
                     self._tickets.remove(ticket)
-        for loop, told in news.items():
-            if told and not loop.is_closed():
-                loop.call_soon_threadsafe(_put, told)
+        for loop, some in news.items():
+            if some and not loop.is_closed():
+                loop.call_soon_threadsafe(_put, some)
 
     def _fail(self, error: BaseException) -> None:
         for ticket in self._tickets:

@@ -1,0 +1,77 @@
+"""How what fails is told: in OpenAI's shape, whatever it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from headway.errors import ConfigError, HeadwayError
+
+KINDS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "unavailable_error",
+}
+AGAIN = 1
+"""Seconds after which a client that was refused for lack of room may ask again."""
+
+
+class UnknownModel(ConfigError):
+    """A name that no model of the server has."""
+
+
+class Busy(HeadwayError):
+    """There is no room for another request now."""
+
+
+class Json(Response):
+    """An answer of JSON."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content)
+
+
+def shaped(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """What failed, as OpenAI's clients read it."""
+    kind = KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def tell_errors(app: FastAPI) -> None:
+    """Has an application answer what fails in that shape."""
+
+    def of_fields(error: RequestValidationError) -> dict[str, Any]:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part != "body")
+        return {"message": f"{where}: {first['msg']}" if where else first["msg"], "param": where or None}
+
+    kinds: list[tuple[type[Exception], int, Callable[[Any], dict[str, Any]], dict[str, str]]] = [
+        (UnknownModel, 404, lambda error: {"message": str(error), "code": "model_not_found"}, {}),
+        (Busy, 429, lambda error: {"message": str(error)}, {"retry-after": str(AGAIN)}),
+        (HeadwayError, 400, lambda error: {"message": str(error)}, {}),
+        (RequestValidationError, 400, of_fields, {}),
+        (Exception, 500, lambda error: {"message": "the server failed; see its log"}, {}),
+    ]
+    for kind, status, read, headers in kinds:
+        app.add_exception_handler(kind, _teller(status, read, headers))
+
+    def of_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return Json(shaped(error.status_code, str(error.detail)), status_code=error.status_code)
+
+    app.add_exception_handler(HTTPException, of_http)
+
+
+def _teller(
+    status: int, read: Callable[[Any], dict[str, Any]], headers: dict[str, str]
+) -> Callable[[Request, Exception], Response]:
+    return lambda request, error: Json(shaped(status, **read(error)), status_code=status, headers=headers)

@@ -1,0 +1,67 @@
+"""A server of a small model, on a port of its own."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from headway.api import LanguageModel
+from headway.patterns import Causal
+from tests.generate.conftest import small
+from tests.text.conftest import byte_level
+
+uvicorn = pytest.importorskip("uvicorn", reason="headway[serve] is not installed")
+
+from headway.serve.app import make_app  # noqa: E402
+from headway.serve.served import Models, Served  # noqa: E402
+from headway.serve.worker import Worker  # noqa: E402
+
+
+@dataclass
+class House:
+    """A server that runs."""
+
+    url: str
+    models: Models
+    worker: Worker
+    server: "uvicorn.Server"
+
+    def used(self) -> int:
+        """Pages that texts hold."""
+        engines = [model.engine for model in self.models.by_name.values()]
+        pools = [engine.reader.cache.pool for engine in engines]
+        return sum(pool.held - pool.idle for pool in pools)
+
+
+def talker() -> LanguageModel:
+    """Random weights, bytes, and a chat template."""
+    tokenizer = byte_level().with_chat_template("chatml")
+    return LanguageModel(small(Causal(), context=512, vocab=max(330, tokenizer.vocab_size)), tokenizer)
+
+
+@contextmanager
+def serving(*names: str, keep: int = 1 << 24, most: int = 256, **how: Any) -> Iterator[House]:
+    worker = Worker(most)
+    models = Models([Served(name, talker(), worker, keep=keep) for name in names or ("small",)])
+    app = make_app(models, worker, **how)
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield House(f"http://127.0.0.1:{port}", models, worker, server)
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def house() -> Iterator[House]:
+    with serving() as running:
+        yield running

@@ -1,0 +1,196 @@
+"""Completions and chat completions, asked for by OpenAI's own client."""
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.serve.conftest import House, serving
+
+openai = pytest.importorskip("openai")
+
+
+@pytest.fixture
+def client() -> Iterator[Callable[..., Any]]:
+    """Clients of a server, which are closed."""
+    made: list[Any] = []
+
+    def client(house: House, **more: Any) -> Any:
+        made.append(openai.OpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0, **more))
+        return made[-1]
+
+    yield client
+    for one in made:
+        one.close()
+
+
+def drawn(number: int) -> dict[str, Any]:
+    """A request of many settings."""
+    draw = Random(number)
+    prompt = "".join(draw.choice("the cat sat ") for _ in range(draw.randint(3, 90)))
+    return {
+        "prompt": prompt,
+        "max_tokens": draw.randint(1, 20),
+        "temperature": draw.choice([0, 0.7, 1.3]),
+        "top_p": draw.choice([1, 0.9]),
+        "seed": number,
+        "n": draw.choice([1, 1, 3]),
+        "stop": draw.choice([None, ["e"], ["a", "th"]]),
+        "logprobs": draw.choice([None, 0, 2]),
+        "extra_body": {"top_k": draw.choice([0, 5])},
+    }
+
+
+def expected(house: House, asked: dict[str, Any]) -> list[Any]:
+    """What `LanguageModel.generate` makes of it, alone."""
+    lm = next(iter(house.models.by_name.values())).lm
+    options = {
+        "max_new_tokens": asked["max_tokens"],
+        "temperature": asked["temperature"],
+        "top_p": asked["top_p"],
+        "top_k": asked["extra_body"]["top_k"],
+        "seed": asked["seed"],
+        "stop": asked["stop"] or (),
+        "log_probs": asked["logprobs"] is not None,
+        "top_log_probs": asked["logprobs"] or 0,
+    }
+    return lm.generate([asked["prompt"]] * asked["n"], **options)
+
+
+def test_many_at_once_are_those_of_one_after_the_other(house: House) -> None:
+    asked = [drawn(number) for number in range(24)]
+
+    async def ask() -> list[Any]:
+        async with openai.AsyncOpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as there:
+            return await asyncio.gather(*(there.completions.create(model="small", **one) for one in asked))
+
+    for one, answer in zip(asked, asyncio.run(ask()), strict=True):
+        for choice, made in zip(answer.choices, expected(house, one), strict=True):
+            assert choice.text == made.text
+            assert choice.finish_reason == {"eos": "stop"}.get(made.finish_reason, made.finish_reason)
+            if one["logprobs"] is not None:
+                assert choice.logprobs.token_logprobs == pytest.approx(made.log_probs, abs=2e-5)
+    assert house.used() == 0
+
+
+def test_a_stream_says_the_same_and_its_usage_last(house: House, client: Callable[..., Any]) -> None:
+    asked = drawn(4)
+    chunks = list(
+        client(house).completions.create(
+            model="small", stream=True, stream_options={"include_usage": True}, **asked
+        )
+    )
+    texts = [""] * asked["n"]
+    for chunk in chunks[:-1]:
+        assert chunk.usage is None
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == [made.text for made in expected(house, asked)]
+    assert chunks[-1].choices == []
+    assert (
+        chunks[-1].usage.total_tokens == chunks[-1].usage.prompt_tokens + chunks[-1].usage.completion_tokens
+    )
+
+
+def test_a_conversation(house: House, client: Callable[..., Any]) -> None:
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "hello"}]},
+    ]
+    answer = client(house).chat.completions.create(
+        model="small",
+        messages=messages,
+        max_completion_tokens=9,
+        temperature=0,
+        logprobs=True,
+        top_logprobs=1,
+    )
+    lm = house.models.by_name["small"].lm
+    plain = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
+    assert answer.choices[0].message.content == lm.chat(plain, max_new_tokens=9).text
+    assert len(answer.choices[0].logprobs.content) == answer.usage.completion_tokens == 9
+    again = client(house).chat.completions.create(
+        model="small", messages=messages, max_completion_tokens=9, temperature=0, stream=True
+    )
+    said = [choice for chunk in again for choice in chunk.choices]
+    assert said[0].delta.role == "assistant"
+    assert "".join(choice.delta.content or "" for choice in said) == answer.choices[0].message.content
+    assert [choice.finish_reason for choice in said[:-1]] == [None] * (len(said) - 1)
+    assert said[-1].finish_reason == "length"
+
+
+def test_what_others_stored_is_told(house: House, client: Callable[..., Any]) -> None:
+    prompt = "a prompt of many words " * 10
+    first, second = (
+        client(house).completions.create(model="small", prompt=prompt, max_tokens=2, temperature=0)
+        for _ in "12"
+    )
+    assert first.usage.prompt_tokens_details.cached_tokens == 0
+    assert second.usage.prompt_tokens_details.cached_tokens >= 64
+    assert first.choices[0].text == second.choices[0].text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_frees_its_pages(house: House, stream: bool) -> None:
+    asked = {"model": "small", "prompt": "go on", "max_tokens": 400, "seed": 3, "stream": stream}
+    body, address = json.dumps(asked).encode(), urlsplit(house.url)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
+    with socket.create_connection((address.hostname, address.port)) as there:
+        there.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        wait_until(lambda: house.worker.count > 0)
+    wait_until(lambda: not house.used() and not house.worker.count)
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "words"),
+    [
+        ({"model": "smal"}, 404, "did you mean"),
+        ({"max_tokens": 2000}, 400, "trained on 512"),
+        ({"prompt": [400000]}, 400, "outside the model's vocabulary"),
+        ({"n": 0}, 400, "n: "),
+        ({"suffix": "x"}, 400, "suffix"),
+        ({"best_of": 3}, 400, "best_of"),
+        ({"frequency_penalty": 1}, 400, "repetition_penalty"),
+        ({"stream_options": {"include_usage": True}}, 400, "set stream to true"),
+        ({"temperature": -1}, 400, "temperature"),
+        ({"stop": ["a"] * 99}, 400, "stop"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    house: House, more: dict[str, Any], status: int, words: str, client: Callable[..., Any]
+) -> None:
+    with pytest.raises(openai.APIStatusError) as told:
+        client(house).completions.create(**{"model": "small", "prompt": "x", "max_tokens": 3, **more})
+    assert told.value.status_code == status
+    assert words in told.value.body["message"]
+    assert told.value.body.keys() == {"message", "type", "param", "code"}
+
+
+def test_unknown_fields_are_told_or_refused(house: House, client: Callable[..., Any]) -> None:
+    asked = {"model": "small", "prompt": "x", "max_tokens": 1, "user": "me", "extra_body": {"mirostat": 2}}
+    assert client(house).completions.create(**asked).warnings == [
+        "mirostat is unknown here and changes nothing"
+    ]
+    with serving(strict=True) as strict, pytest.raises(openai.BadRequestError, match="mirostat"):
+        client(strict).completions.create(**asked)
+
+
+def test_models_are_found_by_their_names(client: Callable[..., Any]) -> None:
+    with serving("one", "two") as house:
+        assert [model.id for model in client(house).models.list()] == ["one", "two"]
+        assert client(house).models.retrieve("two").id == "two"
+        with pytest.raises(openai.NotFoundError, match="no model is named"):
+            client(house).completions.create(model=None, prompt="x")
