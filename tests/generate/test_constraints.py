@@ -67,3 +67,21 @@ def test_repetition_penalty_divides_or_multiplies_what_was_seen() -> None:
     )
     assert found.tolist() == [[-2.0, 1.0, -3.0, 4.0]]
     assert values.tolist() == [[-1.0, 2.0, -3.0, 4.0]]
+
+
+@given(st.lists(st.integers(0, 5), max_size=9), st.floats(-2, 2), st.floats(-2, 2))
+def test_penalties_count_the_text_and_not_the_prompt(ids: list[int], each: float, once: float) -> None:
+    """OpenAI's formula: logit - count * frequency - (count > 0) * presence."""
+    values = torch.linspace(-2, 3, 6, dtype=torch.float64).unsqueeze(0)
+    sampling = Sampling(frequency_penalty=each, presence_penalty=once)
+    found = constrain(values, [a_text([0, 1, 1], ids, 20)], GenerationConfig(sampling=sampling))
+    counts = torch.tensor([ids.count(token) for token in range(6)])
+    torch.testing.assert_close(found[0], values[0] - counts * each - (counts > 0) * once)
+
+
+def test_bias_is_added_row_by_row_and_leaves_the_logits_as_they_were() -> None:
+    values = torch.zeros(2, 6)
+    texts = [a_text([0], [], 9), a_text([1], [2], 9)]
+    found = constrain(values, texts, GenerationConfig(bias={2: 1.5, 5: -100.0}))
+    assert found.tolist() == [[0, 0, 1.5, 0, 0, -100]] * 2
+    assert not values.any()

@@ -43,6 +43,9 @@ def drawn(number: int) -> dict[str, Any]:
         "n": draw.choice([1, 1, 3]),
         "stop": draw.choice([None, ["e"], ["a", "th"]]),
         "logprobs": draw.choice([None, 0, 2]),
+        "logit_bias": draw.choice([{}, {"40": 5.0, "41": -100}]),
+        "frequency_penalty": draw.choice([0, 0.5]),
+        "presence_penalty": draw.choice([0, -0.3]),
         "extra_body": {"top_k": draw.choice([0, 5])},
     }
 
@@ -58,6 +61,9 @@ def expected(house: House, asked: dict[str, Any]) -> list[Any]:
         "seed": asked["seed"],
         "stop": asked["stop"] or (),
         "log_probs": asked["logprobs"] is not None,
+        "bias": {int(token): more for token, more in asked["logit_bias"].items()},
+        "frequency_penalty": asked["frequency_penalty"],
+        "presence_penalty": asked["presence_penalty"],
         "top_log_probs": asked["logprobs"] or 0,
     }
     return lm.generate([asked["prompt"]] * asked["n"], **options)
@@ -163,7 +169,8 @@ def wait_until(holds: Callable[[], bool]) -> None:
         ({"n": 0}, 400, "n: "),
         ({"suffix": "x"}, 400, "suffix"),
         ({"best_of": 3}, 400, "best_of"),
-        ({"frequency_penalty": 1}, 400, "repetition_penalty"),
+        ({"frequency_penalty": 3}, 400, "frequency_penalty"),
+        ({"logit_bias": {"999999": 1}}, 400, "bias: token id 999999 is outside"),
         ({"stream_options": {"include_usage": True}}, 400, "set stream to true"),
         ({"temperature": -1}, 400, "temperature"),
         ({"stop": ["a"] * 99}, 400, "stop"),

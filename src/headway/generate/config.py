@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from numbers import Integral
@@ -71,7 +71,7 @@ class GenerationConfig:
     beams: search for the texts of the highest score instead of sampling; see `Beams`.
     eos: ids that end a text (and are not part of it).
     stop: strings that end a text, or one (and are not part of it), also when they are split across tokens.
-    forbidden: ids that are never taken.   min_new_tokens: no EOS among so many first tokens.
+    bias: what is added to the logits of ids.   forbidden: ids that are never taken.   min_new_tokens: no EOS among so many first tokens.
     no_repeat_ngram: no n tokens in a row occur twice in prompt and text (0: they may).
     forced_first, forced_last: this id is the first new token, or the last one when `max_new_tokens` is reached; it
         is certain then, so that its log probability is 0.
@@ -98,6 +98,7 @@ class GenerationConfig:
     beams: Beams | None = None
     eos: Sequence[int] = ()
     stop: Sequence[str] | str = ()
+    bias: Mapping[int, float] = field(default_factory=dict)
     forbidden: Sequence[int] = ()
     min_new_tokens: int = 0
     no_repeat_ngram: int = 0
@@ -134,7 +135,7 @@ class GenerationConfig:
             object.__setattr__(self, "stop", (self.stop,))
         if not isinstance(self.stop, Collection):
             raise ConfigError(f"stop is a string or a list of strings, got {self.stop!r}")
-        beams, plain = self.beams, Sampling(repetition_penalty=self.sampling.repetition_penalty)
+        beams, plain = self.beams, self.sampling.penalties
         rounded = kv_dtype(self.kv_cache_dtype) is not None
         eos_are_ids = isinstance(self.eos, Collection) and all(map(_whole, self.eos))
         for wrong, message in (

@@ -1,6 +1,6 @@
 """Which tokens may come next, and at what price.
 
-    repetition penalty -> forbidden -> no repeated n-gram -> no early end -> forced first tokens and last one
+    repetition penalty -> other penalties -> bias -> forbidden -> no repeated n-gram -> no early end -> forced first tokens and last one
 
 Legend: R rows, V vocab.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 from headway.cache import PageTable
 from headway.generate.config import GenerationConfig
 from headway.generate.requests import Request
-from headway.generate.sampling import penalize_repetition
+from headway.generate.sampling import penalize_counts, penalize_repetition
 
 
 @dataclass(eq=False)
@@ -64,9 +64,18 @@ def constrain(values: Tensor, texts: Sequence[Text], config: GenerationConfig) -
 
     The order is that of `transformers`; numbers that are changed are not made to sum to 1 again. The argument is not
     changed; it is returned itself where nothing constrains."""
-    penalty = config.sampling.repetition_penalty
-    if penalty != 1:
+    sampling = config.sampling
+    if (penalty := sampling.repetition_penalty) != 1:
         values = penalize_repetition(values, penalty, torch.stack([text.seen(values[0]) for text in texts]))
+    each, once = sampling.frequency_penalty, sampling.presence_penalty
+    if each or once:
+        pairs = zip(values, texts, strict=True)
+        values = torch.stack([penalize_counts(row, text.ids, each, once) for row, text in pairs])
+    if config.bias:
+        at = _index(tuple(config.bias), values.shape[-1], values.device)
+        values = values.index_add(
+            -1, at, values.new_tensor([[*config.bias.values()]]).expand(len(values), -1)
+        )
     if config.forbidden:
         never = _index(tuple(config.forbidden), values.shape[-1], values.device)
         values = values.index_fill(-1, never, float("-inf"))

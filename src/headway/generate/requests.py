@@ -101,9 +101,9 @@ def make_requests(
 
 
 def _check_ids(config: GenerationConfig, vocab: int) -> None:
-    for name in ("forbidden", "prefix", "forced_first", "forced_last"):
+    for name in ("bias", "forbidden", "prefix", "forced_first", "forced_last"):
         value = getattr(config, name)
-        for token in value if name in ("forbidden", "prefix") else [value]:
+        for token in [value] if name.startswith("forced") else value:
             if token is not None and not 0 <= token < vocab:
                 raise ConfigError(f"{name}: token id {token} is outside the model's vocabulary of {vocab}")
 

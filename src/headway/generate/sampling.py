@@ -11,7 +11,7 @@ request, step). So the text of a request does not depend on what else is in the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,6 +24,13 @@ def penalize_repetition(logits: Tensor, penalty: float, seen: Tensor) -> Tensor:
     """Logits of tokens that are `seen`, bool [R, V]: l / penalty where l > 0, l * penalty elsewhere (Keskar et al.
     2019, CTRL, as Hugging Face does it). 1 changes nothing."""
     return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def penalize_counts(logits: Tensor, ids: Sequence[int], each: float, once: float) -> Tensor:
+    """Logits [V] of tokens that stand in a text: less `each` for every time, and `once` for the first (OpenAI's
+    frequency and presence penalties)."""
+    tokens, counts = torch.tensor(ids, dtype=torch.int64, device=logits.device).unique(return_counts=True)
+    return logits.index_add(0, tokens, -(counts * each + once).to(logits.dtype))
 
 
 def top_k(logits: Tensor, k: int) -> Tensor:
@@ -56,6 +63,8 @@ class Sampling:
 
     temperature: logits are divided by it; 0 is greedy.  top_k: 0 is no filter.  top_p: 1 is no filter.
     min_p: 0 is no filter.  repetition_penalty: over prompt and text; 1 is none; greedy obeys it, too.
+    frequency_penalty, presence_penalty: over the text alone, for each time that a token stands in it and for the first;
+        0 is none; greedy obeys them, too.
     Raises ConfigError for values outside their range, naming them.
     """
 
@@ -64,6 +73,8 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
 
     def __post_init__(self) -> None:
         for name, good, allowed in (
@@ -72,10 +83,19 @@ class Sampling:
             ("top_p", 0 < self.top_p <= 1, "more than 0 and at most 1 (1 is no filter)"),
             ("min_p", 0 <= self.min_p <= 1, "0 to 1 (0 is no filter)"),
             ("repetition_penalty", self.repetition_penalty > 0, "more than 0 (1 is none)"),
+            ("frequency_penalty", abs(self.frequency_penalty) <= 2, "-2 to 2 (0 is none)"),
+            ("presence_penalty", abs(self.presence_penalty) <= 2, "-2 to 2 (0 is none)"),
         ):
             value = getattr(self, name)
             if not good or value != value or abs(value) == float("inf"):
                 raise ConfigError(f"{name} must be {allowed}, got {value}")
+
+    @property
+    def penalties(self) -> Sampling:
+        """Greedy, with the same penalties: what a search of beams obeys, too."""
+        return replace(
+            Sampling(), **{name: getattr(self, name) for name in vars(self) if name.endswith("penalty")}
+        )
 
     @property
     def greedy(self) -> bool:

@@ -27,7 +27,8 @@ class Job:
     """A request in an engine, and the texts that are written for it: one, or the several of a beam search.
 
     texts: as they are stored; none when an engine is done with them.   goes_on: whether another token is to follow.
-    count: new tokens so far.   stored: tokens of its prompt that others had stored.   source: the pages of its source, of an encoder-decoder.
+    count: new tokens so far.   stored: tokens of its prompt that others had stored.
+    source: the pages of its source, of an encoder-decoder.
     error: why it ended without having come to its end; None where nothing failed.
     draft: what was expected to follow and has been read ahead of it.   right: how much of it came, from its first token
     on.   follows: whether the last token came as it was expected.

@@ -16,7 +16,7 @@ from headway.generate import GenerationConfig, Sampling
 
 HARMLESS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 """Fields of clients that say something about a request, and nothing about its text."""
-MOST_TEXTS, MOST_STOPS, MOST_LIKELY = 128, 16, 20
+MOST_TEXTS, MOST_STOPS, MOST_LIKELY, MOST_BIASED = 128, 16, 20, 1024
 
 
 class StreamOptions(BaseModel):
@@ -42,17 +42,13 @@ class Body(BaseModel):
     top_k: int | None = Field(None, ge=0)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0)
-    frequency_penalty: float = 0
-    presence_penalty: float = 0
+    frequency_penalty: float = Field(0, ge=-2, le=2)
+    presence_penalty: float = Field(0, ge=-2, le=2)
+    logit_bias: dict[int, float] | None = Field(None, max_length=MOST_BIASED)
     max_tokens: int | None = Field(None, ge=0)
 
     def check(self) -> None:
         """Raises ConfigError for what is asked for and not offered, and for fields that do not go together."""
-        for name in ("frequency_penalty", "presence_penalty"):
-            if getattr(self, name):
-                raise ConfigError(
-                    f"{name}: counts of tokens change no probability here; give repetition_penalty"
-                )
         if self.stream_options is not None and not self.stream:
             raise ConfigError("stream_options are of streams; set stream to true, or leave them out")
 
@@ -76,6 +72,7 @@ class Body(BaseModel):
         seed, which is drawn where none is given."""
         drawn = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
         drawn["repetition_penalty"] = self.repetition_penalty
+        drawn |= {"frequency_penalty": self.frequency_penalty, "presence_penalty": self.presence_penalty}
         temperature = 1.0 if self.temperature is None else self.temperature
         given: Mapping[str, Any] = {name: value for name, value in drawn.items() if value is not None}
         return GenerationConfig(
@@ -83,6 +80,7 @@ class Body(BaseModel):
             sampling=Sampling(temperature=temperature, **given),
             seed=secrets.randbits(31) if self.seed is None else self.seed,
             stop=self.stop or (),
+            bias=self.logit_bias or {},
             log_probs=self.likely is not None,
             top_log_probs=self.likely or 0,
             prefix_cache=True,
