@@ -71,7 +71,8 @@ class GenerationConfig:
     beams: search for the texts of the highest score instead of sampling; see `Beams`.
     eos: ids that end a text (and are not part of it).
     stop: strings that end a text, or one (and are not part of it), also when they are split across tokens.
-    bias: what is added to the logits of ids.   forbidden: ids that are never taken.   min_new_tokens: no EOS among so many first tokens.
+    bias: what is added to the logits of ids.   forbidden: ids that are never taken.
+    min_new_tokens: no EOS among so many first tokens.
     no_repeat_ngram: no n tokens in a row occur twice in prompt and text (0: they may).
     forced_first, forced_last: this id is the first new token, or the last one when `max_new_tokens` is reached; it
         is certain then, so that its log probability is 0.

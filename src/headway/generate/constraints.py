@@ -1,6 +1,7 @@
 """Which tokens may come next, and at what price.
 
-    repetition penalty -> other penalties -> bias -> forbidden -> no repeated n-gram -> no early end -> forced first tokens and last one
+    repetition penalty -> penalties of counts -> bias -> forbidden -> no repeated n-gram -> no early end
+    -> forced first tokens and last one
 
 Legend: R rows, V vocab.
 """
