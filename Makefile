@@ -15,7 +15,7 @@ export HEADWAY_BUILD
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
 help:
-	@echo "make install   the package and its command, in $(VENV)"
+	@echo "make install   the package, its command and its server, in $(VENV)"
 	@echo "make demo      train a small model, sample from it, show why to trust it (writes runs/demo)"
 	@echo "make test      the tests, within 10 minutes on 2 cores"
 	@echo "make test-all  every test, the slow ones too, then the demo; a skipped test fails"
@@ -31,7 +31,7 @@ $(VENV)/pyvenv.cfg:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml constraints.txt hatch_build.py | $(VENV)/pyvenv.cfg
-	$(PIP) -e .
+	$(PIP) -e ".[serve]"
 	@touch $@
 
 $(VENV)/.installed-test: pyproject.toml constraints.txt hatch_build.py | $(VENV)/pyvenv.cfg

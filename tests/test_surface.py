@@ -56,6 +56,7 @@ SUBCOMMANDS = [
     "answer",
     "embed",
     "chat",
+    "serve",
     "eval",
     "instruct",
     "judge",

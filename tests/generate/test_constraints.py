@@ -75,8 +75,8 @@ def test_penalties_count_the_text_and_not_the_prompt(ids: list[int], each: float
     values = torch.linspace(-2, 3, 6, dtype=torch.float64).unsqueeze(0)
     sampling = Sampling(frequency_penalty=each, presence_penalty=once)
     found = constrain(values, [a_text([0, 1, 1], ids, 20)], GenerationConfig(sampling=sampling))
-    counts = torch.tensor([ids.count(token) for token in range(6)])
-    torch.testing.assert_close(found[0], values[0] - counts * each - (counts > 0) * once)
+    counts = torch.tensor([ids.count(token) for token in range(6)]).double()
+    torch.testing.assert_close(found[0], values[0] - counts * each - (counts > 0).double() * once)
 
 
 def test_bias_is_added_row_by_row_and_leaves_the_logits_as_they_were() -> None:

@@ -17,7 +17,8 @@ from tests.text.conftest import byte_level
 uvicorn = pytest.importorskip("uvicorn", reason="headway[serve] is not installed")
 
 from headway.serve.app import make_app  # noqa: E402
-from headway.serve.served import Models, Served  # noqa: E402
+from headway.serve.served import Decoding, Models  # noqa: E402
+from headway.serve.server import Server  # noqa: E402
 from headway.serve.worker import Worker  # noqa: E402
 
 
@@ -32,7 +33,7 @@ class House:
 
     def used(self) -> int:
         """Pages that texts hold."""
-        engines = [model.engine for model in self.models.by_name.values()]
+        engines = [model.engine for model in self.models if isinstance(model, Decoding)]
         pools = [engine.reader.cache.pool for engine in engines]
         return sum(pool.held - pool.idle for pool in pools)
 
@@ -44,10 +45,12 @@ def talker() -> LanguageModel:
 
 
 @contextmanager
-def serving(*names: str, keep: int = 1 << 24, most: int = 256, **how: Any) -> Iterator[House]:
+def serving(
+    *names: str, keep: int = 1 << 24, most: int = 256, strict: bool = False, **how: Any
+) -> Iterator[House]:
     worker = Worker(most)
-    models = Models([Served(name, talker(), worker, keep=keep) for name in names or ("small",)])
-    app = make_app(models, worker, **how)
+    models = Models([Decoding(name, talker(), worker, keep=keep) for name in names or ("small",)])
+    app = make_app(Server(models, worker, strict=strict), **how)
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -60,7 +60,8 @@ def command(
     from headway.api import load
     from headway.hardware import memory_total
     from headway.serve.app import make_app
-    from headway.serve.served import Models, Served
+    from headway.serve.served import Decoding, Models
+    from headway.serve.server import Server
     from headway.serve.worker import Worker
 
     worker = Worker(waiting)
@@ -68,12 +69,10 @@ def command(
     served = []
     for named in names(models, alias or []):
         lm = load(named.source, dtype=dtype, task="causal-lm")
-        served.append(Served(named.name, lm, worker, keep=keep, exact=exact))
+        served.append(Decoding(named.name, lm, worker, keep=keep, exact=exact))
         note(f"{named.name}: {named.source}, {served[-1].engine.reader.steps}")
     app = make_app(
-        Models(served),
-        worker,
-        strict=strict,
+        Server(Models(served), worker, strict),
         hosts=OWN if is_own(host) else None,
         keys=[] if keys is None else read_keys(keys),
     )

@@ -30,7 +30,7 @@ def penalize_counts(logits: Tensor, ids: Sequence[int], each: float, once: float
     """Logits [V] of tokens that stand in a text: less `each` for every time, and `once` for the first (OpenAI's
     frequency and presence penalties)."""
     tokens, counts = torch.tensor(ids, dtype=torch.int64, device=logits.device).unique(return_counts=True)
-    return logits.index_add(0, tokens, -(counts * each + once).to(logits.dtype))
+    return logits.index_add(0, tokens, -(counts.to(logits.dtype) * each + once))
 
 
 def top_k(logits: Tensor, k: int) -> Tensor:

@@ -1,18 +1,24 @@
-"""What is answered: whole, or chunk by chunk, in the shapes of OpenAI's completions and chat completions."""
+"""What is answered to requests that ask for texts: whole, or event by event; and OpenAI's completions and chat
+completions."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
 from headway.generate import Delta
 from headway.generate.sequences import SampledText
-from headway.serve.served import Served
+from headway.serve.errors import shaped
+from headway.serve.parts import Part, PartReader, PlainReader
+from headway.serve.served import Decoding
 from headway.text.vocabulary import Vocabulary
 
+Event = tuple[str | None, dict[str, Any] | str]
+"""Of a stream: its name, where it has one, and its data."""
 REASONS = {"eos": "stop", "stop": "stop", "length": "length", None: None}
 
 
@@ -32,63 +38,133 @@ class Written:
         self.deltas.append(delta)
 
 
-class Answer:
-    """The answer to one request, of a kind ("chat.completion", "text_completion"): `chunks` of it, or the `whole`."""
+class Answer(ABC):
+    """The answer to a request, in the shape of its protocol.
 
-    kind = "text_completion"
-    prefix = "cmpl"
+    warnings: what is said of the request's fields.
+    """
+
+    def __init__(self, model: Decoding, texts: Sequence[SampledText], warnings: Sequence[str] = ()) -> None:
+        self.model, self.texts, self.warnings = model, texts, warnings
+        self.written = [Written() for _ in texts]
+
+    @abstractmethod
+    def whole(self) -> dict[str, Any]:
+        """All of it."""
+
+    def begin(self) -> Sequence[Event]:
+        """Events before the first token."""
+        return ()
+
+    @abstractmethod
+    def add(self, i: int, delta: Delta) -> Sequence[Event]:
+        """Takes what a step added to text i; the events that tell it."""
+
+    def end(self) -> Sequence[Event]:
+        """Events after the last token."""
+        return ()
+
+    def fail(self, status: int, message: str) -> Sequence[Event]:
+        """Events in place of the rest."""
+        return [(None, shaped(status, message))]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of prompts, each prompt counted once."""
+        return sum(text.request.prompt_tokens for text in self._prompts)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of these, those that were stored already."""
+        return sum(text.stored for text in self._prompts)
+
+    @property
+    def new_tokens(self) -> int:
+        return sum(written.tokens for written in self.written)
+
+    @property
+    def _prompts(self) -> Sequence[SampledText]:
+        return [*{id(text.request.prompt): text for text in self.texts}.values()]
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self.model.lm.need_tokenizer()
+
+
+class CompletionAnswer(Answer):
+    """Of `POST /v1/completions`.
+
+    likely: how many of the likeliest tokens are told beside each token; None tells no probabilities.
+    echoes: what stands before each text.   usage: whether a last chunk tells the tokens.
+    """
+
+    kind, prefix, chunk = "text_completion", "cmpl", "text_completion"
 
     def __init__(
-        self, model: Served, texts: Sequence[SampledText], *, likely: int | None, echoes: Sequence[str] = ()
-    ):
-        self.model, self.texts, self.likely, self.echoes = model, texts, likely, echoes
-        self.written = [Written() for _ in texts]
+        self,
+        model: Decoding,
+        texts: Sequence[SampledText],
+        warnings: Sequence[str] = (),
+        *,
+        likely: int | None = None,
+        echoes: Sequence[str] = (),
+        usage: bool = False,
+    ) -> None:
+        super().__init__(model, texts, warnings)
+        self.likely, self.echoes, self._tell_usage = likely, echoes, usage
         self.head = {
             "id": f"{self.prefix}-{uuid4().hex}",
             "object": self.kind,
             "created": int(time.time()),
             "model": model.name,
         }
+        more = {"warnings": list(warnings)} if warnings else {}
+        self.tail = more | ({"usage": None} if usage else {})
 
     @property
     def usage(self) -> dict[str, Any]:
-        """Tokens of prompts, each counted once, and of texts; `cached_tokens` of them were stored already."""
-        prompts = {id(text.request.prompt): text for text in self.texts}.values()
-        given, new = sum(t.request.prompt_tokens for t in prompts), sum(w.tokens for w in self.written)
+        given, new = self.prompt_tokens, self.new_tokens
         return {
             "prompt_tokens": given,
             "completion_tokens": new,
             "total_tokens": given + new,
-            "prompt_tokens_details": {"cached_tokens": sum(t.stored for t in prompts)},
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
-    def add(self, i: int, delta: Delta) -> dict[str, Any] | None:
-        """Takes what a step added to a text; the choice of a chunk that tells it, None where there is nothing to tell
-        yet."""
+    def add(self, i: int, delta: Delta) -> Sequence[Event]:
         written = self.written[i]
         first = not written.deltas
         written.add(delta)
-        if not delta.text and written.finish_reason is None and self.likely is None and not first:
-            return None
-        return self.choice(i, self.part(i, delta, first), written.finish_reason, [delta])
+        said = self.said(i, delta, first)
+        if not said and written.finish_reason is None and self.likely is None:
+            return ()
+        choice = {"index": i, **self.part(said), "logprobs": self.log_probs([delta])}
+        choice["finish_reason"] = written.finish_reason
+        return [(None, {**self.head, "object": self.chunk, "choices": [choice], **self.tail})]
+
+    def end(self) -> Sequence[Event]:
+        told = {**self.head, "object": self.chunk, "choices": [], **self.tail, "usage": self.usage}
+        return [*([(None, told)] if self._tell_usage else []), (None, "[DONE]")]
 
     def whole(self) -> dict[str, Any]:
-        """All of it."""
         choices = [
-            self.choice(i, self.full(i), written.finish_reason, written.deltas)
+            {
+                "index": i,
+                **self.full(i),
+                "logprobs": self.log_probs(written.deltas),
+                "finish_reason": written.finish_reason,
+            }
             for i, written in enumerate(self.written)
         ]
-        return {**self.head, "choices": choices, "usage": self.usage}
+        return {**self.head, "choices": choices, **self.tail, "usage": self.usage}
 
-    def choice(
-        self, i: int, said: dict[str, Any], reason: str | None, deltas: Sequence[Delta]
-    ) -> dict[str, Any]:
-        """One of `choices`."""
-        return {"index": i, **said, "logprobs": self.log_probs(deltas), "finish_reason": reason}
+    def said(self, i: int, delta: Delta, first: bool) -> Any:
+        """What a step says of a text; nothing where nothing became certain."""
+        return (self._echo(i) if first else "") + delta.text
 
-    def part(self, i: int, delta: Delta, first: bool) -> dict[str, Any]:
-        """What a chunk says."""
-        return {"text": (self._echo(i) if first else "") + delta.text}
+    def part(self, said: Any) -> dict[str, Any]:
+        """How a chunk tells it."""
+        return {"text": said}
 
     def full(self, i: int) -> dict[str, Any]:
         """What a choice says at the end."""
@@ -102,34 +178,52 @@ class Answer:
         if self.likely is None:
             return None
         told = [delta for delta in deltas if delta.token is not None]
-        tokens = [text_of(self._vocabulary, delta.token or 0) for delta in told]
+        tokens = [text_of(self.vocabulary, delta.token or 0) for delta in told]
         return {
             "tokens": tokens,
             "token_logprobs": [delta.log_prob for delta in told],
             "top_logprobs": [
-                {text_of(self._vocabulary, token): value for token, value in delta.top_log_probs}
+                {text_of(self.vocabulary, token): value for token, value in delta.top_log_probs}
                 for delta in told
             ],
             "text_offset": [sum(map(len, tokens[:n])) for n in range(len(tokens))],
         }
 
-    @property
-    def _vocabulary(self) -> Vocabulary:
-        return self.model.lm.need_tokenizer()
 
+class ChatAnswer(CompletionAnswer):
+    """Of `POST /v1/chat/completions`. `reader` makes what divides a text into parts."""
 
-class ChatAnswer(Answer):
-    """To a conversation."""
+    kind, prefix, chunk = "chat.completion", "chatcmpl", "chat.completion.chunk"
 
-    kind = "chat.completion"
-    prefix = "chatcmpl"
+    def __init__(
+        self,
+        model: Decoding,
+        texts: Sequence[SampledText],
+        warnings: Sequence[str] = (),
+        *,
+        reader: Callable[[], PartReader] = PlainReader,
+        **how: Any,
+    ) -> None:
+        super().__init__(model, texts, warnings, **how)
+        self._readers = [reader() for _ in texts]
+        self._parts: list[list[Part]] = [[] for _ in texts]
 
-    def part(self, i: int, delta: Delta, first: bool) -> dict[str, Any]:
-        role = {"role": "assistant"} if first else {}
-        return {"delta": {**role, "content": delta.text} if delta.text or first else {}}
+    def said(self, i: int, delta: Delta, first: bool) -> Any:
+        parts = self._readers[i].push(delta.text, last=delta.finish_reason is not None)
+        self._parts[i] += parts
+        return ({"role": "assistant", "content": ""} if first else {}) | self._told(parts)
+
+    def part(self, said: Any) -> dict[str, Any]:
+        return {"delta": said}
 
     def full(self, i: int) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": self.written[i].text, "refusal": None}}
+        return {
+            "message": {"role": "assistant", "content": "", **self._told(self._parts[i]), "refusal": None}
+        }
+
+    def _told(self, parts: Sequence[Part]) -> dict[str, Any]:
+        text = "".join(part.text for part in parts if part.kind == "text")
+        return {"content": text} if text else {}
 
     def log_probs(self, deltas: Sequence[Delta]) -> dict[str, Any] | None:
         """Probabilities as conversations tell them: a record for each token."""
@@ -148,7 +242,7 @@ class ChatAnswer(Answer):
         }
 
     def _record(self, token: int, log_prob: float) -> dict[str, Any]:
-        spelled = self._vocabulary.text_bytes(token, special=True) or b""
+        spelled = self.vocabulary.text_bytes(token, special=True) or b""
         return {
             "token": spelled.decode(errors="replace"),
             "logprob": log_prob,

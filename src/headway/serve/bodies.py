@@ -58,6 +58,11 @@ class Body(BaseModel):
         return sorted(set(self.model_extra or ()) - {*HARMLESS})
 
     @property
+    def tells_usage(self) -> bool:
+        """Whether a last chunk tells the tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
     def new_tokens(self) -> int | None:
         """How many new tokens a text gets at most; None is what the context leaves, up to a usual number."""
         return self.max_tokens

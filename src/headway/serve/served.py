@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any, TypeVar
 
 from headway.api import LanguageModel
 from headway.errors import ConfigError, did_you_mean
@@ -16,18 +17,48 @@ from headway.generate.sequences import SampledText
 from headway.serve.errors import Busy, UnknownModel
 from headway.serve.worker import Told, Worker
 
+S = TypeVar("S", bound="Served")
+
 
 class Served:
-    """A decoder under a name: its engine, which stays open, and how requests become texts.
+    """A model under the name that requests give."""
+
+    what = "a model"
+    """In errors."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.created = name, int(time.time())
+
+    @property
+    def context(self) -> int | None:
+        """The longest text, in tokens; None is no limit."""
+        return None
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """As `/v1/models` tells it."""
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "headway",
+            "max_model_len": self.context,
+        }
+
+
+class Decoding(Served):
+    """A decoder: its engine, which stays open, and how requests become texts.
 
     keep: bytes of keys and values that stay for texts that begin as earlier ones did.   exact: see `GenerationConfig`.
     """
 
+    what = "a language model"
+
     def __init__(
         self, name: str, lm: LanguageModel, worker: Worker, *, keep: int, exact: bool = False
     ) -> None:
-        self.name, self.lm, self.created = name, lm, int(time.time())
-        self._worker, self._keep, self.exact = worker, keep, exact
+        super().__init__(name)
+        self.lm, self._worker, self._keep, self.exact = lm, worker, keep, exact
 
     @cached_property
     def engine(self) -> Engine:
@@ -41,7 +72,6 @@ class Served:
 
     @property
     def context(self) -> int | None:
-        """The longest text, in tokens; None is no limit."""
         return context_limit(self.lm.spec, GenerationConfig())
 
     def texts(
@@ -71,12 +101,21 @@ class Models:
         if len(self.by_name) < len(models):
             raise ConfigError(f"serve: names repeat among {', '.join(model.name for model in models)}")
 
-    def find(self, name: str | None) -> Served:
-        """The model of a name; the only one where none is given. Raises UnknownModel."""
-        if name is None and len(self.by_name) == 1:
-            return next(iter(self.by_name.values()))
+    def __iter__(self) -> Iterator[Served]:
+        return iter(self.by_name.values())
+
+    def find(self, name: str | None, kind: type[S] = Served) -> S:  # type: ignore[assignment]
+        """The model of a name; where none is given, the only one of a kind. Raises UnknownModel, and ConfigError where
+        it is of another kind."""
+        of_kind = [model for model in self if isinstance(model, kind)]
+        if name is None and len(of_kind) == 1:
+            return of_kind[0]
         if name is None or name not in self.by_name:
-            known = ", ".join(self.by_name)
             asked = "no model is named" if name is None else f"there is no model {name!r}"
-            raise UnknownModel(f"{asked}{did_you_mean(name or '', self.by_name)}; there are {known}")
-        return self.by_name[name]
+            hint = did_you_mean(name or "", self.by_name)
+            raise UnknownModel(f"{asked}{hint}; there are {', '.join(self.by_name)}")
+        model = self.by_name[name]
+        if not isinstance(model, kind):
+            others = ", ".join(other.name for other in of_kind) or "none"
+            raise ConfigError(f"{name} is {model.what}, and this is asked of {kind.what}; there are {others}")
+        return model

@@ -1,0 +1,62 @@
+"""OpenAI's protocol: models, completions, chat completions."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from headway.serve.answers import ChatAnswer, CompletionAnswer
+from headway.serve.bodies import Chat, Completion
+from headway.serve.served import Decoding
+from headway.serve.server import Server
+from headway.serve.streams import respond
+
+
+def routes(server: Server) -> APIRouter:
+    """`/v1/models`, `/v1/completions`, `/v1/chat/completions`."""
+    router = APIRouter(prefix="/v1")
+
+    @router.get("/models")
+    def list_models() -> dict[str, Any]:
+        """The models, by the names that requests give."""
+        return {"object": "list", "data": [model.described for model in server.models]}
+
+    @router.get("/models/{name:path}")
+    def model(name: str) -> dict[str, Any]:
+        """One of them."""
+        return server.models.find(name).described
+
+    @router.post("/completions")
+    async def complete(body: Completion, request: Request) -> Response:
+        """Continues prompts."""
+        body.check()
+        model, warnings = server.begin(body, Decoding)
+        tokenizer = model.lm.need_tokenizer()
+        ids = await asyncio.to_thread(
+            lambda: [tokenizer.encode(p, eos=False) if isinstance(p, str) else p for p in body.prompts]
+        )
+        texts = model.texts(ids, body.config(), body.n)
+        echoes: list[str] = []
+        if body.echo:
+            asked = [p if isinstance(p, str) else tokenizer.decode(p) for p in body.prompts]
+            echoes = [prompt for prompt in asked for _ in range(body.n)]
+        answer = CompletionAnswer(
+            model, texts, warnings, likely=body.likely, echoes=echoes, usage=body.tells_usage
+        )
+        return await respond(answer, request, stream=body.stream)
+
+    @router.post("/chat/completions")
+    async def chat(body: Chat, request: Request) -> Response:
+        """Answers a conversation."""
+        body.check()
+        model, warnings = server.begin(body, Decoding)
+        messages = [message.plain() for message in body.messages]
+        ids = await asyncio.to_thread(model.lm.need_tokenizer().render_chat, messages)
+        texts = model.texts([ids], body.config(), body.n)
+        answer = ChatAnswer(model, texts, warnings, likely=body.likely, usage=body.tells_usage)
+        return await respond(answer, request, stream=body.stream)
+
+    return router

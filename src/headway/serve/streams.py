@@ -1,0 +1,103 @@
+"""An answer on its way to the client: whole, or as server-sent events while it is written."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from typing import Any, TypeVar
+
+import orjson
+from fastapi import Request
+from fastapi.responses import Response, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from headway.errors import HeadwayError
+from headway.serve.answers import Answer, Event
+from headway.serve.errors import Json
+from headway.serve.worker import Told
+
+BEAT = 15.0
+"""Seconds without an event after which a comment says that the stream lives."""
+LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+async def respond(answer: Answer, request: Request, *, stream: bool) -> Response:
+    """The answer to a request. What never fits is refused before a stream begins; when the client leaves, what is being
+    written for it is cancelled."""
+    news = answer.model.write(answer.texts)
+    first = await unless_gone(anext(news, []), request)
+    if stream:
+        return StreamingResponse(_events(answer, first, news), media_type="text/event-stream")
+
+    async def rest() -> None:
+        _add(answer, first)
+        async for told in news:
+            _add(answer, told)
+
+    await unless_gone(rest(), request)
+    return Json(answer.whole())
+
+
+async def unless_gone(work: Awaitable[T], request: Request) -> T:
+    """What `work` returns; it is cancelled when the client leaves, which is answered with 499."""
+    task = asyncio.ensure_future(work)
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    leaves = asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait((task, leaves), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            raise HTTPException(499, "the client has left")
+        return task.result()
+    finally:
+        leaves.cancel()
+
+
+async def _events(answer: Answer, first: Told, news: AsyncIterator[Told]) -> AsyncIterator[bytes]:
+    """The events of an answer; a comment where none comes for long."""
+    try:
+        yield sse([*answer.begin(), *_add(answer, first)])
+        waiting = asyncio.ensure_future(anext(news, None))
+        try:
+            while True:
+                done, _ = await asyncio.wait((waiting,), timeout=BEAT)
+                if not done:
+                    yield b": still here\n\n"
+                    continue
+                if (told := waiting.result()) is None:
+                    break
+                yield sse(_add(answer, told))
+                waiting = asyncio.ensure_future(anext(news, None))
+        finally:
+            waiting.cancel()
+            if waiting.done():
+                await news.aclose()  # type: ignore[attr-defined]
+    except HeadwayError as error:
+        yield sse(answer.fail(500, str(error)))
+        return
+    except Exception:
+        LOG.exception("a stream failed")
+        yield sse(answer.fail(500, "the server failed; see its log"))
+        return
+    yield sse(answer.end())
+
+
+def _add(answer: Answer, told: Told) -> list[Event]:
+    return [event for i, delta in told for event in answer.add(i, delta)]
+
+
+def sse(events: Sequence[Event]) -> bytes:
+    """Events as bytes of a `text/event-stream`."""
+    return b"".join(_line(*event) for event in events)
+
+
+def _line(name: str | None, content: dict[str, Any] | str) -> bytes:
+    data = content.encode() if isinstance(content, str) else orjson.dumps(content)
+    return (b"event: %s\n" % name.encode() if name else b"") + b"data: " + data + b"\n\n"
