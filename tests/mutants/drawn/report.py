@@ -20,7 +20,7 @@ FLOORS = {
     "models": "models",
     "checkpoints, text, data": "checkpoints text data",
     "train, generate, surgery": "train generate surgery",
-    "faces": "api integrations compat classic endpoints recipes instruct judge cli __main__ __init__",
+    "faces": "api integrations compat classic endpoints recipes instruct judge serve cli __main__ __init__",
 }
 LABORATORY = "laboratory"
 KERNELS = "headway/native/csrc"
