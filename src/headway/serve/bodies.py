@@ -6,8 +6,8 @@ told in `warnings`, or refused where the server is strict. Nothing is accepted a
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -26,16 +26,15 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class Body(BaseModel):
-    """What both kinds of completions have in common."""
+class TextRequest(BaseModel):
+    """What a request for texts says in every protocol: of which model, how tokens are chosen, and whether it is told
+    while it is written."""
 
     model_config = ConfigDict(extra="allow")
+    harmless: ClassVar[Collection[str]] = HARMLESS
 
     model: str | None = None
-    n: int = Field(1, ge=1, le=MOST_TEXTS)
     stream: bool = False
-    stream_options: StreamOptions | None = None
-    stop: str | list[str] | None = Field(None, max_length=MOST_STOPS)
     seed: int | None = None
     temperature: float | None = Field(None, ge=0)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -45,17 +44,25 @@ class Body(BaseModel):
     frequency_penalty: float = Field(0, ge=-2, le=2)
     presence_penalty: float = Field(0, ge=-2, le=2)
     logit_bias: dict[int, float] | None = Field(None, max_length=MOST_BIASED)
+
+    @property
+    def unknown(self) -> list[str]:
+        """Fields that nothing here knows."""
+        return sorted(set(self.model_extra or ()) - {*self.harmless})
+
+
+class Body(TextRequest):
+    """What both kinds of completions have in common."""
+
+    n: int = Field(1, ge=1, le=MOST_TEXTS)
+    stream_options: StreamOptions | None = None
+    stop: str | list[str] | None = Field(None, max_length=MOST_STOPS)
     max_tokens: int | None = Field(None, ge=0)
 
     def check(self) -> None:
         """Raises ConfigError for what is asked for and not offered, and for fields that do not go together."""
         if self.stream_options is not None and not self.stream:
             raise ConfigError("stream_options are of streams; set stream to true, or leave them out")
-
-    @property
-    def unknown(self) -> list[str]:
-        """Fields that nothing here knows."""
-        return sorted(set(self.model_extra or ()) - {*HARMLESS})
 
     @property
     def tells_usage(self) -> bool:

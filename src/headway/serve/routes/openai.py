@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from headway.serve import chats
 from headway.serve.answers import ChatAnswer, CompletionAnswer
 from headway.serve.bodies import Chat, Completion
 from headway.serve.served import Decoding
@@ -51,12 +52,15 @@ def routes(server: Server) -> APIRouter:
     @router.post("/chat/completions")
     async def chat(body: Chat, request: Request) -> Response:
         """Answers a conversation."""
-        body.check()
-        model, warnings = server.begin(body, Decoding)
-        messages = [message.plain() for message in body.messages]
-        ids = await asyncio.to_thread(model.lm.need_tokenizer().render_chat, messages)
-        texts = model.texts([ids], body.config(), body.n)
-        answer = ChatAnswer(model, texts, warnings, likely=body.likely, usage=body.tells_usage)
+        talk = await chats.begin(server, body, body)
+        answer = ChatAnswer(
+            talk.model,
+            talk.texts,
+            talk.warnings,
+            reader=talk.reader,
+            likely=body.likely,
+            usage=body.tells_usage,
+        )
         return await respond(answer, request, stream=body.stream)
 
     return router
