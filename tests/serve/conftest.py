@@ -49,7 +49,14 @@ def serving(
     *names: str, keep: int = 1 << 24, most: int = 256, strict: bool = False, **how: Any
 ) -> Iterator[House]:
     worker = Worker(most)
-    models = Models([Decoding(name, talker(), worker, keep=keep) for name in names or ("small",)])
+    models = [Decoding(name, talker(), worker, keep=keep) for name in names or ("small",)]
+    with running(Models(models), worker, strict=strict, **how) as house:
+        yield house
+
+
+@contextmanager
+def running(models: Models, worker: Worker, *, strict: bool = False, **how: Any) -> Iterator[House]:
+    """A server of these models."""
     app = make_app(Server(models, worker, strict=strict), **how)
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)

@@ -1,6 +1,5 @@
 """Completions and chat completions, asked for by OpenAI's own client."""
 
-import asyncio
 import json
 import socket
 import time
@@ -67,22 +66,6 @@ def expected(house: House, asked: dict[str, Any]) -> list[Any]:
         "top_log_probs": asked["logprobs"] or 0,
     }
     return lm.generate([asked["prompt"]] * asked["n"], **options)
-
-
-def test_many_at_once_are_those_of_one_after_the_other(house: House) -> None:
-    asked = [drawn(number) for number in range(24)]
-
-    async def ask() -> list[Any]:
-        async with openai.AsyncOpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as there:
-            return await asyncio.gather(*(there.completions.create(model="small", **one) for one in asked))
-
-    for one, answer in zip(asked, asyncio.run(ask()), strict=True):
-        for choice, made in zip(answer.choices, expected(house, one), strict=True):
-            assert choice.text == made.text
-            assert choice.finish_reason == {"eos": "stop"}.get(made.finish_reason, made.finish_reason)
-            if one["logprobs"] is not None:
-                assert choice.logprobs.token_logprobs == pytest.approx(made.log_probs, abs=2e-5)
-    assert house.used() == 0
 
 
 def test_a_stream_says_the_same_and_its_usage_last(house: House, client: Callable[..., Any]) -> None:

@@ -1,0 +1,193 @@
+"""What HTTP answers, to many at once, is what `LanguageModel.generate` makes of each request alone."""
+
+import asyncio
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from headway.api import LanguageModel, load
+from headway.models.quantize import quantize_model
+from tests.serve.conftest import Decoding as Served
+from tests.serve.conftest import House, Models, Worker, running, talker
+
+openai = pytest.importorskip("openai")
+
+CLIENTS = 16
+COMMON = "the cat sat on the mat and the cat sat still, " * 3
+"""Some prompts begin with it, so that what others stored is used."""
+
+
+def drawn(number: int) -> dict[str, Any]:
+    """A request of many settings, in the words of `POST /v1/completions`."""
+    draw = Random(number)
+    prompt = draw.choice(["", COMMON]) + "".join(
+        draw.choice("the cat sat ") for _ in range(draw.randint(3, 90))
+    )
+    return {
+        "prompt": prompt,
+        "max_tokens": draw.randint(1, 24),
+        "temperature": draw.choice([0, 0.7, 1.3]),
+        "top_p": draw.choice([1, 0.9]),
+        "top_k": draw.choice([0, 5]),
+        "min_p": draw.choice([0, 0.05]),
+        "seed": draw.randrange(1 << 31),
+        "n": draw.choice([1, 1, 3]),
+        "stop": draw.choice([None, ["e"], ["a", "th"]]),
+        "logprobs": draw.choice([None, 0, 2]),
+        "logit_bias": draw.choice([{}, {"40": 5.0, "41": -100.0}]),
+        "repetition_penalty": draw.choice([1, 1.2]),
+        "frequency_penalty": draw.choice([0, 0.5]),
+        "presence_penalty": draw.choice([0, -0.3]),
+        "stream": draw.random() < 0.5,
+    }
+
+
+RENAMED = {"max_tokens": "max_new_tokens", "logprobs": "top_log_probs", "logit_bias": "bias"}
+
+
+def alone(lm: LanguageModel, asked: dict[str, Any], exact: bool) -> list[tuple[str, str, list[float]]]:
+    """Texts, reasons and log probabilities of a request, by `LanguageModel.generate`."""
+    apart = {"prompt", "n", "stream"}
+    options = {RENAMED.get(name, name): value for name, value in asked.items() if name not in apart}
+    options |= {"log_probs": asked["logprobs"] is not None, "top_log_probs": asked["logprobs"] or 0}
+    options |= {"bias": {int(token): more for token, more in asked["logit_bias"].items()}, "exact": exact}
+    made = lm.generate([asked["prompt"]] * asked["n"], **{**options, "stop": asked["stop"] or ()})
+    reasons = {"eos": "stop"}
+    return [
+        (text.text, reasons.get(text.finish_reason, text.finish_reason), [*text.log_probs]) for text in made
+    ]
+
+
+async def told(client: Any, asked: dict[str, Any]) -> list[tuple[str, str, list[float]]] | None:
+    """The same by HTTP; of a request that is given up nothing is told."""
+    extra = {name: asked[name] for name in ("top_k", "min_p", "repetition_penalty")}
+    usual = {name: value for name, value in asked.items() if name not in extra}
+    answer = await client.completions.create(model="small", extra_body=extra, **usual)
+    texts: list[tuple[str, str, list[float]]] = [("", "", []) for _ in range(asked["n"])]
+
+    def add(choice: Any) -> None:
+        text, _, values = texts[choice.index]
+        values += choice.logprobs.token_logprobs if choice.logprobs else []
+        texts[choice.index] = text + choice.text, choice.finish_reason, values
+
+    if not asked["stream"]:
+        for choice in answer.choices:
+            add(choice)
+        return texts
+    leaves = Random(asked["seed"]).random() < 0.3
+    async for chunk in answer:
+        for choice in chunk.choices:
+            add(choice)
+        if leaves:
+            await answer.close()
+            return None
+    return texts
+
+
+async def ask_all(url: str, asked: list[dict[str, Any]]) -> list[Any]:
+    """The answers to all of them, asked by so many clients as there are."""
+    room = asyncio.Semaphore(CLIENTS)
+
+    async def one(each: dict[str, Any]) -> Any:
+        async with room:
+            return await told(client, each)
+
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        return await asyncio.gather(*map(one, asked))
+
+
+def compare(url: str, lm: LanguageModel, count: int, *, exact: bool, seed: int = 0) -> None:
+    asked = [drawn(seed + number) for number in range(count)]
+    answers = asyncio.run(ask_all(url, asked))
+    assert 0 < sum(answer is None for answer in answers) < count / 2
+    for one, answer in zip(asked, answers, strict=True):
+        if answer is None:
+            continue
+        for (text, reason, values), (own, why, probs) in zip(answer, alone(lm, one, exact), strict=True):
+            assert (text, reason) == (own, why), one
+            assert values == (probs if exact else pytest.approx(probs, abs=5e-5)), one
+
+
+def in_bf16(lm: LanguageModel) -> None:
+    lm.model.to(torch.bfloat16)
+
+
+def in_int8(lm: LanguageModel) -> None:
+    lm.model.to(torch.bfloat16)
+    quantize_model(lm.model, "int8")
+
+
+KINDS: dict[str, tuple[Callable[[LanguageModel], None], bool]] = {
+    "float32": (lambda lm: None, False),
+    "bf16, exact": (in_bf16, True),
+    "int8, exact": (in_int8, True),
+}
+
+
+@contextmanager
+def house_of(kind: str) -> Iterator[tuple[House, LanguageModel, bool]]:
+    change, exact = KINDS[kind]
+    lm, worker = talker(), Worker()
+    change(lm)
+    models = Models([Served("small", lm, worker, keep=1 << 24, exact=exact)])
+    with running(models, worker) as house:
+        yield house, lm, exact
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [
+        *((kind, 20) for kind in KINDS),
+        *(pytest.param(kind, 2000, marks=pytest.mark.slow) for kind in KINDS),
+    ],
+)
+def test_many_at_once_are_those_of_one_after_the_other(kind: str, count: int) -> None:
+    with house_of(kind) as (house, lm, exact):
+        compare(house.url, lm, count, exact=exact)
+        until = time.monotonic() + 10
+        while house.used() or house.worker.count:  # those that left
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+
+@contextmanager
+def command(folder: Path, *options: str) -> Iterator[str]:
+    """The address of `headway serve FOLDER` as a process of its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    asked = [sys.executable, "-m", "headway", "serve", str(folder), "--port", str(port), *options]
+    process = subprocess.Popen(asked, stderr=subprocess.PIPE)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        until = time.monotonic() + 60
+        while True:
+            assert process.poll() is None
+            assert time.monotonic() < until
+            try:
+                urllib.request.urlopen(f"{url}/health", timeout=5).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        yield url
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--exact",)])
+def test_the_command_answers_the_same(tmp_path: Path, options: tuple[str, ...]) -> None:
+    talker().save(tmp_path / "small")
+    with command(tmp_path / "small", *options) as url:
+        compare(url, load(tmp_path / "small", task="causal-lm"), 50, exact=bool(options), seed=10_000)
