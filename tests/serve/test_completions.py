@@ -112,6 +112,8 @@ def test_a_conversation(house: House, client: Callable[..., Any]) -> None:
     assert "".join(choice.delta.content or "" for choice in said) == answer.choices[0].message.content
     assert [choice.finish_reason for choice in said[:-1]] == [None] * (len(said) - 1)
     assert said[-1].finish_reason == "length"
+    assert said[-1].delta.content is None
+    assert said[0].delta.content is None
 
 
 def test_what_others_stored_is_told(house: House, client: Callable[..., Any]) -> None:
@@ -123,6 +125,12 @@ def test_what_others_stored_is_told(house: House, client: Callable[..., Any]) ->
     assert first.usage.prompt_tokens_details.cached_tokens == 0
     assert second.usage.prompt_tokens_details.cached_tokens >= 64
     assert first.choices[0].text == second.choices[0].text
+    for answer in (first, second):
+        timings, usage = answer.timings, answer.usage
+        assert timings["cache_n"] + timings["prompt_n"] == usage.prompt_tokens
+        assert (timings["predicted_n"], timings["cache_n"]) == (2, usage.prompt_tokens_details.cached_tokens)
+        assert 0 < timings["prompt_ms"] < timings["prompt_ms"] + timings["predicted_ms"] < 1e5
+        assert timings["predicted_per_second"] == pytest.approx(1e3 / timings["predicted_ms"])
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -148,6 +156,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
     [
         ({"model": "smal"}, 404, "did you mean"),
         ({"max_tokens": 2000}, 400, "trained on 512"),
+        ({"prompt": "x " * 900}, 400, "exceeds the available context size (512 tokens)"),
         ({"prompt": [400000]}, 400, "outside the model's vocabulary"),
         ({"n": 0}, 400, "n: "),
         ({"suffix": "x"}, 400, "suffix"),
@@ -166,7 +175,8 @@ def test_what_is_wrong_is_said(
         client(house).completions.create(**{"model": "small", "prompt": "x", "max_tokens": 3, **more})
     assert told.value.status_code == status
     assert words in told.value.body["message"]
-    assert told.value.body.keys() == {"message", "type", "param", "code"}
+    more = {"n_prompt_tokens", "n_ctx"} if "exceeds" in words else set()
+    assert told.value.body.keys() == {"message", "type", "param", "code", *more}
 
 
 def test_unknown_fields_are_told_or_refused(house: House, client: Callable[..., Any]) -> None:

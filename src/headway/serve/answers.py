@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
+from headway import __version__
 from headway.generate import Delta
 from headway.generate.sequences import SampledText
 from headway.serve.errors import shaped
@@ -83,6 +84,19 @@ class Answer(ABC):
         return sum(written.tokens for written in self.written)
 
     @property
+    def timings(self) -> dict[str, float]:
+        """How long it took, as llama.cpp's clients read it: the prompt to the first token, and the tokens after it."""
+        first = max((written.deltas[0].seconds for written in self.written if written.deltas), default=0.0)
+        last = max((written.deltas[-1].seconds for written in self.written if written.deltas), default=0.0)
+        read, new = self.prompt_tokens - self.cached_tokens, self.new_tokens
+        steps = max(0, new - len(self.written))  # the first token of a text comes with its prompt
+        return {
+            "cache_n": self.cached_tokens,
+            **_pace("prompt", read, read, first),
+            **_pace("predicted", new, steps, last - first),
+        }
+
+    @property
     def _prompts(self) -> Sequence[SampledText]:
         return [*{id(text.request.prompt): text for text in self.texts}.values()]
 
@@ -117,6 +131,7 @@ class CompletionAnswer(Answer):
             "object": self.kind,
             "created": int(time.time()),
             "model": model.name,
+            "system_fingerprint": f"build-{__version__}",
         }
         more = {"warnings": list(warnings)} if warnings else {}
         self.tail = more | ({"usage": None} if usage else {})
@@ -138,12 +153,16 @@ class CompletionAnswer(Answer):
         said = self.said(i, delta, first)
         if not said and written.finish_reason is None and self.likely is None:
             return ()
-        choice = {"index": i, **self.part(said), "logprobs": self.log_probs([delta])}
-        choice["finish_reason"] = written.finish_reason
-        return [(None, {**self.head, "object": self.chunk, "choices": [choice], **self.tail})]
+        return [self.choice(i, said, delta, written.finish_reason)]
+
+    def choice(self, i: int, said: Any, delta: Delta | None = None, reason: str | None = None) -> Event:
+        """The event that tells it."""
+        told = None if delta is None else self.log_probs([delta])
+        choice = {"index": i, **self.part(said), "logprobs": told, "finish_reason": reason}
+        return None, {**self.head, "object": self.chunk, "choices": [choice], **self.tail}
 
     def end(self) -> Sequence[Event]:
-        told = {**self.head, "object": self.chunk, "choices": [], **self.tail, "usage": self.usage}
+        told = {**self.head, "object": self.chunk, "choices": [], **self.tail, **self._totals}
         return [*([(None, told)] if self._tell_usage else []), (None, "[DONE]")]
 
     def whole(self) -> dict[str, Any]:
@@ -156,7 +175,11 @@ class CompletionAnswer(Answer):
             }
             for i, written in enumerate(self.written)
         ]
-        return {**self.head, "choices": choices, **self.tail, "usage": self.usage}
+        return {**self.head, "choices": choices, **self.tail, **self._totals}
+
+    @property
+    def _totals(self) -> dict[str, Any]:
+        return {"usage": self.usage, "timings": self.timings}
 
     def said(self, i: int, delta: Delta, first: bool) -> Any:
         """What a step says of a text; nothing where nothing became certain."""
@@ -208,10 +231,25 @@ class ChatAnswer(CompletionAnswer):
         self._readers = [reader() for _ in texts]
         self._parts: list[list[Part]] = [[] for _ in texts]
 
+    def begin(self) -> Sequence[Event]:
+        return [self.choice(i, {"role": "assistant", "content": None}) for i in range(len(self.texts))]
+
+    def add(self, i: int, delta: Delta) -> Sequence[Event]:
+        """The reason why a text ends is told after all of it."""
+        written = self.written[i]
+        written.add(delta)
+        said, reason = self.said(i, delta, False), written.finish_reason
+        events = (
+            [self.choice(i, said, delta)]
+            if said or (self.likely is not None and delta.token is not None)
+            else []
+        )
+        return [*events, self.choice(i, {}, None, reason)] if reason else events
+
     def said(self, i: int, delta: Delta, first: bool) -> Any:
         parts = self._readers[i].push(delta.text, last=delta.finish_reason is not None)
         self._parts[i] += parts
-        return ({"role": "assistant", "content": ""} if first else {}) | self._told(parts)
+        return self._told(parts)
 
     def part(self, said: Any) -> dict[str, Any]:
         return {"delta": said}
@@ -248,6 +286,13 @@ class ChatAnswer(CompletionAnswer):
             "logprob": log_prob,
             "bytes": list(spelled),
         }
+
+
+def _pace(what: str, count: int, steps: int, seconds: float) -> dict[str, float]:
+    each = seconds / steps if steps else 0.0
+    rate = steps / seconds if steps and seconds else 0.0
+    paces = {"n": count, "ms": 1e3 * seconds, "per_token_ms": 1e3 * each, "per_second": rate}
+    return {f"{what}_{name}": value for name, value in paces.items()}
 
 
 def text_of(vocabulary: Vocabulary, token: int) -> str:

@@ -19,12 +19,23 @@ KINDS = {
     429: "rate_limit_error",
     503: "unavailable_error",
 }
+TOO_LONG = "context_length_exceeded"
 AGAIN = 1
 """Seconds after which a client that was refused for lack of room may ask again."""
 
 
 class UnknownModel(ConfigError):
     """A name that no model of the server has."""
+
+
+class PromptTooLong(ConfigError):
+    """A prompt that leaves no room for an answer."""
+
+    def __init__(self, tokens: int, context: int) -> None:
+        super().__init__(
+            f"a prompt of {tokens} tokens exceeds the available context size ({context} tokens); shorten it"
+        )
+        self.told = {"type": "exceed_context_size_error", "n_prompt_tokens": tokens, "n_ctx": context}
 
 
 class Busy(HeadwayError):
@@ -40,10 +51,12 @@ class Json(Response):
         return orjson.dumps(content)
 
 
-def shaped(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+def shaped(
+    status: int, message: str, param: str | None = None, code: str | None = None, **more: Any
+) -> dict[str, Any]:
     """What failed, as OpenAI's clients read it."""
     kind = KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return {"error": {"message": message, "type": kind, "param": param, "code": code, **more}}
 
 
 def tell_errors(app: FastAPI) -> None:
@@ -57,6 +70,7 @@ def tell_errors(app: FastAPI) -> None:
     kinds: list[tuple[type[Exception], int, Callable[[Any], dict[str, Any]], dict[str, str]]] = [
         (UnknownModel, 404, lambda error: {"message": str(error), "code": "model_not_found"}, {}),
         (Busy, 429, lambda error: {"message": str(error)}, {"retry-after": str(AGAIN)}),
+        (PromptTooLong, 400, lambda error: {"message": str(error), "code": TOO_LONG, **error.told}, {}),
         (HeadwayError, 400, lambda error: {"message": str(error)}, {}),
         (RequestValidationError, 400, of_fields, {}),
         (Exception, 500, lambda error: {"message": "the server failed; see its log"}, {}),

@@ -14,7 +14,7 @@ from headway.generate import Engine, GenerationConfig
 from headway.generate.ranks import reader_of
 from headway.generate.requests import check_prompts, context_limit, make_requests
 from headway.generate.sequences import SampledText
-from headway.serve.errors import Busy, UnknownModel
+from headway.serve.errors import Busy, PromptTooLong, UnknownModel
 from headway.serve.worker import Told, Worker
 
 S = TypeVar("S", bound="Served")
@@ -82,6 +82,8 @@ class Decoding(Served):
         config = replace(config, eos=self.lm.eos, forbidden=self.unused, exact=self.exact)
         made = []
         for prompt in check_prompts(prompts, self.lm.spec.vocab):
+            if self.context is not None and len(prompt) > self.context:
+                raise PromptTooLong(len(prompt), self.context)
             requests = make_requests([prompt] * count, config, self.lm.spec)
             made += [SampledText(request, self.lm.tokenizer) for request in requests]
         return made
