@@ -1,7 +1,7 @@
 """Encoders and encoder-decoders of the same blocks: what they see, what they cost, what they refuse."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.errors import ConfigError, DataError
-from headway.models import Encoder, EncoderDecoder, Head, ModelSpec, build, cost
+from headway.models import Encoder, EncoderDecoder, Head, ModelSpec, build, cost, mark_global
 from headway.patterns import Causal, Full, Global, Window
 from headway.positions import (
     LinearBias,
@@ -146,8 +146,22 @@ def test_pooling_is_over_tokens() -> None:
     assert torch.allclose(pooled, states.mean(1))
     first = build(encoder().with_head(Head("embed")), seed=3, dtype=torch.float64).eval()
     assert torch.allclose(first(torch.cat((IDS[1:, 4:], IDS[1:, :4]), 1), tokens=left), states[:, 0])
-    with pytest.raises(ConfigError, match="several documents"):
-        model(IDS[:1], tokens=Tokens.packed([3, 4]))
+
+
+@pytest.mark.parametrize("family", ["bert", "longformer"])
+@pytest.mark.parametrize("pool", ["first", "mean"])
+def test_packed_documents_are_pooled_one_by_one(family: str, pool: Literal["first", "mean"]) -> None:
+    patterns = Window.around(1) | Global() if family == "longformer" else None
+    spec = encoder(family, **({} if patterns is None else {"patterns": patterns}))
+    head = Head("classify", labels=("a", "b"), dense="tanh", pool=pool)
+    model = build(spec.with_head(head), seed=3, dtype=torch.float64).eval()
+    tokens = mark_global(Tokens.packed([[3, 4], [1, 5]]), "classify")
+    found = model(IDS, tokens=tokens)
+    alone = [
+        model(IDS[row : row + 1, begin:end], tokens=mark_global(Tokens.range(end - begin), "classify"))
+        for row, begin, end in ((0, 0, 3), (0, 3, 7), (1, 0, 1), (1, 1, 6))
+    ]
+    assert torch.allclose(found, torch.cat(alone))
 
 
 def _global_reference(layer: Any, x: Tensor, is_global: list[int], w: int) -> Tensor:

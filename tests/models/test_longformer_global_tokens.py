@@ -69,6 +69,16 @@ def test_row_97_pairs_as_a_tokenizer_encodes_them(style: str, special: tuple[str
     assert shown == [[special[0], "who", "was", "here"], [special[0], "who"]]
 
 
+def test_packed_texts_are_marked_as_rows_are() -> None:
+    texts = [[None, 0, 0, None, 1, None], [None, 0, None, 1, 1, 1, None]]
+    lengths = [len(own) for own in texts]
+    rows, packed = Tokens.from_lengths(lengths), Tokens.packed(lengths)
+    for task, of in (("answer", texts), ("classify", None), ("tag", None)):
+        by_row = mark_global(rows, task, of).globals.expand(2, -1)  # type: ignore[arg-type]
+        marked = mark_global(packed, task, of).globals  # type: ignore[arg-type]
+        assert marked[0].equal(torch.cat([row[:n] for row, n in zip(by_row, lengths, strict=True)]))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -76,7 +86,7 @@ def test_row_97_pairs_as_a_tokenizer_encodes_them(style: str, special: tuple[str
         (lambda: mark_global(Tokens.range(3), "anser"), "did you mean"),  # type: ignore[arg-type]
         (lambda: mark_global(Tokens.range(3), "answer"), "needs texts="),
         (lambda: mark_global(Tokens.range(3), "classify", [[0, 1, 1]]), "drop texts="),
-        (lambda: mark_global(Tokens.packed([2, 1]), "classify"), "a packed row holds several texts"),
+        (lambda: mark_global(Tokens.packed([2, 1]), "answer", [[0, 1]]), "texts of 1 rows for tokens of 2"),
         (lambda: mark_global(Tokens.range(8), "answer", [[None, 0, 1]]), "row 0 has 8 tokens, but texts says 3"),
         (lambda: mark_global(Tokens.from_lengths([3, 3]), "answer", [[0, 0, 1]]), "texts of 1 rows for tokens of 2"),
         (lambda: mark_global(Tokens.range(2), "answer", [[0, None]]), "row 0 is not a question and a text"),

@@ -7,18 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, overload
+from itertools import accumulate
+from typing import Any, ClassVar, Generic, TypeVar, overload
 
 import torch
 from torch import Tensor
 
 from headway.api.looking import Looks
 from headway.api.pretrained import BATCH, Pretrained, refuse_empty
-from headway.data.encoded import by_length, encoder_inputs, shortened
+from headway.data.encoded import encoder_inputs, shortened
 from headway.errors import ConfigError, DataError
+from headway.generate.requests import check_prompts
 from headway.models import Encoder
 from headway.text import Encoded, Tokenizer
 from headway.text.tokenizer import Text
+
+T = TypeVar("T")
+U = TypeVar("U")
+Input = Text | Sequence[int]
+"""A text, a pair of texts, or the ids of one, which are read as they are."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,18 @@ class Candidate:
     piece: str
     text: str
     probability: float
+
+
+@dataclass(frozen=True)
+class Reading(Generic[T]):
+    """Texts that an encoder is to read, and what is made of its outputs for them (`TextEncoder.read`)."""
+
+    texts: list[Encoded]
+    made: Callable[[list[Tensor]], T]
+
+    def then(self, more: Callable[[T], U]) -> Reading[U]:
+        """The same texts, and what `more` makes of what was made."""
+        return Reading(self.texts, lambda outputs: more(self.made(outputs)))
 
 
 class TextEncoder(Pretrained[Encoder, Tokenizer], Looks):
@@ -51,7 +70,30 @@ class TextEncoder(Pretrained[Encoder, Tokenizer], Looks):
     def states(self, texts: Sequence[Text], *, batch_size: int = BATCH, cut: bool = False) -> list[Tensor]:
         """The last states [T, M] of each text or pair, T its tokens with those of the template. `cut`: as in
         `Classifier.classify`."""
-        return self._run(self.model.hidden, self._read(texts, cut), batch_size, by_token=True)
+        return self._run(self._reading(self._read(texts, cut), list), batch_size, self._states)
+
+    def read(self, texts: Sequence[Encoded]) -> list[Tensor]:
+        """What the head gives for each text, [T, ...] of its slots or one vector, in one forward pass: they stand side
+        by side in a row without padding, and none sees another."""
+        inputs = encoder_inputs(texts, self.spec, self.device, packed=True)
+        with torch.inference_mode():
+            if self.spec.head.task in ("classify", "embed"):
+                return [*self.model(**inputs).float()]
+            states, wanted = self.model.hidden(**inputs), [self._wanted(text) for text in texts]
+            firsts = accumulate((len(text.ids) for text in texts), initial=0)
+            at = [first + i for first, own in zip(firsts, wanted, strict=False) for i in own]
+            out = self.model.head(states[:, at], inputs["tokens"])
+            return [*out[0].float().split([len(own) for own in wanted])]
+
+    def _states(self, texts: Sequence[Encoded]) -> list[Tensor]:
+        """The last states of each text, read as `read` does."""
+        with torch.inference_mode():
+            states = self.model.hidden(**encoder_inputs(texts, self.spec, self.device, packed=True))
+            return [*states[0].split([len(text.ids) for text in texts])]
+
+    def _wanted(self, text: Encoded) -> Sequence[int]:
+        """The slots of a text for which the head is computed."""
+        return range(len(text.ids))
 
     def _row(self, text: Text, special: bool) -> dict[str, Any]:
         (read,) = self._read([text], special=special)
@@ -67,12 +109,15 @@ class TextEncoder(Pretrained[Encoder, Tokenizer], Looks):
     def device(self) -> torch.device:
         return self.model.model.like.device
 
-    def _read(self, texts: Sequence[Text], cut: bool = False, special: bool = False) -> list[Encoded]:
+    def _read(self, texts: Sequence[Input], cut: bool = False, special: bool = False) -> list[Encoded]:
         if isinstance(texts, str) or len(texts) == 0:
             what = "one text" if isinstance(texts, str) else "no texts"
             raise DataError(f"a list of texts is expected, got {what}")
-        refuse_empty(texts)
-        read = self.need_tokenizer().inputs(texts, special=special)
+        if not isinstance(texts[0], str | tuple):
+            read = [Encoded.of(ids) for ids in check_prompts(texts, self.spec.vocab)]  # type: ignore[arg-type]
+        else:
+            refuse_empty(texts)  # type: ignore[arg-type]
+            read = self.need_tokenizer().inputs(texts, special=special)  # type: ignore[arg-type]
         return [shortened(one, self.limit) for one in read] if cut else read
 
     def _check_length(self, number: int, text: Encoded) -> None:
@@ -82,28 +127,23 @@ class TextEncoder(Pretrained[Encoder, Tokenizer], Looks):
                 "cut=True (--cut) to read its beginning only"
             )
 
-    def _outputs(self, texts: Sequence[Encoded], batch_size: int) -> list[Tensor]:
-        """What the head gives for each text: [T, ...] of its own slots, or one row."""
-        by_token = self.spec.head.task not in ("classify", "embed")
-        return [out.float() for out in self._run(self.model, texts, batch_size, by_token=by_token)]
-
-    def _run(
-        self, call: Callable[..., Tensor], texts: Sequence[Encoded], batch_size: int, *, by_token: bool
-    ) -> list[Tensor]:
-        """What `call` gives for each text, in their order; `by_token`: of its own slots.
-
-        Raises ConfigError for a text beyond the context, naming it, and for a batch_size below 1."""
-        if batch_size < 1:
-            raise ConfigError(f"batch_size must be 1 or more, got {batch_size}")
+    def _reading(self, texts: list[Encoded], made: Callable[[list[Tensor]], T]) -> Reading[T]:
+        """Raises ConfigError for a text beyond the context, naming it."""
         for i, text in enumerate(texts):
             self._check_length(i, text)
-        found: dict[int, Tensor] = {}
-        with torch.inference_mode():
-            for numbers in by_length(texts, batch_size):
-                inputs = encoder_inputs([texts[i] for i in numbers], self.spec, self.device)
-                for i, one in zip(numbers, call(**inputs), strict=True):
-                    found[i] = one[: len(texts[i].ids)] if by_token else one
-        return [found[i] for i in range(len(texts))]
+        return Reading(texts, made)
+
+    def _run(
+        self, reading: Reading[T], batch_size: int, read: Callable[..., list[Tensor]] | None = None
+    ) -> T:
+        """What is made of texts that are read `batch_size` at a time, by `read` unless otherwise given. Raises
+        ConfigError for one below 1."""
+        if batch_size < 1:
+            raise ConfigError(f"batch_size must be 1 or more, got {batch_size}")
+        texts, outputs = reading.texts, list[Tensor]()
+        for at in range(0, len(texts), batch_size):
+            outputs += (read or self.read)(texts[at : at + batch_size])
+        return reading.made(outputs)
 
 
 class MaskedLM(TextEncoder):
@@ -135,6 +175,10 @@ class MaskedLM(TextEncoder):
         """
         if isinstance(texts, str):
             return self.fill_mask([texts], top_k=top_k, batch_size=batch_size)[0]
+        return self._run(self.filling(texts, top_k=top_k), batch_size)
+
+    def filling(self, texts: Sequence[str], *, top_k: int = 5) -> Reading[list[list[list[Candidate]]]]:
+        """`fill_mask` of a list of texts that are yet to be read."""
         tokenizer = self.need_tokenizer()
         mask, vocab = tokenizer.need("mask"), self.spec.vocab
         if not 1 <= top_k <= vocab:
@@ -146,19 +190,21 @@ class MaskedLM(TextEncoder):
                     f"text {i} has no {tokenizer.token(mask)}: write it where a word is to be found"
                 )
         unused = torch.tensor(tokenizer.unused_ids(vocab), dtype=torch.int64, device=self.device)
-        found = []
-        for one, logits in zip(read, self._outputs(read, batch_size), strict=True):
-            at = torch.tensor([i for i, token in enumerate(one.ids) if token == mask], device=self.device)
-            probabilities = logits[at].index_fill(1, unused, float("-inf")).softmax(-1)
+
+        def candidates(logits: Tensor) -> list[list[Candidate]]:
+            probabilities = logits.index_fill(1, unused, float("-inf")).softmax(-1)
             top = probabilities.topk(min(top_k, tokenizer.vocab_size))
-            found.append(
-                [
-                    [Candidate(i, tokenizer.token(i), tokenizer.decode([i], special=True).strip(), p)
-                     for i, p in zip(ids, values, strict=True)]
-                    for ids, values in zip(top.indices.tolist(), top.values.tolist(), strict=True)
-                ]
-            )  # fmt: skip
-        return found
+            return [
+                [Candidate(i, tokenizer.token(i), tokenizer.decode([i], special=True).strip(), p)
+                 for i, p in zip(ids, values, strict=True)]
+                for ids, values in zip(top.indices.tolist(), top.values.tolist(), strict=True)
+            ]  # fmt: skip
+
+        return self._reading(read, lambda outputs: [*map(candidates, outputs)])
+
+    def _wanted(self, text: Encoded) -> Sequence[int]:
+        mask = self.need_tokenizer().need("mask")
+        return [i for i, token in enumerate(text.ids) if token == mask]
 
 
 class Embedder(TextEncoder):
@@ -166,9 +212,13 @@ class Embedder(TextEncoder):
 
     heads = ("embed",)
 
-    def embed(self, texts: str | Sequence[Text], *, batch_size: int = BATCH, cut: bool = False) -> Tensor:
-        """Vectors [N, M] of texts, [M] of a single one; what else is in the list changes none. `cut`: as in
-        `Classifier.classify`."""
+    def embed(self, texts: str | Sequence[Input], *, batch_size: int = BATCH, cut: bool = False) -> Tensor:
+        """Vectors [N, M] of texts, [M] of a single one; what else is in the list changes none but by rounding. A list
+        may be of ids, which are read as they are. `cut`: as in `Classifier.classify`."""
         if isinstance(texts, str):
             return self.embed([texts], batch_size=batch_size, cut=cut)[0]
-        return torch.stack(self._outputs(self._read(texts, cut), batch_size))
+        return self._run(self.embedding(texts, cut=cut), batch_size)
+
+    def embedding(self, texts: Sequence[Input], *, cut: bool = False) -> Reading[Tensor]:
+        """`embed` of a list of texts that are yet to be read."""
+        return self._reading(self._read(texts, cut), torch.stack)

@@ -1,15 +1,17 @@
-"""Texts as an encoder reads them: cut to its context, cut into windows, and in batches of like length.
+"""Texts as an encoder reads them: cut to its context, cut into windows, and side by side.
 
 Legend: B rows, T slots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from headway.data.rows import padded
 from headway.errors import ConfigError, DataError
@@ -19,30 +21,25 @@ from headway.text import Encoded
 from headway.tokens import Tokens
 
 
-def by_length(texts: Sequence[Encoded], batch_size: int) -> Iterator[list[int]]:
-    """The numbers of the texts, each once, `batch_size` at a time; those of like length are together."""
-    numbers = sorted(range(len(texts)), key=lambda i: len(texts[i].ids))
-    for at in range(0, len(numbers), batch_size):
-        yield numbers[at : at + batch_size]
-
-
 def encoder_inputs(
-    texts: Sequence[Encoded], spec: ModelSpec, device: torch.device | str = "cpu"
+    texts: Sequence[Encoded], spec: ModelSpec, device: torch.device | str = "cpu", *, packed: bool = False
 ) -> dict[str, Any]:
-    """The keyword arguments of `Encoder.forward` for texts, padded on the right: ids [B, T], tokens, and types [B, T]
-    where the model has several.
+    """The keyword arguments of `Encoder.forward` for texts, each a row that is padded on the right, or `packed` side by
+    side into one row: ids [B, T], tokens, and types [B, T] where the model has several.
 
     Where a pattern has global tokens, they are those of the head's task (`mark_global`)."""
-    tokens = Tokens.from_lengths([len(text.ids) for text in texts])
+    lengths = [len(text.ids) for text in texts]
+    tokens = Tokens.packed(lengths) if packed else Tokens.from_lengths(lengths)
     if any(map(reads_globals, spec.patterns)):
         of_pair = [text.texts for text in texts] if spec.head.task == "answer" else None
         tokens = mark_global(tokens, spec.head.task, of_pair)
-    inputs: dict[str, Any] = {
-        "ids": padded([text.ids for text in texts]).to(device),
-        "tokens": tokens.to(device),
-    }
+
+    def rows(lists: list[list[int]]) -> Tensor:
+        return padded([[*chain(*lists)]] if packed else lists).to(device)
+
+    inputs: dict[str, Any] = {"ids": rows([text.ids for text in texts]), "tokens": tokens.to(device)}
     if spec.token_types > 1:
-        inputs["types"] = padded([text.token_types for text in texts]).to(device)
+        inputs["types"] = rows([text.token_types for text in texts])
     return inputs
 
 

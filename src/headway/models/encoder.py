@@ -173,17 +173,29 @@ class HeadLayer(nn.Module):
 
 
 def pooled(hidden: Tensor, tokens: Tokens, how: str) -> Tensor:
-    """One vector [B, M] for each row: that of its first token, or the mean over its tokens.
+    """One vector [B, M] for each row: that of its first token, or the mean over its tokens; of packed documents one
+    for each [N, M], row by row in the order of their numbers.
 
-    A row without tokens gives zeros. Raises ConfigError for packed documents, which are several texts."""
-    if tokens.document is not None:
-        raise ConfigError(
-            "a packed row holds several documents, and pooling makes one vector of it; give one row per text"
-        )
+    A row without tokens gives zeros."""
     rows = hidden.shape[0]
+    if tokens.document is not None:
+        return _pooled_documents(hidden, tokens.expand(rows), how)
     if how == "first":
         is_first = (tokens.index == 0).expand(rows, -1).to(hidden.dtype)
         return (is_first.unsqueeze(1) @ hidden).squeeze(1)
     valid = tokens.valid.expand(rows, -1)
     kept = torch.where(valid.unsqueeze(-1), hidden, 0)
     return kept.sum(1) / valid.sum(1, keepdim=True).clamp(min=1)
+
+
+def _pooled_documents(hidden: Tensor, tokens: Tokens, how: str) -> Tensor:
+    """`pooled` of each document; what one of them holds reaches no other, be it no number."""
+    assert tokens.document is not None
+    rows = torch.arange(tokens.rows, device=tokens.device).unsqueeze(1)
+    numbers = rows * (tokens.document.amax() + 1) + tokens.document
+    wanted = tokens.index == 0 if how == "first" else tokens.valid
+    _, which, counts = numbers[wanted].unique(return_inverse=True, return_counts=True)
+    wide = hidden[wanted].to(torch.promote_types(hidden.dtype, torch.float32))
+    sums = wide.new_zeros(len(counts), hidden.shape[2]).index_add(0, which, wide)
+    mean: Tensor = sums / counts.unsqueeze(1)
+    return mean.to(hidden.dtype)

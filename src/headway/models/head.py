@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from headway.errors import ConfigError, DataError, did_you_mean
 from headway.nn import ACTIVATIONS
@@ -95,7 +96,7 @@ def mark_global(tokens: Tokens, task: Task, texts: Sequence[Sequence[int | None]
     """The tokens with those marked global that the task asks for. (Beltagy et al. 2020, section 3.1, "Global
     Attention".)
 
-        classify, embed           the row's first token ([CLS], <s>), which is what is pooled
+        classify, embed           the text's first token ([CLS], <s>), which is what is pooled
         answer                    the question: all up to the last token of the first text, [CLS] with it
         tag, masked-lm, states    none
 
@@ -104,13 +105,13 @@ def mark_global(tokens: Tokens, task: Task, texts: Sequence[Sequence[int | None]
     (the beginnings of paragraphs, candidates) there is `Tokens.with_global`.
 
     Args:
-        tokens: [B|1, T]; padding may stand on either side.
-        texts: for "answer", row by row: the text that each token is of, 0 or 1, None for what the template puts
-            between; `texts` of what `Tokenizer.inputs` gives. The first entry is of token 0, wherever padding
-            stands.
+        tokens: [B|1, T]; padding may stand on either side. One row may be packed documents, each a text.
+        texts: for "answer", row by row, or document by document: the text that each token is of, 0 or 1, None for what
+            the template puts between; `texts` of what `Tokenizer.inputs` gives. The first entry is of token 0, wherever
+            padding stands.
     Raises:
-        DataError: a task that no encoder has ("lm"), packed documents, texts where the task looks at none, or none
-            where it does; texts of another number of rows or tokens, or without a question.
+        DataError: a task that no encoder has ("lm"), texts where the task looks at none, or none where it does; texts
+            of another number of rows or tokens, or without a question.
     """
     if task not in TASKS or task == "lm":
         known = [name for name in TASKS if name != "lm"]
@@ -118,8 +119,6 @@ def mark_global(tokens: Tokens, task: Task, texts: Sequence[Sequence[int | None]
             f"mark_global: {task!r} is no task of an encoder{did_you_mean(str(task), known)}; there are "
             f"{', '.join(known)}"
         )
-    if tokens.document is not None:
-        raise DataError("mark_global: a packed row holds several texts; give one row per text")
     if (texts is not None) != (task == "answer"):
         why = (
             "needs texts=, which token is of the question"
@@ -128,7 +127,7 @@ def mark_global(tokens: Tokens, task: Task, texts: Sequence[Sequence[int | None]
         )
         raise DataError(f"mark_global: {task!r} {why}")
     if texts is not None:
-        last = torch.tensor(_questions(tokens, texts), device=tokens.device).unsqueeze(1)
+        last = _questions(tokens, texts)
     elif task in ("classify", "embed"):
         last = torch.zeros(1, 1, dtype=torch.int64, device=tokens.device)
     else:
@@ -137,11 +136,13 @@ def mark_global(tokens: Tokens, task: Task, texts: Sequence[Sequence[int | None]
     return tokens.with_global(chosen | tokens.globals)
 
 
-def _questions(tokens: Tokens, texts: Sequence[Sequence[int | None]]) -> list[int]:
-    """The index of the last token of each row's question."""
-    rows = tokens.expand(tokens.rows).valid.sum(1).tolist()
-    if tokens.rows == 1:
-        rows = rows * len(texts)
+def _questions(tokens: Tokens, texts: Sequence[Sequence[int | None]]) -> Tensor:
+    """For each slot the index of the last token of its text's question: [B|1, T], or [B, 1] where rows are texts."""
+    if tokens.document is not None:
+        rows = tokens.document[tokens.valid].unique_consecutive(return_counts=True)[1].tolist()
+    else:
+        rows = tokens.expand(tokens.rows).valid.sum(1).tolist()
+        rows = rows * len(texts) if tokens.rows == 1 else rows
     if len(texts) != len(rows):
         raise DataError(f"mark_global: texts of {len(texts)} rows for tokens of {len(rows)}")
     last = []
@@ -153,4 +154,9 @@ def _questions(tokens: Tokens, texts: Sequence[Sequence[int | None]]) -> list[in
                 f"mark_global: row {row} is not a question and a text: encode them as a pair, the question first"
             )
         last.append(max(i for i, text in enumerate(own) if text == 0))
-    return last
+    found = torch.tensor(last, device=tokens.device)
+    if tokens.document is None:
+        return found.unsqueeze(1)
+    of_slots = torch.zeros_like(tokens.index)
+    of_slots[tokens.valid] = found.repeat_interleave(torch.tensor(rows, device=tokens.device))
+    return of_slots

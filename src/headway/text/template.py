@@ -28,6 +28,11 @@ class Encoded:
     offsets: list[tuple[int, int] | None]
     texts: list[int | None]
 
+    @staticmethod
+    def of(ids: list[int]) -> Encoded:
+        """One text of which only the ids are known."""
+        return Encoded(ids, [0] * len(ids), [None] * len(ids), [0] * len(ids))
+
 
 class Part(NamedTuple):
     """A token of the template (`token`), or the place of a text (`text`: 0 or 1), with its token type."""
