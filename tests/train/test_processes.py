@@ -177,7 +177,11 @@ def killed_at_ten_moments(
         os.kill(children[victim], signal.SIGKILL)
         codes = ended(children)
         told = [(said / str(rank)).read_text() for rank in range(mesh.ranks)]
-        assert codes == [-signal.SIGKILL if rank == victim else 1 for rank in range(mesh.ranks)], told
+        ends = [-signal.SIGKILL if rank == victim else 1 for rank in range(mesh.ranks)]
+        for rank in range(mesh.ranks):
+            if codes[rank] != ends[rank]:
+                print(f"rank {rank} ended with {codes[rank]}:\n{told[rank]}")  # all of it: a message is cut
+        assert codes == ends
         for rank in {*range(mesh.ranks)} - {victim}:
             assert f"RankError: rank {victim}" in told[rank], f"rank {rank}, of {victim}: {told[rank]}"
         (out / LOCK).unlink(missing_ok=True)
