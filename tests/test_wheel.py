@@ -22,6 +22,8 @@ def test_a_wheel_carries_both_packages(tmp_path: Path) -> None:
     for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "lib"))
+    sources = tmp_path / "src"  # before the build, which may leave bytecode beside them
+    given = {str(path.relative_to(sources)) for path in sources.rglob("*") if path.is_file()}
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", "dist"]
     subprocess.run(
         build, cwd=tmp_path, check=True, capture_output=True, env={**os.environ, "HEADWAY_BUILD": "off"}
@@ -32,8 +34,7 @@ def test_a_wheel_carries_both_packages(tmp_path: Path) -> None:
         (points,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
         declared = ConfigParser()
         declared.read_string(archive.read(points).decode())
-    sources = tmp_path / "src"
-    assert files == {str(path.relative_to(sources)) for path in sources.rglob("*") if path.is_file()}
+    assert files == given
     assert {"headway/py.typed", "headway_lab/py.typed", "headway/native/csrc/headway.h"} <= files
     assert set(declared[GROUP]) == {"bench", "demo", "explain"}
 
