@@ -17,7 +17,8 @@ from tests.text.conftest import byte_level
 uvicorn = pytest.importorskip("uvicorn", reason="headway[serve] is not installed")
 
 from headway.serve.app import make_app  # noqa: E402
-from headway.serve.served import Decoding, Models  # noqa: E402
+from headway.serve.models import Models  # noqa: E402
+from headway.serve.served import Decoding  # noqa: E402
 from headway.serve.server import Server  # noqa: E402
 from headway.serve.worker import Worker  # noqa: E402
 

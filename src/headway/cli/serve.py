@@ -60,7 +60,8 @@ def command(
     from headway.api import load
     from headway.hardware import memory_total
     from headway.serve.app import make_app
-    from headway.serve.served import Decoding, Models
+    from headway.serve.models import Models
+    from headway.serve.served import Decoding
     from headway.serve.server import Server
     from headway.serve.worker import Worker
 

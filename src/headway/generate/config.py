@@ -84,6 +84,7 @@ class GenerationConfig:
     beyond_context: allow more tokens than the model was trained on.
     prefix_cache: read only what no earlier text of the same engine has stored (`LanguageModel`, a batch). Sums are made
         in another order then, so that a text may be another than that of a first call where two tokens are as likely.
+    cache_salt: texts of another salt share nothing that is stored, so that none can tell by its time what others asked.
     use_cache: False computes every step from the whole text: slow, the same text. For checking.
     kv_cache_dtype: what the cache stores: "auto" (keys and values as the model makes them) or "int8" (rounded: a
         quarter of float32, half of bfloat16, and nearly the same text).
@@ -111,6 +112,7 @@ class GenerationConfig:
     adapters: Sequence[str] | None = None
     beyond_context: bool = False
     prefix_cache: bool = False
+    cache_salt: str = ""
     use_cache: bool = True
     kv_cache_dtype: str = "auto"
     prefill_chunk: int | None = None

@@ -191,7 +191,8 @@ class Engine:
         while self.waiting:
             job = self.waiting[0]
             for text in job.texts:
-                text.table = self.reader.open(text.tokens, job.request.config.adapters, job.may_share)
+                config = job.request.config
+                text.table = self.reader.open(text.tokens, config.adapters, job.may_share, config.cache_salt)
                 job.stored = job.stored if job.count else len(text.table)
             if pool.available is not None and self.running:
                 texts = [text for each in (*self.running, job) for text in each.texts]

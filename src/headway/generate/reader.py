@@ -176,12 +176,12 @@ class Reader:
             del table.ids[len(table) - count :]
 
     def open(
-        self, ids: Sequence[int], adapters: Sequence[str] | None = None, shares: bool = True
+        self, ids: Sequence[int], adapters: Sequence[str] | None = None, shares: bool = True, salt: str = ""
     ) -> PageTable:
         """Pages for a text that begins with these ids. Where it `shares`, as much of it as others with the same
-        adapters (None: all) have stored need not be read."""
-        added = tuple(name for name in self.adapters if adapters is None or name in adapters)
-        table = self.cache.open(ids if shares and self.shares_prefixes and self.use_cache else (), added)
+        adapters (None: all) and the same salt have stored need not be read."""
+        root = salt, *(name for name in self.adapters if adapters is None or name in adapters)
+        table = self.cache.open(ids if shares and self.shares_prefixes and self.use_cache else (), root)
         table.marks |= {len(ids) // PAGE * PAGE, (len(ids) - 1) // PAGE * PAGE}
         return table
 

@@ -27,7 +27,7 @@ class Conversation:
 async def begin(server: Server, chat: Chat, asked: TextRequest) -> Conversation:
     """The texts of a chat; `asked` is the request as it came. Raises as `Server.begin` and `Decoding.texts`."""
     chat.check()
-    model, warnings = server.begin(asked, Decoding)
+    model, warnings = await server.begin(asked, Decoding)
     return Conversation(model, model.texts([await rendered(model, chat)], chat.config(), chat.n), warnings)
 
 

@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from headway.errors import ConfigError, HeadwayError
+from headway.errors import CacheError, ConfigError, DataError, HeadwayError
 
 KINDS = {
     401: "authentication_error",
@@ -40,6 +40,10 @@ class PromptTooLong(ConfigError):
 
 class Busy(HeadwayError):
     """There is no room for another request now."""
+
+
+class Unavailable(HeadwayError):
+    """What is asked for cannot be had now, and the request is not to blame."""
 
 
 class Json(Response):
@@ -71,7 +75,11 @@ def tell_errors(app: FastAPI) -> None:
         (UnknownModel, 404, lambda error: {"message": str(error), "code": "model_not_found"}, {}),
         (Busy, 429, lambda error: {"message": str(error)}, {"retry-after": str(AGAIN)}),
         (PromptTooLong, 400, lambda error: {"message": str(error), "code": TOO_LONG, **error.told}, {}),
-        (HeadwayError, 400, lambda error: {"message": str(error)}, {}),
+        (Unavailable, 503, lambda error: {"message": str(error)}, {"retry-after": str(AGAIN)}),
+        (CacheError, 503, lambda error: {"message": str(error)}, {"retry-after": str(AGAIN)}),
+        (ConfigError, 400, lambda error: {"message": str(error)}, {}),
+        (DataError, 400, lambda error: {"message": str(error)}, {}),
+        (HeadwayError, 500, lambda error: {"message": str(error)}, {}),
         (RequestValidationError, 400, of_fields, {}),
         (Exception, 500, lambda error: {"message": "the server failed; see its log"}, {}),
     ]

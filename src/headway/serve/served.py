@@ -1,23 +1,20 @@
-"""The models of a server, by the names that requests give."""
+"""A model of a server: what it is asked, and what it writes."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 from headway.api import LanguageModel
-from headway.errors import ConfigError, did_you_mean
 from headway.generate import Engine, GenerationConfig
 from headway.generate.ranks import reader_of
 from headway.generate.requests import check_prompts, context_limit, make_requests
 from headway.generate.sequences import SampledText
-from headway.serve.errors import Busy, PromptTooLong, UnknownModel
+from headway.serve.errors import PromptTooLong
 from headway.serve.worker import Told, Worker
-
-S = TypeVar("S", bound="Served")
 
 
 class Served:
@@ -89,35 +86,5 @@ class Decoding(Served):
         return made
 
     def write(self, texts: Sequence[SampledText]) -> AsyncIterator[Told]:
-        """See `Worker.write`. Raises Busy where as many requests as there may be are being written."""
-        if self._worker.count >= self._worker.most:
-            raise Busy(f"{self._worker.count} requests are being written, and no more may be; ask again")
+        """See `Worker.write`."""
         return self._worker.write(self.engine, texts)
-
-
-class Models:
-    """All models of a server."""
-
-    def __init__(self, models: Sequence[Served]) -> None:
-        self.by_name = {model.name: model for model in models}
-        if len(self.by_name) < len(models):
-            raise ConfigError(f"serve: names repeat among {', '.join(model.name for model in models)}")
-
-    def __iter__(self) -> Iterator[Served]:
-        return iter(self.by_name.values())
-
-    def find(self, name: str | None, kind: type[S] = Served) -> S:  # type: ignore[assignment]
-        """The model of a name; where none is given, the only one of a kind. Raises UnknownModel, and ConfigError where
-        it is of another kind."""
-        of_kind = [model for model in self if isinstance(model, kind)]
-        if name is None and len(of_kind) == 1:
-            return of_kind[0]
-        if name is None or name not in self.by_name:
-            asked = "no model is named" if name is None else f"there is no model {name!r}"
-            hint = did_you_mean(name or "", self.by_name)
-            raise UnknownModel(f"{asked}{hint}; there are {', '.join(self.by_name)}")
-        model = self.by_name[name]
-        if not isinstance(model, kind):
-            others = ", ".join(other.name for other in of_kind) or "none"
-            raise ConfigError(f"{name} is {model.what}, and this is asked of {kind.what}; there are {others}")
-        return model

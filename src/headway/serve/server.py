@@ -8,7 +8,8 @@ from typing import Protocol, TypeVar
 
 from starlette.exceptions import HTTPException
 
-from headway.serve.served import Models, Served
+from headway.serve.models import Models
+from headway.serve.served import Served
 from headway.serve.worker import Worker
 
 S = TypeVar("S", bound=Served)
@@ -32,10 +33,9 @@ class Server:
     worker: Worker
     strict: bool = False
 
-    def begin(self, asked: Asked, kind: type[S]) -> tuple[S, list[str]]:
-        """The model of a request, which must be of a kind, and warnings of its fields. Raises UnknownModel, ConfigError
-        for a model that is of another kind."""
+    async def begin(self, asked: Asked, kind: type[S]) -> tuple[S, list[str]]:
+        """The model of a request, which must be of a kind, and warnings of its fields. Raises as `Models.find`."""
         if asked.unknown and self.strict:
             raise HTTPException(400, f"unknown fields: {', '.join(asked.unknown)}; leave them out")
         warnings = [f"{name} is unknown here and changes nothing" for name in asked.unknown]
-        return self.models.find(asked.model, kind), warnings
+        return await self.models.find(asked.model, kind), warnings

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from headway.errors import HeadwayError
 from headway.serve.answers import Answer, Event
-from headway.serve.errors import Json
+from headway.serve.errors import Json, Unavailable
 from headway.serve.worker import Told
 
 BEAT = 15.0
@@ -80,7 +80,7 @@ async def _events(answer: Answer, first: Told, news: AsyncIterator[Told]) -> Asy
             if waiting.done():
                 await news.aclose()  # type: ignore[attr-defined]
     except HeadwayError as error:
-        yield sse(answer.fail(500, str(error)))
+        yield sse(answer.fail(503 if isinstance(error, Unavailable) else 500, str(error)))
         return
     except Exception:
         LOG.exception("a stream failed")

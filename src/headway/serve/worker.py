@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from headway.generate import Delta, Engine
 from headway.generate.sequences import SampledText
+from headway.serve.errors import Busy, Unavailable
+from headway.serve.turns import Turns
 
 LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 Told = list[tuple[int, Delta]]
 """What a step added: of which text of a ticket, and what."""
 
@@ -44,32 +50,65 @@ class Ticket:
         return all(text.ended for text in self.texts)
 
     @property
+    def waiting(self) -> int:
+        """Tokens of its prompts of which nothing has been written yet, each prompt counted once."""
+        new = {id(text.request.prompt): text.request.prompt_tokens for text in self.texts if not text.count}
+        return 0 if self.is_done else sum(new.values())
+
+    @property
     def error(self) -> BaseException | None:
         """Why one of its texts ended before its end; None where none did."""
         return next((text.error for text in self.texts if text.error is not None), None)
 
 
-class Worker:
-    """Steps engines, one step of each in turn, as long as they have something to do. Any thread may submit.
+@dataclass(eq=False)
+class Call(Generic[T]):
+    """Something that is done between two steps, when a condition holds."""
 
-    most: requests that may be written or wait at once.
+    act: Callable[[], T]
+    when: Callable[[], bool]
+    future: Future[T] = field(default_factory=Future)
+
+    def run(self) -> None:
+        """Does it."""
+        try:
+            self.future.set_result(self.act())
+        except Exception as error:
+            self.future.set_exception(error)
+
+
+class Worker:
+    """Steps engines as long as they have something to do; each gets the same time (`Turns`). Any thread may submit.
+
+    What a step raises fails the texts of its engine, and no others. What ends the thread fails all that is being
+    written; another thread takes its place.
+
+    most: requests that may be written or wait at once.   most_waiting: tokens of prompts that may wait.
     """
 
-    def __init__(self, most: int = 256) -> None:
-        self.most = most
+    def __init__(self, most: int = 256, most_waiting: int | None = None) -> None:
+        self.most, self.most_waiting = most, most_waiting
+        self.restarts = 0
+        """How often the thread has ended and another one began."""
+        self.turns: Turns[Engine] = Turns()
         self._changed = threading.Condition()
         self._tickets: list[Ticket] = []
+        self._calls: list[Call[Any]] = []
         self._closed = False
+        self._start()
+
+    def _start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="headway-engines", daemon=True)
         self._thread.start()
 
     async def write(self, engine: Engine, texts: Sequence[SampledText]) -> AsyncIterator[Told]:
         """Writes texts; yields what each step added to them, to the end. When the caller stops to listen, or its task
-        is cancelled, they are cancelled, and their pages are free after the step that runs. Raises ConfigError for a
-        text that never fits, and what one of them failed by."""
+        is cancelled, they are cancelled, and their pages are free after the step that runs. Raises Busy where there is
+        no room, ConfigError for a text that never fits, and what one of them failed by."""
         ticket = Ticket(engine, texts, asyncio.get_running_loop())
         added: list[SampledText] = []
         try:
+            self._check_room(ticket)
             for text in texts:
                 engine.add(text)
                 added.append(text)
@@ -84,6 +123,24 @@ class Worker:
             for text in added:
                 if not text.ended:
                     engine.cancel(text)
+
+    def _check_room(self, ticket: Ticket) -> None:
+        if self.count >= self.most:
+            raise Busy(f"{self.count} requests are being written, and no more may be; ask again")
+        waiting = sum(other.waiting for other in [*self._tickets])
+        if self.most_waiting is not None and waiting and waiting + ticket.waiting > self.most_waiting:
+            raise Busy(
+                f"prompts of {waiting} tokens wait, these have {ticket.waiting}, and {self.most_waiting} may wait; ask "
+                "again"
+            )
+
+    def between(self, act: Callable[[], T], when: Callable[[], bool] = lambda: True) -> Future[T]:
+        """Has the thread do something between two steps, as soon as a condition holds; what came of it."""
+        call = Call(act, when)
+        with self._changed:
+            self._calls.append(call)
+            self._changed.notify()
+        return call.future
 
     @property
     def count(self) -> int:
@@ -103,25 +160,43 @@ class Worker:
         self._thread.join()
 
     def _run(self) -> None:
+        why = "the server ends"
         try:
-            while True:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._closed or self._tickets)
-                    if self._closed:
-                        return
-                    tickets = list(self._tickets)
-                for engine in {id(ticket.engine): ticket.engine for ticket in tickets}.values():
-                    self._step(engine)
-                self._tell(tickets)
+            while not self._closed:
+                self._turn()
+        except BaseException:
+            LOG.exception("the thread of the engines has ended; another takes its place")
+            why = "what writes had to begin anew"
+            self.restarts += 1
         finally:
-            self._fail(RuntimeError("the thread of the engines has ended"))
+            with self._changed:
+                self._fail(self._tickets, Unavailable(f"{why}; ask again"))
+                if not self._closed:
+                    self._start()
 
-    @staticmethod
-    def _step(engine: Engine) -> None:
+    def _turn(self) -> None:
+        """A step of the engine whose turn it is."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closed or self._tickets or any(c.when() for c in self._calls)
+            )
+            calls = [call for call in self._calls if call.when()]
+            self._calls = [call for call in self._calls if call not in calls]
+            tickets = [*self._tickets]
+        for call in calls:
+            call.run()
+        if not tickets or self._closed:
+            return
+        engine, begun = self.turns.next([ticket.engine for ticket in tickets]), time.perf_counter()
+        own = [ticket for ticket in tickets if ticket.engine is engine]
         try:
-            engine.step()
-        except Exception:  # the engine has failed the texts that it concerns, and is whole
+            engine.step()  # where it is of some texts alone, these have failed
+        except Exception as error:
             LOG.exception("a step failed")
+            with self._changed:
+                self._fail(own, error)
+        self.turns.took(engine, time.perf_counter() - begun)
+        self._tell(own)
 
     def _tell(self, tickets: Sequence[Ticket]) -> None:
         """One call of the event loop for all that was added."""
@@ -130,7 +205,7 @@ class Worker:
             to = news.setdefault(ticket.loop, [])
             if told := ticket.news():
                 to.append((ticket, told))
-            if ticket.error is not None or ticket.is_done:
+            if ticket in self._tickets and (ticket.error is not None or ticket.is_done):
                 to.append((ticket, ticket.error))
                 with self._changed:
                     self._tickets.remove(ticket)
@@ -138,11 +213,11 @@ class Worker:
             if some and not loop.is_closed():
                 loop.call_soon_threadsafe(_put, some)
 
-    def _fail(self, error: BaseException) -> None:
-        for ticket in self._tickets:
+    def _fail(self, tickets: Sequence[Ticket], error: BaseException) -> None:
+        for ticket in tickets:
             if not ticket.loop.is_closed():
                 ticket.loop.call_soon_threadsafe(_put, [(ticket, error)])
-        self._tickets = []
+        self._tickets = [ticket for ticket in self._tickets if ticket not in tickets]
 
 
 def _put(news: Sequence[tuple[Ticket, Told | BaseException | None]]) -> None:

@@ -23,18 +23,18 @@ def routes(server: Server) -> APIRouter:
     @router.get("/models")
     def list_models() -> dict[str, Any]:
         """The models, by the names that requests give."""
-        return {"object": "list", "data": [model.described for model in server.models]}
+        return {"object": "list", "data": [place.described for place in server.models.places.values()]}
 
     @router.get("/models/{name:path}")
     def model(name: str) -> dict[str, Any]:
         """One of them."""
-        return server.models.find(name).described
+        return server.models.place(name).described
 
     @router.post("/completions")
     async def complete(body: Completion, request: Request) -> Response:
         """Continues prompts."""
         body.check()
-        model, warnings = server.begin(body, Decoding)
+        model, warnings = await server.begin(body, Decoding)
         tokenizer = model.lm.need_tokenizer()
         ids = await asyncio.to_thread(
             lambda: [tokenizer.encode(p, eos=False) if isinstance(p, str) else p for p in body.prompts]

@@ -1,0 +1,202 @@
+"""The thread that writes: whose turn it is, what fails alone, and what comes back when it ends."""
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.errors import BackendError
+from headway.generate import Engine, GenerationConfig, Reader
+from headway.generate.requests import make_requests
+from headway.generate.sequences import SampledText
+from headway.serve.served import Decoding
+from headway.serve.turns import Turns
+from tests.serve.conftest import House, serving, talker
+from tests.serve.test_guard import ask
+
+LONG = {"prompt": "go on", "max_tokens": 300, "seed": 1, "logit_bias": {}}
+
+
+class Named:
+    """One that has turns."""
+
+    def __init__(self, cost: float) -> None:
+        self.cost, self.had, self.turns = cost, 0.0, 0
+
+
+@given(st.lists(st.floats(0.01, 10), min_size=1, max_size=6), st.integers(1, 300))
+def test_all_have_the_same_time_however_long_a_turn_is(costs: list[float], count: int) -> None:
+    turns, some = Turns[Named](), [Named(cost) for cost in costs]
+    for _ in range(count):
+        one = turns.next(some)
+        one.had, one.turns = one.had + one.cost, one.turns + 1
+        turns.took(one, one.cost)
+        for other in some:
+            for another in some:
+                assert other.had - another.had <= other.cost + 1e-6
+
+
+@given(st.lists(st.floats(0.01, 10), min_size=2, max_size=6), st.integers(1, 200))
+def test_who_comes_late_is_not_owed_the_time_before(costs: list[float], count: int) -> None:
+    turns, (late, *some) = Turns[Named](), [Named(cost) for cost in costs]
+    for _ in range(count):
+        turns.took(one := turns.next(some), one.cost)
+    since = dict.fromkeys(some, 0.0)
+    for _ in range(50):
+        one = turns.next([late, *some])
+        turns.took(one, one.cost)
+        if one is late:
+            late.had += late.cost
+        else:
+            since[one] += one.cost
+        assert late.had <= max(since.values()) + late.cost + max(costs)
+
+
+def engine_of(house: House, name: str = "small") -> Any:
+    model = house.models.by_name[name]
+    assert isinstance(model, Decoding)
+    return model.engine
+
+
+@contextmanager
+def failing(engine: Any, error: BaseException, after: int = 0) -> Iterator[list[int]]:
+    """A model that fails in its steps, after so many of them."""
+    whole, steps = engine.reader.read, [0]
+
+    def read(*args: Any, **named: Any) -> Any:
+        steps[0] += 1
+        if steps[0] > after:
+            raise error
+        return whole(*args, **named)
+
+    engine.reader.read = read
+    try:
+        yield steps
+    finally:
+        engine.reader.read = whole
+
+
+def settles(holds: Callable[[], bool], seconds: float = 5) -> None:
+    until = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+class Killed(BaseException):
+    """What no step handles."""
+
+
+def test_the_thread_comes_back_when_it_is_killed() -> None:
+    with serving() as house:
+        before = ask(house, body=LONG)
+        with failing(engine_of(house), Killed(), after=3):
+            status, told = ask(house, body=LONG)
+            assert (status, told["error"]["type"]) == (503, "unavailable_error")
+            assert "ask again" in told["error"]["message"]
+        began = time.monotonic()
+        assert ask(house, body=LONG)[1]["choices"] == before[1]["choices"]
+        assert time.monotonic() - began < 5
+        assert house.worker.restarts == 1
+        settles(lambda: not house.used() and not house.worker.count)
+
+
+def test_it_comes_back_when_it_is_killed_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as house:
+        whole, killed = house.worker._tell, threading.Event()
+
+        def tell(tickets: Any) -> None:
+            if not killed.is_set():
+                killed.set()
+                raise Killed
+            whole(tickets)
+
+        monkeypatch.setattr(house.worker, "_tell", tell)
+        assert ask(house, body=LONG)[0] == 503
+        assert ask(house, body=LONG)[0] == 200
+        settles(lambda: not house.used() and not house.worker.count)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_model_that_fails_harms_no_other(stream: bool) -> None:
+    with serving("good", "bad") as house:
+        expected = ask(house, body={**LONG, "model": "good"})[1]["choices"]
+        with failing(engine_of(house, "bad"), BackendError("broken"), after=2):
+            found: list[Any] = []
+            asked = {**LONG, "model": "good"}
+            other = threading.Thread(target=lambda: found.append(ask(house, body=asked)))
+            other.start()
+            for _ in range(3):
+                status = ask_raw(house, {**LONG, "model": "bad", "stream": stream})
+                assert "broken" in status or "the server failed" in status
+            other.join()
+        assert found[0][1]["choices"] == expected
+        settles(lambda: not house.used())
+
+
+def ask_raw(house: House, body: dict[str, Any]) -> str:
+    address = urlsplit(house.url)
+    there = http.client.HTTPConnection(address.hostname or "", address.port, timeout=10)
+    there.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    text = there.getresponse().read().decode()
+    there.close()
+    return text
+
+
+def test_a_step_that_fails_for_none_does_not_spin() -> None:
+    """What is raised before any text is read fails those of the engine, and the thread waits."""
+    with serving() as house:
+        engine, whole = engine_of(house), engine_of(house).reader.open
+        calls = [0]
+
+        def opens(*args: Any) -> Any:
+            calls[0] += 1
+            raise BackendError("no pages")
+
+        engine.reader.open = opens
+        assert ask(house, body=LONG)[0] == 500
+        time.sleep(0.05)
+        assert calls[0] < 4
+        engine.reader.open = whole
+        assert ask(house, body=LONG)[0] == 200
+
+
+def test_prompts_that_wait_are_bounded() -> None:
+    with serving() as house:
+        house.worker.most_waiting = 100
+        engine = engine_of(house)
+        gate, whole = threading.Event(), engine.reader.read
+
+        def read(*args: Any, **named: Any) -> Any:
+            gate.wait(10)
+            return whole(*args, **named)
+
+        engine.reader.read = read
+        thread = threading.Thread(target=ask, args=(house,), kwargs={"body": {**LONG, "prompt": [5] * 90}})
+        thread.start()
+        settles(lambda: house.worker.count == 1)
+        status, told = ask(house, body={**LONG, "prompt": [5] * 20})
+        assert (status, told["error"]["type"]) == (429, "rate_limit_error")
+        assert "90 tokens wait, these have 20" in told["error"]["message"]
+        gate.set()
+        thread.join()
+        assert ask(house, body={**LONG, "prompt": [5] * 200})[0] == 200  # alone, none waits before it
+
+
+def test_texts_of_another_salt_share_nothing() -> None:
+    lm = talker()
+    engine, prompt = Engine(Reader(lm.model, keep=1 << 24)), [7] * 200
+    for salt, stored in (("a", 0), ("a", 192), ("b", 0), ("", 0), ("b", 192)):
+        config = GenerationConfig(max_new_tokens=2, prefix_cache=True, cache_salt=salt)
+        text = SampledText(make_requests([prompt], config, lm.spec)[0], lm.tokenizer)
+        for _ in engine.run([text]):
+            pass
+        assert text.stored == stored
