@@ -2,9 +2,9 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -16,8 +16,10 @@ from tests.text.conftest import byte_level
 
 uvicorn = pytest.importorskip("uvicorn", reason="headway[serve] is not installed")
 
+from headway.serve import chats  # noqa: E402
 from headway.serve.app import make_app  # noqa: E402
 from headway.serve.models import Models  # noqa: E402
+from headway.serve.parts import Part  # noqa: E402
 from headway.serve.served import Decoding  # noqa: E402
 from headway.serve.server import Server  # noqa: E402
 from headway.serve.worker import Worker  # noqa: E402
@@ -76,3 +78,38 @@ def running(models: Models, worker: Worker, *, strict: bool = False, **how: Any)
 def house() -> Iterator[House]:
     with serving() as running:
         yield running
+
+
+SCRIPT = [
+    Part("reasoning", "Hm"),
+    Part("reasoning", "."),
+    Part("text", "Let me "),
+    Part("text", "look."),
+    Part("call", "find", 0),
+    Part("arguments", '{"what": ', 0),
+    Part("arguments", '"猫"}', 0),
+    Part("call", "stop", 1),
+]
+
+
+class Scripted:
+    """Reads these parts, whatever is written: one a push, and at the end all."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = list(parts)
+
+    def push(self, text: str, *, last: bool) -> list[Part]:
+        count = len(self.parts) if last else 1
+        said, self.parts = self.parts[:count], self.parts[count:]
+        return said
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers are read as SCRIPT."""
+    begin = chats.begin
+
+    async def begun(*given: Any) -> chats.Conversation:
+        return replace(await begin(*given), reader=lambda: Scripted(SCRIPT))
+
+    monkeypatch.setattr(chats, "begin", begun)

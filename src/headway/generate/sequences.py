@@ -87,6 +87,11 @@ class SampledText(Text, Job):
             self._decoder = tokenizer.stream(after=request.prompt)
         self._scanner = StopScanner(request.config.stop)
 
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that ended it; None where none did."""
+        return self._scanner.hit
+
     def expect(self, draft: list[int]) -> None:
         """These tokens are read ahead of it, behind its last one."""
         self.draft, self.right, self.drafted = draft, 0, self.drafted + len(draft)

@@ -14,8 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from headway.errors import ConfigError
 from headway.generate import GenerationConfig, Sampling
 
-HARMLESS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+HARMLESS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+            "stream_options.include_obfuscation")  # fmt: skip
 """Fields of clients that say something about a request, and nothing about its text."""
+TEXTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text")
+"""Types of parts."""
 MOST_TEXTS, MOST_STOPS, MOST_LIKELY, MOST_BIASED = 128, 16, 20, 1024
 
 
@@ -47,8 +50,17 @@ class TextRequest(BaseModel):
 
     @property
     def unknown(self) -> list[str]:
-        """Fields that nothing here knows."""
-        return sorted(set(self.model_extra or ()) - {*self.harmless})
+        """Fields that nothing here knows, also of objects."""
+        names = set(self.model_extra or ())
+        for name in type(self).model_fields:
+            if isinstance(part := getattr(self, name), BaseModel):
+                names |= {f"{name}.{more}" for more in part.model_extra or ()}
+        return sorted(names - {*self.harmless})
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """What it says in every protocol."""
+        return self.model_dump(include=set(TextRequest.model_fields))
 
 
 class Body(TextRequest):
@@ -151,19 +163,43 @@ class ChatMessage(BaseModel):
     content: str | list[Part] | None = None
 
     def plain(self) -> dict[str, Any]:
-        """As chat templates read it: a developer is the system, parts are one text. Raises ConfigError for parts that
-        are no text."""
-        if isinstance(self.content, list):
-            for part in self.content:
-                if part.type not in ("text", "input_text", "output_text") or part.text is None:
-                    raise ConfigError(
-                        f"messages: a part of type {part.type!r} is no text, which is all that this model reads"
-                    )
-            content = "".join(part.text or "" for part in self.content)
-        else:
-            content = self.content or ""
+        """As chat templates read it: a developer is the system, parts are one text."""
         role = "system" if self.role == "developer" else self.role
-        return {**(self.model_extra or {}), "role": role, "content": content}
+        return {**(self.model_extra or {}), "role": role, "content": text_of(self.content or "")}
+
+
+def text_of(content: str | Sequence[Part]) -> str:
+    """A text, or that of its parts. Raises ConfigError for parts that are no text."""
+    if isinstance(content, str):
+        return content
+    for part in content:
+        if part.type not in TEXTS or part.text is None:
+            raise ConfigError(
+                f"messages: a part of type {part.type!r} is no text, which is all that this model reads"
+            )
+    return "".join(part.text or "" for part in content)
+
+
+def function_named(name: str, arguments: str | None = None) -> dict[str, Any]:
+    """A function, or a call of it, as chats tell it."""
+    return {
+        "type": "function",
+        "function": {"name": name} | ({} if arguments is None else {"arguments": arguments}),
+    }
+
+
+def functions(tools: Sequence[Mapping[str, Any]], schema: str = "parameters") -> tuple[list[Any], list[str]]:
+    """Functions of other protocols, whose parameters are called `schema`, as chats tell them; and names of the tools
+    that are no functions. Raises ConfigError for a function without a name."""
+    made: list[Any] = []
+    for tool in tools:
+        if tool.get("type") == "function":
+            if not isinstance(tool.get("name"), str):
+                raise ConfigError(f"tools: a function has a name, got {str(tool)[:80]}")
+            names = {"name": "name", "description": "description", schema: "parameters", "strict": "strict"}
+            function = {names[field]: value for field, value in tool.items() if field in names}
+            made.append({"type": "function", "function": function})
+    return made, [f"tools.{tool.get('type')}" for tool in tools if tool.get("type") != "function"]
 
 
 class Chat(Body):
@@ -176,6 +212,8 @@ class Chat(Body):
     response_format: dict[str, Any] | None = None
     tools: list[Any] | None = None
     tool_choice: Literal["none"] | str | dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] = {}
 
     def check(self) -> None:
         super().check()
@@ -185,6 +223,12 @@ class Chat(Body):
             raise ConfigError(f"response_format {self.response_format}: answers are text; leave it out")
         if self.tools and self.tool_choice != "none":
             raise ConfigError('tools: this server calls none; leave them out, or give tool_choice "none"')
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """What the chat template is told beside the messages."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return {**self.chat_template_kwargs, **effort}
 
     @property
     def new_tokens(self) -> int | None:

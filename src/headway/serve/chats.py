@@ -26,12 +26,21 @@ class Conversation:
 
 async def begin(server: Server, chat: Chat, asked: TextRequest) -> Conversation:
     """The texts of a chat; `asked` is the request as it came. Raises as `Server.begin` and `Decoding.texts`."""
-    chat.check()
     model, warnings = await server.begin(asked, Decoding)
-    return Conversation(model, model.texts([await rendered(model, chat)], chat.config(), chat.n), warnings)
+    ids = await rendered(model, chat, warnings)
+    return Conversation(model, model.texts([ids], chat.config(), chat.n), warnings)
 
 
-async def rendered(model: Decoding, chat: Chat) -> list[int]:
-    """Ids of a conversation, by the model's chat template. Raises DataError where it has none."""
+async def rendered(model: Decoding, chat: Chat, warnings: list[str]) -> list[int]:
+    """Ids of a conversation, by the model's chat template; adds to the warnings what it does not know. Raises DataError
+    where it has none, ConfigError as `Chat.check`."""
+    chat.check()
+    tokenizer, variables = model.lm.need_tokenizer(), chat.variables
+    source = "" if tokenizer.chat_template is None else tokenizer.chat_template.source
+    warnings += [
+        f"{name}: the chat template knows none; it changes nothing"
+        for name in variables
+        if name not in source
+    ]
     messages = [message.plain() for message in chat.messages]
-    return await asyncio.to_thread(model.lm.need_tokenizer().render_chat, messages)
+    return await asyncio.to_thread(tokenizer.render_chat, messages, **variables)

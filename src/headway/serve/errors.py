@@ -1,4 +1,4 @@
-"""How what fails is told: in OpenAI's shape, whatever it is."""
+"""How what fails is told: in OpenAI's shape, or in Anthropic's."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from headway.errors import CacheError, ConfigError, DataError, HeadwayError
@@ -20,6 +21,8 @@ KINDS = {
     503: "unavailable_error",
 }
 TOO_LONG = "context_length_exceeded"
+ANTHROPIC = {name: KINDS[name] for name in (401, 404, 429)}
+ANTHROPIC |= {403: "permission_error", 413: "request_too_large", 503: "overloaded_error"}
 AGAIN = 1
 """Seconds after which a client that was refused for lack of room may ask again."""
 
@@ -56,9 +59,18 @@ class Json(Response):
 
 
 def shaped(
-    status: int, message: str, param: str | None = None, code: str | None = None, **more: Any
+    status: int,
+    message: str,
+    param: str | None = None,
+    code: str | None = None,
+    *,
+    path: str = "",
+    **more: Any,
 ) -> dict[str, Any]:
-    """What failed, as OpenAI's clients read it."""
+    """What failed, as OpenAI's clients read it; as Anthropic's do on the paths of its protocol."""
+    if path.startswith("/v1/messages"):
+        kind = ANTHROPIC.get(status, "api_error" if status >= 500 else "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": message}}
     kind = KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code, **more}}
 
@@ -66,7 +78,7 @@ def shaped(
 def tell_errors(app: FastAPI) -> None:
     """Has an application answer what fails in that shape."""
 
-    def of_fields(error: RequestValidationError) -> dict[str, Any]:
+    def of_fields(error: RequestValidationError | ValidationError) -> dict[str, Any]:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"] if part != "body")
         return {"message": f"{where}: {first['msg']}" if where else first["msg"], "param": where or None}
@@ -81,6 +93,7 @@ def tell_errors(app: FastAPI) -> None:
         (DataError, 400, lambda error: {"message": str(error)}, {}),
         (HeadwayError, 500, lambda error: {"message": str(error)}, {}),
         (RequestValidationError, 400, of_fields, {}),
+        (ValidationError, 400, of_fields, {}),
         (Exception, 500, lambda error: {"message": "the server failed; see its log"}, {}),
     ]
     for kind, status, read, headers in kinds:
@@ -88,7 +101,8 @@ def tell_errors(app: FastAPI) -> None:
 
     def of_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return Json(shaped(error.status_code, str(error.detail)), status_code=error.status_code)
+        told = shaped(error.status_code, str(error.detail), path=request.url.path)
+        return Json(told, status_code=error.status_code)
 
     app.add_exception_handler(HTTPException, of_http)
 
@@ -96,4 +110,8 @@ def tell_errors(app: FastAPI) -> None:
 def _teller(
     status: int, read: Callable[[Any], dict[str, Any]], headers: dict[str, str]
 ) -> Callable[[Request, Exception], Response]:
-    return lambda request, error: Json(shaped(status, **read(error)), status_code=status, headers=headers)
+    def tell(request: Request, error: Exception) -> Response:
+        told = shaped(status, **read(error), path=request.url.path)
+        return Json(told, status_code=status, headers=headers)
+
+    return tell

@@ -53,7 +53,7 @@ class Guard:
             self._check(scope, headers)
             body = await self._body(headers, receive) if scope["method"] in ("POST", "PUT", "PATCH") else None
         except Refused as why:
-            content = orjson.dumps(shaped(why.status, str(why)))
+            content = orjson.dumps(shaped(why.status, str(why), path=scope["path"]))
             head = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
             await send({"type": "http.response.start", "status": why.status, "headers": head})
             await send({"type": "http.response.body", "body": content})

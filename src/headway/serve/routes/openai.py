@@ -1,4 +1,4 @@
-"""OpenAI's protocol: models, completions, chat completions."""
+"""OpenAI's protocol: models, completions, chat completions, responses."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from fastapi.responses import Response
 from headway.serve import chats
 from headway.serve.answers import ChatAnswer, CompletionAnswer
 from headway.serve.bodies import Chat, Completion
+from headway.serve.responses import ResponseAnswer, Responses
 from headway.serve.served import Decoding
 from headway.serve.server import Server
 from headway.serve.streams import respond
 
 
 def routes(server: Server) -> APIRouter:
-    """`/v1/models`, `/v1/completions`, `/v1/chat/completions`."""
+    """`/v1/models`, `/v1/completions`, `/v1/chat/completions`, `/v1/responses`."""
     router = APIRouter(prefix="/v1")
 
     @router.get("/models")
@@ -62,5 +63,11 @@ def routes(server: Server) -> APIRouter:
             usage=body.tells_usage,
         )
         return await respond(answer, request, stream=body.stream)
+
+    @router.post("/responses")
+    async def respond_to(body: Responses, request: Request) -> Response:
+        """Answers a conversation, as a list of items."""
+        talk = await chats.begin(server, body.chat(), body)
+        return await respond(ResponseAnswer(talk, body.told), request, stream=body.stream)
 
     return router
