@@ -26,6 +26,10 @@ from headway.nn.weights import Nf4, from_codes
 from headway.positions import Rotary
 from headway.quantization import quantize_weights
 from headway.storage.gguf_blocks import BF16, CODED, Q4_0, Q8_0, TYPES, BlockType
+from headway.text import Tokenizer
+from headway.text.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, Pieces
+from headway.text.sentencepiece import build as build_pieces
+from headway.text.vocabulary import SPACE
 from headway_lab.bench.inputs import UnsupportedCase
 
 
@@ -51,6 +55,8 @@ DECODERS: Mapping[str, ModelSpec] = {
 }
 """LLaMAs by their size: "1.1b" is TinyLlama's, "32m" trains here, "tiny" tries things out."""
 
+WORDS = 259
+"""The first id that is a word; those before are special, or bytes."""
 WEIGHTS: Mapping[str, BlockType | None] = {
     "bf16": BF16,
     "int8": Q8_0,
@@ -111,16 +117,25 @@ class Written:
         hf.utils.logging.disable_progress_bar()
         return hf.AutoModelForCausalLM.from_pretrained(self.hf, dtype=torch.bfloat16).eval()
 
-    def gguf(self, weights: str) -> Path:
+    def gguf(self, weights: str, tokenizer: Tokenizer | None = None) -> Path:
         """As a file of llama.cpp. Raises UnsupportedCase where no type of GGUF is like these weights."""
         if (kind := WEIGHTS[weights]) is None:
             raise UnsupportedCase(f"GGUF has no type like {weights}")
-        path = self.folder / f"{weights}.gguf"
+        path = self.folder / f"{weights}{'-words' if tokenizer else ''}.gguf"
         if not path.exists():
             held = load_folder(self.hf)
             state, spec = change_pairing(held.tensors, held.spec, "adjacent")
-            write_model(path, spec, state, kind)
+            keys = None if tokenizer is None else tokenizer.gguf_metadata(spec.vocab)
+            write_model(path, spec, state, kind, tokenizer=keys)
         return path
+
+    def served(self, weights: str) -> Path:
+        """The file with a tokenizer, whose tokens are words that mean nothing."""
+        words = [f"{SPACE}w{i}" for i in range(self.spec.vocab - WORDS)]
+        pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
+        kinds = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(words)]
+        made = Tokenizer(build_pieces(Pieces(pieces, [0.0] * len(pieces), kinds)), bos=1, eos=2)
+        return self.gguf(weights, made)
 
 
 def written_models(names: Sequence[str], weights: Sequence[str]) -> Iterator[tuple[Written, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -105,7 +105,7 @@ def to_text(rows: Sequence[Row]) -> str:
     parts = []
     for bench in dict.fromkeys(row.bench for row in rows):
         some = [row for row in rows if row.bench == bench]
-        parts += [_where(some), _growth(some) if bench == "growth" else _rates(some), _notes(some)]
+        parts += [_where(some), TABLES.get(bench, _rates)(some), _notes(some)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -174,6 +174,26 @@ def _forms(rows: Sequence[Row]) -> str:
         if row.extra.get("n")
     ]
     return _table(body) + "\n  fitted to the last four lengths, ± a standard error" if body else ""
+
+
+def _served(rows: Sequence[Row]) -> str:
+    """A line for each server of each row."""
+    body = [
+        {
+            "case": row.case,
+            "server": name,
+            **figures,
+            "peer takes": "" if name != OURS else _times(row.ratio_best_peer),
+        }
+        for row in rows
+        for name, figures in row.extra.get("figures", {}).items()
+    ]
+    names = list(dict.fromkeys(name for line in body for name in line))
+    return _table([{name: line.get(name) for name in names} for line in body]) if body else ""
+
+
+TABLES: Mapping[str, Callable[[Sequence[Row]], str]] = {"growth": _growth, "serve": _served}
+"""Of benches whose rows are not rates."""
 
 
 def _fit(found: Exponent | None) -> str:

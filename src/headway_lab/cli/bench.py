@@ -1,5 +1,5 @@
-"""`headway bench attention | growth | decode | prefill | train`: what attention and whole models cost on this machine,
-beside their peers."""
+"""`headway bench attention | growth | decode | prefill | serve | train`: what attention, whole models and their servers
+cost on this machine, beside their peers."""
 
 from dataclasses import replace
 from typing import Annotated, Literal, get_args
@@ -125,6 +125,30 @@ def prefill(run: ModelsRun, *, tokens: Annotated[int | None, says(min=2)] = None
     return run.show(bench.prefill(*given, effort=run.effort(bench.PREFILL_EFFORT), say=note))
 
 
+def serve(
+    run: ModelsRun,
+    *,
+    clients: list[Count] | None = None,
+    rounds: Count | None = None,
+    new: Count = 32,
+    llama_server: str = "llama-server",
+) -> int:
+    """Servers of a whole LLaMA with random weights under load, headway's beside llama.cpp's: tokens per second, time to
+    the first token and between tokens, and how much of what was said before is not read again.
+
+    clients: that ask at once, each one request after the other (repeatable) [default: 1, 4, 16, 32]
+    rounds: turns per row [default: 5]
+    new: tokens of each answer
+    llama_server: the program of llama.cpp
+    """
+    from headway_lab.bench import serving as bench
+
+    usual = (1, 4) if run.quick else (1, 4, 16, 32)
+    effort = bench.Effort(rounds=rounds or (1 if run.quick else 5), new=new)
+    given = (run.models(), run.kinds(("bf16", "int8")), clients or usual, llama_server)
+    return run.show(bench.serve(*given, effort=effort, say=note))
+
+
 def train(
     run: Run,
     *,
@@ -160,4 +184,4 @@ ABOUT = (
     "What attention and whole models cost on this machine, beside peers: docs/benchmarks.md says how it is "
     "measured."
 )
-command = typer.main.get_command(application(ABOUT, attention, growth, decode, prefill, train))
+command = typer.main.get_command(application(ABOUT, attention, growth, decode, prefill, serve, train))

@@ -1,0 +1,124 @@
+"""Asks a server for many completions at once, in a process of its own, so that what it costs is its own and is told.
+
+A plan comes in on stdin, as JSON, and what came back goes out on stdout. Requests begin at their times (an open loop: a
+server that is slow is not spared), at most so many at once. Tokens are those of `usage`, not pieces of the stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A body of `POST /v1/completions`, and when it is sent, in seconds from the beginning."""
+
+    body: dict[str, Any]
+    at: float = 0.0
+
+
+@dataclass
+class Told:
+    """What came of a request: when it was sent and each piece of text came; tokens of prompt, stored ones, new ones."""
+
+    begun: float
+    pieces: list[float] = field(default_factory=list)
+    prompt: int = 0
+    cached: int = 0
+    new: int = 0
+
+    @property
+    def first(self) -> float:
+        """Seconds to the first token."""
+        return self.pieces[0] - self.begun
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between tokens."""
+        return [after - before for before, after in zip(self.pieces, self.pieces[1:], strict=False)]
+
+
+@dataclass(frozen=True)
+class Load:
+    """All that came of a plan. `seconds` from the first request to the last token, `cpu` those of the client."""
+
+    told: list[Told]
+    seconds: float
+    cpu: float
+
+    @property
+    def rate(self) -> float:
+        """New tokens a second."""
+        return sum(one.new for one in self.told) / self.seconds
+
+
+async def ask(port: int, body: dict[str, Any], start: float) -> Told:
+    """One request; times are from `start`. Raises ValueError for an answer that is not 200, or is cut off."""
+    content = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
+    )
+    told = Told(time.perf_counter() - start)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+    try:
+        writer.write(head.encode() + content)
+        status = await reader.readline()
+        if b" 200" not in status:
+            raise ValueError(
+                f"{status.decode().strip()}: {(await reader.read()).decode(errors='replace')[-300:]}"
+            )
+        async for line in reader:
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line[6:])
+            if event.get("choices"):
+                told.pieces.append(time.perf_counter() - start)
+            if usage := event.get("usage"):
+                told.prompt, told.new = usage["prompt_tokens"], usage["completion_tokens"]
+                told.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    finally:
+        writer.close()
+    if not told.new:
+        raise ValueError("the answer was cut off before its usage")
+    return told
+
+
+async def run(port: int, asks: Sequence[Ask], most: int) -> Load:
+    """All of a plan, at most so many at once."""
+    room, start, cpu = asyncio.Semaphore(most), time.perf_counter(), _cpu()
+
+    async def one(each: Ask) -> Told:
+        await asyncio.sleep(each.at - (time.perf_counter() - start))
+        async with room:
+            return await ask(port, each.body, start)
+
+    told = await asyncio.gather(*map(one, asks))
+    return Load(told, max(each.pieces[-1] for each in told), _cpu() - cpu)
+
+
+def _cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def loaded(text: str) -> Load:
+    """What a client printed."""
+    given = json.loads(text)
+    return Load([Told(**one) for one in given["told"]], given["seconds"], given["cpu"])
+
+
+if __name__ == "__main__":
+    plan = json.load(sys.stdin)
+    print(
+        json.dumps(
+            asdict(asyncio.run(run(plan["port"], [Ask(**each) for each in plan["asks"]], plan["most"])))
+        )
+    )

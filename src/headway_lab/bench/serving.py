@@ -1,0 +1,259 @@
+"""The rows of `headway bench serve`: `headway serve` beside llama-server, which serve the same GGUF file.
+
+Each server is a process; they take turns, and one client program asks them all, in a process of its own. A row of
+clients is throughput: as many as that ask, one request after the other. A row of load is patience: requests come at
+random times at 80 % of the rate that eight clients reached, whatever the server does. A row of sessions is memory: each
+asks again with all that was said before.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any
+
+import numpy
+import torch
+
+from headway_lab.bench.attention import Say
+from headway_lab.bench.client import Ask, Load, loaded
+from headway_lab.bench.inputs import OURS, UnsupportedCase
+from headway_lab.bench.models import WORDS, Written, written_models
+from headway_lab.bench.rows import Row, machine
+
+LLAMA_SERVER = "llama-server"
+SHARE = 0.8
+"""Of the rate that clients reached, at which a row of load asks."""
+START = 120.0
+"""Seconds in which a server is there."""
+Command = Callable[[Path, int, int, int], list[str]]
+"""Of a server: of a file, at a port, for so many clients, with a context of so many tokens."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What is asked in a turn: so many requests of each client, prompts of up to so many tokens, and new tokens."""
+
+    rounds: int = 5
+    each: int = 2
+    prompt: int = 128
+    new: int = 32
+    first: float = 2.0
+    gap: float = 0.2
+
+
+def ours(file: Path, port: int, clients: int, context: int) -> list[str]:
+    """The command of `headway serve`."""
+    threads = torch.get_num_threads()
+    return [
+        sys.executable,
+        "-m",
+        "headway",
+        "serve",
+        f"{file}",
+        "--port",
+        f"{port}",
+        "--threads",
+        f"{threads}",
+    ]
+
+
+def llama_server(binary: str) -> Command:
+    """That of llama.cpp's: a slot for each client, its own defaults otherwise."""
+
+    def command(file: Path, port: int, clients: int, context: int) -> list[str]:
+        shape = ["-np", clients, "-c", clients * context, "-t", torch.get_num_threads()]
+        return [binary, "-m", f"{file}", "--port", f"{port}", *map(str, shape)]
+
+    return command
+
+
+@contextmanager
+def served(command: Command, file: Path, clients: int, context: int) -> Iterator[int]:
+    """The port of a server that has begun. Raises UnsupportedCase where it does not."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    asked = command(file, port, clients, context)
+    try:
+        process = subprocess.Popen(asked, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    except OSError as error:
+        raise UnsupportedCase(f"{asked[0]} does not run: {error}") from error
+    try:
+        until = time.monotonic() + START
+        while not _is_there(port):
+            if process.poll() is not None or time.monotonic() > until:
+                raise UnsupportedCase(f"{' '.join(asked)} did not begin")
+            time.sleep(0.2)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _is_there(port: int) -> bool:
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+def asked(port: int, asks: Sequence[Ask], most: int) -> Load:
+    """What came of a plan. Raises UnsupportedCase where a request was not answered."""
+    plan = json.dumps({"port": port, "asks": [asdict(ask) for ask in asks], "most": most})
+    program = [sys.executable, "-m", "headway_lab.bench.client"]
+    done = subprocess.run(program, input=plan, capture_output=True, text=True)
+    if done.returncode:
+        raise UnsupportedCase(done.stderr.strip().rpartition("\n")[2])
+    return loaded(done.stdout)
+
+
+def body(prompt: Sequence[int], new: int) -> dict[str, Any]:
+    """A request of exactly so many new tokens, greedy; nothing ends it before."""
+    ends = {str(token): -100 for token in range(3)}
+    return {"prompt": [*prompt], "max_tokens": new, "temperature": 0, "logit_bias": ends}
+
+
+# -- plans --------------------------------------------------------------------------------------------------------
+
+
+def drawn(vocab: int, count: int, effort: Effort, seed: int) -> list[Ask]:
+    """Requests of random lengths that have nothing in common."""
+    draw = Random(seed)
+    sizes = [draw.randint(effort.prompt // 8, effort.prompt) for _ in range(count)]
+    return [Ask(body([draw.randrange(WORDS, vocab) for _ in range(size)], effort.new)) for size in sizes]
+
+
+def arriving(asks: Sequence[Ask], rate: float, seed: int) -> list[Ask]:
+    """The same at random times, so many a second."""
+    draw, at, found = Random(seed), 0.0, []
+    for ask in asks:
+        at += draw.expovariate(rate)
+        found.append(Ask(ask.body, at))
+    return found
+
+
+def sessions(vocab: int, count: int, turns: int, effort: Effort, seed: int) -> tuple[list[Ask], int]:
+    """Sessions in turn, each of which says all that it said before and more; and how many tokens of theirs were said
+    before."""
+    draw, said, asks, again = Random(seed), [list[int]() for _ in range(count)], [], 0
+    for _ in range(turns):
+        for words in said:
+            again += len(words)
+            words += [draw.randrange(WORDS, vocab) for _ in range(effort.prompt)]
+            asks.append(Ask(body(words, 4)))
+    return asks, again
+
+
+# -- rows ---------------------------------------------------------------------------------------------------------
+
+
+def serve(
+    models: Sequence[str],
+    weights: Sequence[str],
+    clients: Sequence[int],
+    binary: str,
+    *,
+    effort: Effort,
+    say: Say,
+) -> Iterator[Row]:
+    """Row by row: each of these models with each of these weights, for so many clients; then load, and sessions."""
+    sides = {OURS: ours, LLAMA_SERVER: llama_server(binary)}
+    for written, kind in written_models(models, weights):
+        about = written, kind, sides, effort
+        found = 0.0
+        for count in clients:
+            say(f"serve {written.name} {kind} clients={count}")
+            plans = [
+                drawn(written.spec.vocab, count * effort.each, effort, seed) for seed in range(effort.rounds)
+            ]
+            row = _row(*about, f"clients={count}", [(plan, count) for plan in plans], count)
+            found = max(found, row.extra.get("tokens_per_second", 0.0))
+            yield row
+        say(f"serve {written.name} {kind} load")
+        most, rate = max(clients), SHARE * found / effort.new
+        plans = [
+            arriving(drawn(written.spec.vocab, most * effort.each, effort, 100 + seed), rate, seed)
+            for seed in range(effort.rounds)
+        ]
+        yield _row(*about, f"load={SHARE:.0%}", [(plan, len(plan)) for plan in plans], most)
+        asks, again = sessions(written.spec.vocab, 4, 4, effort, 7)
+        yield _row(*about, "sessions=4", [(asks, 1)], 4, again)
+
+
+def _row(
+    written: Written,
+    kind: str,
+    sides: Mapping[str, Command],
+    effort: Effort,
+    what: str,
+    plans: Sequence[tuple[Sequence[Ask], int]],
+    slots: int,
+    again: int = 0,
+) -> Row:
+    """Every side answers every plan, in turns, each of which begins with the next side."""
+    case, notes = f"{written.name} {kind} {what}", list[str]()
+    context = 1024
+    loads: dict[str, list[Load]] = {}
+    with ExitStack() as open_until:
+        ports = {}
+        for name, command in sides.items():
+            try:
+                ports[name] = open_until.enter_context(served(command, written.served(kind), slots, context))
+                asked(ports[name], drawn(written.spec.vocab, 2, effort, 999), 2)
+            except UnsupportedCase as error:
+                notes.append(f"{name}: {error}")
+                ports.pop(name, None)
+        for turn, (plan, most) in enumerate(plans):
+            order = [*ports]
+            for name in (*order[turn % len(order) :], *order[: turn % len(order)]) if order else ():
+                loads.setdefault(name, []).append(asked(ports[name], plan, most))
+    if OURS not in loads:
+        return Row("serve", case, "bfloat16", machine=machine("serve", notes))
+    seconds = {name: median(load.seconds for load in some) for name, some in loads.items()}
+    figures = {name: _figures(some, effort, again) for name, some in loads.items()}
+    rates = [[load.rate for load in some] for some in loads.values()]
+    ratios = {
+        name: median(one / other for one, other in zip(rates[0], rates[1], strict=True))
+        for name in loads
+        if name != OURS
+    }
+    tokens = sum(told.new for told in loads[OURS][0].told)
+    return Row(
+        "serve",
+        case,
+        "bfloat16",
+        ours_ms=1e3 * seconds[OURS] / tokens,
+        peers={name: 1e3 * took / tokens for name, took in seconds.items() if name != OURS},
+        ratios=ratios,
+        machine=machine("serve", notes),
+        extra={"tokens_per_second": figures[OURS]["tokens_per_second"], "figures": figures},
+    )
+
+
+def _figures(loads: Sequence[Load], effort: Effort, again: int) -> dict[str, float]:
+    """What is told of a side. Gaps are those of all turns together."""
+    told = [one for load in loads for one in load.told]
+    gaps = [gap for one in told for gap in one.gaps] or [0.0]
+    good = sum(one.first <= effort.first and median(one.gaps or [0.0]) <= effort.gap for one in told)
+    found = {
+        "tokens_per_second": median(load.rate for load in loads),
+        "first_ms": 1e3 * median(one.first for one in told),
+        "first_p99_ms": 1e3 * float(numpy.quantile([one.first for one in told], 0.99)),
+        "gap_ms": 1e3 * median(gaps),
+        "gap_p99_ms": 1e3 * float(numpy.quantile(gaps, 0.99)),
+        "goodput": good / sum(load.seconds for load in loads),
+        "client_cpu": sum(load.cpu for load in loads) / sum(load.seconds for load in loads),
+    }
+    return {**found, "prefix_hits": sum(one.cached for one in told) / again} if again else found

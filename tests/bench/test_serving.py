@@ -1,0 +1,123 @@
+"""Servers under load: what is asked, what is counted, and what is said of it."""
+
+import asyncio
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from urllib.parse import urlsplit
+
+import pytest
+
+from headway_lab.bench.client import Ask, Load, Told, loaded, run
+from headway_lab.bench.inputs import OURS, UnsupportedCase
+from headway_lab.bench.models import WORDS, written_models
+from headway_lab.bench.rows import to_text
+from headway_lab.bench.serving import (
+    Effort,
+    _figures,
+    arriving,
+    body,
+    drawn,
+    llama_server,
+    serve,
+    served,
+    sessions,
+)
+from tests.serve.conftest import House, serving
+
+EFFORT = Effort(rounds=1, prompt=80, new=6)
+
+
+@pytest.fixture(scope="module")
+def house() -> Iterator[House]:
+    with serving() as running:
+        yield running
+
+
+def port(house: House) -> int:
+    return urlsplit(house.url).port or 0
+
+
+def test_tokens_are_those_of_usage_and_times_follow_one_another(house: House) -> None:
+    asks = drawn(330, 6, EFFORT, 1)
+    load = asyncio.run(run(port(house), asks, 3))
+    for ask, told in zip(asks, load.told, strict=True):
+        assert (told.prompt, told.new) == (len(ask.body["prompt"]), 6)
+        assert told.begun < told.pieces[0]
+        assert [*told.pieces] == sorted(told.pieces)
+        assert told.first > 0
+        assert len(told.gaps) == len(told.pieces) - 1
+    assert load.seconds == max(told.pieces[-1] for told in load.told)
+    assert load.rate == 36 / load.seconds
+    assert load.cpu > 0
+    assert loaded(json.dumps(asdict(load))) == load
+
+
+def test_no_more_ask_at_once_than_may(house: House) -> None:
+    load = asyncio.run(run(port(house), drawn(330, 4, EFFORT, 2), 1))
+    ends = sorted((told.begun, told.pieces[-1]) for told in load.told)
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(ends))
+
+
+def test_requests_begin_at_their_times(house: House) -> None:
+    asks = arriving(drawn(330, 5, EFFORT, 3), 20.0, 4)
+    assert [ask.at for ask in asks] == sorted(ask.at for ask in asks)
+    load = asyncio.run(run(port(house), asks, 5))
+    assert all(ask.at <= told.begun < ask.at + 0.5 for ask, told in zip(asks, load.told, strict=True))
+
+
+def test_sessions_say_again_what_they_said(house: House) -> None:
+    asks, again = sessions(330, 2, 3, EFFORT, 5)
+    assert [len(ask.body["prompt"]) for ask in asks] == [80, 80, 160, 160, 240, 240]
+    assert again == 2 * (80 + 160)
+    assert asks[4].body["prompt"][:160] == asks[2].body["prompt"]
+    load = asyncio.run(run(port(house), asks, 1))
+    assert 0.8 * again - 1 <= sum(told.cached for told in load.told) <= again  # in pages of 64
+    assert "prefix_hits" in _figures([load], EFFORT, again)
+
+
+def test_what_is_refused_is_told(house: House) -> None:
+    with pytest.raises(ValueError, match=r"(?s)400 Bad Request: .*no prompts"):
+        asyncio.run(run(port(house), [Ask(body([], 3))], 1))
+
+
+def test_figures() -> None:
+    told = [Told(0.0, [1.0, 1.1, 1.2], 10, 4, 3), Told(1.0, [4.0, 4.5, 5.0], 10, 4, 3)]
+    found = _figures([Load(told, 5.0, 0.5)], Effort(first=2.0, gap=0.2), 16)
+    assert found["tokens_per_second"] == pytest.approx(6 / 5)
+    assert (found["first_ms"], found["gap_ms"]) == (pytest.approx(2000), pytest.approx(300))
+    assert (found["goodput"], found["client_cpu"]) == (pytest.approx(1 / 5), pytest.approx(0.1))
+    assert found["prefix_hits"] == 0.5
+    assert 498 < found["gap_p99_ms"] <= 500
+
+
+def test_a_server_that_is_not_there_is_said() -> None:
+    for written, kind in written_models(["tiny"], ["int8"]):
+        with (
+            pytest.raises(UnsupportedCase, match="does not run"),
+            served(llama_server("/nowhere/llama-server"), written.served(kind), 1, 64),
+        ):
+            pass
+
+
+def test_the_client_is_a_process_of_its_own(house: House) -> None:
+    plan = {"port": port(house), "asks": [asdict(ask) for ask in drawn(330, 2, EFFORT, 6)], "most": 2}
+    program = [sys.executable, "-m", "headway_lab.bench.client"]
+    done = subprocess.run(program, input=json.dumps(plan), capture_output=True, text=True, check=True)
+    assert [told.new for told in loaded(done.stdout).told] == [6, 6]
+
+
+@pytest.mark.slow
+def test_rows_of_a_server() -> None:
+    rows = list(serve(["tiny"], ["bf16"], [2], "/nowhere/llama-server", effort=EFFORT, say=lambda text: None))
+    assert [row.case.rpartition(" ")[2] for row in rows] == ["clients=2", "load=80%", "sessions=4"]
+    for row in rows:
+        assert row.ours_ms is not None
+        assert row.extra["figures"][OURS]["tokens_per_second"] > 0
+        assert "does not run" in row.notes[0]
+    assert rows[2].extra["figures"][OURS]["prefix_hits"] > 0.6
+    assert "tiny bf16 sessions=4" in to_text(rows)
+    assert WORDS == 259
