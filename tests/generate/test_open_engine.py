@@ -182,11 +182,12 @@ def test_memory_is_given_back(keep: int) -> None:
     wanted = [LanguageModel(model).generate(p, max_new_tokens=3).ids for p in prompts]
     answers = lm.generate(prompts, max_new_tokens=3, prefix_cache=True, batch_size=1)
     assert [g.ids for g in answers] == wanted
-    cache = lm.engine.engine(GenerationConfig()).reader.cache
+    reader = lm.engine.engine(GenerationConfig()).reader
+    cache = reader.cache
     layers = [layer.tensors for layer in cache.layers]  # type: ignore[union-attr]
     assert sum(t.nbytes for tensors in layers for t in tensors) <= 2 * keep
     assert cache.pool.idle <= keep
-    table = cache.open(prompts[3])
+    table = reader.open(prompts[3])
     assert len(table) == (896 if keep else 0), "the latest text is kept as a whole"
     cache.pool.close(table)
     for n in reversed(range(4)):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import accumulate
 from operator import add
 
@@ -88,18 +89,32 @@ class Reader:
             dtype=kv_dtype,
         )
         self.sources = Sources(model, exact) if isinstance(model, EncoderDecoder) else None
-        self.native: DecodeStep | None = None
-        self.steps = Choice("modules", "no cache is used")
-        if use_cache:
-            memory = None if self.sources is None else self.sources.cache
-            self.native, self.steps = choose_step(model, self.cache, memory, exact)
-            if self.native is None and self.device.type == "cpu":  # elsewhere there are no native steps
-                say_once(self.steps.why)
         if exact and self.native is None:
             raise ConfigError(
                 "exact: what the kernels of decoding do not compute depends on how it is read, and here "
                 f"{self.steps.why}; leave exact out"
             )
+
+    @cached_property
+    def _step(self) -> tuple[DecodeStep | None, Choice]:
+        """What computes steps of few tokens: a prompt alone needs none."""
+        if not self.use_cache:
+            return None, Choice("modules", "no cache is used")
+        memory = None if self.sources is None else self.sources.cache
+        native, steps = choose_step(self.model, self.cache, memory, self.exact)
+        if native is None and self.device.type == "cpu":  # elsewhere there are no native steps
+            say_once(steps.why)
+        return native, steps
+
+    @cached_property
+    def native(self) -> DecodeStep | None:
+        """A step as one call of the kernels; None where they do not take the model."""
+        return self._step[0]
+
+    @cached_property
+    def steps(self) -> Choice:
+        """What computes steps of few tokens, "native" calls or "modules", and why."""
+        return self._step[1]
 
     def read(
         self,
