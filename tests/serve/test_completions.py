@@ -133,6 +133,44 @@ def test_what_others_stored_is_told(house: House, client: Callable[..., Any]) ->
         assert timings["predicted_per_second"] == pytest.approx(1e3 / timings["predicted_ms"])
 
 
+@pytest.mark.parametrize("most", [0, 1, 4])
+def test_prompts_are_told_with_their_log_probabilities(
+    house: House, client: Callable[..., Any], most: int
+) -> None:
+    """As lm-evaluation-harness asks: the sum over a continuation is `LanguageModel.score`'s."""
+    lm = next(iter(house.models)).lm
+    context, continuation = "the cat sat", " on the mat"
+    ids, wanted = lm._pair(0, context, continuation, False)
+    asked = {
+        "model": "small",
+        "prompt": [ids + wanted, ids],
+        "max_tokens": most,
+        "temperature": 0,
+        "echo": True,
+    }
+    answer = client(house).completions.create(**asked, logprobs=1)
+    told = answer.choices[0].logprobs
+    scored = lm.score(context, continuation)
+    assert told.token_logprobs[0] is told.top_logprobs[0] is None
+    assert told.token_logprobs[len(ids) : len(told.tokens) - most] == pytest.approx(
+        scored.log_probs, abs=2e-5
+    )
+    greedy = [
+        value == max(top.values())
+        for value, top in zip(told.token_logprobs[len(ids) :], told.top_logprobs[len(ids) :], strict=True)
+    ]
+    assert all(greedy[: len(wanted)]) == scored.is_greedy
+    assert all(greedy[len(wanted) :])
+    assert answer.choices[0].text.startswith("the cat sat on the mat")
+    assert answer.choices[1].logprobs.token_logprobs[1 : len(ids)] == pytest.approx(
+        told.token_logprobs[1 : len(ids)], abs=2e-5
+    )
+    chunks = [*client(house).completions.create(**asked, logprobs=1, stream=True)]
+    said = [one for chunk in chunks for one in chunk.choices if one.index == 0]
+    assert [token for one in said for token in one.logprobs.tokens] == told.tokens
+    assert "".join(one.text for one in said) == answer.choices[0].text
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_frees_its_pages(house: House, stream: bool) -> None:
     asked = {"model": "small", "prompt": "go on", "max_tokens": 400, "seed": 3, "stream": stream}
@@ -159,7 +197,6 @@ def wait_until(holds: Callable[[], bool]) -> None:
         ({"prompt": "x " * 900}, 400, "exceeds the available context size (512 tokens)"),
         ({"prompt": [400000]}, 400, "outside the model's vocabulary"),
         ({"n": 0}, 400, "n: "),
-        ({"suffix": "x"}, 400, "suffix"),
         ({"best_of": 3}, 400, "best_of"),
         ({"frequency_penalty": 3}, 400, "frequency_penalty"),
         ({"logit_bias": {"999999": 1}}, 400, "bias: token id 999999 is outside"),

@@ -7,7 +7,7 @@ from headway.generate.engine import Engine
 from headway.generate.loop import generate, stream
 from headway.generate.ranks import led
 from headway.generate.reader import Reader
-from headway.generate.results import Delta, Generation, Hypothesis
+from headway.generate.results import Delta, Generation, Hypothesis, ToldToken
 from headway.generate.sampling import Sampling, uniform
 from headway.generate.score import Score, rolling_windows, score
 from headway.generate.stop import StopScanner
@@ -26,6 +26,7 @@ __all__ = [
     "Sampling",
     "Score",
     "StopScanner",
+    "ToldToken",
     "generate",
     "led",
     "rolling_windows",

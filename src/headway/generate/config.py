@@ -78,7 +78,8 @@ class GenerationConfig:
         is certain then, so that its log probability is 0.
     prefix: these ids are the first new tokens, behind `forced_first`; certain, too.
     log_probs: tell of each new token ln p(token | all before it) under the model's own distribution, whatever the
-        settings above make of it;  top_log_probs: and of so many of the likeliest tokens in its place.
+        settings above make of it;  top_log_probs: and of so many of the likeliest tokens in its place;
+        prompt_log_probs: and the same of the prompt, which is read whole then, whatever is stored of it.
     adapters: names of those that are added, of all that are active; None is all of them. Texts of one batch may have
         adapters of their own, or none ([]).
     beyond_context: allow more tokens than the model was trained on.
@@ -109,6 +110,7 @@ class GenerationConfig:
     prefix: Sequence[int] = ()
     log_probs: bool = False
     top_log_probs: int = 0
+    prompt_log_probs: bool = False
     adapters: Sequence[str] | None = None
     beyond_context: bool = False
     prefix_cache: bool = False
@@ -176,9 +178,15 @@ class GenerationConfig:
                 f"beams: a beam search draws nothing, but {self.sampling} and seed={self.seed} were given; leave "
                 "out temperature, top_k, top_p, min_p and seed, or the beams",
             ),
-            (
-                self.top_log_probs > 0 and not self.log_probs,
-                f"top_log_probs={self.top_log_probs} is about log_probs, which were not asked for; ask for both",
+            *(
+                (
+                    value > 0 and not self.log_probs,
+                    f"{name}={value} is about log_probs, which were not asked for; ask for both",
+                )
+                for name, value in (
+                    ("top_log_probs", self.top_log_probs),
+                    ("prompt_log_probs", self.prompt_log_probs),
+                )
             ),
             (
                 beams is not None and self.log_probs,

@@ -28,6 +28,8 @@ from headway.generate.speculation import Speculation
 
 STEP_TOKENS = 4096
 """Tokens of prompts that a step reads, unless told otherwise."""
+MOST_TOLD = 1 << 25
+"""Logits of prompts that a step tells of."""
 
 
 class Engine:
@@ -55,7 +57,7 @@ class Engine:
     def add(self, job: Job) -> None:
         """A request more, behind those that wait. Raises ConfigError for one that can never fit into the budget."""
         request = job.request
-        if request.max_new_tokens < 1:
+        if request.max_new_tokens < 1 and not job.untold:
             job.texts = []
             return
         self._check_fits(request)
@@ -169,10 +171,16 @@ class Engine:
         adapters = [piece.job.request.config.adapters for piece in pieces]
         logits = self.reader.read(chunks, [piece.wanted for piece in pieces], sources, adapters)
         written: list[tuple[Job, range]] = []
+        ended: list[Job] = []
         first = 0
         for piece in pieces:
-            count = len(piece.wanted)
-            if count and written and written[-1][0] is piece.job:
+            if piece.told:
+                piece.job.tell(logits[first : first + piece.told])
+                first += piece.told
+            count = len(piece.wanted) - piece.told
+            if not piece.job.goes_on:
+                ended.append(piece.job)
+            elif count and written and written[-1][0] is piece.job:
                 written[-1] = piece.job, range(written[-1][1].start, first + count)
             elif count:
                 written.append((piece.job, range(first, first + count)))
@@ -182,7 +190,7 @@ class Engine:
             advance(logits, [(job, rows[ahead : ahead + len(job.texts)]) for job, rows in now])
             now = [(job, rows) for job, rows in now if job.follows and job.goes_on]
             ahead += 1
-        self._settle([job for job, _ in written])
+        self._settle([*(job for job, _ in written), *ended])
 
     def _admit(self) -> None:
         """Takes waiting requests in, the first come first, while there is room for their prompts and a page more for
@@ -229,6 +237,7 @@ class Engine:
             self.speculation.propose([job for job in ready if job.count and isinstance(job, SampledText)])
         while True:
             pieces, left = [], self.step_tokens
+            told = max(1, MOST_TOLD // self.reader.model.spec.vocab)
             for job in ready:
                 wanted = range(1 + len(job.draft))
                 for text in job.texts:
@@ -238,12 +247,16 @@ class Engine:
                 for text in [] if job.is_ready else job.texts:
                     rest = text.rest
                     # the last tokens of several texts of a request are read together
-                    ids = rest[: min(left, len(rest) - (len(job.texts) > 1))]
+                    ids = rest[: min(left, told if job.untold else left, len(rest) - (len(job.texts) > 1))]
                     ids = cut(text, ids) if self.reader.cache.pool.has_states else ids
                     is_last = len(ids) == len(rest)
                     if ids:
-                        pieces.append(Piece(job, text, ids, range(len(ids) - is_last, len(ids))))
-                        left -= len(ids)
+                        behind = max(0, len(rest) - len(ids) - 1)  # what later pieces tell of
+                        count = max(0, job.untold - behind)
+                        pieces.append(
+                            Piece(job, text, ids, range(len(ids) - is_last - count, len(ids)), count)
+                        )
+                        left, told = left - len(ids), told - count
             room = self.reader.cache.pool.available
             if room is None or not self.reader.use_cache or len(self.running) == 1:
                 return pieces

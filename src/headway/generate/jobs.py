@@ -21,12 +21,14 @@ from headway.generate.sequences import Job, SampledText, choose_tokens, log_prob
 
 
 class Piece(NamedTuple):
-    """Of a step: ids that one of a job's texts goes on with, and which of them have logits that are wanted."""
+    """Of a step: ids that one of a job's texts goes on with, and which of them have logits that are wanted. The first
+    `told` of these tell of the prompt."""
 
     job: Job
     text: Text
     ids: list[int]
     wanted: range
+    told: int = 0
 
 
 def cut(text: Text, ids: list[int]) -> list[int]:
@@ -58,7 +60,7 @@ def advance(logits: Tensor, live: Sequence[tuple[Job, range]]) -> None:
             text.fail(ConfigError("forbidden: no token is left to choose"))
             continue
         config = text.request.config
-        told = log_probs_of(logits[rows[0]], token, config) if config.log_probs else ()
+        told = log_probs_of(logits[rows[0]][None], [token], config)[0][1:] if config.log_probs else ()
         text.advance(token, time.perf_counter() - text.begun, *told)
 
 

@@ -121,6 +121,7 @@ def collect(deltas: Sequence[Delta], prompt_tokens: int) -> Generation:
         accepted=last.accepted,
         log_probs=tuple(d.log_prob for d in told if d.log_prob is not None),
         top_log_probs=tuple(d.top_log_probs for d in told if d.top_log_probs),
+        prompt=deltas[0].prompt,
     )
 
 

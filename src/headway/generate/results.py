@@ -10,13 +10,22 @@ TopLogProbs = tuple[tuple[int, float], ...]
 """The likeliest tokens in a place and their log probabilities, the likeliest first."""
 
 
+class ToldToken(NamedTuple):
+    """A token of a prompt, ln p of it after all before it (None for the first), and the likeliest in its place."""
+
+    token: int
+    log_prob: float | None
+    top_log_probs: TopLogProbs
+
+
 class Delta(NamedTuple):
     """One new token of one request.
 
     text: what became certain with it (possibly nothing; whole characters; never part of a stop string).
     finish_reason: "eos", "stop" (a stop string) or "length" with the last delta of a request, else None.
     seconds: since the call began.   token: None only in the single delta of a request that gets no token.
-    drafted, accepted: as in `Generation`, so far.   log_prob, top_log_probs: of this token.
+    drafted, accepted: as in `Generation`, so far.   log_prob, top_log_probs: of this token.   prompt: in the
+    first delta, the tokens of the prompt, where they are told.
     """
 
     request: int
@@ -28,6 +37,7 @@ class Delta(NamedTuple):
     accepted: int = 0
     log_prob: float | None = None
     top_log_probs: TopLogProbs = ()
+    prompt: tuple[ToldToken, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,7 +67,8 @@ class Generation:
     drafted, accepted: how many tokens drafts proposed, and how many of those became part of the text.
     log_probs: where they were asked for, ln p of each of `ids` after all before it under the model's own distribution,
         before temperature, filters, penalties and constraints: those of `score`.
-    top_log_probs: and of the likeliest tokens in each place. Both are empty unless asked for.
+    top_log_probs: and of the likeliest tokens in each place.   prompt: the same of the tokens of the prompt. They are
+        empty unless asked for.
     """
 
     request: int
@@ -72,6 +83,7 @@ class Generation:
     accepted: int = field(default=0, repr=False)
     log_probs: tuple[float, ...] = field(default=(), repr=False)
     top_log_probs: tuple[TopLogProbs, ...] = field(default=(), repr=False)
+    prompt: tuple[ToldToken, ...] = field(default=(), repr=False)
 
     @property
     def score(self) -> float | None:

@@ -15,8 +15,8 @@ from headway.cache import PagePool, PageTable
 from headway.generate.config import GenerationConfig
 from headway.generate.constraints import Text, constrain
 from headway.generate.requests import Request, by_config
-from headway.generate.results import Delta, FinishReason, TopLogProbs
-from headway.generate.sampling import uniform
+from headway.generate.results import Delta, FinishReason, ToldToken, TopLogProbs
+from headway.generate.sampling import broken_rows, no_numbers, uniform
 from headway.generate.stop import StopScanner
 from headway.text import MarianTokenizer, StreamDecoder, Tokenizer
 
@@ -51,7 +51,15 @@ class Job:
     def may_share(self) -> bool:
         """Whether it begins with what others stored: where it asks for that, and where it was sent back and has stored
         it itself."""
-        return self.request.config.prefix_cache or self.count > 0
+        return self.count > 0 or (self.request.config.prefix_cache and not self.untold)
+
+    @property
+    def untold(self) -> int:
+        """Tokens of its prompt whose probabilities are still to be told."""
+        return 0
+
+    def tell(self, logits: Tensor) -> None:
+        """Takes the logits [N, V] that tell of the next tokens of its prompt."""
 
     @property
     def is_ready(self) -> bool:
@@ -79,8 +87,10 @@ class SampledText(Text, Job):
         Job.__init__(self, request, [self])
         self.begun = time.perf_counter()
         self.drafted = self.accepted = 0
-        none = Delta(request.number, None, "", "length", 0.0)
-        self.deltas: list[Delta] = [] if request.max_new_tokens else [none]
+        tells = request.config.prompt_log_probs
+        self._told = [ToldToken(request.prompt[0], None, ())] if tells else []
+        none = Delta(request.number, None, "", "length", 0.0, prompt=tuple(self._told))
+        self.deltas: list[Delta] = [] if request.max_new_tokens or self.untold else [none]
         self._tokenizer = tokenizer
         self._decoder: StreamDecoder | None = None
         if isinstance(tokenizer, Tokenizer) and request.source is None:
@@ -91,6 +101,21 @@ class SampledText(Text, Job):
     def stopped_by(self) -> str | None:
         """The stop string that ended it; None where none did."""
         return self._scanner.hit
+
+    @property
+    def untold(self) -> int:
+        return len(self.request.prompt) - len(self._told) if self._told else 0
+
+    def tell(self, logits: Tensor) -> None:
+        request, begin = self.request, len(self._told)
+        if broken_rows(logits):
+            self.fail(no_numbers(request.number, 0))
+            return
+        tokens = request.prompt[begin : begin + len(logits)]
+        self._told += [ToldToken(*told) for told in log_probs_of(logits, tokens, request.config)]
+        if not self.untold and not request.max_new_tokens:
+            seconds, self.goes_on = time.perf_counter() - self.begun, False
+            self.deltas.append(Delta(request.number, None, "", "length", seconds, prompt=tuple(self._told)))
 
     def expect(self, draft: list[int]) -> None:
         """These tokens are read ahead of it, behind its last one."""
@@ -107,7 +132,10 @@ class SampledText(Text, Job):
         text, reason = self._shown(token)
         self.goes_on = reason is None
         counts = self.drafted, self.accepted
-        self.deltas.append(Delta(self.request.number, token, text, reason, seconds, *counts, log_prob, top))
+        prompt = () if self.deltas else tuple(self._told)
+        self.deltas.append(
+            Delta(self.request.number, token, text, reason, seconds, *counts, log_prob, top, prompt)
+        )
 
     def _shown(self, token: int) -> tuple[str, FinishReason | None]:
         """The text that became certain, and why the request ends if it does."""
@@ -133,13 +161,20 @@ def decoded(request: Request, ids: Sequence[int], tokenizer: AnyTokenizer | None
     return tokenizer.decode(shown, after=request.prompt)
 
 
-def log_probs_of(logits: Tensor, token: int, config: GenerationConfig) -> tuple[float, TopLogProbs]:
-    """ln p of the token under the logits [V] as they are, in float32 or float64, and those of the likeliest tokens, as
-    many as are asked for."""
+def log_probs_of(
+    logits: Tensor, tokens: Sequence[int], config: GenerationConfig
+) -> list[tuple[int, float, TopLogProbs]]:
+    """Each token with its ln p under its row of the logits [N, V] as they are, in float32 or float64, and those of the
+    likeliest tokens, as many as are asked for."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
     values = wide.log_softmax(-1)
-    top = values.topk(min(config.top_log_probs, len(wide)))
-    return float(values[token]), tuple(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+    top = values.topk(min(config.top_log_probs, values.shape[-1]), dim=-1)
+    chosen = values.gather(1, torch.tensor(tokens, device=values.device).unsqueeze(1)).squeeze(1)
+    likely = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    return [
+        (token, value, tuple(zip(*pair, strict=True)))
+        for token, value, pair in zip(tokens, chosen.tolist(), likely, strict=True)
+    ]
 
 
 def choose_tokens(logits: Tensor, texts: Sequence[Text]) -> list[int | None]:

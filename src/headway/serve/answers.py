@@ -11,7 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 from headway import __version__
-from headway.generate import Delta
+from headway.generate import Delta, ToldToken
 from headway.generate.sequences import SampledText
 from headway.serve.errors import shaped
 from headway.serve.parts import Part, PartReader, PlainReader
@@ -200,14 +200,17 @@ class CompletionAnswer(Answer):
         """Probabilities as completions tell them: columns."""
         if self.likely is None:
             return None
-        told = [delta for delta in deltas if delta.token is not None]
-        tokens = [text_of(self.vocabulary, delta.token or 0) for delta in told]
+        told = [*deltas[0].prompt]
+        told += [ToldToken(d.token, d.log_prob, d.top_log_probs) for d in deltas if d.token is not None]
+        tokens = [text_of(self.vocabulary, one.token) for one in told]
         return {
             "tokens": tokens,
-            "token_logprobs": [delta.log_prob for delta in told],
+            "token_logprobs": [one.log_prob for one in told],
             "top_logprobs": [
-                {text_of(self.vocabulary, token): value for token, value in delta.top_log_probs}
-                for delta in told
+                None
+                if one.log_prob is None
+                else {text_of(self.vocabulary, token): value for token, value in one.top_log_probs}
+                for one in told
             ],
             "text_offset": [sum(map(len, tokens[:n])) for n in range(len(tokens))],
         }
@@ -280,12 +283,7 @@ class ChatAnswer(CompletionAnswer):
         }
 
     def _record(self, token: int, log_prob: float) -> dict[str, Any]:
-        spelled = self.vocabulary.text_bytes(token, special=True) or b""
-        return {
-            "token": spelled.decode(errors="replace"),
-            "logprob": log_prob,
-            "bytes": list(spelled),
-        }
+        return told_token(self.vocabulary, token, log_prob)
 
 
 def _pace(what: str, count: int, steps: int, seconds: float) -> dict[str, float]:
@@ -293,6 +291,12 @@ def _pace(what: str, count: int, steps: int, seconds: float) -> dict[str, float]
     rate = steps / seconds if steps and seconds else 0.0
     paces = {"n": count, "ms": 1e3 * seconds, "per_token_ms": 1e3 * each, "per_second": rate}
     return {f"{what}_{name}": value for name, value in paces.items()}
+
+
+def told_token(vocabulary: Vocabulary, token: int, log_prob: float) -> dict[str, Any]:
+    """A token and its log-probability, as conversations tell them."""
+    spelled = vocabulary.text_bytes(token, special=True) or b""
+    return {"token": spelled.decode(errors="replace"), "logprob": log_prob, "bytes": list(spelled)}
 
 
 def text_of(vocabulary: Vocabulary, token: int) -> str:

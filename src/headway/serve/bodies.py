@@ -29,14 +29,28 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class TextRequest(BaseModel):
-    """What a request for texts says in every protocol: of which model, how tokens are chosen, and whether it is told
-    while it is written."""
+class ModelRequest(BaseModel):
+    """What every request says: of which model it is asked."""
 
     model_config = ConfigDict(extra="allow")
     harmless: ClassVar[Collection[str]] = HARMLESS
 
     model: str | None = None
+
+    @property
+    def unknown(self) -> list[str]:
+        """Fields that nothing here knows, also of objects."""
+        names = set(self.model_extra or ())
+        for name in type(self).model_fields:
+            if isinstance(part := getattr(self, name), BaseModel):
+                names |= {f"{name}.{more}" for more in part.model_extra or ()}
+        return sorted(names - {*self.harmless})
+
+
+class TextRequest(ModelRequest):
+    """What a request for texts says in every protocol: how tokens are chosen, and whether it is told while it is
+    written."""
+
     stream: bool = False
     seed: int | None = None
     temperature: float | None = Field(None, ge=0)
@@ -47,15 +61,6 @@ class TextRequest(BaseModel):
     frequency_penalty: float = Field(0, ge=-2, le=2)
     presence_penalty: float = Field(0, ge=-2, le=2)
     logit_bias: dict[int, float] | None = Field(None, max_length=MOST_BIASED)
-
-    @property
-    def unknown(self) -> list[str]:
-        """Fields that nothing here knows, also of objects."""
-        names = set(self.model_extra or ())
-        for name in type(self).model_fields:
-            if isinstance(part := getattr(self, name), BaseModel):
-                names |= {f"{name}.{more}" for more in part.model_extra or ()}
-        return sorted(names - {*self.harmless})
 
     @property
     def shared(self) -> dict[str, Any]:
@@ -123,12 +128,10 @@ class Completion(Body):
 
     def check(self) -> None:
         super().check()
-        if self.suffix:
-            raise ConfigError("suffix: texts are continued, not filled; leave it out")
+        if self.suffix and self.echo:
+            raise ConfigError("suffix with echo: a prompt that is filled is not told again; leave one out")
         if self.best_of not in (None, self.n):
             raise ConfigError(f"best_of={self.best_of}: all {self.n} texts are told; give n alone")
-        if self.echo and self.likely is not None:
-            raise ConfigError("echo with logprobs: probabilities of a prompt are not told; leave one out")
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
@@ -137,6 +140,9 @@ class Completion(Body):
             return [self.prompt]
         first = self.prompt[0] if self.prompt else None
         return [self.prompt] if isinstance(first, int) else self.prompt  # type: ignore[list-item,return-value]
+
+    def config(self, **more: Any) -> GenerationConfig:
+        return super().config(prompt_log_probs=self.echo and self.likely is not None, **more)
 
     @property
     def new_tokens(self) -> int | None:

@@ -2,6 +2,7 @@
 
 from headway.text.chat import ChatTemplate
 from headway.text.files import first_file
+from headway.text.infill import infill
 from headway.text.marian import MarianTokenizer
 from headway.text.template import Encoded
 from headway.text.tokenizer import Tokenizer
@@ -15,6 +16,7 @@ __all__ = [
     "StreamDecoder",
     "Tokenizer",
     "first_file",
+    "infill",
     "train_bpe",
     "train_characters",
     "train_words",

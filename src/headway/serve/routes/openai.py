@@ -15,6 +15,7 @@ from headway.serve.responses import ResponseAnswer, Responses
 from headway.serve.served import Decoding
 from headway.serve.server import Server
 from headway.serve.streams import respond
+from headway.text import Tokenizer, infill
 
 
 def routes(server: Server) -> APIRouter:
@@ -38,7 +39,7 @@ def routes(server: Server) -> APIRouter:
         model, warnings = await server.begin(body, Decoding)
         tokenizer = model.lm.need_tokenizer()
         ids = await asyncio.to_thread(
-            lambda: [tokenizer.encode(p, eos=False) if isinstance(p, str) else p for p in body.prompts]
+            lambda: [prompt_ids(tokenizer, prompt, body.suffix) for prompt in body.prompts]
         )
         texts = model.texts(ids, body.config(), body.n)
         echoes: list[str] = []
@@ -71,3 +72,11 @@ def routes(server: Server) -> APIRouter:
         return await respond(ResponseAnswer(talk, body.told), request, stream=body.stream)
 
     return router
+
+
+def prompt_ids(tokenizer: Tokenizer, prompt: str | list[int], suffix: str | None) -> list[int]:
+    """Ids of a prompt that is continued, up to a suffix if there is one. Raises DataError as `infill`."""
+    if suffix:
+        before = prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
+        return infill(tokenizer, before, suffix)
+    return tokenizer.encode(prompt, eos=False) if isinstance(prompt, str) else prompt
