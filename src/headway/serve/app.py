@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 
 from headway.serve.errors import Json, tell_errors
 from headway.serve.guard import Guard
@@ -25,6 +26,12 @@ def make_app(server: Server, **guard: Any) -> FastAPI:
     app = FastAPI(title="headway", default_response_class=Json, lifespan=life, docs_url=None, redoc_url=None)
     tell_errors(app)
     app.add_middleware(Guard, **guard)
-    for routes in ROUTES:
-        app.include_router(routes(server))
+    routers = [routes(server) for routes in ROUTES]
+    for router in routers:
+        app.include_router(router)
+    found = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
+    for route in found:  # without /v1, too, as llama.cpp has them
+        bare = route.path.removeprefix("/v1")
+        if bare not in {other.path for other in found}:
+            app.add_api_route(bare, route.endpoint, methods=[*(route.methods or ())], include_in_schema=False)
     return app

@@ -1,6 +1,6 @@
 """The routes, by protocol. Each module makes a router of a server."""
 
-from headway.serve.routes import anthropic, health, openai
+from headway.serve.routes import anthropic, health, llama, openai, tokens
 
-ROUTES = health.routes, openai.routes, anthropic.routes
+ROUTES = health.routes, openai.routes, anthropic.routes, llama.routes, tokens.routes
 """In the order in which they are asked."""

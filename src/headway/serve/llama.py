@@ -1,0 +1,187 @@
+"""llama.cpp's completions: what requests may say, and what is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from headway.generate import Delta, GenerationConfig
+from headway.generate.sequences import SampledText
+from headway.serve.answers import Answer, Event, told_token
+from headway.serve.bodies import MOST_BIASED, MOST_STOPS, Completion, TextRequest
+from headway.serve.served import Decoding
+from headway.text import Tokenizer, infill
+
+Mixed = list[int | str]
+"""Ids, and texts between them."""
+Bias = float | bool
+"""What is added to a logit; false is never."""
+
+
+class LlamaCompletion(TextRequest):
+    """`POST /completion`: prompts that are continued, as texts, ids or both."""
+
+    prompt: str | list[int | str | Mixed]
+    n_predict: int = Field(-1, ge=-1)
+    temperature: float | None = Field(0.8, ge=0)
+    top_k: int | None = Field(40, ge=0)
+    top_p: float | None = Field(0.95, gt=0, le=1)
+    min_p: float | None = Field(0.05, ge=0, le=1)
+    repeat_penalty: float = Field(1.0, gt=0)
+    logit_bias: list[tuple[int | str, Bias]] | dict[str, Bias] = Field([], max_length=MOST_BIASED)  # type: ignore[assignment]
+    stop: list[str] = Field([], max_length=MOST_STOPS)
+    n_probs: int = Field(0, ge=0)
+    ignore_eos: bool = False
+    cache_prompt: bool = True
+    return_tokens: bool = False
+    response_fields: list[str] = Field([])
+
+    @property
+    def is_many(self) -> bool:
+        """Whether it has a list of prompts; a list with numbers in it is one."""
+        return isinstance(self.prompt, list) and not any(isinstance(part, int) for part in self.prompt)
+
+    def ids(self, tokenizer: Tokenizer) -> list[list[int]]:
+        """Of each prompt."""
+        prompts: list[Any] = self.prompt if self.is_many else [self.prompt]  # type: ignore[assignment]
+        return [
+            [
+                i
+                for place, part in enumerate([prompt] if isinstance(prompt, str) else prompt)
+                for i in (
+                    [part] if isinstance(part, int) else tokenizer.encode(part, bos=not place, eos=False)
+                )
+            ]
+            for prompt in prompts
+        ]
+
+    def config(self, tokenizer: Tokenizer, room: int | None) -> GenerationConfig:
+        """The settings of its texts, of which each has room for so many tokens."""
+        most = room if self.n_predict < 0 else self.n_predict
+        seed = None if self.seed == -1 else self.seed
+        body = Completion.model_validate(
+            {**self.shared, "prompt": "", "max_tokens": most, "logprobs": self.n_probs or None, "seed": seed}
+            | {
+                "stop": self.stop,
+                "repetition_penalty": self.repeat_penalty,
+                "logit_bias": self._bias(tokenizer),
+            }
+        )
+        config = replace(body.config(), prefix_cache=self.cache_prompt)
+        return replace(config, min_new_tokens=config.max_new_tokens or 0) if self.ignore_eos else config
+
+    def _bias(self, tokenizer: Tokenizer) -> dict[int, float]:
+        """Of ids; a text is all of its tokens."""
+        given = self.logit_bias.items() if isinstance(self.logit_bias, dict) else self.logit_bias
+        bias: dict[int, float] = {}
+        for name, value in given:
+            digits = isinstance(name, int) or name.isdecimal()
+            ids = [int(name)] if digits else tokenizer.encode(str(name), bos=False)
+            bias |= dict.fromkeys(ids, float("-inf") if value is False else float(value))
+        return bias
+
+
+class ExtraFile(BaseModel):
+    """Another file."""
+
+    filename: str = ""
+    text: str
+
+
+class Infill(LlamaCompletion):
+    """`POST /infill`: the text between two others."""
+
+    input_prefix: str
+    input_suffix: str
+    input_extra: list[ExtraFile] = Field([])
+    prompt: str = ""
+
+    def ids(self, tokenizer: Tokenizer) -> list[list[int]]:
+        files = [(extra.filename, extra.text) for extra in self.input_extra]
+        return [infill(tokenizer, self.input_prefix + self.prompt, self.input_suffix, files)]
+
+
+STOPS = {"eos": "eos", "stop": "word", "length": "limit"}
+
+
+class LlamaAnswer(Answer):
+    """Of `POST /completion` and `/infill`."""
+
+    def __init__(
+        self, model: Decoding, texts: Sequence[SampledText], warnings: Sequence[str], asked: LlamaCompletion
+    ) -> None:
+        super().__init__(model, texts, warnings)
+        self.asked = asked
+
+    def add(self, i: int, delta: Delta) -> Sequence[Event]:
+        self.written[i].add(delta)
+        events: list[Event] = []
+        if delta.token is not None:
+            chunk = {"index": i, "content": delta.text, "tokens": [delta.token], "stop": False}
+            events.append((None, chunk | self._probabilities([delta])))
+        if delta.finish_reason is not None:
+            events.append((None, {**self._result(i), "content": "", "tokens": []}))
+        return events
+
+    def whole(self) -> Any:
+        results = [self._picked(self._result(i)) for i in range(len(self.texts))]
+        return results if self.asked.is_many else results[0]
+
+    def _result(self, i: int) -> dict[str, Any]:
+        written, text = self.written[i], self.texts[i]
+        reason = written.deltas[-1].finish_reason or "length"
+        request = text.request
+        settings = self.asked.model_dump(exclude={"prompt", "response_fields"})
+        settings |= {
+            "n_predict": request.max_new_tokens,
+            "seed": request.config.seed,
+            "n_ctx": self.model.context,
+        }
+        return {
+            "index": i,
+            "content": written.text,
+            "tokens": text.ids if self.asked.return_tokens else [],
+            "stop": True,
+            "model": self.model.name,
+            "tokens_predicted": written.tokens,
+            "tokens_evaluated": request.prompt_tokens,
+            "tokens_cached": text.stored,
+            "generation_settings": settings,
+            "prompt": self.vocabulary.decode(request.prompt, special=True),
+            "has_new_line": "\n" in written.text,
+            "truncated": False,
+            "stop_type": STOPS[reason],
+            "stopping_word": text.stopped_by or "",
+            "timings": self.timings,
+            **self._probabilities(written.deltas),
+            **({"warnings": [*self.warnings]} if self.warnings else {}),
+        }
+
+    def _picked(self, result: dict[str, Any]) -> dict[str, Any]:
+        """The fields that are asked for; a/b is field b of a."""
+        if not self.asked.response_fields:
+            return result
+        flat = result | {f"{name}/{field}": value for name, part in result.items() if isinstance(part, dict)
+                         for field, value in part.items()}  # fmt: skip
+        return {name: flat[name] for name in self.asked.response_fields if name in flat}
+
+    def _probabilities(self, deltas: Sequence[Delta]) -> dict[str, Any]:
+        if not self.asked.n_probs:
+            return {}
+
+        def told(token: int | None, log_prob: float | None) -> dict[str, Any]:
+            return {"id": token, **told_token(self.vocabulary, token or 0, log_prob or 0.0)}
+
+        return {
+            "completion_probabilities": [
+                {
+                    **told(delta.token, delta.log_prob),
+                    "top_logprobs": [told(*one) for one in delta.top_log_probs],
+                }
+                for delta in deltas
+                if delta.token is not None
+            ]
+        }
