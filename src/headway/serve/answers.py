@@ -13,7 +13,7 @@ from uuid import uuid4
 from headway import __version__
 from headway.generate import Delta, ToldToken
 from headway.generate.sequences import SampledText
-from headway.serve.errors import shaped
+from headway.serve.errors import shaped, warned
 from headway.serve.parts import Part, PartReader, PlainReader
 from headway.serve.served import Decoding
 from headway.text.vocabulary import Vocabulary
@@ -133,8 +133,7 @@ class CompletionAnswer(Answer):
             "model": model.name,
             "system_fingerprint": f"build-{__version__}",
         }
-        more = {"warnings": list(warnings)} if warnings else {}
-        self.tail = more | ({"usage": None} if usage else {})
+        self.tail = warned(warnings) | ({"usage": None} if usage else {})
 
     @property
     def usage(self) -> dict[str, Any]:

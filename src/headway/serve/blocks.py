@@ -34,7 +34,7 @@ class BlockAnswer(Answer):
     def __init__(self, talk: Conversation) -> None:
         super().__init__(talk.model, talk.texts, talk.warnings)
         self.blocks: list[Block] = []
-        self.key = uuid4().hex
+        self.key, self.reasoning_tokens = uuid4().hex, 0
         self._reader = talk.reader()
 
     @abstractmethod
@@ -56,6 +56,8 @@ class BlockAnswer(Answer):
             parts = [Part("text", "")]
         events = [event for part in parts for event in self._take(part)]
         self.written[i].add(delta)
+        if delta.token is not None and self.blocks and self.blocks[-1].kind == "reasoning":
+            self.reasoning_tokens += 1
         return [*events, *self.close(self.blocks[-1])] if ends else events
 
     def _take(self, part: Part) -> list[Event]:
@@ -71,11 +73,6 @@ class BlockAnswer(Answer):
             block.text += part.text
             events += self.grow(block, part.text)
         return events
-
-    @property
-    def told_warnings(self) -> dict[str, Any]:
-        """A field of the answer, where there are any."""
-        return {"warnings": [*self.warnings]} if self.warnings else {}
 
 
 def event(kind: str, **more: Any) -> Event:

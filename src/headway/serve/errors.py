@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -73,6 +73,11 @@ def shaped(
         return {"type": "error", "error": {"type": kind, "message": message}}
     kind = KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code, **more}}
+
+
+def warned(warnings: Sequence[str]) -> dict[str, Any]:
+    """The field of an answer that tells warnings, where there are any."""
+    return {"warnings": [*warnings]} if warnings else {}
 
 
 def tell_errors(app: FastAPI) -> None:

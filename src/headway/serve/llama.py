@@ -12,6 +12,7 @@ from headway.generate import Delta, GenerationConfig
 from headway.generate.sequences import SampledText
 from headway.serve.answers import Answer, Event, told_token
 from headway.serve.bodies import MOST_BIASED, MOST_STOPS, Completion, TextRequest
+from headway.serve.errors import warned
 from headway.serve.served import Decoding
 from headway.text import Tokenizer, infill
 
@@ -157,7 +158,7 @@ class LlamaAnswer(Answer):
             "stopping_word": text.stopped_by or "",
             "timings": self.timings,
             **self._probabilities(written.deltas),
-            **({"warnings": [*self.warnings]} if self.warnings else {}),
+            **warned(self.warnings),
         }
 
     def _picked(self, result: dict[str, Any]) -> dict[str, Any]:

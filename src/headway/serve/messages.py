@@ -12,6 +12,7 @@ from headway.errors import ConfigError
 from headway.serve.answers import Event
 from headway.serve.blocks import Block, BlockAnswer, event
 from headway.serve.bodies import MOST_STOPS, Chat, TextRequest, function_named, functions
+from headway.serve.errors import warned
 
 
 class TextBlock(BaseModel):
@@ -73,9 +74,7 @@ class Turn(BaseModel):
                 text = ("error: " if block.is_error else "") + _text(block.content)
                 messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
             elif not isinstance(block, TextBlock):
-                raise ConfigError(
-                    f"messages: a block of type {block.type!r} is of an assistant, not of a user"
-                )
+                raise ConfigError(f"messages: a block of type {block.type!r} is said by an assistant alone")
             elif messages and messages[-1]["role"] == "user":
                 messages[-1]["content"] += block.text
             else:
@@ -86,12 +85,10 @@ class Turn(BaseModel):
         message: dict[str, Any] = {"role": "assistant", "content": _text(self.content)}
         if thought := "".join(block.thinking for block in self.content if isinstance(block, ThinkingBlock)):
             message["reasoning_content"] = thought
-        used = [block for block in self.content if isinstance(block, ToolUse)]
-        if used:
-            message["tool_calls"] = [
-                function_named(one.name, json.dumps(one.input, ensure_ascii=False)) | {"id": one.id}
-                for one in used
-            ]
+        if used := [block for block in self.content if isinstance(block, ToolUse)]:
+            given = [json.dumps(one.input, ensure_ascii=False) for one in used]
+            pairs = zip(used, given, strict=True)
+            message["tool_calls"] = [{**function_named(one.name, text), "id": one.id} for one, text in pairs]
         return message
 
 
@@ -139,24 +136,18 @@ class CountedMessages(TextRequest):
 
     @property
     def _functions(self) -> tuple[list[dict[str, Any]], list[str]]:
-        own = [
-            tool if tool.get("type", "custom") != "custom" else {**tool, "type": "function"}
-            for tool in self.tools
-        ]
+        kinds = {None: "function", "custom": "function"}
+        own = [{**tool, "type": kinds.get(tool.get("type"), tool.get("type"))} for tool in self.tools]
         return functions(own, "input_schema")
 
     def chat(self) -> Chat:
         """The same as the body of a chat. Raises ConfigError for what a chat cannot be asked."""
         more: dict[str, Any] = {}
         if tools := self._functions[0]:
-            choices = {
-                "auto": "auto",
-                "any": "required",
-                "none": "none",
-                "tool": function_named(self.tool_choice.name),
-            }
-            more |= {"tools": tools, "tool_choice": choices[self.tool_choice.type]}
-            more["parallel_tool_calls"] = not self.tool_choice.disable_parallel_tool_use
+            choice = self.tool_choice
+            kinds = {"any": "required", "tool": function_named(choice.name)}
+            more |= {"tools": tools, "tool_choice": kinds.get(choice.type, choice.type)}
+            more["parallel_tool_calls"] = not choice.disable_parallel_tool_use
         if form := self.output_config.format:
             more["response_format"] = {"type": form.get("type"), "json_schema": {"name": "answer", **form}}
         if self.output_config.effort is not None:
@@ -164,15 +155,9 @@ class CountedMessages(TextRequest):
         if self.thinking is not None:
             more["chat_template_kwargs"] = {"enable_thinking": self.thinking.type != "disabled"}
         system = [{"role": "system", "content": _text(self.system)}] if self.system else []
-        return Chat.model_validate(
-            {
-                **self.shared,
-                "messages": [*system, *(message for turn in self.messages for message in turn.chat())],
-                "max_tokens": self.max_tokens,
-                "stop": self.stop_sequences or None,
-                **more,
-            }
-        )
+        messages = [*system, *(message for turn in self.messages for message in turn.chat())]
+        limits = {"max_tokens": self.max_tokens, "stop": self.stop_sequences or None}
+        return Chat.model_validate({**self.shared, **limits, "messages": messages, **more})
 
 
 class Messages(CountedMessages):
@@ -232,19 +217,15 @@ class MessageAnswer(BlockAnswer):
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         told = {"id": f"msg_{self.key}", "type": "message", "role": "assistant", "model": self.model.name}
-        return told | {"content": content, **self._stop, "usage": self.usage, **self.told_warnings}
+        return told | {"content": content, **self._stop, "usage": self.usage, **warned(self.warnings)}
 
     def _told(self, block: Block) -> dict[str, Any]:
         if block.kind == "reasoning":
             return {"type": "thinking", "thinking": block.text, "signature": ""}
         if block.kind == "text":
             return {"type": "text", "text": block.text}
-        return {
-            "type": "tool_use",
-            "id": f"toolu_{block.key}",
-            "name": block.name,
-            "input": _object(block.text),
-        }
+        given = _object(block.text)
+        return {"type": "tool_use", "id": f"toolu_{block.key}", "name": block.name, "input": given}
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from headway.serve.answers import Event
 from headway.serve.blocks import Block, BlockAnswer, event
 from headway.serve.bodies import HARMLESS, Chat, Part, TextRequest, function_named, functions, text_of
 from headway.serve.chats import Conversation
+from headway.serve.errors import warned
 
 KEPT = {"previous_response_id": "give the whole conversation as input", "conversation": "give it as input"}
 KEPT |= {"background": "ask for a stream", "prompt": "give its text as input"}
@@ -156,12 +157,9 @@ class Responses(TextRequest):
         """What a response tells again of its request."""
         names = {"instructions", "max_output_tokens", "parallel_tool_calls", "temperature", "text", "top_p"}
         told = self.model_dump(include=names | {"tool_choice", "reasoning"})
-        skipped = functions(self.tools)[1]
-        told["tools"] = [tool for tool in self.tools if f"tools.{tool.get('type')}" not in skipped]
-        more = {
-            name: (self.model_extra or {}).get(name) for name in ("metadata", "user", "previous_response_id")
-        }
-        return told | more | {"truncation": "disabled", "store": False, "background": False}
+        tools = [tool for tool in self.tools if tool.get("type") == "function"]
+        more = {name: (self.model_extra or {}).get(name) for name in ("metadata", "user")}
+        return {**told, "tools": tools, **more, "truncation": "disabled", "store": False}
 
 
 def _say(message: dict[str, Any], item: Message | FunctionCall | Reasoning) -> None:
@@ -176,9 +174,12 @@ def _say(message: dict[str, Any], item: Message | FunctionCall | Reasoning) -> N
         message["tool_calls"] = [*message.get("tool_calls", []), call]
 
 
-PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
-EVENTS = {"text": "output_text", "reasoning": "reasoning_text", "call": "function_call_arguments"}
-"""Of each kind of block: what its key begins with, and its events."""
+KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "text": ("msg", "output_text", {"type": "message", "role": "assistant"}),
+    "reasoning": ("rs", "reasoning_text", {"type": "reasoning", "summary": []}),
+    "call": ("fc", "function_call_arguments", {"type": "function_call"}),
+}
+"""Of each kind of block: what its key begins with, its part and events, and what its item always says."""
 
 
 class ResponseAnswer(BlockAnswer):
@@ -190,100 +191,79 @@ class ResponseAnswer(BlockAnswer):
 
     def begin(self) -> Sequence[Event]:
         started = self._response("in_progress")
-        return [self._event(f"response.{name}", response=started) for name in ("created", "in_progress")]
+        return [self._event(name, response=started) for name in ("created", "in_progress")]
 
     def open(self, block: Block) -> Sequence[Event]:
-        events = [self._of_item("added", block, "in_progress", empty=True)]
+        item = self._item(block, "in_progress")
         if block.kind != "call":
-            part = self._part(block)
-            events.append(self._event("response.content_part.added", **self._place(block), part=part))
-        return events
+            item["content"] = []
+        added = self._event("output_item.added", output_index=block.index, item=item)
+        return [added, *self._of_part("added", block)]
 
     def grow(self, block: Block, more: str) -> Sequence[Event]:
         return [self._of_text("delta", block, {"delta": more})]
 
     def close(self, block: Block) -> Sequence[Event]:
-        field = "arguments" if block.kind == "call" else "text"
-        more = {"name": block.name} if block.kind == "call" else {}
-        events = [self._of_text("done", block, {field: block.text, **more})]
-        if block.kind != "call":
-            part = self._part(block)
-            events.append(self._event("response.content_part.done", **self._place(block), part=part))
-        return [*events, self._of_item("done", block, self._status_of(block))]
+        is_call = block.kind == "call"
+        said = {"arguments": block.text, "name": block.name} if is_call else {"text": block.text}
+        events = [self._of_text("done", block, said), *self._of_part("done", block)]
+        return [*events, self._event("output_item.done", output_index=block.index, item=self._ended(block))]
 
     def end(self) -> Sequence[Event]:
         response = self.whole()
-        return [self._event(f"response.{response['status']}", response=response)]
+        return [self._event(response["status"], response=response)]
 
     def fail(self, status: int, message: str) -> Sequence[Event]:
         error = {"code": "server_error", "message": message}
-        return [self._event("response.failed", response={**self._response("failed"), "error": error})]
+        return [self._event("failed", response=self._response("failed", error=error))]
 
     def whole(self) -> dict[str, Any]:
         cut = self.written[0].finish_reason == "length"
-        response = self._response("incomplete" if cut else "completed")
-        response["output"] = [self._item(block, self._status_of(block)) for block in self.blocks]
-        if cut:
-            return response | {"incomplete_details": {"reason": "max_output_tokens"}, "usage": self.usage}
-        return response | {"completed_at": int(time.time()), "usage": self.usage}
-
-    @property
-    def usage(self) -> dict[str, Any]:
-        """Tokens."""
         given, new = self.prompt_tokens, self.new_tokens
-        return {
+        usage = {
             "input_tokens": given,
             "input_tokens_details": {"cached_tokens": self.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": new,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
             "total_tokens": given + new,
         }
+        why = {"incomplete_details": {"reason": "max_output_tokens"}} if cut else {}
+        output = [self._ended(block) for block in self.blocks]
+        return self._response("incomplete" if cut else "completed", output=output, usage=usage, **why)
 
-    def _response(self, status: str) -> dict[str, Any]:
+    def _response(self, status: str, **more: Any) -> dict[str, Any]:
         told = {"id": f"resp_{self.key}", "object": "response", "created_at": self._created, "status": status}
-        told |= {
-            "error": None,
-            "incomplete_details": None,
-            "model": self.model.name,
-            "output": [],
-            "usage": None,
-        }
-        return told | self._asked | self.told_warnings
+        none: dict[str, Any] = {"error": None, "incomplete_details": None, "output": [], "usage": None}
+        return {**told, "model": self.model.name, **none, **self._asked, **warned(self.warnings), **more}
 
-    def _event(self, kind: str, **more: Any) -> Event:
-        return event(kind, sequence_number=next(self._numbers), **more)
+    def _event(self, step: str, **more: Any) -> Event:
+        return event(f"response.{step}", sequence_number=next(self._numbers), **more)
+
+    def _of_part(self, step: str, block: Block) -> list[Event]:
+        """The event of the part that a text or a thought is."""
+        if block.kind == "call":
+            return []
+        return [self._event(f"content_part.{step}", **self._place(block), part=self._part(block))]
+
+    def _of_text(self, step: str, block: Block, said: dict[str, Any]) -> Event:
+        likely: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
+        return self._event(f"{KINDS[block.kind][1]}.{step}", **self._place(block), **said, **likely)
 
     def _place(self, block: Block) -> dict[str, Any]:
-        place: dict[str, Any] = {
-            "item_id": f"{PREFIXES[block.kind]}_{block.key}",
-            "output_index": block.index,
-        }
-        return place if block.kind == "call" else {**place, "content_index": 0}
-
-    def _of_text(self, step: str, block: Block, more: dict[str, Any]) -> Event:
-        likely: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
-        return self._event(f"response.{EVENTS[block.kind]}.{step}", **self._place(block), **more, **likely)
-
-    def _of_item(self, step: str, block: Block, status: str, empty: bool = False) -> Event:
-        item = self._item(block, status)
-        if empty and block.kind != "call":
-            item["content"] = []
-        return self._event(f"response.output_item.{step}", output_index=block.index, item=item)
-
-    def _status_of(self, block: Block) -> str:
-        cut = self.written[0].finish_reason == "length" and block is self.blocks[-1]
-        return "incomplete" if cut else "completed"
+        place: dict[str, Any] = {} if block.kind == "call" else {"content_index": 0}
+        return {"item_id": f"{KINDS[block.kind][0]}_{block.key}", "output_index": block.index, **place}
 
     def _part(self, block: Block) -> dict[str, Any]:
-        if block.kind == "reasoning":
-            return {"type": "reasoning_text", "text": block.text}
-        return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}
+        more: dict[str, Any] = {"annotations": [], "logprobs": []} if block.kind == "text" else {}
+        return {"type": KINDS[block.kind][1], "text": block.text, **more}
+
+    def _ended(self, block: Block) -> dict[str, Any]:
+        cut = self.written[0].finish_reason == "length" and block is self.blocks[-1]
+        return self._item(block, "incomplete" if cut else "completed")
 
     def _item(self, block: Block, status: str) -> dict[str, Any]:
-        item: dict[str, Any] = {"id": f"{PREFIXES[block.kind]}_{block.key}", "status": status}
+        prefix, _, told = KINDS[block.kind]
+        said: dict[str, Any] = {"content": [self._part(block)]}
         if block.kind == "call":
-            item |= {"type": "function_call", "call_id": f"call_{block.key}", "name": block.name}
-            return item | {"arguments": block.text}
-        if block.kind == "reasoning":
-            return item | {"type": "reasoning", "summary": [], "content": [self._part(block)]}
-        return item | {"type": "message", "role": "assistant", "content": [self._part(block)]}
+            said = {"call_id": f"call_{block.key}", "name": block.name, "arguments": block.text}
+        return {"id": f"{prefix}_{block.key}", "status": status, **told, **said}

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from headway.serve import chats
+from headway.serve.errors import warned
 from headway.serve.messages import CountedMessages, MessageAnswer, Messages
 from headway.serve.served import Decoding
 from headway.serve.server import Server
@@ -29,6 +30,6 @@ def routes(server: Server) -> APIRouter:
         """The tokens of a conversation."""
         model, warnings = await server.begin(body, Decoding)
         ids = await chats.rendered(model, body.chat(), warnings)
-        return {"input_tokens": len(ids), **({"warnings": warnings} if warnings else {})}
+        return {"input_tokens": len(ids), **warned(warnings)}
 
     return router

@@ -11,6 +11,7 @@ from pydantic import Field
 from headway.errors import ConfigError
 from headway.serve.bodies import Chat, ChatMessage, ModelRequest
 from headway.serve.chats import rendered
+from headway.serve.errors import warned
 from headway.serve.served import Decoding
 from headway.serve.server import Server
 from headway.text import Tokenizer
@@ -57,19 +58,19 @@ def routes(server: Server) -> APIRouter:
             ids = await rendered(model, Chat.model_validate({"messages": body.messages}), warnings)
         else:
             ids = await asyncio.to_thread(body.ids, tokenizer)
-        told: dict[str, Any] = {"count": len(ids), "max_model_len": model.context, "tokens": ids}
+        told = {"count": len(ids), "max_model_len": model.context, "tokens": ids, **warned(warnings)}
         if body.return_token_strs:
             told["token_strs"] = [tokenizer.token(i) for i in ids]
         if body.with_pieces:
             told["tokens"] = [{"id": i, "piece": _piece(tokenizer, i)} for i in ids]
-        return told | ({"warnings": warnings} if warnings else {})
+        return told
 
     @router.post("/detokenize")
     async def detokenize(body: Detokenize) -> dict[str, Any]:
         """The text of ids, by both names."""
         model, warnings = await server.begin(body, Decoding)
         text = model.lm.need_tokenizer().decode(body.tokens, special=True)
-        return {"prompt": text, "content": text, **({"warnings": warnings} if warnings else {})}
+        return {"prompt": text, "content": text, **warned(warnings)}
 
     @router.get("/tokenizer_info")
     async def info(model: str | None = None) -> dict[str, Any]:
@@ -85,7 +86,7 @@ def routes(server: Server) -> APIRouter:
         """The text of the ids that a conversation is."""
         model, warnings = await server.begin(body, Decoding)
         text = model.lm.need_tokenizer().decode(await rendered(model, body, warnings), special=True)
-        return {"prompt": text, **({"warnings": warnings} if warnings else {})}
+        return {"prompt": text, **warned(warnings)}
 
     return router
 
