@@ -160,7 +160,8 @@ def test_noise_is_a_function_of_its_key() -> None:
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ({"temperature": -0.1}, r"temperature must be 0 \(greedy\) or more, got -0.1"),
+        ({"temperature": -0.1}, r"temperature must be 0 \(greedy\), or 1e-10 or more, got -0.1"),
+        ({"temperature": 1e-11}, "temperature must be .* got 1e-11"),
         ({"temperature": float("nan")}, "temperature must be .* got nan"),
         ({"temperature": float("inf")}, "temperature must be .* got inf"),
         ({"top_k": -1}, r"top_k must be 0 \(no filter\) or a count, got -1"),
@@ -169,7 +170,7 @@ def test_noise_is_a_function_of_its_key() -> None:
         ({"top_p": 1.1}, "top_p must be .* got 1.1"),
         ({"min_p": -0.1}, r"min_p must be 0 to 1 \(0 is no filter\), got -0.1"),
         ({"min_p": 1.1}, "min_p must be .* got 1.1"),
-        ({"repetition_penalty": 0.0}, r"repetition_penalty must be more than 0 \(1 is none\), got 0.0"),
+        ({"repetition_penalty": 0.0}, r"repetition_penalty must be 1e-10 or more \(1 is none\), got 0.0"),
     ],
 )
 def test_values_out_of_range(given: dict[str, float], match: str) -> None:

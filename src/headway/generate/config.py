@@ -13,6 +13,7 @@ from headway.errors import ConfigError
 from headway.generate.sampling import Sampling
 from headway.generate.stop import StopScanner
 
+LARGEST_BIAS = 1e6
 LARGEST_LENGTH_PENALTY = 10  # lengths to this power are still finite
 
 
@@ -140,6 +141,9 @@ class GenerationConfig:
             object.__setattr__(self, "stop", (self.stop,))
         if not isinstance(self.stop, Collection):
             raise ConfigError(f"stop is a string or a list of strings, got {self.stop!r}")
+        for token, more in self.bias.items():
+            if not more <= LARGEST_BIAS:
+                raise ConfigError(f"bias: at most {LARGEST_BIAS} may be added, got {more} for id {token}")
         beams, plain = self.beams, self.sampling.penalties
         rounded = kv_dtype(self.kv_cache_dtype) is not None
         eos_are_ids = isinstance(self.eos, Collection) and all(map(_whole, self.eos))

@@ -57,6 +57,10 @@ def min_p(logits: Tensor, p: float) -> Tensor:
     return logits.masked_fill(log_ratio < torch.tensor(p).log(), float("-inf"))
 
 
+LEAST = 1e-10
+"""By less than that nothing is divided: logits would not be numbers any longer."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """How tokens are chosen. The default is greedy: the most likely token, of equals the smallest id.
@@ -78,11 +82,15 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name, good, allowed in (
-            ("temperature", self.temperature >= 0, "0 (greedy) or more"),
+            (
+                "temperature",
+                self.temperature == 0 or self.temperature >= LEAST,
+                f"0 (greedy), or {LEAST} or more",
+            ),
             ("top_k", self.top_k >= 0 and self.top_k == int(self.top_k), "0 (no filter) or a count"),
             ("top_p", 0 < self.top_p <= 1, "more than 0 and at most 1 (1 is no filter)"),
             ("min_p", 0 <= self.min_p <= 1, "0 to 1 (0 is no filter)"),
-            ("repetition_penalty", self.repetition_penalty > 0, "more than 0 (1 is none)"),
+            ("repetition_penalty", self.repetition_penalty >= LEAST, f"{LEAST} or more (1 is none)"),
             ("frequency_penalty", abs(self.frequency_penalty) <= 2, "-2 to 2 (0 is none)"),
             ("presence_penalty", abs(self.presence_penalty) <= 2, "-2 to 2 (0 is none)"),
         ):

@@ -11,6 +11,7 @@ from fastapi.routing import APIRoute
 
 from headway.serve.errors import Json, tell_errors
 from headway.serve.guard import Guard
+from headway.serve.openapi import describe
 from headway.serve.routes import ROUTES
 from headway.serve.server import Server
 
@@ -24,6 +25,7 @@ def make_app(server: Server, **guard: Any) -> FastAPI:
         server.worker.close()
 
     app = FastAPI(title="headway", default_response_class=Json, lifespan=life, docs_url=None, redoc_url=None)
+    describe(app)
     tell_errors(app)
     app.add_middleware(Guard, **guard)
     routers = [routes(server) for routes in ROUTES]

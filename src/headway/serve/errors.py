@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
@@ -49,10 +49,8 @@ class Unavailable(HeadwayError):
     """What is asked for cannot be had now, and the request is not to blame."""
 
 
-class Json(Response):
+class Json(JSONResponse):
     """An answer of JSON."""
-
-    media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
         return orjson.dumps(content)
@@ -107,7 +105,7 @@ def tell_errors(app: FastAPI) -> None:
     def of_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         told = shaped(error.status_code, str(error.detail), path=request.url.path)
-        return Json(told, status_code=error.status_code)
+        return Json(told, status_code=error.status_code, headers=error.headers)
 
     app.add_exception_handler(HTTPException, of_http)
 

@@ -1,0 +1,155 @@
+"""`llama-server` in front of `headway serve`: its flags become ours, its names of paths and fields become ours.
+
+Nothing else is changed: what is answered is what the server answers. `SHIM_MODELS` is a folder of models by the last
+part of their `--hf-repo`; of a model that is not there only `/health` is answered, since a session of llama.cpp's tests
+begins by starting everything once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+PATHS = {
+    "/chat/completions": "/v1/chat/completions",
+    "/v1/chat/completions": "/v1/chat/completions",
+    "/completions": "/completion",
+    "/embeddings": "/v1/embeddings",
+    "/models": "/v1/models",
+    "/responses": "/v1/responses",
+    "/predict": "/v1/predict",
+}
+OPTIONAL = {"/slots": "slots", "/metrics": "metrics"}
+"""Paths that are there where a flag says so."""
+TAKEN = (
+    "batch-size ubatch-size threads cache-ram slot-save-path media-path sleep-idle-seconds tags reasoning "
+    "reasoning-format pooling cors-origins"
+)
+"""Flags with a value that change nothing here."""
+SWITCHES = (
+    "offline no-slots slots metrics jinja no-jinja cont-batching kv-unified swa-full context-shift no-ui verbose "
+    "embedding reranking no-cache-idle-slots no-mmproj backend_sampling ui-mcp-proxy"
+)
+
+
+def flags() -> argparse.ArgumentParser:
+    """Those of llama-server that its tests give."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8080)
+    parser.add_argument("--temp", type=float)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--n-predict", type=int)
+    parser.add_argument("--ctx-size", type=int)
+    parser.add_argument("--parallel", type=int, default=1)
+    for name in ("hf-repo", "hf-file", "model", "alias", "api-key", "chat-template", "chat-template-file"):
+        parser.add_argument(f"--{name}")
+    for name in TAKEN.split():
+        parser.add_argument(f"--{name}")
+    for name in SWITCHES.split():
+        parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("-fa")
+    return parser
+
+
+class Renamed:
+    """An application under llama-server's names.
+
+    defaults: fields that a flag has given, for requests that say nothing of them.
+    """
+
+    def __init__(self, app: Callable[..., Any], given: argparse.Namespace) -> None:
+        self.app, self.given = app, given
+        named = {"temperature": given.temp, "seed": given.seed}
+        self.defaults = {name: value for name, value in named.items() if value is not None}
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        scope["path"] = path = PATHS.get(scope["path"], scope["path"])
+        if scope["method"] != "POST":
+            return await self.app(scope, receive, send)
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        sent = [self.translated(path, body)]
+
+        async def again() -> Any:
+            return {"type": "http.request", "body": sent.pop()} if sent else await receive()
+
+        return await self.app(scope, again, send)
+
+    def translated(self, path: str, body: bytes) -> bytes:
+        """A body in our names."""
+        import orjson
+
+        try:
+            said = orjson.loads(body)
+        except ValueError:
+            return body
+        if not isinstance(said, dict):
+            return body
+        said = {name: value for name, value in said.items() if value is not None}
+        said.pop("model", None)  # one model is served, whatever it is called
+        length = "n_predict" if path in ("/completion", "/infill") else "max_tokens"
+        if length != "n_predict" and "n_predict" in said:
+            said[length] = said.pop("n_predict")
+        if path in ("/completion", "/infill", "/v1/completions", "/v1/chat/completions"):
+            said = {**self.defaults, **said}
+            if self.given.n_predict is not None:
+                said.setdefault(length, self.given.n_predict)
+        return orjson.dumps(said)
+
+
+def serve(given: argparse.Namespace, folder: Path) -> None:
+    """The server of a model."""
+    import uvicorn
+
+    from headway.api import load
+    from headway.serve.app import make_app
+    from headway.serve.served import Decoding, Models
+    from headway.serve.server import Server
+    from headway.serve.worker import Worker
+    from headway.text.chat import BUILT_IN, ChatTemplate
+
+    lm = load(folder, task="causal-lm")
+    if given.ctx_size:
+        lm.model.spec = replace(lm.spec, trained_context=given.ctx_size // given.parallel)
+    file = given.chat_template_file
+    template = Path(file).read_text() if file else given.chat_template or "chatml"
+    template = ChatTemplate.find(template).source if template in BUILT_IN else template
+    if "bos_token" not in template:  # llama-server begins every prompt with it
+        template = "{{ bos_token }}" + template
+    lm.tokenizer = lm.need_tokenizer().with_chat_template(template)
+    worker = Worker()
+    name = (given.alias or folder.name).split(",")[0]
+    models = Models([Decoding(name, lm, worker, keep=1 << 26)])
+    app = make_app(Server(models, worker), keys=[given.api_key] if given.api_key else [])
+    uvicorn.run(Renamed(app, given), host=given.host, port=given.port, log_level="warning")  # type: ignore[arg-type]
+
+
+def only_health(given: argparse.Namespace) -> None:
+    """Answers that it is there."""
+
+    class Healthy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"status": "ok"}')
+
+    HTTPServer((given.host, given.port), Healthy).serve_forever()
+
+
+def main(arguments: list[str]) -> None:
+    given, unknown = flags().parse_known_args(arguments)
+    if unknown:
+        print(f"flags that have no counterpart: {unknown}", file=sys.stderr)
+    folder = Path(os.environ["SHIM_MODELS"]) / (given.hf_repo or "none").rpartition("/")[2]
+    serve(given, folder) if folder.is_dir() else only_health(given)
