@@ -9,18 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import overload
 
 import torch
 from torch import Tensor
 
-from headway.api.encoders import Reading, TextEncoder
+from headway.api.encoders import TextEncoder
 from headway.api.pretrained import BATCH
 from headway.data.encoded import windows
 from headway.data.spans import Answer, Span, best_answers, spans
 from headway.errors import ConfigError
 from headway.models import Encoder
-from headway.text import Encoded, Tokenizer
+from headway.text import Tokenizer
 from headway.text.tokenizer import Text
 
 INDEPENDENT = "multi_label_classification"  # the problem_type of config.json
@@ -77,12 +77,6 @@ class Classifier(TextEncoder):
         """
         if isinstance(texts, (str, tuple)):
             return self.classify([texts], top_k=top_k, batch_size=batch_size, cut=cut)[0]
-        return self._run(self.classifying(texts, top_k=top_k, cut=cut), batch_size)
-
-    def classifying(
-        self, texts: Sequence[Text], *, top_k: int | None = None, cut: bool = False
-    ) -> Reading[list[list[Label]]]:
-        """`classify` of a list of texts that are yet to be read."""
         names = self.spec.head.labels
         if top_k is not None and top_k < 1:
             raise ConfigError(f"top_k must be 1 or more, got {top_k}")
@@ -91,21 +85,16 @@ class Classifier(TextEncoder):
                 f"this model has one label, {names[0]!r}, so its output is a number and no choice; read it with "
                 "logits(texts)"
             )
-
-        def ranked(logits: Tensor) -> list[list[Label]]:
-            probabilities = logits.sigmoid() if self.independent else logits.softmax(-1)
-            rows = [[*map(Label, names, row)] for row in probabilities.tolist()]
-            return [sorted(row, key=lambda label: -label.probability)[:top_k] for row in rows]
-
-        return self.scoring(texts, cut=cut).then(ranked)
+        logits = self.logits(texts, batch_size=batch_size, cut=cut)
+        probabilities = logits.sigmoid() if self.independent else logits.softmax(-1)
+        ranked = [
+            sorted(zip(row, names, strict=True), key=lambda pair: -pair[0]) for row in probabilities.tolist()
+        ]
+        return [[Label(name, p) for p, name in row[:top_k]] for row in ranked]
 
     def logits(self, texts: Sequence[Text], *, batch_size: int = BATCH, cut: bool = False) -> Tensor:
         """[N, C] before softmax or sigmoid."""
-        return self._run(self.scoring(texts, cut=cut), batch_size)
-
-    def scoring(self, texts: Sequence[Text], *, cut: bool = False) -> Reading[Tensor]:
-        """`logits` of a list of texts that are yet to be read."""
-        return self._reading(self._read(texts, cut), torch.stack)
+        return torch.stack(self._outputs(self._read(texts, cut), batch_size))
 
 
 class Tagger(TextEncoder):
@@ -129,13 +118,9 @@ class Tagger(TextEncoder):
         """
         if isinstance(texts, str):
             return self.tag([texts], batch_size=batch_size)[0]
-        return self._run(self.tagging(texts), batch_size)
-
-    def tagging(self, texts: Sequence[str]) -> Reading[list[list[Span]]]:
-        """`tag` of a list of texts that are yet to be read."""
         read = self._read(texts)
-
-        def found(text: str, one: Encoded, logits: Tensor) -> list[Span]:
+        found = []
+        for text, one, logits in zip(texts, read, self._outputs(read, batch_size), strict=True):
             best = logits.softmax(-1).max(-1)
             names = [self.spec.head.labels[i] for i in best.indices.tolist()]
             tokens = [
@@ -143,9 +128,8 @@ class Tagger(TextEncoder):
                 for name, p, place in zip(names, best.values.tolist(), one.offsets, strict=True)
                 if place is not None
             ]
-            return spans(text, tokens)
-
-        return self._reading(read, lambda outputs: [*map(found, texts, read, outputs)])
+            found.append(spans(text, tokens))
+        return found
 
 
 class Answerer(TextEncoder):
@@ -183,20 +167,6 @@ class Answerer(TextEncoder):
         Raises DataError for a context without tokens; ConfigError when the question leaves no room for it, for a
         no_answer that is NaN, and for no_answer with a tokenizer that puts no token before the question.
         """
-        limits: dict[str, Any] = {"top_k": top_k, "longest": longest, "stride": stride}
-        return self._run(self.answering(question, context, **limits, no_answer=no_answer), batch_size)
-
-    def answering(
-        self,
-        question: str,
-        context: str,
-        *,
-        top_k: int = 1,
-        longest: int = 30,
-        stride: int = 128,
-        no_answer: float | None = None,
-    ) -> Reading[list[Answer]]:
-        """`answer`, of texts that are yet to be read."""
         for name, value in (("top_k", top_k), ("longest", longest), ("stride", stride)):
             if value < 1:
                 raise ConfigError(f"{name} must be 1 or more, got {value}")
@@ -208,5 +178,5 @@ class Answerer(TextEncoder):
                 "no_answer is scored at the token before the question ([CLS]), and this tokenizer puts none there; "
                 "leave no_answer out"
             )
-        limits: dict[str, Any] = {"top_k": top_k, "longest": longest, "no_answer": no_answer}
-        return self._reading(parts, lambda outputs: best_answers(context, parts, outputs, **limits))
+        outputs = self._outputs(parts, batch_size)
+        return best_answers(context, parts, outputs, top_k=top_k, longest=longest, no_answer=no_answer)

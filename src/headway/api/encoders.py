@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, ClassVar, Generic, TypeVar, overload
+from typing import Any, ClassVar, overload
 
 import torch
 from torch import Tensor
@@ -19,11 +19,11 @@ from headway.data.encoded import encoder_inputs, shortened
 from headway.errors import ConfigError, DataError
 from headway.generate.requests import check_prompts
 from headway.models import Encoder
+from headway.similarity import normalize
 from headway.text import Encoded, Tokenizer
 from headway.text.tokenizer import Text
 
-T = TypeVar("T")
-U = TypeVar("U")
+DIMENSIONS = "matryoshka_dimensions"  # of config.json
 Input = Text | Sequence[int]
 """A text, a pair of texts, or the ids of one, which are read as they are."""
 
@@ -36,18 +36,6 @@ class Candidate:
     piece: str
     text: str
     probability: float
-
-
-@dataclass(frozen=True)
-class Reading(Generic[T]):
-    """Texts that an encoder is to read, and what is made of its outputs for them (`TextEncoder.read`)."""
-
-    texts: list[Encoded]
-    made: Callable[[list[Tensor]], T]
-
-    def then(self, more: Callable[[T], U]) -> Reading[U]:
-        """The same texts, and what `more` makes of what was made."""
-        return Reading(self.texts, lambda outputs: more(self.made(outputs)))
 
 
 class TextEncoder(Pretrained[Encoder, Tokenizer], Looks):
@@ -70,30 +58,29 @@ class TextEncoder(Pretrained[Encoder, Tokenizer], Looks):
     def states(self, texts: Sequence[Text], *, batch_size: int = BATCH, cut: bool = False) -> list[Tensor]:
         """The last states [T, M] of each text or pair, T its tokens with those of the template. `cut`: as in
         `Classifier.classify`."""
-        return self._run(self._reading(self._read(texts, cut), list), batch_size, self._states)
+        return self._run(self._states, self._read(texts, cut), batch_size)
 
+    @torch.inference_mode()
     def read(self, texts: Sequence[Encoded]) -> list[Tensor]:
         """What the head gives for each text, [T, ...] of its slots or one vector, in one forward pass: they stand side
         by side in a row without padding, and none sees another."""
         inputs = encoder_inputs(texts, self.spec, self.device, packed=True)
-        with torch.inference_mode():
-            if self.spec.head.task in ("classify", "embed"):
-                return [*self.model(**inputs).float()]
-            states, wanted = self.model.hidden(**inputs), [self._wanted(text) for text in texts]
-            firsts = accumulate((len(text.ids) for text in texts), initial=0)
-            at = [first + i for first, own in zip(firsts, wanted, strict=False) for i in own]
-            out = self.model.head(states[:, at], inputs["tokens"])
-            return [*out[0].float().split([len(own) for own in wanted])]
-
-    def _states(self, texts: Sequence[Encoded]) -> list[Tensor]:
-        """The last states of each text, read as `read` does."""
-        with torch.inference_mode():
-            states = self.model.hidden(**encoder_inputs(texts, self.spec, self.device, packed=True))
-            return [*states[0].split([len(text.ids) for text in texts])]
+        if self.spec.head.task in ("classify", "embed"):
+            return [*self.model(**inputs).float()]
+        states, wanted = self.model.hidden(**inputs), [self._wanted(text) for text in texts]
+        firsts = accumulate((len(text.ids) for text in texts), initial=0)
+        at = [first + i for first, own in zip(firsts, wanted, strict=False) for i in own]
+        out = self.model.head(states[:, at], inputs["tokens"])
+        return [*out[0].float().split([len(own) for own in wanted])]
 
     def _wanted(self, text: Encoded) -> Sequence[int]:
         """The slots of a text for which the head is computed."""
         return range(len(text.ids))
+
+    @torch.inference_mode()
+    def _states(self, texts: Sequence[Encoded]) -> list[Tensor]:
+        states = self.model.hidden(**encoder_inputs(texts, self.spec, self.device, packed=True))
+        return [*states[0].split([len(text.ids) for text in texts])]
 
     def _row(self, text: Text, special: bool) -> dict[str, Any]:
         (read,) = self._read([text], special=special)
@@ -127,23 +114,22 @@ class TextEncoder(Pretrained[Encoder, Tokenizer], Looks):
                 "cut=True (--cut) to read its beginning only"
             )
 
-    def _reading(self, texts: list[Encoded], made: Callable[[list[Tensor]], T]) -> Reading[T]:
-        """Raises ConfigError for a text beyond the context, naming it."""
-        for i, text in enumerate(texts):
-            self._check_length(i, text)
-        return Reading(texts, made)
+    def _outputs(self, texts: Sequence[Encoded], batch_size: int) -> list[Tensor]:
+        """What `read` gives for each text."""
+        return self._run(self.read, texts, batch_size)
 
     def _run(
-        self, reading: Reading[T], batch_size: int, read: Callable[..., list[Tensor]] | None = None
-    ) -> T:
-        """What is made of texts that are read `batch_size` at a time, by `read` unless otherwise given. Raises
-        ConfigError for one below 1."""
+        self, call: Callable[[Sequence[Encoded]], list[Tensor]], texts: Sequence[Encoded], batch_size: int
+    ) -> list[Tensor]:
+        """What `call` gives for each text, `batch_size` of them at a time.
+
+        Raises ConfigError for a text beyond the context, naming it, and for a batch_size below 1."""
         if batch_size < 1:
             raise ConfigError(f"batch_size must be 1 or more, got {batch_size}")
-        texts, outputs = reading.texts, list[Tensor]()
-        for at in range(0, len(texts), batch_size):
-            outputs += (read or self.read)(texts[at : at + batch_size])
-        return reading.made(outputs)
+        for i, text in enumerate(texts):
+            self._check_length(i, text)
+        parts = [call(texts[at : at + batch_size]) for at in range(0, len(texts), batch_size)]
+        return [one for part in parts for one in part]
 
 
 class MaskedLM(TextEncoder):
@@ -175,10 +161,6 @@ class MaskedLM(TextEncoder):
         """
         if isinstance(texts, str):
             return self.fill_mask([texts], top_k=top_k, batch_size=batch_size)[0]
-        return self._run(self.filling(texts, top_k=top_k), batch_size)
-
-    def filling(self, texts: Sequence[str], *, top_k: int = 5) -> Reading[list[list[list[Candidate]]]]:
-        """`fill_mask` of a list of texts that are yet to be read."""
         tokenizer = self.need_tokenizer()
         mask, vocab = tokenizer.need("mask"), self.spec.vocab
         if not 1 <= top_k <= vocab:
@@ -190,17 +172,18 @@ class MaskedLM(TextEncoder):
                     f"text {i} has no {tokenizer.token(mask)}: write it where a word is to be found"
                 )
         unused = torch.tensor(tokenizer.unused_ids(vocab), dtype=torch.int64, device=self.device)
-
-        def candidates(logits: Tensor) -> list[list[Candidate]]:
+        found = []
+        for logits in self._outputs(read, batch_size):
             probabilities = logits.index_fill(1, unused, float("-inf")).softmax(-1)
             top = probabilities.topk(min(top_k, tokenizer.vocab_size))
-            return [
-                [Candidate(i, tokenizer.token(i), tokenizer.decode([i], special=True).strip(), p)
-                 for i, p in zip(ids, values, strict=True)]
-                for ids, values in zip(top.indices.tolist(), top.values.tolist(), strict=True)
-            ]  # fmt: skip
-
-        return self._reading(read, lambda outputs: [*map(candidates, outputs)])
+            found.append(
+                [
+                    [Candidate(i, tokenizer.token(i), tokenizer.decode([i], special=True).strip(), p)
+                     for i, p in zip(ids, values, strict=True)]
+                    for ids, values in zip(top.indices.tolist(), top.values.tolist(), strict=True)
+                ]
+            )  # fmt: skip
+        return found
 
     def _wanted(self, text: Encoded) -> Sequence[int]:
         mask = self.need_tokenizer().need("mask")
@@ -212,13 +195,37 @@ class Embedder(TextEncoder):
 
     heads = ("embed",)
 
-    def embed(self, texts: str | Sequence[Input], *, batch_size: int = BATCH, cut: bool = False) -> Tensor:
-        """Vectors [N, M] of texts, [M] of a single one; what else is in the list changes none but by rounding. A list
-        may be of ids, which are read as they are. `cut`: as in `Classifier.classify`."""
-        if isinstance(texts, str):
-            return self.embed([texts], batch_size=batch_size, cut=cut)[0]
-        return self._run(self.embedding(texts, cut=cut), batch_size)
+    def __init__(
+        self, model: Encoder, tokenizer: Tokenizer | None = None, *, dimensions: Sequence[int] = ()
+    ) -> None:
+        super().__init__(model, tokenizer)
+        self.dimensions = tuple(dimensions)
+        self.config_keys = {DIMENSIONS: [*dimensions]} if dimensions else {}
 
-    def embedding(self, texts: Sequence[Input], *, cut: bool = False) -> Reading[Tensor]:
-        """`embed` of a list of texts that are yet to be read."""
-        return self._reading(self._read(texts, cut), torch.stack)
+    def embed(
+        self,
+        texts: str | Sequence[Input],
+        *,
+        batch_size: int = BATCH,
+        cut: bool = False,
+        dimensions: int | None = None,
+    ) -> Tensor:
+        """Vectors [N, M] of texts, [M] of a single one; what else is in the list changes none but by rounding. A list
+        may be of ids, which are read as they are.
+
+        cut: as in `Classifier.classify`.   dimensions: so many numbers of each vector, its first ones (of unit length
+        where the model's vectors are); one of `self.dimensions`, by which the model was trained to be cut (Kusupati et
+        al. 2022). Raises ConfigError for any other number."""
+        if isinstance(texts, str):
+            return self.embed([texts], batch_size=batch_size, cut=cut, dimensions=dimensions)[0]
+        width = self.spec.width
+        if dimensions not in (None, width, *self.dimensions):
+            known = ", ".join(map(str, self.dimensions)) or "none (matryoshka_dimensions of config.json)"
+            raise ConfigError(
+                f"dimensions={dimensions}: this model's vectors have {width} numbers, and it was trained to be cut to "
+                f"{known}; leave dimensions out, or ask for one of these"
+            )
+        vectors = torch.stack(self._outputs(self._read(texts, cut), batch_size))
+        if dimensions in (None, width):
+            return vectors
+        return normalize(vectors[:, :dimensions]) if self.spec.head.unit else vectors[:, :dimensions]

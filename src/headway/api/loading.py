@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 import torch
 
 from headway.api.classification import INDEPENDENT, Answerer, Classifier, Tagger
-from headway.api.encoders import Embedder, MaskedLM, TextEncoder
+from headway.api.encoders import DIMENSIONS, Embedder, MaskedLM, TextEncoder
 from headway.api.language import LanguageModel
 from headway.api.translator import Translator
 from headway.checkpoints.adapters import GENERATION, attach_folders
@@ -224,6 +224,8 @@ def _wrapped(
         own["generation"] = folder.generation
     elif task == "classify":
         own["independent"] = folder.config.get("problem_type") == INDEPENDENT
+    elif task == "embed":
+        own["dimensions"] = folder.config.get(DIMENSIONS) or ()
     wrapped: AnyModel = TASKS[task].wrapper(model, tokenizer, **own)
     return wrapped
 

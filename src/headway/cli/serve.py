@@ -38,7 +38,7 @@ def command(
     """Answer requests of OpenAI's protocol, all of them together: http://HOST:PORT/v1. Ctrl-C ends it when what is
     being written is done.
 
-    models: folders, GGUF files or ids of the Hub
+    models: folders, GGUF files or ids of the Hub, of any task
     alias: NAME=MODEL, the name that requests give it; may be given often [default: the folder's name]
     host: who is listened to; other than this machine's own address, anybody who reaches it may ask
     port: of the address; 0 takes a free one
@@ -63,15 +63,17 @@ def command(
     from headway.serve.models import Models
     from headway.serve.served import Decoding
     from headway.serve.server import Server
+    from headway.serve.tasks import served_as
     from headway.serve.worker import Worker
 
     worker = Worker(waiting)
     keep = memory_total() // 16 // len(models)
     served = []
     for named in names(models, alias or []):
-        lm = load(named.source, dtype=dtype, task="causal-lm")
-        served.append(Decoding(named.name, lm, worker, keep=keep, exact=exact))
-        note(f"{named.name}: {named.source}, {served[-1].engine.reader.steps}")
+        model = served_as(named.name, load(named.source, dtype=dtype), worker, keep=keep, exact=exact)
+        steps = f", {model.engine.reader.steps}" if isinstance(model, Decoding) else ""
+        note(f"{named.name}: {named.source}, {model.what}{steps}")
+        served.append(model)
     app = make_app(
         Server(Models(served), worker, strict),
         hosts=OWN if is_own(host) else None,

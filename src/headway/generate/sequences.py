@@ -30,6 +30,7 @@ class Job:
     count: new tokens so far.   stored: tokens of its prompt that others had stored.
     source: the pages of its source, of an encoder-decoder.
     error: why it ended without having come to its end; None where nothing failed.
+    deltas: what each step added, where that is certain before its end.
     draft: what was expected to follow and has been read ahead of it.   right: how much of it came, from its first token
     on.   follows: whether the last token came as it was expected.
     """
@@ -39,6 +40,7 @@ class Job:
         self.goes_on, self.count, self.stored = True, 0, 0
         self.source: PageTable | None = None
         self.error: BaseException | None = None
+        self.deltas: list[Delta] = []
         self.draft: list[int] = []
         self.right, self.follows = 0, False
 
@@ -78,7 +80,7 @@ class SampledText(Text, Job):
     """One request that is sampled (or greedy). What continues a prompt is decoded token by token, what is written for a
     source at its end.
 
-    deltas: what each step added; one without a token where it gets none.   begun: when it was asked for, by
+    deltas: one without a token where it gets none.   begun: when it was asked for, by
     `time.perf_counter`.   drafted, accepted: as in `Generation`, so far.
     """
 
@@ -90,7 +92,7 @@ class SampledText(Text, Job):
         tells = request.config.prompt_log_probs
         self._told = [ToldToken(request.prompt[0], None, ())] if tells else []
         none = Delta(request.number, None, "", "length", 0.0, prompt=tuple(self._told))
-        self.deltas: list[Delta] = [] if request.max_new_tokens or self.untold else [none]
+        self.deltas = [] if request.max_new_tokens or self.untold else [none]
         self._tokenizer = tokenizer
         self._decoder: StreamDecoder | None = None
         if isinstance(tokenizer, Tokenizer) and request.source is None:

@@ -20,8 +20,8 @@ from headway.serve.worker import Told, Worker
 class Served:
     """A model under the name that requests give."""
 
-    what = "a model"
-    """In errors."""
+    task, what = "", "a model"
+    """Of `headway.load`, and in errors."""
 
     def __init__(self, name: str) -> None:
         self.name, self.created = name, int(time.time())
@@ -39,6 +39,7 @@ class Served:
             "object": "model",
             "created": self.created,
             "owned_by": "headway",
+            "task": self.task,
             "max_model_len": self.context,
         }
 
@@ -49,7 +50,7 @@ class Decoding(Served):
     keep: bytes of keys and values that stay for texts that begin as earlier ones did.   exact: see `GenerationConfig`.
     """
 
-    what = "a language model"
+    task, what = "causal-lm", "a language model"
 
     def __init__(
         self, name: str, lm: LanguageModel, worker: Worker, *, keep: int, exact: bool = False

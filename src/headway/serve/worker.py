@@ -9,25 +9,36 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from headway.generate import Delta, Engine
-from headway.generate.sequences import SampledText
+from headway.generate.sequences import Job
 from headway.serve.errors import Busy, Unavailable
+from headway.serve.packing import Packed
 from headway.serve.turns import Turns
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
-Told = list[tuple[int, Delta]]
-"""What a step added: of which text of a ticket, and what."""
+Told = list[tuple[int, Any]]
+"""What a step added: of which text of a ticket, and what: a `Delta`, or what an encoder gives."""
+Work = Job | Packed
+
+
+class Steps(Protocol):
+    """What is stepped: an `Engine`, or a `Packing`."""
+
+    def add(self, job: Any) -> None: ...
+
+    def cancel(self, job: Any) -> None: ...
+
+    def step(self) -> None: ...
 
 
 @dataclass(eq=False)
 class Ticket:
     """Texts that are asked for together, of one engine: those of one HTTP request."""
 
-    engine: Engine
-    texts: Sequence[SampledText]
+    engine: Steps
+    texts: Sequence[Work]
     loop: asyncio.AbstractEventLoop
     told: asyncio.Queue[Told | BaseException | None] = field(default_factory=asyncio.Queue)
     counts: list[int] = field(init=False)
@@ -90,7 +101,7 @@ class Worker:
         self.most, self.most_waiting = most, most_waiting
         self.restarts = 0
         """How often the thread has ended and another one began."""
-        self.turns: Turns[Engine] = Turns()
+        self.turns: Turns[Steps] = Turns()
         self._changed = threading.Condition()
         self._tickets: list[Ticket] = []
         self._calls: list[Call[Any]] = []
@@ -101,12 +112,12 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="headway-engines", daemon=True)
         self._thread.start()
 
-    async def write(self, engine: Engine, texts: Sequence[SampledText]) -> AsyncIterator[Told]:
+    async def write(self, engine: Steps, texts: Sequence[Work]) -> AsyncIterator[Told]:
         """Writes texts; yields what each step added to them, to the end. When the caller stops to listen, or its task
         is cancelled, they are cancelled, and their pages are free after the step that runs. Raises Busy where there is
         no room, ConfigError for a text that never fits, and what one of them failed by."""
         ticket = Ticket(engine, texts, asyncio.get_running_loop())
-        added: list[SampledText] = []
+        added: list[Work] = []
         try:
             self._check_room(ticket)
             for text in texts:

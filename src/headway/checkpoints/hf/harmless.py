@@ -63,4 +63,6 @@ HARMLESS = (
     "task_specific_params",
     "finetuning_task",
     "num_labels",
+    # which beginnings of an embedder's vectors stand for the whole
+    "matryoshka_dimensions",
 )

@@ -1,0 +1,239 @@
+"""What requests ask of encoders and translators: bodies, and the calls that answer them."""
+
+from __future__ import annotations
+
+import base64
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from annotated_types import MaxLen, MinLen
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from headway.api import Answerer, Classifier, Embedder, MaskedLM, Tagger, Translator
+from headway.errors import ConfigError
+from headway.serve import tasks
+from headway.serve.bodies import ModelRequest
+from headway.similarity import cosine
+
+MOST_TEXTS, MOST_CHARACTERS, MOST_WINDOWS, MOST_TRANSLATED, MOST_BEAMS = 2048, 1 << 20, 8192, 128, 512
+ALL = 1 << 20
+"""Texts of a call that are handed to the engine at once, which shares its steps among those who ask."""
+Texts = Annotated[list[str], MinLen(1), MaxLen(MOST_TEXTS)]
+Content = dict[str, Any]
+
+
+class Task(ModelRequest, ABC):
+    """A request that is answered by a call.
+
+    kind: the models that it may be asked of.   name: what its id begins with.
+    """
+
+    kind: ClassVar[Any]
+    name: ClassVar[str]
+
+    @abstractmethod
+    def told(self, model: Any) -> Content:
+        """What a model of its kind gives; `completion_tokens`, where texts are written. Raises as the calls do."""
+
+
+class Cut(Task):
+    """One for which texts may be read as far as the model reads."""
+
+    truncate: bool = False
+
+
+class Embed(Cut):
+    """`POST /v1/embeddings`: texts, or ids that are read as they are."""
+
+    kind, name = tasks.Embedding, "embd"
+    input: (
+        str
+        | Annotated[list[int], MinLen(1)]
+        | Texts
+        | Annotated[list[list[int]], MinLen(1), MaxLen(MOST_TEXTS)]
+    )
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(None, ge=1)
+
+    def told(self, model: Embedder) -> Content:
+        is_one = isinstance(self.input, str) or isinstance(self.input[0], int)
+        texts: Any = [self.input] if is_one else self.input
+        vectors = model.embed(texts, cut=self.truncate, dimensions=self.dimensions, batch_size=ALL)
+        rows = vectors.tolist() if self.encoding_format == "float" else [*map(in_base64, vectors)]
+        return listed([{"object": "embedding", "embedding": row} for row in rows])
+
+
+class Scored(Cut):
+    """One for the scores of pairs."""
+
+    kind = tasks.Scoring
+    raw_scores: bool = False
+
+    def scores(
+        self, model: Embedder | Classifier, pairs: Sequence[tuple[str, str]]
+    ) -> tuple[str, list[float]]:
+        """What scores are, and that of each pair: the cosine of two vectors, each text read once; or what a classifier
+        of one label gives, between 0 and 1 unless `raw_scores`."""
+        if isinstance(model, Embedder):
+            if self.raw_scores:
+                raise ConfigError(
+                    "raw_scores: scores of an embedder are cosines, and have no other form; leave it out"
+                )
+            at = {text: i for i, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))}
+            vectors = model.embed([*at], cut=self.truncate, batch_size=ALL)
+            first, second = (vectors[[at[pair[side]] for pair in pairs]] for side in (0, 1))
+            return "cosine", cosine(first, second).tolist()
+        if (count := len(model.spec.head.labels)) != 1:
+            raise ConfigError(f"this model has {count} labels, and what scores has one; ask /classify")
+        logits = model.logits(pairs, cut=self.truncate, batch_size=ALL)[:, 0]
+        return ("logit", logits.tolist()) if self.raw_scores else ("sigmoid", logits.sigmoid().tolist())
+
+
+class Document(BaseModel):
+    """One that is ranked."""
+
+    model_config = ConfigDict(extra="forbid")
+    text: str
+
+
+class Rerank(Scored):
+    """`POST /v1/rerank`: documents, as texts or {"text": ...}, by how well they go with a query."""
+
+    name = "rerank"
+    query: str
+    documents: Annotated[list[str | Document], MinLen(1), MaxLen(MOST_TEXTS)]
+    top_n: int | None = Field(None, ge=1)
+    return_documents: bool = False
+
+    def told(self, model: Embedder | Classifier) -> Content:
+        texts = [one if isinstance(one, str) else one.text for one in self.documents]
+        kind, scores = self.scores(model, [(self.query, text) for text in texts])
+        order = sorted(range(len(scores)), key=lambda i: -scores[i])[: self.top_n]
+        results: list[Content] = [{"index": i, "relevance_score": scores[i]} for i in order]
+        for one in results if self.return_documents else ():
+            one["document"] = {"text": texts[one["index"]]}
+        return {"score": kind, "results": results}
+
+
+class Score(Scored):
+    """`POST /score`: how well texts go together, one with each of many, or pair by pair."""
+
+    name = "score"
+    text_1: str | Texts
+    text_2: str | Texts
+
+    def told(self, model: Embedder | Classifier) -> Content:
+        first, second = several(self.text_1), several(self.text_2)
+        first = first * len(second) if len(first) == 1 else first
+        if len(first) != len(second):
+            raise ConfigError(
+                f"text_1 has {len(first)} texts and text_2 {len(second)}; give one for each, or one for all"
+            )
+        kind, scores = self.scores(model, [*zip(first, second, strict=True)])
+        return {"score": kind, **listed([{"object": "score", "score": score} for score in scores])}
+
+
+class Classify(Cut):
+    """`POST /classify`: the label of each text, and the probabilities of all."""
+
+    kind, name = tasks.Classifying, "classify"
+    input: str | Texts
+
+    def told(self, model: Classifier) -> Content:
+        names, data = model.spec.head.labels, list[Content]()
+        for labels in model.classify(several(self.input), cut=self.truncate, batch_size=ALL):
+            named = {label.label: label.probability for label in labels}
+            probs = [named[name] for name in names]
+            data.append({"label": labels[0].label, "probs": probs, "num_classes": len(names)})
+        return listed(data)
+
+
+class Tag(Task):
+    """`POST /v1/tag`: the labelled stretches of each text."""
+
+    kind, name = tasks.Tagging, "tag"
+    input: str | Texts
+
+    def told(self, model: Tagger) -> Content:
+        return listed([{"spans": spans} for spans in model.tag(several(self.input), batch_size=ALL)])
+
+
+class FillMask(Task):
+    """`POST /v1/fill-mask`: the likeliest tokens for each masked place of each text."""
+
+    kind, name = tasks.Filling, "fill"
+    input: str | Texts
+    top_k: int = Field(5, ge=1, le=1000)
+
+    def told(self, model: MaskedLM) -> Content:
+        found = model.fill_mask(several(self.input), top_k=self.top_k, batch_size=ALL)
+        return listed([{"masks": masks} for masks in found])
+
+
+class Answer(Task):
+    """`POST /v1/answer`: the likeliest answers to a question in a text; fields as in `Answerer.answer`."""
+
+    kind, name = tasks.Answering, "answer"
+    question: Annotated[str, MaxLen(MOST_CHARACTERS)]
+    context: Annotated[str, MaxLen(MOST_CHARACTERS)]
+    top_k: int = Field(1, ge=1, le=1000)
+    longest: int = Field(30, ge=1)
+    stride: int = Field(128, ge=1)
+    no_answer: float | None = None
+
+    def told(self, model: Answerer) -> Content:
+        if len(self.context) > self.stride * MOST_WINDOWS:
+            raise ConfigError(
+                f"stride={self.stride}: a context of {len(self.context)} characters may have more than {MOST_WINDOWS} "
+                "windows; give a longer stride"
+            )
+        how = {name: getattr(self, name) for name in ("top_k", "longest", "stride", "no_answer")}
+        return {"answers": model.answer(self.question, self.context, **how, batch_size=ALL)}
+
+
+class Translate(Task):
+    """`POST /v1/translate`: texts that a beam search finds; fields as in `Translator.translate`."""
+
+    kind, name = tasks.Translating, "translate"
+    text: str | Annotated[list[str], MinLen(1), MaxLen(MOST_TRANSLATED)]
+    beams: int = Field(4, ge=1)
+    n_best: int = Field(1, ge=1)
+    length_penalty: float = 1.0
+    max_tokens: int | None = Field(None, ge=0)
+    prefix: str = ""
+
+    def told(self, model: Translator) -> Content:
+        texts = several(self.text)
+        if (count := len(texts) * self.beams) > MOST_BEAMS:
+            raise ConfigError(
+                f"beams={self.beams}: a request may have {MOST_BEAMS}, and {len(texts)} texts have {count}"
+            )
+        how = {name: getattr(self, name) for name in ("beams", "n_best", "length_penalty", "prefix")}
+        found = model.translate(texts, max_new_tokens=self.max_tokens, **how)
+        data = [
+            {
+                "text": one.text,
+                "score": one.score,
+                "finish_reason": "length" if one.finish_reason == "length" else "stop",
+                "hypotheses": [{"text": other.text, "score": other.score} for other in one.hypotheses],
+            }
+            for one in found
+        ]
+        return {"completion_tokens": sum(len(one.ids) for one in found), **listed(data)}
+
+
+def several(texts: str | list[str]) -> list[str]:
+    """A list of them, or of the only one."""
+    return [texts] if isinstance(texts, str) else texts
+
+
+def listed(data: Sequence[Content]) -> Content:
+    """Things in order, each with its number."""
+    return {"data": [{"index": i, **one} for i, one in enumerate(data)]}
+
+
+def in_base64(vector: Tensor) -> str:
+    """The numbers of a vector as little-endian float32, in base64."""
+    return base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode()
