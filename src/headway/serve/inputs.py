@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import MaxLen, MinLen
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
@@ -20,7 +19,7 @@ from headway.similarity import cosine
 MOST_TEXTS, MOST_CHARACTERS, MOST_WINDOWS, MOST_TRANSLATED, MOST_BEAMS = 2048, 1 << 20, 8192, 128, 512
 ALL = 1 << 20
 """Texts of a call that are handed to the engine at once, which shares its steps among those who ask."""
-Texts = Annotated[list[str], MinLen(1), MaxLen(MOST_TEXTS)]
+Texts = Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
 Content = dict[str, Any]
 
 
@@ -50,9 +49,9 @@ class Embed(Cut):
     kind, name = tasks.Embedding, "embd"
     input: (
         str
-        | Annotated[list[int], MinLen(1)]
+        | Annotated[list[int], Field(min_length=1)]
         | Texts
-        | Annotated[list[list[int]], MinLen(1), MaxLen(MOST_TEXTS)]
+        | Annotated[list[list[int]], Field(min_length=1, max_length=MOST_TEXTS)]
     )
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1)
@@ -103,7 +102,7 @@ class Rerank(Scored):
 
     name = "rerank"
     query: str
-    documents: Annotated[list[str | Document], MinLen(1), MaxLen(MOST_TEXTS)]
+    documents: Annotated[list[str | Document], Field(min_length=1, max_length=MOST_TEXTS)]
     top_n: int | None = Field(None, ge=1)
     return_documents: bool = False
 
@@ -118,7 +117,7 @@ class Rerank(Scored):
 
 
 class Score(Scored):
-    """`POST /score`: how well texts go together, one with each of many, or pair by pair."""
+    """`POST /v1/score`: how well texts go together, one with each of many, or pair by pair."""
 
     name = "score"
     text_1: str | Texts
@@ -136,7 +135,7 @@ class Score(Scored):
 
 
 class Classify(Cut):
-    """`POST /classify`: the label of each text, and the probabilities of all."""
+    """`POST /v1/classify`: the label of each text, and the probabilities of all."""
 
     kind, name = tasks.Classifying, "classify"
     input: str | Texts
@@ -176,8 +175,8 @@ class Answer(Task):
     """`POST /v1/answer`: the likeliest answers to a question in a text; fields as in `Answerer.answer`."""
 
     kind, name = tasks.Answering, "answer"
-    question: Annotated[str, MaxLen(MOST_CHARACTERS)]
-    context: Annotated[str, MaxLen(MOST_CHARACTERS)]
+    question: Annotated[str, Field(max_length=MOST_CHARACTERS)]
+    context: Annotated[str, Field(max_length=MOST_CHARACTERS)]
     top_k: int = Field(1, ge=1, le=1000)
     longest: int = Field(30, ge=1)
     stride: int = Field(128, ge=1)
@@ -197,7 +196,7 @@ class Translate(Task):
     """`POST /v1/translate`: texts that a beam search finds; fields as in `Translator.translate`."""
 
     kind, name = tasks.Translating, "translate"
-    text: str | Annotated[list[str], MinLen(1), MaxLen(MOST_TRANSLATED)]
+    text: str | Annotated[list[str], Field(min_length=1, max_length=MOST_TRANSLATED)]
     beams: int = Field(4, ge=1)
     n_best: int = Field(1, ge=1)
     length_penalty: float = 1.0

@@ -11,7 +11,7 @@ from uuid import uuid4
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from headway.serve.errors import Json
+from headway.serve.errors import Json, warned
 from headway.serve.inputs import Answer, Classify, Embed, FillMask, Rerank, Score, Tag, Task, Translate
 from headway.serve.server import Server
 from headway.serve.streams import unless_gone
@@ -19,11 +19,8 @@ from headway.serve.streams import unless_gone
 PATHS: dict[str, type[Task]] = {
     "/v1/embeddings": Embed,
     "/v1/rerank": Rerank,
-    "/rerank": Rerank,
     "/v1/score": Score,
-    "/score": Score,
     "/v1/classify": Classify,
-    "/classify": Classify,
     "/v1/tag": Tag,
     "/v1/fill-mask": FillMask,
     "/v1/answer": Answer,
@@ -52,7 +49,7 @@ def _answering(server: Server, task: type[Task]) -> Callable[..., Awaitable[Resp
             "created": int(time.time()),
             "model": model.name,
             "usage": {"prompt_tokens": tokens, **written, "total_tokens": tokens + sum(written.values())},
-            **({"warnings": warnings} if warnings else {}),
+            **warned(warnings),
         }
         return await asyncio.to_thread(Json, {**head, **content})
 
