@@ -8,7 +8,7 @@ def page_counts(pool: PagePool) -> list[dict[str, int]]:
     return [
         {
             "free": len(pages.free),
-            "used": pages.held - len(pages.idle),
+            "used": sum(map(bool, pages.users)),
             "kept": len(pages.idle),
             "all": len(pages.users),
         }
