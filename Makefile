@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-all peers mutants mutants-drawn check bench clean
+.PHONY: help install demo test test-all test-page peers mutants mutants-drawn check bench clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -19,6 +19,7 @@ help:
 	@echo "make demo      train a small model, sample from it, show why to trust it (writes runs/demo)"
 	@echo "make test      the tests, within 10 minutes on 2 cores"
 	@echo "make test-all  every test, the slow ones too, then the demo; a skipped test fails"
+	@echo "make test-page the page of headway serve in a browser (apt-get install chromium chromium-driver); pictures in runs/page"
 	@echo "make peers     what llama.cpp, built here for this processor (20 minutes), makes of our files"
 	@echo "make mutants   break the code in many places, one at a time: a test must fail each time"
 	@echo "make mutants-drawn SEED=text   the same with 400 faults that the seed draws from all of src (hours; it goes on)"
@@ -68,6 +69,9 @@ test: $(VENV)/.installed-test $(VENV)/.native
 test-all: $(VENV)/.installed-all $(VENV)/.native
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --slow --no-skips
 	$(BIN)/headway demo
+
+test-page: $(VENV)/.installed-all $(VENV)/.native
+	$(ONE_THREAD) $(BIN)/python -m pytest --slow --no-skips tests/serve/page
 
 peers: $(VENV)/.installed-peers $(VENV)/.native
 	$(ONE_THREAD) $(BIN)/python -m pytest --peers --no-skips

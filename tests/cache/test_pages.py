@@ -345,3 +345,24 @@ def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
     states.extend(table, [1])
     with pytest.raises(CacheError, match="sums over all tokens cannot take one back"):
         states.trim(table, 1)
+
+
+def test_what_became_of_the_pages_of_a_text() -> None:
+    """Of 5 full pages and a bit: while one reads it, while two do, when they have ended, and of another text."""
+    pool, ids = PagePool([FULL, WINDOW]), list(range(5 * PAGE + 9))
+    assert pool.fates(ids) == [["gone"] * 5, ["released"] * 3 + ["gone"] * 2]
+    one = pool.open(ids)
+    pool.extend(one, ids)
+    pool.settle(one)
+    assert pool.fates(ids) == [["used"] * 5, ["released"] * 3 + ["used"] * 2]
+    other = pool.fork(one)
+    assert pool.fates(ids) == [["shared"] * 5, ["released"] * 3 + ["shared"] * 2]
+    for table in (one, other):
+        pool.close(table)
+    assert pool.fates(ids) == [["kept"] * 5, ["released"] * 3 + ["kept"] * 2]
+    assert (
+        pool.fates(ids, root="another")
+        == pool.fates(ids[::-1])
+        == [["gone"] * 5, ["released"] * 3 + ["gone"] * 2]
+    )
+    assert len(pool.fates(ids[:PAGE])[0]) == 1

@@ -8,6 +8,8 @@ from headway.api.looking import EncoderDecoderMaps, EncoderDecoderStates
 from headway.api.translator import Translator
 from headway.data.spans import Answer, Span
 from headway.models.attention_maps import AttentionMap, AttentionMaps
+from headway.models.attention_shares import Shares
+from headway.nn import Cut
 
 __all__ = [
     "Answer",
@@ -16,12 +18,14 @@ __all__ = [
     "AttentionMaps",
     "Candidate",
     "Classifier",
+    "Cut",
     "Embedder",
     "EncoderDecoderMaps",
     "EncoderDecoderStates",
     "Label",
     "LanguageModel",
     "MaskedLM",
+    "Shares",
     "Span",
     "Tagger",
     "TextEncoder",

@@ -24,6 +24,9 @@ from headway.generate.drafts import Draft
 from headway.generate.loop import collect
 from headway.generate.requests import check_prompts
 from headway.models import Decoder
+from headway.nn import Cut
+from headway.nn.cuts import patterns_without
+from headway.nn.record import Record
 from headway.text import Tokenizer
 from headway.text.chat import Message
 
@@ -194,6 +197,22 @@ class LanguageModel(Writer[Decoder, Tokenizer], Looks):
             log_probs = [value for part in mine for value in part.log_probs]
             scores.append(Score.of(ids, log_probs, all(part.is_greedy for part in mine)))
         return scores[0] if isinstance(text, str) else scores
+
+    def next_log_probs(
+        self, text: str | Tensor | Sequence[int], *, cuts: Sequence[Cut] = (), special: bool = False
+    ) -> Tensor:
+        """ln p of each token of the vocabulary to follow a text (or ids), [V], in float32 or float64; and what they
+        would be if queries did not see the pairs of `cuts`: a head, an edge, a span of the text.
+
+        >>> lm.next_log_probs("The cat sat on the", cuts=[Cut(layer=1, head=2)])
+
+        Raises ConfigError for a layer, head or span that is not there."""
+        layers = [block.self_attn for block in self.model.stack.blocks]
+        record = Record(patterns=patterns_without(layers, cuts))
+        self._record(text, special, record)
+        with torch.inference_mode():
+            logits = self.model.logits(record.states[-1][0, -1])
+        return (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
 
     def _row(self, text: str | Tensor | Sequence[int], special: bool) -> dict[str, Any]:
         rows, one = prompt_ids(self, text, special)

@@ -2,6 +2,7 @@
 
 from headway.cache.batch_cache import BatchCache
 from headway.cache.choose import choose_cache
+from headway.cache.facts import pattern_facts
 from headway.cache.page_table import PAGE, PageClass, PageTable
 from headway.cache.paged_cache import PagedCache, PagedLayer, PagedStates
 from headway.cache.pages import PagePool
@@ -20,4 +21,5 @@ __all__ = [
     "PagedStates",
     "choose_cache",
     "kv_dtype",
+    "pattern_facts",
 ]

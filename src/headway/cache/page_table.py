@@ -7,7 +7,7 @@ page i // 64 of its table. Here are numbers alone, no tensors.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple
@@ -127,6 +127,13 @@ class Pages:
         if key not in self.page and page not in self.key:
             self.key[page], self.page[key] = key, page
 
+    def fate(self, kind: PageClass, table: PageTable, page: int) -> str:
+        """See `PagePool.fates`."""
+        found = self.page.get(table.key(page))
+        if found is not None:
+            return ("kept", "used", "shared")[min(sum(self.users[found : found + 1]), 2)]
+        return "gone" if kind.state or kind.kept(page, len(table)) else "released"
+
     def hold(self, kind: PageClass, table: PageTable, count: int) -> bool:
         """Whether they have what the query after so many pages of a text may see; where it may see all of them, it is
         known that they have those."""
@@ -163,6 +170,11 @@ class Pages:
     def held(self) -> int:
         """Pages that are not free."""
         return len(self.users) - len(self.free)
+
+
+def root_key(root: Hashable) -> bytes:
+    """Of whatever else keys depend on."""
+    return blake2b(repr(root).encode(), digest_size=16).digest()
 
 
 @dataclass(eq=False)

@@ -7,9 +7,8 @@ as another did, shares pages by reference (`headway.cache.page_table`). Here are
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from hashlib import blake2b
 
-from headway.cache.page_table import PAGE, Copy, PageClass, Pages, PageTable, sees
+from headway.cache.page_table import PAGE, Copy, PageClass, Pages, PageTable, root_key, sees
 from headway.errors import CacheError
 
 
@@ -43,8 +42,7 @@ class PagePool:
         prefix of which every class holds what later queries see. At least one of the ids is left to be computed.
 
         root: whatever else the keys depend on (adapter, dtype); texts of another root share nothing."""
-        seed = blake2b(repr(root).encode(), digest_size=16).digest()
-        table = PageTable(seed, list(ids), [[] for _ in self.classes])
+        table = PageTable(root_key(root), list(ids), [[] for _ in self.classes])
         length = self._hit(table)
         count = length // PAGE
         for kind, pages, own in zip(self.classes, self._pages, table.pages, strict=True):
@@ -60,6 +58,14 @@ class PagePool:
         del table.ids[length:], table.keys[count:]
         table.marks.add(length)  # it stays for the next one
         return table
+
+    def fates(self, ids: Sequence[int], root: Hashable = ()) -> list[list[str]]:
+        """Of each class what became of the full pages of a text: "shared" and "used" by several open texts and by one,
+        "kept" for those to come, "released" where no later token sees them, or "gone". Any thread may ask."""
+        table = PageTable(root_key(root), list(ids), [])
+        each = range(len(ids) // PAGE)
+        pairs = list(zip(self.classes, self._pages, strict=True))
+        return [[pages.fate(kind, table, page) for page in each] for kind, pages in pairs]
 
     def _hit(self, table: PageTable) -> int:
         """The longest prefix, in tokens, that all classes hold. L is one where every class has every page that the

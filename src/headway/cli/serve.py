@@ -1,6 +1,7 @@
 """`headway serve MODEL...`: models behind an address."""
 
 import ipaddress
+import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,7 @@ from headway.cli._options import Count, Whole, says
 from headway.cli._shared import note, set_threads
 from headway.errors import ConfigError
 
+DEMO = Path("runs/demo")
 OWN = ("localhost", "127.0.0.1", "[::1]")
 """Names of this machine for itself."""
 
@@ -22,8 +24,9 @@ class Named:
 
 
 def command(
-    models: Annotated[list[str], says(metavar="MODEL...")],
+    models: Annotated[list[str] | None, says(metavar="MODEL...")] = None,
     *,
+    demo: bool = False,
     alias: list[str] | None = None,
     host: str = "127.0.0.1",
     port: Whole = 8080,
@@ -39,6 +42,7 @@ def command(
     being written is done.
 
     models: folders, GGUF files or ids of the Hub, of any task
+    demo: serve what `headway demo` left in runs/demo, and open the page
     alias: NAME=MODEL, the name that requests give it; may be given often [default: the folder's name]
     host: who is listened to; other than this machine's own address, anybody who reaches it may ask
     port: of the address; 0 takes a free one
@@ -48,6 +52,9 @@ def command(
     without_key: let others than this machine ask without a key
     waiting: requests that are written or wait at once; more are told to come again
     """
+    models = [*(models or []), *([demo_model()] if demo else [])]
+    if not models:
+        raise ConfigError("serve: name a model, or give --demo")
     if not is_own(host) and keys is None and not without_key:
         raise ConfigError(
             f"--host {host}: others reach it; give --keys FILE, or --without-key to let anybody ask"
@@ -59,6 +66,7 @@ def command(
     set_threads(threads)
     from headway.api import load
     from headway.hardware import memory_total
+    from headway.serve.announced import Announced
     from headway.serve.app import make_app
     from headway.serve.models import Models
     from headway.serve.served import Decoding
@@ -79,7 +87,21 @@ def command(
         hosts=OWN if is_own(host) else None,
         keys=[] if keys is None else read_keys(keys),
     )
-    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=30)
+    config = uvicorn.Config(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=30)
+
+    def listening(address: str) -> None:
+        note(f"listening: {address}, with a page")
+        if demo:
+            webbrowser.open(address)
+
+    Announced(config, listening).run()
+
+
+def demo_model() -> str:
+    """The folder that `headway demo` writes. Raises ConfigError where there is none."""
+    if not (DEMO / "config.json").exists():
+        raise ConfigError(f"--demo: there is no model in {DEMO}; make one with `headway demo` (3 minutes)")
+    return str(DEMO)
 
 
 def read_keys(path: Path) -> list[str]:

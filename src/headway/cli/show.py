@@ -1,17 +1,11 @@
 """`headway show PATTERN`: a pattern drawn, and its properties."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from headway.cli._options import says
-from headway.cli._shared import attributes, note, print_json
+from headway.cli._shared import note, print_json
 from headway.report import table
-
-if TYPE_CHECKING:
-    from headway.patterns import Pattern
-    from headway.tokens import Tokens
-
-LENGTHS = (1024, 8192, 32768)
 
 
 def command(
@@ -36,6 +30,7 @@ def command(
     """
     import sys
 
+    from headway.cache import pattern_facts
     from headway.draw import draw_patterns, pattern_text, saved_figure
     from headway.patterns import parse
     from headway.tokens import Tokens
@@ -44,7 +39,7 @@ def command(
     marked = Tokens.range(tokens)
     if global_tokens:
         marked = marked.with_global(_indices(global_tokens, tokens))
-    reports = [facts(pattern, marked, layers) for pattern in parsed]
+    reports = [pattern_facts(pattern, marked, layers) for pattern in parsed]
     if json:
         print_json(reports[0] if len(reports) == 1 else reports)
     else:
@@ -57,32 +52,6 @@ def command(
         with saved_figure(out) as figure:
             draw_patterns(figure, parsed, tokens, marked)
         note(f"written: {out}")
-
-
-def facts(pattern: "Pattern", tokens: "Tokens", layers: int) -> dict[str, Any]:
-    """The properties of a pattern, in JSON's types."""
-    from headway.cache import choose_cache
-    from headway.choice import Choice
-    from headway.patterns import pairs
-
-    none = Choice("none", "a query sees later keys, so nothing can be decoded token by token")
-    cache = choose_cache(pattern) if pattern.is_causal else none
-    count, heads = tokens.count, len(pattern.heads)
-    allowed = pairs(pattern, count, tokens=tokens)
-    before, after = pattern.reach
-    return {
-        "pattern": str(pattern),
-        "tokens": count,
-        "heads": heads,
-        "pairs": allowed,
-        "density": allowed / (heads * count * count),
-        "causal": pattern.is_causal,
-        "reach": {"before": before, "after": after},
-        "retention": attributes(pattern.retention, "reach", "sinks", "globals"),
-        "cache": attributes(cache, "what", "why", "rejected"),
-        "pairs_at": {str(n): pairs(pattern, n) for n in LENGTHS},
-        "receptive_field": _field(pattern, tokens, layers),
-    }
 
 
 def to_text(report: dict[str, Any]) -> str:
@@ -112,24 +81,6 @@ def to_text(report: dict[str, Any]) -> str:
         ),
     ]
     return "\n".join(lines)
-
-
-def _field(pattern: "Pattern", tokens: "Tokens", layers: int) -> list[dict[str, int]]:
-    """Which tokens reach the last one through 1, 2, .. layers of this pattern (any head): by the pairs
-    themselves."""
-    from headway.patterns import visible
-
-    seen = visible(pattern, tokens, tokens)[0].any(0)
-    at = seen.new_zeros(tokens.count)
-    at[-1] = True
-    rows: list[dict[str, int]] = []
-    for layer in range(1, layers + 1):
-        at = at | seen[at].any(0)  # the residual stream carries a token to itself
-        reached = int(at.sum())
-        if rows and rows[-1]["tokens"] == reached:
-            break
-        rows.append({"layers": layer, "tokens": reached, "first": int(at.int().argmax())})
-    return rows
 
 
 def _indices(text: str, count: int) -> list[int]:

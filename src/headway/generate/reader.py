@@ -195,10 +195,19 @@ class Reader:
     ) -> PageTable:
         """Pages for a text that begins with these ids. Where it `shares`, as much of it as others with the same
         adapters (None: all) and the same salt have stored need not be read."""
-        root = salt, *(name for name in self.adapters if adapters is None or name in adapters)
+        root = self._root(adapters, salt)
         table = self.cache.open(ids if shares and self.shares_prefixes and self.use_cache else (), root)
         table.marks |= {len(ids) // PAGE * PAGE, (len(ids) - 1) // PAGE * PAGE}
         return table
+
+    def fates(
+        self, ids: Sequence[int], adapters: Sequence[str] | None = None, salt: str = ""
+    ) -> list[list[str]]:
+        """What became of the pages of a text (`PagePool.fates`) with these adapters and this salt."""
+        return self.cache.pool.fates(ids, self._root(adapters, salt))
+
+    def _root(self, adapters: Sequence[str] | None, salt: str) -> tuple[str, ...]:
+        return salt, *(name for name in self.adapters if adapters is None or name in adapters)
 
     def check_adapters(self, adapters: Sequence[str] | None) -> None:
         """Raises ConfigError for adapters that are not added to the model's layers; where there is a source, which is

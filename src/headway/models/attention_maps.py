@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from headway.errors import ConfigError, DataError
+from headway.models.attention_shares import Shares, shares_of
 from headway.models.stack import TransformerStack
 from headway.nn.record import Attended, Record
 from headway.patterns import Pattern
@@ -50,7 +51,7 @@ class AttentionMap:
 
     def weights(self, queries: Sequence[int] | None = None) -> Tensor:
         """The weights of some queries, all unless given: [H, N, S]; in float32, or float64 for a float64 model."""
-        slots = [*range(len(self.queries))] if queries is None else [self._slot(i) for i in queries]
+        slots = self._slots(queries)
         return torch.stack([self._rows(slots, head) for head in self.heads])
 
     def values(self, query: int = 0) -> Tensor:
@@ -58,6 +59,18 @@ class AttentionMap:
         of their own (Longformer's)."""
         part, _ = self._of(self._slot(query))
         return torch.stack([part.values(head) for head in self.heads])
+
+    def result(self, query: int) -> Tensor:
+        """What the layer's kernels make of a query, [H, E], without telling weights: the sum of `row` times `values`,
+        but for rounding."""
+        part, at = self._of(self._slot(query))
+        with torch.inference_mode():
+            return torch.stack([part.result(at, head)[0] for head in self.heads])
+
+    def shares(self, queries: Sequence[int] | None = None) -> list[Shares]:
+        """Where each head looks, averaged over some queries, all unless given."""
+        slots = self._slots(queries)
+        return [shares_of(rows, slots, self.keys) for rows in self.weights(slots)]
 
     def _rows(self, slots: Sequence[int], head: int) -> Tensor:
         """[N, S] of one head; queries that have projections of their own are told by themselves."""
@@ -78,6 +91,9 @@ class AttentionMap:
             if len(at):
                 return part, at
         raise AssertionError(f"no call has slot {slot}")
+
+    def _slots(self, queries: Sequence[int] | None) -> list[int]:
+        return [*range(len(self.queries))] if queries is None else [self._slot(i) for i in queries]
 
     def _slot(self, query: int) -> int:
         count = len(self.queries)
@@ -121,11 +137,15 @@ class AttentionMap:
 
 
 class AttentionMaps(dict[int, AttentionMap]):
-    """The `AttentionMap` of each layer that was asked for, by its number; -1 is the last layer of the model."""
+    """The `AttentionMap` of each layer that was asked for, by its number; -1 is the last layer of the model.
 
-    def __init__(self, maps: Sequence[AttentionMap], layers: int) -> None:
+    Attributes:
+        last: the states [T, M] of the queries behind the last layer and its norm, which logits are computed from.
+    """
+
+    def __init__(self, maps: Sequence[AttentionMap], layers: int, last: Tensor) -> None:
         super().__init__((one.layer, one) for one in maps)
-        self._layers = layers
+        self._layers, self.last = layers, last
 
     def __missing__(self, layer: int) -> AttentionMap:
         if -self._layers <= layer < 0 and layer % self._layers in self:
@@ -182,4 +202,4 @@ def attention_maps(
         for i, layer in enumerate(layers)
         if layer is not None and layer in record.attended
     ]
-    return AttentionMaps(maps, stack.spec.layers)
+    return AttentionMaps(maps, stack.spec.layers, record.states[-1][0])

@@ -14,6 +14,7 @@ from headway.nn.adapters import (
 from headway.nn.attention import Attention, AttentionLayer, GlobalAttention
 from headway.nn.block import Block
 from headway.nn.cross_entropy import IGNORE_INDEX, Losses
+from headway.nn.cuts import Cut
 from headway.nn.embeddings import PositionEmbedding, TokenEmbedding
 from headway.nn.feedforward import FeedForward
 from headway.nn.fused import ACTIVATIONS
@@ -33,6 +34,7 @@ __all__ = [
     "Attention",
     "AttentionLayer",
     "Block",
+    "Cut",
     "FeedForward",
     "GlobalAttention",
     "Keeps",

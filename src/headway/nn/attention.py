@@ -7,7 +7,8 @@ value.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, TypedDict, Unpack
+from dataclasses import replace
+from typing import Any, ClassVar, TypedDict, Unpack
 
 from torch import Tensor, nn
 
@@ -160,7 +161,7 @@ class AttentionLayer(nn.Module):
             score: steps that several layers share, before this layer's own.
             context: the rows that x is this rank's shard of, with their tokens; queries see the keys of all ranks.
             selected: the slots whose results are computed; keys and values are of all. Without memory.
-            record: is told what is attended to.
+            record: is told what is attended to, and may say that queries see something else than the pattern says.
         Raises ConfigError for what does not fit, and for what the mixer cannot do, with the reason.
         """
         name = type(self).__name__
@@ -185,7 +186,10 @@ class AttentionLayer(nn.Module):
             memory = self._memory_keys(memory, memory_tokens, x_BTM.shape[0])
         elif rotation is None and self.rotary.rotates:
             rotation = self.rotary(tokens, x_BTM.dtype, whole=None if context is None else context.whole)
-        out_BHTE = self.mixer.attend(
+        mixer: Any = self.mixer
+        if record is not None and self in record.patterns:
+            mixer = replace(mixer, pattern=record.patterns[self])
+        out_BHTE = mixer.attend(
             self, x_BTM, Call(tokens, cache, memory, rotation, score, context, selected, record)
         )
         y_BTM: Tensor = self.o_proj(out_BHTE.transpose(1, 2).flatten(2))

@@ -6,14 +6,14 @@ Legend: B rows, H query heads, K kv heads, T queries, N of them, S keys, M width
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from headway.attention import KeyValues, attention_weights
+from headway.attention import KeyValues, attend_keys, attention_weights
 from headway.attention.linear_attention import Prepared
 from headway.patterns import Pattern
 from headway.scores import Score
@@ -36,6 +36,10 @@ class Attended(Protocol):
         """What the weights of a query head weigh: [S, E]."""
         ...
 
+    def result(self, slots: Tensor, head: int) -> Tensor:
+        """What the layer's kernels make of N of the queries, without telling weights: [N, E]."""
+        ...
+
 
 @dataclass(eq=False)
 class Record:
@@ -44,11 +48,13 @@ class Record:
     layers: the attention layers whose inputs are kept.
     states: what each layer is given, [B, T, M], and the last states.
     attended: of each of the layers; where queries are in several, the last of them has what they attended to.
+    patterns: what the queries of these layers see, in place of what their own patterns say.
     """
 
     layers: Sequence[object] = ()
     states: list[Tensor] = field(default_factory=list)
     attended: dict[object, list[Attended]] = field(default_factory=dict)
+    patterns: Mapping[Any, Pattern] = field(default_factory=dict)
 
     def add(self, layer: object, attended: Attended) -> None:
         if layer in self.layers:
@@ -67,21 +73,25 @@ class SoftmaxAttended:
     scale: float | None
 
     def weights(self, slots: Tensor, head: int) -> Tensor:
-        some, of_head = SlotSelection.of(self.tokens, slots.unsqueeze(0)), slots.new_tensor([head])
-        patterns = self.pattern.heads
-        found = attention_weights(
-            some.take(self.q[:1, head : head + 1], 2),
-            self.keys.k[:1, self._shared(head)],
-            patterns[head] if len(patterns) > 1 else patterns[0],
-            q_tokens=some.tokens,
-            k_tokens=self.keys.tokens,
-            score=[step.select_heads(of_head) for step in self.score],
-            scale=self.scale,
-        )
-        return found[0, 0]
+        q, tokens, pattern, how = self._call(slots, head)
+        k = self.keys.k[:1, self._shared(head)]
+        return attention_weights(q, k, pattern, q_tokens=tokens, k_tokens=self.keys.tokens, **how)[0, 0]
 
     def values(self, head: int) -> Tensor:
         return self.keys.v[0, self._shared(head)][0]
+
+    def result(self, slots: Tensor, head: int) -> Tensor:
+        q, tokens, pattern, how = self._call(slots, head)
+        keys = self.keys.map(lambda t: t[:1, self._shared(head)])
+        return attend_keys(q, tokens, [keys], pattern, **how, lse=False).out[0, 0]
+
+    def _call(self, slots: Tensor, head: int) -> tuple[Tensor, Tokens, Pattern, dict[str, Any]]:
+        """The queries [1, 1, N, D] of some slots and a head, their tokens, what they see, and how scores are made."""
+        some, of_head = SlotSelection.of(self.tokens, slots.unsqueeze(0)), slots.new_tensor([head])
+        patterns = self.pattern.heads
+        pattern = patterns[head] if len(patterns) > 1 else patterns[0]
+        how = {"score": [step.select_heads(of_head) for step in self.score], "scale": self.scale}
+        return some.take(self.q[:1, head : head + 1], 2), some.tokens, pattern, how
 
     def _shared(self, head: int) -> slice:
         """The kv head that a query head reads."""
@@ -108,3 +118,6 @@ class LinearAttended:
 
     def values(self, head: int) -> Tensor:
         return self.call.given.v[0, head // self.call.given.q.shape[2]]
+
+    def result(self, slots: Tensor, head: int) -> Tensor:
+        return self.call.attend(None)[0, head, slots]

@@ -2,11 +2,13 @@
 
 from headway.patterns.base import And, Or, Pattern, PerHead, Retention, classify, judge, visible
 from headway.patterns.count import draw, pairs
+from headway.patterns.fates import FATES, fates
 from headway.patterns.leaves import Causal, Full, Global, GlobalKeys, GlobalQueries, Sink, Window
 from headway.patterns.text import parse
 from headway.patterns.tiles import Extent
 
 __all__ = [
+    "FATES",
     "And",
     "Causal",
     "Extent",
@@ -22,6 +24,7 @@ __all__ = [
     "Window",
     "classify",
     "draw",
+    "fates",
     "judge",
     "pairs",
     "parse",

@@ -46,13 +46,23 @@ def parse(text: str) -> Pattern:
         raise PatternError(
             f"pattern {text!r}: cannot be read at character {error.start + 1}: {error.reason}"
         ) from None
+    except (RecursionError, MemoryError):
+        raise _too_deep(text) from None
     try:
         found = _value(tree.body)
     except PatternError as error:
         raise PatternError(f"pattern {text!r}: {error}") from None
+    except RecursionError:
+        raise _too_deep(text) from None
     if not isinstance(found, Pattern):
         raise PatternError(f"pattern {text!r}: {found!r} is no pattern; {_KNOWN}")
     return found
+
+
+def _too_deep(text: str) -> PatternError:
+    return PatternError(
+        f"pattern: a text of {len(text)} characters is nested too deeply; write it with fewer signs"
+    )
 
 
 def _value(node: ast.expr) -> Any:

@@ -110,6 +110,7 @@ class CompletionAnswer(Answer):
 
     likely: how many of the likeliest tokens are told beside each token; None tells no probabilities.
     echoes: what stands before each text.   usage: whether a last chunk tells the tokens.
+    ids: whether ids are told, as vLLM does: those of the prompt, once, and those of the text.
     """
 
     kind, prefix, chunk = "text_completion", "cmpl", "text_completion"
@@ -123,9 +124,11 @@ class CompletionAnswer(Answer):
         likely: int | None = None,
         echoes: Sequence[str] = (),
         usage: bool = False,
+        ids: bool = False,
     ) -> None:
         super().__init__(model, texts, warnings)
-        self.likely, self.echoes, self._tell_usage = likely, echoes, usage
+        self.likely, self.echoes, self._tell_usage, self._tell_ids = likely, echoes, usage, ids
+        self._begun: set[int] = set()
         self.head = {
             "id": f"{self.prefix}-{uuid4().hex}",
             "object": self.kind,
@@ -150,7 +153,7 @@ class CompletionAnswer(Answer):
         first = not written.deltas
         written.add(delta)
         said = self.said(i, delta, first)
-        if not said and written.finish_reason is None and self.likely is None:
+        if not said and written.finish_reason is None and self.likely is None and not self._tell_ids:
             return ()
         return [self.choice(i, said, delta, written.finish_reason)]
 
@@ -158,6 +161,8 @@ class CompletionAnswer(Answer):
         """The event that tells it."""
         told = None if delta is None else self.log_probs([delta])
         choice = {"index": i, **self.part(said), "logprobs": told, "finish_reason": reason}
+        choice |= self._ids(i, [] if delta is None else [delta], i not in self._begun)
+        self._begun.add(i)
         return None, {**self.head, "object": self.chunk, "choices": [choice], **self.tail}
 
     def end(self) -> Sequence[Event]:
@@ -171,6 +176,7 @@ class CompletionAnswer(Answer):
                 **self.full(i),
                 "logprobs": self.log_probs(written.deltas),
                 "finish_reason": written.finish_reason,
+                **self._ids(i, written.deltas, True),
             }
             for i, written in enumerate(self.written)
         ]
@@ -191,6 +197,13 @@ class CompletionAnswer(Answer):
     def full(self, i: int) -> dict[str, Any]:
         """What a choice says at the end."""
         return {"text": self._echo(i) + self.written[i].text}
+
+    def _ids(self, i: int, deltas: Sequence[Delta], prompt: bool) -> dict[str, Any]:
+        """The ids that deltas added, perhaps with those of the prompt, where they are told."""
+        if not self._tell_ids:
+            return {}
+        given = {"prompt_token_ids": self.texts[i].request.prompt} if prompt else {}
+        return {**given, "token_ids": [delta.token for delta in deltas if delta.token is not None]}
 
     def _echo(self, i: int) -> str:
         return self.echoes[i] if self.echoes else ""
@@ -243,7 +256,7 @@ class ChatAnswer(CompletionAnswer):
         said, reason = self.said(i, delta, False), written.finish_reason
         events = (
             [self.choice(i, said, delta)]
-            if said or (self.likely is not None and delta.token is not None)
+            if said or ((self.likely is not None or self._tell_ids) and delta.token is not None)
             else []
         )
         return [*events, self.choice(i, {}, None, reason)] if reason else events

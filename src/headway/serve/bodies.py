@@ -75,6 +75,7 @@ class Body(TextRequest):
     stream_options: StreamOptions | None = None
     stop: str | list[str] | None = Field(None, max_length=MOST_STOPS)
     max_tokens: int | None = Field(None, ge=0)
+    return_token_ids: bool = False
 
     def check(self) -> None:
         """Raises ConfigError for what is asked for and not offered, and for fields that do not go together."""

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from headway.errors import CacheError, ConfigError, DataError, HeadwayError
+from headway.errors import CacheError, ConfigError, DataError, HeadwayError, PatternError
 
 KINDS = {
     401: "authentication_error",
@@ -94,6 +94,7 @@ def tell_errors(app: FastAPI) -> None:
         (CacheError, 503, lambda error: {"message": str(error)}, {"retry-after": str(AGAIN)}),
         (ConfigError, 400, lambda error: {"message": str(error)}, {}),
         (DataError, 400, lambda error: {"message": str(error)}, {}),
+        (PatternError, 400, lambda error: {"message": str(error)}, {}),
         (HeadwayError, 500, lambda error: {"message": str(error)}, {}),
         (RequestValidationError, 400, of_fields, {}),
         (ValidationError, 400, of_fields, {}),

@@ -11,8 +11,9 @@ import orjson
 from headway.serve.errors import shaped
 
 Scope = MutableMapping[str, Any]
-PUBLIC = ("/health", "/ready", "/v1/models")
-"""Paths that need no key."""
+PUBLIC = ("/", "/health", "/ready", "/v1/models")
+PUBLIC_BELOW = ("/page/", "/v1/models/")
+"""Paths that need no key, and those below which none does."""
 MOST_BYTES = 8 << 20
 
 
@@ -71,7 +72,7 @@ class Guard:
         if self.hosts is not None and host not in self.hosts:
             raise Refused(403, f"Host {name!r} is not this server's; it is {', '.join(sorted(self.hosts))}")
         path = scope["path"]
-        if not self.keys or path in PUBLIC or path.startswith("/v1/models/"):
+        if not self.keys or path in PUBLIC or path.startswith(PUBLIC_BELOW):
             return
         bearer = headers.get(b"authorization", b"").removeprefix(b"Bearer ").strip()
         given = bearer or headers.get(b"x-api-key", b"")

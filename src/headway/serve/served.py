@@ -72,6 +72,13 @@ class Decoding(Served):
     def context(self) -> int | None:
         return context_limit(self.lm.spec, GenerationConfig())
 
+    @property
+    def described(self) -> dict[str, Any]:
+        spec, tokenizer = self.lm.spec, self.lm.tokenizer
+        patterns = list(map(str, spec.patterns))
+        sizes = {"layers": spec.layers, "heads": spec.heads, "kv_heads": spec.kv_heads, "patterns": patterns}
+        return {**super().described, "chat": bool(tokenizer and tokenizer.chat_template), **sizes}
+
     def texts(
         self, prompts: Sequence[Sequence[int]], config: GenerationConfig, count: int = 1
     ) -> list[SampledText]:

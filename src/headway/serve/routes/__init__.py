@@ -1,6 +1,16 @@
 """The routes, by protocol. Each module makes a router of a server."""
 
-from headway.serve.routes import anthropic, health, llama, openai, tasks, tokens
+from headway.serve.routes import anthropic, attention, health, llama, openai, page, patterns, tasks, tokens
 
-ROUTES = health.routes, openai.routes, anthropic.routes, llama.routes, tokens.routes, tasks.routes
+ROUTES = (
+    health.routes,
+    openai.routes,
+    anthropic.routes,
+    llama.routes,
+    tasks.routes,
+    tokens.routes,
+    attention.routes,
+    patterns.routes,
+    page.routes,
+)
 """In the order in which they are asked."""

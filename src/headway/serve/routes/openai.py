@@ -47,7 +47,13 @@ def routes(server: Server) -> APIRouter:
             asked = [p if isinstance(p, str) else tokenizer.decode(p) for p in body.prompts]
             echoes = [prompt for prompt in asked for _ in range(body.n)]
         answer = CompletionAnswer(
-            model, texts, warnings, likely=body.likely, echoes=echoes, usage=body.tells_usage
+            model,
+            texts,
+            warnings,
+            likely=body.likely,
+            echoes=echoes,
+            usage=body.tells_usage,
+            ids=body.return_token_ids,
         )
         return await respond(answer, request, stream=body.stream)
 
@@ -62,6 +68,7 @@ def routes(server: Server) -> APIRouter:
             reader=talk.reader,
             likely=body.likely,
             usage=body.tells_usage,
+            ids=body.return_token_ids,
         )
         return await respond(answer, request, stream=body.stream)
 

@@ -1,0 +1,208 @@
+"""What tokens attend to, and what would follow if they did not: numbers of the Python API, for the page."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from itertools import groupby
+from typing import Any
+
+import torch
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import Field
+from torch import Tensor
+
+from headway.api import Cut, Shares
+from headway.cache import PAGE
+from headway.errors import ConfigError, DataError
+from headway.generate.requests import check_prompts
+from headway.models.attention_maps import numbers_of
+from headway.patterns import FATES, Or, Pattern, fates, visible
+from headway.serve.answers import text_of
+from headway.serve.bodies import ChatMessage, ModelRequest
+from headway.serve.errors import Json, warned
+from headway.serve.looking import Looking
+from headway.serve.served import Decoding
+from headway.serve.server import Server
+from headway.tokens import Tokens
+
+SAMPLED = 64
+"""Queries of a text, evenly apart, over which a head's shares are averaged."""
+LIKELY, MOST_CUTS = 10, 64
+Told = dict[str, Any]
+
+
+class LookedAt(ModelRequest):
+    """A text, as one, as ids or as a conversation, and one of its tokens; -1 is the last."""
+
+    prompt: str | list[int] | None = None
+    messages: list[ChatMessage] | None = None
+    query: int = -1
+
+    def ids(self, model: Decoding) -> list[int]:
+        """The text's. Raises ConfigError unless one text is given, DataError for a text without such a token."""
+        tokenizer, given = model.lm.need_tokenizer(), self.prompt
+        if (given is None) == (self.messages is None):
+            raise ConfigError("one text is looked at: give prompt (a text or ids), or messages")
+        if self.messages is not None:
+            given = tokenizer.render_chat([message.plain() for message in self.messages])
+        ids = tokenizer.encode(given, eos=False) if isinstance(given, str) else given or []
+        (found,) = check_prompts([ids], model.lm.spec.vocab)
+        if not -len(found) <= self.query < len(found):
+            raise DataError(f"query: there is no token {self.query}; the text has {len(found)}")
+        return found
+
+
+class Row(LookedAt):
+    """`POST /v1/attention`."""
+
+    layer: int
+    head: int
+
+
+class WhatIf(LookedAt):
+    """`POST /v1/what-if`."""
+
+    cuts: list[Cut] = Field(max_length=MOST_CUTS)
+
+
+def routes(server: Server) -> APIRouter:
+    """`/v1/attention`, `/v1/attention/heads`, `/v1/what-if`."""
+    router, looking = APIRouter(prefix="/v1"), Looking()
+
+    async def looked(
+        body: LookedAt, request: Request, tell: Callable[[Decoding, list[int], int], Told]
+    ) -> Json:
+        model, warnings = await server.begin(body, Decoding)
+
+        def look() -> Told:
+            ids = body.ids(model)
+            query = body.query % len(ids)
+            return {"query": query, **tell(model, ids, query)}
+
+        return Json(await looking.run(look, request) | warned(warnings))
+
+    @router.post("/attention/heads")
+    async def heads(body: LookedAt, request: Request) -> Response:
+        """The tokens of a text, and of one of them what follows it and where each head looks."""
+
+        def tell(model: Decoding, ids: list[int], query: int) -> Told:
+            maps = looking.maps(model.lm, ids)
+            with torch.inference_mode():
+                log_probs = model.lm.model.logits(maps.last[query]).double().log_softmax(-1)
+            return {
+                "ids": ids,
+                "tokens": _texts(model, ids),
+                "next": [_token(model, token, log_prob=log_probs[token]) for token in _likely(log_probs)],
+                "heads": [[_shares(head) for head in layer.shares([query])] for layer in maps.values()],
+                "pages": _pages(model, ids),
+            }
+
+        return await looked(body, request, tell)
+
+    @router.post("/attention")
+    async def attention(body: Row, request: Request) -> Response:
+        """The weights of a layer, a head and a token as one row over the text, and what is to be said of them."""
+
+        def tell(model: Decoding, ids: list[int], query: int) -> Told:
+            maps, spec = looking.maps(model.lm, ids), model.lm.spec
+            (layer,) = numbers_of("layer", body.layer, spec.layers)
+            (head,) = numbers_of("head", body.head, spec.heads)
+            one = replace(maps[layer], heads=(head,))
+            weights, result = one.row(query)[0].double(), one.result(query)[0].double()
+            difference = weights @ one.values(query)[0].double() - result
+            some = range(len(ids) - 1, -1, -max(1, len(ids) // SAMPLED))[:SAMPLED]
+            return {
+                "weights": weights.tolist(),
+                "sum": float(weights.sum()),
+                "difference": float(difference.abs().max()),
+                "largest": float(result.abs().max()),
+                "shares": _shares(*one.shares([query])),
+                "mean_shares": _shares(*one.shares(some)),
+                **_seen(one.pattern, head, query, len(ids)),
+            }
+
+        return await looked(body, request, tell)
+
+    @router.post("/what-if")
+    async def what_if(body: WhatIf, request: Request) -> Response:
+        """What follows a token, as it is and without the pairs that are cut."""
+
+        def tell(model: Decoding, ids: list[int], query: int) -> Told:
+            text = ids[: query + 1]
+            looking.check(model.lm, text)
+            before, after = (model.lm.next_log_probs(text, cuts=cuts).double() for cuts in ((), body.cuts))
+            likely = dict.fromkeys([*_likely(before), *_likely(after)])
+            return {
+                "divergence": float((before.exp() * (before - after)).sum()),
+                "tokens": [_token(model, i, before=before[i], after=after[i]) for i in likely],
+            }
+
+        return await looked(body, request, tell)
+
+    return router
+
+
+def _texts(model: Decoding, ids: list[int]) -> list[str]:
+    """What each token adds to the text, in which together they read as the whole of it; a character whose bytes are
+    several tokens stands in the last of them."""
+    utf8, vocabulary = codecs.getincrementaldecoder("utf-8")("replace"), model.lm.need_tokenizer()
+    return [utf8.decode(vocabulary.text_bytes(token, special=True) or b"") for token in ids]
+
+
+def _likely(log_probs: Tensor) -> list[int]:
+    found: list[int] = log_probs.topk(min(LIKELY, len(log_probs))).indices.tolist()
+    return found
+
+
+def _token(model: Decoding, token: int, **log_probs: Tensor) -> Told:
+    values = {name: float(value) for name, value in log_probs.items()}
+    return {"id": token, "token": text_of(model.lm.need_tokenizer(), token), **values}
+
+
+def _shares(shares: Shares) -> Told:
+    return {**shares._asdict(), "kind": shares.kind}
+
+
+def _pages(model: Decoding, ids: list[int]) -> Told:
+    """What became of the pages of the text, by what layers keep."""
+    reader = model.engine.reader
+    kinds = zip(reader.cache.pool.classes, reader.fates(ids), strict=True)
+    classes = [
+        {
+            "layers": [i for i, layer in enumerate(reader.cache.layers) if layer.of == of],
+            "state": kind.state,
+            "fates": found,
+        }
+        for of, (kind, found) in enumerate(kinds)
+    ]
+    return {"page": PAGE, "classes": classes}
+
+
+def _seen(pattern: Pattern, head: int, query: int, count: int) -> Told:
+    """What the query finds of each key, as runs [fate, first, end], and which part of the pattern shows it what."""
+    q, k = Tokens.range(1, query), Tokens.range(count)
+    found = fates(pattern, q, k)[0]
+    own = pattern.heads[head] if len(pattern.heads) > 1 else pattern
+    parts = own.parts if isinstance(own, Or) else (own,)
+    return {
+        "pattern": str(own),
+        "retention": asdict(pattern.retention),
+        "fates": [[FATES[fate], *run] for fate, run in _runs(found[head if len(found) > 1 else 0, 0])],
+        "parts": [
+            {"pattern": str(part), "runs": [run for sees, run in _runs(visible(part, q, k)[0, 0, 0]) if sees]}
+            for part in parts
+        ],
+    }
+
+
+def _runs(values: Tensor) -> list[tuple[int, tuple[int, int]]]:
+    """Equal neighbours: their value, and (first, end)."""
+    found, at = [], 0
+    for value, run in groupby(values.tolist()):
+        end = at + len(list(run))
+        found.append((int(value), (at, end)))
+        at = end
+    return found

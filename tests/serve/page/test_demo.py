@@ -1,0 +1,70 @@
+"""`headway serve --demo`: the model of the demo, and the page opened."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+import uvicorn
+
+from headway.cli.serve import command
+from headway.errors import ConfigError
+from headway.serve.announced import Announced
+from tests.serve.conftest import talker
+
+
+def test_without_a_demo_it_says_how_to_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="headway demo"):
+        command(demo=True)
+    with pytest.raises(ConfigError, match="--demo"):
+        command()
+
+
+def test_the_address_is_said_once_it_answers() -> None:
+    said: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off")
+    server = Announced(config, said.append)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    server.should_exit = True
+    thread.join()
+    assert len(said) == 1
+    assert said[0].startswith("http://127.0.0.1:")
+
+
+@pytest.mark.slow
+def test_the_page_is_opened(tmp_path: Path) -> None:
+    talker().save(tmp_path / "runs" / "demo")
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/opened\n')
+    browser.chmod(0o755)
+    serving = subprocess.Popen(
+        [sys.executable, "-m", "headway", "serve", "--demo", "--port", "0"],
+        cwd=tmp_path,
+        env={**os.environ, "BROWSER": f"{browser} %s"},
+    )
+    try:
+        opened, until = tmp_path / "opened", time.monotonic() + 120
+        while not (opened.exists() and opened.read_text().strip()):
+            assert serving.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        with urlopen(opened.read_text().strip()) as answer:
+            assert b"/page/main.js" in answer.read()
+    finally:
+        serving.send_signal(signal.SIGINT)
+        serving.wait(60)
