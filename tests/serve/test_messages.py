@@ -169,10 +169,11 @@ def test_a_conversation_with_tools_is_that_of_a_chat() -> None:
         {"role": "user", "content": "so?"},
     ]
     find = {"name": "find", "description": "Finds.", "parameters": {"type": "object"}}
-    assert chat.tools == [{"type": "function", "function": find}]
-    assert chat.tool_choice == {"type": "function", "function": {"name": "find"}}
+    told = chat.model_dump(by_alias=True, exclude_unset=True)
+    assert told["tools"] == [{"type": "function", "function": find}]
+    assert told["tool_choice"] == {"type": "function", "function": {"name": "find"}}
     assert (chat.max_tokens, chat.stop, chat.top_k, chat.seed) == (3, ["x"], 4, 2)
-    assert chat.response_format == {
+    assert told["response_format"] == {
         "type": "json_schema",
         "json_schema": {"name": "answer", "type": "json_schema", "schema": {}},
     }

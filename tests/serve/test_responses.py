@@ -151,9 +151,13 @@ def test_a_conversation_with_tools_is_that_of_a_chat() -> None:
         {"role": "user", "content": "so?"},
     ]
     find = {"name": "find", "parameters": {"type": "object"}, "strict": True}
-    assert chat.tools == [{"type": "function", "function": find}]
-    assert chat.tool_choice == {"type": "function", "function": {"name": "find"}}
-    assert chat.response_format == {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}
+    told = chat.model_dump(by_alias=True, exclude_unset=True)
+    assert told["tools"] == [{"type": "function", "function": find}]
+    assert told["tool_choice"] == {"type": "function", "function": {"name": "find"}}
+    assert told["response_format"] == {
+        "type": "json_schema",
+        "json_schema": {"name": "n", "schema": {}},
+    }
     assert chat.variables == {"reasoning_effort": "high"}
     assert body.unknown == [
         *("reasoning.summary", "text.verbosity", "include.message.output_text.logprobs", "truncation"),

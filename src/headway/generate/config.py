@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from headway.cache import kv_dtype
 from headway.errors import ConfigError
+from headway.generate.grammar import Grammar
 from headway.generate.sampling import Sampling
 from headway.generate.stop import StopScanner
 
@@ -78,6 +79,8 @@ class GenerationConfig:
     forced_first, forced_last: this id is the first new token, or the last one when `max_new_tokens` is reached; it
         is certain then, so that its log probability is 0.
     prefix: these ids are the first new tokens, behind `forced_first`; certain, too.
+    grammar: what new text may be; where nothing can follow, the text ends. Texts of one grammar share what it costs.
+    shown: ids of control tokens that are part of the text; others give none.
     log_probs: tell of each new token ln p(token | all before it) under the model's own distribution, whatever the
         settings above make of it;  top_log_probs: and of so many of the likeliest tokens in its place;
         prompt_log_probs: and the same of the prompt, which is read whole then, whatever is stored of it.
@@ -109,6 +112,8 @@ class GenerationConfig:
     forced_first: int | None = None
     forced_last: int | None = None
     prefix: Sequence[int] = ()
+    grammar: Grammar | None = None
+    shown: Collection[int] = ()
     log_probs: bool = False
     top_log_probs: int = 0
     prompt_log_probs: bool = False
@@ -124,8 +129,12 @@ class GenerationConfig:
     @cached_property
     def constrains(self) -> bool:
         """Whether some texts have tokens that must or may not come next, beside those that are always forbidden."""
-        certain = self.forced_first is not None or self.forced_last is not None or bool(self.prefix)
-        return certain or bool(self.no_repeat_ngram or self.min_new_tokens)
+        return self.is_forced or bool(self.no_repeat_ngram or self.min_new_tokens)
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether some tokens are certain."""
+        return self.forced_first is not None or self.forced_last is not None or bool(self.prefix)
 
     def __post_init__(self) -> None:
         counts = {"max_new_tokens": 0, "prefill_chunk": 1, "min_new_tokens": 0, "no_repeat_ngram": 0}
@@ -196,6 +205,11 @@ class GenerationConfig:
                 beams is not None and self.log_probs,
                 "beams: the hypotheses of a beam search have the log_probs that they are ranked by; leave out "
                 "log_probs",
+            ),
+            (
+                self.grammar is not None and (beams is not None or self.is_forced),
+                "grammar: it allows tokens one by one, of one text, and those of beams, forced_first, forced_last and "
+                "prefix are chosen otherwise; leave out either",
             ),
             (
                 beams is not None and len(self.stop) > 0,

@@ -1,6 +1,6 @@
 """Which tokens may come next, and at what price.
 
-    repetition penalty -> penalties of counts -> bias -> forbidden -> no repeated n-gram -> no early end
+    repetition penalty -> penalties of counts -> bias -> forbidden -> grammar -> no repeated n-gram -> no early end
     -> forced first tokens and last one
 
 Legend: R rows, V vocab.
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from headway.cache import PageTable
 from headway.generate.config import GenerationConfig
+from headway.generate.grammar import GrammarState
 from headway.generate.requests import Request
 from headway.generate.sampling import penalize_counts, penalize_repetition
 
@@ -29,6 +30,7 @@ class Text:
     ids: list[int]
     table: PageTable | None = None
     _seen: Tensor | None = field(default=None, repr=False)
+    _state: GrammarState | None = field(default=None, repr=False)
 
     @property
     def tokens(self) -> list[int]:
@@ -53,11 +55,24 @@ class Text:
             self._seen[torch.tensor(self.tokens, device=like.device)] = True
         return self._seen
 
+    @property
+    def state(self) -> GrammarState | None:
+        """Where it stands in the grammar of its request, if that has one."""
+        if self._state is None and (grammar := self.request.config.grammar) is not None:
+            self._state = grammar.start()
+        return self._state
+
     def append(self, token: int) -> None:
         """One token more."""
+        if self.state is not None:
+            self.state.advance(token)
         self.ids.append(token)
         if self._seen is not None:
             self._seen[token] = True
+
+    def copy(self) -> Text:
+        """The same text, which grows by itself and is stored nowhere."""
+        return Text(self.request, [*self.ids], _state=None if self._state is None else self._state.copy())
 
 
 def constrain(values: Tensor, texts: Sequence[Text], config: GenerationConfig) -> Tensor:
@@ -80,6 +95,9 @@ def constrain(values: Tensor, texts: Sequence[Text], config: GenerationConfig) -
     if config.forbidden:
         never = _index(tuple(config.forbidden), values.shape[-1], values.device)
         values = values.index_fill(-1, never, float("-inf"))
+    if config.grammar is not None:
+        allowed = torch.stack([text.state.allowed() for text in texts if text.state is not None])
+        values = values.masked_fill(~allowed.to(values.device), float("-inf"))
     if not config.constrains:
         return values
     forced = [forced_token(text, config) for text in texts]

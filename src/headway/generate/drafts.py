@@ -146,7 +146,7 @@ def _guess(
         reader.cache.pool.close(tables.pop(text))
     wanted = [i for i, count in enumerate(counts) if count > 0]
     pieces = {i: _unread(reader, tables, texts[i]) for i in wanted}
-    guesses = [Text(text.request, list(text.ids)) for text in texts]
+    guesses = [text.copy() for text in texts]
     while wanted:
         chunks = [(tables[texts[i]], pieces[i]) for i in wanted]
         last = reader.read(chunks, [[len(pieces[i]) - 1] for i in wanted])

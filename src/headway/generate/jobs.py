@@ -57,7 +57,7 @@ def advance(logits: Tensor, live: Sequence[tuple[Job, range]]) -> None:
     chosen = choose_tokens(_rows(logits, sampled), [text for text, _ in sampled])
     for (text, rows), token in zip(sampled, chosen, strict=True):
         if token is None:
-            text.fail(ConfigError("forbidden: no token is left to choose"))
+            text.fail(ConfigError("no token is left to choose: loosen forbidden, bias or the grammar"))
             continue
         config = text.request.config
         told = log_probs_of(logits[rows[0]][None], [token], config)[0][1:] if config.log_probs else ()

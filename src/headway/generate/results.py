@@ -22,7 +22,8 @@ class Delta(NamedTuple):
     """One new token of one request.
 
     text: what became certain with it (possibly nothing; whole characters; never part of a stop string).
-    finish_reason: "eos", "stop" (a stop string) or "length" with the last delta of a request, else None.
+    finish_reason: "eos", "stop" (a stop string, or the end of a grammar) or "length" with the last delta of a request,
+        else None.
     seconds: since the call began.   token: None only in the single delta of a request that gets no token.
     drafted, accepted: as in `Generation`, so far.   log_prob, top_log_probs: of this token.   prompt: in the
     first delta, the tokens of the prompt, where they are told.

@@ -96,7 +96,7 @@ class SampledText(Text, Job):
         self._tokenizer = tokenizer
         self._decoder: StreamDecoder | None = None
         if isinstance(tokenizer, Tokenizer) and request.source is None:
-            self._decoder = tokenizer.stream(after=request.prompt)
+            self._decoder = tokenizer.stream(after=request.prompt, special=request.config.shown)
         self._scanner = StopScanner(request.config.stop)
 
     @property
@@ -142,7 +142,8 @@ class SampledText(Text, Job):
     def _shown(self, token: int) -> tuple[str, FinishReason | None]:
         """The text that became certain, and why the request ends if it does."""
         eos, length = token in self.request.config.eos, len(self.ids) == self.request.max_new_tokens
-        reason: FinishReason | None = "eos" if eos else "length" if length else None
+        complete = self.state is not None and self.state.ended
+        reason: FinishReason | None = "eos" if eos else "stop" if complete else "length" if length else None
         if self._decoder is None:
             return "" if reason is None else decoded(self.request, self.ids, self._tokenizer), reason
         text = "" if eos else self._scanner.push(self._decoder.push(token))
@@ -157,10 +158,11 @@ def decoded(request: Request, ids: Sequence[int], tokenizer: AnyTokenizer | None
     """The text of new ids, without EOS: by itself where there is a source, else behind the prompt."""
     if tokenizer is None:
         return ""
-    shown = [i for i in ids if i not in request.config.eos]
-    if isinstance(tokenizer, MarianTokenizer) or request.source is not None:
-        return tokenizer.decode(shown)
-    return tokenizer.decode(shown, after=request.prompt)
+    kept = [i for i in ids if i not in request.config.eos]
+    if isinstance(tokenizer, MarianTokenizer):
+        return tokenizer.decode(kept)
+    before = request.prompt if request.source is None else []
+    return tokenizer.decode(kept, after=before, special=request.config.shown)
 
 
 def log_probs_of(

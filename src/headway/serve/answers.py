@@ -245,6 +245,7 @@ class ChatAnswer(CompletionAnswer):
         super().__init__(model, texts, warnings, **how)
         self._readers = [reader() for _ in texts]
         self._parts: list[list[Part]] = [[] for _ in texts]
+        self._key = uuid4().hex[:16]
 
     def begin(self) -> Sequence[Event]:
         return [self.choice(i, {"role": "assistant", "content": None}) for i in range(len(self.texts))]
@@ -264,19 +265,38 @@ class ChatAnswer(CompletionAnswer):
     def said(self, i: int, delta: Delta, first: bool) -> Any:
         parts = self._readers[i].push(delta.text, last=delta.finish_reason is not None)
         self._parts[i] += parts
-        return self._told(parts)
+        if self.written[i].finish_reason == "stop" and any(part.kind == "call" for part in self._parts[i]):
+            self.written[i].finish_reason = "tool_calls"
+        return self._told(i, parts)
 
     def part(self, said: Any) -> dict[str, Any]:
         return {"delta": said}
 
     def full(self, i: int) -> dict[str, Any]:
-        return {
-            "message": {"role": "assistant", "content": "", **self._told(self._parts[i]), "refusal": None}
-        }
+        told = self._told(i, self._parts[i])
+        for call in told.get("tool_calls", ()):
+            del call["index"]
+        empty = None if "tool_calls" in told else ""
+        return {"message": {"role": "assistant", "content": empty, **told, "refusal": None}}
 
-    def _told(self, parts: Sequence[Part]) -> dict[str, Any]:
-        text = "".join(part.text for part in parts if part.kind == "text")
-        return {"content": text} if text else {}
+    def _told(self, i: int, parts: Sequence[Part]) -> dict[str, Any]:
+        """Parts as a message, or a piece of it."""
+        said = {"reasoning_content": "reasoning", "content": "text"}
+        told: dict[str, Any] = {
+            name: text
+            for name, kind in said.items()
+            if (text := "".join(part.text for part in parts if part.kind == kind))
+        }
+        calls: dict[int, dict[str, Any]] = {}
+        for part in parts:
+            if part.kind == "call":
+                begun = {"name": part.text, "arguments": ""}
+                key = f"call_{self._key}{i:04x}{part.call:04x}"
+                calls[part.call] = {"index": part.call, "id": key, "type": "function", "function": begun}
+            elif part.kind == "arguments":
+                call = calls.setdefault(part.call, {"index": part.call, "function": {"arguments": ""}})
+                call["function"]["arguments"] += part.text
+        return told | ({"tool_calls": [*calls.values()]} if calls else {})
 
     def log_probs(self, deltas: Sequence[Delta]) -> dict[str, Any] | None:
         """Probabilities as conversations tell them: a record for each token."""

@@ -13,13 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from headway.errors import ConfigError
 from headway.generate import GenerationConfig, Sampling
+from headway.serve.structure import Asked, ResponseFormat, StructuredOutputs, Tool
 
 HARMLESS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
             "stream_options.include_obfuscation")  # fmt: skip
 """Fields of clients that say something about a request, and nothing about its text."""
 TEXTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text")
 """Types of parts."""
-MOST_TEXTS, MOST_STOPS, MOST_LIKELY, MOST_BIASED = 128, 16, 20, 1024
+MOST_TEXTS, MOST_STOPS, MOST_LIKELY, MOST_BIASED, MOST_TOOLS = 128, 16, 20, 1024, 128
 
 
 class StreamOptions(BaseModel):
@@ -71,6 +72,8 @@ class TextRequest(ModelRequest):
 class Body(TextRequest):
     """What both kinds of completions have in common."""
 
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     n: int = Field(1, ge=1, le=MOST_TEXTS)
     stream_options: StreamOptions | None = None
     stop: str | list[str] | None = Field(None, max_length=MOST_STOPS)
@@ -86,6 +89,17 @@ class Body(TextRequest):
     def tells_usage(self) -> bool:
         """Whether a last chunk tells the tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def asked_grammar(self) -> Asked | None:
+        """What its texts may be; None is anything. Raises ConfigError for more than one grammar."""
+        given = [one for one in (self.response_format, self.structured_outputs) if one is not None]
+        asked = [grammar for one in given for grammar in one.asked]
+        if len(asked) > 1:
+            raise ConfigError(
+                "response_format, structured_outputs: a text follows one grammar; leave the others out"
+            )
+        return asked[0] if asked else None
 
     @property
     def new_tokens(self) -> int | None:
@@ -216,9 +230,9 @@ class Chat(Body):
     max_completion_tokens: int | None = Field(None, ge=0)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LIKELY)
-    response_format: dict[str, Any] | None = None
-    tools: list[Any] | None = None
-    tool_choice: Literal["none"] | str | dict[str, Any] | None = None
+    tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
+    tool_choice: Literal["none", "auto", "required"] | Tool | None = None
+    parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] = {}
 
@@ -226,10 +240,12 @@ class Chat(Body):
         super().check()
         if self.top_logprobs and not self.logprobs:
             raise ConfigError("top_logprobs are told with logprobs; set logprobs to true, or leave them out")
-        if (self.response_format or {}).get("type", "text") != "text":
-            raise ConfigError(f"response_format {self.response_format}: answers are text; leave it out")
-        if self.tools and self.tool_choice != "none":
-            raise ConfigError('tools: this server calls none; leave them out, or give tool_choice "none"')
+        names = [tool.function.name for tool in self.tools or ()]
+        asked = self.tool_choice.function.name if isinstance(self.tool_choice, Tool) else None
+        if asked not in (None, *names) or (self.tool_choice == "required" and not names):
+            raise ConfigError(
+                f"tool_choice: {asked or 'a call'} is asked for, and tools has {names}; add it there"
+            )
 
     @property
     def variables(self) -> dict[str, Any]:

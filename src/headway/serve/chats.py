@@ -11,6 +11,7 @@ from headway.serve.bodies import Chat, TextRequest
 from headway.serve.parts import PartReader, PlainReader
 from headway.serve.served import Decoding
 from headway.serve.server import Server
+from headway.serve.tools import Prepared
 
 
 @dataclass(frozen=True)
@@ -27,20 +28,22 @@ class Conversation:
 async def begin(server: Server, chat: Chat, asked: TextRequest) -> Conversation:
     """The texts of a chat; `asked` is the request as it came. Raises as `Server.begin` and `Decoding.texts`."""
     model, warnings = await server.begin(asked, Decoding)
-    ids = await rendered(model, chat, warnings)
-    return Conversation(model, model.texts([ids], chat.config(), chat.n), warnings)
+    prepared = await prepare(model, chat, warnings)
+    config = chat.config(grammar=await model.grammar(*prepared.grammar), shown=prepared.shown)
+    texts = model.texts([prepared.ids], config, chat.n)
+    return Conversation(model, texts, warnings, prepared.reader)
 
 
 async def rendered(model: Decoding, chat: Chat, warnings: list[str]) -> list[int]:
-    """Ids of a conversation, by the model's chat template; adds to the warnings what it does not know. Raises DataError
-    where it has none, ConfigError as `Chat.check`."""
+    """The ids of a conversation; see `prepare`."""
+    return (await prepare(model, chat, warnings)).ids
+
+
+async def prepare(model: Decoding, chat: Chat, warnings: list[str]) -> Prepared:
+    """A conversation, and its ids by the model's chat template; adds to the warnings what that does not know. Raises
+    DataError where there is none, ConfigError as `Chat.check` and `Prepared`."""
     chat.check()
-    tokenizer, variables = model.lm.need_tokenizer(), chat.variables
-    source = "" if tokenizer.chat_template is None else tokenizer.chat_template.source
-    warnings += [
-        f"{name}: the chat template knows none; it changes nothing"
-        for name in variables
-        if name not in source
-    ]
-    messages = [message.plain() for message in chat.messages]
-    return await asyncio.to_thread(tokenizer.render_chat, messages, **variables)
+    prepared = Prepared(chat, model.lm.need_tokenizer())
+    warnings += prepared.warnings
+    await asyncio.to_thread(lambda: prepared.ids)
+    return prepared

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -14,6 +15,8 @@ from headway.generate.ranks import reader_of
 from headway.generate.requests import check_prompts, context_limit, make_requests
 from headway.generate.sequences import SampledText
 from headway.serve.errors import PromptTooLong
+from headway.serve.grammar import CompiledGrammar, Grammars
+from headway.serve.structure import Asked
 from headway.serve.worker import Told, Worker
 
 
@@ -67,6 +70,17 @@ class Decoding(Served):
     def unused(self) -> list[int]:
         """Ids that no text has."""
         return self.lm.need_tokenizer().unused_ids(self.lm.spec.vocab)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """The grammars that its texts followed."""
+        return Grammars(self.lm.need_tokenizer(), self.lm.spec.vocab, self.lm.eos)
+
+    async def grammar(self, asked: Asked | None, within: str = "") -> CompiledGrammar | None:
+        """What a request asks for, compiled. Raises ConfigError as `Grammars.compile`."""
+        if asked is None:
+            return None
+        return await asyncio.to_thread(lambda: self.grammars.compile(*asked, within=within))
 
     @property
     def context(self) -> int | None:

@@ -10,6 +10,7 @@ from datetime import datetime
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
+from time import monotonic
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
@@ -20,6 +21,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from headway.errors import DataError, did_you_mean
 
 Message = Mapping[str, Any]
+MOST_CHARACTERS, MOST_SECONDS = 1 << 24, 5.0
+"""What a conversation may become, and how long that may take."""
 _FOLDER = files("headway.text") / "templates"
 BUILT_IN = "alpaca", "chatml", "llama2", "vicuna"
 
@@ -39,6 +42,10 @@ class _Generation(Extension):
 
 _MARKS = "_generation_begin", "_generation_end"
 _MARKED = re.compile(r"{%[-+]?\s*generation\b")
+
+
+class _TooLong(DataError):
+    """It wrote too much, or took too long."""
 
 
 def _raise(message: str) -> NoReturn:
@@ -88,12 +95,24 @@ class ChatTemplate:
     ) -> str:
         """The text of a conversation.  `variables` are what the template may ask for (bos_token, tools, ...).
 
-        Raises DataError when the template refuses them, with its own words.
+        Raises DataError when the template refuses them, with its own words, and when it writes too much, or too long.
         """
+        return self._rendered(
+            messages, monotonic() + MOST_SECONDS, add_generation_prompt=add_generation_prompt, **variables
+        )
+
+    def _rendered(self, messages: Sequence[Message], until: float, **variables: Any) -> str:
+        pieces, size = [], 0
         try:
-            return self._template.render(
-                messages=[dict(m) for m in messages], add_generation_prompt=add_generation_prompt, **variables
-            )
+            for piece in self._template.generate(messages=[dict(m) for m in messages], **variables):
+                pieces.append(piece)
+                size += len(piece)
+                if size > MOST_CHARACTERS or monotonic() > until:
+                    raise _TooLong(
+                        f"chat template: it wrote {size:,} characters, of {len(messages)} messages, and may write at "
+                        f"most {MOST_CHARACTERS:,} in {MOST_SECONDS:g} seconds; give it less"
+                    )
+            return "".join(pieces)
         except TemplateError as error:
             raise DataError(f"chat template: {error}") from None
         except (TypeError, KeyError, AttributeError) as error:
@@ -114,8 +133,10 @@ class ChatTemplate:
         nothing says what a model would have generated: DataError with `strict`, else one piece.
         """
 
+        until = monotonic() + MOST_SECONDS
+
         def rendered(some: Sequence[Message], **more: Any) -> str:
-            return self.render(some, **variables, **more)
+            return self._rendered(some, until, **variables, **more)
 
         if self.marked:
             text = rendered(messages, add_generation_prompt=add_generation_prompt, **self._marks)
@@ -126,8 +147,8 @@ class ChatTemplate:
         whole = rendered(messages, add_generation_prompt=add_generation_prompt)
         try:
             return self._differences(messages, whole, rendered)
-        except DataError:
-            if strict:
+        except DataError as error:
+            if strict or isinstance(error, _TooLong):
                 raise
             return [whole]
 

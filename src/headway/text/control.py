@@ -50,7 +50,7 @@ class ControlTokens:
                 value = f"{value[:at]}{self._key}{ord(value[at]):x};{value[at + 1 :]}"
             return value
         if isinstance(value, dict):
-            return {k: self.cover(v) for k, v in value.items()}
+            return type(value)((self.cover(k), self.cover(v)) for k, v in value.items())
         return [self.cover(v) for v in value] if isinstance(value, (list, tuple)) else value
 
     def encode(self, pieces: Sequence[str], *, goes_on: bool = False) -> list[list[int]]:

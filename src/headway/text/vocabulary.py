@@ -7,7 +7,7 @@ import codecs
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -96,18 +96,19 @@ class Vocabulary:
         """Rows of the embedding without a token (padding of the vocabulary): never to be sampled."""
         return [i for i in range(embedding_rows) if i not in self._names]
 
-    def decode(self, ids: Sequence[int], *, after: Sequence[int] = (), special: bool = False) -> str:
-        """Text of `ids`, which follow the ids `after` (a prompt). Special tokens give text only if `special`."""
+    def decode(
+        self, ids: Sequence[int], *, after: Sequence[int] = (), special: bool | Collection[int] = False
+    ) -> str:
+        """Text of `ids`, which follow the ids `after` (a prompt). Special tokens give text only if `special`, or if
+        they are among it."""
         if self.table is None:
-            for i in (*after, *ids):
-                self.token(i)
-            before = self.backend.decode(list(after), skip_special_tokens=not special) if after else ""
-            whole = self.backend.decode([*after, *ids], skip_special_tokens=not special)
-            return str(whole[len(before) :])
+            first, rest = ([i for i in part if self.gives(i, special)] for part in (after, ids))
+            before = self.backend.decode(first, skip_special_tokens=False) if first else ""
+            return str(self.backend.decode([*first, *rest], skip_special_tokens=False)[len(before) :])
         stream = self.stream(after=after, special=special)
         return "".join([*map(stream.push, ids), stream.flush()])
 
-    def stream(self, *, after: Sequence[int] = (), special: bool = False) -> StreamDecoder:
+    def stream(self, *, after: Sequence[int] = (), special: bool | Collection[int] = False) -> StreamDecoder:
         """Decodes one token at a time; see StreamDecoder."""
         return StreamDecoder(self, after=after, special=special)
 
@@ -122,11 +123,17 @@ class Vocabulary:
         """The bytes of each token, of byte-level and SentencePiece tokenizers."""
         return byte_table(self.backend)
 
-    def text_bytes(self, token: int, *, special: bool) -> bytes | None:
+    def gives(self, token: int, special: bool | Collection[int]) -> bool:
+        """Whether a token gives text: where it is special, if `special` says so, or names it. Raises DataError for an
+        id that is not there."""
+        self.token(token)
+        shows = special if isinstance(special, bool) else token in special
+        return shows or token not in self.special_ids
+
+    def text_bytes(self, token: int, *, special: bool | Collection[int]) -> bytes | None:
         """What a token gives, None where that is nothing. Raises DataError for an id that is not there."""
         assert self.table is not None
-        self.token(token)
-        return None if token in self.special_ids and not special else self.table.bytes_of[token]
+        return self.table.bytes_of[token] if self.gives(token, special) else None
 
 
 class StreamDecoder:
@@ -137,10 +144,13 @@ class StreamDecoder:
 
     `after`: tokens before the stream (a prompt). Nothing of them is emitted; they decide
     whether a SentencePiece tokenizer's leading space belongs to the text.
-    `special`: show special tokens (BOS, EOS, chat markers) as text; by default they contribute nothing.
+    `special`: show special tokens (BOS, EOS, chat markers) as text, or those among it; by default they contribute
+    nothing.
     """
 
-    def __init__(self, tokenizer: Vocabulary, *, after: Sequence[int] = (), special: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Vocabulary, *, after: Sequence[int] = (), special: bool | Collection[int] = False
+    ) -> None:
         self._tokenizer, self._special, self._table = tokenizer, special, tokenizer.table
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._strips = False

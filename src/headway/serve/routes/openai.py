@@ -41,7 +41,8 @@ def routes(server: Server) -> APIRouter:
         ids = await asyncio.to_thread(
             lambda: [prompt_ids(tokenizer, prompt, body.suffix) for prompt in body.prompts]
         )
-        texts = model.texts(ids, body.config(), body.n)
+        config = body.config(grammar=await model.grammar(body.asked_grammar))
+        texts = model.texts(ids, config, body.n)
         echoes: list[str] = []
         if body.echo:
             asked = [p if isinstance(p, str) else tokenizer.decode(p) for p in body.prompts]

@@ -1,0 +1,199 @@
+"""Grammars of answers: JSON Schemas, regular expressions, context-free grammars and choices, followed by llguidance
+over the bytes of our tokens.
+
+A grammar is compiled once for a model, and copied for each text. The tokens that may come next are found in a thread
+of their own, while the model reads the last one. What is compiled is bounded in size, and llguidance bounds its own
+work but for `multipleOf`, whose automata have as many states as the number.
+
+Legend: V vocab.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from decimal import Decimal
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
+from torch import Tensor
+
+from headway.errors import ConfigError
+from headway.text import Tokenizer
+
+MOST_BYTES, MOST_DEPTH, MOST_MULTIPLE, MOST_KEPT = 1 << 16, 100, 10_000, 64
+"""Of a grammar's source: its size, its nesting, the least common multiple of `multipleOf`; compiled ones that stay."""
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=200_000, max_grammar_size=100_000, max_lexer_states=50_000, verbose_errors=False
+)
+WHITESPACE = {"whitespace_pattern": r"\n {0,32}|[ ]"}
+"""Between tokens of JSON: nothing, a space, or a line with its indentation; a model cannot lose itself in it."""
+_POOL = ThreadPoolExecutor(1, "headway-grammar")
+
+
+def _of_schema(schema: Any) -> str:
+    try:
+        schema = json.loads(schema) if isinstance(schema, str) else schema
+        if not isinstance(schema, dict):
+            raise ConfigError(f"grammar: a JSON Schema is an object, got {json.dumps(schema)[:40]}")
+        check_schema(schema)
+        return LLMatcher.grammar_from_json_schema(schema, overrides=WHITESPACE)  # type: ignore[arg-type]
+    except ConfigError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"grammar: this is no JSON Schema: {error}") from None
+
+
+def _of_rules(text: str) -> str:
+    if "%json" in text:
+        raise ConfigError("grammar: %json: give a schema as response_format, or as structured_outputs.json")
+    try:
+        return LLMatcher.grammar_from_lark(any_to_lark(text))
+    except (Exception, RecursionError) as error:
+        raise ConfigError(f"grammar: it is neither Lark nor GBNF: {error}") from None
+
+
+def _of_choice(texts: Sequence[str]) -> str:
+    return LLMatcher.grammar_from_lark(f"start: {' | '.join(map(json.dumps, texts))}")
+
+
+SOURCES: dict[str, Callable[[Any], str]] = {
+    "json": _of_schema,
+    "regex": LLMatcher.grammar_from_regex,
+    "choice": _of_choice,
+    "grammar": _of_rules,
+    "lark": LLMatcher.grammar_from_lark,
+}
+"""What a grammar is written as -> what llguidance reads. "grammar" is Lark or GBNF; "lark", Lark of our own."""
+
+
+def check_schema(schema: Any) -> None:
+    """Raises ConfigError for a JSON Schema that is nested too deep, or whose `multipleOf` would take too long."""
+    multiple, rest = 1, [(schema, 1)]
+    while rest:
+        value, depth = rest.pop()
+        if depth > MOST_DEPTH:
+            raise ConfigError(f"grammar: the schema is nested deeper than {MOST_DEPTH}; name parts in $defs")
+        if isinstance(value, dict):
+            if isinstance(step := value.get("multipleOf"), int | float) and step > 0:
+                _, digits, exponent = Decimal(str(step)).as_tuple()
+                whole = int("".join(map(str, digits))) * 10 ** max(int(exponent), 0)
+                multiple = math.lcm(multiple, whole)
+            rest += [(inner, depth + 1) for inner in value.values()]
+        elif isinstance(value, list):
+            rest += [(inner, depth + 1) for inner in value]
+    if multiple > MOST_MULTIPLE:
+        raise ConfigError(
+            f"grammar: the numbers of multipleOf have a common multiple of {multiple}, and at most {MOST_MULTIPLE} "
+            "is followed; leave some out"
+        )
+
+
+class Grammars:
+    """The grammars of a model. Raises ConfigError where the tokens of its tokenizer are no bytes.
+
+    vocab: V.   eos: ids that may end a text where its grammar lets it end.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab: int, eos: Sequence[int]) -> None:
+        if tokenizer.table is None:
+            raise ConfigError("grammar: this model's tokens are words and no bytes; ask without a grammar")
+        self._spelling = _Spelling(tokenizer, vocab)
+        self._tokenizer = LLTokenizer(self._spelling, eos_token=[*eos] or None)  # type: ignore[arg-type]
+        self._spelling.greedy, self._vocab = self._tokenizer.greedy_tokenize, vocab
+        self._compiled = lru_cache(MOST_KEPT)(self._compile)
+
+    def compile(self, kind: str, source: Any, *, within: str = "") -> CompiledGrammar:
+        """A grammar of `SOURCES`; `within`: Lark of all, in which it is called @answer.
+
+        Raises ConfigError, with llguidance's reason, for one that is none, is too large, or allows no text."""
+        written = SOURCES[kind](source)
+        if len(written) + len(within) > MOST_BYTES:
+            raise ConfigError(
+                f"grammar: it has {len(written):,} bytes, and at most {MOST_BYTES:,} are compiled"
+            )
+        return self._compiled(written, within)
+
+    def _compile(self, written: str, within: str) -> CompiledGrammar:
+        if within:
+            (inner,) = json.loads(written)["grammars"]
+            written = json.dumps({"grammars": [{"lark_grammar": within}, {**inner, "name": "answer"}]})
+        matcher = LLMatcher(self._tokenizer, written, log_level=0, limits=LIMITS)
+        first = None if matcher.is_error() else allowed(matcher, self._vocab)
+        reason = matcher.get_error().partition("\n<")[0].strip()[:300]
+        if first is None or (reason and "NoExtension" not in reason):
+            raise ConfigError(f"grammar: it cannot be followed: {reason}; change or simplify it")
+        if not first.any() or (matcher.is_stopped() and not matcher.is_accepting()):
+            raise ConfigError("grammar: no text satisfies it in tokens of this model; loosen it")
+        return CompiledGrammar(matcher, first)
+
+
+class _Spelling:
+    """A tokenizer as llguidance reads one."""
+
+    is_tokenizer_wrapper, eos_token_id, bos_token_id = True, None, None
+
+    def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
+        assert tokenizer.table is not None
+        self._tokenizer, self._bytes = tokenizer, tokenizer.table.bytes_of
+        self.tokens = [self._bytes.get(i, b"") for i in range(vocab)]
+        self.special_token_ids = sorted(tokenizer.special_ids)
+        self.greedy: Callable[[str], list[int]] = lambda text: []
+
+    def __call__(self, text: str) -> list[int]:
+        """Ids of a piece in the middle of a text, whose bytes are those of the piece."""
+        ids = self._tokenizer.encode_pieces(["x", self._tokenizer.escape(text), "x"])[1]
+        return ids if b"".join(map(self._bytes.__getitem__, ids)) == text.encode() else self.greedy(text)
+
+
+class CompiledGrammar:
+    """A grammar for a model's tokens (`headway.generate.grammar.Grammar`)."""
+
+    def __init__(self, matcher: LLMatcher, first: Tensor) -> None:
+        self._matcher, self._first = matcher, first
+
+    def start(self) -> GrammarState:
+        """Before the first token."""
+        found: Future[Tensor] = Future()
+        found.set_result(self._first)
+        return GrammarState(self._matcher.deep_copy(), found, len(self._first))
+
+
+class GrammarState:
+    """Where a text stands in a grammar (`headway.generate.grammar.GrammarState`)."""
+
+    ended = False
+    """Whether nothing more can follow, an EOS apart."""
+
+    def __init__(self, matcher: LLMatcher, found: Future[Tensor], vocab: int) -> None:
+        self._matcher, self._found, self._vocab = matcher, found, vocab
+
+    def allowed(self) -> Tensor:
+        """The tokens that may come next: bool [V]."""
+        return self._found.result()
+
+    def advance(self, token: int) -> None:
+        """One token more; begins to look for those that may come next."""
+        self._found.result()
+        self.ended = self._matcher.consume_token(token) and self._matcher.is_stopped()
+        self._found = _POOL.submit(partial(allowed, self._matcher, self._vocab))
+
+    def copy(self) -> GrammarState:
+        """The same place, for another text."""
+        self._found.result()
+        return GrammarState(self._matcher.deep_copy(), self._found, self._vocab)
+
+
+def allowed(matcher: LLMatcher, vocab: int) -> Tensor:
+    """The tokens that may come next: bool [V]; none where the matcher gave up."""
+    if matcher.is_error():
+        return torch.zeros(vocab, dtype=torch.bool)
+    bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+    found = torch.from_numpy(np.unpackbits(bits, bitorder="little")[:vocab].view(np.bool_))
+    return torch.zeros_like(found) if matcher.is_error() else found

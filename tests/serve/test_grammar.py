@@ -1,0 +1,293 @@
+"""Texts that follow grammars: through HTTP, in Python, drafted, sent back, and asked for with bad intent."""
+
+import json
+import time
+from collections.abc import Iterator
+from functools import cache
+from typing import Annotated, Any
+
+import jsonschema
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field
+
+from headway.errors import ConfigError
+from headway.generate import Engine, GenerationConfig, NgramDraft, Reader, Sampling
+from headway.generate.drafts import ModelDraft
+from headway.generate.requests import make_requests
+from headway.generate.sequences import SampledText
+from headway.serve.grammar import Grammars
+from tests.serve.conftest import House, talker
+from tests.text.conftest import sentencepiece, word_piece
+
+openai = pytest.importorskip("openai")
+
+LM = talker()
+GRAMMARS = Grammars(LM.need_tokenizer(), LM.spec.vocab, LM.eos)
+KEYS = st.sampled_from(["a", "name", "größe", "x y", '"', "</s>"])
+
+
+def schemas() -> st.SearchStrategy[dict[str, Any]]:
+    """Small schemas whose texts are short."""
+    leaves = st.one_of(
+        st.just({"type": "boolean"}),
+        st.just({"type": "null"}),
+        st.builds(
+            lambda low, more: {"type": "integer", "minimum": low, "maximum": low + more},
+            st.integers(-99, 99),
+            st.integers(0, 99),
+        ),
+        st.integers(0, 4).map(lambda most: {"type": "string", "maxLength": most}),
+        st.lists(st.one_of(st.integers(-9, 9), st.text(max_size=3)), min_size=1, max_size=3).map(
+            lambda values: {"enum": values}
+        ),
+    )
+
+    def grown(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
+        return st.one_of(
+            st.dictionaries(KEYS, inner, max_size=3).flatmap(
+                lambda properties: st.sets(st.sampled_from(sorted(properties) or [""])).map(
+                    lambda needed: {
+                        "type": "object",
+                        "properties": properties,
+                        "required": sorted(needed & properties.keys()),
+                        "additionalProperties": False,
+                    }
+                )
+            ),
+            st.builds(
+                lambda items, most: {"type": "array", "items": items, "maxItems": most},
+                inner,
+                st.integers(0, 2),
+            ),
+            st.lists(inner, min_size=1, max_size=2).map(lambda some: {"anyOf": some}),
+        )
+
+    return st.recursive(leaves, grown, max_leaves=5)
+
+
+@settings(max_examples=40)
+@given(schemas(), st.integers(0, 99))
+def test_a_random_model_writes_json_of_any_schema(schema: dict[str, Any], seed: int) -> None:
+    grammar = GRAMMARS.compile("json", schema)
+    told = LM.generate("hello", grammar=grammar, temperature=1.5, seed=seed, max_new_tokens=300)
+    assert told.finish_reason in ("stop", "eos", "length")
+    if told.finish_reason != "length":
+        jsonschema.validate(json.loads(told.text), schema)
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "texts"),
+    [
+        ("regex", "[ab]{2}c?", {"aa", "ab", "ba", "bb", "aac", "abc", "bac", "bbc"}),
+        ("choice", ['ja "', "nein\n", "猫"], {'ja "', "nein\n", "猫"}),
+        ("grammar", 'root ::= ("x" | "y") "z"', {"xz", "yz"}),
+        ("grammar", 'start: A "!"?\nA: /[01]/', {"0", "1", "0!", "1!"}),
+    ],
+)
+def test_every_text_of_a_grammar_is_written_and_no_other(kind: str, source: Any, texts: set[str]) -> None:
+    grammar = GRAMMARS.compile(kind, source)
+    told = [
+        LM.generate("so", grammar=grammar, temperature=3.0, seed=seed, max_new_tokens=20)
+        for seed in range(60)
+    ]
+    assert {one.text for one in told} == texts
+
+
+@pytest.mark.parametrize("tokenizer", [sentencepiece()], ids=["sentencepiece"])
+def test_tokens_of_other_tokenizers_are_their_bytes(tokenizer: Any) -> None:
+    """A token is allowed just where its bytes go on with a text of the grammar."""
+    size = tokenizer.vocab_size
+    state = Grammars(tokenizer, size + 3, [2]).compile("regex", "( the|cat) ?a").start()
+    table = tokenizer.table.bytes_of
+    written, whole = b"", (b" the a", b" thea", b"cat a", b"cata")
+    while not state.ended:
+        fits = [
+            i for i in range(3, size) if table[i] and any(one.startswith(written + table[i]) for one in whole)
+        ]
+        allowed = state.allowed().nonzero().flatten().tolist()
+        assert allowed
+        assert set(allowed) <= set(fits)
+        state.advance(allowed[-1])
+        written += table[allowed[-1]]
+    assert written in whole
+    with pytest.raises(ConfigError, match="words and no bytes"):
+        Grammars(word_piece(), 12, [2])
+
+
+NUMBERS = {"type": "array", "items": {"type": "integer"}, "maxItems": 4}
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 9}, "n": NUMBERS},
+    "required": ["city", "n"],
+    "additionalProperties": False,
+}
+
+
+preempt = Engine._preempt
+
+
+@cache
+def alone(seed: int) -> tuple[int, ...]:
+    return tuple(write([seed])[0].ids)
+
+
+def write(seeds: list[int], **how: Any) -> list[SampledText]:
+    """Texts of one grammar, written together."""
+    texts = []
+    for seed in seeds:
+        config = GenerationConfig(
+            max_new_tokens=70, sampling=Sampling(temperature=1.0), seed=seed, eos=LM.eos,
+            grammar=GRAMMARS.compile("json", SCHEMA),
+        )  # fmt: skip
+        (request,) = make_requests([LM.need_tokenizer().encode("go " * 20)], config, LM.spec)
+        texts.append(SampledText(request, LM.tokenizer))
+    draft = how.pop("draft", None)
+    engine = Engine(Reader(LM.model, slack=8 if draft else 0, **how), draft=draft)
+    for _ in engine.run(texts):
+        pass
+    return texts
+
+
+@pytest.mark.parametrize("draft", [NgramDraft(), ModelDraft(model=LM.model)], ids=["ngram", "model"])
+def test_drafts_change_no_text(draft: Any) -> None:
+    texts = write([1, 2, 3], draft=draft)
+    assert [tuple(text.ids) for text in texts] == [alone(seed) for seed in (1, 2, 3)]
+    assert sum(text.accepted for text in texts) > 0
+
+
+def test_neither_do_neighbours_and_texts_that_are_sent_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = []
+    monkeypatch.setattr(Engine, "_preempt", lambda self: sent.append(1) or preempt(self))
+    texts = write([1, 2, 3, 4], budget=3 * 40_000)
+    assert sent
+    assert [tuple(text.ids) for text in texts] == [alone(seed) for seed in (1, 2, 3, 4)]
+
+
+def test_probabilities_are_those_of_the_model() -> None:
+    grammar = GRAMMARS.compile("json", SCHEMA)
+    told = LM.generate("go", grammar=grammar, max_new_tokens=30, log_probs=True)
+    assert not torch.tensor(told.log_probs).isinf().any()
+    free = LM.generate("go", max_new_tokens=1, log_probs=True, top_log_probs=1, bias={told.ids[0]: 100.0})
+    assert told.log_probs[0] == pytest.approx(free.log_probs[0], abs=1e-5)
+
+
+def test_beams_and_grammars_are_one_or_the_other() -> None:
+    with pytest.raises(ConfigError, match="beams"):
+        LM.generate("go", grammar=GRAMMARS.compile("regex", "a"), beams=2)
+
+
+@pytest.fixture
+def client(house: House) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as one:
+        yield one
+
+
+class City(BaseModel):
+    name: Annotated[str, Field(max_length=9)]
+    people: Annotated[int, Field(ge=0, le=999)]
+
+
+def test_pydantic_models_are_parsed(client: Any) -> None:
+    asked = {
+        "model": "small",
+        "messages": [{"role": "user", "content": "a city"}],
+        "seed": 8,
+        "temperature": 0.4,
+    }
+    told = client.chat.completions.parse(response_format=City, max_completion_tokens=400, **asked)
+    assert isinstance(told.choices[0].message.parsed, City)
+    assert told.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "source"),
+    [
+        ({"structured_outputs": {"regex": "[a-f]{9}"}}, "regex", "[a-f]{9}"),
+        ({"structured_outputs": {"choice": ["one", "two"]}}, "choice", ["one", "two"]),
+        ({"structured_outputs": {"json": SCHEMA}}, "json", SCHEMA),
+        ({"structured_outputs": {"grammar": 'root ::= "a"+ "b"'}}, "grammar", 'root ::= "a"+ "b"'),
+        ({"response_format": {"type": "json_object"}}, "json", {"type": "object"}),
+        ({"response_format": {"type": "text"}}, None, None),
+    ],
+)  # fmt: skip
+def test_http_says_what_generate_says(
+    client: Any, fields: dict[str, Any], kind: str | None, source: Any
+) -> None:
+    told = client.completions.create(
+        model="small", prompt="go", max_tokens=30, seed=3, n=3, extra_body=fields
+    )
+    grammar = None if kind is None else GRAMMARS.compile(kind, source)
+    made = LM.generate(["go"] * 3, grammar=grammar, seed=3, temperature=1.0, max_new_tokens=30)
+    assert [choice.text for choice in told.choices] == [one.text for one in made]
+
+
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"items": schema}
+    return schema
+
+
+CHOICES = [{"anyOf": [{"properties": {f"a{j}": {"const": i}}} for i in range(4)]} for j in range(12)]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"json": nested(200)},
+        {"json": nested(900)},
+        {"json": '{"items":' * 5000 + "{}" + "}" * 5000},
+        {"json": {"enum": [f"value {i}" for i in range(20_000)]}},
+        {"json": {"multipleOf": 99_999_989}},
+        {"json": {"allOf": [{"multipleOf": prime} for prime in (7, 11, 13, 17, 19, 23)]}},
+        {"json": {"allOf": CHOICES}},
+        {"json": {"$ref": "#"}},
+        {"json": {"$ref": "http://localhost:1/schema"}},
+        {"json": {"type": "integer", "minimum": 5, "maximum": 3}},
+        {"json": {"type": "string", "pattern": "(?=a)"}},
+        {"json": {"type": "integer", "minimum": -(10**30)}},
+        {"json": "{"},
+        {"json": {"not": {}}},
+        {"regex": "(" * 20_000 + "a" + ")" * 20_000},
+        {"regex": "a(?!b)"},
+        {"regex": "a" * 70_000},
+        {"grammar": "start: " + "(" * 5000 + '"a"' + ")" * 5000},
+        {"grammar": "start: A0\n" + "".join(f"A{i}: A{i + 1} A{i + 1}\n" for i in range(40)) + 'A40: "x"'},
+        {"grammar": 'start: %json {"multiple\\u004ff": 99999989}'},
+        {"grammar": "root ::= ("},
+        {"choice": []},
+        {"regex": "a", "choice": ["a"]},
+        {"structural_tag": {}, "regex": 5},
+    ],
+    ids=lambda asked: str(asked)[:50],
+)  # fmt: skip
+def test_what_cannot_be_followed_is_refused_in_time(client: Any, asked: dict[str, Any]) -> None:
+    begun = time.process_time()
+    with pytest.raises(openai.BadRequestError) as told:
+        client.completions.create(
+            model="small", prompt="x", max_tokens=3, extra_body={"structured_outputs": asked}
+        )
+    assert time.process_time() - begun < 5
+    assert len(told.value.body["message"]) < 2000
+
+
+def test_formats_of_responses(client: Any) -> None:
+    for form in ({"type": "json_object"}, {"type": "json_schema", "name": "a", "schema": {"const": 5}}):
+        asked = {"model": "small", "input": "go", "max_output_tokens": 16, "text": {"format": form}}
+        assert client.responses.create(**asked).output_text[:1] in "{5"
+    for form in ({"type": "yaml"}, {"type": "json_schema", "name": "a"}):
+        with pytest.raises(openai.BadRequestError, match="response_format"):
+            client.responses.create(**{**asked, "text": {"format": form}})
+
+
+def test_a_grammar_that_grows_too_large_fails_its_own_text(client: Any, house: House) -> None:
+    broad = {"json": {"type": "object", "properties": {f"k{i}": {"type": "string"} for i in range(1500)}}}
+    with pytest.raises(openai.BadRequestError, match="no token is left to choose"):
+        client.completions.create(
+            model="small", prompt="x", max_tokens=30, extra_body={"structured_outputs": broad}
+        )
+    assert house.used() == 0
+    assert client.completions.create(model="small", prompt="x", max_tokens=3).choices[0].text
