@@ -57,11 +57,12 @@ def serving_encoders(
     models: dict[str, Any],
     *,
     exact: bool = False,
+    most: int = 256,
     decoders: Sequence[str] = ("talker",),
     **how: Any,
 ) -> Iterator[House]:
     """A server of these, and of decoders."""
-    worker = Worker()
+    worker = Worker(most)
     named = {**models, **dict.fromkeys(decoders, talker())}
     served = [served_as(name, model, worker, keep=1 << 20, exact=exact) for name, model in named.items()]
     with running(Models(served), worker, **how) as house:

@@ -26,6 +26,7 @@ from tests.serve.test_guard import ask
 openai = pytest.importorskip("openai")
 
 from headway.serve.packing import Packed, Packing  # noqa: E402
+from headway.serve.routes.tasks import PATHS  # noqa: E402
 from headway.serve.tasks import served_as  # noqa: E402
 from headway.serve.worker import Worker  # noqa: E402
 
@@ -258,6 +259,58 @@ def test_an_encoder_without_a_head_is_not_served(encoders: dict[str, Any]) -> No
     model = build(encoders["embedder"].spec.with_head(Head("states")), seed=0).eval()
     with pytest.raises(ConfigError, match="without a head"):
         served_as("bare", TextEncoder(model), Worker(), keep=0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("most", [0, 2])
+def test_no_more_than_may_wait_are_taken(encoders: dict[str, Any], most: int) -> None:
+    with serving_encoders({"embedder": encoders["embedder"]}, most=most, decoders=()) as house:
+        packing: Any = house.models.by_name["embedder"].engine  # type: ignore[attr-defined]
+        read, goes_on = packing._read, threading.Event()
+        packing._read = lambda texts: goes_on.wait(10) and read(texts)
+        body = {"model": "embedder", "input": "a dog"}
+        found: list[Any] = []
+        threads = [
+            threading.Thread(target=lambda: found.append(ask(house, "/v1/embeddings", body)))
+            for _ in range(most)
+        ]
+        [thread.start() for thread in threads]
+        wait_until(lambda: house.worker.count == most)
+        status, told = ask(house, "/v1/embeddings", body)
+        assert (status, told["error"]["type"]) == (429, "rate_limit_error")
+        goes_on.set()
+        [thread.join() for thread in threads]
+        assert [status for status, _ in found] == [200] * most
+
+
+ODD: list[Any] = [
+    *(None, True, -1, 0, 2, 10**30, 1e308, -0.5, "", "a", "[MASK] a", "\0", " ", "a " * 300, [], [[]], [1], [[1], [2]]),
+    *([1, 2.5], ["a", 1], {}, [{"text": "a"}], [{"text": None}], ["a"] * 3, [True], [-1], [10**20]),
+    *(float("inf"), float("nan")),
+]  # fmt: skip
+
+
+def test_odd_requests_are_answered_or_refused(house: House) -> None:
+    own: dict[str, dict[str, Any]] = {
+        "/v1/embeddings": {"model": "embedder", "input": "a"},
+        "/v1/rerank": {"model": "ranker", "query": "a", "documents": ["a"]},
+        "/v1/score": {"model": "embedder", "text_1": "a", "text_2": "b"},
+        "/v1/classify": {"model": "labels", "input": "a"},
+        "/v1/tag": {"model": "tagger", "input": "a"},
+        "/v1/fill-mask": {"model": "filler", "input": "[MASK] a"},
+        "/v1/answer": {"model": "answerer", "question": "a", "context": "the cat"},
+        "/v1/translate": {"model": "talker", "text": "a"},
+    }
+    assert own.keys() == PATHS.keys()
+    draw, found = Random(1), set[int]()
+    for _ in range(300):
+        path = draw.choice([*PATHS])
+        names = draw.sample([*PATHS[path].model_fields, "bogus"], draw.randint(1, 2))
+        body = own[path] | {name: draw.choice(ODD) for name in names}
+        status, told = ask(house, path, body)
+        assert status in (200, 400, 404), (path, body, told)
+        found.add(status)
+    assert found == {200, 400, 404}
+    assert house.worker.count == 0
 
 
 def test_a_client_that_leaves_takes_its_texts_along(house: House) -> None:

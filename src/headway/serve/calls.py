@@ -9,6 +9,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 from headway.errors import ConfigError
+from headway.serve.errors import Busy
 from headway.serve.served import Served
 from headway.serve.worker import Steps, Work, Worker
 
@@ -28,7 +29,8 @@ class Called(Served, Generic[M]):
     def __init__(self, name: str, model: M, worker: Worker, *, exact: bool = False) -> None:
         super().__init__(name)
         self.model, self.exact, self._worker = model, exact, worker
-        self._threads = ThreadPoolExecutor(worker.most, f"headway-{name}")
+        self._threads = ThreadPoolExecutor(max(1, worker.most), f"headway-{name}")
+        self._live = 0
 
     @property
     @abstractmethod
@@ -42,6 +44,8 @@ class Called(Served, Generic[M]):
     async def call(self, act: Callable[[M], T]) -> tuple[T, int]:
         """What a call gives, and how many tokens it has read; where the caller is cancelled, so is what it waits for.
         Raises what the call raises, as `Worker.write`, and ConfigError for too many tokens."""
+        if self._live >= self._worker.most:
+            raise Busy(f"{self._live} calls are being answered, and no more may be; ask again")
         loop, waits, tokens, is_over = asyncio.get_running_loop(), list[Future[None]](), 0, False
 
         async def write(texts: Sequence[Work]) -> None:
@@ -60,9 +64,10 @@ class Called(Served, Generic[M]):
             waits.append(asyncio.run_coroutine_threadsafe(write(texts), loop))
             waits[-1].result()
 
+        self._live += 1
         try:
             return await loop.run_in_executor(self._threads, act, self.asking(run)), tokens
         finally:
-            is_over = True
+            is_over, self._live = True, self._live - 1
             for wait in waits:
                 wait.cancel()

@@ -178,8 +178,8 @@ class Answer(Task):
     question: Annotated[str, Field(max_length=MOST_CHARACTERS)]
     context: Annotated[str, Field(max_length=MOST_CHARACTERS)]
     top_k: int = Field(1, ge=1, le=1000)
-    longest: int = Field(30, ge=1)
-    stride: int = Field(128, ge=1)
+    longest: int = Field(30, ge=1, le=MOST_CHARACTERS)
+    stride: int = Field(128, ge=1, le=MOST_CHARACTERS)
     no_answer: float | None = None
 
     def told(self, model: Answerer) -> Content:
