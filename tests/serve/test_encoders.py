@@ -25,8 +25,8 @@ from tests.serve.test_guard import ask
 
 openai = pytest.importorskip("openai")
 
+from headway.serve.inputs import TASKS  # noqa: E402
 from headway.serve.packing import Packed, Packing  # noqa: E402
-from headway.serve.routes.tasks import PATHS  # noqa: E402
 from headway.serve.tasks import served_as  # noqa: E402
 from headway.serve.worker import Worker  # noqa: E402
 
@@ -300,11 +300,12 @@ def test_odd_requests_are_answered_or_refused(house: House) -> None:
         "/v1/answer": {"model": "answerer", "question": "a", "context": "the cat"},
         "/v1/translate": {"model": "talker", "text": "a"},
     }
-    assert own.keys() == PATHS.keys()
+    fields = {task.path: [*task.model_fields, "bogus"] for task in TASKS}
+    assert own.keys() == fields.keys()
     draw, found = Random(1), set[int]()
     for _ in range(300):
-        path = draw.choice([*PATHS])
-        names = draw.sample([*PATHS[path].model_fields, "bogus"], draw.randint(1, 2))
+        path = draw.choice([*fields])
+        names = draw.sample(fields[path], draw.randint(1, 2))
         body = own[path] | {name: draw.choice(ODD) for name in names}
         status, told = ask(house, path, body)
         assert status in (200, 400, 404), (path, body, told)

@@ -24,13 +24,10 @@ Content = dict[str, Any]
 
 
 class Task(ModelRequest, ABC):
-    """A request that is answered by a call.
-
-    kind: the models that it may be asked of.   name: what its id begins with.
-    """
+    """A request that is answered by a call. kind: the models that it may be asked of.   path: where it is sent."""
 
     kind: ClassVar[Any]
-    name: ClassVar[str]
+    path: ClassVar[str]
 
     @abstractmethod
     def told(self, model: Any) -> Content:
@@ -44,9 +41,9 @@ class Cut(Task):
 
 
 class Embed(Cut):
-    """`POST /v1/embeddings`: texts, or ids that are read as they are."""
+    """Texts, or ids that are read as they are."""
 
-    kind, name = tasks.Embedding, "embd"
+    kind, path = tasks.Embedding, "/v1/embeddings"
     input: (
         str
         | Annotated[list[int], Field(min_length=1)]
@@ -60,7 +57,7 @@ class Embed(Cut):
         is_one = isinstance(self.input, str) or isinstance(self.input[0], int)
         texts: Any = [self.input] if is_one else self.input
         vectors = model.embed(texts, cut=self.truncate, dimensions=self.dimensions, batch_size=ALL)
-        rows = vectors.tolist() if self.encoding_format == "float" else [*map(in_base64, vectors)]
+        rows = vectors.tolist() if self.encoding_format == "float" else in_base64(vectors)
         return listed([{"object": "embedding", "embedding": row} for row in rows])
 
 
@@ -98,9 +95,9 @@ class Document(BaseModel):
 
 
 class Rerank(Scored):
-    """`POST /v1/rerank`: documents, as texts or {"text": ...}, by how well they go with a query."""
+    """Documents, as texts or {"text": ...}, by how well they go with a query."""
 
-    name = "rerank"
+    path = "/v1/rerank"
     query: str
     documents: Annotated[list[str | Document], Field(min_length=1, max_length=MOST_TEXTS)]
     top_n: int | None = Field(None, ge=1)
@@ -117,9 +114,9 @@ class Rerank(Scored):
 
 
 class Score(Scored):
-    """`POST /v1/score`: how well texts go together, one with each of many, or pair by pair."""
+    """How well texts go together, one with each of many, or pair by pair."""
 
-    name = "score"
+    path = "/v1/score"
     text_1: str | Texts
     text_2: str | Texts
 
@@ -135,9 +132,9 @@ class Score(Scored):
 
 
 class Classify(Cut):
-    """`POST /v1/classify`: the label of each text, and the probabilities of all."""
+    """The label of each text, and the probabilities of all."""
 
-    kind, name = tasks.Classifying, "classify"
+    kind, path = tasks.Classifying, "/v1/classify"
     input: str | Texts
 
     def told(self, model: Classifier) -> Content:
@@ -150,9 +147,9 @@ class Classify(Cut):
 
 
 class Tag(Task):
-    """`POST /v1/tag`: the labelled stretches of each text."""
+    """The labelled stretches of each text."""
 
-    kind, name = tasks.Tagging, "tag"
+    kind, path = tasks.Tagging, "/v1/tag"
     input: str | Texts
 
     def told(self, model: Tagger) -> Content:
@@ -160,9 +157,9 @@ class Tag(Task):
 
 
 class FillMask(Task):
-    """`POST /v1/fill-mask`: the likeliest tokens for each masked place of each text."""
+    """The likeliest tokens for each masked place of each text."""
 
-    kind, name = tasks.Filling, "fill"
+    kind, path = tasks.Filling, "/v1/fill-mask"
     input: str | Texts
     top_k: int = Field(5, ge=1, le=1000)
 
@@ -172,9 +169,9 @@ class FillMask(Task):
 
 
 class Answer(Task):
-    """`POST /v1/answer`: the likeliest answers to a question in a text; fields as in `Answerer.answer`."""
+    """The likeliest answers to a question in a text; fields as in `Answerer.answer`."""
 
-    kind, name = tasks.Answering, "answer"
+    kind, path = tasks.Answering, "/v1/answer"
     question: Annotated[str, Field(max_length=MOST_CHARACTERS)]
     context: Annotated[str, Field(max_length=MOST_CHARACTERS)]
     top_k: int = Field(1, ge=1, le=1000)
@@ -193,9 +190,9 @@ class Answer(Task):
 
 
 class Translate(Task):
-    """`POST /v1/translate`: texts that a beam search finds; fields as in `Translator.translate`."""
+    """Texts that a beam search finds; fields as in `Translator.translate`."""
 
-    kind, name = tasks.Translating, "translate"
+    kind, path = tasks.Translating, "/v1/translate"
     text: str | Annotated[list[str], Field(min_length=1, max_length=MOST_TRANSLATED)]
     beams: int = Field(4, ge=1)
     n_best: int = Field(1, ge=1)
@@ -233,6 +230,10 @@ def listed(data: Sequence[Content]) -> Content:
     return {"data": [{"index": i, **one} for i, one in enumerate(data)]}
 
 
-def in_base64(vector: Tensor) -> str:
-    """The numbers of a vector as little-endian float32, in base64."""
-    return base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode()
+def in_base64(vectors: Tensor) -> list[str]:
+    """The numbers of each vector as little-endian float32, in base64."""
+    return [base64.b64encode(row.tobytes()).decode() for row in vectors.numpy().astype("<f4")]
+
+
+TASKS: tuple[type[Task], ...] = (Embed, Rerank, Score, Classify, Tag, FillMask, Answer, Translate)
+"""What may be asked."""

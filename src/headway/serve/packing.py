@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from headway.generate import GenerationConfig
+from headway.generate.requests import Request
 from headway.text import Encoded
 
 LOG = logging.getLogger(__name__)
@@ -18,9 +20,9 @@ BUDGET = 1024
 
 @dataclass(eq=False)
 class Packed:
-    """A text that is to be read.
+    """A text that is to be read, as an engine has it: a request for no new tokens.
 
-    before: tokens of its request that stand before it.   deltas: what the head gives for it, once it has been read.
+    before: tokens of its call that stand before it.   deltas: what the head gives for it, once it has been read.
     error: why it was not.   turn: when it is read; those with less are read before it.
     """
 
@@ -30,25 +32,10 @@ class Packed:
     error: BaseException | None = None
     ended: bool = False
     turn: int = 0
+    count: int = 0
 
-    @property
-    def request(self) -> Packed:
-        """It is asked for alone."""
-        return self
-
-    @property
-    def prompt(self) -> list[int]:
-        """Its ids."""
-        return self.text.ids
-
-    @property
-    def prompt_tokens(self) -> int:
-        return len(self.text.ids)
-
-    @property
-    def count(self) -> int:
-        """Whether it has been read."""
-        return len(self.deltas)
+    def __post_init__(self) -> None:
+        self.request = Request(0, self.text.ids, GenerationConfig(), 0)
 
 
 class Packing:
@@ -91,7 +78,7 @@ class Packing:
             outputs = self._read([text.text for text in texts])
             for text, output in zip(texts, outputs, strict=True):
                 if bool(output.isfinite().all()):
-                    text.deltas.append(output)
+                    text.deltas, text.count = [output], 1
                 else:
                     text.error = FloatingPointError("the model gave what is no number")
         except Exception as error:

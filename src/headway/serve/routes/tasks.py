@@ -12,27 +12,16 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from headway.serve.errors import Json, warned
-from headway.serve.inputs import Answer, Classify, Embed, FillMask, Rerank, Score, Tag, Task, Translate
+from headway.serve.inputs import TASKS, Task
 from headway.serve.server import Server
 from headway.serve.streams import unless_gone
 
-PATHS: dict[str, type[Task]] = {
-    "/v1/embeddings": Embed,
-    "/v1/rerank": Rerank,
-    "/v1/score": Score,
-    "/v1/classify": Classify,
-    "/v1/tag": Tag,
-    "/v1/fill-mask": FillMask,
-    "/v1/answer": Answer,
-    "/v1/translate": Translate,
-}
-
 
 def routes(server: Server) -> APIRouter:
-    """A route for each path."""
+    """A route for each task."""
     router = APIRouter()
-    for path, task in PATHS.items():
-        router.post(path, name=path)(_answering(server, task))
+    for task in TASKS:
+        router.post(task.path, name=task.path)(_answering(server, task))
     return router
 
 
@@ -40,11 +29,9 @@ def _answering(server: Server, task: type[Task]) -> Callable[..., Awaitable[Resp
     async def answer(body: Any, request: Request) -> Response:
         model, warnings = await server.begin(body, task.kind)
         content, tokens = await unless_gone(model.call(body.told), request)
-        written = (
-            {"completion_tokens": content.pop("completion_tokens")} if "completion_tokens" in content else {}
-        )
+        written = {name: content.pop(name) for name in ("completion_tokens",) if name in content}
         head = {
-            "id": f"{task.name}-{uuid4().hex}",
+            "id": f"{task.path.removeprefix('/v1/')}-{uuid4().hex}",
             "object": "list",
             "created": int(time.time()),
             "model": model.name,
