@@ -96,13 +96,13 @@ class Translating(Called[Translator]):
         return Engine(reader_of(self.model.model, exact=self.exact))
 
     def asking(self, run: Run) -> Translator:
-        class Shared(OpenEngine):
-            def run(self, jobs: Sequence[Job], *how: Any) -> Iterator[None]:
-                run(jobs)
-                yield
+        def write(jobs: Sequence[Job], draft: Any = None, most: Any = None) -> Iterator[None]:
+            run(jobs)
+            yield
 
         model = copy(self.model)
-        model._engine = Shared(model.model)
+        model._engine = OpenEngine(model.model, keep=0)
+        model._engine.run = write  # type: ignore[method-assign]
         return model
 
     @property
