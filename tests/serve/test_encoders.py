@@ -6,6 +6,7 @@ import json
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from random import Random
 from typing import Any
@@ -312,6 +313,28 @@ def test_odd_requests_are_answered_or_refused(house: House) -> None:
         found.add(status)
     assert found == {200, 400, 404}
     assert house.worker.count == 0
+
+
+def test_a_decoder_writes_while_many_texts_are_read(house: House) -> None:
+    packing: Any = house.models.by_name["embedder"].engine  # type: ignore[attr-defined]
+    read, begun = packing._read, threading.Event()
+
+    def slow(texts: Any) -> Any:
+        begun.set()
+        time.sleep(0.02)
+        return read(texts)
+
+    packing._read = slow
+    try:
+        body = {"model": "embedder", "input": ["the cat " * 20] * 300}
+        thread = threading.Thread(target=ask, args=(house, "/v1/embeddings", body))
+        thread.start()
+        assert begun.wait(10)
+        answered(house, "/v1/completions", model="talker", prompt="a", max_tokens=8)
+        assert packing.waiting > 0
+        thread.join()
+    finally:
+        packing._read = read
 
 
 def test_a_client_that_leaves_takes_its_texts_along(house: House) -> None:
