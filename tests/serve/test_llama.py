@@ -86,6 +86,11 @@ def test_settings_of_llama(house: House) -> None:
         assert told["content"] == lm.generate("the", max_new_tokens=20, bias=never).text
     told = ask(house, "/completion", {**greedy, "repeat_penalty": 1.7, "top_k": 1})[1]
     assert told["content"] == lm.generate("the", max_new_tokens=20, repetition_penalty=1.7).text
+    told = ask(house, "/completion", {**greedy, "logit_bias": [[5, 2.5]], "ignore_eos": True})[1]
+    assert told["generation_settings"]["logit_bias"] == [
+        {"token": 5, "bias": 2.5},
+        {"token": eos, "bias": None},
+    ]
     fields = ["content", "generation_settings/n_predict", "none"]
     told = ask(house, "/completion", {**greedy, "response_fields": fields})[1]
     assert told == {"content": free, "generation_settings/n_predict": 20}
@@ -100,6 +105,7 @@ def test_prompts_are_texts_ids_or_both(house: House) -> None:
     assert ask(house, "/completion", {"prompt": ids, **more})[1]["content"] == text
     told = ask(house, "/completion", {"prompt": [ids, "the cat"], **more})[1]
     assert [one["content"] for one in told] == [text, text]  # type: ignore[index]
+    assert ask(house, "/completion", {"prompt": {"prompt_string": "the cat"}, **more})[1]["content"] == text
     mixed = ask(house, "/completion", {"prompt": [*ids, " sat", 40], **more})[1]
     whole = [*ids, *lm.need_tokenizer().encode(" sat", bos=False), 40]
     assert mixed["content"] == lm.generate(whole, max_new_tokens=5).text
@@ -125,6 +131,9 @@ def test_tokens_there_and_back(house: House, text: str) -> None:
     template = ask(house, "/apply-template", {"messages": messages})[1]
     assert template["prompt"] == tokenizer.decode(tokenizer.render_chat(messages), special=True)
     assert text in template["prompt"]
+    bare = tokenizer.render_chat(messages, add_generation_prompt=False)
+    asked = {"messages": messages, "add_generation_prompt": False}
+    assert ask(house, "/apply-template", asked)[1] == {"prompt": tokenizer.decode(bare, special=True)}
 
 
 @pytest.mark.parametrize(
@@ -134,6 +143,7 @@ def test_tokens_there_and_back(house: House, text: str) -> None:
         ("/detokenize", {"tokens": [99999]}, "not in the vocabulary"),
         ("/completion", {"prompt": "x" * 600}, "exceeds the available context size"),
         ("/completion", {"prompt": []}, "no prompts"),
+        ("/completion", {"prompt": {"prompt_string": "x", "multimodal_data": ["x"]}}, "multimodal_data"),
         ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "no tokens for filling a gap"),
         (
             "/infill",

@@ -51,7 +51,7 @@ class BlockAnswer(Answer):
 
     def add(self, i: int, delta: Delta) -> Sequence[Event]:
         ends = delta.finish_reason is not None
-        parts = self._reader.push(delta.text, last=ends)
+        parts = [part for part in self._reader.push(delta.text, last=ends) if part.text]
         if ends and not parts and not self.blocks:
             parts = [Part("text", "")]
         events = [event for part in parts for event in self._take(part)]

@@ -235,6 +235,7 @@ class Chat(Body):
     parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] = {}
+    add_generation_prompt: bool = True
 
     def check(self) -> None:
         super().check()
@@ -250,8 +251,11 @@ class Chat(Body):
     @property
     def variables(self) -> dict[str, Any]:
         """What the chat template is told beside the messages."""
-        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        return {**self.chat_template_kwargs, **effort}
+        told: dict[str, Any] = (
+            {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        )
+        told |= {} if self.add_generation_prompt else {"add_generation_prompt": False}
+        return {**self.chat_template_kwargs, **told}
 
     @property
     def new_tokens(self) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,7 +54,15 @@ class Json(JSONResponse):
     """An answer of JSON."""
 
     def render(self, content: Any) -> bytes:
+        return encoded(content)
+
+
+def encoded(content: Any) -> bytes:
+    """As JSON; integers of any size, which `orjson` does not know, too."""
+    try:
         return orjson.dumps(content)
+    except TypeError:
+        return json.dumps(content).encode()
 
 
 def shaped(
@@ -82,7 +91,7 @@ def tell_errors(app: FastAPI) -> None:
     """Has an application answer what fails in that shape."""
 
     def of_fields(error: RequestValidationError | ValidationError) -> dict[str, Any]:
-        first = error.errors()[0]
+        first = max(error.errors(), key=lambda one: len(one["loc"]))  # of a union, what came closest
         where = ".".join(str(part) for part in first["loc"] if part != "body")
         return {"message": f"{where}: {first['msg']}" if where else first["msg"], "param": where or None}
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from headway.generate import Delta, GenerationConfig
 from headway.generate.sequences import SampledText
@@ -18,6 +18,15 @@ from headway.text import Tokenizer, infill
 
 Mixed = list[int | str]
 """Ids, and texts between them."""
+
+
+class PromptObject(BaseModel):
+    """A prompt that may have had images beside it."""
+
+    model_config = ConfigDict(extra="forbid")
+    prompt_string: str
+
+
 Bias = float | bool
 """What is added to a logit; false is never."""
 
@@ -25,7 +34,7 @@ Bias = float | bool
 class LlamaCompletion(TextRequest):
     """`POST /completion`: prompts that are continued, as texts, ids or both."""
 
-    prompt: str | list[int | str | Mixed]
+    prompt: str | PromptObject | list[int | str | Mixed]
     n_predict: int = Field(-1, ge=-1)
     temperature: float | None = Field(0.8, ge=0)
     top_k: int | None = Field(40, ge=0)
@@ -47,7 +56,8 @@ class LlamaCompletion(TextRequest):
 
     def ids(self, tokenizer: Tokenizer) -> list[list[int]]:
         """Of each prompt."""
-        prompts: list[Any] = self.prompt if self.is_many else [self.prompt]  # type: ignore[assignment]
+        given = self.prompt.prompt_string if isinstance(self.prompt, PromptObject) else self.prompt
+        prompts: list[Any] = given if self.is_many else [given]  # type: ignore[assignment]
         return [
             [
                 i
@@ -59,22 +69,21 @@ class LlamaCompletion(TextRequest):
             for prompt in prompts
         ]
 
-    def config(self, tokenizer: Tokenizer, room: int | None) -> GenerationConfig:
+    def config(self, model: Decoding, room: int | None) -> GenerationConfig:
         """The settings of its texts, of which each has room for so many tokens."""
-        most = room if self.n_predict < 0 else self.n_predict
-        seed = None if self.seed == -1 else self.seed
-        body = Completion.model_validate(
-            {**self.shared, "prompt": "", "max_tokens": most, "logprobs": self.n_probs or None, "seed": seed}
-            | {
-                "stop": self.stop,
-                "repetition_penalty": self.repeat_penalty,
-                "logit_bias": self._bias(tokenizer),
-            }
-        )
-        config = replace(body.config(), prefix_cache=self.cache_prompt)
-        return replace(config, min_new_tokens=config.max_new_tokens or 0) if self.ignore_eos else config
+        changed = {
+            "prompt": "",
+            "max_tokens": room if self.n_predict < 0 else self.n_predict,
+            "logprobs": self.n_probs or None,
+            "seed": None if self.seed == -1 else self.seed,
+            "stop": self.stop,
+            "repetition_penalty": self.repeat_penalty,
+            "logit_bias": self._bias(model.lm.need_tokenizer(), model.lm.eos if self.ignore_eos else ()),
+        }
+        body = Completion.model_validate({**self.shared, **changed})
+        return replace(body.config(), prefix_cache=self.cache_prompt)
 
-    def _bias(self, tokenizer: Tokenizer) -> dict[int, float]:
+    def _bias(self, tokenizer: Tokenizer, never: Sequence[int]) -> dict[int, float]:
         """Of ids; a text is all of its tokens."""
         given = self.logit_bias.items() if isinstance(self.logit_bias, dict) else self.logit_bias
         bias: dict[int, float] = {}
@@ -82,7 +91,7 @@ class LlamaCompletion(TextRequest):
             digits = isinstance(name, int) or name.isdecimal()
             ids = [int(name)] if digits else tokenizer.encode(str(name), bos=False)
             bias |= dict.fromkeys(ids, float("-inf") if value is False else float(value))
-        return bias
+        return bias | dict.fromkeys(never, float("-inf"))
 
 
 class ExtraFile(BaseModel):
@@ -136,9 +145,11 @@ class LlamaAnswer(Answer):
         reason = written.deltas[-1].finish_reason or "length"
         request = text.request
         settings = self.asked.model_dump(exclude={"prompt", "response_fields"})
+        bias = [{"token": token, "bias": more} for token, more in request.config.bias.items()]
         settings |= {
             "n_predict": request.max_new_tokens,
             "seed": request.config.seed,
+            "logit_bias": bias,
             "n_ctx": self.model.context,
         }
         return {

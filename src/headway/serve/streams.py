@@ -7,14 +7,13 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any, TypeVar
 
-import orjson
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from headway.errors import HeadwayError
 from headway.serve.answers import Answer, Event
-from headway.serve.errors import Json, Unavailable
+from headway.serve.errors import Json, Unavailable, encoded
 from headway.serve.worker import Told
 
 BEAT = 15.0
@@ -99,5 +98,5 @@ def sse(events: Sequence[Event]) -> bytes:
 
 
 def _line(name: str | None, content: dict[str, Any] | str) -> bytes:
-    data = content.encode() if isinstance(content, str) else orjson.dumps(content)
+    data = content.encode() if isinstance(content, str) else encoded(content)
     return (b"event: %s\n" % name.encode() if name else b"") + b"data: " + data + b"\n\n"

@@ -21,10 +21,9 @@ def routes(server: Server) -> APIRouter:
 
     async def write(body: LlamaCompletion, request: Request) -> Response:
         model, warnings = await server.begin(body, Decoding)
-        tokenizer = model.lm.need_tokenizer()
-        ids = await asyncio.to_thread(body.ids, tokenizer)
+        ids = await asyncio.to_thread(body.ids, model.lm.need_tokenizer())
         room = None if model.context is None else max(0, model.context - max(map(len, ids), default=0))
-        texts = model.texts(ids, body.config(tokenizer, room))
+        texts = model.texts(ids, body.config(model, room))
         return await respond(LlamaAnswer(model, texts, warnings, body), request, stream=body.stream)
 
     @router.post("/completion")
