@@ -168,20 +168,12 @@ class Completion(Body):
         return self.logprobs
 
 
-class Part(BaseModel):
-    """A piece of a message; text alone."""
-
-    model_config = ConfigDict(extra="allow")
-    type: str
-    text: str | None = None
-
-
 class ChatMessage(BaseModel):
     """Who says what."""
 
     model_config = ConfigDict(extra="allow")
     role: str
-    content: str | list[Part] | None = None
+    content: str | list[dict[str, Any]] | None = None
 
     def plain(self) -> dict[str, Any]:
         """As chat templates read it: a developer is the system, parts are one text."""
@@ -189,38 +181,18 @@ class ChatMessage(BaseModel):
         return {**(self.model_extra or {}), "role": role, "content": text_of(self.content or "")}
 
 
-def text_of(content: str | Sequence[Part]) -> str:
-    """A text, or that of its parts. Raises ConfigError for parts that are no text."""
-    if isinstance(content, str):
-        return content
-    for part in content:
-        if part.type not in TEXTS or part.text is None:
-            raise ConfigError(
-                f"messages: a part of type {part.type!r} is no text, which is all that this model reads"
-            )
-    return "".join(part.text or "" for part in content)
-
-
-def function_named(name: str, arguments: str | None = None) -> dict[str, Any]:
-    """A function, or a call of it, as chats tell it."""
-    return {
-        "type": "function",
-        "function": {"name": name} | ({} if arguments is None else {"arguments": arguments}),
-    }
-
-
-def functions(tools: Sequence[Mapping[str, Any]], schema: str = "parameters") -> tuple[list[Any], list[str]]:
-    """Functions of other protocols, whose parameters are called `schema`, as chats tell them; and names of the tools
-    that are no functions. Raises ConfigError for a function without a name."""
-    made: list[Any] = []
-    for tool in tools:
-        if tool.get("type") == "function":
-            if not isinstance(tool.get("name"), str):
-                raise ConfigError(f"tools: a function has a name, got {str(tool)[:80]}")
-            names = {"name": "name", "description": "description", schema: "parameters", "strict": "strict"}
-            function = {names[field]: value for field, value in tool.items() if field in names}
-            made.append({"type": "function", "function": function})
-    return made, [f"tools.{tool.get('type')}" for tool in tools if tool.get("type") != "function"]
+def text_of(content: Any) -> str:
+    """A text, or that of its parts. Raises ConfigError for what is no text."""
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    texts = []
+    for part in parts if isinstance(parts, list) else [parts]:
+        match part:
+            case {"type": kind, "text": str(text)} if kind in TEXTS:
+                texts.append(text)
+            case _:
+                kind = part.get("type") if isinstance(part, dict) else str(part)[:40]
+                raise ConfigError(f"messages: a part of type {kind!r} is no text, which is all that is read")
+    return "".join(texts)
 
 
 class Chat(Body):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from headway.errors import ConfigError
 from headway.generate.sequences import SampledText
 from headway.serve.bodies import Chat, TextRequest
 from headway.serve.parts import PartReader, PlainReader
@@ -47,3 +49,51 @@ async def prepare(model: Decoding, chat: Chat, warnings: list[str]) -> Prepared:
     warnings += prepared.warnings
     await asyncio.to_thread(lambda: prepared.ids)
     return prepared
+
+
+class Turns:
+    """Messages of a chat, as other protocols tell them, piece by piece. What an assistant thinks, says and calls in a
+    row is one message."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+
+    def say(self, role: str, text: str) -> None:
+        """Somebody says something."""
+        if role == "assistant":
+            self._turn["content"] += text
+        else:
+            self.messages.append({"role": role, "content": text})
+
+    def think(self, text: str) -> None:
+        """An assistant thinks, before it answers."""
+        self._turn["reasoning_content"] = self._turn.get("reasoning_content", "") + text
+
+    def call(self, key: str, name: str, arguments: str) -> None:
+        """An assistant calls a function."""
+        function = {"name": name, "arguments": arguments}
+        self._turn.setdefault("tool_calls", []).append({"type": "function", "id": key, "function": function})
+
+    def result(self, key: str, text: str) -> None:
+        """What a call gave."""
+        self.messages.append({"role": "tool", "tool_call_id": key, "content": text})
+
+    @property
+    def _turn(self) -> dict[str, Any]:
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self.messages.append({"role": "assistant", "content": ""})
+        return self.messages[-1]
+
+
+def functions(tools: Sequence[Mapping[str, Any]], schema: str = "parameters") -> tuple[list[Any], list[str]]:
+    """Functions of other protocols, whose parameters are called `schema`, as chats tell them; and names of the tools
+    that are no functions. Raises ConfigError for a function without a name."""
+    made: list[Any] = []
+    names = {"name": "name", "description": "description", schema: "parameters", "strict": "strict"}
+    for tool in tools:
+        if tool.get("type") == "function":
+            if not isinstance(tool.get("name"), str):
+                raise ConfigError(f"tools: a function has a name, got {str(tool)[:80]}")
+            function = {names[field]: value for field, value in tool.items() if field in names}
+            made.append({"type": "function", "function": function})
+    return made, [f"tools.{tool.get('type')}" for tool in tools if tool.get("type") != "function"]

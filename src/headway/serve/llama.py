@@ -8,10 +8,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from headway.errors import ConfigError
 from headway.generate import Delta, GenerationConfig
 from headway.generate.sequences import SampledText
 from headway.serve.answers import Answer, Event, told_token
-from headway.serve.bodies import MOST_BIASED, MOST_STOPS, Completion, TextRequest
+from headway.serve.bodies import MOST_BIASED, MOST_STOPS, ChatMessage, Completion, ModelRequest, TextRequest
 from headway.serve.errors import warned
 from headway.serve.served import Decoding
 from headway.text import Tokenizer, infill
@@ -112,6 +113,34 @@ class Infill(LlamaCompletion):
     def ids(self, tokenizer: Tokenizer) -> list[list[int]]:
         files = [(extra.filename, extra.text) for extra in self.input_extra]
         return [infill(tokenizer, self.input_prefix + self.prompt, self.input_suffix, files)]
+
+
+class Tokenize(ModelRequest):
+    """`POST /tokenize`: a text, as vLLM (`prompt`) or llama.cpp (`content`) call it, or a conversation."""
+
+    prompt: str | None = None
+    content: str | None = None
+    messages: list[ChatMessage] | None = Field(None, min_length=1)
+    add_special_tokens: bool = True
+    add_special: bool = False
+    parse_special: bool = True
+    return_token_strs: bool = False
+    with_pieces: bool = False
+
+    def ids(self, tokenizer: Tokenizer) -> list[int]:
+        """Control tokens that stand in a `prompt` are text, as in completions. Raises ConfigError where there is
+        neither."""
+        if self.content is not None:
+            return tokenizer.encode(self.content, bos=self.add_special, eos=False, special=self.parse_special)
+        if self.prompt is None:
+            raise ConfigError("tokenize: give prompt (or content, as llama.cpp calls it), or messages")
+        return tokenizer.encode(self.prompt, bos=self.add_special_tokens, eos=False)
+
+
+class Detokenize(ModelRequest):
+    """`POST /detokenize`: ids."""
+
+    tokens: list[int]
 
 
 STOPS = {"eos": "eos", "stop": "word", "length": "limit"}

@@ -4,92 +4,50 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from headway.errors import ConfigError
 from headway.serve.answers import Event
 from headway.serve.blocks import Block, BlockAnswer, event
-from headway.serve.bodies import MOST_STOPS, Chat, TextRequest, function_named, functions
+from headway.serve.bodies import MOST_STOPS, Chat, TextRequest, text_of
+from headway.serve.chats import Turns, functions
 from headway.serve.errors import warned
 
 
-class TextBlock(BaseModel):
-    """Text."""
-
-    type: Literal["text"]
-    text: str
-
-
-class ThinkingBlock(BaseModel):
-    """What the model thought before it answered."""
-
-    type: Literal["thinking"]
-    thinking: str
-
-
-class ToolUse(BaseModel):
-    """A call of a tool."""
-
-    type: Literal["tool_use"]
-    id: str
-    name: str
-    input: dict[str, Any]
-
-
-def _blocks(given: Any) -> Any:
-    return [{"type": "text", "text": given}] if isinstance(given, str) else given
-
-
-Texts = Annotated[list[TextBlock], BeforeValidator(_blocks, json_schema_input_type=str | list[TextBlock])]
-"""A text, or blocks of it."""
-
-
-class ToolResult(BaseModel):
-    """What a tool answered."""
-
-    type: Literal["tool_result"]
-    tool_use_id: str
-    content: Texts = []
-    is_error: bool = False
-
-
-AnyBlock = Annotated[TextBlock | ThinkingBlock | ToolUse | ToolResult, Field(discriminator="type")]
-
-
 class Turn(BaseModel):
-    """What one side says."""
+    """What one side says: a text, or blocks."""
 
     role: Literal["user", "assistant"]
-    content: Annotated[list[AnyBlock], BeforeValidator(_blocks, json_schema_input_type=str | list[AnyBlock])]
+    content: str | list[dict[str, Any]]
 
-    def chat(self) -> list[dict[str, Any]]:
-        """As messages of a chat: results of tools are messages of their own."""
-        if self.role == "assistant":
-            return [self._said()]
-        messages: list[dict[str, Any]] = []
-        for block in self.content:
-            if isinstance(block, ToolResult):
-                text = ("error: " if block.is_error else "") + _text(block.content)
-                messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
-            elif not isinstance(block, TextBlock):
-                raise ConfigError(f"messages: a block of type {block.type!r} is said by an assistant alone")
-            elif messages and messages[-1]["role"] == "user":
-                messages[-1]["content"] += block.text
-            else:
-                messages.append({"role": "user", "content": block.text})
-        return messages
-
-    def _said(self) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": _text(self.content)}
-        if thought := "".join(block.thinking for block in self.content if isinstance(block, ThinkingBlock)):
-            message["reasoning_content"] = thought
-        if used := [block for block in self.content if isinstance(block, ToolUse)]:
-            given = [json.dumps(one.input, ensure_ascii=False) for one in used]
-            pairs = zip(used, given, strict=True)
-            message["tool_calls"] = [{**function_named(one.name, text), "id": one.id} for one, text in pairs]
-        return message
+    def add_to(self, turns: Turns) -> None:
+        """Adds it to a chat; results of tools stand before what is said. Raises ConfigError for what is no text."""
+        said = [self.content] if isinstance(self.content, str) else []
+        for block in [] if isinstance(self.content, str) else self.content:
+            match self.role, block:
+                case _, {"type": "text", "text": str(text)}:
+                    said.append(text)
+                case "assistant", {"type": "thinking", "thinking": str(text)}:
+                    turns.think(text)
+                case "assistant", {
+                    "type": "tool_use",
+                    "id": str(key),
+                    "name": str(name),
+                    "input": dict(given),
+                }:
+                    turns.call(key, name, json.dumps(given, ensure_ascii=False))
+                case "user", {"type": "tool_result", "tool_use_id": str(key), **more}:
+                    failed = "error: " if more.get("is_error") else ""
+                    turns.result(key, failed + text_of(more.get("content", "")))
+                case _:
+                    raise ConfigError(
+                        f"messages: a block of type {block.get('type')!r} is none that this model reads of the "
+                        f"{self.role}, or it lacks a field: {str(block)[:80]}"
+                    )
+        if said:
+            turns.say(self.role, "".join(said))
 
 
 class Thinking(BaseModel):
@@ -122,7 +80,7 @@ class CountedMessages(TextRequest):
     harmless: ClassVar[Collection[str]] = ("metadata", "service_tier", "cache_control", "inference_geo")
 
     messages: list[Turn] = Field(min_length=1)
-    system: Texts = Field([])
+    system: str | list[dict[str, Any]] = ""
     max_tokens: int | None = Field(None, ge=1)
     stop_sequences: list[str] = Field([], max_length=MOST_STOPS)
     tools: list[dict[str, Any]] = Field([])
@@ -145,7 +103,8 @@ class CountedMessages(TextRequest):
         more: dict[str, Any] = {}
         if tools := self._functions[0]:
             choice = self.tool_choice
-            kinds = {"any": "required", "tool": function_named(choice.name)}
+            named = {"type": "function", "function": {"name": choice.name}}
+            kinds: dict[str, Any] = {"any": "required", "tool": named}
             more |= {"tools": tools, "tool_choice": kinds.get(choice.type, choice.type)}
             more["parallel_tool_calls"] = not choice.disable_parallel_tool_use
         if form := self.output_config.format:
@@ -154,20 +113,19 @@ class CountedMessages(TextRequest):
             more["reasoning_effort"] = self.output_config.effort
         if self.thinking is not None:
             more["chat_template_kwargs"] = {"enable_thinking": self.thinking.type != "disabled"}
-        system = [{"role": "system", "content": _text(self.system)}] if self.system else []
-        messages = [*system, *(message for turn in self.messages for message in turn.chat())]
+        turns = Turns()
+        if self.system:
+            turns.say("system", text_of(self.system))
+        for turn in self.messages:
+            turn.add_to(turns)
         limits = {"max_tokens": self.max_tokens, "stop": self.stop_sequences or None}
-        return Chat.model_validate({**self.shared, **limits, "messages": messages, **more})
+        return Chat.model_validate({**self.shared, **limits, "messages": turns.messages, **more})
 
 
 class Messages(CountedMessages):
     """`POST /v1/messages`: a conversation that is answered."""
 
     max_tokens: int = Field(ge=1)
-
-
-def _text(blocks: Sequence[Any]) -> str:
-    return "".join(block.text for block in blocks if isinstance(block, TextBlock))
 
 
 STOPS = {"stop": "end_turn", "length": "max_tokens", None: None}

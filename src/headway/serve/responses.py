@@ -6,67 +6,20 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from itertools import count
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from headway.errors import ConfigError
 from headway.serve.answers import Event
 from headway.serve.blocks import Block, BlockAnswer, event
-from headway.serve.bodies import HARMLESS, Chat, Part, TextRequest, function_named, functions, text_of
-from headway.serve.chats import Conversation
+from headway.serve.bodies import HARMLESS, Chat, TextRequest, text_of
+from headway.serve.chats import Conversation, Turns, functions
 from headway.serve.errors import warned
 
 KEPT = {"previous_response_id": "give the whole conversation as input", "conversation": "give it as input"}
 KEPT |= {"background": "ask for a stream", "prompt": "give its text as input"}
 """Fields that need a server that keeps what it answered, and what to do instead."""
-
-
-class Message(BaseModel):
-    """What somebody says."""
-
-    type: Literal["message"]
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part]
-
-
-class FunctionCall(BaseModel):
-    """A call of a function."""
-
-    type: Literal["function_call"]
-    call_id: str
-    name: str
-    arguments: str
-
-
-class FunctionOutput(BaseModel):
-    """What a function answered."""
-
-    type: Literal["function_call_output"]
-    call_id: str
-    output: str | list[Part]
-
-
-class Reasoning(BaseModel):
-    """What the model thought before it answered."""
-
-    type: Literal["reasoning"]
-    summary: list[Part] = []
-    content: list[Part] | None = None
-
-
-def _typed(given: Any) -> Any:
-    return {"type": "message", **given} if isinstance(given, dict) else given
-
-
-Item = Annotated[
-    Annotated[Message | FunctionCall | FunctionOutput | Reasoning, Field(discriminator="type")],
-    BeforeValidator(_typed),
-]
-
-
-def _items(given: Any) -> Any:
-    return [{"role": "user", "content": given}] if isinstance(given, str) else given
 
 
 class TextFormat(BaseModel):
@@ -96,7 +49,7 @@ class Responses(TextRequest):
     harmless: ClassVar[Collection[str]] = (*HARMLESS, "stream_options", "max_tool_calls", "client_metadata",
         "prompt_cache_retention", "prompt_cache_options")  # fmt: skip
 
-    input: Annotated[list[Item], BeforeValidator(_items, json_schema_input_type=str | list[Item])] = Field([])
+    input: str | list[dict[str, Any]] = ""
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=0)
     tools: list[dict[str, Any]] = Field([])
@@ -123,9 +76,10 @@ class Responses(TextRequest):
                 raise ConfigError(f"{name}: this server keeps no responses; {instead}")
         more: dict[str, Any] = {}
         if tools := functions(self.tools)[0]:
-            choice = self.tool_choice
-            named = choice if isinstance(choice, str) else function_named(choice.name)
-            more |= {"tools": tools, "tool_choice": named, "parallel_tool_calls": self.parallel_tool_calls}
+            choice: Any = self.tool_choice
+            if isinstance(choice, NamedFunction):
+                choice = {"type": "function", "function": {"name": choice.name}}
+            more |= {"tools": tools, "tool_choice": choice, "parallel_tool_calls": self.parallel_tool_calls}
         if self.text.format.get("type") != "text":
             form = {name: value for name, value in self.text.format.items() if name != "type"}
             more["response_format"] = {"type": self.text.format.get("type"), "json_schema": form}
@@ -136,21 +90,35 @@ class Responses(TextRequest):
         )
 
     def _messages(self) -> list[dict[str, Any]]:
-        """As messages of a chat: what an assistant thinks, says and calls in a row is one message."""
-        messages: list[dict[str, Any]] = []
+        turns = Turns()
         if self.instructions:
-            messages.append({"role": "system", "content": self.instructions})
-        for item in self.input or [Message(type="message", role="user", content="")]:
-            if isinstance(item, FunctionOutput):
-                output = text_of(item.output)
-                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": output})
-            elif isinstance(item, Message) and item.role != "assistant":
-                messages.append({"role": item.role, "content": text_of(item.content)})
-            else:
-                if not messages or messages[-1]["role"] != "assistant":
-                    messages.append({"role": "assistant", "content": ""})
-                _say(messages[-1], item)
-        return messages
+            turns.say("system", self.instructions)
+        given = [{"content": self.input}] if isinstance(self.input, str) else self.input
+        for item in given or [{"content": ""}]:
+            match {"type": "message", "role": "user", **item}:
+                case {
+                    "type": "message",
+                    "role": "system" | "developer" | "user" | "assistant" as role,
+                    **more,
+                }:
+                    turns.say(role, text_of(more.get("content")))
+                case {"type": "reasoning", **more}:
+                    turns.think(text_of(more.get("content") or more.get("summary") or ""))
+                case {
+                    "type": "function_call",
+                    "call_id": str(key),
+                    "name": str(name),
+                    "arguments": str(text),
+                }:
+                    turns.call(key, name, text)
+                case {"type": "function_call_output", "call_id": str(key), "output": output}:
+                    turns.result(key, text_of(output))
+                case _:
+                    raise ConfigError(
+                        f"input: an item of type {item.get('type')!r} is unknown here, or it lacks a field: "
+                        f"{str(item)[:80]}"
+                    )
+        return turns.messages
 
     @property
     def told(self) -> dict[str, Any]:
@@ -160,18 +128,6 @@ class Responses(TextRequest):
         tools = [tool for tool in self.tools if tool.get("type") == "function"]
         more = {name: (self.model_extra or {}).get(name) for name in ("metadata", "user")}
         return {**told, "tools": tools, **more, "truncation": "disabled", "store": False}
-
-
-def _say(message: dict[str, Any], item: Message | FunctionCall | Reasoning) -> None:
-    """Adds an item to an assistant's message."""
-    if isinstance(item, Message):
-        message["content"] += text_of(item.content)
-    elif isinstance(item, Reasoning):
-        thought = text_of(item.content or item.summary)
-        message["reasoning_content"] = message.get("reasoning_content", "") + thought
-    else:
-        call = function_named(item.name, item.arguments) | {"id": item.call_id}
-        message["tool_calls"] = [*message.get("tool_calls", []), call]
 
 
 KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {

@@ -1,6 +1,6 @@
 """The routes, by protocol. Each module makes a router of a server."""
 
-from headway.serve.routes import anthropic, attention, health, llama, openai, page, patterns, tasks, tokens
+from headway.serve.routes import anthropic, attention, health, llama, openai, page, patterns, tasks
 
 ROUTES = (
     health.routes,
@@ -8,7 +8,6 @@ ROUTES = (
     anthropic.routes,
     llama.routes,
     tasks.routes,
-    tokens.routes,
     attention.routes,
     patterns.routes,
     page.routes,
