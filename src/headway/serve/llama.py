@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +12,23 @@ from headway.errors import ConfigError
 from headway.generate import Delta, GenerationConfig
 from headway.generate.sequences import SampledText
 from headway.serve.answers import Answer, Event, told_token
-from headway.serve.bodies import MOST_BIASED, MOST_STOPS, ChatMessage, Completion, ModelRequest, TextRequest
+from headway.serve.bodies import (
+    MOST_BIASED,
+    MOST_LIKELY,
+    MOST_STOPS,
+    ChatMessage,
+    Completion,
+    ModelRequest,
+    TextRequest,
+)
 from headway.serve.errors import warned
 from headway.serve.served import Decoding
 from headway.text import Tokenizer, infill
 
 Mixed = list[int | str]
 """Ids, and texts between them."""
+Bias = float | bool
+"""What is added to a logit; false is never."""
 
 
 class PromptObject(BaseModel):
@@ -26,10 +36,6 @@ class PromptObject(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     prompt_string: str
-
-
-Bias = float | bool
-"""What is added to a logit; false is never."""
 
 
 class LlamaCompletion(TextRequest):
@@ -44,7 +50,7 @@ class LlamaCompletion(TextRequest):
     repeat_penalty: float = Field(1.0, gt=0)
     logit_bias: list[tuple[int | str, Bias]] | dict[str, Bias] = Field([], max_length=MOST_BIASED)  # type: ignore[assignment]
     stop: list[str] = Field([], max_length=MOST_STOPS)
-    n_probs: int = Field(0, ge=0)
+    n_probs: int = Field(0, ge=0, le=MOST_LIKELY)
     ignore_eos: bool = False
     cache_prompt: bool = True
     return_tokens: bool = False
@@ -59,16 +65,14 @@ class LlamaCompletion(TextRequest):
         """Of each prompt."""
         given = self.prompt.prompt_string if isinstance(self.prompt, PromptObject) else self.prompt
         prompts: list[Any] = given if self.is_many else [given]  # type: ignore[assignment]
-        return [
-            [
-                i
-                for place, part in enumerate([prompt] if isinstance(prompt, str) else prompt)
-                for i in (
+
+        def of_parts(parts: Mixed) -> Iterator[int]:
+            for place, part in enumerate(parts):
+                yield from (
                     [part] if isinstance(part, int) else tokenizer.encode(part, bos=not place, eos=False)
                 )
-            ]
-            for prompt in prompts
-        ]
+
+        return [[*of_parts([prompt] if isinstance(prompt, str) else prompt)] for prompt in prompts]
 
     def config(self, model: Decoding, room: int | None) -> GenerationConfig:
         """The settings of its texts, of which each has room for so many tokens."""

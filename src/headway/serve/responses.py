@@ -21,6 +21,10 @@ KEPT = {"previous_response_id": "give the whole conversation as input", "convers
 KEPT |= {"background": "ask for a stream", "prompt": "give its text as input"}
 """Fields that need a server that keeps what it answered, and what to do instead."""
 
+TOLD = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "reasoning", "temperature", "text",
+        "tool_choice", "top_p", "user")  # fmt: skip
+"""Fields of a request that its response tells again."""
+
 
 class TextFormat(BaseModel):
     """What the text must be."""
@@ -123,11 +127,9 @@ class Responses(TextRequest):
     @property
     def told(self) -> dict[str, Any]:
         """What a response tells again of its request."""
-        names = {"instructions", "max_output_tokens", "parallel_tool_calls", "temperature", "text", "top_p"}
-        told = self.model_dump(include=names | {"tool_choice", "reasoning"})
         tools = [tool for tool in self.tools if tool.get("type") == "function"]
-        more = {name: (self.model_extra or {}).get(name) for name in ("metadata", "user")}
-        return {**told, "tools": tools, **more, "truncation": "disabled", "store": False}
+        told = {"metadata": None, **self.model_dump(include={*TOLD})}
+        return {**told, "tools": tools, "truncation": "disabled", "store": False}
 
 
 KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
