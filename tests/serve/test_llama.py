@@ -111,6 +111,15 @@ def test_prompts_are_texts_ids_or_both(house: House) -> None:
     assert mixed["content"] == lm.generate(whole, max_new_tokens=5).text
 
 
+def test_grammars_of_llama(house: House) -> None:
+    asked = {"prompt": "the", "n_predict": 40, "seed": 1}
+    for more in ({"grammar": 'root ::= "yes" | "no"'}, {"json_schema": {"enum": ["yes", "no"]}}):
+        told = ask(house, "/completion", {**asked, **more})[1]
+        assert (told["content"].strip('"') in ("yes", "no"), told["stop_type"]) == (True, "eos")
+    status, told = ask(house, "/completion", {**asked, "grammar": "root :: ="})
+    assert (status, "grammar" in told["error"]["message"]) == (400, True)
+
+
 @pytest.mark.parametrize("text", ["the cat sat", "猫🙂", "a<|user|>b", " "])
 def test_tokens_there_and_back(house: House, text: str) -> None:
     tokenizer = model_of(house).need_tokenizer()

@@ -3,9 +3,10 @@
 import asyncio
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from pydantic import BaseModel
 
 from headway.serve.messages import Messages
 from tests.serve.conftest import House, serving
@@ -86,6 +87,16 @@ def test_halves_of_characters_are_held_back(house: House, client: Any) -> None:
         said = [*stream.text_stream]
     assert "".join(said) == written(house, TALK, max_new_tokens=40, temperature=1.0, seed=1, bias=bias)
     assert "é" in said
+
+
+class Animal(BaseModel):
+    kind: Literal["cat", "dog"]
+    legs: Literal[3, 4]
+
+
+def test_a_text_follows_the_schema_of_a_model(client: Any) -> None:
+    asked = {"model": "small", "max_tokens": 200, "messages": TALK, "extra_body": {"seed": 2}}
+    assert isinstance(client.messages.parse(**asked, output_format=Animal).parsed_output, Animal)
 
 
 @pytest.mark.usefixtures("scripted")

@@ -3,9 +3,10 @@
 import asyncio
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from pydantic import BaseModel
 
 from headway.serve.responses import Responses
 from tests.serve.conftest import House, serving
@@ -76,6 +77,21 @@ def test_streams_and_parsing_of_the_client_itself(house: House, client: Any) -> 
             return str((await there.responses.create(**asked)).output_text)
 
     assert asyncio.run(ask()) == made
+
+
+class Animal(BaseModel):
+    kind: Literal["cat", "dog"]
+    legs: Literal[3, 4]
+
+
+def test_a_text_follows_the_schema_of_a_model(client: Any) -> None:
+    asked = {"model": "small", "input": "x", "max_output_tokens": 200, "extra_body": {"seed": 2}}
+    animal = client.responses.parse(**asked, text_format=Animal).output_parsed
+    assert isinstance(animal, Animal)
+    with client.responses.stream(**asked, text_format=Animal) as stream:
+        assert stream.get_final_response().output_parsed == animal
+    found = client.responses.create(**asked, text={"format": {"type": "json_object"}}, temperature=0.3)
+    assert found.output_text.startswith("{")
 
 
 @pytest.mark.usefixtures("scripted")

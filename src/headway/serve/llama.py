@@ -51,6 +51,8 @@ class LlamaCompletion(TextRequest):
     logit_bias: list[tuple[int | str, Bias]] | dict[str, Bias] = Field([], max_length=MOST_BIASED)  # type: ignore[assignment]
     stop: list[str] = Field([], max_length=MOST_STOPS)
     n_probs: int = Field(0, ge=0, le=MOST_LIKELY)
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
     ignore_eos: bool = False
     cache_prompt: bool = True
     return_tokens: bool = False
@@ -74,10 +76,13 @@ class LlamaCompletion(TextRequest):
 
         return [[*of_parts([prompt] if isinstance(prompt, str) else prompt)] for prompt in prompts]
 
-    def config(self, model: Decoding, room: int | None) -> GenerationConfig:
+    async def config(self, model: Decoding, room: int | None) -> GenerationConfig:
         """The settings of its texts, of which each has room for so many tokens."""
+        grammars = {"json": self.json_schema, "grammar": self.grammar or None}
+        asked = {name: source for name, source in grammars.items() if source is not None}
         changed = {
             "prompt": "",
+            "structured_outputs": asked or None,
             "max_tokens": room if self.n_predict < 0 else self.n_predict,
             "logprobs": self.n_probs or None,
             "seed": None if self.seed == -1 else self.seed,
@@ -86,7 +91,8 @@ class LlamaCompletion(TextRequest):
             "logit_bias": self._bias(model.lm.need_tokenizer(), model.lm.eos if self.ignore_eos else ()),
         }
         body = Completion.model_validate({**self.shared, **changed})
-        return replace(body.config(), prefix_cache=self.cache_prompt)
+        config = body.config(grammar=await model.grammar(body.asked_grammar))
+        return replace(config, prefix_cache=self.cache_prompt)
 
     def _bias(self, tokenizer: Tokenizer, never: Sequence[int]) -> dict[int, float]:
         """Of ids; a text is all of its tokens."""
@@ -147,9 +153,6 @@ class Detokenize(ModelRequest):
     tokens: list[int]
 
 
-STOPS = {"eos": "eos", "stop": "word", "length": "limit"}
-
-
 class LlamaAnswer(Answer):
     """Of `POST /completion` and `/infill`."""
 
@@ -175,7 +178,7 @@ class LlamaAnswer(Answer):
 
     def _result(self, i: int) -> dict[str, Any]:
         written, text = self.written[i], self.texts[i]
-        reason = written.deltas[-1].finish_reason or "length"
+        ended = "limit" if written.finish_reason == "length" else "eos"
         request = text.request
         settings = self.asked.model_dump(exclude={"prompt", "response_fields"})
         bias = [{"token": token, "bias": more} for token, more in request.config.bias.items()]
@@ -198,7 +201,7 @@ class LlamaAnswer(Answer):
             "prompt": self.vocabulary.decode(request.prompt, special=True),
             "has_new_line": "\n" in written.text,
             "truncated": False,
-            "stop_type": STOPS[reason],
+            "stop_type": "word" if text.stopped_by else ended,
             "stopping_word": text.stopped_by or "",
             "timings": self.timings,
             **self._probabilities(written.deltas),

@@ -84,9 +84,11 @@ class Responses(TextRequest):
             if isinstance(choice, NamedFunction):
                 choice = {"type": "function", "function": {"name": choice.name}}
             more |= {"tools": tools, "tool_choice": choice, "parallel_tool_calls": self.parallel_tool_calls}
-        if self.text.format.get("type") != "text":
-            form = {name: value for name, value in self.text.format.items() if name != "type"}
-            more["response_format"] = {"type": self.text.format.get("type"), "json_schema": form}
+        if (form := self.text.format).get("type") == "json_schema":
+            schema = {name: value for name, value in form.items() if name != "type"}
+            more["response_format"] = {"type": "json_schema", "json_schema": schema}
+        elif form.get("type") != "text":
+            more["response_format"] = form
         if self.reasoning is not None and self.reasoning.effort is not None:
             more["reasoning_effort"] = self.reasoning.effort
         return Chat.model_validate(

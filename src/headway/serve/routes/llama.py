@@ -28,7 +28,7 @@ def routes(server: Server) -> APIRouter:
         model, warnings = await server.begin(body, Decoding)
         ids = await asyncio.to_thread(body.ids, model.lm.need_tokenizer())
         room = None if model.context is None else max(0, model.context - max(map(len, ids), default=0))
-        texts = model.texts(ids, body.config(model, room))
+        texts = model.texts(ids, await body.config(model, room))
         return await respond(LlamaAnswer(model, texts, warnings, body), request, stream=body.stream)
 
     @router.post("/completion")
