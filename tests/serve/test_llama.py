@@ -95,7 +95,7 @@ def test_settings_of_llama(house: House) -> None:
     told = ask(house, "/completion", {**greedy, "response_fields": fields})[1]
     assert told == {"content": free, "generation_settings/n_predict": 20}
     told = ask(house, "/completion", {"prompt": "the", "temperature": 0, "ignore_eos": True})[1]
-    assert told["tokens_evaluated"] + told["tokens_predicted"] == 512
+    assert (told["tokens_evaluated"] + told["tokens_predicted"], told["truncated"]) == (512, True)
 
 
 def test_prompts_are_texts_ids_or_both(house: House) -> None:
@@ -105,7 +105,9 @@ def test_prompts_are_texts_ids_or_both(house: House) -> None:
     assert ask(house, "/completion", {"prompt": ids, **more})[1]["content"] == text
     told = ask(house, "/completion", {"prompt": [ids, "the cat"], **more})[1]
     assert [one["content"] for one in told] == [text, text]  # type: ignore[index]
-    assert ask(house, "/completion", {"prompt": {"prompt_string": "the cat"}, **more})[1]["content"] == text
+    named = {"prompt_string": "the cat"}
+    assert ask(house, "/completion", {"prompt": named, **more})[1]["content"] == text
+    assert ask(house, "/completion", {"prompt": [named, ids], **more})[1][0]["content"] == text  # type: ignore[index]
     mixed = ask(house, "/completion", {"prompt": [*ids, " sat", 40], **more})[1]
     whole = [*ids, *lm.need_tokenizer().encode(" sat", bos=False), 40]
     assert mixed["content"] == lm.generate(whole, max_new_tokens=5).text
@@ -152,7 +154,7 @@ def test_tokens_there_and_back(house: House, text: str) -> None:
         ("/detokenize", {"tokens": [99999]}, "not in the vocabulary"),
         ("/completion", {"prompt": "x" * 600}, "exceeds the available context size"),
         ("/completion", {"prompt": []}, "no prompts"),
-        ("/completion", {"prompt": {"prompt_string": "x", "multimodal_data": ["x"]}}, "multimodal_data"),
+        ("/completion", {"prompt": {"prompt_string": "x", "multimodal_data": ["x"]}}, "prompt"),
         ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "no tokens for filling a gap"),
         (
             "/infill",

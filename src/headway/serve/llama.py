@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from headway.errors import ConfigError
 from headway.generate import Delta, GenerationConfig
@@ -31,17 +31,17 @@ Bias = float | bool
 """What is added to a logit; false is never."""
 
 
-class PromptObject(BaseModel):
-    """A prompt that may have had images beside it."""
-
-    model_config = ConfigDict(extra="forbid")
-    prompt_string: str
+def _plain(prompt: Any) -> Any:
+    """Prompts without their names; other objects are left, and refused."""
+    if isinstance(prompt, dict) and prompt.keys() == {"prompt_string"}:
+        return prompt["prompt_string"]
+    return [_plain(part) for part in prompt] if isinstance(prompt, list) else prompt
 
 
 class LlamaCompletion(TextRequest):
     """`POST /completion`: prompts that are continued, as texts, ids or both."""
 
-    prompt: str | PromptObject | list[int | str | Mixed]
+    prompt: Annotated[str | list[int | str | Mixed], BeforeValidator(_plain)]
     n_predict: int = Field(-1, ge=-1)
     temperature: float | None = Field(0.8, ge=0)
     top_k: int | None = Field(40, ge=0)
@@ -65,8 +65,7 @@ class LlamaCompletion(TextRequest):
 
     def ids(self, tokenizer: Tokenizer) -> list[list[int]]:
         """Of each prompt."""
-        given = self.prompt.prompt_string if isinstance(self.prompt, PromptObject) else self.prompt
-        prompts: list[Any] = given if self.is_many else [given]  # type: ignore[assignment]
+        prompts: list[Any] = self.prompt if self.is_many else [self.prompt]  # type: ignore[assignment]
 
         def of_parts(parts: Mixed) -> Iterator[int]:
             for place, part in enumerate(parts):
@@ -200,7 +199,7 @@ class LlamaAnswer(Answer):
             "generation_settings": settings,
             "prompt": self.vocabulary.decode(request.prompt, special=True),
             "has_new_line": "\n" in written.text,
-            "truncated": False,
+            "truncated": ended == "limit" and self.asked.n_predict < 0,
             "stop_type": "word" if text.stopped_by else ended,
             "stopping_word": text.stopped_by or "",
             "timings": self.timings,
