@@ -204,6 +204,18 @@ def accepts(one: Prepared, text: str, tokenizer: Tokenizer = LM.need_tokenizer()
     return state.ended or bool(state.allowed()[LM.eos[0]])
 
 
+@pytest.mark.parametrize("how", FORMATS, ids=IDS)
+def test_what_begins_as_a_call_of_a_strict_function_is_one(how: CallFormat) -> None:
+    template = "{{ messages[0].content }}{% if tools %}{% endif %}{# " + " ".join(how.found) + " #}"
+    strict = [{"type": "function", "function": {**one["function"], "strict": True}} for one in FUNCTIONS]
+    one = prepared(LM.need_tokenizer().with_chat_template(template), tools=strict)
+    call = spelled(how, [("f", {"n": 5, "on": None})])
+    assert accepts(one, "so")
+    assert accepts(one, call)
+    assert accepts(one, f"so{call}")  # Llama's, behind text, is text
+    assert not accepts(one, call.replace("5", "x"))
+
+
 CALL = '<tool_call>\n{"name": "f", "arguments": {"city":"Bonn","n":5}}\n</tool_call>'
 
 
@@ -355,6 +367,10 @@ def test_text_is_that_of_generate_where_functions_are_there(client: Any) -> None
             "name": "f", "parameters": {"properties": {"a": {"multipleOf": 99_999_989}}}}}]}, "multipleOf"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]}, "JSON"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": 1}]}]}, "messages.0.tool_calls"),
+        *(
+            ({"tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}]}, "parameters")
+            for parameters in ({"properties": []}, {"required": 5}, {"properties": {"a": 5}})
+        ),
         ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "messages.0.tool_calls"),
         ({"response_format": {"type": "json_schema"}}, "json_schema"),
         ({"response_format": {"type": "yaml"}}, "response_format"),

@@ -37,7 +37,7 @@ class CallFormat:
     @property
     def marker(self) -> str:
         """What calls begin with, after text; "" where they are an object at the beginning of a text."""
-        return self.open.strip().rstrip("[") or ("" if self.head is None else self.head[0])
+        return self.open.strip().rstrip("[")
 
     @property
     def written(self) -> tuple[str, str, str]:
@@ -93,7 +93,7 @@ FORMATS = (
     CallFormat(("<tool_calls>",), "<tool_calls>\n", "\n", "\n</tool_calls>"),
     _listed("<|tool_call|>", "<|/tool_call|>", "<|/tool_call|>"),
     _listed("<|tool_call|>", ""),
-    CallFormat(("<function=", "</function>"), head=("<function=", ">", "</function>")),
+    CallFormat(("<function=", "</function>"), "<function=", "<function=", "", head=("", ">", "</function>")),
     _listed(" functools", ""),
     CallFormat(("<|function_call|>",), "<|function_call|>", "<|function_call|>"),
     HERMES,

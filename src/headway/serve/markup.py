@@ -228,7 +228,7 @@ class CallReader:
 
     def _tagged(self, tags: Tags, schema: Mapping[str, Any]) -> T:
         """Arguments one by one, told as a JSON object."""
-        before, properties = "{", schema.get("properties") or {}
+        before, properties = "{", schema.get("properties", {})
         while (yield from self._meets([tags.key])):
             key = yield from self._until([tags.end_key.strip()])
             if key is None or (tags.value and not (yield from self._meets([tags.value]))):
@@ -237,7 +237,8 @@ class CallReader:
             if value is None:
                 break
             value = value.removeprefix("\n").removesuffix("\n")
-            spelled = _json_of(value, (properties.get(key.strip()) or {}).get("type"))
+            inner = properties.get(key.strip())
+            spelled = _json_of(value, inner.get("type") if isinstance(inner, dict) else None)
             self._emit("arguments", f"{before}{json.dumps(key.strip(), ensure_ascii=False)}: {spelled}")
             before = ", "
         self._emit("arguments", "{}" if before == "{" else "}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from headway.errors import ConfigError
 
@@ -70,6 +70,16 @@ class Function(BaseModel):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+    @field_validator("parameters")
+    @classmethod
+    def _check(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        properties, required = (value or {}).get("properties", {}), (value or {}).get("required", [])
+        if not (isinstance(properties, dict) and isinstance(required, list)):
+            raise ValueError("properties is an object of schemas, and required a list of their names")
+        if not all(isinstance(one, dict | bool) for one in properties.values()):
+            raise ValueError("properties: each is a schema")
+        return value
 
 
 class Tool(BaseModel):

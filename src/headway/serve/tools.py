@@ -27,6 +27,11 @@ To call one, write
 {call}
 and nothing behind it; its result is given to you."""
 TEXT, ANY = "TEXT: /(?s:.*)/", {"type": "object"}
+FOLLOWED = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "x-guidance",
+            "description", "title", "$schema", "$id"}  # fmt: skip
+"""Of the schemas of functions whose arguments stand between tags."""
+HELD = {"enum", "const", "pattern", "format", "minLength", "maxLength", "anyOf", "allOf", "oneOf", "not"}
+"""What a text between tags cannot follow; it is written as JSON then."""
 
 
 class Arguments(dict[str, Any]):
@@ -147,13 +152,9 @@ class Prepared:
         if not how.marker:
             rules.append("OTHER: /[^{\\s](?s:.*)/")
             return f"({' '.join(filter(None, parts))} | OTHER)?", "\n".join(rules)
-        first = how.open if how.open.strip() else (how.head or ("",))[0]
         rules.append(self._ends_with("before", how.marker))
-        rest = self._literal(first[first.index(how.marker) + len(how.marker) :])
-        inner = " ".join(
-            filter(None, ["before", rest, "call" if how.open else "call_behind", more, parts[-1]])
-        )
-        return f"({inner} | TEXT)", "\n".join(rules)
+        rest = self._literal(how.open[how.open.index(how.marker) + len(how.marker) :])
+        return f"({' '.join(filter(None, ['before', rest, *parts[1:]]))} | TEXT)", "\n".join(rules)
 
     def _call(self, name: str, function: Function) -> list[str]:
         before, between, behind = self.how.written
@@ -162,11 +163,16 @@ class Prepared:
         begin = self._literal(f"{before}{function.name}{between}")
         if tags is None:
             return [f"{name}: {begin} %json {json.dumps(schema)} {self._literal(behind)}"]
+        if others := schema.keys() - FOLLOWED:
+            raise ConfigError(
+                f"tools: parameters of {function.name}: this model writes arguments one by one, and {sorted(others)} "
+                "cannot be followed then; leave them out"
+            )
         rules, parts = [], []
         shared = {key: schema[key] for key in ("$defs", "definitions", "x-guidance") if key in schema}
-        for i, (key, inner) in enumerate((schema.get("properties") or {}).items()):
+        for i, (key, inner) in enumerate(schema.get("properties", {}).items()):
             opening, part = self._literal(f"{tags.key}{key}{tags.end_key}{tags.value}"), f"{name}_{i}"
-            if isinstance(inner, dict) and inner.get("type") == "string" and "enum" not in inner:
+            if isinstance(inner, dict) and inner.get("type") == "string" and not inner.keys() & HELD:
                 rules.append(self._ends_with(f"{part}_text", tags.end_value))
                 rules.append(f"{part}: {opening} {part}_text")
             else:
