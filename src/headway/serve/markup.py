@@ -6,10 +6,11 @@ function, the value of a parameter that stands between tags. Markup in which the
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Literal
+
+import orjson
 
 from headway.serve.formats import PYTHON_TAG, CallFormat, Tags
 from headway.serve.parts import Part
@@ -62,7 +63,7 @@ class CallReader:
 
     def _emit(self, kind: Literal["text", "reasoning", "call", "arguments"], text: str) -> None:
         if kind == "call":
-            self._calls += 1
+            self._calls, self._taken = self._calls + 1, ""
         if text:
             self._parts.append(Part(kind, text, max(0, self._calls - 1) if kind[0] in "ca" else 0))
 
@@ -80,17 +81,15 @@ class CallReader:
     def _pass_on(self, kind: Literal["text", "reasoning"], marks: Sequence[str]) -> T:
         """Passes text on until a mark comes, without white space before it; whether one came."""
         while True:
-            at, mark = min(
-                ((self._held.find(one), one) for one in marks if one in self._held), default=(-1, "")
-            )
-            if at >= 0:
-                self._emit(kind, self._held[:at].rstrip(SPACE))
-                space = self._held[len(self._held[:at].rstrip(SPACE)) : at]
+            found = [(self._held.find(mark), mark) for mark in marks if mark in self._held]
+            if found:
+                at, mark = min(found)
+                said = self._held[:at].rstrip(SPACE)
+                self._emit(kind, said)
+                self._taken = self._held[len(said) : at + len(mark)]
                 self._held = self._held[at + len(mark) :]
-                self._taken = space + mark
                 return True
-            whole = self._last or not marks
-            kept = "" if whole else _may_begin(self._held, marks)
+            kept = "" if self._last or not marks else _may_begin(self._held, marks)
             self._emit(kind, self._held[: len(self._held) - len(kept)])
             self._held = kept
             if self._last:
@@ -164,10 +163,6 @@ class CallReader:
         else:
             self._give_back()
 
-    def _begin(self, name: str) -> None:
-        self._emit("call", name)
-        self._taken = ""
-
     def _named_call(self) -> T:
         """A name, and arguments behind it; whether it was one."""
         how = self._how
@@ -181,7 +176,7 @@ class CallReader:
         found = None if spelled is None else NAME.fullmatch(spelled.strip())
         if found is None:
             return False
-        self._begin(found["name"])
+        self._emit("call", found["name"])
         if how.tags is not None:
             yield from self._tagged(how.tags, self._functions.get(found["name"]) or {})
         elif (yield from self._skip(SPACE)) == "{":
@@ -196,27 +191,25 @@ class CallReader:
         name, early = "", ""
         told = False
         while (following := (yield from self._skip(f"{SPACE},"))) == '"':
-            key = yield from self._whole_value()
+            key = _loaded((yield from self._whole()))
             yield from self._skip(f"{SPACE}:")
             if key == self._how.keys[0] and not name:
-                found = yield from self._whole_value()
+                found = _loaded((yield from self._whole()))
                 if not isinstance(found, str) or (not self._how.marker and found not in self._functions):
                     return False
                 name = found
-                self._begin(name)
+                self._emit("call", name)
                 self._emit("arguments", early)
             elif key in (self._how.keys[1], "arguments", "parameters") and not told:
                 told = True
                 if self._held[:1] == '"':  # JSON within JSON
-                    inner = yield from self._whole_value()
+                    inner = _loaded((yield from self._whole()))
                     early = inner if isinstance(inner, str) else ""
                     self._emit("arguments", early if name else "")
                 elif name:
                     yield from self._value(lambda piece: self._emit("arguments", piece))
                 else:
-                    pieces: list[str] = []
-                    yield from self._value(pieces.append)
-                    early = "".join(pieces)
+                    early = yield from self._whole()
             else:
                 yield from self._value(lambda piece: None)
         if following == "}":
@@ -239,19 +232,15 @@ class CallReader:
             value = value.removeprefix("\n").removesuffix("\n")
             inner = properties.get(key.strip())
             spelled = _json_of(value, inner.get("type") if isinstance(inner, dict) else None)
-            self._emit("arguments", f"{before}{json.dumps(key.strip(), ensure_ascii=False)}: {spelled}")
+            self._emit("arguments", f"{before}{orjson.dumps(key.strip()).decode()}: {spelled}")
             before = ", "
         self._emit("arguments", "{}" if before == "{" else "}")
 
-    def _whole_value(self) -> T:
-        """The next JSON value; None where it is none."""
+    def _whole(self) -> T:
+        """The text of the next JSON value."""
         pieces: list[str] = []
-        if not (yield from self._value(pieces.append)):
-            return None
-        try:
-            return json.loads("".join(pieces))
-        except ValueError:
-            return None
+        yield from self._value(pieces.append)
+        return "".join(pieces)
 
     def _value(self, tell: Callable[[str], None]) -> T:
         """Takes the next JSON value, and tells it piece by piece; whether it came to its end."""
@@ -282,16 +271,18 @@ class CallReader:
             yield
 
 
+def _loaded(text: str) -> Any:
+    """A JSON value; None where it is none."""
+    try:
+        return orjson.loads(text)
+    except ValueError:
+        return None
+
+
 def _json_of(value: str, kind: Any) -> str:
     """A value that stood between tags, as JSON: as it is, unless it is text."""
-    try:
-        return (
-            value
-            if kind != "string" and json.loads(value) is not Ellipsis
-            else json.dumps(value, ensure_ascii=False)
-        )
-    except ValueError:
-        return json.dumps(value, ensure_ascii=False)
+    is_json = kind != "string" and (value == "null" or _loaded(value) is not None)
+    return value if is_json else orjson.dumps(value).decode()
 
 
 def _may_begin(text: str, marks: Sequence[str]) -> str:
