@@ -19,7 +19,6 @@ from typing import Any
 PATHS = {
     "/chat/completions": "/v1/chat/completions",
     "/v1/chat/completions": "/v1/chat/completions",
-    "/completions": "/completion",
     "/embeddings": "/v1/embeddings",
     "/models": "/v1/models",
     "/responses": "/v1/responses",
@@ -114,7 +113,8 @@ def serve(given: argparse.Namespace, folder: Path) -> None:
 
     from headway.api import load
     from headway.serve.app import make_app
-    from headway.serve.served import Decoding, Models
+    from headway.serve.models import Models
+    from headway.serve.served import Decoding
     from headway.serve.server import Server
     from headway.serve.worker import Worker
     from headway.text.chat import BUILT_IN, ChatTemplate

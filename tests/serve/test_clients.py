@@ -1,0 +1,120 @@
+"""Clients that people have, untouched: what they make of an answer is what the Python API gives."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headway.api import LanguageModel
+from tests.integrations.test_lm_eval import CHOICE, QUESTIONS, ROLLING, TEXTS
+from tests.serve.conftest import House, serving, talker
+from tests.serve.others import python_of
+
+openai = pytest.importorskip("openai")
+
+pytestmark = pytest.mark.slow
+
+SAID = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "the cat sat"}]
+BEGIN = "import json, sys\nurl, said = sys.argv[1], json.loads(sys.argv[2])\n"
+PROGRAMS = {
+    "litellm": """
+import litellm
+how = dict(model="openai/small", api_base=url, api_key="none", messages=said, temperature=0, max_tokens=12)
+whole = litellm.completion(**how).choices[0].message.content
+parts = [part.choices[0].delta.content or "" for part in litellm.completion(stream=True, **how)]
+""",
+    "langchain": """
+from langchain_openai import ChatOpenAI
+model = ChatOpenAI(model="small", base_url=url, api_key="none", temperature=0, max_tokens=12)
+pairs = [(one["role"], one["content"]) for one in said]
+whole = model.invoke(pairs).content
+parts = [part.content for part in model.stream(pairs)]
+""",
+    "llama-index": """
+from llama_index.core.llms import ChatMessage
+from llama_index.llms.openai_like import OpenAILike
+model = OpenAILike(
+    model="small", api_base=url, api_key="none", is_chat_model=True, temperature=0, max_tokens=12, context_window=512
+)
+pairs = [ChatMessage(role=one["role"], content=one["content"]) for one in said]
+whole = model.chat(pairs).message.content
+parts = [part.delta or "" for part in model.stream_chat(pairs)]
+""",
+}
+END = "print(json.dumps([whole, ''.join(parts)]))\n"
+
+
+@pytest.fixture(scope="module")
+def house() -> Iterator[House]:
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def lm() -> LanguageModel:
+    return talker()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_conversation(name: str, house: House, lm: LanguageModel) -> None:
+    packages = "litellm", "langchain-openai", "llama-index-llms-openai-like"
+    asked = [
+        python_of("clients", *packages),
+        "-c",
+        BEGIN + PROGRAMS[name] + END,
+        f"{house.url}/v1",
+        json.dumps(SAID),
+    ]
+    environment = {**os.environ, "PYTHONPATH": "", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    done = subprocess.run(asked, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == [lm.chat(SAID, max_new_tokens=12).text] * 2
+
+
+def test_lm_eval_measures_what_headway_eval_does(house: House, lm: LanguageModel, tmp_path: Path) -> None:
+    lm_eval = pytest.importorskip("lm_eval")
+    from lm_eval.tasks import TaskManager
+
+    lm.save(tmp_path / "model")
+    (tmp_path / "tasks").mkdir()
+    for name, template, rows in (
+        ("own_choice", CHOICE, QUESTIONS),
+        ("own_rolling", ROLLING, [{"text": text} for text in TEXTS]),
+    ):
+        data = tmp_path / f"{name}.jsonl"
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        text = template.format(name=name, file=data, delimiter=" ")
+        (tmp_path / "tasks" / f"{name}.yaml").write_text(text)
+    asked = [
+        sys.executable,
+        "-m",
+        "headway",
+        "eval",
+        tmp_path / "model",
+        "--harness",
+        "own_choice,own_rolling",
+    ]
+    more = ["--tasks", tmp_path / "tasks", "--json"]
+    ours = json.loads(subprocess.run([*asked, *more], capture_output=True, text=True, check=True).stdout)
+    theirs = lm_eval.simple_evaluate(
+        model="local-completions",
+        model_args={
+            "model": "small",
+            "base_url": f"{house.url}/v1/completions",
+            "tokenizer": str(tmp_path / "model"),
+            "num_concurrent": 4,
+            "max_length": 512,
+        },
+        tasks=["own_choice", "own_rolling"],
+        task_manager=TaskManager(include_path=str(tmp_path / "tasks")),
+    )["results"]
+    for name in ("own_choice", "own_rolling"):
+        measured = {
+            key: value for key, value in theirs[name].items() if key.endswith(",none") and "stderr" not in key
+        }
+        assert measured == pytest.approx({key: ours["results"][name][key] for key in measured}, rel=1e-4)
+        assert len(measured) == 2
