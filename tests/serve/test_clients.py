@@ -100,21 +100,23 @@ def test_lm_eval_measures_what_headway_eval_does(house: House, lm: LanguageModel
     ]
     more = ["--tasks", tmp_path / "tasks", "--json"]
     ours = json.loads(subprocess.run([*asked, *more], capture_output=True, text=True, check=True).stdout)
-    theirs = lm_eval.simple_evaluate(
-        model="local-completions",
-        model_args={
-            "model": "small",
-            "base_url": f"{house.url}/v1/completions",
-            "tokenizer": str(tmp_path / "model"),
-            "num_concurrent": 4,
-            "max_length": 512,
-        },
-        tasks=["own_choice", "own_rolling"],
-        task_manager=TaskManager(include_path=str(tmp_path / "tasks")),
-    )["results"]
     for name in ("own_choice", "own_rolling"):
+        theirs = lm_eval.simple_evaluate(
+            model="local-completions",
+            model_args={
+                "model": "small",
+                "base_url": f"{house.url}/v1/completions",
+                "tokenizer": str(tmp_path / "model"),
+                "tokenizer_backend": "huggingface",  # an id of 0 is none to the one that asks the server
+                "num_concurrent": 4,
+                "max_length": 512,
+                "add_bos_token": name == "own_choice",  # what rolls has it in front
+            },
+            tasks=[name],
+            task_manager=TaskManager(include_path=str(tmp_path / "tasks")),
+        )["results"][name]
         measured = {
-            key: value for key, value in theirs[name].items() if key.endswith(",none") and "stderr" not in key
+            key: value for key, value in theirs.items() if key.endswith(",none") and "stderr" not in key
         }
         assert measured == pytest.approx({key: ours["results"][name][key] for key in measured}, rel=1e-4)
         assert len(measured) == 2

@@ -14,8 +14,9 @@ import sys
 import threading
 
 COMMAND = """#!{python} -IS
-import json, os, socket, sys
+import json, os, signal, socket, sys
 there = socket.socket(socket.AF_UNIX)
+signal.signal(signal.SIGTERM, lambda *_: there.shutdown(socket.SHUT_WR))  # it ends when the server has ended
 there.connect({path!r})
 there.sendall(json.dumps([os.getcwd(), *sys.argv[1:]]).encode() + b"\\n")
 there.recv(1)

@@ -24,8 +24,6 @@ PATHS = {
     "/responses": "/v1/responses",
     "/predict": "/v1/predict",
 }
-OPTIONAL = {"/slots": "slots", "/metrics": "metrics"}
-"""Paths that are there where a flag says so."""
 TAKEN = (
     "batch-size ubatch-size threads cache-ram slot-save-path media-path sleep-idle-seconds tags reasoning "
     "reasoning-format pooling cors-origins"
@@ -121,7 +119,9 @@ def serve(given: argparse.Namespace, folder: Path) -> None:
 
     lm = load(folder, task="causal-lm")
     if given.ctx_size:
-        lm.model.spec = replace(lm.spec, trained_context=given.ctx_size // given.parallel)
+        lm.model.spec = replace(
+            lm.spec, trained_context=given.ctx_size // (1 if given.kv_unified else given.parallel)
+        )
     file = given.chat_template_file
     template = Path(file).read_text() if file else given.chat_template or "chatml"
     template = ChatTemplate.find(template).source if template in BUILT_IN else template
@@ -150,6 +150,6 @@ def only_health(given: argparse.Namespace) -> None:
 def main(arguments: list[str]) -> None:
     given, unknown = flags().parse_known_args(arguments)
     if unknown:
-        print(f"flags that have no counterpart: {unknown}", file=sys.stderr)
+        print(unknown, file=sys.stderr)  # they have no counterpart
     folder = Path(os.environ["SHIM_MODELS"]) / (given.hf_repo or "none").rpartition("/")[2]
     serve(given, folder) if folder.is_dir() else only_health(given)

@@ -10,7 +10,8 @@ from fastapi.responses import Response
 
 from headway.serve import chats
 from headway.serve.answers import ChatAnswer, CompletionAnswer
-from headway.serve.bodies import Chat, Completion
+from headway.serve.bodies import Chat, Completion, TextRequest
+from headway.serve.errors import warned
 from headway.serve.responses import ResponseAnswer, Responses
 from headway.serve.served import Decoding
 from headway.serve.server import Server
@@ -78,6 +79,21 @@ def routes(server: Server) -> APIRouter:
         """Answers a conversation, as a list of items."""
         talk = await chats.begin(server, body.chat(), body)
         return await respond(ResponseAnswer(talk, body.told), request, stream=body.stream)
+
+    async def counted(asked: TextRequest, body: Chat) -> dict[str, Any]:
+        model, warnings = await server.begin(asked, Decoding)
+        ids = await chats.rendered(model, body, warnings)
+        return {"object": "response.input_tokens", "input_tokens": len(ids), **warned(warnings)}
+
+    @router.post("/chat/completions/input_tokens")
+    async def count_chat(body: Chat) -> dict[str, Any]:
+        """The tokens of a conversation."""
+        return await counted(body, body)
+
+    @router.post("/responses/input_tokens")
+    async def count_items(body: Responses) -> dict[str, Any]:
+        """The tokens of a conversation, as a list of items."""
+        return await counted(body, body.chat())
 
     return router
 
