@@ -144,11 +144,14 @@ def house_of(kind: str) -> Iterator[tuple[House, LanguageModel, bool]]:
         yield house, lm, exact
 
 
+LONG = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+
 @pytest.mark.parametrize(
     ("kind", "count"),
     [
         *((kind, 20) for kind in KINDS),
-        *(pytest.param(kind, 2000, marks=pytest.mark.slow) for kind in KINDS),
+        *(pytest.param(kind, 2000, marks=LONG) for kind in KINDS),
     ],
 )
 def test_many_at_once_are_those_of_one_after_the_other(kind: str, count: int) -> None:

@@ -24,6 +24,8 @@ PATHS = {
     "/responses": "/v1/responses",
     "/predict": "/v1/predict",
 }
+FORMATS = {"json_schema": "json", "grammar": "grammar"}
+"""Fields that say what a text may be."""
 TAKEN = (
     "batch-size ubatch-size threads cache-ram slot-save-path media-path sleep-idle-seconds tags reasoning "
     "reasoning-format pooling cors-origins"
@@ -98,6 +100,9 @@ class Renamed:
         length = "n_predict" if path in ("/completion", "/infill") else "max_tokens"
         if length != "n_predict" and "n_predict" in said:
             said[length] = said.pop("n_predict")
+        for name, ours in FORMATS.items():
+            if name in said:
+                said["structured_outputs"] = {ours: said.pop(name)}
         if path in ("/completion", "/infill", "/v1/completions", "/v1/chat/completions"):
             said = {**self.defaults, **said}
             if self.given.n_predict is not None:
