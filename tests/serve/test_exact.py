@@ -8,6 +8,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 
 from headway.api import LanguageModel, load
 from headway.models.quantize import quantize_model
+from headway.serve.grammar import Grammars
 from tests.serve.conftest import Decoding as Served
 from tests.serve.conftest import House, Models, Worker, running, talker
 
@@ -49,18 +51,33 @@ def drawn(number: int) -> dict[str, Any]:
         "frequency_penalty": draw.choice([0, 0.5]),
         "presence_penalty": draw.choice([0, -0.3]),
         "stream": draw.random() < 0.5,
+        "structured_outputs": draw.choice([None, None, None, *FORMATS]),
     }
+
+
+FORMATS: list[dict[str, Any]] = [
+    {"regex": "(the|cat|sat| )+"},
+    {"json": {"type": "array", "items": {"type": "integer"}, "minItems": 1}},
+    {"choice": ["the cat", "the mat"]},
+]
 
 
 RENAMED = {"max_tokens": "max_new_tokens", "logprobs": "top_log_probs", "logit_bias": "bias"}
 
 
+@cache
+def grammars(lm: LanguageModel) -> Grammars:
+    return Grammars(lm.need_tokenizer(), lm.spec.vocab, lm.eos)
+
+
 def alone(lm: LanguageModel, asked: dict[str, Any], exact: bool) -> list[tuple[str, str, list[float]]]:
     """Texts, reasons and log probabilities of a request, by `LanguageModel.generate`."""
-    apart = {"prompt", "n", "stream"}
+    apart = {"prompt", "n", "stream", "structured_outputs"}
     options = {RENAMED.get(name, name): value for name, value in asked.items() if name not in apart}
     options |= {"log_probs": asked["logprobs"] is not None, "top_log_probs": asked["logprobs"] or 0}
     options |= {"bias": {int(token): more for token, more in asked["logit_bias"].items()}, "exact": exact}
+    if form := asked["structured_outputs"]:
+        options["grammar"] = grammars(lm).compile(*next(iter(form.items())))
     made = lm.generate([asked["prompt"]] * asked["n"], **{**options, "stop": asked["stop"] or ()})
     reasons = {"eos": "stop"}
     return [
@@ -70,8 +87,9 @@ def alone(lm: LanguageModel, asked: dict[str, Any], exact: bool) -> list[tuple[s
 
 async def told(client: Any, asked: dict[str, Any]) -> list[tuple[str, str, list[float]]] | None:
     """The same by HTTP; of a request that is given up nothing is told."""
-    extra = {name: asked[name] for name in ("top_k", "min_p", "repetition_penalty")}
-    usual = {name: value for name, value in asked.items() if name not in extra}
+    ours = "top_k", "min_p", "repetition_penalty", "structured_outputs"
+    extra = {name: asked[name] for name in ours if asked[name] is not None}
+    usual = {name: value for name, value in asked.items() if name not in ours}
     answer = await client.completions.create(model="small", extra_body=extra, **usual)
     texts: list[tuple[str, str, list[float]]] = [("", "", []) for _ in range(asked["n"])]
 

@@ -205,23 +205,6 @@ def test_what_the_server_is_and_does(house: House) -> None:
     assert ask(house, "/chat/completions", talk)[1]["object"] == "chat.completion"
 
 
-def test_prompts_may_have_their_name(house: House) -> None:
-    asked = {"n_predict": 4, "seed": 2}
-    named = {"prompt_string": "the cat"}
-    plain = ask(house, "/completion", {**asked, "prompt": ["the cat", "the cat"]})[1]
-    told = ask(house, "/completion", {**asked, "prompt": ["the cat", named]})[1]
-    assert [one["content"] for one in told] == [one["content"] for one in plain]
-    assert ask(house, "/completion", {**asked, "prompt": named})[1]["content"] == plain[0]["content"]
-    assert ask(house, "/completion", {**asked, "prompt": {**named, "multimodal_data": ["AA=="]}})[0] == 400
-
-
-def test_a_text_that_fills_the_context_is_truncated(house: House) -> None:
-    told = ask(house, "/completion", {"prompt": "the cat", "n_predict": -1, "ignore_eos": True})[1]
-    assert (told["truncated"], told["stop_type"]) == (True, "limit")
-    assert told["tokens_evaluated"] + told["tokens_predicted"] == 512
-    assert ask(house, "/completion", {"prompt": "the cat", "n_predict": 2})[1]["truncated"] is False
-
-
 def test_tokens_of_a_conversation_are_counted(house: House) -> None:
     said = [{"role": "user", "content": "the cat sat"}]
     counted = ask(house, "/v1/chat/completions/input_tokens", {"messages": said})[1]["input_tokens"]
