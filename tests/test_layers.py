@@ -14,7 +14,7 @@ CONTRACTS = {
     for contract in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
 }
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-IMPORTED_AS = {"pyyaml": "yaml"}
+IMPORTED_AS = {"pyyaml": "yaml", "prometheus-client": "prometheus_client"}
 COME_WITH = {"cycler": "matplotlib"}
 PURE = {
     "patterns",

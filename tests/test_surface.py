@@ -56,6 +56,7 @@ SUBCOMMANDS = [
     "answer",
     "embed",
     "chat",
+    "run",
     "serve",
     "eval",
     "instruct",

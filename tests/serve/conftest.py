@@ -1,7 +1,6 @@
 """A server of a small model, on a port of its own."""
 
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,15 +13,17 @@ from headway.patterns import Causal
 from tests.generate.conftest import small
 from tests.text.conftest import byte_level
 
-uvicorn = pytest.importorskip("uvicorn", reason="headway[serve] is not installed")
+pytest.importorskip("uvicorn", reason="headway[serve] is not installed")
 
-from headway.serve import chats  # noqa: E402
-from headway.serve.app import make_app  # noqa: E402
-from headway.serve.models import Models  # noqa: E402
-from headway.serve.parts import Part  # noqa: E402
-from headway.serve.served import Decoding  # noqa: E402
-from headway.serve.server import Server  # noqa: E402
-from headway.serve.worker import Worker  # noqa: E402
+from headway.serve import chats
+from headway.serve.app import make_app
+from headway.serve.models import Models
+from headway.serve.parts import Part
+from headway.serve.running import Listener
+from headway.serve.served import Decoding
+from headway.serve.server import Server
+from headway.serve.visits import Key
+from headway.serve.worker import Worker
 
 
 @dataclass
@@ -32,7 +33,8 @@ class House:
     url: str
     models: Models
     worker: Worker
-    server: "uvicorn.Server"
+    server: Server
+    listener: Listener
 
     def used(self) -> int:
         """Pages that texts hold."""
@@ -59,18 +61,21 @@ def serving(
 
 @contextmanager
 def running(models: Models, worker: Worker, *, strict: bool = False, **how: Any) -> Iterator[House]:
-    """A server of these models."""
-    app = make_app(Server(models, worker, strict=strict), **how)
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
-    thread = threading.Thread(target=server.run, daemon=True)
+    """A server of these models. `how`: of `make_app`, and `listener`: of `Listener`."""
+    settings, keys = how.pop("listener", {}), how.pop("keys", ())
+    how["keys"] = [Key(key) if isinstance(key, str) else key for key in keys]
+    server = Server(models, worker, strict=strict)
+    listens = threading.Event()
+    listener = Listener(
+        server, make_app(server, **how), host="127.0.0.1", port=0, say=lambda url: listens.set(), **settings
+    )
+    thread = threading.Thread(target=listener.run, daemon=True)
     thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
+    assert listens.wait(30)
     try:
-        yield House(f"http://127.0.0.1:{port}", models, worker, server)
+        yield House(listener.url, models, worker, server, listener)
     finally:
-        server.should_exit = True
+        listener.should_exit = True
         thread.join()
 
 

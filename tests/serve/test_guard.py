@@ -47,10 +47,26 @@ def test_bodies_are_bounded() -> None:
         assert ask(house)[0] == 200
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"nul", b"\xff\xfe", b'{"prompt": NaN}', b"[" * 100_000])
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"nul", b"\xff\xfe", b'{"prompt": NaN}', b"[" * 60_000])
 def test_what_is_no_json_is_said(house: House, body: bytes) -> None:
     status, told = ask(house, body=body)
     assert (status, told["error"]["type"]) == (400, "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"n": 1000},
+        {"stop": ["x"] * 17},
+        {"logit_bias": {str(i): 1 for i in range(1025)}},
+        {"logprobs": 21},
+        {"max_tokens": 10**12},
+        {"prompt": [[5]] * 100_000},
+    ],
+)
+def test_numbers_are_bounded(house: House, more: dict[str, Any]) -> None:
+    status, told = ask(house, body={**BODY, **more})
+    assert (status in (400, 413), told["error"]["type"]) == (True, "invalid_request_error")
 
 
 def test_a_key_is_needed_where_there_are_keys() -> None:

@@ -53,6 +53,7 @@ COMMANDS: dict[str, Command] = {
     "answer": Command("Find the answer to a question in a text", "headway.cli.encoders:answer"),
     "embed": Command("One vector for each text, or how similar texts are", "headway.cli.encoders:embed"),
     "chat": Command("Talk with a model in the terminal", "headway.cli.chat"),
+    "run": Command("Download a model if needed, serve it, and talk with it", "headway.cli.serve:run"),
     "serve": Command("Answer over HTTP, as OpenAI's servers do", "headway.cli.serve"),
     "eval": Command(
         "Bits per byte of a model on a text, or tasks of lm-evaluation-harness", "headway.cli.evaluate"

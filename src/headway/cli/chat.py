@@ -1,6 +1,8 @@
 """`headway chat MODEL`: a conversation in the terminal, or line by line through a pipe."""
 
 import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 from headway.cli._options import says
@@ -10,16 +12,31 @@ from headway.errors import ConfigError, DataError, HeadwayError
 
 if TYPE_CHECKING:
     from headway.api import LanguageModel
+    from headway.endpoints import ServerEndpoint
     from headway.models import ModelSpec
 
 PLAIN = "{{ bos_token or '' }}{% for message in messages %}{{ message.content ~ '\n' }}{% endfor %}"
 HELP = "/reset forgets the conversation, /quit (or Ctrl-D) ends it, Ctrl-C cuts a reply short"
+FIELDS = {name: name for name in ("top_k", "top_p", "min_p", "repetition_penalty", "stop")}
+FIELDS["max_new_tokens"] = "max_tokens"
+"""What a server calls an option."""
 Talk = list[dict[str, str]]
 
 
+@dataclass(frozen=True)
+class ChatRun(SamplingRun):
+    """A model that is talked with.
+
+    model: a model folder, a GGUF file, or an id of the Hugging Face Hub; with --url, one of the server's
+    """
+
+    model: str = ""
+
+
 def command(
-    run: SamplingRun,
+    run: ChatRun,
     *,
+    url: str | None = None,
     system: str | None = None,
     temperature: Annotated[float, says(short="-t")] = 0.8,
     template: str | None = None,
@@ -28,11 +45,21 @@ def command(
     """Talk with a model. Replies go to stdout, one per line that is read; remarks go to stderr. When the context is
     full, the oldest turns are forgotten, which is said; a model whose layers all see windows has no such end.
 
+    url: talk with a model of this server, as http://127.0.0.1:8080/v1
     system: what the model is told first
     temperature: 0 is greedy
     template: alpaca | chatml | llama2 | vicuna, or a file of Jinja [default: its own]
     plain: no template, for a model that was not trained to talk: lines of one text
     """
+    if url is not None:
+        if plain or template is not None:
+            raise ConfigError("--url: the server has the template; leave out --plain and --template")
+        from headway.endpoints import ServerEndpoint
+
+        talk_with(ServerEndpoint(url, run.model or None, say=note), system, asked(run, temperature))
+        return
+    if not run.model:
+        raise ConfigError("chat: name a model, or a server by --url")
     if plain and template is not None:
         raise ConfigError("--plain is a talk without a template; leave out one of --plain and --template")
     lm = run.load(task="causal-lm")
@@ -51,14 +78,25 @@ def command(
 
 
 def talk(lm: "LanguageModel", system: str | None, options: dict[str, Any]) -> None:
-    """Reads lines until the end of the input or /quit. A turn that fails is forgotten; the talk goes on.
+    """Talks with a model. A turn that fails is forgotten; the talk goes on.
 
     Raises ConfigError where new tokens are asked for that leave no room for a question."""
     room = room_for_messages(lm.spec, options.get("max_new_tokens"))
     if room is None:
         options = {**options, "beyond_context": True}
+
+    def answer(messages: Talk, seed: int) -> tuple[Talk, str | None]:
+        kept = messages if room is None else latest_turns(lm, messages, room)
+        return kept, _reply(lm, kept, {**options, "seed": seed}) if kept else None
+
+    converse(answer, system, options.get("seed", 0))
+
+
+def converse(answer: Callable[[Talk, int], tuple[Talk, str | None]], system: str | None, seed: int) -> None:
+    """Reads lines until the end of the input or /quit. `answer`: of messages and a seed, the messages that it kept, and
+    a reply; None forgets the turn."""
     first = [] if system is None else [{"role": "system", "content": system}]
-    messages, seed = list(first), options.get("seed", 0)
+    messages = list(first)
     tty = sys.stdin.isatty()
     if tty:
         note(HELP)
@@ -78,12 +116,34 @@ def talk(lm: "LanguageModel", system: str | None, options: dict[str, Any]) -> No
         elif line.strip():
             messages.append({"role": "user", "content": line})
             seed += 2
-            kept = messages if room is None else latest_turns(lm, messages, room)
-            reply = _reply(lm, kept, {**options, "seed": seed}) if kept else None
+            kept, reply = answer(messages, seed)
             if reply is None:
                 messages.pop()
             else:
                 messages = [*kept, {"role": "assistant", "content": reply}]
+
+
+def talk_with(endpoint: "ServerEndpoint", system: str | None, settings: dict[str, Any]) -> None:
+    """As `talk`, with a model of a server. `settings`: fields of its requests."""
+    note(f"{endpoint.name}")
+
+    def answer(messages: Talk, seed: int) -> tuple[Talk, str | None]:
+        return messages, _say(endpoint.stream(messages, **{**settings, "seed": seed}))[0]
+
+    converse(answer, system, settings["seed"])
+
+
+def asked(run: SamplingRun, temperature: float) -> dict[str, Any]:
+    """Fields of requests to a server. Raises ConfigError for options that are of models here."""
+    given: dict[str, Any] = {"temperature": temperature, "seed": run.seed}
+    for field in fields(run):
+        if field.name in ("model", "seed", "threads", "backend") or getattr(run, field.name) == field.default:
+            continue
+        if field.name not in FIELDS:
+            option = f"--{field.name.replace('_', '-')}"
+            raise ConfigError(f"--url: {option} is of models that are loaded here; leave it out")
+        given[FIELDS[field.name]] = getattr(run, field.name)
+    return given
 
 
 def room_for_messages(spec: "ModelSpec", new_tokens: int | None) -> int | None:
@@ -139,20 +199,33 @@ def _read(tty: bool) -> str | None:
 def _reply(lm: "LanguageModel", messages: Talk, options: dict[str, Any]) -> str | None:
     from headway.generate.loop import collect
 
-    deltas = []
-    try:
+    deltas: list[Any] = []
+
+    def pieces() -> Iterator[str]:
         for delta in lm.stream_chat(messages, **options):
             deltas.append(delta)
-            print(delta.text, end="", flush=True)
+            yield delta.text
+
+    text, ended = _say(pieces())
+    if ended:
+        note(f"[{sentence(collect(deltas, 0)).partition(' + ')[2]}]")
+    return text
+
+
+def _say(pieces: Iterator[str]) -> tuple[str | None, bool]:
+    """Prints a reply while it comes: its text, None where it failed, and whether it came to its end."""
+    text = ""
+    try:
+        for piece in pieces:
+            text += piece
+            print(piece, end="", flush=True)
     except KeyboardInterrupt:
         print(flush=True)
         note("cut short")
-        return "".join(d.text for d in deltas)
+        return text, False
     except HeadwayError as error:
         print(flush=True)
         note(f"headway: error: {error}\n(this turn is forgotten; /reset forgets all)")
-        return None
+        return None, False
     print(flush=True)
-    found = collect(deltas, 0)
-    note(f"[{sentence(found).partition(' + ')[2]}]")
-    return found.text
+    return text, True

@@ -1,15 +1,24 @@
-"""`headway serve MODEL...`: models behind an address."""
+"""`headway serve MODEL...`: models behind an address; `headway run MODEL`: one that is talked with there."""
 
 import ipaddress
+import threading
 import webbrowser
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Annotated
 
 from headway.cli._options import Count, Whole, says
 from headway.cli._shared import note, set_threads
+from headway.cli.chat import asked, talk_with
+from headway.cli.generate import SamplingRun
 from headway.errors import ConfigError
 
+if TYPE_CHECKING:
+    from headway.serve.server import Server
+
+ADAPTER = "an adapter of the first model, by a name of its own; may be given often"
 DEMO = Path("runs/demo")
 OWN = ("localhost", "127.0.0.1", "[::1]")
 """Names of this machine for itself."""
@@ -28,6 +37,7 @@ def command(
     *,
     demo: bool = False,
     alias: list[str] | None = None,
+    adapter: Annotated[list[str] | None, says(metavar="NAME=FOLDER", help=ADAPTER)] = None,
     host: str = "127.0.0.1",
     port: Whole = 8080,
     dtype: str = "auto",
@@ -36,10 +46,19 @@ def command(
     strict: bool = False,
     keys: Path | None = None,
     without_key: bool = False,
+    cors: Annotated[list[str] | None, says(metavar="ORIGIN")] = None,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+    memory: Annotated[float | None, says(min=0.001, metavar="GB")] = None,
+    on_demand: bool = False,
+    ttl: Annotated[float | None, says(min=1, metavar="SECONDS")] = None,
     waiting: Count = 256,
+    waiting_tokens: Count | None = None,
+    drain: Annotated[float, says(min=0, metavar="SECONDS")] = 30.0,
+    log: Path | None = None,
 ) -> None:
     """Answer requests of OpenAI's protocol, all of them together: http://HOST:PORT/v1. Ctrl-C ends it when what is
-    being written is done.
+    being written is done, a second one at once.
 
     models: folders, GGUF files or ids of the Hub, of any task
     demo: serve what `headway demo` left in runs/demo, and open the page
@@ -48,9 +67,19 @@ def command(
     port: of the address; 0 takes a free one
     exact: the same bits of logits however a text is read: slower prompts
     strict: refuse fields of requests that are unknown, rather than say that they change nothing
-    keys: a file of keys, one a line, one of which a request must give
+    keys: a file of keys, one of which a request must give; a line is SECRET [name=NAME] [requests=N] [tokens=N] [admin]
     without_key: let others than this machine ask without a key
+    cors: pages of this origin may ask; may be given often
+    tls_cert: a certificate (PEM), for https
+    tls_key: its key
+    memory: for weights and pages of all models, which are given up for others where nobody uses them [default: half of
+        the machine's]
+    on_demand: load a model when it is first asked for
+    ttl: give up a model that nobody has used for so long
     waiting: requests that are written or wait at once; more are told to come again
+    waiting_tokens: tokens of prompts that may wait [default: no bound]
+    drain: finish what is being written for so long when the server ends
+    log: a file of JSON lines, one for each request, without its text
     """
     models = [*(models or []), *([demo_model()] if demo else [])]
     if not models:
@@ -59,42 +88,125 @@ def command(
         raise ConfigError(
             f"--host {host}: others reach it; give --keys FILE, or --without-key to let anybody ask"
         )
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise ConfigError("a server needs FastAPI and uvicorn: pip install 'headway[serve]'") from error
+    if (tls_cert is None) != (tls_key is None):
+        raise ConfigError("--tls-cert and --tls-key go together; give both, or neither")
     set_threads(threads)
-    from headway.api import load
-    from headway.hardware import memory_total
-    from headway.serve.announced import Announced
+    server = open_server(
+        names(models, alias or []), pairs(adapter or []), dtype=dtype, exact=exact, strict=strict, memory=memory,
+        ttl=ttl, on_demand=on_demand, waiting=waiting, waiting_tokens=waiting_tokens,
+    )  # fmt: skip
     from headway.serve.app import make_app
-    from headway.serve.models import Models
-    from headway.serve.served import Decoding
-    from headway.serve.server import Server
-    from headway.serve.tasks import served_as
-    from headway.serve.worker import Worker
+    from headway.serve.running import Listener, log_to
+    from headway.serve.visits import read_keys
 
-    worker = Worker(waiting)
-    keep = memory_total() // 16 // len(models)
-    served = []
-    for named in names(models, alias or []):
-        model = served_as(named.name, load(named.source, dtype=dtype), worker, keep=keep, exact=exact)
-        steps = f", {model.engine.reader.steps}" if isinstance(model, Decoding) else ""
-        note(f"{named.name}: {named.source}, {model.what}{steps}")
-        served.append(model)
-    app = make_app(
-        Server(Models(served), worker, strict),
-        hosts=OWN if is_own(host) else None,
-        keys=[] if keys is None else read_keys(keys),
-    )
-    config = uvicorn.Config(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=30)
+    log_to(log)
+    own = OWN if is_own(host) else None
+    app = make_app(server, cors=cors or (), hosts=own, keys=[] if keys is None else read_keys(keys))
 
     def listening(address: str) -> None:
         note(f"listening: {address}, with a page")
         if demo:
             webbrowser.open(address)
 
-    Announced(config, listening).run()
+    Listener(
+        server, app, host=host, port=port, patience=drain, ssl_certfile=tls_cert, ssl_keyfile=tls_key, say=listening
+    ).run()  # fmt: skip
+
+
+def run(
+    model: str,
+    *,
+    system: str | None = None,
+    temperature: Annotated[float, says(short="-t")] = 0.8,
+    max_new_tokens: Annotated[Whole | None, says(short="-n")] = None,
+    seed: int = 0,
+    dtype: str = "auto",
+    threads: Count | None = None,
+) -> None:
+    """Download a model if it is not here, serve it on a free port of this machine, and talk with it there: others may
+    ask, too, as long as the talk goes on.
+
+    system: what the model is told first
+    temperature: 0 is greedy
+    max_new_tokens: at most so many [default: 128, or what the context has room for]
+    seed: equal seeds give equal text
+    """
+    set_threads(threads)
+    named = names([model], [])
+    server = open_server(named, dtype=dtype)
+    from headway.endpoints import ServerEndpoint
+    from headway.serve.app import make_app
+    from headway.serve.running import Listener, log_to
+
+    log_to(None)
+    urls: SimpleQueue[str] = SimpleQueue()
+    listener = Listener(server, make_app(server, hosts=OWN), host="127.0.0.1", port=0, say=urls.put)
+    thread = threading.Thread(target=listener.run, daemon=True)
+    thread.start()
+    settings = asked(SamplingRun(model, max_new_tokens=max_new_tokens, seed=seed), temperature)
+    try:
+        talk_with(ServerEndpoint(f"{urls.get()}/v1", named[0].name, say=note), system, settings)
+    finally:
+        listener.drain()
+        thread.join()
+
+
+def open_server(
+    named: list[Named],
+    adapters: Sequence[Named] = (),
+    *,
+    dtype: str = "auto",
+    exact: bool = False,
+    strict: bool = False,
+    memory: float | None = None,
+    ttl: float | None = None,
+    on_demand: bool = False,
+    waiting: int = 256,
+    waiting_tokens: int | None = None,
+) -> "Server":
+    """A server of these models, and of adapters of the first of them. Raises ConfigError where none of them can be
+    loaded; others are told, and tried again when they are asked for."""
+    try:
+        from headway.serve.models import Models, Place
+    except ImportError as error:
+        raise ConfigError("a server needs FastAPI and uvicorn: pip install 'headway[serve]'") from error
+    from headway.api import load
+    from headway.checkpoints.remote import local_model
+    from headway.hardware import memory_total
+    from headway.serve.errors import Unavailable
+    from headway.serve.served import Decoding, Served
+    from headway.serve.server import Server
+    from headway.serve.tasks import served_as
+    from headway.serve.worker import Worker
+
+    worker = Worker(waiting, waiting_tokens)
+
+    def place(one: Named) -> Place:
+        def made() -> Served:
+            model = served_as(one.name, load(one.source, dtype=dtype), worker, keep=0, exact=exact)
+            if isinstance(model, Decoding):
+                model.source = local_model(one.source)
+            return model
+
+        return Place(one.name, made, size=size_of(Path(one.source)))
+
+    limit = memory_total() // 2 if memory is None else int(memory * 1e9)
+    models = Models([place(one) for one in named], memory=limit, ttl=ttl)
+    for one in adapters:
+        models.add_adapter(one.name, models.places[named[0].name], one.source)
+    errors = []
+    for each in [] if on_demand else models.places.values():
+        try:
+            models.load(each)
+            note(f"{each.name} is loaded: {models.by_name[each.name].what}")
+        except Unavailable as error:
+            errors.append(str(error))
+    if errors and len(errors) == len(models.places):
+        worker.close()
+        raise ConfigError("; ".join(errors))
+    for text in errors:
+        note(text)
+    return Server(models, worker, strict)
 
 
 def demo_model() -> str:
@@ -104,23 +216,29 @@ def demo_model() -> str:
     return str(DEMO)
 
 
-def read_keys(path: Path) -> list[str]:
-    """The keys of a file. Raises ConfigError where it has none."""
-    keys = path.read_text().split()
-    if not keys:
-        raise ConfigError(f"--keys {path}: there is no key in it; write one a line")
-    return keys
+def size_of(model: Path) -> int:
+    """Bytes of the weights in a folder or file; 0 for what is not here yet."""
+    files = [model] if model.is_file() else model.glob("*.safetensors")
+    return sum(file.stat().st_size for file in files)
 
 
 def names(models: list[str], aliases: list[str]) -> list[Named]:
     """Each model with its name. Raises ConfigError for an alias of no model."""
     given = {}
-    for alias in aliases:
-        name, _, source = alias.partition("=")
-        if not name or source not in models:
-            raise ConfigError(f"--alias {alias}: write NAME=MODEL, of one of {', '.join(models)}")
-        given[source] = name
+    for alias in pairs(aliases):
+        if alias.source not in models:
+            raise ConfigError(f"{alias.source} is none of the models {', '.join(models)}, and has no alias")
+        given[alias.source] = alias.name
     return [Named(given.get(model, Path(model).stem or model), model) for model in models]
+
+
+def pairs(texts: list[str]) -> list[Named]:
+    """NAME=SOURCE, of each. Raises ConfigError."""
+    found = [Named(*text.partition("=")[::2]) for text in texts]
+    for one in found:
+        if not (one.name and one.source):
+            raise ConfigError(f"{one.name or one.source}: write NAME=MODEL, or NAME=FOLDER of an adapter")
+    return found
 
 
 def is_own(host: str) -> bool:

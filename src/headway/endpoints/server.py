@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -78,6 +78,28 @@ class ServerEndpoint(Endpoint):
                 "OpenAI-compatible server, with its version (/v1)?"
             ) from None
 
+    def stream(self, messages: Sequence[Message], **settings: Any) -> Iterator[str]:
+        """A reply, piece by piece while it is written; asked for once. `settings`: fields of the request. Raises
+        EndpointError for what the server refuses, and for a stream that breaks off."""
+        body = {"model": self.model, "messages": [dict(one) for one in messages], **settings, "stream": True}
+        data = json.dumps(body).encode()
+        try:
+            with urlopen(
+                Request(f"{self.url}/chat/completions", data, self._headers()), timeout=self.timeout
+            ) as lines:
+                for line in lines:
+                    if line.strip() == b"data: [DONE]":
+                        return
+                    chunk = json.loads(line[len(b"data: ") :]) if line.startswith(b"data: ") else {}
+                    if "error" in chunk:
+                        raise EndpointError(f"{self.url}: {chunk['error']['message']}")
+                    yield "".join(choice["delta"].get("content") or "" for choice in chunk.get("choices", ()))
+        except HTTPError as error:
+            raise EndpointError(self._refused(error.code, _message(error))) from None
+        except (URLError, OSError, HTTPException) as error:
+            raise EndpointError(f"{self.url}: {getattr(error, 'reason', error)}") from None
+        raise EndpointError(f"{self.url}: the stream broke off")
+
     def _only_model(self) -> str:
         answer = self._ask("/models", None)
         try:
@@ -93,12 +115,9 @@ class ServerEndpoint(Endpoint):
         return names[0]
 
     def _ask(self, path: str, body: dict[str, Any] | None) -> Any:
-        headers = {"Content-Type": "application/json"}
-        if key := self._key():
-            headers["Authorization"] = f"Bearer {key}"
         data = None if body is None else json.dumps(body).encode()
         for attempt in range(self.tries):
-            wait, request = min(2.0**attempt, LONGEST_WAIT), Request(self.url + path, data, headers)
+            wait, request = min(2.0**attempt, LONGEST_WAIT), Request(self.url + path, data, self._headers())
             try:
                 with urlopen(request, timeout=self.timeout) as response:
                     return json.load(response)
@@ -122,6 +141,10 @@ class ServerEndpoint(Endpoint):
             f"{self.url}: no reply after {self.tries} tries; the last said: {problem}. Replies so far are kept: the "
             "same command goes on from there"
         )
+
+    def _headers(self) -> dict[str, str]:
+        key = self._key()
+        return {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
 
     def _key(self) -> str | None:
         own = os.environ.get(OPENAI_KEY) if urlsplit(self.url).hostname == "api.openai.com" else None

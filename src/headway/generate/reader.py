@@ -80,7 +80,6 @@ class Reader:
                 "can be sent back to wait for room; leave the budget out"
             )
         self.device = model.stack.like.device
-        self.adapters = beside(model)
         self.cache = make_paged_cache(
             model.stack,
             budget=budget,
@@ -89,7 +88,15 @@ class Reader:
             dtype=kv_dtype,
         )
         self.sources = Sources(model, exact) if isinstance(model, EncoderDecoder) else None
-        if exact and self.native is None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Reads with the adapters that are added now. What is stored stays. Raises ConfigError where it is to be exact,
+        and cannot."""
+        self.adapters = beside(self.model)
+        for name in ("_step", "native", "steps"):
+            self.__dict__.pop(name, None)
+        if self.exact and self.native is None:
             raise ConfigError(
                 "exact: what the kernels of decoding do not compute depends on how it is read, and here "
                 f"{self.steps.why}; leave exact out"

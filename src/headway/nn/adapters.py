@@ -3,6 +3,7 @@
     adapter = Adapter.fresh(model, Lora(rank=8, alpha=16))    # of every linear layer of the blocks
     attach(model, adapter, "mine")                            # all else is frozen
     set_active(model, ["mine"])                               # several may be attached; the active ones add up
+    detach(model, "mine")                                     # gone
     merge(model), unmerge(model)                              # into the weights, and out of them to the bit
 
 Legend: I numbers in, O numbers out, R rank.
@@ -130,6 +131,17 @@ def attach(
         layer.active = (*layer.active, name)
     for _, layer in adapted(model):
         layer.adapters.requires_grad_(True)
+
+
+def detach(model: nn.Module, name: str) -> None:
+    """Take an adapter off `model`, in place. Raises ConfigError for a name that is not there, and where adapters are
+    merged."""
+    if name not in adapter_names(model):
+        raise _unknown(model, name)
+    _check_unmerged(model)
+    for _, layer in [*adapted(model)]:
+        layer.active = tuple(one for one in layer.active if one != name)
+        layer.adapters.pop(name) if name in layer.adapters else None
 
 
 def adapted(model: nn.Module) -> Iterator[tuple[str, Linear]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.routing import APIRoute
 
 from headway.serve.errors import Json, tell_errors
@@ -16,18 +18,28 @@ from headway.serve.routes import ROUTES
 from headway.serve.server import Server
 
 
-def make_app(server: Server, **guard: Any) -> FastAPI:
-    """A server of its models, over HTTP. `guard`: what requests must be (`Guard`)."""
+def make_app(server: Server, *, cors: Sequence[str] = (), **guard: Any) -> FastAPI:
+    """A server of its models, over HTTP. `guard`: what requests must be (`Guard`); `cors`: whose pages may ask."""
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
+        expiring = asyncio.create_task(server.models.expire())
         yield
+        expiring.cancel()
         server.worker.close()
 
     app = FastAPI(title="headway", default_response_class=Json, lifespan=life, docs_url=None, redoc_url=None)
     describe(app)
     tell_errors(app)
-    app.add_middleware(Guard, **guard)
+    app.add_middleware(Guard, server=server, **guard)
+    if cors:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=cors,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
     routers = [routes(server) for routes in ROUTES]
     for router in routers:
         app.include_router(router)

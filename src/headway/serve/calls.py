@@ -6,11 +6,12 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from headway.errors import ConfigError
 from headway.serve.errors import Busy
 from headway.serve.served import Served
+from headway.serve.visits import VISIT
 from headway.serve.worker import Steps, Work, Worker
 
 MOST_TOKENS = 300_000
@@ -31,6 +32,10 @@ class Called(Served, Generic[M]):
         self.model, self.exact, self._worker = model, exact, worker
         self._threads = ThreadPoolExecutor(max(1, worker.most), f"headway-{name}")
         self._live = 0
+
+    @property
+    def weights(self) -> Any:
+        return self.model.model  # type: ignore[attr-defined]
 
     @property
     @abstractmethod
@@ -71,3 +76,5 @@ class Called(Served, Generic[M]):
             is_over, self._live = True, self._live - 1
             for wait in waits:
                 wait.cancel()
+            if (visit := VISIT.get()) is not None:
+                visit.read += tokens

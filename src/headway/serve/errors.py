@@ -42,12 +42,26 @@ class PromptTooLong(ConfigError):
         self.told = {"type": "exceed_context_size_error", "n_prompt_tokens": tokens, "n_ctx": context}
 
 
-class Busy(HeadwayError):
+class Refused(HeadwayError):
+    """What is not answered, and the status that tells it; `again`: seconds after which it may be otherwise."""
+
+    def __init__(self, message: str, status: int, again: int = AGAIN) -> None:
+        super().__init__(message)
+        self.status, self.again = status, again
+
+
+class Busy(Refused):
     """There is no room for another request now."""
 
+    def __init__(self, message: str, again: int = AGAIN) -> None:
+        super().__init__(message, 429, again)
 
-class Unavailable(HeadwayError):
+
+class Unavailable(Refused):
     """What is asked for cannot be had now, and the request is not to blame."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, 503)
 
 
 class Json(JSONResponse):
@@ -95,36 +109,37 @@ def tell_errors(app: FastAPI) -> None:
         where = ".".join(str(part) for part in first["loc"] if part != "body")
         return {"message": f"{where}: {first['msg']}" if where else first["msg"], "param": where or None}
 
-    kinds: list[tuple[type[Exception], int, Callable[[Any], dict[str, Any]], dict[str, str]]] = [
-        (UnknownModel, 404, lambda error: {"message": str(error), "code": "model_not_found"}, {}),
-        (Busy, 429, lambda error: {"message": str(error)}, {"retry-after": str(AGAIN)}),
-        (PromptTooLong, 400, lambda error: {"message": str(error), "code": TOO_LONG, **error.told}, {}),
-        (Unavailable, 503, lambda error: {"message": str(error)}, {"retry-after": str(AGAIN)}),
-        (CacheError, 503, lambda error: {"message": str(error)}, {"retry-after": str(AGAIN)}),
-        (ConfigError, 400, lambda error: {"message": str(error)}, {}),
-        (DataError, 400, lambda error: {"message": str(error)}, {}),
-        (PatternError, 400, lambda error: {"message": str(error)}, {}),
-        (HeadwayError, 500, lambda error: {"message": str(error)}, {}),
-        (RequestValidationError, 400, of_fields, {}),
-        (ValidationError, 400, of_fields, {}),
-        (Exception, 500, lambda error: {"message": "the server failed; see its log"}, {}),
+    kinds: list[tuple[type[Exception], int, Callable[[Any], dict[str, Any]]]] = [
+        (UnknownModel, 404, lambda error: {"message": str(error), "code": "model_not_found"}),
+        (Busy, 429, lambda error: {"message": str(error)}),
+        (PromptTooLong, 400, lambda error: {"message": str(error), "code": TOO_LONG, **error.told}),
+        (Unavailable, 503, lambda error: {"message": str(error)}),
+        (CacheError, 503, lambda error: {"message": str(error)}),
+        (ConfigError, 400, lambda error: {"message": str(error)}),
+        (DataError, 400, lambda error: {"message": str(error)}),
+        (PatternError, 400, lambda error: {"message": str(error)}),
+        (HeadwayError, 500, lambda error: {"message": str(error)}),
+        (RequestValidationError, 400, of_fields),
+        (ValidationError, 400, of_fields),
     ]
-    for kind, status, read, headers in kinds:
-        app.add_exception_handler(kind, _teller(status, read, headers))
+    for kind, status, read in kinds:
+        app.add_exception_handler(kind, _teller(status, read))
 
     def of_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        told = shaped(error.status_code, str(error.detail), path=request.url.path)
-        return Json(told, status_code=error.status_code, headers=error.headers)
+        status, path = error.status_code, request.url.path
+        told = shaped(status, str(error.detail), path=path)
+        return Json(told, status_code=status, headers={**(error.headers or {}), **later(status, error)})
 
     app.add_exception_handler(HTTPException, of_http)
 
 
-def _teller(
-    status: int, read: Callable[[Any], dict[str, Any]], headers: dict[str, str]
-) -> Callable[[Request, Exception], Response]:
-    def tell(request: Request, error: Exception) -> Response:
-        told = shaped(status, **read(error), path=request.url.path)
-        return Json(told, status_code=status, headers=headers)
+def _teller(status: int, read: Callable[[Any], dict[str, Any]]) -> Callable[[Request, Exception], Response]:
+    return lambda request, error: Json(
+        shaped(status, **read(error), path=request.url.path), status_code=status, headers=later(status, error)
+    )
 
-    return tell
+
+def later(status: int, error: Exception) -> dict[str, str]:
+    """The header that says when to come again, where that may help."""
+    return {"retry-after": str(getattr(error, "again", AGAIN))} if status in (429, 503) else {}

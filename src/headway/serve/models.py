@@ -3,56 +3,87 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from headway.errors import ConfigError, HeadwayError, did_you_mean
+from headway.errors import ConfigError, did_you_mean
 from headway.serve.errors import Unavailable, UnknownModel
-from headway.serve.served import Served
+from headway.serve.served import Decoding, Served
+from headway.serve.visits import VISIT
 
 LOG = logging.getLogger(__name__)
 S = TypeVar("S", bound=Served)
+PAGES = 8
+"""A part of the memory that weights leave to pages: one of so many."""
 
 
 @dataclass(eq=False)
 class Place:
     """A name that requests give, and the model that has it; None while it is not loaded.
 
-    load: makes the model, in a thread that is not the event loop's.   error: why it could not be loaded.
-    used: when it was last asked for, by `time.monotonic`.
+    load: makes the model, in a thread that is not the event loop's.   stays: it is never given up for others.
+    size: bytes of its weights, or what they are expected to be.   base: whose adapter it is.
+    error: why it could not be loaded.   live: requests that use it.   used: when one did, by `time.monotonic`.
     """
 
     name: str
     load: Callable[[], Served]
     model: Served | None = None
+    stays: bool = False
+    size: int = 0
+    base: Place | None = None
     error: str | None = None
+    live: int = 0
     used: float = 0.0
+    checked: bool = False
+
+    def enter(self) -> Callable[[], None]:
+        """Begins to use it; what ends that."""
+        self.live += 1
+        return self._leave
+
+    def _leave(self) -> None:
+        self.live, self.used = self.live - 1, time.monotonic()
+
+    @property
+    def state(self) -> str:
+        """In a word."""
+        return "loaded" if self.model is not None else "failed" if self.error else "unloaded"
 
     @staticmethod
     def of(model: Served) -> Place:
         """That of a model which is loaded already."""
-        return Place(model.name, lambda: model, model)
+        return Place(model.name, lambda: model, model, stays=True, size=model.nbytes)
 
     @property
     def described(self) -> dict[str, Any]:
         """As `/v1/models` tells it."""
-        state = "loaded" if self.model is not None else "failed" if self.error else "unloaded"
         bare = {"id": self.name, "object": "model", "created": 0, "owned_by": "headway"}
-        return {**(bare if self.model is None else self.model.described), "state": state}
+        return {**(bare if self.model is None else self.model.described), "state": self.state}
 
 
 class Models:
-    """All models of a server; those that are given stay."""
+    """All models of a server.
 
-    def __init__(self, models: Sequence[Served | Place]) -> None:
+    memory: bytes of their weights and pages together; models that nobody uses are given up for others, the one that
+        was used longest ago first. What weights leave is shared by the pages of decoders; None is no bound.
+    ttl: seconds after which a model that nobody uses is given up; None is never.
+    """
+
+    def __init__(
+        self, models: Sequence[Served | Place], *, memory: int | None = None, ttl: float | None = None
+    ) -> None:
+        self.memory, self.ttl = memory, ttl
         places = [model if isinstance(model, Place) else Place.of(model) for model in models]
         self.places = {place.name: place for place in places}
         if len(self.places) < len(places):
             raise ConfigError(f"serve: names repeat among {', '.join(place.name for place in places)}")
         self._loads = asyncio.Lock()
+        self._share()
 
     @property
     def by_name(self) -> dict[str, Served]:
@@ -65,7 +96,8 @@ class Models:
     async def find(self, name: str | None, kind: type[S] = Served) -> S:  # type: ignore[assignment]
         """The model of a name, loaded; where none is given, the only one of a kind. Raises UnknownModel, ConfigError
         where it is of another kind, Unavailable where it cannot be loaded."""
-        fitting = [place for place in self.places.values() if isinstance(place.model, kind | None)]
+        places = [place for place in self.places.values() if place.base is None]
+        fitting = [place for place in places if isinstance(place.model, kind | None)]
         place = fitting[0] if name is None and len(fitting) == 1 else self.place(name)
         model = await self.open(place)
         if not isinstance(model, kind):
@@ -85,23 +117,106 @@ class Models:
 
     async def open(self, place: Place) -> Served:
         """The model of a place; it is loaded, beside what goes on, where it is not. Raises Unavailable."""
+        if (visit := VISIT.get()) is not None:
+            visit.after.callback(place.enter())
         if place.model is None:
             async with self._loads:
-                model = await asyncio.to_thread(self.load, place)
-        else:
-            model = place.model
-        place.used = time.monotonic()
-        return model
+                return await asyncio.to_thread(self.load, place)
+        return place.model
 
     def load(self, place: Place) -> Served:
         """Loads the model of a place, where it is not. Raises Unavailable."""
         if place.model is not None:
             return place.model
         try:
+            if place.base is not None:
+                self.load(place.base)
+            self._make_room(place)
             model = place.load()
-        except (HeadwayError, OSError) as error:
+            (place.base or place).size = model.nbytes
+            self._make_room(place)  # its files may have said less
+        except Exception as error:  # whatever is in its files
             place.error = str(error)
-            LOG.error("%s: %s", place.name, error)
+            LOG.error("%s cannot be loaded (%s)", place.name, type(error).__name__)
             raise Unavailable(f"{place.name} cannot be loaded: {error}") from error
-        place.model, place.error = model, None
+        place.model, place.error, place.checked = model, None, False
+        self._share()
         return model
+
+    def _loaded(self) -> list[Place]:
+        return [place for place in [*self.places.values()] if place.model is not None]
+
+    def _make_room(self, place: Place) -> None:
+        """Gives up models that nobody uses, until the weights of another one have room. Raises Unavailable."""
+        while self.memory is not None:
+            there = self.memory - self.memory // PAGES - sum(other.size for other in self._loaded())
+            if place.size <= there:
+                return
+            idle = [one for one in self._loaded() if not (one.live or one.stays or one is place.base)]
+            if not idle:
+                raise Unavailable(
+                    f"its weights take {place.size} bytes, and {there} of {self.memory} are left"
+                )
+            self.unload(min(idle, key=lambda one: one.used))
+
+    def _share(self) -> None:
+        """What weights leave is for pages, in equal parts."""
+        if self.memory is not None:
+            left = self.memory - sum(place.size for place in self._loaded())
+            own = [place.model for place in self._loaded() if place.base is None]
+            decoders = [model for model in own if isinstance(model, Decoding)]
+            for model in decoders:
+                model.keep(max(left, 0) // len(decoders))
+
+    def unload(self, place: Place) -> None:
+        """Gives up the model of a place, and those of its adapters; requests that use it go on with it."""
+        for other in [*self.places.values()]:
+            if other.base is place:
+                other.model = None
+        place.model = None
+        gc.collect()
+        self._share()
+
+    async def expire(self) -> None:
+        """Gives up models that nobody has used for `ttl`, as long as it is not cancelled."""
+        while self.ttl is not None:
+            await asyncio.sleep(min(1.0, self.ttl / 4))
+            for place in self._loaded():
+                idle = not (place.live or place.stays or place.base)
+                if idle and time.monotonic() - place.used > self.ttl:
+                    self.unload(place)
+
+    async def check(self) -> None:
+        """Checks the models that are loaded, each once. Raises Unavailable for one that does not what it should."""
+        for place in self._loaded():
+            if place.model is not None and not place.checked:
+                await place.model.check()
+                place.checked = True
+
+    def add_adapter(self, name: str, base: Place, folder: str) -> Place:
+        """A name for a model with an adapter of it, which is not loaded yet. Raises ConfigError for a name that is
+        taken."""
+        if name in self.places:
+            raise ConfigError(f"there is a model {name!r} already; give another name, or unload that one")
+
+        def load() -> Served:
+            assert isinstance(base.model, Decoding)
+            return base.model.adapted(name, folder)
+
+        self.places[name] = place = Place(name, load, base=base)
+        return place
+
+    def drop_adapter(self, name: str) -> None:
+        """Takes an adapter away; what is being written with it goes on. Raises UnknownModel, ConfigError for a name
+        that is none of an adapter."""
+        place = self.place(name)
+        if place.base is None:
+            raise ConfigError(f"{name} is a model, and no adapter of one")
+        del self.places[name]
+        if isinstance(place.model, Decoding):
+            place.model.drop()
+
+    @property
+    def states(self) -> dict[str, str]:
+        """Of all models, in a word."""
+        return {name: place.state for name, place in self.places.items()}

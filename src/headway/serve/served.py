@@ -5,19 +5,34 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
+
+from torch import nn
 
 from headway.api import LanguageModel
-from headway.generate import Engine, GenerationConfig
+from headway.cache import PAGE
+from headway.checkpoints import load_folder
+from headway.checkpoints.adapters import load_adapter
+from headway.checkpoints.bases import check_bases
+from headway.errors import ConfigError
+from headway.generate import Engine, GenerationConfig, Sampling
 from headway.generate.ranks import reader_of
 from headway.generate.requests import check_prompts, context_limit, make_requests
 from headway.generate.sequences import SampledText
-from headway.serve.errors import PromptTooLong
+from headway.nn.adapters import attach, beside, detach
+from headway.serve.errors import PromptTooLong, Unavailable
 from headway.serve.grammar import CompiledGrammar, Grammars
 from headway.serve.structure import Asked
+from headway.serve.visits import VISIT
 from headway.serve.worker import Told, Worker
+
+NEARLY = 0.05
+"""Of ln p: what the order of sums may change in weights of few bits."""
 
 
 class Served:
@@ -33,6 +48,19 @@ class Served:
     def context(self) -> int | None:
         """The longest text, in tokens; None is no limit."""
         return None
+
+    @property
+    def weights(self) -> nn.Module:
+        """What takes its memory."""
+        return nn.Module()
+
+    @property
+    def nbytes(self) -> int:
+        """Of its weights."""
+        return sum(t.nbytes for t in (*self.weights.parameters(), *self.weights.buffers()))
+
+    async def check(self) -> None:
+        """Whether it does what it should. Raises Unavailable."""
 
     @property
     def described(self) -> dict[str, Any]:
@@ -51,20 +79,25 @@ class Decoding(Served):
     """A decoder: its engine, which stays open, and how requests become texts.
 
     keep: bytes of keys and values that stay for texts that begin as earlier ones did.   exact: see `GenerationConfig`.
+    source: its folder, which says whether an adapter is one of it.   adapters: those that its texts have.
     """
 
     task, what = "causal-lm", "a language model"
 
     def __init__(
-        self, name: str, lm: LanguageModel, worker: Worker, *, keep: int, exact: bool = False
+        self,
+        name: str,
+        lm: LanguageModel,
+        worker: Worker,
+        *,
+        keep: int,
+        exact: bool = False,
     ) -> None:
         super().__init__(name)
-        self.lm, self._worker, self._keep, self.exact = lm, worker, keep, exact
-
-    @cached_property
-    def engine(self) -> Engine:
-        """What writes its texts."""
-        return Engine(reader_of(self.lm.model, keep=self._keep, exact=self.exact))
+        self.lm, self._worker, self.exact = lm, worker, exact
+        self.source: Path | None = None
+        self.engine = Engine(reader_of(lm.model, keep=keep, exact=exact))
+        self.adapters = beside(lm.model)
 
     @cached_property
     def unused(self) -> list[int]:
@@ -98,7 +131,10 @@ class Decoding(Served):
     ) -> list[SampledText]:
         """`count` texts for each prompt, those of a prompt numbered from 0 as `LanguageModel.generate` numbers a list
         that has it so often: equal seeds give equal texts. Raises DataError and ConfigError as `generate`."""
-        config = replace(config, eos=self.lm.eos, forbidden=self.unused, exact=self.exact)
+        visit = VISIT.get()
+        salt = config.cache_salt if visit is None else visit.key.salt + config.cache_salt
+        own: dict[str, Any] = {"exact": self.exact, "adapters": self.adapters, "cache_salt": salt}
+        config = replace(config, eos=self.lm.eos, forbidden=self.unused, **own)
         made = []
         for prompt in check_prompts(prompts, self.lm.spec.vocab):
             if self.context is not None and len(prompt) > self.context:
@@ -109,4 +145,80 @@ class Decoding(Served):
 
     def write(self, texts: Sequence[SampledText]) -> AsyncIterator[Told]:
         """See `Worker.write`."""
+        if (visit := VISIT.get()) is not None:
+            visit.texts.append((self.name, texts))
         return self._worker.write(self.engine, texts)
+
+    async def check(self) -> None:
+        prompt = [i % self.lm.spec.vocab for i in range(min(3 * PAGE, (self.context or 3 * PAGE) - 1))]
+        config = GenerationConfig(
+            max_new_tokens=1, sampling=Sampling(temperature=0), log_probs=True, prefix_cache=True,
+            cache_salt=uuid4().hex,
+        )  # fmt: skip
+        cold, warm = [self.texts([prompt], config)[0] for _ in range(2)]
+        for text in (cold, warm):
+            async for _ in self._worker.write(self.engine, [text]):
+                pass
+        found, again = (text.deltas[0].log_prob or 0.0 for text in (cold, warm))
+        if abs(found - again) > NEARLY:
+            raise Unavailable(f"{self.name}: ln p of a token is {found}, and {again} from what was stored")
+        reader = self.engine.reader
+        kept = reader.shares_prefixes and reader.cache.pool.keep != 0
+        if kept and len(prompt) > PAGE and not warm.stored:
+            raise Unavailable(f"{self.name}: what a prompt has stored is not found by the same prompt")
+
+    @property
+    def weights(self) -> nn.Module:
+        return self.lm.model
+
+    def keep(self, nbytes: int) -> None:
+        """Bytes that pages of its texts may take, from the next step on; those that are written keep their room."""
+
+        def keep() -> None:
+            engine = self.engine
+            pool = engine.reader.cache.pool
+            of_jobs = [
+                pool.most(len(job.request.prompt) + job.request.max_new_tokens, engine.step_tokens)
+                for job in (*engine.running, *engine.waiting)
+            ]
+            if engine.reader.shares_prefixes:  # else texts of one model cannot wait for room
+                pool.budget, pool.keep = max(nbytes, *of_jobs, 0), None
+
+        self._worker.between(keep)
+
+    def adapted(self, name: str, folder: str) -> Decoding:
+        """This model with an adapter, as a model that shares all else with it. Raises CheckpointError, ConfigError for
+        a folder that is no adapter of this model."""
+        if self.source is not None:
+            check_bases([folder], load_folder(self.source))
+        adapter, key = load_adapter(folder, self.lm.spec), f"{name.replace('.', '_')}-{uuid4().hex}"
+        model, reader = self.lm.model, self.engine.reader
+        dtype = next(model.parameters()).dtype
+
+        def put() -> None:
+            attach(model, adapter, key, dtype=dtype)
+            try:
+                reader.renew()
+            except ConfigError:
+                detach(model, key)
+                reader.renew()
+                raise
+
+        self._worker.between(put).result()
+        other = copy(self)
+        other.name, other.created, other.adapters = name, int(time.time()), [*self.adapters, key]
+        return other
+
+    def drop(self) -> None:
+        """Takes its last adapter off the model, when no text is written with it any longer."""
+        engine, key = self.engine, self.adapters[-1]
+
+        def used() -> bool:
+            jobs = *engine.running, *engine.waiting
+            return any(key in (job.request.config.adapters or ()) for job in jobs)
+
+        def take() -> None:
+            detach(self.lm.model, key)
+            engine.reader.renew()
+
+        self._worker.between(take, lambda: not used())

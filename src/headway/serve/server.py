@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from starlette.exceptions import HTTPException
 
+from headway.serve.metrics import Metrics
 from headway.serve.models import Models
 from headway.serve.served import Served
+from headway.serve.visits import Visit
 from headway.serve.worker import Worker
 
 S = TypeVar("S", bound=Served)
@@ -32,6 +35,24 @@ class Server:
     models: Models
     worker: Worker
     strict: bool = False
+    ending: bool = False
+    """Whether it takes no more requests."""
+
+    def __post_init__(self) -> None:
+        self.metrics = Metrics(self.models, self.worker)
+        self.open: set[Visit] = set()
+
+    @contextmanager
+    def visited(self, visit: Visit, scope: Mapping[str, Any]) -> Iterator[None]:
+        """While open, a request is being answered; it is counted when it has ended."""
+        self.open.add(visit)
+        try:
+            yield
+        finally:
+            self.open.remove(visit)
+            visit.route = getattr(scope.get("route"), "path", visit.route)
+            visit.end()
+            self.metrics.add(visit)
 
     async def begin(self, asked: Asked, kind: type[S]) -> tuple[S, list[str]]:
         """The model of a request, which must be of a kind, and warnings of its fields. Raises as `Models.find`."""

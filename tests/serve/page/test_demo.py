@@ -4,18 +4,14 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
-from typing import Any
 from urllib.request import urlopen
 
 import pytest
-import uvicorn
 
 from headway.cli.serve import command
 from headway.errors import ConfigError
-from headway.serve.announced import Announced
 from tests.serve.conftest import talker
 
 
@@ -25,25 +21,6 @@ def test_without_a_demo_it_says_how_to_make_one(tmp_path: Path, monkeypatch: pyt
         command(demo=True)
     with pytest.raises(ConfigError, match="--demo"):
         command()
-
-
-def test_the_address_is_said_once_it_answers() -> None:
-    said: list[str] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 204, "headers": []})
-        await send({"type": "http.response.body"})
-
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off")
-    server = Announced(config, said.append)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    server.should_exit = True
-    thread.join()
-    assert len(said) == 1
-    assert said[0].startswith("http://127.0.0.1:")
 
 
 @pytest.mark.slow

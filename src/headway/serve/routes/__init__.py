@@ -1,9 +1,10 @@
 """The routes, by protocol. Each module makes a router of a server."""
 
-from headway.serve.routes import anthropic, attention, health, llama, openai, page, patterns, tasks
+from headway.serve.routes import admin, anthropic, attention, health, llama, openai, page, patterns, tasks
 
 ROUTES = (
     health.routes,
+    admin.routes,
     openai.routes,
     anthropic.routes,
     llama.routes,

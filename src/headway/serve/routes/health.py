@@ -1,15 +1,19 @@
-"""Whether a server lives."""
+"""Whether a server lives, is ready, and what it counts."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter
+from fastapi.responses import Response
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from headway.serve.server import Server
 
 
 def routes(server: Server) -> APIRouter:
-    """`GET /health`."""
+    """`GET /health`, `/ready`, `/metrics`."""
     router = APIRouter()
 
     @router.get("/health")
@@ -18,5 +22,16 @@ def routes(server: Server) -> APIRouter:
         if not server.worker.is_alive:
             raise HTTPException(503, "the thread of the engines has ended; restart the server")
         return {"status": "ok"}
+
+    @router.get("/ready")
+    async def ready() -> dict[str, Any]:
+        """Whether requests may come: each model that is loaded has been checked, once."""
+        await server.models.check()
+        return {"status": "ready", "models": server.models.states}
+
+    @router.get("/metrics")
+    def metrics() -> Response:
+        """Numbers for Prometheus."""
+        return Response(server.metrics.tell(), media_type=CONTENT_TYPE_LATEST)
 
     return router

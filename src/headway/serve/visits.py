@@ -1,0 +1,142 @@
+"""Who asks: keys with limits of their own, and a request from its first byte to its last."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from uuid import uuid4
+
+from headway.errors import ConfigError
+from headway.generate.sequences import SampledText
+from headway.serve.errors import Busy
+
+LOG = logging.getLogger(__name__)
+MINUTE = 60.0
+SAFE_ID = re.compile(rb"[\w.:/+=-]{1,128}")
+"""What a client may call its request; it stands in logs."""
+
+
+@dataclass(eq=False)
+class Key:
+    """What a client shows, and what it may ask for.
+
+    name: in logs, which never have the secret.   requests: at once.   tokens: in a minute, read and written.
+    admin: whether it may change what the server has.   live: its requests that are being answered.
+    """
+
+    secret: str
+    name: str = ""
+    requests: int | None = None
+    tokens: int | None = None
+    admin: bool = False
+    live: int = 0
+    _used: float = 0.0  # tokens that the minute has not paid for yet
+    _at: float = field(default_factory=time.monotonic)
+
+    @property
+    def salt(self) -> str:
+        """What tells its stored prefixes from those of others."""
+        return blake2b(self.secret.encode(), digest_size=16).hexdigest() if self.secret else ""
+
+    def enter(self) -> Callable[[], None]:
+        """Begins a request; what ends it. Raises Busy where its limits are reached."""
+        if self.requests is not None and self.live >= self.requests:
+            raise Busy(f"this key has {self.live} requests, and no more at once; ask again")
+        self.spend(0)
+        if self.tokens is not None and self._used >= self.tokens:
+            wait = (self._used - self.tokens) * MINUTE / self.tokens
+            raise Busy(f"this key has had its {self.tokens} tokens of a minute; ask again", int(wait) + 1)
+        self.live += 1
+        return self._leave
+
+    def _leave(self) -> None:
+        self.live -= 1
+
+    def spend(self, tokens: int) -> None:
+        """So many tokens have been read and written for it."""
+        now = time.monotonic()
+        paid = (now - self._at) * (self.tokens or 0) / MINUTE
+        self._used, self._at = max(0.0, self._used - paid) + tokens, now
+
+
+def read_keys(path: Path) -> list[Key]:
+    """The keys of a file, one a line: SECRET [name=NAME] [requests=N] [tokens=N] [admin]; # begins a remark. Raises
+    ConfigError where it has none, and for what is no setting of a key."""
+    keys: list[Key] = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        secret, *settings = line.partition("#")[0].split() or [""]
+        given = dict(setting.partition("=")[::2] for setting in settings)
+        wrong = given.keys() - {"name", "requests", "tokens", "admin"}
+        counts = {name: given[name] for name in ("requests", "tokens") if name in given}
+        if wrong or not all(value.isdecimal() and int(value) for value in counts.values()):
+            raise ConfigError(f"{path}:{number}: write SECRET [name=NAME] [requests=N] [tokens=N] [admin]")
+        if secret:
+            numbers = {name: int(value) for name, value in counts.items()}
+            keys.append(Key(secret, given.get("name", f"{number}"), admin="admin" in given, **numbers))
+    if not keys:
+        raise ConfigError(f"--keys {path}: there is no key in it; write one a line")
+    return keys
+
+
+ANYBODY = Key("", "anybody")
+"""Who asks where no key is needed."""
+
+
+@dataclass(eq=False)
+class Visit:
+    """A request: who asks, and what came of it.
+
+    id: what answers and logs call it.   route: the path as routes write it.   status: 0 before there is one.
+    texts: those that were written, with the name of their model.   read: tokens that were read for others.
+    after: what is done when it is over.
+    """
+
+    id: str
+    method: str
+    route: str = "unknown"
+    key: Key = ANYBODY
+    status: int = 0
+    begun: float = field(default_factory=time.perf_counter)
+    texts: list[tuple[str, Sequence[SampledText]]] = field(default_factory=list)
+    read: int = 0
+    after: ExitStack = field(default_factory=ExitStack)
+
+    @staticmethod
+    def id_of(given: bytes) -> str:
+        """The name that a client gave its request, or a new one."""
+        return given.decode() if SAFE_ID.fullmatch(given) else uuid4().hex
+
+    def end(self) -> None:
+        """It is over: the key has paid, and a line of the log tells it. Neither holds a text."""
+        self.after.close()
+        read = self.read + sum(tokens for _, texts in self.texts for tokens, _ in prompts_of(texts))
+        new = sum(text.count for _, texts in self.texts for text in texts)
+        self.key.spend(read + new)
+        told = {
+            "id": self.id,
+            "key": self.key.name,
+            "route": f"{self.method} {self.route}",
+            "status": self.status,
+            "seconds": round(time.perf_counter() - self.begun, 6),
+            "models": [name for name, _ in self.texts],
+            "prompt_tokens": read,
+            "new_tokens": new,
+        }
+        LOG.info("request", extra={"told": told})
+
+
+def prompts_of(texts: Sequence[SampledText]) -> list[tuple[int, int]]:
+    """Of each prompt, counted once, its tokens, and those of them that were stored already."""
+    first = {id(text.request.prompt): text for text in reversed(texts)}
+    return [(text.request.prompt_tokens, text.stored) for text in first.values()]
+
+
+VISIT: ContextVar[Visit | None] = ContextVar("visit", default=None)
+"""The request that is being answered here."""

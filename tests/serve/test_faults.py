@@ -1,0 +1,183 @@
+"""Requests of which a fifth are cut, malformed, oversized, slow, or without a key: what others get is what they always
+get, and nothing is left behind."""
+
+import asyncio
+import gc
+import json
+from collections import Counter
+from random import Random
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from headway.serve.visits import Key
+from tests.serve.conftest import House, serving
+from tests.serve.test_worker import settles
+
+KEY = "the-key"
+REFUSED = (200, 400, 401, 403, 404, 405, 408, 413, 431, 0)
+"""What may be said to spoiled bytes: they may be good by chance, 0 is nothing; and never 500."""
+EXPECTED = {"cut": (0,), "malformed": REFUSED, "oversized": (413, 0), "key": (401,)}
+PROMPTS = ["the cat", "sat on the mat " * 5, "a", "where is it? " * 12]
+
+
+def message(body: bytes, key: str = KEY, path: str = "/v1/completions", more: str = "") -> bytes:
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    )
+    return f"{head}X-Api-Key: {key}\r\nContent-Length: {len(body)}\r\n{more}\r\n".encode() + body
+
+
+def good(draw: Random) -> dict[str, Any]:
+    asked: dict[str, Any] = {"prompt": draw.choice(PROMPTS), "max_tokens": draw.choice([1, 4, 9]), "seed": 3}
+    return {**asked, "stream": draw.random() < 0.4, "n": draw.choice([1, 1, 2])}
+
+
+def malformed(draw: Random) -> bytes:
+    """Bytes that are no request, or not one that can be answered."""
+    whole = message(json.dumps(good(draw)).encode())
+    kind = draw.randrange(6)
+    if kind == 0:  # some bytes are others
+        spoiled = bytearray(whole)
+        for _ in range(draw.randint(1, 8)):
+            spoiled[draw.randrange(len(whole))] = draw.randrange(256)
+        return bytes(spoiled).replace(b'"max_tokens": ', b'"max_tokens": -')
+    bodies = [b"{", b"[]", b'{"prompt": 5}', b'{"prompt": "x", "n": 1e9}', b"\xff" * 30]
+    if kind == 1:
+        return message(draw.choice(bodies))
+    if kind == 2:
+        return message(b"{}", path=draw.choice(["/v1/none", "/../../etc/passwd", "/health", "/%00"]))
+    if kind == 3:
+        return draw.randbytes(draw.randint(1, 200)) + b"\r\n\r\n"
+    if kind == 4:
+        return message(b"{}", more="x: " + "y" * 70_000 + "\r\n")
+    return whole.replace(b"Content-Length: ", b"Content-Length: -")
+
+
+async def send(house: House, draw: Random) -> tuple[str, int, dict[str, Any] | None, bytes]:
+    """One request: its kind, the status of its answer (0: none), what was asked if it was whole, and what was said."""
+    kind = draw.choice(["cut", "malformed", "oversized", "slow", "key"]) if draw.random() < 0.2 else "good"
+    asked = good(draw)
+    data = message(json.dumps(asked).encode(), key="wrong" if kind == "key" else KEY)
+    if kind == "malformed":
+        data = malformed(draw)
+    if kind == "oversized":
+        data = message(json.dumps({"prompt": "x" * 70_000}).encode())
+    reader, writer = await asyncio.open_connection(urlsplit(house.url).hostname, urlsplit(house.url).port)
+    said = b""
+    try:
+        if kind == "cut":  # in the head, in the body, or while the answer comes
+            at = draw.randrange(1, len(data) + 1)
+            writer.write(data[:at])
+            await writer.drain()
+            if at == len(data) or draw.random() < 0.3:
+                await asyncio.sleep(draw.random() * 0.02)
+            writer.transport.abort()
+            return kind, 0, None, said
+        for piece in [data[i : i + 60] for i in range(0, len(data), 60)] if kind == "slow" else [data]:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0.002 if kind == "slow" else 0)
+        async with asyncio.timeout(60):
+            said = await reader.read()
+    except ConnectionError:
+        pass
+    finally:
+        writer.transport.abort()
+    status = int(said[9:12]) if said.startswith(b"HTTP/1.1 ") else 0
+    return kind, status, asked, said
+
+
+def texts(said: bytes, stream: bool) -> list[str]:
+    """The texts of an answer, in order."""
+    head, _, body = said.partition(b"\r\n\r\n")
+    if b"chunked" in head:
+        pieces, rest = b"", body
+        while rest:
+            size, _, rest = rest.partition(b"\r\n")
+            pieces, rest = pieces + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+        body = pieces
+    if not stream:
+        return [choice["text"] for choice in json.loads(body)["choices"]]
+    found: dict[int, str] = {}
+    events = [line[6:] for line in body.split(b"\n") if line.startswith(b"data: ")]
+    assert events[-1] == b"[DONE]"
+    for event in events[:-1]:
+        for choice in json.loads(event)["choices"]:
+            found[choice["index"]] = found.get(choice["index"], "") + choice["text"]
+    return [found[i] for i in sorted(found)]
+
+
+async def storm(house: House, count: int, at_once: int, seed: int) -> Counter[tuple[str, int]]:
+    gate, told = asyncio.Semaphore(at_once), Counter[tuple[str, int]]()
+    known: dict[str, list[str]] = {}
+
+    async def one(number: int) -> None:
+        async with gate:
+            kind, status, asked, said = await send(house, Random(seed * 100_003 + number))
+        told[kind, status] += 1
+        if kind in ("good", "slow"):
+            assert status == 200, said[:300]
+            assert asked is not None
+            what = json.dumps({**asked, "stream": None})
+            found = texts(said, asked["stream"])
+            assert known.setdefault(what, found) == found  # the same request, the same texts
+        else:
+            assert status in EXPECTED[kind], (kind, said[:300])
+
+    await asyncio.gather(*map(one, range(count)))
+    lm = house.models.by_name["small"].lm  # type: ignore[attr-defined]
+    for what, found in known.items():
+        asked = json.loads(what)
+        made = lm.generate(
+            [asked["prompt"]] * asked["n"], max_new_tokens=asked["max_tokens"], temperature=1.0, seed=3
+        )
+        assert found == [text.text for text in made]
+    return told
+
+
+def nothing_is_left(house: House) -> None:
+    settles(lambda: not (house.used() or house.worker.count or house.server.open), 20)
+    settles(lambda: not house.listener.server_state.tasks)
+    engine = house.models.by_name["small"].engine  # type: ignore[attr-defined]
+    assert engine.is_idle
+    assert not engine._cancelled
+    assert house.worker.restarts == 0
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body that is shorter than its head says is not waited for for long."""
+    monkeypatch.setattr("headway.serve.guard.PATIENCE", 2.0)
+    monkeypatch.setattr("headway.serve.running.PATIENCE", 2.0)
+
+
+def test_faults_of_some_harm_no_others() -> None:
+    with serving(keys=[Key(KEY)], most_bytes=60_000, most=10_000) as house:
+        told = asyncio.run(storm(house, 200, 16, seed=1))
+        assert sum(told.values()) == 200
+        assert {kind for kind, _ in told} == {"good", *EXPECTED, "slow"}
+        nothing_is_left(house)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_ten_thousand_requests_leave_nothing_behind() -> None:
+    """Of Python's objects; and what products keep of each shape that they have had (oneDNN, of up to 1,024) ends."""
+    with serving(keys=[Key(KEY)], most_bytes=60_000, most=10_000) as house:
+        sizes, objects = [], []
+        for seed in range(10):
+            asyncio.run(storm(house, 1000, 32, seed))
+            nothing_is_left(house)
+            gc.collect()
+            sizes.append(resident())
+            objects.append(len(gc.get_objects()))
+        assert max(objects[1:]) - objects[1] < 2000, objects
+        assert sizes[9] - sizes[4] < (sizes[4] - sizes[0]) / 2, sizes
+
+
+def resident() -> int:
+    """Bytes of memory of this process."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096

@@ -1,0 +1,85 @@
+"""Talks with a server: `headway chat --url`, and `headway run`."""
+
+import io
+from pathlib import Path
+
+import pytest
+
+from headway.cli import run
+from headway.endpoints import ServerEndpoint
+from headway.errors import EndpointError
+from tests.endpoints.scripted import server
+from tests.serve.conftest import House, serving, talker
+from tests.serve.test_worker import engine_of, failing
+
+
+def talks(lines: str, *arguments: str, code: int = 0) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdin", io.StringIO(lines))
+        assert run([*arguments]) == code
+
+
+def replies(*asked: str, system: str | None = None) -> str:
+    """What `LanguageModel.chat` says, turn by turn."""
+    lm, said = talker(), ""
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    for number, text in enumerate(asked, 1):
+        messages.append({"role": "user", "content": text})
+        options = {"max_new_tokens": 6, "temperature": 1.2, "seed": 2 * number, "top_k": 9}
+        messages.append({"role": "assistant", "content": lm.chat(messages, **options).text})
+        said += messages[-1]["content"] + "\n"
+    return said
+
+
+HOW = ["-n", "6", "-t", "1.2"]
+
+
+def test_a_talk_with_a_server_is_that_with_its_model(
+    house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["chat", "--url", f"{house.url}/v1", *HOW, "--top-k", "9"]
+    talks("hello\nand?\n/reset\n/quit\n", *asked)
+    out, err = capsys.readouterr()
+    assert out == replies("hello", "and?")
+    assert "forgotten" in err
+    talks("hello\n", *asked, "--system", "be brief")
+    assert capsys.readouterr().out == replies("hello", system="be brief")
+    talks("hello\n", "chat", "small", *asked[1:])
+    assert capsys.readouterr().out == replies("hello")
+
+
+def test_what_a_server_cannot_be_told_is_refused(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    url = ["--url", f"{house.url}/v1"]
+    for more, words in (
+        (["--dtype", "bf16"], "--dtype is of models that are loaded here"),
+        (["--plain"], "leave out --plain"),
+        (["other"], "404 there is no model 'other'"),
+    ):
+        talks("hello\n", "chat", *more, *url, code=0 if more == ["other"] else 1)
+        assert words in capsys.readouterr().err
+    talks("", "chat", code=1)
+    assert "name a model, or a server by --url" in capsys.readouterr().err
+
+
+def test_a_stream_that_fails_or_breaks_off_is_no_reply() -> None:
+    with serving() as house, failing(engine_of(house), RuntimeError(), after=4):
+        pieces = ServerEndpoint(f"{house.url}/v1").stream([{"role": "user", "content": "x"}], max_tokens=50)
+        with pytest.raises(EndpointError, match="the server failed"):
+            "".join(pieces)
+    broken = server(lambda path, body: (200, {}, b'data: {"choices": []}\n\n'))
+    with broken as url, pytest.raises(EndpointError, match="broke off"):
+        [*ServerEndpoint(url, "m").stream([])]
+    with pytest.raises(EndpointError, match="refused"):
+        [*ServerEndpoint("http://127.0.0.1:9/v1", "m").stream([])]
+
+
+def test_run_serves_and_talks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    talker().save(tmp_path / "mine")
+    talks("hello\nand?\n", "run", str(tmp_path / "mine"), "-n", "6", "-t", "0")
+    out, err = capsys.readouterr()
+    lm = talker()
+    first = lm.chat([{"role": "user", "content": "hello"}], max_new_tokens=6).text
+    assert out.startswith(f"{first}\n")
+    assert out.count("\n") == first.count("\n") + 2
+    assert "mine is loaded" in err
+    assert "#mine" in err  # the address, for others
