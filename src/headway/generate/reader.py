@@ -109,7 +109,8 @@ class Reader:
             return None, Choice("modules", "no cache is used")
         memory = None if self.sources is None else self.sources.cache
         native, steps = choose_step(self.model, self.cache, memory, self.exact)
-        if native is None and self.device.type == "cpu":  # elsewhere there are no native steps
+        # elsewhere there are no native steps, and `exact` says it in its error
+        if native is None and self.device.type == "cpu" and not self.exact:
             say_once(steps.why)
         return native, steps
 
