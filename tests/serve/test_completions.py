@@ -40,7 +40,7 @@ def drawn(number: int) -> dict[str, Any]:
         "top_p": draw.choice([1, 0.9]),
         "seed": number,
         "n": draw.choice([1, 1, 3]),
-        "stop": draw.choice([None, ["e"], ["a", "th"]]),
+        "stop": draw.choice([None, ["e"], ["a", "th"], "words that no text has"]),
         "logprobs": draw.choice([None, 0, 2]),
         "logit_bias": draw.choice([{}, {"40": 5.0, "41": -100}]),
         "frequency_penalty": draw.choice([0, 0.5]),

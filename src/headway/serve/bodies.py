@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -21,6 +21,7 @@ HARMLESS = ("user", "metadata", "store", "service_tier", "safety_identifier", "p
 TEXTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text")
 """Types of parts."""
 MOST_TEXTS, MOST_STOPS, MOST_LIKELY, MOST_BIASED, MOST_TOOLS = 128, 16, 20, 1024, 128
+Stops = Annotated[list[str], Field(max_length=MOST_STOPS)]
 
 
 class StreamOptions(BaseModel):
@@ -76,7 +77,7 @@ class Body(TextRequest):
     structured_outputs: StructuredOutputs | None = None
     n: int = Field(1, ge=1, le=MOST_TEXTS)
     stream_options: StreamOptions | None = None
-    stop: str | list[str] | None = Field(None, max_length=MOST_STOPS)
+    stop: str | Stops | None = None
     max_tokens: int | None = Field(None, ge=0)
     return_token_ids: bool = False
 
