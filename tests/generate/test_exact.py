@@ -109,7 +109,9 @@ def test_a_call_may_ask_for_it() -> None:
 def test_where_it_cannot_be_is_said() -> None:
     with pytest.raises(ConfigError, match="exact needs the cache"):
         GenerationConfig(exact=True, use_cache=False)
-    with pytest.raises(ConfigError, match=r"and here the kernels take weights of one type, .*; leave exact out"):
+    with pytest.raises(
+        ConfigError, match=r"and here the kernels take weights of one type, .*; leave exact out"
+    ):
         Reader(small(Causal()).double(), exact=True)
     magnitudes = with_adapters(small(Causal()), magnitude=True)
     Reader(magnitudes, exact=True).check_adapters(None)
