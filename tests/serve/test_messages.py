@@ -99,6 +99,31 @@ def test_a_text_follows_the_schema_of_a_model(client: Any) -> None:
     assert isinstance(client.messages.parse(**asked, output_format=Animal).parsed_output, Animal)
 
 
+def test_a_tool_that_must_be_used_is_used_and_answered(client: Any) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"on": {"enum": [1, 2]}},
+        "required": ["on"],
+        "additionalProperties": False,
+    }
+    tools = [{"name": "find", "input_schema": schema}, {"type": "web_search_20250305", "name": "web_search"}]
+    asked = {"model": "small", "max_tokens": 200, "tools": tools, "extra_body": {"seed": 4}}
+    used = client.messages.create(**asked, messages=TALK, tool_choice={"type": "any"})
+    [call] = used.content
+    assert (call.type, call.name, call.input["on"] in (1, 2), used.stop_reason) == (
+        "tool_use",
+        "find",
+        True,
+        "tool_use",
+    )
+    with client.messages.stream(**asked, messages=TALK, tool_choice={"type": "any"}) as stream:
+        assert stream.get_final_message().content[0].input == call.input
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "found"}]}
+    told = [*TALK, {"role": "assistant", "content": used.content}, {"role": "user", "content": [result]}]
+    answer = client.messages.create(**asked, messages=told, tool_choice={"type": "none"})
+    assert answer.content[0].type == "text"
+
+
 @pytest.mark.usefixtures("scripted")
 def test_thoughts_and_calls_are_blocks(client: Any) -> None:
     asked = {"model": "small", "max_tokens": 6, "messages": TALK, "extra_body": GREEDY}

@@ -1,6 +1,7 @@
 """OpenAI's responses, asked for by its own client."""
 
 import asyncio
+import json
 import re
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -92,6 +93,29 @@ def test_a_text_follows_the_schema_of_a_model(client: Any) -> None:
         assert stream.get_final_response().output_parsed == animal
     found = client.responses.create(**asked, text={"format": {"type": "json_object"}}, temperature=0.3)
     assert found.output_text.startswith("{")
+
+
+def test_a_function_that_must_be_called_is_called_and_answered(client: Any) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"on": {"enum": [1, 2]}},
+        "required": ["on"],
+        "additionalProperties": False,
+    }
+    tools = [{"type": "function", "name": "find", "parameters": schema, "strict": True}]
+    asked = {"model": "small", "max_output_tokens": 200, "tools": tools, "extra_body": {"seed": 4}}
+    called = client.responses.create(**asked, input="x", tool_choice="required")
+    [call] = called.output
+    assert (call.type, call.name, json.loads(call.arguments)["on"] in (1, 2)) == (
+        "function_call",
+        "find",
+        True,
+    )
+    with client.responses.stream(**asked, input="x", tool_choice="required") as stream:
+        assert stream.get_final_response().output[0].arguments == call.arguments
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "found"}
+    told = [{"role": "user", "content": "x"}, *called.output, result]
+    assert client.responses.create(**asked, input=told, tool_choice="none").output[0].type == "message"
 
 
 @pytest.mark.usefixtures("scripted")
