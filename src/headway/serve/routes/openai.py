@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from headway.serve import chats
-from headway.serve.answers import ChatAnswer, CompletionAnswer
 from headway.serve.bodies import Chat, Completion, TextRequest
+from headway.serve.completions import ChatAnswer, CompletionAnswer
 from headway.serve.errors import warned
 from headway.serve.responses import ResponseAnswer, Responses
 from headway.serve.served import Decoding
