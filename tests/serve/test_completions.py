@@ -69,18 +69,21 @@ def expected(house: House, asked: dict[str, Any]) -> list[Any]:
 
 
 def test_a_stream_says_the_same_and_its_usage_last(house: House, client: Callable[..., Any]) -> None:
-    asked = drawn(4)
+    asked = drawn(4) | {"logprobs": 1}
     chunks = list(
         client(house).completions.create(
             model="small", stream=True, stream_options={"include_usage": True}, **asked
         )
     )
-    texts = [""] * asked["n"]
+    texts, offsets = [""] * asked["n"], [list[int]() for _ in range(asked["n"])]
     for chunk in chunks[:-1]:
         assert chunk.usage is None
         for choice in chunk.choices:
             texts[choice.index] += choice.text
+            offsets[choice.index] += choice.logprobs.text_offset
     assert texts == [made.text for made in expected(house, asked)]
+    whole = client(house).completions.create(model="small", **asked)
+    assert offsets == [choice.logprobs.text_offset for choice in whole.choices]
     assert chunks[-1].choices == []
     assert (
         chunks[-1].usage.total_tokens == chunks[-1].usage.prompt_tokens + chunks[-1].usage.completion_tokens

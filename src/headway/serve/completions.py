@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 from uuid import uuid4
 
@@ -40,6 +41,7 @@ class CompletionAnswer(Answer):
         super().__init__(model, texts, warnings)
         self.likely, self.echoes, self._tell_usage, self._tell_ids = likely, echoes, usage, ids
         self._begun: set[int] = set()
+        self._lengths = [0] * len(texts)  # of the tokens whose probabilities were told
         self.head = {
             "id": f"{self.prefix}-{uuid4().hex}",
             "object": self.kind,
@@ -70,7 +72,8 @@ class CompletionAnswer(Answer):
 
     def choice(self, i: int, said: Any, delta: Delta | None = None, reason: str | None = None) -> Event:
         """The event that tells it."""
-        told = None if delta is None else self.log_probs([delta])
+        told = None if delta is None else self.log_probs([delta], self._lengths[i])
+        self._lengths[i] += sum(map(len, (told or {}).get("tokens", ())))
         choice = {"index": i, **self.part(said), "logprobs": told, "finish_reason": reason}
         choice |= self._ids(i, [] if delta is None else [delta], i not in self._begun)
         self._begun.add(i)
@@ -119,8 +122,8 @@ class CompletionAnswer(Answer):
     def _echo(self, i: int) -> str:
         return self.echoes[i] if self.echoes else ""
 
-    def log_probs(self, deltas: Sequence[Delta]) -> dict[str, Any] | None:
-        """Probabilities as completions tell them: columns."""
+    def log_probs(self, deltas: Sequence[Delta], begin: int = 0) -> dict[str, Any] | None:
+        """Probabilities as completions tell them: columns; the tokens' texts begin at `begin`."""
         if self.likely is None:
             return None
         told = [*deltas[0].prompt]
@@ -135,7 +138,7 @@ class CompletionAnswer(Answer):
                 else {text_of(self.vocabulary, token): value for token, value in one.top_log_probs}
                 for one in told
             ],
-            "text_offset": [sum(map(len, tokens[:n])) for n in range(len(tokens))],
+            "text_offset": [*accumulate(map(len, tokens), initial=begin)][:-1],
         }
 
 
@@ -209,7 +212,7 @@ class ChatAnswer(CompletionAnswer):
                 call["function"]["arguments"] += part.text
         return told | ({"tool_calls": [*calls.values()]} if calls else {})
 
-    def log_probs(self, deltas: Sequence[Delta]) -> dict[str, Any] | None:
+    def log_probs(self, deltas: Sequence[Delta], begin: int = 0) -> dict[str, Any] | None:
         """Probabilities as conversations tell them: a record for each token."""
         if self.likely is None:
             return None
