@@ -171,8 +171,7 @@ class Engine:
         adapters = [piece.job.request.config.adapters for piece in pieces]
         logits = self.reader.read(chunks, [piece.wanted for piece in pieces], sources, adapters)
         written: list[tuple[Job, range]] = []
-        ended: list[Job] = []
-        first = 0
+        ended, first = list[Job](), 0
         for piece in pieces:
             if piece.told:
                 piece.job.tell(logits[first : first + piece.told])
