@@ -44,7 +44,7 @@ OLDER = """
 ANYWHERE = """
     _attn_implementation_autoset attn_implementation torchscript use_bfloat16 tf_legacy_loss max_sequence_length
     transformers.js_config unsloth_version unsloth_fixed sep_token_id tokenizer_class prefix task_specific_params
-    finetuning_task
+    finetuning_task matryoshka_dimensions
 """.split()  # noqa: SIM905
 ABSENT = object()
 

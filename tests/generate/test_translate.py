@@ -175,7 +175,8 @@ def test_padding_is_never_written_and_training_goes_on() -> None:
 class Letters:
     """A tokenizer."""
 
-    def decode(self, ids: Any) -> str:
+    def decode(self, ids: Any, *, after: Any = (), special: Any = ()) -> str:
+        assert [*after] == [], "a source is no beginning of its text"
         return "".join(chr(97 + i) for i in ids)
 
 

@@ -28,8 +28,8 @@ from headway.generate.speculation import Speculation
 
 STEP_TOKENS = 4096
 """Tokens of prompts that a step reads, unless told otherwise."""
-MOST_TOLD = 1 << 25
-"""Logits of prompts that a step tells of."""
+MOST_TOLD = 256
+"""Tokens of prompts of which a step tells log-probabilities: a row of logits each."""
 
 
 class Engine:
@@ -235,8 +235,7 @@ class Engine:
         if self.speculation is not None:
             self.speculation.propose([job for job in ready if job.count and isinstance(job, SampledText)])
         while True:
-            pieces, left = [], self.step_tokens
-            told = max(1, MOST_TOLD // self.reader.model.spec.vocab)
+            pieces, left, told = [], self.step_tokens, MOST_TOLD
             for job in ready:
                 wanted = range(1 + len(job.draft))
                 for text in job.texts:
