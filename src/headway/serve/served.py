@@ -28,7 +28,7 @@ from headway.nn.adapters import attach, beside, detach
 from headway.serve.errors import PromptTooLong, Unavailable
 from headway.serve.grammar import CompiledGrammar, Grammars
 from headway.serve.structure import Asked
-from headway.serve.visits import VISIT
+from headway.serve.visits import VISIT, own_salt
 from headway.serve.worker import Told, Worker
 
 NEARLY = 0.05
@@ -131,8 +131,7 @@ class Decoding(Served):
     ) -> list[SampledText]:
         """`count` texts for each prompt, those of a prompt numbered from 0 as `LanguageModel.generate` numbers a list
         that has it so often: equal seeds give equal texts. Raises DataError and ConfigError as `generate`."""
-        visit = VISIT.get()
-        salt = config.cache_salt if visit is None else visit.key.salt + config.cache_salt
+        salt = own_salt() + config.cache_salt
         own: dict[str, Any] = {"exact": self.exact, "adapters": self.adapters, "cache_salt": salt}
         config = replace(config, eos=self.lm.eos, forbidden=self.unused, **own)
         made = []

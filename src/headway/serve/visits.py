@@ -140,3 +140,9 @@ def prompts_of(texts: Sequence[SampledText]) -> list[tuple[int, int]]:
 
 VISIT: ContextVar[Visit | None] = ContextVar("visit", default=None)
 """The request that is being answered here."""
+
+
+def own_salt() -> str:
+    """The salt of who asks here: what is stored for others is not found."""
+    visit = VISIT.get()
+    return "" if visit is None else visit.key.salt

@@ -12,8 +12,9 @@ from headway.cache import PAGE
 from headway.errors import ConfigError
 from headway.patterns import Causal, PerHead, Sink, Window, fates, visible
 from headway.serve.looking import Looking
+from headway.serve.visits import Key
 from headway.tokens import Tokens
-from tests.serve.conftest import House
+from tests.serve.conftest import House, serving
 from tests.serve.test_guard import ask
 
 TEXT = "the cat sat on the mat, and the cat sat on the hat " * 3
@@ -133,6 +134,20 @@ def test_pages_of_a_text_are_what_the_pool_has(house: House, tell: Tell) -> None
     assert told["page"] == PAGE
     assert told["classes"][0]["fates"] == ["kept"] * (len(before["ids"]) // PAGE)
     assert told["classes"][0]["layers"] == [0, 1]
+
+
+def test_pages_of_a_text_are_told_to_the_key_that_stored_it() -> None:
+    with serving(keys=[Key("one"), Key("two")]) as house:
+        fates = {}
+        for key in ("one", "two"):
+            if not fates:
+                done, _ = ask(
+                    house, body={"prompt": 3 * TEXT, "max_tokens": 2}, authorization=f"Bearer {key}"
+                )
+                assert done == 200
+            _, told = ask(house, "/v1/attention/heads", {"prompt": 3 * TEXT}, authorization=f"Bearer {key}")
+            fates[key] = {*told["pages"]["classes"][0]["fates"]}
+        assert fates == {"one": {"kept"}, "two": {"gone"}}
 
 
 @pytest.mark.parametrize(

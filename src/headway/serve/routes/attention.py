@@ -26,6 +26,7 @@ from headway.serve.errors import Json, warned
 from headway.serve.looking import Looking
 from headway.serve.served import Decoding
 from headway.serve.server import Server
+from headway.serve.visits import own_salt
 from headway.tokens import Tokens
 
 SAMPLED = 64
@@ -87,6 +88,7 @@ def routes(server: Server) -> APIRouter:
     @router.post("/attention/heads")
     async def heads(body: LookedAt, request: Request) -> Response:
         """The tokens of a text, and of one of them what follows it and where each head looks."""
+        salt = own_salt()  # `tell` runs in a thread that knows no request
 
         def tell(model: Decoding, ids: list[int], query: int) -> Told:
             maps = looking.maps(model.lm, ids)
@@ -97,7 +99,7 @@ def routes(server: Server) -> APIRouter:
                 "tokens": _texts(model, ids),
                 "next": [_token(model, token, log_prob=log_probs[token]) for token in _likely(log_probs)],
                 "heads": [[_shares(head) for head in layer.shares([query])] for layer in maps.values()],
-                "pages": _pages(model, ids),
+                "pages": _pages(model, ids, salt),
             }
 
         return await looked(body, request, tell)
@@ -166,10 +168,10 @@ def _shares(shares: Shares) -> Told:
     return {**shares._asdict(), "kind": shares.kind}
 
 
-def _pages(model: Decoding, ids: list[int]) -> Told:
-    """What became of the pages of the text, by what layers keep."""
+def _pages(model: Decoding, ids: list[int], salt: str) -> Told:
+    """What became of the pages of the text, by what layers keep, for who has this salt."""
     reader = model.engine.reader
-    kinds = zip(reader.cache.pool.classes, reader.fates(ids), strict=True)
+    kinds = zip(reader.cache.pool.classes, reader.fates(ids, model.adapters, salt), strict=True)
     classes = [
         {
             "layers": [i for i, layer in enumerate(reader.cache.layers) if layer.of == of],
