@@ -39,7 +39,7 @@ def folder(
 
 def numbers(one: Folder) -> dict[str, Tensor]:
     """Its weights, of codes what these are in float32."""
-    exact = {f"{layer}.weight": matrix.dequantize() for layer, matrix in one.quantized.items()}
+    exact = {f"{layer}.weight": kept.read().dequantize() for layer, kept in one.quantized.items()}
     return {name: exact.get(name, value) for name, value in one.tensors.items()}
 
 
@@ -109,8 +109,8 @@ def test_codes_are_carried_over_and_the_model_is_the_same(
     assert tensors["token_embd.weight"].type.name == "BF16"
     assert changed(source, tmp_path / "m.gguf") < 1e-5
     if family == "qwen2":
-        matrix = load_folder(source).quantized["model.layers.1.self_attn.q_proj"]
-        packed = load_folder(tmp_path / "m.gguf").quantized["model.layers.1.self_attn.q_proj"]
+        matrix = load_folder(source).quantized["model.layers.1.self_attn.q_proj"].read()
+        packed = load_folder(tmp_path / "m.gguf").quantized["model.layers.1.self_attn.q_proj"].read()
         assert torch.equal(packed.codes, matrix.codes)
         spread = matrix.scale.float().repeat_interleave(matrix.group // 32, 1)
         assert torch.equal(packed.scale.float(), spread)
@@ -119,8 +119,8 @@ def test_codes_are_carried_over_and_the_model_is_the_same(
 def test_repeated_heads_take_their_codes_along(tmp_path: Path) -> None:
     source = folder(tmp_path / "m", "int4")
     assert convert(source, tmp_path / "m.gguf", kv_heads=4, dtype="q4_0").spec.kv_heads == 4
-    packed = load_folder(tmp_path / "m.gguf").quantized["model.layers.0.self_attn.v_proj"]
-    matrix = load_folder(source).quantized["model.layers.0.self_attn.v_proj"]
+    packed = load_folder(tmp_path / "m.gguf").quantized["model.layers.0.self_attn.v_proj"].read()
+    matrix = load_folder(source).quantized["model.layers.0.self_attn.v_proj"].read()
     assert torch.equal(packed.codes.view(2, 2, 16, 64)[:, 1], matrix.codes.view(2, 16, 64))
 
 

@@ -103,8 +103,9 @@ def test_folders_of_gptq_and_awq_are_read(name: str, tmp_path: Path) -> None:
     assert set(folder.quantized) == set(matrices)
     zeros = matrices["model.layers.1.mlp.up_proj"].zero
     assert (int(zeros.min()), int(zeros.max())) == (0, 2**bits - 1)
-    for layer, matrix in folder.quantized.items():
-        wanted = matrices[layer]
+    for layer, kept in folder.quantized.items():
+        matrix, wanted = kept.read(), matrices[layer]
+        assert kept.form.shape == wanted.codes.shape
         assert torch.equal(matrix.codes, wanted.codes)
         assert torch.equal(matrix.scale, wanted.scale)
         assert torch.equal(matrix.zero_or_middle, wanted.zero_or_middle)

@@ -60,7 +60,7 @@ def fingerprint(folder: Folder) -> str:
     """What tells the weights of a folder from others: 32 digits of the SHA-256 of all names, shapes and numbers (of
     large tensors `SAMPLE` of them) in bfloat16, in the rotary pairing of the family; of weights that `headway quantize`
     has written, that of the model that it read."""
-    if folder.codes and folder.format == "hf":
+    if folder.quantized and folder.format == "hf":
         _, metadata = read_described(folder.stored.files[0])
         if QUANTIZED_FROM in metadata:
             return metadata[QUANTIZED_FROM]

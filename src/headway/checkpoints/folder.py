@@ -11,14 +11,13 @@ from typing import Any, Literal
 
 import torch
 
-from headway.block_quantization import CodedMatrix
 from headway.checkpoints.formats.gguf.metadata import NAMES, read_spec
 from headway.checkpoints.formats.gguf.model import coded_layers, generation_ids, unpacked
 from headway.checkpoints.formats.sentence_transformers import read_sentence_config
 from headway.checkpoints.hf.config import spec_from_config, tensor_names
 from headway.checkpoints.hf.layouts.tensors import imported
-from headway.checkpoints.quantized.layers import own_matrices, without_empty_biases
-from headway.checkpoints.quantized.packed import dequantized, packed_layers
+from headway.checkpoints.quantized.layers import own_layers, without_empty_biases
+from headway.checkpoints.quantized.packed import PackedLayer, dequantized, packed_layers
 from headway.checkpoints.quantized.scheme import split_config
 from headway.choice import Choice
 from headway.errors import CheckpointError
@@ -43,10 +42,9 @@ TOKENIZER_FILES = re.compile(
 @dataclass(frozen=True)
 class Folder:
     """A checked checkpoint: a folder, or a GGUF file. `tensors` has exactly the names and shapes of the spec, values
-    are read when asked for, and dequantized where the files hold codes: of these layers `quantized` has the matrices,
-    by our names, and `codes` how the files keep each. `stored` is what the files hold, under their own names, and
-    `unused` the names of what of it is left out: another head's tensors, and those of a class of transformers that
-    computes more."""
+    are read when asked for, and dequantized where the files hold codes: these layers are in `quantized`, by our names.
+    `stored` is what the files hold, under their own names, and `unused` the names of what of it is left out: another
+    head's tensors, and those of a class of transformers that computes more."""
 
     path: Path
     spec: ModelSpec
@@ -55,20 +53,19 @@ class Folder:
     config: Mapping[str, Any] = field(repr=False)
     generation: Mapping[str, Any] = field(repr=False)
     unused: tuple[str, ...] = field(default=(), repr=False)
-    quantized: Mapping[str, CodedMatrix] = field(default_factory=dict, repr=False)
-    codes: Mapping[str, str] = field(default_factory=dict, repr=False)
+    quantized: Mapping[str, PackedLayer] = field(default_factory=dict, repr=False)
     format: Literal["hf", "gguf"] = "hf"
 
     @property
     def weights(self) -> str:
         """The kinds of codes that there are; where there is none, the dtypes."""
         dtypes = sorted({dtype_name(form.dtype) for form in self.tensors.forms.values()})
-        return ", ".join(dict.fromkeys(self.codes.values()) or dtypes)
+        return ", ".join(dict.fromkeys(layer.kept for layer in self.quantized.values()) or dtypes)
 
     @property
     def kept(self) -> str | None:
         """How many layers are kept as which codes, as reports say it; None where none is."""
-        counts = Counter(self.codes.values()).most_common()
+        counts = Counter(layer.kept for layer in self.quantized.values()).most_common()
         return ", ".join(f"{count} layer{'s' * (count > 1)} as {how}" for how, count in counts) or None
 
     def choose_dtype(
@@ -123,10 +120,10 @@ def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | No
         plain = without_empty_biases(plain, packed, names, spec) if packed else plain
         found, unused = imported(names, plain, spec, path, spec.head != saved_for)
         check_dtypes({name: form.dtype for name, form in found.forms.items()}, path)
-        quantized, codes = own_matrices(packed, names, spec, plain, path) if packed else ({}, {})
+        quantized = own_layers(packed, names, spec, plain, path) if packed else {}
     written = folder / "generation_config.json"
     generation = read_json(written) if written.exists() else _token_ids(config)
-    return Folder(path, spec, found, tensors, config, generation, unused, quantized, codes)
+    return Folder(path, spec, found, tensors, config, generation, unused, quantized)
 
 
 def _gguf(path: Path, head: Head | None) -> Folder:
@@ -138,9 +135,9 @@ def _gguf(path: Path, head: Head | None) -> Folder:
         raise CheckpointError(f"{path} holds a decoder, whose head is {spec.head.task!r}, not {head.task!r}")
     with naming(path, but=(CheckpointError,)):
         tensors, _ = imported(NAMES, numbers, spec, path, described_by="its metadata")
-    quantized, codes = own_matrices(coded_layers(file, stored), NAMES, spec, stored, path)
+    quantized = own_layers(coded_layers(file, stored), NAMES, spec, stored, path)
     config, generation = {"model_type": file.metadata["general.architecture"]}, generation_ids(file)
-    return Folder(path, spec, tensors, stored, config, generation, (), quantized, codes, "gguf")
+    return Folder(path, spec, tensors, stored, config, generation, (), quantized, "gguf")
 
 
 def _token_ids(config: Mapping[str, Any]) -> dict[str, Any]:

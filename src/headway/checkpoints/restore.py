@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.block_quantization import CodedMatrix
 from headway.checkpoints.folder import Folder, load_folder
+from headway.checkpoints.quantized.packed import PackedLayer
 from headway.errors import ConfigError
 from headway.models import Decoder, Model, ModelSpec, blank
 from headway.models.build import allocate_
@@ -67,10 +67,10 @@ def restore(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     backend: str = "auto",
-    quantized: Mapping[str, CodedMatrix] = MappingProxyType({}),
+    quantized: Mapping[str, PackedLayer] = MappingProxyType({}),
 ) -> Model:
     """A model of `spec` with the weights of `state` (copied, cast to `dtype`), in evaluation mode. Layers in
-    `quantized` keep these matrices in place of their weights, and the model is then frozen."""
+    `quantized` keep their codes in place of weights, and the model is then frozen."""
     with torch.device("meta"):
         model = blank(spec, backend).to(dtype)
     layers = {name: m for name, m in model.named_modules() if isinstance(m, Keeps) and name in quantized}
@@ -85,7 +85,7 @@ def restore(
     if quantized:
         model.requires_grad_(False)
         for name, layer in layers.items():
-            layer.keep(from_codes(quantized[name]))
+            layer.keep(from_codes(quantized[name].read()))
             layer.to(device)
     return model.eval()
 

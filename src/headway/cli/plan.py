@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -165,6 +166,8 @@ def codes_of(file: "Folder") -> "Codes | None":
     from headway.nn.weights import code_bytes
     from headway.storage.gguf_blocks import CODED
 
-    shapes = {name: file.tensors.forms[f"{name}.weight"].shape for name in file.codes}
-    sizes = {name: (o * i, code_bytes(CODED[file.codes[name]], o, i)) for name, (o, i) in shapes.items()}
+    sizes = {
+        name: (prod(layer.form.shape), code_bytes(CODED[layer.kept], *layer.form.shape))
+        for name, layer in file.quantized.items()
+    }
     return None if file.kept is None else Codes(file.kept, sizes)

@@ -1,7 +1,7 @@
 """`headway surgery gqa | window | context | merge | longformer`: another function from the same weights, measured
 before and after."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,29 +17,29 @@ from headway.report import plain, table
 if TYPE_CHECKING:
     from headway.checkpoints import Folder
     from headway.choice import Choice
+    from headway.models import ModelSpec
     from headway.surgery import Pooled, Text
-    from headway.surgery.operation import Change
 
 
 def changed(
     run: MeasuredRun,
     folder: "Folder",
-    change: "Change",
+    new: "tuple[ModelSpec, Mapping[str, Any]]",
     choice: "Choice",
     *,
     beyond: int = 0,
     compare: "Callable[[Text], tuple[Pooled, ...]] | None" = None,
     **more: Any,
 ) -> None:
-    """Operate, and print the report; `compare` is what is compared on the text beforehand, `more` is for
-    `headway.surgery.operate`."""
+    """Write the `new` spec and weights, and print the report; `compare` is what is compared on the text beforehand,
+    `more` is for `headway.surgery.operate`."""
     from headway.surgery import operate, verdict
 
     with run.text(folder) as words:
         rows = () if words is None or compare is None else compare(words)
         note(f"reading {folder.path}, measuring before and after")
         done = operate(
-            folder, run.out, change, choices=(choice,), text=words, context=run.context, beyond=beyond,
+            folder, run.out, *new, choices=(choice,), text=words, context=run.context, beyond=beyond,
             overwrite=run.overwrite, **more,
         )  # fmt: skip
     order, report = verdict(rows) if rows else None, to_text(done)
@@ -70,7 +70,7 @@ def gqa(
     folder = run.open()
     drawn = seed if pool == "random" else None
     given: Any = pool
-    spec, _ = pool_heads(folder.spec, folder.tensors, kv_heads, given, seed=drawn)
+    new = pool_heads(folder.spec, folder.tensors, kv_heads, given, seed=drawn)
     kept = kept_by_mean(folder.spec, folder.tensors, kv_heads)
     group = folder.spec.kv_heads // kv_heads
     why = (
@@ -81,17 +81,11 @@ def gqa(
 
     def compared(words: "Text") -> "tuple[Pooled, ...]":
         note("comparing mean, first and random")
-        length = row_length(folder.spec, spec) if run.context is None else run.context
+        length = row_length(folder.spec, new[0]) if run.context is None else run.context
         seeds = range(seed or 0, (seed or 0) + 3)
         return compare_pools(folder.spec, folder.tensors, kv_heads, words, length, seeds=seeds)
 
-    changed(
-        run,
-        folder,
-        lambda spec, state: pool_heads(spec, state, kv_heads, given, seed=drawn),
-        choice,
-        compare=compared if compare else None,
-    )
+    changed(run, folder, new, choice, compare=compared if compare else None)
 
 
 def window(
@@ -119,7 +113,7 @@ def window(
     changed(
         run,
         folder,
-        lambda spec, state: put_window(spec, state, keys, sinks=sinks, layers=chosen),
+        put_window(folder.spec, folder.tensors, keys, sinks=sinks, layers=chosen),
         Choice(f"layers {which}", why),
         beyond=keys + sinks if set(grows).issuperset(chosen or ()) else 0,
     )
@@ -136,15 +130,9 @@ def context(run: MeasuredRun, *, method: str, factor: Annotated[float, says(min=
 
     folder = run.open()
     given: Any = method
-    stretch_context(folder.spec, {}, given, factor)
+    new = stretch_context(folder.spec, folder.tensors, given, factor)
     choice = Choice(method, METHODS[given], rejected=tuple((m, r) for m, r in METHODS.items() if m != method))
-    changed(
-        run,
-        folder,
-        lambda spec, state: stretch_context(spec, state, given, factor),
-        choice,
-        beyond=folder.spec.trained_context,
-    )
+    changed(run, folder, new, choice, beyond=folder.spec.trained_context)
 
 
 def merge(run: MeasuredRun, *, adapter: list[Path] | None = None, any_base: bool = False) -> None:
@@ -168,7 +156,7 @@ def merge(run: MeasuredRun, *, adapter: list[Path] | None = None, any_base: bool
     changed(
         run,
         folder,
-        lambda spec, state: (spec, merged_state(state, adapters)),
+        (folder.spec, merged_state(folder.tensors, adapters)),
         Choice(f"{layers} layers", f"adapted by {', '.join(map(str, places))}"),
         adapters=adapters,
         tokenizer=TokenizerFiles(replace(folder, path=brought[-1])) if brought else None,

@@ -113,13 +113,13 @@ def lengthen(
     Raises, leaving `target` as it was, CheckpointError when it exists (unless `overwrite`), and as `make_longformer`
     does.
     """
-    changed = make_longformer(folder.spec, folder.tensors, context, window)
+    spec, state = make_longformer(folder.spec, folder.tensors, context, window)
     known = folder.spec.context_limit or folder.spec.trained_context
     unchanged = min((window if isinstance(window, int) else min(window)) // 2 + 1, known)
     row = probe(folder.spec, None if text is None else _encoded(folder, text), known)
     short = row[:unchanged]
     return operate(
-        folder, target, lambda spec, state: changed, context=context, beyond=unchanged,
+        folder, target, spec, state, context=context, beyond=unchanged,
         rows=[Row(short), Row(short, True), Row(row)][: 3 if unchanged < len(row) else 2],
         tokenizer=TokenizerFiles(folder, context), overwrite=overwrite,
     )  # fmt: skip

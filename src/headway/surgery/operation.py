@@ -1,8 +1,8 @@
-"""A folder, an operation, a new folder, with a report."""
+"""A folder, what an operation made of its model, a new folder, with a report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +22,6 @@ from headway.surgery.text import Text
 from headway.tokens import Tokens
 from headway.train.evaluation import Evaluation
 
-Change = Callable[[ModelSpec, Mapping[str, Tensor]], tuple[ModelSpec, Mapping[str, Tensor]]]
 PROBED = 64
 
 
@@ -36,7 +35,8 @@ class Row(NamedTuple):
 def operate(
     folder: Folder,
     target: str | Path,
-    change: Change,
+    spec: ModelSpec,
+    state: Mapping[str, Tensor],
     *,
     choices: tuple[Choice, ...] = (),
     text: Text | None = None,
@@ -47,7 +47,8 @@ def operate(
     tokenizer: TokenizerFiles | None = None,
     overwrite: bool = False,
 ) -> Rewritten:
-    """Write `folder`, changed, at `target`; tokenizer and generation settings are copied.
+    """Write `folder` at `target` with the spec and the weights that an operation has made of its own; tokenizer and
+    generation settings are copied.
 
     Both models are run in float32, in rows of `context` tokens (`row_length` unless given): the old one as it is
     read, the new one from the folder that was just written, before it takes its name. `beyond` is the number of
@@ -56,10 +57,9 @@ def operate(
     it is not that of `folder`.
 
     Raises, leaving `target` as it was, CheckpointError when it exists (unless `overwrite`); DataError for a context
-    or a text that is too short to show anything; and what `change` raises.
+    or a text that is too short to show anything.
     """
     check_target(target, overwrite)
-    spec, state = change(folder.spec, folder.tensors)
     context = row_length(folder.spec, spec, beyond) if context is None else context
     if rows is None:
         _check_length(text, context, beyond)

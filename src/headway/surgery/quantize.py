@@ -46,7 +46,7 @@ def quantize_folder(
     that the folder is read in. Raises, leaving `target` as it was, CheckpointError when it exists (unless `overwrite`),
     and ConfigError for a folder that is quantized already and what `quantize_model` raises."""
     check_target(target, overwrite)
-    if folder.codes:
+    if folder.quantized:
         raise ConfigError(
             f"{folder.path} has weights of {folder.weights} already; quantize the folder that it was made of, or the "
             "numbers that they stand for, in the folder that headway convert makes of it"

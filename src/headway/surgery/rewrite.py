@@ -138,7 +138,7 @@ def rewrite(
     )
     (measured,), written, (dtype, _) = found, load_folder(target), folder.choose_dtype()
     was, now = measured.evaluated or (None, None)
-    coded = folder.codes or written.codes
+    coded = folder.quantized or written.quantized
     return Rewritten(
         source=folder.path,
         target=Path(target),

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from headway.block_quantization import CodedMatrix
 from headway.checkpoints.folder import load_folder
 from headway.checkpoints.formats import llama2c, meta
-from headway.checkpoints.quantized.layers import Matrices
+from headway.checkpoints.quantized.packed import PackedLayer
 from headway.checkpoints.restore import fill
 from headway.checkpoints.saving import TokenizerFiles
 from headway.errors import CheckpointError
@@ -30,8 +28,8 @@ FORMATS: tuple[Format, ...] = ("auto", "hf", "gguf", "llama2c", "meta")
 @dataclass(frozen=True)
 class Source:
     """A model and its own forward pass: `forward(weights, dtype, ids)` are the logits of a row of ids. Of weights of 8
-    or 4 bits, `kinds` says how they are kept, `codes` has the matrices, by their names, `weights` what they are in
-    float32, and `state` that in the dtype of their scales."""
+    or 4 bits, `coded` has the layers, by the names of their weights, `weights` what they are in float32, and `state`
+    that in the dtype of their scales."""
 
     format: str
     spec: ModelSpec
@@ -40,8 +38,7 @@ class Source:
     forward: Callable[[Mapping[str, Tensor], torch.dtype, Tensor], Tensor]
     tokenizer: TokenizerFiles | None = None
     generation: Mapping[str, Any] | None = None
-    codes: Mapping[str, CodedMatrix] = field(default_factory=dict)
-    kinds: Mapping[str, str] = field(default_factory=dict)
+    coded: Mapping[str, PackedLayer] = field(default_factory=dict)
 
 
 def open_source(source: Path, frm: Format, allow_pickle: bool) -> Source:
@@ -60,14 +57,10 @@ def open_source(source: Path, frm: Format, allow_pickle: bool) -> Source:
             return row
 
         files = TokenizerFiles(folder)
-        quantized = folder.quantized
-        codes = Matrices({f"{layer}.weight": partial(quantized.__getitem__, layer) for layer in quantized})
-        exact = {name: Form(folder.tensors.forms[name].shape, torch.float32) for name in codes}
-        weights = with_values(folder.tensors, exact, lambda name: codes[name].dequantize())
-        kinds = {f"{layer}.weight": kind for layer, kind in folder.codes.items()}
-        return Source(
-            frm, folder.spec, folder.tensors, weights, forward, files, folder.generation, codes, kinds
-        )
+        coded = {f"{name}.weight": layer for name, layer in folder.quantized.items()}
+        exact = {name: Form(layer.form.shape, torch.float32) for name, layer in coded.items()}
+        weights = with_values(folder.tensors, exact, lambda name: coded[name].read().dequantize())
+        return Source(frm, folder.spec, folder.tensors, weights, forward, files, folder.generation, coded)
     model = llama2c.read(source) if frm == "llama2c" else meta.read_pickled(source, allow_pickle=allow_pickle)
     return Source(
         frm,

@@ -36,8 +36,10 @@ class Storage:
     @cached_property
     def kept(self) -> dict[str, BlockType]:
         """The weights whose codes the target takes over, and the types that have a place for them."""
-        found = {name: block_type(matrix) for name, matrix in self.source.codes.items()} if self.gguf else {}
-        return {name: kind for name, kind in found.items() if kind and self.asked in (None, kind)}
+        types = (
+            {name: block_type(layer.read()) for name, layer in self.source.coded.items()} if self.gguf else {}
+        )
+        return {name: kind for name, kind in types.items() if kind and self.asked in (None, kind)}
 
     @property
     def state(self) -> LazyTensors:
@@ -49,13 +51,13 @@ class Storage:
         return with_values(self.source.state, rows, self._blocks)
 
     def _blocks(self, name: str) -> Tensor:
-        return blocks(self.source.codes[name])
+        return blocks(self.source.coded[name].read())
 
     def kind(self, name: str, form: Form) -> BlockType:
         """How the target holds a tensor; numbers that stand for codes have the dtype of their scales."""
         if name in self.kept:
             return self.kept[name]
-        form = self.source.state.forms[name] if name in self.source.codes else form
+        form = self.source.state.forms[name] if name in self.source.coded else form
         return stored_type(form, self.asked) if self.gguf else self.asked or _plain(form.dtype)
 
     def value(self, name: str, value: Tensor) -> Tensor:
@@ -63,7 +65,7 @@ class Storage:
         kind = self.kind(name, Form(tuple(value.shape), value.dtype))
         if name in self.kept:
             return dequantize(self._blocks(name), kind)
-        if name in self.source.codes:
+        if name in self.source.coded:
             value = value.to(self.source.state.forms[name].dtype)
         return dequantize(quantize(value, kind), kind)
 
@@ -74,7 +76,7 @@ class Storage:
     @property
     def layers(self) -> tuple[str, ...]:
         """What becomes of the layers of 8 or 4 bits, a sentence for each way."""
-        said = Counter(f"{self.source.kinds[name]} {self._way(name)}" for name in self.source.codes)
+        said = Counter(f"{layer.kept} {self._way(name)}" for name, layer in self.source.coded.items())
         return tuple(f"{count} layers of {way}" for way, count in said.items())
 
     def _way(self, name: str) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from headway.block_quantization import CodedMatrix
 from headway.checkpoints.heads import in_pairing_of
 from headway.checkpoints.hf.layouts.rules import Rule, TensorNames
 from headway.checkpoints.hf.layouts.tensors import linear_rules, rules_by_name
@@ -22,32 +21,13 @@ from headway.native.panels import Panels
 from headway.nn import Keeps, Linear, linears
 from headway.nn.weights import Rounded
 from headway.quantization import QuantizedMatrix
-from headway.storage.lazy import LazyTensors, forms, renamed, with_values
+from headway.storage.lazy import Form, LazyTensors, forms, renamed, with_values
 
 
-@dataclass(frozen=True)
-class Matrices(Mapping[str, CodedMatrix]):
-    """Matrices by the names of their layers, read when asked for."""
-
-    makers: Mapping[str, Callable[[], CodedMatrix]]
-
-    def __getitem__(self, name: str) -> CodedMatrix:
-        return self.makers[name]()
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.makers
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.makers)
-
-    def __len__(self) -> int:
-        return len(self.makers)
-
-
-def own_matrices(
+def own_layers(
     layers: Mapping[str, PackedLayer], names: TensorNames, spec: ModelSpec, tensors: LazyTensors, path: Path
-) -> tuple[Matrices, dict[str, str]]:
-    """The quantized layers of a checkpoint, `tensors`, under our names, and how each is kept.
+) -> dict[str, PackedLayer]:
+    """The quantized layers of a checkpoint, `tensors`, under our names.
 
     Raises CheckpointError for one that is neither a linear layer of ours nor an embedding, and for one that is stored
     [in, out]."""
@@ -56,8 +36,7 @@ def own_matrices(
         linear = linear_rules(
             rules, {name for name, m in blank(spec).named_modules() if isinstance(m, Keeps)}
         )
-    found: dict[str, Callable[[], CodedMatrix]] = {}
-    kept: dict[str, str] = {}
+    own: dict[str, PackedLayer] = {}
     for theirs, layer in layers.items():
         if f"{theirs}.weight" not in rules:
             continue  # of another head, or refused by name where tensors are compared
@@ -66,9 +45,8 @@ def own_matrices(
                 f"{path}: {theirs} is quantized, and it is no linear layer or embedding whose rows are outputs; others "
                 "are not read with weights of 8 or 4 bits"
             )
-        for i, name in enumerate(linear[theirs].layers):
-            found[name], kept[name] = _maker(layer, linear[theirs], i), layer.kept
-    return Matrices(found), kept
+        own |= {name: _part(layer, linear[theirs], i) for i, name in enumerate(linear[theirs].layers)}
+    return own
 
 
 def without_empty_biases(
@@ -186,5 +164,8 @@ def _joined(parts: list[QuantizedMatrix], rule: Rule) -> QuantizedMatrix:
     )
 
 
-def _maker(layer: PackedLayer, rule: Rule, i: int) -> Callable[[], CodedMatrix]:
-    return lambda: layer.read().moved(lambda part: rule.split(part)[i])
+def _part(layer: PackedLayer, rule: Rule, i: int) -> PackedLayer:
+    """The rows of a layer of theirs that are the layer `i` of ours."""
+    outputs, inputs = layer.form.shape
+    form = Form((rule.rows[i] if rule.rows else outputs, inputs), layer.form.dtype)
+    return PackedLayer(form, layer.kept, lambda: layer.read().moved(lambda rows: rule.split(rows)[i]))
