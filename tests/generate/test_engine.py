@@ -178,6 +178,32 @@ def test_a_step_reads_so_many_tokens_of_prompts() -> None:
     assert max(counts) <= 10 + 2
 
 
+def test_a_step_beside_texts_that_are_written_reads_fewer() -> None:
+    model, counts = small(MIXED), []
+    model.register_forward_pre_hook(lambda module, args: counts.append(args[0].numel()))
+    engine = Engine(Reader(model), step_tokens=10, beside=3)
+    for number, length in enumerate((8, 6, 12, 4)):
+        engine.add(text_of(number, [number + 1] * length, GenerationConfig(max_new_tokens=9)))
+        if number == 1:
+            engine.step()
+    drain(engine)
+    assert counts[0] == 10, "nothing is written yet: 8 and 2 of 6"
+    # the last token of a prompt is read like one that is written: 4, then 12, then 4 in pieces of 3
+    assert counts[1:8] == [1 + 3, 2 + 3, 2 + 3, 2 + 3, 2 + 3, 3 + 3, 4]
+
+
+def test_beside_many_texts_a_step_reads_a_token_for_each() -> None:
+    model, counts = small(MIXED), []
+    model.register_forward_pre_hook(lambda module, args: counts.append(args[0].numel()))
+    engine = Engine(Reader(model), beside=2)
+    for number in range(5):
+        engine.add(text_of(number, [number + 1] * 4, GenerationConfig(max_new_tokens=9)))
+    engine.step()
+    engine.add(text_of(5, [7] * 11, GenerationConfig(max_new_tokens=2)))
+    drain(engine)
+    assert counts[:4] == [20, 5 + 5, 5 + 5, 6]
+
+
 def test_a_request_waits_until_there_is_room() -> None:
     reader = Reader(MODELS["full"], budget=1)
     reader.cache.pool.budget = 5 * reader.cache.pool.classes[0].nbytes

@@ -66,7 +66,7 @@ def test_logits_belong_to_the_text(kind: str) -> None:
     run(Engine(bits.watch(Reader(made, **how))), requests, draw)
     narrow = Reader(made, budget=1, **how)
     narrow.cache.pool.budget = (8 + longest // 64) * sum(kind.nbytes for kind in narrow.cache.pool.classes)
-    run(Engine(bits.watch(narrow), step_tokens=90), requests, draw)
+    run(Engine(bits.watch(narrow), step_tokens=90, beside=24), requests, draw)
     if isinstance(made, Decoder) and kind != "linear":
         drafted = Engine(
             bits.watch(Reader(made, slack=3, **how)), step_tokens=20, draft=NgramDraft(tokens=3, least=1)

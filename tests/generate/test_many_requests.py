@@ -42,13 +42,14 @@ class House(NamedTuple):
     kv_dtype: torch.dtype | None = None
     draft: NgramDraft | None = None
     step_tokens: int = 50
+    beside: int | None = None
     bits: Bits | None = None
 
 
 HOUSES = {
     "much room": House(None, step_tokens=300),
     "little room": House(8),
-    "int8": House(12, torch.int8),
+    "int8": House(12, torch.int8, beside=7),
     "drafts": House(5, draft=NgramDraft(tokens=3, least=1)),
 }
 
@@ -91,7 +92,7 @@ def engine_of(model: Decoder | EncoderDecoder, house: House) -> Engine:
     pool = reader.cache.pool
     if house.pages is not None:
         pool.budget = house.pages * sum(kind.nbytes for kind in pool.classes)
-    return Engine(reader, step_tokens=house.step_tokens, draft=house.draft)
+    return Engine(reader, step_tokens=house.step_tokens, beside=house.beside, draft=house.draft)
 
 
 def alone(model: Decoder | EncoderDecoder, request: Request, house: House) -> list[int]:

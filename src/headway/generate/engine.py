@@ -20,7 +20,7 @@ from headway.cache import PAGE
 from headway.errors import ConfigError, HeadwayError
 from headway.generate.constraints import Text
 from headway.generate.drafts import Draft
-from headway.generate.jobs import Piece, advance, cut
+from headway.generate.jobs import Piece, advance, piece_of
 from headway.generate.reader import Reader
 from headway.generate.requests import Request
 from headway.generate.sequences import Job, SampledText
@@ -38,11 +38,20 @@ class Engine:
     Args:
         reader: of a decoder, or of an encoder-decoder, whose requests have sources.
         step_tokens: tokens of prompts that a step reads at most.
+        beside: the same for steps in which texts are written, whose next tokens wait for the prompts of others: so many
+            tokens, or one for each text where these are more; `step_tokens` unless given.
         draft: guesses tokens (`headway.generate.speculation`).
     """
 
-    def __init__(self, reader: Reader, *, step_tokens: int | None = None, draft: Draft | None = None) -> None:
-        self.reader, self.step_tokens = reader, step_tokens or STEP_TOKENS
+    def __init__(
+        self,
+        reader: Reader,
+        *,
+        step_tokens: int | None = None,
+        beside: int | None = None,
+        draft: Draft | None = None,
+    ) -> None:
+        self.reader, self.step_tokens, self.beside = reader, step_tokens or STEP_TOKENS, beside
         self.speculation = None if draft is None else Speculation(draft)
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
@@ -229,13 +238,15 @@ class Engine:
 
     def _pieces(self) -> list[Piece]:
         """What the step reads: of texts that are written their last token and its draft, of prompts pieces of up to
-        `step_tokens` together. Where pages have no room, the youngest request goes back to wait."""
+        `step_tokens` (`beside`) together. Where pages have no room, the youngest request goes back to wait."""
         ready = self._concerned = [job for job in self.running if job.is_ready]
-        ready.sort(key=_beginning)
+        ready.sort(key=lambda job: job.beginning)
         if self.speculation is not None:
             self.speculation.propose([job for job in ready if job.count and isinstance(job, SampledText)])
         while True:
-            pieces, left, told = [], self.step_tokens, MOST_TOLD
+            beside = self.step_tokens if self.beside is None else max(self.beside, len(ready))
+            left = min(beside, self.step_tokens) if ready else self.step_tokens
+            pieces, told = [], MOST_TOLD
             for job in ready:
                 wanted = range(1 + len(job.draft))
                 for text in job.texts:
@@ -243,18 +254,10 @@ class Engine:
                     pieces.append(Piece(job, text, [last, *job.draft], wanted))
             for job in self.running if len(ready) < len(self.running) else []:
                 for text in [] if job.is_ready else job.texts:
-                    rest = text.rest
-                    # the last tokens of several texts of a request are read together
-                    ids = rest[: min(left, told if job.untold else left, len(rest) - (len(job.texts) > 1))]
-                    ids = cut(text, ids) if self.reader.cache.pool.has_states else ids
-                    is_last = len(ids) == len(rest)
-                    if ids:
-                        behind = max(0, len(rest) - len(ids) - 1)  # what later pieces tell of
-                        count = max(0, job.untold - behind)
-                        pieces.append(
-                            Piece(job, text, ids, range(len(ids) - is_last - count, len(ids)), count)
-                        )
-                        left, told = left - len(ids), told - count
+                    piece = piece_of(job, text, left, told, self.reader.cache.pool.has_states)
+                    if piece.ids:
+                        pieces.append(piece)
+                        left, told = left - len(piece.ids), told - piece.told
             room = self.reader.cache.pool.available
             if room is None or not self.reader.use_cache or len(self.running) == 1:
                 return pieces
@@ -291,9 +294,3 @@ class Engine:
         job.texts = []
         if job.source is not None and self.reader.sources is not None:
             self.reader.sources.close(job.source)
-
-
-def _beginning(job: Job) -> list[bytes]:
-    """Texts that begin alike stand side by side in a step by it, where the kernels read their common pages once."""
-    table = job.texts[0].table
-    return [] if table is None else table.keys

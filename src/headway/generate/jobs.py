@@ -31,14 +31,20 @@ class Piece(NamedTuple):
     told: int = 0
 
 
-def cut(text: Text, ids: list[int]) -> list[int]:
-    """Of the next tokens of a prompt those that are read now: sums can be kept for prefixes to come at multiples of 64
-    alone, so that pieces end there where layers have sums."""
-    if text.table is None:
-        return ids
-    begin, end = len(text.table), len(text.table) + len(ids)
-    at = (end - (end == len(text.tokens))) // PAGE * PAGE
-    return ids[: at - begin] if at > begin else ids
+def piece_of(job: Job, text: Text, most: int, told: int, has_states: bool) -> Piece:
+    """The next tokens of a text's prompt: up to `most`, and up to `told` of which probabilities are told. Sums can be
+    kept for prefixes to come at multiples of 64 alone, so that pieces end there where layers have sums."""
+    rest = text.rest
+    # the last tokens of several texts of a request are read together
+    ids = rest[: min(most, told if job.untold else most, len(rest) - (len(job.texts) > 1))]
+    if has_states and text.table is not None:
+        begin, end = len(text.table), len(text.table) + len(ids)
+        at = (end - (end == len(text.tokens))) // PAGE * PAGE
+        ids = ids[: at - begin] if at > begin else ids
+    behind = max(0, len(rest) - len(ids) - 1)  # what later pieces tell of
+    count = max(0, job.untold - behind)
+    is_last = len(ids) == len(rest)
+    return Piece(job, text, ids, range(len(ids) - is_last - count, len(ids)), count)
 
 
 def advance(logits: Tensor, live: Sequence[tuple[Job, range]]) -> None:

@@ -10,6 +10,7 @@ request, step). So the text of a request does not depend on what else is in the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -153,8 +154,7 @@ def check_logits(logits: Tensor, places: Sequence[tuple[int, int]], model: str =
 
 def broken_rows(logits: Tensor) -> list[int]:
     """Which rows of logits [R, V] have NaN or infinity as their largest."""
-    good = logits.amax(-1).isfinite()
-    return [] if bool(good.all()) else (~good).nonzero()[:, 0].tolist()
+    return [row for row, largest in enumerate(logits.amax(-1).tolist()) if not math.isfinite(largest)]
 
 
 def no_numbers(request: int, step: int, model: str = "the model") -> HeadwayError:

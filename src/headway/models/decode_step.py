@@ -95,8 +95,7 @@ class DecodeStep:
             at = [i - rows.start for i in wanted if rows.start <= i < rows.stop]
             lowered.add_adapters({name: added[rows] for name, added in (adapters or {}).items()})
             self._place(tokens, rows, sources)
-            self._run(self.stack.embed(ids[:, rows], some), some, len(lowered.ops) - (not at))
-            made.append(lowered.logits[at])
+            made.append(self._run(self.stack.embed(ids[:, rows], some), some, at))
         return made[0] if len(made) == 1 else torch.cat(made)
 
     @torch.inference_mode()
@@ -106,7 +105,7 @@ class DecodeStep:
         made = []
         for rows, some in self._slices(tokens):
             self._place(tokens, rows)
-            self._run(x[:, rows], some, len(self.lowered.ops) - 1)
+            self._run(x[:, rows], some, [])
             made.append(self.lowered.x[: some.count].clone())
         return torch.cat(made).unsqueeze(0)
 
@@ -134,15 +133,30 @@ class DecodeStep:
             for source in self._sources.values():
                 source.place(sources[rows], last)
 
-    def _run(self, x: Tensor, tokens: Tokens, ops: int) -> None:
-        lowered, count = self.lowered, tokens.count
+    def _run(self, x: Tensor, tokens: Tokens, at: Sequence[int]) -> Tensor:
+        """Runs the operations on embeddings [1, T, M]; logits of the rows `at`. The last operation makes logits: it is
+        run for these rows alone, of which pieces of prompts have few."""
+        lowered, count, last = self.lowered, tokens.count, len(self.lowered.ops) - 1
         lowered.resize(count)
         lowered.x[:count] = x[0]
         for rotated in lowered.rotations.values():
             rotated.turn(tokens)
+        if at == [*range(count)]:
+            self._call(0, last + 1)
+        else:
+            self._call(0, last)
+            if at:  # [0, 1, 17]: they are moved to the front
+                lowered.x[: len(at)] = lowered.x[at]
+                lowered.resize(len(at))
+                self._call(last, 1)
+        return lowered.logits[: len(at)].clone()
+
+    def _call(self, first: int, count: int) -> None:
+        """Runs operations of the list."""
+        ops = ctypes.byref(self.lowered.ops, first * ctypes.sizeof(c.OpStruct))
         kernel = library()
         assert kernel is not None
-        if code := kernel.dll.headway_step(lowered.ops, ctypes.c_int64(ops), ctypes.c_int64(threads())):
+        if code := kernel.dll.headway_step(ops, ctypes.c_int64(count), ctypes.c_int64(threads())):
             raise BackendError(f"a native step of decoding failed: {c.ERRORS.get(code, code)}")
 
 

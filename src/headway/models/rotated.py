@@ -43,7 +43,7 @@ class Rotated:
                 self._kept = self._table(Tokens.range(1 << most.bit_length()))
             table, rows = self._kept, index
         for own, new in ((self.cos, table.cos), (self.sin, table.sin)):
-            own[:count] = new.view(-1, table.dims)[rows]
+            torch.index_select(new.view(-1, table.dims), 0, rows, out=own[:count])
 
     def into(self, struct: c.HeadsStruct | c.SumsStruct) -> None:
         """Rotate heads, or their features, by them."""

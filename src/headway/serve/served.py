@@ -31,6 +31,9 @@ from headway.serve.structure import Asked
 from headway.serve.visits import VISIT, own_salt
 from headway.serve.worker import Told, Worker
 
+BESIDE = {"cpu": 24, "cuda": 256}
+"""Tokens of prompts that a step reads beside texts that are being written, by device: so many that its arithmetic takes
+about as long as reading the weights, so that the gap between two tokens is a few times the usual one at most."""
 NEARLY = 0.05
 """Of ln p: what the order of sums may change in weights of few bits."""
 
@@ -96,7 +99,8 @@ class Decoding(Served):
         super().__init__(name)
         self.lm, self._worker, self.exact = lm, worker, exact
         self.source: Path | None = None
-        self.engine = Engine(reader_of(lm.model, keep=keep, exact=exact))
+        reader = reader_of(lm.model, keep=keep, exact=exact)
+        self.engine = Engine(reader, beside=BESIDE.get(reader.device.type))
         self.adapters = beside(lm.model)
 
     @cached_property
