@@ -297,12 +297,12 @@ def test_inspect_says_what_an_encoder_decoder_keeps(tmp_path: Path) -> None:
     spec = ModelSpec.of("transformer", **{**size, "layers": 3}, encoder=source, tied=True)
     save_folder(tmp_path / "m", build(spec, seed=0), dtype=torch.bfloat16)
     found = inspect(tmp_path / "m")
-    assert found.kind == "encoder-decoder"
-    assert found.kv_bytes_per_token == found.memory_bytes_per_token == 3 * 2 * 48 * 2
+    assert found["kind"] == "encoder-decoder"
+    assert found["kv_bytes_per_token"] == found["memory_bytes_per_token"] == 3 * 2 * 48 * 2
     model = build_model(load_folder(tmp_path / "m"))
     assert isinstance(model, EncoderDecoder)
     memory = model.memory_keys(model.encode(torch.zeros(1, 5, dtype=torch.long)))
-    assert sum(keys.k.nbytes + keys.v.nbytes for keys in memory) == 5 * found.memory_bytes_per_token
+    assert sum(keys.k.nbytes + keys.v.nbytes for keys in memory) == 5 * found["memory_bytes_per_token"]
     text = inspect_text(found)
     assert "576 B per token of the target, 576 B per token of the source" in text
     assert "encoder        2 layers of width 48" in text

@@ -250,9 +250,9 @@ def test_convert_writes_types_and_says_what_rounding_changed(tmp_path, dtype, ca
     odd = "blk.0.ffn_down.weight"  # rows of 80 are not blocks of 32
     assert (kinds[odd] == dtype, odd in said) == ((True, False) if dtype == "bf16" else (False, True))
     report = inspect(tmp_path / FILE)
-    assert report.tokenizer["tokens"] == 279
-    assert report.tokenizer["chat_template"]
-    assert report.stored_dtypes[dtype.upper()] == len([n for n in kinds if kinds[n] == dtype])
+    assert report["tokenizer"]["tokens"] == 279
+    assert report["tokenizer"]["chat_template"]
+    assert report["stored_dtypes"][dtype.upper()] == len([n for n in kinds if kinds[n] == dtype])
     assert run(["inspect", str(tmp_path / FILE)]) == 0
     assert "pairing adjacent (GGUF's llama rotates adjacent pairs)" in capsys.readouterr().out
 

@@ -114,7 +114,7 @@ def test_types_without_codes_are_numbers_and_the_others_stay(tmp_path: Path) -> 
     assert {kinds[f"model.layers.{i}.self_attn.o_proj"] for i in (0, 1)} == {"plain"}
     assert (kinds["lm_head"], kinds["model.embed_tokens"]) == ("int8", "plain")
     assert [*kinds.values()].count("int4") == 12
-    assert inspect(path).weights == "12 layers as Q4_0, 1 layer as Q8_0"
+    assert inspect(path)["weights"] == "12 layers as Q4_0, 1 layer as Q8_0"
     with pytest.raises(CheckpointError, match="different ways"):
         save_folder(tmp_path / "m", model)
 

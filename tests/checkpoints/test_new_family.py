@@ -18,7 +18,7 @@ from headway.checkpoints import (
     unsupported_by_transformers,
 )
 from headway.checkpoints.hf.config_keys import ConfigReader, FieldMap, Key
-from headway.checkpoints.hf.layouts import LAYOUTS, FamilyRow, Layout, family_rows
+from headway.checkpoints.hf.layouts import LAYOUTS, Layout, family_rows
 from headway.checkpoints.hf.layouts.rules import decoder_names
 from headway.cli import run
 from headway.errors import CheckpointError, ConfigError
@@ -134,7 +134,7 @@ def test_its_folders_are_inspected_and_planned_and_broken_ones_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_folder(tmp_path / "m", build(spec(), seed=0))
-    assert inspect(tmp_path / "m").transformers == "loads it"
+    assert inspect(tmp_path / "m")["transformers"] == "loads it"
     assert run(["inspect", str(tmp_path / "m")]) == 0
     assert "family         harbour; transformers loads it" in capsys.readouterr().out
     assert run(["plan", str(tmp_path / "m"), "--context", "16"]) == 0
@@ -152,13 +152,13 @@ def test_it_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
 # -- the documents -------------------------------------------------------------------------------------------------
 
 
-def listed(row: FamilyRow) -> str:
-    name = "" if row.architecture is None else f"`{row.architecture}`"
-    return f"| `{row.family}` | `{row.model_type}` | {name} | {row.about} |"
+def listed(row: dict[str, str | None]) -> str:
+    name = "" if row["architecture"] is None else f"`{row['architecture']}`"
+    return f"| `{row['family']}` | `{row['model_type']}` | {name} | {row['about']} |"
 
 
 def test_the_documents_list_the_families_that_there_are() -> None:
-    rows = [row for row in family_rows() if row.family != "harbour"]
+    rows = [row for row in family_rows() if row["family"] != "harbour"]
     table = (
         (ROOT / "docs" / "checkpoints.md")
         .read_text()
@@ -167,4 +167,6 @@ def test_the_documents_list_the_families_that_there_are() -> None:
     )
     assert table.splitlines()[2:] == [listed(row) for row in rows]
     sentence = (ROOT / "README.md").read_text().partition("The families are ")[2].partition(";")[0]
-    assert re.findall(r"`(\w+)`", sentence) == [row.family for row in rows if row.family == row.model_type]
+    assert re.findall(r"`(\w+)`", sentence) == [
+        row["family"] for row in rows if row["family"] == row["model_type"]
+    ]

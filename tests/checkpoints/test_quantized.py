@@ -147,7 +147,7 @@ def test_an_adapter_adds_to_quantized_layers_what_it_adds_to_others(tmp_path: Pa
 
 def test_what_a_folder_is_says_how_weights_are_kept(tmp_path: Path) -> None:
     save_folder(tmp_path / "m", quantized(LLAMA, "int4"))
-    assert inspect(tmp_path / "m").weights == "14 layers as int4, groups of 32 (pack-quantized)"
+    assert inspect(tmp_path / "m")["weights"] == "14 layers as int4, groups of 32 (pack-quantized)"
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from headway.checkpoints.folder import Folder, load_folder
 from headway.checkpoints.formats.conversion import Check, Conversion, convert
 from headway.checkpoints.heads import change_pairing
 from headway.checkpoints.hf.config import config_from_spec, spec_from_config, unsupported_by_transformers
-from headway.checkpoints.inspection import Inspection, inspect
+from headway.checkpoints.inspection import inspect
 from headway.checkpoints.restore import build_model, load_model
 from headway.checkpoints.saving import save_folder, save_state
 from headway.storage.dtypes import choose_dtype
@@ -18,7 +18,6 @@ __all__ = [
     "Check",
     "Conversion",
     "Folder",
-    "Inspection",
     "Tensors",
     "atomic_folder",
     "atomic_write",

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from headway.checkpoints.folder import TOKENIZER_FILES, Folder, load_folder
 from headway.checkpoints.hf.config import transformers_verdict
 from headway.checkpoints.hf.config_keys import OURS
 from headway.checkpoints.hf.layouts import layouts_for
-from headway.models import ModelSpec, cost
+from headway.models import cost
 from headway.models.description import patterns_by_layer
 from headway.models.head import TASKS
 from headway.positions import Rotary
@@ -23,97 +22,54 @@ from headway.text import Tokenizer, first_file
 BY_CONVERSION = "loads what `headway convert` makes of it"
 
 
-@dataclass(frozen=True)
-class RotaryFacts:
-    """The effective rotation: radians per position of each pair, and the longest and shortest wave in
-    tokens."""
+def inspect(path: str | Path, *, allow_pickle: bool = False) -> dict[str, Any]:
+    """Everything that `headway inspect` reports, by name, from the config, the headers and the tokenizer of a folder or
+    a GGUF file; no weights are read. Raises as `load_folder` does.
 
-    pairing: str
-    pairing_because: str
-    theta: float
-    dims: int
-    scaling: str | None
-    before_scaling: int | None
-    amplitude: float
-    frequencies: tuple[float, ...]
-    longest_wave: float
-    shortest_wave: float
-    length_dependent: bool
-
-
-@dataclass(frozen=True)
-class Inspection:
-    """Everything that `headway inspect` reports.
-
-    Attributes:
-        kind: "decoder", "encoder" or "encoder-decoder".
-        gives: what a call returns, and its shape.
-        context_limit: the longest row that runs at all.
-        kv_bytes_per_token: of what decoding keeps of a token, in the dtype that the model runs in; None where nothing
-            is kept that grows with the text: in encoders, and with linear attention.
-        memory_bytes_per_token: of what an encoder-decoder caches of a token of the source; None without an encoder.
-        weights: how quantized layers are kept; None where none is.
-        unused: names of stored tensors that this model does not need.
-        transformers: whether it can load the folder's model.
+        kind                     "decoder", "encoder" or "encoder-decoder"
+        gives                    what a call returns, and its shape
+        spec                     `ModelSpec`
+        rotary                   the effective rotation: radians per position of each pair, and the longest and shortest
+                                 wave in tokens; None for other positions
+        context_limit            the longest row that runs at all
+        kv_bytes_per_token       of what decoding keeps of a token, in the dtype that the model runs in; None where
+                                 nothing is kept that grows with the text: in encoders, and with linear attention
+        memory_bytes_per_token   of what an encoder-decoder caches of a token of the source; None without an encoder
+        weights                  how quantized layers are kept; None where none is
+        unused                   names of stored tensors that this model does not need
+        transformers             whether it can load the folder's model
     """
-
-    path: Path
-    model_type: str
-    kind: str
-    gives: str
-    spec: ModelSpec
-    rotary: RotaryFacts | None
-    positions: str
-    patterns: tuple[tuple[str, str], ...]
-    parameters: dict[str, int]
-    parameter_count: int
-    stored_bytes: int
-    stored_dtypes: dict[str, int]
-    runs_in: str
-    context_limit: int | None
-    kv_bytes_per_token: int | None
-    memory_bytes_per_token: int | None
-    weights: str | None
-    unused: tuple[str, ...]
-    files: tuple[str, ...]
-    tokenizer: dict[str, Any] | None
-    generation: dict[str, Any]
-    transformers: str
-
-
-def inspect(path: str | Path, *, allow_pickle: bool = False) -> Inspection:
-    """Read the config, headers and tokenizer of a folder or a GGUF file, no weights. Raises as `load_folder` does."""
     folder = load_folder(path, allow_pickle=allow_pickle)
     spec, tensors = folder.spec, folder.stored
     dtype, runs_in = folder.choose_dtype()
     per_token = None if spec.linear is not None else cost.kv_bytes_per_token(spec, dtype)
-    return Inspection(
-        path=folder.path,
-        model_type=str(folder.config.get("model_type")),
-        kind=spec.kind,
-        gives=f"{spec.head.task}: {TASKS[spec.head.task]}",
-        spec=spec,
-        rotary=_rotary(folder),
-        positions=str(spec.positions),
-        patterns=patterns_by_layer(spec),
-        parameters=cost.parameters(spec),
-        parameter_count=cost.parameter_count(spec),
-        stored_bytes=tensors.nbytes,
-        stored_dtypes=dict(Counter(sorted(form.stored_as for form in tensors.forms.values())).most_common()),
-        runs_in=str(runs_in),
-        context_limit=spec.context_limit,
-        kv_bytes_per_token=per_token if spec.causal else None,
-        memory_bytes_per_token=None if spec.encoder is None else cost.kv_bytes_per_token(spec, dtype),
-        weights=folder.kept,
-        unused=folder.unused,
-        files=tuple(file.name for file in tensors.files),
-        tokenizer=_tokenizer(folder),
-        generation=dict(folder.generation),
-        transformers=transformers_verdict(spec) if folder.format == "hf" else BY_CONVERSION,
-    )
+    return {
+        "path": folder.path,
+        "model_type": str(folder.config.get("model_type")),
+        "kind": spec.kind,
+        "gives": f"{spec.head.task}: {TASKS[spec.head.task]}",
+        "spec": spec,
+        "rotary": _rotary(folder),
+        "positions": str(spec.positions),
+        "patterns": patterns_by_layer(spec),
+        "parameters": cost.parameters(spec),
+        "parameter_count": cost.parameter_count(spec),
+        "stored_bytes": tensors.nbytes,
+        "stored_dtypes": dict(Counter(sorted(f.stored_as for f in tensors.forms.values())).most_common()),
+        "runs_in": str(runs_in),
+        "context_limit": spec.context_limit,
+        "kv_bytes_per_token": per_token if spec.causal else None,
+        "memory_bytes_per_token": None if spec.encoder is None else cost.kv_bytes_per_token(spec, dtype),
+        "weights": folder.kept,
+        "unused": folder.unused,
+        "files": tuple(file.name for file in tensors.files),
+        "tokenizer": _tokenizer(folder),
+        "generation": dict(folder.generation),
+        "transformers": transformers_verdict(spec) if folder.format == "hf" else BY_CONVERSION,
+    }
 
 
-def _rotary(folder: Folder) -> RotaryFacts | None:
+def _rotary(folder: Folder) -> dict[str, Any] | None:
     rotary, head_dim = folder.spec.positions, folder.spec.head_dim
     if not isinstance(rotary, Rotary):
         return None
@@ -128,19 +84,19 @@ def _rotary(folder: Folder) -> RotaryFacts | None:
         because = f"transformers' {model_type} rotates {usual}{'' if usual == 'halves' else ' pairs'}"
     frequencies = rotary.frequencies(head_dim)
     waves = 2 * math.pi / frequencies
-    return RotaryFacts(
-        pairing=str(rotary.pairing),
-        pairing_because=because,
-        theta=rotary.theta,
-        dims=rotary.rotated_dims(head_dim),
-        scaling=None if rotary.scaling is None else repr(rotary.scaling),
-        before_scaling=getattr(rotary.scaling, "trained_context", None),
-        amplitude=rotary.amplitude,
-        frequencies=tuple(frequencies.tolist()),
-        longest_wave=float(waves.max()),
-        shortest_wave=float(waves.min()),
-        length_dependent=rotary.length_dependent,
-    )
+    return {
+        "pairing": str(rotary.pairing),
+        "pairing_because": because,
+        "theta": rotary.theta,
+        "dims": rotary.rotated_dims(head_dim),
+        "scaling": None if rotary.scaling is None else repr(rotary.scaling),
+        "before_scaling": getattr(rotary.scaling, "trained_context", None),
+        "amplitude": rotary.amplitude,
+        "frequencies": tuple(frequencies.tolist()),
+        "longest_wave": float(waves.max()),
+        "shortest_wave": float(waves.min()),
+        "length_dependent": rotary.length_dependent,
+    }
 
 
 def _tokenizer(folder: Folder) -> dict[str, Any] | None:

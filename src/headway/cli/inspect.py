@@ -9,7 +9,6 @@ from headway.cli._shared import print_report
 from headway.report import cell, size, table
 
 if TYPE_CHECKING:
-    from headway.checkpoints import Inspection
     from headway.models import ModelSpec
 
 TOLD = ("layers", "order", "norm", "feed-forward", "heads", "scores", "biases", "embedding")
@@ -24,34 +23,36 @@ def command(folder: Model, *, allow_pickle: bool = False, json: bool = False) ->
     from headway.checkpoints import inspect
 
     found = inspect(folder, allow_pickle=allow_pickle)
-    print_report({**vars(found), "spec": _facts(found.spec)}, text(found), json)
+    print_report({**found, "spec": _facts(found["spec"])}, text(found), json)
 
 
-def text(found: "Inspection") -> str:
+def text(found: Mapping[str, Any]) -> str:
     """The report for people."""
     from headway.models.description import ASPECTS
 
-    spec, limit, unused = found.spec, found.context_limit, found.unused
+    spec, limit, unused = found["spec"], found["context_limit"], found["unused"]
     longest = "runs beyond it too" if limit is None else f"refuses more than {limit:,}"
-    before = found.rotary.before_scaling if found.rotary else None
+    before = found["rotary"] and found["rotary"]["before_scaling"]
     scaled = "" if before is None else f" (before rotary scaling {before:,})"
-    stored_as = "" if found.model_type == spec.family else f" (model_type {found.model_type})"
-    stacks = ", ".join(f"{name} {count:,}" for name, count in found.parameters.items() if count)
-    files = f"{len(found.files)} file{'s' * (len(found.files) > 1)}"
-    tensors = ", ".join(f"{count} tensors {dtype}" for dtype, count in found.stored_dtypes.items())
-    patterns = (f"layers {layers}: {pattern}" for layers, pattern in found.patterns)
+    stored_as = "" if found["model_type"] == spec.family else f" (model_type {found['model_type']})"
+    stacks = ", ".join(f"{name} {count:,}" for name, count in found["parameters"].items() if count)
+    files = f"{len(found['files'])} file{'s' * (len(found['files']) > 1)}"
+    tensors = ", ".join(f"{count} tensors {dtype}" for dtype, count in found["stored_dtypes"].items())
+    patterns = (f"layers {layers}: {pattern}" for layers, pattern in found["patterns"])
     more = f", ... and {len(unused) - 6} more" if len(unused) > 6 else ""
     ends = (
-        f"{k.removesuffix('_token_id')} {v}" for k, v in found.generation.items() if k.endswith("_token_id")
+        f"{k.removesuffix('_token_id')} {v}"
+        for k, v in found["generation"].items()
+        if k.endswith("_token_id")
     )
     encoders = [] if spec.encoder is None else [spec.encoder]
     facts = [
-        ("family", f"{spec.family}{stored_as}; transformers {found.transformers}"),
-        ("kind", f"{found.kind}; gives {found.gives}"),
-        ("parameters", f"{found.parameter_count:,} ({stacks})"),
-        ("stored", f"{size(found.stored_bytes)} in {files}: {tensors}"),
-        *([("weights", found.weights)] if found.weights is not None else []),
-        ("runs in", found.runs_in),
+        ("family", f"{spec.family}{stored_as}; transformers {found['transformers']}"),
+        ("kind", f"{found['kind']}; gives {found['gives']}"),
+        ("parameters", f"{found['parameter_count']:,} ({stacks})"),
+        ("stored", f"{size(found['stored_bytes'])} in {files}: {tensors}"),
+        *([("weights", found["weights"])] if found["weights"] is not None else []),
+        ("runs in", found["runs_in"]),
         *((name, ASPECTS[name].words(spec)) for name in TOLD),
         ("context", f"{spec.trained_context:,} tokens{scaled}; {longest}"),
         ("keys, values", _kept(found)),
@@ -67,30 +68,33 @@ def text(found: "Inspection") -> str:
         ("tokenizer", _tokenizer(found)),
         ("token ids", ", ".join(ends) or "none"),
     ]
-    return "\n".join([str(found.path), *(f"  {name:<15}{fact}" for name, fact in facts if fact)])
+    return "\n".join([str(found["path"]), *(f"  {name:<15}{fact}" for name, fact in facts if fact)])
 
 
-def _positions(found: "Inspection") -> list[tuple[str, str]]:
-    r = found.rotary
+def _positions(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    r = found["rotary"]
     if r is None:
-        return [("positions", found.positions)]
-    shown = ", ".join(cell(f) for f in r.frequencies[:4])
-    more = f", ... {cell(r.frequencies[-1])}" if len(r.frequencies) > 4 else ""
-    others = "; longer rows have others" if r.length_dependent else ""
-    amplitude = f", amplitude {r.amplitude:.6g}" if r.amplitude != 1 else ""
+        return [("positions", found["positions"])]
+    shown = ", ".join(cell(f) for f in r["frequencies"][:4])
+    more = f", ... {cell(r['frequencies'][-1])}" if len(r["frequencies"]) > 4 else ""
+    others = "; longer rows have others" if r["length_dependent"] else ""
+    amplitude = f", amplitude {r['amplitude']:.6g}" if r["amplitude"] != 1 else ""
     return [
-        ("rotary", f"theta {r.theta:g}, pairing {r.pairing} ({r.pairing_because}), {r.dims} dims"),
-        ("scaling", f"{r.scaling or 'none'}{amplitude}"),
-        ("frequencies", f"{shown}{more} radians per token ({len(r.frequencies)} pairs){others}"),
-        ("waves", f"{cell(r.shortest_wave)} to {cell(r.longest_wave)} tokens"),
+        (
+            "rotary",
+            f"theta {r['theta']:g}, pairing {r['pairing']} ({r['pairing_because']}), {r['dims']} dims",
+        ),
+        ("scaling", f"{r['scaling'] or 'none'}{amplitude}"),
+        ("frequencies", f"{shown}{more} radians per token ({len(r['frequencies'])} pairs){others}"),
+        ("waves", f"{cell(r['shortest_wave'])} to {cell(r['longest_wave'])} tokens"),
     ]
 
 
-def _tokenizer(found: "Inspection") -> str:
-    t = found.tokenizer
+def _tokenizer(found: Mapping[str, Any]) -> str:
+    t = found["tokenizer"]
     if t is None:
         return "none in the folder"
-    misfit = "" if t["fits"] else f" (DOES NOT FIT: the embedding has {found.spec.vocab:,} rows)"
+    misfit = "" if t["fits"] else f" (DOES NOT FIT: the embedding has {found['spec'].vocab:,} rows)"
     return f"{t['kind']}, {t['tokens']:,} tokens{misfit}; {'a' if t['chat_template'] else 'no'} chat template"
 
 
@@ -99,9 +103,9 @@ def _facts(spec: "ModelSpec") -> dict[str, Any]:
     return {**vars(spec), "patterns": [str(p) for p in spec.patterns], "encoder": other}
 
 
-def _kept(found: "Inspection") -> str:
-    kept, memory = found.kv_bytes_per_token, found.memory_bytes_per_token
-    if found.kind == "encoder":
+def _kept(found: Mapping[str, Any]) -> str:
+    kept, memory = found["kv_bytes_per_token"], found["memory_bytes_per_token"]
+    if found["kind"] == "encoder":
         return "none are kept: an encoder reads a text at once"
     per = "sums that do not grow with the text" if kept is None else f"{size(kept)} per token"
     return per if memory is None else f"{per} of the target, {size(memory)} per token of the source"
@@ -117,7 +121,7 @@ def models(*, json: bool = False) -> None:
     from headway.checkpoints.hf.layouts import family_rows
     from headway.models import catalog
 
-    families = [family._asdict() for family in family_rows()]
+    families = family_rows()
     compared = [catalog.row(name) for name in catalog.COMPARED]
     sizes = [catalog.row(name) for name in catalog.names()]
     own = ("family", "model_type", "about")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import NamedTuple
 
 from headway.checkpoints.hf.config_keys import OURS
 from headway.checkpoints.hf.layouts.base import Inexpressible, Layout
@@ -38,23 +37,15 @@ def layouts_for(family: str) -> list[Layout]:
     return [*first, *(layout for layout in LAYOUTS.values() if layout.generic and layout is not own)]
 
 
-class FamilyRow(NamedTuple):
-    """A family in a report: its name, the `model_type` of its folders, its class in transformers, and what it is."""
-
-    family: str
-    model_type: str
-    architecture: str | None
-    about: str
-
-
-def family_rows() -> list[FamilyRow]:
-    """Every family of `headway.models.FAMILIES`, in its order."""
-    found = []
+def family_rows() -> list[dict[str, str | None]]:
+    """Every family of `headway.models.FAMILIES` as a row of a report, in its order: its name, the `model_type` of its
+    folders, its class in transformers, and what it is."""
+    rows: list[dict[str, str | None]] = []
     for name, family in FAMILIES.items():
         layout = layout_of(name)
         kind, first = (OURS, None) if layout is None else (layout.family, next(iter(layout.architectures)))
-        found.append(FamilyRow(name, kind, first, family.about))
-    return found
+        rows.append({"family": name, "model_type": kind, "architecture": first, "about": family.about})
+    return rows
 
 
 __all__ = [
