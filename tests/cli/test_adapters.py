@@ -96,7 +96,7 @@ def test_commands_take_adapters(home: Path, capsys: pytest.CaptureFixture[str]) 
 def test_merged_weights_are_the_model_with_its_adapters(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The tokenizer is the one that an adapter brings."""
+    """The tokenizer and the generation settings are those that an adapter brings."""
     command = ["surgery", "merge", "m", "out", "--adapter", "a", "--adapter", "b", "--data", "text.txt"]
     assert run([*command, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -108,6 +108,7 @@ def test_merged_weights_are_the_model_with_its_adapters(
     ids = torch.arange(9)[None]
     torch.testing.assert_close(merged.model(ids), beside.model(ids), rtol=1e-5, atol=1e-5)
     assert merged.tokenizer.chat_template is not None
+    assert merged.generation["eos_token_id"] == beside.generation["eos_token_id"] == [3, 4]
     assert load_folder("out").config["model_type"] == "llama"
     assert run(["surgery", "merge", "m", "again", "--adapter", "b"]) == 0
     out = capsys.readouterr().out

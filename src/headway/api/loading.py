@@ -13,8 +13,8 @@ from headway.api.classification import INDEPENDENT, Answerer, Classifier, Tagger
 from headway.api.encoders import DIMENSIONS, Embedder, MaskedLM, TextEncoder
 from headway.api.language import LanguageModel
 from headway.api.translator import Translator
-from headway.checkpoints.adapters import GENERATION, attach_folders
-from headway.checkpoints.bases import check_bases, with_base
+from headway.checkpoints.adapters import attach_folders
+from headway.checkpoints.bases import brought, check_bases, with_base
 from headway.checkpoints.folder import Folder, load_folder
 from headway.checkpoints.formats.sentence_transformers import SentenceConfig, read_sentence_config
 from headway.checkpoints.remote import local_model
@@ -24,7 +24,6 @@ from headway.models import Decoder, EncoderDecoder, Head, Model, ModelSpec
 from headway.models.quantize import compress_model
 from headway.storage.dtypes import named_dtype
 from headway.storage.files import current_folder
-from headway.storage.reading import read_json
 from headway.text import MarianTokenizer, Tokenizer, first_file
 
 AnyModel = LanguageModel | TextEncoder | Translator
@@ -171,18 +170,15 @@ def load(
     longest = None if sentences is None else sentences.longest
     if longest is not None and longest < folder.spec.trained_context:
         folder = replace(folder, spec=replace(folder.spec, trained_context=longest))
-    places = [*map(current_folder, reversed(adapters)), current_folder(path)]
-    tokenizer = next((found for place in places if (found := _tokenizer(place)) is not None), None)
+    home, generation = brought(folder, adapters)
+    tokenizer = _tokenizer(home)
     if tokenizer is not None:  # before the weights are read
         tokenizer.require_fits(folder.spec.vocab)
     model = build_model(folder, dtype=wanted, device=where, backend=backend, dequantize=dequantize)
     attach_folders(model, adapters)
     if compress:
         compress_model(model)
-    settings = [place / GENERATION for place in places[:-1] if (place / GENERATION).exists()]
-    if settings:
-        folder = replace(folder, generation={**folder.generation, **read_json(settings[0])})
-    return _wrapped(task, model, tokenizer, folder)
+    return _wrapped(task, model, tokenizer, replace(folder, generation=generation))
 
 
 def task_of(spec: ModelSpec) -> str:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints.adapter_config import CONFIG, read_config, written_config
-from headway.checkpoints.bases import BASE, WEIGHTS, Base
+from headway.checkpoints.bases import BASE, GENERATION, WEIGHTS, Base
 from headway.checkpoints.folder import TOKENIZER_FILES
 from headway.checkpoints.heads import in_pairing_of
 from headway.checkpoints.hf.layouts import layouts_for
@@ -41,7 +41,6 @@ from headway.storage.reading import naming, read_json
 from headway.storage.safetensors import write_safetensors
 from headway.storage.tensors import open_tensors
 
-GENERATION = "generation_config.json"
 PREFIX = "base_model.model."
 TASKS: Mapping[str, str] = {"decoder": "CAUSAL_LM", "encoder-decoder": "SEQ_2_SEQ_LM"}
 A, B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"

@@ -20,7 +20,7 @@ import hashlib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,8 +36,9 @@ from headway.storage.files import current_folder
 from headway.storage.lazy import forms
 from headway.storage.reading import read_json
 from headway.storage.safetensors import read_described
+from headway.text import first_file
 
-WEIGHTS = "adapter_model.safetensors"
+WEIGHTS, GENERATION = "adapter_model.safetensors", "generation_config.json"
 BASE, QUANTIZED_FROM = "headway.base", "headway.quantized_from"
 SAMPLE = 1 << 18
 """Numbers of a tensor that a fingerprint is made of: all of a small one, else rows evenly apart. Training and merging
@@ -140,6 +141,18 @@ def check_bases(adapters: Iterable[str | Path], model: Folder, *, any_base: bool
                 f"has {own}: on other weights an adapter is noise. Give the model that it was trained beside; or take "
                 "this one by --any-base (any_base=True), where you know that it was made of that one"
             )
+
+
+def brought(folder: Folder, adapters: Iterable[str | Path]) -> tuple[Path, dict[str, Any]]:
+    """Where the tokenizer of a model with adapters is, and its generation settings: the last adapter that has such
+    brings them along, else they are the model's own."""
+    home, generation = current_folder(folder.path), dict(folder.generation)
+    for place in map(current_folder, adapters):
+        if first_file(place) is not None or (place / "source.spm").is_file():
+            home = place
+        if (place / GENERATION).exists():
+            generation = {**folder.generation, **read_json(place / GENERATION)}
+    return home, generation
 
 
 def _named(path: Path) -> str | None:

@@ -35,12 +35,11 @@ def print_evaluation(
     """Measure a model as the task of the settings does, and print what is found."""
     import torch
 
-    from headway.checkpoints.adapters import GENERATION, attach_folders
+    from headway.checkpoints.adapters import attach_folders
+    from headway.checkpoints.bases import brought
     from headway.checkpoints.restore import build_model
     from headway.storage.dtypes import dtype_name
-    from headway.storage.files import current_folder
-    from headway.storage.reading import read_json
-    from headway.text import Tokenizer, first_file
+    from headway.text import Tokenizer
     from headway.train.microbatch_pool import MicrobatchPool
     from headway.train.tasks import find_task
     from headway.train.tasks.base import Subject
@@ -58,10 +57,8 @@ def print_evaluation(
             known = ("tokens", "text_bytes", "loss", "perplexity", "bits_per_byte", "accuracy")
             report |= {"context": config.context, **attributes(measured, *known)}
         else:
-            own = [current_folder(path) for path in reversed(adapters)]
-            home = next((path for path in own if first_file(path) is not None), source.path)
-            said = next((read_json(path / GENERATION) for path in own if (path / GENERATION).exists()), {})
-            subject = Subject(model, Tokenizer.load(home), {**source.generation, **said})
+            home, generation = brought(source, adapters)
+            subject = Subject(model, Tokenizer.load(home), generation)
             with progress(f"evaluating {data}"):
                 measured, remarks = task.measure(config, subject, pool, limit)
             report |= {f"{unit_of(measured)}s": measured.tokens, "loss": measured.loss, **measured.metrics}

@@ -138,10 +138,9 @@ def context(run: MeasuredRun, *, method: str, factor: Annotated[float, says(min=
 def merge(run: MeasuredRun, *, adapter: list[Path] | None = None, any_base: bool = False) -> None:
     """Put adapters into the weights; MODEL may be the folder of one. "Before" is the model with them beside it."""
     from headway.checkpoints import load_adapter, merged_state
-    from headway.checkpoints.bases import check_bases, with_base
+    from headway.checkpoints.bases import brought, check_bases, with_base
     from headway.checkpoints.saving import TokenizerFiles
     from headway.choice import Choice
-    from headway.text import first_file
 
     base, places = with_base(run.model, adapter or ())
     if not places:
@@ -151,15 +150,15 @@ def merge(run: MeasuredRun, *, adapter: list[Path] | None = None, any_base: bool
     folder = replace(run, model=Path(base)).open()
     check_bases(places, folder, any_base=any_base)
     adapters = [load_adapter(place, folder.spec) for place in places]
-    brought = [Path(place) for place in places if first_file(Path(place)) is not None]
+    home, generation = brought(folder, places)
     layers = len({layer for one in adapters for layer in one.layers})
     changed(
         run,
-        folder,
+        replace(folder, generation=generation),
         (folder.spec, merged_state(folder.tensors, adapters)),
         Choice(f"{layers} layers", f"adapted by {', '.join(map(str, places))}"),
         adapters=adapters,
-        tokenizer=TokenizerFiles(replace(folder, path=brought[-1])) if brought else None,
+        tokenizer=TokenizerFiles(replace(folder, path=home, generation=generation)),
     )
 
 

@@ -10,12 +10,11 @@ from typing import Any
 from torch import Tensor
 
 from headway.checkpoints import Folder, load_adapter, load_folder, merged_state
-from headway.checkpoints.bases import base_of, check_bases, is_adapter
+from headway.checkpoints.bases import base_of, brought, check_bases, is_adapter
 from headway.checkpoints.saving import TokenizerFiles
 from headway.errors import ConfigError, did_you_mean
 from headway.models import ModelSpec
 from headway.patterns import parse
-from headway.storage.reading import read_json
 from headway.surgery import make_longformer, pool_heads, put_window, stretch_context
 from headway.surgery.rewrite import Measured, rewrite
 from headway.train.checkpoint import MOMENTS, state_tensors
@@ -87,9 +86,8 @@ def opened(path: Path, base: Path | None = None) -> tuple[Folder, State]:
     below = load_folder(base or base_of(path))
     check_bases([path], below)
     state = merged_state(below.tensors, [load_adapter(path, below.spec)])
-    own = path / "generation_config.json"
-    generation = read_json(own) if own.exists() else below.generation
-    return replace(below, path=path, generation=generation), state
+    home, generation = brought(below, [path])
+    return replace(below, path=home, generation=generation), state
 
 
 def write_model(
