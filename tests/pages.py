@@ -65,6 +65,7 @@ SMALLER = (
     (r"bench attention", "--case causal --tokens 64 --repeats 1"),
     (r"bench growth", "--tokens 64 --window 16"),
     (r"bench (decode|prefill)", "--model tiny --rows 1 --context 16"),
+    (r"bench serve", "--model tiny --weights bf16 --clients 1 --rounds 1 --new 2"),
     (r"bench train", "--case tiny-2x64 --no-compiled --no-memory"),
     (r"diff .*--ladder", "--steps 1"),
 )
@@ -77,10 +78,21 @@ BOOK = (
     "every topic, for minutes",
     "tests/book/test_book.py::test_a_book_has_its_chapters_and_fetches_nothing",
 )
+SERVED = (
+    "answers until it is ended",
+    "tests/serve/test_operation.py::test_the_command_loads_says_drains_and_logs",
+)
 # What is shown and not run: why, and the test that runs it.
 NOT_RUN = {
     "make test": ("this is what it runs", "tests/test_readme.py::test_the_section_runs"),
     "headway explain all --out book": BOOK,
+    "headway serve runs/demo": SERVED,
+    "headway serve models/llama-3 --alias llama=models/llama-3 --keys keys.txt --host 0.0.0.0": SERVED,
+    "vllm-router --host 127.0.0.1 --port 8000 --policy cache_aware --worker-urls http://10.0.0.1:8080 "
+    "http://10.0.0.2:8080": (
+        "needs two machines",
+        "tests/serve/test_routing.py::test_texts_are_the_same_and_what_begins_alike_meets_its_prefix",
+    ),
     "headway explain all --out FOLDER --threads 1": BOOK,
     "sbatch --nodes 2 recipes/slurm.sh --config recipes/small.yaml data=/shared/text out=/shared/runs/mine": (
         "a cluster", "tests/train/test_launch.py::test_slurm_starts_a_launcher_on_each_node"
