@@ -7,6 +7,7 @@ Legend: V vocab.
 from __future__ import annotations
 
 import importlib
+import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, cached_property
@@ -128,6 +129,22 @@ class Written:
             keys = None if tokenizer is None else tokenizer.gguf_metadata(spec.vocab)
             write_model(path, spec, state, kind, tokenizer=keys)
         return path
+
+    def in_words(self, weights: str) -> Path:
+        """The Hugging Face folder with a tokenizer of the same words. Raises UnsupportedCase but for bfloat16."""
+        if weights != "bf16":
+            raise UnsupportedCase(f"{weights} is no form of transformers'")
+        names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+        words = {
+            name: i for i, name in enumerate([*names, *(f"w{i}" for i in range(self.spec.vocab - WORDS))])
+        }
+        model = {"type": "WordLevel", "vocab": words, "unk_token": "<unk>"}
+        split = {"type": "WhitespaceSplit"}
+        form = {"version": "1.0", "added_tokens": [], "pre_tokenizer": split, "model": model}
+        (self.hf / "tokenizer.json").write_text(json.dumps(form))
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}
+        (self.hf / "tokenizer_config.json").write_text(json.dumps(config))
+        return self.hf
 
     def served(self, weights: str) -> Path:
         """The file with a tokenizer, whose tokens are words that mean nothing."""

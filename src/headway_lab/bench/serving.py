@@ -1,4 +1,5 @@
-"""The rows of `headway bench serve`: `headway serve` beside llama-server, which serve the same GGUF file.
+"""The rows of `headway bench serve`: `headway serve` beside llama-server, which serve the same GGUF file, and beside
+`transformers serve`, which serves the same weights in bfloat16.
 
 Each server is a process; they take turns, and one client program asks them all, in a process of its own. A row of
 clients is throughput: as many as that ask, one request after the other. A row of load is patience: requests come at
@@ -20,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -38,6 +39,16 @@ START = 120.0
 """Seconds in which a server is there."""
 Command = Callable[[Path, int, int, int], list[str]]
 """Of a server: of a file, at a port, for so many clients, with a context of so many tokens."""
+TRANSFORMERS = "transformers serve"
+
+
+class Side(NamedTuple):
+    """A server: its command, the file that it serves of a model with some weights, and how it is asked what others are
+    asked."""
+
+    command: Command
+    file: Callable[[Written, str], Path] = Written.served
+    ask: Callable[[Ask], Ask] = lambda ask: ask
 
 
 @dataclass(frozen=True)
@@ -76,6 +87,26 @@ def llama_server(binary: str) -> Command:
         return [binary, "-m", f"{file}", "--port", f"{port}", *map(str, shape)]
 
     return command
+
+
+def transformers_serve(file: Path, port: int, clients: int, context: int) -> list[str]:
+    """That of transformers, as it comes."""
+    return ["transformers", "serve", f"{file}", "--port", f"{port}", "--device", "cpu", "--dtype", "bfloat16"]
+
+
+def _in_words(ask: Ask) -> Ask:
+    """It takes prompts as texts alone."""
+    words = " ".join(f"w{i - WORDS}" for i in ask.body["prompt"])
+    return Ask({**ask.body, "prompt": words}, ask.at)
+
+
+def sides(llama: str) -> dict[str, Side]:
+    """Who is asked, by name; `llama` is the program of llama.cpp."""
+    return {
+        OURS: Side(ours),
+        LLAMA_SERVER: Side(llama_server(llama)),
+        TRANSFORMERS: Side(transformers_serve, Written.in_words, _in_words),
+    }
 
 
 @contextmanager
@@ -164,14 +195,14 @@ def serve(
     weights: Sequence[str],
     clients: Sequence[int],
     binary: str,
+    peers: Sequence[str] = (LLAMA_SERVER,),
     *,
     effort: Effort,
     say: Say,
 ) -> Iterator[Row]:
     """Row by row: each of these models with each of these weights, for so many clients; then load, and sessions."""
-    sides = {OURS: ours, LLAMA_SERVER: llama_server(binary)}
     for written, kind in written_models(models, weights):
-        about = written, kind, sides, effort
+        about = written, kind, {name: sides(binary)[name] for name in (OURS, *peers)}, effort
         found = 0.0
         for count in clients:
             say(f"serve {written.name} {kind} clients={count}")
@@ -195,7 +226,7 @@ def serve(
 def _row(
     written: Written,
     kind: str,
-    sides: Mapping[str, Command],
+    sides: Mapping[str, Side],
     effort: Effort,
     what: str,
     plans: Sequence[tuple[Sequence[Ask], int]],
@@ -208,25 +239,26 @@ def _row(
     loads: dict[str, list[Load]] = {}
     with ExitStack() as open_until:
         ports = {}
-        for name, command in sides.items():
+        for name, side in sides.items():
             try:
-                ports[name] = open_until.enter_context(served(command, written.served(kind), slots, context))
-                asked(ports[name], drawn(written.spec.vocab, 2, effort, 999), 2)
+                file = side.file(written, kind)
+                ports[name] = open_until.enter_context(served(side.command, file, slots, context))
+                asked(ports[name], [*map(side.ask, drawn(written.spec.vocab, 2, effort, 999))], 2)
             except UnsupportedCase as error:
                 notes.append(f"{name}: {error}")
                 ports.pop(name, None)
         for turn, (plan, most) in enumerate(plans):
             order = [*ports]
             for name in (*order[turn % len(order) :], *order[: turn % len(order)]) if order else ():
-                loads.setdefault(name, []).append(asked(ports[name], plan, most))
+                load = asked(ports[name], [*map(sides[name].ask, plan)], most)
+                loads.setdefault(name, []).append(load)
     if OURS not in loads:
         return Row("serve", case, "bfloat16", machine=machine("serve", notes))
     seconds = {name: median(load.seconds for load in some) for name, some in loads.items()}
     figures = {name: _figures(some, effort, again) for name, some in loads.items()}
-    rates = [[load.rate for load in some] for some in loads.values()]
     ratios = {
-        name: median(one / other for one, other in zip(rates[0], rates[1], strict=True))
-        for name in loads
+        name: median(one.rate / other.rate for one, other in zip(loads[OURS], some, strict=True))
+        for name, some in loads.items()
         if name != OURS
     }
     tokens = sum(told.new for told in loads[OURS][0].told)

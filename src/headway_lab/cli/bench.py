@@ -132,20 +132,25 @@ def serve(
     rounds: Count | None = None,
     new: Count = 32,
     llama_server: str = "llama-server",
+    peer: list[str] | None = None,
 ) -> int:
-    """Servers of a whole LLaMA with random weights under load, headway's beside llama.cpp's: tokens per second, time to
+    """Servers of a whole LLaMA with random weights under load, headway's beside others': tokens per second, time to
     the first token and between tokens, and how much of what was said before is not read again.
 
     clients: that ask at once, each one request after the other (repeatable) [default: 1, 4, 16, 32]
     rounds: turns per row [default: 5]
     new: tokens of each answer
     llama_server: the program of llama.cpp
+    peer: llama-server, or transformers serve, which has no batches and bf16 alone (repeatable) [default: llama-server]
     """
     from headway_lab.bench import serving as bench
 
+    usual_peers = [bench.LLAMA_SERVER]
+    peers = chosen(peer, bench.sides(llama_server), usual_peers, "peer")
+
     usual = (1, 4) if run.quick else (1, 4, 16, 32)
     effort = bench.Effort(rounds=rounds or (1 if run.quick else 5), new=new)
-    given = (run.models(), run.kinds(("bf16", "int8")), clients or usual, llama_server)
+    given = (run.models(), run.kinds(("bf16", "int8")), clients or usual, llama_server, peers)
     return run.show(bench.serve(*given, effort=effort, say=note))
 
 
