@@ -25,6 +25,7 @@ from headway_lab.bench.serving import (
     serve,
     served,
     sessions,
+    sides,
 )
 from tests.serve.conftest import House, serving
 
@@ -103,6 +104,17 @@ def test_a_server_that_is_not_there_is_said() -> None:
             pass
 
 
+def test_transformers_is_asked_the_same_in_words() -> None:
+    words = pytest.importorskip("transformers").AutoTokenizer
+    for written, _ in written_models(["tiny"], ["bf16"]):
+        (ask,) = drawn(written.spec.vocab, 1, EFFORT, 8)
+        side = sides("llama-server")["transformers serve"]
+        tokenizer = words.from_pretrained(side.file(written, "bf16"))
+        assert tokenizer(side.ask(ask).body["prompt"])["input_ids"] == ask.body["prompt"]
+        with pytest.raises(UnsupportedCase, match="int8"):
+            side.file(written, "int8")
+
+
 def test_the_client_is_a_process_of_its_own(house: House) -> None:
     plan = {"port": port(house), "asks": [asdict(ask) for ask in drawn(330, 2, EFFORT, 6)], "most": 2}
     program = [sys.executable, "-m", "headway_lab.bench.client"]
@@ -112,11 +124,17 @@ def test_the_client_is_a_process_of_its_own(house: House) -> None:
 
 @pytest.mark.slow
 def test_rows_of_a_server() -> None:
-    rows = list(serve(["tiny"], ["bf16"], [2], "/nowhere/llama-server", effort=EFFORT, say=lambda text: None))
+    peers = ["llama-server", "transformers serve"]
+    made = serve(
+        ["tiny"], ["bf16"], [2], "/nowhere/llama-server", peers, effort=EFFORT, say=lambda text: None
+    )
+    rows = list(made)
     assert [row.case.rpartition(" ")[2] for row in rows] == ["clients=2", "load=80%", "sessions=4"]
     for row in rows:
         assert row.ours_ms is not None
-        assert row.extra["figures"][OURS]["tokens_per_second"] > 0
+        figures = row.extra["figures"]
+        assert [*figures] == [OURS, "transformers serve"] == [OURS, *row.ratios]
+        assert min(side["tokens_per_second"] for side in figures.values()) > 0
         assert "does not run" in row.notes[0]
     assert rows[2].extra["figures"][OURS]["prefix_hits"] > 0.6
     assert "tiny bf16 sessions=4" in to_text(rows)
