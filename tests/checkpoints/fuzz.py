@@ -23,11 +23,12 @@ from typing import NamedTuple
 
 import torch
 
-from headway.checkpoints import inspect, load_folder, open_tensors
+from headway.checkpoints import inspect, load_folder
 from headway.checkpoints.formats.meta import read_pickled
 from headway.checkpoints.restore import build_model
 from headway.errors import HeadwayError
 from headway.models import Head
+from headway.storage.tensors import open_tensors
 from headway.text import MarianTokenizer, Tokenizer
 from tests.checkpoints import broken_folders
 from tests.checkpoints.broken_tokenizers import tokenizers

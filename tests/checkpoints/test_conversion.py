@@ -8,13 +8,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from headway.checkpoints import convert, load_folder, load_model, open_tensors, save_folder
+from headway.checkpoints import convert, load_folder, load_model, save_folder
 from headway.checkpoints.formats import conversion as module
 from headway.checkpoints.heads import repeat_kv_heads
 from headway.cli import run
 from headway.errors import CheckpointError
 from headway.models import ModelSpec, build
 from headway.positions import NoPositions, Rotary
+from headway.storage.tensors import open_tensors
 from tests.checkpoints.hf import off
 
 MISSION_PAIRS = ((0, 3), (1, 4), (2, 5))

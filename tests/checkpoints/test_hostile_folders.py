@@ -7,11 +7,12 @@ import socket
 import pytest
 import torch
 
-from headway.checkpoints import inspect, load_folder, load_model, open_tensors, save_folder
+from headway.checkpoints import inspect, load_folder, load_model, save_folder
 from headway.checkpoints.formats import llama2c
 from headway.errors import CheckpointError
 from headway.models import build
 from headway.storage.reading import open_regular
+from headway.storage.tensors import open_tensors
 from tests.checkpoints.hostile import SPEC
 
 

@@ -9,11 +9,12 @@ import zipfile
 import pytest
 import torch
 
-from headway.checkpoints import load_model, open_tensors, save_folder
+from headway.checkpoints import load_model, save_folder
 from headway.checkpoints.formats import llama2c
 from headway.errors import CheckpointError, HeadwayError
 from headway.models import build
 from headway.storage.safetensors import LONGEST
+from headway.storage.tensors import open_tensors
 from tests.checkpoints.hostile import GOOD, SPEC, safetensors, small_memory
 
 

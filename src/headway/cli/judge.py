@@ -42,11 +42,10 @@ def command(
     """
     set_threads(threads)
     from headway import judge
-    from headway.checkpoints import atomic_write
     from headway.endpoints import Transcript
     from headway.judge.judgments import Kind
     from headway.report import plain
-    from headway.storage.files import json_text
+    from headway.storage.files import atomic_write, json_text
 
     check_timeout(timeout, a, b, by)
     asked = judge.read_questions(questions, references)[:limit]

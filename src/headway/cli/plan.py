@@ -126,15 +126,16 @@ def find_model(model: str) -> "tuple[ModelSpec, Kept | None]":
     kept when it runs, None for a name of the catalog."""
     import torch
 
-    from headway.checkpoints import choose_dtype, load_folder, open_tensors, spec_from_config
+    from headway.checkpoints import load_folder, spec_from_config
     from headway.checkpoints.quantized.scheme import split_config
     from headway.checkpoints.remote import is_address, local_model
     from headway.errors import ConfigError
     from headway.models import catalog
     from headway.models.cost import Kept
     from headway.models.quantize import WeightKind
-    from headway.storage.dtypes import DTYPES
+    from headway.storage.dtypes import DTYPES, choose_dtype
     from headway.storage.reading import read_json
+    from headway.storage.tensors import open_tensors
 
     path = local_model(model, files=("config.json",)) if is_address(model) else Path(model)
     stored: dict[str, torch.dtype] = {}

@@ -36,8 +36,8 @@ def command(
         raise typer.BadParameter(f"--n-best {n_best} needs as many --beams, which are {beams}")
     translator = run.load(task="translate")
     from headway.api.translator import bleu
-    from headway.checkpoints import atomic_write
     from headway.data.pairs import read_lines
+    from headway.storage.files import atomic_write
 
     given = run.read()
     wanted = read_lines(reference) if reference is not None else None

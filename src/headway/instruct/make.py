@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from headway.checkpoints import atomic_write
 from headway.endpoints import Endpoint, Reply, Transcript, in_order
 from headway.errors import DataError
 from headway.instruct.items import Item, Rejected, parse, prompt
 from headway.instruct.similarity import Neighbours, words
+from headway.storage.files import atomic_write
 
 EXAMPLES = 3
 NEAR = 0.7

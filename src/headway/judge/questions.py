@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headway.checkpoints import atomic_write
 from headway.data.values import values
 from headway.endpoints import Endpoint, Transcript
 from headway.errors import DataError
+from headway.storage.files import atomic_write
 
 Answers = Mapping[str, Sequence[str]]
 """The answer to each turn of a question, by the question's id."""

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from headway.errors import CheckpointError
-from headway.storage.lazy import Form, LazyTensors, Made
+from headway.storage.safetensors import Entry
+from headway.storage.shards import Box, Whole
 from headway.storage.tensors import Tensors, open_tensors
 
 COLUMN, ROW = 0, 1
@@ -48,7 +48,7 @@ def shard_files(folder: Path) -> list[Path]:
 
 def open_shards(
     files: Sequence[Path], *, heads: int | None, kv_heads: int | None, allow_pickle: bool
-) -> LazyTensors:
+) -> Tensors:
     """The whole tensors of a model in parts, under Meta's names.
 
     heads, kv_heads     of the whole model; kv_heads matters where there are fewer than parts.
@@ -73,27 +73,7 @@ def open_shards(
     if "norm.weight" not in parts[0] or len(parts[0].forms["norm.weight"].shape) != 1:
         raise CheckpointError(f"{files[0]} has no norm.weight [width], by which the other sizes are known")
     whole = _Parts(files, parts, parts[0].forms["norm.weight"].shape[0], heads, kv_heads)
-    joins = {name: whole.join(name) for name in parts[0]}
-
-    def joined(name: str) -> Form:
-        shape, (axis, taken) = list(parts[0].forms[name].shape), joins[name]
-        if len(taken) > 1:
-            shape[axis] *= len(taken)
-        return Form(tuple(shape), parts[0].forms[name].dtype)
-
-    def copy(name: str, target: Tensor) -> None:
-        axis, taken = joins[name]
-        pieces = target.tensor_split(len(taken), axis) if len(taken) > 1 else [target]
-        for number, piece in zip(taken, pieces, strict=True):
-            parts[number].copy_into(name, piece)
-
-    def make(name: str) -> Tensor:
-        value = torch.empty(forms[name].shape, dtype=forms[name].dtype)
-        copy(name, value)
-        return value
-
-    forms = {name: joined(name) for name in joins}
-    return Made(forms, make, copy)
+    return Tensors({name: whole.join(name) for name in parts[0]})
 
 
 @dataclass(frozen=True)
@@ -106,7 +86,18 @@ class _Parts:
     heads: int | None
     kv_heads: int | None
 
-    def join(self, name: str) -> tuple[int, Sequence[int]]:
+    def join(self, name: str) -> Entry:
+        """A whole tensor: the boxes of the parts that follow one another on the axis that was split."""
+        axis, taken = self.split(name)
+        first, *more = entries = [self.parts[number].forms[name] for number in taken]
+        if not more:
+            return first
+        step = [size if i == axis else 0 for i, size in enumerate(first.shape)]
+        boxes = tuple(Box(tuple(n * size for size in step), entry) for n, entry in enumerate(entries))
+        shape = tuple(size + n * len(more) for size, n in zip(first.shape, step, strict=True))
+        return Whole(shape, first.dtype, first.file, 0, None, boxes)
+
+    def split(self, name: str) -> tuple[int, Sequence[int]]:
         """The axis, and the numbers of the parts that follow one another on it."""
         everyone, shape = range(len(self.parts)), self.parts[0].forms[name].shape
         if _WHOLE.match(name):
