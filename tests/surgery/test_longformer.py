@@ -214,7 +214,7 @@ def test_the_report_says_what_stays_and_what_it_costs(home: Path, capsys: pytest
         "positions: on embeddings: Learned(size=24, offset=2) -> on embeddings: Learned(size=96, offset=2)",
         "patterns: Full() -> Window.around(8)",
         "rows of up to 9 tokens see what they saw",
-        "the first",
+        "in the last 9 of 9 tokens, the first of them global",
     ):
         assert part in out, part
     assert re.search(r"scores of a row of 96 +73 728 +12 480\n", out)

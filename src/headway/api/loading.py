@@ -48,7 +48,6 @@ TASKS: Mapping[str, Kind] = {
     "states": Kind("an encoder", "embed", TextEncoder),
 }
 HEADS = {"masked-lm": "fill-mask"}
-STARTS = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids")
 
 
 class Loading(TypedDict, total=False):
@@ -211,12 +210,9 @@ def _wrapped(
     task: str, model: Model, tokenizer: Tokenizer | MarianTokenizer | None, folder: Folder
 ) -> AnyModel:
     own: dict[str, Any] = {}
-    if isinstance(model, EncoderDecoder):
-        starts = {name: folder.config[name] for name in STARTS if folder.config.get(name) is not None}
-        own["generation"] = {**starts, **folder.generation}
-    elif isinstance(tokenizer, MarianTokenizer):
+    if isinstance(tokenizer, MarianTokenizer) and not isinstance(model, EncoderDecoder):
         raise ConfigError(f"{folder.path}: source.spm is a translator's, and this is a {folder.spec.family}")
-    elif isinstance(model, Decoder):
+    if isinstance(model, Decoder | EncoderDecoder):
         own["generation"] = folder.generation
     elif task == "classify":
         own["independent"] = folder.config.get("problem_type") == INDEPENDENT

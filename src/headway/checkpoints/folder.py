@@ -30,8 +30,8 @@ from headway.storage.reading import naming, read_json
 from headway.storage.tensors import Tensors, open_tensors
 
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-START = "decoder_start_token_id"  # transformers reads it from either file
-OF_TARGETS = ("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids")
+START = "decoder_start_token_id"
+OF_TARGETS = (START, "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids")  # in either file
 TOKENIZER_FILES = re.compile(
     r"(tokenizer.*|special_tokens_map\.json|added_tokens\.json|chat_template.*|(target_)?vocab\..*|merges\.txt|"
     r"encoder\.json|"
@@ -122,7 +122,11 @@ def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | No
         check_dtypes({name: form.dtype for name, form in found.forms.items()}, path)
         quantized = own_layers(packed, names, spec, plain, path) if packed else {}
     written = folder / "generation_config.json"
-    generation = read_json(written) if written.exists() else _token_ids(config)
+    keys = (
+        OF_TARGETS if written.exists() else (*TOKEN_IDS, *OF_TARGETS)
+    )  # old folders have them in config.json alone
+    generation = {key: config[key] for key in keys if config.get(key) is not None}
+    generation |= read_json(written) if written.exists() else {}
     return Folder(path, spec, found, tensors, config, generation, unused, quantized)
 
 
@@ -138,8 +142,3 @@ def _gguf(path: Path, head: Head | None) -> Folder:
     quantized = own_layers(coded_layers(file, stored), NAMES, spec, stored, path)
     config, generation = {"model_type": file.metadata["general.architecture"]}, generation_ids(file)
     return Folder(path, spec, tensors, stored, config, generation, (), quantized, "gguf")
-
-
-def _token_ids(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of generation_config.json for old folders, which have none."""
-    return {key: config[key] for key in (*TOKEN_IDS, START, *OF_TARGETS) if config.get(key) is not None}

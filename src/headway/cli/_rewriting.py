@@ -86,19 +86,14 @@ def to_text(done: "Rewritten", *, causal: bool = True) -> str:
     losses = ((words, getattr(was, name), getattr(now, name)) for name, words in names.items())
     rows += [row for row in losses if row[1] is not None]
     lines += ["", table(("what", "before", "after"), rows), ""]
-    if causal:
-        lines += [
-            f"  largest difference of a logit: {cell(one.difference)} (largest logit {cell(one.largest)}), in the last "
-            f"{one.probed} of {one.tokens} tokens"
-            for one in done.differences
-        ]
-    else:
-        marks = {True: "the first", False: "none"}
-        cells = [(one.tokens, marks[one.marked], one.difference, one.largest) for one in done.differences]
-        lines += [
-            f"  rows of up to {done.unchanged} tokens see what they saw; largest difference of an output:",
-            table(("tokens", "global", "difference", "largest output"), cells),
-        ]
+    if not causal:
+        lines.append(f"  rows of up to {done.unchanged} tokens see what they saw")
+    article, what = ("a", "logit") if causal else ("an", "output")
+    lines += [
+        f"  largest difference of {article} {what}: {cell(one.difference)} (largest {what} {cell(one.largest)}), in "
+        f"the last {one.probed} of {one.tokens} tokens{', the first of them global' * one.marked}"
+        for one in done.differences
+    ]
     if done.kl is not None:
         lines.append(f"  mean KL to the model as it was: {cell(done.kl)} nats, over {done.tokens} tokens")
     if was.positions:
