@@ -102,6 +102,14 @@ def test_ids_of_targets_are_read_from_either_file(tmp_path: Path) -> None:
     (path / "config.json").write_text(json.dumps({**config, "bad_words_ids": [[60]]}))
     wanted = {"pad_token_id": 60, "eos_token_id": 0, "decoder_start_token_id": 60, "forced_eos_token_id": 0}
     assert load_folder(path).generation == {**wanted, "bad_words_ids": [[60]]}
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": 1, "forced_eos_token_id": 1}))
+    told = {
+        "eos_token_id": 1,
+        "forced_eos_token_id": 1,
+        "decoder_start_token_id": 60,
+        "bad_words_ids": [[60]],
+    }
+    assert load_folder(path).generation == told
 
 
 @pytest.mark.parametrize("family", ["marian", "bart", "t5"])

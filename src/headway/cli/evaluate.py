@@ -2,16 +2,13 @@
 trained to do, or does tasks of lm-evaluation-harness."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from headway.cli._evaluation import print_evaluation
 from headway.cli._options import Count, Model, Whole, says
 from headway.cli._shared import note, print_report, set_threads
 from headway.errors import ConfigError
 from headway.report import table
-
-if TYPE_CHECKING:
-    import torch
 
 
 def command(
@@ -64,15 +61,19 @@ def command(
     if harness is not None:
         if task is not None or settings:
             raise ConfigError("--task and KEY=VALUE are of headway's own tasks, not of --harness")
-        given = {
-            "limit": limit,
-            "shots": shots,
-            "context": context,
-            "batch_size": batch_size or 32,
-            "chat": chat,
-        }
-        adapters = {"adapter": adapter or [], "any_base": any_base}
-        _harness(str(model), adapters, harness.split(","), tasks, kind, backend, given, json)
+        try:
+            from headway.integrations import lm_eval
+        except ImportError as error:
+            raise ConfigError(str(error)) from None
+        from headway.api import load
+
+        how: Any = {"dtype": kind, "backend": backend, "adapter": adapter or [], "any_base": any_base}
+        lm = load(model, task="causal-lm", **how)
+        found = lm_eval.evaluate(
+            lm, harness.split(","), folder=None if tasks is None else str(tasks), limit=limit, shots=shots,
+            context=context, batch_size=batch_size or 32, chat=chat,
+        )  # fmt: skip
+        print_harness(str(model), found, json)
         return
     if chat or any(given is not None for given in (tasks, shots, batch_size)):
         raise ConfigError("--tasks, --shots, --chat and --batch-size are for --harness, not for a text")
@@ -95,24 +96,8 @@ def command(
     print_evaluation(source, folders, config, kind, limit, backend, json)
 
 
-def _harness(
-    model: str,
-    adapters: dict[str, Any],
-    names: list[str],
-    folder: Path | None,
-    dtype: "torch.dtype | None",
-    backend: str,
-    given: dict[str, Any],
-    json: bool,
-) -> None:
-    try:
-        from headway.integrations import lm_eval as harness
-    except ImportError as error:
-        raise ConfigError(str(error)) from None
-    from headway.api import load
-
-    lm = load(model, task="causal-lm", dtype=dtype, backend=backend, **adapters)
-    found = harness.evaluate(lm, names, folder=None if folder is None else str(folder), **given)
+def print_harness(model: str, found: dict[str, Any], json: bool) -> None:
+    """Print what lm-evaluation-harness has found."""
     results, documents = found["results"], found["n-samples"]
     rows = [
         (task, documents.get(task, {}).get("effective"), name.removesuffix(",none"), value, own[_error(name)])
