@@ -148,11 +148,15 @@ class Written:
 
     def served(self, weights: str) -> Path:
         """The file with a tokenizer, whose tokens are words that mean nothing."""
-        words = [f"{SPACE}w{i}" for i in range(self.spec.vocab - WORDS)]
-        pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
-        kinds = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(words)]
-        made = Tokenizer(build_pieces(Pieces(pieces, [0.0] * len(pieces), kinds)), bos=1, eos=2)
-        return self.gguf(weights, made)
+        return self.gguf(weights, words_of(self.spec.vocab))
+
+
+def words_of(vocab: int) -> Tokenizer:
+    """A tokenizer of bytes, and of words that mean nothing."""
+    words = [f"{SPACE}w{i}" for i in range(vocab - WORDS)]
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
+    kinds = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(words)]
+    return Tokenizer(build_pieces(Pieces(pieces, [0.0] * len(pieces), kinds)), bos=1, eos=2)
 
 
 def written_models(names: Sequence[str], weights: Sequence[str]) -> Iterator[tuple[Written, str]]:
