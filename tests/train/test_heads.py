@@ -1,5 +1,6 @@
 """Heads of encoders: what is trained is what `transformers` minimises, what is measured is what the commands give."""
 
+import copy
 import dataclasses
 import json
 import shlex
@@ -28,8 +29,7 @@ from headway.train.tasks.answer import Answer as AnswerTask
 from headway.train.tasks.answer import AnswerConfig, QuestionRows, Window, occurrences
 from headway.train.tasks.classify import Classify, ClassifyConfig
 from headway.train.tasks.embed import Embed, EmbedConfig
-from headway.train.tasks.head_rows import outputs
-from headway.train.tasks.heads import HeadTask
+from headway.train.tasks.heads import HeadTask, outputs
 from headway.train.tasks.records import Reading
 from headway.train.tasks.tag import Tag, TagConfig
 from tests.small_bert import LABELS, TEXTS, bert
@@ -122,7 +122,9 @@ def test_the_loss_of_several_answers_is_minus_log_of_the_sum_of_their_probabilit
     assert float(rows.loss(out, batch).loss) == pytest.approx(wanted.item(), rel=1e-5)
     # and a longer row beside it, whose slots are empty here, changes nothing
     more = Window(1, tokenizer.inputs([("who ran", "a cat " * 7)])[0], [(0, 0)])
-    both = QuestionRows([*rows.parts, more], [record, record], ours.spec, 30)
+    both = copy.copy(rows)
+    both.texts = [*rows.texts, more.text]
+    both.parts = [*rows.parts, more]
     first = both.loss(out_of(both, ours)[:1], slice_of(both.batch([0, 1]), 1))
     assert float(first.loss) == pytest.approx(wanted.item(), rel=1e-5)
 

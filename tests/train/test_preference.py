@@ -18,8 +18,7 @@ from headway.storage.tensors import open_tensors
 from headway.train import train
 from headway.train.metrics import read_metrics
 from headway.train.microbatch_pool import MicrobatchPool
-from headway.train.tasks.pairs import AT_ONCE
-from headway.train.tasks.preference import PreferenceConfig, PreferenceTuning
+from headway.train.tasks.preference import AT_ONCE, PreferenceConfig, PreferenceTuning
 from tests.train.test_chat import COLOURS, SHORT, written
 from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch
 

@@ -23,8 +23,7 @@ from headway.text import Encoded
 from headway.train.config import setting
 from headway.train.head_config import HeadConfig
 from headway.train.tasks.base import Sums
-from headway.train.tasks.head_rows import HeadRows
-from headway.train.tasks.heads import HeadTask, encoded_whole
+from headway.train.tasks.heads import HeadRows, HeadTask, encoded_whole
 from headway.train.tasks.records import Reading
 
 
@@ -71,16 +70,31 @@ class QuestionRows(HeadRows):
 
     unit = "window"
 
-    def __init__(
-        self,
-        parts: Sequence[Window],
-        records: Sequence[Question],
-        spec: ModelSpec,
-        longest: int,
-        remarks: Sequence[str] = (),
-    ) -> None:
-        super().__init__([part.text for part in parts], spec, remarks)
-        self.parts, self.records, self.longest = parts, records, longest
+    def __init__(self, records: Sequence[Question], config: AnswerConfig, reading: Reading) -> None:
+        self.records, self.spec, self.longest = records, reading.spec, config.longest
+        self.parts, wheres = list[Window](), [record.where for record in records]
+        pairs = [(record.question, record.context) for record in records]
+        parted = lost = 0
+        for i, whole in enumerate(encoded_whole(reading.tokenizer, pairs, wheres, config)):
+            own = windows(whole, config.context, config.stride or -(-config.context // 4))
+            parted += len(own) > 1
+            own = own[:1] if config.too_long == "cut" else own
+            if whole.texts[0] is not None:
+                raise DataError(
+                    "windows without an answer are trained to say so at the token before the question ([CLS]), and "
+                    "this tokenizer puts none there; take one with a template"
+                )
+            places = PLACES[config.occurrences](records[i])
+            spans = [slots_of(part, places) for part in own]
+            lost += bool(places) and not any(spans)
+            kept = own if reading.scored else map(without_places, own)
+            self.parts += [Window(i, part, at or [(0, 0)]) for part, at in zip(kept, spans, strict=True)]
+        self.texts = [part.text for part in self.parts]
+        of, long = f"of {len(records)} questions have", f"texts of more than {config.context} tokens"
+        self.remarks = [
+            *([f"{parted} {of} {long}: {config.too_long}"] if parted else []),
+            *([f"{lost} {of} no answer in what is read"] if lost else []),
+        ]
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """Targets are bool [B, T, 2]: whether a slot is right as a beginning, as an end."""
@@ -138,6 +152,7 @@ class Answer(HeadTask):
     settings = AnswerConfig
     head_task = "answer"
     kinds = (Question,)
+    rows = QuestionRows
     measured_by = (*HeadTask.measured_by, "stride", "occurrences", "longest")
     next_command = "headway answer {model} 'QUESTION' 'TEXT'"
 
@@ -153,35 +168,6 @@ class Answer(HeadTask):
             if record.context != before:
                 yield record.context
             before = record.context
-
-    @classmethod
-    def rows(cls, records: Sequence[Question], config: AnswerConfig, reading: Reading) -> QuestionRows:
-        tokenizer, spec = reading.tokenizer, reading.spec
-        wheres = [record.where for record in records]
-        pairs = [(record.question, record.context) for record in records]
-        found: list[Window] = []
-        parted = lost = 0
-        for i, whole in enumerate(encoded_whole(tokenizer, pairs, wheres, config)):
-            own = windows(whole, config.context, config.stride or -(-config.context // 4))
-            parted += len(own) > 1
-            own = own[:1] if config.too_long == "cut" else own
-            if whole.texts[0] is not None:
-                raise DataError(
-                    "windows without an answer are trained to say so at the token before the question ([CLS]), and "
-                    "this tokenizer puts none there; take one with a template"
-                )
-            places = PLACES[config.occurrences](records[i])
-            spans = [slots_of(part, places) for part in own]
-            lost += bool(places) and not any(spans)
-            kept = own if reading.scored else map(without_places, own)
-            found += [Window(i, part, at or [(0, 0)]) for part, at in zip(kept, spans, strict=True)]
-        remarks = []
-        if parted:
-            long = f"{parted} of {len(records)} questions have texts of more than {config.context} tokens"
-            remarks.append(f"{long}: {config.too_long}")
-        if lost:
-            remarks.append(f"{lost} of {len(records)} questions have no answer in what is read")
-        return QuestionRows(found, records, spec, config.longest, remarks)
 
 
 def given(record: Question) -> list[tuple[int, int]]:

@@ -62,6 +62,17 @@ class AnswerRows(ChatRows, RecordRows):
 
     unit = "answer token"
 
+    def __init__(self, records: Sequence[Any], config: ChatConfig, reading: Reading) -> None:
+        examples = encode_examples(
+            records,
+            reading.tokenizer,
+            stop=reading.stop,
+            length=config.context,
+            train_on=config.train_on,
+            too_long=config.too_long,
+        )
+        super().__init__(examples, config.context, pack=config.pack)
+
     @property
     def remarks(self) -> Sequence[str]:  # type: ignore[override]
         """See `RecordRows`."""
@@ -99,6 +110,7 @@ class Chat(ConversationTask):
     settings = ChatConfig
     by_token = True
     kinds = (Conversation, Completion)
+    rows = AnswerRows
     measured_by = (*ConversationTask.measured_by, "train_on", "too_long")
     config: ChatConfig
     train_rows: AnswerRows
@@ -121,15 +133,3 @@ class Chat(ConversationTask):
                 yield from (record.prompt, record.completion)
             else:
                 yield from message_texts(record.messages)
-
-    @classmethod
-    def rows(cls, records: Sequence[Any], config: ChatConfig, reading: Reading) -> AnswerRows:
-        examples = encode_examples(
-            records,
-            reading.tokenizer,
-            stop=reading.stop,
-            length=config.context,
-            train_on=config.train_on,
-            too_long=config.too_long,
-        )
-        return AnswerRows(examples, config.context, pack=config.pack)

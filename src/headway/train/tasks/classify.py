@@ -5,7 +5,7 @@ Legend: B rows of a batch, C labels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -18,13 +18,11 @@ from headway.errors import ConfigError, DataError, did_you_mean
 from headway.metrics import Confusion, accuracy, macro_f1, matthews
 from headway.models import Head, ModelSpec
 from headway.models.families import find_family
-from headway.text import Encoded
 from headway.text.tokenizer import Text
 from headway.train.config import setting
 from headway.train.head_config import WholeConfig
 from headway.train.tasks.base import Sums
-from headway.train.tasks.head_rows import HeadRows
-from headway.train.tasks.heads import HeadTask, encoded
+from headway.train.tasks.heads import HeadRows, HeadTask, encoded
 from headway.train.tasks.records import Reading
 
 
@@ -51,11 +49,14 @@ class LabelledRows(HeadRows):
     loss = -log softmax(logits)[label]
     """
 
-    def __init__(
-        self, texts: Sequence[Encoded], labels: Sequence[int], spec: ModelSpec, remarks: Sequence[str] = ()
-    ) -> None:
-        super().__init__(texts, spec, remarks)
-        self.labels = labels
+    def __init__(self, records: Sequence[Labelled], config: WholeConfig, reading: Reading) -> None:
+        numbers = label_numbers(reading.spec, [(record.label, record.where) for record in records])
+        texts: list[Text] = [
+            record.text if record.pair is None else (record.text, record.pair) for record in records
+        ]
+        wheres = [record.where for record in records]
+        self.texts, self.remarks = encoded(reading.tokenizer, texts, wheres, config)
+        self.labels, self.spec = [numbers[record.label] for record in records], reading.spec
 
     def batch(self, indices: Sequence[int]) -> Batch:
         return Batch(self.inputs(indices), torch.tensor([self.labels[i] for i in indices]))
@@ -83,6 +84,7 @@ class Classify(HeadTask):
     settings = ClassifyConfig
     head_task = "classify"
     kinds = (Labelled,)
+    rows = LabelledRows
     next_command = "headway classify {model} 'a text'"
 
     @classmethod
@@ -95,19 +97,6 @@ class Classify(HeadTask):
     @classmethod
     def texts(cls, records: Sequence[Labelled]) -> Iterator[str]:
         return (text for record in records for text in (record.text, record.pair) if text is not None)
-
-    @classmethod
-    def rows(cls, records: Sequence[Labelled], config: WholeConfig, reading: Reading) -> LabelledRows:
-        tokenizer, spec = reading.tokenizer, reading.spec
-        numbers = {name: i for i, name in enumerate(spec.head.labels)}
-        for record in records:
-            if record.label not in numbers:
-                raise unknown_label(record.label, spec.head.labels, record.where)
-        texts: list[Text] = [
-            record.text if record.pair is None else (record.text, record.pair) for record in records
-        ]
-        read, remarks = encoded(tokenizer, texts, [record.where for record in records], config)
-        return LabelledRows(read, [numbers[record.label] for record in records], spec, remarks)
 
 
 def label_names(found: Sequence[str], asked: tuple[str, ...], own: Head, task: str) -> tuple[str, ...]:
@@ -129,9 +118,14 @@ def label_names(found: Sequence[str], asked: tuple[str, ...], own: Head, task: s
     return tuple(sorted(there, key=(lambda name: (int(name), name)) if are_numbers else None))
 
 
-def unknown_label(name: str, labels: Sequence[str], where: str) -> DataError:
-    """The error for a label that the model lacks."""
-    return DataError(
-        f"{where}: the label {name!r} is none of the model's{did_you_mean(name, labels)}; there are "
-        f"{', '.join(labels[:20])}"
-    )
+def label_numbers(spec: ModelSpec, labels: Iterable[tuple[str, str]]) -> dict[str, int]:
+    """The number of each label of a model. Raises DataError for the first of `labels`, each with its file and line,
+    that the model lacks."""
+    names = spec.head.labels
+    for name, where in labels:
+        if name not in names:
+            raise DataError(
+                f"{where}: the label {name!r} is none of the model's{did_you_mean(name, names)}; there are "
+                f"{', '.join(names[:20])}"
+            )
+    return {name: i for i, name in enumerate(names)}

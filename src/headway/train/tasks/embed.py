@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
@@ -20,12 +21,10 @@ from headway.errors import DataError
 from headway.metrics import spearman
 from headway.models import Head, ModelSpec
 from headway.similarity import normalize
-from headway.text import Encoded
 from headway.train.config import setting
 from headway.train.head_config import WholeConfig
 from headway.train.tasks.base import Sums
-from headway.train.tasks.head_rows import HeadRows
-from headway.train.tasks.heads import HeadTask, encoded
+from headway.train.tasks.heads import HeadRows, HeadTask, encoded
 from headway.train.tasks.records import Reading
 
 NONE = -1  # in place of a negative that a record lacks
@@ -73,18 +72,21 @@ class TripletRows(HeadRows):
     texts: all of them. records: the numbers of (anchor, positive, negative) of each, NONE without a negative.
     wanted: how alike anchor and positive are, where that is a number and the only thing that is known."""
 
-    def __init__(
-        self,
-        texts: Sequence[Encoded],
-        records: Sequence[tuple[int, int, int]],
-        spec: ModelSpec,
-        config: EmbedConfig,
-        wanted: Sequence[float] = (),
-        remarks: Sequence[str] = (),
-    ) -> None:
-        self.texts, self.records, self.spec, self.config = texts, records, spec, config
-        self.wanted, self.remarks = wanted, remarks
-        self.lengths = [max(len(texts[i].ids) for i in own if i != NONE) for own in records]
+    def __init__(self, records: Sequence[Triplet | Labelled], config: EmbedConfig, reading: Reading) -> None:
+        self.spec, self.config, each = reading.spec, config, [_texts_of(record) for record in records]
+        known = list(dict.fromkeys(text for own in each for text in own))
+        wheres = {text: record.where for record, own in zip(records, each, strict=True) for text in own}
+        self.texts, self.remarks = encoded(reading.tokenizer, known, [wheres[text] for text in known], config)
+        number = {text: i for i, text in enumerate(known)}
+        self.records = [(number[a], number[p], number[n[0]] if n else NONE) for a, p, *n in each]
+        self.wanted = [_degree(record) for record in records if isinstance(record, Labelled)]
+        if self.wanted and len(self.wanted) < len(records):
+            raise DataError("triplets and pairs with a degree are in one file; measure them apart")
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Of the longest text of each record."""
+        return [max(len(self.texts[i].ids) for i in own if i != NONE) for own in self.records]
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """Targets [N, 3] are the rows of anchor, positive and negative: all anchors, then positives, then negatives."""
@@ -134,6 +136,7 @@ class Embed(HeadTask):
     settings = EmbedConfig
     head_task = "embed"
     kinds = (Triplet,)
+    rows = TripletRows
     measured = (Triplet, Labelled)
     measured_by = (*HeadTask.measured_by, "loss", "temperature", "margin")
     most_texts = 3
@@ -148,22 +151,6 @@ class Embed(HeadTask):
         return (
             text for record in records for text in (record.anchor, record.positive, record.negative) if text
         )
-
-    @classmethod
-    def rows(
-        cls, records: Sequence[Triplet | Labelled], config: EmbedConfig, reading: Reading
-    ) -> TripletRows:
-        tokenizer, spec = reading.tokenizer, reading.spec
-        each = [_texts_of(record) for record in records]
-        known = list(dict.fromkeys(text for own in each for text in own))
-        wheres = {text: record.where for record, own in zip(records, each, strict=True) for text in own}
-        read, remarks = encoded(tokenizer, known, [wheres[text] for text in known], config)
-        number = {text: i for i, text in enumerate(known)}
-        numbers = [(number[a], number[p], number[n[0]] if n else NONE) for a, p, *n in each]
-        wanted = [_degree(record) for record in records if isinstance(record, Labelled)]
-        if wanted and len(wanted) < len(records):
-            raise DataError("triplets and pairs with a degree are in one file; measure them apart")
-        return TripletRows(read, numbers, spec, config, wanted, remarks)
 
 
 def _texts_of(record: Triplet | Labelled) -> list[str]:

@@ -56,6 +56,10 @@ class RecordRows(RowSource):
     amount: Mapping[str, int] = {}
 
     @abstractmethod
+    def __init__(self, records: Sequence[Any], config: Any, reading: Reading) -> None:
+        """Raises DataError for a record that does not fit, with file and line."""
+
+    @abstractmethod
     def evaluate(self, model: Any, pool: MicrobatchPool = ALONE) -> Evaluation:
         """Loss and scores of a model on all rows, in evaluation mode; `pool` computes batches at the same time."""
 
@@ -64,12 +68,13 @@ class RecordsTask(RowsTask):
     """Rows of records.
 
     Attributes:
-        kinds: of the records that it reads; measured: of those that it measures, the same unless said. most_texts: of a
-            row. masked: whether a tokenizer that is trained has a mask token, and ends its texts. head_task: of the
-            models that it trains, where they have a head of its own.
+        rows: what a model reads of records. kinds: of the records that are read; measured: of those that are measured,
+            the same unless said. most_texts: of a row. masked: whether a tokenizer that is trained has a mask token,
+            and ends its texts. head_task: of the models that it trains, where they have a head of its own.
     """
 
     measured_by: ClassVar[tuple[str, ...]] = MEASURED_BY
+    rows: ClassVar[type[RecordRows]]
     kinds: ClassVar[tuple[type[Record], ...]]
     measured: ClassVar[tuple[type[Record], ...]] = ()
     most_texts: ClassVar[int] = 1
@@ -107,7 +112,7 @@ class RecordsTask(RowsTask):
         else:
             reading = cls.reading(config, train, tokenizer, spec)
             rows = cls.rows(train, config, reading._replace(scored=False))
-            data, count = rows.amount, len(rows)
+            data, count = {**rows.amount}, len(rows)
         data = {"training records": len(train), **data}
         return cls.foreseen(config, spec, data, count, exact=exact, texts=cls.most_texts)
 
@@ -138,11 +143,6 @@ class RecordsTask(RowsTask):
         """What these records are read with; `generation` is what generation_config.json says of a model that is
         measured."""
         return Reading(tokenizer, spec)
-
-    @classmethod
-    @abstractmethod
-    def rows(cls, records: Sequence[Any], config: Any, reading: Reading) -> Any:
-        """The `RecordRows` of the records. Raises DataError for one that does not fit, with file and line."""
 
     @classmethod
     def measure(

@@ -26,9 +26,8 @@ from headway.text.wordpiece import HAN
 from headway.train.config import setting
 from headway.train.head_config import HeadConfig
 from headway.train.tasks.base import Sums
-from headway.train.tasks.classify import label_names, unknown_label
-from headway.train.tasks.head_rows import HeadRows
-from headway.train.tasks.heads import HeadTask, encoded_whole
+from headway.train.tasks.classify import label_names, label_numbers
+from headway.train.tasks.heads import HeadRows, HeadTask, encoded_whole
 from headway.train.tasks.records import Reading
 
 OUTSIDE = "O"
@@ -66,11 +65,33 @@ class TaggedRows(HeadRows):
 
     unit = "token"
 
-    def __init__(
-        self, parts: Sequence[Piece], records: Sequence[Tagged], spec: ModelSpec, remarks: Sequence[str] = ()
-    ) -> None:
-        super().__init__([part.text for part in parts], spec, remarks)
-        self.parts, self.records = parts, records
+    def __init__(self, records: Sequence[Tagged], config: TagConfig, reading: Reading) -> None:
+        self.records, self.spec, self.parts = records, reading.spec, list[Piece]()
+        numbers = label_numbers(self.spec, [(tag, record.where) for record in records for tag in record.tags])
+        later = {name: numbers.get(f"I-{name.removeprefix('B-')}", i) for name, i in numbers.items()}
+        both = [joined(record.words) for record in records]
+        texts, wheres = [text for text, _ in both], [record.where for record in records]
+        parted = lost = 0
+        for i, whole in enumerate(encoded_whole(reading.tokenizer, texts, wheres, config)):
+            words = [None if at is None else both[i][1][at[0]] for at in whole.offsets]
+            begins = [word is not None and word != words[slot - 1] for slot, word in enumerate(words)]
+            labels = [
+                IGNORE_INDEX if word is None else (numbers if first else later)[records[i].tags[word]]
+                for word, first in zip(words, begins, strict=True)
+            ]
+            slots = pieces(whole, config.context)
+            parted += len(slots) > 1
+            for own in slots[:1] if config.too_long == "cut" else slots:
+                first = [
+                    (to, word) for to, at in enumerate(own) if begins[at] and (word := words[at]) is not None
+                ]
+                text = without_places(select(whole, own))
+                self.parts.append(Piece(i, text, [labels[at] for at in own], first))
+                lost -= len(first)
+            lost += len(records[i].words)
+        self.texts = [part.text for part in self.parts]
+        long = f"{parted} of {len(records)} texts have more than {config.context} tokens: {config.too_long}"
+        self.remarks = [*([long] if parted else []), *([f"{lost} words are not read"] if lost else [])]
 
     def batch(self, indices: Sequence[int]) -> Batch:
         parts, inputs = [self.parts[i] for i in indices], self.inputs(indices)
@@ -108,6 +129,7 @@ class Tag(HeadTask):
     settings = TagConfig
     head_task = "tag"
     kinds = (Tagged,)
+    rows = TaggedRows
     next_command = "headway classify {model} 'a text'"
 
     @classmethod
@@ -118,44 +140,6 @@ class Tag(HeadTask):
     @classmethod
     def texts(cls, records: Sequence[Tagged]) -> Iterator[str]:
         return (joined(record.words)[0] for record in records)
-
-    @classmethod
-    def rows(cls, records: Sequence[Tagged], config: TagConfig, reading: Reading) -> TaggedRows:
-        tokenizer, spec = reading.tokenizer, reading.spec
-        numbers = {name: i for i, name in enumerate(spec.head.labels)}
-        for record in records:
-            for tag in record.tags:
-                if tag not in numbers:
-                    raise unknown_label(tag, spec.head.labels, record.where)
-        later = {name: numbers.get(f"I-{name.removeprefix('B-')}", i) for name, i in numbers.items()}
-        both = [joined(record.words) for record in records]
-        texts, wheres = [text for text, _ in both], [record.where for record in records]
-        found: list[Piece] = []
-        parted = lost = 0
-        for i, whole in enumerate(encoded_whole(tokenizer, texts, wheres, config)):
-            words = [None if at is None else both[i][1][at[0]] for at in whole.offsets]
-            begins = [word is not None and word != words[slot - 1] for slot, word in enumerate(words)]
-            labels = [
-                IGNORE_INDEX if word is None else (numbers if first else later)[records[i].tags[word]]
-                for word, first in zip(words, begins, strict=True)
-            ]
-            slots = pieces(whole, config.context)
-            parted += len(slots) > 1
-            for own in slots[:1] if config.too_long == "cut" else slots:
-                first = [
-                    (to, word) for to, at in enumerate(own) if begins[at] and (word := words[at]) is not None
-                ]
-                text = without_places(select(whole, own))
-                found.append(Piece(i, text, [labels[at] for at in own], first))
-                lost -= len(first)
-            lost += len(records[i].words)
-        remarks = []
-        if parted:
-            long = f"{parted} of {len(records)} texts have more than {config.context} tokens"
-            remarks.append(f"{long}: {config.too_long}")
-        if lost:
-            remarks.append(f"{lost} words are not read")
-        return TaggedRows(found, records, spec, remarks)
 
 
 def joined(words: Sequence[str]) -> tuple[str, list[int]]:
