@@ -26,7 +26,7 @@ from headway.train.checkpoint import checkpoints
 from headway.train.dry_run import describe_run
 from headway.train.metrics import read_metrics
 from headway.train.microbatch_pool import MasterWeights, MicrobatchPool
-from headway.train.tasks.causal_lm import CausalLM
+from headway.train.tasks.text import CausalLM
 from tests.train.conftest import documents
 from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch
 

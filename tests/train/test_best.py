@@ -12,12 +12,12 @@ from headway.checkpoints.folder import load_folder
 from headway.errors import ConfigError
 from headway.storage.tensors import open_tensors
 from headway.train import TextConfig, train
-from headway.train.best import count
 from headway.train.checkpoint import checkpoints
+from headway.train.ending import count
 from headway.train.evaluation import Evaluation
 from headway.train.metrics import read_metrics
 from headway.train.tasks.base import Objective
-from headway.train.tasks.causal_lm import CausalLM
+from headway.train.tasks.text import CausalLM
 from headway.train.trainer import Progress
 from tests.train.reversal import Reversal, ReversalConfig
 from tests.train.test_dry_run import RECORDS, of

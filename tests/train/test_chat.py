@@ -17,9 +17,8 @@ from headway.errors import ConfigError, DataError
 from headway.models import ModelSpec, build
 from headway.text import Tokenizer, train_bpe
 from headway.train import train
-from headway.train.conversations import stop_ids
 from headway.train.metrics import read_metrics
-from headway.train.tasks.chat import Chat, ChatConfig
+from headway.train.tasks.chat import Chat, ChatConfig, stop_ids
 from tests.train.conftest import documents
 from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch
 

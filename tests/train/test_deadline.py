@@ -2,7 +2,7 @@
 
 import math
 
-from headway.train.deadline import Deadline
+from headway.train.ending import Deadline
 
 
 def running(

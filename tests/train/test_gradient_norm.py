@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.train.gradient_norm import PIECE, gradient_norm, row_squares
+from headway.train.trainer import PIECE, gradient_norm, row_squares
 
 
 def gradients(seed: int, rows: int, columns: int) -> torch.Tensor:

@@ -18,13 +18,12 @@ from headway.models import Head, ModelSpec, build
 from headway.text import Tokenizer
 from headway.train import ending, train
 from headway.train.metrics import draw_curve
-from headway.train.records import read_all
 from headway.train.tasks import find_task
 from headway.train.tasks.answer import Answer as AnswerTask
 from headway.train.tasks.answer import AnswerConfig
 from headway.train.tasks.embed import Embed, EmbedConfig
 from headway.train.tasks.heads import HeadTask
-from headway.train.tasks.records import Reading
+from headway.train.tasks.records import Reading, read_all
 from headway.train.tasks.tag import Tag, TagConfig, joined
 from tests.train.heads import DATA, labelled, questions, settings, tagged, write
 

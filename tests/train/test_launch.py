@@ -11,7 +11,7 @@ import pytest
 
 from headway.cli import run
 from headway.train import TextConfig, config_yaml, train
-from headway.train.resuming import how_to_resume, resume_command
+from headway.train.start import how_to_resume, resume_command
 from tests.train.test_resume import assert_same_bits
 
 ROOT = Path(__file__).parents[2]

@@ -24,7 +24,7 @@ from headway.text import Tokenizer
 from headway.train import TextConfig, evaluate, train
 from headway.train.metrics import read_metrics
 from headway.train.microbatch_pool import MasterWeights
-from headway.train.tasks.masked_lm import MaskedLM
+from headway.train.tasks.text import MaskedLM
 from tests.data import data_path
 from tests.nn.plain import plain_cross_entropy
 from tests.train.objectives import accumulated

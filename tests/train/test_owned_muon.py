@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.train.owned_muon import owners_of
+from headway.train.sharded_step import owners_of
 
 SHAPES = st.lists(st.tuples(st.integers(1, 64), st.integers(1, 64)), max_size=24)
 

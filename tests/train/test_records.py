@@ -8,7 +8,7 @@ import pytest
 from headway.data.record_kinds import Labelled
 from headway.errors import DataError
 from headway.train import TextConfig
-from headway.train.records import sample, split
+from headway.train.tasks.records import sample, split
 
 
 @pytest.mark.parametrize(("count", "share", "held"), [(7, 0.01, 1), (7, 0.25, 2), (7, 0.3, 2), (8, 0.2, 2)])

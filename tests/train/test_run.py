@@ -28,7 +28,7 @@ from headway.train import (
 )
 from headway.train.callbacks import stop_request
 from headway.train.checkpoint import checkpoints
-from headway.train.deadline import Deadline
+from headway.train.ending import Deadline
 from headway.train.metrics import Reporter, clock, draw_curve, read_metrics
 from headway.train.optimizer import learning_rate
 from headway.train.start import seeded

@@ -17,8 +17,7 @@ from headway.checkpoints.folder import load_folder
 from headway.errors import CheckpointError, ConfigError
 from headway.parallel import Mesh
 from headway.train import Callback, CallbackContext, Interrupted, TextConfig, train
-from headway.train.checkpoint import State, checkpoints, step_of
-from headway.train.record import STATE
+from headway.train.checkpoint import STATE, State, checkpoints, step_of
 from headway.train.saver import Writer
 from tests.train.processes import ended, soon, start, together
 from tests.train.test_processes import killed_at_ten_moments

@@ -79,8 +79,7 @@ def command(
         raise ConfigError("--tasks, --shots, --chat and --batch-size are for --harness, not for a text")
     from headway.checkpoints.bases import check_bases, with_base
     from headway.checkpoints.folder import load_folder
-    from headway.train.config_io import parse_overrides
-    from headway.train.measure import measuring_settings
+    from headway.train.config_io import measuring_settings, parse_overrides
     from headway.train.tasks import task_of
 
     base, folders = with_base(model, adapter or ())

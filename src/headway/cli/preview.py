@@ -48,8 +48,8 @@ def command(
     from headway.data.chats import encode_examples
     from headway.data.record_kinds import Chat, Completion
     from headway.text import Tokenizer
-    from headway.train.conversations import stop_ids
-    from headway.train.records import read_all
+    from headway.train.tasks.chat import stop_ids
+    from headway.train.tasks.records import read_all
 
     source = tokenizer or model
     if source is None:

@@ -80,7 +80,7 @@ def run(
         return start_processes(processes or 1, settings, resume)
     from headway.hardware import keep_freed_memory
     from headway.train import Interrupted, train
-    from headway.train.resuming import resume_command
+    from headway.train.start import resume_command
 
     is_main = os.environ.get("RANK", "0") == "0"
     keep_freed_memory()
@@ -106,8 +106,7 @@ def start_processes(count: int, settings: TrainConfig, resume: str) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    from headway.train.resuming import where_to_begin
-    from headway.train.start import checked
+    from headway.train.start import checked, where_to_begin
 
     where_to_begin(checked(settings, count), resume)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))

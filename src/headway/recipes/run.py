@@ -18,9 +18,8 @@ from headway.recipes.surgery import moments_after, opened, write_model
 from headway.storage.files import atomic_write, json_text
 from headway.storage.reading import read_json
 from headway.storage.safetensors import write_safetensors
-from headway.train.checkpoint import FINAL, checkpoints
+from headway.train.checkpoint import FINAL, checkpoints, moved_along
 from headway.train.lock import LOCK, locked
-from headway.train.record import moved_along
 from headway.train.run import train
 from headway.train.start import with_task
 

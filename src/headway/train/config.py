@@ -267,7 +267,7 @@ class TrainConfig(MachineSettings, OutputSettings):
 
 
 def watches(config: TrainConfig) -> bool:
-    """Whether a run asks which of its models is the best (`headway.train.best`)."""
+    """Whether a run asks which of its models is the best (`headway.train.ending`)."""
     return config.keep_best or config.early_stopping_patience is not None
 
 

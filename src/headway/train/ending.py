@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from pathlib import Path
 from typing import Any
 
 from headway.checkpoints.folder import load_folder
 from headway.checkpoints.hf.config import transformers_verdict
+from headway.errors import ConfigError, did_you_mean, listed
 from headway.models import cost
 from headway.report import cell
 from headway.train.callbacks import TrainResult
-from headway.train.checkpoint import FINAL, State, checkpoints, save_final, step_of, take_mean
+from headway.train.checkpoint import FINAL, State, checkpoints, read_record, save_final, step_of, take_mean
+from headway.train.config import TrainConfig
 from headway.train.evaluation import Evaluation
 from headway.train.metrics import CURVE, METRICS, draw_curve, read_metrics
-from headway.train.record import read_record
 from headway.train.tasks.base import Task
 from headway.train.trainer import Progress
 
@@ -65,3 +67,87 @@ def result(
         unit=task.unit,
         transformers=None if task.base is not None else transformers_verdict(load_folder(model).spec),
     )
+
+
+LESS_IS_BETTER = ("loss", "bits_per_byte")
+"""How the names of measures begin of which this is so: loss, loss_turn_2, bits_per_byte@512. Of others, more is."""
+
+
+def count(config: TrainConfig, progress: Progress, found: Evaluation | None) -> bool:
+    """Count an evaluation of the model after `progress.step` steps; whether it is better than all before. A measure
+    that is not a finite number is not.
+
+    With losses 3, 2, 2, 4 the best is the second, and two evaluations in a row brought nothing better (`waited`).
+
+    Raises ConfigError where nothing is held out, and for a measure that the task does not have."""
+    known = (
+        {} if found is None else {name.removeprefix("val_"): value for name, value in found.record.items()}
+    )
+    name = config.best_by
+    if not known:
+        raise ConfigError(
+            "keep_best and early_stopping_patience compare models on held-out data; nothing is held out"
+        )
+    if name not in known:
+        hint = did_you_mean(name, known)
+        raise ConfigError(f"best_by {name}: no such measure{hint}; held-out data have {listed([*known])}")
+    value, best = known[name], progress.best
+    less = name.startswith(LESS_IS_BETTER)
+    better = math.isfinite(value) and (best is None or (value < best if less else value > best))
+    progress.evaluated, progress.waited = progress.step, 0 if better else progress.waited + 1
+    if better:
+        progress.best, progress.best_step = value, progress.step
+    return better
+
+
+def waited_enough(config: TrainConfig, progress: Progress) -> bool:
+    """Whether the run ends because nothing better has come for so long."""
+    patience = config.early_stopping_patience
+    return patience is not None and progress.waited >= patience
+
+
+EVALUATION = 0.5
+"""Of a training step's time, at most, for as much data: a third of its operations, and a margin."""
+SAVES = 4
+"""Of the first checkpoint's time, at the end: moments are twice its weights, and the model is saved once more."""
+
+
+class Deadline:
+    """`limit` seconds for all steps, the last evaluation and the last checkpoint; None is no limit.
+
+    behind = steps held out x (seconds of a step) / 2 + 4 (seconds of the first checkpoint)
+
+    held_steps    how many steps read as much as is held out
+    """
+
+    def __init__(self, limit: float | None, held_steps: float) -> None:
+        self.limit, self.held_steps = limit, held_steps
+        self.steps, self.step_seconds, self.save_seconds = 0, 0.0, 0.0
+
+    def count(self, seconds: float) -> None:
+        """A step took so long."""
+        self.steps, self.step_seconds = self.steps + 1, self.step_seconds + seconds
+
+    @property
+    def behind(self) -> float:
+        """Seconds that the run takes behind its last step, as far as is known."""
+        return EVALUATION * self.held_steps * self.mean + SAVES * self.save_seconds
+
+    @property
+    def mean(self) -> float:
+        """Seconds of a step."""
+        return self.step_seconds / max(self.steps, 1)
+
+    def is_over(self, seconds: float) -> bool:
+        """Whether no further step fits, `seconds` after the first began."""
+        return self.limit is not None and seconds + self.behind >= self.limit
+
+    def left(self, seconds: float) -> float:
+        """Seconds until the run is done."""
+        return math.inf if self.limit is None else max(0.0, self.limit - seconds)
+
+    def scheduled(self, seconds: float) -> float:
+        """`seconds` on a clock that shows `limit` when the last step ends: what schedules go by."""
+        if self.limit is None:
+            return seconds
+        return self.limit * min(1.0, seconds / max(self.limit - self.behind, 1e-9))

@@ -16,9 +16,8 @@ from headway.parallel import Parallel, Shards
 from headway.parallel.sharded import fill
 from headway.storage.lazy import Form, forms
 from headway.train.microbatch_pool import MicrobatchPool
-from headway.train.owned_muon import OwnedMuon, owners_of
 from headway.train.rows_config import RowsConfig
-from headway.train.sharded_step import plain_parts
+from headway.train.sharded_step import OwnedMuon, owners_of, plain_parts
 
 
 class Groups(NamedTuple):

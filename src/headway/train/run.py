@@ -21,21 +21,27 @@ from headway.parallel import Parallel, joined
 from headway.parallel.processes import count_ranks
 from headway.parallel.sharded import Divided
 from headway.storage.files import atomic_write
-from headway.train.best import count, waited_enough
 from headway.train.callbacks import Callback, CallbackContext, Interrupted, TrainResult, stop_request
 from headway.train.checkpoint import CONFIG, FINAL, State
 from headway.train.config import TrainConfig, watches
 from headway.train.config_io import config_yaml
-from headway.train.deadline import Deadline
-from headway.train.ending import choose_weights, leave_model, result
+from headway.train.ending import Deadline, choose_weights, count, leave_model, result, waited_enough
 from headway.train.evaluation import Evaluation
 from headway.train.lock import locked
 from headway.train.metrics import METRICS, MetricsLog, Reporter, clock, read_metrics
 from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precision
-from headway.train.resuming import how_to_resume, where_to_begin
 from headway.train.saver import Saver
 from headway.train.sharing import SharedPool, added_up_by, divide, spread
-from headway.train.start import announce, check_room, checked, in_shards, seeded, take_up
+from headway.train.start import (
+    announce,
+    check_room,
+    checked,
+    how_to_resume,
+    in_shards,
+    seeded,
+    take_up,
+    where_to_begin,
+)
 from headway.train.tasks import find_task
 from headway.train.tasks.base import StepStats, Task
 from headway.train.texts import made_inputs

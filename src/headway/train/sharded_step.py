@@ -1,20 +1,166 @@
-"""A step of torch's optimizers on the parts of sharded parameters, with the bits of a step on whole ones.
+"""Muon among processes: each matrix is orthogonalised by one of them, its owner.
 
-The last few numbers of a tensor are computed by other instructions than the rest, which is in whole vectors, and may
-be rounded otherwise. So a part that is no multiple of `LANES` numbers, or is of a parameter that is none, is stepped at
-its place in a tensor as large as the whole; these are biases and the like.
+Legend: O rows of a matrix, I its columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import product
+from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
+
+from headway.parallel import Parallel
+from headway.parallel.sharded import own_part
+from headway.parallel.tensor import share
+
+
+class OwnedMuon(torch.optim.Muon):
+    """`torch.optim.Muon`, bit for bit, of matrices that are whole or cut into rows, columns or both (Jordan et al.
+    2024).
+
+    Momentum is kept as the matrices are. What it gives [O, I] is gathered at the owner in bfloat16, in which it is
+    orthogonalised whole; its parts are sent back, and every process steps its own. Replicas share the matrices, and
+    send each other what comes of them. Bits depend on the matrix alone, whoever owns it.
+
+    Args:
+        matrices: the same in every process, in the same order.
+        parallel: the processes.
+        axes: of matrices that are shared by the axis tp: the axis that is cut.
+        options: those of `torch.optim.Muon`.
+    """
+
+    def __init__(
+        self,
+        matrices: Sequence[nn.Parameter],
+        parallel: Parallel,
+        axes: Mapping[Tensor, int] = MappingProxyType({}),
+        **options: Any,
+    ) -> None:
+        super().__init__(matrices, **options)
+        self.parallel, self.axes = parallel, axes
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """See `torch.optim.Muon`; every process steps at once. There is no closure."""
+        assert closure is None
+        (group,) = self.param_groups
+        matrices = [p for p in group["params"] if p.grad is not None]
+        parts = []
+        for p in matrices:
+            if not self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p.grad)
+            gradient, momentum = own_part(p.grad), own_part(self.state[p]["momentum_buffer"])
+            momentum.lerp_(gradient, 1 - group["momentum"])
+            parts.append(gradient.lerp(momentum, group["momentum"]).bfloat16())
+        made = self._orthogonal(matrices, parts, (group["ns_coefficients"], group["ns_steps"], group["eps"]))
+        for p, part in zip(matrices, made, strict=True):
+            own_part(p).mul_(1 - group["lr"] * group["weight_decay"])
+            shape = self._shape(p)
+            own_part(p).add_(part, alpha=-_adjust_lr(group["lr"], group["adjust_lr_fn"], torch.Size(shape)))
+
+    def _orthogonal(
+        self, matrices: Sequence[nn.Parameter], parts: Sequence[Tensor], how: tuple[Any, ...]
+    ) -> list[Tensor]:
+        """This process's parts of the orthogonalised matrices, given those of the matrices."""
+        parallel, mesh, place = self.parallel, self.parallel.mesh, self.parallel.place
+        among = mesh.fsdp * mesh.tp  # that have parts of a matrix
+        owners = owners_of([self._shape(p) for p in matrices], mesh.ranks)
+        mine = [i for i, owner in enumerate(owners) if owner // among == place.dp * mesh.cp + place.cp]
+        found, whole = [p.contiguous() for p in parts], dict[int, Tensor]()
+        with parallel.named():
+            for i in mine:
+                gathered = self._gathered(matrices[i], found[i], owners[i] % among)
+                if gathered is not None:
+                    whole[i] = gathered
+            whole = {i: _zeropower_via_newtonschulz(x, *how) for i, x in whole.items()}
+            for i in mine:
+                found[i] = self._scattered(matrices[i], whole.get(i), found[i], owners[i] % among)
+            for i, owner in enumerate(owners if mesh.dp * mesh.cp > 1 else ()):
+                bits, group = found[i].view(torch.uint8), parallel.group("dp", "cp")
+                dist.broadcast(bits, group=group, group_src=owner // among)
+        return found
+
+    def _shape(self, p: nn.Parameter) -> tuple[int, ...]:
+        """Of the whole matrix."""
+        axis = self.axes.get(p)
+        return tuple(size * (self.parallel.mesh.tp if i == axis else 1) for i, size in enumerate(p.shape))
+
+    def _boxes(self, p: nn.Parameter) -> list[tuple[slice, slice]]:
+        """Where the parts of a matrix are in the whole, the largest first: those of the axis tp, each cut into rows by
+        the axis fsdp."""
+        mesh, axis, found = self.parallel.mesh, self.axes.get(p), []
+        for fsdp, tp in product(range(mesh.fsdp), range(mesh.tp)):
+            sides = [range(n) for n in self._shape(p)]
+            if axis is not None:
+                sides[axis] = share(len(sides[axis]), "rows or columns", mesh.tp, tp)
+            rows, columns = sides
+            each = -(-len(rows) // mesh.fsdp)
+            rows = rows[fsdp * each : (fsdp + 1) * each]
+            found.append((slice(rows.start, rows.stop), slice(columns.start, columns.stop)))
+        return found
+
+    def _is_whole(self, p: nn.Parameter) -> bool:
+        """Whether every process has all of a matrix."""
+        return self.parallel.mesh.fsdp == 1 and p not in self.axes
+
+    def _gathered(self, p: nn.Parameter, part: Tensor, owner: int) -> Tensor | None:
+        """The whole of a matrix, for its owner; for all where all have it."""
+        if self._is_whole(p):
+            return part
+        place, boxes = self.parallel.place, self._boxes(p)
+        own = _padded(part, boxes)
+        is_owner = place.fsdp * self.parallel.mesh.tp + place.tp == owner
+        parts = [torch.empty_like(own) for _ in boxes] if is_owner else None
+        dist.gather(own, parts, group=self.parallel.group("fsdp", "tp"), group_dst=owner)
+        if parts is None:
+            return None
+        whole = part.new_empty(self._shape(p))
+        for box, sent in zip(boxes, parts, strict=True):
+            whole[box] = _unpadded(sent, whole[box])
+        return whole
+
+    def _scattered(self, p: nn.Parameter, whole: Tensor | None, part: Tensor, owner: int) -> Tensor:
+        """Of the whole of a matrix, which its owner has, what `part` is of it."""
+        if self._is_whole(p):
+            assert whole is not None
+            return whole.contiguous()
+        boxes = self._boxes(p)
+        parts = None if whole is None else [_padded(whole[box], boxes) for box in boxes]
+        own = _padded(part, boxes)
+        dist.scatter(own, parts, group=self.parallel.group("fsdp", "tp"), group_src=owner)
+        return _unpadded(own, part)
+
+
+def _padded(part: Tensor, boxes: Sequence[tuple[slice, slice]]) -> Tensor:
+    """A copy as large as the first box, as bytes."""
+    rows, columns = boxes[0]
+    numbers = (rows.stop - rows.start) * (columns.stop - columns.start)
+    return torch.cat((part.flatten(), part.new_zeros(numbers - part.numel()))).view(torch.uint8)
+
+
+def _unpadded(sent: Tensor, like: Tensor) -> Tensor:
+    """The inverse."""
+    return sent.view(torch.bfloat16)[: like.numel()].view(like.shape)
+
+
+def owners_of(shapes: Sequence[Sequence[int]], count: int) -> list[int]:
+    """Of `count` processes or workers the one that has each matrix, about equal work each."""
+    owners, load = [0] * len(shapes), [0] * count
+    for i in sorted(range(len(shapes)), key=lambda i: -prod(shapes[i])):
+        owners[i] = load.index(min(load))
+        load[owners[i]] += prod(shapes[i]) * min(shapes[i])
+    return owners
+
 
 LANES = 16
 """Numbers of the longest vector, and of a cache line, in float32."""

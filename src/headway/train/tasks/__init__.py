@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from headway.train.tasks.text import TextTask
 
 TASKS = {
-    "causal-lm": "headway.train.tasks.causal_lm:CausalLM",
-    "masked-lm": "headway.train.tasks.masked_lm:MaskedLM",
+    "causal-lm": "headway.train.tasks.text:CausalLM",
+    "masked-lm": "headway.train.tasks.text:MaskedLM",
     "translation": "headway.train.tasks.translation:Translation",
     "chat": "headway.train.tasks.chat:Chat",
     "preference": "headway.train.tasks.preference:PreferenceTuning",

@@ -21,9 +21,8 @@ from headway.metrics import CHINESE, answer_measures
 from headway.models import Head, ModelSpec
 from headway.text import Encoded
 from headway.train.config import setting
-from headway.train.head_config import HeadConfig
 from headway.train.tasks.base import Sums
-from headway.train.tasks.heads import HeadRows, HeadTask, encoded_whole
+from headway.train.tasks.heads import HeadConfig, HeadRows, HeadTask, encoded_whole
 from headway.train.tasks.records import Reading
 
 

@@ -20,9 +20,8 @@ from headway.models import Head, ModelSpec
 from headway.models.families import find_family
 from headway.text.tokenizer import Text
 from headway.train.config import setting
-from headway.train.head_config import WholeConfig
 from headway.train.tasks.base import Sums
-from headway.train.tasks.heads import HeadRows, HeadTask, encoded
+from headway.train.tasks.heads import HeadRows, HeadTask, WholeConfig, encoded
 from headway.train.tasks.records import Reading
 
 
@@ -48,6 +47,8 @@ class LabelledRows(HeadRows):
 
     loss = -log softmax(logits)[label]
     """
+
+    one_each = True
 
     def __init__(self, records: Sequence[Labelled], config: WholeConfig, reading: Reading) -> None:
         numbers = label_numbers(reading.spec, [(record.label, record.where) for record in records])

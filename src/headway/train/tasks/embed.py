@@ -22,9 +22,8 @@ from headway.metrics import spearman
 from headway.models import Head, ModelSpec
 from headway.similarity import normalize
 from headway.train.config import setting
-from headway.train.head_config import WholeConfig
 from headway.train.tasks.base import Sums
-from headway.train.tasks.heads import HeadRows, HeadTask, encoded
+from headway.train.tasks.heads import HeadRows, HeadTask, WholeConfig, encoded
 from headway.train.tasks.records import Reading
 
 NONE = -1  # in place of a negative that a record lacks
@@ -71,6 +70,8 @@ class TripletRows(HeadRows):
 
     texts: all of them. records: the numbers of (anchor, positive, negative) of each, NONE without a negative.
     wanted: how alike anchor and positive are, where that is a number and the only thing that is known."""
+
+    one_each = True
 
     def __init__(self, records: Sequence[Triplet | Labelled], config: EmbedConfig, reading: Reading) -> None:
         self.spec, self.config, each = reading.spec, config, [_texts_of(record) for record in records]

@@ -25,10 +25,10 @@ from headway.text import Tokenizer
 from headway.text.segments import Segments, chat_segments
 from headway.tokens import Tokens
 from headway.train.config import setting
-from headway.train.conversations import ConversationConfig, ConversationTask, message_texts
 from headway.train.evaluation import Evaluation, evaluating
 from headway.train.microbatch_pool import ALONE, MasterWeights, MicrobatchPool
 from headway.train.tasks.base import StepStats, Sums
+from headway.train.tasks.chat import ConversationConfig, ConversationTask, message_texts
 from headway.train.tasks.records import Reading, RecordRows
 
 REFERENCE = "reference.safetensors"

@@ -24,10 +24,9 @@ from headway.nn import IGNORE_INDEX
 from headway.text import Encoded
 from headway.text.wordpiece import HAN
 from headway.train.config import setting
-from headway.train.head_config import HeadConfig
 from headway.train.tasks.base import Sums
 from headway.train.tasks.classify import label_names, label_numbers
-from headway.train.tasks.heads import HeadRows, HeadTask, encoded_whole
+from headway.train.tasks.heads import HeadConfig, HeadRows, HeadTask, encoded_whole
 from headway.train.tasks.records import Reading
 
 OUTSIDE = "O"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from headway.data import MaskedRows, Rows, TokenFile
+from headway.checkpoints.restore import as_decoder
+from headway.data import MaskedRows, Masking, Rows, TokenFile
+from headway.data.masking import SHARE
 from headway.errors import ConfigError
+from headway.generate import GenerationConfig, Sampling, generate
 from headway.models import Decoder, Encoder, ModelSpec
 from headway.text import Tokenizer
 from headway.train.callbacks import Callback, CallbackContext
@@ -18,7 +22,8 @@ from headway.train.evaluation import Evaluation, evaluate
 from headway.train.inputs import TOKENS, first_model, given_tokenizer, model_spec
 from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.plan import BYTES_PER_TOKEN
-from headway.train.tasks.base import Foreseen
+from headway.train.rows_config import RowsConfig
+from headway.train.tasks.base import Foreseen, StepStats
 from headway.train.tasks.rows import RowsTask
 from headway.train.text_config import TextConfig
 from headway.train.texts import prepare
@@ -121,3 +126,111 @@ class TextTask(RowsTask):
             named = {"loss": other.loss, "bits_per_byte": other.bits_per_byte, "accuracy": other.accuracy}
             measures |= {f"{name}@{length}": value for name, value in named.items() if value is not None}
         return replace(found, metrics=measures)
+
+
+class CausalLM(TextTask):
+    """The next token. Every token of a text but the first of each document is predicted once per epoch, so that its
+    loss can be stated in bits per byte."""
+
+    next_command = "headway generate {model} '...'"
+    in_template = True
+
+    @classmethod
+    def unsupported(cls, spec: ModelSpec) -> str | None:
+        if spec.encoder is not None:
+            return f"{spec.family} is an encoder-decoder, which is trained on pairs of texts"
+        return None if spec.causal else f"{spec.family} is an encoder, trained on masked tokens"
+
+    @classmethod
+    def check(cls, config: RowsConfig, spec: ModelSpec) -> None:
+        super().check(config, spec)
+        wrong = [n for n in ("mask_share", "whole_words", "pack") if getattr(config, n, None) is not None]
+        if wrong:
+            raise ConfigError(
+                f"{', '.join(wrong)}: for masked-lm, but {spec.family} is a decoder and nothing is masked; leave it out"
+            )
+
+    @classmethod
+    def rows(cls, file: TokenFile, config: TextConfig, tokenizer: Tokenizer, spec: ModelSpec) -> Rows:
+        return Rows(file, config.context)
+
+    def encoded_prompts(self) -> list[list[int]]:
+        config = self.config
+        prompts = [self.tokenizer.encode(text, eos=False) for text in config.sample_prompts]
+        for text, ids in zip(config.sample_prompts, prompts, strict=True):
+            if not ids or len(ids) + config.sample_tokens > config.context:
+                raise ConfigError(
+                    f"sample prompt {text!r} of {len(ids)} tokens and sample_tokens {config.sample_tokens} do not fit "
+                    f"context {config.context} (at least one token is needed); shorten one of them"
+                )
+        return prompts
+
+    def completed(self, model: Any, prompts: list[list[int]]) -> list[str]:
+        """See `TextTask`: what follows, greedily, so that what changes is the model."""
+        eos = () if self.tokenizer.eos is None else (self.tokenizer.eos,)
+        greedy, most = Sampling(temperature=0.0), self.config.sample_tokens
+        settings = GenerationConfig(max_new_tokens=most, sampling=greedy, eos=eos)
+        found = generate(as_decoder(model), prompts, settings, tokenizer=self.tokenizer)
+        return [f"|{continued.text}" for continued in found]
+
+    def quality(self, stats: StepStats) -> dict[str, float | None]:
+        """See `TextTask`: the loss times the average tokens per byte of the training text."""
+        file = self.file
+        bytes_per_token = file.text_bytes / max(1, len(file) - file.documents)
+        known = stats.loss is not None and bytes_per_token
+        return {"bits_per_byte": (stats.loss or 0.0) / math.log(2) / bytes_per_token if known else None}
+
+
+class MaskedLM(TextTask):
+    """Tokens that are masked (Devlin et al. 2019, section 3.1).
+
+    Each step has masks of its own, drawn by (seed, step, row); held-out text has one for good, drawn by (seed, row).
+    Where global tokens have projections of their own, each text's first token ([CLS]) is global, as in classification
+    (Beltagy et al. 2020, section 3.1): without one these projections would never be trained.
+    """
+
+    next_command = "headway eval {model} --data ..."
+    in_template = False
+
+    @classmethod
+    def unsupported(cls, spec: ModelSpec) -> str | None:
+        if spec.encoder is not None:
+            return f"{spec.family} is an encoder-decoder, which is trained on pairs of texts"
+        if spec.causal:
+            return f"{spec.family} is a decoder, trained on next tokens"
+        if spec.head.task != "masked-lm":
+            return (
+                f"this encoder ({spec.family}) has Head({spec.head.task!r}); it is pre-trained with its masked-lm "
+                "head, so give a folder that has one"
+            )
+        return None
+
+    @classmethod
+    def rows(cls, file: TokenFile, config: TextConfig, tokenizer: Tokenizer, spec: ModelSpec) -> MaskedRows:
+        template, packed = tokenizer.template, config.pack is not False
+        share = SHARE if config.mask_share is None else config.mask_share
+        masking = Masking.of(tokenizer, share=share, whole_words=bool(config.whole_words))
+        return MaskedRows(
+            file, config.context, masking, prefix=template.prefix, suffix=template.suffix, packed=packed,
+            seed=config.seed, global_first=spec.global_projections,
+        )  # fmt: skip
+
+    def encoded_prompts(self) -> list[list[int]]:
+        config, tokenizer = self.config, self.tokenizer
+        mask = tokenizer.need("mask")
+        prompts = [tokenizer.encode(text, special=True) for text in config.sample_prompts]
+        for text, ids in zip(config.sample_prompts, prompts, strict=True):
+            if mask not in ids or len(ids) > config.context:
+                raise ConfigError(
+                    f"sample prompt {text!r} of {len(ids)} tokens must have a mask to fill in "
+                    f"({tokenizer.token(mask)}) and fit context {config.context}"
+                )
+        return prompts
+
+    def completed(self, model: Any, prompts: list[list[int]]) -> list[str]:
+        """See `TextTask`: each mask becomes the token that the model finds most probable there."""
+        mask, found = self.tokenizer.need("mask"), []
+        for row in map(torch.tensor, prompts):
+            best = model(row[None])[0].argmax(-1)
+            found.append(self.tokenizer.decode(torch.where(row == mask, best, row).tolist()))
+        return [f" -> {text}" for text in found]

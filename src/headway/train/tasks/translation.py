@@ -31,8 +31,8 @@ from headway.train.evaluation import Evaluation, evaluating
 from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.optimizer import Optimizer
 from headway.train.plan import BYTES_PER_TOKEN, Plan
-from headway.train.records import sample
 from headway.train.tasks.base import Foreseen, MicroBatches, Subject, Task
+from headway.train.tasks.records import sample
 
 
 class TranslationConfig(TrainConfig):
