@@ -7,6 +7,7 @@ result = train(config, resume="auto")          # goes on; bit for bit the run th
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -32,16 +33,7 @@ from headway.train.metrics import METRICS, MetricsLog, Reporter, clock, read_met
 from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precision
 from headway.train.saver import Saver
 from headway.train.sharing import SharedPool, added_up_by, divide, spread
-from headway.train.start import (
-    announce,
-    check_room,
-    checked,
-    how_to_resume,
-    in_shards,
-    seeded,
-    take_up,
-    where_to_begin,
-)
+from headway.train.start import check_room, checked, how_to_resume, seeded, take_up, where_to_begin
 from headway.train.tasks import find_task
 from headway.train.tasks.base import StepStats, Task
 from headway.train.texts import made_inputs
@@ -82,7 +74,11 @@ def train(
         main = parallel.is_main
         with locked(out) if main else nullcontext() as remark, seeded(config.seed, config.threads):
             start = parallel.agree(where_to_begin(config, resume) if main else None)
-            announce(config, quiet=quiet or not main)
+            if main and not quiet:  # a tokenizer may be trained, texts are encoded
+                what = vars(config).get("data") or vars(config).get("source") or "its data"
+                print(
+                    f"{config.task}: preparing {what}, tokenizer and model ...", file=sys.stderr, flush=True
+                )
             with parallel.main_first(), made_inputs(out, start) if main else nullcontext():
                 task = find_task(str(config.task))(config, out, start, dtype)
                 if main:
@@ -146,7 +142,8 @@ class Run:
             seed=config.seed,
             parallel=parallel,
         )
-        self.saver = Saver(self.state, parallel, divided, in_shards=in_shards(config, parallel.mesh.fsdp > 1))
+        usual = config.checkpoints == "auto" and (parallel.mesh.fsdp > 1 or config.save_in_background)
+        self.saver = Saver(self.state, parallel, divided, in_shards=usual or config.checkpoints == "shards")
         self.called = [self.trainer.began] * len(callbacks)
         self.validation: Evaluation | None = None
         if parallel.is_main:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,21 +71,6 @@ def seeded(seed: int, threads: int | None) -> Iterator[None]:
             yield
         finally:
             torch.set_num_threads(before)
-
-
-def announce(config: TrainConfig, *, quiet: bool) -> None:
-    """Say on stderr what takes its time before the first step: a tokenizer may be trained, texts are encoded."""
-    given = config.model_dump()
-    if not quiet:
-        what = given.get("data") or given.get("source") or "its data"
-        print(f"{config.task}: preparing {what}, tokenizer and model ...", file=sys.stderr, flush=True)
-
-
-def in_shards(config: TrainConfig, sharded: bool) -> bool:
-    """Whether the checkpoints of a run, whose weights may be `sharded`, are in shards."""
-    return config.checkpoints == "shards" or (
-        config.checkpoints == "auto" and (sharded or config.save_in_background)
-    )
 
 
 def check_room(config: TrainConfig, task: Task[Any]) -> None:
