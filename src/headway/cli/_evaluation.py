@@ -111,9 +111,10 @@ def measure_text(
     from headway.data import Rows
     from headway.surgery import Text
     from headway.train import evaluation
-    from headway.train.tasks import text_tasks
+    from headway.train.tasks import find_task
 
-    task, length, trained = text_tasks()[str(config.task)], config.context, source.spec.trained_context
+    task: Any = find_task(str(config.task))
+    length, trained = config.context, source.spec.trained_context
     with progress(f"encoding {config.data}"):
         opened = Text.read(config.data, source, framed=task.in_template)
     with opened as text:

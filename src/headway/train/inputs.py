@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from headway.attention.linear_attention import LinearAttentionSpec
-from headway.checkpoints.folder import Folder, load_folder
+from headway.checkpoints.folder import load_folder
 from headway.checkpoints.restore import build_model
 from headway.errors import ConfigError, PatternError, did_you_mean
 from headway.models import FAMILIES, Decoder, Encoder, Head, ModelSpec, build, catalog
@@ -26,20 +26,10 @@ FAMILY = dict.fromkeys(("masked-lm", "classify", "tag", "answer", "embed"), "rof
 MASK, PAD = "[MASK]", "[PAD]"
 
 
-def model_folder(config: RowsConfig) -> Folder | None:
-    """The folder that `model` names, opened once; None where weights are fresh. Raises as `load_folder` does."""
-    if config.model is None or not Path(config.model).is_dir():
-        return None
-    if "model" not in config.opened:
-        config.opened["model"] = load_folder(config.model)
-    found: Folder = config.opened["model"]
-    return found
-
-
 def given_tokenizer(config: RowsConfig) -> Tokenizer | None:
     """The tokenizer of the settings, or of the model's folder; None where one is to be trained."""
-    found = config.tokenizer or (None if model_folder(config) is None else config.model)
-    return None if found is None else Tokenizer.load(found)
+    place = config.tokenizer or (None if config.folder is None else config.model)
+    return None if place is None else Tokenizer.load(place)
 
 
 def find_tokenizer(
@@ -78,8 +68,8 @@ def _trained_tokenizer(config: RowsConfig, texts: Iterator[str], masked: bool) -
 
 def model_spec(config: RowsConfig, vocab: int | None = None) -> ModelSpec:
     """The spec of the model that a run begins with; `vocab` is for fresh weights, as the settings say unless given."""
-    if (folder := model_folder(config)) is not None:
-        return folder.spec
+    if config.folder is not None:
+        return config.folder.spec
     if vocab is None:  # the catalog has vocabularies of its own
         vocab = config.vocab or VOCAB if config.model is None else 1
     return make_spec(config, vocab)
@@ -139,7 +129,7 @@ def first_model(
 
     With `head` it has that one, for rows of `context` tokens at least, which is what its users may then give it. Of a
     folder with another head, what stands below is taken; what is new is drawn from `seed`."""
-    found, said = model_folder(config), list[str]()
+    found, said = config.folder, list[str]()
 
     def headed(spec: ModelSpec) -> ModelSpec:
         longer = replace(spec, trained_context=max(config.context, spec.trained_context))

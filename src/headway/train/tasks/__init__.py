@@ -15,7 +15,6 @@ from headway.train.text_config import TextConfig
 if TYPE_CHECKING:
     from headway.models import ModelSpec
     from headway.train.tasks.base import Task
-    from headway.train.tasks.text import TextTask
 
 TASKS = {
     "causal-lm": "headway.train.tasks.text:CausalLM",
@@ -49,15 +48,10 @@ def find_task(name: str) -> type[Task[Any]]:
     return task
 
 
-def text_tasks() -> dict[str, type[TextTask]]:
-    """The tasks of the table that train on text alone."""
-    found: dict[str, type[Any]] = {name: find_task(name) for name in TASKS}
-    return {name: task for name, task in found.items() if issubclass(task.settings, TextConfig)}
-
-
 def text_task_of(spec: ModelSpec) -> str:
     """What trains a model of this spec on text alone. Raises ConfigError where nothing does."""
-    reasons = {name: task.unsupported(spec) for name, task in text_tasks().items()}
+    tasks = {name: find_task(name) for name in TASKS}
+    reasons = {name: task.unsupported(spec) for name, task in tasks.items() if task.settings is TextConfig}
     for name, reason in reasons.items():
         if reason is None:
             return name

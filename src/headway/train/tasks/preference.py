@@ -15,6 +15,7 @@ from torch import Tensor
 from headway.checkpoints.folder import load_folder
 from headway.checkpoints.restore import build_model
 from headway.data.record_kinds import Preference as Pair
+from headway.data.rows import padded
 from headway.errors import ConfigError, DataError
 from headway.models import Decoder, Encoder
 from headway.nn import IGNORE_INDEX
@@ -122,14 +123,10 @@ class PairRows(RecordRows):
     def batch(self, indices: Sequence[int]) -> PairBatch:
         """The given pairs, padded to the longest of their rows."""
         rows = [self.pairs[i][side] for side in (0, 1) for i in indices]
-        lengths = [len(row.ids) - 1 for row in rows]
-        ids = torch.zeros(len(rows), max(lengths), dtype=torch.long)
-        targets = torch.full_like(ids, IGNORE_INDEX)
-        for b, (row, n) in enumerate(zip(rows, lengths, strict=True)):
-            whole = torch.tensor(row.ids)
-            ids[b, :n] = whole[:-1]
-            targets[b, :n] = torch.where(torch.tensor(row.turns[1:]) > 0, whole[1:], IGNORE_INDEX)
-        inputs = {"ids": ids, "tokens": Tokens.from_lengths(lengths)}
+        said = [[i if t else IGNORE_INDEX for i, t in zip(row.ids, row.turns, strict=True)] for row in rows]
+        tokens = Tokens.from_lengths([len(row.ids) - 1 for row in rows])
+        inputs = {"ids": padded([row.ids[:-1] for row in rows]), "tokens": tokens}
+        targets = padded([row[1:] for row in said], IGNORE_INDEX)
         return PairBatch(inputs, targets, self.reference[:, list(indices)])
 
     def sums(self, model: Decoder | Encoder, batch: PairBatch) -> Sums:

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import ClassVar, NamedTuple
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from headway.data import Batch
 from headway.data.encoded import pieces, select, without_places
 from headway.data.record_kinds import Tagged
+from headway.data.rows import padded
 from headway.errors import DataError
 from headway.metrics import accuracy, entity_f1
 from headway.models import Head, ModelSpec
@@ -93,11 +93,8 @@ class TaggedRows(HeadRows):
         self.remarks = [*([long] if parted else []), *([f"{lost} words are not read"] if lost else [])]
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        parts, inputs = [self.parts[i] for i in indices], self.inputs(indices)
-        targets = torch.full_like(inputs["ids"], IGNORE_INDEX)
-        for row, part in enumerate(parts):
-            targets[row, : len(part.labels)] = torch.tensor(part.labels)
-        return Batch(inputs, targets)
+        targets = padded([self.parts[i].labels for i in indices], IGNORE_INDEX)
+        return Batch(self.inputs(indices), targets)
 
     def count(self, batch: Batch) -> int:
         return int((batch.targets != IGNORE_INDEX).sum())
