@@ -1,6 +1,9 @@
-"""Numbers as text: aligned tables, units, and values in JSON's own types. Standard library only."""
+"""Numbers as text: aligned tables, units, values in JSON's own types; and what a docstring says of names. Standard
+library only."""
 
+import inspect
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
@@ -87,3 +90,10 @@ def operations(count: float) -> str:
             return f"{count:.3g} {prefix}FLOP"
         count /= 1000
     return f"{count:.3g} EFLOP"
+
+
+def described(value: Any) -> tuple[str, dict[str, str]]:
+    """A docstring without its lines "name: help", and the help of each name; lines that go on are indented."""
+    about, *rest = re.split(r"^(\w+): ", inspect.cleandoc(value.__doc__ or ""), flags=re.MULTILINE)
+    texts = (" ".join(text.split()) for text in rest[1::2])
+    return about.strip(), dict(zip(rest[::2], texts, strict=True))

@@ -20,13 +20,20 @@ HELD_OUT = -1
 
 
 class ReversalConfig(TrainConfig):
-    """Settings of `Reversal`."""
+    """Settings of `Reversal`.
 
-    task: str | None = setting(f"{__name__}:Reversal", "this task", group="Task")
-    letters: int = setting(4, "length of a word", group="Data", ge=1)
-    rows: int = setting(12, "words of a step", group="Batch", ge=2)
-    steps: int = setting(6, "length of the run", group="Length", ge=1, on_resume="same bits")
-    lr: float = setting(3e-3, "learning rate", group="Optimizer", gt=0)
+    task: this task
+    letters: length of a word
+    rows: words of a step
+    steps: length of the run
+    lr: learning rate
+    """
+
+    task: str | None = setting(f"{__name__}:Reversal", group="Task")
+    letters: int = setting(4, group="Data", ge=1)
+    rows: int = setting(12, group="Batch", ge=2)
+    steps: int = setting(6, group="Length", ge=1, on_resume="same bits")
+    lr: float = setting(3e-3, group="Optimizer", gt=0)
 
 
 class Reversal(Task[Decoder]):

@@ -13,7 +13,6 @@ that is a dataclass stands for its fields, which its own docstring describes. Im
 """
 
 import inspect
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import reduce
@@ -24,6 +23,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
 
+from headway.report import described
 from headway.threads import MOST_THREADS
 
 
@@ -152,13 +152,6 @@ def with_parameters(
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     command.__name__, command.__doc__ = name, about
     return command
-
-
-def described(value: Any) -> tuple[str, dict[str, str]]:
-    """A docstring without its lines "name: help", and the help of each name; lines that go on are indented."""
-    about, *rest = re.split(r"^(\w+): ", inspect.cleandoc(value.__doc__ or ""), flags=re.MULTILINE)
-    texts = (" ".join(text.split()) for text in rest[1::2])
-    return about.strip(), dict(zip(rest[::2], texts, strict=True))
 
 
 def declared(parameter: inspect.Parameter, helps: Mapping[str, str]) -> inspect.Parameter:

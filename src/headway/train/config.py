@@ -17,21 +17,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serial
 from pydantic.fields import FieldInfo
 
 from headway.errors import ConfigError, did_you_mean
+from headway.report import described
 from headway.threads import MOST_THREADS
 from headway.train.foreign_names import known_as
 
 GROUPS = ("Task", "Data", "Model", "Adapter", "Batch", "Length", "Optimizer", "Machine", "Output")
-TASK = (
-    "what is trained: causal-lm (the next token), masked-lm (hidden tokens), translation, chat, preference, classify, "
-    "tag, answer, embed, or MODULE:CLASS of your own; `--task NAME --help` lists the settings of a task"
-)
-
 REMOTE = "hf://"
 
 
 def setting(
     default: Any,
-    description: str,
     *,
     group: str | None = None,
     unit: str | None = None,
@@ -39,10 +34,9 @@ def setting(
     is_path: bool = False,
     **limits: Any,
 ) -> Any:
-    """A field of settings.
+    """A field of settings. What `--help` and config.yaml say of it is in the docstring of its class (`Settings`).
 
     Args:
-        description: what `--help` and config.yaml say of it.
         group: under which they list it; that of its class unless given.
         on_resume: whether a run that goes on may have another value, and whether it then ends with the same bits.
             "fixed" is for what decides weights, data, or the optimizer's state, and the default; in the group Output,
@@ -52,7 +46,7 @@ def setting(
     """
     extra: dict[str, Any] = {"group": group, "on_resume": on_resume, "is_path": is_path}
     extra |= {"unit": unit} if unit else {}
-    return Field(default, description=description, json_schema_extra=extra, **limits)
+    return Field(default, json_schema_extra=extra, **limits)
 
 
 def extra(field: FieldInfo) -> dict[str, Any]:
@@ -62,17 +56,16 @@ def extra(field: FieldInfo) -> dict[str, Any]:
 
 
 class Settings(BaseModel):
-    """A group of settings, or several; an unknown key is an error.
+    """A group of settings, or several; an unknown key is an error. The docstring of a class has a line "name: text" for
+    each field that it declares, and for inherited ones that are something else here.
 
     group    of the fields that a class declares
     usual    defaults of inherited fields that are others here
-    about    what is said of inherited fields that are something else here
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
     group: ClassVar[str]
     usual: ClassVar[Mapping[str, Any]] = {}
-    about: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -82,122 +75,103 @@ class Settings(BaseModel):
             known["on_resume"] = known["on_resume"] or (
                 "same bits" if known["group"] == "Output" else "fixed"
             )
-        usual, about = (cls.__dict__.get(name, {}) for name in ("usual", "about"))
-        for name, value in usual.items():
-            cls.model_fields[name].default = value
-        for name, text in about.items():
+        for name, text in described(cls)[1].items():
             cls.model_fields[name].description = text
-        if usual:
+        if usual := cls.__dict__.get("usual"):
+            for name, value in usual.items():
+                cls.model_fields[name].default = value
             cls.model_rebuild(force=True)
 
 
 class MachineSettings(Settings):
-    """On what a run computes, and how."""
+    """On what a run computes, and how.
+
+    dtype: number format of the matrix products; weights and optimizer stay fp32. auto: bf16 where the CPU has
+        it, else fp32. fp16 is refused on a CPU
+    gradient_checkpointing: what the backward pass computes again, from its input, instead of keeping it:
+        whole blocks, or in each block one of its parts
+    backend: attention backend; fails rather than falls back
+    threads: CPU threads [default: torch's]
+    mesh: how the processes of the run share its work: dp=N, micro batches of a step; fsdp=N, these and all
+        weights; tp=N, each layer; cp=N, the tokens of each row; dp=2,cp=4 for 8 of them [default: dp, all of
+        them]
+    patience: how long processes wait for each other before the run ends
+    seed: seed of weights, order of the data and dropout
+    """
 
     group = "Machine"
 
-    dtype: Literal["auto", "bf16", "fp32", "fp16"] = setting(
-        "auto",
-        "number format of the matrix products; weights and optimizer stay fp32. auto: bf16 where the CPU has "
-        "it, else fp32. fp16 is refused on a CPU",
-    )
+    dtype: Literal["auto", "bf16", "fp32", "fp16"] = setting("auto")
     gradient_checkpointing: Literal["none", "block", "attention", "feed_forward"] = setting(
-        "none",
-        "what the backward pass computes again, from its input, instead of keeping it: whole blocks, or in "
-        "each block one of its parts",
-        on_resume="other bits",
+        "none", on_resume="other bits"
     )
-    backend: str = setting("auto", "attention backend; fails rather than falls back")
-    threads: int | None = setting(
-        None, "CPU threads [default: torch's]", ge=1, le=MOST_THREADS, on_resume="other bits"
-    )
-    mesh: str | None = setting(
-        None,
-        "how the processes of the run share its work: dp=N, micro batches of a step; fsdp=N, these and all weights; "
-        "tp=N, each layer; cp=N, the tokens of each row; dp=2,cp=4 for 8 of them [default: dp, all of them]",
-        on_resume="same bits",
-    )
-    patience: float = setting(
-        600.0,
-        "how long processes wait for each other before the run ends",
-        unit="s",
-        gt=0,
-        on_resume="same bits",
-    )
-    seed: int = setting(0, "seed of weights, order of the data and dropout", ge=0, lt=2**63)
+    backend: str = setting("auto")
+    threads: int | None = setting(None, ge=1, le=MOST_THREADS, on_resume="other bits")
+    mesh: str | None = setting(None, on_resume="same bits")
+    patience: float = setting(600.0, unit="s", gt=0, on_resume="same bits")
+    seed: int = setting(0, ge=0, lt=2**63)
 
 
 class OutputSettings(Settings):
-    """What a run says and leaves, and when."""
+    """What a run says and leaves, and when.
+
+    out: folder of the run
+    log_every: a progress line every N steps
+    eval_every: evaluate every N steps [default: only at the end]
+    eval_at_start: evaluate before the first step, too
+    keep_best: the trained model is the one, of those that were evaluated, that is best on held-out data by
+        `best_by`; its checkpoint is kept; needs eval_every
+    best_by: measure of held-out data by which models are compared, as metrics.jsonl names it after val_:
+        loss, accuracy, f1, ...; less is better of losses and bits_per_byte, more of others
+    save_every: write a checkpoint every N steps [default: only at the end]
+    keep_last: checkpoints to keep
+    checkpoints: form of a checkpoint: folder, a Hugging Face folder that one process writes; shards, a part
+        from each process. auto: shards where weights are sharded (mesh) or it is saved in the background,
+        else folder
+    save_in_background: copy what a checkpoint holds to memory, and train on while it is written (checkpoints:
+        shards)
+    report: also send the lines of metrics.jsonl to tensorboard, wandb or trackio
+    average: the trained model is the mean of the last N checkpoints (Vaswani et al. 2017, section 6.1); needs
+        save_every, and keep_last of N or more
+    """
 
     group = "Output"
 
-    out: str = setting("runs/train", "folder of the run")
-    log_every: int = setting(10, "a progress line every N steps", unit="steps", ge=1)
-    eval_every: int | None = setting(
-        None, "evaluate every N steps [default: only at the end]", unit="steps", ge=1
-    )
-    eval_at_start: bool = setting(False, "evaluate before the first step, too")
-    keep_best: bool = setting(
-        False,
-        "the trained model is the one, of those that were evaluated, that is best on held-out data by `best_by`; its "
-        "checkpoint is kept; needs eval_every",
-    )
-    best_by: str = setting(
-        "loss",
-        "measure of held-out data by which models are compared, as metrics.jsonl names it after val_: loss, accuracy, "
-        "f1, ...; less is better of losses and bits_per_byte, more of others",
-    )
-    save_every: int | None = setting(
-        None, "write a checkpoint every N steps [default: only at the end]", unit="steps", ge=1
-    )
-    keep_last: int = setting(2, "checkpoints to keep", unit="checkpoints", ge=1)
-    checkpoints: Literal["auto", "folder", "shards"] = setting(
-        "auto",
-        "form of a checkpoint: folder, a Hugging Face folder that one process writes; shards, a part from each "
-        "process. auto: shards where weights are sharded (mesh) or it is saved in the background, else folder",
-    )
-    save_in_background: bool = setting(
-        False,
-        "copy what a checkpoint holds to memory, and train on while it is written (checkpoints: shards)",
-    )
-    report: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = setting(
-        (), "also send the lines of metrics.jsonl to tensorboard, wandb or trackio"
-    )
-    average: int = setting(
-        1,
-        "the trained model is the mean of the last N checkpoints (Vaswani et al. 2017, section 6.1); needs save_every, "
-        "and keep_last of N or more",
-        unit="checkpoints",
-        ge=1,
-    )
+    out: str = setting("runs/train")
+    log_every: int = setting(10, unit="steps", ge=1)
+    eval_every: int | None = setting(None, unit="steps", ge=1)
+    eval_at_start: bool = setting(False)
+    keep_best: bool = setting(False)
+    best_by: str = setting("loss")
+    save_every: int | None = setting(None, unit="steps", ge=1)
+    keep_last: int = setting(2, unit="checkpoints", ge=1)
+    checkpoints: Literal["auto", "folder", "shards"] = setting("auto")
+    save_in_background: bool = setting(False)
+    report: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = setting(())
+    average: int = setting(1, unit="checkpoints", ge=1)
 
 
 class TrainConfig(MachineSettings, OutputSettings):
-    """Settings of one run. Every field says what it does and in which unit; an unknown key is an error."""
+    """Settings of one run. Every field says what it does and in which unit; an unknown key is an error.
 
-    task: str | None = setting(None, TASK, group="Task")
-    max_seconds: float | None = setting(
-        None, "end the run after so long", group="Length", unit="s", gt=0, on_resume="same bits"
-    )
+    task: what is trained: causal-lm (the next token), masked-lm (hidden tokens), translation, chat,
+        preference, classify, tag, answer, embed, or MODULE:CLASS of your own; `--task NAME --help` lists the
+        settings of a task
+    max_seconds: end the run after so long
+    early_stopping_patience: end the run after N evaluations in a row that brought nothing better by
+        `best_by`; needs eval_every
+    clip: largest norm of a step's gradient; inf for no clipping
+    moments: a checkpoint of another run, or its optimizer.safetensors, whose moments this one begins with
+        where names and shapes are the same [default: zeros]
+    """
+
+    task: str | None = setting(None, group="Task")
+    max_seconds: float | None = setting(None, group="Length", unit="s", gt=0, on_resume="same bits")
     early_stopping_patience: int | None = setting(
-        None,
-        "end the run after N evaluations in a row that brought nothing better by `best_by`; needs eval_every",
-        group="Length",
-        unit="evaluations",
-        ge=1,
-        on_resume="same bits",
+        None, group="Length", unit="evaluations", ge=1, on_resume="same bits"
     )
-    clip: float = setting(
-        1.0, "largest norm of a step's gradient; inf for no clipping", group="Optimizer", gt=0
-    )
-    moments: str | None = setting(
-        None,
-        "a checkpoint of another run, or its optimizer.safetensors, whose moments this one begins with where names and "
-        "shapes are the same [default: zeros]",
-        group="Optimizer",
-        is_path=True,
-    )
+    clip: float = setting(1.0, group="Optimizer", gt=0)
+    moments: str | None = setting(None, group="Optimizer", is_path=True)
 
     def contradictions(self) -> dict[str, bool]:
         """What would be wrong with values that each are right by themselves, and whether it is."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from headway.errors import ConfigError, did_you_mean, listed
-from headway.models import ModelSpec
 from headway.train.config import TrainConfig, extra
 from headway.train.rows_config import PackedConfig
 from headway.train.tasks import find_task, settings_of, tasks_with
+
+if TYPE_CHECKING:
+    from headway.models import ModelSpec
 
 STAGES, SMALL = "stages", "small"  # keys of a recipe's file, and of any file: not of settings
 

@@ -15,136 +15,113 @@ if TYPE_CHECKING:
 
 
 class DataSettings(Settings):
-    """What is trained on, and how text becomes tokens."""
+    """What is trained on, and how text becomes tokens.
+
+    data: training data: a file or a folder
+    validation: held-out data, of the same kinds
+    validation_share: share of `data` that is held out when no `validation` is given: whole documents or
+        records, or the end of a single document
+    tokenizer: tokenizer.json or its folder [default: the model folder's own, or one trained on `data`]
+    units: tokens of the tokenizer that is trained on `data` when there is none: a byte-level BPE, characters,
+        or words (of Chinese too) and characters [default: bpe]
+    vocab: size of the tokenizer that is trained [default: 4096]
+    """
 
     group = "Data"
 
-    data: str = setting(..., "training data: a file or a folder", is_path=True)
-    validation: str | None = setting(None, "held-out data, of the same kinds", is_path=True)
-    validation_share: float = setting(
-        0.0,
-        "share of `data` that is held out when no `validation` is given: whole documents or records, or the end of a "
-        "single document",
-        ge=0.0,
-        lt=1.0,
-    )
-    tokenizer: str | None = setting(
-        None,
-        "tokenizer.json or its folder [default: the model folder's own, or one trained on `data`]",
-        is_path=True,
-    )
-    units: Literal["bpe", "characters", "words"] | None = setting(
-        None,
-        "tokens of the tokenizer that is trained on `data` when there is none: a byte-level BPE, characters, or words "
-        "(of Chinese too) and characters [default: bpe]",
-    )
-    vocab: int | None = setting(
-        None, "size of the tokenizer that is trained [default: 4096]", unit="tokens", ge=257
-    )
+    data: str = setting(..., is_path=True)
+    validation: str | None = setting(None, is_path=True)
+    validation_share: float = setting(0.0, ge=0.0, lt=1.0)
+    tokenizer: str | None = setting(None, is_path=True)
+    units: Literal["bpe", "characters", "words"] | None = setting(None)
+    vocab: int | None = setting(None, unit="tokens", ge=257)
 
 
 class ModelSettings(Settings):
-    """The model that a run begins with."""
+    """The model that a run begins with.
+
+    model: a name of the catalog (fresh weights), or a Hugging Face folder or id to continue from [default: a
+        model made by `depth`]
+    family: family of the home-made model, one of those that `headway models` lists [default: llama, or
+        ministral where patterns differ from Causal(); roformer for tasks of encoders]
+    depth: the one dial of a home-made model: width and heads follow [default: 6]
+    width: width of the home-made model [default: from depth]
+    heads: query heads [default: from width]
+    kv_heads: heads of keys and values; heads/kv_heads query heads share one [default: heads / 4; heads in
+        gpt2 and encoders; 1 in gpt_bigcode and falcon]
+    hidden: width of the feed-forward, 0 for none [default: from width]
+    patterns: attention pattern of each layer, alternating, separated by ';' [default: Causal(), or the
+        encoder's own]; for example 'Window.last(128); Causal()'
+    linear: linear attention in every layer, by its feature map: elu+1, cosine, ... (docs/linear.md) [default:
+        softmax]
+    dropout: share of states and attention weights that is dropped in training [default: the family's]
+    tied: one matrix for embedding and output [default: yes for a home-made model]
+    """
 
     group = "Model"
 
-    model: str | None = setting(
-        None,
-        "a name of the catalog (fresh weights), or a Hugging Face folder or id to continue from [default: a model "
-        "made by `depth`]",
-    )
-    family: str | None = setting(
-        None,
-        "family of the home-made model, one of those that `headway models` lists [default: llama, or ministral where "
-        "patterns differ from Causal(); roformer for tasks of encoders]",
-    )
-    depth: int | None = setting(
-        None,
-        "the one dial of a home-made model: width and heads follow [default: 6]",
-        unit="layers",
-        ge=1,
-        le=1024,
-    )
-    width: int | None = setting(
-        None, "width of the home-made model [default: from depth]", unit="features", ge=8
-    )
-    heads: int | None = setting(None, "query heads [default: from width]", ge=1)
-    kv_heads: int | None = setting(
-        None,
-        "heads of keys and values; heads/kv_heads query heads share one [default: heads / 4; heads in gpt2 and "
-        "encoders; 1 in gpt_bigcode and falcon]",
-        ge=1,
-    )
-    hidden: int | None = setting(
-        None, "width of the feed-forward, 0 for none [default: from width]", unit="features", ge=0
-    )
-    patterns: str | None = setting(
-        None,
-        "attention pattern of each layer, alternating, separated by ';' [default: Causal(), or the encoder's own]; "
-        "for example 'Window.last(128); Causal()'",
-    )
-    linear: str | None = setting(
-        None,
-        "linear attention in every layer, by its feature map: elu+1, cosine, ... (docs/linear.md) [default: softmax]",
-    )
-    dropout: float | None = setting(
-        None,
-        "share of states and attention weights that is dropped in training [default: the family's]",
-        ge=0.0,
-        lt=1.0,
-    )
-    tied: bool | None = setting(
-        None, "one matrix for embedding and output [default: yes for a home-made model]"
-    )
+    model: str | None = setting(None)
+    family: str | None = setting(None)
+    depth: int | None = setting(None, unit="layers", ge=1, le=1024)
+    width: int | None = setting(None, unit="features", ge=8)
+    heads: int | None = setting(None, ge=1)
+    kv_heads: int | None = setting(None, ge=1)
+    hidden: int | None = setting(None, unit="features", ge=0)
+    patterns: str | None = setting(None)
+    linear: str | None = setting(None)
+    dropout: float | None = setting(None, ge=0.0, lt=1.0)
+    tied: bool | None = setting(None)
 
 
 class AdapterSettings(Settings):
-    """What is trained beside a model that stays as it is."""
+    """What is trained beside a model that stays as it is.
+
+    adapter: train an adapter beside the model's weights, which stay as they are: lora, rslora (scale alpha /
+        sqrt(rank)), dora (with a magnitude for each row) [default: train the model itself]
+    rank: rank of the adapter [default: 16]
+    alpha: the adapter's scale is alpha / rank [default: 32]
+    adapter_targets: linear layers that are adapted, by the last part of their names: q_proj, v_proj, ...
+        [default: all of the blocks]
+    adapter_dropout: share of the adapter's inputs that is dropped in training [default: 0]
+    base: nf4: the linear layers of the blocks are kept in 4 bits (QLoRA) [default: in the number format of
+        the products]
+    """
 
     group = "Adapter"
 
-    adapter: Literal["lora", "rslora", "dora"] | None = setting(
-        None,
-        "train an adapter beside the model's weights, which stay as they are: lora, rslora (scale alpha / sqrt(rank)), "
-        "dora (with a magnitude for each row) [default: train the model itself]",
-    )
-    rank: int | None = setting(None, "rank of the adapter [default: 16]", ge=1)
-    alpha: float | None = setting(None, "the adapter's scale is alpha / rank [default: 32]", gt=0)
-    adapter_targets: tuple[str, ...] = setting(
-        (),
-        "linear layers that are adapted, by the last part of their names: q_proj, v_proj, ... [default: all of the "
-        "blocks]",
-    )
-    adapter_dropout: float | None = setting(
-        None, "share of the adapter's inputs that is dropped in training [default: 0]", ge=0.0, lt=1.0
-    )
-    base: Literal["nf4"] | None = setting(
-        None,
-        "nf4: the linear layers of the blocks are kept in 4 bits (QLoRA) [default: in the number format of the "
-        "products]",
-    )
+    adapter: Literal["lora", "rslora", "dora"] | None = setting(None)
+    rank: int | None = setting(None, ge=1)
+    alpha: float | None = setting(None, gt=0)
+    adapter_targets: tuple[str, ...] = setting(())
+    adapter_dropout: float | None = setting(None, ge=0.0, lt=1.0)
+    base: Literal["nf4"] | None = setting(None)
 
 
 class OptimizerSettings(Settings):
-    """How steps are made of gradients, and how large they are."""
+    """How steps are made of gradients, and how large they are.
+
+    optimizer: adamw, or muon: Muon for the matrices of the blocks and AdamW for the rest
+    lr: peak learning rate of AdamW
+    matrix_lr: peak learning rate of Muon [default: 0.02]; only with optimizer=muon
+    warmup: linear warm-up, as a share of the run
+    lr_floor: the cosine ends at this share of the peak learning rate
+    weight_decay: decoupled decay of matrices; vectors and embeddings have none
+    beta1: AdamW's decay of the mean of gradients
+    beta2: AdamW's decay of the mean of squares
+    eps: AdamW's epsilon
+    """
 
     group = "Optimizer"
 
-    optimizer: Literal["adamw", "muon"] = setting(
-        "adamw", "adamw, or muon: Muon for the matrices of the blocks and AdamW for the rest"
-    )
-    lr: float = setting(3e-3, "peak learning rate of AdamW", gt=0)
-    matrix_lr: float | None = setting(
-        None, "peak learning rate of Muon [default: 0.02]; only with optimizer=muon", gt=0
-    )
-    warmup: float = setting(0.02, "linear warm-up, as a share of the run", ge=0.0, le=1.0)
-    lr_floor: float = setting(0.1, "the cosine ends at this share of the peak learning rate", ge=0.0, le=1.0)
-    weight_decay: float = setting(
-        0.1, "decoupled decay of matrices; vectors and embeddings have none", ge=0.0
-    )
-    beta1: float = setting(0.9, "AdamW's decay of the mean of gradients", ge=0.0, lt=1.0)
-    beta2: float = setting(0.95, "AdamW's decay of the mean of squares", ge=0.0, lt=1.0)
-    eps: float = setting(1e-8, "AdamW's epsilon", gt=0)
+    optimizer: Literal["adamw", "muon"] = setting("adamw")
+    lr: float = setting(3e-3, gt=0)
+    matrix_lr: float | None = setting(None, gt=0)
+    warmup: float = setting(0.02, ge=0.0, le=1.0)
+    lr_floor: float = setting(0.1, ge=0.0, le=1.0)
+    weight_decay: float = setting(0.1, ge=0.0)
+    beta1: float = setting(0.9, ge=0.0, lt=1.0)
+    beta2: float = setting(0.95, ge=0.0, lt=1.0)
+    eps: float = setting(1e-8, gt=0)
 
 
 FROM_SCRATCH = tuple(name for name in ModelSettings.model_fields if name != "model")
@@ -152,51 +129,25 @@ OF_ADAPTER = tuple(name for name in AdapterSettings.model_fields if name != "ada
 
 
 class RowsConfig(DataSettings, ModelSettings, AdapterSettings, OptimizerSettings, TrainConfig):
-    """Settings of a run that trains a model on rows of up to `context` tokens."""
+    """Settings of a run that trains a model on rows of up to `context` tokens.
 
-    context: int = setting(512, "length of a training row", group="Batch", unit="tokens", ge=2)
-    micro_batch: int | None = setting(
-        None,
-        "rows of one forward pass; the step's gradient is the same for any value [default: the step's rows, "
-        "shared among the workers]",
-        group="Batch",
-        unit="rows",
-        ge=1,
-        on_resume="other bits",
-    )
-    steps: int | None = setting(
-        None,
-        "length of the run; one of steps, epochs, max_seconds",
-        group="Length",
-        unit="optimizer steps",
-        ge=1,
-        on_resume="other bits",
-    )
-    epochs: int | None = setting(
-        None,
-        "length of the run, as passes over the data [default: 1]",
-        group="Length",
-        unit="passes",
-        ge=1,
-        on_resume="other bits",
-    )
-    max_seconds: float | None = setting(
-        None,
-        "length of the run by the clock; the schedule follows the elapsed share, so such a run resumes, but "
-        "not bit for bit",
-        group="Length",
-        unit="s",
-        gt=0,
-        on_resume="other bits",
-    )
-    workers: int | None = setting(
-        None,
-        "forward passes of a step that run side by side, with one CPU thread each; 1: one after the other, with "
-        "all threads [default: as many as threads, for models of up to some 100 M parameters]",
-        group="Machine",
-        ge=1,
-        on_resume="other bits",
-    )
+    context: length of a training row
+    micro_batch: rows of one forward pass; the step's gradient is the same for any value [default: the step's
+        rows, shared among the workers]
+    steps: length of the run; one of steps, epochs, max_seconds
+    epochs: length of the run, as passes over the data [default: 1]
+    max_seconds: length of the run by the clock; the schedule follows the elapsed share, so such a run
+        resumes, but not bit for bit
+    workers: forward passes of a step that run side by side, with one CPU thread each; 1: one after the other,
+        with all threads [default: as many as threads, for models of up to some 100 M parameters]
+    """
+
+    context: int = setting(512, group="Batch", unit="tokens", ge=2)
+    micro_batch: int | None = setting(None, group="Batch", unit="rows", ge=1, on_resume="other bits")
+    steps: int | None = setting(None, group="Length", unit="optimizer steps", ge=1, on_resume="other bits")
+    epochs: int | None = setting(None, group="Length", unit="passes", ge=1, on_resume="other bits")
+    max_seconds: float | None = setting(None, group="Length", unit="s", gt=0, on_resume="other bits")
+    workers: int | None = setting(None, group="Machine", ge=1, on_resume="other bits")
 
     @property
     @abstractmethod
@@ -264,15 +215,12 @@ class RowsConfig(DataSettings, ModelSettings, AdapterSettings, OptimizerSettings
 
 
 class PackedConfig(RowsConfig):
-    """Settings of a run whose rows are full: texts side by side."""
+    """Settings of a run whose rows are full: texts side by side.
 
-    batch_tokens: int = setting(
-        8192,
-        "tokens of one optimizer step; whole rows, so it is rounded down to a multiple of `context`",
-        group="Batch",
-        unit="tokens",
-        ge=2,
-    )
+    batch_tokens: tokens of one optimizer step; whole rows, so it is rounded down to a multiple of `context`
+    """
+
+    batch_tokens: int = setting(8192, group="Batch", unit="tokens", ge=2)
 
     @property
     def rows_per_step(self) -> int:

@@ -27,26 +27,20 @@ from headway.train.tasks.records import Reading
 
 
 class AnswerConfig(HeadConfig):
-    """Settings of a training to find answers."""
+    """Settings of a training to find answers.
+
+    batch: windows of one optimizer step
+    stride: tokens from one window of a text to the next [default: a quarter of context]
+    occurrences: which places of the answer are right: the first that the data gives, all that it gives, or
+        wherever the text of one stands (of several: -log of the sum of their probabilities)
+    longest: most tokens of an answer that is found in an evaluation
+    """
 
     usual: ClassVar = {"task": "answer", "out": "runs/answer"}
-    batch: int = setting(32, "windows of one optimizer step", group="Batch", unit="windows", ge=1)
-    stride: int | None = setting(
-        None,
-        "tokens from one window of a text to the next [default: a quarter of context]",
-        group="Batch",
-        unit="tokens",
-        ge=1,
-    )
-    occurrences: Literal["first", "given", "all"] = setting(
-        "first",
-        "which places of the answer are right: the first that the data gives, all that it gives, or wherever the text "
-        "of one stands (of several: -log of the sum of their probabilities)",
-        group="Task",
-    )
-    longest: int = setting(
-        30, "most tokens of an answer that is found in an evaluation", group="Task", unit="tokens", ge=1
-    )
+    batch: int = setting(32, group="Batch", unit="windows", ge=1)
+    stride: int | None = setting(None, group="Batch", unit="tokens", ge=1)
+    occurrences: Literal["first", "given", "all"] = setting("first", group="Task")
+    longest: int = setting(30, group="Task", unit="tokens", ge=1)
 
 
 class Window(NamedTuple):

@@ -32,19 +32,15 @@ EVALUATION_TOKENS = 8192  # slots of one forward pass
 
 
 class ConversationConfig(RowsConfig):
-    """Settings of how a conversation is written."""
+    """Settings of how a conversation is written.
 
-    template: str | None = setting(
-        None,
-        "chat template: alpaca, vicuna, chatml, llama2, or a Jinja file; it is saved with the model [default: the "
-        "model's own]",
-        group="Data",
-    )
-    stop: tuple[str, ...] = setting(
-        (),
-        "tokens that end an answer, besides the tokenizer's EOS [default: those of generation_config.json]",
-        group="Data",
-    )
+    template: chat template: alpaca, vicuna, chatml, llama2, or a Jinja file; it is saved with the model
+        [default: the model's own]
+    stop: tokens that end an answer, besides the tokenizer's EOS [default: those of generation_config.json]
+    """
+
+    template: str | None = setting(None, group="Data")
+    stop: tuple[str, ...] = setting((), group="Data")
 
     def missing(self) -> list[str]:
         """See `TrainConfig`; and a template that is not there."""
@@ -104,7 +100,14 @@ class ConversationTask(RecordsTask):
 
 class ChatConfig(ConversationConfig, PackedConfig):
     """Settings of training on conversations. The optimizer's are those of Stanford Alpaca; a model from scratch needs a
-    larger `lr`."""
+    larger `lr`.
+
+    data: conversations or completions: .jsonl or .json (or .gz of them)
+    train_on: which answers of a conversation are trained; none with weight 0
+    too_long: what becomes of an example of more than `context` tokens: drop leaves it out, drop_turns keeps
+        as many whole rounds from its beginning as fit, cut_left keeps its end; how many there are is said
+    pack: several examples side by side in a row; they do not see each other
+    """
 
     usual: ClassVar = {
         "task": "chat",
@@ -116,20 +119,10 @@ class ChatConfig(ConversationConfig, PackedConfig):
         "weight_decay": 0.0,
         "beta2": 0.999,
     }
-    about: ClassVar = {"data": "conversations or completions: .jsonl or .json (or .gz of them)"}
 
-    train_on: Literal["all", "last"] = setting(
-        "all", "which answers of a conversation are trained; none with weight 0", group="Data"
-    )
-    too_long: Literal["drop", "drop_turns", "cut_left", "error"] = setting(
-        "drop",
-        "what becomes of an example of more than `context` tokens: drop leaves it out, drop_turns keeps as many whole "
-        "rounds from its beginning as fit, cut_left keeps its end; how many there are is said",
-        group="Data",
-    )
-    pack: bool = setting(
-        True, "several examples side by side in a row; they do not see each other", group="Batch"
-    )
+    train_on: Literal["all", "last"] = setting("all", group="Data")
+    too_long: Literal["drop", "drop_turns", "cut_left", "error"] = setting("drop", group="Data")
+    pack: bool = setting(True, group="Batch")
 
 
 class AnswerRows(ChatRows, RecordRows):

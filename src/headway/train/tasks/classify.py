@@ -26,20 +26,17 @@ from headway.train.tasks.records import Reading
 
 
 class ClassifyConfig(WholeConfig):
-    """Settings of a classifier's training."""
+    """Settings of a classifier's training.
+
+    labels: names of the classes in their order [default: the model's, where they do; else those of the data,
+        sorted]
+    pool: what the class is read from: the first token's state, as in BERT, or the mean over the tokens, from
+        which a model with little pre-training learns sooner
+    """
 
     usual: ClassVar = {"task": "classify", "out": "runs/classify"}
-    labels: tuple[str, ...] = setting(
-        (),
-        "names of the classes in their order [default: the model's, where they do; else those of the data, sorted]",
-        group="Task",
-    )
-    pool: Literal["first", "mean"] = setting(
-        "first",
-        "what the class is read from: the first token's state, as in BERT, or the mean over the tokens, from which a "
-        "model with little pre-training learns sooner",
-        group="Task",
-    )
+    labels: tuple[str, ...] = setting((), group="Task")
+    pool: Literal["first", "mean"] = setting("first", group="Task")
 
 
 class LabelledRows(HeadRows):

@@ -30,20 +30,20 @@ NONE = -1  # in place of a negative that a record lacks
 
 
 class EmbedConfig(WholeConfig):
-    """Settings of an embedder's training."""
+    """Settings of an embedder's training.
+
+    loss: infonce: the positive of a text among all positives and negatives of the step; margin: the record's
+        own negative less like it than its positive, by `margin`
+    temperature: of infonce: cosines are divided by it
+    margin: of margin: a difference of cosines
+    pool: which states a text's vector is made of: the first token's, or the mean
+    """
 
     usual: ClassVar = {"task": "embed", "out": "runs/embed"}
-    loss: Literal["infonce", "margin"] = setting(
-        "infonce",
-        "infonce: the positive of a text among all positives and negatives of the step; margin: the record's own "
-        "negative less like it than its positive, by `margin`",
-        group="Task",
-    )
-    temperature: float = setting(0.05, "of infonce: cosines are divided by it", group="Task", gt=0)
-    margin: float = setting(0.2, "of margin: a difference of cosines", group="Task", gt=0, lt=2)
-    pool: Literal["first", "mean"] = setting(
-        "mean", "which states a text's vector is made of: the first token's, or the mean", group="Task"
-    )
+    loss: Literal["infonce", "margin"] = setting("infonce", group="Task")
+    temperature: float = setting(0.05, group="Task", gt=0)
+    margin: float = setting(0.2, group="Task", gt=0, lt=2)
+    pool: Literal["first", "mean"] = setting("mean", group="Task")
 
     @property
     def in_one_pass(self) -> bool:

@@ -37,25 +37,22 @@ AT_ONCE = 8
 
 
 class PreferenceConfig(ConversationConfig):
-    """Settings of preference tuning."""
+    """Settings of preference tuning.
+
+    data: records with prompt, chosen and rejected: .jsonl or .json, or .gz of them
+    loss: dpo: against what the model was before (Rafailov et al. 2023); orpo: next-token loss and odds ratio,
+        without a reference (Hong et al. 2024)
+    reference: the reference of dpo, a model folder [default: the model as the run begins]
+    beta: weight of the preference: beta of dpo, lambda of orpo
+    batch: pairs of one optimizer step
+    """
 
     usual: ClassVar = {"task": "preference", "lr": 1e-5, "warmup": 0.1, "weight_decay": 0.0}
-    about: ClassVar = {"data": "records with prompt, chosen and rejected: .jsonl or .json, or .gz of them"}
 
-    loss: Literal["dpo", "orpo"] = setting(
-        "dpo",
-        "dpo: against what the model was before (Rafailov et al. 2023); orpo: next-token loss and odds ratio, without "
-        "a reference (Hong et al. 2024)",
-        group="Task",
-    )
-    reference: str | None = setting(
-        None,
-        "the reference of dpo, a model folder [default: the model as the run begins]",
-        group="Task",
-        is_path=True,
-    )
-    beta: float = setting(0.1, "weight of the preference: beta of dpo, lambda of orpo", group="Task", gt=0)
-    batch: int = setting(16, "pairs of one optimizer step", group="Batch", unit="pairs", ge=1)
+    loss: Literal["dpo", "orpo"] = setting("dpo", group="Task")
+    reference: str | None = setting(None, group="Task", is_path=True)
+    beta: float = setting(0.1, group="Task", gt=0)
+    batch: int = setting(16, group="Batch", unit="pairs", ge=1)
 
     @property
     def rows_per_step(self) -> int:

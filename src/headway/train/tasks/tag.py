@@ -34,14 +34,14 @@ _HAN = re.compile(HAN)
 
 
 class TagConfig(HeadConfig):
-    """Settings of a tagger's training."""
+    """Settings of a tagger's training.
+
+    labels: names of the tags in their order [default: the model's, where they do; else those of the data,
+        sorted]
+    """
 
     usual: ClassVar = {"task": "tag", "out": "runs/tag"}
-    labels: tuple[str, ...] = setting(
-        (),
-        "names of the tags in their order [default: the model's, where they do; else those of the data, sorted]",
-        group="Task",
-    )
+    labels: tuple[str, ...] = setting((), group="Task")
 
 
 class Piece(NamedTuple):

@@ -36,54 +36,58 @@ from headway.train.tasks.records import sample
 
 
 class TranslationConfig(TrainConfig):
-    """Settings of a translator's training."""
+    """Settings of a translator's training.
+
+    source: sentences to translate, one a line (.gz may be read)
+    target: their translations, line by line
+    validation_source: held-out sentences
+    validation_target: their translations
+    vocab: size of the byte-level BPE that both languages share
+    layers: layers of the encoder, and of the decoder
+    width: width of the model
+    heads: attention heads
+    hidden: width of the feed-forward, 0 for none
+    order: where the norms stand (2017: post)
+    dropout: dropout of every sublayer and of embeddings
+    context: longest sentence, in tokens
+    batch_tokens: slots of a step on either side, padding included
+    micro_batch: pairs of one forward pass; the step's gradient is the same for any value [default: the step's
+        pairs, shared among the processes]
+    steps: length of the run
+    warmup: steps of linear warm-up
+    lr_scale: factor on the rate of the schedule
+    beta1: Adam's decay of the mean of gradients
+    beta2: Adam's decay of the mean of squares
+    eps: Adam's epsilon
+    label_smoothing: share of the target that all tokens share evenly
+    """
 
     usual: ClassVar = {"task": "translation", "out": "runs/translation", "log_every": 50}
 
-    source: str = setting(
-        ..., "sentences to translate, one a line (.gz may be read)", group="Data", is_path=True
-    )
-    target: str = setting(..., "their translations, line by line", group="Data", is_path=True)
-    validation_source: str | None = setting(None, "held-out sentences", group="Data", is_path=True)
-    validation_target: str | None = setting(None, "their translations", group="Data", is_path=True)
-    vocab: int = setting(
-        4096, "size of the byte-level BPE that both languages share", group="Data", unit="tokens", ge=258
-    )
+    source: str = setting(..., group="Data", is_path=True)
+    target: str = setting(..., group="Data", is_path=True)
+    validation_source: str | None = setting(None, group="Data", is_path=True)
+    validation_target: str | None = setting(None, group="Data", is_path=True)
+    vocab: int = setting(4096, group="Data", unit="tokens", ge=258)
 
-    layers: int = setting(3, "layers of the encoder, and of the decoder", group="Model", ge=1)
-    width: int = setting(256, "width of the model", group="Model", unit="features", ge=8)
-    heads: int = setting(4, "attention heads", group="Model", ge=1)
-    hidden: int = setting(1024, "width of the feed-forward, 0 for none", group="Model", unit="features", ge=0)
-    order: Literal["post", "pre"] = setting("post", "where the norms stand (2017: post)", group="Model")
-    dropout: float = setting(
-        0.1, "dropout of every sublayer and of embeddings", group="Model", ge=0.0, lt=1.0
-    )
-    context: int = setting(256, "longest sentence, in tokens", group="Model", unit="tokens", ge=2)
+    layers: int = setting(3, group="Model", ge=1)
+    width: int = setting(256, group="Model", unit="features", ge=8)
+    heads: int = setting(4, group="Model", ge=1)
+    hidden: int = setting(1024, group="Model", unit="features", ge=0)
+    order: Literal["post", "pre"] = setting("post", group="Model")
+    dropout: float = setting(0.1, group="Model", ge=0.0, lt=1.0)
+    context: int = setting(256, group="Model", unit="tokens", ge=2)
 
-    batch_tokens: int = setting(
-        2048, "slots of a step on either side, padding included", group="Batch", unit="tokens", ge=2
-    )
-    micro_batch: int | None = setting(
-        None,
-        "pairs of one forward pass; the step's gradient is the same for any value [default: the step's pairs, shared "
-        "among the processes]",
-        group="Batch",
-        unit="pairs",
-        ge=1,
-        on_resume="other bits",
-    )
-    steps: int = setting(
-        2000, "length of the run", group="Length", unit="optimizer steps", ge=1, on_resume="same bits"
-    )
+    batch_tokens: int = setting(2048, group="Batch", unit="tokens", ge=2)
+    micro_batch: int | None = setting(None, group="Batch", unit="pairs", ge=1, on_resume="other bits")
+    steps: int = setting(2000, group="Length", unit="optimizer steps", ge=1, on_resume="same bits")
 
-    warmup: int = setting(800, "steps of linear warm-up", group="Optimizer", unit="steps", ge=1)
-    lr_scale: float = setting(1.0, "factor on the rate of the schedule", group="Optimizer", gt=0)
-    beta1: float = setting(0.9, "Adam's decay of the mean of gradients", group="Optimizer", ge=0.0, lt=1.0)
-    beta2: float = setting(0.98, "Adam's decay of the mean of squares", group="Optimizer", ge=0.0, lt=1.0)
-    eps: float = setting(1e-9, "Adam's epsilon", group="Optimizer", gt=0)
-    label_smoothing: float = setting(
-        0.1, "share of the target that all tokens share evenly", group="Optimizer", ge=0.0, lt=1.0
-    )
+    warmup: int = setting(800, group="Optimizer", unit="steps", ge=1)
+    lr_scale: float = setting(1.0, group="Optimizer", gt=0)
+    beta1: float = setting(0.9, group="Optimizer", ge=0.0, lt=1.0)
+    beta2: float = setting(0.98, group="Optimizer", ge=0.0, lt=1.0)
+    eps: float = setting(1e-9, group="Optimizer", gt=0)
+    label_smoothing: float = setting(0.1, group="Optimizer", ge=0.0, lt=1.0)
 
     def contradictions(self) -> dict[str, bool]:
         """See `TrainConfig`."""
