@@ -22,8 +22,8 @@ from headway.nn.block import Checkpointing
 from headway.positions import Rotary
 from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.optimizer import Optimizer, parameter_groups
+from headway.train.rows_config import TextConfig
 from headway.train.tasks.base import Objective
-from headway.train.text_config import TextConfig
 from headway.train.trainer import Trainer
 from headway_lab.bench.subprocess_runner import SubprocessRunner, peak_of
 

@@ -16,8 +16,8 @@ from headway.models.cost.processes import process_shares
 from headway.parallel import Mesh, Parallel, joined
 from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.optimizer import Optimizer, parameter_groups
+from headway.train.rows_config import TextConfig
 from headway.train.sharing import divide
-from headway.train.text_config import TextConfig
 from headway.train.trainer import Trainer
 from headway_lab.bench.subprocess_runner import SubprocessRunner, peak_of
 from tests.models.test_peak import BF16, F32, LLAMA, RETURNS, Same, Shape

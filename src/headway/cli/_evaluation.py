@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from headway.train.config import TrainConfig
     from headway.train.evaluation import Evaluation
     from headway.train.microbatch_pool import MicrobatchPool
-    from headway.train.text_config import TextConfig
+    from headway.train.rows_config import TextConfig
 
 WIDEST = 20  # classes whose confusion is a table for a terminal
 
@@ -41,9 +41,9 @@ def print_evaluation(
     from headway.storage.dtypes import dtype_name
     from headway.text import Tokenizer
     from headway.train.microbatch_pool import MicrobatchPool
+    from headway.train.rows_config import TextConfig
     from headway.train.tasks import find_task
     from headway.train.tasks.base import Subject
-    from headway.train.text_config import TextConfig
 
     task, model = find_task(str(config.task)), build_model(source, dtype=dtype, backend=backend)
     attach_folders(model, adapters)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.train.config import TrainConfig
 from headway.train.config_io import config_yaml, read_config
-from headway.train.text_config import TextConfig
+from headway.train.rows_config import TextConfig
 
 if TYPE_CHECKING:
     from headway.train.callbacks import Callback, CallbackContext, Interrupted, TrainResult

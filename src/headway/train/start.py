@@ -21,9 +21,9 @@ from headway.train.config import TrainConfig
 from headway.train.inputs import model_spec
 from headway.train.metrics import METRICS
 from headway.train.microbatch_pool import choose_precision
+from headway.train.rows_config import TextConfig
 from headway.train.tasks import find_task, text_task_of
 from headway.train.tasks.base import Task
-from headway.train.text_config import TextConfig
 from headway.train.trackers import check_trackers
 
 

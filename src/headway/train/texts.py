@@ -15,7 +15,7 @@ from headway.errors import ConfigError, DataError
 from headway.storage.files import atomic_write
 from headway.text import Tokenizer
 from headway.train.inputs import TOKENS, find_tokenizer
-from headway.train.text_config import TextConfig
+from headway.train.rows_config import TextConfig
 
 SOURCE = ".source"
 

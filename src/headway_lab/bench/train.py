@@ -30,8 +30,8 @@ from headway.nn import IGNORE_INDEX
 from headway.patterns import Window
 from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_workers
 from headway.train.optimizer import Optimizer, parameter_groups
+from headway.train.rows_config import TextConfig
 from headway.train.tasks.base import Objective
-from headway.train.text_config import TextConfig
 from headway.train.trainer import Trainer
 from headway_lab.bench.attention import Say
 from headway_lab.bench.inputs import OURS, Problem, Side, UnsupportedCase

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.errors import ConfigError, did_you_mean
 from headway.train.config import TrainConfig
-from headway.train.text_config import TextConfig
+from headway.train.rows_config import TextConfig
 
 if TYPE_CHECKING:
     from headway.models import ModelSpec
