@@ -21,9 +21,9 @@ from headway.storage import disk
 from headway.storage.safetensors import write_safetensors
 from headway.text import train_bpe
 from headway.train import TextConfig, train
-from headway.train.adapters import adapt
 from headway.train.checkpoint import checkpoints
 from headway.train.dry_run import describe_run
+from headway.train.inputs import adapt
 from headway.train.metrics import read_metrics
 from headway.train.microbatch_pool import MasterWeights, MicrobatchPool
 from headway.train.tasks.text import CausalLM

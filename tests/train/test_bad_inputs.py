@@ -27,7 +27,7 @@ from headway.train import (
 )
 from headway.train.checkpoint import checkpoints
 from headway.train.metrics import read_metrics
-from headway.train.plan import Plan
+from headway.train.tasks.base import Plan
 from tests.train.objectives import Given, sgd_step
 from tests.train.test_step import VOCAB, model, token_file
 

@@ -14,7 +14,7 @@ from headway.nn.cross_entropy import fused_cross_entropy
 from headway.train import TextConfig
 from headway.train.microbatch_pool import choose_precision
 from headway.train.optimizer import Optimizer, learning_rate, parameter_groups
-from headway.train.plan import Plan
+from headway.train.tasks.base import Plan
 from tests.nn.plain import plain_cross_entropy
 
 

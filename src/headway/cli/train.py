@@ -145,22 +145,19 @@ def _recipe(
 
 
 def _print(result: TrainResult, json: bool) -> None:
-    held, measured = result.validation, ("loss", "bits_per_byte", "accuracy")
+    held, words = (
+        result.validation,
+        {"loss": f"loss, nats per {result.unit}", "bits_per_byte": "bits per byte"},
+    )
+    measures = {name: getattr(held, name, None) for name in ("loss", "bits_per_byte", "accuracy")}
+    measures |= {} if held is None else held.metrics
     own = ("model", "metrics", "curve", "steps", "trained_tokens", "seconds", "loss", "accuracy")
-    report = attributes(result, *own) | {f"val_{name}": getattr(held, name, None) for name in measured}
-    held_out = {
-        f"held-out loss, nats per {result.unit}": report["val_loss"],
-        "held-out bits per byte": report["val_bits_per_byte"],
-        "held-out accuracy": report["val_accuracy"],
-    }
-    if held is not None:
-        report |= {f"val_{name}": value for name, value in held.metrics.items()}
-        held_out |= {f"held-out {name}": value for name, value in held.metrics.items()}
+    report = attributes(result, *own) | {f"val_{name}": value for name, value in measures.items()}
     rows: list[tuple[str, object]] = [
         ("steps", result.steps),
         (f"trained {result.unit}s", result.trained_tokens),
         (f"loss of the last step, nats per {result.unit}", result.loss),
-        *((name, value) for name, value in held_out.items() if value is not None),
+        *((f"held-out {words.get(name, name)}", v) for name, v in measures.items() if v is not None),
         ("model", str(result.model)),
         *([] if result.transformers is None else [("transformers", result.transformers)]),
         ("metrics", str(result.metrics)),

@@ -27,7 +27,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.checkpoints.adapters import save_adapter
 from headway.checkpoints.folder import load_folder
 from headway.checkpoints.hf.config import config_from_spec
 from headway.checkpoints.hf.headway_config import own_config
@@ -41,8 +40,8 @@ from headway.storage.reading import read_json
 from headway.storage.safetensors import write_safetensors
 from headway.storage.shards import write_shard
 from headway.storage.tensors import MODEL, Tensors, open_shards, open_tensors
-from headway.train.adapters import restore_adapter, trained_adapter
 from headway.train.config import TrainConfig, extra
+from headway.train.inputs import restore_adapter, trained_adapter
 from headway.train.optimizer import Optimizer
 from headway.train.tasks.base import Task
 from headway.train.trainer import Progress
@@ -153,12 +152,6 @@ class State:
             setattr(self.progress, field.name, record[field.name])
         return remarks
 
-    def take_moments(self, place: Path) -> int:
-        """Begin with another run's moments, those of a checkpoint or in a file `OPTIMIZER`; of how many parameters.
-
-        Those of parameters that have another name or shape here, or another optimizer, are left out."""
-        return self.optimizer.load_state_tensors(state_tensors(place, MOMENTS), strict=False)
-
     def load_weights(self, path: Path, record: Mapping[str, Any]) -> None:
         """Fill the model, or the adapter beside it, from a checkpoint whose training.json is `record`. Raises as
         `load`."""
@@ -190,15 +183,6 @@ def state_tensors(place: Path, what: str) -> Tensors:
         return open_tensors(place)
     found = open_shards(place, what)
     return open_tensors(place / f"{what}.safetensors") if found is None else found
-
-
-def save_final(path: Path, task: Task[Any], trained: Any) -> None:
-    """Write the trained model as a folder; of a frozen one its adapter, as PEFT keeps it (`Saver.trained`)."""
-    how: dict[str, Any] = {"tokenizer": task.tokenizer, "generation": task.generation, "overwrite": True}
-    if task.base is None:
-        save_folder(path, trained, **how)
-        return
-    save_adapter(path, trained, task.model.spec, base=task.base, **how)
 
 
 def take_mean(model: torch.nn.Module, paths: Sequence[Path]) -> None:

@@ -15,8 +15,8 @@ from headway.models import ModelSpec, blank, cost
 from headway.nn import Adapter, attach
 from headway.parallel import Mesh
 from headway.report import size, table
-from headway.train.adapters import lora_of, trained_parameters
 from headway.train.config import TrainConfig
+from headway.train.inputs import lora_of, trained_parameters
 from headway.train.microbatch_pool import DTYPES, choose_precision
 from headway.train.optimizer import parameter_groups
 from headway.train.rows_config import RowsConfig

@@ -7,13 +7,15 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from headway.checkpoints.adapters import save_adapter
 from headway.checkpoints.folder import load_folder
 from headway.checkpoints.hf.config import transformers_verdict
+from headway.checkpoints.saving import save_folder
 from headway.errors import ConfigError, did_you_mean, listed
 from headway.models import cost
 from headway.report import cell
 from headway.train.callbacks import TrainResult
-from headway.train.checkpoint import FINAL, State, checkpoints, read_record, save_final, step_of, take_mean
+from headway.train.checkpoint import FINAL, State, checkpoints, read_record, step_of, take_mean
 from headway.train.config import TrainConfig
 from headway.train.evaluation import Evaluation
 from headway.train.metrics import CURVE, METRICS, draw_curve, read_metrics
@@ -40,8 +42,13 @@ def choose_weights(state: State) -> str:
 
 
 def leave_model(out: Path, task: Task[Any], trained: Any, progress: Progress) -> None:
-    """Save what is trained (`Saver.trained`) in the folder `out`, and draw the curve."""
-    save_final(out / FINAL, task, trained)
+    """Save what is trained (`Saver.trained`) in the folder `out`, of a frozen model the adapter as PEFT keeps it, and
+    draw the curve."""
+    how: dict[str, Any] = {"tokenizer": task.tokenizer, "generation": task.generation, "overwrite": True}
+    if task.base is None:
+        save_folder(out / FINAL, trained, **how)
+    else:
+        save_adapter(out / FINAL, trained, task.model.spec, base=task.base, **how)
     parameters = cost.parameter_count(task.model.spec)
     title = f"{cell(parameters)} parameters, {cell(progress.trained_tokens)} trained {task.unit}s"
     draw_curve(read_metrics(out / METRICS), out / CURVE, title, task.unit)

@@ -161,12 +161,15 @@ class Optimizer:
 
         Raises CheckpointError for what is missing, left over or misshapen. Unless `strict`, this may be another
         optimizer's state: what does not fit is left out, and parameters without one begin with zeros."""
-        states = _by_parameter(tensors)
-        problems = {name: self._misfit(name, state) for name, state in states.items()}
-        fit = [name for name, problem in problems.items() if problem is None]
+        states: dict[str, dict[str, Form]] = {}
+        for key, form in forms(tensors).items():
+            name, _, field = key.rpartition("/")
+            states.setdefault(name, {})[field] = form
+        misfits = {name: reason for name, state in states.items() if (reason := self._misfit(name, state))}
+        fit = [name for name in states if name not in misfits]
         missing = sorted(self.parameters.keys() - fit)
-        if strict and len(fit) < len(states):
-            raise CheckpointError(next(problem for problem in problems.values() if problem is not None))
+        if strict and misfits:
+            raise CheckpointError(next(iter(misfits.values())))
         if strict and states and missing:
             raise CheckpointError(f"the optimizer's state lacks {', '.join(missing)}")
         for name in fit:
@@ -198,14 +201,10 @@ class Optimizer:
                 f"the optimizer's state of {name} holds {sorted(state)}, but {kind} keeps {sorted(STATE[kind])}; "
                 "resume with the optimizer of the run"
             )
-        wrong = [(field, form) for field, form in state.items() if form.shape not in ((), tuple(p.shape))]
-        return next(
-            (
-                f"the optimizer's {name}/{field} has shape {form.shape}, the parameter has {tuple(p.shape)}"
-                for field, form in wrong
-            ),
-            None,
-        )
+        for field, form in state.items():
+            if form.shape not in ((), tuple(p.shape)):
+                return f"the optimizer's {name}/{field} has shape {form.shape}, the parameter has {tuple(p.shape)}"
+        return None
 
     def _take(self, name: str, state: Mapping[str, Form], tensors: Mapping[str, Tensor]) -> None:
         p, own = self.parameters[name], dict[str, Tensor]()
@@ -214,15 +213,6 @@ class Optimizer:
             own[field] = like if form.shape else torch.empty((), dtype=form.dtype)
             fill(self._placed(name, own[field]), tensors, f"{name}/{field}")
         self._owner(name).state[p] = own
-
-
-def _by_parameter(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Form]]:
-    """PARAMETER/FIELD -> tensor as PARAMETER -> FIELD -> its form."""
-    states: dict[str, dict[str, Form]] = {}
-    for key, form in forms(tensors).items():
-        name, _, field = key.rpartition("/")
-        states.setdefault(name, {})[field] = form
-    return states
 
 
 def shares(matrices: Sequence[nn.Parameter], count: int) -> list[list[nn.Parameter]]:

@@ -24,8 +24,8 @@ from headway.parallel import Parallel
 from headway.parallel.sharded import Divided, whole
 from headway.storage.files import atomic_folder, remove_folder
 from headway.storage.tensors import open_shards
-from headway.train.adapters import trained_adapter
 from headway.train.checkpoint import MOMENTS, State, checkpoints, step_of
+from headway.train.inputs import trained_adapter
 
 POLL = 0.02
 NICE = 10

@@ -16,7 +16,16 @@ from headway.errors import ConfigError
 from headway.parallel import Mesh
 from headway.report import size
 from headway.storage import disk
-from headway.train.checkpoint import CONFIG, State, changes, checkpoints, read_record, step_of
+from headway.train.checkpoint import (
+    CONFIG,
+    MOMENTS,
+    State,
+    changes,
+    checkpoints,
+    read_record,
+    state_tensors,
+    step_of,
+)
 from headway.train.config import TrainConfig
 from headway.train.inputs import model_spec
 from headway.train.metrics import METRICS
@@ -114,7 +123,8 @@ def take_up(state: State, start: Path | None, say: Callable[[str], None]) -> Non
             )
         say(f"going on from {start}: step {done}")
     elif config.moments is not None:
-        taken, count = state.take_moments(Path(config.moments)), len(state.optimizer.parameters)
+        moments, count = state_tensors(Path(config.moments), MOMENTS), len(state.optimizer.parameters)
+        taken = state.optimizer.load_state_tensors(moments, strict=False)
         say(f"moments of {taken} of {count} parameters from {config.moments}; the others begin with zeros")
 
 

@@ -23,8 +23,8 @@ from headway.text.chat import ChatTemplate
 from headway.train.config import setting
 from headway.train.evaluation import Evaluation, evaluating
 from headway.train.microbatch_pool import ALONE, MicrobatchPool
-from headway.train.plan import BYTES_PER_TOKEN
 from headway.train.rows_config import PackedConfig, RowsConfig
+from headway.train.tasks.base import BYTES_PER_TOKEN
 from headway.train.tasks.records import Reading, RecordRows, RecordsTask
 from headway.train.tasks.rows import MEASURED_BY
 

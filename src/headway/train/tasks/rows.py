@@ -13,14 +13,12 @@ from headway.errors import ConfigError
 from headway.hardware import gemm_peak, peak_rss
 from headway.models import Decoder, Encoder, ModelSpec, blank, cost
 from headway.text import Tokenizer
-from headway.train.adapters import adapt, check_base, trained_parameters
 from headway.train.evaluation import Evaluation
-from headway.train.inputs import model_spec
+from headway.train.inputs import adapt, check_base, model_spec, trained_parameters
 from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precision, choose_workers
 from headway.train.optimizer import Optimizer, learning_rate, parameter_groups
-from headway.train.plan import Plan
 from headway.train.rows_config import RowsConfig
-from headway.train.tasks.base import Foreseen, MicroBatches, StepStats, Sums, Task
+from headway.train.tasks.base import Foreseen, MicroBatches, Plan, StepStats, Sums, Task
 
 MEASURED_BY = ("data", "context", "validation_share", "seed")
 

@@ -21,9 +21,8 @@ from headway.train.callbacks import Callback, CallbackContext
 from headway.train.evaluation import Evaluation, evaluate
 from headway.train.inputs import TOKENS, first_model, given_tokenizer, model_spec
 from headway.train.microbatch_pool import MicrobatchPool
-from headway.train.plan import BYTES_PER_TOKEN
 from headway.train.rows_config import RowsConfig, TextConfig
-from headway.train.tasks.base import Foreseen, StepStats
+from headway.train.tasks.base import BYTES_PER_TOKEN, Foreseen, StepStats
 from headway.train.tasks.rows import RowsTask
 from headway.train.texts import prepare
 

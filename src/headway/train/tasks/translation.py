@@ -30,8 +30,7 @@ from headway.train.config import TrainConfig, setting
 from headway.train.evaluation import Evaluation, evaluating
 from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.optimizer import Optimizer
-from headway.train.plan import BYTES_PER_TOKEN, Plan
-from headway.train.tasks.base import Foreseen, MicroBatches, Subject, Task
+from headway.train.tasks.base import BYTES_PER_TOKEN, Foreseen, MicroBatches, Plan, Subject, Task
 from headway.train.tasks.records import sample
 
 
