@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from headway.storage.files import atomic_write
-from headway.train.trackers import Trackers
+from headway.train.trackers import Write
 
 METRICS, CURVE = "metrics.jsonl", "loss.png"
 SILENCE = 60.0  # seconds of training after which a log is told how far a run is
@@ -22,13 +22,12 @@ SILENCE = 60.0  # seconds of training after which a log is told how far a run is
 
 class MetricsLog:
     """One JSON object per line, written line by line. On resume, what is later than the checkpoint is dropped,
-    so that every step is there once. `trackers`, where there are any, get each line, too. Of the processes of a run one
-    `writes`."""
-
-    trackers: Trackers | None = None
+    so that every step is there once. Trackers, where there are any, get each line by `send`. Of the processes of a run
+    one `writes`."""
 
     def __init__(self, path: Path, after: int | None = None, *, writes: bool = True) -> None:
         self.path, self.writes = path, writes
+        self.send: Write = lambda record: None
         if not writes:
             return
         kept: list[dict[str, Any]] = []
@@ -42,8 +41,7 @@ class MetricsLog:
             return
         with self.path.open("a", encoding="utf-8") as file:
             file.write(_line(record))
-        if self.trackers is not None:
-            self.trackers.write(record)
+        self.send(record)
 
 
 def _line(record: Mapping[str, Any]) -> str:

@@ -37,7 +37,7 @@ from headway.train.start import check_room, checked, how_to_resume, seeded, take
 from headway.train.tasks import find_task
 from headway.train.tasks.base import StepStats, Task
 from headway.train.texts import made_inputs
-from headway.train.trackers import Trackers
+from headway.train.trackers import tracked
 from headway.train.trainer import Progress, Trainer
 
 
@@ -93,7 +93,7 @@ def train(
                 run = Run(config, task, start, dtype, called, reporter, parallel, divided)
                 if not main:
                     return run.go()
-                with Trackers(config, read_metrics(run.log.path), reporter.note) as run.log.trackers:
+                with tracked(config, read_metrics(run.log.path), reporter.note) as run.log.send:
                     return run.go()
 
 

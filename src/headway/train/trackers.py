@@ -103,44 +103,40 @@ def check_trackers(config: TrainConfig) -> None:
         )
 
 
-class Trackers:
-    """The trackers of a run, which gets on without one that fails. A context manager."""
+@contextmanager
+def tracked(config: TrainConfig, kept: Sequence[Record], say: Callable[[str], None]) -> Iterator[Write]:
+    """The trackers of a run, which gets on without one that fails: what is yielded sends all of them a line, if it is
+    of a step (the last line of a run says again what its step has said). They have the lines that are `kept` first."""
+    opened: dict[str, tuple[Write, ExitStack]] = {}
+    lines = [record for record in kept if "step" in record]
 
-    def __init__(self, config: TrainConfig, kept: Sequence[Record], say: Callable[[str], None]) -> None:
-        self._say, self._open = say, dict[str, tuple[Write, ExitStack]]()
-        lines = [record for record in kept if "step" in record]
-        for name in config.report:
-            self._attempt(name, partial(self._begin, name, config, lines))
+    def attempt(name: str, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except Exception as error:  # whatever it is, metrics.jsonl has the line
+            opened.pop(name, None)
+            say(
+                f"{name} takes no more of this run ({type(error).__name__}: {error}); a resumed one sends the rest"
+            )
 
-    def _begin(self, name: str, config: TrainConfig, lines: Sequence[Record]) -> None:
+    def begin(name: str) -> None:
         stack = ExitStack()
         write = stack.enter_context(TRACKERS[name](config, lines))
         for record in lines:
             write(record)
-        self._open[name] = write, stack
+        opened[name] = write, stack
 
-    def write(self, record: Record) -> None:
-        """One line for all of them, if it is of a step: the last one of a run says again what its step has said."""
-        for name, (write, _) in [*self._open.items()] if "step" in record else ():
-            if not self._attempt(name, partial(write, record)):
-                del self._open[name]
+    def send(record: Record) -> None:
+        for name, (write, _) in [*opened.items()] if "step" in record else ():
+            attempt(name, partial(write, record))
 
-    def _attempt(self, name: str, act: Callable[[], object]) -> bool:
-        try:
-            act()
-        except Exception as error:  # whatever it is, metrics.jsonl has the line
-            self._say(
-                f"{name} takes no more of this run ({type(error).__name__}: {error}); a resumed one sends the rest"
-            )
-            return False
-        return True
-
-    def __enter__(self) -> Trackers:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for name, (_, stack) in self._open.items():
-            self._attempt(name, stack.close)
+    for name in config.report:
+        attempt(name, partial(begin, name))
+    try:
+        yield send
+    finally:
+        for tracker, (_, stack) in [*opened.items()]:
+            attempt(tracker, stack.close)
 
 
 def numbers(record: Record) -> dict[str, float]:
