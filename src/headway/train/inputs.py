@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.checkpoints import Base
-from headway.checkpoints.folder import load_folder
+from headway.checkpoints.folder import Folder, load_folder
 from headway.checkpoints.restore import build_model
 from headway.errors import CheckpointError, ConfigError, PatternError, did_you_mean
 from headway.models import FAMILIES, Decoder, Encoder, Head, Model, ModelSpec, build, catalog, cost
@@ -32,9 +32,19 @@ FAMILY = dict.fromkeys(("masked-lm", "classify", "tag", "answer", "embed"), "rof
 MASK, PAD = "[MASK]", "[PAD]"
 
 
+def model_folder(config: RowsConfig) -> Folder | None:
+    """The folder that `model` names, opened once; None where weights are fresh. Raises as `load_folder` does."""
+    if config.model is None or not Path(config.model).is_dir():
+        return None
+    if "model" not in config.opened:
+        config.opened["model"] = load_folder(config.model)
+    folder: Folder = config.opened["model"]
+    return folder
+
+
 def given_tokenizer(config: RowsConfig) -> Tokenizer | None:
     """The tokenizer of the settings, or of the model's folder; None where one is to be trained."""
-    place = config.tokenizer or (None if config.folder is None else config.model)
+    place = config.tokenizer or (None if model_folder(config) is None else config.model)
     return None if place is None else Tokenizer.load(place)
 
 
@@ -74,8 +84,8 @@ def _trained_tokenizer(config: RowsConfig, texts: Iterator[str], masked: bool) -
 
 def model_spec(config: RowsConfig, vocab: int | None = None) -> ModelSpec:
     """The spec of the model that a run begins with; `vocab` is for fresh weights, as the settings say unless given."""
-    if config.folder is not None:
-        return config.folder.spec
+    if (folder := model_folder(config)) is not None:
+        return folder.spec
     if vocab is None:  # the catalog has vocabularies of its own
         vocab = config.vocab or VOCAB if config.model is None else 1
     return make_spec(config, vocab)
@@ -135,7 +145,7 @@ def first_model(
 
     With `head` it has that one, for rows of `context` tokens at least, which is what its users may then give it. Of a
     folder with another head, what stands below is taken; what is new is drawn from `seed`."""
-    found, said = config.folder, list[str]()
+    found, said = model_folder(config), list[str]()
 
     def headed(spec: ModelSpec) -> ModelSpec:
         longer = replace(spec, trained_context=max(config.context, spec.trained_context))

@@ -5,13 +5,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from headway.train.config import Settings, TrainConfig, setting, watches
-
-if TYPE_CHECKING:
-    from headway.checkpoints.folder import Folder
 
 
 class DataSettings(Settings):
@@ -155,13 +151,9 @@ class RowsConfig(DataSettings, ModelSettings, AdapterSettings, OptimizerSettings
         """Rows of up to `context` tokens in one optimizer step."""
 
     @cached_property
-    def folder(self) -> Folder | None:
-        """The folder that `model` names, opened once; None where weights are fresh. Raises as `load_folder` does."""
-        if self.model is None or not Path(self.model).is_dir():
-            return None
-        from headway.checkpoints.folder import load_folder
-
-        return load_folder(self.model)
+    def opened(self) -> dict[str, Any]:
+        """What the settings name and a run has opened, so that it is opened once."""
+        return {}
 
     @property
     def in_one_pass(self) -> bool:

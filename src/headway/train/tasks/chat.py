@@ -22,6 +22,7 @@ from headway.text import Tokenizer
 from headway.text.chat import ChatTemplate
 from headway.train.config import setting
 from headway.train.evaluation import Evaluation, evaluating
+from headway.train.inputs import model_folder
 from headway.train.microbatch_pool import ALONE, MicrobatchPool
 from headway.train.rows_config import PackedConfig, RowsConfig
 from headway.train.tasks.base import BYTES_PER_TOKEN
@@ -91,7 +92,8 @@ class ConversationTask(RecordsTask):
                 "vicuna, chatml, llama2 or a file)"
             )
         if generation is None:
-            generation = {} if config.folder is None else config.folder.generation
+            folder = model_folder(config)
+            generation = {} if folder is None else folder.generation
         stop = stop_ids(tokenizer, config.stop, generation)
         return Reading(
             tokenizer, spec, stop, {**generation, "eos_token_id": stop[0] if len(stop) == 1 else stop}
