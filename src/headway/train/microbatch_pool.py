@@ -131,8 +131,8 @@ class MasterWeights(Generic[M]):
 
     def __init__(self, master: M, dtype: torch.dtype, replicas: int = 1) -> None:
         self.master = master
-        self.compute: M = master if dtype == torch.float32 else _cast(master, dtype)
-        self.replicas = [self.compute, *(_sharing(self.compute) for _ in range(replicas - 1))]
+        self.compute: M = master if dtype == torch.float32 else _copy(master, _is_frozen).to(dtype)
+        self.replicas = [self.compute, *(_copy(self.compute, lambda t: True) for _ in range(replicas - 1))]
 
     def collect(self) -> None:
         """Add the gradients of the replicas to `.grad` of the fp32 weights, and drop them."""
@@ -153,19 +153,15 @@ class MasterWeights(Generic[M]):
                     copied.copy_(own)
 
 
-def _cast(module: M, dtype: torch.dtype) -> M:
-    """A copy of a module in `dtype`, of which frozen parameters that are in it already are the same memory, and whole
-    numbers, too."""
-    memo: dict[int, Tensor] = {id(b): b for b in module.buffers() if not b.is_floating_point()}
-    for p in module.parameters():
-        if not p.requires_grad:
-            memo[id(p)] = nn.Parameter(p.detach(), requires_grad=False)
-    return copy.deepcopy(module, memo).to(dtype)
+def _is_frozen(tensor: Tensor) -> bool:
+    """Whether a parameter is not trained, or a buffer has whole numbers."""
+    return not (tensor.requires_grad if isinstance(tensor, nn.Parameter) else tensor.is_floating_point())
 
 
-def _sharing(module: M) -> M:
-    """A copy of a module whose parameters and buffers are the same memory, with `.grad` of their own."""
-    memo: dict[int, Tensor] = {id(b): b for b in module.buffers()}
-    for p in module.parameters():
+def _copy(module: M, shares: Callable[[Tensor], bool]) -> M:
+    """A copy of a module with `.grad` of its own, of which parameters and buffers that it `shares` are the same
+    memory."""
+    memo: dict[int, Tensor] = {id(b): b for b in module.buffers() if shares(b)}
+    for p in filter(shares, module.parameters()):
         memo[id(p)] = nn.Parameter(p.detach(), requires_grad=p.requires_grad)
     return copy.deepcopy(module, memo)

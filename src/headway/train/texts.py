@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 from headway.data import Permutation, Piece, TokenFile, encode_corpus, read_text
 from headway.data.corpus import digest
@@ -20,19 +19,12 @@ from headway.train.rows_config import TextConfig
 SOURCE = ".source"
 
 
-class Inputs(NamedTuple):
+def prepare(
+    config: TextConfig, folder: Path, start: Path | None, *, in_template: bool
+) -> tuple[Tokenizer, TokenFile, TokenFile | None, list[str]]:
     """The tokenizer; the text that is trained on, and the text that is held out, None without one; what is said of
-    them."""
-
-    tokenizer: Tokenizer
-    train: TokenFile
-    validation: TokenFile | None
-    remarks: list[str]
-
-
-def prepare(config: TextConfig, folder: Path, start: Path | None, *, in_template: bool) -> Inputs:
-    """Load or train the tokenizer, and encode text into `folder`/data. Files that are there are reused: they have their
-    names only when they are complete. A run that resumes from the checkpoint `start` has its tokenizer. With
+    them. Load or train the tokenizer, and encode text into `folder`/data. Files that are there are reused: they have
+    their names only when they are complete. A run that resumes from the checkpoint `start` has its tokenizer. With
     `in_template`, each document begins and ends as the tokenizer says.
 
     Raises DataError and ConfigError for text and settings that do not fit together, and for text that has changed since
@@ -69,7 +61,7 @@ def prepare(config: TextConfig, folder: Path, start: Path | None, *, in_template
         validation = file("validation", config.validation, read_text(config.validation))
     elif config.validation_share:
         validation = file("validation", config.data, _pieces(config, held_out=True))
-    return Inputs(tokenizer, train, validation, remarks)
+    return tokenizer, train, validation, remarks
 
 
 def _changed(source: str, tokens: Path, config: TextConfig) -> list[str]:

@@ -169,23 +169,17 @@ BROKEN = 0.01  # share of the records that may be left out, because they cannot 
 Kinds = tuple[type[Record], ...]
 
 
-class Split(NamedTuple):
-    """Records to train on, those that are held out (None without any), and what is said of them."""
-
-    train: list[Record]
-    held: list[Record] | None
-    remarks: list[str]
-
-
-def split(config: RowsConfig, kinds: Kinds, measured: Kinds) -> Split:
-    """The records of the settings; `validation_share` of them, at least one, are drawn by `seed`. Raises as `read_all`
-    does."""
+def split(
+    config: RowsConfig, kinds: Kinds, measured: Kinds
+) -> tuple[list[Record], list[Record] | None, list[str]]:
+    """The records to train on, those that are held out (None without any), and what is said of them. `validation_share`
+    of them, at least one, are drawn by `seed`. Raises as `read_all` does."""
     train, remarks = read_all(config.data, kinds)
     if config.validation is not None:
         held, more = read_all(config.validation, measured)
-        return Split(train, held, remarks + more)
+        return train, held, remarks + more
     if not config.validation_share:
-        return Split(train, None, remarks)
+        return train, None, remarks
     count = max(1, round(config.validation_share * len(train)))
     if count >= len(train):
         raise DataError(
@@ -193,7 +187,7 @@ def split(config: RowsConfig, kinds: Kinds, measured: Kinds) -> Split:
         )
     chosen = {*map(Permutation(config.seed, 0, len(train)), range(count))}
     rest = [record for i, record in enumerate(train) if i not in chosen]
-    return Split(rest, [train[i] for i in sorted(chosen)], remarks)
+    return rest, [train[i] for i in sorted(chosen)], remarks
 
 
 def measured_records(
