@@ -41,8 +41,7 @@ def measure(folder: str, kind: str, rows: int, context: int, steps: int, dtype: 
 
     from headway.models import cost
     from headway.train import TextConfig
-    from headway.train.adapters import adapt, lora_of
-    from headway.train.inputs import first_model
+    from headway.train.inputs import adapt, first_model, lora_of
     from headway.train.microbatch_pool import DTYPES
 
     torch.set_num_threads(1)
