@@ -7,7 +7,7 @@ import inspect
 import itertools
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
@@ -23,6 +23,7 @@ from headway.train.config_io import STAGES, read_config, read_yaml
 from headway.train.tasks import settings_of, tasks_with
 
 if TYPE_CHECKING:
+    from headway.recipes import Recipe
     from headway.train import TrainResult
 
 ENVIRONMENT = ("threads", "backend")  # HEADWAY_THREADS and HEADWAY_BACKEND, as in every command
@@ -52,6 +53,9 @@ def run(
         (docs/parallel.md) [default: those that torchrun started, or 1]
     dry_run: print model, counts, steps and memory; train nothing, write nothing
     """
+    flags = {name: value for name, value in flags.items() if value is not None and value != []}
+    around = {name: os.environ.get(f"HEADWAY_{name.upper()}") for name in ENVIRONMENT}
+    sources = overrides or (), flags, {name: value for name, value in around.items() if value}
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if processes is not None and started not in (1, processes):
         raise ConfigError(f"--processes {processes}, and {started} are started already; leave it out")
@@ -65,8 +69,10 @@ def run(
             raise ConfigError(
                 f"{config} is a recipe of several runs, which one process makes; drop --processes"
             )
-        return _recipe(config, overrides, flags, resume, small, json)
-    settings = resolve(config, overrides, flags, small=small)
+        from headway.recipes import read_recipe
+
+        return _recipe(read_recipe(config, *sources, small=small), resume, json)
+    settings = read_config(config, *sources, small=small)
     if print_config:
         print(config_yaml(settings), end="")
         return 0
@@ -126,14 +132,11 @@ def start_processes(count: int, settings: TrainConfig, resume: str) -> int:
     return 0
 
 
-def _recipe(
-    config: Path, overrides: list[str] | None, flags: Mapping[str, Any], resume: str, small: bool, json: bool
-) -> int:
+def _recipe(recipe: Recipe, resume: str, json: bool) -> int:
     from headway.hardware import keep_freed_memory
-    from headway.recipes import read_recipe, run_recipe
+    from headway.recipes import run_recipe
     from headway.train import Interrupted
 
-    recipe = read_recipe(config, overrides or (), _given(flags), _environment(), small=small)
     keep_freed_memory()
     try:
         report = run_recipe(recipe, resume=resume)
@@ -145,10 +148,8 @@ def _recipe(
 
 
 def _print(result: TrainResult, json: bool) -> None:
-    held, words = (
-        result.validation,
-        {"loss": f"loss, nats per {result.unit}", "bits_per_byte": "bits per byte"},
-    )
+    held = result.validation
+    words = {"loss": f"loss, nats per {result.unit}", "bits_per_byte": "bits per byte"}
     measures = {name: getattr(held, name, None) for name in ("loss", "bits_per_byte", "accuracy")}
     measures |= {} if held is None else held.metrics
     own = ("model", "metrics", "curve", "steps", "trained_tokens", "seconds", "loss", "accuracy")
@@ -195,22 +196,6 @@ def asked_task(arguments: Sequence[str]) -> str | None:
     if named is None and "--config" in given:
         named = read_yaml(given["--config"]).get("task")
     return named
-
-
-def resolve(
-    config: Path | None, overrides: list[str] | None, flags: Mapping[str, Any], *, small: bool = False
-) -> TrainConfig:
-    """The settings of a run: the environment, the YAML file, key=value overrides, flags; later ones win."""
-    return read_config(config, overrides or (), _given(flags), _environment(), small=small)
-
-
-def _environment() -> dict[str, str]:
-    around = {name: os.environ.get(f"HEADWAY_{name.upper()}") for name in ENVIRONMENT}
-    return {name: value for name, value in around.items() if value}
-
-
-def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in flags.items() if value is not None and value != []}
 
 
 def with_flags(function: Callable[..., int], kind: type[TrainConfig]) -> Callable[..., int]:

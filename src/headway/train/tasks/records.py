@@ -103,10 +103,8 @@ class RecordsTask(RowsTask):
     @classmethod
     def foresee(cls, config: Any) -> Foreseen:
         """See `Task`: exact where there is a tokenizer."""
-        tokenizer, (train, _, _) = (
-            given_tokenizer(config),
-            split(config, cls.kinds, cls.measured or cls.kinds),
-        )
+        tokenizer = given_tokenizer(config)
+        train, _, _ = split(config, cls.kinds, cls.measured or cls.kinds)
         spec = model_spec(config, None if tokenizer is None else tokenizer.vocab_size)
         head, exact = cls.head(config, train, spec), tokenizer is not None or cls.rows.one_each
         spec = spec if head is None else spec.with_head(head)
