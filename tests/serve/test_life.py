@@ -120,10 +120,9 @@ def test_what_is_in_use_is_not_given_up() -> None:
     with house_of(lambda s: [s.place("a"), s.place("b")], int(1.4 * SIZE * 8 / 7)) as (house, _):
         assert ask(house, body={**LONG, "model": "a"})[0] == 200
         settles(lambda: not house.server.open)
-        leave = house.models.places["a"].enter()
-        status, told = ask(house, body={**LONG, "model": "b"})
+        with house.models.places["a"].asked():
+            status, told = ask(house, body={**LONG, "model": "b"})
         assert (status, f"its weights take {SIZE} bytes" in told["error"]["message"]) == (503, True)
-        leave()
         assert ask(house, body={**LONG, "model": "b"})[0] == 200
         assert [*house.models.by_name] == ["b"]
 
@@ -138,11 +137,10 @@ def test_a_model_larger_than_its_files_said_is_no_more_than_the_budget() -> None
 def test_a_model_that_nobody_uses_goes() -> None:
     with house_of(lambda s: [s.place("a")], ttl=0.2) as (house, source):
         assert ask(house, body=LONG)[0] == 200
-        leave = house.models.places["a"].enter()
         weights = ref(house.models.by_name["a"].lm.model)  # type: ignore[attr-defined]
-        time.sleep(0.5)
-        assert listed(house) == {"a": "loaded"}
-        leave()
+        with house.models.places["a"].asked():
+            time.sleep(0.5)
+            assert listed(house) == {"a": "loaded"}
         settles(lambda: listed(house) == {"a": "unloaded"})
         settles(lambda: weights() is None)
         assert ask(house, body=LONG)[0] == 200

@@ -105,13 +105,15 @@ def test_a_key_has_so_many_tokens_in_a_minute(monkeypatch: pytest.MonkeyPatch) -
     clock = [1000.0]
     monkeypatch.setattr(visits.time, "monotonic", lambda: clock[0])
     key = Key("k", tokens=60, _at=1000.0)
-    key.enter()()
+    with key.asking():
+        pass
     key.spend(90)
-    with pytest.raises(visits.Busy) as told:
-        key.enter()
+    with pytest.raises(visits.Busy) as told, key.asking():
+        pass
     assert told.value.again == 31
     clock[0] += 31
-    key.enter()
+    with key.asking():
+        pass
     key.spend(30)
     clock[0] += 3600
     key.spend(0)

@@ -1,21 +1,64 @@
-"""The application: what a request must be, the routes, and how what fails is told."""
+"""The application: what a request must be, the routes, and what they declare (`/openapi.json`)."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NoReturn
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
 
-from headway.serve.errors import Json, tell_errors
+from headway.serve.errors import Json
 from headway.serve.guard import Guard
-from headway.serve.openapi import describe
 from headway.serve.routes import ROUTES
 from headway.serve.server import Server
+
+STATUSES = {
+    400: "what is wrong with the request",
+    401: "no key",
+    403: "another host",
+    404: "no such model",
+    405: "another method",
+    408: "the body did not come in time",
+    413: "too large a body",
+    429: "too many requests; with Retry-After",
+    431: "too large a head",
+    499: "the client has left",
+    500: "the server failed",
+    501: "switched off",
+    503: "not now",
+}
+"""What any request may be answered with."""
+
+
+class Failure(BaseModel):
+    """What failed, and its kind."""
+
+    message: str
+    type: str
+
+
+class Error(BaseModel):
+    """The answer that tells it."""
+
+    error: Failure
+
+
+class App(FastAPI):
+    """Declares errors of one shape for every route, in place of the framework's own."""
+
+    def openapi(self) -> dict[str, Any]:
+        """As `FastAPI.openapi`."""
+        schema = super().openapi()
+        for operation in (each for path in schema["paths"].values() for each in path.values()):
+            operation["responses"].pop("422", None)
+        return schema
 
 
 def make_app(server: Server, *, cors: Sequence[str] = (), **guard: Any) -> FastAPI:
@@ -28,9 +71,18 @@ def make_app(server: Server, *, cors: Sequence[str] = (), **guard: Any) -> FastA
         expiring.cancel()
         server.worker.close()
 
-    app = FastAPI(title="headway", default_response_class=Json, lifespan=life, docs_url=None, redoc_url=None)
-    describe(app)
-    tell_errors(app)
+    async def raised(request: Request, error: Exception) -> NoReturn:
+        raise error  # the guard tells it, as it does all others
+
+    app = App(
+        title="headway",
+        default_response_class=Json,
+        lifespan=life,
+        docs_url=None,
+        redoc_url=None,
+        responses={status: {"description": why, "model": Error} for status, why in STATUSES.items()},
+        exception_handlers={HTTPException: raised, RequestValidationError: raised},
+    )
     app.add_middleware(Guard, server=server, **guard)
     if cors:
         app.add_middleware(
@@ -43,9 +95,9 @@ def make_app(server: Server, *, cors: Sequence[str] = (), **guard: Any) -> FastA
     routers = [routes(server) for routes in ROUTES]
     for router in routers:
         app.include_router(router)
-    found = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
-    for route in found:  # without /v1, too, as llama.cpp has them
+    routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
+    for route in routes:  # without /v1, too, as llama.cpp has them
         bare = route.path.removeprefix("/v1")
-        if bare not in {other.path for other in found}:
+        if bare not in {other.path for other in routes}:
             app.add_api_route(bare, route.endpoint, methods=[*(route.methods or ())], include_in_schema=False)
     return app

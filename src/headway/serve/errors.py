@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
-from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from headway.errors import CacheError, ConfigError, DataError, HeadwayError, PatternError
 
+LOG = logging.getLogger(__name__)
 KINDS = {
     401: "authentication_error",
     404: "not_found_error",
     429: "rate_limit_error",
     503: "unavailable_error",
 }
-TOO_LONG = "context_length_exceeded"
 ANTHROPIC = {name: KINDS[name] for name in (401, 404, 429)}
 ANTHROPIC |= {403: "permission_error", 413: "request_too_large", 503: "overloaded_error"}
 AGAIN = 1
@@ -30,6 +30,8 @@ AGAIN = 1
 
 class UnknownModel(ConfigError):
     """A name that no model of the server has."""
+
+    status, told = 404, {"code": "model_not_found"}
 
 
 class PromptTooLong(ConfigError):
@@ -40,6 +42,7 @@ class PromptTooLong(ConfigError):
             f"a prompt of {tokens} tokens exceeds the available context size ({context} tokens); shorten it"
         )
         self.told = {"type": "exceed_context_size_error", "n_prompt_tokens": tokens, "n_ctx": context}
+        self.told["code"] = "context_length_exceeded"
 
 
 class Refused(HeadwayError):
@@ -101,45 +104,33 @@ def warned(warnings: Sequence[str]) -> dict[str, Any]:
     return {"warnings": [*warnings]} if warnings else {}
 
 
-def tell_errors(app: FastAPI) -> None:
-    """Has an application answer what fails in that shape."""
+def status_of(error: Exception) -> int:
+    """The status that tells what was raised."""
+    match error:
+        case HTTPException():
+            return error.status_code
+        case Refused() | UnknownModel():
+            return error.status
+        case CacheError():
+            return 503
+        case ConfigError() | DataError() | PatternError() | RequestValidationError() | ValidationError():
+            return 400
+    return 500
 
-    def of_fields(error: RequestValidationError | ValidationError) -> dict[str, Any]:
+
+def failed(error: Exception, request: str, path: str) -> Json:
+    """The answer to a request, by its id and path, that tells what was raised; what nothing here knows is logged."""
+    status, told = status_of(error), {"message": str(error), **getattr(error, "told", {})}
+    headers = dict(getattr(error, "headers", None) or {})
+    if status in (429, 503):  # coming again may help
+        headers["retry-after"] = str(getattr(error, "again", AGAIN))
+    if isinstance(error, HTTPException):
+        told["message"] = str(error.detail)
+    elif isinstance(error, RequestValidationError | ValidationError):
         first = max(error.errors(), key=lambda one: len(one["loc"]))  # of a union, what came closest
         where = ".".join(str(part) for part in first["loc"] if part != "body")
-        return {"message": f"{where}: {first['msg']}" if where else first["msg"], "param": where or None}
-
-    kinds: list[tuple[type[Exception], int, Callable[[Any], dict[str, Any]]]] = [
-        (UnknownModel, 404, lambda error: {"message": str(error), "code": "model_not_found"}),
-        (Busy, 429, lambda error: {"message": str(error)}),
-        (PromptTooLong, 400, lambda error: {"message": str(error), "code": TOO_LONG, **error.told}),
-        (Unavailable, 503, lambda error: {"message": str(error)}),
-        (CacheError, 503, lambda error: {"message": str(error)}),
-        (ConfigError, 400, lambda error: {"message": str(error)}),
-        (DataError, 400, lambda error: {"message": str(error)}),
-        (PatternError, 400, lambda error: {"message": str(error)}),
-        (HeadwayError, 500, lambda error: {"message": str(error)}),
-        (RequestValidationError, 400, of_fields),
-        (ValidationError, 400, of_fields),
-    ]
-    for kind, status, read in kinds:
-        app.add_exception_handler(kind, _teller(status, read))
-
-    def of_http(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        status, path = error.status_code, request.url.path
-        told = shaped(status, str(error.detail), path=path)
-        return Json(told, status_code=status, headers={**(error.headers or {}), **later(status, error)})
-
-    app.add_exception_handler(HTTPException, of_http)
-
-
-def _teller(status: int, read: Callable[[Any], dict[str, Any]]) -> Callable[[Request, Exception], Response]:
-    return lambda request, error: Json(
-        shaped(status, **read(error), path=request.url.path), status_code=status, headers=later(status, error)
-    )
-
-
-def later(status: int, error: Exception) -> dict[str, str]:
-    """The header that says when to come again, where that may help."""
-    return {"retry-after": str(getattr(error, "again", AGAIN))} if status in (429, 503) else {}
+        told = {"message": f"{where}: {first['msg']}" if where else first["msg"], "param": where or None}
+    elif not isinstance(error, HeadwayError):
+        LOG.exception("%s failed", request)
+        told = {"message": f"the server failed; its log has more of {request}"}
+    return Json(shaped(status, **told, path=path), status_code=status, headers=headers)

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import logging
+import re
 from collections.abc import Callable, Collection, MutableMapping, Sequence
 from typing import Any
 
-import orjson
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
 
-from headway.serve.errors import Refused, later, shaped
+from headway.serve.errors import Refused, failed
 from headway.serve.server import Server
 from headway.serve.visits import VISIT, Key, Visit
 
-LOG = logging.getLogger(__name__)
 Scope = MutableMapping[str, Any]
 PUBLIC = ("/", "/health", "/ready", "/v1/models")
 PUBLIC_BELOW = ("/page/", "/v1/models/")
@@ -28,6 +28,8 @@ MOST_MARKS = {b",": 1 << 18, b"[": 1 << 16, b"{": 1 << 16}
 """Of a body: they bound the time in which it is read, while nobody else is answered, and what it takes in memory."""
 PATIENCE = 30.0
 """Seconds in which a body has to come."""
+SAFE_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
+"""What a client may call its request; it stands in logs."""
 
 
 class Guard:
@@ -49,15 +51,15 @@ class Guard:
         keys: Sequence[Key] = (),
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        self.app, self.server, self.hosts, self.most_bytes = app, server, hosts, most_bytes
-        self.keys = keys
+        self.app, self.server, self.hosts, self.keys, self.most_bytes = app, server, hosts, keys, most_bytes
 
     async def __call__(self, scope: Scope, receive: Callable[..., Any], send: Callable[..., Any]) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = {name.lower(): value for name, value in scope["headers"]}
-        visit = Visit(Visit.id_of(headers.get(b"x-request-id", b"")), scope["method"])
+        headers, visit = Headers(scope=scope), Visit(scope["method"])
+        if SAFE_ID.fullmatch(name := headers.get("x-request-id", "")):
+            visit.id = name
 
         async def tell(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
@@ -72,15 +74,7 @@ class Guard:
             except Exception as error:
                 if visit.status:  # what has begun cannot be said otherwise
                     raise
-                status, why = getattr(error, "status", 500), str(error)
-                if status == 500:
-                    LOG.exception("%s failed", visit.id)
-                    why = f"the server failed; its log has more of {visit.id}"
-                content = orjson.dumps(shaped(status, why, path=scope["path"]))
-                more = {"content-type": "application/json", "content-length": str(len(content))}
-                head = [(k.encode(), v.encode()) for k, v in {**more, **later(status, error)}.items()]
-                await tell({"type": "http.response.start", "status": status, "headers": head})
-                await tell({"type": "http.response.body", "body": content})
+                await failed(error, visit.id, scope["path"])(scope, receive, tell)
             finally:
                 VISIT.reset(token)
 
@@ -88,70 +82,64 @@ class Guard:
         self,
         visit: Visit,
         scope: Scope,
-        headers: dict[bytes, bytes],
+        headers: Headers,
         receive: Callable[..., Any],
         send: Callable[..., Any],
     ) -> None:
-        self._check(scope, headers)
+        self._check(headers)
         if key := self._key(scope["path"], headers):
             visit.key = key
-            visit.after.callback(key.enter())
+            visit.after.enter_context(key.asking())
         if self.server.ending and scope["path"] not in ENDING:
             raise Refused("the server ends; ask another one", 503)
-        given = []
+        read = []
         if scope["method"] in ("POST", "PUT", "PATCH"):
             try:
                 async with asyncio.timeout(PATIENCE):
-                    body = await self._body(headers, receive)
+                    body = await self._body(Request(scope, receive))
             except TimeoutError:
                 raise Refused(f"the body did not come within {PATIENCE:g} s", 408) from None
-            given = [{"type": "http.request", "body": body, "more_body": False}]
+            read = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def again() -> Any:
-            return given.pop() if given else await receive()
+            return read.pop() if read else await receive()
 
         await self.app(scope, again, send)
 
-    def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
-        if sum(len(name) + len(value) for name, value in scope["headers"]) > MOST_HEAD:
+    def _check(self, headers: Headers) -> None:
+        if sum(len(name) + len(value) for name, value in headers.raw) > MOST_HEAD:
             raise Refused(f"the headers have more than {MOST_HEAD} bytes; send less", 431)
-        name = headers.get(b"host", b"").decode("latin-1")
+        name = headers.get("host", "")
         host = name[: name.rfind("]") + 1] if name.startswith("[") else name.partition(":")[0]
         if self.hosts is not None and host not in self.hosts:
             raise Refused(f"Host {name!r} is not this server's; it is {', '.join(sorted(self.hosts))}", 403)
 
-    def _key(self, path: str, headers: dict[bytes, bytes]) -> Key | None:
+    def _key(self, path: str, headers: Headers) -> Key | None:
         """The key of a request; None where none is needed."""
         if not self.keys or path in PUBLIC or path.startswith(PUBLIC_BELOW):
             return None
-        bearer = headers.get(b"authorization", b"").removeprefix(b"Bearer ").strip()
-        given = bearer or headers.get(b"x-api-key", b"")
+        bearer = headers.get("authorization", "").removeprefix("Bearer ").strip()
+        secret = (bearer or headers.get("x-api-key", "")).encode("latin-1")
         fitting = [
-            key for key in self.keys if hmac.compare_digest(given, key.secret.encode())
-        ]  # all are compared
+            key for key in self.keys if hmac.compare_digest(secret, key.secret.encode())
+        ]  # all of them
         if not fitting:
             raise Refused("a key is needed: Authorization: Bearer KEY, or X-Api-Key", 401)
         return fitting[0]
 
-    async def _body(self, headers: dict[bytes, bytes], receive: Callable[..., Any]) -> bytes:
-        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if kind != b"application/json":
-            raise Refused(
-                f"bodies are application/json, got {kind.decode('latin-1') or 'no content-type'}", 400
-            )
-        parts, size = [], 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise Refused("the client has left", 499)
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > self.most_bytes:
-                raise Refused(f"the body has more than {self.most_bytes} bytes; send less", 413)
-            if not message.get("more_body"):
-                break
-        body = b"".join(parts)
+    async def _body(self, request: Request) -> bytes:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise Refused(f"bodies are application/json, got {kind or 'no content-type'}", 400)
+        body = bytearray()
+        try:
+            async for part in request.stream():
+                body += part
+                if len(body) > self.most_bytes:
+                    raise Refused(f"the body has more than {self.most_bytes} bytes; send less", 413)
+        except ClientDisconnect:
+            raise Refused("the client has left", 499) from None
         for mark, most in MOST_MARKS.items():
             if body.count(mark) > most:
                 raise Refused(f"the body has {mark.decode()} more than {most} times; send less", 413)
-        return body
+        return bytes(body)

@@ -7,6 +7,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -41,13 +42,14 @@ class Place:
     used: float = 0.0
     checked: bool = False
 
-    def enter(self) -> Callable[[], None]:
-        """Begins to use it; what ends that."""
+    @contextmanager
+    def asked(self) -> Iterator[None]:
+        """While open, a request uses it."""
         self.live += 1
-        return self._leave
-
-    def _leave(self) -> None:
-        self.live, self.used = self.live - 1, time.monotonic()
+        try:
+            yield
+        finally:
+            self.live, self.used = self.live - 1, time.monotonic()
 
     @property
     def state(self) -> str:
@@ -118,7 +120,7 @@ class Models:
     async def open(self, place: Place) -> Served:
         """The model of a place; it is loaded, beside what goes on, where it is not. Raises Unavailable."""
         if (visit := VISIT.get()) is not None:
-            visit.after.callback(place.enter())
+            visit.after.enter_context(place.asked())
         if place.model is None:
             async with self._loads:
                 return await asyncio.to_thread(self.load, place)

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from starlette.exceptions import HTTPException
-
+from headway.errors import ConfigError
 from headway.serve.metrics import Metrics
 from headway.serve.models import Models
 from headway.serve.served import Served
@@ -57,6 +56,6 @@ class Server:
     async def begin(self, asked: Asked, kind: type[S]) -> tuple[S, list[str]]:
         """The model of a request, which must be of a kind, and warnings of its fields. Raises as `Models.find`."""
         if asked.unknown and self.strict:
-            raise HTTPException(400, f"unknown fields: {', '.join(asked.unknown)}; leave them out")
+            raise ConfigError(f"unknown fields: {', '.join(asked.unknown)}; leave them out")
         warnings = [f"{name} is unknown here and changes nothing" for name in asked.unknown]
         return await self.models.find(asked.model, kind), warnings

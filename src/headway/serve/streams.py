@@ -9,15 +9,16 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
-from starlette.exceptions import HTTPException
 
 from headway.errors import HeadwayError
 from headway.serve.answers import Answer, Event
-from headway.serve.errors import Json, Unavailable, encoded
+from headway.serve.errors import Json, Refused, encoded, status_of
 from headway.serve.worker import Told
 
 BEAT = 15.0
 """Seconds without an event after which a comment says that the stream lives."""
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+"""What a route declares that answers whole, or by events."""
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -53,7 +54,7 @@ async def unless_gone(work: Awaitable[T], request: Request) -> T:
         if not task.done():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            raise HTTPException(499, "the client has left")
+            raise Refused("the client has left", 499)
         return task.result()
     finally:
         leaves.cancel()
@@ -79,7 +80,7 @@ async def _events(answer: Answer, first: Told, news: AsyncIterator[Told]) -> Asy
             if waiting.done():
                 await news.aclose()  # type: ignore[attr-defined]
     except HeadwayError as error:
-        yield sse(answer.fail(503 if isinstance(error, Unavailable) else 500, str(error)))
+        yield sse(answer.fail(status_of(error), str(error)))
         return
     except Exception:
         LOG.exception("a stream failed")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -19,8 +18,6 @@ from headway.serve.errors import Busy
 
 LOG = logging.getLogger(__name__)
 MINUTE = 60.0
-SAFE_ID = re.compile(rb"[\w.:/+=-]{1,128}")
-"""What a client may call its request; it stands in logs."""
 
 
 @dataclass(eq=False)
@@ -45,8 +42,9 @@ class Key:
         """What tells its stored prefixes from those of others."""
         return blake2b(self.secret.encode(), digest_size=16).hexdigest() if self.secret else ""
 
-    def enter(self) -> Callable[[], None]:
-        """Begins a request; what ends it. Raises Busy where its limits are reached."""
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """While open, a request of it is being answered. Raises Busy where its limits are reached."""
         if self.requests is not None and self.live >= self.requests:
             raise Busy(f"this key has {self.live} requests, and no more at once; ask again")
         self.spend(0)
@@ -54,10 +52,10 @@ class Key:
             wait = (self._used - self.tokens) * MINUTE / self.tokens
             raise Busy(f"this key has had its {self.tokens} tokens of a minute; ask again", int(wait) + 1)
         self.live += 1
-        return self._leave
-
-    def _leave(self) -> None:
-        self.live -= 1
+        try:
+            yield
+        finally:
+            self.live -= 1
 
     def spend(self, tokens: int) -> None:
         """So many tokens have been read and written for it."""
@@ -98,8 +96,8 @@ class Visit:
     after: what is done when it is over.
     """
 
-    id: str
     method: str
+    id: str = field(default_factory=lambda: uuid4().hex)
     route: str = "unknown"
     key: Key = ANYBODY
     status: int = 0
@@ -107,11 +105,6 @@ class Visit:
     texts: list[tuple[str, Sequence[SampledText]]] = field(default_factory=list)
     read: int = 0
     after: ExitStack = field(default_factory=ExitStack)
-
-    @staticmethod
-    def id_of(given: bytes) -> str:
-        """The name that a client gave its request, or a new one."""
-        return given.decode() if SAFE_ID.fullmatch(given) else uuid4().hex
 
     def end(self) -> None:
         """It is over: the key has paid, and a line of the log tells it. Neither holds a text."""

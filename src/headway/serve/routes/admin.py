@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, ConfigDict
-from starlette.exceptions import HTTPException
 
+from headway.serve.errors import Refused
 from headway.serve.served import Decoding
 from headway.serve.server import Server
 from headway.serve.visits import VISIT
@@ -17,7 +17,7 @@ def check_admin() -> None:
     """Raises 403 where the key is not an admin's, or there are no keys."""
     visit = VISIT.get()
     if visit is None or not visit.key.admin:
-        raise HTTPException(403, "this needs a key of an admin: --keys FILE, with a line SECRET admin")
+        raise Refused("this needs a key of an admin: --keys FILE, with a line SECRET admin", 403)
 
 
 Admin = Annotated[None, Depends(check_admin)]

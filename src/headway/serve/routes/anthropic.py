@@ -12,14 +12,14 @@ from headway.serve.errors import warned
 from headway.serve.messages import CountedMessages, MessageAnswer, Messages
 from headway.serve.served import Decoding
 from headway.serve.server import Server
-from headway.serve.streams import respond
+from headway.serve.streams import STREAMED, respond
 
 
 def routes(server: Server) -> APIRouter:
     """`/v1/messages` and its `count_tokens`."""
     router = APIRouter(prefix="/v1/messages")
 
-    @router.post("")
+    @router.post("", responses=STREAMED)
     async def answer(body: Messages, request: Request) -> Response:
         """Answers a conversation."""
         talk = await chats.begin(server, body.chat(), body)

@@ -7,8 +7,8 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.exceptions import HTTPException
 
+from headway.serve.errors import Unavailable
 from headway.serve.server import Server
 
 
@@ -20,7 +20,7 @@ def routes(server: Server) -> APIRouter:
     def health() -> dict[str, str]:
         """Whether the thread that writes lives."""
         if not server.worker.is_alive:
-            raise HTTPException(503, "the thread of the engines has ended; restart the server")
+            raise Unavailable("the thread of the engines has ended; restart the server")
         return {"status": "ok"}
 
     @router.get("/ready")

@@ -15,7 +15,7 @@ from headway.serve.errors import warned
 from headway.serve.llama import Detokenize, Infill, LlamaAnswer, LlamaCompletion, Tokenize
 from headway.serve.served import Decoding
 from headway.serve.server import Server
-from headway.serve.streams import respond
+from headway.serve.streams import STREAMED, respond
 from headway.text import Tokenizer
 
 
@@ -31,13 +31,13 @@ def routes(server: Server) -> APIRouter:
         texts = model.texts(ids, await body.config(model, room))
         return await respond(LlamaAnswer(model, texts, warnings, body), request, stream=body.stream)
 
-    @router.post("/completion")
-    @router.post("/completions")
+    @router.post("/completion", responses=STREAMED)
+    @router.post("/completions", responses=STREAMED)
     async def complete(body: LlamaCompletion, request: Request) -> Response:
         """Continues prompts."""
         return await write(body, request)
 
-    @router.post("/infill")
+    @router.post("/infill", responses=STREAMED)
     async def fill(body: Infill, request: Request) -> Response:
         """Fills the gap between two texts."""
         return await write(body, request)

@@ -15,7 +15,7 @@ from headway.serve.errors import warned
 from headway.serve.responses import ResponseAnswer, Responses
 from headway.serve.served import Decoding
 from headway.serve.server import Server
-from headway.serve.streams import respond
+from headway.serve.streams import STREAMED, respond
 from headway.text import Tokenizer, infill
 
 
@@ -33,7 +33,7 @@ def routes(server: Server) -> APIRouter:
         """One of them."""
         return server.models.place(name).described
 
-    @router.post("/completions")
+    @router.post("/completions", responses=STREAMED)
     async def complete(body: Completion, request: Request) -> Response:
         """Continues prompts."""
         body.check()
@@ -59,7 +59,7 @@ def routes(server: Server) -> APIRouter:
         )
         return await respond(answer, request, stream=body.stream)
 
-    @router.post("/chat/completions")
+    @router.post("/chat/completions", responses=STREAMED)
     async def chat(body: Chat, request: Request) -> Response:
         """Answers a conversation."""
         talk = await chats.begin(server, body, body)
@@ -74,7 +74,7 @@ def routes(server: Server) -> APIRouter:
         )
         return await respond(answer, request, stream=body.stream)
 
-    @router.post("/responses")
+    @router.post("/responses", responses=STREAMED)
     async def respond_to(body: Responses, request: Request) -> Response:
         """Answers a conversation, as a list of items."""
         talk = await chats.begin(server, body.chat(), body)

@@ -7,8 +7,8 @@ from pathlib import PurePath
 
 from fastapi import APIRouter
 from fastapi.responses import Response
-from starlette.exceptions import HTTPException
 
+from headway.serve.errors import Refused
 from headway.serve.server import Server
 
 KINDS = {
@@ -38,7 +38,7 @@ def routes(server: Server) -> APIRouter:
     def page(name: str = "index.html") -> Response:
         """One of the files."""
         if name not in content:
-            raise HTTPException(404, f"the page has no file {name!r}")
+            raise Refused(f"the page has no file {name!r}", 404)
         return Response(content[name], media_type=KINDS[PurePath(name).suffix], headers=HEADERS)
 
     return router

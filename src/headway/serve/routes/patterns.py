@@ -6,10 +6,9 @@ from typing import Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.exceptions import HTTPException
 
 from headway.cache import pattern_facts
-from headway.errors import PatternError
+from headway.errors import ConfigError, PatternError
 from headway.patterns import fates, parse
 from headway.patterns.program import leaves
 from headway.serve.server import Server
@@ -42,7 +41,7 @@ def routes(server: Server) -> APIRouter:
         if len(found.heads) > MOST_HEADS or any(len(leaves(head)) > MOST_LEAVES for head in found.heads):
             raise PatternError(f"pattern: at most {MOST_HEADS} heads of {MOST_LEAVES} parts are drawn here")
         if any(not 0 <= index < body.tokens for index in body.globals):
-            raise HTTPException(400, f"globals: tokens are 0..{body.tokens - 1}, got {body.globals}")
+            raise ConfigError(f"globals: tokens are 0..{body.tokens - 1}, got {body.globals}")
         tokens = Tokens.range(body.tokens)
         tokens = tokens.with_global(body.globals) if body.globals else tokens
         cells = [
