@@ -10,8 +10,8 @@ import torch
 
 from headway.api import Answerer, Classifier, Embedder, MaskedLM, Tagger, TextEncoder
 from headway.models import Encoder, Head, ModelSpec, build
+from headway.serve.calls import served_as
 from headway.serve.models import Models
-from headway.serve.tasks import served_as
 from headway.serve.worker import Worker
 from headway.text import Tokenizer
 from tests.serve.conftest import House, running, talker

@@ -113,11 +113,11 @@ def test_it_comes_back_when_it_is_killed_between_steps(monkeypatch: pytest.Monke
     with serving() as house:
         whole, killed = house.worker._tell, threading.Event()
 
-        def tell(tickets: Any) -> None:
+        def tell(*tickets: Any) -> None:
             if not killed.is_set():
                 killed.set()
                 raise Killed
-            whole(tickets)
+            whole(*tickets)
 
         monkeypatch.setattr(house.worker, "_tell", tell)
         assert ask(house, body=LONG)[0] == 503

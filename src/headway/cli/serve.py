@@ -173,10 +173,10 @@ def open_server(
     from headway.api import load
     from headway.checkpoints.remote import local_model
     from headway.hardware import memory_total
+    from headway.serve.calls import served_as
     from headway.serve.errors import Unavailable
     from headway.serve.served import Decoding, Served
     from headway.serve.server import Server
-    from headway.serve.tasks import served_as
     from headway.serve.worker import Worker
 
     worker = Worker(waiting, waiting_tokens)
@@ -198,7 +198,7 @@ def open_server(
     for each in [] if on_demand else models.places.values():
         try:
             models.load(each)
-            note(f"{each.name} is loaded: {models.by_name[each.name].what}")
+            note(f"{each.name} is loaded: {models.by_name[each.name].task}")
         except Unavailable as error:
             errors.append(str(error))
     if errors and len(errors) == len(models.places):

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from headway.api import Answerer, Classifier, Embedder, MaskedLM, Tagger, Translator
 from headway.errors import ConfigError
-from headway.serve import tasks
 from headway.serve.bodies import ModelRequest
 from headway.similarity import cosine
 
@@ -24,14 +23,14 @@ Content = dict[str, Any]
 
 
 class Task(ModelRequest, ABC):
-    """A request that is answered by a call. kind: the models that it may be asked of.   path: where it is sent."""
+    """A request that is answered by a call. tasks: of the models that it may be asked of.   path: where it is sent."""
 
-    kind: ClassVar[Any]
+    tasks: ClassVar[tuple[str, ...]]
     path: ClassVar[str]
 
     @abstractmethod
     def told(self, model: Any) -> Content:
-        """What a model of its kind gives; `completion_tokens`, where texts are written. Raises as the calls do."""
+        """What such a model gives; `completion_tokens`, where texts are written. Raises as the calls do."""
 
 
 class Cut(Task):
@@ -43,7 +42,7 @@ class Cut(Task):
 class Embed(Cut):
     """Texts, or ids that are read as they are."""
 
-    kind, path = tasks.Embedding, "/v1/embeddings"
+    tasks, path = ("embed",), "/v1/embeddings"
     input: (
         str
         | Annotated[list[int], Field(min_length=1)]
@@ -64,7 +63,7 @@ class Embed(Cut):
 class Scored(Cut):
     """One for the scores of pairs."""
 
-    kind = tasks.Scoring
+    tasks = "embed", "classify"
     raw_scores: bool = False
 
     def scores(
@@ -134,7 +133,7 @@ class Score(Scored):
 class Classify(Cut):
     """The label of each text, and the probabilities of all."""
 
-    kind, path = tasks.Classifying, "/v1/classify"
+    tasks, path = ("classify",), "/v1/classify"
     input: str | Texts
 
     def told(self, model: Classifier) -> Content:
@@ -149,7 +148,7 @@ class Classify(Cut):
 class Tag(Task):
     """The labelled stretches of each text."""
 
-    kind, path = tasks.Tagging, "/v1/tag"
+    tasks, path = ("tag",), "/v1/tag"
     input: str | Texts
 
     def told(self, model: Tagger) -> Content:
@@ -159,7 +158,7 @@ class Tag(Task):
 class FillMask(Task):
     """The likeliest tokens for each masked place of each text."""
 
-    kind, path = tasks.Filling, "/v1/fill-mask"
+    tasks, path = ("fill-mask",), "/v1/fill-mask"
     input: str | Texts
     top_k: int = Field(5, ge=1, le=1000)
 
@@ -171,7 +170,7 @@ class FillMask(Task):
 class Answer(Task):
     """The likeliest answers to a question in a text; fields as in `Answerer.answer`."""
 
-    kind, path = tasks.Answering, "/v1/answer"
+    tasks, path = ("answer",), "/v1/answer"
     question: Annotated[str, Field(max_length=MOST_CHARACTERS)]
     context: Annotated[str, Field(max_length=MOST_CHARACTERS)]
     top_k: int = Field(1, ge=1, le=1000)
@@ -192,7 +191,7 @@ class Answer(Task):
 class Translate(Task):
     """Texts that a beam search finds; fields as in `Translator.translate`."""
 
-    kind, path = tasks.Translating, "/v1/translate"
+    tasks, path = ("translate",), "/v1/translate"
     text: str | Annotated[list[str], Field(min_length=1, max_length=MOST_TRANSLATED)]
     beams: int = Field(4, ge=1)
     n_best: int = Field(1, ge=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from headway.cache import PagePool
+from headway.generate import Engine
 from headway.serve.models import Models
 from headway.serve.served import Decoding
 from headway.serve.visits import Visit, prompts_of
@@ -32,11 +34,24 @@ TIMES = {
 }
 
 
-class Metrics:
+NOW: dict[str, tuple[str, Callable[[Engine, PagePool], float]]] = {
+    "vllm:num_requests_running": ("Texts that are written", lambda engine, pool: len(engine.running)),
+    "vllm:num_requests_waiting": ("Texts that wait", lambda engine, pool: len(engine.waiting)),
+    "vllm:kv_cache_usage_perc": (
+        "Of pages, those that texts use",
+        lambda engine, pool: (
+            (pool.held - pool.idle) / max(pool.held if pool.budget is None else pool.budget, 1)
+        ),
+    ),
+}
+"""Of each engine."""
+
+
+class Metrics(Collector):
     """Counts what visits came to; what there is now is looked at when it is asked for."""
 
     def __init__(self, models: Models, worker: Worker) -> None:
-        self.registry = CollectorRegistry()
+        self._models, self._worker, self.registry = models, worker, CollectorRegistry()
         own: dict[str, Any] = {"registry": self.registry}
         self._counts = {name: Counter(name, about, MODEL, **own) for name, about in COUNTS.items()}
         self._times = {
@@ -46,7 +61,7 @@ class Metrics:
         reasons = (*MODEL, "finished_reason")
         self._ended = Counter("vllm:request_success", "Texts that ended, and by what", reasons, **own)
         self._answers = Counter("headway_answers", "Answers over HTTP", ("route", "status"), **own)
-        self.registry.register(Now(models, worker))
+        self.registry.register(self)
 
     def tell(self) -> bytes:
         """All of it, as Prometheus reads it."""
@@ -56,13 +71,14 @@ class Metrics:
         """A visit that is over."""
         self._answers.labels(visit.route, visit.status).inc()
         for name, texts in visit.texts:
-            for tokens, stored in prompts_of(texts):
-                for which, count in (("prompt_tokens", tokens), ("prefix_cache_queries", tokens)):
-                    self._counts[f"vllm:{which}"].labels(name).inc(count)
-                self._counts["vllm:prefix_cache_hits"].labels(name).inc(stored)
+            read, written, looked_for, stored = (count.labels(name) for count in self._counts.values())
+            for tokens, known in prompts_of(texts):
+                read.inc(tokens)
+                looked_for.inc(tokens)
+                stored.inc(known)
             for text in texts:
                 times = [delta.seconds for delta in text.deltas if delta.token is not None]
-                self._counts["vllm:generation_tokens"].labels(name).inc(len(times))
+                written.inc(len(times))
                 reason = text.deltas[-1].finish_reason if text.deltas else None
                 self._ended.labels(name, {"eos": "stop", None: "abort"}.get(reason, reason)).inc()
                 self._add_times(name, times)
@@ -78,37 +94,21 @@ class Metrics:
         if len(times) > 1:
             mean.observe((times[-1] - times[0]) / (len(times) - 1))
 
-
-class Now(Collector):
-    """What models hold and do at this moment."""
-
-    def __init__(self, models: Models, worker: Worker) -> None:
-        self._models, self._worker = models, worker
-
-    def describe(self) -> Iterable[Metric]:
-        return ()
-
     def collect(self) -> Iterator[Metric]:
         """Of each engine its requests and pages; of each model whether it is loaded."""
-        running = GaugeMetricFamily("vllm:num_requests_running", "Texts that are written", labels=MODEL)
-        waiting = GaugeMetricFamily("vllm:num_requests_waiting", "Texts that wait", labels=MODEL)
-        usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Of pages, those that texts use", labels=MODEL)
+        now = {name: GaugeMetricFamily(name, about, labels=MODEL) for name, (about, _) in NOW.items()}
         pages = GaugeMetricFamily("headway_page_bytes", "Bytes of pages", labels=(*MODEL, "state"))
         loaded = GaugeMetricFamily("headway_model_loaded", "1 where a model is loaded", labels=MODEL)
         restarts = CounterMetricFamily(
-            "headway_engine_restarts", "Times that the thread of engines came back"
+            "headway_engine_restarts", "Times that the thread of engines came back", self._worker.restarts
         )
-        restarts.add_metric((), self._worker.restarts)
         for name, place in self._models.places.items():
             loaded.add_metric((name,), float(place.model is not None))
-            if not isinstance(place.model, Decoding) or place.base is not None:
-                continue
-            engine = place.model.engine
-            pool = engine.reader.cache.pool
-            used = pool.held - pool.idle
-            running.add_metric((name,), len(engine.running))
-            waiting.add_metric((name,), len(engine.waiting))
-            usage.add_metric((name,), used / max(pool.held if pool.budget is None else pool.budget, 1))
-            pages.add_metric((name, "used"), used)
-            pages.add_metric((name, "kept"), pool.idle)
-        yield from (running, waiting, usage, pages, loaded, restarts)
+            if isinstance(place.model, Decoding) and place.base is None:
+                engine = place.model.engine
+                pool = engine.reader.cache.pool
+                for gauge, (_, number) in zip(now.values(), NOW.values(), strict=True):
+                    gauge.add_metric((name,), number(engine, pool))
+                pages.add_metric((name, "used"), pool.held - pool.idle)
+                pages.add_metric((name, "kept"), pool.idle)
+        yield from (*now.values(), pages, loaded, restarts)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from headway.errors import ConfigError, did_you_mean
 from headway.serve.errors import Unavailable, UnknownModel
@@ -64,8 +64,8 @@ class Place:
     @property
     def described(self) -> dict[str, Any]:
         """As `/v1/models` tells it."""
-        bare = {"id": self.name, "object": "model", "created": 0, "owned_by": "headway"}
-        return {**(bare if self.model is None else self.model.described), "state": self.state}
+        more = {"created": 0} if self.model is None else self.model.described
+        return {"id": self.name, "object": "model", "owned_by": "headway", **more, "state": self.state}
 
 
 class Models:
@@ -95,17 +95,23 @@ class Models:
     def __iter__(self) -> Iterator[Served]:
         return iter(self.by_name.values())
 
-    async def find(self, name: str | None, kind: type[S] = Served) -> S:  # type: ignore[assignment]
-        """The model of a name, loaded; where none is given, the only one of a kind. Raises UnknownModel, ConfigError
-        where it is of another kind, Unavailable where it cannot be loaded."""
+    async def find(self, name: str | None, kind: type[S], *tasks: str) -> S:
+        """The model of a name, loaded; where none is given, the only one of a kind that is of one of these tasks, or of
+        any where none is named. Raises UnknownModel, ConfigError where it is of another kind or task, Unavailable where
+        it cannot be loaded."""
+
+        def fits(model: Served | None) -> TypeGuard[S]:
+            return isinstance(model, kind) and (not tasks or model.task in tasks)
+
         places = [place for place in self.places.values() if place.base is None]
-        fitting = [place for place in places if isinstance(place.model, kind | None)]
+        fitting = [place for place in places if place.model is None or fits(place.model)]
         place = fitting[0] if name is None and len(fitting) == 1 else self.place(name)
         model = await self.open(place)
-        if not isinstance(model, kind):
-            others = ", ".join(each.name for each in self if isinstance(each, kind)) or "none"
+        if not fits(model):
+            others = ", ".join(each.name for each in self if fits(each)) or "none"
             raise ConfigError(
-                f"{place.name} is {model.what}, and this is asked of {kind.what}; there are {others}"
+                f"{place.name} is a model for {model.task}, and this is asked of one for "
+                f"{' or '.join(tasks) or 'causal-lm'}; there are {others}"
             )
         return model
 

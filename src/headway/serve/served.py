@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from torch import nn
-
 from headway.api import LanguageModel
+from headway.api.loading import AnyModel, task_of
 from headway.cache import PAGE
 from headway.checkpoints import load_folder
 from headway.checkpoints.adapters import load_adapter
@@ -39,65 +38,48 @@ NEARLY = 0.05
 
 
 class Served:
-    """A model under the name that requests give."""
+    """A model under the name that requests give.
 
-    task, what = "", "a model"
-    """Of `headway.load`, and in errors."""
+    model: of the Python API.   exact: what is given for a text is the same bits whatever else is asked.
+    """
 
-    def __init__(self, name: str) -> None:
-        self.name, self.created = name, int(time.time())
+    def __init__(self, name: str, model: AnyModel, worker: Worker, *, exact: bool = False) -> None:
+        self.name, self.created, self.exact, self._worker = name, int(time.time()), exact, worker
+        self.model: Any = model
+        self.task = task_of(model.spec)
 
     @property
     def context(self) -> int | None:
         """The longest text, in tokens; None is no limit."""
-        return None
-
-    @property
-    def weights(self) -> nn.Module:
-        """What takes its memory."""
-        return nn.Module()
+        return context_limit(self.model.spec.encoder or self.model.spec, GenerationConfig())
 
     @property
     def nbytes(self) -> int:
         """Of its weights."""
-        return sum(t.nbytes for t in (*self.weights.parameters(), *self.weights.buffers()))
+        weights = self.model.model
+        return sum(t.nbytes for t in (*weights.parameters(), *weights.buffers()))
 
     async def check(self) -> None:
         """Whether it does what it should. Raises Unavailable."""
 
     @property
     def described(self) -> dict[str, Any]:
-        """As `/v1/models` tells it."""
-        return {
-            "id": self.name,
-            "object": "model",
-            "created": self.created,
-            "owned_by": "headway",
-            "task": self.task,
-            "max_model_len": self.context,
-        }
+        """What `/v1/models` tells of it."""
+        return {"created": self.created, "task": self.task, "max_model_len": self.context}
 
 
 class Decoding(Served):
     """A decoder: its engine, which stays open, and how requests become texts.
 
-    keep: bytes of keys and values that stay for texts that begin as earlier ones did.   exact: see `GenerationConfig`.
+    keep: bytes of keys and values that stay for texts that begin as earlier ones did.
     source: its folder, which says whether an adapter is one of it.   adapters: those that its texts have.
     """
 
-    task, what = "causal-lm", "a language model"
-
     def __init__(
-        self,
-        name: str,
-        lm: LanguageModel,
-        worker: Worker,
-        *,
-        keep: int,
-        exact: bool = False,
+        self, name: str, lm: LanguageModel, worker: Worker, *, keep: int, exact: bool = False
     ) -> None:
-        super().__init__(name)
-        self.lm, self._worker, self.exact = lm, worker, exact
+        super().__init__(name, lm, worker, exact=exact)
+        self.lm = lm
         self.source: Path | None = None
         reader = reader_of(lm.model, keep=keep, exact=exact)
         self.engine = Engine(reader, beside=BESIDE.get(reader.device.type))
@@ -118,10 +100,6 @@ class Decoding(Served):
         if asked is None:
             return None
         return await asyncio.to_thread(lambda: self.grammars.compile(*asked, within=within))
-
-    @property
-    def context(self) -> int | None:
-        return context_limit(self.lm.spec, GenerationConfig())
 
     @property
     def described(self) -> dict[str, Any]:
@@ -169,10 +147,6 @@ class Decoding(Served):
         kept = reader.shares_prefixes and reader.cache.pool.keep != 0
         if kept and len(prompt) > PAGE and not warm.stored:
             raise Unavailable(f"{self.name}: what a prompt has stored is not found by the same prompt")
-
-    @property
-    def weights(self) -> nn.Module:
-        return self.lm.model
 
     def keep(self, nbytes: int) -> None:
         """Bytes that pages of its texts may take, from the next step on; those that are written keep their room."""

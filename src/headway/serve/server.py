@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from headway.errors import ConfigError
+from headway.serve.bodies import ModelRequest
 from headway.serve.metrics import Metrics
 from headway.serve.models import Models
 from headway.serve.served import Served
@@ -15,15 +16,6 @@ from headway.serve.visits import Visit
 from headway.serve.worker import Worker
 
 S = TypeVar("S", bound=Served)
-
-
-class Asked(Protocol):
-    """What all requests have: the model's name, and perhaps fields that nothing here knows."""
-
-    model: str | None
-
-    @property
-    def unknown(self) -> Sequence[str]: ...
 
 
 @dataclass
@@ -53,9 +45,9 @@ class Server:
             visit.end()
             self.metrics.add(visit)
 
-    async def begin(self, asked: Asked, kind: type[S]) -> tuple[S, list[str]]:
-        """The model of a request, which must be of a kind, and warnings of its fields. Raises as `Models.find`."""
+    async def begin(self, asked: ModelRequest, kind: type[S], *tasks: str) -> tuple[S, list[str]]:
+        """The model of a request, as `Models.find` finds and raises, and warnings of its fields."""
         if asked.unknown and self.strict:
             raise ConfigError(f"unknown fields: {', '.join(asked.unknown)}; leave them out")
         warnings = [f"{name} is unknown here and changes nothing" for name in asked.unknown]
-        return await self.models.find(asked.model, kind), warnings
+        return await self.models.find(asked.model, kind, *tasks), warnings

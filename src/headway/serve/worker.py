@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from headway.generate.sequences import Job
 from headway.serve.errors import Busy, Unavailable
@@ -72,22 +72,6 @@ class Ticket:
         return next((text.error for text in self.texts if text.error is not None), None)
 
 
-@dataclass(eq=False)
-class Call(Generic[T]):
-    """Something that is done between two steps, when a condition holds."""
-
-    act: Callable[[], T]
-    when: Callable[[], bool]
-    future: Future[T] = field(default_factory=Future)
-
-    def run(self) -> None:
-        """Does it."""
-        try:
-            self.future.set_result(self.act())
-        except Exception as error:
-            self.future.set_exception(error)
-
-
 class Worker:
     """Steps engines as long as they have something to do; each gets the same time (`Turns`). Any thread may submit.
 
@@ -104,7 +88,7 @@ class Worker:
         self.turns: Turns[Steps] = Turns()
         self._changed = threading.Condition()
         self._tickets: list[Ticket] = []
-        self._calls: list[Call[Any]] = []
+        self._calls: list[tuple[Callable[[], bool], Callable[[], None]]] = []
         self._closed = False
         self._start()
 
@@ -147,11 +131,18 @@ class Worker:
 
     def between(self, act: Callable[[], T], when: Callable[[], bool] = lambda: True) -> Future[T]:
         """Has the thread do something between two steps, as soon as a condition holds; what came of it."""
-        call = Call(act, when)
+        future = Future[T]()
+
+        def call() -> None:
+            try:
+                future.set_result(act())
+            except Exception as error:
+                future.set_exception(error)
+
         with self._changed:
-            self._calls.append(call)
+            self._calls.append((when, call))
             self._changed.notify()
-        return call.future
+        return future
 
     @property
     def count(self) -> int:
@@ -181,7 +172,7 @@ class Worker:
             self.restarts += 1
         finally:
             with self._changed:
-                self._fail(self._tickets, Unavailable(f"{why}; ask again"))
+                self._tell([*self._tickets], Unavailable(f"{why}; ask again"))
                 if not self._closed:
                     self._start()
 
@@ -189,46 +180,40 @@ class Worker:
         """A step of the engine whose turn it is."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._closed or self._tickets or any(c.when() for c in self._calls)
+                lambda: self._closed or self._tickets or any(when() for when, _ in self._calls)
             )
-            calls = [call for call in self._calls if call.when()]
+            calls = [call for call in self._calls if call[0]()]
             self._calls = [call for call in self._calls if call not in calls]
             tickets = [*self._tickets]
-        for call in calls:
-            call.run()
+        for _, call in calls:
+            call()
         if not tickets or self._closed:
             return
         engine, begun = self.turns.next([ticket.engine for ticket in tickets]), time.perf_counter()
-        own = [ticket for ticket in tickets if ticket.engine is engine]
+        failure: Exception | None = None
         try:
             engine.step()  # where it is of some texts alone, these have failed
         except Exception as error:
             LOG.exception("a step failed")
-            with self._changed:
-                self._fail(own, error)
+            failure = error
         self.turns.took(engine, time.perf_counter() - begun)
-        self._tell(own)
+        self._tell([ticket for ticket in tickets if ticket.engine is engine], failure)
 
-    def _tell(self, tickets: Sequence[Ticket]) -> None:
-        """One call of the event loop for all that was added."""
+    def _tell(self, tickets: Sequence[Ticket], failure: Exception | None = None) -> None:
+        """What was added to texts, and how they ended: all of them by a failure, where there is one. One call of the
+        event loop for all of it."""
         news: dict[asyncio.AbstractEventLoop, list[tuple[Ticket, Told | BaseException | None]]] = {}
         for ticket in tickets:
-            to = news.setdefault(ticket.loop, [])
+            to, error = news.setdefault(ticket.loop, []), failure or ticket.error
             if told := ticket.news():
                 to.append((ticket, told))
-            if ticket in self._tickets and (ticket.error is not None or ticket.is_done):
-                to.append((ticket, ticket.error))
+            if ticket in self._tickets and (error is not None or ticket.is_done):
+                to.append((ticket, error))
                 with self._changed:
                     self._tickets.remove(ticket)
         for loop, some in news.items():
             if some and not loop.is_closed():
                 loop.call_soon_threadsafe(_put, some)
-
-    def _fail(self, tickets: Sequence[Ticket], error: BaseException) -> None:
-        for ticket in tickets:
-            if not ticket.loop.is_closed():
-                ticket.loop.call_soon_threadsafe(_put, [(ticket, error)])
-        self._tickets = [ticket for ticket in self._tickets if ticket not in tickets]
 
 
 def _put(news: Sequence[tuple[Ticket, Told | BaseException | None]]) -> None:

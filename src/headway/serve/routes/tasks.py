@@ -11,6 +11,7 @@ from uuid import uuid4
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from headway.serve.calls import Called
 from headway.serve.errors import Json, warned
 from headway.serve.inputs import TASKS, Task
 from headway.serve.server import Server
@@ -27,7 +28,7 @@ def routes(server: Server) -> APIRouter:
 
 def _answering(server: Server, task: type[Task]) -> Callable[..., Awaitable[Response]]:
     async def answer(body: Any, request: Request) -> Response:
-        model, warnings = await server.begin(body, task.kind)
+        model, warnings = await server.begin(body, Called, *task.tasks)  # type: ignore[type-abstract]
         content, tokens = await unless_gone(model.call(body.told), request)
         written = {name: content.pop(name) for name in ("completion_tokens",) if name in content}
         head = {
