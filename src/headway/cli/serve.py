@@ -3,8 +3,7 @@
 import ipaddress
 import threading
 import webbrowser
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Annotated
@@ -18,71 +17,118 @@ from headway.errors import ConfigError
 if TYPE_CHECKING:
     from headway.serve.server import Server
 
-ADAPTER = "an adapter of the first model, by a name of its own; may be given often"
 DEMO = Path("runs/demo")
 OWN = ("localhost", "127.0.0.1", "[::1]")
 """Names of this machine for itself."""
 
 
 @dataclass(frozen=True)
-class Named:
-    """A model and its name."""
-
-    name: str
-    source: str
-
-
-def command(
-    models: Annotated[list[str] | None, says(metavar="MODEL...")] = None,
-    *,
-    demo: bool = False,
-    alias: list[str] | None = None,
-    adapter: Annotated[list[str] | None, says(metavar="NAME=FOLDER", help=ADAPTER)] = None,
-    host: str = "127.0.0.1",
-    port: Whole = 8080,
-    dtype: str = "auto",
-    threads: Count | None = None,
-    exact: bool = False,
-    strict: bool = False,
-    keys: Path | None = None,
-    without_key: bool = False,
-    cors: Annotated[list[str] | None, says(metavar="ORIGIN")] = None,
-    tls_cert: Path | None = None,
-    tls_key: Path | None = None,
-    memory: Annotated[float | None, says(min=0.001, metavar="GB")] = None,
-    on_demand: bool = False,
-    ttl: Annotated[float | None, says(min=1, metavar="SECONDS")] = None,
-    waiting: Count = 256,
-    waiting_tokens: Count | None = None,
-    drain: Annotated[float, says(min=0, metavar="SECONDS")] = 30.0,
-    log: Path | None = None,
-) -> None:
-    """Answer requests of OpenAI's protocol, all of them together: http://HOST:PORT/v1. Ctrl-C ends it when what is
-    being written is done, a second one at once.
+class ServerRun:
+    """The models of a server, and how they answer.
 
     models: folders, GGUF files or ids of the Hub, of any task
-    demo: serve what `headway demo` left in runs/demo, and open the page
     alias: NAME=MODEL, the name that requests give it; may be given often [default: the folder's name]
-    host: who is listened to; other than this machine's own address, anybody who reaches it may ask
-    port: of the address; 0 takes a free one
+    adapter: an adapter of the first model, by a name of its own; may be given often
     exact: the same bits of logits however a text is read: slower prompts
     strict: refuse fields of requests that are unknown, rather than say that they change nothing
-    keys: a file of keys, one of which a request must give; a line is SECRET [name=NAME] [requests=N] [tokens=N] [admin]
-    without_key: let others than this machine ask without a key
-    cors: pages of this origin may ask; may be given often
-    tls_cert: a certificate (PEM), for https
-    tls_key: its key
     memory: for weights and pages of all models, which are given up for others where nobody uses them [default: half of
         the machine's]
     on_demand: load a model when it is first asked for
     ttl: give up a model that nobody has used for so long
     waiting: requests that are written or wait at once; more are told to come again
     waiting_tokens: tokens of prompts that may wait [default: no bound]
+    """
+
+    models: Annotated[list[str] | None, says(metavar="MODEL...")] = None
+    _: KW_ONLY
+    alias: list[str] | None = None
+    adapter: Annotated[list[str] | None, says(metavar="NAME=FOLDER")] = None
+    dtype: str = "auto"
+    threads: Count | None = None
+    exact: bool = False
+    strict: bool = False
+    memory: Annotated[float | None, says(min=0.001, metavar="GB")] = None
+    on_demand: bool = False
+    ttl: Annotated[float | None, says(min=1, metavar="SECONDS")] = None
+    waiting: Count = 256
+    waiting_tokens: Count | None = None
+
+    def open(self) -> "Server":
+        """A server of these models, and of adapters of the first of them. Raises ConfigError where none of them can be
+        loaded; others are told, and tried again when they are asked for."""
+        try:
+            from headway.serve.models import Models, Place
+        except ImportError as error:
+            raise ConfigError("a server needs FastAPI and uvicorn: pip install 'headway[serve]'") from error
+        from headway.api import load
+        from headway.checkpoints.remote import local_model
+        from headway.hardware import memory_total
+        from headway.serve.calls import served_as
+        from headway.serve.errors import Unavailable
+        from headway.serve.served import Served
+        from headway.serve.server import Server
+        from headway.serve.worker import Worker
+
+        named, adapters = names(self.models or [], self.alias or []), pairs(self.adapter or [])
+        set_threads(self.threads)
+        worker = Worker(self.waiting, self.waiting_tokens)
+
+        def place(name: str, source: str) -> Place:
+            def made() -> Served:
+                model = served_as(name, load(source, dtype=self.dtype), worker, keep=0, exact=self.exact)
+                model.source = local_model(source)
+                return model
+
+            return Place(name, made, size=size_of(Path(source)))
+
+        memory = memory_total() // 2 if self.memory is None else int(self.memory * 1e9)
+        models = Models([place(*pair) for pair in named], memory=memory, ttl=self.ttl)
+        for name, folder in adapters:
+            models.add_adapter(name, models.places[named[0][0]], folder)
+        errors = []
+        for each in [] if self.on_demand else models.places.values():
+            try:
+                note(f"{each.name} is loaded, for {models.load(each).task}")
+            except Unavailable as error:
+                errors.append(str(error))
+        if errors and len(errors) == len(models.places):
+            worker.close()
+            raise ConfigError("; ".join(errors))
+        for text in errors:
+            note(text)
+        return Server(models, worker, self.strict)
+
+
+def command(
+    run: ServerRun,
+    *,
+    demo: bool = False,
+    host: str = "127.0.0.1",
+    port: Whole = 8080,
+    keys: Path | None = None,
+    without_key: bool = False,
+    cors: Annotated[list[str] | None, says(metavar="ORIGIN")] = None,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+    drain: Annotated[float, says(min=0, metavar="SECONDS")] = 30.0,
+    log: Path | None = None,
+) -> None:
+    """Answer requests of OpenAI's protocol, all of them together: http://HOST:PORT/v1. Ctrl-C ends it when what is
+    being written is done, a second one at once.
+
+    demo: serve what `headway demo` left in runs/demo, and open the page
+    host: who is listened to; other than this machine's own address, anybody who reaches it may ask
+    port: of the address; 0 takes a free one
+    keys: a file of keys, one of which a request must give; a line is SECRET [name=NAME] [requests=N] [tokens=N] [admin]
+    without_key: let others than this machine ask without a key
+    cors: pages of this origin may ask; may be given often
+    tls_cert: a certificate (PEM), for https
+    tls_key: its key
     drain: finish what is being written for so long when the server ends
     log: a file of JSON lines, one for each request, without its text
     """
-    models = [*(models or []), *([demo_model()] if demo else [])]
-    if not models:
+    run = replace(run, models=[*(run.models or []), *([demo_model()] if demo else [])])
+    if not run.models:
         raise ConfigError("serve: name a model, or give --demo")
     if not is_own(host) and keys is None and not without_key:
         raise ConfigError(
@@ -90,11 +136,7 @@ def command(
         )
     if (tls_cert is None) != (tls_key is None):
         raise ConfigError("--tls-cert and --tls-key go together; give both, or neither")
-    set_threads(threads)
-    server = open_server(
-        names(models, alias or []), pairs(adapter or []), dtype=dtype, exact=exact, strict=strict, memory=memory,
-        ttl=ttl, on_demand=on_demand, waiting=waiting, waiting_tokens=waiting_tokens,
-    )  # fmt: skip
+    server = run.open()
     from headway.serve.app import make_app
     from headway.serve.running import Listener, log_to
     from headway.serve.visits import read_keys
@@ -131,9 +173,7 @@ def run(
     max_new_tokens: at most so many [default: 128, or what the context has room for]
     seed: equal seeds give equal text
     """
-    set_threads(threads)
-    named = names([model], [])
-    server = open_server(named, dtype=dtype)
+    server = ServerRun([model], dtype=dtype, threads=threads).open()
     from headway.endpoints import ServerEndpoint
     from headway.serve.app import make_app
     from headway.serve.running import Listener, log_to
@@ -145,68 +185,10 @@ def run(
     thread.start()
     settings = asked(SamplingRun(model, max_new_tokens=max_new_tokens, seed=seed), temperature)
     try:
-        talk_with(ServerEndpoint(f"{urls.get()}/v1", named[0].name, say=note), system, settings)
+        talk_with(ServerEndpoint(f"{urls.get()}/v1", *server.models.places, say=note), system, settings)
     finally:
         listener.drain()
         thread.join()
-
-
-def open_server(
-    named: list[Named],
-    adapters: Sequence[Named] = (),
-    *,
-    dtype: str = "auto",
-    exact: bool = False,
-    strict: bool = False,
-    memory: float | None = None,
-    ttl: float | None = None,
-    on_demand: bool = False,
-    waiting: int = 256,
-    waiting_tokens: int | None = None,
-) -> "Server":
-    """A server of these models, and of adapters of the first of them. Raises ConfigError where none of them can be
-    loaded; others are told, and tried again when they are asked for."""
-    try:
-        from headway.serve.models import Models, Place
-    except ImportError as error:
-        raise ConfigError("a server needs FastAPI and uvicorn: pip install 'headway[serve]'") from error
-    from headway.api import load
-    from headway.checkpoints.remote import local_model
-    from headway.hardware import memory_total
-    from headway.serve.calls import served_as
-    from headway.serve.errors import Unavailable
-    from headway.serve.served import Decoding, Served
-    from headway.serve.server import Server
-    from headway.serve.worker import Worker
-
-    worker = Worker(waiting, waiting_tokens)
-
-    def place(one: Named) -> Place:
-        def made() -> Served:
-            model = served_as(one.name, load(one.source, dtype=dtype), worker, keep=0, exact=exact)
-            if isinstance(model, Decoding):
-                model.source = local_model(one.source)
-            return model
-
-        return Place(one.name, made, size=size_of(Path(one.source)))
-
-    limit = memory_total() // 2 if memory is None else int(memory * 1e9)
-    models = Models([place(one) for one in named], memory=limit, ttl=ttl)
-    for one in adapters:
-        models.add_adapter(one.name, models.places[named[0].name], one.source)
-    errors = []
-    for each in [] if on_demand else models.places.values():
-        try:
-            models.load(each)
-            note(f"{each.name} is loaded: {models.by_name[each.name].task}")
-        except Unavailable as error:
-            errors.append(str(error))
-    if errors and len(errors) == len(models.places):
-        worker.close()
-        raise ConfigError("; ".join(errors))
-    for text in errors:
-        note(text)
-    return Server(models, worker, strict)
 
 
 def demo_model() -> str:
@@ -222,23 +204,22 @@ def size_of(model: Path) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def names(models: list[str], aliases: list[str]) -> list[Named]:
-    """Each model with its name. Raises ConfigError for an alias of no model."""
+def names(models: list[str], aliases: list[str]) -> list[tuple[str, str]]:
+    """Each model behind its name. Raises ConfigError for an alias of no model."""
     given = {}
-    for alias in pairs(aliases):
-        if alias.source not in models:
-            raise ConfigError(f"{alias.source} is none of the models {', '.join(models)}, and has no alias")
-        given[alias.source] = alias.name
-    return [Named(given.get(model, Path(model).stem or model), model) for model in models]
+    for name, model in pairs(aliases):
+        if model not in models:
+            raise ConfigError(f"{model} is none of the models {', '.join(models)}, and has no alias")
+        given[model] = name
+    return [(given.get(model, Path(model).stem or model), model) for model in models]
 
 
-def pairs(texts: list[str]) -> list[Named]:
+def pairs(texts: list[str]) -> list[tuple[str, str]]:
     """NAME=SOURCE, of each. Raises ConfigError."""
-    found = [Named(*text.partition("=")[::2]) for text in texts]
-    for one in found:
-        if not (one.name and one.source):
-            raise ConfigError(f"{one.name or one.source}: write NAME=MODEL, or NAME=FOLDER of an adapter")
-    return found
+    for text in texts:
+        if not all(text.partition("=")):
+            raise ConfigError(f"{text.strip('=')}: write NAME=MODEL, or NAME=FOLDER of an adapter")
+    return [(name, source) for name, _, source in (text.partition("=") for text in texts)]
 
 
 def is_own(host: str) -> bool:

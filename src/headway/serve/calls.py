@@ -124,7 +124,7 @@ class Translating(Called):
 
 
 def served_as(name: str, model: AnyModel, worker: Worker, *, keep: int, exact: bool = False) -> Served:
-    """A model under a name; `keep`, `exact`: as in `Decoding`, `Called`. Raises ConfigError for an encoder without a
+    """A model under a name; `keep`, `exact`: as in `Decoding`. Raises ConfigError for an encoder without a
     head, of which nothing is asked."""
     if isinstance(model, LanguageModel):
         return Decoding(name, model, worker, keep=keep, exact=exact)

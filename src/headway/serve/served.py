@@ -40,12 +40,14 @@ NEARLY = 0.05
 class Served:
     """A model under the name that requests give.
 
-    model: of the Python API.   exact: what is given for a text is the same bits whatever else is asked.
+    model: of the Python API.   source: its folder, which says whether an adapter is one of it.
+    exact: what is given for a text is the same bits whatever else is asked.
     """
 
     def __init__(self, name: str, model: AnyModel, worker: Worker, *, exact: bool = False) -> None:
         self.name, self.created, self.exact, self._worker = name, int(time.time()), exact, worker
         self.model: Any = model
+        self.source: Path | None = None
         self.task = task_of(model.spec)
 
     @property
@@ -72,7 +74,7 @@ class Decoding(Served):
     """A decoder: its engine, which stays open, and how requests become texts.
 
     keep: bytes of keys and values that stay for texts that begin as earlier ones did.
-    source: its folder, which says whether an adapter is one of it.   adapters: those that its texts have.
+    adapters: those that its texts have.
     """
 
     def __init__(
@@ -80,7 +82,6 @@ class Decoding(Served):
     ) -> None:
         super().__init__(name, lm, worker, exact=exact)
         self.lm = lm
-        self.source: Path | None = None
         reader = reader_of(lm.model, keep=keep, exact=exact)
         self.engine = Engine(reader, beside=BESIDE.get(reader.device.type))
         self.adapters = beside(lm.model)

@@ -10,7 +10,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from headway.cli.serve import command
+from headway.cli.serve import ServerRun, command
 from headway.errors import ConfigError
 from tests.serve.conftest import talker
 
@@ -18,9 +18,9 @@ from tests.serve.conftest import talker
 def test_without_a_demo_it_says_how_to_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="headway demo"):
-        command(demo=True)
+        command(ServerRun(), demo=True)
     with pytest.raises(ConfigError, match="--demo"):
-        command()
+        command(ServerRun())
 
 
 @pytest.mark.slow
