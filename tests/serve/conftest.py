@@ -38,7 +38,7 @@ class House:
 
     def used(self) -> int:
         """Pages that texts hold."""
-        engines = [model.engine for model in self.models if isinstance(model, Decoding)]
+        engines = [place.model.engine for place in self.models.loaded() if isinstance(place.model, Decoding)]
         pools = [engine.reader.cache.pool for engine in engines]
         return sum(pool.held - pool.idle for pool in pools)
 

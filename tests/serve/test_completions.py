@@ -51,7 +51,7 @@ def drawn(number: int) -> dict[str, Any]:
 
 def expected(house: House, asked: dict[str, Any]) -> list[Any]:
     """What `LanguageModel.generate` makes of it, alone."""
-    lm = next(iter(house.models.by_name.values())).lm
+    lm = next(iter(house.models.places.values())).model.lm
     options = {
         "max_new_tokens": asked["max_tokens"],
         "temperature": asked["temperature"],
@@ -103,7 +103,7 @@ def test_a_conversation(house: House, client: Callable[..., Any]) -> None:
         logprobs=True,
         top_logprobs=1,
     )
-    lm = house.models.by_name["small"].lm
+    lm = house.models.places["small"].model.lm
     plain = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
     assert answer.choices[0].message.content == lm.chat(plain, max_new_tokens=9).text
     assert len(answer.choices[0].logprobs.content) == answer.usage.completion_tokens == 9

@@ -265,7 +265,7 @@ def test_an_encoder_without_a_head_is_not_served(encoders: dict[str, Any]) -> No
 @pytest.mark.parametrize("most", [0, 2])
 def test_no_more_than_may_wait_are_taken(encoders: dict[str, Any], most: int) -> None:
     with serving_encoders({"embedder": encoders["embedder"]}, most=most, decoders=()) as house:
-        packing: Any = house.models.by_name["embedder"].engine  # type: ignore[attr-defined]
+        packing: Any = house.models.places["embedder"].model.engine  # type: ignore[attr-defined]
         read, goes_on = packing._read, threading.Event()
         packing._read = lambda texts: goes_on.wait(10) and read(texts)
         body = {"model": "embedder", "input": "a dog"}
@@ -316,7 +316,7 @@ def test_odd_requests_are_answered_or_refused(house: House) -> None:
 
 
 def test_a_decoder_writes_while_many_texts_are_read(house: House) -> None:
-    packing: Any = house.models.by_name["embedder"].engine  # type: ignore[attr-defined]
+    packing: Any = house.models.places["embedder"].model.engine  # type: ignore[attr-defined]
     read, begun = packing._read, threading.Event()
 
     def slow(texts: Any) -> Any:
@@ -338,7 +338,7 @@ def test_a_decoder_writes_while_many_texts_are_read(house: House) -> None:
 
 
 def test_a_client_that_leaves_takes_its_texts_along(house: House) -> None:
-    packing: Any = house.models.by_name["embedder"].engine  # type: ignore[attr-defined]
+    packing: Any = house.models.places["embedder"].model.engine  # type: ignore[attr-defined]
     read, begun, goes_on = packing._read, threading.Event(), threading.Event()
 
     def slow(texts: Any) -> Any:

@@ -127,7 +127,7 @@ async def storm(house: House, count: int, at_once: int, seed: int) -> Counter[tu
             assert status in EXPECTED[kind], (kind, said[:300])
 
     await asyncio.gather(*map(one, range(count)))
-    lm = house.models.by_name["small"].lm  # type: ignore[attr-defined]
+    lm = house.models.places["small"].model.lm  # type: ignore[attr-defined]
     for what, found in known.items():
         asked = json.loads(what)
         made = lm.generate(
@@ -140,7 +140,7 @@ async def storm(house: House, count: int, at_once: int, seed: int) -> Counter[tu
 def nothing_is_left(house: House) -> None:
     settles(lambda: not (house.used() or house.worker.count or house.server.open), 20)
     settles(lambda: not house.listener.server_state.tasks)
-    engine = house.models.by_name["small"].engine  # type: ignore[attr-defined]
+    engine = house.models.places["small"].model.engine  # type: ignore[attr-defined]
     assert engine.is_idle
     assert not engine._cancelled
     assert house.worker.restarts == 0
@@ -148,13 +148,14 @@ def nothing_is_left(house: House) -> None:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A body that is shorter than its head says is not waited for for long."""
+    """A body that is shorter than its head says is not waited for for long, and is bounded by less than usual."""
     monkeypatch.setattr("headway.serve.guard.PATIENCE", 2.0)
     monkeypatch.setattr("headway.serve.running.PATIENCE", 2.0)
+    monkeypatch.setattr("headway.serve.guard.MOST_BYTES", 60_000)
 
 
 def test_faults_of_some_harm_no_others() -> None:
-    with serving(keys=[Key(KEY)], most_bytes=60_000, most=10_000) as house:
+    with serving(keys=[Key(KEY)], most=10_000) as house:
         told = asyncio.run(storm(house, 200, 16, seed=1))
         assert sum(told.values()) == 200
         assert {kind for kind, _ in told} == {"good", *EXPECTED, "slow"}
@@ -166,7 +167,7 @@ def test_faults_of_some_harm_no_others() -> None:
 def test_ten_thousand_requests_leave_nothing_behind() -> None:
     """Of pages, tasks and Python's objects. Resident memory still grows, ever more slowly: half of that is what oneDNN
     keeps of each shape of a product, and the rest has no cause that is known. So this is no bound on it."""
-    with serving(keys=[Key(KEY)], most_bytes=60_000, most=10_000) as house:
+    with serving(keys=[Key(KEY)], most=10_000) as house:
         sizes, objects = [], []
         for seed in range(10):
             asyncio.run(storm(house, 1000, 32, seed))

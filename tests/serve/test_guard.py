@@ -41,8 +41,9 @@ def test_forms_of_other_pages_are_refused(house: House, kind: str) -> None:
     assert ask(house, Content_Type=kind)[0] == 400
 
 
-def test_bodies_are_bounded() -> None:
-    with serving(most_bytes=1000) as house:
+def test_bodies_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.serve.guard.MOST_BYTES", 1000)
+    with serving() as house:
         assert ask(house, body={**BODY, "prompt": "x" * 2000})[0] == 413
         assert ask(house)[0] == 200
 

@@ -110,9 +110,9 @@ def test_models_share_a_budget_of_bytes() -> None:
         for name, loaded in (("a", "a"), ("b", "ab"), ("a", "ab"), ("c", "ac"), ("b", "bc"), ("b", "bc")):
             assert ask(house, body={**SHORT, "model": name})[0] == 200
             settles(lambda: not house.server.open)
-            assert "".join(sorted(house.models.by_name)) == loaded
+            assert "".join(sorted(place.name for place in house.models.loaded())) == loaded
         assert source.loads == {"a": 1, "b": 2, "c": 1}
-        budgets = [m.engine.reader.cache.pool.budget for m in house.models if isinstance(m, Decoding)]
+        budgets = [place.model.engine.reader.cache.pool.budget for place in house.models.loaded()]
         assert budgets == [(memory - 2 * SIZE) // 2] * 2
 
 
@@ -124,20 +124,20 @@ def test_what_is_in_use_is_not_given_up() -> None:
             status, told = ask(house, body={**LONG, "model": "b"})
         assert (status, f"its weights take {SIZE} bytes" in told["error"]["message"]) == (503, True)
         assert ask(house, body={**LONG, "model": "b"})[0] == 200
-        assert [*house.models.by_name] == ["b"]
+        assert [place.name for place in house.models.loaded()] == ["b"]
 
 
 def test_a_model_larger_than_its_files_said_is_no_more_than_the_budget() -> None:
     with house_of(lambda s: [s.place("a", size=10)], SIZE // 2) as (house, source):
         assert ask(house, body={**LONG, "model": "a"})[0] == 503
         assert source.loads == {"a": 1}
-        assert not house.models.by_name
+        assert not house.models.loaded()
 
 
 def test_a_model_that_nobody_uses_goes() -> None:
     with house_of(lambda s: [s.place("a")], ttl=0.2) as (house, source):
         assert ask(house, body=LONG)[0] == 200
-        weights = ref(house.models.by_name["a"].lm.model)  # type: ignore[attr-defined]
+        weights = ref(house.models.places["a"].model.lm.model)  # type: ignore[attr-defined]
         with house.models.places["a"].asked():
             time.sleep(0.5)
             assert listed(house) == {"a": "loaded"}
@@ -152,7 +152,7 @@ def test_pages_are_bounded_by_what_weights_leave() -> None:
     prompts = [[i % 50 + 3] * 100 for i in range(12)]
     with house_of(lambda s: [s.place("a")]) as (house, _):
         assert ask(house, body=SHORT)[0] == 200
-        model = house.models.by_name["a"]
+        model = house.models.places["a"].model
         assert isinstance(model, Decoding)
         engine = model.engine
         pool, made = engine.reader.cache.pool, model.lm.generate(prompts, max_new_tokens=60)
@@ -171,7 +171,7 @@ def test_pages_are_bounded_by_what_weights_leave() -> None:
 def test_texts_that_are_being_written_keep_their_room() -> None:
     with house_of(lambda s: [s.place("a")]) as (house, _):
         assert ask(house, body=SHORT)[0] == 200
-        model = house.models.by_name["a"]
+        model = house.models.places["a"].model
         assert isinstance(model, Decoding)
         expected = ask(house, body=LONG)[1]["choices"]
         found: list[Any] = []
@@ -247,7 +247,7 @@ def test_adapters_come_and_go_while_others_write(tmp_path: Path) -> None:
         stop.set()
         thread.join()
         assert not wrong
-        model = house.models.by_name["small"]
+        model = house.models.places["small"].model
         assert isinstance(model, Decoding)
         settles(lambda: len(adapter_names(model.lm.model)) == 1)
         # another one of the same name is not taken for the one before

@@ -18,7 +18,7 @@ from tests.text.conftest import CORPUS
 
 
 def model_of(house: House) -> LanguageModel:
-    return house.models.by_name["small"].lm  # type: ignore[attr-defined, no-any-return]
+    return house.models.places["small"].model.lm  # type: ignore[attr-defined, no-any-return]
 
 
 def lines(house: House, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ def client(house: House) -> Iterator[Any]:
 
 def written(house: House, messages: Sequence[dict[str, str]], **options: Any) -> str:
     """What the Python API answers."""
-    return str(house.models.by_name["small"].lm.chat(list(messages), **options).text)
+    return str(house.models.places["small"].model.lm.chat(list(messages), **options).text)
 
 
 def test_a_message_is_the_text_of_a_chat(house: House, client: Any) -> None:
@@ -35,7 +35,7 @@ def test_a_message_is_the_text_of_a_chat(house: House, client: Any) -> None:
     assert answer.content[0].text == written(house, told, max_new_tokens=12, seed=5, **SAMPLED)
     assert (answer.role, answer.type, answer.model) == ("assistant", "message", "small")
     assert (answer.stop_reason, answer.stop_sequence, answer.usage.output_tokens) == ("max_tokens", None, 12)
-    ids = house.models.by_name["small"].lm.need_tokenizer().render_chat(told)
+    ids = house.models.places["small"].model.lm.need_tokenizer().render_chat(told)
     assert answer.usage.input_tokens + answer.usage.cache_read_input_tokens == len(ids)
     again = client.messages.create(**asked, extra_body={"seed": 5, **SAMPLED})
     assert again.usage.cache_read_input_tokens > 0
@@ -47,7 +47,9 @@ def test_tokens_are_counted_without_writing(house: House, client: Any) -> None:
         model="small", messages=TALK, system=[{"type": "text", "text": "Be."}]
     )
     told = [{"role": "system", "content": "Be."}, *TALK]
-    assert counted.input_tokens == len(house.models.by_name["small"].lm.need_tokenizer().render_chat(told))
+    assert counted.input_tokens == len(
+        house.models.places["small"].model.lm.need_tokenizer().render_chat(told)
+    )
 
 
 def test_a_stop_sequence_is_named(house: House, client: Any) -> None:
@@ -77,7 +79,7 @@ def test_a_stream_is_the_message_and_its_events_are_in_order(house: House) -> No
 
 
 def test_halves_of_characters_are_held_back(house: House, client: Any) -> None:
-    tokenizer = house.models.by_name["small"].lm.need_tokenizer()
+    tokenizer = house.models.places["small"].model.lm.need_tokenizer()
     assert tokenizer.table is not None
     halves = [token for token, spelled in tokenizer.table.bytes_of.items() if spelled in (b"\xc3", b"\xa9")]
     bias = dict.fromkeys(halves, 60.0)
@@ -157,7 +159,7 @@ def test_a_call_that_is_whole_is_the_reason_to_stop(house: House, client: Any) -
     halted = client.messages.create(**asked, stop_sequences=[text[5:7]])
     assert halted.stop_reason == "stop_sequence"
     assert client.messages.create(**asked).stop_reason == "max_tokens"
-    [eos] = house.models.by_name["small"].lm.eos
+    [eos] = house.models.places["small"].model.lm.eos
     ended = client.messages.create(**{**asked, "extra_body": {"logit_bias": {str(eos): 1000}}})
     assert ended.stop_reason == "tool_use"
 

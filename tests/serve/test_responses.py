@@ -24,7 +24,7 @@ def client(house: House) -> Iterator[Any]:
 
 def written(house: House, messages: list[dict[str, str]], **options: Any) -> str:
     """What the Python API answers."""
-    return str(house.models.by_name["small"].lm.chat(messages, **options).text)
+    return str(house.models.places["small"].model.lm.chat(messages, **options).text)
 
 
 def test_a_response_is_the_text_of_a_chat(house: House, client: Any) -> None:
@@ -35,7 +35,7 @@ def test_a_response_is_the_text_of_a_chat(house: House, client: Any) -> None:
     assert answer.output_text == written(house, told, max_new_tokens=12, seed=5, **sampled)
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert (answer.instructions, answer.temperature, answer.top_p) == ("Be brief.", 0.9, 0.95)
-    ids = house.models.by_name["small"].lm.need_tokenizer().render_chat(told)
+    ids = house.models.places["small"].model.lm.need_tokenizer().render_chat(told)
     assert (answer.usage.input_tokens, answer.usage.output_tokens) == (len(ids), 12)
     again = client.responses.create(**asked, **sampled, extra_body={"seed": 5})
     assert again.usage.input_tokens_details.cached_tokens > 0
@@ -55,7 +55,7 @@ def test_a_stream_is_the_response_and_its_events_are_in_order(house: House, clie
 
 
 def test_streams_and_parsing_of_the_client_itself(house: House, client: Any) -> None:
-    [eos] = house.models.by_name["small"].lm.eos
+    [eos] = house.models.places["small"].model.lm.eos
     bias = {"logit_bias": {str(eos): 7.0}, "seed": 3}
     asked = {"model": "small", "input": [{"role": "user", "content": "go"}], "extra_body": bias}
     with client.responses.stream(**asked) as stream:

@@ -408,7 +408,7 @@ def test_templates_that_write_without_end_are_stopped(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("stream", [False, True])
 def test_reasoning_is_told_apart(client: Any, house: House, stream: bool) -> None:
     """Through HTTP, by a template that begins an answer within reasoning."""
-    lm = house.models.by_name["small"].lm
+    lm = house.models.places["small"].model.lm
     before = lm.tokenizer
     lm.tokenizer = before.with_chat_template("{{ messages[0].content }}<think>\n{# </think> #}")
     asked = {"model": "small", "messages": ASKED["messages"], "seed": 1, "max_completion_tokens": 30}

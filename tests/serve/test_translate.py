@@ -83,7 +83,7 @@ def test_many_at_once_are_those_of_one_after_the_other(house: House, translator:
             "completion_tokens": new,
             "total_tokens": given + new,
         }
-    reader = house.models.by_name["ours"].engine.reader  # type: ignore[attr-defined]
+    reader = house.models.places["ours"].model.engine.reader  # type: ignore[attr-defined]
     pools = [cache.pool for cache in (reader.cache, reader.sources.cache)]
     wait_until(lambda: house.worker.count == 0 and not any(pool.held - pool.idle for pool in pools))
 

@@ -61,7 +61,7 @@ def test_who_comes_late_is_not_owed_the_time_before(costs: list[float], count: i
 
 
 def engine_of(house: House, name: str = "small") -> Any:
-    model = house.models.by_name[name]
+    model = house.models.places[name].model
     assert isinstance(model, Decoding)
     return model.engine
 

@@ -39,7 +39,6 @@ class Guard:
     hosts: names by which the server may be asked (`Host`); None is any. A page elsewhere whose name resolves to this
         machine is none of them (DNS rebinding).
     keys: one of which a request must give (`Authorization: Bearer`, `X-Api-Key`); none is needed where there are none.
-    most_bytes: of a body.
     """
 
     def __init__(
@@ -49,9 +48,8 @@ class Guard:
         server: Server,
         hosts: Collection[str] | None = None,
         keys: Sequence[Key] = (),
-        most_bytes: int = MOST_BYTES,
     ) -> None:
-        self.app, self.server, self.hosts, self.keys, self.most_bytes = app, server, hosts, keys, most_bytes
+        self.app, self.server, self.hosts, self.keys = app, server, hosts, keys
 
     async def __call__(self, scope: Scope, receive: Callable[..., Any], send: Callable[..., Any]) -> None:
         if scope["type"] != "http":
@@ -135,8 +133,8 @@ class Guard:
         try:
             async for part in request.stream():
                 body += part
-                if len(body) > self.most_bytes:
-                    raise Refused(f"the body has more than {self.most_bytes} bytes; send less", 413)
+                if len(body) > MOST_BYTES:
+                    raise Refused(f"the body has more than {MOST_BYTES} bytes; send less", 413)
         except ClientDisconnect:
             raise Refused("the client has left", 499) from None
         for mark, most in MOST_MARKS.items():

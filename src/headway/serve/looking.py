@@ -17,20 +17,16 @@ from headway.serve.streams import unless_gone
 
 T = TypeVar("T")
 MOST_BYTES = 1 << 30
-"""Of what is kept of a text while it is looked at."""
+"""Of what is kept of a text while it is looked at: queries, keys, values and states."""
 MOST_WAITING = 8
 """Looks that are computed or wait at once, one of them at a time."""
 
 
 class Looking:
     """A thread of its own, and the maps of the last text that was looked at: another layer, head or token of it costs
-    no more than a row of weights.
+    no more than a row of weights."""
 
-    most_bytes: of queries, keys, values and states of a text.
-    """
-
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        self.most_bytes = most_bytes
+    def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "headway-looks")
         self._waiting: set[Future[Any]] = set()
         self._last: tuple[ref[LanguageModel], list[int], AttentionMaps] | None = None
@@ -50,10 +46,10 @@ class Looking:
         spec, size = lm.spec, lm.model.stack.like.element_size()
         each = (spec.heads + 2 * spec.kv_heads) * spec.head_dim * spec.layers
         need = (each + spec.width * (spec.layers + 1)) * size
-        if len(ids) * need > self.most_bytes:
+        if len(ids) * need > MOST_BYTES:
             raise ConfigError(
                 f"attention: {len(ids)} tokens of this model take {len(ids) * need} bytes of queries, keys, values "
-                f"and states, and there are {self.most_bytes}; give at most {self.most_bytes // need} tokens"
+                f"and states, and there are {MOST_BYTES}; give at most {MOST_BYTES // need} tokens"
             )
 
     def maps(self, lm: LanguageModel, ids: Sequence[int]) -> AttentionMaps:

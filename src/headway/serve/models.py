@@ -87,13 +87,9 @@ class Models:
         self._loads = asyncio.Lock()
         self._share()
 
-    @property
-    def by_name(self) -> dict[str, Served]:
+    def loaded(self) -> list[Place]:
         """Those that are loaded."""
-        return {name: place.model for name, place in self.places.items() if place.model is not None}
-
-    def __iter__(self) -> Iterator[Served]:
-        return iter(self.by_name.values())
+        return [place for place in [*self.places.values()] if place.model is not None]
 
     async def find(self, name: str | None, kind: type[S], *tasks: str) -> S:
         """The model of a name, loaded; where none is given, the only one of a kind that is of one of these tasks, or of
@@ -108,7 +104,7 @@ class Models:
         place = fitting[0] if name is None and len(fitting) == 1 else self.place(name)
         model = await self.open(place)
         if not fits(model):
-            others = ", ".join(each.name for each in self if fits(each)) or "none"
+            others = ", ".join(each.name for each in self.loaded() if fits(each.model)) or "none"
             raise ConfigError(
                 f"{place.name} is a model for {model.task}, and this is asked of one for "
                 f"{' or '.join(tasks) or 'causal-lm'}; there are {others}"
@@ -151,16 +147,13 @@ class Models:
         self._share()
         return model
 
-    def _loaded(self) -> list[Place]:
-        return [place for place in [*self.places.values()] if place.model is not None]
-
     def _make_room(self, place: Place) -> None:
         """Gives up models that nobody uses, until the weights of another one have room. Raises Unavailable."""
         while self.memory is not None:
-            there = self.memory - self.memory // PAGES - sum(other.size for other in self._loaded())
+            there = self.memory - self.memory // PAGES - sum(other.size for other in self.loaded())
             if place.size <= there:
                 return
-            idle = [one for one in self._loaded() if not (one.live or one.stays or one is place.base)]
+            idle = [one for one in self.loaded() if not (one.live or one.stays or one is place.base)]
             if not idle:
                 raise Unavailable(
                     f"its weights take {place.size} bytes, and {there} of {self.memory} are left"
@@ -170,8 +163,8 @@ class Models:
     def _share(self) -> None:
         """What weights leave is for pages, in equal parts."""
         if self.memory is not None:
-            left = self.memory - sum(place.size for place in self._loaded())
-            own = [place.model for place in self._loaded() if place.base is None]
+            left = self.memory - sum(place.size for place in self.loaded())
+            own = [place.model for place in self.loaded() if place.base is None]
             decoders = [model for model in own if isinstance(model, Decoding)]
             for model in decoders:
                 model.keep(max(left, 0) // len(decoders))
@@ -189,14 +182,14 @@ class Models:
         """Gives up models that nobody has used for `ttl`, as long as it is not cancelled."""
         while self.ttl is not None:
             await asyncio.sleep(min(1.0, self.ttl / 4))
-            for place in self._loaded():
+            for place in self.loaded():
                 idle = not (place.live or place.stays or place.base)
                 if idle and time.monotonic() - place.used > self.ttl:
                     self.unload(place)
 
     async def check(self) -> None:
         """Checks the models that are loaded, each once. Raises Unavailable for one that does not what it should."""
-        for place in self._loaded():
+        for place in self.loaded():
             if place.model is not None and not place.checked:
                 await place.model.check()
                 place.checked = True
@@ -223,8 +216,3 @@ class Models:
         del self.places[name]
         if isinstance(place.model, Decoding):
             place.model.drop()
-
-    @property
-    def states(self) -> dict[str, str]:
-        """Of all models, in a word."""
-        return {name: place.state for name, place in self.places.items()}

@@ -32,7 +32,7 @@ def tell(house: House) -> Tell:
 
 
 def model_of(house: House) -> Any:
-    return house.models.by_name["small"].lm  # type: ignore[attr-defined]
+    return house.models.places["small"].model.lm  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("layer", "head", "query"), [(0, 0, -1), (1, 3, 40), (1, 2, 0), (-1, -2, 9)])
@@ -201,8 +201,11 @@ def test_what_is_wrong_is_said(house: House, path: str, more: dict[str, Any], wo
     assert words in told["error"]["message"]
 
 
-def test_a_text_that_is_too_long_is_refused_with_both_numbers(house: House) -> None:
-    looking = Looking(most_bytes=10_000)
+def test_a_text_that_is_too_long_is_refused_with_both_numbers(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headway.serve.looking.MOST_BYTES", 10_000)
+    looking = Looking()
     with pytest.raises(ConfigError, match="at most 11 tokens"):
         looking.maps(model_of(house), [1] * 12)
     assert len(looking.maps(model_of(house), [1] * 11)[0].keys) == 11

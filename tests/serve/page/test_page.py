@@ -109,7 +109,7 @@ def page(chromium: Any, long_house: House) -> Iterator[Page]:
 
 
 def model_of(house: House, name: str = "chat") -> Any:
-    return house.models.by_name[name].lm  # type: ignore[attr-defined]
+    return house.models.places[name].model.lm  # type: ignore[attr-defined]
 
 
 def test_a_conversation_and_what_else_could_have_come(page: Page, long_house: House) -> None:

@@ -27,7 +27,10 @@ def routes(server: Server) -> APIRouter:
     async def ready() -> dict[str, Any]:
         """Whether requests may come: each model that is loaded has been checked, once."""
         await server.models.check()
-        return {"status": "ready", "models": server.models.states}
+        return {
+            "status": "ready",
+            "models": {name: place.state for name, place in server.models.places.items()},
+        }
 
     @router.get("/metrics")
     def metrics() -> Response:
