@@ -3,7 +3,9 @@
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,10 +19,10 @@ pytest.importorskip("uvicorn", reason="headway[serve] is not installed")
 
 from headway.serve import chats
 from headway.serve.app import make_app
-from headway.serve.models import Models
+from headway.serve.models import Models, Place
 from headway.serve.parts import Part
 from headway.serve.running import Listener
-from headway.serve.served import Decoding
+from headway.serve.served import Decoding, Served
 from headway.serve.server import Server
 from headway.serve.visits import Key
 from headway.serve.worker import Worker
@@ -43,6 +45,11 @@ class House:
         return sum(pool.held - pool.idle for pool in pools)
 
 
+def placed(*models: Served) -> list[Place]:
+    """The places of models that are loaded."""
+    return [Place(model.name, partial(copy, model), model, size=model.nbytes) for model in models]
+
+
 def talker() -> LanguageModel:
     """Random weights, bytes, and a chat template."""
     tokenizer = byte_level().with_chat_template("chatml")
@@ -55,7 +62,7 @@ def serving(
 ) -> Iterator[House]:
     worker = Worker(most)
     models = [Decoding(name, talker(), worker, keep=keep) for name in names or ("small",)]
-    with running(Models(models), worker, strict=strict, **how) as house:
+    with running(Models(placed(*models)), worker, strict=strict, **how) as house:
         yield house
 
 

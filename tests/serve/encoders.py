@@ -14,7 +14,7 @@ from headway.serve.calls import served_as
 from headway.serve.models import Models
 from headway.serve.worker import Worker
 from headway.text import Tokenizer
-from tests.serve.conftest import House, running, talker
+from tests.serve.conftest import House, placed, running, talker
 
 WORDS = """the cat sat on a mat dog ran home . , who where is not ##s ##ting b c d e f g""".split()  # noqa: SIM905
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
@@ -65,5 +65,5 @@ def serving_encoders(
     worker = Worker(most)
     named = {**models, **dict.fromkeys(decoders, talker())}
     served = [served_as(name, model, worker, keep=1 << 20, exact=exact) for name, model in named.items()]
-    with running(Models(served), worker, **how) as house:
+    with running(Models(placed(*served)), worker, **how) as house:
         yield house

@@ -20,7 +20,7 @@ from headway.api import LanguageModel, load
 from headway.models.quantize import quantize_model
 from headway.serve.grammar import Grammars
 from tests.serve.conftest import Decoding as Served
-from tests.serve.conftest import House, Models, Worker, running, talker
+from tests.serve.conftest import House, Models, Worker, placed, running, talker
 
 openai = pytest.importorskip("openai")
 
@@ -157,7 +157,7 @@ def house_of(kind: str) -> Iterator[tuple[House, LanguageModel, bool]]:
     change, exact = KINDS[kind]
     lm, worker = talker(), Worker()
     change(lm)
-    models = Models([Served("small", lm, worker, keep=1 << 24, exact=exact)])
+    models = Models(placed(Served("small", lm, worker, keep=1 << 24, exact=exact)))
     with running(models, worker) as house:
         yield house, lm, exact
 

@@ -24,7 +24,7 @@ from headway.serve.models import Models, Place
 from headway.serve.served import Decoding
 from headway.serve.visits import Key
 from headway.serve.worker import Worker
-from tests.serve.conftest import House, running, talker
+from tests.serve.conftest import House, placed, running, talker
 from tests.serve.test_guard import ask
 from tests.serve.test_operation import answer
 from tests.serve.test_worker import LONG, settles
@@ -67,7 +67,7 @@ def listed(house: House) -> dict[str, str]:
 
 def test_a_model_is_loaded_when_it_is_asked_for_while_others_write() -> None:
     def make(source: Source) -> list[Any]:
-        return [Decoding("here", talker(), source.worker, keep=1 << 20), source.place("later")]
+        return [*placed(Decoding("here", talker(), source.worker, keep=1 << 20)), source.place("later")]
 
     with house_of(make) as (house, source):
         assert listed(house) == {"here": "loaded", "later": "unloaded"}

@@ -65,16 +65,20 @@ class Guard:
                 message["headers"] = [*message["headers"], (b"x-request-id", visit.id.encode())]
             await send(message)
 
-        with self.server.visited(visit, scope):
-            token = VISIT.set(visit)
-            try:
-                await self._answer(visit, scope, headers, receive, tell)
-            except Exception as error:
-                if visit.status:  # what has begun cannot be said otherwise
-                    raise
-                await failed(error, visit.id, scope["path"])(scope, receive, tell)
-            finally:
-                VISIT.reset(token)
+        self.server.open.add(visit)
+        token = VISIT.set(visit)
+        try:
+            await self._answer(visit, scope, headers, receive, tell)
+        except Exception as error:
+            if visit.status:  # what has begun cannot be said otherwise
+                raise
+            await failed(error, visit.id, scope["path"])(scope, receive, tell)
+        finally:
+            VISIT.reset(token)
+            self.server.open.remove(visit)
+            visit.route = getattr(scope.get("route"), "path", visit.route)
+            visit.end()
+            self.server.metrics.add(visit)
 
     async def _answer(
         self,

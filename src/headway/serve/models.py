@@ -26,15 +26,14 @@ PAGES = 8
 class Place:
     """A name that requests give, and the model that has it; None while it is not loaded.
 
-    load: makes the model, in a thread that is not the event loop's.   stays: it is never given up for others.
-    size: bytes of its weights, or what they are expected to be.   base: whose adapter it is.
-    error: why it could not be loaded.   live: requests that use it.   used: when one did, by `time.monotonic`.
+    load: makes the model, in a thread that is not the event loop's.   size: bytes of its weights, or what they are
+    expected to be.   base: whose adapter it is.   error: why it could not be loaded.   live: requests that use it.
+    used: when one did, by `time.monotonic`.
     """
 
     name: str
     load: Callable[[], Served]
     model: Served | None = None
-    stays: bool = False
     size: int = 0
     base: Place | None = None
     error: str | None = None
@@ -56,11 +55,6 @@ class Place:
         """In a word."""
         return "loaded" if self.model is not None else "failed" if self.error else "unloaded"
 
-    @staticmethod
-    def of(model: Served) -> Place:
-        """That of a model which is loaded already."""
-        return Place(model.name, lambda: model, model, stays=True, size=model.nbytes)
-
     @property
     def described(self) -> dict[str, Any]:
         """As `/v1/models` tells it."""
@@ -77,10 +71,9 @@ class Models:
     """
 
     def __init__(
-        self, models: Sequence[Served | Place], *, memory: int | None = None, ttl: float | None = None
+        self, places: Sequence[Place], *, memory: int | None = None, ttl: float | None = None
     ) -> None:
         self.memory, self.ttl = memory, ttl
-        places = [model if isinstance(model, Place) else Place.of(model) for model in models]
         self.places = {place.name: place for place in places}
         if len(self.places) < len(places):
             raise ConfigError(f"serve: names repeat among {', '.join(place.name for place in places)}")
@@ -153,7 +146,7 @@ class Models:
             there = self.memory - self.memory // PAGES - sum(other.size for other in self.loaded())
             if place.size <= there:
                 return
-            idle = [one for one in self.loaded() if not (one.live or one.stays or one is place.base)]
+            idle = [one for one in self.loaded() if not (one.live or one is place.base)]
             if not idle:
                 raise Unavailable(
                     f"its weights take {place.size} bytes, and {there} of {self.memory} are left"
@@ -183,7 +176,7 @@ class Models:
         while self.ttl is not None:
             await asyncio.sleep(min(1.0, self.ttl / 4))
             for place in self.loaded():
-                idle = not (place.live or place.stays or place.base)
+                idle = not (place.live or place.base)
                 if idle and time.monotonic() - place.used > self.ttl:
                     self.unload(place)
 

@@ -75,14 +75,9 @@ class Listener(uvicorn.Server):
         **settings: Any,
     ) -> None:
         http: Any = Heads
-        usual: dict[str, Any] = {
-            "ws": "none",
-            "log_level": "error",
-            "log_config": None,
-            "server_header": False,
-            "proxy_headers": False,
-        }
-        super().__init__(uvicorn.Config(app, http=http, timeout_graceful_shutdown=1, **{**usual, **settings}))
+        quiet: dict[str, Any] = {"log_level": "error", "log_config": None, "server_header": False}
+        settings |= {"ws": "none", "proxy_headers": False, "timeout_graceful_shutdown": 1}
+        super().__init__(uvicorn.Config(app, http=http, **quiet, **settings))
         self.server, self.patience, self.say = server, patience, say
         self._until = 0.0
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from headway.errors import ConfigError
 from headway.serve.bodies import ModelRequest
@@ -32,18 +30,6 @@ class Server:
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.models, self.worker)
         self.open: set[Visit] = set()
-
-    @contextmanager
-    def visited(self, visit: Visit, scope: Mapping[str, Any]) -> Iterator[None]:
-        """While open, a request is being answered; it is counted when it has ended."""
-        self.open.add(visit)
-        try:
-            yield
-        finally:
-            self.open.remove(visit)
-            visit.route = getattr(scope.get("route"), "path", visit.route)
-            visit.end()
-            self.metrics.add(visit)
 
     async def begin(self, asked: ModelRequest, kind: type[S], *tasks: str) -> tuple[S, list[str]]:
         """The model of a request, as `Models.find` finds and raises, and warnings of its fields."""

@@ -13,7 +13,7 @@ from headway.serve.models import Models
 from headway.serve.served import Decoding
 from headway.serve.worker import Worker
 from tests.generate.conftest import small
-from tests.serve.conftest import House, running
+from tests.serve.conftest import House, placed, running
 from tests.text.conftest import byte_level
 
 SHOTS = Path(__file__).parents[3] / "runs" / "page"
@@ -27,7 +27,7 @@ def models(*keys: str) -> Iterator[House]:
     for name, own in (("chat", tokenizer.with_chat_template("chatml")), ("plain", tokenizer)):
         lm = LanguageModel(small(LONG, context=16384, vocab=max(330, own.vocab_size)), own)
         made.append(Decoding(name, lm, worker, keep=1 << 24))
-    with running(Models(made), worker, keys=list(keys)) as house:
+    with running(Models(placed(*made)), worker, keys=list(keys)) as house:
         yield house
 
 

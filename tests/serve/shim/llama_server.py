@@ -116,7 +116,7 @@ def serve(given: argparse.Namespace, folder: Path) -> None:
 
     from headway.api import load
     from headway.serve.app import make_app
-    from headway.serve.models import Models
+    from headway.serve.models import Models, Place
     from headway.serve.served import Decoding
     from headway.serve.server import Server
     from headway.serve.worker import Worker
@@ -135,7 +135,8 @@ def serve(given: argparse.Namespace, folder: Path) -> None:
     lm.tokenizer = lm.need_tokenizer().with_chat_template(template)
     worker = Worker()
     name = (given.alias or folder.name).split(",")[0]
-    models = Models([Decoding(name, lm, worker, keep=1 << 26)])
+    model = Decoding(name, lm, worker, keep=1 << 26)
+    models = Models([Place(name, lambda: model, model)])
     app = make_app(Server(models, worker), keys=[given.api_key] if given.api_key else [])
     uvicorn.run(Renamed(app, given), host=given.host, port=given.port, log_level="warning")  # type: ignore[arg-type]
 

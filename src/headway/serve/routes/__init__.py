@@ -1,10 +1,9 @@
 """The routes, by protocol. Each module makes a router of a server."""
 
-from headway.serve.routes import admin, anthropic, attention, health, llama, openai, page, patterns, tasks
+from headway.serve.routes import anthropic, attention, llama, openai, operation, page, patterns, tasks
 
 ROUTES = (
-    health.routes,
-    admin.routes,
+    operation.routes,
     openai.routes,
     anthropic.routes,
     llama.routes,

@@ -1,0 +1,84 @@
+"""Whether a server lives, is ready, and what it counts; adapters that come and go, as in vLLM, by a key of an admin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel, ConfigDict
+
+from headway.serve.errors import Refused, Unavailable
+from headway.serve.served import Decoding
+from headway.serve.server import Server
+from headway.serve.visits import VISIT
+
+
+class Named(BaseModel):
+    """An adapter's name."""
+
+    model_config = ConfigDict(extra="forbid")
+    lora_name: str
+
+
+class Loaded(Named):
+    """And its folder, and the model that it is of, where there are several."""
+
+    lora_path: str
+    model: str | None = None
+
+
+def check_admin() -> None:
+    """Raises 403 where the key is not an admin's, or there are no keys."""
+    visit = VISIT.get()
+    if visit is None or not visit.key.admin:
+        raise Refused("this needs a key of an admin: --keys FILE, with a line SECRET admin", 403)
+
+
+def routes(server: Server) -> APIRouter:
+    """`GET /health`, `/ready`, `/metrics`; `POST /v1/load_lora_adapter`, `/v1/unload_lora_adapter`."""
+    router, models = APIRouter(), server.models
+
+    @router.get("/health")
+    def health() -> dict[str, str]:
+        """Whether the thread that writes lives."""
+        if not server.worker.is_alive:
+            raise Unavailable("the thread of the engines has ended; restart the server")
+        return {"status": "ok"}
+
+    @router.get("/ready")
+    async def ready() -> dict[str, Any]:
+        """Whether requests may come: each model that is loaded has been checked, once."""
+        await models.check()
+        return {
+            "status": "ready",
+            "models": {name: place.state for name, place in models.places.items()},
+        }
+
+    @router.get("/metrics")
+    def metrics() -> Response:
+        """Numbers for Prometheus."""
+        return Response(server.metrics.tell(), media_type=CONTENT_TYPE_LATEST)
+
+    @router.post("/v1/load_lora_adapter")
+    async def load(body: Loaded) -> dict[str, str]:
+        """An adapter of a model, as a model of its own name."""
+        check_admin()
+        base = await models.find(body.model, Decoding)
+        place = models.add_adapter(body.lora_name, models.places[base.name], body.lora_path)
+        try:
+            await models.open(place)
+        except Exception:
+            del models.places[place.name]
+            raise
+        return {"status": f"{body.lora_name} is loaded"}
+
+    @router.post("/v1/unload_lora_adapter")
+    async def unload(body: Named) -> dict[str, str]:
+        """No longer."""
+        check_admin()
+        models.drop_adapter(body.lora_name)
+        return {"status": f"{body.lora_name} is unloaded"}
+
+    return router
