@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -41,18 +42,13 @@ class Ticket:
     texts: Sequence[Work]
     loop: asyncio.AbstractEventLoop
     told: asyncio.Queue[Told | BaseException | None] = field(default_factory=asyncio.Queue)
-    counts: list[int] = field(init=False)
+    counts: Counter[int] = field(default_factory=Counter)
     """How many deltas of each text have been told."""
-
-    def __post_init__(self) -> None:
-        self.counts = [0] * len(self.texts)
 
     def news(self) -> Told:
         """The deltas that have not been told yet."""
-        told: Told = []
-        for i, text in enumerate(self.texts):
-            told += [(i, delta) for delta in text.deltas[self.counts[i] :]]
-            self.counts[i] = len(text.deltas)
+        told = [(i, delta) for i, text in enumerate(self.texts) for delta in text.deltas[self.counts[i] :]]
+        self.counts.update(i for i, _ in told)
         return told
 
     @property
