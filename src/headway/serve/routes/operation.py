@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict
@@ -36,6 +36,9 @@ def check_admin() -> None:
         raise Refused("this needs a key of an admin: --keys FILE, with a line SECRET admin", 403)
 
 
+Admin = Annotated[None, Depends(check_admin)]
+
+
 def routes(server: Server) -> APIRouter:
     """`GET /health`, `/ready`, `/metrics`; `POST /v1/load_lora_adapter`, `/v1/unload_lora_adapter`."""
     router, models = APIRouter(), server.models
@@ -62,9 +65,8 @@ def routes(server: Server) -> APIRouter:
         return Response(server.metrics.tell(), media_type=CONTENT_TYPE_LATEST)
 
     @router.post("/v1/load_lora_adapter")
-    async def load(body: Loaded) -> dict[str, str]:
+    async def load(body: Loaded, _: Admin) -> dict[str, str]:
         """An adapter of a model, as a model of its own name."""
-        check_admin()
         base = await models.find(body.model, Decoding)
         place = models.add_adapter(body.lora_name, models.places[base.name], body.lora_path)
         try:
@@ -75,9 +77,8 @@ def routes(server: Server) -> APIRouter:
         return {"status": f"{body.lora_name} is loaded"}
 
     @router.post("/v1/unload_lora_adapter")
-    async def unload(body: Named) -> dict[str, str]:
+    async def unload(body: Named, _: Admin) -> dict[str, str]:
         """No longer."""
-        check_admin()
         models.drop_adapter(body.lora_name)
         return {"status": f"{body.lora_name} is unloaded"}
 
