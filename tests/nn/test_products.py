@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from headway.nn import products
-from headway.nn.products import FEW, linear
+from headway.nn.products import FEW, filled_rows, linear
+from tests.memory import resident
 from tests.tolerance import assert_within_reference
 
 SIZES = [((2, FEW // 2), 16, 32), ((FEW + 1,), 1, 1), ((FEW,), 33, 7), ((3, 5, 11), 257, 130)]
@@ -50,6 +51,34 @@ def test_second_derivatives_are_those_of_torch() -> None:
 
     for got, right in zip(second(linear), second(F.linear), strict=True):
         torch.testing.assert_close(got, right, rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_are_the_same_bits_whatever_else_is_there(dtype: torch.dtype) -> None:
+    x, weight, bias = (torch.randn(*size).to(dtype) for size in ((2, 300, 48), (70, 48), (70,)))
+    with torch.inference_mode():
+        whole = linear(x, weight, bias)
+        assert whole.shape == (2, 300, 70)
+        for rows in (FEW, FEW + 1, 127, 200, 299):
+            assert linear(x[0, :rows], weight, bias).equal(whole[0, :rows])
+
+
+def test_few_numbers_of_rows_are_multiplied() -> None:
+    numbers = range(FEW, 4097)
+    assert len({filled_rows(rows) for rows in numbers}) == 45
+    assert all(rows <= filled_rows(rows) <= 1.25 * rows for rows in numbers)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_of_any_number_of_rows_take_little_memory(dtype: torch.dtype) -> None:
+    """300 numbers of rows, whose own kernels were 0.3 MB each and more."""
+    weight = torch.randn(72, 40).to(dtype)
+    with torch.inference_mode():
+        linear(torch.randn(FEW, 40).to(dtype), weight)
+        before = resident()
+        for rows in range(FEW, FEW + 300):
+            linear(torch.randn(rows, 40).to(dtype), weight)
+    assert resident() - before < 25e6
 
 
 def test_few_rows_and_other_dtypes_and_who_looks_on_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,21 @@
-"""Products with weights in float32 where torch's own library for them is slow.
+"""Products with weights: in float32 where torch's own library for them is slow, and without a kernel for each number of
+rows.
 
 MKL takes a slow path on CPUs that are not Intel's: on a Zen 4 of two cores it reaches 150 to 178 GFLOP/s in products
 toward the inputs of a layer, oneDNN 165 to 207; forward 123 to 161 and 146 to 186. Toward the weights MKL is the faster
 one. In bf16 torch asks oneDNN anyway.
+
+oneDNN compiles kernels for each number of rows that it meets, and keeps them for good, whatever
+ONEDNN_PRIMITIVE_CACHE_CAPACITY says: 64 to 466 rows with three small weights are 435 MB in float32. Where rows come as
+they like, as in a server, they are filled up to one of few numbers; rows of a product are the same bits whatever else
+is there.
 
 Legend: R rows, I inputs, O outputs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -26,7 +33,10 @@ FEW = 64
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T (+ b), with x [..., I] and W [O, I]: `torch.nn.functional.linear`, on the faster library."""
     if not _faster(x, weight, bias):
-        return F.linear(x, weight, bias)
+        few = x.dtype != torch.bfloat16 or x.numel() < FEW * x.shape[-1] or visible(x, weight, bias)
+        if few or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+            return F.linear(x, weight, bias)
+        return _filled(x, lambda rows: F.linear(rows, weight, bias))
     y: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return y
 
@@ -62,8 +72,23 @@ def _slow_mkl() -> bool:
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    y: Tensor = torch.ops.mkldnn._linear_pointwise(x.contiguous(), weight, bias, "none", [], "")
-    return y
+    return _filled(
+        x.contiguous(), lambda rows: torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+    )
+
+
+def filled_rows(rows: int) -> int:
+    """The next of few numbers: of multiples of 16, from 256 on of 32, from 512 on of 64, ...: 45 from 64 to 4096."""
+    step = max(16, 1 << rows.bit_length() - 4)
+    return -(-rows // step) * step
+
+
+def _filled(x: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
+    """The product of x [..., I], whose rows are filled up with zeros."""
+    rows = x.reshape(-1, x.shape[-1])
+    more = filled_rows(len(rows)) - len(rows)
+    y = product(F.pad(rows, (0, 0, 0, more)) if more else rows)
+    return y[: len(rows)].view(*x.shape[:-1], y.shape[-1])
 
 
 class _Linear(torch.autograd.Function):
