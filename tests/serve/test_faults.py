@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from headway.serve.visits import Key
-from tests.serve.conftest import House, serving
 from tests.memory import resident
+from tests.serve.conftest import House, serving
 from tests.serve.test_worker import settles
 
 KEY = "the-key"
