@@ -58,7 +58,7 @@ class TextEncoder(Pretrained[Encoder, Tokenizer], Looks):
     def states(self, texts: Sequence[Text], *, batch_size: int = BATCH, cut: bool = False) -> list[Tensor]:
         """The last states [T, M] of each text or pair, T its tokens with those of the template. `cut`: as in
         `Classifier.classify`."""
-        return self._run(self._states, self._read(texts, cut), batch_size)
+        return self._outputs(self._read(texts, cut), batch_size, self._states)
 
     @torch.inference_mode()
     def read(self, texts: Sequence[Encoded]) -> list[Tensor]:
@@ -114,22 +114,21 @@ class TextEncoder(Pretrained[Encoder, Tokenizer], Looks):
                 "cut=True (--cut) to read its beginning only"
             )
 
-    def _outputs(self, texts: Sequence[Encoded], batch_size: int) -> list[Tensor]:
-        """What `read` gives for each text."""
-        return self._run(self.read, texts, batch_size)
-
-    def _run(
-        self, call: Callable[[Sequence[Encoded]], list[Tensor]], texts: Sequence[Encoded], batch_size: int
+    def _outputs(
+        self,
+        texts: Sequence[Encoded],
+        batch_size: int,
+        read: Callable[[Sequence[Encoded]], list[Tensor]] | None = None,
     ) -> list[Tensor]:
-        """What `call` gives for each text, `batch_size` of them at a time.
+        """What `read` gives for each text (`TextEncoder.read` unless given), `batch_size` of them at a time.
 
         Raises ConfigError for a text beyond the context, naming it, and for a batch_size below 1."""
         if batch_size < 1:
             raise ConfigError(f"batch_size must be 1 or more, got {batch_size}")
         for i, text in enumerate(texts):
             self._check_length(i, text)
-        parts = [call(texts[at : at + batch_size]) for at in range(0, len(texts), batch_size)]
-        return [one for part in parts for one in part]
+        batches = (texts[at : at + batch_size] for at in range(0, len(texts), batch_size))
+        return [output for batch in batches for output in (read or self.read)(batch)]
 
 
 class MaskedLM(TextEncoder):

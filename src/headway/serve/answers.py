@@ -11,6 +11,7 @@ from headway.generate import Delta
 from headway.generate.sequences import SampledText
 from headway.serve.errors import shaped
 from headway.serve.served import Decoding
+from headway.serve.visits import prompts_of
 from headway.text.vocabulary import Vocabulary
 
 Event = tuple[str | None, dict[str, Any] | str]
@@ -67,12 +68,12 @@ class Answer(ABC):
     @property
     def prompt_tokens(self) -> int:
         """Tokens of prompts, each prompt counted once."""
-        return sum(text.request.prompt_tokens for text in self._prompts)
+        return sum(tokens for tokens, _ in prompts_of(self.texts))
 
     @property
     def cached_tokens(self) -> int:
         """Of these, those that were stored already."""
-        return sum(text.stored for text in self._prompts)
+        return sum(stored for _, stored in prompts_of(self.texts))
 
     @property
     def new_tokens(self) -> int:
@@ -90,10 +91,6 @@ class Answer(ABC):
             **_pace("prompt", read, read, first),
             **_pace("predicted", new, steps, last - first),
         }
-
-    @property
-    def _prompts(self) -> Sequence[SampledText]:
-        return [*{id(text.request.prompt): text for text in self.texts}.values()]
 
     @property
     def vocabulary(self) -> Vocabulary:

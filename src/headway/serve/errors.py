@@ -104,33 +104,36 @@ def warned(warnings: Sequence[str]) -> dict[str, Any]:
     return {"warnings": [*warnings]} if warnings else {}
 
 
-def status_of(error: Exception) -> int:
-    """The status that tells what was raised."""
+def explained(error: Exception, request: str) -> tuple[int, dict[str, Any]]:
+    """The status that tells what was raised, and what is said of it, as `shaped` takes it. What nothing here knows is
+    logged under the id of the request."""
+    told = {"message": str(error), **getattr(error, "told", {})}
     match error:
         case HTTPException():
-            return error.status_code
+            return error.status_code, {"message": str(error.detail)}
+        case RequestValidationError() | ValidationError():
+            first = max(error.errors(), key=lambda one: len(one["loc"]))  # of a union, what came closest
+            where = ".".join(str(part) for part in first["loc"] if part != "body")
+            return 400, {
+                "message": f"{where}: {first['msg']}" if where else first["msg"],
+                "param": where or None,
+            }
         case Refused() | UnknownModel():
-            return error.status
+            return error.status, told
         case CacheError():
-            return 503
-        case ConfigError() | DataError() | PatternError() | RequestValidationError() | ValidationError():
-            return 400
-    return 500
+            return 503, told
+        case ConfigError() | DataError() | PatternError():
+            return 400, told
+        case HeadwayError():
+            return 500, told
+    LOG.error("%s failed", request, exc_info=error)
+    return 500, {"message": f"the server failed; its log has more of {request}"}
 
 
 def failed(error: Exception, request: str, path: str) -> Json:
-    """The answer to a request, by its id and path, that tells what was raised; what nothing here knows is logged."""
-    status, told = status_of(error), {"message": str(error), **getattr(error, "told", {})}
+    """The answer to a request, by its id and path, that tells what was raised."""
+    status, told = explained(error, request)
     headers = dict(getattr(error, "headers", None) or {})
     if status in (429, 503):  # coming again may help
         headers["retry-after"] = str(getattr(error, "again", AGAIN))
-    if isinstance(error, HTTPException):
-        told["message"] = str(error.detail)
-    elif isinstance(error, RequestValidationError | ValidationError):
-        first = max(error.errors(), key=lambda one: len(one["loc"]))  # of a union, what came closest
-        where = ".".join(str(part) for part in first["loc"] if part != "body")
-        told = {"message": f"{where}: {first['msg']}" if where else first["msg"], "param": where or None}
-    elif not isinstance(error, HeadwayError):
-        LOG.exception("%s failed", request)
-        told = {"message": f"the server failed; its log has more of {request}"}
     return Json(shaped(status, **told, path=path), status_code=status, headers=headers)

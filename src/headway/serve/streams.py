@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 
-from headway.errors import HeadwayError
 from headway.serve.answers import Answer, Event
-from headway.serve.errors import Json, Refused, encoded, status_of
+from headway.serve.errors import Json, Refused, encoded, explained
+from headway.serve.visits import VISIT
 from headway.serve.worker import Told
 
 BEAT = 15.0
 """Seconds without an event after which a comment says that the stream lives."""
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 """What a route declares that answers whole, or by events."""
-LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -79,14 +77,11 @@ async def _events(answer: Answer, first: Told, news: AsyncIterator[Told]) -> Asy
             waiting.cancel()
             if waiting.done():
                 await news.aclose()  # type: ignore[attr-defined]
-    except HeadwayError as error:
-        yield sse(answer.fail(status_of(error), str(error)))
-        return
-    except Exception:
-        LOG.exception("a stream failed")
-        yield sse(answer.fail(500, "the server failed; see its log"))
-        return
-    yield sse(answer.end())
+        yield sse(answer.end())
+    except Exception as error:
+        visit = VISIT.get()
+        status, told = explained(error, "a stream" if visit is None else visit.id)
+        yield sse(answer.fail(status, told["message"]))
 
 
 def _add(answer: Answer, told: Told) -> list[Event]:
