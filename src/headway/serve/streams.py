@@ -80,8 +80,8 @@ async def _events(answer: Answer, first: Told, news: AsyncIterator[Told]) -> Asy
         yield sse(answer.end())
     except Exception as error:
         visit = VISIT.get()
-        status, told = explained(error, "a stream" if visit is None else visit.id)
-        yield sse(answer.fail(status, told["message"]))
+        status, failure = explained(error, "a stream" if visit is None else visit.id)
+        yield sse(answer.fail(status, failure["message"]))
 
 
 def _add(answer: Answer, told: Told) -> list[Event]:
