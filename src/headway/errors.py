@@ -59,6 +59,20 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f' (did you mean "{close[0]}"?)' if close else ""
 
 
+def check_known(
+    name: object,
+    known: Iterable[str],
+    what: str,
+    *,
+    are: str = "there are",
+    error: type[HeadwayError] = ConfigError,
+) -> None:
+    """Raise `error` for a name that is not known: "`what` 'name' (did you mean ..?); there are a, b"."""
+    names = [*known]
+    if name not in names:
+        raise error(f"{what} {name!r}{did_you_mean(str(name), names)}; {are} {', '.join(names)}")
+
+
 UNSUPPORTED = {
     "mixtures of experts": (
         "mixtral",

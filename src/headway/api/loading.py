@@ -19,7 +19,7 @@ from headway.checkpoints.folder import Folder, load_folder
 from headway.checkpoints.formats.sentence_transformers import SentenceConfig, read_sentence_config
 from headway.checkpoints.remote import local_model
 from headway.checkpoints.restore import build_model
-from headway.errors import ConfigError, did_you_mean
+from headway.errors import ConfigError, check_known
 from headway.models import Decoder, EncoderDecoder, Head, Model, ModelSpec
 from headway.models.quantize import compress_model
 from headway.storage.dtypes import named_dtype
@@ -140,10 +140,8 @@ def load(
     Raises CheckpointError or ConfigError, saying which file and what is wrong with it; ConfigError for a device that is
     not there.
     """
-    if task is not None and task not in TASKS:
-        raise ConfigError(
-            f"load: there is no task {task!r}{did_you_mean(task, TASKS)}; there are {', '.join(TASKS)}"
-        )
+    if task is not None:
+        check_known(task, TASKS, "load: there is no task")
     wanted, where = named_dtype(dtype), _device(device)
     adapters = [adapter] if isinstance(adapter, str | Path) else adapter
     for place in (source, *(adapters if isinstance(adapters, Sequence) else [adapters])):

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headway.errors import ConfigError, DataError, did_you_mean
+from headway.errors import ConfigError, DataError, check_known, did_you_mean
 from headway.nn import ACTIVATIONS
 from headway.tokens import Tokens
 
@@ -61,11 +61,7 @@ class Head:
     unit: bool = False
 
     def __post_init__(self) -> None:
-        if self.task not in TASKS:
-            raise ConfigError(
-                f"Head: there is no task {self.task!r}{did_you_mean(str(self.task), TASKS)}; "
-                f"there are {', '.join(TASKS)}"
-            )
+        check_known(self.task, TASKS, "Head: there is no task")
         if self.pool not in ("first", "mean"):
             raise ConfigError(f'Head: pool is "first" or "mean", got {self.pool!r}')
         if self.dense is not None and self.dense != "tanh" and self.dense not in ACTIVATIONS:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from headway.errors import ConfigError, HeadwayError, did_you_mean
+from headway.errors import ConfigError, HeadwayError, check_known
 from headway.heads import Heads
 from headway.models.families import find_family
 from headway.nn import ACTIVATIONS
@@ -62,11 +62,7 @@ def check(spec: Any) -> None:
                 raise ConfigError(f"ModelSpec: {name} {what}, got {value!r}")
     for name, choices in CHOICES.items():
         value = getattr(spec, name)
-        if value not in choices:
-            raise ConfigError(
-                f"ModelSpec: there is no {name} {value!r}{did_you_mean(str(value), choices)}; "
-                f"there are {', '.join(choices)}"
-            )
+        check_known(value, choices, f"ModelSpec: there is no {name}")
     _check_positions(spec)
     for what, is_so in {**_wrong(spec), **_wrong_beside_encoder(spec)}.items():
         if is_so:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from headway.errors import ConfigError, did_you_mean
+from headway.errors import check_known
 from headway.native import rows
 from headway.nn.fused import ACTIVATIONS, gated
 from headway.nn.linear import Linear, products
@@ -28,11 +28,7 @@ def swish(x: Tensor, beta: float = 1.0) -> Tensor:
 
 def named_activation(name: str) -> Callable[[Tensor], Tensor]:
     """The function of that name. Raises ConfigError for a name that is not in `ACTIVATIONS`."""
-    if name not in ACTIVATIONS:
-        raise ConfigError(
-            f"there is no activation {name!r}{did_you_mean(name, ACTIVATIONS)}; "
-            f"there are {', '.join(ACTIVATIONS)}"
-        )
+    check_known(name, ACTIVATIONS, "there is no activation")
     return ACTIVATIONS[name]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from headway.checkpoints import Folder, load_adapter, load_folder, merged_state
 from headway.checkpoints.bases import base_of, brought, check_bases, is_adapter
 from headway.checkpoints.saving import TokenizerFiles
-from headway.errors import ConfigError, did_you_mean
+from headway.errors import ConfigError, check_known
 from headway.models import ModelSpec
 from headway.patterns import parse
 from headway.surgery import make_longformer, pool_heads, put_window, stretch_context
@@ -53,11 +53,7 @@ def check_surgery(asked: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]
     if not isinstance(asked, Mapping):
         raise ConfigError(f"{where}: surgery is a mapping of operations, got {asked!r}")
     for name, value in asked.items():
-        if name not in OPERATIONS:
-            raise ConfigError(
-                f"{where}: there is no operation {name!r}{did_you_mean(str(name), OPERATIONS)}; there are "
-                f"{', '.join(OPERATIONS)}"
-            )
+        check_known(name, OPERATIONS, f"{where}: there is no operation")
         known = OPERATIONS[name][1]
         options = dict(value) if isinstance(value, Mapping) else {known[0]: value}
         if unknown := options.keys() - {*known}:

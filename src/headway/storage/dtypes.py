@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from headway.choice import Choice
-from headway.errors import CheckpointError, ConfigError, did_you_mean
+from headway.errors import CheckpointError, check_known
 
 USABLE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -36,10 +36,7 @@ def named_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     if dtype is None or dtype == "auto" or isinstance(dtype, torch.dtype):
         return None if isinstance(dtype, str) else dtype
     name = dtype.removeprefix("torch.")
-    if name not in DTYPES:
-        raise ConfigError(
-            f"there is no dtype {dtype!r}{did_you_mean(name, DTYPES)}; there are auto, {', '.join(DTYPES)}"
-        )
+    check_known(name, DTYPES, "there is no dtype", are="there are auto,")
     return DTYPES[name]
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from headway.errors import ConfigError, did_you_mean
+from headway.errors import ConfigError, check_known
 from headway.models import ModelSpec
 from headway.patterns import Causal, Pattern, Sink, Window
 from headway.positions import (
@@ -64,11 +64,7 @@ def stretch_context(
             powers of a theta; factor below 1; an unknown method; ntk or dynamic with 2 rotated dims, where d / (d - 2)
             has no value.
     """
-    if method not in METHODS:
-        raise ConfigError(
-            f"stretch_context: there is no method {method!r}{did_you_mean(str(method), METHODS)}; "
-            f"there are {', '.join(METHODS)}"
-        )
+    check_known(method, METHODS, "stretch_context: there is no method")
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor < math.inf:
         raise ConfigError(
             "stretch_context: factor is the longest row over the trained context, a number of at least 1, "

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints.restore import fill
-from headway.errors import CheckpointError, ConfigError, did_you_mean
+from headway.errors import CheckpointError, ConfigError, check_known
 from headway.models import ModelSpec
 from headway.surgery.text import Text
 
@@ -66,10 +66,7 @@ def pool_heads(
             f"pool_heads: {before} key/value heads cannot become {kv_heads!r}: groups have equal sizes, so the number "
             f"must be one of {fit}"
         )
-    if pool not in POOLS:
-        raise ConfigError(
-            f"pool_heads: there is no pool {pool!r}{did_you_mean(str(pool), POOLS)}; there are {', '.join(POOLS)}"
-        )
+    check_known(pool, POOLS, "pool_heads: there is no pool")
     if seed is not None and pool != "random":
         raise ConfigError(f"pool_heads: a seed is for pool 'random'; {pool!r} draws nothing")
     noise = torch.Generator().manual_seed(0 if seed is None else seed)

@@ -15,7 +15,7 @@ from headway.checkpoints.formats import llama2c, meta
 from headway.checkpoints.quantized.packed import PackedLayer
 from headway.checkpoints.restore import fill
 from headway.checkpoints.saving import TokenizerFiles
-from headway.errors import CheckpointError
+from headway.errors import CheckpointError, check_known
 from headway.models import ModelSpec
 from headway.storage.gguf import is_gguf
 from headway.storage.lazy import Form, LazyTensors, cast, with_values
@@ -42,8 +42,7 @@ class Source:
 
 
 def open_source(source: Path, frm: Format, allow_pickle: bool) -> Source:
-    if frm not in FORMATS:
-        raise CheckpointError(f"unknown format {frm!r}; known are {', '.join(FORMATS)}")
+    check_known(frm, FORMATS, "unknown format", are="known are", error=CheckpointError)
     if not source.exists():
         raise CheckpointError(f"there is no file or folder {source}")
     frm = _detect(source, allow_pickle) if frm == "auto" else frm

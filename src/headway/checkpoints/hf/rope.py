@@ -16,7 +16,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import ConfigReader
-from headway.errors import ConfigError, did_you_mean
+from headway.errors import ConfigError, check_known, did_you_mean
 from headway.models import ModelSpec
 from headway.positions import DynamicNTK, LinearScaling, Llama3, LongRope, Rotary, Scaling, YaRN
 
@@ -215,10 +215,8 @@ def _kind_name(where: str, values: Mapping[str, Any]) -> str:
                 f"{where} has no rope_type, but {', '.join(values)}; known types are {', '.join(KINDS)}"
             )
         return "default"
-    if not isinstance(name, str) or name not in KINDS:
-        hint = did_you_mean(str(name), KINDS)
-        raise ConfigError(f"{where}: unknown rope_type {name!r}{hint}; known are {', '.join(KINDS)}")
-    return name
+    check_known(name, KINDS, f"{where}: unknown rope_type", are="known are")
+    return str(name)
 
 
 def _whole(where: str, key: str, value: object) -> int | None:

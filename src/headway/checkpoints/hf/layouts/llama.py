@@ -21,7 +21,7 @@ from headway.checkpoints.hf.config_keys import (
 from headway.checkpoints.hf.layouts.base import Inexpressible, Layout
 from headway.checkpoints.hf.layouts.tensors import OWN_NAMES
 from headway.checkpoints.hf.windows import from_foreign, last_keys
-from headway.errors import ConfigError, did_you_mean
+from headway.errors import ConfigError, check_known
 from headway.models import ModelSpec
 from headway.patterns import Causal, Pattern
 
@@ -105,11 +105,7 @@ def _layer_types(kinds: object, layers: int) -> list[str]:
             f"config.json: layer_types lists {len(kinds)} layers, but num_hidden_layers is {layers}"
         )
     for number, kind in enumerate(kinds):
-        if kind not in LAYER_TYPES:
-            hint = did_you_mean(str(kind), LAYER_TYPES)
-            raise ConfigError(
-                f"config.json: layer_types[{number}] is {kind!r}{hint}; known are {', '.join(LAYER_TYPES)}"
-            )
+        check_known(kind, LAYER_TYPES, f"config.json: layer_types[{number}] is", are="known are")
     return kinds
 
 

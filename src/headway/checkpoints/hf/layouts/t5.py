@@ -11,7 +11,7 @@ from typing import Any
 from headway.checkpoints.hf.config_keys import ConfigReader, FieldMap, Key
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, module_rules, same, within
-from headway.errors import ConfigError, did_you_mean
+from headway.errors import ConfigError, check_known
 from headway.models import ModelSpec
 from headway.positions import T5Bias
 
@@ -63,11 +63,7 @@ def _projection(given: ConfigReader) -> tuple[str, bool]:
     """The activation and whether it gates. Raises ConfigError for an unknown one, and where other
     keys contradict it."""
     projection = given.text("feed_forward_proj")
-    if projection not in PROJECTIONS:
-        raise ConfigError(
-            f'config.json: "feed_forward_proj" is {projection!r}{did_you_mean(projection, PROJECTIONS)}; '
-            f"known are {', '.join(PROJECTIONS)}"
-        )
+    check_known(projection, PROJECTIONS, 'config.json: "feed_forward_proj" is', are="known are")
     act = "gelu_new" if projection == "gated-gelu" else projection.removeprefix("gated-")
     for key, value in (("is_gated_act", PROJECTIONS[projection][1]), ("dense_act_fn", act)):
         if given.get(key) not in (None, value):
