@@ -67,8 +67,6 @@ def _patterns(given: ConfigReader, windows: Windows, layers: int) -> tuple[Patte
             f"config.json: transformers ignores layer_types for model_type {given.get('model_type')} (it lists "
             f"{', '.join(sorted(set(kinds or ())))}); ministral, qwen2 and qwen3 honour it"
         )
-    if windows == "none":
-        return (Causal(),) * layers
     size, switch = given.get("sliding_window"), given.get("use_sliding_window")
     if windows == "late" and not given.flag("use_sliding_window"):
         size = None
@@ -78,13 +76,10 @@ def _patterns(given: ConfigReader, windows: Windows, layers: int) -> tuple[Patte
             f"config.json: use_sliding_window is false, but sliding_window is {size}, and this family has no such "
             "switch: transformers would ignore it; set sliding_window to null for no window"
         )
-    if windows == "all" or (windows == "layer" and kinds is None):
+    if windows in ("none", "all") or (windows == "layer" and kinds is None):
         return (windowed,) * layers
     if kinds is None:
-        first = given.get("max_window_layers")
-        first = FIRST_WINDOW if first is None else first
-        if isinstance(first, bool) or not isinstance(first, int) or first < 0:
-            raise ConfigError(f'config.json: "max_window_layers" must be a whole number, got {first!r}')
+        first = given.whole("max_window_layers", FIRST_WINDOW, least=0)
         return tuple(windowed if i >= first else Causal() for i in range(layers))
     if "sliding_attention" in kinds and size is None:
         raise ConfigError(
