@@ -31,7 +31,7 @@ from headway.nn import adapter_names
 from headway.positions import Rotary
 from headway.storage.dtypes import dtype_name
 from headway.storage.files import atomic_folder, current_folder, json_text, write_file
-from headway.storage.lazy import Form, LazyTensors, cast, forms, renamed, with_values
+from headway.storage.lazy import Form, cast, forms, renamed, with_zeros
 from headway.storage.reading import read_json
 from headway.storage.tensors import write_tensors
 from headway.text import MarianTokenizer, Tokenizer, first_file
@@ -155,7 +155,9 @@ def save_state(
         state, spec = change_pairing(state, spec, layouts_for(spec.family)[0].pairing)
     marian = None if keep_pairing else marian_spec(spec)
     if marian is not None and unsupported_by_transformers(marian) is None:
-        state, spec = _with_zeros(state, marian), marian
+        kind, shapes = next(iter(forms(state).values())).dtype, own_shapes(marian)
+        absent = {n: Form(tuple(value.shape), kind) for n, value in shapes.items() if n not in state}
+        state, spec = with_zeros(state, absent), marian
     if dtype is not None:
         state = cast(state, dtype)
     described, spec = spec, bare(spec)
@@ -223,15 +225,3 @@ def _strict_state(state: Mapping[str, Tensor], spec: ModelSpec) -> Mapping[str, 
     if wrong := sorted(n for n in wanted.keys() | found.keys() if wanted.get(n) != found.get(n)):
         raise CheckpointError(f"these weights are not those of the spec: {', '.join(wrong[:8])}")
     return renamed(state, {name: name for name in wanted})
-
-
-def _with_zeros(state: Mapping[str, Tensor], spec: ModelSpec) -> LazyTensors:
-    """The weights of a spec, 0 where `state` has none."""
-    there = forms(state)
-    dtype = next(iter(there.values())).dtype
-    shapes = {name: value.shape for name, value in own_shapes(spec).items() if name not in there}
-    return with_values(
-        state,
-        {name: Form(tuple(shape), dtype) for name, shape in shapes.items()},
-        lambda name: torch.zeros(shapes[name], dtype=dtype),
-    )

@@ -207,6 +207,11 @@ def with_values(
     return Made({**forms(state), **known}, lambda name: make(name) if name in known else state[name], copy)
 
 
+def with_zeros(state: Mapping[str, Tensor], absent: Mapping[str, Form]) -> LazyTensors:
+    """The same values, and zeros of the forms `absent`."""
+    return with_values(state, absent, lambda name: torch.zeros(absent[name].shape, dtype=absent[name].dtype))
+
+
 def cast(state: Mapping[str, Tensor], dtype: torch.dtype) -> Mapping[str, Tensor]:
     """Every value in `dtype`."""
     return changed(state, lambda name, value: value.to(dtype), lambda name, form: Form(form.shape, dtype))

@@ -13,7 +13,7 @@ from torch import Tensor
 from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, layered, own_shapes, same
 from headway.errors import CheckpointError
 from headway.models import ModelSpec, cost
-from headway.storage.lazy import Form, LazyTensors, Made, compare, forms
+from headway.storage.lazy import Form, LazyTensors, Made, compare, forms, with_zeros
 
 OWN_NAMES = TensorNames(
     rules=lambda spec: [same(name, name) for name in own_shapes(spec)],
@@ -63,15 +63,14 @@ def imported(
                 f"{path}: {second} and {first} are one tensor in this model, but differ: config.json is another "
                 "model's (tie_word_embeddings, if the second is a matrix of its own), or the file is damaged"
             )
-    zeros = set()
+    absent: dict[str, Form] = {}
     for name, other in names_here.stand_in.items():
         if name not in wanted or name in found:
             continue
         if other is not None:
             source[name] = source[other]
             continue
-        zeros.add(name)
-        found[name] = Form(wanted[name], next(iter(found.values())).dtype)
+        absent[name] = found[name] = Form(wanted[name], next(iter(found.values())).dtype)
     constants = names_here.constant_shapes
     for name, shape in constants.items():
         if name in found and (
@@ -98,7 +97,7 @@ def imported(
     dtypes = {name: found[source[rule.theirs]].dtype for rule in rules.values() for name in rule.ours}
     known = {name: Form(tuple(value.shape), dtypes[name]) for name, value in ours.items()}
     unused = tuple(old for new, old in modern.items() if new in spare)
-    return _lazily(tensors, rules.values(), source, zeros, known), unused
+    return _lazily(with_zeros(tensors, absent), rules.values(), source, known), unused
 
 
 def rules_by_name(
@@ -215,21 +214,18 @@ def _lazily(
     tensors: LazyTensors,
     rules: Iterable[Rule],
     source: Mapping[str, str],
-    zeros: Container[str],
     ours: Mapping[str, Form],
 ) -> Made:
-    """Our tensors from theirs: `source` is where theirs is in `tensors`, `zeros` are those that are in no file."""
+    """Our tensors from theirs: `source` is where theirs is in `tensors`."""
     at = {name: (rule, i) for rule in rules for i, name in enumerate(rule.ours)}
 
     def make(name: str) -> Tensor:
         rule, i = at[name]
-        if rule.theirs in zeros:
-            return torch.zeros(ours[name].shape, dtype=ours[name].dtype)
         return rule.split(tensors[source[rule.theirs]])[i]
 
     def copy(name: str, target: Tensor) -> None:
         rule, _ = at[name]
-        if rule.renames_only and rule.theirs not in zeros:  # piece by piece
+        if rule.renames_only:  # piece by piece
             tensors.copy_into(source[rule.theirs], target)
         else:
             target.copy_(make(name))
