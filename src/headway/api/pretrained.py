@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from headway.checkpoints.saving import save_folder
-from headway.errors import ConfigError, DataError, did_you_mean
+from headway.errors import DataError, check_known
 from headway.generate.open_engine import OpenEngine
 from headway.models import Decoder, EncoderDecoder, Model, ModelSpec, cost
 from headway.text import MarianTokenizer, Tokenizer
@@ -89,7 +89,5 @@ class Writer(Pretrained[AModel, ATokenizer]):
 
 def check_options(call: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
     """Raises ConfigError for an option that is not known."""
-    for name in given.keys() - {*known}:
-        raise ConfigError(
-            f"{call} has no option {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}"
-        )
+    for name in given:
+        check_known(name, known, f"{call} has no option")

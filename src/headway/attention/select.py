@@ -20,7 +20,7 @@ from headway.attention.backends.triton.backend import TRITON
 from headway.attention.call import Call
 from headway.attention.key_values import KeyValues
 from headway.choice import Choice
-from headway.errors import BackendError, did_you_mean
+from headway.errors import BackendError, check_known, did_you_mean
 from headway.heads import Heads
 from headway.partial import Partial
 from headway.patterns import Pattern
@@ -45,10 +45,7 @@ def register(backend: Backend, rule: Rule | None = None) -> None:
 
 def named(name: str) -> Backend:
     """The backend of this name. BackendError where there is none."""
-    if name not in BACKENDS:
-        raise BackendError(
-            f"unknown backend {name!r}{did_you_mean(name, BACKENDS)}; known: {', '.join((AUTO, *BACKENDS))}"
-        )
+    check_known(name, BACKENDS, "unknown backend", are=f"known: {AUTO},", error=BackendError)
     return BACKENDS[name]
 
 
