@@ -19,8 +19,8 @@ pytest.importorskip("uvicorn", reason="headway[serve] is not installed")
 
 from headway.serve import chats
 from headway.serve.app import make_app
+from headway.serve.markup import Part
 from headway.serve.models import Models, Place
-from headway.serve.parts import Part
 from headway.serve.running import Listener
 from headway.serve.served import Decoding, Served
 from headway.serve.server import Server

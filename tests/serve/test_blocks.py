@@ -12,8 +12,8 @@ from headway.generate.requests import Request
 from headway.generate.sequences import SampledText
 from headway.serve.blocks import BlockAnswer
 from headway.serve.chats import Conversation
+from headway.serve.markup import Part
 from headway.serve.messages import MessageAnswer
-from headway.serve.parts import Part
 from headway.serve.responses import ResponseAnswer, Responses
 
 words = st.text('ab é{"', max_size=4)

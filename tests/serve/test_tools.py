@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from headway.errors import ConfigError, DataError
 from headway.serve.bodies import Chat
-from headway.serve.formats import FORMATS, HERMES, REASONING, CallFormat, find_format
+from headway.serve.formats import FORMATS, HARMONY, HERMES, REASONING, CallFormat, Reasoning, find_format
 from headway.serve.grammar import Grammars
-from headway.serve.markup import CallReader
-from headway.serve.parts import Part
+from headway.serve.markup import CallReader, Part
 from headway.serve.tools import Arguments, Prepared
 from headway.text import Tokenizer, train_bpe
 from headway.text import chat as chat_templates
@@ -41,24 +40,25 @@ TOOLS = [
 ]  # fmt: skip
 SCHEMAS = {"f": SCHEMA, "g": TOOLS[1]["function"]["parameters"]}  # type: ignore[index]
 LM = talker()
-MARKS = st.sampled_from(REASONING)
-IDS = [one.found[-1] for one in FORMATS]
+KIMI = next(marks for marks in REASONING if marks.open == "<|open|>think<|sep|>")
+IDS = [how.found[-1] for how in FORMATS]
+FRAMED = {"functions.": HARMONY, "argument": KIMI}
+"""Reasoning of families that have marks around their texts, too."""
 
 
-def spelled(how: CallFormat, calls: list[tuple[str, dict[str, Any]]]) -> str:
-    """Calls as a family writes them."""
-    before, between, behind = how.written
-    written = []
-    for name, arguments in calls:
-        inner = json.dumps(arguments, ensure_ascii=False)
-        if (tags := how.tags) is not None:
-            inner = "".join(
-                f"{tags.key}{key}{tags.end_key}{tags.value}"
-                f"{value if isinstance(value, str) else json.dumps(value)}{tags.end_value}"
-                for key, value in arguments.items()
-            )
-        written.append(f"{before}{name}{between}{inner}{behind}")
-    return how.open + how.between.join(written) + how.close
+def marks_of(how: CallFormat) -> Reasoning:
+    return FRAMED.get(how.found[-1], REASONING[0])
+
+
+def answered(how: CallFormat, thought: str, text: str, calls: list[Any]) -> str:
+    """An answer as a family writes it."""
+    marks, called = marks_of(how), how.write(calls) if calls else ""
+    if marks is HARMONY:
+        said = f"<|channel|>commentary<|message|>{text}<|end|><|start|>assistant"
+        return f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant{said}{called}"
+    if marks is KIMI:
+        return f"{marks.open}{thought}{marks.close}{text.join(marks.frame[:2])}{called}{marks.frame[2]}"
+    return f"{marks.open}\n{thought}\n{marks.close}\n\n{text}{called}"
 
 
 def merged(parts: list[Part]) -> list[Part]:
@@ -88,9 +88,9 @@ def calls_of(parts: list[Part]) -> list[tuple[str, Any]]:
     )
 
 
-WORDS = st.text("ab {}\"',.:;é猫", max_size=12).map(str.strip)
+WORDS = st.text("ab {}\"',.:;é猫\n", max_size=12)
 VALUES = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(-99, 99), WORDS),
+    st.one_of(st.none(), st.booleans(), st.integers(-99, 99), WORDS.map("a{}".format)),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(WORDS, inner, max_size=2),
     max_leaves=4,
 )
@@ -106,10 +106,10 @@ def test_what_a_family_writes_is_read_in_any_pieces(
     how: CallFormat, asked: list[Any], thought: str, before: str, cuts: list[int]
 ) -> None:
     calls = [(name, {"city": city, "n": value}) for name, city, value in asked]
+    thought, before = thought.strip(), before.strip()
     text = before if how.marker and not before.endswith(("{", "[")) else ""
-    marks = REASONING[0]
-    whole = f"{marks[0]}\n{thought}\n{marks[1]}\n\n{text}{spelled(how, calls)}"
-    options = {"marks": marks, "how": how, "functions": SCHEMAS}
+    whole = answered(how, thought, text, calls)
+    options = {"marks": marks_of(how), "how": how, "functions": {"f": SCHEMA, "g": SCHEMA}}
     parts = read(whole, **options)
     assert calls_of(parts) == calls
     assert [part.text for part in parts if part.kind == "reasoning"] == [thought] * bool(thought)
@@ -120,7 +120,9 @@ def test_what_a_family_writes_is_read_in_any_pieces(
 
 SCRAPS = st.sampled_from(
     [*"{}[]\"',:;\n \\a", "name", '{"name": "f"', '"arguments": ', "<tool", "<tool_call>", "</tool_call>", "<think>",
-     "</think>", "[TOOL_CALLS]", "[ARGS]", "<function=f>", "<parameter=n>", "</parameter>", "1", "f", "<arg_key>"]
+     "</think>", "<|channel|>", "<|message|>", "<|start|>assistant", " to=functions.f", "<|end|>", "analysis",
+     "<|open|>", "tools<|sep|>", "<|close|>", "<|tool_call>", "call:f{", '<|"|>', "<tool_call|>", "[TOOL_CALLS]",
+     "[ARGS]", "<function=f>", "<parameter=n>", "</parameter>", "1", "f", "<arg_key>"]
 )  # fmt: skip
 
 
@@ -130,7 +132,7 @@ SCRAPS = st.sampled_from(
 def test_what_is_no_call_is_text_whichever_way_it_is_cut(
     how: CallFormat, text: str, inside: bool, cuts: list[int]
 ) -> None:
-    options = {"marks": REASONING[0], "inside": inside, "how": how, "functions": SCHEMAS}
+    options = {"marks": marks_of(how), "inside": inside, "how": how, "functions": SCHEMAS}
     parts = read(text, **options)
     assert read(text, cuts, **options) == parts
     if all(part.kind == "text" for part in parts) and "think>" not in text and not inside:
@@ -152,7 +154,8 @@ def test_only_what_may_become_markup_is_held_back() -> None:
     reader = CallReader(how=HERMES)
     reader.push('<tool_call>\n{"name": "f", "arguments": ', last=False)
     pieces = ['{"ci', 'ty": "', "Pa", "ris"]
-    assert [part.text for piece in pieces for part in reader.push(piece, last=False)] == pieces
+    told = [part for piece in pieces for part in reader.push(piece, last=False)]
+    assert told == [Part("call", "f"), *(Part("arguments", piece) for piece in pieces)]
 
 
 def prepared(tokenizer: Tokenizer = LM.need_tokenizer(), **chat: Any) -> Prepared:  # noqa: B008
@@ -170,10 +173,15 @@ SHORT = {
 FUNCTIONS = [{"type": "function", "function": {"name": name, "parameters": SHORT}} for name in ("f", "g.h")]
 
 
+def template_of(how: CallFormat, *more: str) -> str:
+    """A chat template that is found to be of a family."""
+    return "{{ messages[0].content }}{% if tools %}{% endif %}{# " + " ".join([*how.found, *more]) + " #}"
+
+
 @pytest.mark.parametrize("how", FORMATS, ids=IDS)
 def test_a_forced_call_is_one_of_a_function(how: CallFormat) -> None:
     """Written by a random model, in the format of any family."""
-    template = "{{ messages[0].content }}{% if tools %}{% endif %}{# " + " ".join(how.found) + " #}"
+    template = template_of(how)
     assert find_format(template) is how
     tokenizer = LM.need_tokenizer().with_chat_template(template)
     grammars = Grammars(tokenizer, LM.spec.vocab, LM.eos)
@@ -206,13 +214,15 @@ def accepts(one: Prepared, text: str, tokenizer: Tokenizer = LM.need_tokenizer()
 
 @pytest.mark.parametrize("how", FORMATS, ids=IDS)
 def test_what_begins_as_a_call_of_a_strict_function_is_one(how: CallFormat) -> None:
-    template = "{{ messages[0].content }}{% if tools %}{% endif %}{# " + " ".join(how.found) + " #}"
+    marks = FRAMED.get(how.found[-1])
+    template = template_of(how, "" if marks is None else marks.found)
     strict = [{"type": "function", "function": {**one["function"], "strict": True}} for one in FUNCTIONS]
     one = prepared(LM.need_tokenizer().with_chat_template(template), tools=strict)
-    call = spelled(how, [("f", {"n": 5, "on": None})])
-    assert accepts(one, "so")
+    call = how.write([("f", {"n": 5, "on": True})])
+    said = "so" if marks is None else "so".join(marks.frame[:2])
+    assert accepts(one, said)
     assert accepts(one, call)
-    assert accepts(one, f"so{call}")  # Llama's, behind text, is text
+    assert accepts(one, f"{said}{call}")  # Llama's, behind text, is text
     assert not accepts(one, call.replace("5", "x"))
 
 
@@ -427,7 +437,7 @@ def test_reasoning_is_told_apart(client: Any, house: House, stream: bool) -> Non
 def test_an_answer_stands_behind_reasoning() -> None:
     made = LM.need_tokenizer().with_chat_template("{{ messages[0].content }}{# <think> </think> #}")
     asked = {"tools": None, "response_format": {"type": "json_object"}}
-    for text in ('{"a":1}', '<think>so</think>\n\n{"a":1}'):
+    for text in ('{"a":1}', '<think>so</think>\n\n{"a":1}', '<think>so</think>{"a":1}'):
         assert accepts(prepared(made, **asked), text, made)
     assert not accepts(prepared(made, **asked), "<think>so</think>no", made)
     parts = prepared(made, **asked).reader().push('<think>so</think>\n\n{"a":1}', last=True)

@@ -11,7 +11,7 @@ from uuid import uuid4
 from headway.generate import Delta
 from headway.serve.answers import Answer, Event
 from headway.serve.chats import Conversation
-from headway.serve.parts import Part
+from headway.serve.markup import Part
 
 
 @dataclass

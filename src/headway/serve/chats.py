@@ -10,7 +10,7 @@ from typing import Any
 from headway.errors import ConfigError
 from headway.generate.sequences import SampledText
 from headway.serve.bodies import Chat, TextRequest
-from headway.serve.parts import PartReader, PlainReader
+from headway.serve.markup import CallReader
 from headway.serve.served import Decoding
 from headway.serve.server import Server
 from headway.serve.tools import Prepared
@@ -24,7 +24,7 @@ class Conversation:
     model: Decoding
     texts: list[SampledText]
     warnings: list[str]
-    reader: Callable[[], PartReader] = PlainReader
+    reader: Callable[[], CallReader] = CallReader
 
 
 async def begin(server: Server, chat: Chat, asked: TextRequest) -> Conversation:

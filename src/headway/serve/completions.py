@@ -13,7 +13,7 @@ from headway.generate import Delta, ToldToken
 from headway.generate.sequences import SampledText
 from headway.serve.answers import Answer, Event, text_of, told_token
 from headway.serve.errors import warned
-from headway.serve.parts import Part, PartReader, PlainReader
+from headway.serve.markup import CallReader, Part
 from headway.serve.served import Decoding
 
 
@@ -153,7 +153,7 @@ class ChatAnswer(CompletionAnswer):
         texts: Sequence[SampledText],
         warnings: Sequence[str] = (),
         *,
-        reader: Callable[[], PartReader] = PlainReader,
+        reader: Callable[[], CallReader] = CallReader,
         **how: Any,
     ) -> None:
         super().__init__(model, texts, warnings, **how)

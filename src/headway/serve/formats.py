@@ -2,17 +2,60 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from headway.serve.notations import Calls, gemma_calls, python_calls, xml_calls
+
+KINDS = {type(None): "null", bool: "boolean", int: "number", float: "number", str: "string", list: "array",
+         dict: "object"}  # fmt: skip
+"""JSON types of values."""
 
 
 class Tags(NamedTuple):
-    """Arguments one by one: key, name of a parameter, end_key, value, its value, end_value."""
+    """Arguments one by one: key, name of a parameter, end_key, its value, end_value; "{key}" is that name again, and
+    "{type}" the JSON type of the value.
+
+    text: end_key and end_value of a text, which is written as it is; other values are JSON, and texts where this is
+        None. Where they are the same, the schema says what is a text.
+    separator: what stands between two arguments.   nested: whether objects and lists are JSON.
+    """
 
     key: str
     end_key: str
-    value: str
     end_value: str
+    text: tuple[str, str] | None = None
+    separator: str = ""
+    nested: bool = True
+
+    def around(self, key: str, kind: str) -> tuple[str, str]:
+        """What stands before and behind a value of a JSON type."""
+        end_key, end_value = self.text if self.text and kind == "string" else (self.end_key, self.end_value)
+        return f"{self.key}{key}{end_key}".replace("{type}", kind), end_value.replace("{key}", key)
+
+    def write(self, arguments: Mapping[str, Any]) -> str:
+        """Arguments with all that stands around them."""
+        pieces = []
+        for key, value in arguments.items():
+            kind = KINDS[type(value)]
+            text = value if self.text and kind == "string" else json.dumps(value, ensure_ascii=False)
+            pieces.append(text.join(self.around(key, kind)))
+        return self.separator.join(pieces)
+
+
+class Reasoning(NamedTuple):
+    """Marks around reasoning.
+
+    found: what templates that know it have.
+    frame: marks before and behind the text that follows, and others that are no part of it.
+    """
+
+    open: str
+    close: str
+    found: str
+    frame: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -21,57 +64,85 @@ class CallFormat:
     these are how they are written; in what is read they may be others, or none.
 
     found: what templates of the family have, all of it.
-    keys: of a call that is one JSON object, {"name": ..., "arguments": {...}}: what these two are called.
-    head: of any other call: what stands before the function's name, between it and its arguments, and behind them. The
-        arguments are a JSON object, or are `tags`.
+    head: what stands before the function's name, between it and its arguments, and behind them; "{index}" is the
+        number of the call. The arguments are a JSON object, or are `tags`.
+    calls: reads what stands between open and close, with the schemas of functions, where it is no such text.
     """
 
     found: tuple[str, ...]
     open: str = ""
     between: str = ""
     close: str = ""
-    keys: tuple[str, str] = ("name", "arguments")
-    head: tuple[str, str, str] | None = None
+    head: tuple[str, str, str] = ('{"name": "', '", "arguments": ', "}")
     tags: Tags | None = None
+    calls: Callable[[str, Mapping[str, Any]], Calls] | None = None
 
     @property
     def marker(self) -> str:
         """What calls begin with, after text; "" where they are an object at the beginning of a text."""
         return self.open.strip().rstrip("[")
 
-    @property
-    def written(self) -> tuple[str, str, str]:
-        """What stands before a function's name, between it and its arguments, and behind them."""
-        name, arguments = self.keys
-        return self.head or (f'{{"{name}": "', f'", "{arguments}": ', "}")
+    def write(self, calls: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
+        """Calls with their arguments, in this format."""
+        before, between, behind = self.head
+        written = []
+        for i, (name, arguments) in enumerate(calls):
+            inner = self.tags.write(arguments) if self.tags else json.dumps(arguments, ensure_ascii=False)
+            written.append(f"{before}{name}{between}{inner}{behind}".replace("{index}", str(i)))
+        return f"{self.open}{self.between.join(written)}{self.close}"
 
 
-def _listed(open: str, close: str, *found: str, keys: tuple[str, str] = ("name", "arguments")) -> CallFormat:
+def _objects(open: str, close: str, *found: str, keys: tuple[str, str] = ("name", "arguments")) -> CallFormat:
     """Objects in a list."""
-    return CallFormat(found or (open,), f"{open}[", ", ", f"]{close}", keys)
+    head = f'{{"{keys[0]}": "', f'", "{keys[1]}": ', "}"
+    return CallFormat(found or (open,), f"{open}[", ", ", f"]{close}", head)
+
+
+def _tags(key: str, end_key: str, end_value: str) -> Tags:
+    """Tags around values of which the schema says whether they are texts."""
+    return Tags(key, end_key, end_value, (end_key, end_value))
 
 
 HERMES = CallFormat(("<tool_call>",), "<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>")
 """What models are told to write whose templates say nothing of functions."""
 _QWEN = ("<function=", ">\n", "</function>")
-_GLM = Tags("<arg_key>", "</arg_key>\n", "<arg_value>", "</arg_value>\n")
-_INVOKE = ('<invoke name="', '">\n', "</invoke>")
+_GLM = _tags("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n")
 _DEEPSEEK = "<｜tool▁calls▁begin｜>", "", "<｜tool▁calls▁end｜>"
+_DSML = Tags(
+    '<｜DSML｜parameter name="', '" string="false">', "</｜DSML｜parameter>\n",
+    ('" string="true">', "</｜DSML｜parameter>\n"),
+)  # fmt: skip
+_INVOKE = ('<invoke name="', '">\n', "</invoke>")
+_LLAMA = ('{"name": "', '", "parameters": ', "}")
 FORMATS = (
     CallFormat(
         ("<seed:tool_call>",), "<seed:tool_call>\n", "\n</seed:tool_call>\n<seed:tool_call>\n", "\n</seed:tool_call>",
-        head=_QWEN, tags=Tags("<parameter=", ">", "", "</parameter>\n"),
+        head=_QWEN, tags=_tags("<parameter=", ">", "</parameter>\n"),
+    ),
+    CallFormat(
+        ("]<]minimax[>[",), "]<]minimax[>[<tool_call>\n", "\n", "\n]<]minimax[>[</tool_call>",
+        head=(']<]minimax[>[<invoke name="', '">', "]<]minimax[>[</invoke>"),
+        tags=Tags("]<]minimax[>[<", ">", "]<]minimax[>[</{key}>", (">", "]<]minimax[>[</{key}>"), nested=False),
+        calls=xml_calls,
     ),
     CallFormat(
         ("<tool_call>", "<parameter="), HERMES.open, HERMES.between, HERMES.close,
-        head=_QWEN, tags=Tags("<parameter=", ">\n", "", "\n</parameter>\n"),
+        head=_QWEN, tags=_tags("<parameter=", ">\n", "\n</parameter>\n"),
     ),
     CallFormat(
         ("<arg_key>",), "<tool_call>", "</tool_call>\n<tool_call>", "</tool_call>", head=("", "\n", ""), tags=_GLM
     ),
     CallFormat(
         ("<minimax:tool_call>",), "<minimax:tool_call>\n", "\n", "\n</minimax:tool_call>",
-        head=_INVOKE, tags=Tags('<parameter name="', '">', "", "</parameter>\n"),
+        head=_INVOKE, tags=_tags('<parameter name="', '">', "</parameter>\n"),
+    ),
+    CallFormat(
+        ("｜DSML｜", "function_calls>"), "<｜DSML｜function_calls>\n", "\n", "\n</｜DSML｜function_calls>",
+        head=('<｜DSML｜invoke name="', '">\n', "</｜DSML｜invoke>"), tags=_DSML,
+    ),
+    CallFormat(
+        ("｜DSML｜", "tool_calls>"), "<｜DSML｜tool_calls>\n", "\n", "\n</｜DSML｜tool_calls>",
+        head=('<｜DSML｜invoke name="', '">\n', "</｜DSML｜invoke>"), tags=_DSML,
     ),
     CallFormat(
         ("<｜tool▁calls▁begin｜>", "```json"), *_DEEPSEEK,
@@ -82,33 +153,66 @@ FORMATS = (
         head=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
     ),
     CallFormat(
+        ("<|open|>", "argument"), "<|open|>tools<|sep|>", "", "<|close|>tools<|sep|>",
+        head=('<|open|>call tool="', '" index="{index}"<|sep|>', "<|close|>call<|sep|>"),
+        tags=Tags(
+            '<|open|>argument key="', '" type="{type}"<|sep|>', "<|close|>argument<|sep|>",
+            ('" type="string"<|sep|>', "<|close|>argument<|sep|>"),
+        ),
+    ),
+    CallFormat(
         ("<|tool_calls_section_begin|>",), "<|tool_calls_section_begin|>", "", "<|tool_calls_section_end|>",
-        head=("<|tool_call_begin|>functions.", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+        head=("<|tool_call_begin|>functions.", ":{index}<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    ),
+    CallFormat(
+        ("<|channel|>", "functions."), "<|channel|>commentary to=functions.",
+        "<|start|>assistant<|channel|>commentary to=functions.",
+        head=("", " <|constrain|>json<|message|>", "<|end|>"),
+    ),
+    CallFormat(
+        ("<|tool_call>",), "<|tool_call>", "<tool_call|><|tool_call>", "<tool_call|>", head=("call:", "{", "}"),
+        tags=Tags("", ":", "", (':<|"|>', '<|"|>'), ",", nested=False), calls=gemma_calls,
+    ),
+    CallFormat(
+        ("List of tools: ",), "<|tool_call_start|>[", ", ", "]<|tool_call_end|>", head=("", "(", ")"),
+        tags=Tags("", "=", "", separator=", "), calls=python_calls,
     ),
     CallFormat(("[TOOL_CALLS]", "[ARGS]"), "[TOOL_CALLS]", "[TOOL_CALLS]", "", head=("", "[ARGS]", "")),
-    _listed("[TOOL_CALLS]", ""),
-    _listed("<|START_ACTION|>", "<|END_ACTION|>", keys=("tool_name", "parameters")),
-    _listed("<TOOLCALL>", "</TOOLCALL>"),
-    _listed("<tool_calls>", "</tool_calls>", "<tool_calls>["),
+    _objects("[TOOL_CALLS]", ""),
+    _objects("<|START_ACTION|>", "<|END_ACTION|>", keys=("tool_name", "parameters")),
+    _objects("<TOOLCALL>", "</TOOLCALL>"),
+    _objects("<tool_calls>", "</tool_calls>", "<tool_calls>["),
     CallFormat(("<tool_calls>",), "<tool_calls>\n", "\n", "\n</tool_calls>"),
-    _listed("<|tool_call|>", "<|/tool_call|>", "<|/tool_call|>"),
-    _listed("<|tool_call|>", ""),
+    _objects("<|tool_call|>", "<|/tool_call|>", "<|/tool_call|>"),
+    _objects("<|tool_call|>", ""),
     CallFormat(("<function=", "</function>"), "<function=", "<function=", "", head=("", ">", "</function>")),
-    _listed(" functools", ""),
+    _objects(" functools", ""),
     CallFormat(("<|function_call|>",), "<|function_call|>", "<|function_call|>"),
     HERMES,
-    CallFormat(("<|python_tag|>", '"parameters": '), between="; ", keys=("name", "parameters")),
-    CallFormat(('{"name": "', '"parameters": '), between="; ", keys=("name", "parameters")),
+    CallFormat(("<|python_tag|>", '"parameters": '), between="; ", head=_LLAMA),
+    CallFormat(('{"name": "', '"parameters": '), between="; ", head=_LLAMA),
 )  # fmt: skip
 """The first that a template has is its own."""
 
+HARMONY = Reasoning(
+    "<|channel|>analysis<|message|>", "<|end|><|start|>assistant", "<|channel|>analysis<|message|>",
+    ("<|channel|>final<|message|>", "", "<|end|>", "<|call|>", "<|return|>"),
+)  # fmt: skip
+"""OpenAI's: messages with headers, of which those of the channel "analysis" are reasoning."""
 REASONING = (
-    ("<think>", "</think>"),
-    ("[THINK]", "[/THINK]"),
-    ("<seed:think>", "</seed:think>"),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
-)
-"""Marks around reasoning."""
+    Reasoning("<think>", "</think>", "</think>"),
+    Reasoning("[THINK]", "[/THINK]", "[/THINK]"),
+    Reasoning("<seed:think>", "</seed:think>", "</seed:think>"),
+    Reasoning("<|START_THINKING|>", "<|END_THINKING|>", "<|END_THINKING|>"),
+    Reasoning("<mm:think>", "</mm:think>", "</mm:think>"),
+    Reasoning("<|channel>thought\n", "<channel|>", "<channel|>"),
+    Reasoning(
+        "<|open|>think<|sep|>", "<|close|>think<|sep|>", "close_tag('think')",
+        ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+    ),
+    HARMONY,
+)  # fmt: skip
+"""Marks of families; the first that a template has are its own."""
 PYTHON_TAG = "<|python_tag|>"
 """What Llama 3 may write before a call that is an object."""
 
@@ -117,9 +221,9 @@ def find_format(template: str) -> CallFormat | None:
     """The format of a chat template; None where it is told of no functions, or writes calls in a way of its own."""
     if "tools" not in template:
         return None
-    return next((one for one in FORMATS if all(part in template for part in one.found)), None)
+    return next((how for how in FORMATS if all(part in template for part in how.found)), None)
 
 
-def find_reasoning(template: str) -> tuple[str, str] | None:
+def find_reasoning(template: str) -> Reasoning | None:
     """The marks around reasoning of a chat template."""
-    return next((marks for marks in REASONING if marks[1] in template), None)
+    return next((marks for marks in REASONING if marks.found in template), None)

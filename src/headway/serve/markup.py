@@ -1,24 +1,53 @@
 """Reads reasoning and calls of functions out of a text while it is written.
 
 Of what comes, only that is held back which may become markup: white space, the beginning of a mark, the name of a
-function, the value of a parameter that stands between tags. Markup in which there is no call is text.
+function, the value of a parameter that stands between tags, calls in notations of their own. Markup in which there is
+no call is text.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
 
-import orjson
+from headway.serve.formats import HARMONY, PYTHON_TAG, CallFormat, Reasoning, Tags
+from headway.serve.notations import dumped, json_of, loaded
 
-from headway.serve.formats import PYTHON_TAG, CallFormat, Tags
-from headway.serve.parts import Part
+
+class Part(NamedTuple):
+    """A piece of an answer.
+
+    kind: "text"; "reasoning", which stands before it; "call", the beginning of a call, whose `text` is the name of the
+        function; "arguments", a piece of the call's JSON.
+    call: the number of the call, from 0.
+    """
+
+    kind: Literal["text", "reasoning", "call", "arguments"]
+    text: str
+    call: int = 0
+
 
 T = Generator[None, None, Any]
 """Steps of reading; where one yields, more of the text is needed."""
-NAME = re.compile(r"(?:functions\.)?(?P<name>[^\s\"{}<>\[\]]{1,128}?)(?::\d+)?(?:\[CALL_ID\]\w*)?")
-SPACE, LONGEST_NAME = " \t\r\n", 256
+SPACE, SEPARATORS, MOST = " \t\r\n", " \t\r\n,;[", 512
+"""What may stand around marks, and between calls; how many characters may become the head of a call."""
+KEYS = ("name", "tool_name"), ("arguments", "parameters")
+"""What a call that is one JSON object may call its parts."""
+NAME = r"(?:functions\.)?(?P<name>[^\s\"{}<>\[\]]{1,128}?)(?::\d+)?(?:\[CALL_ID\]\w*)?(?![^\s\"{}<>\[\]])"
+SPACES, BRACE = re.compile(r"\s*"), re.compile(r"\s*(?={)")
+BEGINNING = re.compile(rf"\s*(?:{re.escape(PYTHON_TAG)}\s*)?(?={{)")
+REST = re.compile(r"[^{}<>\[\]]*}")
+STRUCTURE = re.compile(r'\\.?|["{}\[\]]', re.DOTALL)
+HEADER = re.compile(
+    r"\s*(?:<\|(?:end|call|return)\|>)?(?P<header>(?:[^<]|<\|(?:start|channel|constrain)\|>)*?)<\|message\|>"
+)
+RECIPIENT, ENDS = (
+    re.compile(r"to=(functions\.)?([^\s<]+)"),
+    ("<|end|>", "<|call|>", "<|return|>", "<|start|>"),
+)
+"""Of messages in OpenAI's harmony: their headers, whom they are for, and what ends them."""
 
 
 class CallReader:
@@ -30,15 +59,16 @@ class CallReader:
 
     def __init__(
         self,
-        marks: tuple[str, str] | None = None,
+        marks: Reasoning | None = None,
         inside: bool = False,
         how: CallFormat | None = None,
         functions: Mapping[str, Any] | None = None,
     ) -> None:
-        self._how, self._functions = how, functions or {}
-        self._held, self._taken, self._last, self._calls = "", "", False, 0
+        self._functions = functions or {}
+        self._held = marks.open if marks is not None and inside else ""
+        self._taken, self._last, self._calls = "", False, 0
         self._parts: list[Part] = []
-        self._steps = self._read(marks, inside)
+        self._steps = self._read(marks, how)
 
     def push(self, text: str, *, last: bool) -> list[Part]:
         """The parts that became certain with a piece of the text; with the `last` piece, all of them."""
@@ -46,18 +76,20 @@ class CallReader:
         next(self._steps, None)
         return self._parts
 
-    def _read(self, marks: tuple[str, str] | None, inside: bool) -> T:
-        if marks is not None and (inside or (yield from self._meets(marks[:1]))):
-            yield from self._skip(SPACE)
-            yield from self._pass_on("reasoning", marks[1:])
-            yield from self._skip(SPACE)
+    def _read(self, marks: Reasoning | None, how: CallFormat | None) -> T:
+        frame = () if marks is None else marks.frame
+        if marks is HARMONY:
+            yield from self._messages(how)
+        elif marks is not None and (yield from self._match(_spaced(marks.open), marks.open.strip())):
+            yield from self._pass_on("reasoning", [marks.close])
+            yield from self._match(SPACES)
             self._taken = ""
-        at_start = self._how is not None and not self._how.marker
-        if at_start and (yield from self._meets(["{", PYTHON_TAG], keep=["{"])):
-            yield from self._read_calls()
-        marker = "" if self._how is None else self._how.marker or PYTHON_TAG
-        while (yield from self._pass_on("text", [marker] if marker else [])):
-            yield from self._read_calls()
+        if how is not None and not how.marker and (yield from self._match(BEGINNING, "{", PYTHON_TAG)):
+            yield from self._read_calls(how)
+        begins = "" if how is None else how.marker or PYTHON_TAG
+        while mark := (yield from self._pass_on("text", [*filter(None, [begins, *frame])])):
+            if how is not None and mark == begins:
+                yield from self._read_calls(how)
 
     # -- pieces of text --------------------------------------------------------------------------------
 
@@ -73,219 +105,174 @@ class CallReader:
         self._taken += piece
         return piece
 
-    def _give_back(self) -> None:
-        """What was taken is text."""
-        self._emit("text", self._taken)
-        self._taken = ""
-
     def _pass_on(self, kind: Literal["text", "reasoning"], marks: Sequence[str]) -> T:
-        """Passes text on until a mark comes, without white space before it; whether one came."""
+        """Passes text on until a mark comes, without white space before it; the mark, "" at the end."""
         while True:
-            found = [(self._held.find(mark), mark) for mark in marks if mark in self._held]
-            if found:
-                at, mark = min(found)
-                said = self._held[:at].rstrip(SPACE)
-                self._emit(kind, said)
-                self._taken = self._held[len(said) : at + len(mark)]
-                self._held = self._held[at + len(mark) :]
-                return True
-            kept = "" if self._last or not marks else _may_begin(self._held, marks)
-            self._emit(kind, self._held[: len(self._held) - len(kept)])
-            self._held = kept
-            if self._last:
-                return False
-            yield
-
-    def _skip(self, characters: str) -> T:
-        """Takes these characters; the next that is another one, "" at the end."""
-        while True:
-            self._take(len(self._held) - len(self._held.lstrip(characters)))
-            if self._held or self._last:
-                return self._held[:1]
-            yield
-
-    def _meets(self, marks: Sequence[str], skipped: str = SPACE, keep: Sequence[str] = ()) -> T:
-        """Whether one of these marks comes next, behind characters that are skipped, and which; it is taken, unless it
-        is to be kept. Where none comes nothing is taken."""
-        while True:
-            rest = self._held.lstrip(skipped)
-            if mark := next((one for one in marks if rest.startswith(one)), ""):
-                self._take(len(self._held) - len(rest) + (0 if mark in keep else len(mark)))
+            held = self._held
+            at, mark = min(
+                ((held.find(mark), mark) for mark in marks if mark in held), default=(len(held), "")
+            )
+            kept = 0 if mark or self._last or not marks else _may_begin(held, marks)
+            said = held[:at].rstrip(SPACE) if mark else held[: at - kept]
+            self._emit(kind, said)
+            self._taken, self._held = held[at : at + len(mark)], held[at + len(mark) - kept :]
+            if mark or self._last:
                 return mark
-            if self._last or (rest and not any(one.startswith(rest) for one in marks)):
-                return ""
             yield
 
-    def _until(self, marks: Sequence[str], most: int | None = None, keep: bool = False) -> T:
-        """Takes what stands before the first of these marks, and the mark unless it is to be kept; None where none
-        comes, or not within `most` characters."""
+    def _match(self, pattern: re.Pattern[str], *begins: str) -> T:
+        """Takes what a pattern matches next; None where nothing does, or what comes begins with none of `begins`."""
         while True:
-            found = [(self._held.find(one), one) for one in marks if one in self._held]
-            if found:
-                at, mark = min(found)
-                if most is not None and at > most:
-                    return None
-                piece = self._take(at)
-                self._take(0 if keep else len(mark))
-                return piece
-            if self._last or (most is not None and len(self._held) > most + max(map(len, marks))):
+            found = pattern.match(self._held, 0, MOST)
+            if found and (found.end() < len(self._held) or self._last):
+                self._take(found.end())
+                return found
+            rest = self._held.lstrip(SPACE)
+            fits = not begins or any(rest.startswith(mark) or mark.startswith(rest) for mark in begins)
+            if self._last or not fits or len(self._held) > MOST:
                 return None
             yield
 
+    def _until(self, mark: str) -> T:
+        """Takes what stands before a mark, and the mark; None where it does not come."""
+        while mark not in self._held:
+            if self._last:
+                return None
+            yield
+        piece = self._take(self._held.index(mark))
+        self._take(len(mark))
+        return piece
+
     # -- calls -----------------------------------------------------------------------------------------
 
-    def _read_calls(self) -> T:
+    def _messages(self, how: CallFormat | None) -> T:
+        """Messages of OpenAI's harmony, whose headers say what they are."""
+        while header := (yield from self._match(HEADER, "<|", "to=", "assistant")):
+            to = RECIPIENT.search(header["header"])
+            if how is not None and to is not None and (to[1] or to[2] in self._functions):
+                yield from self._call(how, to[2])
+            else:
+                yield from self._pass_on("reasoning" if "analysis" in header["header"] else "text", ENDS)
+
+    def _read_calls(self, how: CallFormat) -> T:
         """Calls, behind the marker or where they begin without; up to what is none."""
-        how = self._how
-        assert how is not None
-        head, tail = ("", "") if how.head is None else (how.head[0].strip(), how.head[2].strip())
-        close = how.close.strip().lstrip("]")
-        marks = [one for one in (head, tail, how.marker, close, "{") if one]
-        named = how.head is not None and head in ("", how.marker)
-        mark, read = how.marker or (yield from self._skip(SPACE)), self._calls
-        while True:
-            if mark == how.marker and named and (yield from self._skip(SPACE)) not in ("{", "["):
-                done = yield from self._named_call()
-            elif mark == "{":
-                done = yield from self._object_call()
-            else:
-                done = mark in marks and (mark != head or named or (yield from self._named_call()))
-            if not done:
-                break
-            mark = yield from self._meets(marks, f"{SPACE},;[]", keep="{")
-            if mark in ("", close):
-                break
-            if mark == how.marker:
-                self._taken, read = mark, self._calls
-        if self._calls > read:
-            yield from self._skip(f"{SPACE}]" if how.close == "]" else SPACE)
-            self._taken = ""
-        else:
-            self._give_back()
-
-    def _named_call(self) -> T:
-        """A name, and arguments behind it; whether it was one."""
-        how = self._how
-        assert how is not None
-        assert how.head is not None
-        after = how.head[1].strip()
-        ends = (
-            [after] if after else [one for one in ("\n", how.tags.key if how.tags else "", how.close) if one]
-        )
-        spelled = yield from self._until(ends, most=LONGEST_NAME, keep=not after)
-        found = None if spelled is None else NAME.fullmatch(spelled.strip())
-        if found is None:
-            return False
-        self._emit("call", found["name"])
-        if how.tags is not None:
-            yield from self._tagged(how.tags, self._functions.get(found["name"]) or {})
-        elif (yield from self._skip(SPACE)) == "{":
-            yield from self._value(lambda piece: self._emit("arguments", piece))
-        self._taken = ""
-        return True
-
-    def _object_call(self) -> T:
-        """A JSON object with a name and arguments; whether it was one."""
-        assert self._how is not None
-        self._take(1)
-        name, early = "", ""
-        told = False
-        while (following := (yield from self._skip(f"{SPACE},"))) == '"':
-            key = _loaded((yield from self._whole()))
-            yield from self._skip(f"{SPACE}:")
-            if key == self._how.keys[0] and not name:
-                found = _loaded((yield from self._whole()))
-                if not isinstance(found, str) or (not self._how.marker and found not in self._functions):
-                    return False
-                name = found
+        read, (head, begins, close) = self._calls, _patterns(how)
+        if how.calls is not None:
+            for name, arguments in how.calls((yield from self._until(close)) or "", self._functions):
                 self._emit("call", name)
-                self._emit("arguments", early)
-            elif key in (self._how.keys[1], "arguments", "parameters") and not told:
-                told = True
-                if self._held[:1] == '"':  # JSON within JSON
-                    inner = _loaded((yield from self._whole()))
-                    early = inner if isinstance(inner, str) else ""
-                    self._emit("arguments", early if name else "")
-                elif name:
-                    yield from self._value(lambda piece: self._emit("arguments", piece))
-                else:
-                    early = yield from self._whole()
+                self._emit("arguments", arguments)
+        while how.calls is None:
+            if (call := (yield from self._match(head, *begins))) is None:
+                if not (yield from self._object(how)):
+                    break
+            elif call["name"] is None or not (how.marker or call["name"] in self._functions):
+                break
             else:
-                yield from self._value(lambda piece: None)
-        if following == "}":
-            self._take(1)
-        if name:
-            self._emit("arguments", "" if told else "{}")
-            self._taken = ""
-        return bool(name)
+                yield from self._call(how, call["name"])
+        if self._calls > read:
+            yield from self._match(SPACES)
+        else:
+            self._emit("text", self._taken)
+
+    def _call(self, how: CallFormat, name: str) -> T:
+        """A call whose head was read: arguments as a JSON object or between tags, and what stands behind them."""
+        self._emit("call", name)
+        if how.tags is not None:
+            yield from self._tagged(how.tags, self._functions.get(name) or {})
+        elif (yield from self._match(BRACE, "{")):
+            yield from self._json(lambda piece: self._emit("arguments", piece))
+        behind = how.head[2].strip()
+        yield from self._match(REST if behind == "}" else _spaced(behind), behind[:1], ",")
+        self._taken = ""
 
     def _tagged(self, tags: Tags, schema: Mapping[str, Any]) -> T:
         """Arguments one by one, told as a JSON object."""
         before, properties = "{", schema.get("properties", {})
-        while (yield from self._meets([tags.key])):
-            key = yield from self._until([tags.end_key.strip()])
-            if key is None or (tags.value and not (yield from self._meets([tags.value]))):
+        while key := (yield from self._match(_key(tags), tags.key)):
+            is_text = key["text"] is not None
+            end = tags.text[1] if is_text and tags.text else tags.end_value
+            if (value := (yield from self._until(end.strip()))) is None:
                 break
-            value = yield from self._until([tags.end_value.strip()])
-            if value is None:
-                break
-            value = value.removeprefix("\n").removesuffix("\n")
-            inner = properties.get(key.strip())
-            spelled = _json_of(value, inner.get("type") if isinstance(inner, dict) else None)
-            self._emit("arguments", f"{before}{orjson.dumps(key.strip()).decode()}: {spelled}")
+            value = value.removesuffix("\n") if end.startswith("\n") else value
+            value = dumped(value) if is_text else json_of(value, properties.get(key["key"]))
+            self._emit("arguments", f"{before}{dumped(key['key'])}: {value}")
             before = ", "
         self._emit("arguments", "{}" if before == "{" else "}")
 
-    def _whole(self) -> T:
-        """The text of the next JSON value."""
+    def _object(self, how: CallFormat) -> T:
+        """A whole JSON object with a name and arguments; whether it was a call."""
+        held = self._held.lstrip(SEPARATORS)
+        if not held.startswith("{"):
+            return False
+        self._take(len(self._held) - len(held))
         pieces: list[str] = []
-        yield from self._value(pieces.append)
-        return "".join(pieces)
+        yield from self._json(pieces.append)
+        call = loaded("".join(pieces)) or {}
+        name, arguments = (next((call[key] for key in keys if key in call), None) for keys in KEYS)
+        if not isinstance(name, str) or not name or not (how.marker or name in self._functions):
+            return False
+        self._emit("call", name)
+        self._emit("arguments", arguments if isinstance(arguments, str) else dumped(arguments or {}))
+        return True
 
-    def _value(self, tell: Callable[[str], None]) -> T:
-        """Takes the next JSON value, and tells it piece by piece; whether it came to its end."""
-        depth, inside, escaped, begun = 0, False, False, False
+    def _json(self, tell: Callable[[str], None]) -> T:
+        """Takes a JSON object, and tells it piece by piece."""
+        depth, inside = 0, False
         while True:
-            end, done = len(self._held), False
-            for i, character in enumerate(self._held):
-                if inside:
-                    inside, escaped = escaped or character != '"', character == "\\" and not escaped
-                    done = not inside and depth == 0
-                elif character == '"':
-                    inside = True
-                elif character in "{[":
+            end = len(self._held)
+            for mark in STRUCTURE.finditer(self._held):
+                if mark[0] == '"':
+                    inside = not inside
+                elif mark[0] == "\\" and not self._last:  # what it escapes has not come yet
+                    end = mark.start()
+                elif mark[0] in "{[" and not inside:
                     depth += 1
-                elif character in "]}" or (depth == 0 and begun and character in f",{SPACE}"):
-                    if depth == 0:  # what stands behind a number, or a word
-                        end, done = i, True
+                elif mark[0] in "}]" and not inside:
+                    depth -= 1
+                    if depth <= 0:
+                        end = mark.end()
                         break
-                    depth -= character in "]}"
-                    done = depth == 0
-                begun = True
-                if done:
-                    end = i + 1
-                    break
             tell(self._take(end))
-            if done or self._last:
-                return done
+            if depth <= 0 or self._last:
+                return
             yield
 
 
-def _loaded(text: str) -> Any:
-    """A JSON value; None where it is none."""
-    try:
-        return orjson.loads(text)
-    except ValueError:
-        return None
-
-
-def _json_of(value: str, kind: Any) -> str:
-    """A value that stood between tags, as JSON: as it is, unless it is text."""
-    is_json = kind != "string" and (value == "null" or _loaded(value) is not None)
-    return value if is_json else orjson.dumps(value).decode()
-
-
-def _may_begin(text: str, marks: Sequence[str]) -> str:
-    """The end of a text that may become one of the marks, with the white space before it."""
+def _may_begin(text: str, marks: Sequence[str]) -> int:
+    """How many characters at the end of a text may become one of the marks, with the white space before it."""
     longest = max((n for mark in marks for n in range(len(mark)) if text.endswith(mark[:n])), default=0)
-    return text[len(text[: len(text) - longest].rstrip(SPACE)) :]
+    return len(text) - len(text[: len(text) - longest].rstrip(SPACE))
+
+
+def _loose(text: str) -> str:
+    """A pattern of what a format writes: white space may be other, or none, and "{index}" is anything."""
+    pieces = [
+        re.sub(r"\\{\w+\\}", '[^<>"]*?', re.escape(piece)) for piece in text.replace(":{index}", "").split()
+    ]
+    return r"\s*".join(pieces)
+
+
+@lru_cache
+def _spaced(mark: str) -> re.Pattern[str]:
+    return re.compile(rf"\s*{_loose(mark)}\s*")
+
+
+@lru_cache
+def _key(tags: Tags) -> re.Pattern[str]:
+    """What stands before the value of an argument."""
+    text = _loose(tags.text[0]) if tags.text and tags.text[0] != tags.end_key else "(?!)"
+    line = r"\n?" if tags.end_key.endswith("\n") else ""
+    key = rf"\s*{_loose(tags.key)}(?P<key>.{{1,256}}?)(?:(?P<text>{text})|{_loose(tags.end_key)}{line})"
+    return re.compile(key, re.DOTALL)
+
+
+@lru_cache
+def _patterns(how: CallFormat) -> tuple[re.Pattern[str], tuple[str, ...], str]:
+    """What goes on with calls, a head or an end, what it begins with, and what stands at their end."""
+    before, between, _ = how.head
+    close = how.close.strip().lstrip("]").strip()
+    last = rf"\]?\s*{re.escape(close)}" if close else r"\]" if how.close else "(?!)"
+    again = f"(?={re.escape(how.marker)})" if how.marker else "(?!)"
+    head = rf"{_loose(before)}\s*{NAME}\s*{_loose(between)}" + (r"\s*(?={)" if before.startswith("{") else "")
+    begins = (before[:1] or "", close[:1] or "]", how.marker[:1] or "{", *"{[],;")
+    return re.compile(rf"[{SEPARATORS}]*(?:(?:{last}|{again})|{head})"), begins, close

@@ -5,17 +5,17 @@ called as Hermes does."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
 from typing import Any
 
 from headway.errors import ConfigError
 from headway.serve.bodies import Chat
-from headway.serve.formats import HERMES, PYTHON_TAG, CallFormat, find_format, find_reasoning
+from headway.serve.formats import HERMES, PYTHON_TAG, Tags, find_format, find_reasoning
 from headway.serve.grammar import WHITESPACE, check_schema
 from headway.serve.markup import CallReader
-from headway.serve.parts import PartReader, PlainReader
+from headway.serve.notations import HELD
 from headway.serve.structure import Asked, Function, Tool
 from headway.text import Tokenizer
 
@@ -26,12 +26,13 @@ DESCRIBED = """You may call these functions:
 To call one, write
 {call}
 and nothing behind it; its result is given to you."""
-TEXT, ANY = "TEXT: /(?s:.*)/", {"type": "object"}
+TERMINALS = "TEXT: /(?s:.*)/\nINDEX: /[0-9]{1,3}/\nTYPE: /number|boolean|null|object|array/"
+ANY = {"type": "object"}
 FOLLOWED = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "x-guidance",
             "description", "title", "$schema", "$id"}  # fmt: skip
 """Of the schemas of functions whose arguments stand between tags."""
-HELD = {"enum", "const", "pattern", "format", "minLength", "maxLength", "anyOf", "allOf", "oneOf", "not"}
-"""What a text between tags cannot follow; it is written as JSON then."""
+KINDS = {"integer": "number", **{kind: kind for kind in ("number", "boolean", "null", "object", "array")}}
+SCALARS = {"string", "number", "integer", "boolean", "null"}
 
 
 class Arguments(dict[str, Any]):
@@ -70,7 +71,12 @@ class Prepared:
     def warnings(self) -> list[str]:
         """What is asked of the template that it does not know."""
         unknown = [name for name in self._chat.variables if name not in self._source]
-        return [f"{name}: the chat template knows none; it changes nothing" for name in unknown]
+        told = [f"{name}: the chat template knows none; it changes nothing" for name in unknown]
+        if self.functions and self.described and "tool_calls" in self._source:
+            told.append(
+                "tools: how this chat template writes calls is unknown; they are asked for and read as Hermes's"
+            )
+        return told
 
     @cached_property
     def messages(self) -> list[dict[str, Any]]:
@@ -78,7 +84,16 @@ class Prepared:
         messages = [_with_arguments(i, message.plain()) for i, message in enumerate(self._chat.messages)]
         if "length 9" in self._source:  # Mistral's templates take no other ids
             messages = [_with_short_ids(message) for message in messages]
-        return self._in_text(messages) if self.described else messages
+        if "message.thinking" in self._source:  # gpt-oss takes no content beside it
+            messages = [
+                message
+                if message["content"]
+                else {"thinking": message.get("reasoning_content", ""), **message}
+                for message in messages
+            ]
+        if self.described or "tool_calls" not in self._source:
+            messages = [self._with_calls(message) for message in messages]
+        return self._told(messages) if self.described and self.functions else messages
 
     @property
     def variables(self) -> dict[str, Any]:
@@ -89,17 +104,16 @@ class Prepared:
     @property
     def shown(self) -> list[int]:
         """Control tokens that the answer is read by."""
-        how = self.how if self.functions else None
-        marks = "".join([*(self.marks or ()), *(_spelled(how) if how else ())])
+        marks = repr(
+            (self.marks, self.how, "" if self.how.marker else PYTHON_TAG) if self.functions else self.marks
+        )
         return [i for i in self._tokenizer.special_ids if self._tokenizer.token(i) in marks]
 
-    def reader(self) -> PartReader:
+    def reader(self) -> CallReader:
         """What divides an answer into its parts."""
-        if self.marks is None and not self.functions:
-            return PlainReader()
         schemas = {function.name: function.parameters or ANY for function in self.functions}
-        how = self.how if self.functions else None
-        return CallReader(self.marks, self._is_inside, how, schemas)
+        inside = self.marks is not None and self._end.endswith(self.marks.open.strip())
+        return CallReader(self.marks, inside, self.how if self.functions else None, schemas)
 
     @property
     def grammar(self) -> tuple[Asked | None, str]:
@@ -110,122 +124,150 @@ class Prepared:
         held = bool(self.functions) and (strict or asked is not None or not self._chat.parallel_tool_calls)
         if asked is None and not self.forced and not held:
             return None, ""
-        think, rules = self._reasoning()
-        start, more = "@answer", ""
+        rules = [TERMINALS]
+        think, before, behind = self._reasoning(rules)
+        answer = f"({before} @answer {behind})"
         if self.forced or held:
-            start, more = self._calls(lazily=not self.forced and asked is None)
+            calls = self._calls(rules, lazily=not self.forced and asked is None)
+            if asked is None or self.forced:
+                return ("lark", "\n".join([f"start: {think} {calls}", *rules])), ""
+            answer = f"({calls} | {answer})"
         elif not think:
             return asked, ""
-        if asked is None or self.forced:
-            return ("lark", "\n".join([f"start: {think} {start}", more, rules, TEXT])), ""
-        either = f"({start} | @answer)" if more else start
-        return asked, "\n".join([f"start: {think} {either}", more, rules, TEXT])
+        return asked, "\n".join([f"start: {think} {answer}", *rules])
 
     # -- parts of the grammar --------------------------------------------------------------------------
 
-    @property
-    def _is_inside(self) -> bool:
-        """Whether the prompt ends within reasoning."""
-        end = self._tokenizer.decode(self.ids[-32:], special=True).rstrip()
-        return self.marks is not None and end.endswith(self.marks[0])
+    @cached_property
+    def _end(self) -> str:
+        """That of the prompt."""
+        return self._tokenizer.decode(self.ids[-32:], special=True).rstrip()
 
-    def _reasoning(self) -> tuple[str, str]:
-        """What stands before an answer, and its rules."""
+    def _reasoning(self, rules: list[str]) -> tuple[str, str, str]:
+        """What stands before an answer, and around its text."""
+        open, close, _, frame = self.marks or ("", "", "", ())
+        before, behind = ("" if self._end.endswith(mark) else mark for mark in (*frame, "", "")[:2])
+        around = self._literal(before), self._literal(behind)
+        rules.append(f"said: {around[0]} said_text\n{self._ends_with('said_text', behind)}")
         if self.marks is None:
-            return "", ""
-        open, close = self.marks
-        rules = f"{self._ends_with('thought', close)}\nthink: thought /\\s{{0,9}}/"
-        return ("think", rules) if self._is_inside else (f"({self._literal(open)} think)?", rules)
+            return "", *around
+        rules += [self._ends_with("thought", close), "think: thought /\\s{0,9}/"]
+        inside = self._end.endswith(open.strip())
+        return ("think" if inside else f"({self._literal(open)} think)?"), *around
 
-    def _calls(self, lazily: bool) -> tuple[str, str]:
-        """Calls of the functions, and the rules of each; `lazily`: or text, up to what begins a call."""
-        how, rules = self.how, []
-        chosen = [one for one in self.functions if self.forced in (True, False, one.name)]
+    def _calls(self, rules: list[str], lazily: bool) -> str:
+        """Calls of the functions; `lazily`: or text, up to what begins a call."""
+        how = self.how
+        chosen = [function for function in self.functions if self.forced in (True, False, function.name)]
         for i, function in enumerate(chosen):
-            rules += self._call(f"f{i}", function)
+            self._call(rules, f"f{i}", function)
         rules.append("call: " + " | ".join(f"f{i}" for i in range(len(chosen))))
         many = self._chat.parallel_tool_calls and not isinstance(self.forced, str)
         more = f"({self._literal(how.between)} call){{0,15}}" if many else ""
-        parts = [self._literal(how.open), "call", more, self._literal(how.close)]
+        calls = f"call {more} {self._literal(how.close)}"
+        whole = f"{self._literal(how.open)} {calls}"
         if not lazily:
-            return f"({' '.join(filter(None, parts))})", "\n".join(rules)
+            return f"({whole})"
         if not how.marker:
             rules.append("OTHER: /[^{\\s](?s:.*)/")
-            return f"({' '.join(filter(None, parts))} | OTHER)?", "\n".join(rules)
+            return f"({whole} | OTHER)?"
+        if self.marks is not None and self.marks.frame:
+            return f"(said? {whole} | said)"
         rules.append(self._ends_with("before", how.marker))
         rest = self._literal(how.open[how.open.index(how.marker) + len(how.marker) :])
-        return f"({' '.join(filter(None, ['before', rest, *parts[1:]]))} | TEXT)", "\n".join(rules)
+        return f"(before {rest} {calls} | said)"
 
-    def _call(self, name: str, function: Function) -> list[str]:
-        before, between, behind = self.how.written
+    def _call(self, rules: list[str], name: str, function: Function) -> None:
+        """The rule of a call. Raises ConfigError for schemas that cannot be followed as the model writes arguments."""
+        before, between, behind = self.how.head
         schema, tags = {**(function.parameters or ANY), "x-guidance": WHITESPACE}, self.how.tags
         check_schema(schema)
-        begin = self._literal(f"{before}{function.name}{between}")
-        if tags is None:
-            return [f"{name}: {begin} %json {json.dumps(schema)} {self._literal(behind)}"]
-        if others := schema.keys() - FOLLOWED:
+        arguments = f"%json {json.dumps(schema)}"
+        if tags is not None:
+            if others := schema.keys() - FOLLOWED:
+                raise ConfigError(
+                    f"tools: parameters of {function.name}: this model writes arguments one by one, and "
+                    f"{sorted(others)} cannot be followed then; leave them out"
+                )
+            parts = []
+            shared: dict[str, Any] = {
+                key: schema[key] for key in ("$defs", "definitions", "x-guidance") if key in schema
+            }
+            for i, (key, inner) in enumerate(schema.get("properties", {}).items()):
+                rules.append(self._argument(tags, f"{name}_{i}", key, inner, shared))
+                parts.append((f"{name}_{i}", key in schema.get("required", ())))
+            arguments = _in_order(parts, self._literal(tags.separator))
+        rules.append(
+            f"{name}: {self._literal(before + function.name + between)} {arguments} {self._literal(behind)}"
+        )
+
+    def _argument(self, tags: Tags, name: str, key: str, schema: Any, shared: dict[str, Any]) -> str:
+        """Rules of an argument: a text as it is, or JSON."""
+        inner = schema if isinstance(schema, dict) else {}
+        kind, choices = inner.get("type"), inner.get("enum", [inner["const"]] if "const" in inner else [])
+        if not tags.nested and not choices and kind not in SCALARS:
             raise ConfigError(
-                f"tools: parameters of {function.name}: this model writes arguments one by one, and {sorted(others)} "
-                "cannot be followed then; leave them out"
+                f"tools: {key}: this model writes objects and lists in a notation of its own, in which no schema can "
+                "be followed; give a type of one value, or leave out strict and tool_choice"
             )
-        rules, parts = [], []
-        shared = {key: schema[key] for key in ("$defs", "definitions", "x-guidance") if key in schema}
-        for i, (key, inner) in enumerate(schema.get("properties", {}).items()):
-            opening, part = self._literal(f"{tags.key}{key}{tags.end_key}{tags.value}"), f"{name}_{i}"
-            if isinstance(inner, dict) and inner.get("type") == "string" and not inner.keys() & HELD:
-                rules.append(self._ends_with(f"{part}_text", tags.end_value))
-                rules.append(f"{part}: {opening} {part}_text")
-            else:
-                value = json.dumps(inner | shared if isinstance(inner, dict) else inner)
-                rules.append(f"{part}: {opening} %json {value} {self._literal(tags.end_value)}")
-            parts.append(part if key in schema.get("required", ()) else f"{part}?")
-        return [*rules, f"{name}: {' '.join([begin, *parts, self._literal(behind)])}"]
+        if tags.text is not None and kind == "string" and not inner.keys() & HELD:
+            opening, end = tags.around(key, "string")
+            if choices:
+                texts = " | ".join(self._literal(text) for text in choices if isinstance(text, str))
+                return f"{name}: {self._literal(opening)} ({texts}) {self._literal(end)}"
+            return f"{self._ends_with(f'{name}_text', end)}\n{name}: {self._literal(opening)} {name}_text"
+        opening, end = tags.around(key, KINDS.get(str(kind), "{type}"))
+        value = json.dumps(inner | shared if inner else schema)
+        return f"{name}: {self._literal(opening)} %json {value} {self._literal(end)}"
 
     def _ends_with(self, name: str, mark: str) -> str:
         """A rule: text up to a mark, and the mark."""
-        if self._token(mark) is not None:
+        if not mark or self._literal(mark).startswith("<["):  # no text has control tokens
             return f"{name}: TEXT {self._literal(mark)}"
         return f"{name}[suffix={json.dumps(mark, ensure_ascii=False)}]: TEXT"
 
-    def _token(self, mark: str) -> int | None:
-        """The control token that a mark is."""
-        return next((i for i in self._tokenizer.special_ids if self._tokenizer.token(i) == mark), None)
-
     def _literal(self, text: str) -> str:
-        """Text as Lark writes it, in which control tokens are tokens."""
-        names = sorted((self._tokenizer.token(i) for i in self._tokenizer.special_ids), key=len, reverse=True)
-        for name in names:
+        """Text as Lark writes it, in which control tokens are tokens, "{index}" is a number and "{type}" a type."""
+        names = {self._tokenizer.token(i): f"<[{i}]>" for i in self._tokenizer.special_ids}
+        names |= {"{index}": "INDEX", "{type}": "TYPE"}
+        for name in sorted(names, key=len, reverse=True):
             if name and name in text:
                 before, _, behind = text.partition(name)
-                token = f"<[{self._token(name)}]>"
-                return " ".join(filter(None, [self._literal(before), token, self._literal(behind)]))
+                return " ".join(filter(None, [self._literal(before), names[name], self._literal(behind)]))
         return json.dumps(text, ensure_ascii=False) if text else ""
 
-    # -- templates that know no functions --------------------------------------------------------------
+    # -- templates that know no functions, or no calls -------------------------------------------------
 
-    def _in_text(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        made = []
-        for message in messages:
-            calls, role = message.get("tool_calls") or (), message["role"]
-            written = "\n".join(
-                f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>"
-                for call in calls
-            )
-            content = "\n".join(filter(None, [message["content"], written]))
-            if role == "tool":
-                role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
-            made.append(
-                {**{k: v for k, v in message.items() if k != "tool_calls"}, "role": role, "content": content}
-            )
-        if not self.functions:
-            return made
+    def _with_calls(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A message whose calls, or result, are text."""
+        made = {key: value for key, value in message.items() if key != "tool_calls"}
+        if calls := [call["function"] for call in message.get("tool_calls") or ()]:
+            written = self.how.write((call["name"], call["arguments"]) for call in calls)
+            made["content"] = "\n".join(filter(None, [message["content"], written]))
+        if self.described and message["role"] == "tool":
+            made |= {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+        return made
+
+    def _told(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Messages of which the first describes the functions."""
         told = [function.model_dump(exclude_unset=True, exclude={"strict"}) for function in self.functions]
         call = "".join([HERMES.open, '{"name": FUNCTION, "arguments": {...}}', HERMES.close])
-        lines = "\n".join(json.dumps(one, ensure_ascii=False) for one in told)
-        described = DESCRIBED.format(functions=lines, call=call)
-        if made[0]["role"] == "system":
-            return [{**made[0], "content": f"{made[0]['content']}\n\n{described}"}, *made[1:]]
-        return [{"role": "system", "content": described}, *made]
+        described = DESCRIBED.format(
+            functions="\n".join(json.dumps(one, ensure_ascii=False) for one in told), call=call
+        )
+        if messages[0]["role"] == "system":
+            return [{**messages[0], "content": f"{messages[0]['content']}\n\n{described}"}, *messages[1:]]
+        return [{"role": "system", "content": described}, *messages]
+
+
+def _in_order(parts: Sequence[tuple[str, bool]], separator: str) -> str:
+    """Parts in a row with separators between them; those that are not needed may be left out."""
+    rest = [f"({separator} {part})" + ("" if needed else "?") for part, needed in parts]
+    if not separator or not parts:
+        return " ".join(rest)
+    first = next((i for i, (_, needed) in enumerate(parts) if needed), len(parts))
+    rows = [" ".join([part, *rest[i + 1 :]]) for i, (part, _) in enumerate(parts[: first + 1])]
+    return f"({' | '.join(rows)})" + ("?" if first == len(parts) else "")
 
 
 def _with_arguments(i: int, message: dict[str, Any]) -> dict[str, Any]:
@@ -254,15 +296,3 @@ def _with_short_ids(message: Mapping[str, Any]) -> dict[str, Any]:
     calls = [{**call, "id": short(call.get("id"))} for call in message.get("tool_calls") or ()]
     own = {"tool_call_id": short(message["tool_call_id"])} if "tool_call_id" in message else {}
     return {**message, **({"tool_calls": calls} if calls else {}), **own}
-
-
-def _spelled(how: CallFormat) -> list[str]:
-    """All that a format writes around names and arguments."""
-    return [
-        how.open,
-        how.between,
-        how.close,
-        *(how.head or ()),
-        *(how.tags or ()),
-        "" if how.marker else PYTHON_TAG,
-    ]

@@ -1,0 +1,107 @@
+"""Values between tags, and calls in notations of their own: Python's, Gemma's, and MiniMax's XML; all as JSON."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+Calls = list[tuple[str, str]]
+"""Functions, and the JSON of their arguments."""
+HELD = {"pattern", "format", "minLength", "maxLength", "anyOf", "allOf", "oneOf", "not"}
+"""What no text between tags can be held to; where a schema has it, texts are written as JSON."""
+_GEMMA_CALL = re.compile(r"\s*call:(?P<name>[^\s{}]+)\s*(?P<arguments>{.*})\s*", re.DOTALL)
+_GEMMA = re.compile(r'<\|"\|>(.*?)<\|"\|>|"(?:[^"\\]|\\.)*"|([^\s{}\[\],:"<>]+)(?=\s*:)', re.DOTALL)
+_MINIMAX, _INVOKE = "]<]minimax[>[", re.compile(r'invoke name="([^"]+)"')
+
+
+def loaded(text: str) -> Any:
+    """A JSON value; None where it is none."""
+    try:
+        return orjson.loads(text)
+    except ValueError:
+        return None
+
+
+def dumped(value: Any) -> str:
+    """A value as JSON. Raises TypeError where there is none."""
+    return orjson.dumps(value).decode()
+
+
+def json_of(text: str, schema: Any) -> str:
+    """A value that stood between tags: as it is where it is JSON, unless its schema says that it is a text."""
+    value, schema = loaded(text), schema if isinstance(schema, dict) else {}
+    if schema.get("type") == "string":
+        return text if isinstance(value, str) and schema.keys() & HELD else dumped(text)
+    return text if value is not None or text == "null" else dumped(text)
+
+
+def _object(values: Mapping[str, str]) -> str:
+    return f"{{{', '.join(f'{dumped(key)}: {value}' for key, value in values.items())}}}"
+
+
+def python_calls(text: str, schemas: Mapping[str, Any]) -> Calls:
+    """[f(city="Paris", n=5), g()], whose values are Python's or JSON; none where it is anything else."""
+    text, made = text.strip(), []
+    try:
+        tree = ast.parse(text, mode="eval").body
+        for call in tree.elts if isinstance(tree, ast.List) else [tree]:
+            if not isinstance(call, ast.Call) or call.args:
+                return []
+            values = {str(word.arg): ast.get_source_segment(text, word.value) or "" for word in call.keywords}
+            for key, value in values.items():
+                if loaded(value) is None and value != "null":
+                    values[key] = dumped(ast.literal_eval(value))
+            made.append((ast.unparse(call.func), _object(values)))
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return []
+    return made
+
+
+def gemma_calls(text: str, schemas: Mapping[str, Any]) -> Calls:
+    """call:f{city:<|"|>Paris<|"|>,n:5}: names are bare, and marks stand around texts; none where it is anything
+    else."""
+
+    def as_json(piece: re.Match[str]) -> str:
+        inner = piece[2] if piece[1] is None else piece[1]
+        return piece[0] if inner is None else dumped(inner)
+
+    if call := _GEMMA_CALL.fullmatch(text):
+        arguments = _GEMMA.sub(as_json, call["arguments"])
+        return [(call["name"], arguments)] if loaded(arguments) is not None else []
+    return []
+
+
+def xml_calls(text: str, schemas: Mapping[str, Any]) -> Calls:
+    """Elements, a mark before each tag: <invoke name="f"><city>Paris</city><days><item>1</item></days></invoke>; none
+    where one does not close."""
+    open: list[tuple[str, str, list[Any]]] = [("", "", [])]
+    for piece in text.split(_MINIMAX)[1:]:
+        tag, _, inner = piece.removeprefix("<").partition(">")
+        if not tag.startswith("/"):
+            open[-1][2].append((tag, inner, []))
+            open.append(open[-1][2][-1])
+        elif open.pop()[0].partition(" ")[0] != tag[1:]:
+            return []
+    named = [(_INVOKE.fullmatch(tag), elements) for tag, _, elements in open[0][2]]
+    if len(open) > 1 or not all(name for name, _ in named):
+        return []
+    return [
+        (name[1], _element("", elements, {"type": "object", **(schemas.get(name[1]) or {})}))
+        for name, elements in named
+        if name
+    ]
+
+
+def _element(text: str, elements: list[Any], schema: Any) -> str:
+    schema = schema if isinstance(schema, dict) else {}
+    kind = schema.get("type")
+    if kind == "array" or (elements and kind != "object" and all(tag == "item" for tag, *_ in elements)):
+        return f"[{', '.join(_element(text, inner, schema.get('items')) for _, text, inner in elements)}]"
+    if kind == "object" or elements:
+        properties = schema.get("properties") or {}
+        return _object({tag: _element(text, inner, properties.get(tag)) for tag, text, inner in elements})
+    return json_of(text, schema)
