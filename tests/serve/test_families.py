@@ -185,7 +185,7 @@ def test_texts_of_forced_calls_follow_their_schemas(found: str) -> None:
     asked, within = chat.grammar
     assert asked is not None
     grammar = Grammars(tokenizer, LM.spec.vocab, LM.eos).compile(*asked, within=within)
-    for seed in range(4):
+    for seed in range(3):
         told = LM.generate(chat.ids, grammar=grammar, temperature=0.9, seed=seed, max_new_tokens=300)
         ((name, arguments),) = calls_of(merged(chat.reader().push(told.text, last=True)))
         assert name == "f"
@@ -246,4 +246,5 @@ def test_a_template_that_writes_calls_in_an_unknown_way_is_named() -> None:
     template = "{{ messages[0].content }}{# tools tool_calls <calls> #}"
     chat = prepared(LM.need_tokenizer().with_chat_template(template))
     assert [one for one in chat.warnings if "how this chat template writes calls is unknown" in one]
-    assert prepared(LM.need_tokenizer().with_chat_template("vicuna")).warnings == []
+    template = "{{ messages[0].content }}"
+    assert prepared(LM.need_tokenizer().with_chat_template(template)).warnings == []

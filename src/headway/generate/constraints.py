@@ -17,7 +17,7 @@ from torch import Tensor
 
 from headway.cache import PageTable
 from headway.generate.config import GenerationConfig
-from headway.generate.grammar import GrammarState
+from headway.generate.grammar import Grammar
 from headway.generate.requests import Request
 from headway.generate.sampling import penalize_counts, penalize_repetition
 
@@ -30,7 +30,7 @@ class Text:
     ids: list[int]
     table: PageTable | None = None
     _seen: Tensor | None = field(default=None, repr=False)
-    _state: GrammarState | None = field(default=None, repr=False)
+    _state: Grammar | None = field(default=None, repr=False)
 
     @property
     def tokens(self) -> list[int]:
@@ -56,10 +56,10 @@ class Text:
         return self._seen
 
     @property
-    def state(self) -> GrammarState | None:
+    def state(self) -> Grammar | None:
         """Where it stands in the grammar of its request, if that has one."""
         if self._state is None and (grammar := self.request.config.grammar) is not None:
-            self._state = grammar.start()
+            self._state = grammar.copy()
         return self._state
 
     def append(self, token: int) -> None:

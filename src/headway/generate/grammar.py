@@ -10,8 +10,8 @@ from typing import Protocol
 from torch import Tensor
 
 
-class GrammarState(Protocol):
-    """Where a text stands in a grammar: a function of its new tokens."""
+class Grammar(Protocol):
+    """Where a text stands in a grammar: a function of its new tokens, and at first the grammar itself."""
 
     @property
     def ended(self) -> bool:
@@ -24,12 +24,5 @@ class GrammarState(Protocol):
     def advance(self, token: int) -> None:
         """One token more, which was allowed."""
 
-    def copy(self) -> GrammarState:
+    def copy(self) -> Grammar:
         """The same place, for another text."""
-
-
-class Grammar(Protocol):
-    """A set of texts."""
-
-    def start(self) -> GrammarState:
-        """Before the first token."""

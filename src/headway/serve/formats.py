@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from headway.serve.notations import Calls, gemma_calls, python_calls, xml_calls
-
-KINDS = {type(None): "null", bool: "boolean", int: "number", float: "number", str: "string", list: "array",
-         dict: "object"}  # fmt: skip
-"""JSON types of values."""
 
 
 class Tags(NamedTuple):
@@ -34,15 +29,6 @@ class Tags(NamedTuple):
         """What stands before and behind a value of a JSON type."""
         end_key, end_value = self.text if self.text and kind == "string" else (self.end_key, self.end_value)
         return f"{self.key}{key}{end_key}".replace("{type}", kind), end_value.replace("{key}", key)
-
-    def write(self, arguments: Mapping[str, Any]) -> str:
-        """Arguments with all that stands around them."""
-        pieces = []
-        for key, value in arguments.items():
-            kind = KINDS[type(value)]
-            text = value if self.text and kind == "string" else json.dumps(value, ensure_ascii=False)
-            pieces.append(text.join(self.around(key, kind)))
-        return self.separator.join(pieces)
 
 
 class Reasoning(NamedTuple):
@@ -82,14 +68,11 @@ class CallFormat:
         """What calls begin with, after text; "" where they are an object at the beginning of a text."""
         return self.open.strip().rstrip("[")
 
-    def write(self, calls: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
-        """Calls with their arguments, in this format."""
+    def write(self, calls: Iterable[tuple[str, str]]) -> str:
+        """Calls, each a name and its arguments as they are written."""
         before, between, behind = self.head
-        written = []
-        for i, (name, arguments) in enumerate(calls):
-            inner = self.tags.write(arguments) if self.tags else json.dumps(arguments, ensure_ascii=False)
-            written.append(f"{before}{name}{between}{inner}{behind}".replace("{index}", str(i)))
-        return f"{self.open}{self.between.join(written)}{self.close}"
+        written = self.between.join(f"{before}{name}{between}{inner}{behind}" for name, inner in calls)
+        return f"{self.open}{written}{self.close}"
 
 
 def _objects(open: str, close: str, *found: str, keys: tuple[str, str] = ("name", "arguments")) -> CallFormat:
@@ -136,13 +119,12 @@ FORMATS = (
         ("<minimax:tool_call>",), "<minimax:tool_call>\n", "\n", "\n</minimax:tool_call>",
         head=_INVOKE, tags=_tags('<parameter name="', '">', "</parameter>\n"),
     ),
-    CallFormat(
-        ("｜DSML｜", "function_calls>"), "<｜DSML｜function_calls>\n", "\n", "\n</｜DSML｜function_calls>",
-        head=('<｜DSML｜invoke name="', '">\n', "</｜DSML｜invoke>"), tags=_DSML,
-    ),
-    CallFormat(
-        ("｜DSML｜", "tool_calls>"), "<｜DSML｜tool_calls>\n", "\n", "\n</｜DSML｜tool_calls>",
-        head=('<｜DSML｜invoke name="', '">\n', "</｜DSML｜invoke>"), tags=_DSML,
+    *(
+        CallFormat(
+            ("｜DSML｜", f"{calls}>"), f"<｜DSML｜{calls}>\n", "\n", f"\n</｜DSML｜{calls}>",
+            head=('<｜DSML｜invoke name="', '">\n', "</｜DSML｜invoke>"), tags=_DSML,
+        )
+        for calls in ("function_calls", "tool_calls")
     ),
     CallFormat(
         ("<｜tool▁calls▁begin｜>", "```json"), *_DEEPSEEK,

@@ -131,7 +131,9 @@ class Grammars:
             raise ConfigError(f"grammar: it cannot be followed: {reason}; change or simplify it")
         if not first.any() or (matcher.is_stopped() and not matcher.is_accepting()):
             raise ConfigError("grammar: no text satisfies it in tokens of this model; loosen it")
-        return CompiledGrammar(matcher, first)
+        beginning: Future[Tensor] = Future()
+        beginning.set_result(first)
+        return CompiledGrammar(matcher, beginning, self._vocab)
 
 
 class _Spelling:
@@ -153,20 +155,7 @@ class _Spelling:
 
 
 class CompiledGrammar:
-    """A grammar for a model's tokens (`headway.generate.grammar.Grammar`)."""
-
-    def __init__(self, matcher: LLMatcher, first: Tensor) -> None:
-        self._matcher, self._first = matcher, first
-
-    def start(self) -> GrammarState:
-        """Before the first token."""
-        found: Future[Tensor] = Future()
-        found.set_result(self._first)
-        return GrammarState(self._matcher.deep_copy(), found, len(self._first))
-
-
-class GrammarState:
-    """Where a text stands in a grammar (`headway.generate.grammar.GrammarState`)."""
+    """Where a text stands in a grammar (`headway.generate.grammar.Grammar`)."""
 
     ended = False
     """Whether nothing more can follow, an EOS apart."""
@@ -184,10 +173,10 @@ class GrammarState:
         self.ended = self._matcher.consume_token(token) and self._matcher.is_stopped()
         self._found = _POOL.submit(partial(allowed, self._matcher, self._vocab))
 
-    def copy(self) -> GrammarState:
+    def copy(self) -> CompiledGrammar:
         """The same place, for another text."""
         self._found.result()
-        return GrammarState(self._matcher.deep_copy(), self._found, self._vocab)
+        return CompiledGrammar(self._matcher.deep_copy(), self._found, self._vocab)
 
 
 def allowed(matcher: LLMatcher, vocab: int) -> Tensor:

@@ -1,8 +1,9 @@
-"""Values between tags, and calls in notations of their own: Python's, Gemma's, and MiniMax's XML; all as JSON."""
+"""Arguments of calls: values between tags, and notations of their own (Python's, Gemma's, MiniMax's XML), as JSON."""
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,19 @@ HELD = {"pattern", "format", "minLength", "maxLength", "anyOf", "allOf", "oneOf"
 _GEMMA_CALL = re.compile(r"\s*call:(?P<name>[^\s{}]+)\s*(?P<arguments>{.*})\s*", re.DOTALL)
 _GEMMA = re.compile(r'<\|"\|>(.*?)<\|"\|>|"(?:[^"\\]|\\.)*"|([^\s{}\[\],:"<>]+)(?=\s*:)', re.DOTALL)
 _MINIMAX, _INVOKE = "]<]minimax[>[", re.compile(r'invoke name="([^"]+)"')
+
+
+class Arguments(dict[str, Any]):
+    """Arguments of a call: a mapping, which is its JSON where a template writes it as text."""
+
+    def __str__(self) -> str:
+        return json.dumps(self, ensure_ascii=False)
+
+    def __add__(self, other: str) -> str:
+        return f"{self}{other}"
+
+    def __radd__(self, other: str) -> str:
+        return f"{other}{self}"
 
 
 def loaded(text: str) -> Any:

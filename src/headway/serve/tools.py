@@ -15,7 +15,7 @@ from headway.serve.bodies import Chat
 from headway.serve.formats import HERMES, PYTHON_TAG, Tags, find_format, find_reasoning
 from headway.serve.grammar import WHITESPACE, check_schema
 from headway.serve.markup import CallReader
-from headway.serve.notations import HELD
+from headway.serve.notations import HELD, Arguments
 from headway.serve.structure import Asked, Function, Tool
 from headway.text import Tokenizer
 
@@ -33,19 +33,6 @@ FOLLOWED = {"type", "properties", "required", "additionalProperties", "$defs", "
 """Of the schemas of functions whose arguments stand between tags."""
 KINDS = {"integer": "number", **{kind: kind for kind in ("number", "boolean", "null", "object", "array")}}
 SCALARS = {"string", "number", "integer", "boolean", "null"}
-
-
-class Arguments(dict[str, Any]):
-    """Arguments of a call: a mapping, which is its JSON where a template writes it as text."""
-
-    def __str__(self) -> str:
-        return json.dumps(self, ensure_ascii=False)
-
-    def __add__(self, other: str) -> str:
-        return f"{self}{other}"
-
-    def __radd__(self, other: str) -> str:
-        return f"{other}{self}"
 
 
 class Prepared:
@@ -242,11 +229,21 @@ class Prepared:
         """A message whose calls, or result, are text."""
         made = {key: value for key, value in message.items() if key != "tool_calls"}
         if calls := [call["function"] for call in message.get("tool_calls") or ()]:
-            written = self.how.write((call["name"], call["arguments"]) for call in calls)
+            written = self.how.write((call["name"], self._arguments(call["arguments"])) for call in calls)
             made["content"] = "\n".join(filter(None, [message["content"], written]))
         if self.described and message["role"] == "tool":
             made |= {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
         return made
+
+    def _arguments(self, arguments: Arguments) -> str:
+        """Arguments as text: JSON, or one by one."""
+        if (tags := self.how.tags) is None:
+            return str(arguments)
+        pieces = [
+            json.dumps(value, ensure_ascii=False).join(tags.around(key, ""))
+            for key, value in arguments.items()
+        ]
+        return tags.separator.join(pieces)
 
     def _told(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Messages of which the first describes the functions."""
