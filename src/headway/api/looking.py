@@ -11,7 +11,6 @@ from torch import Tensor
 from headway.generate.reader import evaluating
 from headway.models import EncoderDecoder
 from headway.models.attention_maps import AttentionMaps, attention_maps, attention_record, numbers_of
-from headway.models.inputs import checked_tokens
 from headway.nn.record import Record
 from headway.text import MarianTokenizer, Tokenizer
 
@@ -83,9 +82,8 @@ class Looks:
         """Reads a text, of which the record is told, and returns its ids [1, T]."""
         row = self._row(text, special)
         ids: Tensor = row["ids"]
-        row["tokens"] = checked_tokens(self.model.spec, ids, row.get("tokens"))
         with evaluating(self.model):
-            self.model.model(**row, record=record)
+            self.model.hidden(**row, record=record)
         return ids
 
 
@@ -147,4 +145,4 @@ def _run_both(
     read, written = (torch.tensor([[*ids]], device=model.decoder.like.device) for ids in (source, target))
     with evaluating(model):
         memory = model.memory_keys(model.encode(read, record=encoder))
-        model.hidden(written, memory, record=decoder)
+        model.hidden(written, memory=memory, record=decoder)

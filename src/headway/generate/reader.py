@@ -179,17 +179,11 @@ class Reader:
         sources: Sequence[PageTable],
         rows: Mapping[str, Tensor],
     ) -> Tensor:
-        if isinstance(self.model, Decoder) and rows:  # of all tokens, in every layer
-            with only_rows(rows):
-                states: Tensor = self.model.hidden(ids, tokens=tokens, cache=cache)
-            return self.model.logits(states[0, at])
-        slots = torch.tensor([at], dtype=torch.int64, device=self.device)
-        if isinstance(self.model, Decoder):
-            logits: Tensor = self.model(ids, tokens=tokens, cache=cache, logits_for=slots)
-            return logits[0]
-        assert self.sources is not None
-        memory = self.sources.memory(sources)
-        return self.model.decode(ids, memory, cache, tokens=tokens)[0, slots[0]]
+        memory = None if self.sources is None else self.sources.memory(sources)
+        slots = None if rows else torch.tensor([at], dtype=torch.int64, device=self.device)
+        with only_rows(rows):  # of all tokens, in every layer
+            states = self.model.hidden(ids, tokens=tokens, cache=cache, memory=memory, slots=slots)[0]
+        return self.model.logits(states[at] if rows else states)
 
     def trim(self, table: PageTable, count: int) -> None:
         """Takes back the last tokens of a text. Raises CacheError as `PagePool.trim`."""

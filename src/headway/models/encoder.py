@@ -10,18 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headway.errors import ConfigError
-from headway.models.decoder import check_targets, select_slots
 from headway.models.inputs import checked_tokens
 from headway.models.spec import ModelSpec
 from headway.models.stack import TransformerStack, make_output, scaled
+from headway.models.transformer import Transformer, check_targets
 from headway.nn import IGNORE_INDEX, Linear, Losses, make_norm, output_cross_entropy
-from headway.nn.block import Checkpointing
 from headway.nn.feedforward import named_activation
-from headway.parallel import ContextParallel, Shards
+from headway.parallel import ContextParallel
 from headway.tokens import Tokens
 
 
-class Encoder(nn.Module):
+class Encoder(Transformer):
     """BERT's kind of model: every token sees both sides, as far as the patterns allow.
 
     Parameters: `model` is the stack, `head` what is computed from it (`headway.models.Head`): head.dense,
@@ -31,22 +30,20 @@ class Encoder(nn.Module):
         spec: what it is; `spec.causal` is False.
         backend: of attention, in every layer.
 
-    Attributes:
-        gradient_checkpointing: what the backward of training computes again, from its input, instead of keeping it:
-            "none", "block", or in each block "attention" or "feed_forward". Less memory, up to one forward more.
-        shards: how its layers are shared by ranks (`headway.models.tensor_parallel`); None where they are not.
+    Attributes: see `Transformer`.
     """
 
-    shards: Shards | None = None
-
     def __init__(self, spec: ModelSpec, backend: str = "auto") -> None:
-        super().__init__()
+        super().__init__(spec)
         if spec.causal or spec.encoder is not None:
             raise ConfigError("Encoder: this spec is a decoder's; build it with headway.models.build(spec)")
-        self.spec = spec
-        self.gradient_checkpointing: Checkpointing = "none"
         self.model = TransformerStack(spec, backend)
         self.head = HeadLayer(spec, self.model)
+
+    @property
+    def stack(self) -> TransformerStack:
+        """`model`."""
+        return self.model
 
     def forward(
         self,
@@ -78,39 +75,18 @@ class Encoder(nn.Module):
                 f"Encoder: Head({self.spec.head.task!r}) reads whole rows, and context parallel has a shard of them on "
                 "each rank; train this head without it"
             )
-        tokens = checked_tokens(self.spec, ids, tokens, context=context)
+        if logits_for is not None and self.spec.head.task in ("classify", "embed"):
+            raise ConfigError(
+                f"Encoder: Head({self.spec.head.task!r}) gives one output for a row, so there are no slots to "
+                "choose; drop logits_for"
+            )
         check_targets(ids, targets, logits_for)
-        hidden = self.hidden(ids, tokens=tokens, types=types, context=context)
+        tokens = checked_tokens(self.spec, ids, tokens, context=context)
+        hidden = self.hidden(ids, tokens=tokens, types=types, context=context, slots=logits_for)
         if targets is not None:
             return self.head.cross_entropy(hidden, targets)
-        if logits_for is not None:
-            if self.spec.head.task in ("classify", "embed"):
-                raise ConfigError(
-                    f"Encoder: Head({self.spec.head.task!r}) gives one output for a row, so there are no slots to "
-                    "choose; drop logits_for"
-                )
-            hidden = select_slots(hidden, logits_for)
         out: Tensor = self.head(hidden, tokens)
         return out
-
-    def hidden(
-        self,
-        ids: Tensor,
-        *,
-        tokens: Tokens | None = None,
-        types: Tensor | None = None,
-        context: ContextParallel | None = None,
-    ) -> Tensor:
-        """The last states [B, T, M]; arguments as in `forward`."""
-        tokens = checked_tokens(self.spec, ids, tokens, context=context)
-        states: Tensor = self.model(
-            ids,
-            tokens,
-            types=types,
-            gradient_checkpointing=self.gradient_checkpointing,
-            context=context,
-        )
-        return states
 
 
 class HeadLayer(nn.Module):

@@ -5,15 +5,13 @@ Legend: B rows, S source slots, T target slots of the call, M width, V vocab.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from headway.attention import KeyValues
-from headway.cache import BatchCache, PagedCache
 from headway.errors import ConfigError
-from headway.models.decoder import Autoregressive, check_targets, select_slots
+from headway.models.decoder import Autoregressive
 from headway.models.inputs import checked_tokens
 from headway.models.spec import ModelSpec
 from headway.models.stack import TransformerStack, make_output
@@ -41,7 +39,7 @@ class EncoderDecoder(Autoregressive):
         spec: the decoder's, with `spec.encoder`.
         backend: of attention, in every layer.
 
-    Attributes: see `Autoregressive`.
+    Attributes: see `Transformer`.
     """
 
     def __init__(self, spec: ModelSpec, backend: str = "auto") -> None:
@@ -57,7 +55,7 @@ class EncoderDecoder(Autoregressive):
         """`decoder`."""
         return self.decoder
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         source: Tensor,
         ids: Tensor,
@@ -81,16 +79,19 @@ class EncoderDecoder(Autoregressive):
         With targets it returns `Losses`, without ever holding all logits; `each` is differentiable.
         Raises DataError and ConfigError as `Decoder.forward` does.
         """
-        check_targets(ids, targets, logits_for, label_smoothing or None)
         memory = self.encode(source, tokens=source_tokens)
         if memory.states.shape[0] != ids.shape[0]:
             raise ConfigError(
                 f"EncoderDecoder: {source.shape[0]} sources and {ids.shape[0]} targets; give as many of both"
             )
-        hidden = self.hidden(ids, self.memory_keys(memory), tokens=tokens)
-        if targets is not None:
-            return self.losses(hidden, targets, label_smoothing)
-        return self.logits(hidden if logits_for is None else select_slots(hidden, logits_for))
+        return super().forward(
+            ids,
+            tokens=tokens,
+            memory=self.memory_keys(memory),
+            logits_for=logits_for,
+            targets=targets,
+            label_smoothing=label_smoothing if targets is not None else label_smoothing or None,
+        )
 
     def encode(self, source: Tensor, *, tokens: Tokens | None = None, record: Record | None = None) -> Memory:
         """The encoder's last states of `source` [B, S]; `record` as in `TransformerStack.forward`."""
@@ -110,36 +111,3 @@ class EncoderDecoder(Autoregressive):
         """Every decoder layer's keys and values of the encoder's states."""
         across = [block.cross_attn for block in self.decoder.blocks]
         return [layer.keys(memory.states, memory.tokens) for layer in across if layer is not None]
-
-    def decode(
-        self,
-        ids: Tensor,
-        memory: Sequence[KeyValues],
-        cache: BatchCache | PagedCache | None = None,
-        *,
-        tokens: Tokens | None = None,
-    ) -> Tensor:
-        """Logits [B, T, V] after the next target ids [B, T], which are added to `cache`; `memory` are the keys of the
-        rows' sources for every layer (`memory_keys`), for a PagedCache packed as ids are."""
-        return self.logits(self.hidden(ids, memory, cache, tokens=tokens))
-
-    def hidden(
-        self,
-        ids: Tensor,
-        memory: Sequence[KeyValues],
-        cache: BatchCache | PagedCache | None = None,
-        *,
-        tokens: Tokens | None = None,
-        record: Record | None = None,
-    ) -> Tensor:
-        """The states [B, T, M] that logits are computed from; arguments as in `decode` and `encode`."""
-        tokens = checked_tokens(self.spec, ids, tokens, cache)
-        states: Tensor = self.decoder(
-            ids,
-            tokens,
-            cache=cache,
-            memory=memory,
-            gradient_checkpointing=self.gradient_checkpointing,
-            record=record,
-        )
-        return states

@@ -17,7 +17,14 @@ from torch import Tensor, nn
 from headway.errors import HeadwayError
 from headway.integrations.transformers.calls import ATTENTION, calls, names_of
 from headway.integrations.transformers.interface import SAID_ELSEWHERE, Seen, attention
-from headway.integrations.transformers.modules import SEED, TOLERANCE, code, relative, rotary_codes
+from headway.integrations.transformers.modules import (
+    SEED,
+    TOLERANCE,
+    code,
+    differentiated,
+    relative,
+    rotary_codes,
+)
 from headway.nn import fused
 from headway.patterns import Causal, Full, Pattern, Window
 from headway.tokens import Tokens
@@ -112,19 +119,14 @@ def _difference(layer: Any, pattern: Pattern) -> float:
     group = getattr(layer, "num_key_value_groups", 1)
     seed = torch.Generator().manual_seed(SEED)
     given = [torch.randn(2, heads, TOKENS, WIDTH, generator=seed) for heads in (2 * group, 2, 2)]
-    back = torch.randn(2, TOKENS, 2 * group, WIDTH, generator=seed)
     tokens = Tokens.range(TOKENS, device="cpu")
     allowed = pattern.allows(tokens, tokens)
     drawn = torch.zeros(1, 1, TOKENS, TOKENS).masked_fill(~allowed, torch.finfo(torch.float32).min)
-    named = {"scaling": getattr(layer, "scaling", WIDTH**-0.5)}
+    named = {"dropout": 0.0, "scaling": getattr(layer, "scaling", WIDTH**-0.5)}
     if (cap := getattr(layer, "attn_logit_softcapping", None)) is not None:
         named["softcap"] = cap
-
-    def run(function: Any, mask: Tensor) -> list[Tensor]:
-        leaves = [t.clone().requires_grad_() for t in given]
-        with torch.enable_grad():
-            out = function(layer, *leaves, mask, dropout=0.0, **named)[0]
-            return [out.detach(), *torch.autograd.grad(out, leaves, back)]
-
-    ours = run(attention, Seen.of(2, pattern, tokens, tokens))
-    return max(relative(a, b) for a, b in zip(ours, run(own, drawn), strict=True))
+    return differentiated(
+        lambda *qkv: attention(layer, *qkv, Seen.of(2, pattern, tokens, tokens), **named),
+        lambda *qkv: own(layer, *qkv, drawn, **named),
+        *given,
+    )

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from inspect import unwrap
 from typing import Any, NamedTuple
 
@@ -59,10 +59,16 @@ def random_linear(like: nn.Linear, inputs: int, outputs: int, seed: torch.Genera
     return layer
 
 
-def with_modules(module: nn.Module, modules: dict[str, nn.Module]) -> nn.Module:
-    """A copy of a module with these in the place of its own."""
+def shrunk(module: nn.Module, sizes: Mapping[int, int], seed: torch.Generator, **others: Any) -> nn.Module:
+    """A copy of a module whose linear layers have other sizes, by their own, and random weights, and with `others` of
+    its attributes."""
+    layers = {
+        name: random_linear(layer, *(sizes.get(n, n) for n in (layer.in_features, layer.out_features)), seed)
+        for name, layer in dict[str, Any](module.named_children()).items()
+        if hasattr(layer, "out_features")
+    }
     made = copy.copy(module)
-    made.__dict__ = {**module.__dict__, "_modules": {**module._modules, **modules}}
+    made.__dict__ = {**module.__dict__, "_modules": {**module._modules, **layers}, **others}
     return made
 
 
@@ -106,22 +112,15 @@ def norm_sample(module: Any, seed: torch.Generator) -> Sample:
 def feedforward_sample(module: Any, seed: torch.Generator) -> Sample:
     """`SAMPLE` hidden units, with random weights."""
     width, hidden = module.down_proj.out_features, module.down_proj.in_features
-    layers: dict[str, nn.Module] = {"down_proj": random_linear(module.down_proj, SAMPLE, width, seed)}
-    for name in filter(module._modules.__contains__, ("gate_proj", "up_proj", "gate_up_proj")):
-        own = getattr(module, name)
-        layers[name] = random_linear(own, width, own.out_features // hidden * SAMPLE, seed)
-    return with_modules(module, layers), (torch.randn(ROWS, width, generator=seed),)
+    sizes = {hidden: SAMPLE, 2 * hidden: 2 * SAMPLE}
+    return shrunk(module, {} if width in sizes else sizes, seed), (torch.randn(ROWS, width, generator=seed),)
 
 
 def longformer_sample(module: Any, seed: torch.Generator) -> Sample:
     """Two heads and a window of 2 on either side; a row of two global tokens, and one of one that ends in padding."""
     width, tokens = 2 * module.head_dim, 12
-    names = (f"{part}{of}" for of in ("", "_global") for part in ("query", "key", "value"))
-    layers: dict[str, nn.Module] = {
-        name: random_linear(getattr(module, name), width, width, seed) for name in names
-    }
-    small = with_modules(module, layers)
-    small.__dict__ |= {"num_heads": 2, "embed_dim": width, "one_sided_attn_window_size": 2}
+    sizes = {"num_heads": 2, "embed_dim": width, "one_sided_attn_window_size": 2}
+    small = shrunk(module, {module.embed_dim: width}, seed, **sizes)
     mask = torch.zeros(2, tokens)
     mask[0, [0, 7]], mask[1, 1], mask[1, -3:] = 1.0, 1.0, -1.0
     return small, (torch.randn(2, tokens, width, generator=seed), mask, mask < 0, mask > 0, True)
@@ -222,17 +221,29 @@ def difference(module: nn.Module, row: Known) -> float:
     seed = torch.Generator().manual_seed(SEED)
     sample, (x, *others) = row.sample(module, seed)
     sample.eval()
-    cls = type(module)
+    ours, theirs = (
+        partial(_call, forward, sample, others) for forward in (row.forward, type(module).forward)
+    )
     with torch.no_grad():
-        worst = relative(row.forward(sample, x, *others), cls.forward(sample, x, *others))
+        worst = relative(ours(x), theirs(x))
+    return max(worst, differentiated(ours, theirs, x))
+
+
+def _call(forward: Callable[..., Any], module: nn.Module, others: Sequence[Any], x: Tensor) -> Any:
+    return forward(module, x, *others)
+
+
+def differentiated(ours: Callable[..., Any], theirs: Callable[..., Any], *given: Tensor) -> float:
+    """The largest difference between two functions of the same tensors, over the largest number: of their (first)
+    outputs, and of the gradients of what they are given."""
     sides = []
-    with torch.enable_grad():
-        for forward in (row.forward, cls.forward):
-            given = x.clone().requires_grad_()
-            out = first(forward(sample, given, *others))
+    for function in (ours, theirs):
+        leaves = [t.clone().requires_grad_() for t in given]
+        with torch.enable_grad():
+            out = first(function(*leaves))
             back = torch.randn(out.shape, generator=torch.Generator().manual_seed(SEED + 1))
-            sides.append((out.detach(), torch.autograd.grad(out, given, back)[0]))
-    return max(worst, *(relative(a, b) for a, b in zip(*sides, strict=True)))
+            sides.append((out.detach(), *torch.autograd.grad(out, leaves, back)))
+    return max(relative(a, b) for a, b in zip(*sides, strict=True))
 
 
 def first(out: Any) -> Tensor:

@@ -10,6 +10,7 @@ Legend: B rows, M width, K kv heads, D per head.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -35,6 +36,8 @@ STEPS = "_headway_steps"
 CLOSE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 """How far two computations of a whole stack may differ, over the largest number, before one of them is another's: the
 roundings of some tens of layers."""
+GIVEN = ("input_ids", "attention_mask", "position_ids", "past_key_values", "inputs_embeds", "use_cache")
+"""The arguments of a stack that a step may have, in their order."""
 SAMPLE = 5
 """Tokens before the step that is compared."""
 
@@ -104,73 +107,38 @@ def _as_slots(room: Tensor) -> Tensor:
     return room.as_strided((1, heads, slots, size), (0, capacity * size, size, 1))
 
 
-def stack_forward(
-    self: Any,
-    input_ids: Tensor | None = None,
-    attention_mask: Tensor | None = None,
-    position_ids: Tensor | None = None,
-    past_key_values: Any = None,
-    inputs_embeds: Tensor | None = None,
-    use_cache: bool | None = None,
-    **kwargs: Any,
-) -> Any:
+def stack_forward(self: Any, *args: Any, **named: Any) -> Any:
     """A `LlamaModel` and its like: a step by the kernels where it can be one."""
-    x = inputs_embeds
-    if _is_step(self, input_ids, x, attention_mask, position_ids, past_key_values, use_cache, kwargs):
-        live = _live(self, past_key_values)
-        if live is not None:
-            x = self.get_input_embeddings()(input_ids) if x is None else x
-            states = live.read(x, past_key_values)
-            return BaseModelOutputWithPast(
-                last_hidden_state=self.norm(states), past_key_values=past_key_values
-            )
-    return type(self).forward(
-        self,
-        input_ids=input_ids,
-        attention_mask=attention_mask,
-        position_ids=position_ids,
-        past_key_values=past_key_values,
-        inputs_embeds=inputs_embeds,
-        use_cache=use_cache,
-        **kwargs,
-    )
+    given = {**dict.fromkeys(GIVEN), **dict(zip(GIVEN, args, strict=False)), **named}
+    x, cache = given["inputs_embeds"], given["past_key_values"]
+    if _is_step(self, given) and (live := _live(self, cache)) is not None:
+        states = live.read(self.get_input_embeddings()(given["input_ids"]) if x is None else x, cache)
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(states), past_key_values=cache)
+    return type(self).forward(self, *args, **named)
 
 
-def _is_step(
-    self: Any,
-    ids: Tensor | None,
-    x: Tensor | None,
-    mask: Any,
-    positions: Tensor | None,
-    cache: Any,
-    use_cache: bool | None,
-    others: dict[str, Any],
-) -> bool:
+def _is_step(self: Any, given: Mapping[str, Any]) -> bool:
     """Whether a call is for the next token of rows without padding, and for nothing else."""
-    given = ids if x is None else x
+    ids, mask, positions, cache, x, use_cache = (given.get(name) for name in GIVEN)
+    rows = ids if x is None else x
     if type(cache) is not DynamicCache or use_cache is False or self.training or torch.is_grad_enabled():
         return False
-    if (ids is None) == (x is None) or given is None or given.shape[1] != 1 or not given.is_cpu:
+    if (ids is None) == (x is None) or rows is None or rows.shape[1] != 1 or not rows.is_cpu:
         return False
-    if any(value not in (None, False) for name, value in others.items() if name != "return_dict"):
+    if any(given[name] not in (None, False) for name in given.keys() - {*GIVEN, "return_dict"}):
         return False
-    if others.get("return_dict") is False or torch.is_autocast_enabled("cpu") or cache.offloading:
+    if given.get("return_dict") is False or torch.is_autocast_enabled("cpu") or cache.offloading:
         return False
     if any(type(one) not in (DynamicLayer, GrowingLayer) for one in cache.layers):
         return False
     past = cache.get_seq_length()
-    if not past or len(cache.layers) != len(self.layers) or _rows(cache) != given.shape[0]:
+    if not past or len(cache.layers) != len(self.layers) or len(cache.layers[0].keys) != len(rows):
         return False
     if positions is not None and not bool((positions == past).all()):
         return False
     if mask is None:
         return True
-    return isinstance(mask, Tensor) and mask.shape == (given.shape[0], past + 1) and bool(mask.all())
-
-
-def _rows(cache: Any) -> int:
-    keys: Tensor = cache.layers[0].keys
-    return keys.shape[0]
+    return isinstance(mask, Tensor) and mask.shape == (len(rows), past + 1) and bool(mask.all())
 
 
 def _live(self: Any, cache: Any) -> Live | None:
@@ -187,7 +155,7 @@ def _live(self: Any, cache: Any) -> Live | None:
 
 
 def _decoder(self: Any, steps: Steps) -> Decoder | None:
-    weights = tuple((name, p.data_ptr()) for name, p in self.named_parameters())
+    weights = _weights(self)
     if any(m._forward_hooks or m._forward_pre_hooks for m in self.modules() if m is not self):
         return None
     if weights != steps.weights:
@@ -195,6 +163,11 @@ def _decoder(self: Any, steps: Steps) -> Decoder | None:
             return None
         steps.decoder, steps.weights = decoder_of(self), weights
     return steps.decoder
+
+
+def _weights(stack: Any) -> tuple[tuple[str, int], ...]:
+    """Where its weights lie, by their names."""
+    return tuple((name, p.data_ptr()) for name, p in stack.named_parameters())
 
 
 def decoder_of(stack: Any) -> Decoder:
@@ -230,12 +203,13 @@ def unequal_reason(stack: Any) -> str | None:
         Lowered(decoder)  # raises the reason where there is none
         seed = torch.Generator().manual_seed(SEED)
         ids = torch.randint(stack.get_input_embeddings().num_embeddings, (2, SAMPLE + 1), generator=seed)
-        cache = DynamicCache(config=stack.config)
-        type(stack).forward(stack, input_ids=ids[:, :-1], past_key_values=cache, use_cache=True)
-        steps.decoder, steps.weights = decoder, tuple((n, p.data_ptr()) for n, p in stack.named_parameters())
-        if not _is_step(stack, ids[:, -1:], None, None, None, cache, True, {}):
+        step = {"past_key_values": DynamicCache(config=stack.config), "use_cache": True}
+        type(stack).forward(stack, input_ids=ids[:, :-1], **step)
+        steps.decoder, steps.weights = decoder, _weights(stack)
+        step["input_ids"] = ids[:, -1:]
+        if not _is_step(stack, step):
             return "steps of one token: its cache keeps less than whole rows"
-        ours = stack_forward(stack, input_ids=ids[:, -1:], past_key_values=cache, use_cache=True)
+        ours = stack_forward(stack, **step)
         whole = type(stack).forward(stack, input_ids=ids, use_cache=False).last_hidden_state[:, -1:]
         found = relative(ours.last_hidden_state, whole)
     except HeadwayError as error:
