@@ -32,13 +32,14 @@ from headway.tokens import Tokens
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """While open, the model is in evaluation mode and nothing is recorded for gradients."""
-    training = model.training
+    trained = [part for part in model.modules() if part.training] if model.training else []
     try:
-        model.train(False) if training else None
+        model.eval() if trained else None
         with torch.inference_mode():
             yield
     finally:
-        model.train(True) if training else None
+        for part in trained:  # parts that were in evaluation mode stay in it
+            part.training = True
 
 
 class Reader:
