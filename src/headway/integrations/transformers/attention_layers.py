@@ -126,7 +126,7 @@ def _difference(layer: Any, pattern: Pattern) -> float:
     if (cap := getattr(layer, "attn_logit_softcapping", None)) is not None:
         named["softcap"] = cap
     return differentiated(
-        lambda *qkv: attention(layer, *qkv, Seen.of(2, pattern, tokens, tokens), **named),
-        lambda *qkv: own(layer, *qkv, drawn, **named),
+        lambda q, k, v: attention(layer, q, k, v, Seen.of(2, pattern, tokens, tokens), **named),
+        lambda q, k, v: own(layer, q, k, v, drawn, **named),
         *given,
     )

@@ -62,11 +62,11 @@ def random_linear(like: nn.Linear, inputs: int, outputs: int, seed: torch.Genera
 def shrunk(module: nn.Module, sizes: Mapping[int, int], seed: torch.Generator, **others: Any) -> nn.Module:
     """A copy of a module whose linear layers have other sizes, by their own, and random weights, and with `others` of
     its attributes."""
-    layers = {
-        name: random_linear(layer, *(sizes.get(n, n) for n in (layer.in_features, layer.out_features)), seed)
-        for name, layer in dict[str, Any](module.named_children()).items()
-        if hasattr(layer, "out_features")
-    }
+    layers: dict[str, nn.Module] = {}
+    for name, layer in dict[str, Any](module.named_children()).items():
+        if hasattr(layer, "out_features"):
+            inputs, outputs = (sizes.get(n, n) for n in (layer.in_features, layer.out_features))
+            layers[name] = random_linear(layer, inputs, outputs, seed)
     made = copy.copy(module)
     made.__dict__ = {**module.__dict__, "_modules": {**module._modules, **layers}, **others}
     return made

@@ -129,10 +129,11 @@ def _is_step(self: Any, given: Mapping[str, Any]) -> bool:
         return False
     if given.get("return_dict") is False or torch.is_autocast_enabled("cpu") or cache.offloading:
         return False
-    if any(type(one) not in (DynamicLayer, GrowingLayer) for one in cache.layers):
+    layers: list[Any] = cache.layers
+    if any(type(one) not in (DynamicLayer, GrowingLayer) for one in layers):
         return False
     past = cache.get_seq_length()
-    if not past or len(cache.layers) != len(self.layers) or len(cache.layers[0].keys) != len(rows):
+    if not past or len(layers) != len(self.layers) or len(layers[0].keys) != len(rows):
         return False
     if positions is not None and not bool((positions == past).all()):
         return False
