@@ -38,7 +38,7 @@ def fault(file: str, source: bytes, start: int, end: int, new: str, operator: st
     text = source[begins:].partition(b"\n")[0]
     indent = len(text) - len(text.lstrip())
     words = (file, text.strip().decode(), str(start - begins - indent), operator, new)
-    key = hashlib.sha256("\0".join(words).encode()).hexdigest()[:8]
+    key = hashlib.sha256("\0".join(words).encode()).hexdigest()[:12]
     line = source.count(b"\n", 0, start) + 1
     return Fault(file, line, start, end, source[start:end].decode(), new, operator, key)
 
