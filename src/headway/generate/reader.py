@@ -180,10 +180,15 @@ class Reader:
         sources: Sequence[PageTable],
         rows: Mapping[str, Tensor],
     ) -> Tensor:
+        slots = torch.tensor([at], dtype=torch.int64, device=self.device)
+        if isinstance(self.model, Decoder) and not rows:
+            logits: Tensor = self.model(ids, tokens=tokens, cache=cache, logits_for=slots)
+            return logits[0]
         memory = None if self.sources is None else self.sources.memory(sources)
-        slots = None if rows else torch.tensor([at], dtype=torch.int64, device=self.device)
         with only_rows(rows):  # of all tokens, in every layer
-            states = self.model.hidden(ids, tokens=tokens, cache=cache, memory=memory, slots=slots)[0]
+            states = self.model.hidden(
+                ids, tokens=tokens, cache=cache, memory=memory, slots=None if rows else slots
+            )[0]
         return self.model.logits(states[at] if rows else states)
 
     def trim(self, table: PageTable, count: int) -> None:
