@@ -1,6 +1,6 @@
 """What a user did that cannot be done: every error says what was asked, what was given, and what to do."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 
 
@@ -66,11 +66,12 @@ def check_known(
     *,
     are: str = "there are",
     error: type[HeadwayError] = ConfigError,
+    hint: Callable[[str, Iterable[str]], str] = did_you_mean,
 ) -> None:
     """Raise `error` for a name that is not known: "`what` 'name' (did you mean ..?); there are a, b"."""
     names = [*known]
     if name not in names:
-        raise error(f"{what} {name!r}{did_you_mean(str(name), names)}; {are} {', '.join(names)}")
+        raise error(f"{what} {name!r}{hint(str(name), names)}; {are} {', '.join(names)}")
 
 
 UNSUPPORTED = {

@@ -134,7 +134,7 @@ def rope(**values):
 BAD = {
     "unknown family": (
         {"model_type": "lama"},
-        r'model_type .lama. is not a family.*did you mean "llama".*qwen3',
+        r'knows no model_type .lama. .*did you mean "llama".*qwen3',
     ),
     "another task": ({"architectures": ["LlamaForSequenceClassification"]}, "known are LlamaForCausalLM"),
     "unknown key": (

@@ -33,7 +33,7 @@ def test_facts_are_a_copy_of_what_is_there(facts: dict[str, Any]) -> None:
         (0, '"headway" must be an object, got 0'),
         (
             {"famly": "x"},
-            'unknown key "headway.famly" (did you mean "family"?); known are family, trained_context, max_context',
+            "headway has no key 'famly' (did you mean \"family\"?); there are family, trained_context, max_context",
         ),
         ({"family": None}, '"headway.family" must be str, got None'),
         ({"trained_context": None}, '"headway.trained_context" must be int, got None'),

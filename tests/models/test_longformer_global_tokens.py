@@ -82,7 +82,7 @@ def test_packed_texts_are_marked_as_rows_are() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: mark_global(Tokens.range(3), "lm"), "'lm' is no task of an encoder"),
+        (lambda: mark_global(Tokens.range(3), "lm"), "an encoder has no task 'lm'"),
         (lambda: mark_global(Tokens.range(3), "anser"), "did you mean"),  # type: ignore[arg-type]
         (lambda: mark_global(Tokens.range(3), "answer"), "needs texts="),
         (lambda: mark_global(Tokens.range(3), "classify", [[0, 1, 1]]), "drop texts="),

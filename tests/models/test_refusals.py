@@ -115,7 +115,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: Head("embed", pool="last"),  # type: ignore[arg-type]
         ConfigError,
-        """Head: pool is "first" or "mean", got 'last'""",
+        "Head: there is no pool 'last'; there are first, mean",
     ),
     (lambda: Head("states", unit=True), ConfigError, """Head: unit is for "embed", got it with 'states'"""),
     (

@@ -191,5 +191,5 @@ def test_what_is_another_kind_of_model_is_no_typo(name: str) -> None:
         with pytest.raises(ConfigError, match="mixtures of experts are not supported") as refused:
             find(name)
         assert "did you mean" not in str(refused.value)
-    with pytest.raises(ConfigError, match="'phi3' is not a family that headway knows; known are"):
+    with pytest.raises(ConfigError, match="knows no model_type 'phi3'; there are"):
         spec_from_config({"model_type": "phi3"})

@@ -44,7 +44,7 @@ def test_specs_of_encoders(encoder: Make) -> None:
         ({"family": "llama", "task": "masked-lm"}, "but llama is a decoder, trained on next tokens"),
         ({"family": "llama", "mask_share": 0.2, "pack": True}, "mask_share, pack: for masked-lm, but llama"),
         ({"linear": "elu+1", "patterns": "Full()"}, "linear attention sees the whole text"),
-        ({"linear": "elu+2"}, 'linear attention: feature must be one of'),
+        ({"linear": "elu+2"}, "there is no feature 'elu+2'"),
         ({"units": "words", "tokenizer": "t", "vocab": None}, "units says which tokenizer is to be trained"),
         ({"family": "nezha", "linear": "elu+1"}, "there is nothing that RelativeKey could act on"),
         ({"sample_prompts": ["one two"]}, "must have a mask to fill in ([MASK]) and fit context 24"),

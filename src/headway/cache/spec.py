@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headway.errors import CacheError, ConfigError, did_you_mean
+from headway.errors import CacheError, check_known
 
 KV_DTYPES: dict[str, torch.dtype | None] = {"auto": None, "int8": torch.int8}
 """auto: the dtype of the model's keys. int8: rounded, with a scale per token and kv head (docs/caches.md)."""
@@ -50,8 +50,5 @@ class CacheSpec:
 
 def kv_dtype(name: str) -> torch.dtype | None:
     """The dtype of that name in `KV_DTYPES`, None for the model's own. Raises ConfigError for an unknown name."""
-    if not isinstance(name, str) or name not in KV_DTYPES:
-        raise ConfigError(
-            f"kv_cache_dtype: {name!r} is unknown{did_you_mean(str(name), KV_DTYPES)}; there are {', '.join(KV_DTYPES)}"
-        )
+    check_known(name, KV_DTYPES, "kv_cache_dtype: there is no")
     return KV_DTYPES[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headway.errors import ConfigError, unknown_model
+from headway.errors import check_known, unknown_model
 from headway.models import cost
 from headway.models.spec import ModelSpec
 from headway.patterns import Causal, Window
@@ -143,13 +143,8 @@ def names() -> tuple[str, ...]:
 
 def spec(name: str) -> ModelSpec:
     """The spec of that name, upper or lower case. Raises ConfigError for a name that is not there."""
-    fields = _CATALOG.get(name.lower())
-    if fields is None:
-        raise ConfigError(
-            f"the catalog has no model {name!r}{unknown_model(name.lower(), _CATALOG)}; "
-            f"it has {', '.join(_CATALOG)}"
-        )
-    rest = dict(fields)
+    check_known(name.lower(), _CATALOG, "the catalog has no model", are="it has", hint=unknown_model)
+    rest = dict(_CATALOG[name.lower()])
     family = rest.pop("family")
     return ModelSpec.of_pair(family, **rest) if "encoder" in rest else ModelSpec.of(family, **rest)
 

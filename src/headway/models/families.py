@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headway.errors import ConfigError, unknown_model
+from headway.errors import check_known, unknown_model
 from headway.models.head import Head
 from headway.patterns import Full, Global, Window
 from headway.positions import Learned, LinearBias, Relative, Rotary, Sinusoidal, T5Bias
@@ -267,9 +267,5 @@ FAMILIES: Mapping[str, Family] = {
 
 def find_family(name: str) -> Family:
     """The family of that name. Raises ConfigError for a name that is not in `FAMILIES`."""
-    if name not in FAMILIES:
-        raise ConfigError(
-            f"ModelSpec: there is no family {name!r}{unknown_model(name, FAMILIES)}; "
-            f"there are {', '.join(FAMILIES)}"
-        )
+    check_known(name, FAMILIES, "ModelSpec: there is no family", hint=unknown_model)
     return FAMILIES[name]

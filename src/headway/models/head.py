@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from headway.errors import ConfigError, DataError, check_known, did_you_mean
+from headway.errors import ConfigError, DataError, check_known
 from headway.nn import ACTIVATIONS
 from headway.tokens import Tokens
 
@@ -62,12 +62,9 @@ class Head:
 
     def __post_init__(self) -> None:
         check_known(self.task, TASKS, "Head: there is no task")
-        if self.pool not in ("first", "mean"):
-            raise ConfigError(f'Head: pool is "first" or "mean", got {self.pool!r}')
-        if self.dense is not None and self.dense != "tanh" and self.dense not in ACTIVATIONS:
-            raise ConfigError(
-                f"Head: there is no activation {self.dense!r}{did_you_mean(self.dense, [*ACTIVATIONS, 'tanh'])}"
-            )
+        check_known(self.pool, get_args(Pool), "Head: there is no pool")
+        if self.dense is not None:
+            check_known(self.dense, [*ACTIVATIONS, "tanh"], "Head: there is no activation")
         object.__setattr__(self, "labels", tuple(self.labels))
         if bool(self.labels) != (self.task in ("classify", "tag")):
             what = "needs the names of its labels" if not self.labels else f"has no labels, got {self.labels}"
@@ -109,12 +106,8 @@ def mark_global(tokens: Tokens, task: Task, texts: Sequence[Sequence[int | None]
         DataError: a task that no encoder has ("lm"), texts where the task looks at none, or none where it does; texts
             of another number of rows or tokens, or without a question.
     """
-    if task not in TASKS or task == "lm":
-        known = [name for name in TASKS if name != "lm"]
-        raise DataError(
-            f"mark_global: {task!r} is no task of an encoder{did_you_mean(str(task), known)}; there are "
-            f"{', '.join(known)}"
-        )
+    known = [name for name in TASKS if name != "lm"]
+    check_known(task, known, "mark_global: an encoder has no task", error=DataError)
     if (texts is not None) != (task == "answer"):
         why = (
             "needs texts=, which token is of the question"

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from headway.errors import BackendError, ConfigError, did_you_mean
+from headway.errors import BackendError, ConfigError, check_known
 from headway.models.build import Model
 from headway.models.decoder import Decoder
 from headway.models.gptq import gptq
@@ -50,10 +50,7 @@ def weight_kind(weights: str, group: int | None = None) -> WeightKind:
     """That of "int8" or "int4", with groups of `group` inputs where given, or a scale for each output (-1).
 
     Raises ConfigError for another name, and for groups that the kernels do not read."""
-    if weights not in KINDS:
-        raise ConfigError(
-            f"weights are quantized to {' or '.join(KINDS)}, not to {weights!r}{did_you_mean(weights, KINDS)}"
-        )
+    check_known(weights, KINDS, "weights are not quantized to")
     if group is None:
         return KINDS[weights]
     if group != WHOLE_ROW and (group < 1 or group % GROUP):

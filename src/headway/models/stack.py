@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from headway.attention import KeyValues
 from headway.cache import BatchCache, PagedCache
-from headway.errors import ConfigError
+from headway.errors import ConfigError, check_known
 from headway.models.inputs import checked_types
 from headway.models.spec import ModelSpec
 from headway.nn import (
@@ -116,10 +116,7 @@ class TransformerStack(nn.Module):
 
         Raises ConfigError for another `gradient_checkpointing`.
         """
-        if gradient_checkpointing not in CHECKPOINTING:
-            raise ConfigError(
-                f"gradient_checkpointing is one of {', '.join(CHECKPOINTING)}, got {gradient_checkpointing!r}"
-            )
+        check_known(gradient_checkpointing, CHECKPOINTING, "there is no gradient_checkpointing of")
         if isinstance(cache, BatchCache):
             return self._continue_rows(
                 ids, tokens, types, cache, memory, slots, embedding=embedding, record=record

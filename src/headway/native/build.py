@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from headway.errors import BuildError, did_you_mean
+from headway.errors import BuildError, check_known, did_you_mean
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE / "csrc"
@@ -125,11 +125,7 @@ def build(
     words."""
     asked = tuple(only)
     for level in asked:
-        if level not in levels():
-            raise BuildError(
-                f"no level {level!r}{did_you_mean(level, levels())} on {platform.machine()}; "
-                f"known: {', '.join(levels())}"
-            )
+        check_known(level, levels(), f"{platform.machine()} has no level", error=BuildError)
     wanted = [level for level in levels() if level in asked or not asked]
     stale = [x for x in wanted if force or built_hash(out / file_name(x)) != source_hash(x, sources)]
     command = compiler() if stale else []

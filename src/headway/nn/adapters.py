@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from headway.errors import ConfigError, did_you_mean
+from headway.errors import ConfigError, check_known, did_you_mean
 from headway.nn.block import Block
 from headway.nn.linear import Linear, linears
 from headway.nn.lora import Lora, LowRank
@@ -101,11 +101,7 @@ def target_layers(model: nn.Module, targets: Sequence[str] = ()) -> dict[str, Li
     every = block_linears(model)
     known = sorted({name.rpartition(".")[2] for name in every})
     for target in targets:
-        if target not in known:
-            raise ConfigError(
-                f"adapters: there is no linear layer {target!r}{did_you_mean(target, known)} in the blocks; "
-                f"there are {', '.join(known)}"
-            )
+        check_known(target, known, "adapters: the blocks have no linear layer")
     return {name: m for name, m in every.items() if not targets or name.rpartition(".")[2] in targets}
 
 

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from headway.attention import KeyValues
 from headway.cache.paged_cache import LayerCache
-from headway.errors import ConfigError
+from headway.errors import ConfigError, check_known
 from headway.nn.attention import AttentionLayer
 from headway.nn.norms import normed_sum
 from headway.nn.record import Record
@@ -60,10 +60,7 @@ class Block(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if order not in ORDERS:
-            raise ConfigError(
-                f"Block: order is one of {', '.join(ORDERS)} (where the norms stand), got {order!r}"
-            )
+        check_known(order, ORDERS, "Block: there is no order of norms")
         if cross_attn is not None and order not in ("pre", "post"):
             raise ConfigError(f'Block: cross-attention stands in order "pre" or "post", got {order!r}')
         if mlp is None and order not in ("pre", "post"):

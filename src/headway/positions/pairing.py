@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headway.errors import ConfigError, did_you_mean
+from headway.errors import ConfigError, check_known
 
 Pairing = Literal["adjacent", "halves"] | tuple[tuple[int, int], ...]
 """
@@ -26,10 +26,7 @@ def checked_pairing(pairing: object) -> Pairing:
     """`pairing` in hashable form. Raises ConfigError when it is no pairing."""
     names = ("adjacent", "halves")
     if isinstance(pairing, str):
-        if pairing not in names:
-            raise ConfigError(
-                f'rotary pairing must be "adjacent", "halves" or pairs, got "{pairing}"{did_you_mean(pairing, names)}'
-            )
+        check_known(pairing, names, "rotary pairing: beside pairs, there is no")
         return "adjacent" if pairing == "adjacent" else "halves"
     if not isinstance(pairing, Sequence):
         raise ConfigError(f'rotary pairing must be "adjacent", "halves" or a tuple of pairs, got {pairing!r}')

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
-from headway.errors import DataError, did_you_mean
+from headway.errors import DataError, check_known
 from headway.storage.files import atomic_write, json_text
 from headway.storage.reading import refuse_impostor
 from headway.text import bytelevel, sentencepiece
@@ -141,10 +141,7 @@ class MarianTokenizer:
 
 
 def _check_side(side: str) -> None:
-    if side not in SIDES:
-        raise DataError(
-            f"a Marian tokenizer has no side {side!r}{did_you_mean(side, SIDES)}; source and target"
-        )
+    check_known(side, SIDES, "a Marian tokenizer has no side", error=DataError)
 
 
 def _backend(data: bytes, name: str) -> Backend:

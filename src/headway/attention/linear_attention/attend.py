@@ -18,7 +18,7 @@ from headway.attention.linear_attention.spec import LinearAttentionSpec, marked
 from headway.attention.linear_attention.state import LinearState
 from headway.attention.linear_attention.validate import check_call, check_past, forbid_weights
 from headway.choice import Choice
-from headway.errors import PatternError, did_you_mean
+from headway.errors import PatternError, check_known
 from headway.patterns import Causal, Full, Pattern
 from headway.positions import Rotation
 from headway.scores import Score
@@ -103,10 +103,7 @@ def linear_weights(
 
 def check_form(form: str) -> None:
     """Raises PatternError for an unknown form."""
-    if form not in (*FORMS, "auto"):
-        raise PatternError(
-            f"linear attention: form must be auto, {' or '.join(FORMS)}, got {form!r}{did_you_mean(form, FORMS)}"
-        )
+    check_known(form, ("auto", *FORMS), "linear attention: there is no form", error=PatternError)
 
 
 def choose_form(

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headway.errors import ConfigError, did_you_mean
+from headway.errors import ConfigError, check_known
 from headway.positions import Rotation
 from headway.tokens import Tokens
 
@@ -85,11 +85,7 @@ class LinearAttentionSpec:
             ("key_feature", keys, (*FEATURES, COSINE, TOKENS)),
             ("rotary", rotary, ROTARY),
         ):
-            if value not in known:
-                raise ConfigError(
-                    f"linear attention: {name} must be one of {', '.join(known)}, "
-                    f"got {value!r}{did_you_mean(str(value), known)}"
-                )
+            check_known(value, known, f"linear attention: there is no {name}")
         if (self.feature == COSINE) != (keys == COSINE):
             raise ConfigError(
                 f'linear attention: "cosine" is one formula of query and key, 1 + q/|q| . k/|k|; '

@@ -20,7 +20,7 @@ from headway.checkpoints.hf.layouts import (
 )
 from headway.checkpoints.hf.layouts.base import differing
 from headway.checkpoints.hf.layouts.pairs import marian_spec
-from headway.errors import ConfigError, unknown_model
+from headway.errors import ConfigError, check_known, unknown_model
 from headway.models import Head, ModelSpec
 from headway.patterns import Causal, Pattern, Window
 from headway.patterns.program import interval, reads_globals
@@ -98,12 +98,8 @@ def _layout(config: Mapping[str, Any]) -> Layout:
     name, classes = config.get("model_type"), config.get("architectures")
     if name is None:
         name = next((n for n, one in LAYOUTS.items() for c in one.architectures if classes == [c]), None)
-    if not isinstance(name, str) or name not in LAYOUTS:
-        raise ConfigError(
-            f"config.json: model_type {name!r} is not a family that headway knows{unknown_model(str(name), LAYOUTS)}; "
-            f"known are {', '.join(LAYOUTS)}"
-        )
-    return LAYOUTS[name]
+    check_known(name, LAYOUTS, "config.json: headway knows no model_type", hint=unknown_model)
+    return LAYOUTS[str(name)]
 
 
 def _written(layout: Layout, spec: ModelSpec) -> tuple[dict[str, Any], dict[str, Any], list[str]]:

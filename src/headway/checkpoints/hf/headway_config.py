@@ -14,7 +14,7 @@ from typing import Any, get_args, get_type_hints
 
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.checkpoints.hf.config_keys import OURS, checked_sizes
-from headway.errors import ConfigError, did_you_mean
+from headway.errors import ConfigError, check_known, did_you_mean
 from headway.models import Head, ModelSpec
 from headway.patterns import Pattern, parse
 from headway.positions import PositionScheme, Scaling
@@ -47,10 +47,7 @@ def own_facts(config: Mapping[str, Any], known: Mapping[str, tuple[type, ...]] =
     if not isinstance(facts, Mapping):
         raise ConfigError(f'config.json: "{OURS}" must be an object, got {facts!r}')
     for key, value in facts.items():
-        if key not in known:
-            raise ConfigError(
-                f'config.json: unknown key "{OURS}.{key}"{did_you_mean(key, known)}; known are {", ".join(known)}'
-            )
+        check_known(key, known, f"config.json: {OURS} has no key")
         if type(value) not in known[key]:
             raise ConfigError(f'config.json: "{OURS}.{key}" must be {known[key][0].__name__}, got {value!r}')
     return dict(facts)
@@ -71,8 +68,7 @@ def spec_from_own(config: Mapping[str, Any]) -> ModelSpec:
         )
     known = [f.name for f in fields(ModelSpec) if f.init]
     for key in facts:
-        if key not in known:
-            raise ConfigError(f'config.json: unknown key "{OURS}.{key}"{did_you_mean(key, known)}')
+        check_known(key, known, f"config.json: {OURS} has no key")
     try:
         return _spec({key: _read(value) for key, value in facts.items()})
     except TypeError as error:

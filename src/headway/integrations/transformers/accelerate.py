@@ -22,7 +22,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from headway.errors import ConfigError, did_you_mean
+from headway.errors import ConfigError, check_known
 from headway.integrations.transformers import attention_layers as layers
 from headway.integrations.transformers.caches import growing
 from headway.integrations.transformers.interface import NAME
@@ -101,11 +101,8 @@ def accelerate(model: nn.Module, weights: str | None = None) -> Report:
         raise ConfigError("the model is accelerated already; restore(model) first, to choose anew")
     if weights == COMPRESSED:
         check_compressible(model)
-    elif weights is not None and weights not in KINDS:
-        meant = did_you_mean(weights, (*KINDS, COMPRESSED))
-        raise ConfigError(
-            f"accelerate: weights are {', '.join(KINDS)} or {COMPRESSED}, not {weights!r}{meant}"
-        )
+    elif weights is not None:
+        check_known(weights, (*KINDS, COMPRESSED), "accelerate: there are no weights")
     model.__dict__[STATE] = state = State()
     taken: Counter[str] = Counter()
     left: dict[str, str] = {}
