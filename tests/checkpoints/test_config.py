@@ -222,7 +222,7 @@ BAD = {
     ),
     "headway fact": (
         {"headway": {"trained_contxt": 3}},
-        r'"headway.trained_contxt" .did you mean "trained_context"',
+        r"headway has no key 'trained_contxt' .did you mean \"trained_context\"",
     ),
 }
 BAD_WINDOWS = {
@@ -321,5 +321,5 @@ def test_a_newer_format_is_refused():
         spec_from_config(config)
     config["headway"]["format"] = 2
     config["headway"]["haeds"] = 2
-    with pytest.raises(ConfigError, match=r'"headway.haeds" .did you mean "heads"'):
+    with pytest.raises(ConfigError, match=r"headway has no key 'haeds' .did you mean \"heads\""):
         spec_from_config(config)
