@@ -358,7 +358,7 @@ def changed_file(path, change, spec="llama"):
         ("llama.rope.scaling.yarn_beta_fast", 16.0, "is a key of yarn, and rope.scaling.type is 'none'"),
         ("llama.attention.head_count", 6, "shape: blk.0.attn_q.weight"),
         ("llama.attention.head_count", 5, "kv_heads"),
-        ("headway.familly", "llama", 'unknown key "headway.familly"'),
+        ("headway.familly", "llama", "headway has no key 'familly'"),
         ("split.count", 3, "one of 3 parts"),
         ("tokenizer.ggml.eos_token_id", -1.0, 'eos_token_id" must be a whole number'),
     ],
