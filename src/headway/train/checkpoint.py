@@ -1,4 +1,5 @@
-"""A run's folder, and the whole state of the run, to and from a `checkpoint-N` in it.
+"""A run's folder, the whole state of the run, to and from a `checkpoint-N` in it, and whether a run of other settings
+may resume from one.
 
     config.yaml      the settings
     metrics.jsonl    a line for each step and each evaluation; loss.png: their picture

@@ -1,4 +1,5 @@
-"""Where the settings of a run come from: a YAML file, `key=value` overrides, flags; and back to YAML."""
+"""Where the settings of a run come from: a YAML file, `key=value` overrides, flags; and back to YAML. And those by
+which a trained model is measured as its training measures held-out data: `headway eval MODEL --task TASK`."""
 
 from __future__ import annotations
 

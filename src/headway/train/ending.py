@@ -1,4 +1,6 @@
-"""The end of a run: its model, its picture, and what is said of it."""
+"""The end of a run: when it comes, by the clock (so that what must still be done is done in time) or where nothing
+better does; which of its models is the best by what is measured on held-out data; its model, its picture, and what is
+said of it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Settings of training on rows of tokens, whatever of them is predicted: model, batch, length, optimizer. Imports no
-torch."""
+"""Settings of training on rows of tokens, whatever of them is predicted: model, batch, length, optimizer; and on
+text, next tokens or masked ones. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Muon among processes: each matrix is orthogonalised by one of them, its owner.
+"""Steps of optimizers among processes: Muon, each of whose matrices is orthogonalised by one of them, its owner; and
+torch's optimizers on the parts of sharded parameters, with the bits of a step on whole ones.
 
 Legend: O rows of a matrix, I its columns.
 """
@@ -209,7 +210,11 @@ class _Part:
 
 @contextmanager
 def plain_parts(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """While open, the sharded parameters of an optimizer, their gradients and states are plain tensors."""
+    """While open, the sharded parameters of an optimizer, their gradients and states are plain tensors.
+
+    The last few numbers of a tensor are computed by other instructions than the rest, which is in whole vectors, and
+    may be rounded otherwise. So a part that is no multiple of `LANES` numbers, or is of a parameter that is none, is
+    stepped at its place in a tensor as large as the whole; these are biases and the like."""
     parts: list[tuple[list[Any], int, _Part]] = []
     for group in optimizer.param_groups:
         for i, p in enumerate(group["params"]):

@@ -1,4 +1,5 @@
-"""Before a run: the task of its settings, torch's seed and threads, room on the disk."""
+"""Before a run: the task of its settings, torch's seed and threads, room on the disk; where a run goes on, and what to
+type so that it does."""
 
 from __future__ import annotations
 

@@ -243,8 +243,15 @@ SCRATCH = 1 << 17
 def gradient_norm(
     parts: Iterable[Tensor], parallel: Parallel = ALONE, wholes: Iterable[Tensor] = ()
 ) -> Tensor:
-    """Of what this process has of the gradients, and the others of the axes fsdp and tp of the rest; `wholes` are those
-    that all of the axis tp have alike."""
+    """The norm that gradients are clipped by.
+
+        |g| = sqrt(sum of g_i^2)            over all numbers of all parameters, in float64
+
+    Each row of a parameter's first axis is summed by itself, and all of these sums are added exactly (`math.fsum`: one
+    rounding), so that the bits depend neither on how parameters are sharded, nor on the number of threads.
+
+    It is of what this process has of the gradients, and the others of the axes fsdp and tp of the rest; `wholes` are
+    those that all of the axis tp have alike."""
     own, mesh = (_squares(parts), _squares(wholes)), parallel.mesh
     found = parallel.gather(own) if mesh.fsdp * mesh.tp > 1 else [own]
     squares = [found[rank][0] for rank in mesh.groups("fsdp", "tp")[0]]

@@ -1,4 +1,4 @@
-"""The table of tasks. A task is one file and one row here; one of your own is named MODULE:CLASS and needs no row.
+"""The table of tasks. A task is one class and one row here; one of your own is named MODULE:CLASS and needs no row.
 
 Importing this imports no torch; finding a task does.
 """
@@ -64,8 +64,7 @@ def task_of(spec: ModelSpec) -> str:
     `text_task_of`."""
     if spec.encoder is not None:
         return "translation"
-    heads = {getattr(find_task(name), "head_task", None): name for name in TASKS}
-    return heads.get(spec.head.task) or text_task_of(spec)
+    return spec.head.task if spec.head.task in TASKS else text_task_of(spec)
 
 
 def settings_of(name: str | None) -> type[TrainConfig]:

@@ -1,4 +1,5 @@
 """Answers of conversations: a model is trained on what it is to say, and on nothing else (Taori et al. 2023, Alpaca).
+And what all training on conversations begins with: a tokenizer with a chat template, and the tokens that end an answer.
 
 Legend: B rows of a batch, L slots.
 """

@@ -1,4 +1,5 @@
-"""What training on records has in common, whatever a model is to say of them: how they are read, held out, measured."""
+"""What training on records has in common, whatever a model is to say of them: how they are read, held
+out or left out, measured."""
 
 from __future__ import annotations
 
