@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,13 +17,13 @@ from tests.text.conftest import byte_level
 
 pytest.importorskip("uvicorn", reason="headway[serve] is not installed")
 
-from headway.serve import chats
 from headway.serve.app import make_app
 from headway.serve.markup import Part
 from headway.serve.models import Models, Place
 from headway.serve.running import Listener
 from headway.serve.served import Decoding, Served
 from headway.serve.server import Server
+from headway.serve.tools import Prepared
 from headway.serve.visits import Key
 from headway.serve.worker import Worker
 
@@ -119,9 +119,4 @@ class Scripted:
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers are read as SCRIPT."""
-    begin = chats.begin
-
-    async def begun(*given: Any) -> chats.Conversation:
-        return replace(await begin(*given), reader=lambda: Scripted(SCRIPT))
-
-    monkeypatch.setattr(chats, "begin", begun)
+    monkeypatch.setattr(Prepared, "reader", lambda self: Scripted(SCRIPT))

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.conftest import House, serving
+from tests.serve.conftest import House
+from tests.serve.encoders import encoder, serving_encoders, words
 from tests.serve.others import python_of, sources_of
 from tests.serve.test_guard import ask
 
@@ -18,9 +19,12 @@ SERVED = {
     "test_completions.py": "create and not all_params",
     "chat/test_completions.py": "create and not all_params",
     "test_models.py": "not delete",
+    "test_responses.py": "create and not all_params",
+    "test_embeddings.py": "create and (all_params or loose)",
 }
 """Their files, and which of their tests. Those with all parameters send nonsense (`best_of: 0`, a bias of the id
-`foo`); others ask for completions that are stored, or delete models."""
+`foo`); others ask for completions that are stored, or delete models. A strict client asks for embeddings in base64
+unless told otherwise, and refuses the base64 that it gets."""
 CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,"
     "response_schema_conformance"
@@ -29,7 +33,7 @@ CHECKS = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SERVED)
-def test_the_tests_of_openais_client(name: str) -> None:
+def test_the_tests_of_openais_client(name: str, tmp_path: Path) -> None:
     sources = sources_of("openai", OPENAI)
     file = sources / "tests" / "api_resources" / name
     plugins = ("pytest", "pytest-asyncio", "pytest-xdist", "rich", "inline-snapshot", "Pillow")
@@ -47,7 +51,10 @@ def test_the_tests_of_openais_client(name: str) -> None:
         SERVED[name],
         file,
     ]
-    with serving(*sorted({*re.findall(r'model="([^"]+)"', file.read_text()), "gpt-6-astra"})) as house:
+    models = {*re.findall(r'model="([^"]+)"', file.read_text()), "gpt-6-astra"}
+    embedder = encoder("embedder", words(tmp_path), dimensions=[1])
+    encoders = {model: embedder for model in models if "embedding" in model}
+    with serving_encoders(encoders, decoders=sorted(models - encoders.keys())) as house:
         environment = {**os.environ, "TEST_API_BASE_URL": f"{house.url}/v1", "PYTHONPATH": ""}
         done = subprocess.run(asked, cwd=sources, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-5000:]

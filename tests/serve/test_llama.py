@@ -29,7 +29,7 @@ def lines(house: House, path: str, body: dict[str, Any]) -> list[dict[str, Any]]
     told = there.getresponse().read().decode()
     there.close()
     return [
-        json.loads(line.removeprefix("data: ")) for line in told.splitlines() if line.startswith("data: ")
+        json.loads(line.removeprefix("data: ")) for line in told.splitlines() if line.startswith("data: {")
     ]
 
 

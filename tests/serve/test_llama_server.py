@@ -29,7 +29,7 @@ from tests.serve.shim.forks import COMMAND
 ROOT = Path(__file__).parents[2]
 SHIM = Path(__file__).parent / "shim"
 VERSION = "0.3.36"
-FLOOR = 72
+FLOOR = 96
 OTHERS = re.compile(r"ServerPreset\.(?!tinyllama2)|model_hf_repo|mmproj|models_dir|model_url|model_file")
 """What a function says that needs another model."""
 

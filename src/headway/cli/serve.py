@@ -27,7 +27,8 @@ class ServerRun:
     """The models of a server, and how they answer.
 
     models: folders, GGUF files or ids of the Hub, of any task
-    alias: NAME=MODEL, the name that requests give it; may be given often [default: the folder's name]
+    alias: NAME=MODEL, a name that requests give it; may be given often, the first is told [default: the folder's name]
+    tag: a word that /v1/models tells of the model NAME; may be given often
     adapter: an adapter of the first model, by a name of its own; may be given often
     exact: the same bits of logits however a text is read: slower prompts
     strict: refuse fields of requests that are unknown, rather than say that they change nothing
@@ -35,6 +36,7 @@ class ServerRun:
         the machine's]
     on_demand: load a model when it is first asked for
     ttl: give up a model that nobody has used for so long
+    slots: requests that are written at once; others wait for one of them to end [default: no bound]
     waiting: requests that are written or wait at once; more are told to come again
     waiting_tokens: tokens of prompts that may wait [default: no bound]
     """
@@ -42,6 +44,7 @@ class ServerRun:
     models: Annotated[list[str] | None, says(metavar="MODEL...")] = None
     _: KW_ONLY
     alias: list[str] | None = None
+    tag: Annotated[list[str] | None, says(metavar="NAME=WORD")] = None
     adapter: Annotated[list[str] | None, says(metavar="NAME=FOLDER")] = None
     dtype: str = "auto"
     threads: Count | None = None
@@ -50,6 +53,7 @@ class ServerRun:
     memory: Annotated[float | None, says(min=0.001, metavar="GB")] = None
     on_demand: bool = False
     ttl: Annotated[float | None, says(min=1, metavar="SECONDS")] = None
+    slots: Count | None = None
     waiting: Count = 256
     waiting_tokens: Count | None = None
 
@@ -70,21 +74,26 @@ class ServerRun:
         from headway.serve.worker import Worker
 
         named, adapters = names(self.models or [], self.alias or []), pairs(self.adapter or [])
+        tags = pairs(self.tag or [])
+        for name in {name for name, _ in tags} - {name for own, _ in named for name in own}:
+            raise ConfigError(f"--tag {name}: no model has that name; give the model's, or its alias")
         set_threads(self.threads)
-        worker = Worker(self.waiting, self.waiting_tokens)
+        worker = Worker(self.waiting, self.waiting_tokens, slots=self.slots)
 
-        def place(name: str, source: str) -> Place:
+        def place(own: list[str], source: str) -> Place:
             def made() -> Served:
-                model = served_as(name, load(source, dtype=self.dtype), worker, keep=0, exact=self.exact)
+                model = served_as(own[0], load(source, dtype=self.dtype), worker, keep=0, exact=self.exact)
                 model.source = local_model(source)
                 return model
 
-            return Place(name, made, size=size_of(Path(source)))
+            words = [word for name, word in tags if name in own]
+            size = size_of(Path(source))
+            return Place(own[0], made, size=size, aliases=own, tags=words, source=source)
 
         memory = memory_total() // 2 if self.memory is None else int(self.memory * 1e9)
         models = Models([place(*pair) for pair in named], memory=memory, ttl=self.ttl)
         for name, folder in adapters:
-            models.add_adapter(name, models.places[named[0][0]], folder)
+            models.add_adapter(name, models.places[named[0][0][0]], folder)
         errors = []
         for each in [] if self.on_demand else models.places.values():
             try:
@@ -108,6 +117,7 @@ def command(
     keys: Path | None = None,
     without_key: bool = False,
     cors: Annotated[list[str] | None, says(metavar="ORIGIN")] = None,
+    off: Annotated[list[str] | None, says(metavar="PATH")] = None,
     tls_cert: Path | None = None,
     tls_key: Path | None = None,
     drain: Annotated[float, says(min=0, metavar="SECONDS")] = 30.0,
@@ -117,11 +127,13 @@ def command(
     being written is done, a second one at once.
 
     demo: serve what `headway demo` left in runs/demo, and open the page
-    host: who is listened to; other than this machine's own address, anybody who reaches it may ask
+    host: who is listened to, or several with commas between them; other than this machine's own address, anybody who
+        reaches it may ask
     port: of the address; 0 takes a free one
     keys: a file of keys, one of which a request must give; a line is SECRET [name=NAME] [requests=N] [tokens=N] [admin]
     without_key: let others than this machine ask without a key
     cors: pages of this origin may ask; may be given often
+    off: a path that is not answered, as /metrics, /slots, or / for the page; may be given often
     tls_cert: a certificate (PEM), for https
     tls_key: its key
     drain: finish what is being written for so long when the server ends
@@ -130,7 +142,9 @@ def command(
     run = replace(run, models=[*(run.models or []), *([demo_model()] if demo else [])])
     if not run.models:
         raise ConfigError("serve: name a model, or give --demo")
-    if not is_own(host) and keys is None and not without_key:
+    addresses = host.split(",")
+    own = OWN if all(map(is_own, addresses)) else None
+    if own is None and keys is None and not without_key:
         raise ConfigError(
             f"--host {host}: others reach it; give --keys FILE, or --without-key to let anybody ask"
         )
@@ -142,17 +156,16 @@ def command(
     from headway.serve.visits import read_keys
 
     log_to(log)
-    own = OWN if is_own(host) else None
-    app = make_app(server, cors=cors or (), hosts=own, keys=[] if keys is None else read_keys(keys))
+    known = [] if keys is None else read_keys(keys)
+    app = make_app(server, cors=cors or (), off=off or (), hosts=own, keys=known)
 
     def listening(address: str) -> None:
         note(f"listening: {address}, with a page")
         if demo:
             webbrowser.open(address)
 
-    Listener(
-        server, app, host=host, port=port, patience=drain, ssl_certfile=tls_cert, ssl_keyfile=tls_key, say=listening
-    ).run()  # fmt: skip
+    tls = {"ssl_certfile": tls_cert, "ssl_keyfile": tls_key}
+    Listener(server, app, host=addresses, port=port, patience=drain, say=listening, **tls).run()
 
 
 def run(
@@ -204,14 +217,14 @@ def size_of(model: Path) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def names(models: list[str], aliases: list[str]) -> list[tuple[str, str]]:
-    """Each model behind its name. Raises ConfigError for an alias of no model."""
-    given = {}
+def names(models: list[str], aliases: list[str]) -> list[tuple[list[str], str]]:
+    """Each model behind its names. Raises ConfigError for an alias of no model."""
+    given: dict[str, list[str]] = {model: [] for model in models}
     for name, model in pairs(aliases):
-        if model not in models:
+        if model not in given:
             raise ConfigError(f"{model} is none of the models {', '.join(models)}, and has no alias")
-        given[model] = name
-    return [(given.get(model, Path(model).stem or model), model) for model in models]
+        given[model].append(name)
+    return [(given[model] or [Path(model).stem or model], model) for model in models]
 
 
 def pairs(texts: list[str]) -> list[tuple[str, str]]:

@@ -84,6 +84,7 @@ class GenerationConfig:
     log_probs: tell of each new token ln p(token | all before it) under the model's own distribution, whatever the
         settings above make of it;  top_log_probs: and of so many of the likeliest tokens in its place;
         prompt_log_probs: and the same of the prompt, which is read whole then, whatever is stored of it.
+        drawn_log_probs: instead, those that new tokens are drawn with, behind all of these settings; -inf is never.
     adapters: names of those that are added, of all that are active; None is all of them. Texts of one batch may have
         adapters of their own, or none ([]).
     beyond_context: allow more tokens than the model was trained on.
@@ -117,6 +118,7 @@ class GenerationConfig:
     log_probs: bool = False
     top_log_probs: int = 0
     prompt_log_probs: bool = False
+    drawn_log_probs: bool = False
     adapters: Sequence[str] | None = None
     beyond_context: bool = False
     prefix_cache: bool = False
@@ -199,6 +201,7 @@ class GenerationConfig:
                 for name, value in (
                     ("top_log_probs", self.top_log_probs),
                     ("prompt_log_probs", self.prompt_log_probs),
+                    ("drawn_log_probs", self.drawn_log_probs),
                 )
             ),
             (

@@ -14,7 +14,7 @@ from torch import Tensor
 from headway.cache import PAGE
 from headway.errors import ConfigError
 from headway.generate.beams import BeamSearch, expand_beams
-from headway.generate.constraints import Text
+from headway.generate.constraints import Text, constrain
 from headway.generate.requests import by_config
 from headway.generate.sampling import broken_rows, no_numbers
 from headway.generate.sequences import Job, SampledText, choose_tokens, log_probs_of
@@ -66,7 +66,10 @@ def advance(logits: Tensor, live: Sequence[tuple[Job, range]]) -> None:
             text.fail(ConfigError("no token is left to choose: loosen forbidden, bias or the grammar"))
             continue
         config = text.request.config
-        told = log_probs_of(logits[rows[0]][None], [token], config)[0][1:] if config.log_probs else ()
+        values = logits[rows[0]][None]
+        if config.drawn_log_probs:
+            values = config.sampling.filter(constrain(values.float(), [text], config))
+        told = log_probs_of(values, [token], config)[0][1:] if config.log_probs else ()
         text.advance(token, time.perf_counter() - text.begun, *told)
 
 

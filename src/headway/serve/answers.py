@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import exp
 from typing import Any
 
 from headway.generate import Delta
 from headway.generate.sequences import SampledText
 from headway.serve.errors import shaped
+from headway.serve.markup import CallReader
 from headway.serve.served import Decoding
 from headway.serve.visits import prompts_of
+from headway.serve.worker import Reading
 from headway.text.vocabulary import Vocabulary
 
 Event = tuple[str | None, dict[str, Any] | str]
@@ -35,15 +38,30 @@ class Written:
         self.deltas.append(delta)
 
 
+@dataclass(frozen=True)
+class Writing:
+    """The texts that answer a request, what is to be said of its fields, and what divides a text into its parts.
+
+    echoes: what stands before each text."""
+
+    model: Decoding
+    texts: Sequence[SampledText]
+    warnings: Sequence[str]
+    reader: Callable[[], CallReader] = CallReader
+    echoes: Sequence[str] = ()
+
+
 class Answer(ABC):
     """The answer to a request, in the shape of its protocol.
 
-    warnings: what is said of the request's fields.
+    asked: the request.   reading: how far a prompt has been read, where that is told.
     """
 
-    def __init__(self, model: Decoding, texts: Sequence[SampledText], warnings: Sequence[str] = ()) -> None:
-        self.model, self.texts, self.warnings = model, texts, warnings
-        self.written = [Written() for _ in texts]
+    def __init__(self, writing: Writing, asked: Any) -> None:
+        self.model, self.texts, self.warnings = writing.model, writing.texts, writing.warnings
+        self.asked = asked
+        self.written = [Written() for _ in self.texts]
+        self.reading: Reading | None = None
 
     @abstractmethod
     def whole(self) -> dict[str, Any]:
@@ -56,6 +74,25 @@ class Answer(ABC):
     @abstractmethod
     def add(self, i: int, delta: Delta) -> Sequence[Event]:
         """Takes what a step added to text i; the events that tell it."""
+
+    @abstractmethod
+    def blank(self, i: int) -> Event:
+        """An event of text i that says nothing of it."""
+
+    def progress(self, i: int, reading: Reading) -> Event:
+        """The event that tells how far the prompt of text i has been read."""
+        self.reading, (name, data) = reading, self.blank(i)
+        told = {"prompt_progress": reading._asdict(), "timings": self.timings}
+        return name, {**data, **told}  # type: ignore[dict-item]
+
+    def timed(self, events: Sequence[Event]) -> Sequence[Event]:
+        """Events, with the times so far where these are asked for."""
+        if not self.asked.timings_per_token:
+            return events
+        return [
+            (name, data if isinstance(data, str) else {**data, "timings": self.timings})
+            for name, data in events
+        ]
 
     def end(self) -> Sequence[Event]:
         """Events after the last token."""
@@ -85,6 +122,9 @@ class Answer(ABC):
         first = max((written.deltas[0].seconds for written in self.written if written.deltas), default=0.0)
         last = max((written.deltas[-1].seconds for written in self.written if written.deltas), default=0.0)
         read, new = self.prompt_tokens - self.cached_tokens, self.new_tokens
+        if self.reading is not None and not new:
+            read = self.reading.processed - self.reading.cache
+            first = last = self.reading.time_ms / 1e3
         steps = max(0, new - len(self.written))  # the first token of a text comes with its prompt
         return {
             "cache_n": self.cached_tokens,
@@ -104,10 +144,21 @@ def _pace(what: str, count: int, steps: int, seconds: float) -> dict[str, float]
     return {f"{what}_{name}": value for name, value in paces.items()}
 
 
-def told_token(vocabulary: Vocabulary, token: int, log_prob: float) -> dict[str, Any]:
-    """A token and its log-probability, as conversations tell them."""
-    spelled = vocabulary.text_bytes(token, special=True) or b""
-    return {"token": spelled.decode(errors="replace"), "logprob": log_prob, "bytes": list(spelled)}
+def told_tokens(vocabulary: Vocabulary, deltas: Sequence[Delta], *, drawn: bool = False) -> list[Any]:
+    """Tokens and their log-probabilities, as conversations tell them; `drawn`: their probabilities that are not 0."""
+
+    def told(token: int, log_prob: float) -> dict[str, Any]:
+        spelled = vocabulary.text_bytes(token, special=True) or b""
+        value = {"prob": exp(log_prob)} if drawn else {"logprob": log_prob}
+        return {"id": token, "token": spelled.decode(errors="replace"), **value, "bytes": list(spelled)}
+
+    top = "top_probs" if drawn else "top_logprobs"
+    return [
+        told(delta.token, delta.log_prob or 0.0)
+        | {top: [told(*pair) for pair in delta.top_log_probs if not drawn or exp(pair[1])]}
+        for delta in deltas
+        if delta.token is not None
+    ]
 
 
 def text_of(vocabulary: Vocabulary, token: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
@@ -14,9 +14,9 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from headway.serve.errors import Json
+from headway.serve.errors import Json, Refused
 from headway.serve.guard import Guard
-from headway.serve.routes import ROUTES
+from headway.serve.routes import ROUTES, page
 from headway.serve.server import Server
 
 STATUSES = {
@@ -61,8 +61,9 @@ class App(FastAPI):
         return schema
 
 
-def make_app(server: Server, *, cors: Sequence[str] = (), **guard: Any) -> FastAPI:
-    """A server of its models, over HTTP. `guard`: what requests must be (`Guard`); `cors`: whose pages may ask."""
+def make_app(server: Server, *, cors: Sequence[str] = (), off: Collection[str] = (), **guard: Any) -> FastAPI:
+    """A server of its models, over HTTP. `guard`: what requests must be (`Guard`); `cors`: whose pages may ask; `off`:
+    paths that are switched off: 501, and 404 for the page (`/`)."""
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
@@ -92,7 +93,9 @@ def make_app(server: Server, *, cors: Sequence[str] = (), **guard: Any) -> FastA
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )
-    routers = [routes(server) for routes in ROUTES]
+    for path in {*off} - {"/"}:
+        app.add_api_route(path, _switched_off, methods=["GET", "POST"], include_in_schema=False)
+    routers = [routes(server) for routes in ROUTES if not (routes is page.routes and "/" in off)]
     for router in routers:
         app.include_router(router)
     routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
@@ -101,3 +104,7 @@ def make_app(server: Server, *, cors: Sequence[str] = (), **guard: Any) -> FastA
         if bare not in {other.path for other in routes}:
             app.add_api_route(bare, route.endpoint, methods=[*(route.methods or ())], include_in_schema=False)
     return app
+
+
+def _switched_off() -> None:
+    raise Refused("this is switched off here", 501)

@@ -9,8 +9,7 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from headway.generate import Delta
-from headway.serve.answers import Answer, Event
-from headway.serve.chats import Conversation
+from headway.serve.answers import Answer, Event, Writing
 from headway.serve.markup import Part
 
 
@@ -31,11 +30,11 @@ class Block:
 class BlockAnswer(Answer):
     """The one text of a conversation, as blocks, of which there is at least one when it has ended."""
 
-    def __init__(self, talk: Conversation) -> None:
-        super().__init__(talk.model, talk.texts, talk.warnings)
+    def __init__(self, writing: Writing, asked: Any) -> None:
+        super().__init__(writing, asked)
         self.blocks: list[Block] = []
         self.key, self.reasoning_tokens = uuid4().hex, 0
-        self._reader = talk.reader()
+        self._reader = writing.reader()
 
     @abstractmethod
     def open(self, block: Block) -> Sequence[Event]:

@@ -6,7 +6,7 @@ told in `warnings`, or refused where the server is strict. Nothing is accepted a
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -51,9 +51,12 @@ class ModelRequest(BaseModel):
 
 class TextRequest(ModelRequest):
     """What a request for texts says in every protocol: how tokens are chosen, and whether it is told while it is
-    written."""
+    written; `return_progress`: how much of the prompt has been read, too; `timings_per_token`: with each event, the
+    times so far."""
 
     stream: bool = False
+    return_progress: bool = False
+    timings_per_token: bool = False
     seed: int | None = None
     temperature: float | None = Field(None, ge=0)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -69,6 +72,12 @@ class TextRequest(ModelRequest):
         """What it says in every protocol."""
         return self.model_dump(include=set(TextRequest.model_fields))
 
+    def check(self) -> None:
+        """Raises ConfigError for what is asked for and not offered, and for fields that do not go together."""
+        of_streams = ("stream_options", "return_progress", "timings_per_token")
+        if wrong := [name for name in of_streams if getattr(self, name, None) and not self.stream]:
+            raise ConfigError(f"{', '.join(wrong)}: of streams; set stream to true, or leave them out")
+
 
 class Body(TextRequest):
     """What both kinds of completions have in common."""
@@ -80,16 +89,17 @@ class Body(TextRequest):
     stop: str | Stops | None = None
     max_tokens: int | None = Field(None, ge=0)
     return_token_ids: bool = False
-
-    def check(self) -> None:
-        """Raises ConfigError for what is asked for and not offered, and for fields that do not go together."""
-        if self.stream_options is not None and not self.stream:
-            raise ConfigError("stream_options are of streams; set stream to true, or leave them out")
+    verbose: bool = False
 
     @property
     def tells_usage(self) -> bool:
         """Whether a last chunk tells the tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def tells_tokens(self) -> bool:
+        """Whether something is told of each token."""
+        return self.likely is not None or self.return_token_ids
 
     @property
     def asked_grammar(self) -> Asked | None:
@@ -115,14 +125,10 @@ class Body(TextRequest):
     def config(self, **more: Any) -> GenerationConfig:
         """The settings of its texts; sampled at temperature 1 unless given, as OpenAI does. Noise follows from the
         seed, which is drawn where none is given."""
-        drawn = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
-        drawn["repetition_penalty"] = self.repetition_penalty
-        drawn |= {"frequency_penalty": self.frequency_penalty, "presence_penalty": self.presence_penalty}
-        temperature = 1.0 if self.temperature is None else self.temperature
-        given: Mapping[str, Any] = {name: value for name, value in drawn.items() if value is not None}
+        drawn = self.model_dump(include={*Sampling.__dataclass_fields__}, exclude_none=True)
         return GenerationConfig(
             max_new_tokens=self.new_tokens,
-            sampling=Sampling(temperature=temperature, **given),
+            sampling=Sampling(**{"temperature": 1.0, **drawn}),
             seed=secrets.randbits(31) if self.seed is None else self.seed,
             stop=self.stop or (),
             bias=self.logit_bias or {},
@@ -183,7 +189,7 @@ class ChatMessage(BaseModel):
 
 
 def text_of(content: Any) -> str:
-    """A text, or that of its parts. Raises ConfigError for what is no text."""
+    """A text, or that of its parts, a paragraph each. Raises ConfigError for what is no text."""
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     texts = []
     for part in parts if isinstance(parts, list) else [parts]:
@@ -193,11 +199,15 @@ def text_of(content: Any) -> str:
             case _:
                 kind = part.get("type") if isinstance(part, dict) else str(part)[:40]
                 raise ConfigError(f"messages: a part of type {kind!r} is no text, which is all that is read")
-    return "".join(texts)
+    return "\n\n".join(texts)
 
 
 class Chat(Body):
     """`POST /v1/chat/completions`: a conversation that is answered."""
+
+    def chat(self) -> Chat:
+        """Itself: conversations of all protocols are chats."""
+        return self
 
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=0)
@@ -208,7 +218,8 @@ class Chat(Body):
     parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] = {}
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     def check(self) -> None:
         super().check()
@@ -221,14 +232,22 @@ class Chat(Body):
                 f"tool_choice: {asked or 'a call'} is asked for, and tools has {names}; add it there"
             )
 
+        if self.continues and len(self.messages) > 1 and self.messages[-2].role == "assistant":
+            raise ConfigError("messages: two of the assistant at the end; make them one, which is continued")
+
+    @property
+    def continues(self) -> bool:
+        """Whether the last message is gone on with: where it is the assistant's, unless something else is asked."""
+        last = self.messages[-1]
+        begun = last.role == "assistant" and not (last.model_extra or {}).get("tool_calls")
+        asked = self.continue_final_message
+        return begun and self.add_generation_prompt is None if asked is None else asked
+
     @property
     def variables(self) -> dict[str, Any]:
         """What the chat template is told beside the messages."""
-        told: dict[str, Any] = (
-            {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        )
-        told |= {} if self.add_generation_prompt else {"add_generation_prompt": False}
-        return {**self.chat_template_kwargs, **told}
+        told = {name: getattr(self, name) for name in ("reasoning_effort", "add_generation_prompt")}
+        return self.chat_template_kwargs | {name: value for name, value in told.items() if value is not None}
 
     @property
     def new_tokens(self) -> int | None:

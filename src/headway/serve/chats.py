@@ -3,52 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from headway.errors import ConfigError
-from headway.generate.sequences import SampledText
+from headway.serve.answers import Writing
 from headway.serve.bodies import Chat, TextRequest
-from headway.serve.markup import CallReader
 from headway.serve.served import Decoding
-from headway.serve.server import Server
 from headway.serve.tools import Prepared
 
 
-@dataclass(frozen=True)
-class Conversation:
-    """The texts that answer a conversation, what is to be said of the request's fields, and what divides a text into
-    its parts."""
+class Conversational(Protocol):
+    """A request of a protocol whose conversations are chats."""
 
-    model: Decoding
-    texts: list[SampledText]
-    warnings: list[str]
-    reader: Callable[[], CallReader] = CallReader
+    def chat(self) -> Chat: ...
 
 
-async def begin(server: Server, chat: Chat, asked: TextRequest) -> Conversation:
-    """The texts of a chat; `asked` is the request as it came. Raises as `Server.begin` and `Decoding.texts`."""
-    model, warnings = await server.begin(asked, Decoding)
-    prepared = await prepare(model, chat, warnings)
+async def answered(model: Decoding, asked: Conversational, warnings: list[str]) -> Writing:
+    """The texts that answer a conversation. Raises as `prepare` and `Decoding.texts`."""
+    chat, prepared = await prepare(model, asked, warnings)
     config = chat.config(grammar=await model.grammar(*prepared.grammar), shown=prepared.shown)
-    texts = model.texts([prepared.ids], config, chat.n)
-    return Conversation(model, texts, warnings, prepared.reader)
+    return Writing(model, model.texts([prepared.ids], config, chat.n), warnings, prepared.reader)
 
 
-async def rendered(model: Decoding, chat: Chat, warnings: list[str]) -> list[int]:
-    """The ids of a conversation; see `prepare`."""
-    return (await prepare(model, chat, warnings)).ids
-
-
-async def prepare(model: Decoding, chat: Chat, warnings: list[str]) -> Prepared:
+async def prepare(model: Decoding, asked: Conversational, warnings: list[str]) -> tuple[Chat, Prepared]:
     """A conversation, and its ids by the model's chat template; adds to the warnings what that does not know. Raises
     DataError where there is none, ConfigError as `Chat.check` and `Prepared`."""
+    chat = asked.chat()
     chat.check()
     prepared = Prepared(chat, model.lm.need_tokenizer())
     warnings += prepared.warnings
     await asyncio.to_thread(lambda: prepared.ids)
-    return prepared
+    return chat, prepared
 
 
 class Turns:
@@ -97,3 +83,18 @@ def functions(tools: Sequence[Mapping[str, Any]], schema: str = "parameters") ->
             function = {names[field]: value for field, value in tool.items() if field in names}
             made.append({"type": "function", "function": function})
     return made, [f"tools.{tool.get('type')}" for tool in tools if tool.get("type") != "function"]
+
+
+def chat_of(
+    body: TextRequest,
+    turns: Turns,
+    tools: Sequence[Any],
+    *,
+    tool_choice: Any,
+    parallel_tool_calls: bool,
+    **more: Any,
+) -> Chat:
+    """The chat that a conversation of another protocol is; more of its fields, of which None is left out."""
+    chosen = {"tools": tools, "tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}
+    asked = {name: value for name, value in more.items() if value is not None} | (chosen if tools else {})
+    return Chat.model_validate({**body.shared, "messages": turns.messages, **asked})

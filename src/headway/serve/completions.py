@@ -2,54 +2,58 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 from uuid import uuid4
 
 from headway import __version__
 from headway.generate import Delta, ToldToken
-from headway.generate.sequences import SampledText
-from headway.serve.answers import Answer, Event, text_of, told_token
+from headway.serve.answers import Answer, Event, Writing, text_of, told_tokens
+from headway.serve.bodies import Body, Completion
 from headway.serve.errors import warned
-from headway.serve.markup import CallReader, Part
+from headway.serve.markup import Part
 from headway.serve.served import Decoding
+from headway.text import infill
+
+
+async def continued(model: Decoding, asked: Completion, warnings: list[str]) -> Writing:
+    """The texts that continue prompts. Raises DataError as `infill`, and as `Decoding.texts`."""
+    tokenizer = model.lm.need_tokenizer()
+
+    def ids(prompt: str | list[int]) -> list[int]:
+        if asked.suffix:
+            before = prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
+            return infill(tokenizer, before, asked.suffix)
+        return tokenizer.encode(prompt, eos=False) if isinstance(prompt, str) else prompt
+
+    prompts = await asyncio.to_thread(lambda: [*map(ids, asked.prompts)])
+    texts = model.texts(prompts, asked.config(grammar=await model.grammar(asked.asked_grammar)), asked.n)
+    echoes = [p if isinstance(p, str) else tokenizer.decode(p) for p in asked.prompts if asked.echo]
+    return Writing(model, texts, warnings, echoes=[echo for echo in echoes for _ in range(asked.n)])
 
 
 class CompletionAnswer(Answer):
-    """Of `POST /v1/completions`.
-
-    likely: how many of the likeliest tokens are told beside each token; None tells no probabilities.
-    echoes: what stands before each text.   usage: whether a last chunk tells the tokens.
-    ids: whether ids are told, as vLLM does: those of the prompt, once, and those of the text.
-    """
+    """Of `POST /v1/completions`. Where ids are asked for, as of vLLM, those of the prompt are told once."""
 
     kind, prefix, chunk = "text_completion", "cmpl", "text_completion"
+    asked: Body
 
-    def __init__(
-        self,
-        model: Decoding,
-        texts: Sequence[SampledText],
-        warnings: Sequence[str] = (),
-        *,
-        likely: int | None = None,
-        echoes: Sequence[str] = (),
-        usage: bool = False,
-        ids: bool = False,
-    ) -> None:
-        super().__init__(model, texts, warnings)
-        self.likely, self.echoes, self._tell_usage, self._tell_ids = likely, echoes, usage, ids
+    def __init__(self, writing: Writing, asked: Body) -> None:
+        super().__init__(writing, asked)
+        self.echoes = writing.echoes or [""] * len(self.texts)
         self._begun: set[int] = set()
-        self._lengths = [0] * len(texts)  # of the tokens whose probabilities were told
+        self._lengths = [0] * len(self.texts)  # of the tokens whose probabilities were told
         self.head = {
             "id": f"{self.prefix}-{uuid4().hex}",
             "object": self.kind,
             "created": int(time.time()),
-            "model": model.name,
+            "model": self.model.name,
             "system_fingerprint": f"build-{__version__}",
         }
-        self.tail = warned(warnings) | ({"usage": None} if usage else {})
+        self.tail = warned(self.warnings) | ({"usage": None} if asked.tells_usage else {})
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -63,68 +67,67 @@ class CompletionAnswer(Answer):
 
     def add(self, i: int, delta: Delta) -> Sequence[Event]:
         written = self.written[i]
-        first = not written.deltas
         written.add(delta)
-        said = self.said(i, delta, first)
-        if not said and written.finish_reason is None and self.likely is None and not self._tell_ids:
-            return ()
-        return [self.choice(i, said, delta, written.finish_reason)]
+        said, reason = self.said(i, delta), written.finish_reason
+        return [self.choice(i, said, delta, reason)] if said or reason or self.asked.tells_tokens else []
 
-    def choice(self, i: int, said: Any, delta: Delta | None = None, reason: str | None = None) -> Event:
+    def choice(
+        self, i: int, said: Any = None, delta: Delta | None = None, reason: str | None = None
+    ) -> Event:
         """The event that tells it."""
-        told = None if delta is None else self.log_probs([delta], self._lengths[i])
-        self._lengths[i] += sum(map(len, (told or {}).get("tokens", ())))
-        choice = {"index": i, **self.part(said), "logprobs": told, "finish_reason": reason}
-        choice |= self._ids(i, [] if delta is None else [delta], i not in self._begun)
-        self._begun.add(i)
+        choice = self._choice(i, self.part(said), [] if delta is None else [delta], reason)
         return None, {**self.head, "object": self.chunk, "choices": [choice], **self.tail}
+
+    def _choice(
+        self, i: int, said: dict[str, Any], deltas: Sequence[Delta], reason: str | None
+    ) -> dict[str, Any]:
+        told = self.log_probs(deltas, self._lengths[i]) if deltas else None
+        self._lengths[i] += sum(map(len, (told or {}).get("tokens", ())))
+        choice = {"index": i, **said, "logprobs": told, "finish_reason": reason}
+        if self.asked.return_token_ids:
+            choice |= {} if i in self._begun else {"prompt_token_ids": self.texts[i].request.prompt}
+            choice["token_ids"] = [delta.token for delta in deltas if delta.token is not None]
+        self._begun.add(i)
+        return choice
 
     def end(self) -> Sequence[Event]:
         told = {**self.head, "object": self.chunk, "choices": [], **self.tail, **self._totals}
-        return [*([(None, told)] if self._tell_usage else []), (None, "[DONE]")]
+        return [*([(None, told)] if self.asked.tells_usage else []), (None, "[DONE]")]
 
     def whole(self) -> dict[str, Any]:
+        self._begun, self._lengths = set(), [0] * len(self.texts)  # events are not told
         choices = [
-            {
-                "index": i,
-                **self.full(i),
-                "logprobs": self.log_probs(written.deltas),
-                "finish_reason": written.finish_reason,
-                **self._ids(i, written.deltas, True),
-            }
+            self._choice(i, self.full(i), written.deltas, written.finish_reason)
             for i, written in enumerate(self.written)
         ]
         return {**self.head, "choices": choices, **self.tail, **self._totals}
 
     @property
     def _totals(self) -> dict[str, Any]:
-        return {"usage": self.usage, "timings": self.timings}
+        told = {"usage": self.usage, "timings": self.timings}
+        if self.asked.verbose:
+            prompt = self.vocabulary.decode(self.texts[0].request.prompt, special=True)
+            told["__verbose"] = {"prompt": prompt}
+        return told
 
-    def said(self, i: int, delta: Delta, first: bool) -> Any:
+    def blank(self, i: int) -> Event:
+        return self.choice(i)
+
+    def said(self, i: int, delta: Delta) -> Any:
         """What a step says of a text; nothing where nothing became certain."""
-        return (self._echo(i) if first else "") + delta.text
+        return ("" if self.written[i].deltas[1:] else self.echoes[i]) + delta.text
 
     def part(self, said: Any) -> dict[str, Any]:
         """How a chunk tells it."""
-        return {"text": said}
+        return {"text": said or ""}
 
     def full(self, i: int) -> dict[str, Any]:
         """What a choice says at the end."""
-        return {"text": self._echo(i) + self.written[i].text}
-
-    def _ids(self, i: int, deltas: Sequence[Delta], prompt: bool) -> dict[str, Any]:
-        """The ids that deltas added, perhaps with those of the prompt, where they are told."""
-        if not self._tell_ids:
-            return {}
-        given = {"prompt_token_ids": self.texts[i].request.prompt} if prompt else {}
-        return {**given, "token_ids": [delta.token for delta in deltas if delta.token is not None]}
-
-    def _echo(self, i: int) -> str:
-        return self.echoes[i] if self.echoes else ""
+        return {"text": self.echoes[i] + self.written[i].text}
 
     def log_probs(self, deltas: Sequence[Delta], begin: int = 0) -> dict[str, Any] | None:
         """Probabilities as completions tell them: columns; the tokens' texts begin at `begin`."""
-        if self.likely is None:
+        if self.asked.likely is None:
             return None
         told = [*deltas[0].prompt]
         told += [ToldToken(d.token, d.log_prob, d.top_log_probs) for d in deltas if d.token is not None]
@@ -143,22 +146,14 @@ class CompletionAnswer(Answer):
 
 
 class ChatAnswer(CompletionAnswer):
-    """Of `POST /v1/chat/completions`. `reader` makes what divides a text into parts."""
+    """Of `POST /v1/chat/completions`."""
 
     kind, prefix, chunk = "chat.completion", "chatcmpl", "chat.completion.chunk"
 
-    def __init__(
-        self,
-        model: Decoding,
-        texts: Sequence[SampledText],
-        warnings: Sequence[str] = (),
-        *,
-        reader: Callable[[], CallReader] = CallReader,
-        **how: Any,
-    ) -> None:
-        super().__init__(model, texts, warnings, **how)
-        self._readers = [reader() for _ in texts]
-        self._parts: list[list[Part]] = [[] for _ in texts]
+    def __init__(self, writing: Writing, asked: Body) -> None:
+        super().__init__(writing, asked)
+        self._readers = [writing.reader() for _ in self.texts]
+        self._parts: list[list[Part]] = [[] for _ in self.texts]
         self._key = uuid4().hex[:16]
 
     def begin(self) -> Sequence[Event]:
@@ -168,15 +163,12 @@ class ChatAnswer(CompletionAnswer):
         """The reason why a text ends is told after all of it."""
         written = self.written[i]
         written.add(delta)
-        said, reason = self.said(i, delta, False), written.finish_reason
-        events = (
-            [self.choice(i, said, delta)]
-            if said or ((self.likely is not None or self._tell_ids) and delta.token is not None)
-            else []
-        )
-        return [*events, self.choice(i, {}, None, reason)] if reason else events
+        said, reason = self.said(i, delta), written.finish_reason
+        tells = said or (self.asked.tells_tokens and delta.token is not None)
+        events = [self.choice(i, said, delta)] if tells else []
+        return [*events, self.choice(i, reason=reason)] if reason else events
 
-    def said(self, i: int, delta: Delta, first: bool) -> Any:
+    def said(self, i: int, delta: Delta) -> Any:
         parts = self._readers[i].push(delta.text, last=delta.finish_reason is not None)
         self._parts[i] += parts
         if self.written[i].finish_reason == "stop" and any(part.kind == "call" for part in self._parts[i]):
@@ -184,7 +176,7 @@ class ChatAnswer(CompletionAnswer):
         return self._told(i, parts)
 
     def part(self, said: Any) -> dict[str, Any]:
-        return {"delta": said}
+        return {"delta": said or {}}
 
     def full(self, i: int) -> dict[str, Any]:
         told = self._told(i, self._parts[i])
@@ -214,19 +206,6 @@ class ChatAnswer(CompletionAnswer):
 
     def log_probs(self, deltas: Sequence[Delta], begin: int = 0) -> dict[str, Any] | None:
         """Probabilities as conversations tell them: a record for each token."""
-        if self.likely is None:
+        if self.asked.likely is None:
             return None
-        told = [delta for delta in deltas if delta.token is not None]
-        return {
-            "content": [
-                {
-                    **self._record(delta.token or 0, delta.log_prob or 0.0),
-                    "top_logprobs": [self._record(*pair) for pair in delta.top_log_probs],
-                }
-                for delta in told
-            ],
-            "refusal": None,
-        }
-
-    def _record(self, token: int, log_prob: float) -> dict[str, Any]:
-        return told_token(self.vocabulary, token, log_prob)
+        return {"content": told_tokens(self.vocabulary, deltas), "refusal": None}

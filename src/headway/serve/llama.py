@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
@@ -10,8 +11,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from headway.errors import ConfigError
 from headway.generate import Delta, GenerationConfig
-from headway.generate.sequences import SampledText
-from headway.serve.answers import Answer, Event, told_token
+from headway.serve.answers import Answer, Event, Writing, told_tokens
 from headway.serve.bodies import (
     MOST_BIASED,
     MOST_LIKELY,
@@ -51,6 +51,7 @@ class LlamaCompletion(TextRequest):
     logit_bias: list[tuple[int | str, Bias]] | dict[str, Bias] = Field([], max_length=MOST_BIASED)  # type: ignore[assignment]
     stop: list[str] = Field([], max_length=MOST_STOPS)
     n_probs: int = Field(0, ge=0, le=MOST_LIKELY)
+    post_sampling_probs: bool = False
     grammar: str | None = None
     json_schema: dict[str, Any] | None = None
     ignore_eos: bool = False
@@ -91,7 +92,8 @@ class LlamaCompletion(TextRequest):
         }
         body = Completion.model_validate({**self.shared, **changed})
         config = body.config(grammar=await model.grammar(body.asked_grammar))
-        return replace(config, prefix_cache=self.cache_prompt)
+        drawn = self.post_sampling_probs and self.n_probs > 0
+        return replace(config, prefix_cache=self.cache_prompt, drawn_log_probs=drawn)
 
     def _bias(self, tokenizer: Tokenizer, never: Sequence[int]) -> dict[int, float]:
         """Of ids; a text is all of its tokens."""
@@ -152,14 +154,20 @@ class Detokenize(ModelRequest):
     tokens: list[int]
 
 
+async def filled(model: Decoding, asked: LlamaCompletion, warnings: list[str]) -> Writing:
+    """The texts that continue prompts, or fill a gap. Raises DataError as `infill`, and as `Decoding.texts`."""
+    ids = await asyncio.to_thread(asked.ids, model.lm.need_tokenizer())
+    room = None if model.context is None else max(0, model.context - max(map(len, ids), default=0))
+    return Writing(model, model.texts(ids, await asked.config(model, room)), warnings)
+
+
 class LlamaAnswer(Answer):
     """Of `POST /completion` and `/infill`."""
 
-    def __init__(
-        self, model: Decoding, texts: Sequence[SampledText], warnings: Sequence[str], asked: LlamaCompletion
-    ) -> None:
-        super().__init__(model, texts, warnings)
-        self.asked = asked
+    asked: LlamaCompletion
+
+    def blank(self, i: int) -> Event:
+        return None, {"index": i, "content": "", "tokens": [], "stop": False}
 
     def add(self, i: int, delta: Delta) -> Sequence[Event]:
         self.written[i].add(delta)
@@ -218,17 +226,5 @@ class LlamaAnswer(Answer):
     def _probabilities(self, deltas: Sequence[Delta]) -> dict[str, Any]:
         if not self.asked.n_probs:
             return {}
-
-        def told(token: int | None, log_prob: float | None) -> dict[str, Any]:
-            return {"id": token, **told_token(self.vocabulary, token or 0, log_prob or 0.0)}
-
-        return {
-            "completion_probabilities": [
-                {
-                    **told(delta.token, delta.log_prob),
-                    "top_logprobs": [told(*one) for one in delta.top_log_probs],
-                }
-                for delta in deltas
-                if delta.token is not None
-            ]
-        }
+        drawn = self.asked.post_sampling_probs
+        return {"completion_probabilities": told_tokens(self.vocabulary, deltas, drawn=drawn)}

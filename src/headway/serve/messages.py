@@ -12,7 +12,7 @@ from headway.errors import ConfigError
 from headway.serve.answers import Event
 from headway.serve.blocks import Block, BlockAnswer, event
 from headway.serve.bodies import MOST_STOPS, Chat, TextRequest, text_of
-from headway.serve.chats import Turns, functions
+from headway.serve.chats import Turns, chat_of, functions
 from headway.serve.errors import warned
 
 
@@ -100,26 +100,25 @@ class CountedMessages(TextRequest):
 
     def chat(self) -> Chat:
         """The same as the body of a chat. Raises ConfigError for what a chat cannot be asked."""
-        more: dict[str, Any] = {}
-        if tools := self._functions[0]:
-            choice = self.tool_choice
-            named = {"type": "function", "function": {"name": choice.name}}
-            kinds: dict[str, Any] = {"any": "required", "tool": named}
-            more |= {"tools": tools, "tool_choice": kinds.get(choice.type, choice.type)}
-            more["parallel_tool_calls"] = not choice.disable_parallel_tool_use
-        if form := self.output_config.format:
-            more["response_format"] = {"type": form.get("type"), "json_schema": {"name": "answer", **form}}
-        if self.output_config.effort is not None:
-            more["reasoning_effort"] = self.output_config.effort
-        if self.thinking is not None:
-            more["chat_template_kwargs"] = {"enable_thinking": self.thinking.type != "disabled"}
+        choice, form = self.tool_choice, self.output_config.format
+        kinds = {"any": "required", "tool": {"type": "function", "function": {"name": choice.name}}}
         turns = Turns()
         if self.system:
             turns.say("system", text_of(self.system))
         for turn in self.messages:
             turn.add_to(turns)
-        limits = {"max_tokens": self.max_tokens, "stop": self.stop_sequences or None}
-        return Chat.model_validate({**self.shared, **limits, "messages": turns.messages, **more})
+        return chat_of(
+            self,
+            turns,
+            self._functions[0],
+            tool_choice=kinds.get(choice.type, choice.type),
+            parallel_tool_calls=not choice.disable_parallel_tool_use,
+            response_format=form and {"type": form.get("type"), "json_schema": {"name": "answer", **form}},
+            reasoning_effort=self.output_config.effort,
+            chat_template_kwargs=self.thinking and {"enable_thinking": self.thinking.type != "disabled"},
+            max_tokens=self.max_tokens,
+            stop=self.stop_sequences or None,
+        )
 
 
 class Messages(CountedMessages):
@@ -139,6 +138,9 @@ class MessageAnswer(BlockAnswer):
 
     def begin(self) -> Sequence[Event]:
         return [event("message_start", message=self._message([])), event("ping")]
+
+    def blank(self, i: int) -> Event:
+        return event("ping")
 
     def open(self, block: Block) -> Sequence[Event]:
         return [event("content_block_start", index=block.index, content_block=self._told(block))]

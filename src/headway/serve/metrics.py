@@ -1,7 +1,9 @@
-"""What a server tells of itself to Prometheus: vLLM's names where it has one, `headway_...` for the rest."""
+"""What a server tells of itself to Prometheus: vLLM's names where it has one, `headway_...` for the rest, and
+llama.cpp's."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -32,8 +34,6 @@ TIMES = {
     "vllm:request_time_per_output_token_seconds": ("Of a text, the mean from a token to the next", FAST),
     "vllm:e2e_request_latency_seconds": ("From the request to the last token", SLOW),
 }
-
-
 NOW: dict[str, tuple[str, Callable[[Engine, PagePool], float]]] = {
     "vllm:num_requests_running": ("Texts that are written", lambda engine, pool: len(engine.running)),
     "vllm:num_requests_waiting": ("Texts that wait", lambda engine, pool: len(engine.waiting)),
@@ -45,6 +45,28 @@ NOW: dict[str, tuple[str, Callable[[Engine, PagePool], float]]] = {
     ),
 }
 """Of each engine."""
+_FIRST = "vllm:time_to_first_token_seconds_sum"
+LLAMA: dict[str, tuple[str, ...]] = {
+    "prompt_tokens_total": ("vllm:prompt_tokens_total", "vllm:prefix_cache_hits_total"),
+    "prompt_tokens_cached_total": ("vllm:prefix_cache_hits_total",),
+    "prompt_seconds_total": (_FIRST,),
+    "tokens_predicted_total": ("vllm:generation_tokens_total",),
+    "tokens_predicted_seconds_total": ("vllm:e2e_request_latency_seconds_sum", _FIRST),
+    "n_decode_total": ("headway_engine_steps_total",),
+    "n_tokens_max": ("headway_longest_text",),
+    **{f"spec_decode_num_{of}_total": ("nothing",) for of in ("draft_tokens", "accepted_tokens", "drafts")},
+    "requests_processing": ("vllm:num_requests_running",),
+    "requests_deferred": ("vllm:num_requests_waiting",),
+}
+"""What llama.cpp calls sums over all models of these: the first less the others."""
+RATES = {
+    "prompt_tokens_seconds": ("prompt_tokens_total", "prompt_seconds_total"),
+    "predicted_tokens_seconds": ("tokens_predicted_total", "tokens_predicted_seconds_total"),
+    "n_busy_slots_per_decode": ("tokens_predicted_total", "n_decode_total"),
+}
+"""Its quotients, since they were last told."""
+GAUGES = (*RATES, "requests_processing", "requests_deferred")
+LLAMA_NAME = "llamacpp:"
 
 
 class Metrics(Collector):
@@ -61,11 +83,28 @@ class Metrics(Collector):
         reasons = (*MODEL, "finished_reason")
         self._ended = Counter("vllm:request_success", "Texts that ended, and by what", reasons, **own)
         self._answers = Counter("headway_answers", "Answers over HTTP", ("route", "status"), **own)
+        self._longest = 0
+        self._before: dict[str, float] = {}  # what llama.cpp's rates are since
         self.registry.register(self)
 
     def tell(self) -> bytes:
         """All of it, as Prometheus reads it."""
-        return generate_latest(self.registry)
+        sums: dict[str, float] = defaultdict(float)
+        for metric in self.registry.collect():
+            for sample in metric.samples:
+                sums[sample.name] += sample.value
+        now = {name: sums[first] - sum(sums[each] for each in rest) for name, (first, *rest) in LLAMA.items()}
+        now["requests_deferred"] += len(self._worker.waiting)
+        for rate, of in RATES.items():
+            count, over = (now[name] - self._before.get(name, 0) for name in of)
+            now[rate] = count / over if over else 0.0
+        self._before = now
+        llama = "".join(
+            f"# HELP {LLAMA_NAME}{name} {' '.join([*LLAMA.get(name, ()), *RATES.get(name, ())])}\n"
+            f"# TYPE {LLAMA_NAME}{name} {'gauge' if name in GAUGES else 'counter'}\n{LLAMA_NAME}{name} {value}\n"
+            for name, value in now.items()
+        )
+        return generate_latest(self.registry) + llama.encode()
 
     def add(self, visit: Visit) -> None:
         """A visit that is over."""
@@ -79,6 +118,7 @@ class Metrics(Collector):
             for text in texts:
                 times = [delta.seconds for delta in text.deltas if delta.token is not None]
                 written.inc(len(times))
+                self._longest = max(self._longest, len(text.tokens))
                 reason = text.deltas[-1].finish_reason if text.deltas else None
                 self._ended.labels(name, {"eos": "stop", None: "abort"}.get(reason, reason)).inc()
                 self._add_times(name, times)
@@ -102,6 +142,8 @@ class Metrics(Collector):
         restarts = CounterMetricFamily(
             "headway_engine_restarts", "Times that the thread of engines came back", self._worker.restarts
         )
+        steps = CounterMetricFamily("headway_engine_steps", "Steps of all engines", self._worker.steps)
+        longest = GaugeMetricFamily("headway_longest_text", "Tokens of the longest text", self._longest)
         for name, place in self._models.places.items():
             loaded.add_metric((name,), float(place.model is not None))
             if isinstance(place.model, Decoding) and place.base is None:
@@ -111,4 +153,4 @@ class Metrics(Collector):
                     gauge.add_metric((name,), number(engine, pool))
                 pages.add_metric((name, "used"), pool.held - pool.idle)
                 pages.add_metric((name, "kept"), pool.idle)
-        yield from (*now.values(), pages, loaded, restarts)
+        yield from (*now.values(), pages, loaded, restarts, steps, longest)

@@ -28,7 +28,8 @@ class Place:
 
     load: makes the model, in a thread that is not the event loop's.   size: bytes of its weights, or what they are
     expected to be.   base: whose adapter it is.   error: why it could not be loaded.   live: requests that use it.
-    used: when one did, by `time.monotonic`.
+    used: when one did, by `time.monotonic`.   aliases: all its names.   tags: words that are told of it.
+    source: where it is.
     """
 
     name: str
@@ -40,6 +41,9 @@ class Place:
     live: int = 0
     used: float = 0.0
     checked: bool = False
+    aliases: Sequence[str] = ()
+    tags: Sequence[str] = ()
+    source: str = ""
 
     @contextmanager
     def asked(self) -> Iterator[None]:
@@ -59,7 +63,8 @@ class Place:
     def described(self) -> dict[str, Any]:
         """As `/v1/models` tells it."""
         more = {"created": 0} if self.model is None else self.model.described
-        return {"id": self.name, "object": "model", "owned_by": "headway", **more, "state": self.state}
+        names = {"aliases": [*self.aliases] or [self.name], "tags": [*self.tags], "state": self.state}
+        return {"id": self.name, "object": "model", "owned_by": "headway", **more, **names}
 
 
 class Models:
@@ -75,8 +80,10 @@ class Models:
     ) -> None:
         self.memory, self.ttl = memory, ttl
         self.places = {place.name: place for place in places}
-        if len(self.places) < len(places):
-            raise ConfigError(f"serve: names repeat among {', '.join(place.name for place in places)}")
+        self.aliases = {alias: place.name for place in places for alias in place.aliases}
+        names = [name for place in places for name in {place.name, *place.aliases}]
+        if len({*names}) < len(names):
+            raise ConfigError(f"serve: names repeat among {', '.join(names)}")
         self._loads = asyncio.Lock()
         self._share()
 
@@ -92,9 +99,7 @@ class Models:
         def fits(model: Served | None) -> TypeGuard[S]:
             return isinstance(model, kind) and (not tasks or model.task in tasks)
 
-        places = [place for place in self.places.values() if place.base is None]
-        fitting = [place for place in places if place.model is None or fits(place.model)]
-        place = fitting[0] if name is None and len(fitting) == 1 else self.place(name)
+        place = self.choose(name, fits)
         model = await self.open(place)
         if not fits(model):
             others = ", ".join(each.name for each in self.loaded() if fits(each.model)) or "none"
@@ -104,8 +109,15 @@ class Models:
             )
         return model
 
+    def choose(self, name: str | None, fits: Callable[[Served], bool]) -> Place:
+        """The place of a name; where none is given, the only one whose model may fit. Raises UnknownModel."""
+        places = [place for place in self.places.values() if place.base is None]
+        fitting = [place for place in places if place.model is None or fits(place.model)]
+        return fitting[0] if name is None and len(fitting) == 1 else self.place(name)
+
     def place(self, name: str | None) -> Place:
         """The place of a name. Raises UnknownModel."""
+        name = self.aliases.get(name or "", name)
         if name is None or name not in self.places:
             asked = "no model is named" if name is None else f"there is no model {name!r}"
             hint = did_you_mean(name or "", self.places)

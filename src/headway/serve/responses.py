@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from headway.errors import ConfigError
-from headway.serve.answers import Event
+from headway.serve.answers import Event, Writing
 from headway.serve.blocks import Block, BlockAnswer, event
 from headway.serve.bodies import HARMLESS, Chat, TextRequest, text_of
-from headway.serve.chats import Conversation, Turns, functions
+from headway.serve.chats import Turns, chat_of, functions
 from headway.serve.errors import warned
 
 KEPT = {"previous_response_id": "give the whole conversation as input", "conversation": "give it as input"}
@@ -78,24 +78,24 @@ class Responses(TextRequest):
         for name, instead in KEPT.items():
             if (self.model_extra or {}).get(name):
                 raise ConfigError(f"{name}: this server keeps no responses; {instead}")
-        more: dict[str, Any] = {}
-        if tools := functions(self.tools)[0]:
-            choice: Any = self.tool_choice
-            if isinstance(choice, NamedFunction):
-                choice = {"type": "function", "function": {"name": choice.name}}
-            more |= {"tools": tools, "tool_choice": choice, "parallel_tool_calls": self.parallel_tool_calls}
-        if (form := self.text.format).get("type") == "json_schema":
-            schema = {name: value for name, value in form.items() if name != "type"}
-            more["response_format"] = {"type": "json_schema", "json_schema": schema}
-        elif form.get("type") != "text":
-            more["response_format"] = form
-        if self.reasoning is not None and self.reasoning.effort is not None:
-            more["reasoning_effort"] = self.reasoning.effort
-        return Chat.model_validate(
-            {**self.shared, "messages": self._messages(), "max_tokens": self.max_output_tokens, **more}
+        choice: Any = self.tool_choice
+        if isinstance(choice, NamedFunction):
+            choice = {"type": "function", "function": {"name": choice.name}}
+        form = self.text.format
+        schema = {name: value for name, value in form.items() if name != "type"}
+        forms = {"text": None, "json_schema": {"type": "json_schema", "json_schema": schema}}
+        return chat_of(
+            self,
+            self._turns(),
+            functions(self.tools)[0],
+            tool_choice=choice,
+            parallel_tool_calls=self.parallel_tool_calls,
+            response_format=forms.get(form.get("type", ""), form),
+            reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
+            max_tokens=self.max_output_tokens,
         )
 
-    def _messages(self) -> list[dict[str, Any]]:
+    def _turns(self) -> Turns:
         turns = Turns()
         if self.instructions:
             turns.say("system", self.instructions)
@@ -124,7 +124,7 @@ class Responses(TextRequest):
                         f"input: an item of type {item.get('type')!r} is unknown here, or it lacks a field: "
                         f"{str(item)[:80]}"
                     )
-        return turns.messages
+        return turns
 
     @property
     def told(self) -> dict[str, Any]:
@@ -143,15 +143,18 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 class ResponseAnswer(BlockAnswer):
-    """Of `POST /v1/responses`. `asked`: what is told again of the request."""
+    """Of `POST /v1/responses`."""
 
-    def __init__(self, talk: Conversation, asked: dict[str, Any]) -> None:
-        super().__init__(talk)
-        self._asked, self._created, self._numbers = asked, int(time.time()), count()
+    def __init__(self, writing: Writing, asked: Responses) -> None:
+        super().__init__(writing, asked)
+        self._told, self._created, self._numbers = asked.told, int(time.time()), count()
 
     def begin(self) -> Sequence[Event]:
         started = self._response("in_progress")
         return [self._event(name, response=started) for name in ("created", "in_progress")]
+
+    def blank(self, i: int) -> Event:
+        return self._event("in_progress", response=self._response("in_progress"))
 
     def open(self, block: Block) -> Sequence[Event]:
         item = self._item(block, "in_progress")
@@ -194,7 +197,7 @@ class ResponseAnswer(BlockAnswer):
     def _response(self, status: str, **more: Any) -> dict[str, Any]:
         told = {"id": f"resp_{self.key}", "object": "response", "created_at": self._created, "status": status}
         none: dict[str, Any] = {"error": None, "incomplete_details": None, "output": [], "usage": None}
-        return {**told, "model": self.model.name, **none, **self._asked, **warned(self.warnings), **more}
+        return {**told, "model": self.model.name, **none, **self._told, **warned(self.warnings), **more}
 
     def _event(self, step: str, **more: Any) -> Event:
         return event(f"response.{step}", sequence_number=next(self._numbers), **more)

@@ -125,11 +125,11 @@ class Decoding(Served):
             made += [SampledText(request, self.lm.tokenizer) for request in requests]
         return made
 
-    def write(self, texts: Sequence[SampledText]) -> AsyncIterator[Told]:
+    def write(self, texts: Sequence[SampledText], progress: bool = False) -> AsyncIterator[Told]:
         """See `Worker.write`."""
         if (visit := VISIT.get()) is not None:
             visit.texts.append((self.name, texts))
-        return self._worker.write(self.engine, texts)
+        return self._worker.write(self.engine, texts, progress)
 
     async def check(self) -> None:
         prompt = [i % self.lm.spec.vocab for i in range(min(3 * PAGE, (self.context or 3 * PAGE) - 1))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -30,6 +31,7 @@ class Server:
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.models, self.worker)
         self.open: set[Visit] = set()
+        self.begun = time.time()
 
     async def begin(self, asked: ModelRequest, kind: type[S], *tasks: str) -> tuple[S, list[str]]:
         """The model of a request, as `Models.find` finds and raises, and warnings of its fields."""

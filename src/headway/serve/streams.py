@@ -12,7 +12,7 @@ from fastapi.responses import Response, StreamingResponse
 from headway.serve.answers import Answer, Event
 from headway.serve.errors import Json, Refused, encoded, explained
 from headway.serve.visits import VISIT
-from headway.serve.worker import Told
+from headway.serve.worker import Reading, Told
 
 BEAT = 15.0
 """Seconds without an event after which a comment says that the stream lives."""
@@ -21,21 +21,21 @@ STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-strea
 T = TypeVar("T")
 
 
-async def respond(answer: Answer, request: Request, *, stream: bool) -> Response:
+async def respond(answer: Answer, request: Request) -> Response:
     """The answer to a request. What never fits is refused before a stream begins; when the client leaves, what is being
     written for it is cancelled."""
-    news = answer.model.write(answer.texts)
+    if not answer.asked.stream:
+        return Json(await unless_gone(whole(answer), request))
+    news = answer.model.write(answer.texts, answer.asked.return_progress)
     first = await unless_gone(anext(news, []), request)
-    if stream:
-        return StreamingResponse(_events(answer, first, news), media_type="text/event-stream")
+    return StreamingResponse(_events(answer, first, news), media_type="text/event-stream")
 
-    async def rest() -> None:
-        _add(answer, first)
-        async for told in news:
-            _add(answer, told)
 
-    await unless_gone(rest(), request)
-    return Json(answer.whole())
+async def whole(answer: Answer) -> Any:
+    """An answer when all of it has been written."""
+    async for told in answer.model.write(answer.texts):
+        _add(answer, told)
+    return answer.whole()
 
 
 async def unless_gone(work: Awaitable[T], request: Request) -> T:
@@ -77,7 +77,7 @@ async def _events(answer: Answer, first: Told, news: AsyncIterator[Told]) -> Asy
             waiting.cancel()
             if waiting.done():
                 await news.aclose()  # type: ignore[attr-defined]
-        yield sse(answer.end())
+        yield sse(answer.timed(answer.end()))
     except Exception as error:
         visit = VISIT.get()
         status, failure = explained(error, "a stream" if visit is None else visit.id)
@@ -85,7 +85,11 @@ async def _events(answer: Answer, first: Told, news: AsyncIterator[Told]) -> Asy
 
 
 def _add(answer: Answer, told: Told) -> list[Event]:
-    return [event for i, delta in told for event in answer.add(i, delta)]
+    events: list[Event] = []
+    for i, news in told:
+        is_reading = isinstance(news, Reading)
+        events += [answer.progress(i, news)] if is_reading else answer.timed(answer.add(i, news))
+    return events
 
 
 def sse(events: Sequence[Event]) -> bytes:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from hashlib import sha256
 from typing import Any
@@ -27,6 +28,8 @@ To call one, write
 {call}
 and nothing behind it; its result is given to you."""
 TERMINALS = "TEXT: /(?s:.*)/\nINDEX: /[0-9]{1,3}/\nTYPE: /number|boolean|null|object|array/"
+DATES = {"date_string": "%d %b %Y", "datetime": "%b %d %Y"}
+"""What templates call today, and how they write it."""
 ANY = {"type": "object"}
 FOLLOWED = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "x-guidance",
             "description", "title", "$schema", "$id"}  # fmt: skip
@@ -52,7 +55,9 @@ class Prepared:
     @cached_property
     def ids(self) -> list[int]:
         """Those of the prompt. Raises DataError where there is no chat template, or where it refuses."""
-        return self._tokenizer.render_chat(self.messages, **self.variables)
+        return self._tokenizer.render_chat(
+            self.messages, continue_final_message=self._chat.continues, **self.variables
+        )
 
     @property
     def warnings(self) -> list[str]:
@@ -85,8 +90,11 @@ class Prepared:
     @property
     def variables(self) -> dict[str, Any]:
         """What else the template is told."""
-        told = [tool.model_dump(exclude_unset=True) for tool in self._chat.tools or ()]
-        return self._chat.variables | ({"tools": told} if self.functions and not self.described else {})
+        tools = [tool.model_dump(exclude_unset=True) for tool in self._chat.tools or ()]
+        told = tools if self.functions and not self.described else []
+        named: dict[str, Any] = {"functions": json.dumps(told, ensure_ascii=False)}  # of Firefunction
+        named |= {name: f"{datetime.now():{how}}" for name, how in DATES.items()}
+        return named | self._chat.variables | ({"tools": told} if told else {})
 
     @property
     def shown(self) -> list[int]:

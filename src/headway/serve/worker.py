@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from headway.generate.sequences import Job
+from headway.generate.sequences import Job, SampledText
 from headway.serve.errors import Busy, Unavailable
 from headway.serve.packing import Packed
 from headway.serve.turns import Turns
@@ -20,8 +21,17 @@ from headway.serve.turns import Turns
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 Told = list[tuple[int, Any]]
-"""What a step added: of which text of a ticket, and what: a `Delta`, or what an encoder gives."""
+"""What a step added: of which text of a ticket, and what: a `Delta`, a `Reading`, or what an encoder gives."""
 Work = Job | Packed
+
+
+class Reading(NamedTuple):
+    """How far a prompt of `total` tokens has been read, `time_ms` after it was asked for; `cache`: what was stored."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: float
 
 
 class Steps(Protocol):
@@ -36,20 +46,36 @@ class Steps(Protocol):
 
 @dataclass(eq=False)
 class Ticket:
-    """Texts that are asked for together, of one engine: those of one HTTP request."""
+    """Texts that are asked for together, of one engine: those of one HTTP request. `progress`: whether it is told how
+    far their prompts have been read."""
 
     engine: Steps
     texts: Sequence[Work]
     loop: asyncio.AbstractEventLoop
+    progress: bool = False
     told: asyncio.Queue[Told | BaseException | None] = field(default_factory=asyncio.Queue)
     counts: Counter[int] = field(default_factory=Counter)
     """How many deltas of each text have been told."""
+    read: dict[int, int] = field(default_factory=dict)
+    """How far prompts were read when that was told."""
 
     def news(self) -> Told:
-        """The deltas that have not been told yet."""
-        told = [(i, delta) for i, text in enumerate(self.texts) for delta in text.deltas[self.counts[i] :]]
+        """What has not been told yet: how far prompts have been read, where that is asked for, and deltas."""
+        texts = [*enumerate(self.texts)]
+        read = [(i, told) for i, text in texts for told in (self._readings(i, text) if self.progress else ())]
+        told = [(i, delta) for i, text in texts for delta in text.deltas[self.counts[i] :]]
         self.counts.update(i for i, _ in told)
-        return told
+        return [*read, *told]
+
+    def _readings(self, i: int, text: Work) -> Iterator[Reading]:
+        """What is new of a prompt that is being read: at first what was stored."""
+        assert isinstance(text, SampledText)
+        total, passed = text.request.prompt_tokens, 1e3 * (time.perf_counter() - text.begun)
+        reached = total if text.count else -1 if text.table is None else min(len(text.table), total)
+        for processed in (text.stored, reached) if reached >= 0 else ():
+            if processed > self.read.get(i, -1):
+                self.read[i] = processed
+                yield Reading(total, text.stored, processed, passed if processed > text.stored else 0.0)
 
     @property
     def is_done(self) -> bool:
@@ -75,12 +101,15 @@ class Worker:
     written; another thread takes its place.
 
     most: requests that may be written or wait at once.   most_waiting: tokens of prompts that may wait.
+    slots: requests that are written at once; more wait for one of them to end (`waiting`). None is no bound.
+    steps: of all engines.   restarts: how often the thread has ended and another one began.
     """
 
-    def __init__(self, most: int = 256, most_waiting: int | None = None) -> None:
-        self.most, self.most_waiting = most, most_waiting
-        self.restarts = 0
-        """How often the thread has ended and another one began."""
+    def __init__(self, most: int = 256, most_waiting: int | None = None, *, slots: int | None = None) -> None:
+        self.most, self.most_waiting, self.slots = most, most_waiting, slots
+        self.waiting: list[Ticket] = []
+        self.steps = self.restarts = 0
+        self._free = asyncio.Semaphore(slots or sys.maxsize)
         self.turns: Turns[Steps] = Turns()
         self._changed = threading.Condition()
         self._tickets: list[Ticket] = []
@@ -92,14 +121,22 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="headway-engines", daemon=True)
         self._thread.start()
 
-    async def write(self, engine: Steps, texts: Sequence[Work]) -> AsyncIterator[Told]:
-        """Writes texts; yields what each step added to them, to the end. When the caller stops to listen, or its task
-        is cancelled, they are cancelled, and their pages are free after the step that runs. Raises Busy where there is
-        no room, ConfigError for a text that never fits, and what one of them failed by."""
-        ticket = Ticket(engine, texts, asyncio.get_running_loop())
+    async def write(
+        self, engine: Steps, texts: Sequence[Work], progress: bool = False
+    ) -> AsyncIterator[Told]:
+        """Writes texts; yields what each step added to them, to the end, and with `progress` how far their prompts have
+        been read. When the caller stops to listen, or its task is cancelled, they are cancelled, and their pages are
+        free after the step that runs. Raises Busy where there is no room, ConfigError for a text that never fits, and
+        what one of them failed by."""
+        ticket = Ticket(engine, texts, asyncio.get_running_loop(), progress)
         added: list[Work] = []
+        self._check_room(ticket)
+        self.waiting.append(ticket)
         try:
-            self._check_room(ticket)
+            await self._free.acquire()
+        finally:
+            self.waiting.remove(ticket)
+        try:
             for text in texts:
                 engine.add(text)
                 added.append(text)
@@ -111,14 +148,15 @@ class Worker:
                     raise told
                 yield told
         finally:
+            self._free.release()
             for text in added:
                 if not text.ended:
                     engine.cancel(text)
 
     def _check_room(self, ticket: Ticket) -> None:
-        if self.count >= self.most:
-            raise Busy(f"{self.count} requests are being written, and no more may be; ask again")
-        waiting = sum(other.waiting for other in [*self._tickets])
+        if (count := self.count + len(self.waiting)) >= self.most:
+            raise Busy(f"{count} requests are being written, and no more may be; ask again")
+        waiting = sum(other.waiting for other in [*self._tickets, *self.waiting])
         if self.most_waiting is not None and waiting and waiting + ticket.waiting > self.most_waiting:
             raise Busy(
                 f"prompts of {waiting} tokens wait, these have {ticket.waiting}, and {self.most_waiting} may wait; ask "
@@ -187,6 +225,7 @@ class Worker:
             return
         engine, begun = self.turns.next([ticket.engine for ticket in tickets]), time.perf_counter()
         failure: Exception | None = None
+        self.steps += 1
         try:
             engine.step()  # where it is of some texts alone, these have failed
         except Exception as error:

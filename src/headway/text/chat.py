@@ -24,7 +24,7 @@ Message = Mapping[str, Any]
 MOST_CHARACTERS, MOST_SECONDS = 1 << 24, 5.0
 """What a conversation may become, and how long that may take."""
 _FOLDER = files("headway.text") / "templates"
-BUILT_IN = "alpaca", "chatml", "llama2", "vicuna"
+BUILT_IN = "alpaca", "chatml", "command-r", "llama2", "llama3", "vicuna"
 
 
 class _Generation(Extension):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import secrets
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -181,18 +182,41 @@ class Tokenizer(Vocabulary):
         return (list(islice(encodings, len(own))) for own in pairs)
 
     def render_chat(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        **variables: Any,
     ) -> list[int]:
-        """Ids of a conversation, through the tokenizer's chat template; without a string in between.
+        """Ids of a conversation, through the tokenizer's chat template; without a string in between. An answer follows
+        (`add_generation_prompt`, unless given), or the last message goes on (`continue_final_message`): what the
+        template writes behind its text is left out then.
 
         Control tokens come from the template alone: `"</s>"` inside a message stays five characters. BOS is
         what the template writes, and no token straddles the begin or the end of an answer, so training and generation
-        see the same ids.
+        see the same ids. Raises DataError for both of these, and as `chat_pieces`.
         """
-        pieces = self.chat_pieces(
-            messages, add_generation_prompt=add_generation_prompt, strict=False, **variables
+        if continue_final_message and add_generation_prompt:
+            raise DataError(
+                "chat: either an answer follows (add_generation_prompt), or the last message goes on "
+                "(continue_final_message); leave one out"
+            )
+        answers = not continue_final_message if add_generation_prompt is None else add_generation_prompt
+        end = secrets.token_hex(8) if continue_final_message else ""
+        check_messages(messages)
+        last = (
+            {**messages[-1], "content": f"{messages[-1].get('content') or ''}{end}"} if end else messages[-1]
         )
-        return [i for ids in self.encode_pieces(pieces, goes_on=add_generation_prompt) for i in ids]
+        pieces = self.chat_pieces(
+            [*messages[:-1], last], add_generation_prompt=answers, strict=False, **variables
+        )
+        if end:
+            before = [*takewhile(lambda piece: end not in piece, pieces)]
+            if len(before) == len(pieces):
+                raise DataError("chat template: it does not write the last message, which cannot go on")
+            pieces = [*before, pieces[len(before)].partition(end)[0]]
+        return [i for ids in self.encode_pieces(pieces, goes_on=answers or bool(end)) for i in ids]
 
     def chat_pieces(
         self,

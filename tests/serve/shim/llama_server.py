@@ -22,18 +22,14 @@ PATHS = {
     "/embeddings": "/v1/embeddings",
     "/models": "/v1/models",
     "/responses": "/v1/responses",
-    "/predict": "/v1/predict",
 }
 FORMATS = {"json_schema": "json", "grammar": "grammar"}
 """Fields that say what a text may be."""
-TAKEN = (
-    "batch-size ubatch-size threads cache-ram slot-save-path media-path sleep-idle-seconds tags reasoning "
-    "reasoning-format pooling cors-origins"
-)
+TAKEN = "ubatch-size threads cache-ram slot-save-path media-path reasoning-format pooling cors-origins"
 """Flags with a value that change nothing here."""
 SWITCHES = (
-    "offline no-slots slots metrics jinja no-jinja cont-batching kv-unified swa-full context-shift no-ui verbose "
-    "embedding reranking no-cache-idle-slots no-mmproj backend_sampling ui-mcp-proxy"
+    "offline slots jinja no-jinja cont-batching kv-unified swa-full context-shift embedding reranking "
+    "no-cache-idle-slots no-mmproj backend_sampling ui-mcp-proxy"
 )
 
 
@@ -46,12 +42,13 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--n-predict", type=int)
     parser.add_argument("--ctx-size", type=int)
-    parser.add_argument("--parallel", type=int, default=1)
-    for name in ("hf-repo", "hf-file", "model", "alias", "api-key", "chat-template", "chat-template-file"):
+    for name in ("parallel", "batch-size", "sleep-idle-seconds"):
+        parser.add_argument(f"--{name}", type=int)
+    for name in ("hf-repo", "hf-file", "model", "alias", "tags", "api-key", "reasoning", "chat-template"):
         parser.add_argument(f"--{name}")
-    for name in TAKEN.split():
+    for name in ("chat-template-file", *TAKEN.split()):
         parser.add_argument(f"--{name}")
-    for name in SWITCHES.split():
+    for name in ("no-slots", "metrics", "no-ui", "verbose", *SWITCHES.split()):
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("-fa")
     return parser
@@ -67,6 +64,8 @@ class Renamed:
         self.app, self.given = app, given
         named = {"temperature": given.temp, "seed": given.seed}
         self.defaults = {name: value for name, value in named.items() if value is not None}
+        thinks = given.reasoning != "off"
+        self.of_chats = {"chat_template_kwargs": {"enable_thinking": thinks}} if given.reasoning else {}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -103,6 +102,10 @@ class Renamed:
         for name, ours in FORMATS.items():
             if name in said:
                 said["structured_outputs"] = {ours: said.pop(name)}
+        if path in ("/apply-template", "/v1/chat/completions"):
+            said = {**self.of_chats, **said}
+        if path in ("/v1/completions", "/v1/chat/completions") and self.given.verbose:
+            said.setdefault("verbose", True)
         if path in ("/completion", "/infill", "/v1/completions", "/v1/chat/completions"):
             said = {**self.defaults, **said}
             if self.given.n_predict is not None:
@@ -119,13 +122,14 @@ def serve(given: argparse.Namespace, folder: Path) -> None:
     from headway.serve.models import Models, Place
     from headway.serve.served import Decoding
     from headway.serve.server import Server
+    from headway.serve.visits import Key
     from headway.serve.worker import Worker
     from headway.text.chat import BUILT_IN, ChatTemplate
 
     lm = load(folder, task="causal-lm")
     if given.ctx_size:
         lm.model.spec = replace(
-            lm.spec, trained_context=given.ctx_size // (1 if given.kv_unified else given.parallel)
+            lm.spec, trained_context=given.ctx_size // (1 if given.kv_unified else given.parallel or 1)
         )
     file = given.chat_template_file
     template = Path(file).read_text() if file else given.chat_template or "chatml"
@@ -133,12 +137,24 @@ def serve(given: argparse.Namespace, folder: Path) -> None:
     if "bos_token" not in template:  # llama-server begins every prompt with it
         template = "{{ bos_token }}" + template
     lm.tokenizer = lm.need_tokenizer().with_chat_template(template)
-    worker = Worker()
-    name = (given.alias or folder.name).split(",")[0]
-    model = Decoding(name, lm, worker, keep=1 << 26)
-    models = Models([Place(name, lambda: model, model)])
-    app = make_app(Server(models, worker), keys=[given.api_key] if given.api_key else [])
-    uvicorn.run(Renamed(app, given), host=given.host, port=given.port, log_level="warning")  # type: ignore[arg-type]
+    worker, names = Worker(slots=given.parallel), sorted((given.alias or folder.name).split(","))
+
+    def made() -> Decoding:
+        model = Decoding(names[0], lm, worker, keep=1 << 26)
+        model.engine.step_tokens = given.batch_size or model.engine.step_tokens
+        return model
+
+    place = Place(names[0], made, aliases=names, tags=(given.tags or "").split(","), source=str(folder))
+    models = Models([place], ttl=given.sleep_idle_seconds)
+    models.load(place)
+    off = {"/slots": given.no_slots, "/metrics": not given.metrics, "/": given.no_ui}
+    app = make_app(
+        Server(models, worker),
+        keys=[Key(given.api_key)] if given.api_key else [],
+        off=[path for path, is_off in off.items() if is_off],
+    )
+    host: Any = given.host.split(",")
+    uvicorn.run(Renamed(app, given), host=host, port=given.port, log_level="warning")  # type: ignore[arg-type]
 
 
 def only_health(given: argparse.Namespace) -> None:

@@ -1,11 +1,10 @@
 """The routes, by protocol. Each module makes a router of a server."""
 
-from headway.serve.routes import anthropic, attention, llama, openai, operation, page, patterns, tasks
+from headway.serve.routes import attention, llama, operation, page, patterns, tasks, texts
 
 ROUTES = (
     operation.routes,
-    openai.routes,
-    anthropic.routes,
+    texts.routes,
     llama.routes,
     tasks.routes,
     attention.routes,

@@ -1,46 +1,25 @@
-"""llama.cpp's protocol, and vLLM's for tokens: completions, gaps that are filled, tokens, what the server is."""
+"""What llama.cpp and vLLM tell of tokens, and of the server."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-from fastapi import APIRouter, Request
-from fastapi.responses import Response
+from fastapi import APIRouter
 
 from headway import __version__
 from headway.serve.bodies import Chat
-from headway.serve.chats import rendered
+from headway.serve.chats import prepare
 from headway.serve.errors import warned
-from headway.serve.llama import Detokenize, Infill, LlamaAnswer, LlamaCompletion, Tokenize
+from headway.serve.llama import Detokenize, LlamaCompletion, Tokenize
 from headway.serve.served import Decoding
 from headway.serve.server import Server
-from headway.serve.streams import STREAMED, respond
 from headway.text import Tokenizer
 
 
 def routes(server: Server) -> APIRouter:
-    """`/completion` (`/completions`), `/infill`, `/tokenize`, `/detokenize`, `/apply-template`, `/tokenizer_info`,
-    `/props`, `/slots`."""
+    """`/tokenize`, `/detokenize`, `/apply-template`, `/tokenizer_info`, `/props`, `/slots`."""
     router = APIRouter()
-
-    async def write(body: LlamaCompletion, request: Request) -> Response:
-        model, warnings = await server.begin(body, Decoding)
-        ids = await asyncio.to_thread(body.ids, model.lm.need_tokenizer())
-        room = None if model.context is None else max(0, model.context - max(map(len, ids), default=0))
-        texts = model.texts(ids, await body.config(model, room))
-        return await respond(LlamaAnswer(model, texts, warnings, body), request, stream=body.stream)
-
-    @router.post("/completion", responses=STREAMED)
-    @router.post("/completions", responses=STREAMED)
-    async def complete(body: LlamaCompletion, request: Request) -> Response:
-        """Continues prompts."""
-        return await write(body, request)
-
-    @router.post("/infill", responses=STREAMED)
-    async def fill(body: Infill, request: Request) -> Response:
-        """Fills the gap between two texts."""
-        return await write(body, request)
 
     @router.post("/tokenize")
     async def tokenize(body: Tokenize) -> dict[str, Any]:
@@ -48,7 +27,7 @@ def routes(server: Server) -> APIRouter:
         model, warnings = await server.begin(body, Decoding)
         tokenizer = model.lm.need_tokenizer()
         if body.messages is not None:
-            ids = await rendered(model, Chat.model_validate({"messages": body.messages}), warnings)
+            ids = (await prepare(model, Chat.model_validate({"messages": body.messages}), warnings))[1].ids
         else:
             ids = await asyncio.to_thread(body.ids, tokenizer)
         told = {"count": len(ids), "max_model_len": model.context, "tokens": ids, **warned(warnings)}
@@ -67,9 +46,10 @@ def routes(server: Server) -> APIRouter:
 
     @router.post("/apply-template")
     async def apply_template(body: Chat) -> dict[str, Any]:
-        """The text of the ids that a conversation is."""
+        """The text of the ids that a conversation is, without the BOS that begins every prompt."""
         model, warnings = await server.begin(body, Decoding)
-        text = model.lm.need_tokenizer().decode(await rendered(model, body, warnings), special=True)
+        ids, tokenizer = (await prepare(model, body, warnings))[1].ids, model.lm.need_tokenizer()
+        text = tokenizer.decode(ids[ids[:1] == [tokenizer.bos] :], special=True)
         return {"prompt": text, **warned(warnings)}
 
     @router.get("/tokenizer_info")
@@ -78,24 +58,34 @@ def routes(server: Server) -> APIRouter:
         return _names((await server.models.find(model, Decoding)).lm.need_tokenizer())
 
     @router.get("/props")
-    async def props(model: str | None = None) -> dict[str, Any]:
-        """What a model is, and the settings that requests have unless they say otherwise."""
-        found = await server.models.find(model, Decoding)
-        defaults = LlamaCompletion.model_validate({"prompt": ""}).model_dump(exclude={"prompt", "model"})
-        return {
-            "default_generation_settings": {"n_ctx": found.context, "params": defaults},
-            "total_slots": server.worker.most,
-            "model_alias": found.name,
+    def props(model: str | None = None) -> dict[str, Any]:
+        """What a model is, and the settings that requests have unless they say otherwise; of one that sleeps, which is
+        not loaded for this, less."""
+        place = server.models.choose(model, lambda served: isinstance(served, Decoding))
+        told = {
+            "model_alias": place.name,
+            "model_path": place.source,
+            "is_sleeping": place.model is None,
+            "total_slots": server.worker.slots or server.worker.most,
             "modalities": {"vision": False, "audio": False},
             "build_info": f"headway {__version__}",
+        }
+        if not isinstance(found := place.model, Decoding):  # who looks uses nothing, so that it may sleep
+            return told
+        defaults = LlamaCompletion.model_validate({"prompt": ""}).model_dump(exclude={"prompt", "model"})
+        return {
+            **told,
+            "default_generation_settings": {"n_ctx": found.context, "params": defaults},
             **_names(found.lm.need_tokenizer()),
         }
 
     @router.get("/slots")
     async def slots(model: str | None = None) -> list[dict[str, Any]]:
-        """A row for each request that is being written, and one for the next; nothing of what they say."""
-        context, count = (await server.models.find(model, Decoding)).context, server.worker.count
-        rows = range(min(count + 1, server.worker.most))
+        """A row for each request that may be written at once, or where no bound is set for each that is and for the
+        next; nothing of what they say."""
+        context, worker = (await server.models.find(model, Decoding)).context, server.worker
+        count = worker.count
+        rows = range(worker.slots or min(count + 1, worker.most))
         return [{"id": i, "n_ctx": context, "is_processing": i < count} for i in rows]
 
     return router

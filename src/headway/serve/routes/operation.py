@@ -62,7 +62,9 @@ def routes(server: Server) -> APIRouter:
     @router.get("/metrics")
     def metrics() -> Response:
         """Numbers for Prometheus."""
-        return Response(server.metrics.tell(), media_type=CONTENT_TYPE_LATEST)
+        told = Response(server.metrics.tell(), media_type=CONTENT_TYPE_LATEST)
+        told.raw_headers.append((b"Process-Start-Time-Unix", b"%d" % server.begun))  # in llama.cpp's letters
+        return told
 
     @router.post("/v1/load_lora_adapter")
     async def load(body: Loaded, _: Admin) -> dict[str, str]:
