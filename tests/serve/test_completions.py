@@ -141,7 +141,7 @@ def test_prompts_are_told_with_their_log_probabilities(
     house: House, client: Callable[..., Any], most: int
 ) -> None:
     """As lm-evaluation-harness asks: the sum over a continuation is `LanguageModel.score`'s."""
-    lm = next(iter(house.models)).lm
+    lm = house.models.places["small"].model.lm
     context, continuation = "the cat sat", " on the mat"
     ids, wanted = lm._pair(0, context, continuation, False)
     asked = {
