@@ -11,7 +11,6 @@ from typing import Any
 from headway.checkpoints.folder import TOKENIZER_FILES, Folder, load_folder
 from headway.checkpoints.hf.config import transformers_verdict
 from headway.checkpoints.hf.config_keys import OURS
-from headway.checkpoints.hf.layouts import layouts_for
 from headway.models import cost
 from headway.models.description import patterns_by_layer
 from headway.models.head import TASKS
@@ -73,20 +72,14 @@ def _rotary(folder: Folder) -> dict[str, Any] | None:
     rotary, head_dim = folder.spec.positions, folder.spec.head_dim
     if not isinstance(rotary, Rotary):
         return None
-    model_type, usual = folder.config.get("model_type"), layouts_for(folder.spec.family)[0].pairing
-    if folder.format == "gguf":
-        because = (
-            f"GGUF's {model_type} rotates {rotary.pairing}{'' if rotary.pairing == 'halves' else ' pairs'}"
-        )
-    elif model_type == OURS:
-        because = "recorded in config.json"
-    else:
-        because = f"transformers' {model_type} rotates {usual}{'' if usual == 'halves' else ' pairs'}"
+    who, pairing = "GGUF's" if folder.format == "gguf" else "transformers'", rotary.pairing
+    kind = folder.config.get("model_type")
+    rotates = f"{who} {kind} rotates {pairing}{'' if pairing == 'halves' else ' pairs'}"
     frequencies = rotary.frequencies(head_dim)
     waves = 2 * math.pi / frequencies
     return {
-        "pairing": str(rotary.pairing),
-        "pairing_because": because,
+        "pairing": str(pairing),
+        "pairing_because": "recorded in config.json" if kind == OURS else rotates,
         "theta": rotary.theta,
         "dims": rotary.rotated_dims(head_dim),
         "scaling": None if rotary.scaling is None else repr(rotary.scaling),

@@ -54,17 +54,16 @@ def local_model(
 
     Raises CheckpointError for what is neither here nor to be fetched, ConfigError for a revision of a folder here, and
     for two revisions."""
-    if not is_address(source):
+    found = _ADDRESS.fullmatch(str(source))
+    if found is None or not is_address(source):
         if current_folder(source).exists():
             if revision is not None:
                 raise ConfigError(
                     f"revision {revision!r} is for ids of the Hub, but {source} is a folder here"
                 )
             return Path(source)
-        hub = f"; the repository of the Hub is hf://{source}" if _ADDRESS.fullmatch(str(source)) else ""
+        hub = f"; the repository of the Hub is hf://{source}" if found else ""
         raise CheckpointError(f"{source}: no such file or folder{_beside(source)}{hub}")
-    found = _ADDRESS.fullmatch(str(source))
-    assert found is not None
     if None not in (revision, found["revision"]) and revision != found["revision"]:
         raise ConfigError(
             f"{source} names a revision, and revision {revision!r} is another; give one of them"

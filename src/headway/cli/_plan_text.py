@@ -103,11 +103,9 @@ def _verdict(report: Report, would: Sequence[tuple[str, Report]]) -> str:
     room = size(report.machine.memory)
     if report.fits:
         return f"  it fits: {size(report.needed)} of {room}"
-    lines = [f"  it does NOT fit: {size(report.needed)} of {room}; what would:"]
-    lines += [f"    {option:<40}{size(other.needed)}" for option, other in would]
-    return "\n".join(
-        lines if would else [lines[0].replace("; what would:", ", and neither would fewer bits")]
-    )
+    end = "; what would:" if would else ", and neither would fewer bits"
+    fitting = [f"    {option:<40}{size(other.needed)}" for option, other in would]
+    return "\n".join([f"  it does NOT fit: {size(report.needed)} of {room}{end}", *fitting])
 
 
 def _work(report: Report) -> str:
