@@ -61,11 +61,12 @@ def print_evaluation(
             subject = Subject(model, Tokenizer.load(home), generation)
             with progress(f"evaluating {data}"):
                 measured, remarks = task.measure(config, subject, pool, limit)
-            report |= {f"{unit_of(measured)}s": measured.tokens, "loss": measured.loss, **measured.metrics}
+            counted = f"{measured.unit}s".replace(" ", "_")
+            report |= {counted: measured.tokens, "loss": measured.loss, **measured.metrics}
     check_finite(measured.loss, model, str(source.path))
     for remark in remarks:
         note(remark)
-    report[f"{unit_of(measured)}s_per_s"] = measured.tokens / measured.seconds
+    report[f"{measured.unit}s_per_s".replace(" ", "_")] = measured.tokens / measured.seconds
     tables = [
         table(
             ("what", "value"),
@@ -97,11 +98,6 @@ def print_evaluation(
             counts = [(name, *row) for name, row in zip(confusion.labels, confusion.counts, strict=True)]
             tables.append(table(("records of \\ taken for", *confusion.labels), counts))
     print_report(report, "\n\n".join(tables), json)
-
-
-def unit_of(measured: "Evaluation") -> str:
-    """What is predicted, as a name in a report."""
-    return measured.unit.replace(" ", "_")
 
 
 def measure_text(

@@ -1,8 +1,7 @@
 """What the commands have in common that make a folder of another one, and what they report."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,18 +49,13 @@ class MeasuredRun(Run):
     context: int | None = None
     limit: int | None = None
 
-    @contextmanager
-    def text(self, folder: "Folder") -> "Iterator[Text | None]":
+    def text(self, folder: "Folder") -> "AbstractContextManager[Text | None]":
         """The text to measure on; None where there is none."""
         from headway.surgery import Text
 
-        if self.data is None:
-            if self.limit is not None:
-                raise ConfigError("--limit counts tokens of a text; give one with --data")
-            yield None
-            return
-        with Text.read(self.data, folder, self.limit) as words:
-            yield words
+        if self.data is None and self.limit is not None:
+            raise ConfigError("--limit counts tokens of a text; give one with --data")
+        return nullcontext() if self.data is None else Text.read(self.data, folder, self.limit)
 
 
 def to_text(done: "Rewritten", *, causal: bool = True) -> str:
