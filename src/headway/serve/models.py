@@ -193,9 +193,9 @@ class Models:
                     self.unload(place)
 
     async def check(self) -> None:
-        """Checks the models that are loaded, each once. Raises Unavailable for one that does not what it should."""
+        """Checks the decoders that are loaded, each once. Raises Unavailable for one that does not what it should."""
         for place in self.loaded():
-            if place.model is not None and not place.checked:
+            if isinstance(place.model, Decoding) and not place.checked:
                 await place.model.check()
                 place.checked = True
 

@@ -61,9 +61,6 @@ class Served:
         weights = self.model.model
         return sum(t.nbytes for t in (*weights.parameters(), *weights.buffers()))
 
-    async def check(self) -> None:
-        """Whether it does what it should. Raises Unavailable."""
-
     @property
     def described(self) -> dict[str, Any]:
         """What `/v1/models` tells of it."""
@@ -132,6 +129,7 @@ class Decoding(Served):
         return self._worker.write(self.engine, texts, progress)
 
     async def check(self) -> None:
+        """Whether a prompt gives the same twice, the second time from what was stored. Raises Unavailable."""
         prompt = [i % self.lm.spec.vocab for i in range(min(3 * PAGE, (self.context or 3 * PAGE) - 1))]
         config = GenerationConfig(
             max_new_tokens=1, sampling=Sampling(temperature=0), log_probs=True, prefix_cache=True,
