@@ -212,6 +212,8 @@ def serve(
             row = _row(*about, f"clients={count}", [(plan, count) for plan in plans], count)
             found = max(found, row.extra.get("tokens_per_second", 0.0))
             yield row
+        if not found:  # ours did not answer: the rows say why
+            continue
         say(f"serve {written.name} {kind} load")
         most, rate = max(clients), SHARE * found / effort.new
         plans = [

@@ -142,8 +142,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %" if share >= 0.001 else "< 0.1 %" if share > 0 else "0 %"
 
 
-def test_writing_is_stopped(page: Page, long_house: House) -> None:
-    page.settings(max_tokens="8000", temperature="1")
+def test_writing_is_stopped(page: Page, long_house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        model_of(long_house).generation, "eos_token_id", []
+    )  # it does not come to an end before
+    page.settings(max_tokens="15000", temperature="1")
     page.say("go on")
     page.until(lambda: len(page.text(".turn.assistant .content")) > 10)
     assert page.text("#send") == "Stop"

@@ -26,8 +26,10 @@ async function ask(path, body, signal) {
 export const get = async (path) => (await ask(path)).json();
 export const post = async (path, body, signal) => (await ask(path, body, signal)).json();
 
-// The events of an answer, one after the other.
+// The events of an answer, one after the other. Where they come faster than they are drawn, the page has its turn in
+// between: what has arrived is read without a pause otherwise, and nothing is drawn and no key heard until the end.
 export async function* stream(path, body, signal) {
+  let begun = performance.now();
   const reader = (await ask(path, body, signal)).body.pipeThrough(new TextDecoderStream()).getReader();
   for (let rest = ""; ; ) {
     const { value, done } = await reader.read();
@@ -40,6 +42,10 @@ export async function* stream(path, body, signal) {
       const told = JSON.parse(data);
       if (told.error) throw new Error(told.error.message);
       yield told;
+      if (performance.now() - begun > 20) {
+        await new Promise((go) => setTimeout(go));
+        begun = performance.now();
+      }
     }
   }
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
-from fastapi.responses import Response
+from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict
 
@@ -59,7 +59,7 @@ def routes(server: Server) -> APIRouter:
             "models": {name: place.state for name, place in models.places.items()},
         }
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=PlainTextResponse)
     def metrics() -> Response:
         """Numbers for Prometheus."""
         told = Response(server.metrics.tell(), media_type=CONTENT_TYPE_LATEST)
