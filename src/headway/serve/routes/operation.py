@@ -62,9 +62,8 @@ def routes(server: Server) -> APIRouter:
     @router.get("/metrics", response_class=PlainTextResponse)
     def metrics() -> Response:
         """Numbers for Prometheus."""
-        told = Response(server.metrics.tell(), media_type=CONTENT_TYPE_LATEST)
-        told.raw_headers.append((b"Process-Start-Time-Unix", b"%d" % server.begun))  # in llama.cpp's letters
-        return told
+        begun = {"Process-Start-Time-Unix": f"{server.begun:.0f}"}
+        return Response(server.metrics.tell(), media_type=CONTENT_TYPE_LATEST, headers=begun)
 
     @router.post("/v1/load_lora_adapter")
     async def load(body: Loaded, _: Admin) -> dict[str, str]:
