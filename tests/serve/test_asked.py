@@ -27,6 +27,21 @@ def model_of(house: House) -> LanguageModel:
     return model.lm
 
 
+def test_an_answer_without_a_limit_ends_where_the_model_ends_it() -> None:
+    """Else with the context, or with what memory has room for."""
+    with serving() as house:
+        lm, engine = model_of(house), house.models.places["small"].model.engine  # type: ignore[union-attr]
+        never = {f"{token}": -100 for token in lm.eos}
+        body = {"messages": [USER], "logit_bias": never, "seed": 1}
+        answer = ask(house, "/v1/chat/completions", body)[1]
+        assert answer["usage"]["total_tokens"] == 512 == lm.spec.trained_context
+        pool = engine.reader.cache.pool
+        pool.budget = pool.most(130, engine.step_tokens)
+        answer = ask(house, "/v1/chat/completions", body)[1]
+        total = answer["usage"]["total_tokens"]
+        assert pool.most(total, engine.step_tokens) <= pool.budget < pool.most(total + 1, engine.step_tokens)
+
+
 @pytest.mark.parametrize("template", BUILT_IN)
 def test_a_message_that_goes_on_ends_with_its_text(template: str) -> None:
     tokenizer = talker().need_tokenizer().with_chat_template(template)

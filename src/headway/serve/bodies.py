@@ -114,7 +114,7 @@ class Body(TextRequest):
 
     @property
     def new_tokens(self) -> int | None:
-        """How many new tokens a text gets at most; None is what the context leaves, up to a usual number."""
+        """How many new tokens a text gets at most; None is what there is room for."""
         return self.max_tokens
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from headway.errors import ConfigError
@@ -23,6 +24,8 @@ async def answered(model: Decoding, asked: Conversational, warnings: list[str]) 
     """The texts that answer a conversation. Raises as `prepare` and `Decoding.texts`."""
     chat, prepared = await prepare(model, asked, warnings)
     config = chat.config(grammar=await model.grammar(*prepared.grammar), shown=prepared.shown)
+    if config.max_new_tokens is None:  # an answer ends where the model ends it
+        config = replace(config, max_new_tokens=model.room(len(prepared.ids)))
     return Writing(model, model.texts([prepared.ids], config, chat.n), warnings, prepared.reader)
 
 

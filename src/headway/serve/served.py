@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_right
 from collections.abc import AsyncIterator, Sequence
 from copy import copy
 from dataclasses import replace
@@ -146,6 +147,19 @@ class Decoding(Served):
         kept = reader.shares_prefixes and reader.cache.pool.keep != 0
         if kept and len(prompt) > PAGE and not warm.stored:
             raise Unavailable(f"{self.name}: what a prompt has stored is not found by the same prompt")
+
+    def room(self, tokens: int) -> int | None:
+        """How many new tokens a prompt of so many tokens has room for, in the context and in memory; None is a usual
+        number, where neither has a bound."""
+        pool, context = self.engine.reader.cache.pool, self.context
+        if context is None or pool.budget is None:
+            return None if context is None else max(0, context - tokens)
+        fits = bisect_right(
+            range(max(0, context - tokens) + 1),
+            pool.budget,
+            key=lambda new: pool.most(tokens + new, self.engine.step_tokens),
+        )
+        return max(0, fits - 1)
 
     def keep(self, nbytes: int) -> None:
         """Bytes that pages of its texts may take, from the next step on; those that are written keep their room."""
