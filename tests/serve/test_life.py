@@ -147,6 +147,21 @@ def test_a_model_that_nobody_uses_goes() -> None:
         assert source.loads == {"a": 2}
 
 
+def test_time_counts_from_when_a_model_was_loaded_or_its_adapter_used() -> None:
+    source = Source(Worker())
+    base = source.place("a")
+    models = Models([base], ttl=30)
+    tuned = Place("tuned", base.load, base=base)
+    begun = time.monotonic()
+    models.load(base)
+    assert base.used >= begun, "it is not given up before it was asked once"
+    with tuned.asked():
+        assert (base.live, tuned.live) == (1, 1)
+    assert (base.live, tuned.live) == (0, 0)
+    assert base.used >= begun
+    source.worker.close()
+
+
 def test_pages_are_bounded_by_what_weights_leave() -> None:
     """Three texts fit at once, and twelve are written all the same: as each alone."""
     prompts = [[i % 50 + 3] * 100 for i in range(12)]

@@ -419,6 +419,7 @@ def test_the_command_loads_says_drains_and_logs(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("boss name=me admin\n")
     places = [tmp_path / "small", tmp_path / "bad", "--alias", f"mine={tmp_path / 'small'}"]
     more = ["--adapter", f"tuned={tmp_path / 'adapter'}", "--keys", tmp_path / "keys", "--memory", "2"]
+    more += ["--prefixes", tmp_path / "kept"]
     with command(*places, *more, "--ttl", "60", "--log", tmp_path / "log") as (process, said):
         assert "mine is loaded" in said
         assert "bad cannot be loaded" in said
@@ -433,6 +434,7 @@ def test_the_command_loads_says_drains_and_logs(tmp_path: Path) -> None:
             lines.append(line)
         assert "data: [DONE]" in lines
         assert process.wait(30) == 0
+    assert len([*(tmp_path / "kept").glob("*/pages.safetensors")]) == 1
     told = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert told[-1]["models"] == ["tuned"]
     assert (told[-1]["status"], told[-1]["new_tokens"], told[-1]["key"]) == (200, 400, "me")

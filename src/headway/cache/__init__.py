@@ -3,6 +3,7 @@
 from headway.cache.batch_cache import BatchCache
 from headway.cache.choose import choose_cache
 from headway.cache.facts import pattern_facts
+from headway.cache.kept import Kept, put_kept, take_kept
 from headway.cache.page_table import PAGE, PageClass, PageTable
 from headway.cache.paged_cache import PagedCache, PagedLayer, PagedStates
 from headway.cache.pages import PagePool
@@ -13,6 +14,7 @@ __all__ = [
     "PAGE",
     "BatchCache",
     "CacheSpec",
+    "Kept",
     "PageClass",
     "PagePool",
     "PageTable",
@@ -22,4 +24,6 @@ __all__ = [
     "choose_cache",
     "kv_dtype",
     "pattern_facts",
+    "put_kept",
+    "take_kept",
 ]

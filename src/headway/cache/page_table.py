@@ -7,7 +7,7 @@ page i // 64 of its table. Here are numbers alone, no tensors.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple
@@ -165,6 +165,13 @@ class Pages:
         self.page = {key: page for page, key in self.key.items()}
         self.free, self.users = [], [0] * len(old)
         return old
+
+    def adopt(self, keys: Sequence[bytes]) -> None:
+        """Holds idle pages 0, 1, ... of these keys, the first of which was used longest ago, and no others."""
+        self.free, self.users = [], [0] * len(keys)
+        self.key = dict(enumerate(keys))
+        self.page = {key: page for page, key in self.key.items()}
+        self.idle = OrderedDict.fromkeys(self.key, 0)
 
     @property
     def held(self) -> int:

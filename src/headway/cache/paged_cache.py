@@ -217,12 +217,22 @@ class PagedCache:
         pool = self.pool
         room = sum(kind.nbytes * count for kind, count in zip(pool.classes, self._capacity, strict=True))
         bound = pool.budget if pool.keep is None else 2 * pool.keep
-        if pool.held > pool.idle or bound is None or room <= bound:
-            return
-        kept = pool.compact()
+        if pool.held <= pool.idle and bound is not None and room > bound:
+            self.compact()
+
+    def compact(self) -> None:
+        """Has room for the kept pages alone, in the order in which they were used. Raises CacheError while a page is
+        in use."""
+        kept = self.pool.compact()
         for layer in self.layers:
             layer.take(torch.tensor(kept[layer.of], dtype=torch.int64, device=self.device))
         self._capacity = [len(pages) for pages in kept]
+
+    def put(self, tensors: Sequence[Sequence[Tensor]], counts: Sequence[int]) -> None:
+        """Layers have these tensors, of so many pages of each class."""
+        for layer, own in zip(self.layers, tensors, strict=True):
+            layer.tensors = tuple(own)
+        self._capacity = list(counts)
 
     # -- steps -----------------------------------------------------------------------------------------
 

@@ -283,6 +283,11 @@ class PagePool:
             raise CacheError("PagePool: pages that are in use keep their numbers; close the texts")
         return [pages.compact() for pages in self._pages]
 
+    @property
+    def stored(self) -> list[Pages]:
+        """The pages of each class."""
+        return self._pages
+
     def _check(self, table: PageTable) -> None:
         if table.closed:
             raise CacheError("PagePool: the text is closed; open it again")

@@ -39,6 +39,8 @@ class ServerRun:
     slots: requests that are written at once; others wait for one of them to end [default: no bound]
     waiting: requests that are written or wait at once; more are told to come again
     waiting_tokens: tokens of prompts that may wait [default: no bound]
+    prefixes: a folder in which the keys and values of texts stay when the server ends, for the next one: as telling as
+        the texts [default: they go]
     """
 
     models: Annotated[list[str] | None, says(metavar="MODEL...")] = None
@@ -56,6 +58,16 @@ class ServerRun:
     slots: Count | None = None
     waiting: Count = 256
     waiting_tokens: Count | None = None
+    prefixes: Path | None = None
+
+    def end(self, server: "Server") -> None:
+        """Writes what its models keep, where that is asked for."""
+        from headway.serve.served import Decoding
+        from headway.serve.stored import save_stored
+
+        for place in server.models.loaded() if self.prefixes is not None else ():
+            if isinstance(place.model, Decoding) and place.base is None and self.prefixes is not None:
+                note(f"{place.name}: {save_stored(place.model, self.prefixes)} pages of texts stay")
 
     def open(self) -> "Server":
         """A server of these models, and of adapters of the first of them. Raises ConfigError where none of them can be
@@ -69,8 +81,9 @@ class ServerRun:
         from headway.hardware import memory_total
         from headway.serve.calls import served_as
         from headway.serve.errors import Unavailable
-        from headway.serve.served import Served
+        from headway.serve.served import Decoding, Served
         from headway.serve.server import Server
+        from headway.serve.stored import load_stored
         from headway.serve.worker import Worker
 
         named, adapters = names(self.models or [], self.alias or []), pairs(self.adapter or [])
@@ -84,6 +97,8 @@ class ServerRun:
             def made() -> Served:
                 model = served_as(own[0], load(source, dtype=self.dtype), worker, keep=0, exact=self.exact)
                 model.source = local_model(source)
+                if self.prefixes is not None and isinstance(model, Decoding):
+                    load_stored(model, self.prefixes)
                 return model
 
             words = [word for name, word in tags if name in own]
@@ -166,6 +181,7 @@ def command(
 
     tls = {"ssl_certfile": tls_cert, "ssl_keyfile": tls_key}
     Listener(server, app, host=addresses, port=port, patience=drain, say=listening, **tls).run()
+    run.end(server)
 
 
 def run(

@@ -7,7 +7,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeGuard, TypeVar
 
@@ -28,8 +28,8 @@ class Place:
 
     load: makes the model, in a thread that is not the event loop's.   size: bytes of its weights, or what they are
     expected to be.   base: whose adapter it is.   error: why it could not be loaded.   live: requests that use it.
-    used: when one did, by `time.monotonic`.   aliases: all its names.   tags: words that are told of it.
-    source: where it is.
+    used: when one did, or when it was loaded, by `time.monotonic`.   aliases: all its names.   tags: words of it that
+    are told.   source: where it is.
     """
 
     name: str
@@ -47,10 +47,11 @@ class Place:
 
     @contextmanager
     def asked(self) -> Iterator[None]:
-        """While open, a request uses it."""
+        """While open, a request uses it, and the model that it is an adapter of."""
         self.live += 1
         try:
-            yield
+            with nullcontext() if self.base is None else self.base.asked():
+                yield
         finally:
             self.live, self.used = self.live - 1, time.monotonic()
 
@@ -148,7 +149,7 @@ class Models:
             place.error = str(error)
             LOG.error("%s cannot be loaded (%s)", place.name, type(error).__name__)
             raise Unavailable(f"{place.name} cannot be loaded: {error}") from error
-        place.model, place.error, place.checked = model, None, False
+        place.model, place.error, place.checked, place.used = model, None, False, time.monotonic()
         self._share()
         return model
 

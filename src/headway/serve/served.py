@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from headway.api import LanguageModel
@@ -31,6 +31,7 @@ from headway.serve.structure import Asked
 from headway.serve.visits import VISIT, own_salt
 from headway.serve.worker import Told, Worker
 
+T = TypeVar("T")
 BESIDE = {"cpu": 24, "cuda": 256}
 """Tokens of prompts that a step reads beside texts that are being written, by device: so many that its arithmetic takes
 about as long as reading the weights, so that the gap between two tokens is a few times the usual one at most."""
@@ -148,6 +149,10 @@ class Decoding(Served):
         if kept and len(prompt) > PAGE and not warm.stored:
             raise Unavailable(f"{self.name}: what a prompt has stored is not found by the same prompt")
 
+    def between(self, act: Callable[[], T]) -> T:
+        """Does something between two steps, or at once where there are none any longer; what came of it."""
+        return self._worker.between(act).result() if self._worker.is_alive else act()
+
     def room(self, tokens: int) -> int | None:
         """How many new tokens a prompt of so many tokens has room for, in the context and in memory; None is a usual
         number, where neither has a bound."""
@@ -194,7 +199,7 @@ class Decoding(Served):
                 reader.renew()
                 raise
 
-        self._worker.between(put).result()
+        self.between(put)
         other = copy(self)
         other.name, other.created, other.adapters = name, int(time.time()), [*self.adapters, key]
         return other
