@@ -87,7 +87,7 @@ def test_in_8_bits_it_is_nearly_the_same_and_says_so(home: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--weights", "int3", "--out", "n"], "int8 or int4, not to 'int3'"),
+        (["--weights", "int3", "--out", "n"], "weights are not quantized to 'int3'"),
         (["--weights", "int4", "--out", "m"], "m exists"),
         (
             ["--weights", "int4", "--group", "20", "--out", "n"],
