@@ -148,7 +148,7 @@ FAULTS: dict[str, tuple[Break, str]] = {
     "more layers": (config_of(layers=9999), r"config\.json has 9,999 layers, but there are only \d+ tensors"),
     "one layer more": (config_of(layers=3), r"\(\d+ differences\)(.|\n)*missing: "),
     "unknown key": (config_of(hiden_size=1), r"config\.json: unknown key \"hiden_size\".* remove it if"),
-    "unknown family": (config_of(model_type="bertt"), r"config\.json: model_type 'bertt'.*did you mean \"bert\""),
+    "unknown family": (config_of(model_type="bertt"), r"headway knows no model_type 'bertt'.*did you mean \"bert\""),
     "another class": (config_of(architectures=["A"]), r"config\.json: architectures \['A'\] .*known are"),
     "tokenizer": (
         lambda folder, kind: (folder / NAMES[kind][4]).write_bytes(b"\x00garbage"),

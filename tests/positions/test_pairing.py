@@ -143,7 +143,7 @@ def test_pairs_by_name():
         ({"heads": 2, "head_dim": 8, "dims": 10}, r"10 rotated dims do not fit a head of 8"),
         ({"heads": 2, "head_dim": 8, "dims": 3}, r"even .* got 3"),
         ({"heads": 2, "head_dim": 8, "to": ((0, 1),)}, r"lists 1 pairs, but 8 rotated dims are 4 pairs"),
-        ({"heads": 2, "head_dim": 8, "to": "interleaved"}, r'got "interleaved"'),
+        ({"heads": 2, "head_dim": 8, "to": "interleaved"}, r"there is no 'interleaved'"),
     ],
 )
 def test_what_does_not_fit_is_refused(options, text):

@@ -193,7 +193,7 @@ def test_is_a_value():
     [
         (
             lambda: Rotary(pairing="half"),
-            r'must be "adjacent", "halves" or pairs, got "half" \(did you mean "halves"',
+            r"beside pairs, there is no 'half' \(did you mean \"halves\"",
         ),
         (lambda: Rotary(pairing=None), r"or a tuple of pairs, got None"),
         (lambda: Rotary(pairing=((0, 1), (1, 2))), r"every coordinate 0..d-1 exactly once"),
