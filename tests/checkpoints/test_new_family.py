@@ -117,7 +117,7 @@ def test_its_config_is_its_own(tmp_path: Path) -> None:
     ):
         spec_from_config({**config, "n_group": 2})
     with pytest.raises(
-        ConfigError, match=r"model_type 'harbor' .*did you mean \"harbour\".*known are .*harbour"
+        ConfigError, match=r"model_type 'harbor' .*did you mean \"harbour\".*there are .*harbour"
     ):
         spec_from_config({**config, "model_type": "harbor"})
 

@@ -122,7 +122,7 @@ def test_what_we_save_both_read(tmp_path: Path) -> None:
 def test_errors(tmp_path: Path) -> None:
     folder = sides(tmp_path, "unigram")
     ours = MarianTokenizer.load(folder)
-    with pytest.raises(DataError, match=r"no side 'sourc'.*source and target"):
+    with pytest.raises(DataError, match=r"no side 'sourc'.*there are source, target"):
         ours.encode("a", side="sourc")
     with pytest.raises(DataError, match="text 0 must be a str, got int"):
         ours.encode(1)  # type: ignore[arg-type]

@@ -193,7 +193,7 @@ def test_another_adapter_in_the_checkpoint_is_refused(beside: Make, tmp_path: Pa
     [
         ({"adapter": None}, "rank: of an adapter, which was not asked for; add adapter=lora"),
         ({"model": None}, r"an adapter is trained beside a model that is there; give its folder"),
-        ({"adapter_targets": ["q"]}, r"no linear layer 'q' .*q_proj"),
+        ({"adapter_targets": ["q"]}, r"no linear layer 'q'; .*q_proj"),
         ({"model": "qwen2-0.5b"}, r"beside the model of a folder, and model=qwen2-0\.5b is none"),
         ({"lora_alpha": 3}, r'unknown setting "lora_alpha" \(here it is "alpha"'),
     ],
