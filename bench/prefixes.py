@@ -60,12 +60,10 @@ def through_http(
     spec: ModelSpec, folder: Path, common: list[int], ends: Sequence[list[int]], llama: str | None
 ) -> None:
     """Asks `headway serve`, and llama-server where it has the model, for the first token of the same prompts."""
-    written = Written("1.1b", folder)
-    written.spec = spec
     save_folder(folder / "served", build(spec, dtype=torch.bfloat16, seed=0), tokenizer=words_of(spec.vocab))
     sides = {"headway": (ours, folder / "served")}
     if llama is not None and spec.linear is None and {*spec.patterns} == {Causal()}:
-        sides["llama-server"] = llama_server(llama), written.served("bf16")
+        sides["llama-server"] = llama_server(llama), Written("full", folder, spec).served("bf16")
     for name, (command, file) in sides.items():
         with served(command, file, 1, 4096) as port:
             asked(port, [Ask(body(common, 1))], 1)  # a conversation up to the end of a message

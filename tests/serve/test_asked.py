@@ -40,6 +40,10 @@ def test_an_answer_without_a_limit_ends_where_the_model_ends_it() -> None:
         answer = ask(house, "/v1/chat/completions", body)[1]
         total = answer["usage"]["total_tokens"]
         assert pool.most(total, engine.step_tokens) <= pool.budget < pool.most(total + 1, engine.step_tokens)
+        status, told = ask(
+            house, "/v1/chat/completions", {**body, "messages": [{**USER, "content": "x" * 300}]}
+        )
+        assert (status, "has up to" in told["error"]["message"]) == (400, True), "and none is refused"
 
 
 @pytest.mark.parametrize("template", BUILT_IN)

@@ -1,11 +1,7 @@
 """What HTTP answers, to many at once, is what `LanguageModel.generate` makes of each request alone."""
 
 import asyncio
-import socket
-import subprocess
-import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -21,6 +17,7 @@ from headway.models.quantize import quantize_model
 from headway.serve.grammar import Grammars
 from tests.serve.conftest import Decoding as Served
 from tests.serve.conftest import House, Models, Worker, placed, running, talker
+from tests.serve.test_operation import api, command
 
 openai = pytest.importorskip("openai")
 
@@ -181,34 +178,15 @@ def test_many_at_once_are_those_of_one_after_the_other(kind: str, count: int) ->
             time.sleep(0.01)
 
 
-@contextmanager
-def command(folder: Path, *options: str) -> Iterator[str]:
-    """The address of `headway serve FOLDER` as a process of its own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    asked = [sys.executable, "-m", "headway", "serve", str(folder), "--port", str(port), *options]
-    process = subprocess.Popen(asked, stderr=subprocess.PIPE)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        until = time.monotonic() + 60
-        while True:
-            assert process.poll() is None
-            assert time.monotonic() < until
-            try:
-                urllib.request.urlopen(f"{url}/health", timeout=5).close()
-                break
-            except OSError:
-                time.sleep(0.1)
-        yield url
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--exact",)])
 def test_the_command_answers_the_same(tmp_path: Path, options: tuple[str, ...]) -> None:
     talker().save(tmp_path / "small")
-    with command(tmp_path / "small", *options) as url:
-        compare(url, load(tmp_path / "small", task="causal-lm"), 50, exact=bool(options), seed=10_000)
+    with command(tmp_path / "small", *options) as (_, said):
+        compare(
+            api(said).removesuffix("/v1"),
+            load(tmp_path / "small", task="causal-lm"),
+            50,
+            exact=bool(options),
+            seed=10_000,
+        )

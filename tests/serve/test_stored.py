@@ -10,8 +10,10 @@ import torch
 
 from headway.api import load
 from headway.cache import PAGE, put_kept, take_kept
+from headway.checkpoints.adapters import load_adapter, save_adapter
 from headway.errors import CacheError
 from headway.generate import Engine, Reader
+from headway.nn import Adapter, Lora, attach
 from headway.serve.calls import served_as
 from headway.serve.models import Models
 from headway.serve.served import Decoding
@@ -83,6 +85,11 @@ def test_a_server_begins_with_what_the_last_one_kept(
     assert path.parent.name == version(model)
     assert path.stat().st_mode & 0o777 == 0o600
     assert version(decoder(tmp_path / "small", worker, exact=True)) != version(model)
+    fresh = Adapter.fresh(model.lm.model, Lora(rank=2, alpha=4))
+    save_adapter(tmp_path / "adapter", fresh, model.lm.spec)
+    before = version(model)
+    attach(model.lm.model, load_adapter(tmp_path / "adapter", model.lm.spec), "tuned", dtype=torch.float32)
+    assert version(model) == before, "texts without the adapter are what they were"
     content = bytearray(path.read_bytes())
     path.write_bytes(content[:-9])
     assert load_stored(decoder(tmp_path / "small", Worker()), tmp_path / "kept") == 0

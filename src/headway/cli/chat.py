@@ -45,7 +45,8 @@ def command(
     """Talk with a model. Replies go to stdout, one per line that is read; remarks go to stderr. When the context is
     full, the oldest turns are forgotten, which is said; a model whose layers all see windows has no such end.
 
-    url: talk with a model of this server, as http://127.0.0.1:8080/v1
+    url: talk with a model of this server, as http://127.0.0.1:8080/v1, which says how long a reply without
+        --max-new-tokens may be
     system: what the model is told first
     temperature: 0 is greedy
     template: alpaca | chatml | llama2 | vicuna, or a file of Jinja [default: its own]

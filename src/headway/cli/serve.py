@@ -12,7 +12,7 @@ from headway.cli._options import Count, Whole, says
 from headway.cli._shared import note, set_threads
 from headway.cli.chat import asked, talk_with
 from headway.cli.generate import SamplingRun
-from headway.errors import ConfigError
+from headway.errors import ConfigError, HeadwayError
 
 if TYPE_CHECKING:
     from headway.serve.server import Server
@@ -67,13 +67,16 @@ class ServerRun:
 
         for place in server.models.loaded() if self.prefixes is not None else ():
             if isinstance(place.model, Decoding) and place.base is None and self.prefixes is not None:
-                note(f"{place.name}: {save_stored(place.model, self.prefixes)} pages of texts stay")
+                try:
+                    note(f"{place.name}: {save_stored(place.model, self.prefixes)} pages of texts stay")
+                except HeadwayError as error:  # a text that was cut short, or a full disk
+                    note(f"{place.name}: its pages of texts are lost: {error}")
 
     def open(self) -> "Server":
         """A server of these models, and of adapters of the first of them. Raises ConfigError where none of them can be
         loaded; others are told, and tried again when they are asked for."""
         try:
-            from headway.serve.models import Models, Place
+            from headway.serve.models import Models, Place, size_of
         except ImportError as error:
             raise ConfigError("a server needs FastAPI and uvicorn: pip install 'headway[serve]'") from error
         from headway.api import load
@@ -199,7 +202,7 @@ def run(
 
     system: what the model is told first
     temperature: 0 is greedy
-    max_new_tokens: at most so many [default: 128, or what the context has room for]
+    max_new_tokens: at most so many [default: until the model ends it, or the context]
     seed: equal seeds give equal text
     """
     server = ServerRun([model], dtype=dtype, threads=threads).open()
@@ -225,12 +228,6 @@ def demo_model() -> str:
     if not (DEMO / "config.json").exists():
         raise ConfigError(f"--demo: there is no model in {DEMO}; make one with `headway demo` (3 minutes)")
     return str(DEMO)
-
-
-def size_of(model: Path) -> int:
-    """Bytes of the weights in a folder or file; 0 for what is not here yet."""
-    files = [model] if model.is_file() else model.glob("*.safetensors")
-    return sum(file.stat().st_size for file in files)
 
 
 def names(models: list[str], aliases: list[str]) -> list[tuple[list[str], str]]:

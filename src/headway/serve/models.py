@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
 from headway.errors import ConfigError, did_you_mean
@@ -20,6 +21,12 @@ LOG = logging.getLogger(__name__)
 S = TypeVar("S", bound=Served)
 PAGES = 8
 """A part of the memory that weights leave to pages: one of so many."""
+
+
+def size_of(model: Path) -> int:
+    """Bytes of the weights in a folder or file; 0 for what is not here yet."""
+    files = [model] if model.is_file() else model.glob("*.safetensors")
+    return sum(file.stat().st_size for file in files)
 
 
 @dataclass(eq=False)

@@ -154,17 +154,17 @@ class Decoding(Served):
         return self._worker.between(act).result() if self._worker.is_alive else act()
 
     def room(self, tokens: int) -> int | None:
-        """How many new tokens a prompt of so many tokens has room for, in the context and in memory; None is a usual
-        number, where neither has a bound."""
+        """How many new tokens a prompt of so many tokens has room for, in the context and in memory; None where the
+        context has no bound. One that has no room in memory gets one, and is refused by the engine."""
         pool, context = self.engine.reader.cache.pool, self.context
-        if context is None or pool.budget is None:
-            return None if context is None else max(0, context - tokens)
-        fits = bisect_right(
-            range(max(0, context - tokens) + 1),
-            pool.budget,
-            key=lambda new: pool.most(tokens + new, self.engine.step_tokens),
-        )
-        return max(0, fits - 1)
+        if context is None:
+            return None
+        rest = max(0, context - tokens)
+        if pool.budget is None:
+            return rest
+        most, step = pool.most, self.engine.step_tokens
+        fits = bisect_right(range(rest + 1), pool.budget, key=lambda new: most(tokens + new, step)) - 1
+        return min(rest, max(1, fits))
 
     def keep(self, nbytes: int) -> None:
         """Bytes that pages of its texts may take, from the next step on; those that are written keep their room."""

@@ -81,10 +81,11 @@ def transformers() -> Any:
 
 
 class Written:
-    """A model of `DECODERS` in a folder of its own, in bfloat16: read from there by whoever runs it."""
+    """A model of `DECODERS`, or of another spec, in a folder of its own, in bfloat16: read from there by whoever runs
+    it."""
 
-    def __init__(self, name: str, folder: Path) -> None:
-        self.name, self.spec, self.folder = name, DECODERS[name], folder
+    def __init__(self, name: str, folder: Path, spec: ModelSpec | None = None) -> None:
+        self.name, self.spec, self.folder = name, spec or DECODERS[name], folder
 
     @cached_property
     def hf(self) -> Path:
