@@ -109,7 +109,7 @@ def test_products_in_hardware_follow_from_the_flags(
     monkeypatch: pytest.MonkeyPatch, flags: set[str], bf16: bool, fp16: bool
 ) -> None:
     monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset(flags))
-    assert (hardware.bf16_native(), hardware.fp16_native()) == (bf16, fp16)
+    assert tuple(map(hardware.multiplies, (torch.bfloat16, torch.float16))) == (bf16, fp16)
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_global_tokens_by_index_and_by_mask() -> None:
         (lambda: Tokens.from_lengths([3, 5], total=4), r"must lie in 0..4, got \[3, 5\]"),
         (lambda: Tokens.from_lengths([-1]), "must lie in"),
         (lambda: Tokens.from_lengths([]), "one length per row"),
-        (lambda: Tokens.from_lengths([1], side="top"), '"left" or "right", got \'top\''),
+        (lambda: Tokens.from_lengths([1], side="top"), "there is no side 'top'; there are left, right"),
         (lambda: Tokens.packed([[2, 3]], total=4), "row 0 needs 5 slots, but total is 4"),
         (lambda: Tokens.packed([[-2]]), "must be 0 or more"),
         (lambda: Tokens.range(3).with_position(torch.zeros(1, 3)), "integer positions"),

@@ -14,7 +14,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from headway.patterns import Or, Pattern, draw, visible
+from headway.patterns import Or, Pattern, visible
 from headway.patterns.picture import BLUE as BLUE
 from headway.patterns.picture import GREEN as GREEN
 from headway.patterns.picture import GREY as GREY
@@ -64,17 +64,6 @@ def saved_figure(path: Path, width: float = 8.0, height: float = 4.5) -> Iterato
         yield figure
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)
-
-
-def pattern_text(pattern: Pattern, count: int, tokens: Tokens | None = None, unicode: bool = True) -> str:
-    """The picture of a pattern for a terminal: a row per query, a column per key, `■` (or #) for an allowed pair."""
-    picture = draw(pattern, count, tokens)
-    if not unicode:
-        return picture
-    return "\n".join(
-        line.replace("#", "■").replace(".", "·") if set(line) <= set("#. ") else line
-        for line in picture.splitlines()
-    )
 
 
 def draw_patterns(
@@ -140,23 +129,3 @@ def draw_pattern(axes: Any, pattern: Pattern, tokens: Tokens, title: str = "", l
         handles = [Patch(color=c, label=str(part)) for c, part in zip(colours[1:], parts, strict=True)]
         below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.13), "ncols": len(parts)}
         axes.legend(handles=handles, fontsize=7, handlelength=0.9, handleheight=0.9, columnspacing=1, **below)
-
-
-def side_by_side(blocks: Sequence[tuple[str, str]], width: int = 100, gap: int = 4) -> str:
-    """Titled blocks of text next to each other, as many a row as `width` characters hold."""
-    boxes = []
-    for title, block in blocks:
-        lines = [title, *block.splitlines()]
-        boxes.append([line.ljust(max(map(len, lines))) for line in lines])
-    rows: list[list[list[str]]] = [[]]
-    for box in boxes:
-        used = sum(len(other[0]) + gap for other in rows[-1])
-        if rows[-1] and used + len(box[0]) > width:
-            rows.append([])
-        rows[-1].append(box)
-    text = []
-    for row in rows:
-        height = max(map(len, row))
-        filled = [box + [" " * len(box[0])] * (height - len(box)) for box in row]
-        text.append("\n".join((" " * gap).join(line).rstrip() for line in zip(*filled, strict=True)))
-    return "\n\n".join(text)

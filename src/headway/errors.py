@@ -1,7 +1,9 @@
 """What a user did that cannot be done: every error says what was asked, what was given, and what to do."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
+from pathlib import Path
 
 
 class HeadwayError(ValueError):
@@ -48,6 +50,17 @@ class RankError(HeadwayError):
     """Another process of a run died, stopped or hangs."""
 
 
+@contextmanager
+def as_error(error: type[HeadwayError], what: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Errors of these kinds that are raised inside (ours, unless one is named) as `error`, with `what` before their
+    words."""
+    caught = kinds or (HeadwayError,)
+    try:
+        yield
+    except caught as inner:
+        raise error(f"{what}: {inner}") from inner
+
+
 def listed(names: Sequence[str]) -> str:
     """`a, b and c`."""
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
@@ -71,7 +84,12 @@ def check_known(
     """Raise `error` for a name that is not known: "`what` 'name' (did you mean ..?); there are a, b"."""
     names = [*known]
     if name not in names:
-        raise error(f"{what} {name!r}{hint(str(name), names)}; {are} {', '.join(names)}")
+        raise error(f"{what} {name!r}{hint(str(name), names)}; {are} {', '.join(names) or 'none'}")
+
+
+def near_file(path: Path) -> str:
+    """`did_you_mean` for the name of what should be at a path: among what stands beside it."""
+    return did_you_mean(path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else [])
 
 
 UNSUPPORTED = {
@@ -96,8 +114,14 @@ def unknown_model(name: str, known: Iterable[str]) -> str:
     for what, parts in UNSUPPORTED.items():
         if any(part in name.lower().replace("-", "_") for part in parts):
             return f": {what} are not supported"
-    return did_you_mean(name, (one for one in known if _digits(one) == _digits(name)))
+    return did_you_mean(name.lower(), (one for one in known if _digits(one) == _digits(name)))
 
 
 def _digits(name: str) -> str:
     return "".join(filter(str.isdigit, name))
+
+
+def check_whole(what: str, value: object, least: int = 1, error: type[HeadwayError] = ConfigError) -> None:
+    """Raises `error` unless a value is a whole number of at least `least`; True is none."""
+    if type(value) is not int or value < least:
+        raise error(f"{what} must be a whole number of at least {least}, got {value!r}")

@@ -24,6 +24,11 @@ MEASURE_SECONDS = 0.15
 LARGE_PAGE = 2 << 20
 CPU, MEMORY, STATUS = Path("/proc/cpuinfo"), Path("/proc/meminfo"), Path("/proc/self/status")
 GROUPS = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")
+MULTIPLIES = {
+    torch.bfloat16: {"avx512_bf16", "amx_bf16", "bf16"},
+    torch.float16: {"avx512_fp16", "amx_fp16", "asimdhp"},
+}
+"""The instruction sets that multiply numbers of 16 bits."""
 
 
 @cache
@@ -146,15 +151,10 @@ def cpu_flags() -> frozenset[str]:
     return frozenset((cpu.get("flags") or cpu.get("Features", "")).split())
 
 
-def bf16_native() -> bool:
-    """Whether this CPU multiplies bfloat16 in hardware; without it bf16 saves memory and costs time."""
-    return bool(cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"})
-
-
-def fp16_native() -> bool:
-    """Whether this CPU multiplies float16 in hardware; without it a product is hundreds of times slower
-    than bf16."""
-    return bool(cpu_flags() & {"avx512_fp16", "amx_fp16", "asimdhp"})
+def multiplies(dtype: torch.dtype) -> bool:
+    """Whether this CPU multiplies bfloat16, or float16, in hardware. Without it bfloat16 saves memory and costs time,
+    and a product of float16 is hundreds of times slower than one of bfloat16."""
+    return bool(cpu_flags() & MULTIPLIES[dtype])
 
 
 def cores() -> int:

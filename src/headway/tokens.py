@@ -12,7 +12,7 @@ from itertools import chain, pairwise
 import torch
 from torch import Tensor
 
-from headway.errors import PatternError
+from headway.errors import PatternError, check_known
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,8 +65,7 @@ class Tokens:
         if given.is_floating_point() or given.dtype == torch.bool:
             raise PatternError(f"Tokens.from_lengths: lengths are whole numbers, got {given.tolist()}")
         count = given.long()
-        if side not in ("left", "right"):
-            raise PatternError(f'Tokens.from_lengths: side is "left" or "right", got {side!r}')
+        check_known(side, ("left", "right"), "Tokens.from_lengths: there is no side", error=PatternError)
         most = int(count.max())
         total = most if total is None else total
         if int(count.min()) < 0 or most > total:
@@ -252,10 +251,12 @@ class Tokens:
         return Tokens(index, document, is_global, position, start)
 
 
-def take_slots(t: Tensor, slots: Tensor) -> Tensor:
-    """t [B, H, N, ...] with its slots in the order `slots` [B|1, N]."""
-    at = slots.view(slots.shape[0], 1, -1, *[1] * (t.dim() - 3))
-    return t.gather(2, at.expand(t.shape))
+def take_slots(x: Tensor, slots: Tensor, dim: int = 2) -> Tensor:
+    """x with the slots `slots` [B|1, M] along `dim`, in that order; rows are along dim 0."""
+    shape, size = [1] * x.dim(), list(x.shape)
+    shape[0], shape[dim] = slots.shape
+    size[dim] = slots.shape[1]
+    return x.gather(dim, slots.view(shape).expand(size))
 
 
 _FILLED = {"index": "index", "document": "documents", "is_global": "globals", "position": "positions"}
@@ -279,11 +280,7 @@ class SlotSelection:
 
     def take(self, x: Tensor, dim: int = 1) -> Tensor:
         """Those slots of x, which has all of them along `dim`, and rows along dim 0."""
-        shape = [1] * x.dim()
-        shape[0], shape[dim] = self.at.shape
-        size = list(x.shape)
-        size[dim] = self.at.shape[1]
-        return x.gather(dim, self.at.view(shape).expand(size))
+        return take_slots(x, self.at, dim)
 
 
 def _by_row(numbers: Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:

@@ -319,7 +319,7 @@ def test_bad_arguments() -> None:
             attend(q, k, v, **arguments)
     with pytest.raises(PatternError, match=r"5 queries and 11 keys under Causal\(\): say which tokens"):
         attend(q[:, :, :5], k, v, Causal())
-    with pytest.raises(BackendError, match="device is 'cpu' or 'cuda', got 'gpu'"):
+    with pytest.raises(BackendError, match=r"choose: there is no device 'gpu' .*there are cpu, cuda"):
         choose(Causal(), queries=8, keys=8, heads=8, device="gpu")
     with pytest.raises(PatternError, match="at least one set of KeyValues"):
         attend_keys(q, Tokens.range(11), [], Causal())

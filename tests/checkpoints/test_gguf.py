@@ -344,7 +344,7 @@ def changed_file(path, change, spec="llama"):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("general.architecture", "gemma3", r"general.architecture is 'gemma3', which is unsupported"),
+        ("general.architecture", "gemma3", r"there is no general.architecture 'gemma3'"),
         ("llama.block_count", None, 'lacks "llama.block_count"'),
         ("llama.block_count", "2", '"llama.block_count" must be a positive whole number'),
         ("llama.block_count", 3, "missing: blk.2.attn_norm.weight"),

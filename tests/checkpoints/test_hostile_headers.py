@@ -38,7 +38,7 @@ from tests.checkpoints.hostile import GOOD, SPEC, safetensors, small_memory
         ({"a": {**GOOD, "data_offsets": ["0", "8"]}}, "data_offsets of 'a' must be two whole numbers"),
         ({"a": {**GOOD, "data_offsets": [-8, 0]}}, "data_offsets of 'a' must be two whole numbers from 0"),
         ({"a": {**GOOD, "data_offsets": [0, 8, 8]}}, "data_offsets of 'a' must be two whole numbers"),
-        ({"a": {**GOOD, "dtype": ["F32"]}}, "has dtype .*known are F64"),
+        ({"a": {**GOOD, "dtype": ["F32"]}}, "there is no dtype .*there are F64"),
         ({"a": {**GOOD, "more": 1}}, "'a' must have dtype, shape and data_offsets"),
         ({"a": [1, 2]}, r"'a' must have dtype, shape and data_offsets, and has \[1, 2\]"),
         ({"__metadata__": {"format": 1}, "a": GOOD}, "__metadata__ must map names to text"),
@@ -116,7 +116,7 @@ def test_archives_that_torch_does_not_write_are_named(tmp_path):
     for cut in (5, 200, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:cut])
         with pytest.raises(
-            CheckpointError, match=r"x\.pth is a damaged archive: .*; copy or download it again"
+            CheckpointError, match=r"x\.pth is a damaged archive; copy or download it again: ."
         ):
             open_tensors(path, allow_pickle=True)
 

@@ -33,7 +33,6 @@ torch.set_num_threads(1)
 import headway.checkpoints as c
 from headway.checkpoints import folder, restore
 from headway.checkpoints.formats import llama2c, meta
-from headway.storage import lazy
 from headway.models import ModelSpec
 from headway.generate import Reader
 def status(name):
@@ -58,7 +57,7 @@ LOADS = {
     "turned": "f = c.load_folder(folder_path); state, spec = c.change_pairing(f.tensors, f.spec, 'adjacent'); "
     "return restore.fill(spec, state, dtype=torch.float32)",
     "Meta's": "m = meta.read_pickled(folder_path, allow_pickle=True); "
-    "return restore.fill(m.spec, m.state(), dtype=next(iter(lazy.forms(m.weights).values())).dtype)",
+    "return restore.fill(m.spec, m.state(), dtype=next(iter(m.weights.forms.values())).dtype)",
     "llama2.c's": "m = llama2c.read(folder_path + '/m.bin'); return restore.fill(m.spec, m.state())",
 }
 

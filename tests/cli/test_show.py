@@ -8,8 +8,8 @@ import torch
 from matplotlib.figure import Figure
 
 from headway.cli import run
-from headway.draw import draw_pattern, pattern_text
-from headway.patterns import Global, PerHead, Window, pairs, parse, visible
+from headway.draw import draw_pattern
+from headway.patterns import Global, PerHead, Window, draw, pairs, parse, visible
 from headway.tokens import Tokens
 
 PATTERNS = [
@@ -32,8 +32,8 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, obje
 def test_the_text_picture_is_what_is_visible(text: str) -> None:
     tokens = Tokens.range(13).with_global([0, 7])
     truth = visible(parse(text), tokens, tokens)[0, 0]
-    for marks, unicode in (("■·", True), ("#.", False)):
-        rows = [line.split(" ") for line in pattern_text(parse(text), 13, tokens, unicode).splitlines()]
+    for marks in ("■·", "#."):
+        rows = [line.split(" ") for line in draw(parse(text), 13, tokens, marks).splitlines()]
         assert [[cell == marks[0] for cell in row] for row in rows] == truth.tolist()
         assert {cell for row in rows for cell in row} <= set(marks)
 

@@ -19,13 +19,11 @@ TOKENIZER = byte_level()
 def test_documents_begin_with_bos_and_end_with_eos(tmp_path: Path) -> None:
     for i, text in enumerate(CORPUS):
         (tmp_path / f"{i}.txt").write_text(text, encoding="utf-8")
-    seen: list[tuple[int, int]] = []
-    file = encode_corpus(tmp_path, TOKENIZER, tmp_path / "x", progress=lambda t, b: seen.append((t, b)))
+    file = encode_corpus(tmp_path, TOKENIZER, tmp_path / "x")
     assert file.path == tmp_path / "x"
     expected = [[*TOKENIZER.encode(text), TOKENIZER.eos] for text in CORPUS]
     assert [file.document(i).tolist() for i in range(file.documents)] == expected
     assert file.text_bytes == sum(len(t.encode()) for t in CORPUS)
-    assert seen == [(len(file), file.text_bytes)]
     file.require_tokenizer(TOKENIZER.fingerprint)
     bare = encode_corpus(tmp_path, TOKENIZER, tmp_path / "y", bos=False, eos=False)
     assert len(bare) == len(file) - 2 * file.documents

@@ -161,7 +161,9 @@ def test_what_cannot_be_rows_of_text_is_named(hub: Hub, monkeypatch: pytest.Monk
         with pytest.raises(DataError, match=message):
             local(address)
     hub.rows = [{"text": "a"}, {"text": b"bytes"}]
-    with pytest.raises(DataError, match=r"row 2: Object of type bytes is not JSON.*take one column of texts"):
+    with pytest.raises(
+        DataError, match=r"row 2: take one column of texts.*: Object of type bytes is not JSON"
+    ):
         local("hf://o/n:train")
     monkeypatch.setattr("headway.data.hub.find_spec", lambda name: None)
     with pytest.raises(

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from headway.cache import PAGE, PageClass
-from headway.draw import side_by_side
 from headway.models import Decoder, ModelSpec, build, catalog, cost
 from headway.patterns import Causal, Sink, Window, visible
 from headway.tokens import Tokens
@@ -37,9 +36,9 @@ def test_the_pictures_show_every_pattern_with_its_name() -> None:
 
 
 def test_blocks_of_different_heights_stand_side_by_side() -> None:
-    text = side_by_side([("a", "1\n2\n3"), ("bb", "4")], gap=2)
+    text = acts.side_by_side([("a", "1\n2\n3"), ("bb", "4")], gap=2)
     assert text.splitlines() == ["a  bb", "1  4", "2", "3"]
-    assert side_by_side([("a" * 30, "x"), ("b" * 30, "y")], width=40).splitlines()[:2] == ["a" * 30, "x"]
+    assert acts.side_by_side([("a" * 30, "x"), ("b" * 30, "y")], width=40).splitlines()[:2] == ["a" * 30, "x"]
 
 
 def test_the_picture_file_is_a_picture(tmp_path: Path) -> None:

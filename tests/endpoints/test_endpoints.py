@@ -221,9 +221,7 @@ def test_a_file_that_is_no_transcript_is_named_with_its_line(tmp_path: Path) -> 
     path = tmp_path / "transcript.jsonl"
     fill(path, Scripted(echo), 1)
     path.write_bytes(path.read_bytes() + json.dumps({"key": "x"}).encode() + b"\n")
-    with pytest.raises(
-        DataError, match=r"transcript.jsonl:2: no line of a transcript \(KeyError: 'request'\)"
-    ):
+    with pytest.raises(DataError, match=r"transcript.jsonl:2: no line of a transcript: 'request'"):
         Transcript(path)
 
 

@@ -331,9 +331,9 @@ def test_logits_that_are_no_numbers() -> None:
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ({"width": 0}, "beams: width must be a whole number, 1 or more, got 0"),
-        ({"width": 2.0}, "width must be a whole number, 1 or more, got 2.0"),
-        ({"n_best": 0}, "n_best must be a whole number, 1 or more, got 0"),
+        ({"width": 0}, "beams: width must be a whole number of at least 1, got 0"),
+        ({"width": 2.0}, "width must be a whole number of at least 1, got 2.0"),
+        ({"n_best": 0}, "n_best must be a whole number of at least 1, got 0"),
         ({"n_best": 5}, "n_best is 5, but 4 beams keep 4 texts; ask for 5 beams or more"),
         ({"length_penalty": float("nan")}, "length_penalty must lie between -10 and 10 .*got nan"),
         ({"length_penalty": 11}, "length_penalty must lie between -10 and 10"),

@@ -320,7 +320,9 @@ def test_what_takes_no_drafts(model: Decoder, draft: Draft, config: dict[str, An
 
 def test_drafts_that_cannot_be() -> None:
     for tokens in (0, -1, 1.5, True):
-        with pytest.raises(ConfigError, match="tokens counts what is proposed at a time, 1 or more, got"):
+        with pytest.raises(
+            ConfigError, match="tokens, proposed at a time, must be a whole number of at least 1, got"
+        ):
             NgramDraft(tokens=tokens)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"1 or more, got least=3, most=2"):
         NgramDraft(least=3, most=2)

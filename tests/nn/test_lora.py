@@ -182,11 +182,9 @@ def test_what_cannot_be_is_refused() -> None:
         attach(model, adapter, "a")
     with pytest.raises(ConfigError, match=r"'a\.b' is no name"):
         attach(model, adapter, "a.b")
-    with pytest.raises(
-        ConfigError, match=r"no adapter 'aa' is attached \(did you mean \"a\"\?\); there are a"
-    ):
+    with pytest.raises(ConfigError, match=r"there is no adapter 'aa' \(did you mean \"a\"\?\); there are a"):
         set_active(model, ["aa"])
-    with pytest.raises(ConfigError, match="no adapter 'b' is attached"):
+    with pytest.raises(ConfigError, match="there is no adapter 'b'"):
         Adapter.of(model, "b")
     with pytest.raises(ConfigError, match=r"the model has no layer model\.layers\.0\.mlp\.gate_proj"):
         attach(small("gpt_neox"), adapter)

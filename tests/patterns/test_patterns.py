@@ -167,9 +167,9 @@ def test_heads_of_their_own_compose() -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: Window(-1), "before and after count other positions, 0 or more; got -1, 0"),
-        (lambda: Window(3, 0, 0), r"step must be at least 1 \(1 is no dilation\), got 0"),
-        (lambda: Window(2.5), "before must be a whole number, got 2.5"),
+        (lambda: Window(-1), "before must be a whole number of at least 0, got -1"),
+        (lambda: Window(3, 0, 0), "step must be a whole number of at least 1, got 0"),
+        (lambda: Window(2.5), "before must be a whole number of at least 0, got 2.5"),
         (lambda: Window.last(0), r"keys must be 1 or more, got 0; for no window at all use Causal\(\)"),
         (lambda: Window.last(None), "got None; for no window"),
         (lambda: Sink(-1), "a number of first tokens, 0 or more and at most .*, got -1"),

@@ -184,10 +184,10 @@ def test_values_print_compare_and_normalise():
         (lambda: DynamicNTK(0.0, 8), r"DynamicNTK: factor must be a finite number > 0, got 0.0"),
         (lambda: YaRN(float("inf"), 8), r"YaRN: factor must be a finite number > 0, got inf"),
         (lambda: Llama3("8", 1.0, 4.0, 8), r"Llama3: factor must be a finite number > 0, got '8'"),
-        (lambda: YaRN(2.0, 0), r"YaRN: trained_context must be an integer of at least 2 tokens, got 0"),
+        (lambda: YaRN(2.0, 0), r"YaRN: trained_context must be a whole number of at least 2, got 0"),
         (
             lambda: DynamicNTK(2.0, 2048.0),
-            r"trained_context must be an integer of at least 2 tokens, got 2048.0",
+            r"trained_context must be a whole number of at least 2, got 2048.0",
         ),
         (lambda: YaRN(2.0, 8, beta_fast=1.0, beta_slow=1.0), r"beta_fast must be greater than beta_slow"),
         (lambda: YaRN(2.0, 8, beta_fast=1.0, beta_slow=32.0), r"beta_fast=1.0 and beta_slow=32.0"),

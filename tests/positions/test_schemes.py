@@ -84,7 +84,7 @@ def test_learned_reads_row_position_plus_offset():
     [
         (lambda: Learned(0), r"size must be >= 1 and offset >= 0, got 0 and 0"),
         (lambda: Learned(8, -1), r"got 8 and -1"),
-        (lambda: Sinusoidal(pairing="half"), r"Sinusoidal: pairing is .* got 'half'"),
+        (lambda: Sinusoidal(pairing="half"), r"Sinusoidal: there is no pairing 'half' .*adjacent, halves"),
         (lambda: Sinusoidal(0), r"theta must be a finite number >= 1, got 0"),
         (lambda: Sinusoidal().embedding(torch.arange(3), 5), r"width must be even .* got 5"),
         (lambda: Sinusoidal().embedding(torch.arange(3).half(), 4), r"got torch.float16"),

@@ -87,7 +87,7 @@ def test_vocab_json_and_merges_txt(tmp_path: Path) -> None:
             load(text, lines)
     with pytest.raises(DataError, match="of kind 'clip' split text are unknown"):
         load(good, "a b\n", "CLIPTokenizer")
-    with pytest.raises(DataError, match=r"the cls token '<s>' is not in vocab.json"):
+    with pytest.raises(DataError, match=r"vocab.json: the cls token '<s>' is not among its"):
         load(good, "a b\n", "RobertaTokenizer")
     merges.unlink()
     with pytest.raises(

@@ -168,9 +168,9 @@ def test_what_has_no_key_is_refused_by_name(tokenizer, message: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("model", "t5", "tokenizer.ggml.model is 't5', which is unsupported"),
+        ("model", "t5", "tokenizer.ggml.model is none that is supported: 't5'"),
         ("model", "none", "this file has no tokenizer"),
-        ("pre", "deepseek-llm", "tokenizer.ggml.pre is 'deepseek-llm'"),
+        ("pre", "deepseek-llm", "tokenizer.ggml.pre is no known rule to split text by: 'deepseek-llm'"),
         ("tokens", ["a", "b"], "token_type must list"),
         ("tokens", ["a"] * 400, "tokens lists the same text twice"),
         ("tokens", [""] * 400, "must be a list of texts, none of them empty"),

@@ -20,7 +20,7 @@ from headway.attention.backends.triton.backend import TRITON
 from headway.attention.call import Call
 from headway.attention.key_values import KeyValues
 from headway.choice import Choice
-from headway.errors import BackendError, check_known, did_you_mean
+from headway.errors import BackendError, check_known
 from headway.heads import Heads
 from headway.partial import Partial
 from headway.patterns import Pattern
@@ -207,8 +207,7 @@ def choose(
     the keys lie in pages of a cache. `device` is "cpu" or "cuda".
     Patterns of `PerHead` run one by one; the choice is for the first of them.
     """
-    if device not in BOTH:
-        raise BackendError(f"choose: device is 'cpu' or 'cuda', got {device!r}{did_you_mean(device, BOTH)}")
+    check_known(device, BOTH, "choose: there is no device", error=BackendError)
     layout = Heads.of(heads, kv_heads)
     start = keys - queries if start is None else start
     q = torch.empty(batch, heads, queries, head_dim, dtype=dtype, device="meta", requires_grad=gradient)

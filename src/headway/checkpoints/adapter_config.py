@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from headway.errors import CheckpointError, did_you_mean
+from headway.errors import CheckpointError, as_error, did_you_mean
 from headway.nn import Lora
 
 CONFIG = "adapter_config.json"
@@ -102,10 +102,8 @@ def _matches(module: str, targets: Sequence[str]) -> bool:
 
 
 def _fits(pattern: str, module: str) -> bool:
-    try:
+    with as_error(CheckpointError, f"{pattern!r} is no regular expression", re.error):
         return re.fullmatch(pattern, module) is not None
-    except re.error as error:
-        raise CheckpointError(f"{pattern!r} is no regular expression: {error}") from error
 
 
 def _lora(config: Mapping[str, Any], module: str) -> Lora:

@@ -33,7 +33,7 @@ from headway.checkpoints.remote import local_model
 from headway.errors import CheckpointError, ConfigError
 from headway.positions import Rotary
 from headway.storage.files import current_folder
-from headway.storage.lazy import forms
+from headway.storage.lazy import lazy
 from headway.storage.reading import read_json
 from headway.storage.safetensors import read_described
 from headway.text import first_file
@@ -70,7 +70,7 @@ def fingerprint(folder: Folder) -> str:
     if isinstance(spec.positions, Rotary):
         state, _ = change_pairing(state, spec, layouts_for(spec.family)[0].pairing)
     digest = hashlib.sha256()
-    for name, form in forms(state).items():
+    for name, form in lazy(state).forms.items():
         value = state[name]
         rows = value[:: -(-value.numel() // SAMPLE)] if value.dim() else value
         digest.update(f"{name} {list(form.shape)}\n".encode())

@@ -18,7 +18,7 @@ from headway.models import Decoder, Model, ModelSpec, blank
 from headway.models.build import allocate_
 from headway.nn import Keeps
 from headway.nn.weights import from_codes
-from headway.storage.lazy import copy_into
+from headway.storage.lazy import lazy
 
 
 def load_model(
@@ -79,9 +79,10 @@ def restore(
     own = allocate_(model, device).state_dict()
     wanted = state.keys() - {f"{name}.weight" for name in quantized}
     assert own.keys() == wanted, sorted(own.keys() ^ wanted)
+    values = lazy(state)
     with torch.no_grad():
         for name, value in own.items():
-            copy_into(state, name, value)
+            values.copy_into(name, value)
     if quantized:
         model.requires_grad_(False)
         for name, layer in layers.items():

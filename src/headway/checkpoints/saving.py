@@ -31,7 +31,7 @@ from headway.nn import adapter_names
 from headway.positions import Rotary
 from headway.storage.dtypes import dtype_name
 from headway.storage.files import atomic_folder, current_folder, json_text, write_file
-from headway.storage.lazy import Form, cast, forms, renamed, with_zeros
+from headway.storage.lazy import Form, cast, lazy, with_zeros
 from headway.storage.reading import read_json
 from headway.storage.tensors import write_tensors
 from headway.text import MarianTokenizer, Tokenizer, first_file
@@ -155,13 +155,13 @@ def save_state(
         state, spec = change_pairing(state, spec, layouts_for(spec.family)[0].pairing)
     marian = None if keep_pairing else marian_spec(spec)
     if marian is not None and unsupported_by_transformers(marian) is None:
-        kind, shapes = next(iter(forms(state).values())).dtype, own_shapes(marian)
+        kind, shapes = next(iter(lazy(state).forms.values())).dtype, own_shapes(marian)
         absent = {n: Form(tuple(value.shape), kind) for n, value in shapes.items() if n not in state}
         state, spec = with_zeros(state, absent), marian
     if dtype is not None:
         state = cast(state, dtype)
     described, spec = spec, bare(spec)
-    own, stored = config_from_spec(spec), next(iter(forms(state).values())).dtype
+    own, stored = config_from_spec(spec), next(iter(lazy(state).forms.values())).dtype
     state = exported(tensor_names(own), state, spec)
     if quantized:
         state, own[KEY] = packed_state(state, quantized, tensor_names(own), given, spec)
@@ -221,7 +221,7 @@ def _strict_state(state: Mapping[str, Tensor], spec: ModelSpec) -> Mapping[str, 
     """The weights in the one order of the module. Raises CheckpointError when names or shapes are not the
     spec's."""
     wanted = {name: tuple(value.shape) for name, value in own_shapes(spec).items()}
-    found = {name: form.shape for name, form in forms(state).items()}
+    found = {name: form.shape for name, form in lazy(state).forms.items()}
     if wrong := sorted(n for n in wanted.keys() | found.keys() if wanted.get(n) != found.get(n)):
         raise CheckpointError(f"these weights are not those of the spec: {', '.join(wrong[:8])}")
-    return renamed(state, {name: name for name in wanted})
+    return lazy(state).renamed({name: name for name in wanted})

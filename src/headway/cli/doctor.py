@@ -54,8 +54,8 @@ def examine(measure: bool = False) -> dict[str, Any]:
             "name": hardware.cpu_name(),
             "cores": hardware.cores(),
             "flags": sorted(f for f in hardware.cpu_flags() if f.startswith(VECTOR_FLAGS)),
-            "bf16": hardware.bf16_native(),
-            "fp16": hardware.fp16_native(),
+            "bf16": hardware.multiplies(torch.bfloat16),
+            "fp16": hardware.multiplies(torch.float16),
         },
         "memory": {"total": hardware.memory_total(), "available": hardware.memory_available()},
         "torch": {

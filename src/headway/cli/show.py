@@ -31,8 +31,8 @@ def command(
     import sys
 
     from headway.cache import pattern_facts
-    from headway.draw import draw_patterns, pattern_text, saved_figure
-    from headway.patterns import parse
+    from headway.draw import draw_patterns, saved_figure
+    from headway.patterns import draw, parse
     from headway.tokens import Tokens
 
     parsed = [parse(text) for text in patterns]
@@ -43,10 +43,10 @@ def command(
     if json:
         print_json(reports[0] if len(reports) == 1 else reports)
     else:
-        unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+        marks = "■·" if (sys.stdout.encoding or "").lower().replace("-", "") == "utf8" else "#."
         for pattern, report in zip(parsed, reports, strict=True):
             print(f"{pattern}\n")
-            print(pattern_text(pattern, tokens, marked, unicode))
+            print(draw(pattern, tokens, marked, marks))
             print("\n" + to_text(report) + "\n")
     if out is not None:
         with saved_figure(out) as figure:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.data.record_kinds import Chat, Completion
-from headway.errors import DataError
+from headway.errors import DataError, as_error
 from headway.text import Tokenizer
 from headway.text.segments import Segments, chat_segments, completion_segments
 
@@ -114,8 +114,8 @@ def encode_examples(
     Raises DataError, with file and line, for a record that cannot be made into segments; where more than `SILENT` of
     the examples have nothing to train; and where none is left.
     """
-    found, report, silent = Examples(), Report(), ""
-    found.report = report
+    found, silent = Examples(), ""
+    report = found.report
     for record in records:
         report.read += 1
         segments = _segments(record, tokenizer, stop, train_on)
@@ -153,13 +153,11 @@ def encode_examples(
 def _segments(
     record: Chat | Completion, tokenizer: Tokenizer, stop: Collection[int], train_on: Literal["all", "last"]
 ) -> Segments:
-    try:
+    with as_error(DataError, record.where):
         if isinstance(record, Completion):
             return completion_segments(tokenizer, record.prompt, record.completion, stop)
         tools = {} if record.tools is None else {"tools": record.tools}
         return chat_segments(tokenizer, record.messages, stop=stop, train_on=train_on, **tools)
-    except DataError as error:
-        raise DataError(f"{record.where}: {error}") from None
 
 
 def _shortened(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headway.data.record_kinds import Messages
-from headway.errors import DataError
+from headway.errors import DataError, as_error
 from headway.text.chat import check_messages
 
 # ShareGPT's speakers, as LLaMA-Factory and FastChat write them.
@@ -21,10 +21,8 @@ def messages(value: Mapping[str, Any], key: str = "messages") -> Messages:
     """OpenAI's form: role and content."""
     found = value[key]
     found = [found] if isinstance(found, dict) else found
-    try:
+    with as_error(DataError, f'"{key}"'):
         check_messages(found)
-    except DataError as error:
-        raise DataError(f'"{key}": {error}') from None
     for i, message in enumerate(found):
         content = message.get("content")
         if not isinstance(content, (str, list)) and not (content is None and message.get("tool_calls")):
@@ -142,10 +140,8 @@ def _calls(said: str, place: str) -> list[dict[str, Any]]:
 
 
 def _json(text: str, what: str) -> Any:
-    try:
+    with as_error(DataError, f"{what} must be JSON", ValueError, RecursionError):
         return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{what} must be JSON: {error}") from None
 
 
 def _system(value: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import codecs
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -25,7 +25,7 @@ from pathlib import Path
 from headway.data.hub import is_remote, local
 from headway.data.tokenfile import TokenFile, TokenFileWriter
 from headway.data.values import READERS, checked, opened, suffix, values
-from headway.errors import DataError, did_you_mean
+from headway.errors import DataError, did_you_mean, near_file
 from headway.text import Tokenizer
 
 PIECE = 1 << 16  # bytes of a long text that are handled at a time
@@ -77,12 +77,11 @@ def encode_corpus(
     key: str = "text",
     bos: bool = True,
     eos: bool = True,
-    progress: Callable[[int, int], None] | None = None,
 ) -> TokenFile:
     """Reads `source` (files, folders, or pieces), writes the token file `path` and opens it.
 
     Each document begins with BOS (if `bos` and the tokenizer does so) and ends with EOS (if `eos` and it has
-    one). `progress(tokens, bytes)` is called after each batch. Memory does not grow with the corpus.
+    one). Memory does not grow with the corpus.
     """
     before = [tokenizer.bos] if bos and tokenizer.begins_with_bos and tokenizer.bos is not None else []
     after = [tokenizer.eos] if eos and tokenizer.eos is not None else []
@@ -95,8 +94,6 @@ def encode_corpus(
                 begins = piece.ends
                 if piece.ends:
                     out.add(after)
-            if progress is not None:
-                progress(out.count, out.text_bytes)
         if not out.text_bytes:
             raise DataError(f"{path}: no text; every document of the corpus is empty")
     return TokenFile(path)
@@ -137,8 +134,7 @@ def _files(path: Path) -> list[Path]:
             raise DataError(f"{path}: no .txt or .jsonl file in this folder (it holds: {there})")
         return found
     if not path.exists():
-        near = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise DataError(f"{path}: no such file or folder{did_you_mean(path.name, near)}")
+        raise DataError(f"{path}: no such file or folder{near_file(path)}")
     if (form := _FORMATTED.get(suffix(path))) is not None:
         raise DataError(
             f"{path}: this is {form}, and its source would be read as text; convert it to .txt, or to .jsonl with a "

@@ -13,17 +13,17 @@ stream that broke off goes on after the rows that it has, of the same commit.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from headway.checkpoints.hub import asking
-from headway.errors import ConfigError, DataError
+from headway.errors import ConfigError, DataError, as_error
+from headway.storage.appending import open_lines
 
 SCHEME = "hf://"
 _ADDRESS = re.compile(
@@ -94,29 +94,13 @@ def _file(address: Address, revision: str | None) -> Path:
 def _stream(address: Address, commit: str, target: Path) -> None:
     """Appends the rows that `target` lacks to a file of this commit beside it, which becomes `target` in the end."""
     partial = target.with_name(f".{target.name}.{commit}")
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    with partial.open("ab+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"{address.string} is being fetched by another process; wait for it") from None
-        done = _whole_lines(file)
+    with open_lines(partial, f"{address.string} is being fetched by another process; wait for it") as file:
+        done = sum(1 for _ in file)
         for number, row in enumerate(_rows(address, commit, done), done + 1):
             file.write(_line(address, row, number).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
         os.replace(partial, target)
-
-
-def _whole_lines(file: IO[bytes]) -> int:
-    """How many lines a file has; what follows the last line end is cut off."""
-    file.seek(0)
-    count = end = 0
-    for line in file:
-        if line.endswith(b"\n"):
-            count, end = count + 1, end + len(line)
-    file.truncate(end)
-    return count
 
 
 def _rows(address: Address, commit: str, done: int) -> Iterator[dict[str, Any]]:
@@ -146,7 +130,5 @@ def _line(address: Address, row: dict[str, Any], number: int) -> str:
             )
             raise DataError(f"{where}: #{column} must be a column of texts; {there}")
         row = {"text": row[column]}
-    try:
+    with as_error(DataError, f"{where}: take one column of texts, {address.string}#COLUMN", TypeError):
         return json.dumps(row, ensure_ascii=False)
-    except TypeError as error:
-        raise DataError(f"{where}: {error}; take one column of texts, {address.string}#COLUMN") from None

@@ -39,7 +39,7 @@ from headway.data.record_kinds import (
     Tagged,
     Triplet,
 )
-from headway.errors import DataError, did_you_mean
+from headway.errors import DataError, as_error, did_you_mean
 
 TEXTS = "text", "sentence", "text_a"
 TAGS = "tags", "ner_tags", "labels"
@@ -218,10 +218,8 @@ def _record(value: Any, where: str, wanted: Sequence[type[Record]]) -> Record:
     form = next((f for f in forms if {*f.kinds} & {*wanted}), None)
     if form is None:
         raise _unknown(value, where, wanted, forms[0].kinds if forms else ())
-    try:
+    with as_error(DataError, where):
         record = form.read(value)
-    except DataError as error:
-        raise DataError(f"{where}: {error}") from None
     if type(record) not in wanted:
         raise _unknown(value, where, wanted, (type(record),))
     return replace(record, where=where)

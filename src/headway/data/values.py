@@ -22,7 +22,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
-from headway.errors import DataError, did_you_mean
+from headway.errors import DataError, as_error, near_file
 
 Value = tuple[str, Any]  # where it stands, and what it is
 
@@ -46,9 +46,8 @@ def existing(path: str | Path) -> Path:
     """The path of a file. Raises DataError where there is none."""
     file = Path(path)
     if not file.is_file():
-        near = [p.name for p in file.parent.iterdir()] if file.parent.is_dir() else []
         kind = "a folder; records are read from files" if file.is_dir() else "no such file"
-        raise DataError(f"{file}: {kind}{did_you_mean(file.name, near)}")
+        raise DataError(f"{file}: {kind}{near_file(file)}")
     return file
 
 
@@ -62,11 +61,11 @@ def opened(file: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
     """The bytes of a file, unpacked. Raises DataError for an empty file, and for a broken gzip file."""
     if file.stat().st_size == 0:
         raise DataError(f"{file}: the file is empty")
-    try:
-        with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as source:
-            yield source
-    except (gzip.BadGzipFile, EOFError) as error:
-        raise DataError(f"{file}: a broken gzip file: {error}") from None
+    with (
+        as_error(DataError, f"{file}: a broken gzip file", gzip.BadGzipFile, EOFError),
+        gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as source,
+    ):
+        yield source
 
 
 def checked(text: str, where: str) -> str:

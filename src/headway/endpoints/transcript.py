@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
 from typing import Any, TypeVar
 
 from headway.endpoints.base import Endpoint, Reply
-from headway.errors import ConfigError, DataError
+from headway.errors import ConfigError, DataError, as_error
+from headway.storage.appending import open_lines
 from headway.text.chat import Message
 
 Job = TypeVar("Job")
@@ -31,17 +30,11 @@ class Transcript:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         self.sent, self._lock = 0, Lock()
-        self._file = self.path.open("ab+")
+        in_use = f"{path} is in use by another process; wait for it, or choose another file"
+        self._file = open_lines(self.path, in_use)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._kept = self._read()
-        except BlockingIOError:
-            self._file.close()
-            raise ConfigError(
-                f"{path} is in use by another process; wait for it, or choose another file"
-            ) from None
         except DataError:
             self._file.close()
             raise
@@ -83,28 +76,18 @@ class Transcript:
         return reply
 
     def _read(self) -> dict[str, tuple[Mapping[str, Any], Reply]]:
-        self._file.seek(0)
-        data = self._file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        if whole != data:
-            self._file.truncate(len(whole))
         kept: dict[str, tuple[Mapping[str, Any], Reply]] = {}
-        for number, line in enumerate(whole.split(b"\n")[:-1], 1):
-            try:
+        for number, line in enumerate(self._file, 1):
+            fault = f"{self.path}:{number}: no line of a transcript"
+            with as_error(DataError, fault, ValueError, KeyError, TypeError):
                 value = json.loads(line)
                 kept[value["key"]] = (value["request"], Reply(**value["reply"]))
-            except (ValueError, KeyError, TypeError) as error:
-                raise DataError(
-                    f"{self.path}:{number}: no line of a transcript ({type(error).__name__}: {error})"
-                ) from None
         return kept
 
     def __enter__(self) -> Transcript:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
 

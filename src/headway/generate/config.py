@@ -9,7 +9,7 @@ from numbers import Integral
 from typing import Any, Literal
 
 from headway.cache import kv_dtype
-from headway.errors import ConfigError
+from headway.errors import ConfigError, check_whole
 from headway.generate.grammar import Grammar
 from headway.generate.sampling import Sampling
 from headway.generate.stop import StopScanner
@@ -42,9 +42,7 @@ class Beams:
 
     def __post_init__(self) -> None:
         for name in ("width", "n_best"):
-            value = getattr(self, name)
-            if not _whole(value) or value < 1:
-                raise ConfigError(f"beams: {name} must be a whole number, 1 or more, got {value!r}")
+            check_whole(f"beams: {name}", getattr(self, name))
         if self.n_best > self.width:
             raise ConfigError(
                 f"beams: n_best is {self.n_best}, but {self.width} beams keep {self.width} texts; "

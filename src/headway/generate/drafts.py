@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from headway.cache import PageTable
-from headway.errors import ConfigError
+from headway.errors import ConfigError, check_whole
 from headway.generate.constraints import Text
 from headway.generate.reader import Reader
 from headway.generate.requests import Request
@@ -32,10 +32,7 @@ class Draft:
     tokens: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.tokens, int) or isinstance(self.tokens, bool) or self.tokens < 1:
-            raise ConfigError(
-                f"draft: tokens counts what is proposed at a time, 1 or more, got {self.tokens!r}"
-            )
+        check_whole("draft: tokens, proposed at a time,", self.tokens)
 
     def check(self, model: Decoder, requests: Sequence[Request]) -> None:
         """Raises ConfigError where it cannot guess for these texts of `model`."""

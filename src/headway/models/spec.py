@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headway.attention.linear_attention import LinearAttentionSpec
-from headway.errors import ConfigError, did_you_mean
+from headway.errors import ConfigError, check_known
 from headway.heads import Heads
 from headway.models.families import find_family
 from headway.models.head import Head
@@ -166,10 +166,8 @@ class ModelSpec:
         field.
         """
         kind = find_family(family)
-        known = set(ModelSpec.__dataclass_fields__)
         for name in fields:
-            if name not in known:
-                raise ConfigError(f"ModelSpec has no field {name!r}{did_you_mean(name, known)}")
+            check_known(name, ModelSpec.__dataclass_fields__, "ModelSpec has no field")
         needed = [n for n in ("vocab", "width", "layers", "heads", "hidden") if n not in fields]
         if needed:
             raise ConfigError(f"ModelSpec.of({family!r}, ...): {', '.join(needed)} must be given")

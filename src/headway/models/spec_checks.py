@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from headway.errors import ConfigError, HeadwayError, check_known
+from headway.errors import ConfigError, as_error, check_known, check_whole
 from headway.heads import Heads
 from headway.models.families import find_family
 from headway.nn import ACTIVATIONS
@@ -37,14 +37,9 @@ def check_sizes(spec: Any) -> None:
     find_family(spec.family)
     optional = [n for n in ("max_context", "embedding_width") if getattr(spec, n) is not None]
     for name in (*SIZES, *optional):
-        value = getattr(spec, name)
-        least = 0 if name == "hidden" else 1
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ConfigError(f"ModelSpec: {name} must be a whole number of at least {least}, got {value!r}")
-    try:
+        check_whole(f"ModelSpec: {name}", getattr(spec, name), 0 if name == "hidden" else 1)
+    with as_error(ConfigError, "ModelSpec"):
         Heads.of(spec.heads, spec.kv_heads)
-    except HeadwayError as error:
-        raise ConfigError(f"ModelSpec: {error}") from None
 
 
 def check(spec: Any) -> None:

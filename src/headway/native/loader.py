@@ -16,7 +16,7 @@ from threading import Event
 import torch
 from torch import Tensor
 
-from headway.errors import BackendError, BuildError, did_you_mean
+from headway.errors import BackendError, BuildError, as_error, did_you_mean
 from headway.hardware import cpu_flags
 from headway.native import build
 from headway.threads import MOST_THREADS
@@ -160,11 +160,9 @@ def open_library(folder: Path, level: str, sources: Path = build.SOURCES) -> Lib
     built, here = build.built_hash(path) or "unknown", build.source_hash(level, sources)
     if built != here:
         raise BackendError(f"{path} is stale (built from sources {built}, here are {here})")
-    try:
+    with as_error(BackendError, f"{path} cannot be opened", OSError, AttributeError):
         dll = ctypes.CDLL(str(path))
         _declare(dll)
-    except (OSError, AttributeError) as error:
-        raise BackendError(f"{path} cannot be opened: {error}") from error
     return Library(level, path, dll)
 
 

@@ -74,8 +74,7 @@ class Adapter:
             for leaf, _ in part.named_parameters():
                 stored = leaf if "magnitude" in leaf else f"{leaf}.weight"
                 tensors[f"{place}.{stored}"] = state[f"{place}.adapters.{name}.{leaf}"].detach()
-        if not layers:
-            raise _unknown(model, name)
+        _check_attached(model, name)
         return Adapter(layers, tensors)
 
     def part(self, layer: str, device: torch.device, dtype: torch.dtype) -> LowRank:
@@ -132,8 +131,7 @@ def attach(
 def detach(model: nn.Module, name: str) -> None:
     """Take an adapter off `model`, in place. Raises ConfigError for a name that is not there, and where adapters are
     merged."""
-    if name not in adapter_names(model):
-        raise _unknown(model, name)
+    _check_attached(model, name)
     _check_unmerged(model)
     for _, layer in [*adapted(model)]:
         layer.active = tuple(one for one in layer.active if one != name)
@@ -164,9 +162,8 @@ def named_adapter_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Paramet
 def set_active(model: nn.Module, active: Sequence[str]) -> None:
     """Which adapters are added, none for an empty list. Raises ConfigError for a name that is not there, and where
     adapters are merged."""
-    there = adapter_names(model)
-    if unknown := [name for name in active if name not in there]:
-        raise _unknown(model, unknown[0])
+    for name in active:
+        _check_attached(model, name)
     _check_unmerged(model)
     for _, layer in adapted(model):
         layer.active = tuple(name for name in active if name in layer.adapters)
@@ -194,8 +191,5 @@ def _check_unmerged(model: nn.Module) -> None:
         raise ConfigError("the adapters are merged into the weights; unmerge(model) first")
 
 
-def _unknown(model: nn.Module, name: str) -> ConfigError:
-    there = adapter_names(model)
-    return ConfigError(
-        f"no adapter {name!r} is attached{did_you_mean(name, there)}; there are {', '.join(there) or 'none'}"
-    )
+def _check_attached(model: nn.Module, name: str) -> None:
+    check_known(name, adapter_names(model), "there is no adapter")

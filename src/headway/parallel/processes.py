@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from headway.errors import RankError
+from headway.errors import RankError, as_error
 from headway.parallel.exchange import DistributedExchange
 from headway.parallel.mesh import Mesh
 from headway.parallel.roll import FOLLOWED, Roll
@@ -173,10 +173,9 @@ def joined(mesh: str | None = None, *, patience: float = 600.0) -> Iterator[Para
         return
     if not there:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-        try:
+        alone = f"the {ranks} processes of the run did not find each other"
+        with as_error(RankError, alone, RuntimeError, ValueError):
             dist.init_process_group(backend, timeout=timedelta(seconds=patience))
-        except (RuntimeError, ValueError) as error:
-            raise RankError(f"the {ranks} processes of the run did not find each other: {error}") from error
     store = dist.distributed_c10d.PrefixStore(
         f"headway/{next(_runs)}", dist.distributed_c10d._get_default_store()
     )

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from headway.parallel.parts import local_parts
 from headway.parallel.tensor import Shards
-from headway.storage.lazy import copy_into, part
+from headway.storage.lazy import lazy
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -126,6 +126,6 @@ def fill(target: Tensor, tensors: Mapping[str, Tensor], name: str) -> None:
     """Copy a named tensor, which every process has, into one that may be sharded."""
     if isinstance(target, DTensor):
         own = local_parts({name: target})[name]
-        own.value.copy_(part(tensors, name, own.slices))
+        own.value.copy_(lazy(tensors).part(name, own.slices))
     else:
-        copy_into(tensors, name, target)
+        lazy(tensors).copy_into(name, target)

@@ -144,12 +144,13 @@ def _blocks(tokens: Tokens, row: Tensor, at: Tensor, tile: int) -> Tokens:
     return tokens.expand(tokens.rows).select_rows(row).gather(slots)
 
 
-def draw(pattern: Pattern, n: int, tokens: Tokens | None = None) -> str:
-    """The pattern as text, a row per query: `#` where the key is seen; PerHead: head by head."""
+def draw(pattern: Pattern, n: int, tokens: Tokens | None = None, marks: str = "#.") -> str:
+    """The pattern as text, a row per query and a column per key: the first mark where the key is seen, else the second;
+    PerHead: head by head."""
     tokens = Tokens.range(n) if tokens is None else tokens
     blocks = []
     for number, head in enumerate(pattern.heads):
         title = [f"head {number}: {head}"] if len(pattern.heads) > 1 else []
         rows = visible(head, tokens, tokens)[0, 0].tolist()
-        blocks.append("\n".join(title + [" ".join("#" if seen else "." for seen in row) for row in rows]))
+        blocks.append("\n".join(title + [" ".join(marks[not seen] for seen in row) for row in rows]))
     return "\n\n".join(blocks)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headway.errors import PatternError
+from headway.errors import PatternError, check_whole
 from headway.patterns.base import Bounds, Pattern, Retention
 from headway.patterns.primitives import Kind, Primitive
 from headway.patterns.tiles import Extent
@@ -59,21 +59,13 @@ class Window(Pattern):
     step: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("before", "after", "step"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise PatternError(f"Window: {name} must be a whole number, got {value!r}")
-        if self.before < 0 or self.after < 0:
-            raise PatternError(
-                f"Window: before and after count other positions, 0 or more; got {self.before}, {self.after}"
-            )
+        for name, least in (("before", 0), ("after", 0), ("step", 1)):
+            check_whole(f"Window: {name}", getattr(self, name), least, PatternError)
         if max(self.before, self.after, 1) * self.step > FARTHEST:
             raise PatternError(
                 f"Window: it reaches {max(self.before, self.after, 1) * self.step} positions far, and positions end at "
                 f"{FARTHEST}; for all that lies before a query write Causal()"
             )
-        if self.step < 1:
-            raise PatternError(f"Window: step must be at least 1 (1 is no dilation), got {self.step}")
 
     @staticmethod
     def last(keys: int, step: int = 1) -> Window:

@@ -7,22 +7,12 @@ from collections.abc import Callable
 from operator import and_, or_
 from typing import Any
 
-from headway.errors import PatternError, did_you_mean
+from headway.errors import PatternError, as_error, did_you_mean
 from headway.patterns.base import Pattern, PerHead
 from headway.patterns.leaves import Causal, Full, Global, GlobalKeys, GlobalQueries, Sink, Window
 
-NAMES: dict[str, Callable[..., Pattern]] = {
-    "Full": Full,
-    "Causal": Causal,
-    "Window": Window,
-    "Window.last": Window.last,
-    "Window.around": Window.around,
-    "Sink": Sink,
-    "GlobalKeys": GlobalKeys,
-    "GlobalQueries": GlobalQueries,
-    "Global": Global,
-    "PerHead": PerHead,
-}
+SPELLED = Full, Causal, Window, Window.last, Window.around, Sink, GlobalKeys, GlobalQueries, Global, PerHead
+NAMES: dict[str, Callable[..., Pattern]] = {made.__qualname__: made for made in SPELLED}
 _KNOWN = f"known are {', '.join(NAMES)}, joined by & and |"
 
 
@@ -92,7 +82,5 @@ def _called(func: ast.expr, arguments: list[ast.expr], keywords: list[ast.keywor
     if name not in NAMES:
         raise PatternError(f"unknown name {name!r} at character {at}{did_you_mean(name, NAMES)}; {_KNOWN}")
     given, named = [_value(one) for one in arguments], {k.arg or "**": _value(k.value) for k in keywords}
-    try:
+    with as_error(PatternError, f"{name} at character {at}", TypeError):
         return NAMES[name](*given, **named)
-    except TypeError as error:
-        raise PatternError(f"{name} at character {at}: {error}") from None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, check_whole
 from headway.positions.schemes import PositionScheme, Sinusoidal
 from headway.scores import ALiBi, RelativeBias, RelativeKey, Score, alibi_slopes
 
@@ -34,7 +34,7 @@ class Relative(PositionScheme):
     shared = False
 
     def __post_init__(self) -> None:
-        _check_count("Relative", "clip", self.clip, 1)
+        check_whole("Relative: clip", self.clip)
 
     def scores(self, heads: int, head_dim: int, bidirectional: bool) -> tuple[Score, ...]:
         rows = 2 * self.clip + 1
@@ -66,8 +66,8 @@ class T5Bias(PositionScheme):
     marks = "scores"
 
     def __post_init__(self) -> None:
-        _check_count("T5Bias", "buckets", self.buckets, 2)
-        _check_count("T5Bias", "max_distance", self.max_distance, 2)
+        check_whole("T5Bias: buckets", self.buckets, 2)
+        check_whole("T5Bias: max_distance", self.max_distance, 2)
 
     def scores(self, heads: int, head_dim: int, bidirectional: bool) -> tuple[Score, ...]:
         return (RelativeBias(_fresh(self.buckets, heads), bidirectional, self.max_distance),)
@@ -102,8 +102,3 @@ class LinearBias(PositionScheme):
 
 def _fresh(rows: int, columns: int) -> Tensor:
     return nn.Parameter(nn.init.normal_(torch.empty(rows, columns), 0, 0.02))
-
-
-def _check_count(owner: str, name: str, value: object, least: int) -> None:
-    if type(value) is not int or value < least:
-        raise ConfigError(f"{owner}: {name} must be a whole number of at least {least}, got {value!r}")

@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, check_whole
 from headway.positions.schemes import powers
 
 
@@ -29,10 +29,7 @@ class Scaling:
         owner = type(self).__name__
         for name, value in vars(self).items():
             if name == "trained_context":
-                if isinstance(value, bool) or not isinstance(value, int) or value < 2:
-                    raise ConfigError(
-                        f"{owner}: trained_context must be an integer of at least 2 tokens, got {value!r}"
-                    )
+                check_whole(f"{owner}: trained_context", value, 2)
             elif name.endswith("_factor") and isinstance(value, list | tuple):
                 numbers = tuple(_positive(owner, f"every {name}", number) for number in value)
                 object.__setattr__(self, name, numbers)

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, check_known
 from headway.positions.tables import Rotation
 from headway.scores import Score
 
@@ -148,8 +148,7 @@ class Sinusoidal(PositionScheme):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "theta", checked_theta(self.theta, "Sinusoidal"))
-        if self.pairing not in ("adjacent", "halves"):
-            raise ConfigError(f'Sinusoidal: pairing is "adjacent" or "halves", got {self.pairing!r}')
+        check_known(self.pairing, ("adjacent", "halves"), "Sinusoidal: there is no pairing")
 
     def embedding(self, position: Tensor, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """The rows to add: [..., T] positions (integers) give [..., T, width] in `dtype`; angles are float64.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from headway.errors import ConfigError, did_you_mean
+from headway.errors import ConfigError, check_known
 
 Measures = Mapping[str, Mapping[str, Any]]
 """stage -> name of a measure -> value, of one seed."""
@@ -33,11 +33,9 @@ class Claim:
             raise ConfigError(f"claim {text!r}: {rule!r} must compare by <, <=, > or >=")
         measured = [node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
         for node in ast.walk(tree):
+            if isinstance(node, ast.Name):
+                check_known(node.id, stages, f"claim {text!r}: there is no stage")
             match node:
-                case ast.Name(id=name) if name not in stages:
-                    raise ConfigError(
-                        f"claim {text!r}: there is no stage {name!r}{did_you_mean(name, stages)}"
-                    )
                 case ast.Constant(value=int() | float()) | ast.Attribute(value=ast.Name()):
                     pass
                 case _ if not isinstance(node, PARTS) and node not in measured:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from headway.errors import ConfigError, did_you_mean
+from headway.errors import ConfigError, check_known, did_you_mean
 from headway.recipes.claims import Claim
 from headway.recipes.surgery import check_surgery
 from headway.train.config import TrainConfig
@@ -116,8 +116,7 @@ def read_recipe(
     own: dict[str, dict[str, Any]] = {name: {} for name in names}
     for key in [key for key in given if "." in key]:
         name, _, setting = key.partition(".")
-        if name not in own:
-            raise ConfigError(f"{key}: there is no stage {name!r}{did_you_mean(name, names)}")
+        check_known(name, own, f"{key}: there is no stage")
         own[name][setting] = given.pop(key)
     if small and not any(SMALL in part for part in (values, *entries)):
         raise ConfigError(f"--small needs settings under `{SMALL}:`, and {path} has none")
@@ -161,11 +160,10 @@ def _stage(
 ) -> Stage:
     where = f"{path}: stage {name}"
     source = entry.get("from", earlier[-1] if earlier and "model" not in entry else None)
-    if source is not None and source not in earlier:
-        raise ConfigError(f"{where}: from {source!r} is no earlier stage{did_you_mean(str(source), earlier)}")
+    if source is not None:
+        check_known(source, earlier, f"{where}: from names no earlier stage:")
     moments = entry.get("moments", "zero")
-    if moments not in get_args(Moments):
-        raise ConfigError(f"{where}: moments are {' or '.join(get_args(Moments))}, got {moments!r}")
+    check_known(moments, get_args(Moments), f"{where}: there are no moments")
     surgery = entry.get("surgery", {})
     if source is None and (surgery or moments == "keep"):
         raise ConfigError(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, check_known
 from headway.recipes.measures import measures
 from headway.recipes.picture import draw_panels, panels
 from headway.recipes.recipe import Recipe, Stage
@@ -48,8 +48,7 @@ def run_recipe(recipe: Recipe, *, resume: str = "never", quiet: bool = False) ->
 
     Raises what `train` does; ConfigError for another `resume`, for a folder that holds a recipe already or that another
     one uses, and where a stage that is done had other settings."""
-    if resume not in ("never", "auto"):
-        raise ConfigError(f"a recipe takes resume never or auto, got {resume!r}")
+    check_known(resume, ("never", "auto"), "a recipe has no resume")
 
     def say(text: str) -> None:
         if not quiet:

@@ -56,10 +56,8 @@ def check_surgery(asked: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]
         check_known(name, OPERATIONS, f"{where}: there is no operation")
         known = OPERATIONS[name][1]
         options = dict(value) if isinstance(value, Mapping) else {known[0]: value}
-        if unknown := options.keys() - {*known}:
-            raise ConfigError(
-                f"{where}: {name} has no option {', '.join(sorted(unknown))}; it has {', '.join(known)}"
-            )
+        for option in options:
+            check_known(option, known, f"{where}: {name} has no option")
         if known[0] not in options:
             raise ConfigError(f"{where}: {name} needs {known[0]}")
         yield name, options

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -126,27 +127,15 @@ def blocks(matrix: CodedMatrix) -> Tensor:
     return torch.cat((scale.reshape(-1, 1).view(torch.uint8), q), 1).view(outputs, -1)
 
 
-def _fifth(raw: Tensor) -> Tensor:
-    """The bits of 4 bytes, lowest first, each as a fifth bit: [blocks, 32]."""
-    return (raw.unsqueeze(2) >> torch.arange(8, dtype=torch.uint8) & 1).flatten(1) << 4
+def _unpacked(raw: Tensor, bits: int, *, minimum: bool) -> Tensor:
+    """d, m where there is one, fifth bits h of q in 4 bytes where codes have 5, q[0:16 | 16:32]:
 
-
-def _q4_1(raw: Tensor) -> Tensor:
-    """d, m, q[0:16 | 16:32]:  x = d q + m"""
-    d, m = (half(raw[:, at : at + 2]).float() for at in (0, 2))
-    return d * nibbles(raw[:, 4:], 16).float() + m
-
-
-def _q5_0(raw: Tensor) -> Tensor:
-    """d, fifth bits h of q in 4 bytes, q[0:16 | 16:32]:  x = d (q + 16 h - 16)"""
-    q = nibbles(raw[:, 6:], 16) | _fifth(raw[:, 2:6])
-    return half(raw[:, :2]).float() * (q.float() - 16)
-
-
-def _q5_1(raw: Tensor) -> Tensor:
-    """d, m, fifth bits h of q in 4 bytes, q[0:16 | 16:32]:  x = d (q + 16 h) + m"""
-    d, m = (half(raw[:, at : at + 2]).float() for at in (0, 2))
-    return d * (nibbles(raw[:, 8:], 16) | _fifth(raw[:, 4:8])).float() + m
+    x = d (q + 16 h) + m, without m  x = d (q + 16 h - 16)
+    """
+    d, q = half(raw[:, :2]).float(), nibbles(raw[:, -16:], 16)
+    if bits == 5:
+        q = q | (raw[:, -20:-16].unsqueeze(2) >> torch.arange(8, dtype=torch.uint8) & 1).flatten(1) << 4
+    return d * q.float() + half(raw[:, 2:4]).float() if minimum else d * (q.float() - 16)
 
 
 def _inverse(d: Tensor) -> Tensor:
@@ -198,9 +187,9 @@ TYPES = (
     BF16,
     Q8_0,
     Q4_0,
-    BlockType("Q4_1", 3, SMALL, 20, unpack=_q4_1),
-    BlockType("Q5_0", 6, SMALL, 22, unpack=_q5_0),
-    BlockType("Q5_1", 7, SMALL, 24, unpack=_q5_1),
+    BlockType("Q4_1", 3, SMALL, 20, unpack=partial(_unpacked, bits=4, minimum=True)),
+    BlockType("Q5_0", 6, SMALL, 22, unpack=partial(_unpacked, bits=5, minimum=False)),
+    BlockType("Q5_1", 7, SMALL, 24, unpack=partial(_unpacked, bits=5, minimum=True)),
     _of_blocks("Q4_K", 12),
     _of_blocks("Q5_K", 13),
     _of_blocks("Q6_K", 14),

@@ -1,9 +1,9 @@
 """Named tensors whose shapes are known before their values are made: read from disk, merged, turned or cast
 one at a time, so that nothing needs a second copy of a checkpoint.
 
-    forms(state)                          # {name: Form(shape, dtype)}, of any mapping, without reading a value
-    copy_into(state, name, target)        # target.copy_(state[name]), by the smallest detour
-    changed(state, change)                # {name: change(name, value)}: at once for a dict, when asked for elsewhere
+    lazy(state).forms                         # {name: Form(shape, dtype)}, of any mapping, without reading a value
+    lazy(state).copy_into(name, target)       # target.copy_(state[name]), by the smallest detour
+    changed(state, change)                    # {name: change(name, value)}, when asked for
 """
 
 from __future__ import annotations
@@ -151,45 +151,23 @@ def _nearest(name: str, there: Sequence[str]) -> str:
     return did_you_mean(name, there).replace("did you mean", "nearest there:").replace("?", "")
 
 
-def forms(state: Mapping[str, Tensor]) -> Mapping[str, Form]:
-    """Shape and dtype of every tensor, in order; nothing is read."""
+def lazy(state: Mapping[str, Tensor]) -> LazyTensors:
+    """Any mapping as `LazyTensors`, without reading a value."""
     if isinstance(state, LazyTensors):
-        return state.forms
-    return {name: Form(tuple(value.shape), value.dtype) for name, value in state.items()}
-
-
-def copy_into(state: Mapping[str, Tensor], name: str, target: Tensor) -> None:
-    """`target.copy_(state[name])`; from a file, piece by piece."""
-    if isinstance(state, LazyTensors):
-        state.copy_into(name, target)
-    else:
-        target.copy_(state[name])
-
-
-def part(state: Mapping[str, Tensor], name: str, box: tuple[slice, ...]) -> Tensor:
-    """`state[name][box]`; of a file in shards, from those alone that have some of it."""
-    return state.part(name, box) if isinstance(state, LazyTensors) else state[name][box]
-
-
-def renamed(state: Mapping[str, Tensor], names: Mapping[str, str]) -> Mapping[str, Tensor]:
-    """The same values under other names, {new name: name in `state`}, in the order of `names`."""
-    if isinstance(state, LazyTensors):
-        return state.renamed(names)
-    return {new: state[old] for new, old in names.items()}
+        return state
+    return Made({name: Form(tuple(t.shape), t.dtype) for name, t in state.items()}, state.__getitem__)
 
 
 def changed(
     state: Mapping[str, Tensor],
     change: Callable[[str, Tensor], Tensor],
     shape: Callable[[str, Form], Form] = lambda name, form: form,
-) -> Mapping[str, Tensor]:
-    """Every value through `change(name, value)`: at once for a dict, when asked for where values are lazy.
+) -> LazyTensors:
+    """Every value through `change(name, value)`, when asked for.
 
     `shape(name, form)` is the form that `change` gives it, unless it keeps it.
     """
-    if not isinstance(state, LazyTensors):
-        return {name: change(name, value) for name, value in state.items()}
-    forms = {name: shape(name, form) for name, form in state.forms.items()}
+    forms = {name: shape(name, form) for name, form in lazy(state).forms.items()}
     return Made(forms, lambda name: change(name, state[name]))
 
 
@@ -198,13 +176,15 @@ def with_values(
 ) -> LazyTensors:
     """The same values, and those of the names in `known`, which are not taken from `state` but made when asked for."""
 
+    there = lazy(state)
+
     def copy(name: str, target: Tensor) -> None:
         if name in known:
             target.copy_(make(name))
         else:
-            copy_into(state, name, target)
+            there.copy_into(name, target)
 
-    return Made({**forms(state), **known}, lambda name: make(name) if name in known else state[name], copy)
+    return Made({**there.forms, **known}, lambda name: make(name) if name in known else there[name], copy)
 
 
 def with_zeros(state: Mapping[str, Tensor], absent: Mapping[str, Form]) -> LazyTensors:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.errors import CheckpointError
+from headway.errors import CheckpointError, as_error
 from headway.storage.reading import open_regular
 from headway.storage.safetensors import Entry, check_form
 
@@ -87,17 +87,12 @@ def _plain_archive(path: Path) -> bool:
     with open_regular(path) as file:
         if not file.read(4).startswith(b"PK\x03\x04"):
             return False
-        try:
-            with zipfile.ZipFile(file) as archive:
-                packed = [r.filename for r in archive.infolist() if r.compress_type != zipfile.ZIP_STORED]
-                order = [
-                    r for r in archive.infolist() if r.filename.endswith("/byteorder") and r.file_size < 16
-                ]
-                little = all(archive.read(record) == b"little" for record in order)
-        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError) as error:
-            raise CheckpointError(
-                f"{path} is a damaged archive: {error}; copy or download it again"
-            ) from error
+        faults = zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError
+        fault = f"{path} is a damaged archive; copy or download it again"
+        with as_error(CheckpointError, fault, *faults), zipfile.ZipFile(file) as archive:
+            packed = [r.filename for r in archive.infolist() if r.compress_type != zipfile.ZIP_STORED]
+            order = [r for r in archive.infolist() if r.filename.endswith("/byteorder") and r.file_size < 16]
+            little = all(archive.read(record) == b"little" for record in order)
     if packed:
         raise CheckpointError(
             f"{path} is a compressed archive ({packed[0]}), which torch.save does not write"

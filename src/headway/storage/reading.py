@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from headway.errors import CheckpointError, HeadwayError
+from headway.errors import CheckpointError, HeadwayError, as_error
 
 LONGEST_JSON = 32 << 20
 DEEPEST = 64
@@ -40,16 +40,16 @@ def open_regular(path: Path) -> BinaryIO:
     raise CheckpointError(f"cannot read {path}: {what}")
 
 
-def read_json(path: Path, *, most: int = LONGEST_JSON) -> dict[str, Any]:
-    """One JSON object of at most `most` bytes. CheckpointError names the file and what it is instead (empty,
+def read_json(path: Path) -> dict[str, Any]:
+    """One JSON object of at most `LONGEST_JSON` bytes. CheckpointError names the file and what it is instead (empty,
     LFS pointer, HTML, too long, not UTF-8), or its fault (a key that is there twice, a number that is none)."""
-    value: dict[str, Any] = _read(path, dict, most)
+    value: dict[str, Any] = _read(path, dict)
     return value
 
 
-def read_json_array(path: Path, *, most: int = LONGEST_JSON) -> list[Any]:
+def read_json_array(path: Path) -> list[Any]:
     """One JSON array, as `read_json` reads an object."""
-    value: list[Any] = _read(path, list, most)
+    value: list[Any] = _read(path, list)
     return value
 
 
@@ -62,20 +62,18 @@ def parse_json(raw: bytes) -> dict[str, Any]:
     return value
 
 
-def _read(path: Path, kind: type, most: int) -> Any:
+def _read(path: Path, kind: type) -> Any:
     with open_regular(path) as file:
         size = file.seek(0, 2)
-        if size > most:
+        if size > LONGEST_JSON:
             raise CheckpointError(
-                f"{path} has {size:,} bytes, and at most {most:,} are read as JSON: is it another file?"
+                f"{path} has {size:,} bytes, and at most {LONGEST_JSON:,} are read as JSON: is it another file?"
             )
         file.seek(0)
         raw = file.read()
     refuse_impostor(path, raw[:512], "a JSON file")
-    try:
+    with as_error(CheckpointError, f"{path} is not valid JSON", ValueError):
         value = _parsed(raw)
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, kind):
         raise CheckpointError(f"{path} {_not_of(kind, value)}")
     return value

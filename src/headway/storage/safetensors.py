@@ -22,11 +22,11 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from headway.errors import CheckpointError
+from headway.errors import CheckpointError, check_known
 from headway.storage import disk
 from headway.storage.dtypes import dtype_name
 from headway.storage.files import Put, write_file
-from headway.storage.lazy import Form, forms
+from headway.storage.lazy import Form, lazy
 from headway.storage.reading import open_regular, parse_json, refuse_impostor
 
 LONGEST = 32 << 20
@@ -146,10 +146,9 @@ def _span(path: Path, name: str, entry: Any) -> tuple[Form, int, int]:
                 path,
                 f"{what} of {name[:80]!r} must be {wanted} from 0 to below 2^63, got {str(numbers)[:80]}",
             )
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise CheckpointError(
-            f"{path}: tensor {name[:80]!r} has dtype {str(dtype)[:80]}; known are {', '.join(DTYPES)}"
-        )
+    check_known(
+        str(dtype)[:80], DTYPES, f"{path}: tensor {name[:80]!r}: there is no dtype", error=CheckpointError
+    )
     check_form(path, name, tuple(shape))
     return Form(tuple(shape), DTYPES[dtype]), offsets[0], offsets[1]
 
@@ -167,7 +166,7 @@ def write_safetensors(
     Equal tensors in equal order give an identical file. The widest dtypes come first, so that every value
     is aligned.
     """
-    known, names = forms(tensors), {dtype: name for name, dtype in DTYPES.items()}
+    known, names = lazy(tensors).forms, {dtype: name for name, dtype in DTYPES.items()}
     order = sorted(known, key=lambda name: -known[name].dtype.itemsize)
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     at = 0

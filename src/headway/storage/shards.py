@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from headway.errors import CheckpointError
+from headway.errors import CheckpointError, as_error
 from headway.storage.reading import parse_json
 from headway.storage.safetensors import Entry, read_described, write_safetensors
 
@@ -125,13 +125,10 @@ def _info(
     file: Path, metadata: Mapping[str, str], entries: Mapping[str, Entry]
 ) -> dict[str, tuple[Place, Place]]:
     """Of each tensor in a shard, where its box begins, and the shape of the whole."""
-    try:
+    fault = f"{file} is no shard: its header does not say where its tensors belong"
+    with as_error(CheckpointError, fault, ValueError, KeyError, TypeError):
         listed = parse_json(metadata.get(INFO, "").encode())
         found = {name: (tuple(listed[name][AT]), tuple(listed[name]["shape"])) for name in entries}
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{file} is no shard: its header does not say where its tensors belong ({error})"
-        ) from error
     for name, (at, shape) in found.items():
         sizes = entries[name].shape
         fits = len(at) == len(shape) == len(sizes) and all(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from headway.errors import CheckpointError
 from headway.storage.files import json_text, write_file
-from headway.storage.lazy import LazyTensors, forms, renamed
+from headway.storage.lazy import LazyTensors, lazy
 from headway.storage.pickles import looks_pickled, pickle_refused, read_pickle
 from headway.storage.reading import open_regular, read_json
 from headway.storage.safetensors import Entry, check_form, read_described, write_safetensors
@@ -42,12 +42,7 @@ class Tensors(LazyTensors):
 
     def __getitem__(self, name: str) -> Tensor:
         self.check_name(name)
-        entry = self.forms[name]
-        if not isinstance(entry, Whole):
-            return self._value(entry)
-        whole = torch.empty(entry.shape, dtype=entry.dtype)
-        self.copy_into(name, whole)
-        return whole
+        return self.part(name, tuple(slice(0, size) for size in self.forms[name].shape))
 
     def _value(self, entry: Entry) -> Tensor:
         if entry.value is not None:
@@ -143,7 +138,7 @@ def write_tensors(
         raise CheckpointError(f"the largest shard must be a positive number of bytes, got {shard_bytes}")
     shards: list[list[str]] = [[]]
     room = shard_bytes
-    for name, form in forms(tensors).items():
+    for name, form in lazy(tensors).forms.items():
         nbytes = form.nbytes
         if shards[-1] and nbytes > room:
             shards.append([])
@@ -156,9 +151,9 @@ def write_tensors(
     weight_map: dict[str, str] = {}
     for number, names in enumerate(shards, 1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        write_safetensors(folder / file, renamed(tensors, {name: name for name in names}), metadata)
+        write_safetensors(folder / file, lazy(tensors).renamed({name: name for name in names}), metadata)
         weight_map.update(dict.fromkeys(names, file))
-    total = sum(form.nbytes for form in forms(tensors).values())
+    total = sum(form.nbytes for form in lazy(tensors).forms.values())
     write_file(folder / INDEX, json_text({"metadata": {"total_size": total}, "weight_map": weight_map}))
 
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 
 from headway.errors import DataError
 from headway.text.template import BARE
-from headway.text.tokenizer_config import decoded, is_id, read_json, short, token_names
+from headway.text.tokenizer_config import decoded, is_id, need_tokens, read_json, short, token_names
 from headway.text.vocabulary import LARGEST_ID, add_controls, byte_level_alphabet
 
 # Words with their leading space, numbers by three digits, punctuation, line ends; runs of spaces stay whole but for
@@ -202,10 +202,10 @@ def read(file: Path, config: Mapping[str, Any], kind: str) -> tuple[Backend, dic
     put_rule(backend, RULES[style.rule], space)
     backend.post_processor = processors.ByteLevel(trim_offsets=False)
     if style.template:
-        for role in ("cls", "sep"):
-            if names[role] not in vocabulary:
-                raise DataError(f"{file}: the {role} token {names[role]!r} is not in vocab.json")
-        sep, cls = ((name, vocabulary[name]) for name in (str(names["sep"]), str(names["cls"])))
+        roles = "cls", "sep"
+        cls, sep = zip(
+            (str(names[r]) for r in roles), need_tokens(names, roles, vocabulary, file), strict=True
+        )
         trim = bool(config.get("trim_offsets", True))
         backend.post_processor = processors.RobertaProcessing(
             sep, cls, trim_offsets=trim, add_prefix_space=space

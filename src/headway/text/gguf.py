@@ -22,7 +22,7 @@ from typing import Any
 from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Backend
 
-from headway.errors import DataError, did_you_mean
+from headway.errors import DataError, check_known
 from headway.text import sentencepiece
 from headway.text.bytelevel import RULES, put_rule
 from headway.text.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Pieces
@@ -46,15 +46,12 @@ def read(metadata: Mapping[str, Any], file: Path) -> tuple[Backend, dict[str, An
     if not has_tokenizer(metadata):
         raise DataError(f"{file}: this file has no tokenizer ({MODEL} is {kind!r}); give one from elsewhere")
     readers = {PIECES: _read_pieces, BYTE_LEVEL: _read_byte_level}
-    if kind not in readers:
-        raise DataError(
-            f"{file}: {MODEL} is {kind!r}, which is unsupported; supported are {', '.join(readers)}"
-        )
+    check_known(str(kind)[:80], readers, f"{file}: {MODEL} is none that is supported:", error=DataError)
     tokens, kinds = _tokens(metadata)
     ids = {
         role: _id(metadata, name, len(tokens)) for role, name in {"bos": "bos", "eos": "eos", **ROLES}.items()
     }
-    backend, begins = readers[kind](metadata, tokens, kinds, ids)
+    backend, begins = readers[str(kind)](metadata, tokens, kinds, ids)
     given = {key: metadata.get(f"{GGML}{key}_token") for key in ("add_bos", "add_eos")}
     for key, value in given.items():
         if value is not None and not isinstance(value, bool):
@@ -141,11 +138,7 @@ def _read_byte_level(
     metadata: Mapping[str, Any], tokens: list[str], kinds: list[int], ids: Mapping[str, int | None]
 ) -> tuple[Backend, bool]:
     name = metadata.get(f"{GGML}pre")
-    if name not in RULES:
-        raise DataError(
-            f"{GGML}pre is {str(name)[:80]!r}{did_you_mean(str(name), RULES)}: the rule by which it splits text is not "
-            f"known; known are {', '.join(RULES)}"
-        )
+    check_known(str(name)[:80], RULES, f"{GGML}pre is no known rule to split text by:", error=DataError)
     rule = RULES[str(name)]
     there = {i: token for i, token in enumerate(tokens) if not _is_padding(i, token, kinds[i])}
     added = [i for i in there if kinds[i] in (CONTROL, UNKNOWN, USER_DEFINED)]

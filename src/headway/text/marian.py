@@ -14,7 +14,7 @@ from headway.errors import DataError, check_known
 from headway.storage.files import atomic_write, json_text
 from headway.storage.reading import refuse_impostor
 from headway.text import bytelevel, sentencepiece
-from headway.text.tokenizer_config import naming, read_config, token_names
+from headway.text.tokenizer_config import naming, need_tokens, read_config, token_names
 from headway.text.vocabulary import SPACE, require_rows
 
 SIDES = ("source", "target")
@@ -46,17 +46,16 @@ class MarianTokenizer:
         self.config = dict(config or {})
         roles = {"unk": "<unk>", "eos": "</s>", "pad": "<pad>"}
         self._names = {role: str(name) for role, name in token_names(self.config, roles).items()}
-        separate = vocabularies["source"] is not vocabularies["target"]
-        for side in SIDES:
-            for role, name in self._names.items():
-                if name not in vocabularies[side]:
-                    file = "target_vocab.json" if separate and side == "target" else "vocab.json"
-                    raise DataError(
-                        f"{where}: the {role} token {name[:80]!r} is not in the {side} vocabulary, {file}; its name is "
-                        "that of tokenizer_config.json, if it has one"
-                    )
+        need_tokens(self._names, roles, vocabularies["source"], Path(where, "vocab.json"))
+        file = "target_vocab.json" if self._separate else "vocab.json"
+        self.unk, self.eos, self.pad = need_tokens(
+            self._names, roles, vocabularies["target"], Path(where, file)
+        )
         self._backends = {side: _backend(spm[side], f"{where}/{side}.spm") for side in SIDES}
-        self.unk, self.eos, self.pad = (vocabularies["target"][self._names[role]] for role in roles)
+
+    @property
+    def _separate(self) -> bool:
+        return self._vocabularies["source"] is not self._vocabularies["target"]
 
     @staticmethod
     def load(folder: str | Path) -> MarianTokenizer:
@@ -78,11 +77,15 @@ class MarianTokenizer:
         """Writes the files that `load` and `transformers` read, each atomically."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        separate = self._vocabularies["source"] is not self._vocabularies["target"]
         names = {f"{role}_token": name for role, name in self._names.items()}
-        config = {**self.config, "tokenizer_class": "MarianTokenizer", "separate_vocabs": separate, **names}
+        config = {
+            **self.config,
+            "tokenizer_class": "MarianTokenizer",
+            "separate_vocabs": self._separate,
+            **names,
+        }
         written = {"vocab.json": self._vocabularies["source"], "tokenizer_config.json": config}
-        written |= {"target_vocab.json": self._vocabularies["target"]} if separate else {}
+        written |= {"target_vocab.json": self._vocabularies["target"]} if self._separate else {}
         for name, value in written.items():
             atomic_write(folder / name, json_text(value))
         for side in SIDES:
@@ -105,7 +108,7 @@ class MarianTokenizer:
         self, texts: Sequence[str], *, side: str = "source", eos: bool = True
     ) -> list[list[int]]:
         """`encode` of each text."""
-        _check_side(side)
+        check_known(side, SIDES, "a Marian tokenizer has no side", error=DataError)
         for i, text in enumerate(texts):
             if not isinstance(text, str):
                 raise DataError(f"text {i} must be a str, got {type(text).__name__}")
@@ -120,7 +123,7 @@ class MarianTokenizer:
 
     def decode(self, ids: Sequence[int], *, side: str = "target", special: bool = False) -> str:
         """The text of ids; special tokens give text, with a space after it, only if `special`."""
-        _check_side(side)
+        check_known(side, SIDES, "a Marian tokenizer has no side", error=DataError)
         runs, names = [""], set(self._names.values())  # of a special token and of others by turns
         for i in ids:
             piece = self._pieces[side].get(i)
@@ -138,10 +141,6 @@ class MarianTokenizer:
 
     def __repr__(self) -> str:
         return f"MarianTokenizer({self.vocab_size} tokens, eos={self.eos}, pad={self.pad})"
-
-
-def _check_side(side: str) -> None:
-    check_known(side, SIDES, "a Marian tokenizer has no side", error=DataError)
 
 
 def _backend(data: bytes, name: str) -> Backend:

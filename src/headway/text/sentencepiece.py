@@ -17,7 +17,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from headway.errors import DataError
+from headway.errors import DataError, as_error
 from headway.text.template import BARE
 from headway.text.vocabulary import SPACE, add_controls
 
@@ -60,7 +60,8 @@ def read_model(path: Path, data: bytes | None = None) -> Pieces:
     trainer: dict[int, int] = {}
     normalizer: dict[int, int] = {}
     charsmap = b""
-    try:
+    faults = KeyError, IndexError, TypeError, ValueError, struct.error
+    with as_error(DataError, f"{path}: not a SentencePiece model; copy or download it again", *faults):
         for number, value in _fields(path.read_bytes() if data is None else data):
             if number == 1 and isinstance(value, bytes):
                 piece = dict(_fields(value))
@@ -73,10 +74,6 @@ def read_model(path: Path, data: bytes | None = None) -> Pieces:
                 items = list(_fields(value))
                 normalizer = {k: v for k, v in items if isinstance(v, int)}
                 charsmap = next((v for k, v in items if k == 2 and isinstance(v, bytes)), b"")
-    except (KeyError, IndexError, TypeError, ValueError, struct.error) as error:
-        raise DataError(
-            f"{path}: not a SentencePiece model ({error or type(error).__name__}); copy or download it again"
-        ) from None
     model = trainer.get(3, UNIGRAM)
     if not rows or model not in (UNIGRAM, BPE):
         raise DataError(
@@ -105,7 +102,7 @@ def read_llama2c(path: Path) -> Pieces:
     pieces: list[str] = []
     scores: list[float] = []
     at = 4
-    try:
+    with as_error(DataError, f"{path}: not a llama2.c tokenizer", struct.error, UnicodeDecodeError):
         while at < len(data):
             score, length = struct.unpack_from("<fi", data, at)
             if length < 0 or at + 8 + length > len(data):
@@ -113,8 +110,6 @@ def read_llama2c(path: Path) -> Pieces:
             pieces.append(data[at + 8 : at + 8 + length].decode().replace(" ", SPACE))
             scores.append(score)
             at += 8 + length
-    except (struct.error, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: not a llama2.c tokenizer ({error})") from None
     if len(pieces) < 259 or pieces[3] != "<0x00>":
         raise DataError(
             f"{path}: not a llama2.c tokenizer ({len(pieces)} pieces; <unk>, BOS, EOS, 256 bytes are needed)"

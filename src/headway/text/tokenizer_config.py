@@ -4,12 +4,12 @@ added_tokens.json, and the chat template."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from headway.errors import DataError, HeadwayError
+from headway.errors import DataError, HeadwayError, as_error
 from headway.storage import reading
 from headway.text.chat import ChatTemplate
 from headway.text.vocabulary import LARGEST_ID
@@ -93,16 +93,25 @@ def token_names(config: Mapping[str, Any], usual: Mapping[str, str]) -> dict[str
     return {role: None if value is None else content(value) for role, value in given.items()}
 
 
+def need_tokens(
+    names: Mapping[str, str | None], roles: Iterable[str], pieces: Mapping[str, int], file: Path
+) -> list[int]:
+    """The ids of the special tokens of these roles. Raises DataError for one that is not a piece of the file."""
+    for role in roles:
+        if names[role] not in pieces:
+            raise DataError(
+                f"{file}: the {role} token {str(names[role])[:80]!r} is not among its {len(pieces)} pieces; its name "
+                "is that of tokenizer_config.json, if it has one"
+            )
+    return [pieces[str(names[role])] for role in roles]
+
+
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file; {} when there is no such file. Raises CheckpointError for what is none, DataError for
     text in it that UTF-8 cannot encode."""
     value = reading.read_json(file) if file.is_file() else {}
-    try:
+    with as_error(DataError, f"{file}: a text in it has a lone surrogate", UnicodeEncodeError):
         json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"{file}: a text in it has a lone surrogate, which UTF-8 cannot encode: {error.reason}"
-        ) from None
     return value
 
 
@@ -161,15 +170,14 @@ def decoded(file: Path) -> str:
 def naming(file: Path) -> Iterator[None]:
     """Put the file's name before an error that is raised inside and does not name it: ours, or one of the `tokenizers`
     library, which raises many types for what it refuses."""
-    try:
-        yield
-    except HeadwayError as error:
-        if str(file) in str(error):
+    with reading.naming(file):
+        try:
+            yield
+        except HeadwayError:
             raise
-        raise DataError(f"{file}: {error}") from error
-    except Exception as error:
-        first = str(error).split("\n")[0][:300] or type(error).__name__
-        raise DataError(f"{file}: the tokenizers library refuses it: {first}") from error
+        except Exception as error:
+            first = str(error).split("\n")[0][:300] or type(error).__name__
+            raise DataError(f"the tokenizers library refuses it: {first}") from error
 
 
 def short(value: Any) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from headway.errors import CheckpointError, DataError, did_you_mean
+from headway.errors import CheckpointError, DataError, check_known
 
 # Special tokens by role, with their usual names; bos and eos have none.
 ROLES = {"cls": ["[CLS]"], "sep": ["[SEP]"], "mask": ["[MASK]", "<mask>"], "pad": ["[PAD]", "<pad>"],
@@ -40,7 +40,7 @@ class Vocabulary:
         if largest >= LARGEST_ID:
             raise DataError(f"there is a token of id {largest:,}, and ids are below {LARGEST_ID:,}")
         for role in special:
-            _check_role(role, ROLES)
+            check_known(role, ROLES, "no special token is called", error=DataError)
         named = [i for i in (bos, eos, *special.values()) if i is not None]
         unknown = [i for i in named if backend.id_to_token(i) is None]
         if unknown:
@@ -74,7 +74,7 @@ class Vocabulary:
         """The id of the special token `role` (bos, eos, cls, sep, mask, pad, unk). Raises DataError when there is
         none."""
         roles = ("bos", "eos", *ROLES)
-        _check_role(role, roles)
+        check_known(role, roles, "no special token is called", error=DataError)
         found: int | None = getattr(self, role)
         if found is None:
             has = ", ".join(r for r in roles if getattr(self, r) is not None) or "none of them"
@@ -183,11 +183,6 @@ class StreamDecoder:
         self._window = self._window[-4:]
         self._read = len(self._window)
         return whole[len(before) :]
-
-
-def _check_role(role: str, roles: Iterable[str]) -> None:
-    if role not in roles:
-        raise DataError(f"no special token is called {role!r}{did_you_mean(role, roles)}")
 
 
 def require_rows(vocab_size: int, embedding_rows: int) -> None:

@@ -12,7 +12,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from headway.errors import DataError
 from headway.text.template import Template
-from headway.text.tokenizer_config import decoded, token_names
+from headway.text.tokenizer_config import decoded, need_tokens, token_names
 from headway.text.vocabulary import add_controls
 
 NAMES = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
@@ -77,16 +77,11 @@ def read(file: Path, config: Mapping[str, Any], kind: str) -> tuple[Backend, dic
         )
     vocabulary, names = read_vocabulary(file), token_names(config, NAMES)
     prepare = normalizer(vocabulary, config, file)
-    unk, cls, sep = (str(names[role]) for role in ("unk", "cls", "sep"))
-    for role, name in (("unk", unk), ("cls", cls), ("sep", sep)):
-        if name not in vocabulary:
-            raise DataError(
-                f"{file}: the {role} token {name[:80]!r} is not among its {len(vocabulary)} pieces"
-            )
-    backend = Backend(models.WordPiece(vocabulary, unk_token=unk))
+    _, cls, sep = need_tokens(names, ("unk", "cls", "sep"), vocabulary, file)
+    backend = Backend(models.WordPiece(vocabulary, unk_token=str(names["unk"])))
     backend.normalizer = prepare
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
     add_controls(backend, [name for name in names.values() if name in vocabulary])
-    backend.post_processor = Template.bert(vocabulary[cls], vocabulary[sep]).processor(backend)
+    backend.post_processor = Template.bert(cls, sep).processor(backend)
     return backend, names

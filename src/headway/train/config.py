@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, model_validator
 from pydantic.fields import FieldInfo
 
-from headway.errors import ConfigError, did_you_mean
+from headway.errors import ConfigError, near_file
 from headway.report import described
 from headway.threads import MOST_THREADS
 from headway.train.foreign_names import known_as
@@ -186,7 +186,7 @@ class TrainConfig(MachineSettings, OutputSettings):
     def missing(self) -> list[str]:
         """The files that the settings name and that are not there: a line each."""
         return [
-            f"{name} {value}: no such file or folder{near(Path(value))}"
+            f"{name} {value}: no such file or folder{near_file(Path(value))}"
             for name, value in self.paths.items()
             if not value.startswith(REMOTE) and not Path(value).exists()
         ]
@@ -243,11 +243,6 @@ class TrainConfig(MachineSettings, OutputSettings):
 def watches(config: TrainConfig) -> bool:
     """Whether a run asks which of its models is the best (`headway.train.ending`)."""
     return config.keep_best or config.early_stopping_patience is not None
-
-
-def near(path: Path) -> str:
-    """`(did you mean ..?)` for the name of a file beside this one, else the empty string."""
-    return did_you_mean(path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else [])
 
 
 def _at_home(value: Any) -> Any:

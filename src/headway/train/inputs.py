@@ -14,13 +14,13 @@ from headway.attention.linear_attention import LinearAttentionSpec
 from headway.checkpoints import Base
 from headway.checkpoints.folder import Folder, load_folder
 from headway.checkpoints.restore import build_model
-from headway.errors import CheckpointError, ConfigError, PatternError, did_you_mean
+from headway.errors import CheckpointError, ConfigError, as_error, did_you_mean
 from headway.models import FAMILIES, Decoder, Encoder, Head, Model, ModelSpec, build, catalog, cost
 from headway.nn import Adapter, Lora, attach, block_linears
 from headway.nn.weights import WEIGHTS
 from headway.parallel.sharded import fill, own_state
 from headway.patterns import Causal, Pattern, parse
-from headway.storage.lazy import forms
+from headway.storage.lazy import lazy
 from headway.text import Tokenizer, train_bpe, train_characters, train_words
 from headway.train.microbatch_pool import DTYPES, choose_precision
 from headway.train.rows_config import RowsConfig
@@ -131,10 +131,8 @@ def make_spec(config: RowsConfig, vocab: int) -> ModelSpec:
 
 def _layer_patterns(text: str) -> list[Pattern]:
     """`Window.last(128); Causal()` as patterns, one per layer, to be repeated."""
-    try:
+    with as_error(ConfigError, "patterns"):
         return [parse(part) for part in text.split(";")]
-    except PatternError as error:
-        raise ConfigError(f"patterns: {error}") from None
 
 
 def first_model(
@@ -232,7 +230,7 @@ def trained_adapter(model: Model) -> Adapter:
 def restore_adapter(model: Model, tensors: Mapping[str, Tensor], path: Path) -> None:
     """Fill the adapter of a model. Raises CheckpointError for tensors that are not its own."""
     own = trained_adapter(model).tensors
-    here, there = ({name: form.shape for name, form in forms(state).items()} for state in (own, tensors))
+    here, there = ({name: form.shape for name, form in lazy(state).forms.items()} for state in (own, tensors))
     if wrong := sorted(n for n in here.keys() | there.keys() if here.get(n) != there.get(n)):
         raise CheckpointError(
             f"{path} holds another adapter than the settings make: {', '.join(wrong[:5])}; resume with its own settings"

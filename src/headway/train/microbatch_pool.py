@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from headway.choice import Choice
 from headway.errors import ConfigError
-from headway.hardware import bf16_native, cpu_name
+from headway.hardware import cpu_name, multiplies
 from headway.models import ModelSpec
 from headway.parallel import Mesh
 from headway.train.rows_config import RowsConfig
@@ -104,10 +104,11 @@ def choose_precision(asked: str) -> Choice:
         )
     if asked == "fp32":
         return Choice("fp32", "asked for")
+    native = multiplies(torch.bfloat16)
     if asked == "bf16":
-        slow = "" if bf16_native() else f", although {cpu_name()} has no bf16 instructions: slower than fp32"
+        slow = "" if native else f", although {cpu_name()} has no bf16 instructions: slower than fp32"
         return Choice("bf16", "asked for" + slow)
-    if bf16_native():
+    if native:
         return Choice("bf16", "this CPU multiplies bf16 natively", rejected=(("fp32", "slower here"),))
     return Choice("fp32", "this CPU has no bf16 instructions", rejected=(("bf16", "emulated here"),))
 

@@ -14,7 +14,7 @@ from headway.errors import CheckpointError, ConfigError
 from headway.nn import adapter_names, linears
 from headway.parallel import Parallel, Shards
 from headway.parallel.sharded import fill
-from headway.storage.lazy import Form, forms
+from headway.storage.lazy import Form, lazy
 from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.rows_config import RowsConfig
 from headway.train.sharded_step import OwnedMuon, owners_of, plain_parts
@@ -162,7 +162,7 @@ class Optimizer:
         Raises CheckpointError for what is missing, left over or misshapen. Unless `strict`, this may be another
         optimizer's state: what does not fit is left out, and parameters without one begin with zeros."""
         states: dict[str, dict[str, Form]] = {}
-        for key, form in forms(tensors).items():
+        for key, form in lazy(tensors).forms.items():
             name, _, field = key.rpartition("/")
             states.setdefault(name, {})[field] = form
         misfits = {name: reason for name, state in states.items() if (reason := self._misfit(name, state))}

@@ -2,6 +2,7 @@
 that was just trained, by numbers that are measured here and now."""
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -11,9 +12,9 @@ import torch
 from torch import Tensor
 
 from headway.cache import PAGE
-from headway.draw import draw_patterns, pattern_text, saved_figure, side_by_side
+from headway.draw import draw_patterns, saved_figure
 from headway.models import Decoder, catalog, cost
-from headway.patterns import Causal, Full, Global, GlobalKeys, Pattern, Sink, Window
+from headway.patterns import Causal, Full, Global, GlobalKeys, Pattern, Sink, Window, draw
 from headway.report import size, table
 from headway.tokens import Tokens
 from headway_lab.bench.attention import measure
@@ -41,8 +42,28 @@ WINDOW = 1024
 def pictures(count: int = 11, unicode: bool = True, width: int = 100) -> str:
     """The patterns for a terminal."""
     tokens = Tokens.range(count).with_global(list(GLOBAL))
-    blocks = [(name, pattern_text(pattern, count, tokens, unicode)) for name, pattern in PATTERNS]
+    blocks = [(name, draw(pattern, count, tokens, "■·" if unicode else "#.")) for name, pattern in PATTERNS]
     return side_by_side(blocks, width, gap=3)
+
+
+def side_by_side(blocks: Sequence[tuple[str, str]], width: int = 100, gap: int = 4) -> str:
+    """Titled blocks of text next to each other, as many a row as `width` characters hold."""
+    boxes = []
+    for title, block in blocks:
+        lines = [title, *block.splitlines()]
+        boxes.append([line.ljust(max(map(len, lines))) for line in lines])
+    rows: list[list[list[str]]] = [[]]
+    for box in boxes:
+        used = sum(len(other[0]) + gap for other in rows[-1])
+        if rows[-1] and used + len(box[0]) > width:
+            rows.append([])
+        rows[-1].append(box)
+    text = []
+    for row in rows:
+        height = max(map(len, row))
+        filled = [box + [" " * len(box[0])] * (height - len(box)) for box in row]
+        text.append("\n".join((" " * gap).join(line).rstrip() for line in zip(*filled, strict=True)))
+    return "\n\n".join(text)
 
 
 def save_pictures(path: Path, count: int = 20) -> None:

@@ -27,7 +27,7 @@ from headway.models import ModelSpec
 from headway.positions import Pairing, Rotary
 from headway.storage.dtypes import dtype_name
 from headway.storage.gguf import read_gguf
-from headway.storage.lazy import forms
+from headway.storage.lazy import lazy
 from headway.text import Tokenizer
 
 PROBE = 64
@@ -163,7 +163,7 @@ def convert(
             not_packed = tuple(name for name, kind in matrices.items() if kind is not storage.asked)
     else:
         state = storage.rounded(state)
-        stored = {dtype_name(form.dtype) for form in forms(state).values()}
+        stored = {dtype_name(form.dtype) for form in lazy(state).forms.values()}
         save_state(
             target,
             spec,

@@ -14,7 +14,7 @@ from typing import Any, get_args, get_type_hints
 
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.checkpoints.hf.config_keys import OURS, checked_sizes
-from headway.errors import ConfigError, check_known, did_you_mean
+from headway.errors import ConfigError, as_error, check_known, did_you_mean
 from headway.models import Head, ModelSpec
 from headway.patterns import Pattern, parse
 from headway.positions import PositionScheme, Scaling
@@ -69,10 +69,8 @@ def spec_from_own(config: Mapping[str, Any]) -> ModelSpec:
     known = [f.name for f in fields(ModelSpec) if f.init]
     for key in facts:
         check_known(key, known, f"config.json: {OURS} has no key")
-    try:
+    with as_error(ConfigError, f"config.json: {OURS}", TypeError):
         return _spec({key: _read(value) for key, value in facts.items()})
-    except TypeError as error:
-        raise ConfigError(f"config.json: {OURS}: {error}") from error
 
 
 def _spec(facts: Mapping[str, Any]) -> ModelSpec:

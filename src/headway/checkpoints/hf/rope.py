@@ -16,7 +16,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import ConfigReader
-from headway.errors import ConfigError, check_known, did_you_mean
+from headway.errors import ConfigError, as_error, check_known, did_you_mean
 from headway.models import ModelSpec
 from headway.positions import DynamicNTK, LinearScaling, Llama3, LongRope, Rotary, Scaling, YaRN
 
@@ -82,10 +82,8 @@ def read_rope(given: ConfigReader, head_dim: int, *, share: float | None = None)
         options["factor"] = _stretch(where, name, options.get("factor"), anchor, longest)
     if name not in ("default", "linear"):
         options["trained_context"] = anchor
-    try:
+    with as_error(ConfigError, where, TypeError):
         scaling = None if kind is None else kind(**options)
-    except TypeError as error:
-        raise ConfigError(f"{where}: {error}") from error
     if name == "linear" and anchor not in (longest, round(longest / options["factor"])):
         raise ConfigError(
             f"{where}: {TRAINED} {anchor} x factor {options['factor']} is not max_position_embeddings {longest}; "

@@ -21,7 +21,7 @@ from headway.native.panels import Panels
 from headway.nn import Keeps, Linear, linears
 from headway.nn.weights import Rounded
 from headway.quantization import QuantizedMatrix
-from headway.storage.lazy import Form, LazyTensors, forms, renamed, with_values
+from headway.storage.lazy import Form, LazyTensors, lazy, with_values
 
 
 def own_layers(
@@ -102,7 +102,7 @@ def packed_state(
     scheme, output = _scheme(layers), names.outputs.get(spec.head.task)
     with torch.device("meta"):
         linear = linear_rules(rules_by_name(names, spec), linears(blank(spec)))
-    known = forms(state)
+    known = lazy(state).forms
     dtype = next(iter(known.values())).dtype
     made: dict[str, Rule] = {}
     ignore: list[str] = []
@@ -119,7 +119,7 @@ def packed_state(
             ignore.append(output if output is not None and rule.layers == ("lm_head",) else theirs)
     if output is not None and "lm_head" not in layers:
         ignore.append(output)
-    kept = renamed(state, {name: name for name in known if name.removesuffix(".weight") not in made})
+    kept = lazy(state).renamed({name: name for name in known if name.removesuffix(".weight") not in made})
     leaves = {
         f"{theirs}.{leaf}": form
         for theirs in made

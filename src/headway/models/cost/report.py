@@ -31,7 +31,7 @@ class Machine:
             memory=hardware.memory_available(),
             bandwidth=hardware.read_bandwidth(),
             peak=hardware.gemm_peak(dtype),
-            native=dtype != torch.bfloat16 or hardware.bf16_native(),
+            native=dtype != torch.bfloat16 or hardware.multiplies(dtype),
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from headway.errors import ConfigError, did_you_mean
+from headway.errors import ConfigError, as_error, check_known
 from headway.train.config import TrainConfig
 from headway.train.rows_config import TextConfig
 
@@ -31,18 +31,13 @@ TASKS = {
 
 def find_task(name: str) -> type[Task[Any]]:
     """The task of a name of the table, or of MODULE:CLASS. Raises ConfigError when there is none."""
-    if ":" not in name and name not in TASKS:
-        raise ConfigError(
-            f"there is no task {name!r}{did_you_mean(name, TASKS)}; there are {', '.join(TASKS)}, and MODULE:CLASS for "
-            "one of your own"
-        )
+    if ":" not in name:
+        check_known(name, (*TASKS, "MODULE:CLASS for one of your own"), "there is no task")
     module, _, attribute = TASKS.get(name, name).partition(":")
     from headway.train.tasks.base import Task
 
-    try:
+    with as_error(ConfigError, f"the task {name} cannot be imported", ImportError, AttributeError):
         task = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"the task {name} cannot be imported: {error}") from error
     if not (isinstance(task, type) and issubclass(task, Task)):
         raise ConfigError(f"{name} is no task: a task is a subclass of headway.train.Task")
     return task

@@ -23,7 +23,7 @@ from headway.checkpoints.hf.layouts import Inexpressible, Layout
 from headway.checkpoints.hf.layouts.base import differing
 from headway.checkpoints.hf.layouts.rules import decoder_names
 from headway.checkpoints.hf.windows import from_foreign, last_keys
-from headway.errors import CheckpointError, ConfigError, did_you_mean
+from headway.errors import CheckpointError, ConfigError, check_known
 from headway.models import ModelSpec
 from headway.patterns import Causal
 from headway.positions import Pairing
@@ -152,11 +152,8 @@ def read_spec(file: GGUF, numbers: LazyTensors) -> ModelSpec:
             f"{path} has no matrix {EMBEDDING}: it is no language model, or a vocabulary alone"
         )
     name, vocab = metadata.get("general.architecture"), numbers.forms[EMBEDDING].shape[0]
-    if not isinstance(name, str) or name not in ARCHITECTURES:
-        raise CheckpointError(
-            f"{path}: general.architecture is {str(name)[:80]!r}{did_you_mean(str(name), ARCHITECTURES)}, which is "
-            f"unsupported; supported are {', '.join(ARCHITECTURES)}"
-        )
+    name = str(name)[:80]
+    check_known(name, ARCHITECTURES, f"{path}: there is no general.architecture", error=CheckpointError)
     layout, size = ARCHITECTURES[name], f"{name}.{SIZES['vocab']}"
     there = {field: BIASES[field] in numbers for field in BIASES.keys() & layout.keys.keys()}
     metadata = {key: decimal(value) if isinstance(value, float) else value for key, value in metadata.items()}

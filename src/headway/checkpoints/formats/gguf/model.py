@@ -23,7 +23,7 @@ from headway.models import ModelSpec
 from headway.storage.dtypes import dtype_name
 from headway.storage.gguf import GGUF
 from headway.storage.gguf_blocks import BY_DTYPE, CODED, F32, BlockType, codes, dequantize
-from headway.storage.lazy import Form, Made, forms, renamed, with_values
+from headway.storage.lazy import Form, Made, lazy, with_values
 from headway.storage.tensors import PIECE, Tensors
 
 TOKENIZER = "tokenizer.ggml."
@@ -78,16 +78,16 @@ def write_model(
     CheckpointError for more tokens that end a text than it has keys for."""
     keys, factors = write_spec(spec)
     names = {name: rule.ours[0] for name, rule in rules_by_name(NAMES, spec).items()}
-    weights = renamed(state, names)
+    weights = lazy(state).renamed(names)
     types = {
         name: packed[names[name]] if names[name] in packed else stored_type(form, asked)
-        for name, form in forms(weights).items()
+        for name, form in weights.forms.items()
     }
     if factors is not None:
         divisors = factors
-        weights = with_values(weights, forms({FACTORS: divisors}), lambda name: divisors)
+        weights = with_values(weights, lazy({FACTORS: divisors}).forms, lambda name: divisors)
         types[FACTORS] = F32
-    known = forms(weights)
+    known = weights.forms
     matrices = [types[name].name for name, form in known.items() if len(form.shape) > 1]
     architecture = {"general.architecture": keys.pop("general.architecture")}
     about = {

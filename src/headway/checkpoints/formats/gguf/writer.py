@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.errors import CheckpointError
+from headway.errors import CheckpointError, as_error
 from headway.storage.files import Put, atomic_write
 from headway.storage.gguf import ARRAY, BOOL, COUNTS, MAGIC, STRING, USUAL_ALIGNMENT
 from headway.storage.gguf_blocks import BlockType, quantize
-from headway.storage.lazy import forms
+from headway.storage.lazy import lazy
 
 VERSION = 3
 KINDS: Mapping[type, tuple[int, str]] = {bool: (BOOL, "?"), int: (4, "I"), float: (6, "f"), str: (STRING, "")}
@@ -40,7 +40,7 @@ def write_gguf(
     they are.
     `check` is called with the finished file before it takes its name; if it raises, `path` stays as it was.
     Raises CheckpointError for values and names that a file cannot hold, and as `quantize` does."""
-    known = forms(tensors)
+    known = lazy(tensors).forms
     head = [MAGIC, struct.pack("<I", VERSION), COUNTS.pack(len(known), len(metadata))]
     head += [_string(key) + _value(key, value) for key, value in metadata.items()]
     at, padding = 0, {}
@@ -97,7 +97,6 @@ def _value(key: str, value: Any) -> bytes:
 
 def _items(key: str, code: str, values: list[Any]) -> bytes:
     """Texts, whose code is empty, or numbers."""
-    try:
+    fault = f"{key} has a number that 32 bits do not hold"
+    with as_error(CheckpointError, fault, struct.error, OverflowError):
         return struct.pack(f"<{len(values)}{code}", *values) if code else b"".join(map(_string, values))
-    except (struct.error, OverflowError) as error:
-        raise CheckpointError(f"{key} has a number that 32 bits do not hold: {error}") from error

@@ -13,7 +13,7 @@ from torch import Tensor
 from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, layered, own_shapes, same
 from headway.errors import CheckpointError
 from headway.models import ModelSpec, cost
-from headway.storage.lazy import Form, LazyTensors, Made, compare, forms, with_zeros
+from headway.storage.lazy import Form, LazyTensors, Made, compare, lazy, with_zeros
 
 OWN_NAMES = TensorNames(
     rules=lambda spec: [same(name, name) for name in own_shapes(spec)],
@@ -123,7 +123,7 @@ def exported(names: TensorNames, state: Mapping[str, Tensor], spec: ModelSpec) -
     more = {
         name: replace(here.rules[one], theirs=name) for name, (one, tied) in here.pairs.items() if not tied
     }
-    rules, constants, ours = {**here.rules, **more}, here.constants, forms(state)
+    rules, constants, ours = {**here.rules, **more}, here.constants, lazy(state).forms
     shapes = {name: Form(here.shape(rule), ours[rule.ours[0]].dtype) for name, rule in rules.items()}
     shapes |= {name: Form(tuple(value.shape), value.dtype) for name, value in constants.items()}
 
