@@ -7,8 +7,6 @@ d and dmin are float16, one for each block of an output. Products are rounded to
 d s (code - 32) but for its last bits, are exact there. (ggml-org/llama.cpp, ggml/src/ggml-quants.c.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -41,14 +39,14 @@ class BlockMatrix:
     dmin: Tensor | None
     bits: int
 
-    def moved(self, move: Callable[[Tensor], Tensor]) -> BlockMatrix:
+    def moved(self, move: Callable[[Tensor], Tensor]) -> "BlockMatrix":
         """The matrix whose outputs are those that `move` makes of tensors [O, ..]."""
         low, dmin = (None if t is None else move(t) for t in (self.low, self.dmin))
         return replace(
             self, codes=move(self.codes), scale=move(self.scale), low=low, d=move(self.d), dmin=dmin
         )
 
-    def part(self, axis: int, rows: range) -> BlockMatrix:
+    def part(self, axis: int, rows: range) -> "BlockMatrix":
         """Some outputs (axis 0), or some inputs (axis 1) that are whole blocks."""
         assert axis == 0 or rows.start % BLOCK == len(rows) % BLOCK == 0
         whole = self.codes.shape[axis]

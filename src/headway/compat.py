@@ -4,8 +4,6 @@ This is the one place besides `headway.classic` where a causal mask is aligned t
 tensors, and where additive masks exist.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

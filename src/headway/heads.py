@@ -1,7 +1,5 @@
 """How query heads share keys and values."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from headway.errors import HeadwayError
@@ -26,7 +24,7 @@ class Heads:
             )
 
     @staticmethod
-    def of(query_heads: int, kv_heads: int | None = None) -> Heads:
+    def of(query_heads: int, kv_heads: int | None = None) -> "Heads":
         """The layout of `query_heads` query heads over `kv_heads` (as many, when not given)."""
         kv_heads = query_heads if kv_heads is None else kv_heads
         if query_heads < 1 or kv_heads < 1 or query_heads % kv_heads:

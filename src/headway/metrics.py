@@ -4,8 +4,6 @@ Pure functions of Python's own values. Their tests compare them with scikit-lear
 conlleval and of the scripts of SQuAD and CMRC, written again.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import statistics
@@ -74,7 +72,7 @@ class Confusion:
     counts: tuple[tuple[int, ...], ...]
 
     @staticmethod
-    def of(labels: Sequence[str], wanted: Sequence[int], found: Sequence[int]) -> Confusion:
+    def of(labels: Sequence[str], wanted: Sequence[int], found: Sequence[int]) -> "Confusion":
         """Of predictions, by the numbers of their labels."""
         _check(wanted, found)
         both, numbers = Counter(zip(wanted, found, strict=True)), range(len(labels))

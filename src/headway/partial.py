@@ -3,8 +3,6 @@
 Shapes: out [..., D], lse [...] (natural log; float64 for float64 outputs, else float32).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,13 +26,13 @@ class Partial:
     lse: Tensor
 
     @staticmethod
-    def empty_like(out: Tensor) -> Partial:
+    def empty_like(out: Tensor) -> "Partial":
         """The partial of the empty key set, for outputs of the shape, dtype and device of `out`."""
         dtype = torch.float64 if out.dtype == torch.float64 else torch.float32
         nothing = torch.full(out.shape[:-1], float("-inf"), dtype=dtype, device=out.device)
         return Partial(torch.zeros_like(out), nothing)
 
-    def merge(self, other: Partial) -> Partial:
+    def merge(self, other: "Partial") -> "Partial":
         """The exact partial over both key sets, which must be disjoint."""
         return merge_all([self, other])
 

@@ -11,8 +11,6 @@ throughout: the fault is seen by whoever sees the row, and by no one else. Rows 
 127 * 2^-126 lose digits to the scale, as float32 does there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -68,12 +66,12 @@ class QuantizedMatrix:
             else self.zero
         )
 
-    def moved(self, move: Callable[[Tensor], Tensor]) -> QuantizedMatrix:
+    def moved(self, move: Callable[[Tensor], Tensor]) -> "QuantizedMatrix":
         """The matrix whose outputs are those that `move` makes of tensors [O, ..]."""
         zero = None if self.zero is None else move(self.zero)
         return replace(self, codes=move(self.codes), scale=move(self.scale), zero=zero)
 
-    def part(self, axis: int, rows: range) -> QuantizedMatrix:
+    def part(self, axis: int, rows: range) -> "QuantizedMatrix":
         """Some outputs (axis 0), or some inputs (axis 1) that are whole groups or lie in the one group of a row."""
         at = slice(rows.start, rows.stop)
         if axis == 0:

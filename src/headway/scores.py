@@ -3,8 +3,6 @@
 Legend: B rows, H query heads, T queries, S keys, D per head.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -47,12 +45,12 @@ class Score(ABC):
         """The tensors that may need gradients."""
         return () if self.learned is None else (getattr(self, self.learned),)
 
-    def with_parameters(self, values: tuple[Tensor, ...]) -> Score:
+    def with_parameters(self, values: tuple[Tensor, ...]) -> "Score":
         """The same step on other tensors."""
         assert len(values) == len(self.parameters)
         return replace(self, **{str(self.learned): values[0]}) if values else self  # type: ignore[type-var]
 
-    def select_heads(self, heads: Tensor) -> Score:
+    def select_heads(self, heads: Tensor) -> "Score":
         """The step for these query heads only, in that order."""
         return self
 

@@ -4,8 +4,6 @@ All functions work along the last axis, and leading axes broadcast. Half precisi
 once.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

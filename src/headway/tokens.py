@@ -3,8 +3,6 @@
 Legend: B rows, N slots.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
@@ -50,14 +48,14 @@ class Tokens:
     # -- constructors ------------------------------------------------------------------------------------
 
     @staticmethod
-    def range(count: int, start: int = 0, device: torch.device | str | None = None) -> Tokens:
+    def range(count: int, start: int = 0, device: torch.device | str | None = None) -> "Tokens":
         """`count` tokens of one document, numbered from `start`; one row that stands for the batch."""
         return Tokens(torch.arange(start, start + count, device=device).unsqueeze(0), start=start)
 
     @staticmethod
     def from_lengths(
         lengths: Sequence[int] | Tensor, total: int | None = None, side: str = "right"
-    ) -> Tokens:
+    ) -> "Tokens":
         """Row b has `lengths[b]` tokens; the slots up to `total` are empty, on the right or left `side`."""
         given = torch.as_tensor(lengths)
         if given.dim() != 1 or given.numel() == 0:
@@ -77,7 +75,7 @@ class Tokens:
         return Tokens(index, start=start)
 
     @staticmethod
-    def from_attention_mask(mask: Tensor) -> Tokens:
+    def from_attention_mask(mask: Tensor) -> "Tokens":
         """From the ecosystem's mask [B, N]: 1 (True) is a token, 0 (False) padding, anywhere in the row."""
         if mask.dim() != 2:
             raise PatternError(
@@ -98,7 +96,7 @@ class Tokens:
         lengths: Sequence[int] | Sequence[Sequence[int]],
         total: int | None = None,
         device: torch.device | str | None = None,
-    ) -> Tokens:
+    ) -> "Tokens":
         """Documents side by side: `lengths` of one row, or one list of lengths per row; the rest is empty."""
         rows = _by_row(lengths)
         if not rows or any(n < 0 for row in rows for n in row):
@@ -119,7 +117,7 @@ class Tokens:
 
     # -- the same tokens with more said ---------------------------------------------------------------------
 
-    def with_global(self, which: Sequence[int] | Sequence[Sequence[int]] | Tensor) -> Tokens:
+    def with_global(self, which: Sequence[int] | Sequence[Sequence[int]] | Tensor) -> "Tokens":
         """Marks global tokens: a bool mask [B|1, N] over slots, indices for all rows, or a list per row.
 
         Indices are token indices (0 is the first token of the document wherever padding is). An index that a
@@ -148,7 +146,7 @@ class Tokens:
                 mask[b] |= found
         return replace(self, is_global=mask)
 
-    def with_position(self, position: Tensor) -> Tokens:
+    def with_position(self, position: Tensor) -> "Tokens":
         """The same tokens at these positions [B|1, N] (RoBERTa's offset, `position_ids`, tree drafts)."""
         if position.dim() != 2 or position.is_floating_point():
             raise PatternError(
@@ -206,30 +204,30 @@ class Tokens:
 
     # -- slots ---------------------------------------------------------------------------------------------
 
-    def slice(self, begin: int, end: int) -> Tokens:
+    def slice(self, begin: int, end: int) -> "Tokens":
         """Slots begin..end-1."""
         start = None if self.start is None else self.start + begin
         return self.map(lambda t: t[:, begin:end], start)
 
-    def gather(self, slots: Tensor) -> Tokens:
+    def gather(self, slots: Tensor) -> "Tokens":
         """The slots `slots` [B|1, M] of each row, in that order."""
         rows = max(self.rows, slots.shape[0])
         at = slots.expand(rows, -1)
         return self.map(lambda t: t.expand(rows, -1).gather(1, at), None)
 
-    def expand(self, rows: int) -> Tokens:
+    def expand(self, rows: int) -> "Tokens":
         """One row written out as `rows` rows (views); no change when there are as many already."""
         return self.map(lambda t: t.expand(rows, -1), self.start)
 
-    def select_rows(self, rows: Tensor) -> Tokens:
+    def select_rows(self, rows: Tensor) -> "Tokens":
         """The given rows [R], in that order (a row that stood for all stays one row)."""
         return self.map(lambda t: t if t.shape[0] == 1 else t.index_select(0, rows), self.start)
 
-    def to(self, device: torch.device | str) -> Tokens:
+    def to(self, device: torch.device | str) -> "Tokens":
         return self.map(lambda t: t.to(device), self.start)
 
     @staticmethod
-    def cat(parts: Sequence[Tokens]) -> Tokens:
+    def cat(parts: "Sequence[Tokens]") -> "Tokens":
         """Slots of several descriptions side by side."""
         assert parts, "Tokens.cat needs at least one part"
         if len(parts) == 1:
@@ -243,7 +241,7 @@ class Tokens:
         follow = all(p.start is not None and p.start + p.count == after.start for p, after in pairwise(parts))
         return Tokens(**joined, start=parts[0].start if follow else None)
 
-    def map(self, change: Callable[[Tensor], Tensor], start: int | None = None) -> Tokens:
+    def map(self, change: Callable[[Tensor], Tensor], start: int | None = None) -> "Tokens":
         """Every field changed alike; `start` says whether the result is known to be start, start+1, ..."""
         fields = (self.index, self.document, self.is_global, self.position)
         index, document, is_global, position = (None if t is None else change(t) for t in fields)
@@ -271,7 +269,7 @@ class SlotSelection:
     tokens: Tokens
 
     @staticmethod
-    def of(tokens: Tokens, at: Tensor) -> SlotSelection:
+    def of(tokens: Tokens, at: Tensor) -> "SlotSelection":
         """The slots `at` of rows of `tokens`; of neighbours that are the same in all rows, `start` stays known."""
         first, count = int(at[0, 0]) if at.numel() else 0, at.shape[1]
         run = torch.arange(first, first + count, device=at.device)

@@ -1,7 +1,5 @@
 """The drafts that a call asks for by name, by a model or by a value."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from headway.api.pretrained import Pretrained

@@ -3,8 +3,6 @@
 Legend: N texts, B rows, T slots, M width, V vocab.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate

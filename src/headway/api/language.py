@@ -1,7 +1,5 @@
 """A decoder with its tokenizer: text in, text out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Unpack, overload
 

@@ -1,7 +1,5 @@
 """`headway.load(...)`: a folder, or an id of the Hub, becomes a model with its tokenizer, ready for its task."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

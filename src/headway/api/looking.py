@@ -1,7 +1,5 @@
 """What a loaded model computes of one text: attention maps and hidden states."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -5,8 +5,6 @@ Options of writing are the fields of `GenerationConfig`, of its `Sampling` (temp
 none: ids that are forbidden, forced or a prefix.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypedDict

@@ -1,7 +1,5 @@
 """What all models with a tokenizer share."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar

@@ -1,7 +1,5 @@
 """What may be given as a prompt, as ids."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -1,8 +1,6 @@
 """An encoder-decoder with its tokenizer: a text in, another text out; and BLEU, as `sacrebleu` computes it, comparable
 between papers by its signature (Post 2018)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, overload

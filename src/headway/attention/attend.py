@@ -3,8 +3,6 @@
 Legend: B rows, H query heads, K kv heads, T queries, S keys, D per head of q and k, Dv of v.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace

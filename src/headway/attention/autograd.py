@@ -4,8 +4,6 @@ The backward needs only the final (out, lse) of the merged result: every block's
 the others, and both parts of the partial are differentiable.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -3,8 +3,6 @@
 Legend: B rows, H query heads, K kv heads, G group, T queries, S keys, D per head of q and k, Dv of v.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -58,13 +56,13 @@ class Call:
         tensors = (self.q, *(t for s in self.keys for t in (s.k, s.v)), *self.parameters)
         return any(t.requires_grad for t in tensors)
 
-    def dequantized(self) -> Call:
+    def dequantized(self) -> "Call":
         """The same call with int8 keys and values as the numbers that they stand for, in the dtype of q."""
         if not any(part.is_int8 for part in self.keys):
             return self
         return replace(self, keys=tuple(part.dequantized(self.q.dtype) for part in self.keys))
 
-    def gathered(self) -> Call:
+    def gathered(self) -> "Call":
         """The same call with keys that are in a store side by side."""
         return replace(self, keys=tuple(part.gathered() for part in self.keys))
 
@@ -83,7 +81,7 @@ class Call:
         """[B, H, T, ...] -> [B, K, G, T, ...]: query head h reads kv head h // G; no copy."""
         return split(t, 1, self.heads.kv_heads, self.heads.group)
 
-    def with_parameters(self, values: Sequence[Tensor]) -> Call:
+    def with_parameters(self, values: Sequence[Tensor]) -> "Call":
         """The same call with the tensors of its scores replaced, in the order of `parameters`."""
         rest = iter(values)
         given = [(step, tuple(islice(rest, len(step.parameters)))) for step in self.score]

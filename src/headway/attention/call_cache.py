@@ -5,8 +5,6 @@ these are as they were goes straight to the kernels: when a long context has jus
 looking at everything again takes as long as reading megabytes of keys.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from weakref import ref
 

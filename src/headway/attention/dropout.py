@@ -5,8 +5,6 @@ nothing else: not on tiling, not on how keys are split into sets. So dropped att
 backward recomputes the bits instead of storing them.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """A set of keys with their values and what is known of their slots."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -50,7 +48,7 @@ class KeyValues:
         """(k, v), and the scales where there are any."""
         return self.k, self.v, *self.scales
 
-    def map(self, change: Callable[[Tensor], Tensor], tokens: Tokens | None = None) -> KeyValues:
+    def map(self, change: Callable[[Tensor], Tensor], tokens: Tokens | None = None) -> "KeyValues":
         """The same with rows, heads or, unless they are in a store, slots (dimensions 0 to 2) of every tensor changed
         alike."""
         k, v, *scales = map(change, self.tensors)
@@ -58,32 +56,32 @@ class KeyValues:
         k_scale, v_scale = scales or (None, None)
         return KeyValues(k, v, tokens, k_scale, v_scale, self.slots)
 
-    def gathered(self) -> KeyValues:
+    def gathered(self) -> "KeyValues":
         """The keys side by side, where they are in a store; itself where they are not."""
         if self.slots is None:
             return self
         k, v, *scales = (t.index_select(2, self.slots[0]) for t in self.tensors)
         return KeyValues(k, v, self.tokens, *scales)
 
-    def slice(self, begin: int, end: int) -> KeyValues:
+    def slice(self, begin: int, end: int) -> "KeyValues":
         """The slots begin..end-1."""
         own = self.gathered()
         return own.map(lambda t: t[:, :, begin:end], self.tokens.slice(begin, end))
 
     @staticmethod
-    def cat(parts: Sequence[KeyValues]) -> KeyValues:
+    def cat(parts: "Sequence[KeyValues]") -> "KeyValues":
         """Sets of the same kind side by side, as one."""
         if len(parts) == 1:
             return parts[0]
         k, v, *scales = (torch.cat(same, 2) for same in zip(*(p.tensors for p in parts), strict=True))
         return KeyValues(k, v, Tokens.cat([p.tokens for p in parts]), *scales)
 
-    def quantized(self) -> KeyValues:
+    def quantized(self) -> "KeyValues":
         """The same in int8, rounded (`headway.quantization`)."""
         (k, k_scale), (v, v_scale) = quantize(self.k), quantize(self.v)
         return KeyValues(k, v, self.tokens, k_scale, v_scale)
 
-    def dequantized(self, dtype: torch.dtype) -> KeyValues:
+    def dequantized(self, dtype: torch.dtype) -> "KeyValues":
         """What int8 stands for, in `dtype`; itself where it is not int8."""
         if self.k_scale is None or self.v_scale is None:
             return self

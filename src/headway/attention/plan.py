@@ -4,8 +4,6 @@ found without looking at pairs. What every backend that skips blocks begins with
 Legend: B rows, N slots, D per head.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

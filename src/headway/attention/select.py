@@ -1,7 +1,5 @@
 """Which backend runs a call, and why: the registry, and the policy of `auto`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
@@ -33,7 +31,7 @@ BACKENDS = {b.name: b for b in (DENSE, SDPA, NATIVE, BANDED, DIAGONAL, CHUNKS, F
 """Every backend, by its name."""
 
 
-def register(backend: Backend, rule: Rule | None = None) -> None:
+def register(backend: Backend, rule: "Rule | None" = None) -> None:
     """Makes a backend known by its name; with a rule, "auto" asks for it before all others. BackendError for a name
     that is taken."""
     if backend.name in (AUTO, *BACKENDS):

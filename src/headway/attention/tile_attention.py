@@ -3,8 +3,6 @@
 Legend: B rows, K kv heads, G group, t queries, s keys of the block, D per head, Dv of v.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -105,7 +103,7 @@ class ResultGradient:
     delta: Tensor
 
     @staticmethod
-    def of(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor) -> ResultGradient:
+    def of(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor) -> "ResultGradient":
         dtype = call.work_dtype
         d = d_out.to(dtype)
         delta = (d * out.to(dtype)).sum(-1) - d_lse.to(dtype)

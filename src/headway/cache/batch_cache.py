@@ -3,8 +3,6 @@
 Legend: B rows, T slots of a chunk, N tokens of it, S slots of a source, M width, K kv heads, D per key.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -227,7 +225,7 @@ class BatchCache:
         for table, count in zip(self.tables, counts, strict=True):
             pool.trim(table, count)
 
-    def fork(self) -> BatchCache:
+    def fork(self) -> "BatchCache":
         """An independent copy; pages are shared until one of both writes to them."""
         other = BatchCache(self.pages, 0)
         other.tables += map(self.pages.pool.fork, self.tables)

@@ -1,7 +1,5 @@
 """What is kept of a past, and why."""
 
-from __future__ import annotations
-
 from headway.choice import Choice
 from headway.errors import CacheError
 from headway.patterns import Or, Pattern, PerHead

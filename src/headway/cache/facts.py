@@ -1,7 +1,5 @@
 """What follows from a pattern alone: what it costs, what a cache keeps, and how far layers of it see."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

@@ -4,8 +4,6 @@ Keys and values of layers that retain the same tokens lie in pages of 64 slots: 
 page i // 64 of its table. Here are numbers alone, no tensors.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -127,14 +125,14 @@ class Pages:
         if key not in self.page and page not in self.key:
             self.key[page], self.page[key] = key, page
 
-    def fate(self, kind: PageClass, table: PageTable, page: int) -> str:
+    def fate(self, kind: PageClass, table: "PageTable", page: int) -> str:
         """See `PagePool.fates`."""
         found = self.page.get(table.key(page))
         if found is not None:
             return ("kept", "used", "shared")[min(sum(self.users[found : found + 1]), 2)]
         return "gone" if kind.state or kind.kept(page, len(table)) else "released"
 
-    def hold(self, kind: PageClass, table: PageTable, count: int) -> bool:
+    def hold(self, kind: PageClass, table: "PageTable", count: int) -> bool:
         """Whether they have what the query after so many pages of a text may see; where it may see all of them, it is
         known that they have those."""
         if kind.state:

@@ -8,8 +8,6 @@
 Legend: T tokens of the step, N keys, R texts of the step, K kv heads, S slots, D per key, E per value, F features.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
@@ -33,7 +31,7 @@ class LayerCache:
 
     axis, size = 0, 1
 
-    def __init__(self, cache: PagedCache, of: int, spec: CacheSpec) -> None:
+    def __init__(self, cache: "PagedCache", of: int, spec: CacheSpec) -> None:
         self.cache, self.of, self.spec = cache, of, spec
         self.tensors = self.empty(0)
 
@@ -112,7 +110,7 @@ class PagedStates(LayerCache):
     """The sums of one layer of linear attention, one in each page: see `LinearState`. They grow, and are kept in
     float32, or float64 for keys in float64. Raises CacheError for keys in torch.int8."""
 
-    def __init__(self, cache: PagedCache, of: int, linear: LinearAttentionSpec, spec: CacheSpec) -> None:
+    def __init__(self, cache: "PagedCache", of: int, linear: LinearAttentionSpec, spec: CacheSpec) -> None:
         if not spec.dtype.is_floating_point:
             raise CacheError(
                 f"linear attention keeps sums over all keys in float32 (float64 for float64), not in {spec.dtype}; "

@@ -3,8 +3,6 @@
 Legend: T tokens of the step, N keys, R texts of the step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -4,8 +4,6 @@ Pages are appended to and released, and never overwritten while somebody may rea
 as another did, shares pages by reference (`headway.cache.page_table`). Here are numbers alone, no tensors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable, Sequence
 
 from headway.cache.page_table import PAGE, Copy, PageClass, Pages, PageTable, root_key, sees

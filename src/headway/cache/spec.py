@@ -1,7 +1,5 @@
 """What a cache stores, as one value."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

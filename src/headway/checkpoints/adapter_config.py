@@ -1,7 +1,5 @@
 """`adapter_config.json` of PEFT, both ways: which layers are adapted, and how."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -10,8 +10,6 @@ one adapter of the sum of their ranks, B with a block for each: the same functio
 are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache

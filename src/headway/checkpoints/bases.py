@@ -14,8 +14,6 @@ One model has one fingerprint, however its weights are kept:
     int4, GGUF of others       one of their own, since nothing says what they were made of
 """
 
-from __future__ import annotations
-
 import hashlib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -52,7 +50,7 @@ class Base(NamedTuple):
     fingerprint: str
 
     @staticmethod
-    def of(folder: str | Path) -> Base:
+    def of(folder: str | Path) -> "Base":
         """The base in a folder. Raises as `load_folder` does."""
         return Base(Path(folder), fingerprint(load_folder(folder)))
 

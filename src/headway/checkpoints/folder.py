@@ -1,7 +1,5 @@
 """The Hugging Face folder in, and GGUF files beside it: strict."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping

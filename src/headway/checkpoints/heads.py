@@ -3,8 +3,6 @@
 Legend: H query heads, K kv heads, D per head, M width.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

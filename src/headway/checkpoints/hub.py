@@ -1,7 +1,5 @@
 """Errors of the Hugging Face Hub in our words."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

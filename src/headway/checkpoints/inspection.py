@@ -1,8 +1,6 @@
 """What a model folder, or a GGUF file, is: its spec, what its positions and windows amount to, its sizes, before it is
 loaded."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from pathlib import Path

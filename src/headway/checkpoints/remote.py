@@ -7,8 +7,6 @@
 | `hf://OWNER/NAME[@REVISION]` | a repository of the Hub in any case |
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """From a checked checkpoint to a module."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The Hugging Face folder out: atomic, with its tokenizer."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -89,7 +87,7 @@ AnyTokenizer = Tokenizer | MarianTokenizer | TokenizerFiles
 """What writes its files into a folder, and has the ids that begin and end a text."""
 
 
-def save_folder(path: str | Path, model: Model, **how: Unpack[Saving]) -> None:
+def save_folder(path: str | Path, model: Model, **how: "Unpack[Saving]") -> None:
     """Write a folder that `load_model` and transformers read, as a whole, in one step; options are those of `Saving`.
 
     Raises CheckpointError where `path` holds anything, unless `overwrite`: then the files of a model that is there go,

@@ -1,7 +1,5 @@
 """The report of `headway plan` for a terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -13,7 +11,7 @@ if TYPE_CHECKING:
     from headway.models.cost import LayerPlan, Report
 
 
-def to_text(report: Report, spec: ModelSpec, would: Sequence[tuple[str, Report]] = ()) -> str:
+def to_text(report: "Report", spec: "ModelSpec", would: "Sequence[tuple[str, Report]]" = ()) -> str:
     """The report for a terminal; `would` fit where it does not."""
     heads = f"{spec.layout.kind}, {spec.heads} query heads on {spec.kv_heads} kv heads of {spec.head_dim}"
     machine = report.machine
@@ -69,7 +67,7 @@ def to_text(report: Report, spec: ModelSpec, would: Sequence[tuple[str, Report]]
     return "\n\n".join(parts)
 
 
-def _layer_table(layers: Sequence[LayerPlan], kind: str) -> str:
+def _layer_table(layers: "Sequence[LayerPlan]", kind: str) -> str:
     """What each kind of layer gets: an encoder's have no cache."""
     from headway.models.description import layer_numbers
 
@@ -94,11 +92,11 @@ def _layer_table(layers: Sequence[LayerPlan], kind: str) -> str:
     )
 
 
-def _what(choice: Choice | None) -> str:
+def _what(choice: "Choice | None") -> str:
     return "sums" if choice is None else choice.what
 
 
-def _verdict(report: Report, would: Sequence[tuple[str, Report]]) -> str:
+def _verdict(report: "Report", would: "Sequence[tuple[str, Report]]") -> str:
     """Whether it fits, and what would."""
     room = size(report.machine.memory)
     if report.fits:
@@ -108,7 +106,7 @@ def _verdict(report: Report, would: Sequence[tuple[str, Report]]) -> str:
     return "\n".join([f"  it does NOT fit: {size(report.needed)} of {room}{end}", *fitting])
 
 
-def _work(report: Report) -> str:
+def _work(report: "Report") -> str:
     """The first pass; and one more token, where there are such steps."""
     whole = {"decoder": "prompt", "encoder": "whole rows", "encoder-decoder": "source"}[report.kind]
     rows = [(whole, "", operations(report.prefill_flops), duration(report.prefill_seconds))]

@@ -1,8 +1,6 @@
 """`headway train`: a run by flags, by a YAML file, or by a YAML file with key=value overrides. Name, type, help and
 unit of its options are written once, in the fields of the settings."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import os
@@ -132,7 +130,7 @@ def start_processes(count: int, settings: TrainConfig, resume: str) -> int:
     return 0
 
 
-def _recipe(recipe: Recipe, resume: str, json: bool) -> int:
+def _recipe(recipe: "Recipe", resume: str, json: bool) -> int:
     from headway.hardware import keep_freed_memory
     from headway.recipes import run_recipe
     from headway.train import Interrupted
@@ -147,7 +145,7 @@ def _recipe(recipe: Recipe, resume: str, json: bool) -> int:
     return 0
 
 
-def _print(result: TrainResult, json: bool) -> None:
+def _print(result: "TrainResult", json: bool) -> None:
     held = result.validation
     words = {"loss": f"loss, nats per {result.unit}", "bits_per_byte": "bits per byte"}
     measures = {name: getattr(held, name, None) for name in ("loss", "bits_per_byte", "accuracy")}

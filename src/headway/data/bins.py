@@ -1,7 +1,5 @@
 """Whole examples, packed into rows: best-fit decreasing (Johnson 1973), a function of their lengths alone."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@
 What stands behind the last trained token of an example is not read: nothing is learned from it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field

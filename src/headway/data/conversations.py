@@ -1,7 +1,5 @@
 """Messages of a conversation, from the forms in which data sets write them. Whoever reads a record names its place."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

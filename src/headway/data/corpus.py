@@ -13,8 +13,6 @@ as they are. A NUL character, bytes that are not UTF-8, lone surrogates and empt
 something is not text.
 """
 
-from __future__ import annotations
-
 import codecs
 import hashlib
 from collections.abc import Iterable, Iterator

@@ -3,8 +3,6 @@
 Legend: B rows, T slots.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import chain

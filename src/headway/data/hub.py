@@ -11,8 +11,6 @@ they are a local file like any other: memory-mapped when it is encoded, in one o
 stream that broke off goes on after the rows that it has, of the same commit.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

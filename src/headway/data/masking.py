@@ -2,8 +2,6 @@
 
 # Legend: n tokens of a row, V size of the vocabulary.
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -87,7 +85,7 @@ class Masking:
     words: Begins | None = None
 
     @staticmethod
-    def of(tokenizer: Tokenizer, *, share: float = SHARE, whole_words: bool = False) -> Masking:
+    def of(tokenizer: Tokenizer, *, share: float = SHARE, whole_words: bool = False) -> "Masking":
         """For a tokenizer. Raises DataError when it has no mask token, ConfigError for a share that is not in (0, 1),
         and where whole words are wanted from a tokenizer that does not tell them."""
         if not 0.0 < share < 1.0:

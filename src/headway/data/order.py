@@ -5,8 +5,6 @@ A Feistel network over 2b-bit numbers is a permutation whatever its round functi
 Nothing is stored: a corpus of any size is shuffled in constant memory, and any index is found at once.
 """
 
-from __future__ import annotations
-
 from headway.errors import DataError
 
 _ROUNDS = 8

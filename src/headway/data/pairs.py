@@ -3,8 +3,6 @@
 Legend: B pairs of a batch, S source slots, T target slots.
 """
 
-from __future__ import annotations
-
 import hashlib
 from array import array
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The kinds of training records; `where` of each is `file:line`. `headway.data.records` reads them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

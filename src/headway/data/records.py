@@ -16,8 +16,6 @@
 those of `headway.data.values`, and .txt: text TAB label on each line where labelled texts are asked for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -10,8 +10,6 @@ For encoders (`MaskedRows`) every stretch of text is within the tokenizer's temp
 
 # Legend: B rows, L slots of a row.
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy

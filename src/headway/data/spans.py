@@ -3,8 +3,6 @@
 Legend: T tokens of a window, N tokens of the context over all windows.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@
 A file appears under its name only when it is complete.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import struct
@@ -146,7 +144,7 @@ class TokenFileWriter:
         self.extend(ids, text_bytes=text_bytes)
         self.end_document()
 
-    def __enter__(self) -> TokenFileWriter:
+    def __enter__(self) -> "TokenFileWriter":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

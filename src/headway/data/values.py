@@ -10,8 +10,6 @@
 Each may be compressed (`x.json.gz`). Text is UTF-8. What cannot be read raises DataError with file and line.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

@@ -1,7 +1,5 @@
 """What an endpoint is asked, and what it answers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol

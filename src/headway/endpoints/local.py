@@ -1,7 +1,5 @@
 """A folder, or an id of the Hub, as an endpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from headway.api import LanguageModel, load

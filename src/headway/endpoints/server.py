@@ -1,7 +1,5 @@
 """A server that speaks OpenAI's protocol of chat completions, over the standard library's HTTP."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

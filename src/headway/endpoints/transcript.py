@@ -1,7 +1,5 @@
 """What endpoints were asked and said: an append-only file, from which a run that goes on is replayed."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -84,7 +82,7 @@ class Transcript:
                 kept[value["key"]] = (value["request"], Reply(**value["reply"]))
         return kept
 
-    def __enter__(self) -> Transcript:
+    def __enter__(self) -> "Transcript":
         return self
 
     def __exit__(self, *_: object) -> None:

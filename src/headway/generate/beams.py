@@ -11,8 +11,6 @@ divide by ((5 + n) / 6) ** length_penalty instead.) Ties go to the better parent
 Legend: P prompts, R rows (the live texts of all prompts), V vocab.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,7 +27,7 @@ from headway.generate.sampling import top_k
 from headway.generate.sequences import Job
 
 
-def expand_beams(logits: Tensor, searches: Sequence[BeamSearch]) -> None:
+def expand_beams(logits: Tensor, searches: "Sequence[BeamSearch]") -> None:
     """Gives every search its next tokens. logits: [R, V], the beams of the searches in their order; all requests
     have equal configs."""
     config, how = searches[0].request.config, searches[0].how
@@ -70,7 +68,7 @@ class _Beam(Text):
     log_probs: tuple[float, ...] = ()
     total: float = 0.0
 
-    def then(self, row: int, token: int, log_prob: float) -> _Beam:
+    def then(self, row: int, token: int, log_prob: float) -> "_Beam":
         ids, log_probs = [*self.ids, token], (*self.log_probs, log_prob)
         return _Beam(self.request, ids, row=row, log_probs=log_probs, total=self.total + log_prob)
 

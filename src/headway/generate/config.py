@@ -1,7 +1,5 @@
 """What is asked of a generation, validated before anything runs."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property

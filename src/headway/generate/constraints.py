@@ -6,8 +6,6 @@
 Legend: R rows, V vocab.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -70,7 +68,7 @@ class Text:
         if self._seen is not None:
             self._seen[token] = True
 
-    def copy(self) -> Text:
+    def copy(self) -> "Text":
         """The same text, which grows by itself and is stored nowhere."""
         return Text(self.request, [*self.ids], _state=None if self._state is None else self._state.copy())
 

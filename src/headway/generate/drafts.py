@@ -6,8 +6,6 @@ Two of them: what followed the same words earlier in the text (`NgramDraft`), an
 Legend: R rows, V vocab.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

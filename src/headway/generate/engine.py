@@ -10,8 +10,6 @@ and settings to the request.
 Legend: N rows of logits, V vocab.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence

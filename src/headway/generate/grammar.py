@@ -3,8 +3,6 @@
 Legend: V vocab.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from torch import Tensor
@@ -24,5 +22,5 @@ class Grammar(Protocol):
     def advance(self, token: int) -> None:
         """One token more, which was allowed."""
 
-    def copy(self) -> Grammar:
+    def copy(self) -> "Grammar":
         """The same place, for another text."""

@@ -3,8 +3,6 @@
 Legend: N rows of logits, V vocab.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 An engine writes the texts of a call: the one that a caller keeps open, or one of its own.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

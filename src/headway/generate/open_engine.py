@@ -3,8 +3,6 @@
 Calls of several threads are read together, and what their texts stored is found by those that begin as they did.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any

@@ -8,8 +8,6 @@ Which pages a call takes follows from the calls before it, so that page numbers 
 together on each, and rank 0 chooses tokens from them.
 """
 
-from __future__ import annotations
-
 import pickle
 import threading
 from collections import deque
@@ -37,7 +35,7 @@ TOLD = (
 )
 """The calls of a reader that change what is stored; all of an engine go by these."""
 T = TypeVar("T")
-_leaders: WeakKeyDictionary[nn.Module, Leader] = WeakKeyDictionary()
+_leaders: "WeakKeyDictionary[nn.Module, Leader]" = WeakKeyDictionary()
 
 
 def led(model: Decoder | EncoderDecoder, body: Callable[[], T], *, beat: float = 60.0) -> T | None:
@@ -120,7 +118,7 @@ class Leader:
                 self.exchange.start(part, rank, None, rank)()
 
     @contextmanager
-    def beating(self, seconds: float) -> Iterator[Leader]:
+    def beating(self, seconds: float) -> "Iterator[Leader]":
         """Tells the others now and then that there is nothing to do, and at last that this is the end."""
         ended = threading.Event()
 

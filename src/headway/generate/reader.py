@@ -3,8 +3,6 @@
 Legend: T tokens of a step, N slots whose logits are wanted, V vocab.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Requests: prompts with their settings, validated and numbered."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

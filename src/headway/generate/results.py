@@ -1,7 +1,5 @@
 """What comes out of a generation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 

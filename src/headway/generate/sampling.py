@@ -8,8 +8,6 @@ The draw inverts the cumulative distribution at one uniform number, which is a p
 request, step). So the text of a request does not depend on what else is in the batch, and no generator has a state.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -100,7 +98,7 @@ class Sampling:
                 raise ConfigError(f"{name} must be {allowed}, got {value}")
 
     @property
-    def penalties(self) -> Sampling:
+    def penalties(self) -> "Sampling":
         """Greedy, with the same penalties: what a search of beams obeys, too."""
         return replace(
             Sampling(), **{name: getattr(self, name) for name in vars(self) if name.endswith("penalty")}

@@ -3,8 +3,6 @@
 Legend: B rows, T slots, N tokens that are scored.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -40,7 +38,7 @@ class Score:
     log_probs: tuple[float, ...] = field(repr=False)
 
     @staticmethod
-    def of(ids: Sequence[int], log_probs: Sequence[float], is_greedy: bool) -> Score:
+    def of(ids: Sequence[int], log_probs: Sequence[float], is_greedy: bool) -> "Score":
         return Score(math.fsum(log_probs), is_greedy, tuple(ids), tuple(log_probs))
 
 

@@ -3,8 +3,6 @@
 Legend: R rows, V vocab.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 

@@ -12,8 +12,6 @@ et al. 2023, "Fast Inference from Transformers via Speculative Decoding", draw a
 distribution, but is another text.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from headway.errors import ConfigError

@@ -1,7 +1,5 @@
 """Stop strings in a stream of text, wherever the pieces are cut."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from headway.errors import ConfigError

@@ -4,8 +4,6 @@ An engine of an encoder-decoder writes the targets (`headway.generate.engine`); 
 begin and end with.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

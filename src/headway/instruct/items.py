@@ -4,8 +4,6 @@ The prompt, the form of the list and the filters are those of Stanford Alpaca (g
 thing is added: an item without an output is rejected, too.
 """
 
-from __future__ import annotations
-
 import re
 import string
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Rounds of requests, until there are enough instructions: a pure function of the settings and the replies."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

@@ -4,8 +4,6 @@ rouge_l(x, y) = 2 L / (|x| + |y|), L the length of their longest common subseque
 L / |x| and precision L / |y|, as in rouge_score (of which Alpaca takes "rougeL", without stemmer).
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence

@@ -10,8 +10,6 @@ again after the prefix, and scores it: `add_bos_token=False` there is the same),
 errors.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 `prompts.jsonl` is FastChat's (fastchat/llm_judge/data/judge_prompts.jsonl, Apache 2.0), as it is.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Questions of one or two turns and answers to them, in FastChat's files, and answers asked of an endpoint."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Intervals are percentiles of the bootstrap (Efron 1979) over questions, whose turns stay together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

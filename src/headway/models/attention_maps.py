@@ -3,8 +3,6 @@
 Legend: H query heads that were asked for, T queries, S keys, E per value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

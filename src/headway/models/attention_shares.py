@@ -3,8 +3,6 @@
 Legend: N queries, S keys.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

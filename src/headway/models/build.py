@@ -1,7 +1,5 @@
 """From a spec to its module, and fresh weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

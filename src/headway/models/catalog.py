@@ -1,7 +1,5 @@
 """Published sizes by name: facts about models, without their weights."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -7,8 +7,6 @@ Python.
 Legend: T new tokens, M width, V vocab.
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 from collections.abc import Iterator, Mapping, Sequence

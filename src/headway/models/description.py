@@ -1,7 +1,5 @@
 """A spec in words, aspect by aspect."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from itertools import pairwise

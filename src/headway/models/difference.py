@@ -1,7 +1,5 @@
 """What differs between two models, in words and numbers: functions of two `ModelSpec`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 

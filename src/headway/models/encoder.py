@@ -3,8 +3,6 @@
 Legend: B rows, T slots, M width, E columns of the embedding, V vocab, C labels.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

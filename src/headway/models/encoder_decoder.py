@@ -3,8 +3,6 @@
 Legend: B rows, S source slots, T target slots of the call, M width, V vocab.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The families of models, which differ by a few switches: data, not classes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -7,8 +7,6 @@
 Legend: I inputs, O outputs, G groups of inputs.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

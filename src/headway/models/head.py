@@ -3,8 +3,6 @@
 Legend: B rows, T slots, M width, V vocab, C labels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args

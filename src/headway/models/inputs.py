@@ -1,7 +1,5 @@
 """What a model is given beside its weights, checked: ids, their tokens and types."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 Legend: H query heads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -7,8 +7,6 @@ bound to the operations afterwards (`headway.models.decode_step`).
 Legend: R rows, M width, V vocab, H query heads.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 Legend: R rows, I inputs, O outputs.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@
 Legend: R rows, S slots of the longest text.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from itertools import zip_longest

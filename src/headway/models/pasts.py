@@ -1,7 +1,5 @@
 """An empty past of every layer of a model, in pages: for texts that come and go, or for the rows of a batch."""
 
-from __future__ import annotations
-
 import torch
 
 from headway.cache import CacheSpec, PagedCache

@@ -8,8 +8,6 @@
 Legend: T tokens of a row, I inputs and O outputs of a layer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial

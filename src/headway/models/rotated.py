@@ -1,7 +1,5 @@
 """The rotation of a step's queries and keys, as the native kernels take it."""
 
-from __future__ import annotations
-
 import torch
 
 from headway.models.operations import NotLowered

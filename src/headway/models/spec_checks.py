@@ -1,7 +1,5 @@
 """What must hold for a `ModelSpec`: errors before anything is built."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 Legend: B rows, T slots of the call, M width of the model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

@@ -3,8 +3,6 @@
 Legend: R rows, K kv heads, F features, E per value.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -4,8 +4,6 @@ shards = shard(model, TensorParallel(exchange))          in place, on every rank
 losses = model(ids, targets=targets)                     the same on all of them
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -3,8 +3,6 @@
 Legend: B rows, T slots of the call, N slots that are wanted, M width of the model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -3,8 +3,6 @@
 Legend: I inputs, O outputs, P = ceil(O / 16) panels.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -34,7 +32,7 @@ class BlockPanels(NamedTuple):
     inputs: int
 
     @classmethod
-    def pack(cls, matrix: BlockMatrix) -> BlockPanels:
+    def pack(cls, matrix: BlockMatrix) -> "BlockPanels":
         """The same codes and scales in another order."""
         outputs, inputs = matrix.codes.shape
         panels, size = -(-outputs // PANEL), inputs // BLOCK * block_bytes(matrix.bits)

@@ -11,8 +11,6 @@ AVX-512 VBMI2 and bf16; elsewhere one by one, slowly).
 Legend: O outputs, I inputs.
 """
 
-from __future__ import annotations
-
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -46,7 +44,7 @@ class Compressed(NamedTuple):
     inputs: int
 
     @classmethod
-    def pack(cls, weight: Tensor) -> Compressed:
+    def pack(cls, weight: Tensor) -> "Compressed":
         """Raises BackendError for a weight that is not bf16 [O, I] on the CPU, and where there are no kernels."""
         dll = _kernels()
         if weight.dtype != torch.bfloat16 or weight.ndim != 2 or weight.device.type != "cpu":

@@ -1,7 +1,5 @@
 """The structures of csrc/headway.h for ctypes, read from it, and what its error codes mean."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from ctypes import POINTER, Structure, c_double, c_float, c_int64, c_uint64, c_void_p
@@ -66,7 +64,7 @@ class TensorStruct(Structure):
     """Where a tensor [B, H, N, D] lies; strides in elements, the last dimension is contiguous."""
 
     @staticmethod
-    def of(t: Tensor) -> TensorStruct:
+    def of(t: Tensor) -> "TensorStruct":
         batch, head, slot, width = t.stride()
         assert width == 1 or t.shape[3] == 1, (t.shape, t.stride())
         return TensorStruct(t.data_ptr(), batch, head, slot)

@@ -14,8 +14,6 @@ beside it, to the bit.
 Legend: R rows, I inputs, O outputs, P = ceil(O / 16) panels, G = ceil(I / 32) groups.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@
 Legend: O outputs, I inputs.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from headway.native import interface as c

@@ -3,8 +3,6 @@
 Legend: I inputs, O outputs, P = ceil(O / 16) panels, G = ceil(I / 32) groups.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -41,7 +39,7 @@ class Panels(NamedTuple):
     group: int
 
     @classmethod
-    def pack(cls, matrix: QuantizedMatrix) -> Panels:
+    def pack(cls, matrix: QuantizedMatrix) -> "Panels":
         """Raises BackendError where groups are no multiples of 32 inputs. Scales of groups are kept as float16, times a
         power of two of their row; those that a float16 does not hold are rounded to it."""
         outputs, inputs = matrix.codes.shape

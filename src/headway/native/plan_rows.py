@@ -1,7 +1,5 @@
 """Plans of rows of one query each, found by the kernels: `headway_plan_rows` of native/csrc/headway.h."""
 
-from __future__ import annotations
-
 import ctypes
 
 from headway.errors import BackendError

@@ -4,8 +4,6 @@ Tensors are float32 or bf16 on the CPU, all of one call in the same dtype; stati
 `headway.nn.fused` has the formulas, and what runs elsewhere.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from typing import NamedTuple

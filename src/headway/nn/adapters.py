@@ -9,8 +9,6 @@
 Legend: I numbers in, O numbers out, R rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -37,7 +35,7 @@ class Adapter:
     tensors: Mapping[str, Tensor]
 
     @staticmethod
-    def fresh(model: nn.Module, lora: Lora, targets: Sequence[str] = (), seed: int = 0) -> Adapter:
+    def fresh(model: nn.Module, lora: Lora, targets: Sequence[str] = (), seed: int = 0) -> "Adapter":
         """One that adds nothing yet: A evenly from +-1 / sqrt(I), drawn by `seed`; B = 0; m = |W|.
 
         `targets` are the last parts of names of layers ("q_proj", ...), all linear layers of the blocks unless given.
@@ -59,7 +57,7 @@ class Adapter:
         return Adapter(dict.fromkeys(found, lora), tensors)
 
     @staticmethod
-    def of(model: nn.Module, name: str, state: Mapping[str, Tensor] | None = None) -> Adapter:
+    def of(model: nn.Module, name: str, state: Mapping[str, Tensor] | None = None) -> "Adapter":
         """The one that is attached to `model` as `name`, with tensors of a `state` dict of the model; its own unless
         given. Raises ConfigError where there is none."""
         layers: dict[str, Lora] = {}

@@ -4,8 +4,6 @@ Legend: B rows, T queries, S keys, M width of the model, H query heads, K kv hea
 value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, TypedDict, Unpack

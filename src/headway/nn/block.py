@@ -1,7 +1,5 @@
 """One layer: attention and feed-forward, each with its residual and its norm."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, get_args

@@ -3,8 +3,6 @@
 Legend: N targets, M model width, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

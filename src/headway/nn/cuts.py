@@ -1,7 +1,5 @@
 """Pairs that are taken out of what layers attend to: a head, an edge from one token to another, a span of the text."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -8,8 +8,6 @@ where the formula in torch's operations rounds.
 Legend: M width of a row, B rows, H heads, T tokens, D per head, d <= D rotated numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal

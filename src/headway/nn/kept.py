@@ -1,7 +1,5 @@
 """Layers whose matrix is kept in one of the forms of `headway.nn.weights`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

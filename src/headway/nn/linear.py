@@ -3,8 +3,6 @@
 Legend: I numbers in, O numbers out; M width of the states, V vocab.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import cast
 
@@ -46,7 +44,7 @@ class Linear(Keeps, nn.Linear):
     @classmethod
     def output(
         cls, width: int, vocab: int, *, bias: bool = False, tied_to: TokenEmbedding | None = None
-    ) -> Linear:
+    ) -> "Linear":
         """x U^T (+ b), with U [V, M] a matrix of its own, or the table of an embedding that it is tied to.
 
         (Press and Wolf 2017; Vaswani et al. 2017, section 3.4.) The table stays a parameter of the embedding alone:

@@ -3,8 +3,6 @@
 Legend: B rows, T tokens, R texts of a step, M width, H query heads, K kv heads, D per query and key, E per value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Unpack

@@ -3,8 +3,6 @@
 Legend: I numbers in, O numbers out, R rank.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -116,7 +114,7 @@ class LowRank(nn.Module):
             norm = self.over_inputs(square).clamp_min(0).sqrt().to(self.lora_magnitude_vector.dtype)
         return torch.div(self.lora_magnitude_vector, norm)
 
-    def part(self, share: Share) -> LowRank:
+    def part(self, share: Share) -> "LowRank":
         """What a rank has of it, beside its part of the layer."""
         a, b, m = self.lora_A, self.lora_B, self.lora_magnitude_vector
         if share.axis:

@@ -7,8 +7,6 @@ Legend: B rows, T tokens, N global tokens of the row that has most, M width, H q
 key, E per value.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ sums of exponentials, as `Partial` does (Shoeybi et al. 2019, section 3).
 Legend: N targets, M width of the states, V vocab, R ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

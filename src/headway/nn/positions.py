@@ -1,7 +1,5 @@
 """What a layer has of its positions: rotations of queries and keys, and steps on scores."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -3,8 +3,6 @@
 Legend: P pairs. Each argument is [P]: the sum of log p over the tokens of an answer, given prompt and answer so far.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

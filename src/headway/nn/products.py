@@ -13,8 +13,6 @@ is there.
 Legend: R rows, I inputs, O outputs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any

@@ -4,8 +4,6 @@ attention layers attends to.
 Legend: B rows, H query heads, K kv heads, T queries, N of them, S keys, M width, D per query and key, E per value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol

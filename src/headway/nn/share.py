@@ -1,7 +1,5 @@
 """Which part of a layer a rank has, where ranks share layers, and dropout of such a part."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

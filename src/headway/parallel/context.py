@@ -1,7 +1,5 @@
 """What a model is given when the tokens of its rows are sharded over ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -1,7 +1,5 @@
 """How tensors get from one rank to another."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Which slots of a row each rank has, and which layout is chosen for the patterns of a model."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,12 +25,12 @@ class ShardLayout:
     runs: tuple[tuple[tuple[int, int], ...], ...]
 
     @staticmethod
-    def contiguous(count: int, ranks: int) -> ShardLayout:
+    def contiguous(count: int, ranks: int) -> "ShardLayout":
         """Rank r has chunk r of R. Windows then reach into neighbours alone."""
         return _of_chunks(count, [[r] for r in range(ranks)])
 
     @staticmethod
-    def zigzag(count: int, ranks: int) -> ShardLayout:
+    def zigzag(count: int, ranks: int) -> "ShardLayout":
         """Rank r has chunks r and 2 R - 1 - r of 2 R. Under Causal() every rank then computes equally many pairs.
         (Grattafiori et al. 2024, "The Llama 3 herd of models", section 3.3.2.)"""
         return _of_chunks(count, [[r, 2 * ranks - 1 - r] for r in range(ranks)])

@@ -1,7 +1,5 @@
 """How the processes of a run share its work."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from itertools import product
 from math import prod
@@ -26,7 +24,7 @@ class Mesh:
     tp: int = 1
 
     @staticmethod
-    def of(text: str | None, ranks: int) -> Mesh:
+    def of(text: str | None, ranks: int) -> "Mesh":
         """`dp=2,cp=4` for 8 processes; all of them data parallel where nothing is asked for.
 
         Raises ConfigError for another number of processes than there are, and for what is no mesh."""
@@ -41,7 +39,7 @@ class Mesh:
         return mesh
 
     @staticmethod
-    def read(text: str) -> Mesh:
+    def read(text: str) -> "Mesh":
         """`dp=2,cp=4`, for as many processes as that is. Raises ConfigError for what is no mesh."""
         axes = [field.name for field in fields(Mesh)]
         sizes: dict[str, int] = {}
@@ -70,7 +68,7 @@ class Mesh:
         place = self.place(rank)
         return range(place.dp * self.fsdp + place.fsdp, count, self.batches)
 
-    def place(self, rank: int) -> Mesh:
+    def place(self, rank: int) -> "Mesh":
         """The number of a process along each axis."""
         places = {}
         for axis, size in reversed(self._sizes.items()):

@@ -1,7 +1,5 @@
 """Which part of a state this process has, and which it writes: as torch.distributed.checkpoint plans it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -29,7 +27,7 @@ def own_parts(tensors: Mapping[str, Tensor], parallel: Parallel) -> dict[str, Pa
     return _parts(planner, planner.create_global_plan(plans)[0][parallel.rank])
 
 
-def _planner(tensors: Mapping[str, Tensor]) -> DefaultSavePlanner:
+def _planner(tensors: Mapping[str, Tensor]) -> "DefaultSavePlanner":
     # takes a while, which few runs need
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
@@ -38,7 +36,7 @@ def _planner(tensors: Mapping[str, Tensor]) -> DefaultSavePlanner:
     return planner
 
 
-def _parts(planner: DefaultSavePlanner, plan: SavePlan) -> dict[str, Part]:
+def _parts(planner: "DefaultSavePlanner", plan: "SavePlan") -> dict[str, Part]:
     found: dict[str, Part] = {}
     for item in plan.items:
         value, data = planner.resolve_data(item), item.tensor_data

@@ -3,8 +3,6 @@
 Legend: R ranks, B rows, K kv heads, D per key and value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -50,7 +48,7 @@ class ContextPlan:
     reads: tuple[tuple[Read, ...], ...]
 
     @staticmethod
-    def of(pattern: Pattern, shards: Sequence[Tokens], tile: int | None = None) -> ContextPlan:
+    def of(pattern: Pattern, shards: Sequence[Tokens], tile: int | None = None) -> "ContextPlan":
         """The plan of rows whose tokens are `shards`, rank by rank, for a pattern that all heads share (take `PerHead`
         apart first). Tiles are judged by the pattern's own `judge`; pairs are never looked at."""
         assert len(pattern.heads) == 1, "ContextPlan.of takes one pattern; take PerHead apart first"

@@ -1,7 +1,5 @@
 """The processes of a run: who takes what, and what they tell each other."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -3,8 +3,6 @@
 Legend: B rows, H query heads, K kv heads, T queries, S keys, D per head of q and k, E of v.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Which process of a run is missing, and since when."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import socket

@@ -5,8 +5,6 @@ parameters of a unit (a block, or all that lie in none) are gathered when its fo
 and dropped behind each; gradients are added up and cut at once.
 """
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Iterable, Mapping

@@ -5,8 +5,6 @@ the residual stream is a sum over ranks, and so is the gradient of what they all
 "Megatron-LM", section 3).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -65,7 +63,7 @@ class TensorParallel:
         """`share` of this rank."""
         return share(count, what, self.exchange.ranks, self.exchange.rank)
 
-    def __deepcopy__(self, memo: object) -> TensorParallel:
+    def __deepcopy__(self, memo: object) -> "TensorParallel":
         return self  # replicas of a module talk to the same ranks
 
 
@@ -107,14 +105,14 @@ class Shards:
         return placed
 
     @cached_property
-    def _mesh(self) -> DeviceMesh:
+    def _mesh(self) -> "DeviceMesh":
         from torch.distributed.device_mesh import DeviceMesh
 
         assert isinstance(self.tensor.exchange, DistributedExchange)
         assert self.tensor.exchange.group is not None
         return DeviceMesh.from_group(self.tensor.exchange.group, "cpu")
 
-    def _mesh_beside(self, inner: DeviceMesh) -> DeviceMesh:
+    def _mesh_beside(self, inner: "DeviceMesh") -> "DeviceMesh":
         """Of two axes, this one first: ranks are numbered evenly along each (`Mesh`)."""
         from torch.distributed.device_mesh import DeviceMesh
 
@@ -131,7 +129,7 @@ class Shards:
             if name in self.summed:
                 gradient.copy_(self.tensor.exchange.sum(gradient))
 
-    def __deepcopy__(self, memo: object) -> Shards:
+    def __deepcopy__(self, memo: object) -> "Shards":
         return self
 
 

@@ -1,7 +1,5 @@
 """A pattern says which (query, key) pairs are allowed: a small predicate that composes with & and |."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, is_dataclass
 from functools import reduce
@@ -31,11 +29,11 @@ class Retention:
     sinks: int = 0
     globals: bool = False
 
-    def __or__(self, other: Retention) -> Retention:
+    def __or__(self, other: "Retention") -> "Retention":
         reach = None if self.reach is None or other.reach is None else max(self.reach, other.reach)
         return Retention(reach, max(self.sinks, other.sinks), self.globals or other.globals)
 
-    def __and__(self, other: Retention) -> Retention:
+    def __and__(self, other: "Retention") -> "Retention":
         """An upper bound of what both retain (A & B sees no more than either)."""
         bounded = [r.reach for r in (self, other) if r.reach is not None]
         return Retention(
@@ -97,14 +95,14 @@ class Pattern(ABC):
         return 1
 
     @property
-    def heads(self) -> tuple[Pattern, ...]:
+    def heads(self) -> "tuple[Pattern, ...]":
         """The pattern of each head where heads differ (`PerHead`); this pattern alone otherwise."""
         return (self,)
 
-    def __and__(self, other: Pattern) -> Pattern:
+    def __and__(self, other: "Pattern") -> "Pattern":
         return _combine(And, self, other)
 
-    def __or__(self, other: Pattern) -> Pattern:
+    def __or__(self, other: "Pattern") -> "Pattern":
         return _combine(Or, self, other)
 
     def __str__(self) -> str:

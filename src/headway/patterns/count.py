@@ -1,7 +1,5 @@
 """What follows from a pattern alone: how many pairs it allows, and its picture."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import combinations, pairwise, product
 from math import lcm

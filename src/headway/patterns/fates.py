@@ -1,7 +1,5 @@
 """What becomes of keys: seen, kept for later queries, released, or yet to come."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

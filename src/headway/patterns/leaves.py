@@ -1,7 +1,5 @@
 """The patterns that cannot be taken apart."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -68,7 +66,7 @@ class Window(Pattern):
             )
 
     @staticmethod
-    def last(keys: int, step: int = 1) -> Window:
+    def last(keys: int, step: int = 1) -> "Window":
         """The last `keys` keys, the query itself included."""
         if not isinstance(keys, int) or isinstance(keys, bool) or keys < 1:
             raise PatternError(
@@ -78,7 +76,7 @@ class Window(Pattern):
         return Window(keys - 1, 0, step)
 
     @staticmethod
-    def around(others: int, step: int = 1) -> Window:
+    def around(others: int, step: int = 1) -> "Window":
         """`others` keys on either side, and the query itself."""
         return Window(others, others, step)
 

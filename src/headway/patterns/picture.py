@@ -1,7 +1,5 @@
 """Cells of queries and keys as pictures for a notebook: HTML that needs no script and nothing from elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from html import escape
 from itertools import groupby

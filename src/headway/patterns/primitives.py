@@ -3,8 +3,6 @@
 The table of kinds; csrc/headway.h repeats their numbers, csrc/mask.h evaluates them.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 Leaves say their primitive (`Pattern.primitive`); & and | join what was made of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
 from itertools import chain, product

@@ -1,7 +1,5 @@
 """The text form of patterns: `parse(str(p)) == p`."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable
 from operator import and_, or_

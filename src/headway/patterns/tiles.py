@@ -3,8 +3,6 @@
 Legend: B rows, N slots.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +36,7 @@ class Extent:
     step: int
 
     @staticmethod
-    def of(tokens: Tokens, tile: int, step: int = 1) -> Extent:
+    def of(tokens: Tokens, tile: int, step: int = 1) -> "Extent":
         """Extents of consecutive tiles of `tile` slots (the last one may be short); residues modulo `step`."""
         if tokens.static_key is not None:
             return Extent._regular(*tokens.static_key, tile, step, tokens.device)
@@ -61,7 +59,7 @@ class Extent:
         return Extent(lo, hi, *documents, any_global, all_global, some, full, *residues, step)
 
     @staticmethod
-    def _regular(start: int, count: int, tile: int, step: int, device: torch.device) -> Extent:
+    def _regular(start: int, count: int, tile: int, step: int, device: torch.device) -> "Extent":
         """The extents of start, start+1, ...: known without looking at the slots (residues: any of them)."""
         lo = torch.arange(start, start + count, tile, device=device).unsqueeze(0)
         hi = (lo + tile - 1).clamp(max=start + count - 1)
@@ -70,17 +68,17 @@ class Extent:
         return Extent(lo, hi, zero, zero, no, no, yes, yes, zero, most, step)
 
     @staticmethod
-    def whole(start: int, count: int) -> Extent:
+    def whole(start: int, count: int) -> "Extent":
         """The one extent of all of start, start+1, ..., in Python's numbers, which the leaves of `leaves.py` judge as
         they judge tensors, in a hundredth of the time."""
         numbers: list[Any] = [start, start + count - 1, 0, 0, False, False, True, True, 0, 0, 1]
         return Extent(*numbers)
 
-    def grouped(self, count: int) -> Extent:
+    def grouped(self, count: int) -> "Extent":
         """The tiles in groups of `count` neighbours, [B, groups, count]; the last tile is repeated."""
         return self.map(lambda t: _tiled(t, count))
 
-    def joined(self) -> Extent:
+    def joined(self) -> "Extent":
         """The extents of the tiles along the last axis taken together."""
         some = self.any_token.any(-1)
         return Extent(
@@ -97,7 +95,7 @@ class Extent:
             step=self.step,
         )
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Extent:
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Extent":
         """The extent with every field changed alike along its tile axis; fields that are one tensor stay one."""
         tensors = {name: t for name, t in vars(self).items() if name != "step"}
         changed = {id(t): change(t) for t in {id(t): t for t in tensors.values()}.values()}

@@ -1,7 +1,5 @@
 """Schemes that mark scores: by the distance of key and query, with a step of `headway.scores`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

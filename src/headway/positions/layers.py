@@ -1,7 +1,5 @@
 """Schemes layer by layer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Rotary embedding with one whole rotation in place of one for each pair."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

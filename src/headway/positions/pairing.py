@@ -4,8 +4,6 @@ The choice does not change what a model can express (any pairing gives the same 
 query and key projections are permuted to match), but a checkpoint read with the wrong one is fluent nonsense.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

@@ -3,8 +3,6 @@
 Axes: B batch, H heads, T tokens, D per head, d <= D rotated dims.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -132,7 +130,7 @@ class Rotary(PositionScheme):
         """
         return 1.0 if self.scaling is None else self.scaling.amplitude
 
-    def with_pairing(self, pairing: Pairing) -> Rotary:
+    def with_pairing(self, pairing: Pairing) -> "Rotary":
         """The same rotation in another basis; query and key weights need `to_pairing` to match.
 
         Raises ConfigError where values are rotated: they and W_o live in that basis, too.

@@ -6,8 +6,6 @@ behaviour is odd. Throughout, f_i = theta^(-2i/d), i = 0 .. d/2 - 1, d rotated d
 in tokens.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Position schemes: what is marked with positions, and with what; those that mark nothing or embeddings."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -60,11 +58,11 @@ class PositionScheme:
     def check_head_dim(self, head_dim: int) -> None:
         """Raises ConfigError where heads of `head_dim` cannot be marked."""
 
-    def at(self, layer: int) -> PositionScheme:
+    def at(self, layer: int) -> "PositionScheme":
         """The scheme that acts in layer 0, 1, ...: this one, unless layers have their own (`PerLayer`)."""
         return self
 
-    def expand(self, layers: int) -> tuple[PositionScheme, ...]:
+    def expand(self, layers: int) -> "tuple[PositionScheme, ...]":
         """`at` for each of so many layers. Raises ConfigError where schemes by layer do not fit them."""
         return tuple(self.at(layer) for layer in range(layers))
 

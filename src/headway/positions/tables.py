@@ -3,8 +3,6 @@
 Axes: B batch, H heads, T tokens, D per head, d <= D rotated dims.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -42,7 +40,7 @@ class RotaryTable(Rotation):
     @staticmethod
     def of(
         cos: Tensor, sin: Tensor, pairing: Pairing, dims: int, rotates_values: bool = False
-    ) -> RotaryTable:
+    ) -> "RotaryTable":
         """The table of cosines and sines [.., T, d/2] of each pair."""
         if pairing == "adjacent":
             twice, signed = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)

@@ -1,7 +1,5 @@
 """Claims about the measures of stages: `mean.val_loss < first.val_loss < random.val_loss`, seen or not."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ class Claim:
     rule: str
 
     @staticmethod
-    def read(text: str, rule: str, stages: Sequence[str]) -> Claim:
+    def read(text: str, rule: str, stages: Sequence[str]) -> "Claim":
         """Raises ConfigError for a rule that is no comparison, or names a stage that is not there."""
         claim = Claim(str(text), str(rule))
         tree = claim._tree()

@@ -1,7 +1,5 @@
 """What a finished stage is measured by."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a recipe's claims compare, as a picture: a panel for each measure, a line for each stage."""
 
-from __future__ import annotations
-
 import math
 import re
 import statistics

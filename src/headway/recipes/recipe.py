@@ -20,8 +20,6 @@ decode: 512                   # measure the speed of decoding behind prompts of 
 small: {depth: 1, steps: 2}   # with --small, in every stage
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a recipe found: one row per stage, the spread over seeds, and what that says of its claims."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """A recipe from its first stage to its table; every stage is a run of its own, and goes on where it was stopped."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys

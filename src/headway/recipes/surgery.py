@@ -1,7 +1,5 @@
 """What a stage does to its model before training: operations of `headway surgery`, and changes of the spec alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is answered to requests that ask for texts: whole, or event by event, in the shape of each protocol."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

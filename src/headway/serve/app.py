@@ -1,7 +1,5 @@
 """The application: what a request must be, the routes, and what they declare (`/openapi.json`)."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Answers that are lists of blocks (reasoning, text, calls of tools), each told from its beginning to its end."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field

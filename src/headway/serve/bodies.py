@@ -3,8 +3,6 @@
 Fields that are known to clients and change no text (`user`, `metadata`, ...) are taken; others that are unknown are
 told in `warnings`, or refused where the server is strict. Nothing is accepted and ignored in silence."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Collection, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -205,7 +203,7 @@ def text_of(content: Any) -> str:
 class Chat(Body):
     """`POST /v1/chat/completions`: a conversation that is answered."""
 
-    def chat(self) -> Chat:
+    def chat(self) -> "Chat":
         """Itself: conversations of all protocols are chats."""
         return self
 

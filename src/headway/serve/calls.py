@@ -1,8 +1,6 @@
 """Encoders and translators of a server: models that are asked by calls of the Python API, each in a thread; what calls
 read is read together."""
 
-from __future__ import annotations
-
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence

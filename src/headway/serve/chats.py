@@ -1,7 +1,5 @@
 """Conversations that are to be answered, in whichever protocol they came: each is the body of a chat completion."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """OpenAI's completions and chat completions, as they are answered."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """How what fails is told: in OpenAI's shape, or in Anthropic's."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Sequence

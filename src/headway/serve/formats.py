@@ -1,7 +1,5 @@
 """How families of models write calls of functions and reasoning: known by what their chat templates say."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -8,8 +8,6 @@ work but for `multipleOf`, whose automata have as many states as the number.
 Legend: V vocab.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -109,7 +107,7 @@ class Grammars:
         self._spelling.greedy, self._vocab = self._tokenizer.greedy_tokenize, vocab
         self._compiled = lru_cache(MOST_KEPT)(self._compile)
 
-    def compile(self, kind: str, source: Any, *, within: str = "") -> CompiledGrammar:
+    def compile(self, kind: str, source: Any, *, within: str = "") -> "CompiledGrammar":
         """A grammar of `SOURCES`; `within`: Lark of all, in which it is called @answer.
 
         Raises ConfigError, with llguidance's reason, for one that is none, is too large, or allows no text."""
@@ -120,7 +118,7 @@ class Grammars:
             )
         return self._compiled(written, within)
 
-    def _compile(self, written: str, within: str) -> CompiledGrammar:
+    def _compile(self, written: str, within: str) -> "CompiledGrammar":
         if within:
             (inner,) = json.loads(written)["grammars"]
             written = json.dumps({"grammars": [{"lark_grammar": within}, {**inner, "name": "answer"}]})
@@ -173,7 +171,7 @@ class CompiledGrammar:
         self.ended = self._matcher.consume_token(token) and self._matcher.is_stopped()
         self._found = _POOL.submit(partial(allowed, self._matcher, self._vocab))
 
-    def copy(self) -> CompiledGrammar:
+    def copy(self) -> "CompiledGrammar":
         """The same place, for another text."""
         self._found.result()
         return CompiledGrammar(self._matcher.deep_copy(), self._found, self._vocab)

@@ -1,8 +1,6 @@
 """What a request must be before anything reads it: of this host, with a key, of JSON, and not too large; and what is
 kept of it: who asked, what came of it, and that it has ended."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import re

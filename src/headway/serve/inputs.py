@@ -1,7 +1,5 @@
 """What requests ask of encoders and translators: bodies, and the calls that answer them."""
 
-from __future__ import annotations
-
 import base64
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

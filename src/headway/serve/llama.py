@@ -1,7 +1,5 @@
 """llama.cpp's completions: what requests may say, and what is answered."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Looking into models: what their layers attend to in a text, beside the thread that writes and never in its way."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -5,8 +5,6 @@ function, the value of a parameter that stands between tags, calls in notations 
 no call is text.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import lru_cache

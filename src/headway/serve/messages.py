@@ -1,7 +1,5 @@
 """Anthropic's messages: what requests may say, and what is answered."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Sequence
 from typing import Any, ClassVar, Literal

@@ -1,8 +1,6 @@
 """What a server tells of itself to Prometheus: vLLM's names where it has one, `headway_...` for the rest, and
 llama.cpp's."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The models of a server, by the names that requests give: loaded, used, and given up for others."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging
@@ -43,7 +41,7 @@ class Place:
     load: Callable[[], Served]
     model: Served | None = None
     size: int = 0
-    base: Place | None = None
+    base: "Place | None" = None
     error: str | None = None
     live: int = 0
     used: float = 0.0

@@ -1,7 +1,5 @@
 """Arguments of calls: values between tags, and notations of their own (Python's, Gemma's, MiniMax's XML), as JSON."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """The engine of an encoder: what all requests ask of it is read together, side by side in rows without padding."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Sequence

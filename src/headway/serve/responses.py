@@ -1,8 +1,6 @@
 """OpenAI's responses: what requests may say, and what is answered. Nothing is kept: each request has all of its
 conversation."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Sequence
 from itertools import count

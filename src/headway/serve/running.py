@@ -1,7 +1,5 @@
 """A server's address: sockets, heads of requests, signals, and lines of the log."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import signal

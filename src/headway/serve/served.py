@@ -1,7 +1,5 @@
 """A model of a server: what it is asked, and what it writes."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from bisect import bisect_right
@@ -181,7 +179,7 @@ class Decoding(Served):
 
         self._worker.between(keep)
 
-    def adapted(self, name: str, folder: str) -> Decoding:
+    def adapted(self, name: str, folder: str) -> "Decoding":
         """This model with an adapter, as a model that shares all else with it. Raises CheckpointError, ConfigError for
         a folder that is no adapter of this model."""
         if self.source is not None:

@@ -1,7 +1,5 @@
 """What a server has: its models, the thread in which they write, and its settings."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """An answer on its way to the client: whole, or as server-sent events while it is written."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any, TypeVar

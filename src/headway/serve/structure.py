@@ -1,7 +1,5 @@
 """How requests say which texts may answer them."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator

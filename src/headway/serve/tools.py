@@ -2,8 +2,6 @@
 follows, and what reads the answer. Where a template knows no functions they are described in a system message, and
 called as Hermes does."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Whose turn it is, where each turn takes a time of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary

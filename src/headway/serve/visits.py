@@ -1,7 +1,5 @@
 """Who asks: keys with limits of their own, and a request from its first byte to its last."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterator, Sequence

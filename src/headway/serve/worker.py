@@ -1,7 +1,5 @@
 """The thread in which engines write: it steps them in turn, and hands what a step added to the event loop at once."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sys

@@ -1,7 +1,5 @@
 """Every operating-system call that a save makes, one function each: what can fail is listed here."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

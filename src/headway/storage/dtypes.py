@@ -9,8 +9,6 @@ One rule, for `headway.load` and for every command that runs a model or counts i
 Training has a rule of its own (`headway.train.microbatch_pool.choose_precision`): float32 is what is kept.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from functools import reduce

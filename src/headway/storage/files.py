@@ -11,8 +11,6 @@ and a process that dies between the two leaves the previous folder as `.NAME.pre
 `current_folder` finds. A single file is replaced by one rename.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

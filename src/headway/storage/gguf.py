@@ -13,8 +13,6 @@ A string is u64 bytes and UTF-8; an array is u32 kind, u64 items and the items. 
 whatever the file claims.
 """
 
-from __future__ import annotations
-
 import mmap
 import struct
 from array import array
@@ -180,7 +178,7 @@ class _Reader:
             self.damaged(f"{name} must be true or false (1 or 0), and is {value}")
         return bool(value) if kind == BOOL else value
 
-    def array(self, name: str) -> array[Any] | list[str]:
+    def array(self, name: str) -> "array[Any] | list[str]":
         kind, count = self.number("I", f"the kind of {name}"), self.number("Q", f"the length of {name}")
         least = 8 if kind == STRING else struct.calcsize("<" + NUMBERS.get(kind, "B"))
         if kind != STRING and kind not in NUMBERS:

@@ -7,8 +7,6 @@ float32 one by one, in the order given. (ggml-org/llama.cpp, ggml/src/ggml-commo
 gguf-py/gguf/quants.py.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial

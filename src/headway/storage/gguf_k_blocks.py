@@ -10,8 +10,6 @@ s and t of eight parts are 6 bits each, in bytes a b c of 4 each:
     s[0:4] = a & 63    s[4:8] = c & 15 | a >> 6 << 4    t[0:4] = b & 63    t[4:8] = c >> 4 | b >> 6 << 4
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

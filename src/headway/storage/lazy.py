@@ -6,8 +6,6 @@ one at a time, so that nothing needs a second copy of a checkpoint.
     changed(state, change)                    # {name: change(name, value)}, when asked for
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,7 +56,7 @@ class LazyTensors(Mapping[str, Tensor]):
         """`self[name][box]`, by the smallest detour. Raises CheckpointError for an unknown name."""
         return self[name][box]
 
-    def renamed(self, names: Mapping[str, str]) -> LazyTensors:
+    def renamed(self, names: Mapping[str, str]) -> "LazyTensors":
         """The same values under other names: {new name: name here}. Names that are not listed are left out."""
         return Made(
             {new: self.forms[old] for new, old in names.items()},

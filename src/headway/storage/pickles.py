@@ -5,8 +5,6 @@ place of every storage without reading one, so its values are mapped later. Arch
 before 1.6 are not zip files and are read whole.
 """
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ read_json(path)         # one JSON object, strictly; read_json_array(path): one 
 with naming(path): ...  # errors raised inside name the file
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import math

@@ -9,8 +9,6 @@ tensor.
 `LONGEST`, whatever the file claims.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Mapping

@@ -12,8 +12,6 @@ torch reads such a folder, too (`HuggingFaceStorageReader`), which fills what no
 error. The key "shape" is ours.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,6 @@ The header of every file is checked against the size of the file before a value 
 file, a git-lfs pointer, an HTML page or a pickle is named as what it is.
 """
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Mapping
 from pathlib import Path
@@ -88,7 +86,7 @@ class Tensors(LazyTensors):
             start = begin // entry.dtype.itemsize
             flat[start : start + len(piece)].copy_(piece)
 
-    def renamed(self, names: Mapping[str, str]) -> Tensors:
+    def renamed(self, names: Mapping[str, str]) -> "Tensors":
         """The same values under other names: {new name: name here}. Names that are not listed are left
         out."""
         return Tensors({new: self.forms[old] for new, old in names.items()})

@@ -1,7 +1,5 @@
 """Longer rows with the same weights: rotary frequencies that are rescaled, or a bound on what layers see."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

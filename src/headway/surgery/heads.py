@@ -4,8 +4,6 @@ section 2.1 and figure 4.)
 Legend: M width, H query heads, K kv heads before and g after, n = K / g heads that become one, D per head.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@
 Legend: M width, S positions before, N positions after, w window.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

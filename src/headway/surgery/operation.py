@@ -1,7 +1,5 @@
 """A folder, what an operation made of its model, a new folder, with a report."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

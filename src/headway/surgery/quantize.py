@@ -1,7 +1,5 @@
 """A folder with weights of 8 or 4 bits, and what that costs, measured on a text from the folder that was written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

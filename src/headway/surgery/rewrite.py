@@ -1,7 +1,5 @@
 """A folder becomes another one, and what changed is reported: measured before and after, never assumed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Held-out text, on which models are measured before and after."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +29,7 @@ class Text:
     @contextmanager
     def read(
         path: str | Path, folder: Folder, limit: int | None = None, *, framed: bool = True
-    ) -> Iterator[Text]:
+    ) -> "Iterator[Text]":
         """Text files are encoded by the tokenizer of `folder`, with BOS and EOS around each document if `framed`; a
         .tokens file is opened.
 

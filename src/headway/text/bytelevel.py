@@ -1,8 +1,6 @@
 """Byte-level BPE: `vocab.json` with `merges.txt` (GPT-2, RoBERTa, StarCoder, Qwen2), `encoder.json` with `vocab.bpe`
 (as OpenAI published GPT-2), and tiktoken's ranks."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 from collections.abc import Callable, Mapping

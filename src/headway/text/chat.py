@@ -1,7 +1,5 @@
 """Chat templates: from messages to the text, and the ids, that a model was trained on."""
 
-from __future__ import annotations
-
 import json
 import re
 import secrets
@@ -77,7 +75,7 @@ class ChatTemplate:
             raise DataError(f"chat template: line {getattr(error, 'lineno', '?')}: {error}") from None
 
     @staticmethod
-    def find(given: str | Path) -> ChatTemplate:
+    def find(given: str | Path) -> "ChatTemplate":
         """A template that is built in (`BUILT_IN`), the text of one, or a file of it."""
         if given in BUILT_IN:
             return ChatTemplate((_FOLDER / f"{given}.jinja").read_text(encoding="utf-8"), str(given))

@@ -1,7 +1,5 @@
 """Ids of what a chat template wrote, in which control tokens are the template's alone."""
 
-from __future__ import annotations
-
 import json
 import re
 import secrets

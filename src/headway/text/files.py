@@ -1,7 +1,5 @@
 """The files of a tokenizer in Hugging Face folders."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -12,8 +12,6 @@ Rows of the embedding without a token are unused tokens named [PAD0], [PAD1], ..
 (ggml-org/ggml, docs/gguf.md; ggml-org/llama.cpp, src/llama-vocab.cpp.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from math import isfinite
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A tokenizer as the keys of a GGUF file (`headway.text.gguf` reads them), where they say exactly what it is."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@
 (Bavarian et al. 2022, "Efficient Training of Language Models to Fill in the Middle".)
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from headway.errors import DataError

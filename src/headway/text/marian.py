@@ -1,7 +1,5 @@
 """Marian's tokenizer of two sides: `source.spm`, `target.spm`, and the `vocab.json` that both are looked up in."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -58,7 +56,7 @@ class MarianTokenizer:
         return self._vocabularies["source"] is not self._vocabularies["target"]
 
     @staticmethod
-    def load(folder: str | Path) -> MarianTokenizer:
+    def load(folder: str | Path) -> "MarianTokenizer":
         """From a folder with `source.spm`, `target.spm` and `vocab.json`."""
         folder = Path(folder)
         if not folder.is_dir():

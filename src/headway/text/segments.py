@@ -5,8 +5,6 @@ what is between two, is encoded on its own, as generation does: the ids before a
 `Tokenizer.render_chat` gives for the messages before it, and the last that is trained is one that generation stops at.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

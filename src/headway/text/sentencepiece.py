@@ -4,8 +4,6 @@ Both are lists of scored pieces. The `.model` file is a protocol buffer (sentenc
 the few fields that matter are read here, so that neither `sentencepiece` nor `protobuf` is needed.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 from collections import Counter

@@ -1,7 +1,5 @@
 """What a tokenizer puts around a text and between two: [CLS] a [SEP] b [SEP], <s> a </s></s> b </s>, <s> a, a </s>."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -29,7 +27,7 @@ class Encoded:
     texts: list[int | None]
 
     @staticmethod
-    def of(ids: list[int]) -> Encoded:
+    def of(ids: list[int]) -> "Encoded":
         """One text of which only the ids are known."""
         return Encoded(ids, [0] * len(ids), [None] * len(ids), [0] * len(ids))
 
@@ -53,7 +51,7 @@ class Template:
     pair: tuple[Part, ...] = (A, B)
 
     @staticmethod
-    def of(backend: Backend) -> Template:
+    def of(backend: Backend) -> "Template":
         """The template of a tokenizer's post-processor. Raises DataError for two templates in a row."""
         found = [t for t in map(_read, steps_of(backend.post_processor)) if t is not None]
         if len(found) > 1:
@@ -61,7 +59,7 @@ class Template:
         return found[0] if found else Template()
 
     @staticmethod
-    def bert(cls: int, sep: int) -> Template:
+    def bert(cls: int, sep: int) -> "Template":
         """[CLS] a [SEP], and [CLS] a [SEP] b [SEP] with token type 1 from b on."""
         first, end = Part(cls, None, 0), Part(sep, None, 0)
         return Template((first, A, end), (first, A, end, B, end._replace(type=1)))
@@ -76,7 +74,7 @@ class Template:
         """Ids after a single text."""
         return _tokens(self.single[_slots(self.single)[-1] + 1 :])
 
-    def beginning(self, bos: int, begins: bool) -> Template:
+    def beginning(self, bos: int, begins: bool) -> "Template":
         """The same with each text begun by `bos`, or by nothing."""
         if begins == (self.prefix[:1] == (bos,)):
             return self
@@ -86,7 +84,7 @@ class Template:
         between = mark._replace(type=self.pair[second].type)
         return Template((mark, *self.single), (mark, *self.pair[:second], between, *self.pair[second:]))
 
-    def ending(self, eos: int, ends: bool) -> Template:
+    def ending(self, eos: int, ends: bool) -> "Template":
         """The same with each text ended by `eos`, or by nothing."""
         if ends == (self.suffix[-1:] == (eos,)):
             return self
@@ -97,7 +95,7 @@ class Template:
             pair += [part] if part.text is None else [part, Part(eos, None, part.type)]
         return Template((*self.single, Part(eos, None, 0)), tuple(pair))
 
-    def _without(self, token: int) -> Template:
+    def _without(self, token: int) -> "Template":
         single, pair = (tuple(p for p in parts if p.token != token) for parts in (self.single, self.pair))
         return Template(single, pair)
 

@@ -1,7 +1,5 @@
 """One tokenizer for training, command line and server: text to ids, messages to ids, ids to text."""
 
-from __future__ import annotations
-
 import re
 import secrets
 import warnings
@@ -73,7 +71,7 @@ class Tokenizer(Vocabulary):
         self.chat_template = ChatTemplate(chat_template) if chat_template is not None else None
 
     @staticmethod
-    def load(path: str | Path) -> Tokenizer:
+    def load(path: str | Path) -> "Tokenizer":
         """From a Hugging Face folder or one file of it: `tokenizer.json`, SentencePiece's `tokenizer.model` or
         `spiece.model`, Llama 3's `tokenizer.model` (tiktoken), llama2.c's `tokenizer.bin`, BERT's `vocab.txt`,
         `vocab.json` with `merges.txt`; or from a GGUF file. Raises DataError, with the file, for what is none of them.
@@ -253,7 +251,7 @@ class Tokenizer(Vocabulary):
         """A piece that is text alone, whatever control tokens it seems to hold."""
         return str(self._shield.cover(text))
 
-    def with_chat_template(self, given: str | Path) -> Tokenizer:
+    def with_chat_template(self, given: str | Path) -> "Tokenizer":
         """The same tokenizer with another chat template: the name of one that is built in (alpaca, chatml, llama2,
         vicuna), the Jinja text of one, or a file of it."""
         found = copy(self)

@@ -1,8 +1,6 @@
 """The files next to a vocabulary, validated when read: tokenizer_config.json, special_tokens_map.json,
 added_tokens.json, and the chat template."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager

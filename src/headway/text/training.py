@@ -7,8 +7,6 @@ Words that are not in the vocabulary fall to characters, and characters that are
 comes back exactly.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import warnings

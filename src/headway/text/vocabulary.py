@@ -1,8 +1,6 @@
 """What the ids of a tokenizer are: names, special tokens by role, and the text that they give back, at once or one at
 a time."""
 
-from __future__ import annotations
-
 import codecs
 import hashlib
 import json
@@ -108,7 +106,9 @@ class Vocabulary:
         stream = self.stream(after=after, special=special)
         return "".join([*map(stream.push, ids), stream.flush()])
 
-    def stream(self, *, after: Sequence[int] = (), special: bool | Collection[int] = False) -> StreamDecoder:
+    def stream(
+        self, *, after: Sequence[int] = (), special: bool | Collection[int] = False
+    ) -> "StreamDecoder":
         """Decodes one token at a time; see StreamDecoder."""
         return StreamDecoder(self, after=after, special=special)
 
@@ -119,7 +119,7 @@ class Vocabulary:
         return self._names[token]
 
     @cached_property
-    def table(self) -> ByteTable | None:
+    def table(self) -> "ByteTable | None":
         """The bytes of each token, of byte-level and SentencePiece tokenizers."""
         return byte_table(self.backend)
 

@@ -1,7 +1,5 @@
 """BERT's `vocab.txt`: one WordPiece a line; vocabularies with words (RoFormer, WoBERT) are recognized."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

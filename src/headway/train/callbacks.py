@@ -1,7 +1,5 @@
 """What goes in and out of a run besides settings and data: results, callbacks, interruption."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

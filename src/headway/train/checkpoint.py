@@ -16,8 +16,6 @@ since the names are those of the modules.
 A checkpoint is written as one: it is there as a whole or not at all.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -6,8 +6,6 @@ Each task has a class of settings (`headway.train.tasks`); this is what all of t
 that `headway train --help` answers at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from math import isfinite
 from pathlib import Path

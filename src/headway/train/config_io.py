@@ -1,8 +1,6 @@
 """Where the settings of a run come from: a YAML file, `key=value` overrides, flags; and back to YAML. And those by
 which a trained model is measured as its training measures held-out data: `headway eval MODEL --task TASK`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,7 +110,7 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
 LONGEST = 2048
 
 
-def measuring_settings(name: str, spec: ModelSpec, values: Mapping[str, Any]) -> TrainConfig:
+def measuring_settings(name: str, spec: "ModelSpec", values: Mapping[str, Any]) -> TrainConfig:
     """The settings by which a task measures a model of this spec: `values`, rows as long as those that it was
     trained on unless they say another length (packed ones up to `LONGEST` tokens), and the usual ones.
 

@@ -1,7 +1,5 @@
 """What a run would do and take, before anything is done: `headway train --dry-run`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -2,8 +2,6 @@
 better does; which of its models is the best by what is measured on held-out data; its model, its picture, and what is
 said of it."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Held-out text: bits per byte, perplexity, loss and accuracy by position."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """What other trainers call our settings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from pydantic.fields import FieldInfo

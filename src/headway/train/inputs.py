@@ -1,7 +1,5 @@
 """What training begins with: tokenizer, spec and first weights, made or found, and an adapter beside these."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -12,8 +12,6 @@ its process lives cannot be seen from here. File systems without locks (ENOLCK, 
 Lustre without `-o flock`, some FUSE ones) keep no second run out; `remark` says so.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

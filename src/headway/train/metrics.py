@@ -1,7 +1,5 @@
 """What a run says of itself: metrics.jsonl, the picture of it, and progress on stderr."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -112,7 +110,7 @@ class Reporter:
             elif not self.quiet:
                 print(text, file=self.stream, flush=True)
 
-    def __enter__(self) -> Reporter:
+    def __enter__(self) -> "Reporter":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -6,8 +6,6 @@ Torch's threads meet at the end of every operation. In a small model that is tho
 another process holds one of the cores, everybody waits for it every time. Workers meet once a step.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -44,7 +42,7 @@ class MicrobatchPool:
         """`run` of every item, results in the order of the items whoever is done first."""
         return map(run, items) if self._pool is None else self._pool.map(run, items)
 
-    def __enter__(self) -> MicrobatchPool:
+    def __enter__(self) -> "MicrobatchPool":
         if self.count > 1:
             self._before = torch.get_num_threads()
             self._pool = ThreadPoolExecutor(self.count, initializer=torch.set_num_threads, initargs=(1,))

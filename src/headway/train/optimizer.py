@@ -1,7 +1,5 @@
 """Parameter groups by structure, the optimizers over them, and their learning rate."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -82,7 +80,7 @@ class Optimizer:
         self._shards: Shards | None = None
 
     @staticmethod
-    def of(groups: Groups, config: RowsConfig, workers: MicrobatchPool | None = None) -> Optimizer:
+    def of(groups: Groups, config: RowsConfig, workers: MicrobatchPool | None = None) -> "Optimizer":
         """AdamW over all groups, or Muon over the matrices and AdamW over the rest.
 
         AdamW: Loshchilov and Hutter 2019, decay decoupled, only for matrices. Muon: momentum of matrices,
@@ -106,7 +104,7 @@ class Optimizer:
         return Optimizer(groups.matrices | groups.embeddings | groups.vectors, parts, workers)
 
     @staticmethod
-    def single(model: nn.Module, optimizer: torch.optim.Optimizer) -> Optimizer:
+    def single(model: nn.Module, optimizer: torch.optim.Optimizer) -> "Optimizer":
         """One of torch's optimizers over all parameters of `model` that are trained; its peak learning rate is the one
         it has."""
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}

@@ -1,8 +1,6 @@
 """Settings of training on rows of tokens, whatever of them is predicted: model, batch, length, optimizer; and on
 text, next tokens or masked ones. Imports no torch."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from functools import cached_property
 from typing import Any, Literal

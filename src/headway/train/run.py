@@ -4,8 +4,6 @@ result = train(TextConfig(data="text/", out="runs/mine", steps=1000))
 result = train(config, resume="auto")          # goes on; bit for bit the run that was never stopped
 """
 
-from __future__ import annotations
-
 import math
 import sys
 import time

@@ -6,8 +6,6 @@ with Saver(state, parallel, in_shards=True) as saver:
     saver.wait()
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -4,8 +4,6 @@ torch's optimizers on the parts of sharded parameters, with the bits of a step o
 Legend: O rows of a matrix, I its columns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product

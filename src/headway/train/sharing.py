@@ -1,7 +1,5 @@
 """How the processes of a run share its steps and its evaluations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any

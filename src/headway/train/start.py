@@ -1,8 +1,6 @@
 """Before a run: the task of its settings, torch's seed and threads, room on the disk; where a run goes on, and what to
 type so that it does."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The text that a run trains on, and the text that is held out, as token files in its folder."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

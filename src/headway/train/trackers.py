@@ -4,8 +4,6 @@ metrics.jsonl stays the truth. A run that goes on sends what a tracker lacks of 
 cannot take costs the run nothing. Each is an extra of its own, and none asks questions.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -5,8 +5,6 @@
 A run in a folder (log, checkpoints, evaluation, callbacks, interruption) is `headway.train.run`.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence

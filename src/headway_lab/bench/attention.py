@@ -3,8 +3,6 @@
 Legend: H query heads, K kv heads, S cached keys, D per head.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """What `headway bench attention` measures, as a table; docs/benchmarks.md describes the cases."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -50,7 +48,7 @@ class Case:
     per_pair: bool = False
     quick: int | None = None
 
-    def at(self, tokens: int) -> Case:
+    def at(self, tokens: int) -> "Case":
         """The same case at another length; a window wider than a quarter of it shrinks to that."""
         return replace(
             self,
@@ -59,11 +57,11 @@ class Case:
             globals=min(self.globals, max(1, tokens // 8)),
         )
 
-    def with_peers(self, peers: Iterable[str]) -> Case:
+    def with_peers(self, peers: Iterable[str]) -> "Case":
         """The same case with only these of its peers."""
         return replace(self, peers=tuple(peer for peer in self.peers if peer in peers))
 
-    def sized(self, *, quick: bool = False, tokens: int | None = None) -> Case:
+    def sized(self, *, quick: bool = False, tokens: int | None = None) -> "Case":
         """The case as `--quick` measures it, and at that length."""
         case = self.at(self.quick) if quick and self.quick else self
         case = case.with_peers(set(case.peers) - set(SLOW)) if quick else case

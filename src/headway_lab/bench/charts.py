@@ -1,7 +1,5 @@
 """Charts of the rows: rates beside the limit, scaling over threads, growth over the length."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

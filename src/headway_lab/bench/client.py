@@ -4,8 +4,6 @@ A plan comes in on stdin, as JSON, and what came back goes out on stdout. Reques
 server that is slow is not spared), at most so many at once. Tokens are those of `usage`, not pieces of the stream.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import resource

@@ -8,8 +8,6 @@ registers.
 Legend: B rows, V vocab.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path

@@ -4,8 +4,6 @@ stopped at a limit of memory.
 Legend: H heads, N tokens, D per head.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import sys

@@ -4,8 +4,6 @@ The figure of Beltagy et al. 2020, section 3.2: full attention grows with the sq
 the length; the loop is slow, chunks are quick and take twice its memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -3,8 +3,6 @@
 Legend: B rows, H query heads, K kv heads, N tokens, D per head.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar

@@ -3,8 +3,6 @@
 Legend: B rows, V vocab.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import weakref

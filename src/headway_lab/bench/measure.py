@@ -4,8 +4,6 @@ On a shared machine the speed drifts by more than kernels differ. What ran in th
 conditions, so a ratio is the median of the ratios of the turns, and a share of the limit is taken against the limit
 measured in the same turn."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque

@@ -4,8 +4,6 @@ llama.cpp.
 Legend: V vocab.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import tempfile

@@ -6,8 +6,6 @@ time. Where torch offers several formulations, the fastest on this machine is ta
 Legend: B rows, H query heads, K kv heads, G group, N tokens, D per head, C queries of a chunk.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 

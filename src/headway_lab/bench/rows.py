@@ -1,7 +1,5 @@
 """One result of the bench, as a line of a file and as text for a terminal."""
 
-from __future__ import annotations
-
 import json
 import platform
 from collections.abc import Callable, Mapping, Sequence

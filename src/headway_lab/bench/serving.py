@@ -7,8 +7,6 @@ random times at 80 % of the rate that eight clients reached, whatever the server
 asks again with all that was said before.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Measuring in another process, with a memory of its own."""
 
-from __future__ import annotations
-
 import gc
 import math
 import multiprocessing

@@ -8,8 +8,6 @@ product in registers.
 Legend: B rows, T tokens of a row.
 """
 
-from __future__ import annotations
-
 import importlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence

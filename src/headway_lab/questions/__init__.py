@@ -18,8 +18,6 @@ A question without a word of the subject, of which the index has a list, is decl
 (Salton and Buckley 1988, "Term-weighting approaches in automatic text retrieval", with binary term frequencies.)
 """
 
-from __future__ import annotations
-
 import math
 import re
 import tomllib

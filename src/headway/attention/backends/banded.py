@@ -5,8 +5,6 @@ computed. (The role of "chunks" in Beltagy et al. 2020, section 3.2, for every p
 memory.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

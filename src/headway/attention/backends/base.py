@@ -1,7 +1,5 @@
 """What a backend is: a name, what it can do as data, and the functions that do it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -8,8 +8,6 @@ and values of neighbours overlap and are copied.
 Legend: B rows, K kv heads, G group, T slots, D per head, n chunks, C queries and S = C + before + after keys of one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

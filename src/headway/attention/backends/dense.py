@@ -1,7 +1,5 @@
 """Backend `dense`: the specification. Full scores, any device and dtype, differentiable as often as you like."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -6,8 +6,6 @@ and global queries rows, computed as blocks; the three sets of pairs are disjoin
 Legend: B rows, K kv heads, G group, T slots, D per head, Dv of v.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -5,8 +5,6 @@ A key set is lowered to one of four forms: "full" (no mask), "causal" (queries a
 other pattern, as a dense boolean mask of T x S: correct, and paid for in full).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -86,7 +84,7 @@ class _Seen(NamedTuple):
     blind: Tensor
 
     @staticmethod
-    def of(call: Call, number: int) -> _Seen:
+    def of(call: Call, number: int) -> "_Seen":
         mask, unseen = call.seen(number)
         blind = ~mask.any(-1, keepdim=True)
         return _Seen(mask | blind, unseen, blind)

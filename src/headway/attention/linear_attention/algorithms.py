@@ -3,8 +3,6 @@
 Legend: B rows, N slots, K kv heads, G query heads per kv head, T queries, S keys, F features, E per value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Legend: B rows, H query heads, K kv heads, G group, T queries, S keys, D per head, F features, E per value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace

@@ -8,8 +8,6 @@ with j in the document of i. Going back, the sums run from the right: R = sum q_
 Legend: N rows times kv heads, G query heads per kv head, T slots, C of a block, F features, E per value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

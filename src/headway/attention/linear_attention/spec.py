@@ -3,8 +3,6 @@
 Legend: B rows, H query heads, K kv heads, T queries, S keys, D per head, F features per head.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

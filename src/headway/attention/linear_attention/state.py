@@ -3,8 +3,6 @@
 Legend: B rows, K kv heads, F features, E per value.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -37,7 +35,7 @@ class LinearState:
         value_dim: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
-    ) -> LinearState:
+    ) -> "LinearState":
         """Of no keys: what changes nothing when it is merged."""
         return LinearState(
             torch.zeros(batch, kv_heads, features, value_dim, dtype=dtype, device=device),
@@ -45,7 +43,7 @@ class LinearState:
             torch.zeros(batch, dtype=torch.int64, device=device),
         )
 
-    def merge(self, other: LinearState) -> LinearState:
+    def merge(self, other: "LinearState") -> "LinearState":
         """The state of both sets together; they must be disjoint. Raises CacheError for states of other sizes."""
         if self.kv.shape != other.kv.shape or self.kv.dtype != other.kv.dtype or self.device != other.device:
             (b, k, f, e), (b2, k2, f2, e2) = self.kv.shape, other.kv.shape

@@ -3,8 +3,6 @@
 Legend: B rows, H query heads, K kv heads, T queries, S keys, D per head, E per value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -5,8 +5,6 @@ The source is evaluated by its own forward pass (Meta's formats: a plain one on 
 `Decoder`) and the target by loading the folder that was just written, before it takes its name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -8,8 +8,6 @@
 Rotary on adjacent pairs with theta 10000, RMSNorm with eps 1e-5 (constants of run.c).
 """
 
-from __future__ import annotations
-
 import struct
 from math import prod
 from pathlib import Path

@@ -4,8 +4,6 @@ Meta's files and llama2.c mark positions on adjacent pairs (x[2i], x[2i+1]).
 Legend: T tokens, M width, H query heads, K kv heads, D per head, V vocab.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

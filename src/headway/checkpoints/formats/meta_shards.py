@@ -11,8 +11,6 @@ fairscale's layers split a matrix [out, in] of torch (`fairscale.nn.model_parall
 With more parts than kv heads, every kv head is in several consecutive parts.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

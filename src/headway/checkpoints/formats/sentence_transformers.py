@@ -5,8 +5,6 @@ modules.json               the steps: Transformer, Pooling, Normalize
 sentence_bert_config.json  max_seq_length, do_lower_case
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """What `convert` reads: each format as a spec, weights under our names, and a forward pass of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

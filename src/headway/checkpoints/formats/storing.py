@@ -1,7 +1,5 @@
 """How the target of a conversion stores numbers, and what becomes of a source's codes of 8 or 4 bits."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """From `config.json` to `ModelSpec` and back: by the layout of a family of transformers where one can express the spec,
 else as model_type "headway"."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

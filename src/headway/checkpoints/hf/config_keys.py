@@ -4,8 +4,6 @@ and those that change nothing in any family.
 Sizes that no model has are refused before anything of that size is made, not even on the device "meta".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
@@ -138,7 +136,7 @@ class ConfigReader:
     def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = "") -> None:
         self.config, self.defaults, self.prefix = config, defaults, prefix
 
-    def below(self, prefix: str) -> ConfigReader:
+    def below(self, prefix: str) -> "ConfigReader":
         """The keys that begin so, by what follows."""
         return ConfigReader(self.config, self.defaults, prefix)
 

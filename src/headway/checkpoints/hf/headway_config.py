@@ -5,8 +5,6 @@ model_type "headway", which transformers refuses rather than misreads, it holds 
 field.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields
 from types import UnionType

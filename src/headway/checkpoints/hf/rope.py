@@ -9,8 +9,6 @@ The meaning is that of transformers 5.23 (`modeling_rope_utils`), except that it
 unknown keys, a YaRN factor that contradicts the two context lengths, two places that contradict each other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any

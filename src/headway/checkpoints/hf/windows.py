@@ -1,7 +1,5 @@
 """What "window = w" means in config.json; here a window counts *other* positions (`Window(before, after)`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 

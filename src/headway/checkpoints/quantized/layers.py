@@ -1,7 +1,5 @@
 """Quantized layers under the names of a family and ours: rows of codes, scales and zeros move as rows of weights do."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -13,8 +13,6 @@ codes:
 Legend: I inputs, O outputs, G groups of inputs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple

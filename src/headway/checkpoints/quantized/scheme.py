@@ -7,8 +7,6 @@ gptq                4 or 8 bits, groups of neighbouring inputs, with or without 
 awq                 4 bits, version "gemm", with zeros
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 

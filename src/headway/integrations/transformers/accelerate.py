@@ -9,8 +9,6 @@ Modules stay who they are, with their parameters and hooks, under their names: a
 and has just computed the same as what takes the place of its `forward` gets that in front of its own.
 """
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -74,7 +72,7 @@ class State:
     attention: list[tuple[Any, str | None]] = field(default_factory=list)
     trained: list[nn.Parameter] = field(default_factory=list)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> State:
+    def __deepcopy__(self, memo: dict[int, Any]) -> "State":
         return State(copy.deepcopy(self.attention, memo), copy.deepcopy(self.trained, memo))
 
     def __reduce__(self) -> NoReturn:

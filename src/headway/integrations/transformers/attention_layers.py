@@ -4,8 +4,6 @@ ours does not know, and have one that computes what ours does.
 Legend: B rows, H query heads, K kv heads, T tokens, D per head, d <= D rotated numbers.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from inspect import signature
 from types import FunctionType

@@ -3,8 +3,6 @@
 Legend: B rows, K kv heads, S tokens so far, T new ones, C tokens that there is room for, D per head.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

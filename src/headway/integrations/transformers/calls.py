@@ -1,7 +1,5 @@
 """What a layer's code passes to the functions that it calls, read from its source."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable
 from functools import cache

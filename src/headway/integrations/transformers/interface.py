@@ -13,8 +13,6 @@ other functions (in the layers that use them: some models make masks that no lay
 known here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -74,7 +72,7 @@ class Seen(Tensor):
     @staticmethod
     def of(
         batch: int, pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens, error: BackendError | None = None
-    ) -> Seen:
+    ) -> "Seen":
         """What `batch` rows see. One byte stands behind the shape."""
         shape = (batch, 1, q_tokens.count, k_tokens.count)
         one = torch.zeros(1, dtype=torch.bool, device=q_tokens.device)

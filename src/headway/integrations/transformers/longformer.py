@@ -3,8 +3,6 @@
 (Beltagy et al. 2020, section 3.1.) Legend: B rows, N tokens, M width, H heads, D per head.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

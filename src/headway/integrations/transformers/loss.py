@@ -7,8 +7,6 @@ anybody looks at them. `torch.nn.functional.cross_entropy` does not look: it mak
 Legend: B rows, T tokens, N = B T, M width, V vocab.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
@@ -59,7 +57,7 @@ class Logits(Tensor):
     found: Tensor | None
 
     @staticmethod
-    def of(x: Tensor, weight: Tensor, bias: Tensor | None, steps: tuple[Step, ...] = ()) -> Logits:
+    def of(x: Tensor, weight: Tensor, bias: Tensor | None, steps: tuple[Step, ...] = ()) -> "Logits":
         """The logits of states x [..., M]; nothing is computed."""
         with torch.no_grad():
             one = x.new_zeros(len(weight))

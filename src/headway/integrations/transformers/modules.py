@@ -6,8 +6,6 @@ copies of a few. What takes its place is put in only after both have computed th
 Legend: M width, F hidden width.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ as before, and nothing says so. Importing this module puts checks in front of th
 the string, and of the one that ends the construction.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from functools import wraps

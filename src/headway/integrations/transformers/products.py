@@ -8,8 +8,6 @@
 Legend: I numbers in, O numbers out.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,7 +40,7 @@ class Beside:
         """Whether these were made of this parameter as it is now."""
         return weight is self.weight and weight._version == self.version
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Beside:
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Beside":
         weight = copy.deepcopy(self.weight, memo)  # its versions are counted anew
         changes = self.weight._version - self.version
         return Beside(copy.deepcopy(self.kept, memo), weight, weight._version - changes)

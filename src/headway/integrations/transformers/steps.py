@@ -7,8 +7,6 @@ cache shows what it keeps. Every other call is computed as before.
 Legend: B rows, M width, K kv heads, D per head.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -50,7 +48,7 @@ class Steps:
         self.weights: tuple[tuple[str, int], ...] = ()
         self.live: WeakKeyDictionary[Cache, Live] = WeakKeyDictionary()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Steps:
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Steps":
         return Steps()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -4,8 +4,6 @@ Legend: M width, E columns of the embedding, L layers, H query heads, K kv heads
 feed-forward, V vocab, n tokens of a row; e bytes per number, w = max(e, 4) where it is widened to float32.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Literal, TypedDict
 

@@ -7,8 +7,6 @@ Legend: M width, L layers, H query heads, K kv heads, D per head, V vocab, n tok
 `matrix_weights`.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache, reduce
 from operator import or_
 

@@ -4,8 +4,6 @@ Legend: M width, F width of the feed-forward, V vocab, n tokens of all rows; N p
 computes, w = max(e, 4) of what is trained.
 """
 
-from __future__ import annotations
-
 from typing import Unpack
 
 import torch

@@ -3,8 +3,6 @@
 Legend: n tokens of a row, B rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What each process of a training step holds, computes and sends, before anything runs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack

@@ -3,8 +3,6 @@
 Legend: n tokens of a row, B rows.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +22,7 @@ class Machine:
     native: bool = True
 
     @staticmethod
-    def here(dtype: torch.dtype) -> Machine:
+    def here(dtype: torch.dtype) -> "Machine":
         """This machine, measured (a second or two)."""
         return Machine(
             name=hardware.cpu_name(),

@@ -4,8 +4,6 @@ Legend: M width, E columns of the embedding, L layers, H query heads, K kv heads
 feed-forward, V vocab.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence

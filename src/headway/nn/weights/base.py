@@ -3,8 +3,6 @@
 Legend: O outputs, I inputs.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
@@ -83,7 +81,7 @@ class Weight(ABC):
         return F.linear(x, self.dequantize(x.dtype), bias)
 
     def side_by_side(
-        self, x: Tensor, weights: Sequence[Weight], biases: Sequence[Tensor | None]
+        self, x: Tensor, weights: "Sequence[Weight]", biases: Sequence[Tensor | None]
     ) -> list[Tensor]:
         """The products of one x with several weights, of which this is the first."""
         return [w.product(x, bias) for w, bias in zip(weights, biases, strict=True)]

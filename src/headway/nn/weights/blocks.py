@@ -1,7 +1,5 @@
 """Weights of 4 to 6 bits in blocks of 256 inputs, as files of llama.cpp hold them: K-quants."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Self
 

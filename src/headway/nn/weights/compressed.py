@@ -1,7 +1,5 @@
 """bf16 weights in 70 % of their bytes, to the bit."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import dataclass
 from typing import ClassVar, Self

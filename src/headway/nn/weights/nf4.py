@@ -7,8 +7,6 @@ Codes, scales and order are those of bitsandbytes (`quantize_4bit`, blocks of 64
 bytes a weight.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, Self

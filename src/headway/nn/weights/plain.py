@@ -1,7 +1,5 @@
 """Weights as they are trained: a float tensor."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Self
 

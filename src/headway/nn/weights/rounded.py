@@ -3,8 +3,6 @@
 Legend: O outputs, I inputs.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

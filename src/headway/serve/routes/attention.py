@@ -1,7 +1,5 @@
 """What tokens attend to, and what would follow if they did not: numbers of the Python API, for the page."""
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Callable
 from dataclasses import asdict, replace

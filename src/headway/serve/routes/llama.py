@@ -1,7 +1,5 @@
 """What llama.cpp and vLLM tell of tokens, and of the server."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whether a server lives, is ready, and what it counts; adapters that come and go, as in vLLM, by a key of an admin."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends

@@ -1,7 +1,5 @@
 """The page: static files that ask this server, and nothing else, for all that they show."""
 
-from __future__ import annotations
-
 from importlib.resources import files
 from pathlib import PurePath
 

@@ -1,7 +1,5 @@
 """Patterns without a model: drawn, and what follows from them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fastapi import APIRouter

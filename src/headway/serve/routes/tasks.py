@@ -1,7 +1,5 @@
 """What encoders and translators are asked, a path for each task."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """Texts that are written, in the shape of each protocol: a table of paths, bodies and answers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 Importing this imports no torch; finding a task does.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +27,7 @@ TASKS = {
 }
 
 
-def find_task(name: str) -> type[Task[Any]]:
+def find_task(name: str) -> "type[Task[Any]]":
     """The task of a name of the table, or of MODULE:CLASS. Raises ConfigError when there is none."""
     if ":" not in name:
         check_known(name, (*TASKS, "MODULE:CLASS for one of your own"), "there is no task")
@@ -43,7 +41,7 @@ def find_task(name: str) -> type[Task[Any]]:
     return task
 
 
-def text_task_of(spec: ModelSpec) -> str:
+def text_task_of(spec: "ModelSpec") -> str:
     """What trains a model of this spec on text alone. Raises ConfigError where nothing does."""
     tasks = {name: find_task(name) for name in TASKS}
     reasons = {name: task.unsupported(spec) for name, task in tasks.items() if task.settings is TextConfig}
@@ -54,7 +52,7 @@ def text_task_of(spec: ModelSpec) -> str:
     raise ConfigError(f"nothing trains this model ({spec.family}) on text alone. {said}")
 
 
-def task_of(spec: ModelSpec) -> str:
+def task_of(spec: "ModelSpec") -> str:
     """What a model of this spec was trained on, as far as that shows: its head's task, translation, or text. Raises as
     `text_task_of`."""
     if spec.encoder is not None:

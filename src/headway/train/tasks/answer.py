@@ -3,8 +3,6 @@
 Legend: B rows of a batch, T slots.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar, Literal, NamedTuple

@@ -1,7 +1,5 @@
 """What a trainer asks of what is trained, what a run asks of it besides, and which rows its steps read."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -129,7 +127,7 @@ class Foreseen(NamedTuple):
     spec: ModelSpec
     data: Mapping[str, int]
     exact: bool
-    plan: Plan
+    plan: "Plan"
     context: int
     workers: Choice
     texts: int = 1
@@ -252,7 +250,7 @@ class Plan:
     micro_batch: int
 
     @staticmethod
-    def of(config: RowsConfig, rows: int, workers: int = 1) -> Plan:
+    def of(config: RowsConfig, rows: int, workers: int = 1) -> "Plan":
         """With `epochs`, the last step reads what is left of the last epoch, be it less than a full window.
 
         Where `micro_batch` is not given, the rows of a step are shared among `workers`."""

@@ -4,8 +4,6 @@ And what all training on conversations begins with: a tokenizer with a chat temp
 Legend: B rows of a batch, L slots.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path

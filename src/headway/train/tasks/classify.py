@@ -3,8 +3,6 @@
 Legend: B rows of a batch, C labels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, Literal
 

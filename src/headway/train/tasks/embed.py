@@ -3,8 +3,6 @@
 Legend: N records of a batch, M width.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property

@@ -3,8 +3,6 @@
 Legend: B rows of a batch, T slots.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property

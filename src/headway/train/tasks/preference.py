@@ -3,8 +3,6 @@
 Legend: P pairs of a batch, N pairs of a run, T slots.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple

@@ -1,8 +1,6 @@
 """What training on records has in common, whatever a model is to say of them: how they are read, held
 out or left out, measured."""
 
-from __future__ import annotations
-
 import hashlib
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What training on rows of tokens has in common, whatever of them is predicted: the order, the steps, the optimizer."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 Legend: B rows of a batch, T slots, C labels.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from itertools import chain

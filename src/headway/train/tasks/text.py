@@ -1,8 +1,6 @@
 """What training on text has in common, whichever of its tokens are predicted: every token from those before it, as
 decoders are trained, or hidden tokens from those on both sides, as encoders are pre-trained."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from dataclasses import replace

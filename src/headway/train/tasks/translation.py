@@ -1,7 +1,5 @@
 """A translator: the Transformer of 2017 on pairs of sentences (Vaswani et al. 2017, section 5)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from itertools import chain

@@ -10,8 +10,6 @@ Legend: B rows, H query heads, T queries, S keys, D per head of q and k, Dv of v
 query and a key in block order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 from functools import lru_cache
 from itertools import count

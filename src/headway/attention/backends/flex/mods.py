@@ -4,8 +4,6 @@ Legend: b, h, m, n a row, a query head, a query and a key in block order, each a
 queries, D per head.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
@@ -40,7 +38,7 @@ class Slots:
     is_global: Read | None
 
     @staticmethod
-    def of(tokens: Tokens) -> Slots:
+    def of(tokens: Tokens) -> "Slots":
         index = _slot if tokens.start == 0 else _read(tokens.index)
         return Slots(
             index,

@@ -1,7 +1,5 @@
 """Backend `native`: any pattern of primitives on a CPU, through our own kernels."""
 
-from __future__ import annotations
-
 from headway.attention.backends.base import Backend, Status
 from headway.attention.backends.native import kernels, torch_op
 from headway.errors import BackendError

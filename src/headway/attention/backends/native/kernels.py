@@ -4,8 +4,6 @@ The same plan as `banded`; here it is handed over as arrays, with the pattern as
 blocks on its edge, and nothing is copied: the kernels read tensors by their strides and slots by their order.
 """
 
-from __future__ import annotations
-
 import ctypes
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """What the kernels read beside tensors: the tokens, plan and program of a call, as arrays of the C interface."""
 
-from __future__ import annotations
-
 import ctypes
 from array import array
 from collections.abc import Iterable

@@ -7,8 +7,6 @@ parsed once a process, and the plan is made inside.
 Legend: B rows, H query heads, K kv heads, T queries, S keys, D per head, Dv of v.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain, islice

@@ -8,8 +8,6 @@ inference"; the merge is `Partial.merge`.) Keys in pages are read where they lie
 Legend: B rows, H query heads, G group, T queries, S keys, D per head of q and k, Dv of v.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -88,7 +86,7 @@ class Marks:
     globals: bool
 
     @staticmethod
-    def of(q: Tokens, k: Tokens) -> Marks:
+    def of(q: Tokens, k: Tokens) -> "Marks":
         documents = q.document is not None or k.document is not None
         marked = q.is_global is not None or k.is_global is not None
         sides = [side.expand(side.rows) for side in (q, k)]

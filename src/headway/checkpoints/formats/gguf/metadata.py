@@ -7,8 +7,6 @@ architectures: to it all keys are seen, which is the same for rows of up to that
 (ggml-org/ggml, docs/gguf.md; ggml-org/llama.cpp, src/llama-model.cpp and convert_hf_to_gguf.py.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path

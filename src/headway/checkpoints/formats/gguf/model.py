@@ -1,7 +1,5 @@
 """The tensors and token ids of a model in a GGUF file, read lazily, and whole models, written."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path

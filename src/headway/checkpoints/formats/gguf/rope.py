@@ -9,8 +9,6 @@ rope.scaling.original_context_length, attn_factor, yarn_attn_factor, yarn_beta_f
 tensor rope_freqs.weight  one divisor of every frequency; LLaMA 3.1's rule is written so
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """GGUF files written: metadata, table and values, tensor by tensor."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Mapping
 from math import prod

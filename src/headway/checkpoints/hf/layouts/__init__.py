@@ -1,7 +1,5 @@
 """The families of the Hugging Face folder as data: one file each, found by looking through this package."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pkgutil import iter_modules
 

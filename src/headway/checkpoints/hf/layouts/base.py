@@ -1,7 +1,5 @@
 """A layout: how one family of transformers names its config keys and its tensors, as data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property

@@ -1,8 +1,6 @@
 """BERT, and RoFormer, which is BERT with rotary positions in adjacent pairs, as `transformers` stores them (Devlin et
 al. 2019; Su et al. 2021)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

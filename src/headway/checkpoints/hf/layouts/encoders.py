@@ -1,7 +1,5 @@
 """What encoders of BERT's kind share, as `transformers` stores them: the stack, and five heads on it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any

@@ -2,8 +2,6 @@
 GPTBigCode, which is GPT-2 with one key and value for all heads (Ben Allal et al. 2023, section 4; Li et al. 2023,
 section 4: SantaCoder, StarCoder), with matrices [out, in]."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any

@@ -2,8 +2,6 @@
 Yang et al. 2024, 2025): tensors have our own names; the five differ in biases, in norms of queries and keys, and in
 which layers may have a window."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType

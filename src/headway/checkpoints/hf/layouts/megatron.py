@@ -5,8 +5,6 @@ BLOOM (BigScience 2022, section 3.2) has ALiBi and a norm behind the embedding. 
 one norm.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any

@@ -1,8 +1,6 @@
 """MPT as `transformers` stores it (MosaicML 2023, LLM Foundry): ALiBi, one matrix for queries, keys and values, and no
 biases at all."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

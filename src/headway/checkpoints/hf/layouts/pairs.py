@@ -4,8 +4,6 @@ one context and one set of dropouts for both.
 (Lewis et al. 2019; Liu et al. 2020; Junczys-Dowmunt et al. 2018, and the models of Tiedemann and Thottingal 2020.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType

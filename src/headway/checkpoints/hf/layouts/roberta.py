@@ -1,7 +1,5 @@
 """RoBERTa and Longformer as `transformers` stores them (Liu et al. 2019; Beltagy et al. 2020)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

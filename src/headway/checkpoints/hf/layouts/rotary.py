@@ -6,8 +6,6 @@ parallel, each behind its own norm. So does Phi (1, 1.5 and 2; Li et al. 2023, s
 StarCoder2 (Lozhkov et al. 2024, section 5) has LLaMA's order, and rotates whole heads.
 """
 
-from __future__ import annotations
-
 from headway.checkpoints.hf.config_keys import DECODER, OLD_GELU, Key, per_head, same_heads
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.rules import decoder_names

@@ -3,8 +3,6 @@
 "#" in a name is the number of a layer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -47,7 +45,7 @@ class Rule:
     transposed: bool = False
     lifted: bool = False
 
-    def at(self, layer: str) -> Rule:
+    def at(self, layer: str) -> "Rule":
         """The rule of one layer."""
         ours = tuple(name.replace("#", layer) for name in self.ours)
         return replace(self, ours=ours, theirs=self.theirs.replace("#", layer))

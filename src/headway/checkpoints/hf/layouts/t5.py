@@ -3,8 +3,6 @@
 Version 1.0 ties the output layer to the embedding, and scales what it is given by M^-0.5; the later ones do neither.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tensors under their names and ours, by the names of a family; lazily, and strict about what is there."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
