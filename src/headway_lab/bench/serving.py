@@ -88,8 +88,9 @@ def llama_server(binary: str) -> Command:
 
 
 def transformers_serve(file: Path, port: int, clients: int, context: int) -> list[str]:
-    """That of transformers, as it comes."""
-    return ["transformers", "serve", f"{file}", "--port", f"{port}", "--device", "cpu", "--dtype", "bfloat16"]
+    """That of transformers, as it comes, of the environment that runs this."""
+    program = f"{Path(sys.executable).with_name('transformers')}"
+    return [program, "serve", f"{file}", "--port", f"{port}", "--device", "cpu", "--dtype", "bfloat16"]
 
 
 def _in_words(ask: Ask) -> Ask:
