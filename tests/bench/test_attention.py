@@ -30,7 +30,7 @@ def test_rows_come_case_by_case(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(row.case, row.dtype) for row in rows] == [
         (f"short n=8 {direction}", dtype) for dtype in BOTH for direction in (FORWARD, TRAIN)
     ]
-    with pytest.raises(BackendError, match=r"unknown backend 'bandde' .*there are auto, dense"):
+    with pytest.raises(BackendError, match=r"unknown backend 'bandde' .*known: auto, dense"):
         next(attention.attention([SHORT], backend="bandde", say=said.append))
 
 

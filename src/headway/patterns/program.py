@@ -69,11 +69,12 @@ def lower(pattern: Pattern) -> Program:
     return _lower(pattern) if torch.compiler.is_compiling() else _lowered(pattern)
 
 
-def _lower(pattern: Pattern) -> Program:
-    def join(kind: Kind) -> Join[Program]:
-        return lambda parts: parts[0] + tuple(p for part in parts[1:] for p in (*part, Primitive(kind)))
+def _join(kind: Kind) -> Join[Program]:
+    return lambda parts: parts[0] + tuple(p for part in parts[1:] for p in (*part, Primitive(kind)))
 
-    return fold(pattern, lambda leaf: (primitive(leaf),), join(Kind.AND), join(Kind.OR))
+
+def _lower(pattern: Pattern) -> Program:
+    return fold(pattern, lambda leaf: (primitive(leaf),), _join(Kind.AND), _join(Kind.OR))
 
 
 _lowered = lru_cache(maxsize=512)(_lower)
