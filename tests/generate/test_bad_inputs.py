@@ -67,13 +67,18 @@ def test_a_short_prompt_after_a_long_one_is_what_a_fresh_process_says() -> None:
 
 @pytest.mark.parametrize("value", [-1, 1.5, True, "3", float("nan"), [4]])
 def test_a_number_of_new_tokens_that_is_none(value: object) -> None:
-    with pytest.raises(ConfigError, match=rf"max_new_tokens must be 0 or more, got {re.escape(repr(value))}"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"max_new_tokens must be a whole number of at least 0, got {re.escape(repr(value))}",
+    ):
         GenerationConfig(max_new_tokens=value)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", [0, -1, 2.0, True])
 def test_a_chunk_that_is_none(value: object) -> None:
-    with pytest.raises(ConfigError, match=f"prefill_chunk must be 1 or more, got {value!r}"):
+    with pytest.raises(
+        ConfigError, match=f"prefill_chunk must be a whole number of at least 1, got {value!r}"
+    ):
         GenerationConfig(prefill_chunk=value)  # type: ignore[arg-type]
 
 

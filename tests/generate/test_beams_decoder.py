@@ -180,8 +180,8 @@ def test_a_language_model_takes_a_number_or_beams() -> None:
         ),
         ({"forced_last": 330}, "forced_last: token id 330 is outside"),
         ({"forced_first": -1}, "forced_first: token id -1 is outside"),
-        ({"no_repeat_ngram": -1}, "no_repeat_ngram must be 0 or more, got -1"),
-        ({"min_new_tokens": True}, "min_new_tokens must be 0 or more, got True; it counts tokens"),
+        ({"no_repeat_ngram": -1}, "no_repeat_ngram must be a whole number of at least 0, got -1"),
+        ({"min_new_tokens": True}, "min_new_tokens must be a whole number of at least 0, got True"),
     ],
 )
 def test_settings_that_cannot_be(given: dict[str, object], match: str) -> None:

@@ -25,10 +25,9 @@ from headway.generate import (
     stream,
 )
 from headway.generate.constraints import Text
-from headway.generate.drafts import continuation
+from headway.generate.drafts import EARNED, MOST_CREDIT, PAID_BY_ACCEPTED, Speculation, continuation
 from headway.generate.requests import Request
 from headway.generate.sequences import SampledText
-from headway.generate.speculation import EARNED, MOST_CREDIT, PAID_BY_ACCEPTED, Speculation
 from headway.models import Decoder, build
 from headway.patterns import Causal, Window
 from headway.positions import DynamicNTK, Learned, Rotary

@@ -88,7 +88,10 @@ def test_streamed_and_not_asked_for() -> None:
 def test_settings_that_cannot_be() -> None:
     for settings, match in (
         ({"top_log_probs": 2}, "top_log_probs=2 is about log_probs, which were not asked for; ask for both"),
-        ({"log_probs": True, "top_log_probs": -1}, "top_log_probs must be 0 or more, got -1"),
+        (
+            {"log_probs": True, "top_log_probs": -1},
+            "top_log_probs must be a whole number of at least 0, got -1",
+        ),
         ({"log_probs": True, "beams": Beams(2)}, "have the log_probs that they are ranked by; leave out"),
     ):
         with pytest.raises(ConfigError, match=match):

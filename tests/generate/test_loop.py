@@ -246,8 +246,8 @@ def test_prompts_that_are_none(prompts: object, match: str) -> None:
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ({"max_new_tokens": -1}, "max_new_tokens must be 0 or more, got -1"),
-        ({"prefill_chunk": 0}, "prefill_chunk must be 1 or more, got 0"),
+        ({"max_new_tokens": -1}, "max_new_tokens must be a whole number of at least 0, got -1"),
+        ({"prefill_chunk": 0}, "prefill_chunk must be a whole number of at least 1, got 0"),
         ({"prefill_chunk": 4, "use_cache": False}, "prefill_chunk needs the cache"),
         ({"stop": 5}, "stop is a string or a list of strings, got 5"),
         ({"seed": "x"}, "seed must be a whole number, got 'x'"),
@@ -261,7 +261,7 @@ def test_settings_that_cannot_be(given: dict[str, object], match: str) -> None:
 
 
 def test_other_arguments_that_cannot_be() -> None:
-    with pytest.raises(ConfigError, match="batch_size must be 1 or more, got 0"):
+    with pytest.raises(ConfigError, match="batch_size must be a whole number of at least 1, got 0"):
         generate(MODEL, PROMPTS, batch_size=0)
     with pytest.raises(ConfigError, match="requests: 1 numbers for 4 prompts"):
         stream(MODEL, PROMPTS, requests=[0])

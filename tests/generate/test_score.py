@@ -157,7 +157,7 @@ def test_what_cannot_be_scored_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="pair 1: 60 tokens of context and 6 of the continuation are more"):
         score(MODEL, [([1] * 60, [2] * 5), ([1] * 60, [2] * 6)])
     assert len(score(MODEL, [([1] * 60, [2] * 6)], beyond_context=True)[0].ids) == 6
-    with pytest.raises(ConfigError, match="batch_size must be 1 or more, got 0"):
+    with pytest.raises(ConfigError, match="batch_size must be a whole number of at least 1, got 0"):
         score(MODEL, PAIRS, batch_size=0)
     with pytest.raises(ConfigError, match="a window must have 1 slot or more, got 0"):
         model.score_text("a", window=0)

@@ -208,7 +208,7 @@ def test_text_is_without_the_end(pair: tuple[Any, Any, dict[str, Any]]) -> None:
         ({"sources": [[1], [1] * 33]}, "source 1 has 33 tokens, and this model's encoder was made for 32"),
         ({"sources": []}, "the batch is empty"),
         ({"sources": [[1], [9]]}, "prompt 1: token id 9"),
-        ({"batch_size": 0}, "batch_size must be 1 or more"),
+        ({"batch_size": 0}, "batch_size must be a whole number of at least 1"),
         ({"requests": [1, 2]}, "2 numbers for 1 sources"),
     ],
 )

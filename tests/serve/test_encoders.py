@@ -26,9 +26,8 @@ from tests.serve.test_guard import ask
 
 openai = pytest.importorskip("openai")
 
-from headway.serve.calls import served_as  # noqa: E402
+from headway.serve.calls import Packed, Packing, served_as  # noqa: E402
 from headway.serve.inputs import TASKS  # noqa: E402
-from headway.serve.packing import Packed, Packing  # noqa: E402
 from headway.serve.worker import Worker  # noqa: E402
 
 TEXTS = ["the cat sat on a mat .", "who ran home", "a dog", "b c d e f g , not the cat"]

@@ -18,7 +18,7 @@ from headway.generate import Engine, GenerationConfig, Reader
 from headway.generate.requests import make_requests
 from headway.generate.sequences import SampledText
 from headway.serve.served import Decoding
-from headway.serve.turns import Turns
+from headway.serve.worker import FairTurns
 from tests.serve.conftest import House, serving, talker
 from tests.serve.test_guard import ask
 
@@ -34,7 +34,7 @@ class Named:
 
 @given(st.lists(st.floats(0.01, 10), min_size=1, max_size=6), st.integers(1, 300))
 def test_all_have_the_same_time_however_long_a_turn_is(costs: list[float], count: int) -> None:
-    turns, some = Turns[Named](), [Named(cost) for cost in costs]
+    turns, some = FairTurns[Named](), [Named(cost) for cost in costs]
     for _ in range(count):
         one = turns.next(some)
         one.had, one.turns = one.had + one.cost, one.turns + 1
@@ -46,7 +46,7 @@ def test_all_have_the_same_time_however_long_a_turn_is(costs: list[float], count
 
 @given(st.lists(st.floats(0.01, 10), min_size=2, max_size=6), st.integers(1, 200))
 def test_who_comes_late_is_not_owed_the_time_before(costs: list[float], count: int) -> None:
-    turns, (late, *some) = Turns[Named](), [Named(cost) for cost in costs]
+    turns, (late, *some) = FairTurns[Named](), [Named(cost) for cost in costs]
     for _ in range(count):
         turns.took(one := turns.next(some), one.cost)
     since = dict.fromkeys(some, 0.0)

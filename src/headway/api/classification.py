@@ -7,16 +7,15 @@ Legend: N texts, C labels.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import overload
 
 import torch
 from torch import Tensor
 
 from headway.api.encoders import TextEncoder
-from headway.api.pretrained import BATCH
+from headway.api.pretrained import BATCH, OneOrSeveral
 from headway.data.encoded import windows
 from headway.data.spans import Answer, Span, best_answers, spans
-from headway.errors import ConfigError
+from headway.errors import ConfigError, check_whole
 from headway.models import Encoder
 from headway.text import Tokenizer
 from headway.text.tokenizer import Text
@@ -38,7 +37,7 @@ class Classifier(TextEncoder):
     independent: each label is there or not by itself (a sigmoid each) rather than one of them (a softmax).
     """
 
-    heads = ("classify",)
+    heads, single = ("classify",), (str, tuple)
 
     def __init__(
         self, model: Encoder, tokenizer: Tokenizer | None = None, *, independent: bool = False
@@ -47,24 +46,10 @@ class Classifier(TextEncoder):
         self.independent = independent
         self.config_keys = {"problem_type": INDEPENDENT} if independent else {}
 
-    @overload  # a str is a Sequence[str], too
-    def classify(  # type: ignore[overload-overlap]
-        self, texts: Text, *, top_k: int | None = ..., batch_size: int = ..., cut: bool = ...
-    ) -> list[Label]: ...
-
-    @overload
+    @OneOrSeveral
     def classify(
-        self, texts: Sequence[Text], *, top_k: int | None = ..., batch_size: int = ..., cut: bool = ...
-    ) -> list[list[Label]]: ...
-
-    def classify(
-        self,
-        texts: Text | Sequence[Text],
-        *,
-        top_k: int | None = None,
-        batch_size: int = BATCH,
-        cut: bool = False,
-    ) -> list[Label] | list[list[Label]]:
+        self, texts: Sequence[Text], *, top_k: int | None = None, batch_size: int = BATCH, cut: bool = False
+    ) -> list[list[Label]]:
         """The labels of a text (or of a pair, a tuple) with their probabilities, the likeliest first; of a list of
         texts, a list of that.
 
@@ -73,21 +58,17 @@ class Classifier(TextEncoder):
         Raises ConfigError for a text beyond the context without `cut`, and for a model of one label: that is a
         number to be read from `logits`.
         """
-        if isinstance(texts, (str, tuple)):
-            return self.classify([texts], top_k=top_k, batch_size=batch_size, cut=cut)[0]
         names = self.spec.head.labels
-        if top_k is not None and top_k < 1:
-            raise ConfigError(f"top_k must be 1 or more, got {top_k}")
+        if top_k is not None:
+            check_whole("top_k", top_k)
         if len(names) == 1 and not self.independent:
             raise ConfigError(
                 f"this model has one label, {names[0]!r}, so its output is a number and no choice; read it with "
                 "logits(texts)"
             )
         logits = self.logits(texts, batch_size=batch_size, cut=cut)
-        probabilities = logits.sigmoid() if self.independent else logits.softmax(-1)
-        ranked = [
-            sorted(zip(row, names, strict=True), key=lambda pair: -pair[0]) for row in probabilities.tolist()
-        ]
+        probs = logits.sigmoid() if self.independent else logits.softmax(-1)
+        ranked = [sorted(zip(row, names, strict=True), key=lambda pair: -pair[0]) for row in probs.tolist()]
         return [[Label(name, p) for p, name in row[:top_k]] for row in ranked]
 
     def logits(self, texts: Sequence[Text], *, batch_size: int = BATCH, cut: bool = False) -> Tensor:
@@ -100,33 +81,20 @@ class Tagger(TextEncoder):
 
     heads = ("tag",)
 
-    @overload
-    def tag(  # type: ignore[overload-overlap]
-        self, texts: str, *, batch_size: int = ...
-    ) -> list[Span]: ...
-
-    @overload
-    def tag(self, texts: Sequence[str], *, batch_size: int = ...) -> list[list[Span]]: ...
-
-    def tag(self, texts: str | Sequence[str], *, batch_size: int = BATCH) -> list[Span] | list[list[Span]]:
+    @OneOrSeveral
+    def tag(self, texts: Sequence[str], *, batch_size: int = BATCH) -> list[list[Span]]:
         """The labelled stretches of a text, in order; of a list of texts, a list of that.
 
         Each token has its likeliest label. Neighbours of one label are one stretch; "B-" begins a new one, "I-" goes
         on, and what is labelled "O" is in none (Ramshaw and Marcus 1995, section 3).
         """
-        if isinstance(texts, str):
-            return self.tag([texts], batch_size=batch_size)[0]
         read = self._read(texts)
         found = []
         for text, one, logits in zip(texts, read, self._outputs(read, batch_size), strict=True):
             best = logits.softmax(-1).max(-1)
             names = [self.spec.head.labels[i] for i in best.indices.tolist()]
-            tokens = [
-                (name, p, place)
-                for name, p, place in zip(names, best.values.tolist(), one.offsets, strict=True)
-                if place is not None
-            ]
-            found.append(spans(text, tokens))
+            tokens = zip(names, best.values.tolist(), one.offsets, strict=True)
+            found.append(spans(text, [(name, p, at) for name, p, at in tokens if at is not None]))
         return found
 
 
@@ -166,8 +134,7 @@ class Answerer(TextEncoder):
         no_answer that is NaN, and for no_answer with a tokenizer that puts no token before the question.
         """
         for name, value in (("top_k", top_k), ("longest", longest), ("stride", stride)):
-            if value < 1:
-                raise ConfigError(f"{name} must be 1 or more, got {value}")
+            check_whole(name, value)
         parts = windows(self._read([(question, context)])[0], self.limit, stride)
         if no_answer is not None and math.isnan(no_answer):
             raise ConfigError("no_answer is a difference of scores, got nan; 0 is the one to begin with")

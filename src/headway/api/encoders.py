@@ -6,15 +6,15 @@ Legend: N texts, B rows, T slots, M width, V vocab.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from headway.api.looking import Looks
-from headway.api.pretrained import BATCH, Pretrained, refuse_empty
+from headway.api.pretrained import BATCH, OneOrSeveral, Pretrained, refuse_empty
 from headway.data.encoded import encoder_inputs, shortened
-from headway.errors import ConfigError, DataError
+from headway.errors import ConfigError, DataError, check_whole
 from headway.generate.requests import check_prompts
 from headway.models import Encoder
 from headway.similarity import normalize
@@ -24,6 +24,7 @@ from headway.text.tokenizer import Text
 DIMENSIONS = "matryoshka_dimensions"  # of config.json
 Input = Text | Sequence[int]
 """A text, a pair of texts, or the ids of one, which are read as they are."""
+Read = Callable[[Sequence[Encoded]], list[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -112,17 +113,11 @@ class TextEncoder(Pretrained[Encoder, Tokenizer], Looks):
                 "cut=True (--cut) to read its beginning only"
             )
 
-    def _outputs(
-        self,
-        texts: Sequence[Encoded],
-        batch_size: int,
-        read: Callable[[Sequence[Encoded]], list[Tensor]] | None = None,
-    ) -> list[Tensor]:
+    def _outputs(self, texts: Sequence[Encoded], batch_size: int, read: Read | None = None) -> list[Tensor]:
         """What `read` gives for each text (`TextEncoder.read` unless given), `batch_size` of them at a time.
 
         Raises ConfigError for a text beyond the context, naming it, and for a batch_size below 1."""
-        if batch_size < 1:
-            raise ConfigError(f"batch_size must be 1 or more, got {batch_size}")
+        check_whole("batch_size", batch_size)
         for i, text in enumerate(texts):
             self._check_length(i, text)
         batches = (texts[at : at + batch_size] for at in range(0, len(texts), batch_size))
@@ -137,27 +132,16 @@ class MaskedLM(TextEncoder):
 
     heads = ("masked-lm",)
 
-    @overload  # a str is a Sequence[str], too
-    def fill_mask(  # type: ignore[overload-overlap]
-        self, texts: str, *, top_k: int = ..., batch_size: int = ...
-    ) -> list[list[Candidate]]: ...
-
-    @overload
+    @OneOrSeveral
     def fill_mask(
-        self, texts: Sequence[str], *, top_k: int = ..., batch_size: int = ...
-    ) -> list[list[list[Candidate]]]: ...
-
-    def fill_mask(
-        self, texts: str | Sequence[str], *, top_k: int = 5, batch_size: int = BATCH
-    ) -> list[list[Candidate]] | list[list[list[Candidate]]]:
+        self, texts: Sequence[str], *, top_k: int = 5, batch_size: int = BATCH
+    ) -> list[list[list[Candidate]]]:
         """For each masked place of a text, in order, the `top_k` most likely tokens, the best first.
 
         A place is written as the tokenizer's own mask token ("[MASK]", "<mask>"); other special tokens in the text are
         special too. Several masks are filled independently of each other. A list of texts gives a list of that.
         Raises DataError for a text without a mask, ConfigError for top_k outside 1..vocab.
         """
-        if isinstance(texts, str):
-            return self.fill_mask([texts], top_k=top_k, batch_size=batch_size)[0]
         tokenizer = self.need_tokenizer()
         mask, vocab = tokenizer.need("mask"), self.spec.vocab
         if not 1 <= top_k <= vocab:
@@ -165,9 +149,7 @@ class MaskedLM(TextEncoder):
         read = self._read(texts, special=True)
         for i, one in enumerate(read):
             if mask not in one.ids:
-                raise DataError(
-                    f"text {i} has no {tokenizer.token(mask)}: write it where a word is to be found"
-                )
+                raise DataError(f"text {i} has no {tokenizer.token(mask)}: write it where a word is missing")
         unused = torch.tensor(tokenizer.unused_ids(vocab), dtype=torch.int64, device=self.device)
         found = []
         for logits in self._outputs(read, batch_size):

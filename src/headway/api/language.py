@@ -6,19 +6,16 @@ from typing import Any, Unpack, overload
 import torch
 from torch import Tensor
 
-from headway.api.drafting import make_draft
 from headway.api.looking import Looks
-from headway.api.options import Scoring, config_of, scoring_of
-from headway.api.pretrained import Writer
-from headway.api.prompts import prompt_ids
+from headway.api.options import Scoring, config_of, make_draft, prompt_ids, scoring_of
+from headway.api.pretrained import OneOrSeveral, Writer
 from headway.cache import kv_dtype
 from headway.choice import Choice
 from headway.errors import DataError
-from headway.generate import Delta, Generation, GenerationConfig, Reader, Score, rolling_windows
+from headway.generate import Delta, Draft, Generation, GenerationConfig, Reader, Score, rolling_windows
 from headway.generate import generate as generate_ids
 from headway.generate import score as score_ids
 from headway.generate import stream as stream_ids
-from headway.generate.drafts import Draft
 from headway.generate.loop import collect
 from headway.generate.requests import check_prompts
 from headway.models import Decoder
@@ -27,6 +24,9 @@ from headway.nn.cuts import patterns_without
 from headway.nn.record import Record
 from headway.text import Tokenizer
 from headway.text.chat import Message
+
+OnePrompt = str | Tensor | Sequence[int]
+Prompts = Sequence[str] | Sequence[Sequence[int]]
 
 
 class LanguageModel(Writer[Decoder, Tokenizer], Looks):
@@ -52,22 +52,12 @@ class LanguageModel(Writer[Decoder, Tokenizer], Looks):
 
     @overload  # a str is a Sequence[str], too
     def generate(
-        self,
-        prompt: str | Tensor | Sequence[int],
-        *,
-        batch_size: int | None = ...,
-        special: bool = ...,
-        **options: Any,
+        self, prompt: OnePrompt, *, batch_size: int | None = ..., special: bool = ..., **options: Any
     ) -> Generation: ...
 
     @overload
     def generate(
-        self,
-        prompt: Sequence[str] | Sequence[Sequence[int]],
-        *,
-        batch_size: int | None = ...,
-        special: bool = ...,
-        **options: Any,
+        self, prompt: Prompts, *, batch_size: int | None = ..., special: bool = ..., **options: Any
     ) -> list[Generation]: ...
 
     def generate(
@@ -94,20 +84,14 @@ class LanguageModel(Writer[Decoder, Tokenizer], Looks):
         )  # fmt: skip
         return found[0] if one else found
 
-    def stream(
-        self, prompt: str | Sequence[int] | Tensor, *, special: bool = False, **options: Any
-    ) -> Iterator[Delta]:
+    def stream(self, prompt: OnePrompt, *, special: bool = False, **options: Any) -> Iterator[Delta]:
         """Continues one prompt token by token: `delta.text` is what became certain. All texts together are the
         text of `generate` with the same arguments."""
-        prompts, one = prompt_ids(self, prompt, special)
+        rows, one = prompt_ids(self, prompt, special)
         if not one:
-            raise DataError(
-                "stream continues one prompt, got a list; use generate, or headway.generate.stream"
-            )
+            raise DataError("stream continues one prompt, got several; use generate, or generate.stream")
         config, draft = self._settings(options)
-        return stream_ids(
-            self.model, prompts, config, tokenizer=self.tokenizer, draft=draft, engine=self.engine
-        )
+        return stream_ids(self.model, rows, config, tokenizer=self.tokenizer, draft=draft, engine=self.engine)
 
     def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
         """The reply to a conversation, [{"role": "user", "content": "..."}, ...], through the chat template. What
@@ -166,27 +150,17 @@ class LanguageModel(Writer[Decoder, Tokenizer], Looks):
         found = score_ids(self.model, pairs, **options)
         return found[0] if one else found
 
-    @overload
-    def score_text(  # type: ignore[overload-overlap]
-        self, text: str, *, window: int | None = ..., **how: Unpack[Scoring]
-    ) -> Score: ...
-
-    @overload
+    @OneOrSeveral
     def score_text(
-        self, text: Sequence[str], *, window: int | None = ..., **how: Unpack[Scoring]
-    ) -> list[Score]: ...
-
-    def score_text(
-        self, text: Any, *, window: int | None = None, **how: Unpack[Scoring]
-    ) -> Score | list[Score]:
+        self, texts: Sequence[str], *, window: int | None = None, **how: Unpack[Scoring]
+    ) -> list[Score]:
         """How probable a text of any length is, each of its tokens predicted once; of a list, each text alone.
 
         It follows `prefix` and is read in windows of `window` tokens (the trained context unless given), the last of
         which looks back as far as it can: `rolling_windows`. -log_prob / ln 2 / bytes are its bits per byte."""
         options, special = scoring_of("score_text", how)
-        texts = [text] if isinstance(text, str) else list(text)
         length = self.spec.trained_context if window is None else window
-        encoded = self.need_tokenizer().encode_batch(texts, bos=False, special=special)
+        encoded = self.need_tokenizer().encode_batch([*texts], bos=False, special=special)
         windows = [rolling_windows(ids, self.prefix, length) for ids in encoded]
         parts = score_ids(self.model, [pair for own in windows for pair in own], **options)
         whole, scores = iter(parts), []
@@ -194,11 +168,9 @@ class LanguageModel(Writer[Decoder, Tokenizer], Looks):
             mine = [next(whole) for _ in own]
             log_probs = [value for part in mine for value in part.log_probs]
             scores.append(Score.of(ids, log_probs, all(part.is_greedy for part in mine)))
-        return scores[0] if isinstance(text, str) else scores
+        return scores
 
-    def next_log_probs(
-        self, text: str | Tensor | Sequence[int], *, cuts: Sequence[Cut] = (), special: bool = False
-    ) -> Tensor:
+    def next_log_probs(self, text: OnePrompt, *, cuts: Sequence[Cut] = (), special: bool = False) -> Tensor:
         """ln p of each token of the vocabulary to follow a text (or ids), [V], in float32 or float64; and what they
         would be if queries did not see the pairs of `cuts`: a head, an edge, a span of the text.
 
@@ -212,7 +184,7 @@ class LanguageModel(Writer[Decoder, Tokenizer], Looks):
             logits = self.model.logits(record.states[-1][0, -1])
         return (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
 
-    def _row(self, text: str | Tensor | Sequence[int], special: bool) -> dict[str, Any]:
+    def _row(self, text: OnePrompt, special: bool) -> dict[str, Any]:
         rows, one = prompt_ids(self, text, special)
         if not one:
             raise DataError("one text, or the ids of one, is looked at in a call; got several")
@@ -223,14 +195,10 @@ class LanguageModel(Writer[Decoder, Tokenizer], Looks):
         """A context and its continuation as ids; see `score`."""
         tokenizer, stem = self.need_tokenizer(), context.rstrip()
         if not stem:
-            before, whole = (
-                [self.prefix],
-                tokenizer.encode(context + continuation, bos=False, special=special),
-            )
-            whole = [*before, *whole]
+            before = [self.prefix]
+            whole = [*before, *tokenizer.encode(context + continuation, bos=False, special=special)]
         else:
-            both = tokenizer.encode_batch([stem, context + continuation], eos=False, special=special)
-            before, whole = both
+            before, whole = tokenizer.encode_batch([stem, context + continuation], eos=False, special=special)
         if len(whole) <= len(before):
             raise DataError(
                 f"continuation {i} ({continuation!r}) has no token of its own after its context: give it some text"
@@ -239,9 +207,7 @@ class LanguageModel(Writer[Decoder, Tokenizer], Looks):
 
     def _settings(self, options: Mapping[str, Any]) -> tuple[GenerationConfig, Draft | None]:
         unused = self.tokenizer.unused_ids(self.spec.vocab) if self.tokenizer else []
-        config, draft = config_of(
-            "generate", {"eos": self.eos, **options}, unused, also=("draft", "draft_tokens")
-        )
+        config, draft = config_of("generate", {"eos": self.eos, **options}, unused, ("draft", "draft_tokens"))
         return config, make_draft(draft.get("draft"), draft.get("draft_tokens"), self)
 
 

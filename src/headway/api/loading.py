@@ -18,6 +18,7 @@ from headway.checkpoints.formats.sentence_transformers import SentenceConfig, re
 from headway.checkpoints.remote import local_model
 from headway.checkpoints.restore import build_model
 from headway.errors import ConfigError, check_known
+from headway.generate.sequences import AnyTokenizer
 from headway.models import Decoder, EncoderDecoder, Head, Model, ModelSpec
 from headway.models.quantize import compress_model
 from headway.storage.dtypes import named_dtype
@@ -202,9 +203,7 @@ def _head(spec: ModelSpec, task: str, sentences: SentenceConfig | None) -> Head:
     return Head("embed", pool="mean") if sentences is None else sentences.head
 
 
-def _wrapped(
-    task: str, model: Model, tokenizer: Tokenizer | MarianTokenizer | None, folder: Folder
-) -> AnyModel:
+def _wrapped(task: str, model: Model, tokenizer: AnyTokenizer | None, folder: Folder) -> AnyModel:
     own: dict[str, Any] = {}
     if isinstance(tokenizer, MarianTokenizer) and not isinstance(model, EncoderDecoder):
         raise ConfigError(f"{folder.path}: source.spm is a translator's, and this is a {folder.spec.family}")
@@ -231,7 +230,7 @@ def _device(device: str | torch.device | None) -> torch.device:
     return where
 
 
-def _tokenizer(folder: Path) -> Tokenizer | MarianTokenizer | None:
+def _tokenizer(folder: Path) -> AnyTokenizer | None:
     if (folder / "source.spm").is_file():
         return MarianTokenizer.load(folder)
     return Tokenizer.load(folder) if first_file(folder) is not None else None

@@ -7,16 +7,17 @@ import torch
 from torch import Tensor
 
 from headway.generate.reader import evaluating
-from headway.models import EncoderDecoder
+from headway.generate.sequences import AnyTokenizer
 from headway.models.attention_maps import AttentionMaps, attention_maps, attention_record, numbers_of
 from headway.nn.record import Record
-from headway.text import MarianTokenizer, Tokenizer
+from headway.text import MarianTokenizer
 
 Numbers = int | Sequence[int] | None
 """Layers or heads: all of them (None), one, or several; those below 0 count from the end."""
-
-
 AnyText = str | tuple[str, str] | Tensor | Sequence[int]
+States = tuple[Tensor, ...]
+Side = str | Sequence[int]
+"""A text, or the ids that are read."""
 
 
 class EncoderDecoderMaps(NamedTuple):
@@ -33,8 +34,8 @@ class EncoderDecoderMaps(NamedTuple):
 class EncoderDecoderStates(NamedTuple):
     """The hidden states of a source and of a target, as those of a `LanguageModel`."""
 
-    encoder: tuple[Tensor, ...]
-    decoder: tuple[Tensor, ...]
+    encoder: States
+    decoder: States
 
 
 class Looks:
@@ -62,9 +63,7 @@ class Looks:
         texts = token_texts(self.tokenizer, ids[0].tolist())
         return attention_maps(record, stack, heads, texts, texts)
 
-    def hidden_states(
-        self, text: AnyText, *, layers: Numbers = None, special: bool = False
-    ) -> tuple[Tensor, ...]:
+    def hidden_states(self, text: AnyText, *, layers: Numbers = None, special: bool = False) -> States:
         """The states [T, M] of a text, as in `attention`: number i of 0..L is what layer i is given, number L what the
         output layer is given, after the last norm; all of them, or those of `layers`. They are the
         `output_hidden_states` of `transformers`."""
@@ -85,37 +84,55 @@ class Looks:
         return ids
 
 
-def attention_across(
-    model: EncoderDecoder,
-    source: Sequence[int],
-    target: Sequence[int],
-    texts: tuple[Sequence[str], Sequence[str]],
-    layers: Numbers,
-    heads: Numbers,
-) -> EncoderDecoderMaps:
-    """The maps of a source and a target, both ids."""
-    records = attention_record(model.encoder, layers), attention_record(model.decoder, layers)
-    _run_both(model, source, target, *records)
-    read, written = texts
-    return EncoderDecoderMaps(
-        attention_maps(records[0], model.encoder, heads, read, read),
-        attention_maps(records[1], model.decoder, heads, written, written),
-        attention_maps(records[1], model.decoder, heads, written, read, across=True),
-    )
+class LooksBoth:
+    """What an encoder-decoder tells of a text, and of what is written for it."""
+
+    model: Any
+    tokenizer: Any
+
+    def attention(
+        self, source: Side, target: Side | None = None, *, layers: Numbers = None, heads: Numbers = None
+    ) -> EncoderDecoderMaps:
+        """What the tokens of a text and of what is written for it attend to: its `encoder`, the `decoder` and `cross`,
+        each as `LanguageModel.attention` has it. `target`: the translation, the model's own unless given; its queries
+        begin with the token that decoding starts from. Both are texts, or the ids that are read."""
+        stacks = self.model.encoder, self.model.decoder
+        records = [attention_record(stack, layers) for stack in stacks]
+        sides = zip(self._record(source, target, *records), ("source", "target"), strict=True)
+        read, written = (token_texts(self.tokenizer, ids, side) for ids, side in sides)
+        return EncoderDecoderMaps(
+            attention_maps(records[0], stacks[0], heads, read, read),
+            attention_maps(records[1], stacks[1], heads, written, written),
+            attention_maps(records[1], stacks[1], heads, written, read, across=True),
+        )
+
+    def hidden_states(
+        self, source: Side, target: Side | None = None, *, layers: Numbers = None
+    ) -> EncoderDecoderStates:
+        """The states of a text in the encoder and of its translation in the decoder; arguments as in `attention`, and
+        layers as in `LanguageModel.hidden_states`."""
+        records = Record(), Record()
+        self._record(source, target, *records)
+        return EncoderDecoderStates(*(_states(record, layers) for record in records))
+
+    def _rows(self, source: Side, target: Side | None) -> tuple[list[int], list[int]]:
+        """The ids that the encoder reads, and those that the decoder reads."""
+        raise NotImplementedError
+
+    def _record(
+        self, source: Side, target: Side | None, encoder: Record, decoder: Record
+    ) -> tuple[list[int], list[int]]:
+        """Reads both, in one encoding and one pass over all of the target, of which the records are told, and returns
+        their ids."""
+        rows = self._rows(source, target)
+        read, written = (torch.tensor([ids], device=self.model.decoder.like.device) for ids in rows)
+        with evaluating(self.model):
+            memory = self.model.memory_keys(self.model.encode(read, record=encoder))
+            self.model.hidden(written, memory=memory, record=decoder)
+        return rows
 
 
-def states_across(
-    model: EncoderDecoder, source: Sequence[int], target: Sequence[int], layers: Numbers
-) -> EncoderDecoderStates:
-    """The states of a source and a target, both ids, as in `LanguageModel.hidden_states`."""
-    records = Record(), Record()
-    _run_both(model, source, target, *records)
-    return EncoderDecoderStates(*(_states(record, layers) for record in records))
-
-
-def token_texts(
-    tokenizer: Tokenizer | MarianTokenizer | None, ids: Sequence[int], side: str = "source"
-) -> list[str]:
+def token_texts(tokenizer: AnyTokenizer | None, ids: Sequence[int], side: str = "source") -> list[str]:
     """What each token reads as by itself: its name in the vocabulary where that is no text, its number where there is
     no tokenizer."""
     found = []
@@ -131,16 +148,6 @@ def token_texts(
     return found
 
 
-def _states(record: Record, layers: Numbers) -> tuple[Tensor, ...]:
+def _states(record: Record, layers: Numbers) -> States:
     """Those of one row that are asked for: number i is what layer i is given, and the last are the last."""
     return tuple(record.states[i][0] for i in numbers_of("layers", layers, len(record.states)))
-
-
-def _run_both(
-    model: EncoderDecoder, source: Sequence[int], target: Sequence[int], encoder: Record, decoder: Record
-) -> None:
-    """One encoding and one pass over the target, all of it at once."""
-    read, written = (torch.tensor([[*ids]], device=model.decoder.like.device) for ids in (source, target))
-    with evaluating(model):
-        memory = model.memory_keys(model.encode(read, record=encoder))
-        model.hidden(written, memory=memory, record=decoder)

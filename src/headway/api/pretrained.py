@@ -1,8 +1,9 @@
 """What all models with a tokenizer share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import update_wrapper
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from headway.checkpoints.saving import save_folder
 from headway.errors import DataError, check_known
@@ -13,7 +14,34 @@ from headway.text.tokenizer import Text
 
 BATCH = 32  # texts at once
 AModel = TypeVar("AModel", bound=Model)
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+P = ParamSpec("P")
 ATokenizer = TypeVar("ATokenizer", bound=Tokenizer | MarianTokenizer)
+
+
+class OneOrSeveral(Generic[Item, P, Result]):
+    """A method of several texts, which takes a single one (`Pretrained.single`), too, and returns its result alone."""
+
+    def __init__(
+        self, method: Callable[Concatenate[Any, Sequence[Item], P], list[Result]], model: Any = None
+    ) -> None:
+        update_wrapper(self, method)
+        self._method, self._model = method, model
+
+    def __get__(self, model: Any, kind: type) -> "OneOrSeveral[Item, P, Result]":
+        return self if model is None else OneOrSeveral(self._method, model)
+
+    @overload
+    def __call__(self, texts: Item, *args: P.args, **named: P.kwargs) -> Result: ...
+
+    @overload
+    def __call__(self, texts: Sequence[Item], *args: P.args, **named: P.kwargs) -> list[Result]: ...
+
+    def __call__(self, texts: Any, *args: P.args, **named: P.kwargs) -> Any:
+        if isinstance(texts, self._model.single):
+            return self._method(self._model, [texts], *args, **named)[0]
+        return self._method(self._model, texts, *args, **named)
 
 
 def refuse_empty(texts: Sequence[Text]) -> None:
@@ -27,6 +55,9 @@ class Pretrained(Generic[AModel, ATokenizer]):
     """A model with its tokenizer, None where its folder has none; `config_keys`: of config.json, not in the spec.
 
     Raises CheckpointError when the tokenizer has ids that the model lacks."""
+
+    single: ClassVar[tuple[type, ...]] = (str,)
+    """What a text is."""
 
     def __init__(
         self,

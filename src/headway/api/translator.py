@@ -3,27 +3,21 @@ between papers by its signature (Post 2018)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, overload
+from typing import Any
 
-from headway.api.looking import (
-    EncoderDecoderMaps,
-    EncoderDecoderStates,
-    Numbers,
-    attention_across,
-    states_across,
-    token_texts,
-)
+from headway.api.looking import LooksBoth, Side
 from headway.api.options import config_of
-from headway.api.pretrained import BATCH, Writer, refuse_empty
+from headway.api.pretrained import BATCH, OneOrSeveral, Writer, refuse_empty
 from headway.errors import DataError, HeadwayError
 from headway.generate import Beams, Generation, GenerationConfig
+from headway.generate.sequences import AnyTokenizer
 from headway.generate.translate import completed
 from headway.generate.translate import translate as translate_ids
 from headway.models import EncoderDecoder
 from headway.text import MarianTokenizer, Tokenizer
 
 
-class Translator(Writer[EncoderDecoder, Tokenizer | MarianTokenizer]):
+class Translator(Writer[EncoderDecoder, AnyTokenizer], LooksBoth):
     """Writes a text for a text: a translation, a summary, whatever the model was trained for.
 
     >>> translator = headway.load("runs/translation/final")
@@ -38,20 +32,15 @@ class Translator(Writer[EncoderDecoder, Tokenizer | MarianTokenizer]):
     def __init__(
         self,
         model: EncoderDecoder,
-        tokenizer: Tokenizer | MarianTokenizer | None = None,
+        tokenizer: AnyTokenizer | None = None,
         *,
         generation: Mapping[str, Any] | None = None,
     ) -> None:
         ends = {} if tokenizer is None or tokenizer.eos is None else {"eos_token_id": tokenizer.eos}
         super().__init__(model, tokenizer, generation={**ends, **(generation or {})})
 
-    @overload  # a str is a Sequence[str], too
-    def translate(self, texts: str, **options: Any) -> Generation: ...
-
-    @overload
-    def translate(self, texts: Sequence[str], **options: Any) -> list[Generation]: ...
-
-    def translate(self, texts: str | Sequence[str], **options: Any) -> Generation | list[Generation]:
+    @OneOrSeveral
+    def translate(self, texts: Sequence[str], /, **options: Any) -> list[Generation]:
         """The text that a beam search finds for each text, 4 beams unless the options say otherwise.
 
         A Generation prints as its text; its `hypotheses` are the n_best, the best first, each with text and score.
@@ -59,8 +48,6 @@ class Translator(Writer[EncoderDecoder, Tokenizer | MarianTokenizer]):
         prefix, text that every translation begins with, or one for each text, from which the search goes on;
         batch_size, texts at once, 32 unless given, which changes no text.
         """
-        if isinstance(texts, str):
-            return self.translate([texts], **options)[0]
         refuse_empty(texts)
         tokenizer = self.need_tokenizer()
         unused = tokenizer.unused_ids(self.spec.vocab) if isinstance(tokenizer, Tokenizer) else []
@@ -75,47 +62,14 @@ class Translator(Writer[EncoderDecoder, Tokenizer | MarianTokenizer]):
         )  # fmt: skip
         return sorted(found, key=lambda one: one.request)
 
-    def attention(
-        self,
-        source: str | Sequence[int],
-        target: str | Sequence[int] | None = None,
-        *,
-        layers: Numbers = None,
-        heads: Numbers = None,
-    ) -> EncoderDecoderMaps:
-        """What the tokens of a text and of what is written for it attend to: its `encoder`, the `decoder` and `cross`,
-        each as `LanguageModel.attention` has it. `target`: the translation, the model's own unless given; its queries
-        begin with the token that decoding starts from. Both are texts, or the ids that are read."""
-        read, written = self._rows(source, target)
-        texts = (
-            token_texts(self.tokenizer, read, "source"),
-            token_texts(self.tokenizer, written, "target"),
-        )
-        return attention_across(self.model, read, written, texts, layers, heads)
-
-    def hidden_states(
-        self,
-        source: str | Sequence[int],
-        target: str | Sequence[int] | None = None,
-        *,
-        layers: Numbers = None,
-    ) -> EncoderDecoderStates:
-        """The states of a text in the encoder and of its translation in the decoder; arguments as in `attention`, and
-        layers as in `LanguageModel.hidden_states`."""
-        return states_across(self.model, *self._rows(source, target), layers)
-
-    def _rows(
-        self, source: str | Sequence[int], target: str | Sequence[int] | None
-    ) -> tuple[list[int], list[int]]:
-        """The ids that the encoder reads, and those that the decoder reads."""
+    def _rows(self, source: Side, target: Side | None) -> tuple[list[int], list[int]]:
         read = self.need_tokenizer().encode_batch([source])[0] if isinstance(source, str) else [*source]
         if target is not None and not isinstance(target, str):
             return read, [*target]
         start, config = completed(GenerationConfig(), self.generation, self.spec)
         if target is None:
-            (found,) = translate_ids(
-                self.model, [read], replace(config, beams=Beams()), generation=self.generation
-            )
+            best = replace(config, beams=Beams())
+            (found,) = translate_ids(self.model, [read], best, generation=self.generation)
             return read, [start, *(i for i in found.ids if i not in config.eos)]
         forced = [] if config.forced_first is None else [config.forced_first]
         return read, [start, *forced, *self._prefixes(target, 1)[0]]
@@ -124,9 +78,7 @@ class Translator(Writer[EncoderDecoder, Tokenizer | MarianTokenizer]):
         """Ids of what each of `count` targets begins with."""
         texts = [given] * count if isinstance(given, str) else list(given)
         if len(texts) != count:
-            raise DataError(
-                f"translate: {len(texts)} prefixes for {count} texts; give one for each, or one for all"
-            )
+            raise DataError(f"translate: {len(texts)} prefixes for {count} texts; give one, or one for each")
         tokenizer = self.need_tokenizer()
         if isinstance(tokenizer, MarianTokenizer):
             return [tokenizer.encode(text, side="target", eos=False) if text else [] for text in texts]
@@ -148,15 +100,11 @@ def bleu(texts: Sequence[str], references: Sequence[str]) -> Bleu:
     """Of translations, against one reference for each. Raises DataError when they are not as many, HeadwayError without
     `sacrebleu`."""
     if len(texts) != len(references) or not texts:
-        raise DataError(
-            f"BLEU: {len(texts)} translations and {len(references)} references; one for each is needed"
-        )
+        raise DataError(f"BLEU: {len(texts)} translations, {len(references)} references; give one for each")
     try:
         from sacrebleu.metrics.bleu import BLEU
     except ImportError as error:
-        raise HeadwayError(
-            "BLEU needs sacrebleu, which is not installed: pip install 'headway[recipes]'"
-        ) from error
+        raise HeadwayError("BLEU needs sacrebleu: pip install 'headway[recipes]'") from error
     metric = BLEU()
     found = metric.corpus_score(list(texts), [list(references)])
     return Bleu(float(found.score), str(metric.get_signature()))

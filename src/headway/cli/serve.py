@@ -3,6 +3,7 @@
 import ipaddress
 import threading
 import webbrowser
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -163,9 +164,7 @@ def command(
     addresses = host.split(",")
     own = OWN if all(map(is_own, addresses)) else None
     if own is None and keys is None and not without_key:
-        raise ConfigError(
-            f"--host {host}: others reach it; give --keys FILE, or --without-key to let anybody ask"
-        )
+        raise ConfigError(f"--host {host}: others reach it; give --keys FILE, or --without-key for anybody")
     if (tls_cert is None) != (tls_key is None):
         raise ConfigError("--tls-cert and --tls-key go together; give both, or neither")
     server = run.open()
@@ -250,9 +249,6 @@ def pairs(texts: list[str]) -> list[tuple[str, str]]:
 
 def is_own(host: str) -> bool:
     """Whether an address is this machine's own."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    with suppress(ValueError):
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    return False

@@ -37,10 +37,8 @@ def expand_beams(logits: Tensor, searches: "Sequence[BeamSearch]") -> None:
     # of each row as many as can be among the best `width` that continue: `width`, and every EOS
     count = min(how.width + len(set(config.eos)), log_probs.shape[-1])
     values, ids = _largest(log_probs, count)
-    found = [
-        [(token, value) for token, value in zip(*pair, strict=True) if value > float("-inf")]
-        for pair in zip(ids.tolist(), values.tolist(), strict=True)
-    ]
+    rows = zip(ids.tolist(), values.tolist(), strict=True)
+    found = [[(i, value) for i, value in zip(*row, strict=True) if value > float("-inf")] for row in rows]
     first = 0
     for one in searches:
         choice, end = None, first + len(one.beams)
@@ -99,11 +97,8 @@ class BeamSearch(Job):
         self.count += 1
         if self.greedy is not None and choice is not None and choice[1] > float("-inf"):
             greedy = self.greedy.then(self.beams.index(self.greedy), *choice)
-        grown = [
-            beam.then(i, *pair)
-            for i, (beam, pairs) in enumerate(zip(self.running, found, strict=False))
-            for pair in pairs
-        ]
+        beams = enumerate(zip(self.running, found, strict=False))
+        grown = [beam.then(i, *pair) for i, (beam, pairs) in beams for pair in pairs]
         grown.sort(key=lambda beam: (-beam.total, beam.row, beam.ids[-1]))
         self.finished += [self._hypothesis(beam) for beam in grown[:width] if self._ends(beam)]
         self.finished.sort(key=lambda text: -text.score)
@@ -120,12 +115,8 @@ class BeamSearch(Job):
         self.beams = self.running + alone
         self.goes_on = bool(self.beams)
         if not (self.beams or self.finished or self.greedy_text):
-            self.fail(
-                ConfigError(
-                    f"beams: request {self.request.number} has no token left to choose; "
-                    "loosen no_repeat_ngram, forbidden or min_new_tokens"
-                )
-            )
+            number, hint = self.request.number, "loosen no_repeat_ngram, forbidden or min_new_tokens"
+            self.fail(ConfigError(f"beams: request {number} has no token left to choose; {hint}"))
 
     def fail(self, error: BaseException) -> None:
         """It ends here."""

@@ -135,13 +135,9 @@ class GenerationConfig:
         return self.forced_first is not None or self.forced_last is not None or bool(self.prefix)
 
     def __post_init__(self) -> None:
-        counts = {"max_new_tokens": 0, "prefill_chunk": 1, "min_new_tokens": 0, "no_repeat_ngram": 0}
-        counts["top_log_probs"] = 0
-        for name, least in counts.items():
-            value = getattr(self, name)
-            if value is not None and not (_whole(value) and value >= least):
-                more = "" if _whole(value) else "; it counts tokens, in whole numbers"
-                raise ConfigError(f"{name} must be {least} or more, got {value!r}{more}")
+        for name in ("max_new_tokens", "min_new_tokens", "no_repeat_ngram", "top_log_probs", "prefill_chunk"):
+            if (value := getattr(self, name)) is not None:
+                check_whole(name, value, least=int(name == "prefill_chunk"))
         if not isinstance(self.seed, Integral):
             raise ConfigError(f"seed must be a whole number, got {self.seed!r}")
         if isinstance(self.stop, str):
@@ -152,71 +148,46 @@ class GenerationConfig:
             if not more <= LARGEST_BIAS:
                 raise ConfigError(f"bias: at most {LARGEST_BIAS} may be added, got {more} for id {token}")
         beams, plain = self.beams, self.sampling.penalties
-        rounded = kv_dtype(self.kv_cache_dtype) is not None
-        eos_are_ids = isinstance(self.eos, Collection) and all(map(_whole, self.eos))
-        for wrong, message in (
-            (
-                self.prefill_chunk is not None and not self.use_cache,
-                "prefill_chunk needs the cache: without it every step reads the whole text at once",
+        dtype, whole_text = self.kv_cache_dtype, "without it every step reads the whole text"
+        is_rounded, is_search = kv_dtype(dtype) is not None, beams is None or isinstance(beams, Beams)
+        eos_are_ids = isinstance(self.eos, Collection) and all(type(i) is int for i in self.eos)
+        wrong: dict[str, object] = {}  # what is said, and whether it is so
+        if not self.use_cache:
+            wrong |= {
+                f"prefill_chunk needs the cache: {whole_text} at once": self.prefill_chunk,
+                f"kv_cache_dtype={dtype!r} says what the cache stores, but use_cache is False": is_rounded,
+                f"prefix_cache needs the cache: {whole_text}": self.prefix_cache,
+                "exact needs the cache: its kernels read what is new of a text, never all of it": self.exact,
+            }
+        wrong |= {
+            f"adapters is a list of names, got {self.adapters!r}; write a single name as [name]": (
+                self.adapters is not None and not _are_names(self.adapters)
             ),
-            (
-                rounded and not self.use_cache,
-                f"kv_cache_dtype={self.kv_cache_dtype!r} says what the cache stores, but use_cache is False",
+            f"eos is a list of token ids, got {self.eos!r}; write a single id as [id]": not eos_are_ids,
+            f"min_new_tokens is {self.min_new_tokens}, but max_new_tokens {self.max_new_tokens}": (
+                self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens
             ),
-            (
-                self.prefix_cache and not self.use_cache,
-                "prefix_cache needs the cache: without it every step reads the whole text",
+            f"beams must be a Beams, got {beams!r}; write Beams({beams!r})": not is_search,
+            "grammar: it allows tokens one by one, of one text, and those of beams, forced_first, forced_last and "
+            "prefix are chosen otherwise; leave out either": (
+                self.grammar is not None and (beams is not None or self.is_forced)
             ),
-            (
-                self.exact and not self.use_cache,
-                "exact needs the cache: its kernels read what is new of a text, and never the whole of it",
-            ),
-            (
-                self.adapters is not None and not _names(self.adapters),
-                f"adapters is a list of names, got {self.adapters!r}; write a single name as [name]",
-            ),
-            (not eos_are_ids, f"eos is a list of token ids, got {self.eos!r}; write a single id as [id]"),
-            (
-                self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens,
-                f"min_new_tokens is {self.min_new_tokens}, but max_new_tokens {self.max_new_tokens}",
-            ),
-            (
-                beams is not None and not isinstance(beams, Beams),
-                f"beams must be a Beams, got {beams!r}; write Beams({beams!r})",
-            ),
-            (
-                beams is not None and (self.sampling != plain or self.seed != 0),
+        }
+        for name in ("top_log_probs", "prompt_log_probs", "drawn_log_probs"):
+            said = f"{name}={getattr(self, name)} is about log_probs, which were not asked for; ask for both"
+            wrong[said] = getattr(self, name) and not self.log_probs
+        if beams is not None:
+            draws = self.sampling != plain or self.seed != 0
+            wrong |= {
                 f"beams: a beam search draws nothing, but {self.sampling} and seed={self.seed} were given; leave "
-                "out temperature, top_k, top_p, min_p and seed, or the beams",
-            ),
-            *(
-                (
-                    value > 0 and not self.log_probs,
-                    f"{name}={value} is about log_probs, which were not asked for; ask for both",
-                )
-                for name, value in (
-                    ("top_log_probs", self.top_log_probs),
-                    ("prompt_log_probs", self.prompt_log_probs),
-                    ("drawn_log_probs", self.drawn_log_probs),
-                )
-            ),
-            (
-                beams is not None and self.log_probs,
+                "out temperature, top_k, top_p, min_p and seed, or the beams": draws,
                 "beams: the hypotheses of a beam search have the log_probs that they are ranked by; leave out "
-                "log_probs",
-            ),
-            (
-                self.grammar is not None and (beams is not None or self.is_forced),
-                "grammar: it allows tokens one by one, of one text, and those of beams, forced_first, forced_last and "
-                "prefix are chosen otherwise; leave out either",
-            ),
-            (
-                beams is not None and len(self.stop) > 0,
+                "log_probs": self.log_probs,
                 f"beams: a beam search ends texts by eos alone, but stop strings {[*self.stop]} were given; "
-                "leave out either",
-            ),
-        ):
-            if wrong:
+                "leave out either": self.stop,
+            }
+        for message, is_wrong in wrong.items():
+            if is_wrong:
                 raise ConfigError(message)
         StopScanner(self.stop)
 
@@ -227,10 +198,6 @@ class GenerationConfig:
         return {name: getattr(self, name) for name in names}
 
 
-def _names(value: object) -> bool:
+def _are_names(value: object) -> bool:
     is_list = isinstance(value, Sequence) and not isinstance(value, str)
     return is_list and all(isinstance(name, str) for name in value)  # type: ignore[attr-defined]
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

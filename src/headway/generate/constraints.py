@@ -87,9 +87,8 @@ def constrain(values: Tensor, texts: Sequence[Text], config: GenerationConfig) -
         values = torch.stack([penalize_counts(row, text.ids, each, once) for row, text in pairs])
     if config.bias:
         at = _index(tuple(config.bias), values.shape[-1], values.device)
-        values = values.index_add(
-            -1, at, values.new_tensor([[*config.bias.values()]]).expand(len(values), -1)
-        )
+        bias = values.new_tensor([*config.bias.values()])
+        values = values.index_add(-1, at, bias.expand(len(values), -1))
     if config.forbidden:
         never = _index(tuple(config.forbidden), values.shape[-1], values.device)
         values = values.index_fill(-1, never, float("-inf"))

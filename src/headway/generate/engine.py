@@ -17,12 +17,11 @@ from collections.abc import Iterator, Sequence
 from headway.cache import PAGE
 from headway.errors import ConfigError, HeadwayError
 from headway.generate.constraints import Text
-from headway.generate.drafts import Draft
+from headway.generate.drafts import Draft, Speculation
 from headway.generate.jobs import Piece, advance, piece_of
 from headway.generate.reader import Reader
 from headway.generate.requests import Request
 from headway.generate.sequences import Job, SampledText
-from headway.generate.speculation import Speculation
 
 STEP_TOKENS = 4096
 """Tokens of prompts that a step reads, unless told otherwise."""
@@ -38,7 +37,7 @@ class Engine:
         step_tokens: tokens of prompts that a step reads at most.
         beside: the same for steps in which texts are written, whose next tokens wait for the prompts of others: so many
             tokens, or one for each text where these are more; `step_tokens` unless given.
-        draft: guesses tokens (`headway.generate.speculation`).
+        draft: guesses tokens (`headway.generate.drafts`).
     """
 
     def __init__(
@@ -67,7 +66,13 @@ class Engine:
         if request.max_new_tokens < 1 and not job.untold:
             job.texts = []
             return
-        self._check_fits(request)
+        budget = self.reader.cache.pool.budget
+        if budget is not None and (need := self.most(request)) > budget:
+            raise ConfigError(
+                f"request {request.number} has up to {len(request.prompt) + request.max_new_tokens} tokens, whose keys "
+                f"and values take {need} bytes, and the engine has {budget} for all requests; ask for fewer new "
+                "tokens, or give it more"
+            )
         self.reader.check_adapters(request.config.adapters)
         with self._turn:
             self._added.append(job)
@@ -117,20 +122,12 @@ class Engine:
                 if not job.ended:
                     self.cancel(job)
 
-    def _check_fits(self, request: Request) -> None:
-        pool = self.reader.cache.pool
-        if pool.budget is None:
-            return
-        new, beams = request.max_new_tokens, request.config.beams
+    def most(self, request: Request) -> int:
+        """Bytes that the pages of a request may take."""
+        pool, new, beams = self.reader.cache.pool, request.max_new_tokens, request.config.beams
         need = pool.most(len(request.prompt) + new, self.step_tokens)
-        if beams is not None:  # each has new tokens of its own, and a page that it shares no longer
-            need += beams.width * pool.most(new + PAGE, 1)
-        if need > pool.budget:
-            raise ConfigError(
-                f"request {request.number} has up to {len(request.prompt) + request.max_new_tokens} tokens, whose keys "
-                f"and values take {need} bytes, and the engine has {pool.budget} for all requests; ask for fewer new "
-                "tokens, or give it more"
-            )
+        # each beam has new tokens of its own, and a page that it shares no longer
+        return need if beams is None else need + beams.width * pool.most(new + PAGE, 1)
 
     # -- a step ----------------------------------------------------------------------------------------
 
@@ -204,9 +201,11 @@ class Engine:
         pool, taken = self.reader.cache.pool, []
         while self.waiting:
             job = self.waiting[0]
+            config = job.request.config
+            # where it asks for what others stored, and where it was sent back and has stored it itself
+            shares = job.count > 0 or (config.prefix_cache and not job.untold)
             for text in job.texts:
-                config = job.request.config
-                text.table = self.reader.open(text.tokens, config.adapters, job.may_share, config.cache_salt)
+                text.table = self.reader.open(text.tokens, config.adapters, shares, config.cache_salt)
                 job.stored = job.stored if job.count else len(text.table)
             if pool.available is not None and self.running:
                 texts = [text for each in (*self.running, job) for text in each.texts]
@@ -238,7 +237,8 @@ class Engine:
         """What the step reads: of texts that are written their last token and its draft, of prompts pieces of up to
         `step_tokens` (`beside`) together. Where pages have no room, the youngest request goes back to wait."""
         ready = self._concerned = [job for job in self.running if job.is_ready]
-        ready.sort(key=lambda job: job.beginning)
+        # texts that begin alike stand side by side, where the kernels read their common pages once
+        ready.sort(key=lambda job: [] if (table := job.texts[0].table) is None else table.keys)
         if self.speculation is not None:
             self.speculation.propose([job for job in ready if job.count and isinstance(job, SampledText)])
         while True:

@@ -10,15 +10,14 @@ from itertools import chain
 
 from torch import Tensor
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, check_whole
 from headway.generate.beams import BeamSearch
 from headway.generate.config import GenerationConfig
-from headway.generate.drafts import Draft
+from headway.generate.drafts import Draft, check_draft
 from headway.generate.open_engine import OpenEngine
 from headway.generate.requests import Request, check_prompts, make_requests
 from headway.generate.results import Delta, Generation, Hypothesis
 from headway.generate.sequences import AnyTokenizer, SampledText, decoded
-from headway.generate.speculation import check_draft
 from headway.models import Decoder, EncoderDecoder
 from headway.text import Tokenizer
 
@@ -37,7 +36,7 @@ def stream(
 
     `config` is one for all, or one for each prompt. `requests` number the prompts (0, 1, ... unless given): the
     number decides a prompt's noise. `draft` guesses tokens, which saves steps where it is right and changes no text
-    (`headway.generate.speculation`). `engine` is one of the model that is open; a new one unless given. Arguments are
+    (`headway.generate.drafts`). `engine` is one of the model that is open; a new one unless given. Arguments are
     validated when this is called, before the first delta is asked for.
 
     Raises DataError for prompts that are no prompts, ConfigError for settings that cannot be; HeadwayError naming the
@@ -48,7 +47,16 @@ def stream(
         raise ConfigError(
             "stream: a beam search is certain of no token before its end; use generate, or leave out beams"
         )
-    return _deltas(model, asked, tokenizer, draft, engine)
+    texts = [SampledText(request, tokenizer) for request in asked]
+
+    def deltas() -> Iterator[Delta]:
+        sent = [0] * len(texts)
+        for _ in chain([None], (engine or OpenEngine(model, keep=0, once=True)).run(texts, draft)):
+            for i, text in enumerate(texts):
+                yield from text.deltas[sent[i] :]
+                sent[i] = len(text.deltas)
+
+    return deltas()
 
 
 def generate(
@@ -81,15 +89,12 @@ def complete(
     engine: OpenEngine | None = None,
 ) -> list[Generation]:
     """One Generation per request, in their order, `batch_size` at a time."""
-    if batch_size is not None and batch_size < 1:
-        raise ConfigError(f"batch_size must be 1 or more, got {batch_size}")
-    begun = time.perf_counter()
-    jobs = [
-        SampledText(request, tokenizer)
-        if request.config.beams is None
-        else BeamSearch(request, request.config.beams)
-        for request in requests
-    ]
+    if batch_size is not None:
+        check_whole("batch_size", batch_size)
+    begun, jobs = time.perf_counter(), list[SampledText | BeamSearch]()
+    for request in requests:
+        beams = request.config.beams
+        jobs.append(SampledText(request, tokenizer) if beams is None else BeamSearch(request, beams))
     for _ in (engine or OpenEngine(model, keep=0, once=True)).run(jobs, draft, batch_size):
         pass
     seconds = time.perf_counter() - begun
@@ -138,21 +143,6 @@ def _requests(
         check_draft(model, asked)
         draft.check(model, asked)
     return asked
-
-
-def _deltas(
-    model: Decoder,
-    requests: Sequence[Request],
-    tokenizer: Tokenizer | None,
-    draft: Draft | None,
-    engine: OpenEngine | None,
-) -> Iterator[Delta]:
-    texts = [SampledText(request, tokenizer) for request in requests]
-    sent = [0] * len(texts)
-    for _ in chain([None], (engine or OpenEngine(model, keep=0, once=True)).run(texts, draft)):
-        for i, text in enumerate(texts):
-            yield from text.deltas[sent[i] :]
-            sent[i] = len(text.deltas)
 
 
 def _of_beams(search: BeamSearch, tokenizer: AnyTokenizer | None, seconds: float) -> Generation:

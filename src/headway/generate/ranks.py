@@ -95,7 +95,9 @@ class Leader:
             with self._lock:
                 if self._inside:  # a call that another one makes
                     return act(*args, **named)
-                self._calls.append(_packed((number, path, args, named), self.model, self._numbers))
+                file = BytesIO()  # of the call as it is now
+                _Packer(file, self.model, self._numbers).dump((number, path, args, named))
+                self._calls.append(file.getvalue())
                 if path.endswith("read"):
                     self._send()
                 self._inside = True
@@ -163,19 +165,13 @@ def _follow(model: Decoder | EncoderDecoder, exchange: Exchange) -> None:
 
 def _made(result: object) -> list[Any]:
     """The tables and readers among what a call returns, which are known by numbers from then on."""
-    return [
-        x for x in (result if isinstance(result, list) else [result]) if isinstance(x, PageTable | Reader)
-    ]
-
-
-def _packed(call: object, model: nn.Module, numbers: Mapping[object, int]) -> bytes:
-    """A call as it is now; a table is its number, and the model -1."""
-    file = BytesIO()
-    _Packer(file, model, numbers).dump(call)
-    return file.getvalue()
+    made = result if isinstance(result, list) else [result]
+    return [one for one in made if isinstance(one, PageTable | Reader)]
 
 
 class _Packer(pickle.Pickler):
+    """Writes a table as its number, and the model as -1."""
+
     def __init__(self, file: BytesIO, model: nn.Module, numbers: Mapping[object, int]) -> None:
         super().__init__(file)
         self._model, self._numbers = model, numbers

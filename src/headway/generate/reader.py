@@ -3,7 +3,7 @@
 Legend: T tokens of a step, N slots whose logits are wanted, V vocab.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import accumulate
@@ -25,6 +25,9 @@ from headway.nn.adapters import beside
 from headway.nn.lora import only_rows
 from headway.patterns import Causal
 from headway.tokens import Tokens
+
+Names = Sequence[str] | None
+"""Of adapters; None is all of them."""
 
 
 @contextmanager
@@ -79,13 +82,8 @@ class Reader:
                 "can be sent back to wait for room; leave the budget out"
             )
         self.device = model.stack.like.device
-        self.cache = make_paged_cache(
-            model.stack,
-            budget=budget,
-            keep=keep if self.shares_prefixes else 0,
-            slack=slack,
-            dtype=kv_dtype,
-        )
+        keep = keep if self.shares_prefixes else 0
+        self.cache = make_paged_cache(model.stack, budget=budget, keep=keep, slack=slack, dtype=kv_dtype)
         self.sources = Sources(model, exact) if isinstance(model, EncoderDecoder) else None
         self.renew()
 
@@ -128,7 +126,7 @@ class Reader:
         chunks: Sequence[tuple[PageTable, Sequence[int]]],
         wanted: Sequence[Sequence[int]],
         sources: Sequence[PageTable] = (),
-        adapters: Sequence[Sequence[str] | None] = (),
+        adapters: Sequence[Names] = (),
     ) -> Tensor:
         """Logits [N, V] of the tokens that follow the wanted ones of each chunk, which are numbered from 0.
 
@@ -153,41 +151,26 @@ class Reader:
             if native is not None and not (rows and native.lowered.has_magnitudes):
                 of_tokens = [table for table, text in zip(sources, texts, strict=False) for _ in text]
                 return native.read(ids, tokens, at, of_tokens, rows)
-            return self._forward(ids, tokens, self.cache if self.use_cache else None, at, sources, rows)
+            cache = self.cache if self.use_cache else None
+            slots = torch.tensor([at], dtype=torch.int64, device=self.device)
+            if isinstance(self.model, Decoder) and not rows:
+                logits: Tensor = self.model(ids, tokens=tokens, cache=cache, logits_for=slots)
+                return logits[0]
+            memory = None if self.sources is None else self.sources.memory(sources)
+            which = None if rows else slots
+            with only_rows(rows):  # of all tokens, in every layer
+                states = self.model.hidden(ids, tokens=tokens, cache=cache, memory=memory, slots=which)[0]
+            return self.model.logits(states[at] if rows else states)
 
-    def _rows_of(self, adapters: Sequence[Sequence[str] | None], counts: Sequence[int]) -> dict[str, Tensor]:
+    def _rows_of(self, adapters: Sequence[Names], counts: Sequence[int]) -> dict[str, Tensor]:
         """Which tokens of texts, so many of each, the adapters are added to, bool [T, 1]; none where that is all."""
         if adapters.count(None) == len(adapters):
             return {}
-        added = {
-            name: [
-                [names is None or name in names]
-                for names, n in zip(adapters, counts, strict=True)
-                for _ in range(n)
-            ]
+        of_tokens = [names for names, n in zip(adapters, counts, strict=True) for _ in range(n)]
+        return {
+            name: torch.tensor([[names is None or name in names] for names in of_tokens], device=self.device)
             for name in self.adapters
         }
-        return {name: torch.tensor(rows, device=self.device) for name, rows in added.items()}
-
-    def _forward(
-        self,
-        ids: Tensor,
-        tokens: Tokens,
-        cache: PagedCache | None,
-        at: Sequence[int],
-        sources: Sequence[PageTable],
-        rows: Mapping[str, Tensor],
-    ) -> Tensor:
-        slots = torch.tensor([at], dtype=torch.int64, device=self.device)
-        if isinstance(self.model, Decoder) and not rows:
-            logits: Tensor = self.model(ids, tokens=tokens, cache=cache, logits_for=slots)
-            return logits[0]
-        memory = None if self.sources is None else self.sources.memory(sources)
-        with only_rows(rows):  # of all tokens, in every layer
-            states = self.model.hidden(
-                ids, tokens=tokens, cache=cache, memory=memory, slots=None if rows else slots
-            )[0]
-        return self.model.logits(states[at] if rows else states)
 
     def trim(self, table: PageTable, count: int) -> None:
         """Takes back the last tokens of a text. Raises CacheError as `PagePool.trim`."""
@@ -197,7 +180,7 @@ class Reader:
             del table.ids[len(table) - count :]
 
     def open(
-        self, ids: Sequence[int], adapters: Sequence[str] | None = None, shares: bool = True, salt: str = ""
+        self, ids: Sequence[int], adapters: Names = None, shares: bool = True, salt: str = ""
     ) -> PageTable:
         """Pages for a text that begins with these ids. Where it `shares`, as much of it as others with the same
         adapters (None: all) and the same salt have stored need not be read."""
@@ -206,16 +189,14 @@ class Reader:
         table.marks |= {len(ids) // PAGE * PAGE, (len(ids) - 1) // PAGE * PAGE}
         return table
 
-    def fates(
-        self, ids: Sequence[int], adapters: Sequence[str] | None = None, salt: str = ""
-    ) -> list[list[str]]:
+    def fates(self, ids: Sequence[int], adapters: Names = None, salt: str = "") -> list[list[str]]:
         """What became of the pages of a text (`PagePool.fates`) with these adapters and this salt."""
         return self.cache.pool.fates(ids, self._root(adapters, salt))
 
-    def _root(self, adapters: Sequence[str] | None, salt: str) -> tuple[str, ...]:
+    def _root(self, adapters: Names, salt: str) -> tuple[str, ...]:
         return salt, *(name for name in self.adapters if adapters is None or name in adapters)
 
-    def check_adapters(self, adapters: Sequence[str] | None) -> None:
+    def check_adapters(self, adapters: Names) -> None:
         """Raises ConfigError for adapters that are not added to the model's layers; where there is a source, which is
         read for all texts alike; and where they are added to some rows by modules, which are not exact."""
         if adapters is None:
@@ -268,9 +249,8 @@ class Sources:
     def memory(self, tables: Sequence[PageTable]) -> list[KeyValues]:
         """The sources of texts, as documents 0, 1, ..., for every layer."""
         at = places(tables, 0, self.cache.device)
-        return [
-            stored_keys(layer.tensors, at) for layer in self.cache.layers if isinstance(layer, PagedLayer)
-        ]
+        layers = (layer for layer in self.cache.layers if isinstance(layer, PagedLayer))
+        return [stored_keys(layer.tensors, at) for layer in layers]
 
     def close(self, table: PageTable) -> None:
         """Nobody attends to a source any longer."""

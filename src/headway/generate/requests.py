@@ -92,18 +92,16 @@ def make_requests(
             "give all its prompts the same"
         )
     for one in {id(one): one for one in configs}.values():
-        _check_ids(one, spec.vocab)
+        for name in ("bias", "forbidden", "prefix", "forced_first", "forced_last"):
+            value = getattr(one, name)
+            for token in [value] if name.startswith("forced") else value:
+                if token is not None and not 0 <= token < spec.vocab:
+                    raise ConfigError(
+                        f"{name}: token id {token} is outside the model's vocabulary of {spec.vocab}"
+                    )
     most = [_max_new_tokens(i, *given, spec) for i, given in enumerate(zip(prompts, configs, strict=True))]
     read: Sequence[list[int] | None] = [None] * count if sources is None else sources
     return [Request(*fields) for fields in zip(numbers, prompts, configs, most, read, strict=True)]
-
-
-def _check_ids(config: GenerationConfig, vocab: int) -> None:
-    for name in ("bias", "forbidden", "prefix", "forced_first", "forced_last"):
-        value = getattr(config, name)
-        for token in [value] if name.startswith("forced") else value:
-            if token is not None and not 0 <= token < vocab:
-                raise ConfigError(f"{name}: token id {token} is outside the model's vocabulary of {vocab}")
 
 
 def by_config(requests: Sequence[Request]) -> list[list[int]]:

@@ -10,7 +10,7 @@ request, step). So the text of a request does not depend on what else is in the 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -100,9 +100,7 @@ class Sampling:
     @property
     def penalties(self) -> "Sampling":
         """Greedy, with the same penalties: what a search of beams obeys, too."""
-        return replace(
-            Sampling(), **{name: getattr(self, name) for name in vars(self) if name.endswith("penalty")}
-        )
+        return Sampling(**{name: getattr(self, name) for name in vars(self) if name.endswith("penalty")})
 
     @property
     def greedy(self) -> bool:

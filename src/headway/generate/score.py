@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from headway.errors import ConfigError, DataError
+from headway.errors import ConfigError, DataError, check_whole
 from headway.generate.config import GenerationConfig
 from headway.generate.reader import evaluating
 from headway.generate.requests import check_prompts, context_limit
@@ -53,17 +53,14 @@ def score(
     Raises DataError for a context or a continuation that is empty or has an id outside the vocabulary, ConfigError for
     a pair that the context has no room for (its last token need not be read: of n tokens, n - 1 slots).
     """
-    if batch_size < 1:
-        raise ConfigError(f"batch_size must be 1 or more, got {batch_size}")
+    check_whole("batch_size", batch_size)
     if any(len(continuation) == 0 for _, continuation in pairs):
         number = [len(continuation) for _, continuation in pairs].index(0)
         raise DataError(f"continuation {number} is empty: there is no token whose probability could be told")
     if not pairs:
         return []
-    vocab, limit = (
-        model.spec.vocab,
-        context_limit(model.spec, GenerationConfig(beyond_context=beyond_context)),
-    )
+    vocab, config = model.spec.vocab, GenerationConfig(beyond_context=beyond_context)
+    limit = context_limit(model.spec, config)
     contexts = check_prompts([context for context, _ in pairs], vocab)
     wanted = check_prompts([continuation for _, continuation in pairs], vocab)
     rows = [[*context, *ids] for context, ids in zip(contexts, wanted, strict=True)]

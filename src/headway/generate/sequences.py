@@ -48,12 +48,6 @@ class Job:
         return not self.texts
 
     @property
-    def may_share(self) -> bool:
-        """Whether it begins with what others stored: where it asks for that, and where it was sent back and has stored
-        it itself."""
-        return self.count > 0 or (self.request.config.prefix_cache and not self.untold)
-
-    @property
     def untold(self) -> int:
         """Tokens of its prompt whose probabilities are still to be told."""
         return 0
@@ -65,13 +59,6 @@ class Job:
     def is_ready(self) -> bool:
         """Whether each of its texts has been read up to its last token."""
         return all(text.is_read for text in self.texts)
-
-    @property
-    def beginning(self) -> list[bytes]:
-        """Orders jobs so that texts that begin alike stand side by side in a step, where the kernels read their common
-        pages once."""
-        table = self.texts[0].table
-        return [] if table is None else table.keys
 
     def fail(self, error: BaseException) -> None:
         """It ends here."""
@@ -138,11 +125,9 @@ class SampledText(Text, Job):
         self.count += 1
         text, reason = self._shown(token)
         self.goes_on = reason is None
-        counts = self.drafted, self.accepted
+        counts, number = (self.drafted, self.accepted), self.request.number
         prompt = () if self.deltas else tuple(self._told)
-        self.deltas.append(
-            Delta(self.request.number, token, text, reason, seconds, *counts, log_prob, top, prompt)
-        )
+        self.deltas.append(Delta(number, token, text, reason, seconds, *counts, log_prob, top, prompt))
 
     def _shown(self, token: int) -> tuple[str, FinishReason | None]:
         """The text that became certain, and why the request ends if it does."""
@@ -180,10 +165,8 @@ def log_probs_of(
     top = values.topk(min(config.top_log_probs, values.shape[-1]), dim=-1)
     chosen = values.gather(1, torch.tensor(tokens, device=values.device).unsqueeze(1)).squeeze(1)
     likely = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-    return [
-        (token, value, tuple(zip(*pair, strict=True)))
-        for token, value, pair in zip(tokens, chosen.tolist(), likely, strict=True)
-    ]
+    rows = zip(tokens, chosen.tolist(), likely, strict=True)
+    return [(token, value, tuple(zip(*pair, strict=True))) for token, value, pair in rows]
 
 
 def choose_tokens(logits: Tensor, texts: Sequence[Text]) -> list[int | None]:

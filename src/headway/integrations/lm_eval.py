@@ -66,9 +66,8 @@ class HeadwayLM(TemplateLM):  # type: ignore[misc]
             self.lm = pretrained
         else:
             if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
-                logging.getLogger(__name__).warning(
-                    "there is no %s here, using the CPU", device
-                )  # their default
+                # the harness's default
+                logging.getLogger(__name__).warning("there is no %s here, using the CPU", device)
                 device = "cpu"
             how: dict[str, Any] = {"dtype": dtype, "device": device, "backend": backend, "revision": revision}
             self.lm = load(str(pretrained), task="causal-lm", **how)

@@ -87,10 +87,8 @@ class Answer(ABC):
         """Events, with the times so far where these are asked for."""
         if not self.asked.timings_per_token:
             return events
-        return [
-            (name, data if isinstance(data, str) else {**data, "timings": self.timings})
-            for name, data in events
-        ]
+        more = {"timings": self.timings}
+        return [(name, data if isinstance(data, str) else data | more) for name, data in events]
 
     def end(self) -> Sequence[Event]:
         """Events after the last token."""
@@ -159,6 +157,6 @@ def told_tokens(vocabulary: Vocabulary, deltas: Sequence[Delta], *, drawn: bool 
     ]
 
 
-def text_of(vocabulary: Vocabulary, token: int) -> str:
+def token_text(vocabulary: Vocabulary, token: int) -> str:
     """A token as text; bytes that are no whole character are replaced."""
     return (vocabulary.text_bytes(token, special=True) or b"").decode(errors="replace")

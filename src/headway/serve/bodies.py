@@ -7,11 +7,11 @@ import secrets
 from collections.abc import Collection, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from headway.errors import ConfigError
 from headway.generate import GenerationConfig, Sampling
-from headway.serve.structure import Asked, ResponseFormat, StructuredOutputs, Tool
+from headway.serve.grammar import Asked, ResponseFormat, StructuredOutputs, Tool
 
 HARMLESS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
             "stream_options.include_obfuscation")  # fmt: skip
@@ -22,17 +22,15 @@ MOST_TEXTS, MOST_STOPS, MOST_LIKELY, MOST_BIASED, MOST_TOOLS = 128, 16, 20, 1024
 Stops = Annotated[list[str], Field(max_length=MOST_STOPS)]
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(BaseModel, extra="allow"):
     """`include_usage`: a last chunk tells the tokens."""
 
-    model_config = ConfigDict(extra="allow")
     include_usage: bool = False
 
 
-class ModelRequest(BaseModel):
+class ModelRequest(BaseModel, extra="allow"):
     """What every request says: of which model it is asked."""
 
-    model_config = ConfigDict(extra="allow")
     harmless: ClassVar[Collection[str]] = HARMLESS
 
     model: str | None = None
@@ -95,19 +93,12 @@ class Body(TextRequest):
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
-    def tells_tokens(self) -> bool:
-        """Whether something is told of each token."""
-        return self.likely is not None or self.return_token_ids
-
-    @property
     def asked_grammar(self) -> Asked | None:
         """What its texts may be; None is anything. Raises ConfigError for more than one grammar."""
-        given = [one for one in (self.response_format, self.structured_outputs) if one is not None]
-        asked = [grammar for one in given for grammar in one.asked]
+        fields = self.response_format, self.structured_outputs
+        asked = [grammar for field in fields if field is not None for grammar in field.asked]
         if len(asked) > 1:
-            raise ConfigError(
-                "response_format, structured_outputs: a text follows one grammar; leave the others out"
-            )
+            raise ConfigError("response_format, structured_outputs: a text follows one grammar; give one")
         return asked[0] if asked else None
 
     @property
@@ -173,10 +164,9 @@ class Completion(Body):
         return self.logprobs
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(BaseModel, extra="allow"):
     """Who says what."""
 
-    model_config = ConfigDict(extra="allow")
     role: str
     content: str | list[dict[str, Any]] | None = None
 
@@ -226,10 +216,7 @@ class Chat(Body):
         names = [tool.function.name for tool in self.tools or ()]
         asked = self.tool_choice.function.name if isinstance(self.tool_choice, Tool) else None
         if asked not in (None, *names) or (self.tool_choice == "required" and not names):
-            raise ConfigError(
-                f"tool_choice: {asked or 'a call'} is asked for, and tools has {names}; add it there"
-            )
-
+            raise ConfigError(f"tool_choice: {asked or 'a call'} is asked for, and tools has {names}; add it")
         if self.continues and len(self.messages) > 1 and self.messages[-2].role == "assistant":
             raise ConfigError("messages: two of the assistant at the end; make them one, which is continued")
 

@@ -2,6 +2,8 @@
 read is read together."""
 
 import asyncio
+import logging
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -15,29 +17,111 @@ from torch import Tensor
 from headway.api import LanguageModel, TextEncoder, Translator
 from headway.api.loading import AnyModel
 from headway.errors import ConfigError
-from headway.generate import Engine
+from headway.generate import Engine, GenerationConfig
+from headway.generate.constraints import Text
 from headway.generate.open_engine import OpenEngine
 from headway.generate.ranks import reader_of
+from headway.generate.requests import Request
 from headway.generate.sequences import Job
 from headway.serve.errors import Busy
-from headway.serve.packing import BUDGET, Packed, Packing
 from headway.serve.served import Decoding, Served
 from headway.serve.visits import VISIT
-from headway.serve.worker import Steps, Work, Worker
+from headway.serve.worker import Steps, Worker
 from headway.text import Encoded
 
 MOST_TOKENS = 300_000
 """That a call may read."""
+BUDGET = 1024
+"""Tokens that a step reads: more are hardly faster, and what else the server writes waits for the end of a step."""
+LOG = logging.getLogger(__name__)
 T = TypeVar("T")
-Run = Callable[[Sequence[Work]], None]
+Run = Callable[[Sequence[Job]], None]
+
+
+class Packed(Job):
+    """A text that is to be read, as an engine has it: a request for no new tokens.
+
+    before: tokens of its call that stand before it.   turn: when it is read; those with less are read before it.
+    deltas: what the head gives for it, once it has been read.
+    """
+
+    deltas: list[Any]
+
+    def __init__(self, text: Encoded, before: int = 0) -> None:
+        request = Request(0, text.ids, GenerationConfig(), 0)
+        super().__init__(request, [Text(request, [])])
+        self.text, self.before, self.turn = text, before, 0
+
+
+class Packing:
+    """Reads texts in steps of up to `budget` tokens; a longer text is read alone.
+
+    Requests take turns by their tokens, so that a short one does not wait for all of a long one that came before it,
+    and none waits for ever. Nothing waits for company: a step reads what is there.
+
+    Args:
+        read: gives the outputs of texts that are read side by side (`TextEncoder.read`).
+    """
+
+    def __init__(self, read: Callable[[Sequence[Encoded]], list[Tensor]], budget: int = BUDGET) -> None:
+        self.budget, self._read = budget, read
+        self._lock = threading.Lock()
+        self._waiting: list[Packed] = []
+        self._now = 0  # the turn of what was read last
+
+    @property
+    def waiting(self) -> int:
+        """Texts that are to be read."""
+        return sum(not text.ended for text in self._waiting)
+
+    def add(self, job: Packed) -> None:
+        """A text more."""
+        with self._lock:
+            job.turn = self._now + job.before
+            self._waiting.append(job)
+
+    def cancel(self, job: Packed) -> None:
+        """It need not be read any longer."""
+        job.texts = []
+
+    def step(self) -> None:
+        """Reads the texts whose turn it is. What is raised fails these alone."""
+        texts = self._next()
+        if not texts:
+            return
+        try:
+            outputs = self._read([text.text for text in texts])
+            for text, output in zip(texts, outputs, strict=True):
+                if bool(output.isfinite().all()):
+                    text.deltas, text.count = [output], 1
+                else:
+                    text.error = FloatingPointError("the model gave what is no number")
+        except Exception as error:
+            LOG.exception("texts could not be read")
+            for text in texts:
+                text.error = error
+        for text in texts:
+            text.texts = []
+
+    def _next(self) -> list[Packed]:
+        """Takes the texts of a step from those that wait."""
+        with self._lock:
+            waiting = sorted((text for text in self._waiting if not text.ended), key=lambda text: text.turn)
+            count, tokens = 0, 0
+            for text in waiting:
+                tokens += len(text.text.ids)
+                if count and tokens > self.budget:
+                    break
+                count += 1
+            self._waiting = waiting[count:]
+            self._now = max([self._now, *(text.turn for text in waiting[:count])])
+            return waiting[:count]
 
 
 class Called(Served, ABC):
     """A model that is asked by calls."""
 
-    def __init__(
-        self, name: str, model: TextEncoder | Translator, worker: Worker, *, exact: bool = False
-    ) -> None:
+    def __init__(self, name: str, model: AnyModel, worker: Worker, *, exact: bool = False) -> None:
         super().__init__(name, model, worker, exact=exact)
         self._threads = ThreadPoolExecutor(max(1, worker.most), f"headway-{name}")
         self._live = 0
@@ -58,17 +142,15 @@ class Called(Served, ABC):
             raise Busy(f"{self._live} calls are being answered, and no more may be; ask again")
         loop, waits, tokens, is_over = asyncio.get_running_loop(), list[Future[None]](), 0, False
 
-        async def write(texts: Sequence[Work]) -> None:
+        async def write(texts: Sequence[Job]) -> None:
             async for _ in self._worker.write(self.engine, texts):
                 pass
 
-        def run(texts: Sequence[Work]) -> None:
+        def run(texts: Sequence[Job]) -> None:
             nonlocal tokens
             tokens += sum(text.request.prompt_tokens for text in texts)
             if tokens > MOST_TOKENS:
-                raise ConfigError(
-                    f"more than {MOST_TOKENS} tokens are too many for a request; send less at a time"
-                )
+                raise ConfigError(f"more than {MOST_TOKENS} tokens are too many for a request; send less")
             if is_over:
                 raise CancelledError
             waits.append(asyncio.run_coroutine_threadsafe(write(texts), loop))

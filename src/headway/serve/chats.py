@@ -20,14 +20,14 @@ class Conversational(Protocol):
 
 async def answered(model: Decoding, asked: Conversational, warnings: list[str]) -> Writing:
     """The texts that answer a conversation. Raises as `prepare` and `Decoding.texts`."""
-    chat, prepared = await prepare(model, asked, warnings)
-    config = chat.config(grammar=await model.grammar(*prepared.grammar), shown=prepared.shown)
+    prepared = await prepare(model, asked, warnings)
+    config = prepared.chat.config(grammar=await model.grammar(*prepared.grammar), shown=prepared.shown)
     if config.max_new_tokens is None:  # an answer ends where the model ends it
         config = replace(config, max_new_tokens=model.room(len(prepared.ids)))
-    return Writing(model, model.texts([prepared.ids], config, chat.n), warnings, prepared.reader)
+    return Writing(model, model.texts([prepared.ids], config, prepared.chat.n), warnings, prepared.reader)
 
 
-async def prepare(model: Decoding, asked: Conversational, warnings: list[str]) -> tuple[Chat, Prepared]:
+async def prepare(model: Decoding, asked: Conversational, warnings: list[str]) -> Prepared:
     """A conversation, and its ids by the model's chat template; adds to the warnings what that does not know. Raises
     DataError where there is none, ConfigError as `Chat.check` and `Prepared`."""
     chat = asked.chat()
@@ -35,7 +35,7 @@ async def prepare(model: Decoding, asked: Conversational, warnings: list[str]) -
     prepared = Prepared(chat, model.lm.need_tokenizer())
     warnings += prepared.warnings
     await asyncio.to_thread(lambda: prepared.ids)
-    return chat, prepared
+    return prepared
 
 
 class Turns:
@@ -86,16 +86,9 @@ def functions(tools: Sequence[Mapping[str, Any]], schema: str = "parameters") ->
     return made, [f"tools.{tool.get('type')}" for tool in tools if tool.get("type") != "function"]
 
 
-def chat_of(
-    body: TextRequest,
-    turns: Turns,
-    tools: Sequence[Any],
-    *,
-    tool_choice: Any,
-    parallel_tool_calls: bool,
-    **more: Any,
-) -> Chat:
-    """The chat that a conversation of another protocol is; more of its fields, of which None is left out."""
-    chosen = {"tools": tools, "tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}
-    asked = {name: value for name, value in more.items() if value is not None} | (chosen if tools else {})
-    return Chat.model_validate({**body.shared, "messages": turns.messages, **asked})
+def chat_of(body: TextRequest, turns: Turns, tools: Sequence[Any], **fields: Any) -> Chat:
+    """The chat that a conversation of another protocol is: with these fields, of which None is left out, and without
+    tools those that are about them, too."""
+    left = () if tools else ("tool_choice", "parallel_tool_calls")
+    asked = {name: value for name, value in fields.items() if value is not None and name not in left}
+    return Chat.model_validate({**body.shared, "messages": turns.messages, "tools": tools or None, **asked})

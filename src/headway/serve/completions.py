@@ -9,12 +9,14 @@ from uuid import uuid4
 
 from headway import __version__
 from headway.generate import Delta, ToldToken
-from headway.serve.answers import Answer, Event, Writing, text_of, told_tokens
+from headway.serve.answers import Answer, Event, Writing, token_text, told_tokens
 from headway.serve.bodies import Body, Completion
 from headway.serve.errors import warned
 from headway.serve.markup import Part
 from headway.serve.served import Decoding
 from headway.text import infill
+
+Content = dict[str, Any]
 
 
 async def continued(model: Decoding, asked: Completion, warnings: list[str]) -> Writing:
@@ -37,11 +39,17 @@ class CompletionAnswer(Answer):
     """Of `POST /v1/completions`. Where ids are asked for, as of vLLM, those of the prompt are told once."""
 
     kind, prefix, chunk = "text_completion", "cmpl", "text_completion"
+    field: str = "text"
+    empty: Any = ""
+    """What a chunk says it in, and what it says where there is nothing."""
+    apart = False
+    """Whether a chunk of its own tells why a text has ended."""
     asked: Body
 
     def __init__(self, writing: Writing, asked: Body) -> None:
         super().__init__(writing, asked)
         self.echoes = writing.echoes or [""] * len(self.texts)
+        self._tells_tokens = asked.likely is not None or asked.return_token_ids
         self._begun: set[int] = set()
         self._lengths = [0] * len(self.texts)  # of the tokens whose probabilities were told
         self.head = {
@@ -67,21 +75,21 @@ class CompletionAnswer(Answer):
         written = self.written[i]
         written.add(delta)
         said, reason = self.said(i, delta), written.finish_reason
-        return [self.choice(i, said, delta, reason)] if said or reason or self.asked.tells_tokens else []
+        tells = said or (self._tells_tokens and delta.token is not None)
+        if not self.apart:
+            return [self.choice(i, said, delta, reason)] if tells or reason else []
+        events = [self.choice(i, said, delta)] if tells else []
+        return [*events, self.choice(i, why=reason)] if reason else events
 
-    def choice(
-        self, i: int, said: Any = None, delta: Delta | None = None, reason: str | None = None
-    ) -> Event:
+    def choice(self, i: int, said: Any = None, delta: Delta | None = None, why: str | None = None) -> Event:
         """The event that tells it."""
-        choice = self._choice(i, self.part(said), [] if delta is None else [delta], reason)
+        choice = self._choice(i, {self.field: said or self.empty}, [] if delta is None else [delta], why)
         return None, {**self.head, "object": self.chunk, "choices": [choice], **self.tail}
 
-    def _choice(
-        self, i: int, said: dict[str, Any], deltas: Sequence[Delta], reason: str | None
-    ) -> dict[str, Any]:
+    def _choice(self, i: int, said: Content, deltas: Sequence[Delta], why: str | None) -> Content:
         told = self.log_probs(deltas, self._lengths[i]) if deltas else None
         self._lengths[i] += sum(map(len, (told or {}).get("tokens", ())))
-        choice = {"index": i, **said, "logprobs": told, "finish_reason": reason}
+        choice = {"index": i, **said, "logprobs": told, "finish_reason": why}
         if self.asked.return_token_ids:
             choice |= {} if i in self._begun else {"prompt_token_ids": self.texts[i].request.prompt}
             choice["token_ids"] = [delta.token for delta in deltas if delta.token is not None]
@@ -94,10 +102,8 @@ class CompletionAnswer(Answer):
 
     def whole(self) -> dict[str, Any]:
         self._begun, self._lengths = set(), [0] * len(self.texts)  # events are not told
-        choices = [
-            self._choice(i, self.full(i), written.deltas, written.finish_reason)
-            for i, written in enumerate(self.written)
-        ]
+        texts = enumerate(self.written)
+        choices = [self._choice(i, self.full(i), text.deltas, text.finish_reason) for i, text in texts]
         return {**self.head, "choices": choices, **self.tail, **self._totals}
 
     @property
@@ -115,10 +121,6 @@ class CompletionAnswer(Answer):
         """What a step says of a text; nothing where nothing became certain."""
         return ("" if self.written[i].deltas[1:] else self.echoes[i]) + delta.text
 
-    def part(self, said: Any) -> dict[str, Any]:
-        """How a chunk tells it."""
-        return {"text": said or ""}
-
     def full(self, i: int) -> dict[str, Any]:
         """What a choice says at the end."""
         return {"text": self.echoes[i] + self.written[i].text}
@@ -129,14 +131,14 @@ class CompletionAnswer(Answer):
             return None
         told = [*deltas[0].prompt]
         told += [ToldToken(d.token, d.log_prob, d.top_log_probs) for d in deltas if d.token is not None]
-        tokens = [text_of(self.vocabulary, one.token) for one in told]
+        tokens = [token_text(self.vocabulary, one.token) for one in told]
         return {
             "tokens": tokens,
             "token_logprobs": [one.log_prob for one in told],
             "top_logprobs": [
                 None
                 if one.log_prob is None
-                else {text_of(self.vocabulary, token): value for token, value in one.top_log_probs}
+                else {token_text(self.vocabulary, token): value for token, value in one.top_log_probs}
                 for one in told
             ],
             "text_offset": [*accumulate(map(len, tokens), initial=begin)][:-1],
@@ -147,6 +149,7 @@ class ChatAnswer(CompletionAnswer):
     """Of `POST /v1/chat/completions`."""
 
     kind, prefix, chunk = "chat.completion", "chatcmpl", "chat.completion.chunk"
+    field, empty, apart = "delta", {}, True
 
     def __init__(self, writing: Writing, asked: Body) -> None:
         super().__init__(writing, asked)
@@ -157,24 +160,12 @@ class ChatAnswer(CompletionAnswer):
     def begin(self) -> Sequence[Event]:
         return [self.choice(i, {"role": "assistant", "content": None}) for i in range(len(self.texts))]
 
-    def add(self, i: int, delta: Delta) -> Sequence[Event]:
-        """The reason why a text ends is told after all of it."""
-        written = self.written[i]
-        written.add(delta)
-        said, reason = self.said(i, delta), written.finish_reason
-        tells = said or (self.asked.tells_tokens and delta.token is not None)
-        events = [self.choice(i, said, delta)] if tells else []
-        return [*events, self.choice(i, reason=reason)] if reason else events
-
     def said(self, i: int, delta: Delta) -> Any:
         parts = self._readers[i].push(delta.text, last=delta.finish_reason is not None)
         self._parts[i] += parts
         if self.written[i].finish_reason == "stop" and any(part.kind == "call" for part in self._parts[i]):
             self.written[i].finish_reason = "tool_calls"
         return self._told(i, parts)
-
-    def part(self, said: Any) -> dict[str, Any]:
-        return {"delta": said or {}}
 
     def full(self, i: int) -> dict[str, Any]:
         told = self._told(i, self._parts[i])
@@ -185,12 +176,10 @@ class ChatAnswer(CompletionAnswer):
 
     def _told(self, i: int, parts: Sequence[Part]) -> dict[str, Any]:
         """Parts as a message, or a piece of it."""
-        said = {"reasoning_content": "reasoning", "content": "text"}
-        told: dict[str, Any] = {
-            name: text
-            for name, kind in said.items()
-            if (text := "".join(part.text for part in parts if part.kind == kind))
-        }
+        told: dict[str, Any] = {}
+        for name, kind in (("reasoning_content", "reasoning"), ("content", "text")):
+            if text := "".join(part.text for part in parts if part.kind == kind):
+                told[name] = text
         calls: dict[int, dict[str, Any]] = {}
         for part in parts:
             if part.kind == "call":

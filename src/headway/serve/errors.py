@@ -46,23 +46,23 @@ class PromptTooLong(ConfigError):
 class Refused(HeadwayError):
     """What is not answered, and the status that tells it; `again`: seconds after which it may be otherwise."""
 
-    def __init__(self, message: str, status: int, again: int = AGAIN) -> None:
+    status = 400
+
+    def __init__(self, message: str, status: int | None = None, again: int = AGAIN) -> None:
         super().__init__(message)
-        self.status, self.again = status, again
+        self.status, self.again = status or self.status, again
 
 
 class Busy(Refused):
     """There is no room for another request now."""
 
-    def __init__(self, message: str, again: int = AGAIN) -> None:
-        super().__init__(message, 429, again)
+    status = 429
 
 
 class Unavailable(Refused):
     """What is asked for cannot be had now, and the request is not to blame."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, 503)
+    status = 503
 
 
 class Json(JSONResponse):
@@ -80,21 +80,14 @@ def encoded(content: Any) -> bytes:
         return json.dumps(content).encode()
 
 
-def shaped(
-    status: int,
-    message: str,
-    param: str | None = None,
-    code: str | None = None,
-    *,
-    path: str = "",
-    **more: Any,
-) -> dict[str, Any]:
-    """What failed, as OpenAI's clients read it; as Anthropic's do on the paths of its protocol."""
+def shaped(status: int, message: str, *, path: str = "", **more: Any) -> dict[str, Any]:
+    """What failed, as OpenAI's clients read it (with more fields: `param`, `code`, ...); as Anthropic's do on the paths
+    of its protocol."""
     if path.startswith("/v1/messages"):
         kind = ANTHROPIC.get(status, "api_error" if status >= 500 else "invalid_request_error")
         return {"type": "error", "error": {"type": kind, "message": message}}
     kind = KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code, **more}}
+    return {"error": {"message": message, "type": kind, "param": None, "code": None, **more}}
 
 
 def warned(warnings: Sequence[str]) -> dict[str, Any]:
@@ -112,10 +105,8 @@ def explained(error: Exception, request: str) -> tuple[int, dict[str, Any]]:
         case RequestValidationError() | ValidationError():
             first = max(error.errors(), key=lambda one: len(one["loc"]))  # of a union, what came closest
             where = ".".join(str(part) for part in first["loc"] if part != "body")
-            return 400, {
-                "message": f"{where}: {first['msg']}" if where else first["msg"],
-                "param": where or None,
-            }
+            message = f"{where}: {first['msg']}" if where else first["msg"]
+            return 400, {"message": message, "param": where or None}
         case Refused() | UnknownModel():
             return error.status, told
         case CacheError():

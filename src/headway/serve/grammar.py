@@ -1,5 +1,5 @@
-"""Grammars of answers: JSON Schemas, regular expressions, context-free grammars and choices, followed by llguidance
-over the bytes of our tokens.
+"""Grammars of answers, as requests say them: JSON Schemas, regular expressions, context-free grammars and choices,
+followed by llguidance over the bytes of our tokens.
 
 A grammar is compiled once for a model, and copied for each text. The tokens that may come next are found in a thread
 of their own, while the model reads the last one. What is compiled is bounded in size, and llguidance bounds its own
@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from decimal import Decimal
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
+from pydantic import BaseModel, Field, field_validator
 from torch import Tensor
 
 from headway.errors import ConfigError
@@ -32,7 +33,82 @@ LIMITS = LLParserLimits(
 )
 WHITESPACE = {"whitespace_pattern": r"\n {0,32}|[ ]"}
 """Between tokens of JSON: nothing, a space, or a line with its indentation; a model cannot lose itself in it."""
+Asked = tuple[str, Any]
+"""A kind of grammar (`SOURCES`) and its source."""
+ANY_OBJECT: Asked = "json", {"type": "object"}
 _POOL = ThreadPoolExecutor(1, "headway-grammar")
+
+
+class NamedSchema(BaseModel, extra="allow"):
+    """A JSON Schema of `response_format`; it holds whether `strict` or not."""
+
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+
+class ResponseFormat(BaseModel, extra="allow"):
+    """OpenAI's: any text, any JSON object, JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+    @property
+    def asked(self) -> list[Asked]:
+        """The grammar that it asks for, if it asks for one. Raises ConfigError where the schema is missing."""
+        if self.type == "json_object":
+            return [ANY_OBJECT if self.schema_ is None else ("json", self.schema_)]
+        if self.type == "text":
+            return []
+        if self.json_schema is None or self.json_schema.schema_ is None:
+            raise ConfigError("response_format: a schema is missing; give json_schema: {name, schema}")
+        return [("json", self.json_schema.schema_)]
+
+
+class StructuredOutputs(BaseModel, extra="allow"):
+    """vLLM's: a JSON Schema, a regular expression, texts to choose from, a grammar (Lark or GBNF), or any object."""
+
+    schema_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = Field(None, min_length=1)
+    grammar: str | None = None
+    json_object: bool = False
+
+    @property
+    def asked(self) -> list[Asked]:
+        """The grammars that it asks for."""
+        given = {"json": self.schema_, "regex": self.regex, "choice": self.choice, "grammar": self.grammar}
+        found = [(kind, source) for kind, source in given.items() if source is not None]
+        return [*found, *([ANY_OBJECT] if self.json_object else [])]
+
+
+class Function(BaseModel, extra="allow"):
+    """A function that an answer may call; `parameters`: the JSON Schema of its arguments, which they follow where it
+    is `strict`, and where a call is asked for."""
+
+    name: str = Field(pattern=r"^[\w.:/-]{1,128}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @field_validator("parameters")
+    @classmethod
+    def _check(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        properties, required = (value or {}).get("properties", {}), (value or {}).get("required", [])
+        if not (isinstance(properties, dict) and isinstance(required, list)):
+            raise ValueError("properties is an object of schemas, and required a list of their names")
+        if not all(isinstance(one, dict | bool) for one in properties.values()):
+            raise ValueError("properties: each is a schema")
+        return value
+
+
+class Tool(BaseModel, extra="allow"):
+    """A function among `tools`, or the one that `tool_choice` names."""
+
+    type: Literal["function"]
+    function: Function
 
 
 def _of_schema(schema: Any) -> str:
@@ -57,14 +133,10 @@ def _of_rules(text: str) -> str:
         raise ConfigError(f"grammar: it is neither Lark nor GBNF: {error}") from None
 
 
-def _of_choice(texts: Sequence[str]) -> str:
-    return LLMatcher.grammar_from_lark(f"start: {' | '.join(map(json.dumps, texts))}")
-
-
 SOURCES: dict[str, Callable[[Any], str]] = {
     "json": _of_schema,
     "regex": LLMatcher.grammar_from_regex,
-    "choice": _of_choice,
+    "choice": lambda texts: LLMatcher.grammar_from_lark(f"start: {' | '.join(map(json.dumps, texts))}"),
     "grammar": _of_rules,
     "lark": LLMatcher.grammar_from_lark,
 }
@@ -113,9 +185,7 @@ class Grammars:
         Raises ConfigError, with llguidance's reason, for one that is none, is too large, or allows no text."""
         written = SOURCES[kind](source)
         if len(written) + len(within) > MOST_BYTES:
-            raise ConfigError(
-                f"grammar: it has {len(written):,} bytes, and at most {MOST_BYTES:,} are compiled"
-            )
+            raise ConfigError(f"grammar: it has {len(written):,} bytes, and at most {MOST_BYTES:,} are taken")
         return self._compiled(written, within)
 
     def _compile(self, written: str, within: str) -> "CompiledGrammar":

@@ -4,17 +4,16 @@ kept of it: who asked, what came of it, and that it has ended."""
 import asyncio
 import hmac
 import re
-from collections.abc import Callable, Collection, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headway.serve.errors import Refused, failed
 from headway.serve.server import Server
 from headway.serve.visits import VISIT, Key, Visit
 
-Scope = MutableMapping[str, Any]
 PUBLIC = ("/", "/health", "/ready", "/v1/models")
 PUBLIC_BELOW = ("/page/", "/v1/models/")
 """Paths that need no key, and those below which none does."""
@@ -40,24 +39,19 @@ class Guard:
     """
 
     def __init__(
-        self,
-        app: Callable[..., Any],
-        *,
-        server: Server,
-        hosts: Collection[str] | None = None,
-        keys: Sequence[Key] = (),
+        self, app: ASGIApp, *, server: Server, hosts: Collection[str] | None = None, keys: Sequence[Key] = ()
     ) -> None:
         self.app, self.server, self.hosts, self.keys = app, server, hosts, keys
 
-    async def __call__(self, scope: Scope, receive: Callable[..., Any], send: Callable[..., Any]) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers, visit = Headers(scope=scope), Visit(scope["method"])
-        if SAFE_ID.fullmatch(name := headers.get("x-request-id", "")):
+        visit = Visit(scope["method"])
+        if SAFE_ID.fullmatch(name := Headers(scope=scope).get("x-request-id", "")):
             visit.id = name
 
-        async def tell(message: MutableMapping[str, Any]) -> None:
+        async def tell(message: Message) -> None:
             if message["type"] == "http.response.start":
                 visit.status = message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", visit.id.encode())]
@@ -66,7 +60,7 @@ class Guard:
         self.server.open.add(visit)
         token = VISIT.set(visit)
         try:
-            await self._answer(visit, scope, headers, receive, tell)
+            await self._answer(visit, scope, receive, tell)
         except Exception as error:
             if visit.status:  # what has begun cannot be said otherwise
                 raise
@@ -78,14 +72,8 @@ class Guard:
             visit.end()
             self.server.metrics.add(visit)
 
-    async def _answer(
-        self,
-        visit: Visit,
-        scope: Scope,
-        headers: Headers,
-        receive: Callable[..., Any],
-        send: Callable[..., Any],
-    ) -> None:
+    async def _answer(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
         self._check(headers)
         if key := self._key(scope["path"], headers):
             visit.key = key
@@ -101,7 +89,7 @@ class Guard:
                 raise Refused(f"the body did not come within {PATIENCE:g} s", 408) from None
             read = [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def again() -> Any:
+        async def again() -> Message:
             return read.pop() if read else await receive()
 
         await self.app(scope, again, send)
@@ -120,9 +108,8 @@ class Guard:
             return None
         bearer = headers.get("authorization", "").removeprefix("Bearer ").strip()
         secret = (bearer or headers.get("x-api-key", "")).encode("latin-1")
-        fitting = [
-            key for key in self.keys if hmac.compare_digest(secret, key.secret.encode())
-        ]  # all of them
+        # all of them are compared, so that the time does not tell which one fits
+        fitting = [key for key in self.keys if hmac.compare_digest(secret, key.secret.encode())]
         if not fitting:
             raise Refused("a key is needed: Authorization: Bearer KEY, or X-Api-Key", 401)
         return fitting[0]

@@ -5,8 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
+from pydantic import BaseModel, Field
 
 from headway.api import Answerer, Classifier, Embedder, MaskedLM, Tagger, Translator
 from headway.errors import ConfigError
@@ -17,7 +16,10 @@ MOST_TEXTS, MOST_CHARACTERS, MOST_WINDOWS, MOST_TRANSLATED, MOST_BEAMS = 2048, 1
 ALL = 1 << 20
 """Texts of a call that are handed to the engine at once, which shares its steps among those who ask."""
 Texts = Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
+Ids = Annotated[list[int], Field(min_length=1)]
+ManyIds = Annotated[list[list[int]], Field(min_length=1, max_length=MOST_TEXTS)]
 Content = dict[str, Any]
+Scorer = Embedder | Classifier
 
 
 class Task(ModelRequest, ABC):
@@ -31,22 +33,17 @@ class Task(ModelRequest, ABC):
         """What such a model gives; `completion_tokens`, where texts are written. Raises as the calls do."""
 
 
-class Cut(Task):
+class Truncatable(Task):
     """One for which texts may be read as far as the model reads."""
 
     truncate: bool = False
 
 
-class Embed(Cut):
+class Embed(Truncatable):
     """Texts, or ids that are read as they are."""
 
     tasks, path = ("embed",), "/v1/embeddings"
-    input: (
-        str
-        | Annotated[list[int], Field(min_length=1)]
-        | Texts
-        | Annotated[list[list[int]], Field(min_length=1, max_length=MOST_TEXTS)]
-    )
+    input: str | Ids | Texts | ManyIds
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1)
 
@@ -54,26 +51,24 @@ class Embed(Cut):
         is_one = isinstance(self.input, str) or isinstance(self.input[0], int)
         texts: Any = [self.input] if is_one else self.input
         vectors = model.embed(texts, cut=self.truncate, dimensions=self.dimensions, batch_size=ALL)
-        rows = vectors.tolist() if self.encoding_format == "float" else in_base64(vectors)
+        rows: list[Any] = vectors.tolist()
+        if self.encoding_format == "base64":  # of little-endian float32
+            rows = [base64.b64encode(row.tobytes()).decode() for row in vectors.numpy().astype("<f4")]
         return listed([{"object": "embedding", "embedding": row} for row in rows])
 
 
-class Scored(Cut):
+class Scored(Truncatable):
     """One for the scores of pairs."""
 
     tasks = "embed", "classify"
     raw_scores: bool = False
 
-    def scores(
-        self, model: Embedder | Classifier, pairs: Sequence[tuple[str, str]]
-    ) -> tuple[str, list[float]]:
+    def scores(self, model: Scorer, pairs: Sequence[tuple[str, str]]) -> tuple[str, list[float]]:
         """What scores are, and that of each pair: the cosine of two vectors, each text read once; or what a classifier
         of one label gives, between 0 and 1 unless `raw_scores`."""
         if isinstance(model, Embedder):
             if self.raw_scores:
-                raise ConfigError(
-                    "raw_scores: scores of an embedder are cosines, and have no other form; leave it out"
-                )
+                raise ConfigError("raw_scores: scores of an embedder are cosines, nothing else; leave it out")
             at = {text: i for i, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))}
             vectors = model.embed([*at], cut=self.truncate, batch_size=ALL)
             first, second = (vectors[[at[pair[side]] for pair in pairs]] for side in (0, 1))
@@ -84,10 +79,9 @@ class Scored(Cut):
         return ("logit", logits.tolist()) if self.raw_scores else ("sigmoid", logits.sigmoid().tolist())
 
 
-class Document(BaseModel):
+class Document(BaseModel, extra="forbid"):
     """One that is ranked."""
 
-    model_config = ConfigDict(extra="forbid")
     text: str
 
 
@@ -100,7 +94,7 @@ class Rerank(Scored):
     top_n: int | None = Field(None, ge=1)
     return_documents: bool = False
 
-    def told(self, model: Embedder | Classifier) -> Content:
+    def told(self, model: Scorer) -> Content:
         texts = [one if isinstance(one, str) else one.text for one in self.documents]
         kind, scores = self.scores(model, [(self.query, text) for text in texts])
         order = sorted(range(len(scores)), key=lambda i: -scores[i])[: self.top_n]
@@ -117,7 +111,7 @@ class Score(Scored):
     text_1: str | Texts
     text_2: str | Texts
 
-    def told(self, model: Embedder | Classifier) -> Content:
+    def told(self, model: Scorer) -> Content:
         first, second = several(self.text_1), several(self.text_2)
         first = first * len(second) if len(first) == 1 else first
         if len(first) != len(second):
@@ -128,7 +122,7 @@ class Score(Scored):
         return {"score": kind, **listed([{"object": "score", "score": score} for score in scores])}
 
 
-class Classify(Cut):
+class Classify(Truncatable):
     """The label of each text, and the probabilities of all."""
 
     tasks, path = ("classify",), "/v1/classify"
@@ -225,11 +219,6 @@ def several(texts: str | list[str]) -> list[str]:
 def listed(data: Sequence[Content]) -> Content:
     """Things in order, each with its number."""
     return {"data": [{"index": i, **one} for i, one in enumerate(data)]}
-
-
-def in_base64(vectors: Tensor) -> list[str]:
-    """The numbers of each vector as little-endian float32, in base64."""
-    return [base64.b64encode(row.tobytes()).decode() for row in vectors.numpy().astype("<f4")]
 
 
 TASKS: tuple[type[Task], ...] = (Embed, Rerank, Score, Classify, Tag, FillMask, Answer, Translate)

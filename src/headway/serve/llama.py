@@ -7,18 +7,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from headway.errors import ConfigError
 from headway.generate import Delta, GenerationConfig
 from headway.serve.answers import Answer, Event, Writing, told_tokens
-from headway.serve.bodies import (
-    MOST_BIASED,
-    MOST_LIKELY,
-    MOST_STOPS,
-    ChatMessage,
-    Completion,
-    ModelRequest,
-    TextRequest,
-)
+from headway.serve.bodies import MOST_BIASED, MOST_LIKELY, Completion, Stops, TextRequest
 from headway.serve.errors import warned
 from headway.serve.served import Decoding
 from headway.text import Tokenizer, infill
@@ -47,7 +38,7 @@ class LlamaCompletion(TextRequest):
     min_p: float | None = Field(0.05, ge=0, le=1)
     repeat_penalty: float = Field(1.0, gt=0)
     logit_bias: list[tuple[int | str, Bias]] | dict[str, Bias] = Field([], max_length=MOST_BIASED)  # type: ignore[assignment]
-    stop: list[str] = Field([], max_length=MOST_STOPS)
+    stop: Stops = Field([])
     n_probs: int = Field(0, ge=0, le=MOST_LIKELY)
     post_sampling_probs: bool = False
     grammar: str | None = None
@@ -124,34 +115,6 @@ class Infill(LlamaCompletion):
         return [infill(tokenizer, self.input_prefix + self.prompt, self.input_suffix, files)]
 
 
-class Tokenize(ModelRequest):
-    """`POST /tokenize`: a text, as vLLM (`prompt`) or llama.cpp (`content`) call it, or a conversation."""
-
-    prompt: str | None = None
-    content: str | None = None
-    messages: list[ChatMessage] | None = Field(None, min_length=1)
-    add_special_tokens: bool = True
-    add_special: bool = False
-    parse_special: bool = True
-    return_token_strs: bool = False
-    with_pieces: bool = False
-
-    def ids(self, tokenizer: Tokenizer) -> list[int]:
-        """Control tokens that stand in a `prompt` are text, as in completions. Raises ConfigError where there is
-        neither."""
-        if self.content is not None:
-            return tokenizer.encode(self.content, bos=self.add_special, eos=False, special=self.parse_special)
-        if self.prompt is None:
-            raise ConfigError("tokenize: give prompt (or content, as llama.cpp calls it), or messages")
-        return tokenizer.encode(self.prompt, bos=self.add_special_tokens, eos=False)
-
-
-class Detokenize(ModelRequest):
-    """`POST /detokenize`: ids."""
-
-    tokens: list[int]
-
-
 async def filled(model: Decoding, asked: LlamaCompletion, warnings: list[str]) -> Writing:
     """The texts that continue prompts, or fill a gap. Raises DataError as `infill`, and as `Decoding.texts`."""
     ids = await asyncio.to_thread(asked.ids, model.lm.need_tokenizer())
@@ -187,12 +150,8 @@ class LlamaAnswer(Answer):
         request = text.request
         settings = self.asked.model_dump(exclude={"prompt", "response_fields"})
         bias = [{"token": token, "bias": more} for token, more in request.config.bias.items()]
-        settings |= {
-            "n_predict": request.max_new_tokens,
-            "seed": request.config.seed,
-            "logit_bias": bias,
-            "n_ctx": self.model.context,
-        }
+        settings |= {"n_predict": request.max_new_tokens, "seed": request.config.seed}
+        settings |= {"logit_bias": bias, "n_ctx": self.model.context}
         return {
             "index": i,
             "content": written.text,

@@ -41,10 +41,8 @@ STRUCTURE = re.compile(r'\\.?|["{}\[\]]', re.DOTALL)
 HEADER = re.compile(
     r"\s*(?:<\|(?:end|call|return)\|>)?(?P<header>(?:[^<]|<\|(?:start|channel|constrain)\|>)*?)<\|message\|>"
 )
-RECIPIENT, ENDS = (
-    re.compile(r"to=(functions\.)?([^\s<]+)"),
-    ("<|end|>", "<|call|>", "<|return|>", "<|start|>"),
-)
+RECIPIENT = re.compile(r"to=(functions\.)?([^\s<]+)")
+ENDS = "<|end|>", "<|call|>", "<|return|>", "<|start|>"
 """Of messages in OpenAI's harmony: their headers, whom they are for, and what ends them."""
 
 
@@ -107,9 +105,8 @@ class CallReader:
         """Passes text on until a mark comes, without white space before it; the mark, "" at the end."""
         while True:
             held = self._held
-            at, mark = min(
-                ((held.find(mark), mark) for mark in marks if mark in held), default=(len(held), "")
-            )
+            places = ((held.find(mark), mark) for mark in marks if mark in held)
+            at, mark = min(places, default=(len(held), ""))
             kept = 0 if mark or self._last or not marks else _may_begin(held, marks)
             said = held[:at].rstrip(SPACE) if mark else held[: at - kept]
             self._emit(kind, said)
@@ -244,10 +241,8 @@ def _may_begin(text: str, marks: Sequence[str]) -> int:
 
 def _loose(text: str) -> str:
     """A pattern of what a format writes: white space may be other, or none, and "{index}" is anything."""
-    pieces = [
-        re.sub(r"\\{\w+\\}", '[^<>"]*?', re.escape(piece)) for piece in text.replace(":{index}", "").split()
-    ]
-    return r"\s*".join(pieces)
+    pieces = map(re.escape, text.replace(":{index}", "").split())
+    return r"\s*".join(re.sub(r"\\{\w+\\}", '[^<>"]*?', piece) for piece in pieces)
 
 
 @lru_cache

@@ -2,14 +2,15 @@
 
 import json
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from headway.errors import ConfigError
 from headway.serve.answers import Event
 from headway.serve.blocks import Block, BlockAnswer, event
-from headway.serve.bodies import MOST_STOPS, Chat, TextRequest, text_of
+from headway.serve.bodies import Chat, Stops, TextRequest, text_of
 from headway.serve.chats import Turns, chat_of, functions
 from headway.serve.errors import warned
 
@@ -48,25 +49,22 @@ class Turn(BaseModel):
             turns.say(self.role, "".join(said))
 
 
-class Thinking(BaseModel):
+class Thinking(BaseModel, extra="allow"):
     """Whether the model thinks before it answers."""
 
-    model_config = ConfigDict(extra="allow")
     type: Literal["enabled", "adaptive", "disabled"]
 
 
-class OutputConfig(BaseModel):
+class OutputConfig(BaseModel, extra="allow"):
     """What the text must be, and how much the model thinks before it."""
 
-    model_config = ConfigDict(extra="allow")
     format: dict[str, Any] | None = None
     effort: str | None = None
 
 
-class ToolChoice(BaseModel):
+class ToolChoice(BaseModel, extra="allow"):
     """Which tools are called."""
 
-    model_config = ConfigDict(extra="allow")
     type: Literal["auto", "any", "none", "tool"] = "auto"
     name: str = ""
     disable_parallel_tool_use: bool = False
@@ -80,7 +78,7 @@ class CountedMessages(TextRequest):
     messages: list[Turn] = Field(min_length=1)
     system: str | list[dict[str, Any]] = ""
     max_tokens: int | None = Field(None, ge=1)
-    stop_sequences: list[str] = Field([], max_length=MOST_STOPS)
+    stop_sequences: Stops = Field([])
     tools: list[dict[str, Any]] = Field([])
     tool_choice: ToolChoice = ToolChoice()
     thinking: Thinking | None = None
@@ -182,14 +180,8 @@ class MessageAnswer(BlockAnswer):
             return {"type": "thinking", "thinking": block.text, "signature": ""}
         if block.kind == "text":
             return {"type": "text", "text": block.text}
-        given = _object(block.text)
-        return {"type": "tool_use", "id": f"toolu_{block.key}", "name": block.name, "input": given}
-
-
-def _object(text: str) -> dict[str, Any]:
-    """Arguments; none where the text ended within them, which the stop reason tells."""
-    try:
-        found = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+        given = None
+        with suppress(ValueError):  # the text ended within its arguments, which the stop reason tells
+            given = json.loads(block.text or "{}")
+        told = {"type": "tool_use", "id": f"toolu_{block.key}", "name": block.name}
+        return told | {"input": given if isinstance(given, dict) else {}}

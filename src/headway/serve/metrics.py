@@ -74,10 +74,8 @@ class Metrics(Collector):
         self._models, self._worker, self.registry = models, worker, CollectorRegistry()
         own: dict[str, Any] = {"registry": self.registry}
         self._counts = {name: Counter(name, about, MODEL, **own) for name, about in COUNTS.items()}
-        self._times = {
-            name: Histogram(name, about, MODEL, buckets=buckets, **own)
-            for name, (about, buckets) in TIMES.items()
-        }
+        times = TIMES.items()
+        self._times = {name: Histogram(name, about, MODEL, buckets=to, **own) for name, (about, to) in times}
         reasons = (*MODEL, "finished_reason")
         self._ended = Counter("vllm:request_success", "Texts that ended, and by what", reasons, **own)
         self._answers = Counter("headway_answers", "Answers over HTTP", ("route", "status"), **own)
@@ -119,29 +117,26 @@ class Metrics(Collector):
                 self._longest = max(self._longest, len(text.tokens))
                 reason = text.deltas[-1].finish_reason if text.deltas else None
                 self._ended.labels(name, {"eos": "stop", None: "abort"}.get(reason, reason)).inc()
-                self._add_times(name, times)
-
-    def _add_times(self, name: str, times: list[float]) -> None:
-        if not times:
-            return
-        first, between, mean, whole = (self._times[kind].labels(name) for kind in TIMES)
-        first.observe(times[0])
-        whole.observe(times[-1])
-        for one, other in pairwise(times):
-            between.observe(other - one)
-        if len(times) > 1:
-            mean.observe((times[-1] - times[0]) / (len(times) - 1))
+                if times:
+                    first, between, mean, whole = (self._times[kind].labels(name) for kind in TIMES)
+                    first.observe(times[0])
+                    whole.observe(times[-1])
+                    for one, other in pairwise(times):
+                        between.observe(other - one)
+                    if len(times) > 1:
+                        mean.observe((times[-1] - times[0]) / (len(times) - 1))
 
     def collect(self) -> Iterator[Metric]:
         """Of each engine its requests and pages; of each model whether it is loaded."""
         now = {name: GaugeMetricFamily(name, about, labels=MODEL) for name, (about, _) in NOW.items()}
         pages = GaugeMetricFamily("headway_page_bytes", "Bytes of pages", labels=(*MODEL, "state"))
         loaded = GaugeMetricFamily("headway_model_loaded", "1 where a model is loaded", labels=MODEL)
-        restarts = CounterMetricFamily(
-            "headway_engine_restarts", "Times that the thread of engines came back", self._worker.restarts
+        restarts, steps = self._worker.restarts, self._worker.steps
+        yield CounterMetricFamily(
+            "headway_engine_restarts", "Times that the engines' thread came back", restarts
         )
-        steps = CounterMetricFamily("headway_engine_steps", "Steps of all engines", self._worker.steps)
-        longest = GaugeMetricFamily("headway_longest_text", "Tokens of the longest text", self._longest)
+        yield CounterMetricFamily("headway_engine_steps", "Steps of all engines", steps)
+        yield GaugeMetricFamily("headway_longest_text", "Tokens of the longest text", self._longest)
         for name, place in self._models.places.items():
             loaded.add_metric((name,), float(place.model is not None))
             if isinstance(place.model, Decoding) and place.base is None:
@@ -151,4 +146,4 @@ class Metrics(Collector):
                     gauge.add_metric((name,), number(engine, pool))
                 pages.add_metric((name, "used"), pool.held - pool.idle)
                 pages.add_metric((name, "kept"), pool.idle)
-        yield from (*now.values(), pages, loaded, restarts, steps, longest)
+        yield from (*now.values(), pages, loaded)

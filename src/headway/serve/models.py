@@ -166,9 +166,7 @@ class Models:
                 return
             idle = [one for one in self.loaded() if not (one.live or one is place.base)]
             if not idle:
-                raise Unavailable(
-                    f"its weights take {place.size} bytes, and {there} of {self.memory} are left"
-                )
+                raise Unavailable(f"its weights take {place.size} bytes; {there} of {self.memory} are left")
             self.unload(min(idle, key=lambda one: one.used))
 
     def _share(self) -> None:

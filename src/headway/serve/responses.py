@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from itertools import count
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from headway.errors import ConfigError
 from headway.serve.answers import Event, Writing
@@ -24,17 +24,15 @@ TOLD = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", 
 """Fields of a request that its response tells again."""
 
 
-class TextFormat(BaseModel):
+class TextFormat(BaseModel, extra="allow"):
     """What the text must be."""
 
-    model_config = ConfigDict(extra="allow")
     format: dict[str, Any] = {"type": "text"}
 
 
-class Effort(BaseModel):
+class Effort(BaseModel, extra="allow"):
     """How much the model thinks before it answers."""
 
-    model_config = ConfigDict(extra="allow")
     effort: str | None = None
 
 

@@ -24,8 +24,7 @@ from headway.generate.requests import check_prompts, context_limit, make_request
 from headway.generate.sequences import SampledText
 from headway.nn.adapters import attach, beside, detach
 from headway.serve.errors import PromptTooLong, Unavailable
-from headway.serve.grammar import CompiledGrammar, Grammars
-from headway.serve.structure import Asked
+from headway.serve.grammar import Asked, CompiledGrammar, Grammars
 from headway.serve.visits import VISIT, own_salt
 from headway.serve.worker import Told, Worker
 
@@ -170,10 +169,7 @@ class Decoding(Served):
         def keep() -> None:
             engine = self.engine
             pool = engine.reader.cache.pool
-            of_jobs = [
-                pool.most(len(job.request.prompt) + job.request.max_new_tokens, engine.step_tokens)
-                for job in (*engine.running, *engine.waiting)
-            ]
+            of_jobs = [engine.most(job.request) for job in (*engine.running, *engine.waiting)]
             if engine.reader.shares_prefixes:  # else texts of one model cannot wait for room
                 pool.budget, pool.keep = max(nbytes, *of_jobs, 0), None
 

@@ -3,8 +3,6 @@
 Keys and values of texts are as telling as the texts: nobody else may read these files.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -58,11 +56,8 @@ def load_stored(model: Decoding, folder: Path) -> int:
     try:
         keys = [[bytes.fromhex(key) for key in some] for some in json.loads(read_described(path)[1]["keys"])]
         tensors, layers = open_tensors(path), model.engine.reader.cache.layers
-        kept = Kept(
-            keys,
-            [[tensors[f"{i}.{j}"] for j in range(len(layer.tensors))] for i, layer in enumerate(layers)],
-        )
-        model.between(lambda: put_kept(model.engine.reader.cache, kept))
+        lists = [[tensors[f"{i}.{j}"] for j in range(len(layer.tensors))] for i, layer in enumerate(layers)]
+        model.between(lambda: put_kept(model.engine.reader.cache, Kept(keys, lists)))
     except (HeadwayError, KeyError, TypeError, ValueError) as error:
         LOG.warning("%s: what an earlier run kept cannot be used: %s", path, error)
         return 0

@@ -92,9 +92,8 @@ def _add(answer: Answer, told: Told) -> list[Event]:
 
 def sse(events: Sequence[Event]) -> bytes:
     """Events as bytes of a `text/event-stream`."""
-    return b"".join(_line(*event) for event in events)
-
-
-def _line(name: str | None, content: dict[str, Any] | str) -> bytes:
-    data = content.encode() if isinstance(content, str) else encoded(content)
-    return (b"event: %s\n" % name.encode() if name else b"") + b"data: " + data + b"\n\n"
+    pieces = []
+    for name, content in events:
+        data = content.encode() if isinstance(content, str) else encoded(content)
+        pieces += [b"event: %s\n" % name.encode() if name else b"", b"data: ", data, b"\n\n"]
+    return b"".join(pieces)

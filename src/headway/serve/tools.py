@@ -12,10 +12,9 @@ from typing import Any
 from headway.errors import ConfigError
 from headway.serve.bodies import Chat
 from headway.serve.formats import HERMES, PYTHON_TAG, Tags, find_format, find_reasoning
-from headway.serve.grammar import WHITESPACE, check_schema
+from headway.serve.grammar import WHITESPACE, Asked, Function, Tool, check_schema
 from headway.serve.markup import CallReader
 from headway.serve.notations import HELD, Arguments
-from headway.serve.structure import Asked, Function, Tool
 from headway.text import Tokenizer
 
 DESCRIBED = """You may call these functions:
@@ -28,7 +27,7 @@ and nothing behind it; its result is given to you."""
 TERMINALS = "TEXT: /(?s:.*)/\nINDEX: /[0-9]{1,3}/\nTYPE: /number|boolean|null|object|array/"
 DATES = {"date_string": "%d %b %Y", "datetime": "%b %d %Y"}
 """What templates call today, and how they write it."""
-ANY = {"type": "object"}
+ANY, SHARED = {"type": "object"}, ("$defs", "definitions", "x-guidance")
 FOLLOWED = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "x-guidance",
             "description", "title", "$schema", "$id"}  # fmt: skip
 """Of the schemas of functions whose arguments stand between tags."""
@@ -42,7 +41,7 @@ class Prepared:
 
     def __init__(self, chat: Chat, tokenizer: Tokenizer) -> None:
         source = "" if tokenizer.chat_template is None else tokenizer.chat_template.source
-        self._chat, self._tokenizer, self._source = chat, tokenizer, source
+        self.chat, self._tokenizer, self._source = chat, tokenizer, source
         self.functions = [] if chat.tool_choice == "none" else [tool.function for tool in chat.tools or ()]
         choice = chat.tool_choice
         self.forced = choice.function.name if isinstance(choice, Tool) else choice == "required"
@@ -53,34 +52,30 @@ class Prepared:
     @cached_property
     def ids(self) -> list[int]:
         """Those of the prompt. Raises DataError where there is no chat template, or where it refuses."""
-        return self._tokenizer.render_chat(
-            self.messages, continue_final_message=self._chat.continues, **self.variables
-        )
+        goes_on, variables = self.chat.continues, self.variables
+        return self._tokenizer.render_chat(self.messages, continue_final_message=goes_on, **variables)
 
     @property
     def warnings(self) -> list[str]:
         """What is asked of the template that it does not know."""
-        unknown = [name for name in self._chat.variables if name not in self._source]
+        unknown = [name for name in self.chat.variables if name not in self._source]
         told = [f"{name}: the chat template knows none; it changes nothing" for name in unknown]
         if self.functions and self.described and "tool_calls" in self._source:
             told.append(
-                "tools: how this chat template writes calls is unknown; they are asked for and read as Hermes's"
+                "tools: how this chat template writes calls is unknown; they are asked for as Hermes's"
             )
         return told
 
     @cached_property
     def messages(self) -> list[dict[str, Any]]:
         """As the template reads them."""
-        messages = [_with_arguments(i, message.plain()) for i, message in enumerate(self._chat.messages)]
+        messages = [_with_arguments(i, message.plain()) for i, message in enumerate(self.chat.messages)]
         if "length 9" in self._source:  # Mistral's templates take no other ids
             messages = [_with_short_ids(message) for message in messages]
         if "message.thinking" in self._source:  # gpt-oss takes no content beside it
-            messages = [
-                message
-                if message["content"]
-                else {"thinking": message.get("reasoning_content", ""), **message}
-                for message in messages
-            ]
+            for message in messages:
+                if not message["content"]:
+                    message.setdefault("thinking", message.get("reasoning_content", ""))
         if self.described or "tool_calls" not in self._source:
             messages = [self._with_calls(message) for message in messages]
         return self._told(messages) if self.described and self.functions else messages
@@ -88,18 +83,17 @@ class Prepared:
     @property
     def variables(self) -> dict[str, Any]:
         """What else the template is told."""
-        tools = [tool.model_dump(exclude_unset=True) for tool in self._chat.tools or ()]
+        tools = [tool.model_dump(exclude_unset=True) for tool in self.chat.tools or ()]
         told = tools if self.functions and not self.described else []
         named: dict[str, Any] = {"functions": json.dumps(told, ensure_ascii=False)}  # of Firefunction
         named |= {name: f"{datetime.now():{how}}" for name, how in DATES.items()}
-        return named | self._chat.variables | ({"tools": told} if told else {})
+        return named | self.chat.variables | ({"tools": told} if told else {})
 
     @property
     def shown(self) -> list[int]:
         """Control tokens that the answer is read by."""
-        marks = repr(
-            (self.marks, self.how, "" if self.how.marker else PYTHON_TAG) if self.functions else self.marks
-        )
+        of_calls = self.how, "" if self.how.marker else PYTHON_TAG
+        marks = repr((self.marks, of_calls if self.functions else ()))
         return [i for i in self._tokenizer.special_ids if self._tokenizer.token(i) in marks]
 
     def reader(self) -> CallReader:
@@ -112,9 +106,9 @@ class Prepared:
     def grammar(self) -> tuple[Asked | None, str]:
         """What an answer may be: a grammar, None for anything, and Lark of all where more stands around it
         (`Grammars.compile`)."""
-        asked = self._chat.asked_grammar
+        asked = self.chat.asked_grammar
         strict = any(function.strict for function in self.functions)
-        held = bool(self.functions) and (strict or asked is not None or not self._chat.parallel_tool_calls)
+        held = bool(self.functions) and (strict or asked is not None or not self.chat.parallel_tool_calls)
         if asked is None and not self.forced and not held:
             return None, ""
         rules = [TERMINALS]
@@ -155,7 +149,7 @@ class Prepared:
         for i, function in enumerate(chosen):
             self._call(rules, f"f{i}", function)
         rules.append("call: " + " | ".join(f"f{i}" for i in range(len(chosen))))
-        many = self._chat.parallel_tool_calls and not isinstance(self.forced, str)
+        many = self.chat.parallel_tool_calls and not isinstance(self.forced, str)
         more = f"({self._literal(how.between)} call){{0,15}}" if many else ""
         calls = f"call {more} {self._literal(how.close)}"
         whole = f"{self._literal(how.open)} {calls}"
@@ -183,16 +177,13 @@ class Prepared:
                     f"{sorted(others)} cannot be followed then; leave them out"
                 )
             parts = []
-            shared: dict[str, Any] = {
-                key: schema[key] for key in ("$defs", "definitions", "x-guidance") if key in schema
-            }
+            shared = {key: schema[key] for key in SHARED if key in schema}
             for i, (key, inner) in enumerate(schema.get("properties", {}).items()):
                 rules.append(self._argument(tags, f"{name}_{i}", key, inner, shared))
                 parts.append((f"{name}_{i}", key in schema.get("required", ())))
             arguments = _in_order(parts, self._literal(tags.separator))
-        rules.append(
-            f"{name}: {self._literal(before + function.name + between)} {arguments} {self._literal(behind)}"
-        )
+        opening, closing = map(self._literal, (before + function.name + between, behind))
+        rules.append(f"{name}: {opening} {arguments} {closing}")
 
     def _argument(self, tags: Tags, name: str, key: str, schema: Any, shared: dict[str, Any]) -> str:
         """Rules of an argument: a text as it is, or JSON."""
@@ -245,19 +236,15 @@ class Prepared:
         """Arguments as text: JSON, or one by one."""
         if (tags := self.how.tags) is None:
             return str(arguments)
-        pieces = [
-            json.dumps(value, ensure_ascii=False).join(tags.around(key, ""))
-            for key, value in arguments.items()
-        ]
-        return tags.separator.join(pieces)
+        texts = {key: json.dumps(value, ensure_ascii=False) for key, value in arguments.items()}
+        return tags.separator.join(text.join(tags.around(key, "")) for key, text in texts.items())
 
     def _told(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Messages of which the first describes the functions."""
         told = [function.model_dump(exclude_unset=True, exclude={"strict"}) for function in self.functions]
         call = "".join([HERMES.open, '{"name": FUNCTION, "arguments": {...}}', HERMES.close])
-        described = DESCRIBED.format(
-            functions="\n".join(json.dumps(one, ensure_ascii=False) for one in told), call=call
-        )
+        functions = "\n".join(json.dumps(one, ensure_ascii=False) for one in told)
+        described = DESCRIBED.format(functions=functions, call=call)
         if messages[0]["role"] == "system":
             return [{**messages[0], "content": f"{messages[0]['content']}\n\n{described}"}, *messages[1:]]
         return [{"role": "system", "content": described}, *messages]

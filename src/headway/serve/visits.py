@@ -47,8 +47,8 @@ class Key:
             raise Busy(f"this key has {self.live} requests, and no more at once; ask again")
         self.spend(0)
         if self.tokens is not None and self._used >= self.tokens:
-            wait = (self._used - self.tokens) * MINUTE / self.tokens
-            raise Busy(f"this key has had its {self.tokens} tokens of a minute; ask again", int(wait) + 1)
+            wait = int((self._used - self.tokens) * MINUTE / self.tokens) + 1
+            raise Busy(f"this key has had its {self.tokens} tokens of a minute; ask again", again=wait)
         self.live += 1
         try:
             yield

@@ -6,21 +6,19 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 from headway.generate.sequences import Job, SampledText
 from headway.serve.errors import Busy, Unavailable
-from headway.serve.packing import Packed
-from headway.serve.turns import Turns
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 Told = list[tuple[int, Any]]
 """What a step added: of which text of a ticket, and what: a `Delta`, a `Reading`, or what an encoder gives."""
-Work = Job | Packed
 
 
 class Reading(NamedTuple):
@@ -48,7 +46,7 @@ class Ticket:
     far their prompts have been read."""
 
     engine: Steps
-    texts: Sequence[Work]
+    texts: Sequence[Job]
     loop: asyncio.AbstractEventLoop
     progress: bool = False
     told: asyncio.Queue[Told | BaseException | None] = field(default_factory=asyncio.Queue)
@@ -65,7 +63,7 @@ class Ticket:
         self.counts.update(i for i, _ in told)
         return [*read, *told]
 
-    def _readings(self, i: int, text: Work) -> Iterator[Reading]:
+    def _readings(self, i: int, text: Job) -> Iterator[Reading]:
         """What is new of a prompt that is being read: at first what was stored."""
         assert isinstance(text, SampledText)
         total, passed = text.request.prompt_tokens, 1e3 * (time.perf_counter() - text.begun)
@@ -86,14 +84,33 @@ class Ticket:
         new = {id(text.request.prompt): text.request.prompt_tokens for text in self.texts if not text.count}
         return 0 if self.is_done else sum(new.values())
 
-    @property
-    def error(self) -> BaseException | None:
-        """Why one of its texts ended before its end; None where none did."""
-        return next((text.error for text in self.texts if text.error is not None), None)
+
+class FairTurns(Generic[T]):
+    """Gives each of those who have something to do the same time, however long a single turn of theirs is.
+
+    Next is who has had the least. Time counts from when one had something to do: who comes late is not owed the time
+    before, and waits for one turn of each other at most."""
+
+    def __init__(self) -> None:
+        self._had: WeakKeyDictionary[T, float] = WeakKeyDictionary()
+        self._now = 0.0  # what the last one had had before its turn
+
+    def next(self, among: Iterable[T]) -> T:
+        """One of them; the first of those who have had as little."""
+        chosen = min(among, key=self._before)
+        self._now = self._had[chosen] = self._before(chosen)
+        return chosen
+
+    def took(self, one: T, seconds: float) -> None:
+        """It has had its turn."""
+        self._had[one] = self._before(one) + seconds
+
+    def _before(self, one: T) -> float:
+        return max(self._now, self._had.get(one, 0.0))
 
 
 class Worker:
-    """Steps engines as long as they have something to do; each gets the same time (`Turns`). Any thread may submit.
+    """Steps engines as long as they have something to do; each gets the same time (`FairTurns`). Any thread may submit.
 
     What a step raises fails the texts of its engine, and no others. What ends the thread fails all that is being
     written; another thread takes its place.
@@ -108,7 +125,7 @@ class Worker:
         self.waiting: list[Ticket] = []
         self.steps = self.restarts = 0
         self._free = asyncio.Semaphore(slots or sys.maxsize)
-        self.turns: Turns[Steps] = Turns()
+        self.turns: FairTurns[Steps] = FairTurns()
         self._changed = threading.Condition()
         self._tickets: list[Ticket] = []
         self._calls: list[tuple[Callable[[], bool], Callable[[], None]]] = []
@@ -119,15 +136,13 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="headway-engines", daemon=True)
         self._thread.start()
 
-    async def write(
-        self, engine: Steps, texts: Sequence[Work], progress: bool = False
-    ) -> AsyncIterator[Told]:
+    async def write(self, engine: Steps, texts: Sequence[Job], progress: bool = False) -> AsyncIterator[Told]:
         """Writes texts; yields what each step added to them, to the end, and with `progress` how far their prompts have
         been read. When the caller stops to listen, or its task is cancelled, they are cancelled, and their pages are
         free after the step that runs. Raises Busy where there is no room, ConfigError for a text that never fits, and
         what one of them failed by."""
         ticket = Ticket(engine, texts, asyncio.get_running_loop(), progress)
-        added: list[Work] = []
+        added: list[Job] = []
         self._check_room(ticket)
         self.waiting.append(ticket)
         try:
@@ -157,8 +172,7 @@ class Worker:
         waiting = sum(other.waiting for other in [*self._tickets, *self.waiting])
         if self.most_waiting is not None and waiting and waiting + ticket.waiting > self.most_waiting:
             raise Busy(
-                f"prompts of {waiting} tokens wait, these have {ticket.waiting}, and {self.most_waiting} may wait; ask "
-                "again"
+                f"prompts of {waiting} tokens wait, these have {ticket.waiting}, and {self.most_waiting} may; ask again"
             )
 
     def between(self, act: Callable[[], T], when: Callable[[], bool] = lambda: True) -> Future[T]:
@@ -237,7 +251,8 @@ class Worker:
         event loop for all of it."""
         news: dict[asyncio.AbstractEventLoop, list[tuple[Ticket, Told | BaseException | None]]] = {}
         for ticket in tickets:
-            to, error = news.setdefault(ticket.loop, []), failure or ticket.error
+            to, errors = news.setdefault(ticket.loop, []), [text.error for text in ticket.texts if text.error]
+            error = failure or next(iter(errors), None)
             if told := ticket.news():
                 to.append((ticket, told))
             if ticket in self._tickets and (error is not None or ticket.is_done):

@@ -13,7 +13,7 @@ import pytest
 from headway.api import Cut
 from headway.cache import pattern_facts
 from headway.patterns import parse, visible
-from headway.serve.answers import text_of
+from headway.serve.answers import token_text
 from headway.tokens import Tokens
 from tests.serve.conftest import House
 from tests.serve.page.conftest import LONG, SHOTS
@@ -123,7 +123,7 @@ def test_a_conversation_and_what_else_could_have_come(page: Page, long_house: Ho
     page.shot("chat")
     page.all(".actions button")[1].click()
     spans = page.all(".tokens span")
-    texts = [text_of(lm.tokenizer, token) for token in made.ids]
+    texts = [token_text(lm.tokenizer, token) for token in made.ids]
     assert [span.get_property("textContent") for span in spans] == texts
     page.script("arguments[0].click()", spans[3])
     chances = [one.text for one in page.all(".instead .bars li > span")]

@@ -22,20 +22,13 @@ from transformers.cache_utils import Cache
 
 from headway.errors import ConfigError, check_known
 from headway.integrations.transformers import attention_layers as layers
-from headway.integrations.transformers.caches import growing
+from headway.integrations.transformers import products
 from headway.integrations.transformers.interface import NAME
 from headway.integrations.transformers.loss import output_forward
 from headway.integrations.transformers.modules import TOLERANCE, code_of, difference, is_unchanged, known
 from headway.integrations.transformers.own_attention import attention_layers
-from headway.integrations.transformers.products import (
-    COMPRESSED,
-    linear_forward,
-    put,
-    put_beside,
-    put_in,
-    take_back,
-)
-from headway.integrations.transformers.steps import STEPS, stack_forward, unequal_reason
+from headway.integrations.transformers.products import COMPRESSED, linear_forward, put, put_in
+from headway.integrations.transformers.steps import STEPS, growing, stack_forward, unequal_reason
 from headway.models.quantize import KINDS, check_compressible
 
 STATE = "_headway_accelerated"
@@ -122,9 +115,10 @@ def accelerate(model: nn.Module, weights: str | None = None) -> Report:
             taken[row.kind] += 1
             if is_output:
                 taken["cross entropy in chunks"] += 1
-            whole = weights == COMPRESSED  # the output layer's, too: nothing is rounded
-            if weights is not None and row.forward is linear_forward and (whole or _in_blocks(name)):
-                put_beside(module, weights)
+            # those of blocks, which are numbered; where nothing is rounded, the output layer's, too
+            takes = weights == COMPRESSED or any(part.isdigit() for part in name.split("."))
+            if weights is not None and row.forward is linear_forward and takes:
+                products.put_beside(module, weights)
                 taken[f"product of {weights} weights"] += 1
     if weights is not None:
         state.trained = [p for p in model.parameters() if p.requires_grad]
@@ -145,7 +139,7 @@ def restore(model: nn.Module) -> None:
     if state is None:
         raise ConfigError("the model is not accelerated, so there is nothing to restore")
     for module in model.modules():
-        take_back(module)
+        products.take_back(module)
         for name in (STEPS, "_prepare_cache_for_generation"):
             module.__dict__.pop(name, None)
     _restore_attention(state)
@@ -225,17 +219,10 @@ def _outermost(model: nn.Module) -> Iterator[PreTrainedModel]:
             yield from _outermost(part)
 
 
-def _in_blocks(name: str) -> bool:
-    """Whether a module is part of one of a list of blocks."""
-    return any(part.isdigit() for part in name.split("."))
-
-
 def _unknown(module: nn.Module) -> str | None:
     """Why a module that computes something of its own is left; None for containers and what is not worth naming."""
-    has_parts, owns = (
-        next(module.children(), None) is not None,
-        any(True for _ in module.parameters(recurse=False)),
-    )
+    has_parts = next(module.children(), None) is not None
+    owns = any(True for _ in module.parameters(recurse=False))
     if is_unchanged(module) or (has_parts and not owns) or isinstance(module, nn.ModuleList | nn.ModuleDict):
         return None
     return f"unknown class {type(module).__name__}"

@@ -13,16 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from headway.errors import HeadwayError
-from headway.integrations.transformers.calls import ATTENTION, calls, names_of
+from headway.integrations.transformers import modules
 from headway.integrations.transformers.interface import SAID_ELSEWHERE, Seen, attention
-from headway.integrations.transformers.modules import (
-    SEED,
-    TOLERANCE,
-    code,
-    differentiated,
-    relative,
-    rotary_codes,
-)
+from headway.integrations.transformers.modules import ATTENTION, SEED, TOLERANCE, calls, code, names_of
 from headway.nn import fused
 from headway.patterns import Causal, Full, Pattern, Window
 from headway.tokens import Tokens
@@ -57,7 +50,7 @@ def rotary_forward(layer: nn.Module) -> FunctionType | None:
     rotation is none, unknown or not equal to ours on random numbers."""
     forward: Any = type(layer).forward
     own, made = forward.__globals__.get(ROTATION), calls(forward, ROTATION)
-    if own is None or code(forward) is None or code(own) not in rotary_codes():
+    if own is None or code(forward) is None or code(own) not in modules.rotary_codes():
         return None
     if not made or any(len(call.args) != 4 or call.keywords for call in made):  # q, k, cos, sin
         return None
@@ -65,7 +58,8 @@ def rotary_forward(layer: nn.Module) -> FunctionType | None:
     q, k = (torch.randn(2, heads, TOKENS, 8, generator=seed) for heads in (4, 2))
     angles = torch.randn(2, TOKENS, 4, generator=seed)
     cos, sin = (torch.cat((t, t), -1) for t in (angles.cos(), angles.sin()))
-    found = max(relative(a, b) for a, b in zip(rotary(q, k, cos, sin), own(q, k, cos, sin), strict=True))
+    turned = zip(rotary(q, k, cos, sin), own(q, k, cos, sin), strict=True)
+    found = max(modules.relative(a, b) for a, b in turned)
     return with_rotary(forward) if found <= TOLERANCE else None
 
 
@@ -80,11 +74,9 @@ def unsupported_reason(layer: nn.Module) -> str | None:
         found = max(_difference(layer, pattern) for pattern in (Full(), Causal(), Window.last(WINDOW)))
     except Exception as error:  # of code that is not ours
         return f"its attention cannot be compared with ours: {error}"
-    return (
-        None
-        if found <= TOLERANCE
-        else f"its attention differs from ours by {found:.1g} of the largest number"
-    )
+    if found <= TOLERANCE:
+        return None
+    return f"its attention differs from ours by {found:.1g} of the largest number"
 
 
 @torch.no_grad()
@@ -123,7 +115,7 @@ def _difference(layer: Any, pattern: Pattern) -> float:
     named = {"dropout": 0.0, "scaling": getattr(layer, "scaling", WIDTH**-0.5)}
     if (cap := getattr(layer, "attn_logit_softcapping", None)) is not None:
         named["softcap"] = cap
-    return differentiated(
+    return modules.differentiated(
         lambda q, k, v: attention(layer, q, k, v, Seen.of(2, pattern, tokens, tokens), **named),
         lambda q, k, v: own(layer, q, k, v, drawn, **named),
         *given,

@@ -24,7 +24,7 @@ from transformers.utils.output_capturing import _active_collector
 
 from headway.attention import attend
 from headway.errors import BackendError
-from headway.integrations.transformers.calls import passed
+from headway.integrations.transformers.modules import passed
 from headway.patterns import Causal, Full, Pattern, Window
 from headway.scores import SoftCap
 from headway.tokens import Tokens
@@ -81,9 +81,7 @@ class Seen(Tensor):
         return made
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", str(func))
         if name in ("__get__", "dim", "size", "stride", "numel", "get_device"):
             with torch._C.DisableTorchFunctionSubclass():

@@ -8,7 +8,6 @@ Legend: B rows, T tokens, N = B T, M width, V vocab.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -101,9 +100,7 @@ class Logits(Tensor):
         return type(other) is Tensor and not other.requires_grad and other.shape == (1, len(self.weight))
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in ALIKE or func in (Tensor.size, Tensor.dim, Tensor.numel):
             with torch._C.DisableTorchFunctionSubclass():
@@ -111,7 +108,7 @@ class Logits(Tensor):
         name, (one, *rest) = getattr(func, "__name__", ""), args or (None,)
         if isinstance(one, Logits) and not kwargs:
             if name in STEPS and all(one.takes(item) for item in rest):
-                step = partial(_first, func, rest) if rest else func
+                step = (lambda x: func(x, *rest)) if rest else func
                 return Logits.of(one.x, one.weight, one.bias, (*one.steps, step))
             if name in VIEWS and _flat(rest, len(one.weight)):
                 return Logits.of(one.x.flatten(0, -2), one.weight, one.bias, one.steps)
@@ -121,10 +118,6 @@ class Logits(Tensor):
                 return one.cross_entropy(*asked)
         plain, named = tree_map_only(Logits, Logits.computed, (args, kwargs))
         return func(*plain, **named)
-
-
-def _first(function: Callable[..., Tensor], rest: list[Any], x: Tensor) -> Tensor:
-    return function(x, *rest)
 
 
 def _flat(shape: list[Any], vocab: int) -> bool:

@@ -1,4 +1,5 @@
-"""Modules of `transformers` that are known to be equal to ours: one table, by what a class computes.
+"""Modules of `transformers` that are known to be equal to ours: one table, by what a class computes; and what the code
+of a class passes to the functions that it calls, read from its source.
 
 A class is known when its `forward` is, instruction for instruction, that of a class in the table: most families are
 copies of a few. What takes its place is put in only after both have computed the same from random numbers.
@@ -6,11 +7,13 @@ copies of a few. What takes its place is put in only after both have computed th
 Legend: M width, F hidden width.
 """
 
+import ast
 import copy
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache, partial
-from inspect import unwrap
+from inspect import getsource, unwrap
+from textwrap import dedent
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +23,8 @@ from headway.integrations.transformers.longformer import longformer_forward
 from headway.integrations.transformers.products import linear_forward, put, side_by_side
 from headway.nn import fused
 
+ATTENTION = "attention_interface"
+"""What every layer calls the attention function that its config has named."""
 SEED = 0
 TOLERANCE = 1e-5
 ROWS, SAMPLE = 3, 64
@@ -191,26 +196,19 @@ def code(function: Any) -> Code | None:
 @cache
 def known() -> Mapping[Code, Known]:
     """The table by code."""
-    return {_need(name): row for row in TABLE for name in row.classes}
-
-
-def _need(name: str) -> Code:
-    found = code(reference(name).forward)
-    assert found is not None, name
-    return found
+    rows: dict[Code, Known] = {}
+    for name, known_as in ((name, row) for row in TABLE for name in row.classes):
+        instructions = code(reference(name).forward)
+        assert instructions is not None, name
+        rows[instructions] = known_as
+    return rows
 
 
 @cache
 def rotary_codes() -> frozenset[Code | None]:
     """The codes of functions that rotate as ours does."""
-    return frozenset(code(unwrap(rotation_of(family))) for family in ("llama", "phi3"))
-
-
-def rotation_of(family: str) -> Callable[..., Any]:
-    """The function of a family that rotates queries and keys."""
-    module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
-    found: Callable[..., Any] = module.apply_rotary_pos_emb
-    return found
+    paths = (f"transformers.models.{family}.modeling_{family}" for family in ("llama", "phi3"))
+    return frozenset(code(unwrap(importlib.import_module(path).apply_rotary_pos_emb)) for path in paths)
 
 
 def difference(module: nn.Module, row: Known) -> float:
@@ -219,16 +217,14 @@ def difference(module: nn.Module, row: Known) -> float:
     seed = torch.Generator().manual_seed(SEED)
     sample, (x, *others) = row.sample(module, seed)
     sample.eval()
-    ours, theirs = (
-        partial(_call, forward, sample, others) for forward in (row.forward, type(module).forward)
-    )
+
+    def run(forward: Callable[..., Any], x: Tensor) -> Any:
+        return forward(sample, x, *others)
+
+    ours, theirs = (partial(run, forward) for forward in (row.forward, type(module).forward))
     with torch.no_grad():
         worst = relative(ours(x), theirs(x))
     return max(worst, differentiated(ours, theirs, x))
-
-
-def _call(forward: Callable[..., Any], module: nn.Module, others: Sequence[Any], x: Tensor) -> Any:
-    return forward(module, x, *others)
 
 
 def differentiated(ours: Callable[..., Any], theirs: Callable[..., Any], *given: Tensor) -> float:
@@ -258,3 +254,24 @@ def relative(a: Any, b: Any) -> float:
     if not b.numel():
         return 0.0
     return float((a - b).abs().max() / b.abs().max().clamp_min(torch.finfo(b.dtype).tiny))
+
+
+@cache
+def calls(function: Callable[..., Any], name: str) -> tuple[ast.Call, ...]:
+    """The calls of what is called `name`; none where a function has no source."""
+    try:
+        tree = ast.parse(dedent(getsource(unwrap(function))))
+    except (OSError, TypeError, SyntaxError):
+        return ()
+    made = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return tuple(call for call in made if isinstance(call.func, ast.Name) and call.func.id == name)
+
+
+def names_of(call: ast.Call) -> frozenset[str]:
+    """The names of its arguments that have one."""
+    return frozenset(word.arg for word in call.keywords if word.arg)
+
+
+def passed(forward: Callable[..., Any]) -> frozenset[str]:
+    """The names of the arguments that a layer's own code gives to its attention function."""
+    return frozenset[str]().union(*map(names_of, calls(forward, ATTENTION)))

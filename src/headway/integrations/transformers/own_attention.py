@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from headway.integrations.transformers.interface import NAME, cannot
 
 Implementation = str | dict[str, Any] | None
+KEEPS = "keeps its own attention: its layers ask `transformers` for no other"
 
 
 def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -31,8 +32,8 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
 def check_class(model: PreTrainedModel, implementation: Implementation) -> None:
     """Raises BackendError where `implementation` gives our attention to a model, before it has any layers, of a class
     that takes none."""
-    if implementation == NAME:
-        _check_class(model, model)
+    if implementation == NAME and not model._can_set_attn_implementation():
+        _refuse(model, model, KEEPS)
 
 
 def check_layers(model: PreTrainedModel, implementation: Implementation) -> None:
@@ -41,13 +42,13 @@ def check_layers(model: PreTrainedModel, implementation: Implementation) -> None
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     named = [parts] if implementation == NAME else []
     if isinstance(implementation, dict):
-        configs = [
-            getattr(model.config, k) if k else model.config for k, v in implementation.items() if v == NAME
-        ]
+        ours = (name for name, value in implementation.items() if value == NAME)
+        configs = [getattr(model.config, name) if name else model.config for name in ours]
         named = [[part for part in parts if part.config is config] for config in configs]
     for some in named:
         for part in some:
-            _check_class(part, model)
+            if not part._can_set_attn_implementation():
+                _refuse(part, model, KEEPS)
         if some and not any(map(attention_layers, some)):
             _refuse(some[0], model, "has no attention that it asks `transformers` for")
 
@@ -55,17 +56,9 @@ def check_layers(model: PreTrainedModel, implementation: Implementation) -> None
 def check_whole(model: PreTrainedModel, _: None) -> None:
     """The same of a model whose layers have just been made by its config. A part without attention (a convolution in
     front of it) is no error, in a model that has some."""
-    if (
-        model.config._attn_implementation == NAME
-        and not attention_layers(model)
-        and not _is_being_made(model)
-    ):
+    is_ours = model.config._attn_implementation == NAME
+    if is_ours and not attention_layers(model) and not _is_being_made(model):
         check_layers(model, NAME)
-
-
-def _check_class(part: PreTrainedModel, model: PreTrainedModel) -> None:
-    if not part._can_set_attn_implementation():
-        _refuse(part, model, "keeps its own attention: its layers ask `transformers` for no other")
 
 
 def _refuse(part: PreTrainedModel, model: PreTrainedModel, why: str) -> None:

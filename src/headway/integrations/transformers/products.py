@@ -82,7 +82,9 @@ def linear_forward(self: nn.Linear, input: Tensor) -> Tensor:
 
 def side_by_side(x: Tensor, layers: Sequence[nn.Linear]) -> list[Tensor]:
     """What each layer makes of x, in one call of the kernels where that is what each would do."""
-    plain = all(put_in(one) is linear_forward and not _hooked(one) for one in layers)
+    plain = all(
+        put_in(one) is linear_forward and not (one._forward_hooks or one._forward_pre_hooks) for one in layers
+    )
     found = by_kernels(x, layers) if plain else None
     return [one(x) for one in layers] if found is None else found
 
@@ -96,9 +98,8 @@ def by_kernels(x: Tensor, layers: Sequence[nn.Linear]) -> list[Tensor] | None:
     matrices: list[Matrix] = []
     for one in layers:
         kept = beside(one)
-        if (kept is None or kept.exact) and (
-            one.weight.dtype != x.dtype or x.numel() > MOST_ROWS * x.shape[-1]
-        ):
+        is_plain = kept is None or kept.exact
+        if is_plain and (one.weight.dtype != x.dtype or x.numel() > MOST_ROWS * x.shape[-1]):
             return None
         matrix = one.weight.detach() if kept is None else kept.native()
         if isinstance(matrix, str):
@@ -112,11 +113,10 @@ def by_kernels(x: Tensor, layers: Sequence[nn.Linear]) -> list[Tensor] | None:
 def put_beside(layer: nn.Linear, weights: str) -> None:
     """Puts weights of 8 or 4 bits, or compressed ones, beside those of the layer, to be used in their place."""
     plain = layer.weight.detach()
-    kept: Weight = (
-        CompressedWeight.pack(plain)
-        if weights == COMPRESSED
-        else from_codes(quantize_clipped(plain, *weight_kind(weights)))
-    )
+    if weights == COMPRESSED:
+        kept: Weight = CompressedWeight.pack(plain)
+    else:
+        kept = from_codes(quantize_clipped(plain, *weight_kind(weights)))
     layer.__dict__[KEPT] = Beside(kept, layer.weight, layer.weight._version)
 
 
@@ -138,7 +138,3 @@ def beside(layer: nn.Module) -> Weight | None:
             "accelerate(model, weights=...) again"
         )
     return found.kept
-
-
-def _hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)

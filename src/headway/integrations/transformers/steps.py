@@ -2,9 +2,9 @@
 
 The stack's forward is asked for one more token of each row; where its cache holds whole rows and its layers are those
 of a `headway.models.Decoder`, a decoder on the same weights takes the step (`headway.models.decode_step`), and the
-cache shows what it keeps. Every other call is computed as before.
+cache shows what it keeps. Every other call is computed as before. For all of them the cache grows in place.
 
-Legend: B rows, M width, K kv heads, D per head.
+Legend: B rows, M width, K kv heads, S tokens so far, T new ones, C tokens that there is room for, D per head.
 """
 
 import json
@@ -22,7 +22,6 @@ from headway.cache.paged_step import PagedStep
 from headway.checkpoints.hf.config import spec_from_config, tensor_names
 from headway.checkpoints.hf.layouts import OWN_NAMES
 from headway.errors import HeadwayError
-from headway.integrations.transformers.caches import GrowingLayer, growing
 from headway.integrations.transformers.modules import SEED, relative
 from headway.integrations.transformers.products import beside
 from headway.models import Decoder, blank
@@ -38,6 +37,62 @@ GIVEN = ("input_ids", "attention_mask", "position_ids", "past_key_values", "inpu
 """The arguments of a stack that a step may have, in their order."""
 SAMPLE = 5
 """Tokens before the step that is compared."""
+
+
+class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]
+    """`DynamicLayer` whose keys and values [B, K, S, D] are the begin of memory [B, K, C, D] that doubles when it is
+    full: a new token is written where it belongs, and nothing is copied for it. C is a multiple of 64."""
+
+    _room: tuple[Tensor, Tensor] | None = None
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Keeps the keys and values of new tokens [B, K, T, D]; returns those of all. Tensors with a gradient are
+        joined as `DynamicLayer` does."""
+        if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
+            self._room = None
+            return super().update(key_states, value_states, *args, **kwargs)
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        past = self.get_seq_length()
+        count = past + key_states.shape[2]
+        rooms = self.with_room(count, key_states, value_states)
+        for room, new in zip(rooms, (key_states, value_states), strict=True):
+            room[:, :, past:count] = new
+        return self.show(count)
+
+    def with_room(self, count: int, *like: Tensor) -> tuple[Tensor, Tensor]:
+        """Memory for `count` keys and values, `like` these but for their number, which begins with those that are kept:
+        the same one, where they lie there still."""
+        kept: tuple[Any, ...] = self.keys, self.values
+        if self._room is None or not all(map(_is_begin, kept, self._room)) or self._room[0].shape[2] < count:
+            capacity = -(-2 * count // PAGE) * PAGE
+            keys, values = (t.new_empty(*t.shape[:2], capacity, t.shape[3]) for t in like)
+            if past := self.get_seq_length():
+                keys[:, :, :past], values[:, :, :past] = kept
+            self._room = keys, values
+        return self._room
+
+    def show(self, count: int) -> tuple[Tensor, Tensor]:
+        """Has the first tokens of the memory as keys and values."""
+        assert self._room is not None
+        self.keys, self.values = (room[:, :, :count] for room in self._room)
+        return self.keys, self.values
+
+
+def _is_begin(kept: Tensor, room: Tensor) -> bool:
+    where = kept.data_ptr(), kept.stride(), kept.shape[0]
+    return where == (room.data_ptr(), room.stride(), room.shape[0])
+
+
+def growing(cache: Cache) -> None:
+    """Has the layers of a cache grow in place, those that join tensors for each token."""
+    for layer in cache.layers:
+        if type(layer) is DynamicLayer:
+            layer.__class__ = GrowingLayer
+    if cache.layer_class_to_replicate is DynamicLayer:
+        cache.layer_class_to_replicate = GrowingLayer
 
 
 class Steps:
@@ -119,25 +174,23 @@ def _is_step(self: Any, given: Mapping[str, Any]) -> bool:
     """Whether a call is for the next token of rows without padding, and for nothing else."""
     ids, mask, positions, cache, x, use_cache = (given.get(name) for name in GIVEN)
     rows = ids if x is None else x
-    if type(cache) is not DynamicCache or use_cache is False or self.training or torch.is_grad_enabled():
+    if type(cache) is not DynamicCache or (ids is None) == (x is None) or rows is None:
         return False
-    if (ids is None) == (x is None) or rows is None or rows.shape[1] != 1 or not rows.is_cpu:
-        return False
-    if any(given[name] not in (None, False) for name in given.keys() - {*GIVEN, "return_dict"}):
-        return False
-    if given.get("return_dict") is False or torch.is_autocast_enabled("cpu") or cache.offloading:
-        return False
+    past, others = cache.get_seq_length(), given.keys() - {*GIVEN, "return_dict"}
     layers: list[Any] = cache.layers
-    if any(type(one) not in (DynamicLayer, GrowingLayer) for one in layers):
-        return False
-    past = cache.get_seq_length()
-    if not past or len(layers) != len(self.layers) or len(layers[0].keys) != len(rows):
-        return False
-    if positions is not None and not bool((positions == past).all()):
-        return False
-    if mask is None:
-        return True
-    return isinstance(mask, Tensor) and mask.shape == (len(rows), past + 1) and bool(mask.all())
+    return (
+        not (use_cache is False or self.training or torch.is_grad_enabled())
+        and (rows.shape[1] == 1 and rows.is_cpu)
+        and all(given[name] in (None, False) for name in others)
+        and not (given.get("return_dict") is False or torch.is_autocast_enabled("cpu") or cache.offloading)
+        and all(type(layer) in (DynamicLayer, GrowingLayer) for layer in layers)
+        and bool(past and len(layers) == len(self.layers) and len(layers[0].keys) == len(rows))
+        and (positions is None or bool((positions == past).all()))
+        and (
+            mask is None
+            or (isinstance(mask, Tensor) and mask.shape == (len(rows), past + 1) and bool(mask.all()))
+        )
+    )
 
 
 def _live(self: Any, cache: Any) -> Live | None:

@@ -1,10 +1,14 @@
-"""What tokens attend to, and what would follow if they did not: numbers of the Python API, for the page."""
+"""What tokens attend to, and what would follow if they did not: numbers of the Python API, for the page, computed
+beside the thread that writes and never in its way."""
 
+import asyncio
 import codecs
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
+from weakref import ref
 
 import torch
 from fastapi import APIRouter, Request
@@ -12,25 +16,70 @@ from fastapi.responses import Response
 from pydantic import Field
 from torch import Tensor
 
-from headway.api import Cut, Shares
+from headway.api import AttentionMaps, Cut, LanguageModel, Shares
 from headway.cache import PAGE
 from headway.errors import ConfigError, DataError
 from headway.generate.requests import check_prompts
 from headway.models.attention_maps import numbers_of
 from headway.patterns import FATES, Or, Pattern, fates, visible
-from headway.serve.answers import text_of
+from headway.serve.answers import token_text
 from headway.serve.bodies import ChatMessage, ModelRequest
-from headway.serve.errors import Json, warned
-from headway.serve.looking import Looking
+from headway.serve.errors import Busy, Json, warned
 from headway.serve.served import Decoding
 from headway.serve.server import Server
+from headway.serve.streams import unless_gone
 from headway.serve.visits import own_salt
 from headway.tokens import Tokens
 
 SAMPLED = 64
 """Queries of a text, evenly apart, over which a head's shares are averaged."""
 LIKELY, MOST_CUTS = 10, 64
+MOST_BYTES = 1 << 30
+"""Of what is kept of a text while it is looked at: queries, keys, values and states."""
+MOST_WAITING = 8
+"""Looks that are computed or wait at once, one of them at a time."""
 Told = dict[str, Any]
+Tell = Callable[[Decoding, list[int], int], Told]
+T = TypeVar("T")
+
+
+class Looking:
+    """A thread of its own, and the maps of the last text that was looked at: another layer, head or token of it costs
+    no more than a row of weights."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "headway-looks")
+        self._waiting: set[Future[Any]] = set()
+        self._last: tuple[ref[LanguageModel], list[int], AttentionMaps] | None = None
+
+    async def run(self, work: Callable[[], T], request: Request) -> T:
+        """What `work` returns, in the thread; it is not begun when the client has left before. Raises Busy where too
+        many wait."""
+        if len(self._waiting) >= MOST_WAITING:
+            raise Busy(f"{MOST_WAITING} looks into models are being computed or wait; ask again")
+        future = self._thread.submit(work)
+        self._waiting.add(future)
+        future.add_done_callback(self._waiting.discard)
+        return await unless_gone(asyncio.wrap_future(future), request)
+
+    def check(self, lm: LanguageModel, ids: Sequence[int]) -> None:
+        """Raises ConfigError for a text that is too long to be looked at as a whole."""
+        spec, size = lm.spec, lm.model.stack.like.element_size()
+        each = (spec.heads + 2 * spec.kv_heads) * spec.head_dim * spec.layers
+        need = (each + spec.width * (spec.layers + 1)) * size
+        if len(ids) * need > MOST_BYTES:
+            raise ConfigError(
+                f"attention: {len(ids)} tokens of this model take {len(ids) * need} bytes of queries, keys, values "
+                f"and states, and there are {MOST_BYTES}; give at most {MOST_BYTES // need} tokens"
+            )
+
+    def maps(self, lm: LanguageModel, ids: Sequence[int]) -> AttentionMaps:
+        """`lm.attention(ids)`. Raises as `check`."""
+        if self._last is None or self._last[0]() is not lm or self._last[1] != [*ids]:
+            self.check(lm, ids)
+            self._last = None  # makes room first
+            self._last = ref(lm), [*ids], lm.attention(ids)
+        return self._last[2]
 
 
 class LookedAt(ModelRequest):
@@ -71,9 +120,7 @@ def routes(server: Server) -> APIRouter:
     """`/v1/attention`, `/v1/attention/heads`, `/v1/what-if`."""
     router, looking = APIRouter(prefix="/v1"), Looking()
 
-    async def looked(
-        body: LookedAt, request: Request, tell: Callable[[Decoding, list[int], int], Told]
-    ) -> Json:
+    async def looked(body: LookedAt, request: Request, tell: Tell) -> Json:
         model, warnings = await server.begin(body, Decoding)
 
         def look() -> Told:
@@ -159,7 +206,7 @@ def _likely(log_probs: Tensor) -> list[int]:
 
 def _token(model: Decoding, token: int, **log_probs: Tensor) -> Told:
     values = {name: float(value) for name, value in log_probs.items()}
-    return {"id": token, "token": text_of(model.lm.need_tokenizer(), token), **values}
+    return {"id": token, "token": token_text(model.lm.need_tokenizer(), token), **values}
 
 
 def _shares(shares: Shares) -> Told:

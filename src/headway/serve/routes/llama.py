@@ -4,15 +4,45 @@ import asyncio
 from typing import Any
 
 from fastapi import APIRouter
+from pydantic import Field
 
 from headway import __version__
-from headway.serve.bodies import Chat
+from headway.errors import ConfigError
+from headway.serve.bodies import Chat, ChatMessage, ModelRequest
 from headway.serve.chats import prepare
 from headway.serve.errors import warned
-from headway.serve.llama import Detokenize, LlamaCompletion, Tokenize
+from headway.serve.llama import LlamaCompletion
 from headway.serve.served import Decoding
 from headway.serve.server import Server
 from headway.text import Tokenizer
+
+
+class Tokenize(ModelRequest):
+    """`POST /tokenize`: a text, as vLLM (`prompt`) or llama.cpp (`content`) call it, or a conversation."""
+
+    prompt: str | None = None
+    content: str | None = None
+    messages: list[ChatMessage] | None = Field(None, min_length=1)
+    add_special_tokens: bool = True
+    add_special: bool = False
+    parse_special: bool = True
+    return_token_strs: bool = False
+    with_pieces: bool = False
+
+    def ids(self, tokenizer: Tokenizer) -> list[int]:
+        """Control tokens that stand in a `prompt` are text, as in completions. Raises ConfigError where there is
+        neither."""
+        if self.content is not None:
+            return tokenizer.encode(self.content, bos=self.add_special, eos=False, special=self.parse_special)
+        if self.prompt is None:
+            raise ConfigError("tokenize: give prompt (or content, as llama.cpp calls it), or messages")
+        return tokenizer.encode(self.prompt, bos=self.add_special_tokens, eos=False)
+
+
+class Detokenize(ModelRequest):
+    """`POST /detokenize`: ids."""
+
+    tokens: list[int]
 
 
 def routes(server: Server) -> APIRouter:
@@ -25,7 +55,7 @@ def routes(server: Server) -> APIRouter:
         model, warnings = await server.begin(body, Decoding)
         tokenizer = model.lm.need_tokenizer()
         if body.messages is not None:
-            ids = (await prepare(model, Chat.model_validate({"messages": body.messages}), warnings))[1].ids
+            ids = (await prepare(model, Chat.model_validate({"messages": body.messages}), warnings)).ids
         else:
             ids = await asyncio.to_thread(body.ids, tokenizer)
         told = {"count": len(ids), "max_model_len": model.context, "tokens": ids, **warned(warnings)}
@@ -46,7 +76,7 @@ def routes(server: Server) -> APIRouter:
     async def apply_template(body: Chat) -> dict[str, Any]:
         """The text of the ids that a conversation is, without the BOS that begins every prompt."""
         model, warnings = await server.begin(body, Decoding)
-        ids, tokenizer = (await prepare(model, body, warnings))[1].ids, model.lm.need_tokenizer()
+        ids, tokenizer = (await prepare(model, body, warnings)).ids, model.lm.need_tokenizer()
         text = tokenizer.decode(ids[ids[:1] == [tokenizer.bos] :], special=True)
         return {"prompt": text, **warned(warnings)}
 
@@ -71,11 +101,8 @@ def routes(server: Server) -> APIRouter:
         if not isinstance(found := place.model, Decoding):  # who looks uses nothing, so that it may sleep
             return told
         defaults = LlamaCompletion.model_validate({"prompt": ""}).model_dump(exclude={"prompt", "model"})
-        return {
-            **told,
-            "default_generation_settings": {"n_ctx": found.context, "params": defaults},
-            **_names(found.lm.need_tokenizer()),
-        }
+        told["default_generation_settings"] = {"n_ctx": found.context, "params": defaults}
+        return told | _names(found.lm.need_tokenizer())
 
     @router.get("/slots")
     async def slots(model: str | None = None) -> list[dict[str, Any]]:

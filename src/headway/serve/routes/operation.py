@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends
 from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from headway.serve.errors import Refused, Unavailable
 from headway.serve.served import Decoding
@@ -13,10 +13,9 @@ from headway.serve.server import Server
 from headway.serve.visits import VISIT
 
 
-class Named(BaseModel):
+class Named(BaseModel, extra="forbid"):
     """An adapter's name."""
 
-    model_config = ConfigDict(extra="forbid")
     lora_name: str
 
 
@@ -52,10 +51,7 @@ def routes(server: Server) -> APIRouter:
     async def ready() -> dict[str, Any]:
         """Whether requests may come: each model that is loaded has been checked, once."""
         await models.check()
-        return {
-            "status": "ready",
-            "models": {name: place.state for name, place in models.places.items()},
-        }
+        return {"status": "ready", "models": {name: place.state for name, place in models.places.items()}}
 
     @router.get("/metrics", response_class=PlainTextResponse)
     def metrics() -> Response:

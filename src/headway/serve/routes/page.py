@@ -1,13 +1,21 @@
-"""The page: static files that ask this server, and nothing else, for all that they show."""
+"""The page: static files that ask this server, and nothing else, for all that they show; and patterns without a model,
+which it draws."""
 
 from importlib.resources import files
 from pathlib import PurePath
+from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import Response
+from pydantic import BaseModel, Field
 
+from headway.cache import pattern_facts
+from headway.errors import ConfigError, PatternError
+from headway.patterns import fates, parse
+from headway.patterns.program import leaves
 from headway.serve.errors import Refused
 from headway.serve.server import Server
+from headway.tokens import Tokens
 
 KINDS = {
     ".html": "text/html; charset=utf-8",
@@ -23,6 +31,19 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-cache",
 }
+MOST_LETTERS, MOST_LEAVES, MOST_HEADS = 500, 8, 16
+"""Of a pattern: what is counted from it takes time that grows with the leaves of a head, threefold each."""
+CELLS = " .+#"
+"""Later, released, kept, seen: a letter for each of `FATES`."""
+
+
+class Drawn(BaseModel, extra="forbid"):
+    """`POST /v1/pattern`: `tokens` in the picture, some of them global, and layers of the receptive field."""
+
+    pattern: str = Field(max_length=MOST_LETTERS)
+    tokens: int = Field(32, ge=1, le=128)
+    globals: list[int] = Field(default_factory=list, max_length=128)
+    layers: int = Field(4, ge=1, le=32)
 
 
 def routes(server: Server) -> APIRouter:
@@ -38,5 +59,26 @@ def routes(server: Server) -> APIRouter:
         if name not in content:
             raise Refused(f"the page has no file {name!r}", 404)
         return Response(content[name], media_type=KINDS[PurePath(name).suffix], headers=HEADERS)
+
+    return router
+
+
+def patterns(server: Server) -> APIRouter:
+    """`/v1/pattern`."""
+    router = APIRouter(prefix="/v1")
+
+    @router.post("/pattern")
+    def pattern(body: Drawn) -> dict[str, Any]:
+        """What `headway show --json` says of a pattern, and its cells, head by head, a row for each query."""
+        found = parse(body.pattern)
+        if len(found.heads) > MOST_HEADS or any(len(leaves(head)) > MOST_LEAVES for head in found.heads):
+            raise PatternError(f"pattern: at most {MOST_HEADS} heads of {MOST_LEAVES} parts are drawn here")
+        if any(not 0 <= index < body.tokens for index in body.globals):
+            raise ConfigError(f"globals: tokens are 0..{body.tokens - 1}, got {body.globals}")
+        tokens = Tokens.range(body.tokens)
+        tokens = tokens.with_global(body.globals) if body.globals else tokens
+        heads = fates(found, tokens, tokens)[0].tolist()
+        cells = [["".join(CELLS[c] for c in row) for row in head] for head in heads]
+        return {**pattern_facts(found, tokens, body.layers), "cells": cells}
 
     return router

@@ -1,18 +1,24 @@
-"""Texts that are written, in the shape of each protocol: a table of paths, bodies and answers."""
+"""What models are asked, a path for each kind of request: texts, in the shape of each protocol, and tasks of encoders
+and translators."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from headway.serve import chats
 from headway.serve.answers import Answer, Writing
 from headway.serve.bodies import MOST_TEXTS, Chat, Completion, ModelRequest, TextRequest
+from headway.serve.calls import Called
 from headway.serve.completions import ChatAnswer, CompletionAnswer, continued
-from headway.serve.errors import warned
+from headway.serve.errors import Json, warned
+from headway.serve.inputs import TASKS, Task
 from headway.serve.llama import Infill, LlamaAnswer, LlamaCompletion, filled
 from headway.serve.messages import CountedMessages, MessageAnswer, Messages
 from headway.serve.responses import ResponseAnswer, Responses
@@ -21,7 +27,7 @@ from headway.serve.server import Server
 from headway.serve.streams import STREAMED, respond, unless_gone, whole
 
 
-class Written(NamedTuple):
+class Exchange(NamedTuple):
     """A request, what makes texts of it, and how these are told."""
 
     body: type[TextRequest]
@@ -30,13 +36,13 @@ class Written(NamedTuple):
 
 
 WRITTEN = {
-    "/v1/completions": Written(Completion, continued, CompletionAnswer),
-    "/v1/chat/completions": Written(Chat, chats.answered, ChatAnswer),
-    "/v1/responses": Written(Responses, chats.answered, ResponseAnswer),
-    "/v1/messages": Written(Messages, chats.answered, MessageAnswer),
-    "/completion": Written(LlamaCompletion, filled, LlamaAnswer),
-    "/completions": Written(LlamaCompletion, filled, LlamaAnswer),
-    "/infill": Written(Infill, filled, LlamaAnswer),
+    "/v1/completions": Exchange(Completion, continued, CompletionAnswer),
+    "/v1/chat/completions": Exchange(Chat, chats.answered, ChatAnswer),
+    "/v1/responses": Exchange(Responses, chats.answered, ResponseAnswer),
+    "/v1/messages": Exchange(Messages, chats.answered, MessageAnswer),
+    "/completion": Exchange(LlamaCompletion, filled, LlamaAnswer),
+    "/completions": Exchange(LlamaCompletion, filled, LlamaAnswer),
+    "/infill": Exchange(Infill, filled, LlamaAnswer),
 }
 COUNTED: dict[str, type[TextRequest]] = {
     "/v1/chat/completions/input_tokens": Chat,
@@ -46,16 +52,10 @@ COUNTED: dict[str, type[TextRequest]] = {
 """Conversations whose tokens are counted."""
 
 
-class Instance(BaseModel):
+class Instance(BaseModel, extra="allow"):
     """A request of Vertex AI: the body of another path of /v1, which its `@requestFormat` names (`chatCompletions`)."""
 
-    model_config = ConfigDict(extra="allow")
     format: str = Field(alias="@requestFormat", pattern="^(chatCompletions|completions|responses|messages)$")
-
-    @property
-    def how(self) -> Written:
-        """What it is there."""
-        return WRITTEN["/v1/" + self.format.replace("chatC", "chat/c")]
 
 
 class Predict(ModelRequest):
@@ -65,40 +65,63 @@ class Predict(ModelRequest):
 
 
 def routes(server: Server) -> APIRouter:
-    """A route for each of them, and `/v1/models`."""
+    """A route for each of them, `/v1/predict` and `/v1/models`."""
     router = APIRouter()
 
-    async def begun(how: Written, body: TextRequest) -> Answer:
+    async def begun(how: Exchange, body: TextRequest) -> Answer:
         """The answer to a request, of which nothing has been written yet."""
         body.check()
         model, warnings = await server.begin(body, Decoding)
         return how.answer(await how.begin(model, body, warnings), body)
 
-    def writing(how: Written) -> Callable[..., Awaitable[Response]]:
-        async def write(body: Any, request: Request) -> Response:
-            return await respond(await begun(how, body), request)
+    async def write(how: Exchange, body: TextRequest, request: Request) -> Response:
+        return await respond(await begun(how, body), request)
 
-        return write
+    async def count(body: Any, request: Request) -> Response:
+        model, warnings = await server.begin(body, Decoding)
+        ids = (await chats.prepare(model, body, warnings)).ids
+        return Json({"object": "response.input_tokens", "input_tokens": len(ids), **warned(warnings)})
 
-    def counting() -> Callable[..., Awaitable[dict[str, Any]]]:
-        async def count(body: Any) -> dict[str, Any]:
-            model, warnings = await server.begin(body, Decoding)
-            ids = (await chats.prepare(model, body, warnings))[1].ids
-            return {"object": "response.input_tokens", "input_tokens": len(ids), **warned(warnings)}
+    async def call(body: Task, request: Request) -> Response:
+        model, warnings = await server.begin(body, Called, *body.tasks)  # type: ignore[type-abstract]
+        content, tokens = await unless_gone(model.call(body.told), request)
+        written = {name: content.pop(name) for name in ("completion_tokens",) if name in content}
+        head = {
+            "id": f"{body.path.removeprefix('/v1/')}-{uuid4().hex}",
+            "object": "list",
+            "created": int(time.time()),
+            "model": model.name,
+            "usage": {"prompt_tokens": tokens, **written, "total_tokens": tokens + sum(written.values())},
+            **warned(warnings),
+        }
+        return await asyncio.to_thread(Json, {**head, **content})
 
-        return count
+    def post(
+        path: str, kind: type[ModelRequest], answer: Callable[..., Awaitable[Response]], **more: Any
+    ) -> None:
+        """A route that has bodies of a kind, and says of itself what these say."""
 
-    for path, body in [*((path, how.body) for path, how in WRITTEN.items()), *COUNTED.items()]:
-        endpoint = writing(WRITTEN[path]) if path in WRITTEN else counting()
-        endpoint.__annotations__ |= {"body": body, "request": Request}
-        endpoint.__doc__ = body.__doc__
-        router.post(path, name=path, responses=STREAMED if path in WRITTEN else {})(endpoint)
+        async def endpoint(body: Any, request: Request) -> Response:
+            return await answer(body, request)
+
+        endpoint.__annotations__["body"], endpoint.__doc__ = kind, kind.__doc__
+        router.post(path, name=path, **more)(endpoint)
+
+    for path, how in WRITTEN.items():
+        post(path, how.body, partial(write, how), responses=STREAMED)
+    for path, conversation in COUNTED.items():
+        post(path, conversation, count)
+    for task in TASKS:
+        post(task.path, task, call)
 
     @router.post("/v1/predict")
     async def predict(body: Predict, request: Request) -> dict[str, Any]:
         """What each instance is answered."""
-        asked = [(each.how, {**(each.model_extra or {}), "stream": False}) for each in body.instances]
-        answers = [await begun(how, how.body.model_validate(fields)) for how, fields in asked]
+        answers = []
+        for each in body.instances:
+            how = WRITTEN["/v1/" + each.format.replace("chatC", "chat/c")]
+            asked = how.body.model_validate({**(each.model_extra or {}), "stream": False})
+            answers.append(await begun(how, asked))
         return {"predictions": await unless_gone(asyncio.gather(*map(whole, answers)), request)}
 
     @router.get("/v1/models")
