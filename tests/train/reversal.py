@@ -42,8 +42,11 @@ class Reversal(Task[Decoder]):
     settings = ReversalConfig
     next_command = "headway generate {model} abcd"
 
-    def __init__(self, config: ReversalConfig, folder: Path, start: Path | None, dtype: torch.dtype) -> None:
-        self.config, self.steps = config, config.steps
+    config: ReversalConfig
+
+    def prepare(self, start: Path | None) -> None:
+        config = self.config
+        self.steps = config.steps
         self.tokenizer = train_characters([ascii_lowercase], 5 + 256 + 26)
         self.letters = torch.tensor(self.tokenizer.encode(ascii_lowercase, bos=False, eos=False))
         size = {

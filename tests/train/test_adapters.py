@@ -26,8 +26,8 @@ from headway.train.dry_run import describe_run
 from headway.train.inputs import adapt
 from headway.train.metrics import read_metrics
 from headway.train.microbatch_pool import MasterWeights, MicrobatchPool
-from headway.train.tasks.text import CausalLM
 from tests.train.conftest import documents
+from tests.train.prepared import prepared
 from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch
 
 Make = Callable[..., TextConfig]
@@ -217,7 +217,7 @@ def test_what_is_frozen_is_in_memory_once_and_has_no_gradient(
     dtype: torch.dtype, nf4: bool, base: Path, beside: Make
 ) -> None:
     config = beside(dtype="bf16" if dtype == torch.bfloat16 else "fp32", base="nf4" if nf4 else None)
-    task = CausalLM(config, Path(config.out), None, dtype)
+    task = prepared(config)
     weights = MasterWeights(task.model, dtype, replicas=3)
     names = {name for name, _ in named_adapter_parameters(task.model)}
     held = [dict(m.named_parameters()) | dict(m.named_buffers()) for m in (task.model, *weights.replicas)]

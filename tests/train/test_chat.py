@@ -18,8 +18,9 @@ from headway.models import ModelSpec, build
 from headway.text import Tokenizer, train_bpe
 from headway.train import train
 from headway.train.metrics import read_metrics
-from headway.train.tasks.chat import Chat, ChatConfig, stop_ids
+from headway.train.tasks.chat import ChatConfig, stop_ids
 from tests.train.conftest import documents
+from tests.train.prepared import prepared
 from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch
 
 SHORT = (
@@ -108,7 +109,7 @@ def test_a_run_says_what_became_of_the_data_and_its_model_chats(
 
 
 def test_the_loss_on_held_out_answers_is_a_mean_over_their_tokens(tmp_path: Path) -> None:
-    task = Chat(config(tmp_path, validation_share=0.2), tmp_path / "x", None, torch.float32)
+    task = prepared(config(tmp_path, validation_share=0.2), tmp_path / "x")
     assert task.held_rows is not None
     nats, count = Counter[int](), Counter[int]()
     with torch.no_grad():

@@ -5,15 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from headway.cli import run
-from headway.errors import ConfigError
+from headway.errors import BackendError, ConfigError
 from headway.models import cost
+from headway.nn import Attention
 from headway.train import train
 from headway.train.dry_run import describe_run
-from headway.train.tasks import TASKS, find_task, settings_of
+from headway.train.start import checked
+from headway.train.tasks import TASKS, settings_of
 from headway.train.tasks.translation import TranslationConfig
+from tests.train.prepared import prepared
 from tests.train.reversal import ReversalConfig
 from tests.train.test_translation import TINY, corpus
 
@@ -50,7 +52,7 @@ def test_every_task_says_what_a_run_would_do(task: str, tmp_path: Path) -> None:
     found = describe_run(config)
     assert sorted(tmp_path.iterdir()) == files
     assert sum(found.groups.values()) == cost.parameter_count(found.spec)
-    made = find_task(task)(config, tmp_path / "made", None, torch.float32)
+    made = prepared(config, tmp_path / "made")
     assert type(made.model.spec.head) is type(found.spec.head)
     assert made.model.spec.head == found.spec.head
     assert f"\n  optimizer steps            {found.steps}" in found.text()
@@ -60,12 +62,23 @@ def test_every_task_says_what_a_run_would_do(task: str, tmp_path: Path) -> None:
         return
     made.tokenizer.save(tmp_path / "tokenizer")
     given = of(task, tmp_path, vocab=None, tokenizer=str(tmp_path / "tokenizer"))
-    found, made = describe_run(given), find_task(task)(given, tmp_path / "again", None, torch.float32)
+    found, made = describe_run(given), prepared(given, tmp_path / "again")
     assert found.exact == (task not in ("causal-lm", "masked-lm"))
     assert found.spec == made.model.spec
     if found.exact:
         assert (found.steps, found.rows) == (made.steps, made.plan.rows)
         assert found.micro_batches == len(made.batches(0))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_settings_of_the_machine_reach_every_model(task: str, tmp_path: Path) -> None:
+    made = prepared(of(task, tmp_path, gradient_checkpointing="block", backend="sdpa"))
+    assert made.model.gradient_checkpointing == "block"
+    mixers = [m.mixer.backend for m in made.model.modules() if isinstance(m, Attention)]
+    assert mixers
+    assert set(mixers) == {"sdpa"}
+    with pytest.raises(BackendError, match="unknown backend 'cuda_core'"):
+        checked(of(task, tmp_path, backend="cuda_core"), 1)
 
 
 def test_the_command_has_it_for_every_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

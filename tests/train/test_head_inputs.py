@@ -18,7 +18,6 @@ from headway.models import Head, ModelSpec, build
 from headway.text import Tokenizer
 from headway.train import ending, train
 from headway.train.metrics import draw_curve
-from headway.train.tasks import find_task
 from headway.train.tasks.answer import Answer as AnswerTask
 from headway.train.tasks.answer import AnswerConfig
 from headway.train.tasks.embed import Embed, EmbedConfig
@@ -26,6 +25,7 @@ from headway.train.tasks.heads import HeadTask
 from headway.train.tasks.records import Reading, read_all
 from headway.train.tasks.tag import Tag, TagConfig, joined
 from tests.train.heads import DATA, labelled, questions, settings, tagged, write
+from tests.train.prepared import prepared
 
 pytestmark = pytest.mark.filterwarnings("ignore:train_words")  # of so few words
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -65,7 +65,7 @@ FOLDER: dict[str, Any] = dict.fromkeys(
 
 
 def made(task: str, folder: Path, **changes: Any) -> HeadTask:
-    found = find_task(task)(settings(task, folder, **changes), folder, None, torch.float32)
+    found = prepared(settings(task, folder, **changes), folder)
     assert isinstance(found, HeadTask)
     return found
 

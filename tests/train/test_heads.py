@@ -24,7 +24,6 @@ from headway.metrics import accuracy, entity_f1, squad_exact
 from headway.models import Head, ModelSpec, build
 from headway.text import Tokenizer, train_words
 from headway.train import train
-from headway.train.tasks import find_task
 from headway.train.tasks.answer import Answer as AnswerTask
 from headway.train.tasks.answer import AnswerConfig, QuestionRows, Window, occurrences
 from headway.train.tasks.classify import Classify, ClassifyConfig
@@ -34,6 +33,7 @@ from headway.train.tasks.records import Reading
 from headway.train.tasks.tag import Tag, TagConfig
 from tests.small_bert import LABELS, TEXTS, bert
 from tests.train.heads import DATA, settings
+from tests.train.prepared import prepared
 from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch
 
 TASKS = list(DATA)
@@ -41,8 +41,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:train_words")  # of so few words
 
 
 def made(task: str, folder: Path, **changes: Any) -> HeadTask:
-    config = settings(task, folder, **changes)
-    found = find_task(task)(config, folder, None, torch.float32)
+    found = prepared(settings(task, folder, **changes), folder)
     assert isinstance(found, HeadTask)
     return found
 

@@ -24,10 +24,10 @@ from headway.text import Tokenizer
 from headway.train import TextConfig, evaluate, train
 from headway.train.metrics import read_metrics
 from headway.train.microbatch_pool import MasterWeights
-from headway.train.tasks.text import MaskedLM
 from tests.data import data_path
 from tests.nn.plain import plain_cross_entropy
 from tests.train.objectives import accumulated
+from tests.train.prepared import prepared
 from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch, weights
 
 Make = Callable[..., TextConfig]
@@ -93,7 +93,7 @@ def test_row_87_a_run_learns_and_logs_loss_and_accuracy(
 
 
 def examples(config: TextConfig, folder: Path) -> tuple[MaskedRows, ModelSpec]:
-    task = MaskedLM(config, folder, None, torch.float32)
+    task = prepared(config, folder)
     rows = task.train_rows.drawn(0)
     assert isinstance(rows, MaskedRows)
     return rows, task.model.spec

@@ -40,8 +40,8 @@ def test_specs_of_encoders(encoder: Make) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"task": "causal-lm"}, "task causal-lm was asked for, but bert is an encoder, trained on masked tokens"),
-        ({"family": "llama", "task": "masked-lm"}, "but llama is a decoder, trained on next tokens"),
+        ({"task": "causal-lm"}, "but bert is no decoder (llama, qwen3, gpt2, ... are) but an encoder"),
+        ({"family": "llama", "task": "masked-lm"}, "llama is no encoder (bert, roformer, longformer, ... are)"),
         ({"family": "llama", "mask_share": 0.2, "pack": True}, "mask_share, pack: for masked-lm, but llama"),
         ({"linear": "elu+1", "patterns": "Full()"}, "linear attention sees the whole text"),
         ({"linear": "elu+2"}, "there is no feature 'elu+2'"),

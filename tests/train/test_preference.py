@@ -19,6 +19,7 @@ from headway.train import train
 from headway.train.metrics import read_metrics
 from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.tasks.preference import AT_ONCE, PreferenceConfig, PreferenceTuning
+from tests.train.prepared import prepared
 from tests.train.test_chat import COLOURS, SHORT, written
 from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch
 
@@ -50,7 +51,8 @@ def config(folder: Path, **changes: Any) -> PreferenceConfig:
 
 
 def task(given: PreferenceConfig) -> PreferenceTuning:
-    return PreferenceTuning(given, Path(given.out), None, torch.float32)
+    made: PreferenceTuning = prepared(given)
+    return made
 
 
 def dense_log_p(model: Any, ids: list[int], turns: list[int]) -> torch.Tensor:

@@ -25,12 +25,12 @@ from headway.train.checkpoint import MOMENTS, state_tensors
 from headway.train.metrics import read_metrics
 from headway.train.optimizer import Optimizer
 from headway.train.sharing import divide, spread
-from headway.train.tasks import find_task
 from headway.train.trainer import Trainer
 from tests.parallel import steps
 from tests.parallel.test_tensor import Rank
 from tests.train.conftest import documents
 from tests.train.objectives import Given
+from tests.train.prepared import prepared
 from tests.train.processes import together
 from tests.train.test_resume import weights
 
@@ -267,7 +267,7 @@ def test_what_cannot_be_shared_is_refused(settings: Make, tmp_path: Path, what: 
     mesh, changes, words = REFUSED[what]
     config = settings(**SHARED | changes)
     parallel: Any = SimpleNamespace(mesh=mesh, rank=0, tensor=TensorParallel(Rank(0, 2)))
-    task = find_task("causal-lm")(config, tmp_path, None, torch.float32)
+    task = prepared(config)
 
     def begin() -> None:
         spread(task, parallel)

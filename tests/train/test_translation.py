@@ -25,8 +25,9 @@ from headway.text import Tokenizer
 from headway.train import train
 from headway.train.config_io import config_yaml, read_config
 from headway.train.metrics import read_metrics
-from headway.train.tasks.translation import Translation, TranslationConfig, inverse_sqrt, translation_spec
+from headway.train.tasks.translation import TranslationConfig, inverse_sqrt, translation_spec
 from tests.data import data_path
+from tests.train.prepared import prepared
 
 ENGLISH = ["red", "green", "blue", "cat", "dog", "house"]
 GERMAN = ["rot", "grün", "blau", "Katze", "Hund", "Haus"]
@@ -134,7 +135,7 @@ def test_labels_are_smoothed_as_the_formula_says(
 @pytest.mark.parametrize("micro_batch", [1, 5, 7, 100])
 def test_a_step_reads_all_of_its_pairs_however_it_is_cut(micro_batch: int, tmp_path: Path) -> None:
     def targets(**how: Any) -> list[list[int]]:
-        task = Translation(TranslationConfig.of({**TINY, **files, **how}), tmp_path, None, torch.float32)
+        task = prepared(TranslationConfig.of({**TINY, **files, **how}), tmp_path)
         rows = [row for batch in task.batches(2) for row in batch.targets.tolist()]
         return [[i for i in row if i != IGNORE_INDEX] for row in rows]
 

@@ -14,6 +14,7 @@ from headway.models import ModelSpec, build, cost
 from headway.nn.block import Checkpointing
 from headway.train import TextConfig, train
 from headway.train.evaluation import evaluate
+from headway.train.inputs import Inputs
 from headway.train.microbatch_pool import GRADIENT_BYTES, MasterWeights, MicrobatchPool, choose_workers
 from headway.train.optimizer import Optimizer, parameter_groups, shares
 from headway.train.texts import prepare
@@ -125,7 +126,7 @@ def test_another_number_of_workers_is_said_on_resume(
 
 
 def test_evaluation_side_by_side(settings: Make, tmp_path: Path) -> None:
-    tokenizer, file, _, _ = prepare(settings(), tmp_path / "made", None, in_template=True)
+    tokenizer, file, _, _ = prepare(Inputs.of(settings()), None, in_template=True)
     spec = ModelSpec.of_depth(1, tokenizer.vocab_size, width=16, heads=2, kv_heads=1, head_dim=8)
     m = build(spec, seed=0)
     rows = Rows(file, 24)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from headway.train.config import TrainConfig
     from headway.train.evaluation import Evaluation
     from headway.train.microbatch_pool import MicrobatchPool
-    from headway.train.rows_config import TextConfig
 
 WIDEST = 20  # classes whose confusion is a table for a terminal
 
@@ -39,28 +39,26 @@ def print_evaluation(
     from headway.checkpoints.bases import brought
     from headway.checkpoints.restore import build_model
     from headway.storage.dtypes import dtype_name
-    from headway.text import Tokenizer
+    from headway.train.inputs import Inputs
     from headway.train.microbatch_pool import MicrobatchPool
     from headway.train.rows_config import TextConfig
     from headway.train.tasks import find_task
-    from headway.train.tasks.base import Subject
 
-    task, model = find_task(str(config.task)), build_model(source, dtype=dtype, backend=backend)
+    model, (home, generation) = build_model(source, dtype=dtype, backend=backend), brought(source, adapters)
     attach_folders(model, adapters)
+    task = find_task(str(config.task))(Inputs(config, replace(source, path=home, generation=generation)))
     given = vars(config)
     data = given.get("data") or f"{given.get('source', '')} and {given.get('target', '')}"
     report: dict[str, Any] = {"model": str(source.path), "task": config.task, "data": data}
     report["dtype"] = dtype_name(next(model.parameters()).dtype)
     with MicrobatchPool(torch.get_num_threads()) as pool:
         if isinstance(config, TextConfig):
-            measured, remarks = measure_text(source, model, config, pool, limit)
+            measured, remarks = measure_text(task, model, pool, limit)
             known = ("tokens", "text_bytes", "loss", "perplexity", "bits_per_byte", "accuracy")
             report |= {"context": config.context, **attributes(measured, *known)}
         else:
-            home, generation = brought(source, adapters)
-            subject = Subject(model, Tokenizer.load(home), generation)
             with progress(f"evaluating {data}"):
-                measured, remarks = task.measure(config, subject, pool, limit)
+                measured, remarks = task.measure(model, pool, limit)
             counted = f"{measured.unit}s".replace(" ", "_")
             report |= {counted: measured.tokens, "loss": measured.loss, **measured.metrics}
     check_finite(measured.loss, model, str(source.path))
@@ -101,20 +99,19 @@ def print_evaluation(
 
 
 def measure_text(
-    source: "Folder", model: Any, config: "TextConfig", pool: "MicrobatchPool", limit: int | None
+    task: Any, model: Any, pool: "MicrobatchPool", limit: int | None
 ) -> "tuple[Evaluation, Sequence[str]]":
-    """The loss on a text, in rows as the task of the settings makes them, and what is to be said of it."""
+    """The loss on a text, in rows as the task makes them, and what is to be said of it."""
     from headway.data import Rows
     from headway.surgery import Text
     from headway.train import evaluation
-    from headway.train.tasks import find_task
 
-    task: Any = find_task(str(config.task))
-    length, trained = config.context, source.spec.trained_context
+    config, folder = task.config, task.inputs.folder
+    length, trained = config.context, folder.spec.trained_context
     with progress(f"encoding {config.data}"):
-        opened = Text.read(config.data, source, framed=task.in_template)
+        opened = Text.read(config.data, folder, framed=task.in_template)
     with opened as text:
-        rows = task.rows(text.file, config, text.tokenizer, source.spec)
+        rows = task.rows(text.file, text.tokenizer, folder.spec)
         scored = f"{rows.targets(limit)} tokens" if isinstance(rows, Rows) else "masked tokens"
         with progress(f"evaluating {scored} in rows of {length}") as advance:
             found = evaluation.evaluate(model, rows, limit=limit, pool=pool, progress=advance)

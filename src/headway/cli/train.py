@@ -112,7 +112,7 @@ def start_processes(count: int, settings: TrainConfig, resume: str) -> int:
 
     from headway.train.start import checked, where_to_begin
 
-    where_to_begin(checked(settings, count), resume)
+    where_to_begin(checked(settings, count).config, resume)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     logging.getLogger("torch.distributed.elastic").setLevel(
         logging.CRITICAL

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headway.data.record_kinds import Messages
+from headway.data.values import string
 from headway.errors import DataError, as_error
 from headway.text.chat import check_messages
 
@@ -151,7 +152,4 @@ def _said(role: str, content: str) -> Mapping[str, Any]:
 
 
 def _text(value: Mapping[str, Any], key: str) -> str:
-    found = value.get(key)
-    if not isinstance(found, str) and found is not None:
-        raise DataError(f'"{key}" must be a string, got {type(found).__name__}')
-    return found or ""
+    return "" if value.get(key) is None else string(value, key)

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from headway.data.hub import is_remote, local
 from headway.data.tokenfile import TokenFile, TokenFileWriter
-from headway.data.values import READERS, checked, opened, suffix, values
-from headway.errors import DataError, did_you_mean, near_file
+from headway.data.values import READERS, checked, opened, string, suffix, values
+from headway.errors import DataError, as_error, did_you_mean, near_file
 from headway.text import Tokenizer
 
 PIECE = 1 << 16  # bytes of a long text that are handled at a time
@@ -149,9 +149,9 @@ def _records(file: Path, key: str) -> Iterator[Piece]:
         if key not in value:
             hint = did_you_mean(key, value)
             raise DataError(f'{where}: no key "{key}"{hint}; this object has {sorted(value)}')
-        if not isinstance(value[key], str):
-            raise DataError(f'{where}: "{key}" must be a string, got {type(value[key]).__name__}')
-        yield Piece(checked(value[key], where), True, where)
+        with as_error(DataError, where):
+            text = string(value, key)
+        yield Piece(checked(text, where), True, where)
 
 
 def _whole(file: Path, piece: int) -> Iterator[Piece]:

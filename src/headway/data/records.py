@@ -37,18 +37,12 @@ from headway.data.record_kinds import (
     Tagged,
     Triplet,
 )
+from headway.data.values import string
 from headway.errors import DataError, as_error, did_you_mean
 
 TEXTS = "text", "sentence", "text_a"
 TAGS = "tags", "ner_tags", "labels"
 Value = Mapping[str, Any]
-
-
-def _text(value: Value, key: str) -> str:
-    found = value[key]
-    if not isinstance(found, str):
-        raise DataError(f'"{key}" must be a string, got {type(found).__name__}')
-    return found
 
 
 def _names(value: Value, key: str) -> list[str]:
@@ -70,8 +64,8 @@ def _labelled(text: str, *pairs: str) -> Callable[[Value], Labelled]:
     """A text and, under the first key that is there, another one."""
 
     def read(value: Value) -> Labelled:
-        pair = next((_text(value, key) for key in pairs if value.get(key) is not None), None)
-        return Labelled(_text(value, text), pair, _name(value["label"]))
+        pair = next((string(value, key) for key in pairs if value.get(key) is not None), None)
+        return Labelled(string(value, text), pair, _name(value["label"]))
 
     return read
 
@@ -88,8 +82,8 @@ def _tagged(words: str, tags: str) -> Callable[[Value], Tagged]:
 
 def _triplet(anchor: str) -> Callable[[Value], Triplet]:
     def read(value: Value) -> Triplet:
-        negative = _text(value, "negative") if value.get("negative") is not None else None
-        return Triplet(_text(value, anchor), _text(value, "positive"), negative)
+        negative = string(value, "negative") if value.get("negative") is not None else None
+        return Triplet(string(value, anchor), string(value, "positive"), negative)
 
     return read
 
@@ -99,11 +93,11 @@ def _cail(value: Value) -> Triplet:
     label = value["label"]
     if label not in ("B", "C"):
         raise DataError(f'"label" must be "B" or "C", the text that is more like A; got {label!r}')
-    return Triplet(_text(value, "A"), _text(value, label), _text(value, "C" if label == "B" else "B"))
+    return Triplet(string(value, "A"), string(value, label), string(value, "C" if label == "B" else "B"))
 
 
 def _question(value: Value) -> Question:
-    context, found = _text(value, "context"), value["answers"]
+    context, found = string(value, "context"), value["answers"]
     if isinstance(found, dict) and found.keys() >= {"text", "answer_start"}:
         texts, starts = found["text"], found["answer_start"]
         if not (isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts)):
@@ -112,7 +106,7 @@ def _question(value: Value) -> Question:
     if not isinstance(found, list):
         raise DataError(f'"answers" must be a list, got {type(found).__name__}')
     answers = tuple(_answer(one, context, f"answers[{i}]") for i, one in enumerate(found))
-    return Question(_text(value, "question"), context, answers)
+    return Question(string(value, "question"), context, answers)
 
 
 def _answer(found: Any, context: str, place: str) -> Answer:
@@ -136,7 +130,7 @@ def _chat(read: Callable[[Value], Messages]) -> Callable[[Value], Chat]:
 def _completion(value: Value) -> Completion | Chat:
     if isinstance(value["prompt"], list):
         return _chat(conversations.completed)(value)
-    found = Completion(_text(value, "prompt"), _text(value, "completion"))
+    found = Completion(string(value, "prompt"), string(value, "completion"))
     if not found.completion:
         raise DataError('"completion" is empty')
     return found

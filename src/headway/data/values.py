@@ -54,6 +54,14 @@ def suffix(file: Path) -> str:
     return Path(file.name.removesuffix(".gz")).suffix
 
 
+def string(value: Mapping[str, Any], key: str) -> str:
+    """The text under a key. Raises DataError for what is none; whoever reads a value names its place."""
+    text = value[key]
+    if not isinstance(text, str):
+        raise DataError(f'"{key}" must be a string, got {type(text).__name__}')
+    return text
+
+
 @contextmanager
 def opened(file: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
     """The bytes of a file, unpacked. Raises DataError for an empty file, and for a broken gzip file."""

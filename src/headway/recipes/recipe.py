@@ -20,7 +20,7 @@ decode: 512                   # measure the speed of decoding behind prompts of 
 small: {depth: 1, steps: 2}   # with --small, in every stage
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -34,7 +34,7 @@ from headway.train.rows_config import FROM_SCRATCH
 from headway.train.tasks import settings_of
 
 Moments = Literal["keep", "zero"]
-RECIPE_KEYS = (STAGES, SMALL, "seeds", "claims", "columns", "decode")
+RECIPE_KEYS = ("out", "seed", "seeds", "claims", "columns", "decode")
 STAGE_KEYS = ("name", "from", "surgery", "moments", "published", SMALL)
 OF_RECIPE = ("out", "seed", "seeds")
 """Of all stages, never of one."""
@@ -104,43 +104,44 @@ def read_recipe(
     source that is no earlier stage, operations and claims that are not understood, `small` where the file has no such
     settings: before anything is run."""
     values = {**(defaults or {}), **read_yaml(path)}
-    given = {**parse_overrides(overrides), **(flags or {})}
     entries = values.pop(STAGES, None)
     if not (isinstance(entries, list) and entries and all(isinstance(entry, dict) for entry in entries)):
         raise ConfigError(f"{path}: stages is a list of mappings, at least one")
     names = [str(entry.get("name", "")) for entry in entries]
     if len({*names}) < len(names) or not all(map(str.isidentifier, names)):
         raise ConfigError(f"{path}: every stage has a name of its own of letters, digits and _, got {names}")
-    own: dict[str, dict[str, Any]] = {name: {} for name in names}
-    for key in [key for key in given if "." in key]:
-        name, _, setting = key.partition(".")
-        check_known(name, own, f"{key}: there is no stage")
-        own[name][setting] = given.pop(key)
+    for_all: dict[str, Any] = {}
+    for_one: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for key, value in {**parse_overrides(overrides), **(flags or {})}.items():
+        name, dot, setting = key.partition(".")
+        if dot:
+            check_known(name, for_one, f"{key}: there is no stage")
+            for_one[name][setting] = value
+        else:
+            for_all[key] = value
     if small and not any(SMALL in part for part in (values, *entries)):
         raise ConfigError(f"--small needs settings under `{SMALL}:`, and {path} has none")
-    in_toy_size = values.pop(SMALL, {})
-    small_of_all = dict(in_toy_size) if small else {}
-    recipe = {
-        key: around.pop(key) for around in (values, small_of_all) for key in RECIPE_KEYS if key in around
-    }
-    one_seed = given.pop("seed", values.pop("seed", None))
-    many = given.pop("seeds", recipe.get("seeds"))
+    toy = values.pop(SMALL, {})
+    of_all = [values, dict(toy) if small else {}, for_all]  # later ones win
+    recipe = {key: layer.pop(key) for layer in of_all for key in RECIPE_KEYS if key in layer}
+    one_seed, many = recipe.get("seed"), recipe.get("seeds")
     if one_seed is not None and many is not None:
         raise ConfigError(
             f"{path}: seed {one_seed} and seeds {many} are given; give one of them (seeds=[{one_seed}])"
         )
     seeds = tuple(many if many is not None else [one_seed or 0])
-    out = Path(given.pop("out", values.pop("out", "runs/recipe")))
-    whole = {**values, **small_of_all, **given}
+    whole = {key: value for layer in of_all for key, value in layer.items()}
     tasks = {whole.get("task"), *(entry.get("task", whole.get("task")) for entry in entries)}
     for key in whole:
         _check_known(key, tasks, path)
     stages: list[Stage] = []
     for entry, name in zip(entries, names, strict=True):
-        around = {**small_of_all, **(entry.get(SMALL, {}) if small else {}), **given, **own[name]}
-        stages.append(_stage(entry, name, values, around, own[name], [s.name for s in stages], path))
+        own = {key: value for key, value in entry.items() if key not in STAGE_KEYS}
+        of_one = [own, entry.get(SMALL, {}) if small else {}, for_one[name]]
+        stages.append(_stage(entry, of_all, of_one, [s.name for s in stages], f"{path}: stage {name}"))
     claims = tuple(Claim.read(text, rule, names) for text, rule in recipe.get("claims", {}).items())
-    found = Recipe(out, tuple(stages), seeds, claims, tuple(recipe.get("columns", ())), recipe.get("decode"))
+    columns, out = tuple(recipe.get("columns", ())), Path(recipe.get("out", "runs/recipe"))
+    found = Recipe(out, tuple(stages), seeds, claims, columns, recipe.get("decode"))
     for stage in stages:  # every setting is validated before anything is run
         model = None if stage.source is None else Path(stage.source)
         stage.config(found.stage_folder(stage, seeds[0]), seeds[0], model)
@@ -149,14 +150,13 @@ def read_recipe(
 
 def _stage(
     entry: Mapping[str, Any],
-    name: str,
-    for_all: Mapping[str, Any],
-    around: Mapping[str, Any],
-    for_one: Mapping[str, Any],
-    earlier: list[str],
-    path: str | Path,
+    of_all: Sequence[Mapping[str, Any]],
+    of_one: Sequence[Mapping[str, Any]],
+    earlier: Sequence[str],
+    where: str,
 ) -> Stage:
-    where = f"{path}: stage {name}"
+    """The stage of an entry; the settings of all stages and its own are layers, of which a later one wins, and of two
+    at one place its own."""
     source = entry.get("from", earlier[-1] if earlier and "model" not in entry else None)
     if source is not None:
         check_known(source, earlier, f"{where}: from names no earlier stage:")
@@ -167,25 +167,25 @@ def _stage(
         raise ConfigError(
             f"{where}: surgery and kept moments need the model of an earlier stage (from: NAME)"
         )
-    own = {key: value for key, value in entry.items() if key not in STAGE_KEYS}
-    mine = own.keys() | entry.get(SMALL, {}).keys() | for_one.keys()
+    own, _, for_one = of_one
+    in_toy_size = entry.get(SMALL, {})
+    mine = own.keys() | in_toy_size.keys() | for_one.keys()
     if wrong := sorted(mine & {*OF_RECIPE, *(["model"] if source is not None else [])}):
         why = "belongs to the whole recipe" if wrong[0] in OF_RECIPE else f"is what {source} trains"
         raise ConfigError(f"{where}: {wrong[0]} {why}; leave it out")
-    task = {**for_all, **own, **around}.get("task")
+    layers = [layer for both in zip(of_all, of_one, strict=True) for layer in both]
+    task = next((layer["task"] for layer in reversed(layers) if "task" in layer), None)
     known = settings_of(task).model_fields
-    for key in (*entry.get(SMALL, {}), *for_one):
+    for key in (*in_toy_size, *for_one):
         _check_known(key, [task], where)
-    usual = {
+    settings = {
         key: value
-        for values in (for_all, own, around)
-        for key, value in values.items()
-        if (key in known or values is own)
-        and not (source is not None and key in FIRST_ONLY and values is not own)
+        for layer in layers
+        for key, value in layer.items()
+        if layer is own or (key in known and not (source is not None and key in FIRST_ONLY))
     }
-    return Stage(
-        name, usual, source, tuple(check_surgery(surgery, where)), moments, dict(entry.get("published", {}))
-    )
+    operations = tuple(check_surgery(surgery, where))
+    return Stage(str(entry["name"]), settings, source, operations, moments, dict(entry.get("published", {})))
 
 
 def _check_known(key: str, tasks: Collection[str | None], where: str | Path) -> None:

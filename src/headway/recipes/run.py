@@ -16,10 +16,9 @@ from headway.recipes.surgery import moments_after, opened, write_model
 from headway.storage.files import atomic_write, json_text
 from headway.storage.reading import read_json
 from headway.storage.safetensors import write_safetensors
-from headway.train.checkpoint import FINAL, checkpoints, moved_along
+from headway.train.checkpoint import FINAL, checkpoints, moved_along, read_record
 from headway.train.lock import LOCK, locked
 from headway.train.run import train
-from headway.train.start import with_task
 
 DONE, START, MOMENTS = "stage.json", "start", "moments.safetensors"
 REPORT = "report"
@@ -122,10 +121,15 @@ def _stage(
             kept.unlink(missing_ok=True)
             last = checkpoints(before)[-1]
             write_safetensors(kept, moments_after(last, opened(before / FINAL, base)[0].spec, stage.surgery))
-    config = with_task(config)
     train(config, resume="auto", quiet=quiet)
-    found = measures(folder, config, recipe.decode)
-    record = {"stage": stage.name, "seed": seed, "task": config.task, "run": settings, "measures": found}
+    task = read_record(checkpoints(folder)[-1])["config"]["task"]  # where it is the one that the model is for
+    record = {
+        "stage": stage.name,
+        "seed": seed,
+        "task": task,
+        "run": settings,
+        "measures": measures(folder, config, recipe.decode),
+    }
     atomic_write(folder / DONE, json_text(record))
     return record
 

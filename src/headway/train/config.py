@@ -80,6 +80,22 @@ class Settings(BaseModel):
                 cls.model_fields[name].default = value
             cls.model_rebuild(force=True)
 
+    def contradictions(self) -> Iterable[str]:
+        """What is wrong with values that each are right by themselves: with the fields that a class declares, and with
+        no others."""
+        return ()
+
+    def present(self, names: Iterable[str]) -> list[str]:
+        """Those of these settings that say something."""
+        return [name for name in names if getattr(self, name) not in (None, ())]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        kinds: list[Any] = [kind for kind in type(self).__mro__ if "contradictions" in vars(kind)]
+        if problems := [problem for kind in kinds for problem in kind.contradictions(self)]:
+            raise ValueError("; ".join(problems))
+        return self
+
 
 class MachineSettings(Settings):
     """On what a run computes, and how.
@@ -153,8 +169,8 @@ class TrainConfig(MachineSettings, OutputSettings):
     """Settings of one run. Every field says what it does and in which unit; an unknown key is an error.
 
     task: what is trained: causal-lm (the next token), masked-lm (hidden tokens), translation, chat,
-        preference, classify, tag, answer, embed, or MODULE:CLASS of your own; `--task NAME --help` lists the
-        settings of a task
+        preference, classify, tag, answer, embed, or MODULE:CLASS of your own; on text the one that the model is
+        for, unless it is given; `--task NAME --help` lists the settings of a task
     max_seconds: end the run after so long
     early_stopping_patience: end the run after N evaluations in a row that brought nothing better by
         `best_by`; needs eval_every
@@ -171,9 +187,18 @@ class TrainConfig(MachineSettings, OutputSettings):
     clip: float = setting(1.0, group="Optimizer", gt=0)
     moments: str | None = setting(None, group="Optimizer", is_path=True)
 
-    def contradictions(self) -> dict[str, bool]:
-        """What would be wrong with values that each are right by themselves, and whether it is."""
-        return {}
+    def contradictions(self) -> Iterable[str]:
+        """See `Settings`."""
+        if self.average > 1 and (self.save_every is None or self.keep_last < self.average):
+            yield f"average {self.average} needs save_every, and keep_last of {self.average} or more"
+        if self.eval_every is None and watches(self):
+            yield "keep_best and early_stopping_patience compare what evaluations between steps find; give eval_every"
+        if self.best_by != "loss" and not watches(self):
+            yield "best_by says what keep_best and early_stopping_patience compare; give one of them, or leave it out"
+        if self.average > 1 and self.keep_best:
+            yield f"average {self.average} and keep_best both say which model is left; give one of them"
+        if self.save_in_background and self.checkpoints == "folder":
+            yield "checkpoints: folder is not written in the background; leave out checkpoints, or save_in_background"
 
     @property
     def paths(self) -> dict[str, str]:
@@ -188,31 +213,6 @@ class TrainConfig(MachineSettings, OutputSettings):
             for name, value in self.paths.items()
             if not value.startswith(REMOTE) and not Path(value).exists()
         ]
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        too_few = self.save_every is None or self.keep_last < self.average
-        own = {
-            f"average {self.average} needs save_every, and keep_last of {self.average} or more": (
-                self.average > 1 and too_few
-            ),
-            "keep_best and early_stopping_patience compare what evaluations between steps find; give eval_every": (
-                self.eval_every is None and watches(self)
-            ),
-            "best_by says what keep_best and early_stopping_patience compare; give one of them, or leave it out": (
-                self.best_by != "loss" and not watches(self)
-            ),
-            f"average {self.average} and keep_best both say which model is left; give one of them": (
-                self.average > 1 and self.keep_best
-            ),
-            "checkpoints: folder is not written in the background; leave out checkpoints, or save_in_background": (
-                self.save_in_background and self.checkpoints == "folder"
-            ),
-        }
-        problems = [problem for problem, found in (own | self.contradictions()).items() if found]
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
 
     @field_serializer("clip", when_used="json")
     def _in_json(self, clip: float) -> float | str:

@@ -15,11 +15,9 @@ from headway.parallel import Mesh
 from headway.report import size, table
 from headway.train.config import TrainConfig
 from headway.train.inputs import lora_of, trained_parameters
-from headway.train.microbatch_pool import DTYPES, choose_precision
 from headway.train.optimizer import parameter_groups
 from headway.train.rows_config import RowsConfig
 from headway.train.start import checked
-from headway.train.tasks import find_task
 
 
 @dataclass(frozen=True)
@@ -76,10 +74,9 @@ def describe_run(config: TrainConfig) -> DryRun:
     for name, value in config.paths.items():
         if is_remote(value):
             raise DataError(f"{name} {value}: a dry run fetches nothing; give a local file")
-    config = checked(config, 1 if config.mesh is None else Mesh.read(config.mesh).ranks)
-    foreseen = find_task(str(config.task)).foresee(config)
-    spec, plan, precision = foreseen.spec, foreseen.plan, choose_precision(config.dtype)
-    dtype, workers, adapter, frozen = DTYPES[precision.what], int(foreseen.workers.what), None, 0
+    task = checked(config, 1 if config.mesh is None else Mesh.read(config.mesh).ranks)
+    config, foreseen, dtype = task.config, task.foresee(), task.inputs.dtype
+    spec, plan, workers, adapter, frozen = foreseen.spec, foreseen.plan, int(foreseen.workers.what), None, 0
     with torch.device("meta"):
         model = blank(spec)
         if isinstance(config, RowsConfig) and (lora := lora_of(config)) is not None:
@@ -101,7 +98,7 @@ def describe_run(config: TrainConfig) -> DryRun:
     names = {"matrices (decay)": groups.matrices, "embeddings": groups.embeddings, "vectors": groups.vectors}
     return DryRun(
         spec=spec,
-        precision=precision,
+        precision=task.inputs.precision,
         groups={name: sum(p.numel() for p in group.values()) for name, group in names.items()},
         data=foreseen.data,
         exact=foreseen.exact,

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -14,7 +14,7 @@ from headway.errors import DataError
 from headway.metrics import Confusion
 from headway.models import Decoder, Encoder
 from headway.nn import IGNORE_INDEX
-from headway.train.microbatch_pool import ALONE, MicrobatchPool
+from headway.train.microbatch_pool import ALONE, MicrobatchPool, R, T
 
 BATCH_TOKENS = 8192
 LEAST_BUCKET = 16
@@ -112,6 +112,15 @@ def evaluating(model: nn.Module) -> Iterator[Callable[[], float]]:
         yield lambda: time.perf_counter() - begin
     finally:
         model.train(training)
+
+
+def measured(
+    model: nn.Module, run: Callable[[T], R], batches: Iterable[T], pool: MicrobatchPool
+) -> tuple[list[R], float]:
+    """What `run` says of each batch, by a model in evaluation mode and without gradients, and the seconds that this
+    took; `pool` computes batches at the same time."""
+    with evaluating(model) as clock:
+        return list(pool.map(torch.no_grad()(run), batches)), clock()
 
 
 def evaluate(

@@ -1,7 +1,8 @@
 """What training begins with: tokenizer, spec and first weights, made or found, and an adapter beside these."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from torch import Tensor
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.checkpoints import Base
 from headway.checkpoints.folder import Folder, load_folder
+from headway.checkpoints.remote import is_address, local_model
 from headway.checkpoints.restore import build_model
+from headway.choice import Choice
 from headway.errors import CheckpointError, ConfigError, as_error, did_you_mean
 from headway.models import FAMILIES, Decoder, Encoder, Head, Model, ModelSpec, build, catalog, cost
 from headway.nn import Adapter, Lora, attach, block_linears
@@ -20,6 +23,7 @@ from headway.parallel.sharded import fill, own_state
 from headway.patterns import Causal, Pattern, parse
 from headway.storage.lazy import lazy
 from headway.text import Tokenizer, train_bpe, train_characters, train_words
+from headway.train.config import TrainConfig
 from headway.train.microbatch_pool import DTYPES, choose_precision
 from headway.train.rows_config import RowsConfig
 
@@ -30,44 +34,100 @@ FAMILY = dict.fromkeys(("masked-lm", "classify", "tag", "answer", "embed"), "rof
 MASK, PAD = "[MASK]", "[PAD]"
 
 
-def model_folder(config: RowsConfig) -> Folder | None:
-    """The folder that `model` names, opened once; None where weights are fresh. Raises as `load_folder` does."""
-    if config.model is None or not Path(config.model).is_dir():
-        return None
-    if "model" not in config.opened:
-        config.opened["model"] = load_folder(config.model)
-    folder: Folder = config.opened["model"]
-    return folder
+@dataclass(frozen=True)
+class Inputs:
+    """What the settings of a run name, opened once: the model's `folder`, None where weights are fresh. Of a model that
+    is measured it is that one's, with what its adapters bring along."""
 
+    config: Any
+    folder: Folder | None = None
 
-def given_tokenizer(config: RowsConfig) -> Tokenizer | None:
-    """The tokenizer of the settings, or of the model's folder; None where one is to be trained."""
-    place = config.tokenizer or (None if model_folder(config) is None else config.model)
-    return None if place is None else Tokenizer.load(place)
+    @staticmethod
+    def of(config: TrainConfig) -> "Inputs":
+        """Opens what the settings name; a model of the Hub is fetched first. Raises as `load_folder` does."""
+        if not isinstance(config, RowsConfig) or config.model is None:
+            return Inputs(config)
+        if is_address(config.model):
+            config = config.model_copy(update={"model": str(local_model(config.model))})
+        place = Path(str(config.model))
+        return Inputs(config, load_folder(place) if place.is_dir() else None)
 
+    @cached_property
+    def precision(self) -> Choice:
+        """See `choose_precision`."""
+        return choose_precision(self.config.dtype)
 
-def find_tokenizer(
-    config: RowsConfig, folder: Path, start: Path | None, texts: Callable[[], Iterator[str]], *, masked: bool
-) -> Tokenizer:
-    """The tokenizer of the settings, of the model's folder, of the checkpoint `start`, or one that is trained on
-    `texts()` and kept in `folder`; a BPE has a mask and a pad token, and ends its texts, if `masked`.
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the products."""
+        return DTYPES[self.precision.what]
 
-    Raises ConfigError where none is given and none can be trained."""
-    given = given_tokenizer(config)
-    if given is not None:
-        return given
-    if config.model is not None:
-        raise ConfigError(
-            f"model {config.model!r} comes without a tokenizer; give one (tokenizer=FOLDER), or leave model out"
-        )
-    own = start or folder / "tokenizer"
-    if not (own / "tokenizer.json").exists():
-        if Path(config.data).suffix == TOKENS:
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the settings, or of the model's folder; None where one is to be trained."""
+        home = None if self.folder is None else self.folder.path
+        place = getattr(self.config, "tokenizer", None) or home
+        return None if place is None else Tokenizer.load(place)
+
+    def spec(self, vocab: int | None = None) -> ModelSpec:
+        """Of the model that a run begins with; `vocab` is for fresh weights, as the settings say unless given."""
+        if self.folder is not None:
+            return self.folder.spec
+        if vocab is None:  # the catalog has vocabularies of its own
+            vocab = self.config.vocab or VOCAB if self.config.model is None else 1
+        return make_spec(self.config, vocab)
+
+    def find_tokenizer(
+        self, start: Path | None, texts: Callable[[], Iterator[str]], *, masked: bool
+    ) -> Tokenizer:
+        """`tokenizer`, that of the checkpoint `start`, or one that is trained on `texts()` and kept in the run's
+        folder; a BPE has a mask and a pad token, and ends its texts, if `masked`.
+
+        Raises ConfigError where none is given and none can be trained."""
+        config = self.config
+        if self.tokenizer is not None:
+            return self.tokenizer
+        if config.model is not None:
             raise ConfigError(
-                f"{config.data} holds token ids; give the tokenizer that made them (tokenizer=FOLDER)"
+                f"model {config.model!r} comes without a tokenizer; give one (tokenizer=FOLDER), or leave model out"
             )
-        _trained_tokenizer(config, texts(), masked).save(own)
-    return Tokenizer.load(own)  # also where it is new: the one that a resumed run will have
+        home = start or Path(config.out) / "tokenizer"
+        if not (home / "tokenizer.json").exists():
+            if Path(config.data).suffix == TOKENS:
+                raise ConfigError(
+                    f"{config.data} holds token ids; give the tokenizer that made them (tokenizer=FOLDER)"
+                )
+            _trained_tokenizer(config, texts(), masked).save(home)
+        return Tokenizer.load(home)  # also where it is new: the one that a resumed run will have
+
+    def first_model(self, vocab: int, head: Head | None = None) -> tuple[Decoder | Encoder, list[str]]:
+        """The fp32 model that a run begins with, and what is to be said of it: a folder's weights, or fresh ones from
+        `seed`. One that an adapter is trained beside is in the number format of the products.
+
+        With `head` it has that one, for rows of `context` tokens at least, which is what its users may then give it. Of
+        a folder with another head, what stands below is taken; what is new is drawn from `seed`."""
+        config, folder, remarks = self.config, self.folder, list[str]()
+
+        def headed(spec: ModelSpec) -> ModelSpec:
+            longer = replace(spec, trained_context=max(config.context, spec.trained_context))
+            return spec if head is None else longer.with_head(head)
+
+        if folder is not None and (head is None or folder.spec.head == head):
+            dtype = torch.float32 if config.adapter is None else self.dtype
+            folder = replace(folder, spec=headed(folder.spec))
+            model = build_model(folder, dtype=dtype, backend=config.backend).train()
+        else:
+            spec = headed(self.spec(vocab))
+            model = build(spec, dtype=torch.float32, seed=config.seed, backend=config.backend)
+            if folder is not None and head is not None:
+                below = build_model(load_folder(folder.path, head=Head("states")), dtype=torch.float32)
+                model.load_state_dict(below.state_dict(), strict=False)  # all but the head's
+                remarks = [
+                    f"{config.model} has the head {folder.spec.head.task!r}; {head.task!r} is a new one, with fresh "
+                    "weights"
+                ]
+        assert isinstance(model, (Decoder, Encoder)), "the task has checked the spec"
+        return model, remarks
 
 
 def _trained_tokenizer(config: RowsConfig, texts: Iterator[str], masked: bool) -> Tokenizer:
@@ -78,15 +138,6 @@ def _trained_tokenizer(config: RowsConfig, texts: Iterator[str], masked: bool) -
         return train_bpe(texts, vocab)
     made = train_bpe(texts, vocab, special_tokens=[MASK, PAD])
     return Tokenizer(made.backend, bos=made.bos, eos=made.eos, ends_with_eos=True, config=made.config)
-
-
-def model_spec(config: RowsConfig, vocab: int | None = None) -> ModelSpec:
-    """The spec of the model that a run begins with; `vocab` is for fresh weights, as the settings say unless given."""
-    if (folder := model_folder(config)) is not None:
-        return folder.spec
-    if vocab is None:  # the catalog has vocabularies of its own
-        vocab = config.vocab or VOCAB if config.model is None else 1
-    return make_spec(config, vocab)
 
 
 def make_spec(config: RowsConfig, vocab: int) -> ModelSpec:
@@ -133,37 +184,6 @@ def _layer_patterns(text: str) -> list[Pattern]:
         return [parse(part) for part in text.split(";")]
 
 
-def first_model(
-    config: RowsConfig, vocab: int, head: Head | None = None
-) -> tuple[Decoder | Encoder, list[str]]:
-    """The fp32 model that a run begins with, and what is to be said of it: a folder's weights, or fresh ones from
-    `seed`. One that an adapter is trained beside is in the number format of the products.
-
-    With `head` it has that one, for rows of `context` tokens at least, which is what its users may then give it. Of a
-    folder with another head, what stands below is taken; what is new is drawn from `seed`."""
-    found, said = model_folder(config), list[str]()
-
-    def headed(spec: ModelSpec) -> ModelSpec:
-        longer = replace(spec, trained_context=max(config.context, spec.trained_context))
-        return spec if head is None else longer.with_head(head)
-
-    if found is not None and (head is None or found.spec.head == head):
-        dtype = torch.float32 if config.adapter is None else DTYPES[choose_precision(config.dtype).what]
-        found = replace(found, spec=headed(found.spec))
-        model = build_model(found, dtype=dtype, backend=config.backend).train()
-    else:
-        spec = headed(make_spec(config, vocab) if found is None else found.spec)
-        model = build(spec, dtype=torch.float32, seed=config.seed, backend=config.backend)
-        if found is not None and head is not None:
-            below = build_model(load_folder(found.path, head=Head("states")), dtype=torch.float32)
-            model.load_state_dict(below.state_dict(), strict=False)  # all but the head's
-            said = [
-                f"{config.model} has the head {found.spec.head.task!r}; {head.task!r} is a new one, with fresh weights"
-            ]
-    assert isinstance(model, (Decoder, Encoder)), "the task has checked the spec"
-    return model, said
-
-
 NAME = "default"
 RANK, ALPHA = 16, 32.0
 
@@ -187,14 +207,6 @@ def trained_parameters(config: RowsConfig, spec: ModelSpec) -> int:
     if lora is None:
         return cost.parameter_count(spec)
     return cost.adapter_parameters(spec, lora, config.adapter_targets)
-
-
-def check_base(config: RowsConfig) -> None:
-    """Raise ConfigError for an adapter beside fresh weights."""
-    if config.adapter is not None and not Path(config.model or "").is_dir():
-        raise ConfigError(
-            f"adapter={config.adapter} is trained beside the model of a folder, and model={config.model} is none"
-        )
 
 
 def adapt(model: Model, config: RowsConfig, dtype: torch.dtype) -> Base | None:

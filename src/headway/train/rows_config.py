@@ -2,8 +2,8 @@
 text, next tokens or masked ones. Imports no torch."""
 
 from abc import abstractmethod
-from functools import cached_property
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Literal
 
 from headway.train.config import Settings, TrainConfig, setting, watches
 
@@ -29,6 +29,15 @@ class DataSettings(Settings):
     tokenizer: str | None = setting(None, is_path=True)
     units: Literal["bpe", "characters", "words"] | None = setting(None)
     vocab: int | None = setting(None, unit="tokens", ge=257)
+
+    def contradictions(self) -> Iterable[str]:
+        """See `Settings`."""
+        if self.tokenizer is not None and self.vocab is not None:
+            yield "vocab is the size of a tokenizer to be trained, but tokenizer is given too; give one of them"
+        if self.tokenizer is not None and self.units is not None:
+            yield "units says which tokenizer is to be trained, but tokenizer is given too; give one of them"
+        if self.validation is not None and self.validation_share > 0:
+            yield "validation and validation_share both say what is held out; give one of them"
 
 
 class ModelSettings(Settings):
@@ -66,6 +75,13 @@ class ModelSettings(Settings):
     dropout: float | None = setting(None, ge=0.0, lt=1.0)
     tied: bool | None = setting(None)
 
+    def contradictions(self) -> Iterable[str]:
+        """See `Settings`."""
+        if self.model is not None and (shaped := ", ".join(self.present(FROM_SCRATCH))):
+            yield f"model {self.model!r} already fixes {shaped}; leave those out, or leave out model"
+        if self.linear is not None and self.patterns is not None:
+            yield "linear attention sees the whole text (its past, in a decoder), so it has no patterns; leave them out"
+
 
 class AdapterSettings(Settings):
     """What is trained beside a model that stays as it is.
@@ -90,6 +106,13 @@ class AdapterSettings(Settings):
     adapter_dropout: float | None = setting(None, ge=0.0, lt=1.0)
     base: Literal["nf4"] | None = setting(None)
 
+    def contradictions(self) -> Iterable[str]:
+        """See `Settings`."""
+        details = self.present(name for name in AdapterSettings.model_fields if name != "adapter")
+        if self.adapter is None and details:
+            names = " and ".join(details)
+            yield f"{names}: of an adapter, which was not asked for; add adapter=lora, or leave out"
+
 
 class OptimizerSettings(Settings):
     """How steps are made of gradients, and how large they are.
@@ -100,9 +123,6 @@ class OptimizerSettings(Settings):
     warmup: linear warm-up, as a share of the run
     lr_floor: the cosine ends at this share of the peak learning rate
     weight_decay: decoupled decay of matrices; vectors and embeddings have none
-    beta1: AdamW's decay of the mean of gradients
-    beta2: AdamW's decay of the mean of squares
-    eps: AdamW's epsilon
     """
 
     group = "Optimizer"
@@ -113,16 +133,32 @@ class OptimizerSettings(Settings):
     warmup: float = setting(0.02, ge=0.0, le=1.0)
     lr_floor: float = setting(0.1, ge=0.0, le=1.0)
     weight_decay: float = setting(0.1, ge=0.0)
+
+    def contradictions(self) -> Iterable[str]:
+        """See `Settings`."""
+        if self.matrix_lr is not None and self.optimizer != "muon":
+            yield f"matrix_lr is Muon's learning rate, but optimizer is {self.optimizer}; use lr"
+
+
+class AdamSettings(Settings):
+    """What Adam and AdamW keep of gradients.
+
+    beta1: Adam's decay of the mean of gradients
+    beta2: Adam's decay of the mean of squares
+    eps: Adam's epsilon
+    """
+
+    group = "Optimizer"
+
     beta1: float = setting(0.9, ge=0.0, lt=1.0)
     beta2: float = setting(0.95, ge=0.0, lt=1.0)
     eps: float = setting(1e-8, gt=0)
 
 
 FROM_SCRATCH = tuple(name for name in ModelSettings.model_fields if name != "model")
-OF_ADAPTER = tuple(name for name in AdapterSettings.model_fields if name != "adapter")
 
 
-class RowsConfig(DataSettings, ModelSettings, AdapterSettings, OptimizerSettings, TrainConfig):
+class RowsConfig(DataSettings, ModelSettings, AdapterSettings, AdamSettings, OptimizerSettings, TrainConfig):
     """Settings of a run that trains a model on rows of up to `context` tokens.
 
     context: length of a training row
@@ -148,60 +184,30 @@ class RowsConfig(DataSettings, ModelSettings, AdapterSettings, OptimizerSettings
     def rows_per_step(self) -> int:
         """Rows of up to `context` tokens in one optimizer step."""
 
-    @cached_property
-    def opened(self) -> dict[str, Any]:
-        """What the settings name and a run has opened, so that it is opened once."""
-        return {}
-
     @property
     def in_one_pass(self) -> bool:
         """Whether the loss compares all rows of a step, so that they cannot be cut into micro batches."""
         return False
 
-    def contradictions(self) -> dict[str, bool]:
-        """See `TrainConfig`."""
-        lengths = [name for name in ("steps", "epochs", "max_seconds") if getattr(self, name) is not None]
-        shaped = [name for name in FROM_SCRATCH if getattr(self, name) is not None]
-        untrained = [name for name in ("vocab", "units") if getattr(self, name) is not None]
-        of_adapter = [name for name in OF_ADAPTER if getattr(self, name)]
-        return {
-            f"{' and '.join(lengths)} all say how long the run is; give one of them": len(lengths) > 1,
-            f"micro_batch {self.micro_batch} is more than the {self.rows_per_step} rows of a step": (
-                (self.micro_batch or 0) > self.rows_per_step
-            ),
-            f"model {self.model!r} already fixes {', '.join(shaped)}; leave those out, or leave out model": (
-                self.model is not None and bool(shaped)
-            ),
-            f"{' and '.join(untrained)}: of a tokenizer to be trained, but model {self.model!r} is used with its own, "
-            "or with the one that tokenizer names; leave out": (self.model is not None and bool(untrained)),
-            f"{' and '.join(of_adapter)}: of an adapter, which was not asked for; add adapter=lora, or leave out": (
-                self.adapter is None and bool(of_adapter)
-            ),
-            "an adapter is trained beside a model that is there; give its folder (model=FOLDER)": (
-                self.adapter is not None and self.model is None
-            ),
-            "vocab is the size of a tokenizer to be trained, but tokenizer is given too; give one of them": (
-                self.tokenizer is not None and self.vocab is not None
-            ),
-            "units says which tokenizer is to be trained, but tokenizer is given too; give one of them": (
-                self.tokenizer is not None and self.units is not None
-            ),
-            "linear attention sees the whole text (its past, in a decoder), so it has no patterns; leave them out": (
-                self.linear is not None and self.patterns is not None
-            ),
-            "validation and validation_share both say what is held out; give one of them": (
-                self.validation is not None and self.validation_share > 0
-            ),
-            "keep_best and early_stopping_patience need something held out: give validation, or validation_share": (
-                watches(self) and self.validation is None and not self.validation_share
-            ),
-            f"average {self.average} is of whole models, and an adapter is trained; leave one of them out": (
-                self.average > 1 and self.adapter is not None
-            ),
-            f"matrix_lr is Muon's learning rate, but optimizer is {self.optimizer}; use lr": (
-                self.matrix_lr is not None and self.optimizer != "muon"
-            ),
-        }
+    def contradictions(self) -> Iterable[str]:
+        """See `Settings`."""
+        lengths = self.present(("steps", "epochs", "max_seconds"))
+        untrained = " and ".join(self.present(("vocab", "units")))
+        if len(lengths) > 1:
+            yield f"{' and '.join(lengths)} all say how long the run is; give one of them"
+        if (self.micro_batch or 0) > self.rows_per_step:
+            yield f"micro_batch {self.micro_batch} is more than the {self.rows_per_step} rows of a step"
+        if self.model is not None and untrained:
+            yield (
+                f"{untrained}: of a tokenizer to be trained, but model {self.model!r} is used with its own, or with "
+                "the one that tokenizer names; leave out"
+            )
+        if self.adapter is not None and self.model is None:
+            yield "an adapter is trained beside a model that is there; give its folder (model=FOLDER)"
+        if watches(self) and self.validation is None and not self.validation_share:
+            yield "keep_best and early_stopping_patience need something held out: give validation, or validation_share"
+        if self.average > 1 and self.adapter is not None:
+            yield f"average {self.average} is of whole models, and an adapter is trained; leave one of them out"
 
 
 class PackedConfig(RowsConfig):
@@ -217,21 +223,32 @@ class PackedConfig(RowsConfig):
         """See `RowsConfig`."""
         return self.batch_tokens // self.context
 
-    def contradictions(self) -> dict[str, bool]:
-        """See `TrainConfig`."""
-        return {
-            f"batch_tokens {self.batch_tokens} holds no row of context {self.context}; raise it to at least "
-            f"{self.context} or lower context": self.rows_per_step < 1,
-            **super().contradictions(),
-        }
+    def contradictions(self) -> Iterable[str]:
+        """See `Settings`."""
+        if self.rows_per_step < 1:
+            yield (
+                f"batch_tokens {self.batch_tokens} holds no row of context {self.context}; raise it to at least "
+                f"{self.context} or lower context"
+            )
+
+
+class ExamplesConfig(RowsConfig):
+    """Settings of a run whose rows have a whole example each.
+
+    batch: examples of one optimizer step
+    """
+
+    batch: int = setting(32, group="Batch", unit="examples", ge=1)
+
+    @property
+    def rows_per_step(self) -> int:
+        """See `RowsConfig`."""
+        return self.batch
 
 
 class TextConfig(PackedConfig):
     """Settings of a run on text. Of the tasks, the one that the model is for unless it is given.
 
-    task: what is trained: causal-lm (the next token), masked-lm (hidden tokens), translation, chat,
-        preference, classify, tag, answer, embed, or MODULE:CLASS of your own; `--task NAME --help` lists the
-        settings of a task [default: what the model is for]
     data: training text: a text file, records with a "text" each (.jsonl, .json, .csv, .tsv), a folder of .txt
         and .jsonl files, a token file (.tokens) made by headway.data, or hf://OWNER/NAME/PATH or
         hf://OWNER/NAME:SPLIT#COLUMN of the Hub
@@ -267,11 +284,7 @@ class TextConfig(PackedConfig):
         cached = ("data", "validation") if self.cached_tokens else ()
         return {name: value for name, value in super().paths.items() if name not in cached}
 
-    def contradictions(self) -> dict[str, bool]:
-        """See `TrainConfig`."""
-        return {
-            **super().contradictions(),
-            "sample_every is given without sample_prompts: there is nothing to continue": (
-                self.sample_every is not None and not self.sample_prompts
-            ),
-        }
+    def contradictions(self) -> Iterable[str]:
+        """See `Settings`."""
+        if self.sample_every is not None and not self.sample_prompts:
+            yield "sample_every is given without sample_prompts: there is nothing to continue"

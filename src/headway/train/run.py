@@ -28,11 +28,10 @@ from headway.train.ending import Deadline, choose_weights, count, leave_model, r
 from headway.train.evaluation import Evaluation
 from headway.train.lock import locked
 from headway.train.metrics import METRICS, MetricsLog, Reporter, clock, read_metrics
-from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precision
+from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.saver import Saver
 from headway.train.sharing import SharedPool, added_up_by, divide, spread
 from headway.train.start import check_room, checked, how_to_resume, seeded, take_up, where_to_begin
-from headway.train.tasks import find_task
 from headway.train.tasks.base import StepStats, Task
 from headway.train.texts import made_inputs
 from headway.train.trackers import tracked
@@ -65,9 +64,8 @@ def train(
         written, and the checkpoint to resume from. Interrupted: Ctrl-C or SIGTERM, after the running step was finished
         and saved. RankError: another process died, stopped or hangs; which one, and the checkpoint to resume from.
     """
-    config = checked(config, count_ranks())
-    out, precision = Path(config.out), choose_precision(config.dtype)
-    dtype = DTYPES[precision.what]
+    task = checked(config, count_ranks())
+    config, out, precision = task.config, Path(config.out), task.inputs.precision
     with joined(config.mesh, patience=config.patience) as parallel:
         main = parallel.is_main
         with locked(out) if main else nullcontext() as remark, seeded(config.seed, config.threads):
@@ -78,17 +76,17 @@ def train(
                     f"{config.task}: preparing {what}, tokenizer and model ...", file=sys.stderr, flush=True
                 )
             with parallel.main_first(), made_inputs(out, start) if main else nullcontext():
-                task = find_task(str(config.task))(config, out, start, dtype)
+                task.prepare(start)
                 if main:
-                    check_room(config, task)
+                    check_room(task)
                 called = [*task.callbacks(), *callbacks] if main else []
             spread(task, parallel)
-            divided = divide(task, parallel, dtype)
+            divided = divide(task, parallel, task.inputs.dtype)
             with Reporter(task.steps, config.log_every, quiet=quiet or not main) as reporter:
                 for note in (*([] if remark is None else [remark]), *task.remarks):
                     reporter.note(note)
                 reporter.note(f"{precision.what}: {precision.why}")
-                run = Run(config, task, start, dtype, called, reporter, parallel, divided)
+                run = Run(task, start, called, reporter, parallel, divided)
                 if not main:
                     return run.go()
                 with tracked(config, read_metrics(run.log.path), reporter.note) as run.log.send:
@@ -96,24 +94,24 @@ def train(
 
 
 class Run:
-    """One run, from the checkpoint `start` or from the beginning. `go` is all that there is to call.
+    """One run of a task that is prepared, from the checkpoint `start` or from the beginning. `go` is all that there is
+    to call.
 
     Raises what `State.load` does."""
 
     def __init__(
         self,
-        config: TrainConfig,
         task: Task[Any],
         start: Path | None,
-        dtype: torch.dtype,
         callbacks: Sequence[Callback],
         reporter: Reporter,
         parallel: Parallel,
         divided: Divided[Any] | None = None,
     ) -> None:
-        self.parallel, self.divided = parallel, divided
-        self.config, self.task, self.start, self.out = config, task, start, Path(config.out)
-        self.callbacks, self.reporter, self.say, self.dtype = callbacks, reporter, reporter.note, dtype
+        self.parallel, self.divided, self.task, self.start = parallel, divided, task, start
+        self.config: TrainConfig = task.config
+        config, self.out = self.config, Path(self.config.out)
+        self.callbacks, self.reporter, self.say = callbacks, reporter, reporter.note
         self.pool = MicrobatchPool(task.workers)
         machine = {
             "threads": torch.get_num_threads(),
@@ -134,7 +132,7 @@ class Run:
             self.state.optimizer,
             schedule=lambda step, seconds: task.schedule(step, self.deadline.scheduled(seconds)),
             clip=config.clip,
-            dtype=torch.float32 if parallel.mesh.fsdp > 1 else dtype,  # what is gathered is in `dtype`
+            dtype=torch.float32 if parallel.mesh.fsdp > 1 else task.inputs.dtype,  # what is gathered is in it
             pool=self.pool,
             progress=self.state.progress,
             seed=config.seed,
@@ -254,7 +252,7 @@ class Run:
             if not self.parallel.agree(bool(due)):
                 return
             model = self.divided.whole(here=self.parallel.is_main)
-            model = None if model is None else model.to(self.dtype)
+            model = None if model is None else model.to(self.task.inputs.dtype)
         for i in due:
             self.called[i] = now
             context = CallbackContext(

@@ -5,12 +5,13 @@ import math
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from headway.checkpoints.remote import is_address, local_model
+from headway.attention.select import AUTO, named
 from headway.errors import ConfigError
 from headway.parallel import Mesh
 from headway.report import size
@@ -26,7 +27,7 @@ from headway.train.checkpoint import (
     step_of,
 )
 from headway.train.config import TrainConfig
-from headway.train.inputs import model_spec
+from headway.train.inputs import Inputs
 from headway.train.metrics import METRICS
 from headway.train.microbatch_pool import choose_precision
 from headway.train.rows_config import TextConfig
@@ -35,37 +36,30 @@ from headway.train.tasks.base import Task
 from headway.train.trackers import check_trackers
 
 
-def with_task(config: TrainConfig) -> TrainConfig:
-    """The same settings with their `task`, the one that the model is for unless it is given, and with the folder that
-    a model of the Hub is fetched to.
+def checked(config: TrainConfig, ranks: int) -> Task[Any]:
+    """The task of a run of so many processes, the one that the model is for unless the settings say it, when all is
+    looked at that is known before data is read: files, backend, the packages of trackers, precision, mesh, model.
 
-    Raises ConfigError for settings of another task, and for a model that nothing trains."""
-    model = getattr(config, "model", None)
-    fetched = {"model": str(local_model(model))} if model is not None and is_address(model) else {}
-    config = config.model_copy(update=fetched)  # a copy at least, which opens the model's folder anew
-    if config.task is None and isinstance(config, TextConfig):
-        return config.model_copy(update={"task": text_task_of(model_spec(config))})
-    kind = find_task(str(config.task)).settings
-    if not isinstance(config, kind):
-        raise ConfigError(
-            f"task {config.task} has settings of the class {kind.__name__}, got {type(config).__name__}"
-        )
-    return config
-
-
-def checked(config: TrainConfig, ranks: int) -> TrainConfig:
-    """Settings `with_task` of a run of so many processes, when all is looked at that is known before data is read:
-    files, the packages of trackers, precision, mesh, model.
-
-    Raises ConfigError for what is missing, all files at once, and for what does not fit."""
+    Raises ConfigError for what is missing, all files at once, for what does not fit, for settings of another task, and
+    for a model that nothing trains; BackendError for a backend that there is not."""
     if missing := config.missing():
         raise ConfigError(f"{'; '.join(missing)}. Paths are relative to {Path.cwd()}")
-    config = with_task(config)
+    inputs = Inputs.of(config)
+    of_model = config.task is None and isinstance(config, TextConfig)
+    name = text_task_of(inputs.spec()) if of_model else str(config.task)
+    kind = find_task(name)
+    if not isinstance(config, kind.settings):
+        raise ConfigError(
+            f"task {name} has settings of the class {kind.settings.__name__}, got {type(config).__name__}"
+        )
+    if config.backend != AUTO:
+        named(config.backend)
     check_trackers(config)
-    choose_precision(config.dtype)
     Mesh.of(config.mesh, ranks)
-    find_task(str(config.task)).check_settings(config)
-    return config
+    task = kind(replace(inputs, config=inputs.config.model_copy(update={"task": name})))
+    choose_precision(config.dtype)
+    task.check_settings()
+    return task
 
 
 @contextmanager
@@ -81,13 +75,14 @@ def seeded(seed: int, threads: int | None) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def check_room(config: TrainConfig, task: Task[Any]) -> None:
+def check_room(task: Task[Any]) -> None:
     """Raise ConfigError where the disk has no room for the checkpoints of a run and for its model.
 
     A checkpoint has the weights in float32, and with AdamW two moments for each that is trained: 12 bytes, of an
     adapter of its own numbers alone. The oldest of `keep_last` goes when the next one is there, and the
     best may be kept besides."""
-    out, weights = Path(config.out), list(task.model.parameters())
+    config, weights = task.config, list(task.model.parameters())
+    out = Path(config.out)
     own = [p for p in weights if p.requires_grad]
     model = sum(p.nbytes for p in (weights if task.base is None else own))
     one = model + 2 * sum(p.nbytes for p in own)

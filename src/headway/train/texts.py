@@ -11,36 +11,36 @@ from headway.data.hub import is_remote
 from headway.errors import ConfigError, DataError
 from headway.storage.files import atomic_write
 from headway.text import Tokenizer
-from headway.train.inputs import TOKENS, find_tokenizer
+from headway.train.inputs import TOKENS, Inputs
 from headway.train.rows_config import TextConfig
 
 SOURCE = ".source"
 
 
 def prepare(
-    config: TextConfig, folder: Path, start: Path | None, *, in_template: bool
+    inputs: Inputs, start: Path | None, *, in_template: bool
 ) -> tuple[Tokenizer, TokenFile, TokenFile | None, list[str]]:
     """The tokenizer; the text that is trained on, and the text that is held out, None without one; what is said of
-    them. Load or train the tokenizer, and encode text into `folder`/data. Files that are there are reused: they have
-    their names only when they are complete. A run that resumes from the checkpoint `start` has its tokenizer. With
-    `in_template`, each document begins and ends as the tokenizer says.
+    them. Load or train the tokenizer, and encode text into data/ of the run's folder. Files that are there are reused:
+    they have their names only when they are complete. A run that resumes from the checkpoint `start` has its tokenizer.
+    With `in_template`, each document begins and ends as the tokenizer says.
 
     Raises DataError and ConfigError for text and settings that do not fit together, and for text that has changed since
     the run encoded it, unless `cached_tokens` says that this is meant.
     """
-    remarks: list[str] = []
+    config, remarks = inputs.config, list[str]()
 
     def texts() -> Iterator[str]:
         return (piece.text for piece in _pieces(config))
 
-    tokenizer = find_tokenizer(config, folder, start, texts, masked=not in_template)
+    tokenizer = inputs.find_tokenizer(start, texts, masked=not in_template)
     if Path(config.data).suffix == TOKENS and config.validation_share:
         raise ConfigError(
             f"validation_share cuts text, but {config.data} is a token file; give its held-out part as validation"
         )
 
     def file(name: str, source: str, pieces: Iterator[Piece]) -> TokenFile:
-        path = folder / "data" / f"{name}{TOKENS}"
+        path = Path(config.out) / "data" / f"{name}{TOKENS}"
         if Path(source).suffix == TOKENS:
             found = TokenFile(source)
         elif path.exists():

@@ -35,7 +35,6 @@ class AnswerConfig(HeadConfig):
     """
 
     usual: ClassVar = {"task": "answer", "out": "runs/answer"}
-    batch: int = setting(32, group="Batch", unit="windows", ge=1)
     stride: int | None = setting(None, group="Batch", unit="tokens", ge=1)
     occurrences: Literal["first", "given", "all"] = setting("first", group="Task")
     longest: int = setting(30, group="Task", unit="tokens", ge=1)
@@ -147,8 +146,7 @@ class Answer(HeadTask):
     measured_by = (*HeadTask.measured_by, "stride", "occurrences", "longest")
     next_command = "headway answer {model} 'QUESTION' 'TEXT'"
 
-    @classmethod
-    def head(cls, config: AnswerConfig, records: Sequence[Question], spec: ModelSpec) -> Head:
+    def head(self, records: Sequence[Question], spec: ModelSpec) -> Head:
         return Head("answer")
 
     @classmethod

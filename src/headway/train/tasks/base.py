@@ -7,7 +7,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NamedTuple
 
-import torch
 from torch import Tensor
 
 from headway.checkpoints import Base
@@ -20,6 +19,7 @@ from headway.text import Tokenizer
 from headway.train.callbacks import Callback
 from headway.train.config import TrainConfig
 from headway.train.evaluation import Evaluation
+from headway.train.inputs import Inputs
 from headway.train.microbatch_pool import M, MicrobatchPool
 from headway.train.optimizer import Optimizer
 from headway.train.rows_config import RowsConfig
@@ -60,6 +60,11 @@ class StepStats:
     def loss(self) -> float | None:
         """Per target; None where there was none, and no step was made."""
         return self.loss_sum / self.count if self.count else None
+
+
+def cut(rows: Sequence[int], size: int) -> list[Sequence[int]]:
+    """The rows in parts of `size`, the last of what is left."""
+    return [rows[i : i + size] for i in range(0, len(rows), size)]
 
 
 class MicroBatches(Sequence[Any]):
@@ -133,12 +138,12 @@ class Foreseen(NamedTuple):
     texts: int = 1
 
 
-class Subject(NamedTuple):
-    """A model that is measured, the tokenizer beside it, and what its generation_config.json says."""
-
-    model: Any
-    tokenizer: Tokenizer
-    generation: Mapping[str, Any] = MappingProxyType({})
+KINDS = {
+    "decoder": ("llama, qwen3, gpt2", "a decoder, trained on next tokens"),
+    "encoder": ("bert, roformer, longformer", "an encoder, trained on masked tokens"),
+    "encoder-decoder": ("transformer, marian", "an encoder-decoder, trained on pairs of texts"),
+}
+"""Kinds of models: families of each, and what each is."""
 
 
 class Task(Objective[M]):
@@ -146,7 +151,9 @@ class Task(Objective[M]):
 
     Attributes:
         settings: the class of its settings. measured_by: those that `measure` goes by.
+        trains: the kind of models that it is for (`ModelSpec.kind`); None for any.
         next_command: what to type when the run is done; `{model}` is its folder.
+        inputs: the settings, and what they name. config: the settings.
         model: fp32, as the run begins: fresh weights, or those of a folder.
         tokenizer: saved with the model. generation: what generation_config.json says of it.
         data: what tells the training data from another; compared when a run is resumed.
@@ -157,12 +164,16 @@ class Task(Objective[M]):
         base: the frozen model beside which an adapter is trained; None where the model itself is.
         workers: micro batches that run at the same time, in each process. micro_batch: rows of each; None where each
             process has one.
+
+    `prepare` gives a run what it begins with: `model`, `tokenizer`, `data` and the attributes below them.
     """
 
     settings: ClassVar[type[TrainConfig]]
     measured_by: ClassVar[tuple[str, ...]] = ()
+    trains: ClassVar[str | None] = None
     next_command: ClassVar[str]
     by_token: ClassVar[bool] = False
+    config: Any
     model: M
     tokenizer: Tokenizer
     data: Mapping[str, Any]
@@ -174,38 +185,41 @@ class Task(Objective[M]):
     workers: int = 1
     micro_batch: int | None = None
 
-    @classmethod
-    def check_settings(cls, config: Any) -> None:
-        """Raises ConfigError for settings that fit no run of this task, as far as that is known before data is read."""
-
-    @classmethod
-    def foresee(cls, config: Any) -> Foreseen:
-        """What a run would do. Raises ConfigError for a task of your own that does not say."""
-        raise ConfigError(
-            f"a dry run asks the task, and {cls.__name__} has no `foresee`; leave --dry-run out"
-        )
+    def __init__(self, inputs: Inputs) -> None:
+        self.inputs, self.config = inputs, inputs.config
 
     @classmethod
     def unsupported(cls, spec: ModelSpec) -> str | None:
         """Why this neither trains nor measures a model; None where it does."""
-        return None
+        if cls.trains in (None, spec.kind):
+            return None
+        such, _ = KINDS[str(cls.trains)]
+        return f"{spec.family} is no {cls.trains} ({such}, ... are) but {KINDS[spec.kind][1]}"
 
-    @classmethod
-    def measure(
-        cls, config: Any, subject: Subject, pool: MicrobatchPool, limit: int | None = None
-    ) -> tuple[Evaluation, Sequence[str]]:
-        """Evaluate a model on the data of the settings, or on `limit` records of it, as `evaluate` does held-out data;
-        and what is to be said of data that was not taken as it is.
+    def check_settings(self) -> None:
+        """Raises ConfigError for settings that fit no run of this task, as far as that is known before data is read."""
 
-        Raises ConfigError for a model that this does not measure, DataError for data that does not fit."""
-        raise ConfigError(f"{cls.__name__} measures within its runs alone: it has no `measure`")
+    def foresee(self) -> Foreseen:
+        """What a run would do. Raises ConfigError for a task of your own that does not say."""
+        raise ConfigError(
+            f"a dry run asks the task, and {type(self).__name__} has no `foresee`; leave --dry-run out"
+        )
 
     @abstractmethod
-    def __init__(self, config: Any, folder: Path, start: Path | None, dtype: torch.dtype) -> None:
-        """Read the data (what is made of it lies in `folder`) and build the model; a run that resumes from the
-        checkpoint `start` has its tokenizer. `dtype` computes.
+    def prepare(self, start: Path | None) -> None:
+        """Read the data (what is made of it lies in the run's folder) and build the model; a run that resumes from the
+        checkpoint `start` has its tokenizer.
 
         Raises ConfigError and DataError for settings and data that do not fit together."""
+
+    def measure(
+        self, model: Any, pool: MicrobatchPool, limit: int | None = None
+    ) -> tuple[Evaluation, Sequence[str]]:
+        """Evaluate a model, whose folder is that of `inputs`, on the data of the settings, or on `limit` records of it,
+        as `evaluate` does held-out data; and what is to be said of data that was not taken as it is.
+
+        Raises ConfigError for a model that this does not measure, DataError for data that does not fit."""
+        raise ConfigError(f"{type(self).__name__} measures within its runs alone: it has no `measure`")
 
     @abstractmethod
     def optimizer(self, pool: MicrobatchPool) -> Optimizer:
@@ -273,10 +287,9 @@ class Plan:
         assert count > 0, f"step {step} lies behind the last one"
         return rows_from(self.seed, first, count, self.rows)
 
-    def micro_batches(self, step: int) -> list[list[int]]:
+    def micro_batches(self, step: int) -> list[Sequence[int]]:
         """The same rows, cut into forward passes."""
-        rows = self.rows_of(step)
-        return [rows[i : i + self.micro_batch] for i in range(0, len(rows), self.micro_batch)]
+        return cut(self.rows_of(step), self.micro_batch)
 
     def epoch(self, step: int) -> float:
         """Passes over the data after `step` steps."""

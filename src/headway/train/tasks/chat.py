@@ -20,11 +20,10 @@ from headway.models import ModelSpec
 from headway.text import Tokenizer
 from headway.text.chat import ChatTemplate
 from headway.train.config import setting
-from headway.train.evaluation import Evaluation, evaluating
-from headway.train.inputs import model_folder
+from headway.train.evaluation import Evaluation, measured
 from headway.train.microbatch_pool import ALONE, MicrobatchPool
 from headway.train.rows_config import PackedConfig, RowsConfig
-from headway.train.tasks.base import BYTES_PER_TOKEN
+from headway.train.tasks.base import BYTES_PER_TOKEN, cut
 from headway.train.tasks.records import Reading, RecordRows, RecordsTask
 from headway.train.tasks.rows import MEASURED_BY
 
@@ -62,27 +61,16 @@ class ConversationTask(RecordsTask):
     """Records of conversations: a tokenizer with a chat template, and tokens that end an answer."""
 
     measured_by: ClassVar[tuple[str, ...]] = (*MEASURED_BY, "template", "stop")
+    trains = "decoder"
     next_command = "headway chat {model}"
+    config: ConversationConfig
 
-    @classmethod
-    def unsupported(cls, spec: ModelSpec) -> str | None:
-        if spec.encoder is not None or not spec.causal:
-            return f"{spec.family} is no decoder, which alone answers in turns"
-        return None
-
-    @classmethod
-    def reading(
-        cls,
-        config: ConversationConfig,
-        records: Sequence[Record],
-        tokenizer: Tokenizer,
-        spec: ModelSpec,
-        generation: Mapping[str, Any] | None = None,
-    ) -> Reading:
+    def reading(self, records: Sequence[Record], tokenizer: Tokenizer, spec: ModelSpec) -> Reading:
         """See `RecordsTask`: the tokenizer with the chat template of the settings, and ids that end an answer, which
         the model's generation_config.json will have.
 
         Raises ConfigError for conversations without a chat template, and as `stop_ids` does."""
+        config, folder = self.config, self.inputs.folder
         if config.template is not None:
             tokenizer = tokenizer.with_chat_template(config.template)
         if tokenizer.chat_template is None and not all(isinstance(record, Completion) for record in records):
@@ -90,13 +78,10 @@ class ConversationTask(RecordsTask):
                 f"{config.data} holds conversations, and the model has no chat template; give one (template=alpaca, "
                 "vicuna, chatml, llama2 or a file)"
             )
-        if generation is None:
-            folder = model_folder(config)
-            generation = {} if folder is None else folder.generation
+        generation = {} if folder is None else folder.generation
         stop = stop_ids(tokenizer, config.stop, generation)
-        return Reading(
-            tokenizer, spec, stop, {**generation, "eos_token_id": stop[0] if len(stop) == 1 else stop}
-        )
+        ends = {"eos_token_id": stop[0] if len(stop) == 1 else stop}
+        return Reading(tokenizer, spec, stop, {**generation, **ends})
 
 
 class ChatConfig(ConversationConfig, PackedConfig):
@@ -157,16 +142,12 @@ class AnswerRows(ChatRows, RecordRows):
         """See `RecordRows`; by turn, where there are several."""
         size = max(1, EVALUATION_TOKENS // self.length // pool.count)
 
-        @torch.no_grad()
-        def run(begin: int) -> tuple[torch.Tensor, torch.Tensor]:
-            indices = range(begin, min(begin + size, len(self)))
+        def run(indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
             batch, turns = self.batch(indices), self.turns(indices).flatten()
             each = model(**batch.inputs, targets=batch.targets).each.flatten().double()
             return turns.bincount(each * (turns > 0), 256), turns.bincount(minlength=256)
 
-        with evaluating(model) as clock:
-            parts = list(pool.map(run, range(0, len(self), size)))
-            seconds = clock()
+        parts, seconds = measured(model, run, cut(range(len(self)), size), pool)
         sums, counts = (torch.stack(part).sum(0)[1:] for part in zip(*parts, strict=True))
         turns = [i for i, count in enumerate(counts.tolist()) if count]
         by_turn = {f"loss_turn_{i + 1}": float(sums[i] / counts[i]) for i in turns} if len(turns) > 1 else {}
@@ -184,16 +165,16 @@ class Chat(ConversationTask):
     config: ChatConfig
     train_rows: AnswerRows
 
-    def __init__(self, config: ChatConfig, folder: Path, start: Path | None, dtype: torch.dtype) -> None:
-        super().__init__(config, folder, start, dtype)
+    def prepare(self, start: Path | None) -> None:
+        super().prepare(start)
         digest = hashlib.blake2b(self.train_rows.examples.digest(), digest_size=8).hexdigest()
         self.data = {"examples": len(self.train_rows.examples), "digest": digest}
 
-    @classmethod
-    def estimated(cls, config: ChatConfig, records: Sequence[Any]) -> tuple[dict[str, int], int]:
+    def estimated(self, records: Sequence[Any]) -> tuple[dict[str, int], int]:
         """See `RecordsTask`."""
-        tokens = max(2, int(sum(len(text.encode()) for text in cls.texts(records)) / BYTES_PER_TOKEN))
-        return {"training tokens": tokens}, -(-tokens // config.context) if config.pack else len(records)
+        tokens = max(2, int(sum(len(text.encode()) for text in self.texts(records)) / BYTES_PER_TOKEN))
+        rows = -(-tokens // self.config.context) if self.config.pack else len(records)
+        return {"training tokens": tokens}, rows
 
     @classmethod
     def texts(cls, records: Sequence[Any]) -> Iterator[str]:

@@ -78,16 +78,17 @@ class Classify(HeadTask):
     """One label of a text or a pair."""
 
     settings = ClassifyConfig
+    config: ClassifyConfig
     head_task = "classify"
     kinds = (Labelled,)
     rows = LabelledRows
     next_command = "headway classify {model} 'a text'"
 
-    @classmethod
-    def head(cls, config: ClassifyConfig, records: Sequence[Labelled], spec: ModelSpec) -> Head:
-        names = label_names([record.label for record in records], config.labels, spec.head, cls.head_task)
-        fresh = Head("classify", labels=names, pool=config.pool, dense=find_family(spec.family).classifier)
-        same = spec.head.task == cls.head_task and (spec.head.labels, spec.head.pool) == (names, config.pool)
+    def head(self, records: Sequence[Labelled], spec: ModelSpec) -> Head:
+        labels, pool = [record.label for record in records], self.config.pool
+        names = label_names(labels, self.config.labels, spec.head, "classify")
+        fresh = Head("classify", labels=names, pool=pool, dense=find_family(spec.family).classifier)
+        same = spec.head.task == "classify" and (spec.head.labels, spec.head.pool) == (names, pool)
         return spec.head if same else fresh
 
     @classmethod

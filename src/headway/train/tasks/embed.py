@@ -4,7 +4,7 @@ Legend: N records of a batch, M width.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import ClassVar, Literal
 
@@ -48,14 +48,13 @@ class EmbedConfig(WholeConfig):
         """See `RowsConfig`."""
         return self.loss == "infonce"
 
-    def contradictions(self) -> dict[str, bool]:
-        """See `TrainConfig`."""
-        apart = self.micro_batch is not None or self.workers is not None
-        return {
-            "loss infonce compares all texts of a step, which is one forward pass; leave micro_batch and workers out, "
-            "or lower batch": self.in_one_pass and apart,
-            **super().contradictions(),
-        }
+    def contradictions(self) -> Iterable[str]:
+        """See `Settings`."""
+        if self.in_one_pass and self.present(("micro_batch", "workers")):
+            yield (
+                "loss infonce compares all texts of a step, which is one forward pass; leave micro_batch and workers "
+                "out, or lower batch"
+            )
 
 
 class TripletRows(HeadRows):
@@ -133,6 +132,7 @@ class Embed(HeadTask):
     """Vectors by which like texts are found."""
 
     settings = EmbedConfig
+    config: EmbedConfig
     head_task = "embed"
     kinds = (Triplet,)
     rows = TripletRows
@@ -141,9 +141,8 @@ class Embed(HeadTask):
     most_texts = 3
     next_command = "headway embed {model} 'a text' 'another' --similarity"
 
-    @classmethod
-    def head(cls, config: EmbedConfig, records: Sequence[Triplet], spec: ModelSpec) -> Head:
-        return Head("embed", pool=config.pool, unit=True)
+    def head(self, records: Sequence[Triplet], spec: ModelSpec) -> Head:
+        return Head("embed", pool=self.config.pool, unit=True)
 
     @classmethod
     def texts(cls, records: Sequence[Triplet]) -> Iterator[str]:

@@ -19,10 +19,10 @@ from headway.models import Decoder, Encoder, Head, ModelSpec
 from headway.text import Encoded, Tokenizer
 from headway.text.tokenizer import Text
 from headway.train.config import setting
-from headway.train.evaluation import Evaluation, evaluating
+from headway.train.evaluation import Evaluation, measured
 from headway.train.microbatch_pool import ALONE, MicrobatchPool
-from headway.train.rows_config import RowsConfig
-from headway.train.tasks.base import MicroBatches, Sums
+from headway.train.rows_config import ExamplesConfig
+from headway.train.tasks.base import MicroBatches, Sums, cut
 from headway.train.tasks.records import RecordRows, RecordsTask
 from headway.train.tasks.rows import MEASURED_BY
 
@@ -30,7 +30,7 @@ EVALUATION_SLOTS = 16384  # of one forward pass, padding included
 ENCODED_AT_ONCE = 512
 
 
-class HeadConfig(RowsConfig):
+class HeadConfig(ExamplesConfig):
     """Settings of a run that trains the head of an encoder, and the encoder with it. The optimizer's are those of
     Devlin et al. 2019, appendix A.3; a model from scratch needs a larger `lr`.
 
@@ -47,13 +47,7 @@ class HeadConfig(RowsConfig):
 
     usual: ClassVar = {"lr": 5e-5, "warmup": 0.1, "lr_floor": 0.0, "weight_decay": 0.01, "beta2": 0.999}
 
-    batch: int = setting(32, group="Batch", unit="records", ge=1)
     too_long: Literal["windows", "cut", "error"] = setting("windows", group="Batch")
-
-    @property
-    def rows_per_step(self) -> int:
-        """See `RowsConfig`."""
-        return self.batch
 
 
 class WholeConfig(HeadConfig):
@@ -111,18 +105,16 @@ class HeadRows(RecordRows):
     def evaluate(self, model: Any, pool: MicrobatchPool = ALONE) -> Evaluation:
         """See `RecordRows`."""
 
-        @torch.no_grad()
         def run(indices: list[int]) -> tuple[list[int], float, int, Sequence[Any]]:
             batch = self.batch(indices)
             out = outputs(model, batch)
             return indices, float(self.loss(out, batch).loss), self.count(batch), self.predicted(out, batch)
 
         total, count, found = 0.0, 0, dict[int, Any]()
-        with evaluating(model) as clock:
-            for indices, loss, n, said in pool.map(run, evaluation_batches(self.lengths)):
-                total, count = total + loss, count + n
-                found.update(zip(indices, said, strict=True))
-            seconds = clock()
+        parts, seconds = measured(model, run, evaluation_batches(self.lengths), pool)
+        for indices, loss, n, said in parts:
+            total, count = total + loss, count + n
+            found.update(zip(indices, said, strict=True))
         each = [found[i] for i in range(len(self))]
         scores, confusion = self.scores(each), self.confusion(each)
         return Evaluation(total, count, seconds=seconds, metrics=scores, unit=self.unit, confusion=confusion)
@@ -137,26 +129,18 @@ class HeadTask(RecordsTask):
 
     settings: ClassVar[type[HeadConfig]]
     measured_by: ClassVar[tuple[str, ...]] = (*MEASURED_BY, "too_long")
-    masked = True
+    trains, masked = "encoder", True
     config: HeadConfig
     train_rows: HeadRows
 
-    @classmethod
-    def unsupported(cls, spec: ModelSpec) -> str | None:
-        if spec.encoder is not None or spec.causal:
-            return f"{spec.family} is no encoder (bert, roformer, longformer, ... are)"
-        return None
-
-    @classmethod
     @abstractmethod
-    def head(cls, config: Any, records: Sequence[Any], spec: ModelSpec) -> Head:
+    def head(self, records: Sequence[Any], spec: ModelSpec) -> Head:
         """See `RecordsTask`."""
 
     def batches(self, step: int) -> Sequence[Any]:
         """See `Objective`: the step's rows, the shortest first."""
         rows = sorted(self.plan.rows_of(step), key=lambda i: self.train_rows.lengths[i])
-        size = self.plan.micro_batch
-        return MicroBatches(self.train_rows.batch, [rows[i : i + size] for i in range(0, len(rows), size)])
+        return MicroBatches(self.train_rows.batch, cut(rows, self.plan.micro_batch))
 
     def count(self, batch: Batch) -> int:
         return self.train_rows.count(batch)

@@ -3,7 +3,7 @@
 Legend: P pairs of a batch, N pairs of a run, T slots.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -24,9 +24,10 @@ from headway.text import Tokenizer
 from headway.text.segments import Segments, chat_segments
 from headway.tokens import Tokens
 from headway.train.config import setting
-from headway.train.evaluation import Evaluation, evaluating
+from headway.train.evaluation import Evaluation, measured
 from headway.train.microbatch_pool import ALONE, MasterWeights, MicrobatchPool
-from headway.train.tasks.base import StepStats, Sums
+from headway.train.rows_config import ExamplesConfig
+from headway.train.tasks.base import StepStats, Sums, cut
 from headway.train.tasks.chat import ConversationConfig, ConversationTask, message_texts
 from headway.train.tasks.records import Reading, RecordRows
 
@@ -34,7 +35,7 @@ REFERENCE = "reference.safetensors"
 AT_ONCE = 8
 
 
-class PreferenceConfig(ConversationConfig):
+class PreferenceConfig(ConversationConfig, ExamplesConfig):
     """Settings of preference tuning.
 
     data: records with prompt, chosen and rejected: .jsonl or .json, or .gz of them
@@ -45,22 +46,16 @@ class PreferenceConfig(ConversationConfig):
     batch: pairs of one optimizer step
     """
 
-    usual: ClassVar = {"task": "preference", "lr": 1e-5, "warmup": 0.1, "weight_decay": 0.0}
+    usual: ClassVar = {"task": "preference", "batch": 16, "lr": 1e-5, "warmup": 0.1, "weight_decay": 0.0}
 
     loss: Literal["dpo", "orpo"] = setting("dpo", group="Task")
     reference: str | None = setting(None, group="Task", is_path=True)
     beta: float = setting(0.1, group="Task", gt=0)
-    batch: int = setting(16, group="Batch", unit="pairs", ge=1)
 
-    @property
-    def rows_per_step(self) -> int:
-        """See `RowsConfig`."""
-        return self.batch
-
-    def contradictions(self) -> dict[str, bool]:
-        """See `TrainConfig`."""
-        needless = self.loss == "orpo" and self.reference is not None
-        return {"reference is of dpo, and loss is orpo; leave it out": needless, **super().contradictions()}
+    def contradictions(self) -> Iterable[str]:
+        """See `Settings`."""
+        if self.loss == "orpo" and self.reference is not None:
+            yield "reference is of dpo, and loss is orpo; leave it out"
 
 
 class PairBatch(NamedTuple):
@@ -144,16 +139,15 @@ class PairRows(RecordRows):
         extra = {name: float(value.detach()) for name, value in sums.items()}
         return Sums(each.sum(), each.sum().detach(), extra)
 
-    @torch.no_grad()
     def evaluate(self, model: Decoder | Encoder, pool: MicrobatchPool = ALONE) -> Evaluation:
         """See `RecordRows`: the loss, and what `means` has."""
         total, sums = 0.0, dict[str, float]()
-        with evaluating(model) as clock:
-            for at in range(0, len(self), AT_ONCE):
-                found = self.sums(model, self.batch(range(at, min(at + AT_ONCE, len(self)))))
-                total += float(found.loss)
-                sums = {name: sums.get(name, 0.0) + value for name, value in found.extra.items()}
-            seconds = clock()
+        parts, seconds = measured(
+            model, lambda pairs: self.sums(model, self.batch(pairs)), cut(range(len(self)), AT_ONCE), pool
+        )
+        for part in parts:
+            total += float(part.loss)
+            sums = {name: sums.get(name, 0.0) + value for name, value in part.extra.items()}
         return Evaluation(total, len(self), seconds=seconds, metrics=means(sums, len(self)), unit="pair")
 
 
@@ -172,19 +166,17 @@ class PreferenceTuning(ConversationTask):
     config: PreferenceConfig
     train_rows: PairRows
 
-    def __init__(
-        self, config: PreferenceConfig, folder: Path, start: Path | None, dtype: torch.dtype
-    ) -> None:
-        super().__init__(config, folder, start, dtype)
+    def prepare(self, start: Path | None) -> None:
+        super().prepare(start)
+        config, dtype = self.config, self.inputs.dtype
         if config.loss == "orpo":
             return
         computes = MasterWeights(self.model, dtype).compute
         if config.reference is not None:
             computes = reference_model(config.reference, self.tokenizer, dtype, config.backend)
-        files = [folder / "data" / REFERENCE, folder / "data" / f"held-{REFERENCE}"]
-        for file, pairs in zip(files, (self.train_rows, self.held_rows), strict=True):
+        for name, pairs in ((REFERENCE, self.train_rows), (f"held-{REFERENCE}", self.held_rows)):
             if pairs is not None:
-                pairs.reference = kept_reference(computes, pairs, file)
+                pairs.reference = kept_reference(computes, pairs, Path(config.out) / "data" / name)
 
     @classmethod
     def texts(cls, records: Sequence[Pair]) -> Iterator[str]:
@@ -225,8 +217,8 @@ def reference_model(folder: str, tokenizer: Tokenizer, dtype: torch.dtype, backe
 def reference(model: Decoder | Encoder, rows: PairRows) -> Tensor:
     """log p of all pairs [2, N] under the model, in float32."""
     model.eval()
-    parts = [range(at, min(at + AT_ONCE, len(rows))) for at in range(0, len(rows), AT_ONCE)]
-    return torch.cat([log_p(model, rows.batch(part)) for part in parts], dim=1).float().contiguous()
+    parts = [log_p(model, rows.batch(part)) for part in cut(range(len(rows)), AT_ONCE)]
+    return torch.cat(parts, dim=1).float().contiguous()
 
 
 def kept_reference(model: Decoder | Encoder, rows: PairRows, file: Path) -> Tensor:

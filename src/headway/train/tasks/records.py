@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-import torch
-
 from headway.data import Permutation
 from headway.data.record_kinds import Record
 from headway.data.records import read_records
@@ -18,10 +16,9 @@ from headway.errors import ConfigError, DataError
 from headway.models import Head, ModelSpec
 from headway.text import Tokenizer
 from headway.train.evaluation import Evaluation
-from headway.train.inputs import find_tokenizer, first_model, given_tokenizer, model_spec
 from headway.train.microbatch_pool import ALONE, MicrobatchPool
 from headway.train.rows_config import RowsConfig
-from headway.train.tasks.base import Foreseen, Subject
+from headway.train.tasks.base import Foreseen
 from headway.train.tasks.rows import MEASURED_BY, RowsTask
 
 
@@ -84,45 +81,41 @@ class RecordsTask(RowsTask):
     head_task: ClassVar[str | None] = None
     train_rows: Any
 
-    def __init__(self, config: Any, folder: Path, start: Path | None, dtype: torch.dtype) -> None:
-        self.config = config
+    def prepare(self, start: Path | None) -> None:
+        config, inputs = self.config, self.inputs
         train, held, said = split(config, self.kinds, self.measured or self.kinds)
-        head = self.head(config, train, model_spec(config))
-        tokenizer = find_tokenizer(config, folder, start, lambda: self.texts(train), masked=self.masked)
-        model, fresh = first_model(config, tokenizer.vocab_size, head)
-        reading = self.reading(config, train, tokenizer, model.spec)
+        head = self.head(train, inputs.spec())
+        tokenizer = inputs.find_tokenizer(start, lambda: self.texts(train), masked=self.masked)
+        model, fresh = inputs.first_model(tokenizer.vocab_size, head)
+        reading = self.reading(train, tokenizer, model.spec)
         rows = self.rows(train, config, reading._replace(scored=False))
         self.held_rows = None if held is None else self.rows(held, config, reading)
-        self.begin(model, reading.tokenizer, rows, dtype)
+        self.begin(model, reading.tokenizer, rows)
         self.generation, self.unit, self.data = reading.generation, rows.unit, described(train)
         both = {"training": rows, "held out": self.held_rows}
         kept = [f"{what}: {line}" for what, own in both.items() if own is not None for line in own.remarks]
         self.remarks = [*said, *fresh, *kept]
 
-    @classmethod
-    def foresee(cls, config: Any) -> Foreseen:
+    def foresee(self) -> Foreseen:
         """See `Task`: exact where there is a tokenizer."""
-        tokenizer = given_tokenizer(config)
-        train, _, _ = split(config, cls.kinds, cls.measured or cls.kinds)
-        spec = model_spec(config, None if tokenizer is None else tokenizer.vocab_size)
-        head, exact = cls.head(config, train, spec), tokenizer is not None or cls.rows.one_each
+        tokenizer = self.inputs.tokenizer
+        train, _, _ = split(self.config, self.kinds, self.measured or self.kinds)
+        spec = self.inputs.spec(None if tokenizer is None else tokenizer.vocab_size)
+        head, exact = self.head(train, spec), tokenizer is not None or self.rows.one_each
         spec = spec if head is None else spec.with_head(head)
         if tokenizer is None:
-            data, count = cls.estimated(config, train)
+            data, count = self.estimated(train)
         else:
-            reading = cls.reading(config, train, tokenizer, spec)
-            rows = cls.rows(train, config, reading._replace(scored=False))
+            rows = self.rows(train, self.config, self.reading(train, tokenizer, spec)._replace(scored=False))
             data, count = {**rows.amount}, len(rows)
         data = {"training records": len(train), **data}
-        return cls.foreseen(config, spec, data, count, exact=exact, texts=cls.most_texts)
+        return self.foreseen(spec, data, count, exact=exact, texts=self.most_texts)
 
-    @classmethod
-    def estimated(cls, config: Any, records: Sequence[Any]) -> tuple[dict[str, int], int]:
+    def estimated(self, records: Sequence[Any]) -> tuple[dict[str, int], int]:
         """How much there is to read, and in how many rows, before there is a tokenizer."""
         return {}, len(records)
 
-    @classmethod
-    def head(cls, config: Any, records: Sequence[Any], spec: ModelSpec) -> Head | None:
+    def head(self, records: Sequence[Any], spec: ModelSpec) -> Head | None:
         """The head for these records on a model of this spec: its own where that does. None where it stays as it is."""
         return None
 
@@ -131,34 +124,25 @@ class RecordsTask(RowsTask):
     def texts(cls, records: Sequence[Any]) -> Iterator[str]:
         """All text of the records, for a tokenizer that is to be trained."""
 
-    @classmethod
-    def reading(
-        cls,
-        config: Any,
-        records: Sequence[Any],
-        tokenizer: Tokenizer,
-        spec: ModelSpec,
-        generation: Mapping[str, Any] | None = None,
-    ) -> Reading:
-        """What these records are read with; `generation` is what generation_config.json says of a model that is
-        measured."""
+    def reading(self, records: Sequence[Any], tokenizer: Tokenizer, spec: ModelSpec) -> Reading:
+        """What these records are read with."""
         return Reading(tokenizer, spec)
 
-    @classmethod
     def measure(
-        cls, config: RowsConfig, subject: Subject, pool: MicrobatchPool, limit: int | None = None
+        self, model: Any, pool: MicrobatchPool, limit: int | None = None
     ) -> tuple[Evaluation, Sequence[str]]:
         """See `Task`."""
-        spec = subject.model.spec
-        if cls.head_task not in (None, spec.head.task):
+        config, tokenizer, task = self.config, self.inputs.tokenizer, model.spec.head.task
+        if self.head_task not in (None, task):
             raise ConfigError(
-                f"task {config.task} measures a head {cls.head_task!r}, and this model has {spec.head.task!r}; leave "
+                f"task {config.task} measures a head {self.head_task!r}, and this model has {task!r}; leave "
                 "--task out, or choose another model"
             )
-        records, said = measured_records(config, cls.measured or cls.kinds, limit)
-        reading = cls.reading(config, records, subject.tokenizer, spec, subject.generation)
-        rows = cls.rows(records, config, reading._replace(measured=subject.model))
-        return rows.evaluate(subject.model, pool), [*said, *rows.remarks]
+        assert tokenizer is not None, "what is measured is a folder"
+        records, said = measured_records(config, self.measured or self.kinds, limit)
+        reading = self.reading(records, tokenizer, model.spec)
+        rows = self.rows(records, config, reading._replace(measured=model))
+        return rows.evaluate(model, pool), [*said, *rows.remarks]
 
 
 BROKEN = 0.01  # share of the records that may be left out, because they cannot be read

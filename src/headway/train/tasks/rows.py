@@ -1,19 +1,19 @@
 """What training on rows of tokens has in common, whatever of them is predicted: the order, the steps, the optimizer."""
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from headway.choice import Choice
 from headway.data.rows import RowSource
 from headway.errors import ConfigError
 from headway.hardware import gemm_peak, peak_rss
 from headway.models import Decoder, Encoder, ModelSpec, blank, cost
 from headway.text import Tokenizer
 from headway.train.evaluation import Evaluation
-from headway.train.inputs import adapt, check_base, model_spec, trained_parameters
-from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precision, choose_workers
+from headway.train.inputs import adapt, trained_parameters
+from headway.train.microbatch_pool import MicrobatchPool, choose_workers
 from headway.train.optimizer import Optimizer, learning_rate, parameter_groups
 from headway.train.rows_config import RowsConfig
 from headway.train.tasks.base import Foreseen, MicroBatches, Plan, StepStats, Sums, Task
@@ -34,63 +34,53 @@ class RowsTask(Task[Decoder | Encoder]):
     held_rows: Any = None
     plan: Plan
 
-    @classmethod
-    @abstractmethod
-    def unsupported(cls, spec: ModelSpec) -> str | None:
+    def check_settings(self) -> None:
         """See `Task`."""
+        self.check(self.inputs.spec(), self.config.context)
 
-    @classmethod
-    def check_settings(cls, config: RowsConfig) -> None:
-        """See `Task`."""
-        cls.check(config, model_spec(config))
-
-    @classmethod
-    def foreseen(
-        cls,
-        config: RowsConfig,
-        spec: ModelSpec,
-        data: Mapping[str, int],
-        rows: int,
-        *,
-        exact: bool,
-        texts: int = 1,
-    ) -> Foreseen:
-        """A run over so many rows, with the steps of the settings. See `Foreseen`."""
-        cls.check(config, spec)
-        dtype = DTYPES[choose_precision(config.dtype).what]
-        workers = choose_workers(config, spec, trained_parameters(config, spec) * dtype.itemsize)
-        plan = Plan.of(config, max(1, rows), int(workers.what))
-        return Foreseen(spec, data, exact, plan, config.context, workers, texts)
-
-    @classmethod
-    def check(cls, config: RowsConfig, spec: ModelSpec) -> None:
+    def check(self, spec: ModelSpec, context: int) -> None:
         """ConfigError for a model that this does not train, and for settings that do not fit it."""
-        if (reason := cls.unsupported(spec)) is not None:
+        config = self.config
+        if (reason := self.unsupported(spec)) is not None:
             raise ConfigError(
                 f"task {config.task} was asked for, but {reason}; leave task out, or choose another family or model"
             )
-        check_base(config)
-        limit = spec.context_limit
-        if limit is not None and config.context > limit:
+        if config.adapter is not None and self.inputs.folder is None:
             raise ConfigError(
-                f"context {config.context} is more than the {limit} tokens that {config.model or spec.family} can "
+                f"adapter={config.adapter} is trained beside the model of a folder, and model={config.model} is none"
+            )
+        limit = spec.context_limit
+        if limit is not None and context > limit:
+            raise ConfigError(
+                f"context {context} is more than the {limit} tokens that {config.model or spec.family} can "
                 "take; lower context, or choose positions without a table (roformer, llama)"
             )
         with torch.device("meta"):
             blank(spec, backend=config.backend)
 
-    def begin(
-        self, model: Decoder | Encoder, tokenizer: Tokenizer, rows: RowSource, dtype: torch.dtype
-    ) -> None:
+    def foreseen(
+        self, spec: ModelSpec, data: Mapping[str, int], rows: int, *, exact: bool, texts: int = 1
+    ) -> Foreseen:
+        """A run over so many rows, with the steps of the settings. See `Foreseen`."""
+        self.check(spec, self.config.context)
+        workers = self.choose_workers(spec)
+        plan = Plan.of(self.config, max(1, rows), int(workers.what))
+        return Foreseen(spec, data, exact, plan, self.config.context, workers, texts)
+
+    def choose_workers(self, spec: ModelSpec) -> Choice:
+        """How many micro batches of a step run side by side."""
+        gradient = trained_parameters(self.config, spec) * self.inputs.dtype.itemsize
+        return choose_workers(self.config, spec, gradient)
+
+    def begin(self, model: Decoder | Encoder, tokenizer: Tokenizer, rows: RowSource) -> None:
         """Plan the steps of `model` over `rows`, with an adapter where the settings ask for one. Raises DataError for a
         tokenizer with ids that the model lacks."""
-        config = self.config
+        config, dtype = self.config, self.inputs.dtype
         tokenizer.require_fits(model.spec.vocab)
         model.gradient_checkpointing = config.gradient_checkpointing
         self.base = adapt(model, config, dtype)
         self.model, self.tokenizer, self.train_rows = model, tokenizer, rows
-        gradient = trained_parameters(config, model.spec) * dtype.itemsize
-        self.workers = int(choose_workers(config, model.spec, gradient).what)
+        self.workers = int(self.choose_workers(model.spec).what)
         self.plan = Plan.of(config, len(rows), self.workers)
         self.steps, self.micro_batch = self.plan.steps, self.plan.micro_batch
         self.flops, self.peak = cost.train_flops(model.spec, config.context), gemm_peak(dtype)

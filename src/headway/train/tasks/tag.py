@@ -121,15 +121,15 @@ class Tag(HeadTask):
     """One label of each word."""
 
     settings = TagConfig
+    config: TagConfig
     head_task = "tag"
     kinds = (Tagged,)
     rows = TaggedRows
     next_command = "headway classify {model} 'a text'"
 
-    @classmethod
-    def head(cls, config: TagConfig, records: Sequence[Tagged], spec: ModelSpec) -> Head:
-        found = [tag for record in records for tag in record.tags]
-        return Head("tag", labels=label_names(found, config.labels, spec.head, cls.head_task))
+    def head(self, records: Sequence[Tagged], spec: ModelSpec) -> Head:
+        tags = [tag for record in records for tag in record.tags]
+        return Head("tag", labels=label_names(tags, self.config.labels, spec.head, "tag"))
 
     @classmethod
     def texts(cls, records: Sequence[Tagged]) -> Iterator[str]:

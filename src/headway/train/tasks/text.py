@@ -18,9 +18,9 @@ from headway.models import Decoder, Encoder, ModelSpec
 from headway.text import Tokenizer
 from headway.train.callbacks import Callback, CallbackContext
 from headway.train.evaluation import Evaluation, evaluate
-from headway.train.inputs import TOKENS, first_model, given_tokenizer, model_spec
+from headway.train.inputs import TOKENS
 from headway.train.microbatch_pool import MicrobatchPool
-from headway.train.rows_config import RowsConfig, TextConfig
+from headway.train.rows_config import TextConfig
 from headway.train.tasks.base import BYTES_PER_TOKEN, Foreseen, StepStats
 from headway.train.tasks.rows import RowsTask
 from headway.train.texts import prepare
@@ -36,15 +36,12 @@ class TextTask(RowsTask):
     in_template: ClassVar[bool]
     """Whether the documents of the token file begin and end as the tokenizer's template says."""
 
-    def __init__(self, config: TextConfig, folder: Path, start: Path | None, dtype: torch.dtype) -> None:
-        self.config = config
-        spec = model_spec(config)
-        tokenizer, train, validation, self.remarks = prepare(
-            config, folder, start, in_template=self.in_template
-        )
-        self.held_rows = None if validation is None else self.rows(validation, config, tokenizer, spec)
-        rows = self.rows(train, config, tokenizer, spec)
-        self.begin(first_model(config, tokenizer.vocab_size)[0], tokenizer, rows, dtype)
+    def prepare(self, start: Path | None) -> None:
+        config, spec = self.config, self.inputs.spec()
+        tokenizer, train, validation, self.remarks = prepare(self.inputs, start, in_template=self.in_template)
+        model, _ = self.inputs.first_model(tokenizer.vocab_size)
+        self.held_rows = None if validation is None else self.rows(validation, tokenizer, spec)
+        self.begin(model, tokenizer, self.rows(train, tokenizer, spec))
         self.data, self.file = train.described(), train
         self.held_rows_of: dict[int, Rows | MaskedRows] = {}
         for length in config.eval_contexts:
@@ -52,28 +49,24 @@ class TextTask(RowsTask):
                 raise ConfigError(
                     "eval_contexts are lengths of held-out rows; give validation or validation_share"
                 )
-            other = config.model_copy(update={"context": length})
-            self.check(other, spec)
-            self.held_rows_of[length] = self.rows(validation, other, tokenizer, spec)
+            self.check(spec, length)
+            self.held_rows_of[length] = self.rows(validation, tokenizer, spec, length)
 
-    @classmethod
-    def foresee(cls, config: TextConfig) -> Foreseen:
+    def foresee(self) -> Foreseen:
         """See `Task`: exact for token files."""
-        tokenizer, path, context = given_tokenizer(config), Path(config.data), config.context
-        spec = model_spec(config, None if tokenizer is None else tokenizer.vocab_size)
-        exact = path.suffix == TOKENS
-        if exact:
-            file = TokenFile(path)
+        config, tokenizer, path = self.config, self.inputs.tokenizer, Path(self.config.data)
+        spec = self.inputs.spec(None if tokenizer is None else tokenizer.vocab_size)
+        file = TokenFile(path) if path.suffix == TOKENS else None
+        if file is not None:
             tokens = len(file)
-            rows = (
-                -(-tokens // context) if tokenizer is None else len(cls.rows(file, config, tokenizer, spec))
-            )
         else:
             files = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
             size = sum(p.stat().st_size for p in files) * (1.0 - config.validation_share)
             tokens = max(2, int(size / BYTES_PER_TOKEN))
-            rows = -(-tokens // context)
-        return cls.foreseen(config, spec, {"training tokens": tokens}, rows, exact=exact)
+        rows = -(-tokens // config.context)
+        if file is not None and tokenizer is not None:
+            rows = len(self.rows(file, tokenizer, spec))
+        return self.foreseen(spec, {"training tokens": tokens}, rows, exact=file is not None)
 
     @property
     def held_steps(self) -> float:
@@ -81,13 +74,12 @@ class TextTask(RowsTask):
         others = sum(len(rows) * length for length, rows in self.held_rows_of.items())
         return super().held_steps + others / self.config.context / self.config.rows_per_step
 
-    @classmethod
     @abstractmethod
     def rows(
-        cls, file: TokenFile, config: TextConfig, tokenizer: Tokenizer, spec: ModelSpec
+        self, file: TokenFile, tokenizer: Tokenizer, spec: ModelSpec, length: int | None = None
     ) -> Rows | MaskedRows:
-        """Rows of `config.context` tokens of a token file; as they are when held-out text is measured, where something
-        in them is drawn."""
+        """Rows of `length` tokens of a token file, `context` unless given; as they are when held-out text is measured,
+        where something in them is drawn."""
 
     @abstractmethod
     def encoded_prompts(self) -> list[list[int]]:
@@ -129,27 +121,20 @@ class CausalLM(TextTask):
     """The next token. Every token of a text but the first of each document is predicted once per epoch, so that its
     loss can be stated in bits per byte."""
 
+    trains = "decoder"
     next_command = "headway generate {model} '...'"
     in_template = True
 
-    @classmethod
-    def unsupported(cls, spec: ModelSpec) -> str | None:
-        if spec.encoder is not None:
-            return f"{spec.family} is an encoder-decoder, which is trained on pairs of texts"
-        return None if spec.causal else f"{spec.family} is an encoder, trained on masked tokens"
-
-    @classmethod
-    def check(cls, config: RowsConfig, spec: ModelSpec) -> None:
-        super().check(config, spec)
-        wrong = [n for n in ("mask_share", "whole_words", "pack") if getattr(config, n, None) is not None]
+    def check(self, spec: ModelSpec, context: int) -> None:
+        super().check(spec, context)
+        wrong = [n for n in ("mask_share", "whole_words", "pack") if getattr(self.config, n) is not None]
         if wrong:
             raise ConfigError(
                 f"{', '.join(wrong)}: for masked-lm, but {spec.family} is a decoder and nothing is masked; leave it out"
             )
 
-    @classmethod
-    def rows(cls, file: TokenFile, config: TextConfig, tokenizer: Tokenizer, spec: ModelSpec) -> Rows:
-        return Rows(file, config.context)
+    def rows(self, file: TokenFile, tokenizer: Tokenizer, spec: ModelSpec, length: int | None = None) -> Rows:
+        return Rows(file, length or self.config.context)
 
     def encoded_prompts(self) -> list[list[int]]:
         config = self.config
@@ -186,30 +171,29 @@ class MaskedLM(TextTask):
     (Beltagy et al. 2020, section 3.1): without one these projections would never be trained.
     """
 
+    trains = "encoder"
     next_command = "headway eval {model} --data ..."
     in_template = False
 
     @classmethod
     def unsupported(cls, spec: ModelSpec) -> str | None:
-        if spec.encoder is not None:
-            return f"{spec.family} is an encoder-decoder, which is trained on pairs of texts"
-        if spec.causal:
-            return f"{spec.family} is a decoder, trained on next tokens"
-        if spec.head.task != "masked-lm":
+        reason = super().unsupported(spec)
+        if reason is None and spec.head.task != "masked-lm":
             return (
                 f"this encoder ({spec.family}) has Head({spec.head.task!r}); it is pre-trained with its masked-lm "
                 "head, so give a folder that has one"
             )
-        return None
+        return reason
 
-    @classmethod
-    def rows(cls, file: TokenFile, config: TextConfig, tokenizer: Tokenizer, spec: ModelSpec) -> MaskedRows:
-        template, packed = tokenizer.template, config.pack is not False
+    def rows(
+        self, file: TokenFile, tokenizer: Tokenizer, spec: ModelSpec, length: int | None = None
+    ) -> MaskedRows:
+        config, template = self.config, tokenizer.template
         share = SHARE if config.mask_share is None else config.mask_share
         masking = Masking.of(tokenizer, share=share, whole_words=bool(config.whole_words))
         return MaskedRows(
-            file, config.context, masking, prefix=template.prefix, suffix=template.suffix, packed=packed,
-            seed=config.seed, global_first=spec.global_projections,
+            file, length or config.context, masking, prefix=template.prefix, suffix=template.suffix,
+            packed=config.pack is not False, seed=config.seed, global_first=spec.global_projections,
         )  # fmt: skip
 
     def encoded_prompts(self) -> list[list[int]]:

@@ -1,6 +1,6 @@
 """A translator: the Transformer of 2017 on pairs of sentences (Vaswani et al. 2017, section 5)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
@@ -25,14 +25,15 @@ from headway.patterns import Full
 from headway.positions import Sinusoidal
 from headway.text import Tokenizer
 from headway.train.config import TrainConfig, setting
-from headway.train.evaluation import Evaluation, evaluating
+from headway.train.evaluation import Evaluation, measured
 from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.optimizer import Optimizer
-from headway.train.tasks.base import BYTES_PER_TOKEN, Foreseen, MicroBatches, Plan, Subject, Task
+from headway.train.rows_config import AdamSettings
+from headway.train.tasks.base import BYTES_PER_TOKEN, Foreseen, MicroBatches, Plan, Task, cut
 from headway.train.tasks.records import sample
 
 
-class TranslationConfig(TrainConfig):
+class TranslationConfig(AdamSettings, TrainConfig):
     """Settings of a translator's training.
 
     source: sentences to translate, one a line (.gz may be read)
@@ -53,13 +54,12 @@ class TranslationConfig(TrainConfig):
     steps: length of the run
     warmup: steps of linear warm-up
     lr_scale: factor on the rate of the schedule
-    beta1: Adam's decay of the mean of gradients
-    beta2: Adam's decay of the mean of squares
-    eps: Adam's epsilon
     label_smoothing: share of the target that all tokens share evenly
     """
 
-    usual: ClassVar = {"task": "translation", "out": "runs/translation", "log_every": 50}
+    usual: ClassVar = {
+        "task": "translation", "out": "runs/translation", "log_every": 50, "beta2": 0.98, "eps": 1e-9,
+    }  # fmt: skip
 
     source: str = setting(..., group="Data", is_path=True)
     target: str = setting(..., group="Data", is_path=True)
@@ -81,23 +81,21 @@ class TranslationConfig(TrainConfig):
 
     warmup: int = setting(800, group="Optimizer", unit="steps", ge=1)
     lr_scale: float = setting(1.0, group="Optimizer", gt=0)
-    beta1: float = setting(0.9, group="Optimizer", ge=0.0, lt=1.0)
-    beta2: float = setting(0.98, group="Optimizer", ge=0.0, lt=1.0)
-    eps: float = setting(1e-9, group="Optimizer", gt=0)
     label_smoothing: float = setting(0.1, group="Optimizer", ge=0.0, lt=1.0)
 
-    def contradictions(self) -> dict[str, bool]:
-        """See `TrainConfig`."""
-        one_sided = (self.validation_source is None) != (self.validation_target is None)
-        return {
-            "validation_source and validation_target belong together; give both, or none": one_sided,
-            "eval_every needs validation_source and validation_target": (
-                self.eval_every is not None and self.validation_source is None
-            ),
-            f"width {self.width} is not a multiple of {self.heads} heads": self.width % self.heads != 0,
-            f"batch_tokens {self.batch_tokens} holds no sentence of context {self.context}; raise the one or lower the "
-            "other": self.batch_tokens < self.context,
-        }
+    def contradictions(self) -> Iterable[str]:
+        """See `Settings`."""
+        if (self.validation_source is None) != (self.validation_target is None):
+            yield "validation_source and validation_target belong together; give both, or none"
+        if self.eval_every is not None and self.validation_source is None:
+            yield "eval_every needs validation_source and validation_target"
+        if self.width % self.heads:
+            yield f"width {self.width} is not a multiple of {self.heads} heads"
+        if self.batch_tokens < self.context:
+            yield (
+                f"batch_tokens {self.batch_tokens} holds no sentence of context {self.context}; raise the one or lower "
+                "the other"
+            )
 
 
 class Translation(Task[EncoderDecoder]):
@@ -107,13 +105,13 @@ class Translation(Task[EncoderDecoder]):
     Losses are in nats per target token, end of sentence included, and reported without smoothing."""
 
     settings = TranslationConfig
+    config: TranslationConfig
     measured_by = ("source", "target", "context")
+    trains = "encoder-decoder"
     next_command = "headway translate {model} 'A man rides a horse.'"
 
-    def __init__(
-        self, config: TranslationConfig, folder: Path, start: Path | None, dtype: torch.dtype
-    ) -> None:
-        self.config = config
+    def prepare(self, start: Path | None) -> None:
+        config = self.config
         texts = read_pairs(config.source, config.target)
         tokenizer = joint_tokenizer(chain(*texts), config.vocab) if start is None else Tokenizer.load(start)
         self.tokenizer, self.train = tokenizer, encode_pairs(tokenizer, *texts, config.context)
@@ -122,22 +120,22 @@ class Translation(Task[EncoderDecoder]):
             lines = read_pairs(config.validation_source, config.validation_target)
             self.held = encode_pairs(tokenizer, *lines, config.context)
         spec = translation_spec(config, tokenizer.vocab_size)
-        model = build(spec, dtype=torch.float32, seed=config.seed)
+        model = build(spec, dtype=torch.float32, seed=config.seed, backend=config.backend)
         assert isinstance(model, EncoderDecoder)
+        model.gradient_checkpointing = config.gradient_checkpointing
         self.model, self.steps, self.data = model, config.steps, self.train.described()
         self.generation = {"decoder_start_token_id": START, "eos_token_id": END, "pad_token_id": START}
         self.rows_of_epoch = lru_cache(1)(partial(batches, self.train, config.batch_tokens, config.seed))
         self.steps_per_epoch = len(self.rows_of_epoch(0))
         self.micro_batch, self.ranks = config.micro_batch, 1
 
-    @classmethod
-    def check_settings(cls, config: TranslationConfig) -> None:
+    def check_settings(self) -> None:
         """See `Task`."""
-        translation_spec(config, config.vocab)
+        translation_spec(self.config, self.config.vocab)
 
-    @classmethod
-    def foresee(cls, config: TranslationConfig) -> Foreseen:
+    def foresee(self) -> Foreseen:
         """See `Task`: as if all pairs were of the mean length."""
+        config = self.config
         sources, targets = read_pairs(config.source, config.target)
         size = sum(len(line.encode()) for line in chain(sources, targets))
         tokens = max(1, int(size / BYTES_PER_TOKEN))
@@ -175,7 +173,7 @@ class Translation(Task[EncoderDecoder]):
         """See `Objective`: the step's pairs, with smoothed labels."""
         rows, make = self._rows(step), partial(self.train.batch, label_smoothing=self.config.label_smoothing)
         size = self.micro_batch or -(-len(rows) // self.ranks)
-        return MicroBatches(make, [rows[i : i + size] for i in range(0, len(rows), size)])
+        return MicroBatches(make, cut(rows, size))
 
     def epoch(self, steps: int) -> float:
         return steps / self.steps_per_epoch
@@ -188,16 +186,14 @@ class Translation(Task[EncoderDecoder]):
         """See `Objective`: without dropout and smoothing."""
         return None if self.held is None else evaluate_pairs(model, self.held, self.config.batch_tokens, pool)
 
-    @classmethod
-    def unsupported(cls, spec: ModelSpec) -> str | None:
-        return None if spec.encoder is not None else f"{spec.family} is no encoder-decoder"
-
-    @classmethod
     def measure(
-        cls, config: TranslationConfig, subject: Subject, pool: MicrobatchPool, limit: int | None = None
+        self, model: EncoderDecoder, pool: MicrobatchPool, limit: int | None = None
     ) -> tuple[Evaluation, Sequence[str]]:
         """See `Task`."""
-        starts = subject.generation.get("decoder_start_token_id"), subject.generation.get("eos_token_id")
+        config, folder, tokenizer = self.config, self.inputs.folder, self.inputs.tokenizer
+        assert folder is not None, "it is measured"
+        assert tokenizer is not None
+        starts = folder.generation.get("decoder_start_token_id"), folder.generation.get("eos_token_id")
         if starts != (START, END):
             raise ConfigError(
                 f"task {config.task} measures translators whose targets begin with {START} and end with {END}, as "
@@ -206,8 +202,8 @@ class Translation(Task[EncoderDecoder]):
             )
         lines = read_pairs(config.source, config.target)
         sources, targets = ([side[i] for i in sample(len(side), limit)] for side in lines)
-        pairs = encode_pairs(subject.tokenizer, sources, targets, config.context)
-        return evaluate_pairs(subject.model, pairs, config.batch_tokens, pool), []
+        pairs = encode_pairs(tokenizer, sources, targets, config.context)
+        return evaluate_pairs(model, pairs, config.batch_tokens, pool), []
 
     def _rows(self, step: int) -> list[int]:
         """The pairs that step `step` reads."""
@@ -220,16 +216,13 @@ def evaluate_pairs(
 ) -> Evaluation:
     """Loss of a model on pairs, in evaluation mode; `pool` computes batches at the same time."""
 
-    @torch.no_grad()
     def run(rows: list[int]) -> tuple[float, int]:
         batch = pairs.batch(rows)
         found = model(**batch.inputs, targets=batch.targets)
         return float(found.nats), int((batch.targets != IGNORE_INDEX).sum())
 
-    with evaluating(model) as clock:
-        found = list(pool.map(run, batches(pairs, batch_tokens, 0, 0)))
-        seconds = clock()
-    loss, tokens = (sum(part) for part in zip(*found, strict=True))
+    parts, seconds = measured(model, run, batches(pairs, batch_tokens, 0, 0), pool)
+    loss, tokens = (sum(part) for part in zip(*parts, strict=True))
     return Evaluation(loss, int(tokens), seconds=seconds)
 
 
