@@ -51,7 +51,7 @@ def test_masks_are_filled_as_by_transformers(masked: tuple[Path, Any]) -> None:
 
 
 def test_what_cannot_be_filled(masked: tuple[Path, Any]) -> None:
-    filler = headway.load(masked[0], task="fill-mask")
+    filler = headway.load(masked[0], task="masked-lm")
     with pytest.raises(DataError, match=r"text 1 has no \[MASK\]"):
         filler.fill_mask(["a [MASK]", "the cat"])
     with pytest.raises(ConfigError, match=r"top_k must be in 1\.\."):
@@ -198,8 +198,8 @@ def test_a_task_that_a_model_is_not_made_for(
     for path, task, match in (
         (
             tmp_path / "d",
-            "fill-mask",
-            r"a decoder \(llama\), and 'fill-mask' needs an encoder .* headway generate",
+            "masked-lm",
+            r"a decoder \(llama\), and 'masked-lm' needs an encoder .* headway generate",
         ),
         (tmp_path / "d", "embed", "a decoder .* 'embed' needs an encoder"),
         (
@@ -208,7 +208,7 @@ def test_a_task_that_a_model_is_not_made_for(
             "fills masks .* 'classify' needs an encoder with a classifier; .*headway fill-mask",
         ),
         (classifier, "causal-lm", "'causal-lm' needs a decoder; .*headway classify"),
-        (classifier, "translate", "needs an encoder-decoder"),
+        (classifier, "translation", "needs an encoder-decoder"),
     ):
         with pytest.raises(ConfigError, match=match):
             headway.load(path, task=task)

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from headway.checkpoints import convert, load_folder, load_model, save_folder
 from headway.checkpoints.formats import conversion as module
 from headway.checkpoints.heads import repeat_kv_heads
+from headway.checkpoints.rewriting import probe
 from headway.cli import run
 from headway.errors import CheckpointError
 from headway.models import ModelSpec, build
@@ -137,18 +138,19 @@ def test_a_dtype_is_the_source_rounded_and_says_what_that_changed(tmp_path, dtyp
     old, new = open_tensors(start), open_tensors(tmp_path / "1")
     assert Counter(form.dtype for form in new.forms.values()) == {dtype: len(old)}
     assert all(torch.equal(new[n], old[n].to(dtype)) for n in old)
-    assert (result.dtype, load_folder(tmp_path / "1").config["dtype"]) == (name, name)
+    assert load_folder(tmp_path / "1").config["dtype"] == name
+    assert ("weights", "float32", name) in result.changed
     if dtype == torch.float64:
         assert result.rounding is None
     else:
-        ids = module._probe(result.spec)[None]
+        ids = probe(load_folder(start).spec, None, result.context)[None]
         model = load_model(start)
         other = load_model(tmp_path / "1", dtype=torch.float32)
         change = float((model(ids) - other(ids)).detach().abs().max())
         assert result.rounding == pytest.approx(change, rel=1e-3)
-        assert result.rounding > 100 * result.checks[0].difference
+        assert result.rounding > 100 * result.differences[0].difference
         assert run(["convert", str(start), str(tmp_path / "2"), "--dtype", name]) == 0
-        assert f"rounding to {name} changed logits by up to" in capsys.readouterr().out
+        assert "differs from the source: rounding changed logits by up to" in capsys.readouterr().out
 
 
 def test_a_folder_is_converted_in_place(tmp_path):
@@ -219,9 +221,10 @@ def test_all_changes_at_once_are_shown_equal(tmp_path, capsys):
     ]
     assert run(["convert", str(start), str(tmp_path / "1"), *arguments]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert (report["source_kv_heads"], report["spec"]["kv_heads"], report["dtype"]) == (1, 4, "bfloat16")
-    assert all(check["difference"] <= check["bound"] for check in report["checks"])
-    assert report["checks"][0]["bound"] == 1e-5 * report["checks"][0]["largest_logit"]
+    assert [row[0] for row in report["changed"]] == ["positions", "heads", "weights"]
+    assert load_folder(tmp_path / "1").spec.kv_heads == 4
+    assert all(check["difference"] <= check["bound"] for check in report["differences"])
+    assert report["differences"][0]["bound"] == 1e-5 * report["differences"][0]["largest"]
     rounded = load_model(start)
     with torch.no_grad():
         for p in rounded.parameters():

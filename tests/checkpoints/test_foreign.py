@@ -7,13 +7,15 @@ import struct
 import pytest
 import torch
 
-from headway.checkpoints import convert, load_model
+import headway
+from headway.checkpoints import convert, load_folder, load_model
 from headway.checkpoints.formats import llama2c
 from headway.checkpoints.formats.meta import NAMES, MetaModel, read_pickled
 from headway.checkpoints.hf.layouts.tensors import exported
 from headway.checkpoints.restore import fill
+from headway.cli import run
 from headway.errors import CheckpointError
-from headway.models import ModelSpec, build, cost
+from headway.models import Head, ModelSpec, build
 from headway.positions import Llama3, Rotary
 from tests.checkpoints.hf import off
 from tests.data import data_path
@@ -75,8 +77,30 @@ def test_a_file_of_llama2c_is_read_to_its_last_byte(tmp_path, shared):
     ids = torch.arange(N) % V
     assert off(fill(model.spec, model.state())(ids[None])[0].detach(), model.logits(named, ids)) < 1e-5
     result = convert(tmp_path / "m.bin", tmp_path / "hf")
-    assert (result.format, result.source_pairing, result.target_pairing) == ("llama2c", "adjacent", "halves")
+    assert ("format", "llama2c", "hf") in result.changed
+    assert load_folder(tmp_path / "hf").spec.positions.pairing == "halves"
     assert off(load_model(tmp_path / "hf")(ids[None])[0].detach(), model.logits(named, ids)) < 1e-5
+
+
+def test_every_format_is_opened_as_a_folder_is(tmp_path, capsys):
+    """By whatever takes a model: its own forward pass says what it computes."""
+    named = bin_file(tmp_path / "m.bin")
+    folder, ids = load_folder(tmp_path / "m.bin"), torch.arange(N) % V
+    assert (folder.format, folder.home, folder.stored.keys()) == ("llama2c", None, named.keys())
+    model = headway.load(tmp_path / "m.bin", task="causal-lm")
+    want = llama2c.read(tmp_path / "m.bin").logits(named, ids)
+    assert off(model.model(ids[None])[0].detach(), want) < 1e-5
+    assert (model.tokenizer, model.eos) == (None, (1, 2))
+    assert run(["inspect", str(tmp_path / "m.bin")]) == 0
+    assert "pairing adjacent (llama2c rotates adjacent pairs)" in capsys.readouterr().out
+    assert run(["surgery", "window", str(tmp_path / "m.bin"), str(tmp_path / "n"), "--window", "4"]) == 0
+    assert "format: llama2c -> hf" in capsys.readouterr().out
+    with pytest.raises(CheckpointError, match="is of format 'llama2c', and 'gguf' was asked for"):
+        load_folder(tmp_path / "m.bin", frm="gguf")
+    with pytest.raises(CheckpointError, match="unknown format 'onnx'"):
+        load_folder(tmp_path / "m.bin", frm="onnx")
+    with pytest.raises(CheckpointError, match="holds a decoder, whose head is 'lm', not 'states'"):
+        load_folder(tmp_path / "m.bin", head=Head("states"))
 
 
 def test_bad_files_of_llama2c(tmp_path):
@@ -127,7 +151,8 @@ def test_a_pickle_of_meta(tmp_path, meta_spec):
     with pytest.raises(CheckpointError, match="--allow-pickle"):
         convert(tmp_path, tmp_path / "hf")
     result = convert(tmp_path, tmp_path / "hf", allow_pickle=True)
-    assert (result.format, result.source_pairing, result.target_pairing) == ("meta", "adjacent", "halves")
+    assert ("format", "meta", "hf") in result.changed
+    assert load_folder(tmp_path / "hf").spec.positions.pairing == "halves"
     ids = torch.arange(N) % V
     want = MetaModel(meta_spec, weights, tmp_path).logits(weights, ids)
     assert off(load_model(tmp_path / "hf")(ids[None])[0].detach(), want) < 1e-5
@@ -167,6 +192,6 @@ def test_a_published_pickle(tmp_path):
     shutil.copy(data_path("weights/torchtune_tiny_llama2/tiny_fair_checkpoint.pt"), tmp_path / "m.pt")
     (tmp_path / "params.json").write_text('{"n_heads": 4}')
     result = convert(tmp_path / "m.pt", tmp_path / "hf", allow_pickle=True)
-    assert result.format == "meta"
-    assert all(check.passed for check in result.checks)
-    assert cost.parameter_count(result.spec) == 89_504
+    assert ("format", "meta", "hf") in result.changed
+    assert all(check.passed for check in result.differences)
+    assert result.after.parameters == 89_504

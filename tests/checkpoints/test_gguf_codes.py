@@ -101,7 +101,7 @@ def test_codes_are_carried_over_and_the_model_is_the_same(
     source = folder(tmp_path / "m", weights, family, torch.bfloat16, **how)
     result = convert(source, tmp_path / "m.gguf")
     assert result.rounding is None
-    (said,) = result.layers
+    (said,) = map(str, result.choices)
     assert said.startswith(f"14 layers of {weights}")
     assert said.endswith(f"keep their codes, as {kind} with scales in float16")
     tensors = read_gguf(tmp_path / "m.gguf").tensors
@@ -118,7 +118,8 @@ def test_codes_are_carried_over_and_the_model_is_the_same(
 
 def test_repeated_heads_take_their_codes_along(tmp_path: Path) -> None:
     source = folder(tmp_path / "m", "int4")
-    assert convert(source, tmp_path / "m.gguf", kv_heads=4, dtype="q4_0").spec.kv_heads == 4
+    convert(source, tmp_path / "m.gguf", kv_heads=4, dtype="q4_0")
+    assert load_folder(tmp_path / "m.gguf").spec.kv_heads == 4
     packed = load_folder(tmp_path / "m.gguf").quantized["model.layers.0.self_attn.v_proj"].read()
     matrix = load_folder(source).quantized["model.layers.0.self_attn.v_proj"].read()
     assert torch.equal(packed.codes.view(2, 2, 16, 64)[:, 1], matrix.codes.view(2, 16, 64))
@@ -143,20 +144,20 @@ def test_what_is_lost_is_measured_and_said(
     option = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
     assert run(["convert", str(source), str(target), "--dtype", option]) == 0
     out = capsys.readouterr().out
-    assert f"14 layers of {weights}, groups of 32 (pack-quantized) {said}" in out
+    assert f"14 layers of {weights}, groups of 32 (pack-quantized): {said}" in out
     result = convert(source, tmp_path / "again.gguf", dtype=dtype)
     lost = changed(source, target)
     assert (lost > 1e-5) == (result.rounding is not None) == (name != "numbers of float32")
     assert ("\n  equal" in out) == (result.rounding is None)
     assert ("changed logits by up to" in out) == (result.rounding is not None)
     if result.rounding is not None:
-        assert 0.5 < result.rounding / result.checks[0].largest_logit / lost < 2.0  # other ids
+        assert 0.5 < result.rounding / result.differences[0].largest / lost < 2.0  # other ids
 
 
 def test_scales_that_float16_rounds_are_measured(tmp_path: Path) -> None:
     source = scaled(folder(tmp_path / "m", "int4"), 1 + 2**-12)
     result = convert(source, tmp_path / "m.gguf")
-    assert result.layers[0].endswith("keep their codes, as Q4_0 with scales in float16")
+    assert str(result.choices[0]).endswith("keep their codes, as Q4_0 with scales in float16")
     assert result.rounding is not None
     assert 1e-5 < changed(source, tmp_path / "m.gguf") < 1e-2
 
@@ -168,12 +169,12 @@ def test_codes_without_a_place_become_numbers_and_that_is_said(tmp_path: Path, t
     result = convert(tmp_path / "m", tmp_path / "out", to=to)
     place = ": no type has a place for their codes (zeros, rows, or groups)" if to == "gguf" else ""
     dtype = "F16" if to == "gguf" else "float16"
-    (said,) = result.layers
-    assert said == f"14 layers of int4, groups of 32, with zeros (awq) become numbers of {dtype}{place}"
+    (said,) = map(str, result.choices)
+    assert said == f"14 layers of int4, groups of 32, with zeros (awq): become numbers of {dtype}{place}"
     assert result.rounding is not None
     wanted = load_folder(tmp_path / "m").tensors
     assert changed(tmp_path / "m", tmp_path / "out") == pytest.approx(
-        result.rounding / result.checks[0].largest_logit, rel=1.0
+        result.rounding / result.differences[0].largest, rel=1.0
     )
     found = load_folder(tmp_path / "out").tensors["model.layers.0.mlp.up_proj.weight"]
     assert torch.equal(found, wanted["model.layers.0.mlp.up_proj.weight"])

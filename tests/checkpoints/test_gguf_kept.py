@@ -184,7 +184,9 @@ def test_from_file_to_file_nothing_changes(tmp_path: Path, spec: str) -> None:
     result = convert(path, tmp_path / "2.gguf")
     assert result.rounding is None
     count = 12 if spec == "llama" else 11
-    assert f"{count} layers of Q4_0 keep their codes, as Q4_0 with scales in float16" in result.layers
+    assert f"{count} layers of Q4_0: keep their codes, as Q4_0 with scales in float16" in map(
+        str, result.choices
+    )
     one, two = (read_gguf(tmp_path / name) for name in ("m.gguf", "2.gguf"))
     kinds = [{name: t.type for name, t in each.tensors.items()} for each in (one, two)]
     assert kinds[0] == kinds[1]
@@ -192,7 +194,7 @@ def test_from_file_to_file_nothing_changes(tmp_path: Path, spec: str) -> None:
     assert all(torch.equal(before[name], after[name]) for name in before)
     back = convert(path, tmp_path / "m")
     assert back.rounding is None
-    assert any("become numbers of float32" in said for said in back.layers)
+    assert any("become numbers of float32" in said for said in map(str, back.choices))
 
 
 def test_codes_are_not_quantized_again(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_a_misspelt_path_is_said_to_be_missing_and_the_hub_is_not_asked(
         ["plan", "{}"],
         ["diff", "{}", "llama"],
         ["generate", "{}", "the", "--max-new-tokens", "2"],
-        ["quantize", "{}", "--weights", "int8", "--out", "out"],
+        ["quantize", "{}", "--weights", "int8", "out"],
         ["surgery", "window", "{}", "out", "--window", "8"],
         ["convert", "{}", "out"],
         ["eval", "{}", "--data", "text.txt"],

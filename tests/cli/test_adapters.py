@@ -172,7 +172,7 @@ def test_an_adapter_that_names_no_weights_is_taken_with_a_remark(home: Path) -> 
 def test_adapters_run_on_what_was_made_of_their_model(home: Path) -> None:
     """Its bfloat16, its int8, a copy of it; what it became by another adapter is another model."""
     headway.load("m", dtype="bfloat16").save("bf16")
-    assert run(["quantize", "m", "--weights", "int8", "--out", "int8"]) == 0
+    assert run(["quantize", "m", "--weights", "int8", "int8"]) == 0
     for base in ("bf16", "int8"):
         assert adapter_names(headway.load(base, adapter="a").model) == ["a"]
     assert run(["surgery", "merge", "m", "merged", "--adapter", "b"]) == 0

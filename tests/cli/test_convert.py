@@ -30,8 +30,7 @@ def test_convert_says_how_equal_they_are(folder, tmp_path, capsys):
     assert run(["convert", str(folder), str(tmp_path / "x"), "--to-pairing", "adjacent"]) == 0
     out = capsys.readouterr().out
     for part in (
-        "hf, halves",
-        "adjacent",
+        "pairing='adjacent'",
         "float32",
         "bfloat16",
         "transformers refuses it: it cannot express its rotary pairing",
@@ -39,8 +38,8 @@ def test_convert_says_how_equal_they_are(folder, tmp_path, capsys):
         assert part in out
     assert run(["convert", str(tmp_path / "x"), str(tmp_path / "y"), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["target_pairing"] == "halves"
-    assert [c["dtype"] for c in report["checks"]] == ["float32", "bfloat16"]
+    assert [row[0] for row in report["changed"]] == ["positions"]
+    assert [c["dtype"] for c in report["differences"]] == ["float32", "bfloat16"]
     assert (tmp_path / "y" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
 
 

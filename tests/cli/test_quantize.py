@@ -44,9 +44,9 @@ def measured(path: str) -> dict[str, float]:
 
 def test_the_report_is_measured_on_what_was_written(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["quantize", "m", "--weights", "int4", "--data", "text.txt", "--json"]
-    assert run([*command, "--out", "n"]) == 0
+    assert run([*command, "n"]) == 0
     nearest = json.loads(capsys.readouterr().out)
-    assert run([*command, "--out", "g", "--calibrate", "text.txt"]) == 0
+    assert run([*command, "g", "--calibrate", "text.txt"]) == 0
     calibrated = json.loads(capsys.readouterr().out)
     assert nearest["changed"] == [["weights", "float32", "int4, groups of 32 (pack-quantized)"]]
     assert (nearest["choices"][0]["what"], nearest["choices"][0]["why"]) == (
@@ -64,9 +64,7 @@ def test_the_report_is_measured_on_what_was_written(home: Path, capsys: pytest.C
 
 
 def test_in_8_bits_it_is_nearly_the_same_and_says_so(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        run(["quantize", "m", "--weights", "int8", "--out", "n", "--data", "text.txt", "--limit", "64"]) == 0
-    )
+    assert run(["quantize", "m", "--weights", "int8", "n", "--data", "text.txt", "--limit", "64"]) == 0
     out, err = capsys.readouterr()
     for part in (
         "m -> n",
@@ -78,7 +76,7 @@ def test_in_8_bits_it_is_nearly_the_same_and_says_so(home: Path, capsys: pytest.
     ):
         assert part in out, part
     assert "reading m" in err
-    assert run(["quantize", "m", "--weights", "int8", "--group", "-1", "--out", "p"]) == 0
+    assert run(["quantize", "m", "--weights", "int8", "--group", "-1", "p"]) == 0
     out = capsys.readouterr().out
     assert "-> int8, a scale for each output (pack-quantized)" in out
     assert "no loss was measured: --data FILE" in out
@@ -87,14 +85,14 @@ def test_in_8_bits_it_is_nearly_the_same_and_says_so(home: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--weights", "int3", "--out", "n"], "weights are not quantized to 'int3'"),
-        (["--weights", "int4", "--out", "m"], "m exists"),
+        (["--weights", "int3", "n"], "weights are not quantized to 'int3'"),
+        (["--weights", "int4", "m"], "m exists"),
         (
-            ["--weights", "int4", "--group", "20", "--out", "n"],
+            ["--weights", "int4", "--group", "20", "n"],
             "a multiple of 32 inputs, or of all (-1), not of 20",
         ),
-        (["--weights", "int4", "--output", "--out", "n"], "no output layer apart from its embedding"),
-        (["--weights", "int4", "--limit", "9", "--out", "n"], "--limit counts tokens of a text"),
+        (["--weights", "int4", "--output", "n"], "no output layer apart from its embedding"),
+        (["--weights", "int4", "--limit", "9", "n"], "--limit counts tokens of a text"),
     ],
 )
 def test_what_is_wrong_is_said_and_nothing_is_written(
@@ -108,15 +106,15 @@ def test_what_is_wrong_is_said_and_nothing_is_written(
 def test_what_is_quantized_is_not_quantized_again_nor_trained(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["quantize", "m", "--weights", "int4", "--out", "n"]) == 0
-    assert run(["quantize", "n", "--weights", "int8", "--out", "p"]) == 1
+    assert run(["quantize", "m", "--weights", "int4", "n"]) == 0
+    assert run(["quantize", "n", "--weights", "int8", "p"]) == 1
     assert "has weights of int4, groups of 32 (pack-quantized) already" in capsys.readouterr().err
     assert run(["train", "--model", "n", "--data", "text.txt", "--out", "r", "--steps", "1"]) == 1
     assert "weights in int4 are not trained: train an adapter" in capsys.readouterr().err
 
 
 def test_a_plan_counts_the_bytes_that_layers_keep(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["quantize", "m", "--weights", "int4", "--out", "n"]) == 0
+    assert run(["quantize", "m", "--weights", "int4", "n"]) == 0
     layers = quantized_layers(load_model("n")).values()
     saved = sum(4 * layer.shape[0] * layer.shape[1] - layer.nbytes for layer in layers)
     capsys.readouterr()

@@ -47,7 +47,7 @@ def test_gqa_reports_what_it_saves_and_costs(home, capsys):
 
 
 def test_quantized_weights_become_plain_ones_and_the_report_says_so(home, capsys):
-    assert run(["quantize", "m", "--weights", "int8", "--group", "-1", "--out", "q"]) == 0
+    assert run(["quantize", "m", "--weights", "int8", "--group", "-1", "q"]) == 0
     capsys.readouterr()
     assert run(["surgery", "gqa", "q", "n", "--kv-heads", "2"]) == 0
     out = capsys.readouterr().out

@@ -65,7 +65,7 @@ def report(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
 
 def test_fill_mask(folders: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     model, text = folders["fill-mask"], "the [MASK] sat [MASK]"
-    found = headway.load(model, task="fill-mask").fill_mask(text, top_k=3)
+    found = headway.load(model, task="masked-lm").fill_mask(text, top_k=3)
     (said,) = report(["fill-mask", model, text, "--top-k", "3"], capsys)
     assert [[one["token"] for one in place] for place in said["masks"]] == [
         [one.token for one in place] for place in found
@@ -157,7 +157,7 @@ def test_embed(folders: dict[str, str], capsys: pytest.CaptureFixture[str]) -> N
 def test_translate(folders: dict[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     model, texts = folders["translate"], ["the cat", "the dog sat on the log", "def attend"]
     flags = ["--beams", "3", "--length-penalty", "0.6", "-n", "9"]
-    found = headway.load(model, task="translate").translate(
+    found = headway.load(model, task="translation").translate(
         texts, beams=3, length_penalty=0.6, max_new_tokens=9
     )
     assert run(["translate", model, *texts, *flags, "--batch-size", "2"]) == 0
@@ -185,7 +185,7 @@ def test_translate(folders: dict[str, str], capsys: pytest.CaptureFixture[str], 
         (["fill-mask", "decoder", "a"], 1, "needs an encoder that fills masks; use it with headway generate"),
         (["generate", "fill-mask", "a"], 1, "'causal-lm' needs a decoder; use it with headway fill-mask"),
         (["classify", "translate", "a"], 1, "an encoder-decoder (marian), and 'classify' needs"),
-        (["translate", "classify", "a"], 1, "'translate' needs an encoder-decoder; use it with headway classify"),
+        (["translate", "classify", "a"], 1, "'translation' needs an encoder-decoder; use it with headway classify"),
         (["answer", "tag", "a", "b"], 1, "'answer' needs an encoder that marks answers"),
         (["embed", "decoder", "a"], 1, "'embed' needs an encoder"),
         (["embed", "classify", "a", "--pool", "max"], 2, "'max' is not one of 'first', 'mean'"),

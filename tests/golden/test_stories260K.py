@@ -95,7 +95,7 @@ def test_after_a_round_trip_through_transformers(folder, published, tmp_path):
 def test_in_8_bits_it_prints_the_same(folder, published, tmp_path, native):
     """By native steps and by modules."""
     out = str(tmp_path / "m")
-    assert run(["quantize", str(folder), "--weights", "int8", "--out", out]) == 0
+    assert run(["quantize", str(folder), "--weights", "int8", out]) == 0
     model = load_model(out)
     assert len(quantized_layers(model)) == 7 * model.spec.layers
     limits = GenerationConfig(max_new_tokens=STEPS)
@@ -106,10 +106,7 @@ def test_in_8_bits_it_prints_the_same(folder, published, tmp_path, native):
 @torch.no_grad()
 def test_in_8_bits_by_rows_another_token_is_likelier_only_where_two_are_equally_likely(folder, tmp_path):
     """Within 0.05 nats: one of 256 tokens in this smallest of models."""
-    assert (
-        run(["quantize", str(folder), "--weights", "int8", "--group", "-1", "--out", str(tmp_path / "m")])
-        == 0
-    )
+    assert run(["quantize", str(folder), "--weights", "int8", "--group", "-1", str(tmp_path / "m")]) == 0
     plain, rounded = load_model(folder), load_model(tmp_path / "m")
     ids = greedy(plain)
     logits, found = (

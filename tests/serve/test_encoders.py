@@ -249,7 +249,7 @@ def test_models_say_what_they_are_for(house: House) -> None:
     told = ask(house, "/v1/models", method="GET")[1]["data"]
     tasks = {model["id"]: model["task"] for model in told}
     assert tasks["talker"] == "causal-lm"
-    assert tasks["filler"] == "fill-mask"
+    assert tasks["filler"] == "masked-lm"
     assert {model["max_model_len"] for model in told if model["id"] in KINDS} == {64}
 
 

@@ -7,14 +7,16 @@ import torch
 
 from headway.checkpoints import load_folder, load_model, save_folder
 from headway.data import Rows, TokenFile, encode_corpus
-from headway.errors import CheckpointError, DataError
+from headway.errors import CheckpointError, ConfigError, DataError
 from headway.models import ModelSpec, build
 from headway.surgery import (
+    Change,
     Text,
     compare_pools,
     operate,
     pool_heads,
     put_window,
+    quantize_folder,
     row_length,
     stretch_context,
     verdict,
@@ -40,7 +42,7 @@ def source(tmp_path):
 
 
 def to_2(folder):
-    return pool_heads(folder.spec, folder.tensors, 2)
+    return Change(*pool_heads(folder.spec, folder.tensors, 2))
 
 
 def loss(folder, tokens, context):
@@ -50,7 +52,7 @@ def loss(folder, tokens, context):
 def test_the_report_is_what_the_two_folders_measure_by_themselves(source, tmp_path):
     folder = load_folder(source)
     with Text.read(tmp_path / "words.txt", folder) as text:
-        done = operate(folder, tmp_path / "n", *to_2(folder), text=text)
+        done = operate(folder, tmp_path / "n", to_2(folder), text=text)
     encode_corpus(tmp_path / "words.txt", Tokenizer.load(source), tmp_path / "words.tokens")
     tokens = TokenFile(tmp_path / "words.tokens")
     was, now = (loss(path, tokens, 32) for path in (source, tmp_path / "n"))
@@ -81,8 +83,8 @@ def test_the_report_is_what_the_two_folders_measure_by_themselves(source, tmp_pa
 
 def test_the_way_back_differs_by_as_much(source, tmp_path):
     folder = load_folder(source)
-    there = operate(folder, tmp_path / "n", *to_2(folder))
-    back = operate(load_folder(tmp_path / "n"), tmp_path / "o", folder.spec, dict(folder.tensors))
+    there = operate(folder, tmp_path / "n", to_2(folder))
+    back = operate(load_folder(tmp_path / "n"), tmp_path / "o", Change(folder.spec, dict(folder.tensors)))
     assert back.differences[0].difference == there.differences[0].difference > 0
     assert (back.before, back.after) == (there.after, there.before)
 
@@ -90,7 +92,7 @@ def test_the_way_back_differs_by_as_much(source, tmp_path):
 def test_the_new_folder_is_complete_and_the_old_one_untouched(source, tmp_path):
     before = {p.name: p.read_bytes() for p in source.iterdir()}
     folder = load_folder(source)
-    operate(folder, tmp_path / "n", *to_2(folder))
+    operate(folder, tmp_path / "n", to_2(folder))
     assert {p.name: p.read_bytes() for p in source.iterdir()} == before
     new = load_folder(tmp_path / "n")
     assert new.spec.kv_heads == 2
@@ -105,7 +107,7 @@ def test_transformers_computes_what_the_report_measured(source, tmp_path):
     from transformers import AutoModelForCausalLM
 
     folder = load_folder(source)
-    operate(folder, tmp_path / "n", *to_2(folder))
+    operate(folder, tmp_path / "n", to_2(folder))
     ids = torch.randint(300, (1, 24))
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "n", dtype=torch.float32)
     with torch.no_grad():
@@ -115,16 +117,32 @@ def test_transformers_computes_what_the_report_measured(source, tmp_path):
 
 def test_what_is_there_is_not_replaced_unasked(source, tmp_path):
     folder = load_folder(source)
-    operate(folder, tmp_path / "n", *to_2(folder))
+    operate(folder, tmp_path / "n", to_2(folder))
     with pytest.raises(CheckpointError, match="exists; choose another name, or use --overwrite"):
-        operate(folder, tmp_path / "n", *to_2(folder))
-    operate(folder, tmp_path / "n", *pool_heads(folder.spec, folder.tensors, 1), overwrite=True)
+        operate(folder, tmp_path / "n", to_2(folder))
+    operate(folder, tmp_path / "n", Change(*pool_heads(folder.spec, folder.tensors, 1)), overwrite=True)
     assert load_folder(tmp_path / "n").spec.kv_heads == 1
+
+
+def test_what_is_written_is_a_gguf_file_where_its_name_says_so(source, tmp_path):
+    """In the pairing of its architecture, and with tokenizer and measurement, as a folder is."""
+    folder = load_folder(source)
+    done = operate(folder, tmp_path / "n.gguf", to_2(folder))
+    assert [row[0] for row in done.changed] == ["positions", "heads", "format"]
+    assert done.transformers is None
+    there = operate(folder, tmp_path / "n", to_2(folder)).differences[0]
+    assert done.differences[0].difference == pytest.approx(there.difference, rel=1e-4)
+    new = load_folder(tmp_path / "n.gguf")
+    assert (new.format, new.spec.kv_heads, new.spec.positions.pairing) == ("gguf", 2, "adjacent")
+    assert Tokenizer.load(tmp_path / "n.gguf").encode(WORDS) == Tokenizer.load(source).encode(WORDS)
+    with pytest.raises(ConfigError, match="quantized weights are written into a folder"):
+        quantize_folder(folder, tmp_path / "q.gguf", "int8")
+    assert not (tmp_path / "q.gguf").exists()
 
 
 def test_a_folder_can_be_replaced_by_its_own_change(source):
     folder = load_folder(source)
-    done = operate(folder, source, *to_2(folder), overwrite=True)
+    done = operate(folder, source, to_2(folder), overwrite=True)
     assert load_folder(source).spec.kv_heads == 2
     assert (source / "README.md").read_text() == "mine"
     assert done.differences[0].difference > 0
@@ -146,7 +164,7 @@ def test_a_measurement_that_shows_nothing_is_refused_and_nothing_is_written(
         operate(
             folder,
             tmp_path / "n",
-            *put_window(folder.spec, folder.tensors, 40),
+            Change(*put_window(folder.spec, folder.tensors, 40)),
             text=words,
             context=context,
             beyond=40,
@@ -159,10 +177,10 @@ def test_a_failing_measurement_leaves_nothing(source, tmp_path, monkeypatch):
     def fails(*_, **__):
         raise DataError("the measurement fails")
 
-    monkeypatch.setattr("headway.surgery.operation.build_model", fails)
+    monkeypatch.setattr("headway.surgery.operation.load_folder", fails)
     folder = load_folder(source)
     with pytest.raises(DataError, match="the measurement fails"):
-        operate(folder, tmp_path / "n", *to_2(folder))
+        operate(folder, tmp_path / "n", to_2(folder))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m", "words.txt"]
 
 
@@ -172,7 +190,7 @@ def test_longer_rows_are_measured_beyond_what_the_old_model_took(source, tmp_pat
         done = operate(
             folder,
             tmp_path / "n",
-            *stretch_context(folder.spec, folder.tensors, "linear", 4),
+            Change(*stretch_context(folder.spec, folder.tensors, "linear", 4)),
             text=text,
             beyond=32,
         )
@@ -189,7 +207,7 @@ def test_windows_are_told_layer_by_layer_and_bound_what_is_stored(source, tmp_pa
     done = operate(
         folder,
         tmp_path / "n",
-        *put_window(folder.spec, folder.tensors, 6, sinks=2),
+        Change(*put_window(folder.spec, folder.tensors, 6, sinks=2)),
         beyond=8,
     )
     assert done.changed == (("patterns", "Causal()", "Window.last(6) | Causal() & Sink(2)"),)
@@ -217,7 +235,7 @@ def test_pools_are_compared_on_one_text(source, tmp_path):
     folder = load_folder(source)
     with Text.read(tmp_path / "words.txt", folder) as text:
         rows = compare_pools(folder.spec, folder.tensors, 2, text, 32, seeds=(5, 6))
-        done = operate(folder, tmp_path / "n", *to_2(folder), text=text)
+        done = operate(folder, tmp_path / "n", to_2(folder), text=text)
     assert [(r.pool, r.seed) for r in rows] == [("mean", None), ("first", None), ("random", 5), ("random", 6)]
     assert len({r.loss for r in rows}) == 4
     assert rows[0].loss == pytest.approx(done.after.loss, rel=2e-3)  # there float32, here stored in bfloat16

@@ -206,7 +206,7 @@ def test_the_loss_falls_and_the_folder_translates(run: tuple[Any, dict[str, str]
 
 
 def test_a_translator_is_saved_and_loaded(run: tuple[Any, dict[str, str]], tmp_path: Path) -> None:
-    translator = headway.load(run[0].model, task="translate")
+    translator = headway.load(run[0].model, task="translation")
     translator.save(tmp_path / "again")
     again = headway.load(tmp_path / "again")
     assert again.generation["decoder_start_token_id"] == START
@@ -359,7 +359,7 @@ def test_row_26_german_from_english(tmp_path: Path) -> None:
     result = train(TranslationConfig.of({**{k: str(v) for k, v in files.items()}, **config}), quiet=True)
     losses = [record["loss"] for record in read_metrics(result.metrics) if "loss" in record]
     assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
-    translator = headway.load(result.model, task="translate")
+    translator = headway.load(result.model, task="translation")
     import gzip
 
     lines = [gzip.decompress(path.read_bytes()).decode().splitlines()[:40] for path in files.values()]

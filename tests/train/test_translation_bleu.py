@@ -42,7 +42,7 @@ def test_row_26_bleu_is_within_three_deviations_of_three_seeds_and_mutants_are_n
     names = ("train.en", "train.de", "test_2016_flickr.en", "test_2016_flickr.de")
     source, target, english, german = (data_path(f"multi30k/{name}.gz") for name in names)
     files = [f"source={source}", f"target={target}", f"out={tmp_path / 'run'}"]
-    translator = headway.load(train(read_config(RECIPE, files), quiet=True).model, task="translate")
+    translator = headway.load(train(read_config(RECIPE, files), quiet=True).model, task="translation")
     texts, references = (
         gzip.decompress(path.read_bytes()).decode("utf-8").splitlines() for path in (english, german)
     )

@@ -115,7 +115,7 @@ def test_ctrl_c_saves_says_how_to_resume_and_goes_on(
     assert f"saved {config.out}/checkpoint-5" in said
     assert f"resume with: headway train --config {own} --resume auto" in said
     assert not (Path(config.out) / "final").exists()
-    found = headway.load(f"{config.out}/checkpoint-5", task="translate")  # and is a translator by itself
+    found = headway.load(f"{config.out}/checkpoint-5", task="translation")  # and is a translator by itself
     assert found.generation["decoder_start_token_id"] == START
     assert run(["train", "--config", own, "--resume", "auto", "--json"]) == 0
     assert '"steps": 10' in capsys.readouterr().out

@@ -127,7 +127,7 @@ class TextEncoder(Pretrained[Encoder, Tokenizer], Looks):
 class MaskedLM(TextEncoder):
     """Finds words for masked places (Devlin et al. 2019, section 3.1).
 
-    >>> for candidate in headway.load("bert", task="fill-mask").fill_mask("Paris is the [MASK] of France.")[0]: ...
+    >>> for candidate in headway.load("bert", task="masked-lm").fill_mask("Paris is the [MASK] of France.")[0]: ...
     """
 
     heads = ("masked-lm",)

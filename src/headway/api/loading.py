@@ -11,8 +11,7 @@ from headway.api.classification import INDEPENDENT, Answerer, Classifier, Tagger
 from headway.api.encoders import DIMENSIONS, Embedder, MaskedLM, TextEncoder
 from headway.api.language import LanguageModel
 from headway.api.translator import Translator
-from headway.checkpoints.adapters import attach_folders
-from headway.checkpoints.bases import brought, check_bases, with_base
+from headway.checkpoints.bases import with_adapters, with_base
 from headway.checkpoints.folder import Folder, load_folder
 from headway.checkpoints.formats.sentence_transformers import SentenceConfig, read_sentence_config
 from headway.checkpoints.remote import local_model
@@ -38,15 +37,14 @@ class Kind(NamedTuple):
 
 TASKS: Mapping[str, Kind] = {
     "causal-lm": Kind("a decoder", "generate", LanguageModel),
-    "translate": Kind("an encoder-decoder", "translate", Translator),
-    "fill-mask": Kind("an encoder that fills masks", "fill-mask", MaskedLM),
+    "translation": Kind("an encoder-decoder", "translate", Translator),
+    "masked-lm": Kind("an encoder that fills masks", "fill-mask", MaskedLM),
     "classify": Kind("an encoder with a classifier", "classify", Classifier),
     "tag": Kind("an encoder with a classifier of tokens", "classify", Tagger),
     "answer": Kind("an encoder that marks answers", "answer", Answerer),
     "embed": Kind("an encoder", "embed", Embedder),
     "states": Kind("an encoder", "embed", TextEncoder),
 }
-HEADS = {"masked-lm": "fill-mask"}
 
 
 class Loading(TypedDict, total=False):
@@ -66,9 +64,9 @@ class Loading(TypedDict, total=False):
 @overload
 def load(source: str | Path, *, task: Literal["causal-lm"], **how: Unpack[Loading]) -> LanguageModel: ...
 @overload
-def load(source: str | Path, *, task: Literal["translate"], **how: Unpack[Loading]) -> Translator: ...
+def load(source: str | Path, *, task: Literal["translation"], **how: Unpack[Loading]) -> Translator: ...
 @overload
-def load(source: str | Path, *, task: Literal["fill-mask"], **how: Unpack[Loading]) -> MaskedLM: ...
+def load(source: str | Path, *, task: Literal["masked-lm"], **how: Unpack[Loading]) -> MaskedLM: ...
 @overload
 def load(source: str | Path, *, task: Literal["classify"], **how: Unpack[Loading]) -> Classifier: ...
 @overload
@@ -110,8 +108,8 @@ def load(
 
         task          returns         from
         "causal-lm"   LanguageModel   a decoder
-        "translate"   Translator      an encoder-decoder
-        "fill-mask"   MaskedLM        an encoder with a masked-lm head
+        "translation" Translator      an encoder-decoder
+        "masked-lm"   MaskedLM        an encoder with a masked-lm head
         "classify"    Classifier      an encoder with a classifier
         "tag"         Tagger          an encoder with a classifier of tokens
         "answer"      Answerer        an encoder with a head for answers
@@ -152,45 +150,35 @@ def load(
     path = local_model(source, revision=revision, allow_pickle=allow_pickle)
     sentences = read_sentence_config(current_folder(path)) if task in (None, "embed") else None
     path = path if sentences is None else sentences.model
-    folder = load_folder(path, allow_pickle=allow_pickle)
-    check_bases(adapters, folder, any_base=any_base)
-    task = task or ("embed" if sentences is not None else task_of(folder.spec))
+    folder = with_adapters(load_folder(path, allow_pickle=allow_pickle), adapters, any_base=any_base)
+    task = task or ("embed" if sentences is not None else folder.spec.task)
     if task != "embed" and (pool is not None or unit is not None):
         raise ConfigError(f'load: pool and unit are for task="embed", and the task is {task!r}')
-    if task != task_of(folder.spec) and (task not in ("embed", "states") or folder.spec.causal):
+    if task != folder.spec.task and (task not in ("embed", "states") or folder.spec.causal):
         raise wrong_task(source, folder.spec, task)
     head = _head(folder.spec, task, sentences)
     head = replace(head, pool=head.pool if pool is None else pool, unit=head.unit if unit is None else unit)
     if head != folder.spec.head:
-        folder = load_folder(path, allow_pickle=allow_pickle, head=head)
+        headed = load_folder(path, allow_pickle=allow_pickle, head=head)
+        folder = replace(headed, adapters=folder.adapters, home=folder.home, generation=folder.generation)
     longest = None if sentences is None else sentences.longest
     if longest is not None and longest < folder.spec.trained_context:
         folder = replace(folder, spec=replace(folder.spec, trained_context=longest))
-    home, generation = brought(folder, adapters)
-    tokenizer = _tokenizer(home)
+    tokenizer = _tokenizer(folder.home)
     if tokenizer is not None:  # before the weights are read
         tokenizer.require_fits(folder.spec.vocab)
     model = build_model(folder, dtype=wanted, device=where, backend=backend, dequantize=dequantize)
-    attach_folders(model, adapters)
     if compress:
         compress_model(model)
-    return _wrapped(task, model, tokenizer, replace(folder, generation=generation))
-
-
-def task_of(spec: ModelSpec) -> str:
-    """The task of `TASKS` that a spec is for."""
-    if spec.encoder is not None:
-        return "translate"
-    return "causal-lm" if spec.causal else HEADS.get(spec.head.task, spec.head.task)
+    return _wrapped(task, model, tokenizer, folder)
 
 
 def wrong_task(source: str | Path, spec: ModelSpec, task: str) -> ConfigError:
     """The error for a model that `task` cannot use: what it is, what is needed, what to do."""
-    own = task_of(spec)
-    kind = TASKS[own]
+    kind = TASKS[spec.task]
     return ConfigError(
         f"{source} is {kind.model} ({spec.family}), and {task!r} needs {TASKS[task].model}; use it with "
-        f"headway {kind.command}, or task={own!r}"
+        f"headway {kind.command}, or task={spec.task!r}"
     )
 
 
@@ -230,7 +218,7 @@ def _device(device: str | torch.device | None) -> torch.device:
     return where
 
 
-def _tokenizer(folder: Path) -> AnyTokenizer | None:
-    if (folder / "source.spm").is_file():
-        return MarianTokenizer.load(folder)
-    return Tokenizer.load(folder) if first_file(folder) is not None else None
+def _tokenizer(home: Path | None) -> AnyTokenizer | None:
+    if home is not None and (home / "source.spm").is_file():
+        return MarianTokenizer.load(home)
+    return Tokenizer.load(home) if home is not None and first_file(home) is not None else None

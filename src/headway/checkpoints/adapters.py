@@ -40,7 +40,7 @@ from headway.storage.safetensors import write_safetensors
 from headway.storage.tensors import open_tensors
 
 PREFIX = "base_model.model."
-TASKS: Mapping[str, str] = {"decoder": "CAUSAL_LM", "encoder-decoder": "SEQ_2_SEQ_LM"}
+PEFT_TASKS: Mapping[str, str] = {"decoder": "CAUSAL_LM", "encoder-decoder": "SEQ_2_SEQ_LM"}
 A, B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
 
 
@@ -112,7 +112,7 @@ def save_adapter(
     others = {name.removesuffix(".weight") for name in whole}
     config = {
         "base_model_name_or_path": None if base is None else str(base.folder),
-        "task_type": TASKS.get(spec.kind),
+        "task_type": PEFT_TASKS.get(spec.kind),
         **written_config(wanted, others),
         "fan_in_fan_out": modules[next(iter(wanted))].transposed,
     }

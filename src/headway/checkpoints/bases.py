@@ -17,8 +17,9 @@ One model has one fingerprint, however its weights are kept:
 import hashlib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -141,16 +142,18 @@ def check_bases(adapters: Iterable[str | Path], model: Folder, *, any_base: bool
             )
 
 
-def brought(folder: Folder, adapters: Iterable[str | Path]) -> tuple[Path, dict[str, Any]]:
-    """Where the tokenizer of a model with adapters is, and its generation settings: the last adapter that has such
-    brings them along, else they are the model's own."""
-    home, generation = current_folder(folder.path), dict(folder.generation)
-    for place in map(current_folder, adapters):
+def with_adapters(folder: Folder, adapters: Iterable[str | Path], *, any_base: bool = False) -> Folder:
+    """A model with the adapters in these folders beside it; the last of them that has a tokenizer or generation
+    settings brings these along, else they are the model's own. Raises as `check_bases`."""
+    places = tuple(map(Path, adapters))
+    check_bases(places, folder, any_base=any_base)
+    home, generation = folder.home, folder.generation
+    for place in map(current_folder, places):
         if first_file(place) is not None or (place / "source.spm").is_file():
             home = place
         if (place / GENERATION).exists():
             generation = {**folder.generation, **read_json(place / GENERATION)}
-    return home, generation
+    return replace(folder, adapters=places, home=home, generation=generation)
 
 
 def _named(path: Path) -> str | None:

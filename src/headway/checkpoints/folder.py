@@ -1,14 +1,15 @@
-"""The Hugging Face folder in, and GGUF files beside it: strict."""
+"""Models in: the Hugging Face folder, GGUF files, Meta's files and llama2.c's, all as one value; strict."""
 
 import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
+from headway.checkpoints.formats import llama2c, meta
 from headway.checkpoints.formats.gguf.metadata import NAMES, read_spec
 from headway.checkpoints.formats.gguf.model import coded_layers, generation_ids, unpacked
 from headway.checkpoints.formats.sentence_transformers import read_sentence_config
@@ -18,7 +19,7 @@ from headway.checkpoints.quantized.layers import own_layers, without_empty_biase
 from headway.checkpoints.quantized.packed import PackedLayer, dequantized, packed_layers
 from headway.checkpoints.quantized.scheme import split_config
 from headway.choice import Choice
-from headway.errors import CheckpointError
+from headway.errors import CheckpointError, check_known
 from headway.models import Head, ModelSpec
 from headway.storage.dtypes import check_dtypes, choose_dtype, dtype_name
 from headway.storage.files import current_folder
@@ -27,6 +28,7 @@ from headway.storage.lazy import LazyTensors
 from headway.storage.reading import naming, read_json
 from headway.storage.tensors import Tensors, open_tensors
 
+Format = Literal["hf", "gguf", "llama2c", "meta"]
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 START = "decoder_start_token_id"
 OF_TARGETS = (START, "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids")  # in either file
@@ -39,10 +41,11 @@ TOKENIZER_FILES = re.compile(
 
 @dataclass(frozen=True)
 class Folder:
-    """A checked checkpoint: a folder, or a GGUF file. `tensors` has exactly the names and shapes of the spec, values
-    are read when asked for, and dequantized where the files hold codes: these layers are in `quantized`, by our names.
-    `stored` is what the files hold, under their own names, and `unused` the names of what of it is left out: another
-    head's tensors, and those of a class of transformers that computes more."""
+    """A checked checkpoint: a folder, or a file of another `Format`. `tensors` has exactly the names and shapes of the
+    spec, values are read when asked for, and dequantized where the files hold codes: these layers are in `quantized`,
+    by our names. `stored` is what the files hold, under their own names, and `unused` the names of what of it is left
+    out: another head's tensors, and those of a class of transformers that computes more. `home` is where the tokenizer
+    is; None of a format that has none. `adapters` are folders of adapters that are beside these weights, and add up."""
 
     path: Path
     spec: ModelSpec
@@ -52,7 +55,9 @@ class Folder:
     generation: Mapping[str, Any] = field(repr=False)
     unused: tuple[str, ...] = field(default=(), repr=False)
     quantized: Mapping[str, PackedLayer] = field(default_factory=dict, repr=False)
-    format: Literal["hf", "gguf"] = "hf"
+    format: Format = "hf"
+    home: Path | None = None
+    adapters: tuple[Path, ...] = ()
 
     @property
     def weights(self) -> str:
@@ -74,26 +79,65 @@ class Folder:
         return choose_dtype(stored, torch.device(device), asked)
 
 
-def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | None = None) -> Folder:
-    """Read and check a folder or a GGUF file; no weights are read yet (tied ones, when both are stored, are compared).
+def load_folder(
+    path: str | Path,
+    *,
+    frm: Format | Literal["auto"] = "auto",
+    allow_pickle: bool = False,
+    head: Head | None = None,
+) -> Folder:
+    """Read and check a folder or a file; no weights are read yet (tied ones, when both are stored, are compared).
 
-    `head` takes an encoder for another purpose than it was saved for; the tensors that it needs must be there.
+    `frm` is its format; "auto" detects it. `head` takes an encoder for another purpose than it was saved for; the
+    tensors that it needs must be there.
 
     Raises ConfigError for a config that is not understood; CheckpointError for files that are broken or
     missing, and for tensors that are missing, unexpected or of another shape, listed together with the
     nearest names.
     """
+    check_known(frm, ("auto", *get_args(Format)), "unknown format", are="known are", error=CheckpointError)
     path = Path(path)
     folder = current_folder(path)
+    kind = frm if frm in ("llama2c", "meta") else _detect(path, folder, allow_pickle)
+    if frm not in ("auto", kind):
+        raise CheckpointError(f"{path} is of format {kind!r}, and {frm!r} was asked for")
+    if kind == "hf":
+        return _hugging_face(path, folder, allow_pickle, head)
+    if kind == "gguf":
+        read = _gguf(folder)
+    else:
+        model = (
+            llama2c.read(path) if kind == "llama2c" else meta.read_pickled(path, allow_pickle=allow_pickle)
+        )
+        about, generation = {"model_type": kind}, llama2c.GENERATION if kind == "llama2c" else {}
+        read = Folder(path, model.spec, model.state(), model.weights, about, generation, format=kind)
+    if head is not None and head != read.spec.head:
+        raise CheckpointError(
+            f"{path} holds a decoder, whose head is {read.spec.head.task!r}, not {head.task!r}"
+        )
+    return read
+
+
+def _detect(path: Path, folder: Path, allow_pickle: bool) -> Format:
+    if folder.is_dir():
+        parts = not (folder / "config.json").exists() and any(folder.glob("consolidated.*.pth"))
+        return "meta" if parts else "hf"
     # A file of that name that is none is read, too, so that it is said what it is.
     if is_gguf(folder) or (folder.suffix == ".gguf" and folder.is_file()):
-        return _gguf(folder, head)
-    if not folder.is_dir():
-        what = "a file, not a folder" if folder.exists() else "not there"
-        raise CheckpointError(
-            f"{path} is {what}: a model is a GGUF file, or a folder with config.json and model.safetensors "
-            "(`headway convert` makes one of llama2.c's and Meta's files)"
-        )
+        return "gguf"
+    if folder.suffix == ".bin" and folder.exists() and llama2c.looks_like(folder):
+        return "llama2c"
+    pickled = folder.suffix in (".pt", ".pth", ".bin") and folder.exists()
+    if pickled and any(".attention.wq." in name for name in open_tensors(folder, allow_pickle=allow_pickle)):
+        return "meta"
+    what = "a file, not a folder, of no format that headway detects" if folder.exists() else "not there"
+    raise CheckpointError(
+        f"{path} is {what}: a model is a GGUF file, or a folder with config.json and model.safetensors, or llama2.c's "
+        ".bin, or Meta's consolidated.00.pth (of which --from says what they are)"
+    )
+
+
+def _hugging_face(path: Path, folder: Path, allow_pickle: bool, head: Head | None) -> Folder:
     if not (folder / "config.json").exists() and (folder / "adapter_config.json").exists():
         raise CheckpointError(
             f"{path} is an adapter, and a model is needed here: put it into the weights of its model by "
@@ -125,18 +169,16 @@ def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | No
     )  # old folders have them in config.json alone
     generation = {key: config[key] for key in keys if config.get(key) is not None}
     generation |= read_json(written) if written.exists() else {}
-    return Folder(path, spec, found, tensors, config, generation, unused, quantized)
+    return Folder(path, spec, found, tensors, config, generation, unused, quantized, home=folder)
 
 
-def _gguf(path: Path, head: Head | None) -> Folder:
+def _gguf(path: Path) -> Folder:
     file = read_gguf(path)
     stored = Tensors(file.tensors)
     numbers = unpacked(file, stored)
     spec = read_spec(file, numbers)
-    if head is not None and head != spec.head:
-        raise CheckpointError(f"{path} holds a decoder, whose head is {spec.head.task!r}, not {head.task!r}")
     with naming(path, but=(CheckpointError,)):
         tensors, _ = imported(NAMES, numbers, spec, path, described_by="its metadata")
     quantized = own_layers(coded_layers(file, stored), NAMES, spec, stored, path)
     config, generation = {"model_type": file.metadata["general.architecture"]}, generation_ids(file)
-    return Folder(path, spec, tensors, stored, config, generation, (), quantized, "gguf")
+    return Folder(path, spec, tensors, stored, config, generation, (), quantized, "gguf", path)

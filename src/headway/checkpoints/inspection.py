@@ -70,9 +70,9 @@ def _rotary(folder: Folder) -> dict[str, Any] | None:
     rotary, head_dim = folder.spec.positions, folder.spec.head_dim
     if not isinstance(rotary, Rotary):
         return None
-    who, pairing = "GGUF's" if folder.format == "gguf" else "transformers'", rotary.pairing
+    who, pairing = {"hf": "transformers' ", "gguf": "GGUF's "}.get(folder.format, ""), rotary.pairing
     kind = folder.config.get("model_type")
-    rotates = f"{who} {kind} rotates {pairing}{'' if pairing == 'halves' else ' pairs'}"
+    rotates = f"{who}{kind} rotates {pairing}{'' if pairing == 'halves' else ' pairs'}"
     frequencies = rotary.frequencies(head_dim)
     waves = 2 * math.pi / frequencies
     return {
@@ -91,7 +91,9 @@ def _rotary(folder: Folder) -> dict[str, Any] | None:
 
 
 def _tokenizer(folder: Folder) -> dict[str, Any] | None:
-    place = folder.path
+    place = folder.home
+    if place is None:
+        return None
     files = sorted(p for p in place.iterdir() if TOKENIZER_FILES.match(p.name)) if place.is_dir() else [place]
     for file in files:
         open_regular(file).close()  # a pipe is named, and not passed over

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headway.checkpoints.adapters import attach_folders
 from headway.checkpoints.folder import Folder, load_folder
 from headway.checkpoints.quantized.packed import PackedLayer
 from headway.errors import ConfigError
@@ -47,15 +48,17 @@ def build_model(
     backend: str = "auto",
     dequantize: bool = False,
 ) -> Model:
-    """The model of a folder that `load_folder` has read; arguments as in `load_model`."""
+    """The model of a folder that `load_folder` has read, with the adapters beside it; arguments as in `load_model`."""
     where = torch.device("cpu" if device is None else device)
     wanted, choice = folder.choose_dtype(dtype, where)
     if dtype == torch.float16 and where.type == "cpu":
         warnings.warn(f"{choice.what} on a CPU: {choice.why}", stacklevel=3)
     quantized = {} if dequantize else folder.quantized
-    return restore(
+    model = restore(
         folder.spec, folder.tensors, dtype=wanted, device=where, backend=backend, quantized=quantized
     )
+    attach_folders(model, folder.adapters)
+    return model
 
 
 def restore(

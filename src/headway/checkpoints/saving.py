@@ -63,11 +63,12 @@ class TokenizerFiles:
 
     def save(self, folder: Path) -> None:
         """Copy its files into `folder`; of a GGUF file, what it holds of one."""
-        if self.folder.format == "gguf":
-            if first_file(self.folder.path) is not None:
-                Tokenizer.load(self.folder.path).save(folder)
+        home = self.folder.home
+        if home is None or home.is_file():
+            if home is not None and first_file(home) is not None:
+                Tokenizer.load(home).save(folder)
             return
-        for file in sorted(self.folder.path.iterdir()):
+        for file in sorted(home.iterdir()):
             if not TOKENIZER_FILES.match(file.name):
                 continue
             shutil.copy(file, folder / file.name)
@@ -79,8 +80,8 @@ class TokenizerFiles:
 
     def gguf_metadata(self, rows: int) -> dict[str, Any]:
         """`Tokenizer.gguf_metadata`; no keys where the folder has no tokenizer."""
-        place = current_folder(self.folder.path)
-        return {} if first_file(place) is None else Tokenizer.load(place).gguf_metadata(rows)
+        home = self.folder.home
+        return {} if home is None or first_file(home) is None else Tokenizer.load(home).gguf_metadata(rows)
 
 
 AnyTokenizer = Tokenizer | MarianTokenizer | TokenizerFiles

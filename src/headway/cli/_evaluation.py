@@ -2,8 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.cli._progress import progress
@@ -25,7 +23,6 @@ WIDEST = 20  # classes whose confusion is a table for a terminal
 
 def print_evaluation(
     source: "Folder",
-    adapters: Sequence[str | Path],
     config: "TrainConfig",
     dtype: "torch.dtype | None",
     limit: int | None,
@@ -35,8 +32,6 @@ def print_evaluation(
     """Measure a model as the task of the settings does, and print what is found."""
     import torch
 
-    from headway.checkpoints.adapters import attach_folders
-    from headway.checkpoints.bases import brought
     from headway.checkpoints.restore import build_model
     from headway.storage.dtypes import dtype_name
     from headway.train.inputs import Inputs
@@ -44,9 +39,8 @@ def print_evaluation(
     from headway.train.rows_config import TextConfig
     from headway.train.tasks import find_task
 
-    model, (home, generation) = build_model(source, dtype=dtype, backend=backend), brought(source, adapters)
-    attach_folders(model, adapters)
-    task = find_task(str(config.task))(Inputs(config, replace(source, path=home, generation=generation)))
+    model = build_model(source, dtype=dtype, backend=backend)
+    task = find_task(str(config.task))(Inputs(config, source))
     given = vars(config)
     data = given.get("data") or f"{given.get('source', '')} and {given.get('target', '')}"
     report: dict[str, Any] = {"model": str(source.path), "task": config.task, "data": data}

@@ -13,12 +13,16 @@ from headway.report import cell, size, table
 
 if TYPE_CHECKING:
     from headway.checkpoints import Folder
-    from headway.surgery import Rewritten, Text
+    from headway.checkpoints.rewriting import Difference, Rewritten
+    from headway.surgery import Text
 
 
 @dataclass(frozen=True)
 class Run:
-    """The model, and the folder to write."""
+    """The model, and what is written.
+
+    out: folder to write, or GGUF file (.gguf)
+    """
 
     model: Model
     out: Path
@@ -58,10 +62,12 @@ class MeasuredRun(Run):
         return nullcontext() if self.data is None else Text.read(self.data, folder, self.limit)
 
 
-def to_text(done: "Rewritten", *, causal: bool = True) -> str:
-    """The report for a terminal: of an encoder (not `causal`) without caches, and without a loss on a text."""
+def to_text(done: "Rewritten") -> str:
+    """The report for a terminal: of an encoder without caches, and without a loss on a text."""
     was, now = done.before, done.after
-    lines = [f"{done.source} -> {done.target}; transformers {done.transformers}"]
+    causal, checked = was.kv_bytes_stored > 0, any(one.bound is not None for one in done.differences)
+    reader = "" if done.transformers is None else f"; transformers {done.transformers}"
+    lines = [f"{done.source} -> {done.target}{reader}"]
     lines += [f"  {name}: {a} -> {b}" for name, a, b in done.changed] or ["  the spec stays as it was"]
     for choice in done.choices:
         rejected = [f"    not {name}: {why}" for name, why in choice.rejected]
@@ -80,14 +86,22 @@ def to_text(done: "Rewritten", *, causal: bool = True) -> str:
     losses = ((words, getattr(was, name), getattr(now, name)) for name, words in names.items())
     rows += [row for row in losses if row[1] is not None]
     lines += ["", table(("what", "before", "after"), rows), ""]
-    if not causal:
+    if done.unchanged and not causal:
         lines.append(f"  rows of up to {done.unchanged} tokens see what they saw")
     article, what = ("a", "logit") if causal else ("an", "output")
     lines += [
-        f"  largest difference of {article} {what}: {cell(one.difference)} (largest {what} {cell(one.largest)}), in "
-        f"the last {one.probed} of {one.tokens} tokens{', the first of them global' * one.marked}"
+        f"  largest difference of {article} {what}: {cell(one.difference)} ({_allowed(one)}largest {what} "
+        f"{cell(one.largest)}), in the last {one.probed} of {one.tokens} tokens"
+        f"{', the first of them global' * one.marked}"
         for one in done.differences
     ]
+    if done.rounding is not None:
+        largest = cell(done.differences[0].largest)
+        lines.append(
+            f"  differs from the source: rounding changed logits by up to {cell(done.rounding)} of {largest}"
+        )
+    elif checked:
+        lines.append("  equal")
     if done.kl is not None:
         lines.append(f"  mean KL to the model as it was: {cell(done.kl)} nats, over {done.tokens} tokens")
     if was.positions:
@@ -95,9 +109,13 @@ def to_text(done: "Rewritten", *, causal: bool = True) -> str:
         pairs = zip(was.positions, now.positions, strict=True)
         ranges = [(f"{a.first}-{a.last}", a.tokens, _exp(a.loss), _exp(b.loss)) for a, b in pairs]
         lines += ["", table(columns, ranges)]
-    elif causal and not done.tokens:
+    elif causal and not checked and not done.tokens:
         lines.append("  no loss was measured: --data FILE gives held-out text to measure it on")
     return "\n".join(lines)
+
+
+def _allowed(one: "Difference") -> str:
+    return "" if one.bound is None else f"in {one.dtype}; allowed {cell(one.bound)}, "
 
 
 def _exp(loss: float | None) -> float | None:

@@ -1,13 +1,13 @@
-"""`headway convert SOURCE TARGET`: another format, dtype, rotary pairing or number of kv heads; the same function."""
+"""`headway convert MODEL OUT`: another format, dtype, rotary pairing or number of kv heads; the same function."""
 
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
-from headway.cli._options import Count, Model, says
+from headway.cli._options import Count, says
+from headway.cli._rewriting import Run, to_text
 from headway.cli._shared import note, print_report, set_threads
 from headway.errors import ConfigError, did_you_mean
-from headway.report import cell, table
 
 if TYPE_CHECKING:
     from headway.positions import Pairing
@@ -17,8 +17,7 @@ _SIZE = re.compile(r"(\d{1,18})\s*(|KB|MB|GB|TB)", re.IGNORECASE)
 
 
 def command(
-    source: Annotated[Model, says(metavar="SOURCE")],
-    target: Path,
+    run: Run,
     *,
     frm: Annotated[Literal["auto", "hf", "gguf", "llama2c", "meta"], says(flag="from")] = "auto",
     to: Literal["hf", "gguf"] | None = None,
@@ -27,22 +26,17 @@ def command(
     dtype: str | None = None,
     tokenizer: Path | None = None,
     shard_size: str | None = None,
-    allow_pickle: bool = False,
-    overwrite: bool = False,
-    json: bool = False,
-    threads: int | None = None,
 ) -> None:
     """Turn a checkpoint into a Hugging Face folder or a GGUF file, and show that both compute the same.
 
-    The logits of source and target are compared in float32 and bfloat16 before TARGET takes its name; if they
-    differ, the exit code is 1 and TARGET stays as it was. With --dtype, the source is compared with its numbers
-    rounded to it, and the change by that rounding alone is printed.
+    The logits of both are compared in float32 and bfloat16 before OUT takes its name; if they differ, the exit
+    code is 1 and OUT stays as it was. With --dtype, MODEL is compared with its numbers rounded to it, and the
+    change by that rounding alone is printed.
 
-    source: a Hugging Face folder or an id of the Hub, a GGUF file, Meta's (consolidated.00.pth), llama2.c's
+    model: a Hugging Face folder or an id of the Hub, a GGUF file, Meta's (consolidated.00.pth), llama2.c's
         .bin
-    target: folder or GGUF file to write
-    frm: format of SOURCE
-    to: format of TARGET [default: gguf where TARGET ends in .gguf, else hf]
+    frm: format of MODEL
+    to: format of OUT [default: gguf where OUT ends in .gguf, else hf]
     to_pairing: rotary pairing of a folder: halves (transformers reads it), adjacent, or pairs such as
         (0,3),(1,4),(2,5) (headway alone reads those) [default: halves]
     kv_heads: key and value heads of the result, by exact repetition [default: as they are]
@@ -53,52 +47,28 @@ def command(
     """
     from headway.checkpoints import convert
     from headway.checkpoints.formats.storing import PACKINGS
-    from headway.models.cost import parameter_count
     from headway.storage.dtypes import DTYPES
     from headway.text import Tokenizer
 
-    set_threads(threads)
+    set_threads(run.threads)
     known = (*DTYPES, *PACKINGS)
     if dtype is not None and dtype not in known:
         raise ConfigError(f"--dtype {dtype}: must be one of {', '.join(known)}{did_you_mean(dtype, known)}")
-    note(f"reading {source}")
-    result = convert(
-        source,
-        target,
+    note(f"reading {run.model}")
+    done = convert(
+        run.model,
+        run.out,
         frm=frm,
         to=to,
         to_pairing=None if to_pairing is None else pairing_of(to_pairing),
         kv_heads=kv_heads,
         dtype=None if dtype is None else DTYPES.get(dtype, dtype),
         tokenizer=None if tokenizer is None else Tokenizer.load(tokenizer),
-        allow_pickle=allow_pickle,
-        overwrite=overwrite,
+        allow_pickle=run.allow_pickle,
+        overwrite=run.overwrite,
         shard_bytes=None if shard_size is None else bytes_of(shard_size),
     )
-    count, heads_now = parameter_count(result.spec), result.spec.kv_heads
-    repeated = f"  kv heads: {result.source_kv_heads} repeated to {heads_now}"
-    reader = f"; transformers {result.transformers}" if result.transformers else ""
-    whole = f"  not packed, for rows that are no multiples of its blocks: {', '.join(result.not_packed)}"
-    alike = "" if result.rounding is None else " rounded alike"
-    largest = result.checks[0].largest_logit
-    equal = (
-        "equal"
-        if result.rounding is None
-        else f"differs from the source: rounding to {result.dtype} changed logits by up to {cell(result.rounding)} of "
-        f"{cell(largest)}"
-    )
-    rows = [(c.dtype, c.difference, c.bound, c.largest_logit) for c in result.checks]
-    lines = [
-        f"{result.source} ({result.format}, {result.source_pairing}) -> {result.target} ({result.target_pairing})",
-        f"  {count:,} parameters, {result.dtype}{reader}",
-        *([whole] if result.not_packed else []),
-        *([] if heads_now == result.source_kv_heads else [repeated]),
-        *(f"  {line}" for line in result.layers),
-        f"  logits of {result.checks[0].tokens} random tokens, source{alike} against target:",
-        table(("dtype", "largest difference", "allowed", "largest logit"), rows, indent="    "),
-        f"  {equal}",
-    ]
-    print_report(result, "\n".join(lines), json)
+    print_report(done, to_text(done), run.json)
 
 
 def pairing_of(text: str) -> "Pairing":

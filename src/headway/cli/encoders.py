@@ -21,7 +21,7 @@ def fill_mask(run: TextsRun, *, top_k: Count = 5) -> None:
 
     top_k: number of words for each mask
     """
-    filler, given = run.load(task="fill-mask"), run.read()
+    filler, given = run.load(task="masked-lm"), run.read()
     with _reading(len(given)):
         found = filler.fill_mask(given, top_k=top_k, batch_size=run.batch_size)
     lines = []

@@ -77,14 +77,13 @@ def command(
         return
     if chat or any(given is not None for given in (tasks, shots, batch_size)):
         raise ConfigError("--tasks, --shots, --chat and --batch-size are for --harness, not for a text")
-    from headway.checkpoints.bases import check_bases, with_base
+    from headway.checkpoints.bases import with_adapters, with_base
     from headway.checkpoints.folder import load_folder
     from headway.train.config_io import measuring_settings, parse_overrides
     from headway.train.tasks import task_of
 
     base, folders = with_base(model, adapter or ())
-    source = load_folder(base)
-    check_bases(folders, source, any_base=any_base)
+    source = with_adapters(load_folder(base), folders, any_base=any_base)
     options = {"data": data, "context": context}
     values = {name: value for name, value in options.items() if value is not None}
     config = measuring_settings(
@@ -92,7 +91,7 @@ def command(
     )
     kind, choice = source.choose_dtype(kind)
     note(f"in {choice}")
-    print_evaluation(source, folders, config, kind, limit, backend, json)
+    print_evaluation(source, config, kind, limit, backend, json)
 
 
 def print_harness(model: str, found: dict[str, Any], json: bool) -> None:

@@ -139,7 +139,7 @@ def find_model(model: str) -> "tuple[ModelSpec, Kept | None]":
 
     path = local_model(model, files=("config.json",)) if is_address(model) else Path(model)
     stored: dict[str, torch.dtype] = {}
-    if path.suffix == ".gguf":
+    if path.is_file() and path.suffix != ".json":
         folder = load_folder(path)
         dtype, choice = folder.choose_dtype()
         return folder.spec, Kept(dtype, codes_of(folder), choice.why)

@@ -1,7 +1,6 @@
-"""`headway quantize MODEL --weights int8 --out FOLDER`: weights of 8 or 4 bits, measured before and after."""
+"""`headway quantize MODEL OUT --weights int8`: weights of 8 or 4 bits, measured before and after."""
 
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -10,18 +9,8 @@ from headway.cli._rewriting import MeasuredRun, to_text
 from headway.cli._shared import note, print_report
 
 
-@dataclass(frozen=True)
-class QuantizedRun(MeasuredRun):
-    """As operations of surgery, but for an option that names the folder.
-
-    data: held-out text: perplexity before and after, and KL
-    """
-
-    out: Path = field(kw_only=True)
-
-
 def command(
-    run: QuantizedRun,
+    run: MeasuredRun,
     *,
     weights: str,
     group: Annotated[int | None, says(min=-1)] = None,

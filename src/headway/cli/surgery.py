@@ -1,7 +1,7 @@
 """`headway surgery gqa | window | context | merge | longformer`: another function from the same weights, measured
 before and after."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,32 +16,26 @@ from headway.report import plain, table
 
 if TYPE_CHECKING:
     from headway.checkpoints import Folder
-    from headway.choice import Choice
-    from headway.models import ModelSpec
-    from headway.surgery import Pooled, Text
+    from headway.surgery import Change, Pooled, Text
 
 
 def changed(
     run: MeasuredRun,
     folder: "Folder",
-    new: "tuple[ModelSpec, Mapping[str, Any]]",
-    choice: "Choice",
+    change: "Change",
     *,
     beyond: int = 0,
     compare: "Callable[[Text], tuple[Pooled, ...]] | None" = None,
-    **more: Any,
 ) -> None:
-    """Write the `new` spec and weights, and print the report; `compare` is what is compared on the text beforehand,
-    `more` is for `headway.surgery.operate`."""
+    """Write what becomes of the folder, and print the report; `compare` is what is compared on the text beforehand."""
     from headway.surgery import operate, verdict
 
     with run.text(folder) as words:
         rows = () if words is None or compare is None else compare(words)
         note(f"reading {folder.path}, measuring before and after")
         done = operate(
-            folder, run.out, *new, choices=(choice,), text=words, context=run.context, beyond=beyond,
-            overwrite=run.overwrite, **more,
-        )  # fmt: skip
+            folder, run.out, change, text=words, context=run.context, beyond=beyond, overwrite=run.overwrite
+        )
     order, report = verdict(rows) if rows else None, to_text(done)
     if rows:
         columns = ("pool", "seed", "nats per token", "bits per byte")
@@ -61,7 +55,7 @@ def gqa(
     compare: measure all three pools on --data, random with three seeds
     """
     from headway.choice import Choice
-    from headway.surgery import POOLS, compare_pools, kept_by_mean, pool_heads, row_length
+    from headway.surgery import POOLS, Change, compare_pools, kept_by_mean, pool_heads, row_length
 
     if compare and run.data is None:
         raise ConfigError("surgery gqa: --compare measures losses, so it needs --data")
@@ -70,7 +64,7 @@ def gqa(
     folder = run.open()
     drawn = seed if pool == "random" else None
     given: Any = pool
-    new = pool_heads(folder.spec, folder.tensors, kv_heads, given, seed=drawn)
+    new, state = pool_heads(folder.spec, folder.tensors, kv_heads, given, seed=drawn)
     kept = kept_by_mean(folder.spec, folder.tensors, kv_heads)
     group = folder.spec.kv_heads // kv_heads
     why = (
@@ -81,11 +75,11 @@ def gqa(
 
     def compared(words: "Text") -> "tuple[Pooled, ...]":
         note("comparing mean, first and random")
-        length = row_length(folder.spec, new[0]) if run.context is None else run.context
+        length = row_length(folder.spec, new) if run.context is None else run.context
         seeds = range(seed or 0, (seed or 0) + 3)
         return compare_pools(folder.spec, folder.tensors, kv_heads, words, length, seeds=seeds)
 
-    changed(run, folder, new, choice, compare=compared if compare else None)
+    changed(run, folder, Change(new, state, choices=(choice,)), compare=compared if compare else None)
 
 
 def window(
@@ -103,20 +97,16 @@ def window(
     """
     from headway.choice import Choice
     from headway.models.description import layer_numbers
-    from headway.surgery import open_layers, parse_layers, put_window
+    from headway.surgery import Change, open_layers, parse_layers, put_window
 
     folder = run.open()
     chosen = None if layers is None else parse_layers(layers, folder.spec.layers)
     grows = open_layers(folder.spec)
     which = layer_numbers(list(grows if chosen is None else chosen))
     why = "they saw all before them, so that their caches grew" if chosen is None else "asked for"
-    changed(
-        run,
-        folder,
-        put_window(folder.spec, folder.tensors, keys, sinks=sinks, layers=chosen),
-        Choice(f"layers {which}", why),
-        beyond=keys + sinks if set(grows).issuperset(chosen or ()) else 0,
-    )
+    new = put_window(folder.spec, folder.tensors, keys, sinks=sinks, layers=chosen)
+    beyond = keys + sinks if set(grows).issuperset(chosen or ()) else 0
+    changed(run, folder, Change(*new, choices=(Choice(f"layers {which}", why),)), beyond=beyond)
 
 
 def context(run: MeasuredRun, *, method: str, factor: Annotated[float, says(min=1.0)]) -> None:
@@ -126,40 +116,32 @@ def context(run: MeasuredRun, *, method: str, factor: Annotated[float, says(min=
     factor: longest row over the trained context
     """
     from headway.choice import Choice
-    from headway.surgery import METHODS, stretch_context
+    from headway.surgery import METHODS, Change, stretch_context
 
     folder = run.open()
     given: Any = method
     new = stretch_context(folder.spec, folder.tensors, given, factor)
     choice = Choice(method, METHODS[given], rejected=tuple((m, r) for m, r in METHODS.items() if m != method))
-    changed(run, folder, new, choice, beyond=folder.spec.trained_context)
+    changed(run, folder, Change(*new, choices=(choice,)), beyond=folder.spec.trained_context)
 
 
 def merge(run: MeasuredRun, *, adapter: list[Path] | None = None, any_base: bool = False) -> None:
     """Put adapters into the weights; MODEL may be the folder of one. "Before" is the model with them beside it."""
     from headway.checkpoints import load_adapter, merged_state
-    from headway.checkpoints.bases import brought, check_bases, with_base
-    from headway.checkpoints.saving import TokenizerFiles
+    from headway.checkpoints.bases import with_adapters, with_base
     from headway.choice import Choice
+    from headway.surgery import Change
 
     base, places = with_base(run.model, adapter or ())
     if not places:
         raise ConfigError(
             f"surgery merge: {base} is a model; say what is put into its weights: --adapter FOLDER"
         )
-    folder = replace(run, model=Path(base)).open()
-    check_bases(places, folder, any_base=any_base)
+    folder = with_adapters(replace(run, model=Path(base)).open(), places, any_base=any_base)
     adapters = [load_adapter(place, folder.spec) for place in places]
-    home, generation = brought(folder, places)
-    layers = len({layer for one in adapters for layer in one.layers})
-    changed(
-        run,
-        replace(folder, generation=generation),
-        (folder.spec, merged_state(folder.tensors, adapters)),
-        Choice(f"{layers} layers", f"adapted by {', '.join(map(str, places))}"),
-        adapters=adapters,
-        tokenizer=TokenizerFiles(replace(folder, path=home, generation=generation)),
-    )
+    layers = len({layer for each in adapters for layer in each.layers})
+    choice = Choice(f"{layers} layers", f"adapted by {', '.join(map(str, places))}")
+    changed(run, folder, Change(folder.spec, merged_state(folder.tensors, adapters), choices=(choice,)))
 
 
 def longformer(
@@ -189,7 +171,7 @@ def longformer(
     words = None if text is None else next(texts(text), "")
     windows = sizes[0] if len(sizes) == 1 else sizes
     done = lengthen(folder, run.out, context, windows, text=words, overwrite=run.overwrite)
-    print_report(done, to_text(done, causal=False), run.json)
+    print_report(done, to_text(done), run.json)
 
 
 ABOUT = "Change what a model computes, and report what that costs and saves: docs/surgery.md."

@@ -34,7 +34,7 @@ def command(
     """
     if n_best > beams:
         raise typer.BadParameter(f"--n-best {n_best} needs as many --beams, which are {beams}")
-    translator = run.load(task="translate")
+    translator = run.load(task="translation")
     from headway.api.translator import bleu
     from headway.data.pairs import read_lines
     from headway.storage.files import atomic_write

@@ -127,6 +127,11 @@ class ModelSpec:
         return "decoder" if self.encoder is None else "encoder-decoder"
 
     @property
+    def task(self) -> str:
+        """What it is for, as `headway.load` and training name it: "causal-lm", "translation", or its head's."""
+        return {"decoder": "causal-lm", "encoder-decoder": "translation"}.get(self.kind, self.head.task)
+
+    @property
     def layout(self) -> Heads:
         """How query heads share keys and values."""
         return Heads.of(self.heads, self.kv_heads)

@@ -34,7 +34,7 @@ def measures(folder: Path, config: TrainConfig, decode: int | None) -> dict[str,
         found |= held
         if line.get("step") == 0:
             found |= {f"start_{name.removeprefix('val_')}": value for name, value in held.items()}
-    spec, dtype = opened(folder / FINAL)[0].spec, DTYPES[choose_precision(config.dtype).what]
+    spec, dtype = opened(folder / FINAL).spec, DTYPES[choose_precision(config.dtype).what]
     found["parameters"] = cost.parameter_count(spec)
     if spec.causal:
         found["kv_bytes_per_token"] = cost.kv_bytes_per_token(spec, dtype)

@@ -120,7 +120,7 @@ def _stage(
             folder.mkdir(parents=True, exist_ok=True)
             kept.unlink(missing_ok=True)
             last = checkpoints(before)[-1]
-            write_safetensors(kept, moments_after(last, opened(before / FINAL, base)[0].spec, stage.surgery))
+            write_safetensors(kept, moments_after(last, opened(before / FINAL, base).spec, stage.surgery))
     train(config, resume="auto", quiet=quiet)
     task = read_record(checkpoints(folder)[-1])["config"]["task"]  # where it is the one that the model is for
     record = {

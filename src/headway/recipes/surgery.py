@@ -8,13 +8,14 @@ from typing import Any
 from torch import Tensor
 
 from headway.checkpoints import Folder, load_adapter, load_folder, merged_state
-from headway.checkpoints.bases import base_of, brought, check_bases, is_adapter
+from headway.checkpoints.bases import base_of, is_adapter, with_adapters
+from headway.checkpoints.rewriting import Change, Measured, rewrite
 from headway.checkpoints.saving import TokenizerFiles
 from headway.errors import ConfigError, check_known
 from headway.models import ModelSpec
 from headway.patterns import parse
+from headway.storage.lazy import lazy
 from headway.surgery import make_longformer, pool_heads, put_window, stretch_context
-from headway.surgery.rewrite import Measured, rewrite
 from headway.train.checkpoint import MOMENTS, state_tensors
 
 State = Mapping[str, Tensor]
@@ -69,29 +70,26 @@ def operated(spec: ModelSpec, state: State, operations: tuple[tuple[str, Any], .
     return changed
 
 
-def opened(path: Path, base: Path | None = None) -> tuple[Folder, State]:
-    """A trained model's folder and weights; of an adapter, those of its base with the adapter in them: the model in the
+def opened(path: Path, base: Path | None = None) -> Folder:
+    """A trained model's folder; of an adapter, that of its base with the adapter in the weights: the model in the
     folder `base`, or the one that the adapter names."""
     if not is_adapter(path):
-        folder = load_folder(path)
-        return folder, folder.tensors
-    below = load_folder(base or base_of(path))
-    check_bases([path], below)
-    state = merged_state(below.tensors, [load_adapter(path, below.spec)])
-    home, generation = brought(below, [path])
-    return replace(below, path=home, generation=generation), state
+        return load_folder(path)
+    folder = with_adapters(load_folder(base or base_of(path)), [path])
+    weights = lazy(merged_state(folder.tensors, [load_adapter(path, folder.spec)]))
+    return replace(folder, tensors=weights, quantized={}, adapters=())
 
 
 def write_model(
     source: Path, target: Path, operations: tuple[tuple[str, Any], ...], base: Path | None = None
 ) -> list[str]:
     """Write the model of `source`, operated on, at `target`; what changed, as lines of text. `base` as in `opened`."""
-    folder, weights = opened(source, base)
-    spec, state = operated(folder.spec, weights, operations)
+    folder = opened(source, base)
+    spec, state = operated(folder.spec, folder.tensors, operations)
+    change = Change(spec, state, tokenizer=TokenizerFiles(folder, spec.trained_context))
     done = rewrite(
-        folder, target, spec, state, lambda path: Measured(), context=spec.trained_context,
-        tokenizer=TokenizerFiles(folder, spec.trained_context), overwrite=True,
-    )  # fmt: skip
+        folder, target, change, lambda path: Measured(), context=spec.trained_context, overwrite=True
+    )
     return [f"{name}: {before} -> {after}" for name, before, after in done.changed]
 
 

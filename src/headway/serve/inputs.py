@@ -150,7 +150,7 @@ class Tag(Task):
 class FillMask(Task):
     """The likeliest tokens for each masked place of each text."""
 
-    tasks, path = ("fill-mask",), "/v1/fill-mask"
+    tasks, path = ("masked-lm",), "/v1/fill-mask"
     input: str | Texts
     top_k: int = Field(5, ge=1, le=1000)
 
@@ -183,7 +183,7 @@ class Answer(Task):
 class Translate(Task):
     """Texts that a beam search finds; fields as in `Translator.translate`."""
 
-    tasks, path = ("translate",), "/v1/translate"
+    tasks, path = ("translation",), "/v1/translate"
     text: str | Annotated[list[str], Field(min_length=1, max_length=MOST_TRANSLATED)]
     beams: int = Field(4, ge=1)
     n_best: int = Field(1, ge=1)

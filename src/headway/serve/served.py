@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from headway.api import LanguageModel
-from headway.api.loading import AnyModel, task_of
+from headway.api.loading import AnyModel
 from headway.cache import PAGE
 from headway.checkpoints import load_folder
 from headway.checkpoints.adapters import load_adapter
@@ -47,7 +47,7 @@ class Served:
         self.name, self.created, self.exact, self._worker = name, int(time.time()), exact, worker
         self.model: Any = model
         self.source: Path | None = None
-        self.task = task_of(model.spec)
+        self.task = model.spec.task
 
     @property
     def context(self) -> int | None:

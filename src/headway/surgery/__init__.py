@@ -5,17 +5,18 @@ Operations are pure: (spec, state) -> (spec, state), where `state` has the names
 does so for an encoder, `quantize_folder` with weights of 8 or 4 bits.
 """
 
+from headway.checkpoints.rewriting import Change, Rewritten
 from headway.surgery.context import METHODS, open_layers, parse_layers, put_window, stretch_context
 from headway.surgery.heads import POOLS, Pooled, compare_pools, kept_by_mean, pool_heads, verdict
 from headway.surgery.longformer import lengthen, make_longformer
-from headway.surgery.operation import operate
+from headway.surgery.operation import operate, row_length
 from headway.surgery.quantize import quantize_folder
-from headway.surgery.rewrite import Rewritten, row_length
 from headway.surgery.text import Text
 
 __all__ = [
     "METHODS",
     "POOLS",
+    "Change",
     "Pooled",
     "Rewritten",
     "Text",

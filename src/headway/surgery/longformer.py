@@ -14,13 +14,13 @@ from torch import Tensor
 
 from headway.checkpoints import Folder
 from headway.checkpoints.hf.windows import from_foreign
+from headway.checkpoints.rewriting import Change, Rewritten, probe
 from headway.checkpoints.saving import TokenizerFiles
 from headway.errors import ConfigError, DataError
 from headway.models import ModelSpec
 from headway.patterns import Global
 from headway.positions import Learned
 from headway.surgery.operation import Row, operate
-from headway.surgery.rewrite import Rewritten, probe
 from headway.text import Tokenizer
 
 TABLE = "model.embed_positions.weight"
@@ -116,11 +116,9 @@ def lengthen(
     unchanged = min((window if isinstance(window, int) else min(window)) // 2 + 1, known)
     row = probe(folder.spec, None if text is None else _encoded(folder, text), known)
     short = row[:unchanged]
-    return operate(
-        folder, target, spec, state, context=context, beyond=unchanged,
-        rows=[Row(short), Row(short, True), Row(row)][: 3 if unchanged < len(row) else 2],
-        tokenizer=TokenizerFiles(folder, context), overwrite=overwrite,
-    )  # fmt: skip
+    rows = [Row(short), Row(short, True), Row(row)][: 3 if unchanged < len(row) else 2]
+    change = Change(spec, state, tokenizer=TokenizerFiles(folder, context))
+    return operate(folder, target, change, context=context, beyond=unchanged, rows=rows, overwrite=overwrite)
 
 
 def _encoded(folder: Folder, text: str) -> list[int]:

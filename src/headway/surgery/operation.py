@@ -1,6 +1,6 @@
 """A folder, what an operation made of its model, a new folder, with a report."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -8,18 +8,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headway.checkpoints import Folder, load_folder
-from headway.checkpoints.restore import as_decoder, build_model, restore
-from headway.checkpoints.saving import TokenizerFiles, check_target
-from headway.choice import Choice
+from headway.checkpoints import Folder, build_model, load_folder
+from headway.checkpoints.restore import as_decoder
+from headway.checkpoints.rewriting import Change, Difference, Measured, Rewritten, probe, rewrite
+from headway.checkpoints.saving import check_target
 from headway.errors import DataError
-from headway.models import Decoder, Model, ModelSpec
-from headway.nn import Adapter, attach
-from headway.surgery.rewrite import Difference, Measured, Rewritten, probe, rewrite, row_length
+from headway.models import Decoder, ModelSpec
 from headway.surgery.text import Text
 from headway.tokens import Tokens
 from headway.train.evaluation import Evaluation
 
+LONGEST_ROW = 2048
 PROBED = 64
 
 
@@ -33,45 +32,35 @@ class Row(NamedTuple):
 def operate(
     folder: Folder,
     target: str | Path,
-    spec: ModelSpec,
-    state: Mapping[str, Tensor],
+    change: Change,
     *,
-    choices: tuple[Choice, ...] = (),
     text: Text | None = None,
     context: int | None = None,
     beyond: int = 0,
     rows: Sequence[Row] | None = None,
-    adapters: Sequence[Adapter] = (),
-    tokenizer: TokenizerFiles | None = None,
     overwrite: bool = False,
 ) -> Rewritten:
-    """Write `folder` at `target` with the spec and the weights that an operation has made of its own; tokenizer and
-    generation settings are copied.
+    """Write `folder` at `target` with the spec and the weights that an operation has made of its own, as `rewrite`.
 
     Both models are run in float32, in rows of `context` tokens (`row_length` unless given): the old one as it is
     read, the new one from the folder that was just written, before it takes its name. `beyond` is the number of
     tokens up to which the change has no effect: rows must be longer. Outputs are compared on `rows`; unless given, on
-    one of the beginning of the text, or drawn. `adapters` are on the old model, and `tokenizer` is the new one's, where
-    it is not that of `folder`.
+    one of the beginning of the text, or drawn.
 
     Raises, leaving `target` as it was, CheckpointError when it exists (unless `overwrite`); DataError for a context
     or a text that is too short to show anything.
     """
     check_target(target, overwrite)
-    context = row_length(folder.spec, spec, beyond) if context is None else context
+    context = row_length(folder.spec, change.spec, beyond) if context is None else context
     if rows is None:
         _check_length(text, context, beyond)
         rows = [Row(probe(folder.spec, None if text is None else text.file.tokens, context))]
     # What a model refuses is not what it computes: the old one is asked for rows that only the new one takes.
-    old = restore(replace(folder.spec, max_context=None), folder.tensors)
-    for number, adapter in enumerate(adapters):
-        attach(old, adapter, str(number))
-    was, before = _seen(old, text, context, rows)
-    del old
+    was, before = _seen(replace(folder, spec=replace(folder.spec, max_context=None)), text, context, rows)
 
     def measure(path: Path) -> Measured:
-        now, after = _seen(build_model(load_folder(path), dtype=torch.float32), text, context, rows)
-        found = (
+        now, after = _seen(load_folder(path), text, context, rows)
+        differences = (
             Difference(
                 tokens=len(row.ids),
                 probed=len(a),
@@ -81,12 +70,16 @@ def operate(
             )
             for row, a, b in zip(rows, before, after, strict=True)
         )
-        return Measured(tuple(found), None if was is None or now is None else (was, now))
+        return Measured(tuple(differences), None if was is None or now is None else (was, now))
 
-    return rewrite(
-        folder, target, spec, state, measure, context=context, unchanged=beyond, choices=choices, tokenizer=tokenizer,
-        overwrite=overwrite,
-    )  # fmt: skip
+    return rewrite(folder, target, change, measure, context=context, unchanged=beyond, overwrite=overwrite)
+
+
+def row_length(before: ModelSpec, after: ModelSpec, beyond: int = 0) -> int:
+    """Tokens of a row to measure in: the longer trained context, at most 2048 or twice `beyond`, and more than it."""
+    usual = min(max(before.trained_context, after.trained_context), max(LONGEST_ROW, 2 * beyond))
+    wanted = usual if usual > beyond else 2 * beyond
+    return min(n for n in (wanted, after.context_limit) if n is not None)
 
 
 def _check_length(text: Text | None, context: int, beyond: int) -> None:
@@ -107,9 +100,10 @@ def _check_length(text: Text | None, context: int, beyond: int) -> None:
 
 @torch.no_grad()
 def _seen(
-    model: Model, text: Text | None, context: int, rows: Sequence[Row]
+    folder: Folder, text: Text | None, context: int, rows: Sequence[Row]
 ) -> tuple[Evaluation | None, list[Tensor]]:
     """The loss on the text, and what the head gives of each row: a decoder, of its last tokens."""
+    model = build_model(folder, dtype=torch.float32, dequantize=True)
     outputs: list[Tensor] = []
     for ids, marked in rows:
         if isinstance(model, Decoder):

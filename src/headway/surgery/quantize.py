@@ -10,6 +10,7 @@ from headway.checkpoints import Folder, build_model, load_folder
 from headway.checkpoints.bases import QUANTIZED_FROM, fingerprint
 from headway.checkpoints.quantized.layers import quantized_state
 from headway.checkpoints.restore import as_decoder
+from headway.checkpoints.rewriting import Change, Measured, Rewritten, rewrite, target_of
 from headway.checkpoints.saving import check_target
 from headway.choice import Choice
 from headway.data import Rows
@@ -17,7 +18,7 @@ from headway.errors import ConfigError
 from headway.models import Decoder
 from headway.models.quantize import quantize_model, quantized_layers
 from headway.nn import IGNORE_INDEX
-from headway.surgery.rewrite import Measured, Rewritten, rewrite, row_length
+from headway.surgery.operation import row_length
 from headway.surgery.text import Text
 from headway.train.evaluation import Evaluation
 
@@ -44,6 +45,10 @@ def quantize_folder(
     that the folder is read in. Raises, leaving `target` as it was, CheckpointError when it exists (unless `overwrite`),
     and ConfigError for a folder that is quantized already and what `quantize_model` raises."""
     check_target(target, overwrite)
+    if target_of(target) == "gguf":
+        raise ConfigError(
+            f"{target}: quantized weights are written into a folder; of that, headway convert makes a GGUF file"
+        )
     if folder.quantized:
         raise ConfigError(
             f"{folder.path} has weights of {folder.weights} already; quantize the folder that it was made of, or the "
@@ -61,11 +66,11 @@ def quantize_folder(
         return compare(plain, rounded, text, context)
 
     state, quantized = quantized_state(model)
-    return rewrite(
-        folder, target, model.spec, state, measure, quantized=quantized, context=context,
-        choices=(Choice(f"{len(quantized_layers(model))} layers", f"codes {codes}"),),
-        metadata={QUANTIZED_FROM: fingerprint(folder)}, overwrite=overwrite,
-    )  # fmt: skip
+    choice = Choice(f"{len(quantized_layers(model))} layers", f"codes {codes}")
+    change = Change(
+        model.spec, state, quantized, choices=(choice,), metadata={QUANTIZED_FROM: fingerprint(folder)}
+    )
+    return rewrite(folder, target, change, measure, context=context, overwrite=overwrite)
 
 
 @torch.no_grad()

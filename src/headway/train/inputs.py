@@ -65,7 +65,7 @@ class Inputs:
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the settings, or of the model's folder; None where one is to be trained."""
-        home = None if self.folder is None else self.folder.path
+        home = None if self.folder is None else self.folder.home or self.folder.path
         place = getattr(self.config, "tokenizer", None) or home
         return None if place is None else Tokenizer.load(place)
 

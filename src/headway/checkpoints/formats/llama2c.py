@@ -56,10 +56,10 @@ def read(path: str | Path) -> MetaModel:
             entry = Entry(shape[1:] if "#" in name else shape, torch.float32, path, at)
             entries[name.replace("#", str(i))] = entry
             at += entry.nbytes
-    weights = Tensors(entries)
+    tables = Tensors({name: entries.pop(name) for name in ("cos", "sin")})
     assert isinstance(spec.positions, Rotary)
-    _check_angles(path, spec.positions, spec, weights["cos"], weights["sin"])
-    return MetaModel(spec, weights.renamed({n: n for n in weights if n not in ("cos", "sin")}), path)
+    _check_angles(path, spec.positions, spec, tables["cos"], tables["sin"])
+    return MetaModel(spec, Tensors(entries), path)
 
 
 def looks_like(path: Path) -> bool:

@@ -21,6 +21,7 @@ from headway.patterns import Causal
 from headway.positions import Llama3, Rotary
 from headway.storage.lazy import LazyTensors
 from headway.storage.reading import read_json
+from headway.storage.tensors import Tensors
 
 NAMES = decoder_names(
     *("", "tok_embeddings", "norm", "layers.#."),
@@ -62,7 +63,7 @@ class MetaModel:
     """A LLaMA with the weights of a file, under Meta's names."""
 
     spec: ModelSpec
-    weights: LazyTensors
+    weights: Tensors
     path: Path
 
     def state(self) -> LazyTensors:

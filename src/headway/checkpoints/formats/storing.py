@@ -5,57 +5,61 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from headway.checkpoints.folder import Folder
 from headway.checkpoints.formats.gguf.model import stored_type
-from headway.checkpoints.formats.sources import Source
+from headway.checkpoints.quantized.packed import PackedLayer
+from headway.choice import Choice
 from headway.errors import CheckpointError
 from headway.storage.dtypes import check_dtypes, dtype_name
 from headway.storage.gguf_blocks import BY_DTYPE, TYPES, BlockType, block_type, blocks, dequantize, quantize
 from headway.storage.lazy import Form, LazyTensors, changed, with_values
 
-Target = Literal["hf", "gguf"]
 PACKINGS: Mapping[str, BlockType] = {kind.name.lower(): kind for kind in TYPES if kind.pack is not None}
 """Types that GGUF files hold matrices in, besides dtypes."""
 
 
 @dataclass(frozen=True)
 class Storage:
-    """How the target stores the numbers of `source`: as `asked`, in a GGUF file its matrices alone; None is as they
+    """How the target stores the numbers of a folder: as `asked`, in a GGUF file its matrices alone; None is as they
     are."""
 
-    source: Source
+    folder: Folder
     gguf: bool
     asked: BlockType | None
 
     @cached_property
+    def coded(self) -> dict[str, PackedLayer]:
+        """The layers of 8 or 4 bits by the names of their weights."""
+        return {f"{name}.weight": layer for name, layer in self.folder.quantized.items()}
+
+    @cached_property
     def kept(self) -> dict[str, BlockType]:
         """The weights whose codes the target takes over, and the types that have a place for them."""
-        types = (
-            {name: block_type(layer.read()) for name, layer in self.source.coded.items()} if self.gguf else {}
-        )
+        types = {name: block_type(layer.read()) for name, layer in self.coded.items()} if self.gguf else {}
         return {name: kind for name, kind in types.items() if kind and self.asked in (None, kind)}
 
     @property
     def state(self) -> LazyTensors:
-        """The source's weights under our names; those in `kept` are rows of blocks."""
-        known, rows = self.source.state.forms, {}
+        """The folder's weights under our names; those in `kept` are rows of blocks."""
+        known, rows = self.folder.tensors.forms, {}
         for name, kind in self.kept.items():
             outputs, inputs = known[name].shape
             rows[name] = Form((outputs, inputs // kind.block * kind.nbytes), torch.uint8)
-        return with_values(self.source.state, rows, self._blocks)
+        return with_values(self.folder.tensors, rows, self._blocks)
 
     def _blocks(self, name: str) -> Tensor:
-        return blocks(self.source.coded[name].read())
+        return blocks(self.coded[name].read())
 
     def kind(self, name: str, form: Form) -> BlockType:
         """How the target holds a tensor; numbers that stand for codes have the dtype of their scales."""
         if name in self.kept:
             return self.kept[name]
-        form = self.source.state.forms[name] if name in self.source.coded else form
+        form = self.folder.tensors.forms[name] if name in self.coded else form
         return stored_type(form, self.asked) if self.gguf else self.asked or _plain(form.dtype)
 
     def value(self, name: str, value: Tensor) -> Tensor:
@@ -63,8 +67,8 @@ class Storage:
         kind = self.kind(name, Form(tuple(value.shape), value.dtype))
         if name in self.kept:
             return dequantize(self._blocks(name), kind)
-        if name in self.source.coded:
-            value = value.to(self.source.state.forms[name].dtype)
+        if name in self.coded:
+            value = value.to(self.folder.tensors.forms[name].dtype)
         return dequantize(quantize(value, kind), kind)
 
     def rounded(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -72,13 +76,27 @@ class Storage:
         return changed(state, self.value, lambda name, form: Form(form.shape, self.kind(name, form).given_as))
 
     @property
-    def layers(self) -> tuple[str, ...]:
-        """What becomes of the layers of 8 or 4 bits, a sentence for each way."""
-        said = Counter(f"{layer.kept} {self._way(name)}" for name, layer in self.source.coded.items())
-        return tuple(f"{count} layers of {way}" for way, count in said.items())
+    def choices(self) -> tuple[Choice, ...]:
+        """What becomes of the layers of 8 or 4 bits, and which matrices are not packed as asked."""
+        ways = Counter((layer.kept, self._way(name)) for name, layer in self.coded.items())
+        rest = [
+            name
+            for name, form in self.folder.tensors.forms.items()
+            if self.gguf
+            and self.asked is not None
+            and len(form.shape) > 1
+            and self.kind(name, form) is not self.asked
+        ]
+        why = (
+            f"not packed, since their rows are no multiples of the blocks of {self.asked and self.asked.name}"
+        )
+        return (
+            *(Choice(f"{count} layers of {kept}", way) for (kept, way), count in ways.items()),
+            *([Choice(", ".join(rest), why)] if rest else []),
+        )
 
     def _way(self, name: str) -> str:
-        kind = self.kind(name, self.source.state.forms[name])
+        kind = self.kind(name, self.folder.tensors.forms[name])
         if name in self.kept:
             return f"keep their codes, as {kind.name} with scales in float16"
         if kind.unpack is not None:
@@ -88,21 +106,21 @@ class Storage:
         return f"become numbers of {kind.name}{why}"
 
 
-def storage_of(source: Source, to: Target, dtype: torch.dtype | str | None) -> Storage:
+def storage_of(folder: Folder, to: str, dtype: torch.dtype | str | None) -> Storage:
     """Raises CheckpointError for a dtype that the target does not hold."""
     if to == "gguf":
         known: dict[Any, BlockType] = {**BY_DTYPE, **PACKINGS}
         if dtype is not None and dtype not in known:
             names = [name if isinstance(name, str) else dtype_name(name) for name in known]
             raise CheckpointError(f"a GGUF file does not hold {dtype}; written are {', '.join(names)}")
-        return Storage(source, True, None if dtype is None else known[dtype])
+        return Storage(folder, True, None if dtype is None else known[dtype])
     if isinstance(dtype, str):
         raise CheckpointError(
             f"{dtype!r} is how a GGUF file holds numbers, and the target is a folder: use to='gguf'"
         )
     if dtype is not None:
         check_dtypes({dtype_name(dtype): dtype}, Path("the target"))
-    return Storage(source, False, None if dtype is None else _plain(dtype))
+    return Storage(folder, False, None if dtype is None else _plain(dtype))
 
 
 def _plain(dtype: torch.dtype) -> BlockType:

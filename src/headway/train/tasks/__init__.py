@@ -53,11 +53,9 @@ def text_task_of(spec: "ModelSpec") -> str:
 
 
 def task_of(spec: "ModelSpec") -> str:
-    """What a model of this spec was trained on, as far as that shows: its head's task, translation, or text. Raises as
+    """What a model of this spec was trained on, as far as that shows: its own task, or text. Raises as
     `text_task_of`."""
-    if spec.encoder is not None:
-        return "translation"
-    return spec.head.task if spec.head.task in TASKS else text_task_of(spec)
+    return spec.task if spec.task in TASKS else text_task_of(spec)
 
 
 def settings_of(name: str | None) -> type[TrainConfig]:

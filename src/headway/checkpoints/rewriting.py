@@ -1,0 +1,232 @@
+"""A folder becomes another one, and what changed is reported: measured before and after, never assumed."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from headway.checkpoints.folder import Folder, load_folder
+from headway.checkpoints.formats.gguf.metadata import ARCHITECTURES, architecture_of
+from headway.checkpoints.formats.gguf.model import write_model
+from headway.checkpoints.heads import change_pairing
+from headway.checkpoints.hf.config import transformers_verdict
+from headway.checkpoints.saving import SHARD_BYTES, TokenizerFiles, check_target, save_state
+from headway.choice import Choice
+from headway.errors import CheckpointError
+from headway.models import ModelSpec, cost
+from headway.models.difference import differences
+from headway.native.panels import Panels
+from headway.positions import Rotary
+from headway.storage.dtypes import dtype_name
+from headway.storage.gguf_blocks import BlockType
+from headway.text import Tokenizer
+
+Target = Literal["hf", "gguf"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What becomes of a folder's model.
+
+    spec, state, quantized: as `save_state` takes them; a GGUF file has no place for `quantized`.
+    choices: what was chosen, with reasons.
+    tokenizer: the new folder's; None is that of the folder.
+    metadata: more keys of the header of a folder's weights.
+    matrices, packed: of a GGUF file, as `write_model` takes them: the type of its matrices, None as they are, and of
+        weights in `state` that are rows of blocks already.
+    """
+
+    spec: ModelSpec
+    state: Mapping[str, Tensor]
+    quantized: Mapping[str, Panels] = field(default_factory=dict)
+    choices: tuple[Choice, ...] = ()
+    tokenizer: Tokenizer | TokenizerFiles | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    matrices: BlockType | None = None
+    packed: Mapping[str, BlockType] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """A model before or after.
+
+    Attributes:
+        parameters: trained numbers. stored_bytes: of all tensors in its files.
+        kv_bytes_per_token: of keys and values in all layers, in the dtype that is stored.
+        kv_bytes_stored: what the caches of one row of `Rewritten.context` tokens hold; 0 of an encoder, which has none.
+        pairs: scores of such a row in all layers and heads.
+        loss: nats per token. bits_per_byte: of the text. perplexity: exp(loss). None without a text.
+        positions: the loss by how far a prediction could look back.
+    """
+
+    parameters: int
+    stored_bytes: int
+    kv_bytes_per_token: int
+    kv_bytes_stored: int
+    pairs: int
+    loss: float | None = None
+    bits_per_byte: float | None = None
+    perplexity: float | None = None
+    positions: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The largest difference of an output on one row of `tokens`, and the largest output before, in absolute value.
+
+    probed: the last slots, which were compared. marked: whether the first token was global.
+    dtype: that both models ran in. bound: what the difference may be at most; None where the function may change.
+    """
+
+    tokens: int
+    probed: int
+    marked: bool = False
+    dtype: str = "float32"
+    difference: float
+    largest: float
+    bound: float | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether the difference is within the bound (a NaN is not)."""
+        return self.bound is None or self.difference <= self.bound
+
+
+class Measured(NamedTuple):
+    """What is found of two models.
+
+    differences: of outputs on rows. evaluated: either on a text (`headway.train.evaluation.Evaluation`).
+    kl: mean over its predictions of the sum over the vocab of p ln(p / q), p the first model's.
+    rounding: the largest change of an output by storing numbers in another dtype, float32 against float32; None where
+        they are stored as they were. The differences are then from the first model with its numbers rounded so.
+    """
+
+    differences: tuple[Difference, ...] = ()
+    evaluated: tuple[Any, Any] | None = None
+    kl: float | None = None
+    rounding: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewritten:
+    """A folder that was made of another one, and the evidence.
+
+    Attributes:
+        changed: what differs (aspect, before, after): the format, aspects of the spec (`differences`), and the dtypes
+            or codes of weights.
+        transformers: whether transformers reads the new folder, and what keeps it from that; None of a GGUF file.
+        dtype: that the weights are run in.
+        choices: what was chosen, with reasons.
+        context: tokens of a row in all measurements. unchanged: rows of up to so many tokens see what they saw.
+        tokens: predictions that the losses are means of. kl, rounding: as in `Measured`.
+    """
+
+    source: Path
+    target: Path
+    changed: tuple[tuple[str, str, str], ...]
+    transformers: str | None
+    dtype: str
+    choices: tuple[Choice, ...]
+    context: int
+    unchanged: int
+    before: Measurement
+    after: Measurement
+    differences: tuple[Difference, ...]
+    tokens: int
+    kl: float | None
+    rounding: float | None
+
+
+def target_of(path: str | Path) -> Target:
+    """The format of what is written at `path`: GGUF where its name ends in .gguf."""
+    return "gguf" if Path(path).suffix == ".gguf" else "hf"
+
+
+def rewrite(
+    folder: Folder,
+    target: str | Path,
+    change: Change,
+    measure: Callable[[Path], Measured],
+    *,
+    to: Target | None = None,
+    context: int,
+    unchanged: int = 0,
+    shard_bytes: int = SHARD_BYTES,
+    overwrite: bool = False,
+) -> Rewritten:
+    """Write what becomes of `folder` at `target`, as a folder or a GGUF file (`to`, `target_of` unless given), with its
+    tokenizer unless the change has another, and its generation settings. `measure` is called with what was written
+    before it takes its name; if it raises, `target` stays as it was.
+
+    Raises, leaving `target` as it was, CheckpointError when it exists (unless `overwrite`), and for what the format
+    does not hold."""
+    check_target(target, overwrite)
+    evidence: list[Measured] = []
+    spec, state, tokenizer = change.spec, change.state, change.tokenizer
+    if tokenizer is None and folder.home is not None:
+        tokenizer = TokenizerFiles(folder)
+
+    def publish(path: Path) -> None:
+        evidence.append(measure(path))
+
+    if (to or target_of(target)) == "hf":
+        save_state(
+            target, spec, state, change.quantized, tokenizer=tokenizer, generation=folder.generation, keep_pairing=True,
+            shard_bytes=shard_bytes, metadata=change.metadata, overwrite=overwrite, before_publishing=publish,
+        )  # fmt: skip
+    elif change.quantized or change.metadata:
+        raise CheckpointError(
+            f"{target}: quantized weights are written into a folder; of that, headway convert makes a GGUF file"
+        )
+    else:
+        if isinstance(spec.positions, Rotary):
+            state, spec = change_pairing(state, spec, ARCHITECTURES[architecture_of(spec)].pairing)
+        keys = None if tokenizer is None else tokenizer.gguf_metadata(spec.vocab)
+        write_model(
+            target, spec, state, change.matrices, packed=change.packed, tokenizer=keys, generation=folder.generation,
+            check=publish,
+        )  # fmt: skip
+    (measured,), written, (dtype, _) = evidence, load_folder(target), folder.choose_dtype()
+    was, now = measured.evaluated or (None, None)
+    stored = [("format", folder.format, written.format), ("weights", folder.weights, written.weights)]
+    return Rewritten(
+        source=folder.path,
+        target=Path(target),
+        changed=(*differences(folder.spec, spec), *(row for row in stored if row[1] != row[2])),
+        transformers=transformers_verdict(spec) if written.format == "hf" else None,
+        dtype=dtype_name(dtype),
+        choices=change.choices,
+        context=context,
+        unchanged=unchanged,
+        before=_measurement(folder, was, context, dtype),
+        after=_measurement(written, now, context, dtype),
+        differences=measured.differences,
+        tokens=0 if was is None else was.tokens,
+        kl=measured.kl,
+        rounding=measured.rounding,
+    )
+
+
+def _measurement(folder: Folder, evaluation: Any, context: int, dtype: torch.dtype) -> Measurement:
+    spec = folder.spec
+    names = () if evaluation is None else ("loss", "bits_per_byte", "perplexity", "positions")
+    return Measurement(
+        parameters=cost.parameter_count(spec),
+        stored_bytes=folder.stored.nbytes,
+        kv_bytes_per_token=cost.kv_bytes_per_token(spec, dtype) if spec.causal else 0,
+        kv_bytes_stored=cost.kv_bytes_stored(spec, context, dtype) if spec.causal else 0,
+        pairs=cost.attention_pairs(spec, context),
+        **{name: getattr(evaluation, name) for name in names},
+    )
+
+
+def probe(spec: ModelSpec, ids: ArrayLike | None, count: int) -> Tensor:
+    """One row [T] of at most `count` tokens: the first of `ids`, or drawn evenly from the whole vocabulary."""
+    if ids is None:
+        return torch.randint(spec.vocab, (count,), generator=torch.Generator().manual_seed(0))
+    return torch.tensor(np.asarray(ids)[:count], dtype=torch.int64)
