@@ -35,6 +35,7 @@ OWN = {
     "family": (
         "headway/checkpoints/hf/layouts/",
         "headway/models/families.py",
+        "headway/models/encoder_families.py",
         "headway_lab/bench/",
     ),  # cases
     "task": (

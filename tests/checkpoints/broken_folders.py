@@ -50,6 +50,9 @@ BERT: dict[str, Any] = {
     "vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12,
     "max_position_embeddings": 20,
 }  # fmt: skip
+DISTILBERT: dict[str, Any] = {
+    "vocab_size": 11, "dim": 8, "n_layers": 2, "n_heads": 2, "hidden_dim": 12, "max_position_embeddings": 20,
+}  # fmt: skip
 GPT2: dict[str, Any] = {
     "vocab_size": 11,
     "n_positions": 16,
@@ -85,6 +88,12 @@ ENCODERS: list[Case] = [
     ("roformer", "masked-lm", BERT | {"embedding_size": 8, "rotary_value": False}), ("roformer", "answer", BERT),
     ("longformer", "masked-lm", BERT | {"attention_window": [2, 4]}),
     ("longformer", "answer", BERT | {"attention_window": 4}),
+    ("xlm-roberta", "masked-lm", BERT), ("camembert", "classify", BERT | LABELS), ("data2vec-text", "states", BERT),
+    ("roberta-prelayernorm", "tag", BERT | LABELS), ("electra", "masked-lm", BERT | {"embedding_size": 6}),
+    ("distilbert", "masked-lm", DISTILBERT), ("megatron-bert", "answer", BERT), ("ernie", "masked-lm", BERT),
+    ("jina_embeddings_v3", "classify", BERT | LABELS), ("nomic_bert", "masked-lm", BERT | {"head_dim": 6}),
+    ("eurobert", "masked-lm", BERT | {"num_key_value_heads": 1}),
+    ("eurobert", "classify", BERT | LABELS | {"classifier_pooling": "mean"}),
 ]  # fmt: skip
 DECODERS: list[Case] = [
     ("gpt2", "lm", GPT2), ("gpt2", "lm", GPT2 | {"tie_word_embeddings": False}),
@@ -101,6 +110,7 @@ PAIRS: list[Case] = [
     ("marian", "lm", PAIR | {"scale_embedding": True, "activation_function": "swish"}),
     ("marian", "lm", PAIR | {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 9, "pad_token_id": 8}),
     ("bart", "lm", PAIR), ("bart", "lm", PAIR | {"tie_word_embeddings": False}), ("mbart", "lm", PAIR),
+    *((family, "lm", PAIR) for family in ("plbart", "mvp", "blenderbot", "pegasus", "m2m_100")), ("mt5", "lm", T5),
     ("t5", "lm", T5), ("t5", "lm", T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
 ]  # fmt: skip
 

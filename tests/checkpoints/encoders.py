@@ -31,7 +31,39 @@ NAMES = {
     "answer": "ForQuestionAnswering",
     "states": "Model",
 }
-CLASSES = {"bert": "Bert", "roberta": "Roberta", "roformer": "RoFormer"}
+CLASSES = {
+    "bert": "Bert",
+    "roberta": "Roberta",
+    "roformer": "RoFormer",
+    "xlm-roberta": "XLMRoberta",
+    "camembert": "Camembert",
+    "data2vec-text": "Data2VecText",
+    "roberta-prelayernorm": "RobertaPreLayerNorm",
+    "electra": "Electra",
+    "distilbert": "DistilBert",
+    "megatron-bert": "MegatronBert",
+    "ernie": "Ernie",
+    "jina_embeddings_v3": "JinaEmbeddingsV3",
+    "nomic_bert": "NomicBert",
+    "eurobert": "EuroBert",
+}
+OWN: dict[str, dict[str, Any]] = {
+    "jina_embeddings_v3": {"max_position_embeddings": 22},
+    "eurobert": {"num_key_value_heads": 2, "head_dim": 10, "pad_token_id": 1, "classifier_pooling": "mean"},
+}
+"""What is other in a family's `SHAPE`."""
+DISTILBERT = {
+    "hidden_size": "dim",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "intermediate_size": "hidden_dim",
+}
+
+
+def shape(family: str) -> dict[str, Any]:
+    """The sizes of a family's small model, under its keys."""
+    names = DISTILBERT if family == "distilbert" else {}
+    return {**{names.get(key, key): value for key, value in SHAPE.items()}, **OWN.get(family, {})}
 
 
 @dataclass(frozen=True)
@@ -51,7 +83,8 @@ class Case:
     def config(self) -> Any:
         labels = LABELS if self.task in ("classify", "tag") else {}
         made = getattr(transformers, CLASSES[self.family] + "Config")
-        return made(**{**SHAPE, **labels, **self.changes}, attn_implementation="eager")
+        given = {**shape(self.family), **labels, **self.changes}
+        return made(**given, attn_implementation="eager")
 
 
 def peer(case: Case) -> Any:
@@ -62,7 +95,7 @@ def peer(case: Case) -> Any:
     with torch.no_grad():
         for name, p in model.named_parameters():
             if p.requires_grad:
-                is_gain = name.lower().endswith(("layernorm.weight", "layer_norm.weight"))
+                is_gain = p.dim() == 1 and name.endswith("weight")
                 p.copy_(torch.randn(p.shape, generator=draw) * 0.3 + is_gain)
     return model
 
@@ -73,12 +106,14 @@ def inputs(model: Any, side: str = "right") -> tuple[dict[str, Tensor], Tokens]:
     shape, pad = (len(LENGTHS), max(LENGTHS)), model.config.pad_token_id or 0
     tokens = Tokens.from_lengths(list(LENGTHS), side=side)
     ids = torch.where(tokens.valid, torch.randint(5, 61, shape, generator=draw), pad)
-    types = torch.randint(0, model.config.type_vocab_size, shape, generator=draw)
-    return {"input_ids": ids, "attention_mask": tokens.valid.long(), "token_type_ids": types}, tokens
+    given = {"input_ids": ids, "attention_mask": tokens.valid.long()}
+    if hasattr(model.config, "type_vocab_size"):
+        given["token_type_ids"] = torch.randint(0, model.config.type_vocab_size, shape, generator=draw)
+    return given, tokens
 
 
 def run(model: Encoder, given: dict[str, Tensor], tokens: Tokens) -> Tensor:
-    return model(given["input_ids"], tokens=tokens, types=given["token_type_ids"])  # type: ignore[no-any-return]
+    return model(given["input_ids"], tokens=tokens, types=given.get("token_type_ids"))  # type: ignore[no-any-return]
 
 
 def output(theirs: Any) -> Tensor:

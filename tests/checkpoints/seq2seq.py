@@ -10,7 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
+from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
+from transformers.models.mt5.modeling_mt5 import MT5LayerNorm
+from transformers.models.pegasus.modeling_pegasus import PegasusSinusoidalPositionalEmbedding
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 
@@ -25,6 +28,7 @@ class Case:
 
 
 V = 61
+SINES = MarianSinusoidalPositionalEmbedding | PegasusSinusoidalPositionalEmbedding
 PAIR: dict[str, Any] = {
     "vocab_size": V,
     "d_model": 48,
@@ -44,6 +48,8 @@ MARIAN = {**PAIR, "scale_embedding": True, "activation_function": "swish"}
 APART = {**MARIAN, "share_encoder_decoder_embeddings": False, "decoder_vocab_size": 53, "pad_token_id": 52}
 T5 = {"vocab_size": V, "d_model": 48, "d_kv": 10, "d_ff": 80, "num_layers": 2, "num_heads": 4}
 NEW_T5 = {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+SCALED = {**PAIR, "scale_embedding": True}
+M2M = {**PAIR, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "max_position_embeddings": 96}
 MILD: dict[str, Case] = {
     "marian": Case("marian", MARIAN),
     "marian, relu, not scaled": Case("marian", {**PAIR, "activation_function": "relu"}),
@@ -68,6 +74,18 @@ MILD: dict[str, Case] = {
     ),
     "t5 1.1": Case("t5", {**NEW_T5, "num_decoder_layers": 3}),
     "t5, gated-silu, tied": Case("t5", {**T5, "feed_forward_proj": "gated-silu"}),
+    "mt5": Case("mt5", {**T5, "num_decoder_layers": 3}),
+    "plbart": Case("plbart", {**PAIR, "attention_dropout": 0.0}),
+    "mvp": Case("mvp", PAIR),
+    "blenderbot": Case("blenderbot", {**SCALED, "activation_function": "relu"}),
+    "blenderbot, untied": Case("blenderbot", {**PAIR, "tie_word_embeddings": False}),
+    "pegasus": Case("pegasus", {**SCALED, "activation_function": "relu"}),
+    "pegasus, untied": Case("pegasus", {**PAIR, "tie_word_embeddings": False}),
+    "m2m_100": Case("m2m_100", M2M),
+    "m2m_100, not scaled, untied": Case(
+        "m2m_100",
+        {**M2M, "scale_embedding": False, "activation_function": "gelu", "tie_word_embeddings": False},
+    ),
 }
 SHARP = {f"{name}, sharp": replace(case, sharp=True) for name, case in MILD.items() if case.family == "t5"}
 CASES = MILD | SHARP
@@ -91,7 +109,7 @@ def theirs(name: str) -> Any:
                 p.copy_(torch.randn(p.shape, generator=g) * std + gain)
         if hasattr(model, "final_logits_bias"):
             model.final_logits_bias.normal_(0, 0.3, generator=g)
-        if name.startswith("t5 1.1"):  # transformers ties it until a file says otherwise
+        if name.startswith(("t5 1.1", "mt5")):  # transformers ties it until a file says otherwise
             model.lm_head.weight = torch.nn.Parameter(torch.randn(V, 48, generator=g) * 0.3)
     return model.eval()
 
@@ -109,11 +127,19 @@ def exact(model: Any) -> Any:
     model = copy.deepcopy(model).double()
     for module in list(model.modules()):
         for name, part in list(module.named_children()):
-            if isinstance(part, T5LayerNorm):
+            if isinstance(part, T5LayerNorm | MT5LayerNorm):
                 norm = torch.nn.RMSNorm(part.weight.shape, part.variance_epsilon)
                 norm.weight = part.weight
                 setattr(module, name, norm)
-            elif isinstance(part, MarianSinusoidalPositionalEmbedding):
+            elif isinstance(part, M2M100SinusoidalPositionalEmbedding):
+                rows, columns = part.weights.shape
+                rate = 10000.0 ** (-torch.arange(columns // 2, dtype=torch.float64) / (columns // 2 - 1))
+                angle = torch.outer(torch.arange(rows, dtype=torch.float64), rate)
+                sines = torch.cat((angle.sin(), angle.cos()), 1)
+                sines[part.padding_idx] = 0
+                assert float((sines - part.weights).abs().max()) < 1e-5
+                part.weights = sines
+            elif isinstance(part, SINES):
                 rows, columns = part.weight.shape
                 rate = 10000.0 ** (-torch.arange(0, columns, 2, dtype=torch.float64) / columns)
                 angle = torch.outer(torch.arange(rows, dtype=torch.float64), rate)
@@ -201,6 +227,61 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
             "output_past": True,
         },
         60_506_624,
+    ),
+    "mt5-small": (
+        {
+            "model_type": "mt5",
+            "architectures": ["MT5ForConditionalGeneration"],
+            "vocab_size": 250112,
+            "d_model": 512,
+            "d_kv": 64,
+            "d_ff": 1024,
+            "num_layers": 8,
+            "num_decoder_layers": 8,
+            "num_heads": 6,
+            "feed_forward_proj": "gated-gelu",
+            "tie_word_embeddings": False,
+            "tokenizer_class": "T5Tokenizer",
+        },
+        300_176_768,
+    ),
+    "pegasus-xsum": (
+        {
+            "model_type": "pegasus",
+            **OPUS,
+            "vocab_size": 96103,
+            "d_model": 1024,
+            "activation_function": "relu",
+            **dict.fromkeys(("encoder_layers", "decoder_layers", "num_hidden_layers"), 16),
+            **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 16),
+            **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 4096),
+            "static_position_embeddings": True,
+            "add_final_layer_norm": True,
+            "normalize_before": True,
+            "normalize_embedding": False,
+            "extra_pos_embeddings": 0,
+            "force_bos_token_to_be_generated": False,
+        },
+        568_699_904,
+    ),
+    "nllb-200-distilled-600M": (
+        {
+            "model_type": "m2m_100",
+            "architectures": ["M2M100ForConditionalGeneration"],
+            **OPUS,
+            "vocab_size": 256206,
+            "d_model": 1024,
+            "activation_function": "relu",
+            **dict.fromkeys(("encoder_layers", "decoder_layers", "num_hidden_layers"), 12),
+            **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 16),
+            **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 4096),
+            "encoder_layerdrop": 0,
+            "decoder_layerdrop": 0,
+            "max_position_embeddings": 1024,
+            "tokenizer_class": "NllbTokenizer",
+            "pad_token_id": 1,
+        },
+        615_073_792,
     ),
     "flan-t5-small": (
         {

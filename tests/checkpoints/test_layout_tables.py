@@ -15,6 +15,7 @@ OLDER_DEFAULTS = {
     ("phi", "partial_rotary_factor"): 0.5,
     ("bloom", "seq_length"): 2048,
     ("t5", "n_positions"): 512,
+    ("mt5", "n_positions"): 512,
 }
 """What earlier versions took; this one of transformers has them in `rope_parameters`, or not at all."""
 OLDER_ONLY: dict[str, tuple[Any, ...]] = {
@@ -27,6 +28,8 @@ OLDER_ONLY: dict[str, tuple[Any, ...]] = {
     "normalize_embedding": (False, True), "partial_rotary_factor": (1, 1.0), "position_embedding_type": ("absolute",),
     "quantization_config": (), "reorder_and_upcast_attn": (False, True), "rope_interleaved": (False,),
     "scale_attn_by_inverse_layer_idx": (False,), "scale_attn_weights": (True,), "sliding_window": (),
+    "do_blenderbot_90_layernorm": (False,), "extra_layer_norm": (False,), "layernorm_variant": ("prelayernorm",),
+    "tie_weights_": (True,),
     "static_position_embeddings": (False, True), "tie_encoder_decoder": (False,), "use_mrope": (False,),
     "use_sliding_window": (False,),
 }  # fmt: skip

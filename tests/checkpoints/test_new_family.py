@@ -167,6 +167,6 @@ def test_the_documents_list_the_families_that_there_are() -> None:
     )
     assert table.splitlines()[2:] == [listed(row) for row in rows]
     sentence = (ROOT / "README.md").read_text().partition("The families are ")[2].partition(";")[0]
-    assert re.findall(r"`(\w+)`", sentence) == [
+    assert re.findall(r"`([\w-]+)`", sentence) == [
         row["family"] for row in rows if row["family"] == row["model_type"]
     ]

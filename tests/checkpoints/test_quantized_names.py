@@ -30,9 +30,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "bloom": decoders.BLOOM,
     "mpt": decoders.MPT,
     "marian": seq2seq.MARIAN,
-    **dict.fromkeys(("bart", "mbart"), seq2seq.PAIR),
-    "t5": seq2seq.T5,
-    **dict.fromkeys(("bert", "roberta", "roformer"), encoders.SHAPE),
+    **dict.fromkeys(("bart", "mbart", "plbart", "mvp", "blenderbot", "pegasus"), seq2seq.PAIR),
+    "m2m_100": seq2seq.M2M,
+    **dict.fromkeys(("t5", "mt5"), seq2seq.T5),
+    **{family: encoders.shape(family) for family in encoders.CLASSES},
     "longformer": LONGFORMER,
 }
 CLASSES = [

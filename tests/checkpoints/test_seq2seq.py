@@ -209,4 +209,4 @@ def test_dropout_falls_on_the_last_states_where_theirs_does(name: str) -> None:
 
 
 def test_only_t5_drops_the_last_states() -> None:
-    assert [name for name, one in FAMILIES.items() if one.defaults.get("final_dropout")] == ["t5"]
+    assert [name for name, one in FAMILIES.items() if one.defaults.get("final_dropout")] == ["t5", "mt5"]

@@ -32,6 +32,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "marian": ("marian", {**SIZE, "scale_embedding": True}, {"forced_eos_token_id": EOS}),
     "bart": ("bart", SIZE, {"forced_bos_token_id": 3, "forced_eos_token_id": EOS}),
     "t5": ("t5", {**T5, "feed_forward_proj": "gated-gelu"}, {}),
+    "mt5": ("mt5", T5, {}),
+    "pegasus": ("pegasus", {**SIZE, "activation_function": "relu"}, {"forced_eos_token_id": EOS}),
+    # the padding id, from which targets start elsewhere, has no position there
+    "m2m_100": ("m2m_100", SIZE, {"decoder_start_token_id": EOS, "forced_bos_token_id": 3}),
 }
 SOURCES = [[5, 9, 1, 7], [4, 7], [2, *range(20, 32), 7], [3, 3, 3, 3, 7]]
 
@@ -49,9 +53,9 @@ def pair(
         for key, p in theirs.named_parameters():
             if p.requires_grad:
                 p.copy_(torch.randn(p.shape, generator=g) * 0.3 + (key.endswith("weight") and p.dim() == 1))
-        if family != "t5":
+        if hasattr(theirs, "final_logits_bias"):
             theirs.final_logits_bias[:, EOS] = 1.5
-    theirs.generation_config = TheirConfig(**ids, **forced, bad_words_ids=[[PAD]])
+    theirs.generation_config = TheirConfig(**{**ids, **forced}, bad_words_ids=[[PAD]])
     path: Path = tmp_path_factory.mktemp("theirs")
     theirs.eval().save_pretrained(path)
     folder = load_folder(path)
@@ -245,7 +249,7 @@ def test_a_prefix_is_what_targets_begin_with(
     found = translate(ours, SOURCES, config, generation=generation, prefixes=prefixes)
     width = 1 if beams is None else beams.width
     for source, prefix, one in zip(SOURCES, prefixes, found, strict=True):
-        begun = torch.tensor([[START, *prefix]])
+        begun = torch.tensor([[generation["decoder_start_token_id"], *prefix]])
         with torch.inference_mode():
             out = theirs.generate(
                 input_ids=torch.tensor([source]), decoder_input_ids=begun, max_new_tokens=12 - len(prefix),

@@ -2,8 +2,12 @@
 
 import json
 import shutil
+from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.data import data_path
 
@@ -32,8 +36,23 @@ READ_BY_BOTH: dict[str, Folder] = {
     "longformer": (ROBERTA, {"tokenizer_class": "LongformerTokenizer", "add_prefix_space": True}),
     "qwen2": ({"vocab.json": GPT2, "merges.txt": MERGES}, {"tokenizer_class": "Qwen2Tokenizer"}),
 }
+# of files that are trained here, with fairseq's numbers or others
+FAIRSEQ = "sentencepiece.bpe.model"
+TRAINED: dict[str, Folder] = {
+    "xlm-roberta": ({FAIRSEQ: "unigram"}, {"tokenizer_class": "XLMRobertaTokenizer"}),
+    "camembert": ({FAIRSEQ: "unigram"}, {"tokenizer_class": "CamembertTokenizer"}),
+}
+PIECES = {
+    "unigram": {"model_type": "unigram"},
+    "bpe": {"model_type": "bpe"},
+    "pegasus": {"model_type": "unigram", "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
+}
 # transformers needs protobuf or tiktoken for these; it reads what we save of them
 SAVED_BY_US: dict[str, Folder] = {
+    # whose files transformers reads without SentencePiece's rules for spaces at the ends, or characters
+    "mbart": ({FAIRSEQ: "unigram"}, {"tokenizer_class": "MBartTokenizer", "src_lang": "ro_RO"}),
+    "mbart50": ({FAIRSEQ: "unigram"}, {"tokenizer_class": "MBart50Tokenizer", "src_lang": "en_XX"}),
+    "pegasus": ({"spiece.model": "pegasus"}, {"tokenizer_class": "PegasusTokenizer"}),
     "t5": ({"spiece.model": "t5/spiece.model"}, {"tokenizer_class": "T5Tokenizer"}),
     "tiktoken": ({"tokenizer.model": "small/torchtune_tiktoken_small.model"}, {}),
     "llama2": ({"tokenizer.model": "llama2/tokenizer.model"}, {"tokenizer_class": "LlamaTokenizer"}),
@@ -46,12 +65,28 @@ SAVED_BY_US: dict[str, Folder] = {
 SLOW = {"bert-cased", "longformer", "qwen2", "open_llama", "llama2", "llama3", "unigram-chinese"}
 
 
+@cache
+def pieces(kind: str) -> bytes:
+    """A small SentencePiece model of a kind in `PIECES`, trained on the texts here; skips the test without
+    SentencePiece."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    made = BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([text for text in TEXTS for _ in range(3)]), model_writer=made, vocab_size=150,
+        hard_vocab_limit=False, minloglevel=2, **PIECES[kind],
+    )  # fmt: skip
+    return made.getvalue()
+
+
 def put(folder: Path, kind: str) -> Path:
     """The folder of a kind; skips the test when its files are absent."""
-    files, config = {**READ_BY_BOTH, **SAVED_BY_US}[kind]
+    files, config = {**READ_BY_BOTH, **TRAINED, **SAVED_BY_US}[kind]
     folder.mkdir(parents=True, exist_ok=True)
     for name, source in files.items():
-        shutil.copyfile(data_path(f"tokenizers/{source}"), folder / name)
+        if source in PIECES:
+            (folder / name).write_bytes(pieces(source))
+        else:
+            shutil.copyfile(data_path(f"tokenizers/{source}"), folder / name)
     if config:
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder

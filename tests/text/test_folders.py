@@ -17,14 +17,14 @@ from tokenizers import models, processors
 from headway.errors import DataError
 from headway.text import Tokenizer
 from headway.text.template import BARE, Template
-from tests.text.folders import READ_BY_BOTH, SAVED_BY_US, SLOW, TEXTS, put
+from tests.text.folders import READ_BY_BOTH, SAVED_BY_US, SLOW, TEXTS, TRAINED, put
 
 
 def marked(kinds: Iterable[str]) -> list[Any]:
     return [pytest.param(kind, marks=[pytest.mark.slow] if kind in SLOW else []) for kind in kinds]
 
 
-KINDS = marked([*READ_BY_BOTH, *SAVED_BY_US])
+KINDS = marked([*READ_BY_BOTH, *TRAINED, *SAVED_BY_US])
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 
@@ -63,7 +63,7 @@ def same(ours: Tokenizer, theirs: Any, text: str, other: str) -> None:
     assert ours.encode(text, other) == ids
 
 
-@pytest.mark.parametrize("kind", marked(READ_BY_BOTH))
+@pytest.mark.parametrize("kind", marked([*READ_BY_BOTH, *TRAINED]))
 def test_ids_are_those_of_transformers_from_the_same_files(kind: str, root: Path) -> None:
     from transformers import AutoTokenizer
 

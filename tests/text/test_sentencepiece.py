@@ -1,9 +1,12 @@
 """SentencePiece and llama2.c files, against SentencePiece itself."""
 
+from pathlib import Path
+
 import pytest
 
 from headway.text import Tokenizer
 from tests.data import data_path
+from tests.text.folders import pieces, put
 
 TEXTS = [
     "Hello world, this is a test.",
@@ -43,6 +46,24 @@ def test_ids_are_sentencepiece_s(file: str) -> None:
         assert fused(tokenizer.encode(text, bos=False), unk) == fused(ids, unk), text
         if unk not in ids:  # which SentencePiece decodes to a mark of its own
             assert tokenizer.decode(ids) == processor.decode(ids), text
+
+
+@pytest.mark.parametrize(
+    ("kind", "offset", "unk"),
+    [("xlm-roberta", 1, 3), ("mbart", 1, 3), ("mbart50", 1, 3), ("pegasus", 103, 105)],
+)
+def test_numbers_of_a_model_are_sentencepiece_s_and_so_many_more(
+    kind: str, offset: int, unk: int, tmp_path: Path
+) -> None:
+    """Those of fairseq, where <unk> is 3, and of Pegasus."""
+    tokenizer = Tokenizer.load(put(tmp_path, kind))
+    processor = pytest.importorskip("sentencepiece").SentencePieceProcessor(
+        model_proto=pieces("pegasus" if kind == "pegasus" else "unigram")
+    )
+    for text in TEXTS:
+        ids = [unk if i == processor.unk_id() else i + offset for i in processor.encode(text)]
+        assert fused(tokenizer.encode(text, bos=False), unk) == fused(ids, unk), text
+    assert tokenizer.unk == unk
 
 
 def test_llama2c_s_tokenizer() -> None:

@@ -2,6 +2,7 @@
 between papers by its signature (Post 2018)."""
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from headway.generate.translate import completed
 from headway.generate.translate import translate as translate_ids
 from headway.models import EncoderDecoder
 from headway.text import MarianTokenizer, Tokenizer
+from headway.text.languages import check_pair
 
 
 class Translator(Writer[EncoderDecoder, AnyTokenizer], LooksBoth):
@@ -46,30 +48,66 @@ class Translator(Writer[EncoderDecoder, AnyTokenizer], LooksBoth):
         A Generation prints as its text; its `hypotheses` are the n_best, the best first, each with text and score.
         What else is in a list changes no text. `options` are those of `LanguageModel.generate` but for drafts, and:
         prefix, text that every translation begins with, or one for each text, from which the search goes on;
-        batch_size, texts at once, 32 unless given, which changes no text.
+        batch_size, texts at once, 32 unless given, which changes no text; source_language and target_language, as in
+        `between`.
         """
+        pair = [options.pop(f"{side}_language", None) for side in ("source", "target")]
+        if pair != [None, None]:
+            return self.between(*pair).translate(texts, **options)
         refuse_empty(texts)
-        tokenizer = self.need_tokenizer()
+        tokenizer, generation = self.need_tokenizer(), self._generation()
         unused = tokenizer.unused_ids(self.spec.vocab) if isinstance(tokenizer, Tokenizer) else []
         also = ("prefix", "batch_size")
         config, given = config_of("translate", {"beams": 4, **options}, unused, also)
         sources, prefixes = tokenizer.encode_batch(texts), self._prefixes(given.get("prefix", ""), len(texts))
         numbers = sorted(range(len(sources)), key=lambda i: len(sources[i]))
         found = translate_ids(
-            self.model, [sources[i] for i in numbers], config, generation=self.generation,
+            self.model, [sources[i] for i in numbers], config, generation=generation,
             prefixes=[prefixes[i] for i in numbers] if any(prefixes) else None, tokenizer=tokenizer,
             requests=numbers, batch_size=given.get("batch_size", BATCH), engine=self.engine,
         )  # fmt: skip
         return sorted(found, key=lambda one: one.request)
 
+    def between(self, source: str | None = None, target: str | None = None) -> "Translator":
+        """The same translator from one language to another, by the names that its tokenizer has for them
+        (`tokenizer.languages`: "en_XX", "eng_Latn", "en"). What is not given is what its folder says (src_lang and
+        tgt_lang of tokenizer_config.json).
+
+        Raises DataError for a language that is not said or not known, and for a model that has none to choose."""
+        tokenizer = self.need_tokenizer()
+        if isinstance(tokenizer, MarianTokenizer) or not tokenizer.languages:
+            raise DataError(
+                "this model's tokenizer has no languages to choose from, so there is no source_language and no "
+                "target_language; leave them out (a Marian of several target languages reads them in the text: "
+                '">>fra<< Hello")'
+            )
+        found = copy(self)
+        found.tokenizer, found._engine = tokenizer.between(source, target), self.engine
+        return found
+
+    def _generation(self) -> Mapping[str, Any]:
+        """The content of generation_config.json, with the target language of a model that has several: in place of the
+        one that its translations begin with, or as the first token that is chosen. Raises DataError where source or
+        target language is not said."""
+        tokenizer = self.tokenizer
+        if not isinstance(tokenizer, Tokenizer) or not tokenizer.languages:
+            return self.generation
+        known = tokenizer.languages
+        _, target = check_pair(known, tokenizer.config)
+        starts = self.generation.get("decoder_start_token_id") in known.values()
+        key = "decoder_start_token_id" if starts else "forced_bos_token_id"
+        return {**self.generation, key: known[target]}
+
     def _rows(self, source: Side, target: Side | None) -> tuple[list[int], list[int]]:
+        """The ids that the encoder reads, and those that the decoder reads."""
         read = self.need_tokenizer().encode_batch([source])[0] if isinstance(source, str) else [*source]
         if target is not None and not isinstance(target, str):
             return read, [*target]
-        start, config = completed(GenerationConfig(), self.generation, self.spec)
+        generation = self._generation()
+        start, config = completed(GenerationConfig(), generation, self.spec)
         if target is None:
             best = replace(config, beams=Beams())
-            (found,) = translate_ids(self.model, [read], best, generation=self.generation)
+            (found,) = translate_ids(self.model, [read], best, generation=generation)
             return read, [start, *(i for i in found.ids if i not in config.eos)]
         forced = [] if config.forced_first is None else [config.forced_first]
         return read, [start, *forced, *self._prefixes(target, 1)[0]]

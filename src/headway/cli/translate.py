@@ -20,6 +20,8 @@ def command(
     max_new_tokens: Annotated[Count | None, says(short="-n")] = None,
     reference: Path | None = None,
     prefix: str = "",
+    source_language: str | None = None,
+    target_language: str | None = None,
     out: Path | None = None,
 ) -> None:
     """Translate texts with an encoder-decoder. Translations go to stdout, one a line, what it took to stderr.
@@ -30,6 +32,8 @@ def command(
     max_new_tokens: at most so many [default: 128, or the context]
     reference: right translations, one a line: BLEU is printed instead of texts
     prefix: text that every translation begins with, and goes on from
+    source_language: of the texts, as the tokenizer names it: en_XX, eng_Latn, en [default: the folder's]
+    target_language: of the translations [default: the folder's]
     out: write the translations to this file
     """
     if n_best > beams:
@@ -47,7 +51,7 @@ def command(
     with progress(f"translating {len(given)} texts", only_on_terminals=True):
         found = translator.translate(
             given, beams=beams, length_penalty=length_penalty, n_best=n_best, max_new_tokens=max_new_tokens,
-            prefix=prefix, batch_size=run.batch_size,
+            prefix=prefix, batch_size=run.batch_size, source_language=source_language, target_language=target_language,
         )  # fmt: skip
     seconds = time.perf_counter() - begun
     best = [one.text for one in found]

@@ -18,6 +18,7 @@ from headway.data.values import existing, lines
 from headway.errors import DataError
 from headway.nn import IGNORE_INDEX
 from headway.text import Tokenizer, train_bpe
+from headway.text.languages import check_pair
 from headway.tokens import Tokens
 
 START, END = 0, 1  # ids of `train_bpe`: what a target is begun with, and what ends either side
@@ -114,8 +115,13 @@ def read_pairs(source: str, target: str) -> tuple[list[str], list[str]]:
 
 
 def encode_pairs(tokenizer: Tokenizer, sources: Sequence[str], targets: Sequence[str], context: int) -> Pairs:
-    """The ids of both sides. Raises DataError for a pair with more than `context` tokens on one side."""
-    pairs = Pairs(tokenizer.encode_batch(sources), tokenizer.encode_batch(targets))
+    """The ids of both sides, each in its language where the tokenizer has several. Raises DataError for a pair with
+    more than `context` tokens on one side, and for a language that the tokenizer's configuration does not say."""
+    left = right = tokenizer
+    if tokenizer.languages:
+        source, target = check_pair(tokenizer.languages, tokenizer.config)
+        left, right = tokenizer.between(source), tokenizer.between(target)
+    pairs = Pairs(left.encode_batch(sources), right.encode_batch(targets))
     for i, both in enumerate(zip(pairs.sources, pairs.targets, strict=True)):
         longest = max(map(len, both))
         if longest > context:

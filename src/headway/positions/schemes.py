@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headway.errors import ConfigError, check_known
+from headway.errors import ConfigError, check_known, check_whole
 from headway.positions.tables import Rotation
 from headway.scores import Score
 
@@ -135,6 +135,8 @@ class Sinusoidal(PositionScheme):
     theta     as above
     pairing   where a sine's cosine stands: "adjacent" as above; "halves" has all sines before all cosines, i and
               i + M/2 (Marian)
+    closed    the slowest pair turns by 1 / theta: theta^(2i/(M - 2)) above (tensor2tensor, fairseq)
+    first     the row of the first token; p + first above (fairseq's 2)
 
     Row p + k is one fixed linear map of row p, whatever p is: a rotation of each (sin, cos) pair by k /
     theta^(2i/M).
@@ -142,21 +144,27 @@ class Sinusoidal(PositionScheme):
 
     theta: float = 10000.0
     pairing: Literal["adjacent", "halves"] = "adjacent"
+    closed: bool = False
+    first: int = 0
     marks = "embeddings"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "theta", checked_theta(self.theta, "Sinusoidal"))
         check_known(self.pairing, ("adjacent", "halves"), "Sinusoidal: there is no pairing")
+        check_whole("Sinusoidal: first", self.first, 0)
 
     def embedding(self, position: Tensor, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """The rows to add: [..., T] positions (integers) give [..., T, width] in `dtype`; angles are float64.
 
-        Raises ConfigError for an odd width.
+        Raises ConfigError for an odd width, and where `closed` for one pair alone.
         """
-        if width < 2 or width % 2:
-            raise ConfigError(f"Sinusoidal: the width must be even (pairs of sine and cosine), got {width}")
-        frequency = powers(self.theta, width, position.device)
-        angle = exact_positions(position)[..., None] * frequency
+        if width < 2 * (1 + self.closed) or width % 2:
+            raise ConfigError(
+                f"Sinusoidal: the width must be even (pairs of sine and cosine{', two at least' * self.closed}), "
+                f"got {width}"
+            )
+        frequency = powers(self.theta, width, position.device, over=width - 2 * self.closed)
+        angle = exact_positions(position + self.first)[..., None] * frequency
         if self.pairing == "halves":
             return torch.cat((angle.sin(), angle.cos()), -1).to(dtype)
         return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2).to(dtype)
@@ -216,9 +224,12 @@ def checked_theta(theta: float, owner: str) -> float:
     return float(theta)
 
 
-def powers(theta: float, dims: int, device: torch.device | str | None = None) -> Tensor:
-    """theta^(-2i/dims) for i = 0 .. dims/2 - 1, in float64."""
-    exponent = torch.arange(0, dims, 2, dtype=torch.float64, device=device) / -dims
+def powers(
+    theta: float, dims: int, device: torch.device | str | None = None, *, over: int | None = None
+) -> Tensor:
+    """theta^(-2i/over) for i = 0 .. dims/2 - 1, in float64; `over` is dims unless given."""
+    last = dims if over is None else over
+    exponent = torch.arange(0, dims, 2, dtype=torch.float64, device=device) / -last
     return torch.pow(theta, exponent)
 
 

@@ -190,6 +190,8 @@ class Translate(Task):
     length_penalty: float = 1.0
     max_tokens: int | None = Field(None, ge=0)
     prefix: str = ""
+    source_language: str | None = None
+    target_language: str | None = None
 
     def told(self, model: Translator) -> Content:
         texts = several(self.text)
@@ -197,7 +199,8 @@ class Translate(Task):
             raise ConfigError(
                 f"beams={self.beams}: a request may have {MOST_BEAMS}, and {len(texts)} texts have {count}"
             )
-        how = {name: getattr(self, name) for name in ("beams", "n_best", "length_penalty", "prefix")}
+        names = "beams", "n_best", "length_penalty", "prefix", "source_language", "target_language"
+        how = {name: getattr(self, name) for name in names}
         found = model.translate(texts, max_new_tokens=self.max_tokens, **how)
         data = [
             {

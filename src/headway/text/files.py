@@ -11,7 +11,8 @@ from tokenizers.models import WordLevel, WordPiece
 from headway.errors import DataError
 from headway.storage.gguf import is_gguf, read_gguf
 from headway.storage.reading import refuse_impostor
-from headway.text import bytelevel, gguf, sentencepiece, wordpiece
+from headway.text import bytelevel, fairseq, gguf, sentencepiece, wordpiece
+from headway.text.languages import BEHIND, language_ids, source_template
 from headway.text.tokenizer_config import (
     CLASSLESS,
     FLAGS,
@@ -27,8 +28,18 @@ from headway.text.vocabulary import ROLES, add_controls
 
 T5 = {"t5", "mt5", "umt5", "longt5"}
 # SentencePiece models whose ids or templates differ from the file's own.
-SENTENCEPIECE_OTHERS = {"albert", "xlnet", "pegasus", "fnet", "bigbird", "rembert", "debertav2", "camembert",
-                        "xlmroberta", "mbart", "mbart50", "nllb", "reformer", "speecht5"}  # fmt: skip
+SENTENCEPIECE_OTHERS = {
+    "albert",
+    "xlnet",
+    "fnet",
+    "bigbird",
+    "rembert",
+    "debertav2",
+    "nllb",
+    "reformer",
+    "speecht5",
+}
+FAIRSEQ_FILE = "sentencepiece.bpe.model"
 Names = dict[str, str | None]
 Found = tuple[Path, Backend, dict[str, Any]]
 
@@ -73,10 +84,13 @@ def _read(file: Path, folder: Path) -> Found:
     config = {} if alone else read_config(folder / "tokenizer_config.json")
     declared = {} if alone else {**read_config(folder / "special_tokens_map.json"), **config}
     model = {} if alone else read_json(folder / "config.json")
+    kind = _kind(config, model)
     with naming(file):
-        backend, names = reader(file, config, _kind(config, model))
+        backend, names = reader(file, config, kind)
     if reader is not _json and not alone:
         _add_declared(backend, folder, config, declared, file)
+    if kind in BEHIND:
+        _mark_language(backend, kind, config)
     names |= {
         role: None if declared[f"{role}_token"] is None else content(declared[f"{role}_token"])
         for role in ("bos", "eos", *ROLES)
@@ -135,7 +149,9 @@ def _sentencepiece(file: Path, config: dict[str, Any], kind: str) -> tuple[Backe
         specials = bytelevel.llama3_specials()
         backend = bytelevel.build_ranks(bytelevel.read_ranks(file), specials)
         return backend, {"bos": specials[0], "eos": specials[1]}
-    if kind in SENTENCEPIECE_OTHERS:
+    if kind in (*fairseq.NUMBERINGS, "m2m100"):
+        return fairseq.read(file, kind, config)
+    if kind in SENTENCEPIECE_OTHERS or file.name == FAIRSEQ_FILE:
         raise DataError(
             f"{file}: a SentencePiece model of kind {kind!r}, whose ids are not those of the file; the "
             "tokenizer.json of the same model is supported: put it into the folder"
@@ -154,6 +170,7 @@ READERS: dict[str, Callable[[Path, dict[str, Any], str], tuple[Backend, Names]]]
     "tokenizer.json": _json,
     "tokenizer.model": _sentencepiece,
     "spiece.model": _sentencepiece,
+    FAIRSEQ_FILE: _sentencepiece,
     "tokenizer.bin": _llama2c,
     "vocab.txt": wordpiece.read,
     "vocab.json": bytelevel.read,
@@ -183,6 +200,15 @@ def _add_declared(
     for token in more if isinstance(more, list) else []:
         if backend.token_to_id(content(token)) is None:
             add_controls(backend, [content(token)])
+
+
+def _mark_language(backend: Backend, kind: str, config: dict[str, Any]) -> None:
+    """Gives a translator's texts the template of their language, whatever the file has, as transformers does."""
+    added = backend.get_added_tokens_decoder()
+    languages = language_ids({token.content: i for i, token in added.items() if token.special})
+    eos = backend.token_to_id(content(config.get("eos_token") or "</s>"))
+    if languages and eos is not None:
+        backend.post_processor = source_template(kind, languages, eos, config).processor(backend)
 
 
 def _known(backend: Backend, value: Any) -> str | None:

@@ -40,6 +40,8 @@ class Pieces:
     dummy_prefix: bool = True
     squeeze_spaces: bool = False
     charsmap: bytes = field(default=b"", repr=False)
+    absorbing: str | None = None
+    """A control token that takes the space in front of it (<mask>)."""
 
     @property
     def names(self) -> dict[str, str | None]:
@@ -150,6 +152,9 @@ def build(spec: Pieces, *, sentinels: int = 0) -> Backend:
     backend.normalizer = _normalizer(spec)
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if spec.dummy_prefix else steps)
+    if spec.absorbing is not None:
+        mask = AddedToken(spec.absorbing, lstrip=True, special=True, normalized=False)
+        backend.add_special_tokens([mask])
     add_controls(backend, [*spec.of_kind(CONTROL), *spec.of_kind(UNKNOWN)])
     backend.add_tokens([AddedToken(piece, normalized=False) for piece in spec.of_kind(USER_DEFINED)])
     add_controls(backend, [f"<extra_id_{i}>" for i in reversed(range(sentinels))])

@@ -19,6 +19,7 @@ from headway.text import files
 from headway.text.chat import ChatTemplate, Message, check_messages
 from headway.text.control import ControlTokens
 from headway.text.gguf_writing import write
+from headway.text.languages import KEYS, check_pair, in_language, language_ids
 from headway.text.template import Encoded, Template, fill, roles
 from headway.text.tokenizer_config import FLAGS, naming
 from headway.text.vocabulary import ROLES, Vocabulary
@@ -90,6 +91,8 @@ class Tokenizer(Vocabulary):
         typed = {k: {"__type": "AddedToken", **v} if isinstance(v, dict) else v for k, v in names.items()}
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **self.config, **typed}
         config.pop("chat_template", None)
+        if self.template != Template.of(self.backend):  # that of another language
+            self.backend.post_processor = self.template.processor(self.backend)
         texts = {
             "tokenizer.json": self.backend.to_str(pretty=True),
             "tokenizer_config.json": json_text(config),
@@ -256,6 +259,22 @@ class Tokenizer(Vocabulary):
         vicuna), the Jinja text of one, or a file of it."""
         found = copy(self)
         found.chat_template = ChatTemplate.find(given)
+        return found
+
+    @cached_property
+    def languages(self) -> Mapping[str, int]:
+        """Ids of the control tokens that name languages (mBART, M2M100, NLLB), by their names: "en_XX", "en" of __en__,
+        "eng_Latn"."""
+        return language_ids({self.token(i): i for i in self.special_ids})
+
+    def between(self, source: str | None = None, target: str | None = None) -> "Tokenizer":
+        """The same tokenizer for texts of one language that are translated into another: `source` stands around every
+        text. What is not given is what its configuration says (src_lang, tgt_lang). Raises DataError for a language
+        that is not said, or is none of `languages`."""
+        found, said = copy(self), zip(KEYS, (source, target), strict=True)
+        found.config = {**self.config, **{key: name for key, name in said if name is not None}}
+        first, _ = check_pair(self.languages, found.config)
+        found.template = in_language(self.template, self.languages, first)
         return found
 
     def _warn_two_bos(self, ids: list[int]) -> None:

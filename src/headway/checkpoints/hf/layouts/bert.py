@@ -22,18 +22,25 @@ from headway.positions import Learned, Rotary, Sinusoidal
 LARGEST_TABLE = 2**26  # numbers
 
 
-def _read_bert(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+def read_bert(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What `read_encoder` reads, and the table of positions."""
+    return {**read_encoder(given, kind), **read_table(given)}
+
+
+def read_table(given: ConfigReader) -> dict[str, Any]:
+    """The table of positions, and the context."""
     size = given.whole("max_position_embeddings")
-    return {**read_encoder(given, kind), "positions": Learned(size), "trained_context": size}
+    return {"positions": Learned(size), "trained_context": size}
 
 
-def _write_bert(spec: ModelSpec) -> dict[str, Any]:
+def write_bert(spec: ModelSpec) -> dict[str, Any]:
+    """The keys that `read_bert` reads."""
     size = spec.positions.size if isinstance(spec.positions, Learned) else spec.trained_context
     return {**write_encoder(spec), "max_position_embeddings": size}
 
 
 BERT = encoder_layout(
-    *("bert", "Bert", _read_bert, _write_bert, CLS),
+    *("bert", "Bert", read_bert, write_bert, CLS),
     classifier={"dense": "bert.pooler.dense", "out": "classifier"},
     architectures={
         f"Bert{ending}": kind for ending, kind in {**CLASSES, "ForPreTraining": "masked-lm"}.items()

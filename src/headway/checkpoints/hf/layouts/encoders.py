@@ -22,6 +22,14 @@ KEYS: FieldMap = {
     "norm_eps": Key("layer_norm_eps", 1e-12),
 }
 MORE = {"max_position_embeddings": 512, "tie_word_embeddings": True}
+STACK = {
+    "embed_tokens": "embeddings.word_embeddings",
+    "embed_types": "embeddings.token_type_embeddings",
+    "embed_positions": "embeddings.position_embeddings",
+    "embed_norm": "embeddings.LayerNorm",
+    "embed_proj": "embeddings_project",
+}
+"""Modules outside of the layers."""
 MODULES = {
     "self_attn.q_proj": "attention.self.query",
     "self_attn.k_proj": "attention.self.key",
@@ -76,7 +84,10 @@ def encoder_layout(
     masked: Modules,
     *,
     classifier: Modules,
-    modules: Modules = MappingProxyType({}),
+    base: str | None = None,
+    layer: str = "encoder.layer.#.",
+    modules: Modules = MODULES,
+    stack: Modules = MappingProxyType({}),
     unused: Sequence[str] | None = None,
     constants: Callable[[ModelSpec], Mapping[str, Tensor]] = lambda spec: {},
     pooler: Mapping[str, str] = MappingProxyType({"states": "pooler.dense"}),
@@ -86,22 +97,21 @@ def encoder_layout(
 
     name: what its classes begin with.   own: the fields of `Layout` that differ.
     masked, classifier: names of the parts of the masked-lm head and of a classifier of texts.
-    modules: further ones of a layer.
+    base: what a class with a head calls the stack, the family unless given.   layer: what a layer's names begin with
+    there.   modules: of a layer.   stack: modules outside of the layers that have other names or are further ones.
     pooler: the linear layer that its bare class has besides."""
-    stack = {
-        "model.embed_tokens": f"{family}.embeddings.word_embeddings",
-        "model.embed_types": f"{family}.embeddings.token_type_embeddings",
-        "model.embed_norm": f"{family}.embeddings.LayerNorm",
-        **within("model.layers.#.", f"{family}.encoder.layer.#.", {**MODULES, **modules}),
-        "model.embed_positions": f"{family}.embeddings.position_embeddings",
-        "model.embed_proj": f"{family}.embeddings_project",
+    base = family if base is None else base
+    top = {**STACK, **stack}
+    named = {
+        **within("model.", f"{base}.", top),
+        **within("model.layers.#.", f"{base}.{layer}", modules),
     }
     heads = {
         "masked-lm": masked,
         "classify": classifier,
         "tag": {"out": "classifier"},
         "answer": {"out": "qa_outputs"},
-        "embed": {"dense": f"{family}.pooler.dense"},
+        "embed": {"dense": f"{base}.pooler.dense"},
         "states": {},
     }
 
@@ -110,25 +120,26 @@ def encoder_layout(
         # transformers has two biases of an output that is not tied, and adds that of the matrix
         if spec.tied:
             head = {**head, "out": masked["out"].removesuffix(".decoder")}
-        return module_rules(spec, {**stack, **within("head.", "", head)})
+        return module_rules(spec, {**named, **within("head.", "", head)})
 
     out = f"{masked['out']}.weight", f"{masked['out']}.bias"
+    firsts = {part.partition(".")[0] for one in heads.values() for part in one.values()} - {base}
     tensors = TensorNames(
         rules=rules,
-        prefix=f"{family}.",
+        prefix=f"{base}.",
         aliases={
-            out[0]: f"{family}.embeddings.word_embeddings.weight",
+            out[0]: f"{base}.{top['embed_tokens']}.weight",
             out[1]: out[1].replace(".decoder", ""),
         },
         renamed=RENAMED,
-        unused=(f"{family}.pooler.", "embeddings.position_ids") if unused is None else unused,
-        heads=(f"{masked['out'].partition('.')[0]}.", "classifier.", "qa_outputs."),
+        unused=(f"{base}.pooler.", "embeddings.position_ids") if unused is None else unused,
+        heads=tuple(f"{first}." for first in sorted(firsts)),
         constants=constants,
         outputs={"masked-lm": masked["out"], **pooler},
     )
-    usual: dict[str, Any] = {"only": ONLY, "harmless": POOLER, "more": MORE}
+    usual: dict[str, Any] = {"keys": KEYS, "only": ONLY, "harmless": POOLER, "more": MORE}
     usual["architectures"] = {f"{name}{ending}": kind for ending, kind in CLASSES.items()}
-    return Layout(family=family, keys=KEYS, read=read, write=write, tensors=tensors, **{**usual, **own})
+    return Layout(family=family, read=read, write=write, tensors=tensors, **{**usual, **own})
 
 
 def read_encoder(

@@ -79,13 +79,13 @@ SWITCHES = ("static_position_embeddings", "normalize_embedding", "normalize_befo
 """Keys of one code for several families, each of which has one value."""
 
 
-def _read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+def read_pair(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of both stacks that are not in the tables."""
     return {"embedding_scale": fields["width"] ** 0.5 if given.flag("scale_embedding") else 1.0}
 
 
-def _write(spec: ModelSpec) -> dict[str, Any]:
-    """The keys that `_read` reads, and those whose values differ from the tables'."""
+def write_pair(spec: ModelSpec) -> dict[str, Any]:
+    """The keys that `read_pair` reads, and those whose values differ from the tables'."""
     place = spec.positions
     return {
         "max_position_embeddings": place.size if isinstance(place, Learned) else spec.trained_context,
@@ -113,35 +113,42 @@ def _aliases(spec: ModelSpec) -> Mapping[str, str]:
     return {"lm_head.weight": "model.decoder.embed_tokens.weight"} if spec.tied else {}
 
 
-def _bart_aliases(spec: ModelSpec) -> Mapping[str, str]:
+def bart_aliases(spec: ModelSpec) -> Mapping[str, str]:
+    """Second names of the embeddings of BART."""
     # untied, transformers has a third matrix that nothing reads, and misses it in a file
     return _aliases(spec) or {"model.decoder.embed_tokens.weight": SHARED}
 
 
-def _read_bart(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+def read_bart(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What `read_pair` reads, and BART's positions."""
     place = Learned(fields["trained_context"], offset=2)
-    return {**_read(given, fields), "positions": place, "shared_embedding": fields["tied"]}
+    return {**read_pair(given, fields), "positions": place, "shared_embedding": fields["tied"]}
 
 
-def _layout(
+def pair_layout(
     family: str,
     classes: Sequence[str],
     switches: Sequence[bool],
     read: Callable[[ConfigReader, str, Mapping[str, Any]], dict[str, Any]],
     *,
-    write: Callable[[ModelSpec], dict[str, Any]] = _write,
+    write: Callable[[ModelSpec], dict[str, Any]] = write_pair,
+    keys: FieldMap = DECODER,
     more: Mapping[str, Any] = MappingProxyType({}),
+    only: Mapping[str, tuple[Any, ...]] = MappingProxyType({}),
+    harmless: Sequence[str] = (),
     **names: Any,
 ) -> Layout:
-    """One of them; `switches` are what `SWITCHES` must be, `names` the fields of `TensorNames` that differ."""
+    """One of them; `switches` are what `SWITCHES` must be, `only` and `harmless` further keys, `names` the fields of
+    `TensorNames` that differ."""
+    switch = {key: (value, None) for key, value in zip(SWITCHES, switches, strict=True)}
     return Layout(
         family=family,
         architectures=dict.fromkeys(classes, "lm"),
-        keys=DECODER,
+        keys=keys,
         encoder_keys=ENCODER,
         more={"scale_embedding": False, **more},
-        only={**ONLY, **{key: (value, None) for key, value in zip(SWITCHES, switches, strict=True)}},
-        harmless=HARMLESS,
+        only={**ONLY, **switch, **only},
+        harmless=(*HARMLESS, *harmless),
         read=read,
         write=write,
         tensors=TensorNames(
@@ -154,13 +161,14 @@ def _layout(
     )
 
 
-def _bart(family: str, name: str, *, pre: bool) -> Layout:
+def bart_layout(family: str, name: str, *, pre: bool, **more: Any) -> Layout:
+    """BART, and those that are BART under another name; `more` as in `pair_layout`."""
     classes, switches = (f"{name}ForConditionalGeneration", f"{name}Model"), (False, True, pre, pre)
     unused = ("encoder.version", "decoder.version")
-    return _layout(family, classes, switches, _read_bart, aliases=_bart_aliases, unused=unused)
+    return pair_layout(family, classes, switches, read_bart, aliases=bart_aliases, unused=unused, **more)
 
 
-BART, MBART = _bart("bart", "Bart", pre=False), _bart("mbart", "MBart", pre=True)
+BART, MBART = bart_layout("bart", "Bart", pre=False), bart_layout("mbart", "MBart", pre=True)
 POSITIONS = Sinusoidal(pairing="halves")
 
 
@@ -168,32 +176,32 @@ def _read_marian(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> d
     shared = given.flag("share_encoder_decoder_embeddings") and fields["tied"]
     vocab = fields["vocab"]
     return {
-        **_read(given, fields),
+        **read_pair(given, fields),
         "vocab": vocab if shared else given.whole("decoder_vocab_size", vocab),
         "positions": POSITIONS,
         "shared_embedding": shared,
     }
 
 
-def _tables(spec: ModelSpec) -> Mapping[str, Tensor]:
+def tables(spec: ModelSpec) -> Mapping[str, Tensor]:
     """What old files hold of positions."""
     table = POSITIONS.embedding(torch.arange(spec.trained_context), spec.width)
     return {f"model.{side}.embed_positions.weight": table for side in SIDES}
 
 
-MARIAN = _layout(
+MARIAN = pair_layout(
     "marian",
     ("MarianMTModel", "MarianModel"),
     (True, False, False, False),
     _read_marian,
     write=lambda spec: {
-        **_write(spec),
+        **write_pair(spec),
         "decoder_vocab_size": spec.vocab,
         "share_encoder_decoder_embeddings": spec.shared_embedding,
     },
     more={"decoder_vocab_size": None, "share_encoder_decoder_embeddings": True},
     aliases=_aliases,
-    constants=_tables,
+    constants=tables,
     unused=(SHARED,),
 )
 

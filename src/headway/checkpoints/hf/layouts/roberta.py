@@ -6,6 +6,7 @@ from typing import Any
 from headway.checkpoints.hf.config_keys import ConfigReader
 from headway.checkpoints.hf.layouts.encoders import (
     LM_HEAD,
+    MODULES,
     MORE,
     ONLY,
     encoder_layout,
@@ -28,10 +29,11 @@ GLOBAL = {
 }
 
 
-def _read_roberta(
+def read_roberta(
     given: ConfigReader, kind: str, fields: Mapping[str, Any], family: str = "roberta"
 ) -> dict[str, Any]:
-    """Positions begin behind the row of padding. Raises ConfigError for a padding id that leaves no rows."""
+    """What `read_encoder` reads, and positions, which begin behind the row of padding. Raises ConfigError for a padding
+    id that leaves no rows."""
     rows, pad = given.whole("max_position_embeddings"), given.get("pad_token_id")
     if type(pad) is not int or not 0 <= pad < rows - 1:
         raise ConfigError(
@@ -46,7 +48,8 @@ def _read_roberta(
     }
 
 
-def _write_roberta(spec: ModelSpec) -> dict[str, Any]:
+def write_roberta(spec: ModelSpec) -> dict[str, Any]:
+    """The keys that `read_roberta` reads."""
     table = spec.positions if isinstance(spec.positions, Learned) else Learned(spec.trained_context)
     offset = max(table.offset, 1)
     keys = {"max_position_embeddings": table.size + offset, "pad_token_id": offset - 1}
@@ -54,7 +57,7 @@ def _write_roberta(spec: ModelSpec) -> dict[str, Any]:
 
 
 ROBERTA = encoder_layout(
-    *("roberta", "Roberta", _read_roberta, _write_roberta, LM_HEAD),
+    *("roberta", "Roberta", read_roberta, write_roberta, LM_HEAD),
     classifier=CLASSIFIER,
     more={**MORE, "pad_token_id": 1},
 )
@@ -62,7 +65,7 @@ ROBERTA = encoder_layout(
 
 def _read_longformer(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     windows = _patterns(given.get("attention_window"), fields["layers"])
-    return {**_read_roberta(given, kind, fields, "longformer"), "patterns": windows}
+    return {**read_roberta(given, kind, fields, "longformer"), "patterns": windows}
 
 
 def _patterns(windows: object, layers: int) -> tuple[Pattern, ...]:
@@ -82,7 +85,7 @@ def _patterns(windows: object, layers: int) -> tuple[Pattern, ...]:
 
 def _write_longformer(spec: ModelSpec) -> dict[str, Any]:
     windows = [_others(pattern) for pattern in spec.patterns]
-    return {**_write_roberta(spec), "attention_window": windows[0] if len(set(windows)) == 1 else windows}
+    return {**write_roberta(spec), "attention_window": windows[0] if len(set(windows)) == 1 else windows}
 
 
 def _others(pattern: Pattern) -> int:
@@ -94,7 +97,7 @@ def _others(pattern: Pattern) -> int:
 LONGFORMER = encoder_layout(
     *("longformer", "Longformer", _read_longformer, _write_longformer, LM_HEAD),
     classifier=CLASSIFIER,
-    modules=GLOBAL,
+    modules={**MODULES, **GLOBAL},
     only={
         **ONLY,
         "attention_mode": ("longformer",),

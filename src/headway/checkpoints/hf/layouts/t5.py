@@ -1,4 +1,5 @@
-"""T5 as `transformers` stores it (Raffel et al. 2019): versions 1.0, 1.1 and Flan.
+"""T5 as `transformers` stores it (Raffel et al. 2019): versions 1.0, 1.1 and Flan; and mT5 (Xue et al. 2020), which is
+1.1 under another name.
 
 Version 1.0 ties the output layer to the embedding, and scales what it is given by M^-0.5; the later ones do neither.
 """
@@ -115,6 +116,14 @@ def _aliases(spec: ModelSpec) -> Mapping[str, str]:
     return {f"{name}.weight": "shared.weight" for name in second}
 
 
+TENSORS = TensorNames(
+    rules=_rules,
+    aliases=_aliases,
+    outputs={"lm": "lm_head"},
+    stand_in={"lm_head.weight": "shared.weight"},
+    # one that no layer reads, in old files
+    unused=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
+)
 T5 = Layout(
     family="t5",
     architectures={"T5ForConditionalGeneration": "lm", "T5WithLMHeadModel": "lm"},
@@ -125,12 +134,33 @@ T5 = Layout(
     harmless=("classifier_dropout", "output_past"),
     read=_read,
     write=_write,
-    tensors=TensorNames(
-        rules=_rules,
-        aliases=_aliases,
-        outputs={"lm": "lm_head"},
-        stand_in={"lm_head.weight": "shared.weight"},
-        # one that no layer reads, in old files
-        unused=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
-    ),
+    tensors=TENSORS,
+)
+
+
+def _read_mt5(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    # what folders say of tie_word_embeddings is not heeded there: an output layer of its own is in the file
+    return {**_read(given, kind, fields), "tied": False, "logit_scale": 1.0}
+
+
+def _write_mt5(spec: ModelSpec) -> dict[str, Any]:
+    config = _write(spec)
+    del config["scale_decoder_outputs"]
+    return config
+
+
+MT5 = Layout(
+    family="mt5",
+    architectures={"MT5ForConditionalGeneration": "lm"},
+    keys=KEYS,
+    encoder_keys={"layers": Key("num_layers")},
+    more={
+        **{key: value for key, value in MORE.items() if key != "scale_decoder_outputs"},
+        "feed_forward_proj": "gated-gelu",
+    },
+    only={"is_decoder": (False, None)},
+    harmless=("classifier_dropout", "output_past"),
+    read=_read_mt5,
+    write=_write_mt5,
+    tensors=TENSORS,
 )

@@ -1,0 +1,135 @@
+"""SentencePiece models whose pieces other numbers were given: fairseq puts its own control tokens in front, and what a
+model adds behind."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokenizers import Tokenizer as Backend
+
+from headway.errors import DataError, check_known
+from headway.text import bytelevel, sentencepiece
+from headway.text.languages import M2M100, MBART, MBART50, WMT21
+from headway.text.sentencepiece import CONTROL, NORMAL, UNKNOWN, UNUSED, Pieces
+from headway.text.template import BARE, A, B, Part, Template
+from headway.text.tokenizer_config import need_tokens
+
+FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")
+CAMEMBERT = ("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED")
+PEGASUS = ("<pad>", "</s>", "<mask_1>", "<mask_2>", *(f"<unk_{i}>" for i in range(2, 103)))
+ROLES = {
+    "bos": "<s>",
+    "cls": "<s>",
+    "eos": "</s>",
+    "sep": "</s>",
+    "unk": "<unk>",
+    "pad": "<pad>",
+    "mask": "<mask>",
+}
+LOWEST = -100.0
+"""A score, below all others."""
+
+
+class Numbering(NamedTuple):
+    """How a model numbers the pieces of its file: `before`, the pieces from the `first` on, `behind`; the template that
+    texts are put into, given the ids of <s> and </s> (None: none here; translators have one by language); and special
+    tokens by role."""
+
+    before: tuple[str, ...]
+    first: int
+    behind: tuple[str, ...] = ()
+    template: Callable[[Mapping[str, int]], Template] | None = None
+    roles: Mapping[str, str] = ROLES
+
+
+def _roberta(ids: Mapping[str, int]) -> Template:
+    """<s> a </s>, and <s> a </s> </s> b </s>."""
+    cls, sep = Part(ids["<s>"], None, 0), Part(ids["</s>"], None, 0)
+    return Template((cls, A, sep), (cls, A, sep, sep, B._replace(type=0), sep))
+
+
+def _ended(ids: Mapping[str, int]) -> Template:
+    """a </s>, and a b </s>."""
+    end = Part(ids["</s>"], None, 0)
+    return Template((*BARE.single, end), (*BARE.pair, end))
+
+
+NUMBERINGS: Mapping[str, Numbering] = {
+    "xlmroberta": Numbering(FAIRSEQ, 3, ("<mask>",), _roberta),
+    "camembert": Numbering(CAMEMBERT, 1, ("<mask>",), _roberta),
+    "mbart": Numbering(FAIRSEQ, 3, (*MBART, "<mask>")),
+    "mbart50": Numbering(FAIRSEQ, 3, (*MBART50, "<mask>")),
+    "pegasus": Numbering(PEGASUS, 2, (), _ended, {role: ROLES[role] for role in ("eos", "unk", "pad")}),
+}
+"""By the kind of tokenizer."""
+
+
+def read(file: Path, kind: str, config: Mapping[str, Any]) -> tuple[Backend, dict[str, str | None]]:
+    """The tokenizer of a kind in `NUMBERINGS`, or of M2M100, from its SentencePiece file, and special tokens by role.
+
+    Raises DataError for a file that is none of that kind."""
+    spec, how = sentencepiece.read_model(file), NUMBERINGS.get(kind, Numbering(FAIRSEQ, 3))
+    pieces = _numbered(spec, how, file) if kind in NUMBERINGS else _by_vocabulary(spec, file, config)
+    backend = sentencepiece.build(pieces)
+    ids = {piece: i for i, piece in enumerate(pieces.pieces)}
+    if how.template is not None:
+        backend.post_processor = how.template(ids).processor(backend)
+    return backend, {role: name for role, name in how.roles.items() if name in ids}
+
+
+def _numbered(spec: Pieces, how: Numbering, file: Path) -> Pieces:
+    """The pieces in the order of a model."""
+    kept = range(how.first, len(spec.pieces))
+    names = (*how.before, *(spec.pieces[i] for i in kept), *how.behind)
+    if "<unk>" not in names or spec.pieces[: how.first].count("<unk>") != how.before.count("<unk>"):
+        raise DataError(
+            f"{file}: its first {how.first} pieces are {', '.join(map(repr, spec.pieces[: how.first]))}, which are not "
+            "those of a model of this kind; tokenizer_class in tokenizer_config.json says which it is"
+        )
+    scores = [*(0.0 for _ in how.before), *(spec.scores[i] for i in kept), *(0.0 for _ in how.behind)]
+    kinds = [*map(_kind, how.before), *(spec.kinds[i] for i in kept), *map(_kind, how.behind)]
+    return _alone(spec, [*names], scores, kinds)
+
+
+def _by_vocabulary(spec: Pieces, file: Path, config: Mapping[str, Any]) -> Pieces:
+    """M2M100's pieces, whose ids are those of vocab.json, with a token for each language behind. What vocab.json has
+    beyond the file's pieces is never made of text."""
+    source = file.with_name("vocab.json")
+    if not source.is_file():
+        raise DataError(
+            f"{file}: an M2M100 tokenizer has the ids of its pieces in vocab.json, which is not there"
+        )
+    vocabulary = bytelevel.read_vocabulary(source)
+    need_tokens(ROLES, ("eos", "unk"), vocabulary, source)
+    names = sorted(vocabulary, key=vocabulary.__getitem__)
+    known = dict(zip(spec.pieces, zip(spec.scores, spec.kinds, strict=True), strict=True))
+    absent = [piece for piece, (_, kind) in known.items() if kind == NORMAL and piece not in vocabulary]
+    if absent or [vocabulary[name] for name in names] != [*range(len(names))]:
+        what = (
+            f"lacks {len(absent)} of its pieces, such as {absent[0]!r}"
+            if absent
+            else "has gaps between its ids"
+        )
+        raise DataError(
+            f"{file}: vocab.json {what}; the two files are of different models, or one is damaged"
+        )
+    codes = config.get("language_codes", "m2m100")
+    tables = {"m2m100": M2M100, "wmt21": WMT21}
+    check_known(codes, tables, f"{file}: tokenizer_config.json has no known language_codes", error=DataError)
+    rows = [known[name] if name not in FAIRSEQ and name in known else (LOWEST, UNUSED) for name in names]
+    kinds = [_kind(name) if name in FAIRSEQ else kind for name, (_, kind) in zip(names, rows, strict=True)]
+    languages = [f"__{code}__" for code in tables[codes]]
+    scores = [score for score, _ in rows] + [0.0] * len(languages)
+    return _alone(spec, [*names, *languages], scores, [*kinds, *(CONTROL for _ in languages)])
+
+
+def _alone(spec: Pieces, pieces: list[str], scores: list[float], kinds: list[int]) -> Pieces:
+    """These pieces, cut as in `spec`, without a template of their own."""
+    mask = "<mask>" if "<mask>" in pieces else None
+    more: dict[str, Any] = {"unk": pieces.index("<unk>"), "bos": None, "eos": None, "absorbing": mask}
+    return replace(spec, pieces=pieces, scores=scores, kinds=kinds, **more)
+
+
+def _kind(name: str) -> int:
+    return UNKNOWN if name == "<unk>" else CONTROL
