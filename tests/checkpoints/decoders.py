@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests.checkpoints import decoder_rows
+
 GPT2 = {"vocab_size": 61, "n_positions": 32, "n_embd": 48, "n_layer": 3, "n_head": 6}
 FALCON = {
     "vocab_size": 61,
@@ -102,6 +104,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "mpt",
         {**MPT, "n_heads": 4, "attn_config": {"softmax_scale": 0.2}},
     ),
+    **decoder_rows.CASES,
 }
 IDS = torch.randint(0, 61, (2, 19), generator=torch.Generator().manual_seed(1))
 
@@ -134,4 +137,11 @@ MAIN = (
     "phi",
     "bloom",
     "mpt",
+    "smollm3 (one layer of three without positions)",
+    "phi3, half of a head turned, longrope",
+    "glm",
+    "cohere2",
+    "codegen",
+    "gpt-neo",
+    "opt",
 )

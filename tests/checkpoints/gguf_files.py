@@ -2,9 +2,9 @@
 
 import torch
 
-from headway.models import ModelSpec, build
-from headway.patterns import Window
-from headway.positions import LinearScaling, Llama3, LongRope, Rotary, YaRN
+from headway.models import FAMILIES, ModelSpec, build
+from headway.patterns import Causal, Window
+from headway.positions import LinearScaling, Llama3, LongRope, Rotary, YaRN, in_pairing
 
 BASE = {"vocab": 70, "width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 32, "hidden": 96}
 
@@ -13,6 +13,8 @@ def rotary(pairing, theta=10000.0, scaling=None):
     return {"positions": Rotary(theta, pairing=pairing, scaling=scaling)}
 
 
+FOUR, NOPE = {**BASE, "layers": 4}, FAMILIES["smollm3"].defaults["positions"]
+SQUARE = {**BASE, "head_dim": 16}
 LLAMA31 = rotary("adjacent", 500000.0, Llama3(8.0, 1.0, 4.0, 8192))
 SPECS = {
     "llama": ModelSpec.of("llama", **BASE, **rotary("adjacent"), norm_eps=1e-5),
@@ -43,6 +45,13 @@ SPECS = {
         trained_context=131072,
     ),
     "qwen3": ModelSpec.of("qwen3", **BASE, **rotary("halves", 1e6)),
+    "smollm3": ModelSpec.of("smollm3", **FOUR, positions=in_pairing(NOPE, "adjacent")),
+    "ernie4_5": ModelSpec.of("ernie4_5", **BASE),
+    "seed_oss": ModelSpec.of("seed_oss", **BASE, **rotary("halves", 1e7)),
+    "cohere": ModelSpec.of("cohere", **SQUARE, init_std=0.1),
+    "cohere2": ModelSpec.of(
+        "cohere2", **{**SQUARE, "layers": 4}, patterns=(*(Window.last(6),) * 3, Causal())
+    ),
 }
 
 

@@ -182,7 +182,7 @@ BAD = {
     "llama3 incomplete": (rope(rope_type="llama3", factor=8.0), "needs low_freq_factor, high_freq_factor"),
     "longrope length": (
         rope(rope_type="longrope", short_factor=[1.0], long_factor=[1.0] * 4, factor=2.0),
-        r"short_factor must list head_dim / 2 = 4 numbers, got 1 numbers",
+        r"short_factor must list a number for each of 4 pairs of a head, got 1 numbers",
     ),
     "dynamic anchor": (
         rope(rope_type="dynamic", factor=2.0, original_max_position_embeddings=16),

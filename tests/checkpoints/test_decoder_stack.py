@@ -16,7 +16,7 @@ from headway.cli._plan_text import to_text
 from headway.generate import GenerationConfig, generate
 from headway.models import ModelSpec, build, catalog, cost
 from headway.models.cost.planning import Machine, plan
-from headway.positions import LinearBias, Rotary
+from headway.positions import LinearBias, rotations
 from tests.checkpoints.decoders import IDS, MAIN, theirs
 from tests.checkpoints.hf import off
 from tests.models.test_activations import kept, loss_of
@@ -73,9 +73,10 @@ def test_convert_inspect_and_plan(name: str, tmp_path: Path, capsys: pytest.Capt
     report = plan(ours.spec, model=name, context=16, machine=MACHINE)
     assert report.training["parameters"] == 6 * said["parameter_count"]
     assert ("ALiBi" in str(report.layers[0].prefill.rejected)) == isinstance(ours.spec.positions, LinearBias)
-    if not isinstance(ours.spec.positions, Rotary):
+    if not (rotary := rotations(ours.spec.positions)):
         return
-    assert run(["convert", str(tmp_path / "theirs"), str(tmp_path / "x"), "--to-pairing", "adjacent"]) == 0
+    other = {"halves": "adjacent", "adjacent": "halves"}[str(rotary[0].pairing)]
+    assert run(["convert", str(tmp_path / "theirs"), str(tmp_path / "x"), "--to-pairing", other]) == 0
     assert "refuses it: it cannot express its rotary pairing" in capsys.readouterr().out
     assert run(["convert", str(tmp_path / "x"), str(tmp_path / "back")]) == 0
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "back", attn_implementation="eager").eval()

@@ -22,6 +22,7 @@ from headway.errors import ConfigError
 from headway.models import ModelSpec, catalog, cost
 from headway.nn import Attention
 from headway.tokens import Tokens
+from tests.checkpoints.decoder_rows import REFUSED
 from tests.checkpoints.decoders import CASES, IDS, kernel, theirs
 from tests.checkpoints.hf import off
 
@@ -42,7 +43,7 @@ def test_row_39_logits_are_theirs(pair: tuple[Any, Any, Path]) -> None:
 
 
 def test_gradients_are_theirs(pair: tuple[Any, Any, Path]) -> None:
-    """Under their names, where a key's bias, whose gradient is 0 without rotary positions, is part of a larger one."""
+    """Under their names; a key's bias, whose gradient is 0 without rotary positions, beside that of the query's."""
     model, ours, _ = pair
     weight = torch.randn(2, 19, 61, generator=torch.Generator().manual_seed(2))
     for one, logits in ((model, model(IDS).logits), (ours, ours(IDS))):
@@ -54,7 +55,8 @@ def test_gradients_are_theirs(pair: tuple[Any, Any, Path]) -> None:
     wanted = {stored.get(key, key): p for key, p in model.named_parameters()}
     assert found.keys() == wanted.keys()
     for key, p in wanted.items():
-        assert off(found[key], p.grad) < 1e-4, key
+        most = wanted[key.replace("k_proj.bias", "q_proj.bias")].grad.abs().max()
+        assert (found[key] - p.grad).abs().max() < 1e-4 * most, key
 
 
 def test_padded_is_unpadded_and_cached_is_uncached(pair: tuple[Any, Any, Path]) -> None:
@@ -129,6 +131,7 @@ def test_gpt2_s_first_files_load(tmp_path: Path) -> None:
         ("starcoder2", {"norm_type": "rms"}, "norm_type"),
         ("starcoder2", {"embedding_dropout": 0.1}, "residual_dropout 0.0, embedding_dropout 0.1"),
         ("starcoder2", {"sliding_window": 0}, "sliding_window must be a whole number of at least 1"),
+        *REFUSED,
     ],
     ids=str,
 )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headway.api import load
 from headway.checkpoints import convert, inspect, load_folder, load_model, save_folder
-from headway.checkpoints.formats.gguf.metadata import NAMES, write_spec
+from headway.checkpoints.formats.gguf.metadata import ARCHITECTURES, write_spec
 from headway.checkpoints.formats.gguf.model import stored_type, write_model
 from headway.checkpoints.formats.gguf.rope import decimal, read_rope
 from headway.checkpoints.formats.gguf.writer import write_gguf
@@ -86,7 +86,7 @@ def test_what_is_written_is_read_back_bit_for_bit(tmp_path, name, asked, monkeyp
 def test_codes_in_a_file_are_those_of_the_matrix_and_mean_its_numbers(tmp_path, kind):
     spec, state = SPECS["qwen2"], weights(SPECS["qwen2"])
     write_model(tmp_path / FILE, spec, state, kind)
-    model, theirs = load_folder(tmp_path / FILE), exported(NAMES, state, spec)
+    model, theirs = load_folder(tmp_path / FILE), exported(ARCHITECTURES["qwen2"].tensors, state, spec)
     for name in ("blk.1.ffn_down.weight", "token_embd.weight"):
         assert torch.equal(model.stored[name], quantize(theirs[name], kind))
         packed = codes(model.stored[name], kind)
@@ -201,7 +201,7 @@ def folder(path, family, pairing="halves", **fields):
     return path
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "seed_oss"])
 def test_a_folder_to_gguf_and_back_is_the_same_file(tmp_path, family, capsys):
     """Logits are compared on the way (convert itself); weights, tokenizer and ends of a text are as before."""
     start = folder(tmp_path / "0", family)
@@ -326,6 +326,9 @@ def test_a_target_that_is_there_or_differs_is_left_as_it_was(tmp_path, monkeypat
         ("qwen3", {**rotary("halves"), "mlp_bias": True}, "mlp_bias"),
         ("llama", rotary("halves"), "positions"),
         ("gpt2", {"kv_heads": 4}, "has no architecture in GGUF"),
+        ("smollm3", rotary("adjacent"), "positions"),
+        ("cohere", {"tied": False}, "tied"),
+        ("cohere2", {"layers": 4, "patterns": Causal(), **rotary("adjacent")}, "positions"),
     ],
 )
 def test_what_gguf_cannot_say_is_refused_by_name(family, fields, message):

@@ -8,9 +8,10 @@ from headway.checkpoints import convert, load_model
 from headway.checkpoints.formats.gguf.model import write_model
 from headway.checkpoints.formats.gguf.writer import write_gguf
 from headway.storage.gguf import read_gguf
-from headway.storage.gguf_blocks import BF16, Q4_0, Q8_0, TYPES, dequantize, quantize
+from headway.storage.gguf_blocks import BF16, F32, Q4_0, Q8_0, TYPES, dequantize, quantize
 from headway.text import Tokenizer
 from tests.checkpoints.gguf_files import SPECS, weights
+from tests.checkpoints.hf import off
 from tests.data import data_path
 from tests.text.folders import TEXTS
 
@@ -93,6 +94,22 @@ def test_we_read_the_gguf_package_s_files(tmp_path):
     assert {name: one.numbers for name, one in found.tensors.items()} == {"t": (3, 32), "q": (3, 32)}
     write_gguf(tmp_path / "2.gguf", {"a": [1.5, 2.5]}, {"t": torch.from_numpy(values)}, {"t": Q4_0})
     assert gguf.GGUFReader(tmp_path / "2.gguf").fields["a"].contents() == [1.5, 2.5]
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("name", ["llama", "qwen2", "smollm3", "ernie4_5", "seed_oss", "cohere", "cohere2"])
+def test_llama_cpp_s_logits_are_ours_in_every_architecture(tmp_path, name):
+    import llama_cpp as llama
+
+    write_model(tmp_path / "m.gguf", SPECS[name], weights(SPECS[name]), F32)
+    model = load_model(tmp_path / "m.gguf")
+    theirs = llama.Llama(
+        str(tmp_path / "m.gguf"), n_ctx=64, logits_all=True, verbose=False, n_gpu_layers=0, type_k=0, type_v=0
+    )
+    ids = torch.randint(0, 70, (24,), generator=torch.Generator().manual_seed(0))
+    theirs.eval(ids.tolist())
+    with torch.no_grad():
+        assert off(torch.tensor(numpy.array(theirs.scores[:24])), model(ids[None])[0]) < 1e-4
 
 
 @pytest.mark.peers

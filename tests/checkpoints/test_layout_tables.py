@@ -7,25 +7,29 @@ from transformers import AutoConfig, GenerationConfig, PretrainedConfig
 
 from headway.checkpoints.hf.harmless import HARMLESS
 from headway.checkpoints.hf.layouts import LAYOUTS
+from tests import families
 
 OLDER_DEFAULTS = {
     ("qwen2", "sliding_window"): 4096,  # where use_sliding_window is set; theirs is None where it is not
     ("qwen3", "sliding_window"): 4096,
     ("gpt_neox", "rotary_pct"): 0.25,
-    ("phi", "partial_rotary_factor"): 0.5,
     ("bloom", "seq_length"): 2048,
     ("t5", "n_positions"): 512,
     ("mt5", "n_positions"): 512,
 }
-"""What earlier versions took; this one of transformers has them in `rope_parameters`, or not at all."""
+"""What earlier versions took; this one of transformers has them under another name, or not at all."""
 OLDER_ONLY: dict[str, tuple[Any, ...]] = {
     "add_bias_logits": (False,), "add_cross_attention": (False,), "add_final_layer_norm": (False, True),
     "apply_residual_connection_post_layernorm": (False,), "attention_bias": (False,),
-    "attention_mode": ("longformer",), "auto_map": ({},), "classifier_dropout": (),
-    "cross_attention_hidden_size": (), "gradient_checkpointing": (False,), "ignore_attention_mask": (False,),
+    "activation_dropout": (0.0,), "attention_dropout": (0.0,), "attention_mode": ("longformer",), "auto_map": ({},),
+    "classifier_dropout": (), "clip_qkv": (), "cross_attention_hidden_size": (), "gradient_checkpointing": (False,),
+    "ignore_attention_mask": (False,), "n_special": (0,), "order_of_interleaved_layers": ("local_attn_first",),
+    "rotary": (True,), "rotary_pct": (1,), "use_embedding_sharing": (True,), "use_gated_activation": (True,),
+    "use_parallel_block": (True,), "use_qk_norm": (False,),
     "is_decoder": (False, True), "is_llama_config": (True,), "max_window_layers": (), "mlp_bias": (False,),
     "mlp_type": ("default",), "norm_type": ("layer_norm",), "normalize_before": (False, True),
-    "normalize_embedding": (False, True), "partial_rotary_factor": (1, 1.0), "position_embedding_type": ("absolute",),
+    "normalize_embedding": (False, True), "partial_rotary_factor": (1, 1.0),
+    "position_embedding_type": ("absolute", "rope_gptj"),
     "quantization_config": (), "reorder_and_upcast_attn": (False, True), "rope_interleaved": (False,),
     "scale_attn_by_inverse_layer_idx": (False,), "scale_attn_weights": (True,), "sliding_window": (),
     "do_blenderbot_90_layernorm": (False,), "extra_layer_norm": (False,), "layernorm_variant": ("prelayernorm",),
@@ -42,7 +46,8 @@ OLDER = """
     output_past pad_key_length pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head
     pooler_type pre_allocate_kv_cache rope_theta rotary_emb_base rotary_pct seq_length skip_bias_add
     scale_attention_softmax_in_fp32 skip_bias_add_qkv summary_activation summary_first_dropout summary_proj_to_labels
-    summary_type summary_use_proj tokenizer_name unk_token_id validate_runner_input verbose
+    summary_type summary_use_proj tokenizer_name unk_token_id validate_runner_input verbose cache_implementation
+    layer_switch model_max_length predict_special_tokens sliding_window_pattern use_parallel_embedding
 """.split()  # noqa: SIM905
 ANYWHERE = """
     _attn_implementation_autoset attn_implementation torchscript use_bfloat16 tf_legacy_loss max_sequence_length
@@ -53,7 +58,12 @@ ABSENT = object()
 
 
 def theirs(family: str) -> PretrainedConfig:
-    return AutoConfig.for_model(family)
+    """Its config by default, the keys of its rotary positions among the others."""
+    config = AutoConfig.for_model(family)
+    for key, value in (getattr(config, "rope_parameters", None) or {}).items():
+        if not hasattr(config, key):
+            setattr(config, key, value)
+    return config
 
 
 @pytest.mark.parametrize("family", LAYOUTS)
@@ -100,3 +110,7 @@ def test_keys_that_no_family_reads_are_those_of_every_config_or_of_generation() 
     every = {*dir(theirs("llama")), *dir(GenerationConfig()), *ANYWHERE}
     assert {*HARMLESS} <= every
     assert {*ANYWHERE} <= {*HARMLESS}
+
+
+def test_every_causal_model_type_loads_or_has_a_reason() -> None:
+    assert [name for name in families.CLASSES if not (families.loads(name) or families.missing(name))] == []

@@ -9,7 +9,8 @@ from headway.checkpoints import change_pairing, convert, save_folder
 from headway.checkpoints.restore import fill
 from headway.errors import CheckpointError, ConfigError
 from headway.models import ModelSpec, build
-from headway.positions import LinearScaling, NoPositions, Rotary, to_pairing
+from headway.patterns import Causal
+from headway.positions import LinearScaling, NoPositions, PerLayer, Rotary, rotations, to_pairing
 from tests.checkpoints.hf import off
 from tests.checkpoints.test_parity import ids
 
@@ -60,6 +61,32 @@ def test_the_head_count_is_that_of_the_tensor():
         if "k_proj" in name:
             wrong[name] = to_pairing(value, heads=4, head_dim=4, frm="halves", to="adjacent")
     assert off(fill(turned, wrong)(ids()).detach(), want) > 1e-2
+
+
+@pytest.mark.parametrize("to", ["adjacent", ODD])
+def test_layers_without_positions_stay_as_they_are(to):
+    """Each layer by its own scheme: the turned prefix of one is not that of another."""
+    schemes = (Rotary(pairing="halves"), NoPositions(), Rotary(500.0, pairing="halves", dims=4))
+    schemes = schemes if to == "adjacent" else schemes[:2]
+    spec = replace(spec_of(2), layers=3, positions=PerLayer(schemes), patterns=(Causal(),) * 3)
+    model = build(spec, seed=0).eval()
+    state, turned = change_pairing(model.state_dict(), spec, to)
+    changed = {n.split(".")[2] for n in state if not torch.equal(state[n], model.state_dict()[n])}
+    assert changed == {str(i) for i, one in enumerate(spec.layer_positions) if isinstance(one, Rotary)}
+    assert {one.pairing for one in rotations(turned.positions)} == {to}
+    with torch.no_grad():
+        assert off(fill(turned, state)(ids()), model(ids())) < 1e-5
+    with pytest.raises(CheckpointError, match=r"q_proj\.weight: its name has no number of a layer"):
+        change_pairing({"q_proj.weight": torch.zeros(24, 24)}, spec, to)
+
+
+def test_schemes_of_layers_are_said_in_the_fewest_words():
+    rotary, none = Rotary(pairing="halves"), NoPositions()
+    assert PerLayer.of([rotary] * 3) == rotary
+    assert PerLayer.of([rotary, none, rotary, none, rotary]) == PerLayer((rotary, none))
+    assert PerLayer.of([rotary, rotary, none]) == PerLayer((rotary, rotary, none))
+    assert rotations(PerLayer((none, rotary, rotary))) == (rotary,)
+    assert rotations(none) == ()
 
 
 def test_adapters_are_turned_as_weights_are():

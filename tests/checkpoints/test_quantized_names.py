@@ -17,7 +17,7 @@ from headway.errors import CheckpointError
 from headway.models import ModelSpec, build
 from headway.models.quantize import quantize_model, quantized_layers
 from headway.storage.tensors import open_tensors
-from tests.checkpoints import decoders, encoders, hf, seq2seq
+from tests.checkpoints import decoder_rows, decoders, encoders, hf, seq2seq
 
 LONGFORMER = {**encoders.SHAPE, "attention_window": 8, "position_embedding_type": "absolute"}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -29,6 +29,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "phi": decoders.NEOX,
     "bloom": decoders.BLOOM,
     "mpt": decoders.MPT,
+    **dict(reversed([*decoder_rows.CASES.values()])),
     "marian": seq2seq.MARIAN,
     **dict.fromkeys(("bart", "mbart", "plbart", "mvp", "blenderbot", "pegasus"), seq2seq.PAIR),
     "m2m_100": seq2seq.M2M,

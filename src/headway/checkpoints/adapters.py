@@ -31,7 +31,7 @@ from headway.errors import CheckpointError
 from headway.models import Model, ModelSpec, blank
 from headway.nn import Adapter, Lora, attach, block_linears
 from headway.nn.lora import merged_weight
-from headway.positions import Rotary
+from headway.positions import in_pairing
 from headway.storage.dtypes import USABLE, dtype_name
 from headway.storage.files import atomic_folder, current_folder, json_text, write_file
 from headway.storage.lazy import Form, changed, compare
@@ -141,9 +141,8 @@ def merged_state(state: Mapping[str, Tensor], adapters: Sequence[Adapter]) -> Ma
 def _theirs(spec: ModelSpec, stored: frozenset[str] | None = None) -> tuple[ModelSpec, dict[str, Rule]]:
     """The spec in the pairing of its family's files, and the layers that may be adapted, by their names there; `stored`
     are those of an adapter, which may have been trained under another head."""
-    layout, usual = layouts_for(spec.family)[0], spec
-    if isinstance(spec.positions, Rotary):
-        usual = replace(spec, positions=spec.positions.with_pairing(layout.pairing))
+    layout = layouts_for(spec.family)[0]
+    usual = replace(spec, positions=in_pairing(spec.positions, layout.pairing))
     names = None if stored is None else [name.removeprefix(PREFIX) for name in stored]
     with torch.device("meta"):
         layers = block_linears(blank(usual))

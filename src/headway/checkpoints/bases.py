@@ -30,7 +30,7 @@ from headway.checkpoints.heads import change_pairing
 from headway.checkpoints.hf.layouts import layouts_for
 from headway.checkpoints.remote import local_model
 from headway.errors import CheckpointError, ConfigError
-from headway.positions import Rotary
+from headway.positions import rotations
 from headway.storage.files import current_folder
 from headway.storage.lazy import lazy
 from headway.storage.reading import read_json
@@ -66,7 +66,7 @@ def fingerprint(folder: Folder) -> str:
             return metadata[QUANTIZED_FROM]
     spec = folder.spec
     state: Mapping[str, Tensor] = folder.tensors
-    if isinstance(spec.positions, Rotary):
+    if rotations(spec.positions):
         state, _ = change_pairing(state, spec, layouts_for(spec.family)[0].pairing)
     digest = hashlib.sha256()
     for name, form in lazy(state).forms.items():

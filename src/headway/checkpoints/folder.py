@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from headway.checkpoints.formats import llama2c, meta
-from headway.checkpoints.formats.gguf.metadata import NAMES, read_spec
+from headway.checkpoints.formats.gguf.metadata import names_in, read_spec
 from headway.checkpoints.formats.gguf.model import coded_layers, generation_ids, unpacked
 from headway.checkpoints.formats.sentence_transformers import read_sentence_config
 from headway.checkpoints.hf.config import spec_from_config, tensor_names
@@ -178,7 +178,7 @@ def _gguf(path: Path) -> Folder:
     numbers = unpacked(file, stored)
     spec = read_spec(file, numbers)
     with naming(path, but=(CheckpointError,)):
-        tensors, _ = imported(NAMES, numbers, spec, path, described_by="its metadata")
-    quantized = own_layers(coded_layers(file, stored), NAMES, spec, stored, path)
+        tensors, _ = imported(names_in(file), numbers, spec, path, described_by="its metadata")
+    quantized = own_layers(coded_layers(file, stored), names_in(file), spec, stored, path)
     config, generation = {"model_type": file.metadata["general.architecture"]}, generation_ids(file)
     return Folder(path, spec, tensors, stored, config, generation, (), quantized, "gguf", path)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headway.errors import CheckpointError
 from headway.models import ModelSpec
-from headway.positions import Pairing, Rotary, to_pairing
+from headway.positions import Pairing, PerLayer, PositionScheme, Rotary, in_pairing, rotations, to_pairing
 from headway.storage.lazy import Form, changed
 
 # module -> heads of its output: a field of the spec, or 1 for what all heads share
@@ -26,6 +26,7 @@ _MODULES: Mapping[str, str | int] = {
 # leaves whose first axis is the module's output: weights, biases, gains, what adapters have there
 _OUTPUT = ("weight", "bias", "lora_B.weight", "lora_magnitude_vector")
 _INPUT = "lora_A.weight"
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _NAME = re.compile(rf"(?:^|\.)({'|'.join(_MODULES)})\.(.+)$")
 _KEYS_VALUES = re.compile(r"(?:^|\.)(k_proj|v_proj)\.(weight|bias)$")
 
@@ -41,12 +42,12 @@ def change_pairing(
     Exact: there and back gives the identical bits. Raises CheckpointError for a part of a query or key projection that
     it does not know, rather than leave it in the old basis.
     """
-    rotary = spec.positions
-    if not isinstance(rotary, Rotary):
-        raise CheckpointError(f"there is no rotary pairing to change: positions are {type(rotary).__name__}")
-    target = rotary.with_pairing(to)
-    dims, new = target.rotated_dims(spec.head_dim), replace(spec, positions=target)
-    if rotary.pairing == target.pairing:
+    if not rotations(spec.positions):
+        raise CheckpointError(
+            f"there is no rotary pairing to change: positions are {type(spec.positions).__name__}"
+        )
+    new = replace(spec, positions=in_pairing(spec.positions, to))
+    if new == spec:
         return state, new
     for name in state:
         found = _NAME.search(name)
@@ -60,25 +61,43 @@ def change_pairing(
         found = _NAME.search(name)
         if found is None or found[2] == _INPUT:
             return tensor
+        rotary, target = (_of_layer(one, name) for one in (spec, new))
+        if not isinstance(rotary, Rotary) or not isinstance(target, Rotary):
+            return tensor
         heads = _MODULES[found[1]]
-        heads = heads if isinstance(heads, int) else int(getattr(spec, heads))
         return to_pairing(
-            tensor, heads=heads, head_dim=spec.head_dim, frm=rotary.pairing, to=target.pairing, dims=dims
+            tensor,
+            heads=heads if isinstance(heads, int) else int(getattr(spec, heads)),
+            head_dim=spec.head_dim,
+            frm=rotary.pairing,
+            to=target.pairing,
+            dims=rotary.rotated_dims(spec.head_dim),
         )
 
     return changed(state, change), new
 
 
+def _of_layer(spec: ModelSpec, name: str) -> PositionScheme:
+    """The scheme of the layer that a tensor belongs to."""
+    if not isinstance(spec.positions, PerLayer):
+        return spec.positions
+    found = _LAYER.search(name)
+    if found is None:
+        raise CheckpointError(f"cannot change the pairing of {name}: its name has no number of a layer")
+    return spec.positions.at(int(found[1]))
+
+
 def pairing_name(spec: ModelSpec) -> str:
     """The rotary pairing of a spec as files and reports name it; "none" where there is none."""
-    return str(spec.positions.pairing) if isinstance(spec.positions, Rotary) else "none"
+    return ", ".join(dict.fromkeys(str(one.pairing) for one in rotations(spec.positions))) or "none"
 
 
 def in_pairing_of(spec: ModelSpec, state: Mapping[str, Tensor], frm: ModelSpec) -> Mapping[str, Tensor]:
     """The weights `state` of `frm`, or some of them, in the rotary pairing of `spec`, if there is one."""
-    if not isinstance(frm.positions, Rotary) or not isinstance(spec.positions, Rotary):
+    wanted = rotations(spec.positions)
+    if not wanted or not rotations(frm.positions):
         return state
-    return change_pairing(state, frm, spec.positions.pairing)[0]
+    return change_pairing(state, frm, wanted[0].pairing)[0]
 
 
 def repeat_kv_heads(

@@ -21,7 +21,7 @@ from headway.errors import CheckpointError
 from headway.models import ModelSpec, cost
 from headway.models.difference import differences
 from headway.native.panels import Panels
-from headway.positions import Rotary
+from headway.positions import rotations
 from headway.storage.dtypes import dtype_name
 from headway.storage.gguf_blocks import BlockType
 from headway.text import Tokenizer
@@ -184,7 +184,7 @@ def rewrite(
             f"{target}: quantized weights are written into a folder; of that, headway convert makes a GGUF file"
         )
     else:
-        if isinstance(spec.positions, Rotary):
+        if rotations(spec.positions):
             state, spec = change_pairing(state, spec, ARCHITECTURES[architecture_of(spec)].pairing)
         keys = None if tokenizer is None else tokenizer.gguf_metadata(spec.vocab)
         write_model(

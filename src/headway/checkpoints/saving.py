@@ -26,7 +26,7 @@ from headway.errors import CheckpointError, ConfigError
 from headway.models import Model, ModelSpec
 from headway.native.panels import Panels
 from headway.nn import adapter_names
-from headway.positions import Rotary
+from headway.positions import rotations
 from headway.storage.dtypes import dtype_name
 from headway.storage.files import atomic_folder, current_folder, json_text, write_file
 from headway.storage.lazy import Form, cast, lazy, with_zeros
@@ -150,7 +150,7 @@ def save_state(
     check_target(path, overwrite)
     state = _strict_state(state, spec)
     given = spec
-    if isinstance(spec.positions, Rotary) and not keep_pairing:
+    if rotations(spec.positions) and not keep_pairing:
         state, spec = change_pairing(state, spec, layouts_for(spec.family)[0].pairing)
     marian = None if keep_pairing else marian_spec(spec)
     if marian is not None and unsupported_by_transformers(marian) is None:

@@ -37,8 +37,8 @@ def command(
         .bin
     frm: format of MODEL
     to: format of OUT [default: gguf where OUT ends in .gguf, else hf]
-    to_pairing: rotary pairing of a folder: halves (transformers reads it), adjacent, or pairs such as
-        (0,3),(1,4),(2,5) (headway alone reads those) [default: halves]
+    to_pairing: rotary pairing of a folder: halves, adjacent, or pairs such as (0,3),(1,4),(2,5); headway alone reads
+        another than that of the family [default: that of the family]
     kv_heads: key and value heads of the result, by exact repetition [default: as they are]
     dtype: stored dtype: float32, bfloat16, float16, float64; of a GGUF file's matrices also q8_0, q4_0
         [default: as it is]

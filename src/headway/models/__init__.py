@@ -5,7 +5,8 @@ from headway.models.build import Model, blank, build
 from headway.models.decoder import Decoder
 from headway.models.encoder import Encoder
 from headway.models.encoder_decoder import EncoderDecoder, Memory
-from headway.models.families import FAMILIES, Family
+from headway.models.families import FAMILIES
+from headway.models.family import Family
 from headway.models.head import Head, mark_global
 from headway.models.spec import ModelSpec
 

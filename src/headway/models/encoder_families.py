@@ -3,15 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from headway.models.family import BIASES, LAYER_NORM, Family
+from headway.models.family import BIASES, LAYER_NORM, Family, scaled_embedding
 from headway.models.head import Head
 from headway.patterns import Full, Global, Window
 from headway.positions import Learned, Relative, Rotary, Sinusoidal, T5Bias
-
-
-def _scaled_embedding(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Embeddings times sqrt(M). (Vaswani et al. 2017, section 3.4.)"""
-    return {"embedding_scale": given["width"] ** 0.5}
 
 
 def _scaled_logits(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -86,30 +81,30 @@ PAIRS: Mapping[str, Family] = {
     "transformer": Family(
         "the Transformer of 2017: post-norm, sinusoidal positions, ReLU; no biases in attention",
         {**_2017, "positions": Sinusoidal(), "activation": "relu", "norm_eps": 1e-6},
-        derive=_scaled_embedding,
+        derive=scaled_embedding,
     ),
     "marian": Family(
         "transformer with biases in attention and of every output, SiLU, and sines before cosines",
         _MARIAN,
-        derive=_scaled_embedding,
+        derive=scaled_embedding,
     ),
     "bart": Family("transformer with learned positions, a norm behind the embedding, and GELU", _BART),
     "mbart": Family(
         "bart with its norms in front, one more behind the last layer, and scaled embeddings",
         {**_BART, "order": "pre", "final_norm": True},
-        derive=_scaled_embedding,
+        derive=scaled_embedding,
     ),
-    "plbart": Family("bart with scaled embeddings", _BART, derive=_scaled_embedding),
+    "plbart": Family("bart with scaled embeddings", _BART, derive=scaled_embedding),
     "mvp": Family("bart trained on labelled tasks: the same model", _BART),
     "blenderbot": Family(
         "mbart without a norm behind the embedding",
         {**_BART, **_PRE, "embedding_norm": False, "positions": Learned(128), "trained_context": 128},
-        derive=_scaled_embedding,
+        derive=scaled_embedding,
     ),
     "pegasus": Family(
         "marian with its norms in front, and one more behind the last layer",
         {**_MARIAN, **_PRE, "activation": "gelu", "trained_context": 1024},
-        derive=_scaled_embedding,
+        derive=scaled_embedding,
     ),
     "m2m_100": Family(
         "pegasus with ReLU, positions from 2 on, no bias of the output; NLLB",
@@ -122,7 +117,7 @@ PAIRS: Mapping[str, Family] = {
             "attention_dropout": 0.1,
             "trained_context": 1024,
         },
-        derive=_scaled_embedding,
+        derive=scaled_embedding,
     ),
     "t5": Family(
         "pre-norm RMSNorm, a bias by distance that all layers share, unscaled scores, ReLU",

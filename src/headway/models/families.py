@@ -1,36 +1,12 @@
 """The families of models, which differ by a few switches: data, not classes."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from headway.errors import check_known, unknown_model
+from headway.models.decoder_families import DECODERS
 from headway.models.encoder_families import ENCODERS, PAIRS
-from headway.models.family import BIASES, LAYER_NORM, Family
-from headway.positions import Learned, LinearBias, Rotary
-
-
-def _partial_rotary(share: float) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
-    """Rotary positions that rotate a share of each head, rounded down to whole pairs, and one pair at least."""
-
-    def positions(given: Mapping[str, Any]) -> Mapping[str, Any]:
-        if "positions" in given:
-            return {}
-        head_dim = given.get("head_dim", given["width"] // max(given["heads"], 1))
-        return {"positions": Rotary(pairing="halves", dims=max(2, 2 * int(head_dim * share / 2)))}
-
-    return positions
-
-
-_NEOX = {**LAYER_NORM, **BIASES, "norm_eps": 1e-5, "gated": False}
-_GPT2 = {
-    **_NEOX,
-    "positions": Learned(1024),
-    "activation": "gelu_pytorch_tanh",
-    "tied": True,
-    "dropout": 0.1,
-    "attention_dropout": 0.1,
-    "trained_context": 1024,
-}
+from headway.models.family import GPT2, LAYER_NORM, NEOX, Family, partial_rotary
+from headway.positions import LinearBias
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family("pre-norm RMSNorm, rotary positions, SwiGLU; LLaMA 1, 2 and 3", groups=True),
@@ -56,9 +32,9 @@ FAMILIES: Mapping[str, Family] = {
         theta=1e6,
         groups=True,
     ),
-    "gpt2": Family("pre-norm LayerNorm, learned positions, GELU, biases everywhere", _GPT2),
+    "gpt2": Family("pre-norm LayerNorm, learned positions, GELU, biases everywhere", GPT2),
     "gpt_bigcode": Family(
-        "gpt2 with one key and value for all heads (SantaCoder, StarCoder)", {**_GPT2, "kv_heads": 1}
+        "gpt2 with one key and value for all heads (SantaCoder, StarCoder)", {**GPT2, "kv_heads": 1}
     ),
     "falcon": Family(
         "rotary positions, attention and feed-forward side by side behind one LayerNorm, one kv head",
@@ -74,24 +50,24 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "starcoder2": Family(
         "rotary positions, LayerNorm, biases, shared keys, windows by layer",
-        {**_NEOX, "activation": "gelu_pytorch_tanh", "tied": True, "trained_context": 4096},
+        {**NEOX, "activation": "gelu_pytorch_tanh", "tied": True, "trained_context": 4096},
         theta=1e5,
         groups=True,
     ),
     "gpt_neox": Family(
         "a quarter of each head rotated, attention and feed-forward side by side, each behind its LayerNorm; Pythia",
-        {**_NEOX, "order": "parallel", "activation": "gelu"},
-        derive=_partial_rotary(0.25),
+        {**NEOX, "order": "parallel", "activation": "gelu"},
+        derive=partial_rotary(0.25),
     ),
     "phi": Family(
         "half of each head rotated, attention and feed-forward side by side behind one LayerNorm, biases everywhere",
-        {**_NEOX, "order": "joint", "activation": "gelu_pytorch_tanh", "output_bias": True},
-        derive=_partial_rotary(0.5),
+        {**NEOX, "order": "joint", "activation": "gelu_pytorch_tanh", "output_bias": True},
+        derive=partial_rotary(0.5),
     ),
     "bloom": Family(
         "gpt2 with ALiBi, and a LayerNorm behind the embedding",
         {
-            **_GPT2,
+            **GPT2,
             "positions": LinearBias(),
             "embedding_norm": True,
             "dropout": 0.0,
@@ -110,6 +86,7 @@ FAMILIES: Mapping[str, Family] = {
             "tied": True,
         },
     ),
+    **DECODERS,
     **PAIRS,
     **ENCODERS,
 }

@@ -1,8 +1,10 @@
-"""A family of models: what differs from others by a few switches, as data."""
+"""What a family of models is, and what several of them share."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+from headway.positions import Learned, Rotary
 
 
 @dataclass(frozen=True)
@@ -36,5 +38,34 @@ class Family:
         return always or (heads // group if self.groups else heads)
 
 
+def scaled_embedding(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Embeddings times sqrt(M). (Vaswani et al. 2017, section 3.4.)"""
+    return {"embedding_scale": given["width"] ** 0.5}
+
+
+def partial_rotary(
+    share: float, pairing: Literal["halves", "adjacent"] = "halves"
+) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+    """Rotary positions that rotate a share of each head, rounded down to whole pairs, and one pair at least."""
+
+    def positions(given: Mapping[str, Any]) -> Mapping[str, Any]:
+        if "positions" in given:
+            return {}
+        head_dim = given.get("head_dim", given["width"] // max(given["heads"], 1))
+        return {"positions": Rotary(pairing=pairing, dims=max(2, 2 * int(head_dim * share / 2)))}
+
+    return positions
+
+
 BIASES = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
 LAYER_NORM = {"norm": "layer", "norm_bias": True}
+NEOX = {**LAYER_NORM, **BIASES, "norm_eps": 1e-5, "gated": False}
+GPT2 = {
+    **NEOX,
+    "positions": Learned(1024),
+    "activation": "gelu_pytorch_tanh",
+    "tied": True,
+    "dropout": 0.1,
+    "attention_dropout": 0.1,
+    "trained_context": 1024,
+}

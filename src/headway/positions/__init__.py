@@ -3,7 +3,7 @@ positions.
 """
 
 from headway.positions.biases import LinearBias, Relative, T5Bias
-from headway.positions.layers import PerLayer
+from headway.positions.layers import PerLayer, in_pairing, rotations
 from headway.positions.orthogonal import SpecialOrthogonal
 from headway.positions.pairing import Pairing, coordinate_pairs, to_pairing
 from headway.positions.rotary import Rotary, Schedule
@@ -34,5 +34,7 @@ __all__ = [
     "T5Bias",
     "YaRN",
     "coordinate_pairs",
+    "in_pairing",
+    "rotations",
     "to_pairing",
 ]

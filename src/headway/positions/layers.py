@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway.errors import ConfigError
+from headway.positions.pairing import Pairing
+from headway.positions.rotary import Rotary
 from headway.positions.schemes import Marks, NoPositions, PositionScheme
 from headway.scores import Score
 
@@ -23,6 +25,15 @@ class PerLayer(PositionScheme):
     """
 
     schemes: tuple[PositionScheme, ...]
+
+    @staticmethod
+    def of(schemes: Sequence[PositionScheme]) -> PositionScheme:
+        """The shortest value that says the same of as many layers: one scheme where all have it, else the shortest
+        list that, repeated, begins so."""
+        short = next(
+            n for n in range(1, len(schemes) + 1) if all(s == schemes[i % n] for i, s in enumerate(schemes))
+        )
+        return schemes[0] if short == 1 else PerLayer(tuple(schemes[:short]))
 
     def __post_init__(self) -> None:
         given: object = self.schemes
@@ -77,3 +88,16 @@ class PerLayer(PositionScheme):
         if self.marks != "scores":
             return ()
         raise ConfigError("PerLayer: each layer has its own; ask at(layer).scores(...)")
+
+
+def rotations(positions: PositionScheme) -> tuple[Rotary, ...]:
+    """The rotary schemes of the layers, each once; none where no layer is rotated so."""
+    schemes = positions.schemes if isinstance(positions, PerLayer) else (positions,)
+    return tuple(dict.fromkeys(scheme for scheme in schemes if isinstance(scheme, Rotary)))
+
+
+def in_pairing(positions: PositionScheme, pairing: Pairing) -> PositionScheme:
+    """The same with every rotary scheme in a pairing. Raises ConfigError as `Rotary.with_pairing` does."""
+    if isinstance(positions, PerLayer):
+        return PerLayer(tuple(in_pairing(scheme, pairing) for scheme in positions.schemes))
+    return positions.with_pairing(pairing) if isinstance(positions, Rotary) else positions

@@ -16,6 +16,7 @@ from headway.checkpoints.folder import Format, load_folder
 from headway.checkpoints.formats.meta import MetaModel
 from headway.checkpoints.formats.storing import Storage, storage_of
 from headway.checkpoints.heads import change_pairing, repeat_kv_heads
+from headway.checkpoints.hf.layouts import layouts_for
 from headway.checkpoints.restore import fill, load_model
 from headway.checkpoints.rewriting import (
     Change,
@@ -29,7 +30,7 @@ from headway.checkpoints.rewriting import (
 )
 from headway.checkpoints.saving import SHARD_BYTES, check_target
 from headway.errors import CheckpointError
-from headway.positions import Pairing, Rotary
+from headway.positions import Pairing, rotations
 from headway.storage.dtypes import dtype_name
 from headway.storage.lazy import Form, cast, with_values
 from headway.text import Tokenizer
@@ -59,8 +60,8 @@ def convert(
     Args:
         frm: the format; "auto" detects it from the file.
         to: "hf" or "gguf"; None is "gguf" where the target's name ends in .gguf.
-        to_pairing: rotary pairing of a folder: "halves" (None), "adjacent" or explicit pairs; in a GGUF file it is that
-            of its architecture.
+        to_pairing: rotary pairing of a folder: "halves", "adjacent" or explicit pairs; None is that of its family, and
+            in a GGUF file it is that of its architecture.
         kv_heads: key and value heads of the result, by exact repetition (`repeat_kv_heads`); None keeps them.
         dtype: stored dtype of the result, of a GGUF file that of its matrices: a torch dtype, or "q8_0", "q4_k", ...
             None keeps the source's.
@@ -84,8 +85,9 @@ def convert(
     state: Mapping[str, Tensor] = storage.state
     if kv_heads is not None:
         state, spec = repeat_kv_heads(state, spec, kv_heads)
-    if isinstance(spec.positions, Rotary):
-        state, spec = (state, spec) if to == "gguf" else change_pairing(state, spec, to_pairing or "halves")
+    if rotations(spec.positions):
+        if to == "hf":
+            state, spec = change_pairing(state, spec, to_pairing or layouts_for(spec.family)[0].pairing)
     elif to_pairing not in (None, "halves"):
         raise CheckpointError(f"{source} has no rotary positions, and so no pairing to change")
     length = min(PROBE, spec.trained_context, spec.context_limit or PROBE)

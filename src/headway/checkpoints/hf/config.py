@@ -2,6 +2,7 @@
 else as model_type "headway"."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,7 @@ from headway.errors import ConfigError, check_known, unknown_model
 from headway.models import Head, ModelSpec
 from headway.patterns import Causal, Pattern, Window
 from headway.patterns.program import interval, reads_globals
-from headway.positions import Rotary
+from headway.positions import PerLayer, PositionScheme, Rotary, in_pairing, rotations
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -120,18 +121,27 @@ def _named(field: str, spec: ModelSpec, back: ModelSpec) -> str:
     """A field that is lost; of positions the pairing, where that is all, and of a head what it pools."""
     if field == "head" and replace(spec.head, pool=back.head.pool) == back.head:
         return f'head (pool="{spec.head.pool}")'
-    ours, theirs = spec.positions, back.positions
-    if field == "positions" and isinstance(ours, Rotary) and isinstance(theirs, Rotary):
-        return "rotary pairing" if replace(ours, pairing=theirs.pairing) == theirs else field
+    theirs = rotations(back.positions)
+    if field == "positions" and theirs:
+        with suppress(ConfigError):  # rotated values are in their pairing for good
+            if in_pairing(spec.positions, theirs[0].pairing) == back.positions:
+                return "rotary pairing"
     return field
 
 
 def _shortest(spec: ModelSpec) -> ModelSpec:
     """The same spec with patterns and positions in the form that a config is read into."""
     positions = spec.positions
-    if isinstance(positions, Rotary) and positions.dims == spec.head_dim:
-        positions = replace(positions, dims=None)
+    if isinstance(positions, Rotary | PerLayer):
+        positions = PerLayer.of([_whole(one, spec.head_dim) for one in spec.layer_positions])
     return replace(spec, patterns=tuple(_short(p) for p in spec.patterns), positions=positions)
+
+
+def _whole(positions: PositionScheme, head_dim: int) -> PositionScheme:
+    """The same, without a number of rotated dims where it is all of a head."""
+    if isinstance(positions, Rotary) and positions.dims == head_dim:
+        return replace(positions, dims=None)
+    return positions
 
 
 def _short(pattern: Pattern) -> Pattern:

@@ -16,7 +16,17 @@ from typing import Any
 from headway.checkpoints.hf.config_keys import ConfigReader
 from headway.errors import ConfigError, as_error, check_known, did_you_mean
 from headway.models import ModelSpec
-from headway.positions import DynamicNTK, LinearScaling, Llama3, LongRope, Rotary, Scaling, YaRN
+from headway.positions import (
+    DynamicNTK,
+    LinearScaling,
+    Llama3,
+    LongRope,
+    Pairing,
+    Rotary,
+    Scaling,
+    YaRN,
+    rotations,
+)
 
 DEFAULT_THETA = 10000.0
 TRAINED = "original_max_position_embeddings"
@@ -37,16 +47,19 @@ KINDS: Mapping[str, type[Scaling] | None] = {
 _NAMES = {kind: name for name, kind in KINDS.items()}
 
 
-def read_rope(given: ConfigReader, head_dim: int, *, share: float | None = None) -> dict[str, Any]:
+def read_rope(
+    given: ConfigReader, head_dim: int, *, pairing: Pairing = "halves", share: float | None = None
+) -> dict[str, Any]:
     """The fields `positions` and `trained_context` of a `config.json`: the rotation, and the tokens per row that it is
     meant to serve. (The context before scaling, where a scaling is anchored at it, is the scaling's own.)
 
     share: of each head, rotated unless `rope_parameters` give another; None where the family rotates whole heads.
-    The base is 10,000 unless a key gives it, in old files of GPT-NeoX "rotary_emb_base".
+    The base is the family's, or 10,000, unless a key gives it, in old files of GPT-NeoX "rotary_emb_base".
     Raises ConfigError naming the key and the numbers that disagree."""
     config, longest = given.config, given.whole("max_position_embeddings")
     where, values = _values(config)
-    theta = _theta(where, values.get("rope_theta"), config.get("rope_theta"), config.get("rotary_emb_base"))
+    usual = config.get("rotary_emb_base", given.defaults.get("rope_theta"))
+    theta = _theta(where, values.get("rope_theta"), config.get("rope_theta"), usual)
     name = _kind_name(where, values)
     kind = KINDS[name]
     known = _keys(kind)
@@ -66,8 +79,9 @@ def read_rope(given: ConfigReader, head_dim: int, *, share: float | None = None)
     top = _whole("config", TRAINED, config.get(TRAINED))
     if top is not None and trained is not None and top != trained:
         raise ConfigError(f"{TRAINED} is {top} at the top of the config but {trained} in {where}")
-    anchor = next((n for n in (trained, top) if n is not None), longest)
-    if kind is None and anchor != longest:
+    usual_context = given.defaults.get(TRAINED)
+    anchor = next((n for n in (trained, top, usual_context) if n is not None), longest)
+    if kind is None and anchor != longest and usual_context is None:  # else it is always there
         raise ConfigError(f"{TRAINED} is {anchor}, but there is no rope scaling that it could belong to")
     if name == "dynamic" and anchor != longest:
         raise ConfigError(
@@ -75,7 +89,7 @@ def read_rope(given: ConfigReader, head_dim: int, *, share: float | None = None)
             f"but {TRAINED} is {anchor}; set both to the trained context"
         )
     for key in {"short_factor", "long_factor"} & options.keys():
-        options[key] = _factors(where, key, options[key], head_dim)
+        options[key] = _factors(where, key, options[key], dims or head_dim)
     if name in ("yarn", "longrope"):
         options["factor"] = _stretch(where, name, options.get("factor"), anchor, longest)
     if name not in ("default", "linear"):
@@ -90,7 +104,7 @@ def read_rope(given: ConfigReader, head_dim: int, *, share: float | None = None)
     if name == "dynamic" or (name == "yarn" and anchor == longest):
         longest = round(options["factor"] * anchor)
     return {
-        "positions": Rotary(theta, pairing="halves", scaling=scaling, dims=dims),
+        "positions": Rotary(theta, pairing=pairing, scaling=scaling, dims=dims),
         "trained_context": longest,
     }
 
@@ -100,7 +114,7 @@ def write_rope(spec: ModelSpec, *, share: str | None = None) -> dict[str, Any]:
     `rope_scaling` (for linear and dynamic with exactly the two keys that the oldest readers accept) for old
     ones; under `share`, too, the share of each head that is rotated. Other positions get the usual keys, which
     reading will notice."""
-    rotary = spec.positions if isinstance(spec.positions, Rotary) else Rotary(pairing="halves")
+    rotary = next(iter(rotations(spec.positions)), Rotary(pairing="halves"))
     context, scaling = spec.trained_context, rotary.scaling
     values: dict[str, Any] = {}
     name = _NAMES[None if scaling is None else type(scaling)]
@@ -223,10 +237,12 @@ def _whole(where: str, key: str, value: object) -> int | None:
     return int(value)
 
 
-def _factors(where: str, key: str, value: object, head_dim: int) -> tuple[float, ...]:
-    if not isinstance(value, list | tuple) or len(value) != head_dim // 2:
+def _factors(where: str, key: str, value: object, dims: int) -> tuple[float, ...]:
+    if not isinstance(value, list | tuple) or len(value) != dims // 2:
         what = f"{len(value)} numbers" if isinstance(value, list | tuple) else repr(value)
-        raise ConfigError(f"{where}: {key} must list head_dim / 2 = {head_dim // 2} numbers, got {what}")
+        raise ConfigError(
+            f"{where}: {key} must list a number for each of {dims // 2} pairs of a head, got {what}"
+        )
     return tuple(value)
 
 

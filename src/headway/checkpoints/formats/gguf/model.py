@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headway.block_quantization import CodedMatrix
-from headway.checkpoints.formats.gguf.metadata import NAMES, write_spec
+from headway.checkpoints.formats.gguf.metadata import ARCHITECTURES, architecture_of, write_spec
 from headway.checkpoints.formats.gguf.rope import FACTORS
 from headway.checkpoints.formats.gguf.writer import write_gguf
 from headway.checkpoints.hf.config_keys import ConfigReader, reading
@@ -75,7 +75,8 @@ def write_model(
     generation_config.json, and `check` is that of `write_gguf`. Raises ConfigError for a spec that GGUF cannot express,
     CheckpointError for more tokens that end a text than it has keys for."""
     keys, factors = write_spec(spec)
-    names = {name: rule.ours[0] for name, rule in rules_by_name(NAMES, spec).items()}
+    rules = rules_by_name(ARCHITECTURES[architecture_of(spec)].tensors, spec)
+    names = {name: rule.ours[0] for name, rule in rules.items()}
     weights = lazy(state).renamed(names)
     types = {
         name: packed[names[name]] if names[name] in packed else stored_type(form, asked)

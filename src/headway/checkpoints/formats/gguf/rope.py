@@ -20,7 +20,7 @@ from headway.checkpoints.hf.config_keys import ConfigReader
 from headway.checkpoints.hf.layouts import Inexpressible
 from headway.errors import ConfigError
 from headway.models import ModelSpec
-from headway.positions import LinearScaling, Llama3, LongRope, Pairing, Rotary, Scaling, YaRN
+from headway.positions import LinearScaling, Llama3, LongRope, Pairing, Rotary, Scaling, YaRN, rotations
 
 FACTORS, CONTEXT = "rope_freqs.weight", "context_length"
 THETA = 10000.0
@@ -74,8 +74,8 @@ def read_rope(keys: ConfigReader, head_dim: int, pairing: Pairing, factors: Tens
 def write_rope(spec: ModelSpec) -> tuple[dict[str, Any], Tensor | None]:
     """The keys of a spec's rotary positions, and the tensor of divisors, if there is one. Raises Inexpressible for
     positions that there are no keys for; what the keys lose is seen by reading them again."""
-    rotary = spec.positions
-    if not isinstance(rotary, Rotary):
+    rotary = next(iter(rotations(spec.positions)), None)
+    if rotary is None:
         raise Inexpressible("positions")
     scaling = rotary.scaling
     keys: dict[str, Any] = {"rope.dimension_count": spec.head_dim, "rope.freq_base": rotary.theta}

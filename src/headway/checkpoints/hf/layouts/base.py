@@ -100,7 +100,8 @@ class Layout:
         fields = {**checked_sizes(read_fields(given, self.keys))}
         head_dim = fields.get("head_dim", max(fields["width"] // fields["heads"], 1))
         if self.rope is not None:
-            fields |= read_rope(given, head_dim, share=given.number(self.rope) if self.rope else None)
+            share = given.number(self.rope) if self.rope else None
+            fields |= read_rope(given, head_dim, pairing=self.pairing, share=share)
         fields |= self.read(given, self.architectures[known[0]], fields)
         checked_sizes({"head_dim": head_dim, **fields})
         if self.encoder_keys is None:

@@ -2,7 +2,7 @@
 Yang et al. 2024, 2025): tensors have our own names; the five differ in biases, in norms of queries and keys, and in
 which layers may have a window."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
@@ -57,9 +57,12 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def _patterns(given: ConfigReader, windows: Windows, layers: int) -> tuple[Pattern, ...]:
+def read_windows(
+    given: ConfigReader, windows: Windows, layers: int, usual: list[str] | None = None
+) -> tuple[Pattern, ...]:
+    """A pattern for each layer; `usual` are the kinds of layers where `layer_types` does not say them."""
     kinds = given.get("layer_types")
-    kinds = None if kinds is None else _layer_types(kinds, layers)
+    kinds = usual if kinds is None else _layer_types(kinds, layers)
     if windows in ("none", "all") and set(kinds or LAYER_TYPES[:1]) != {LAYER_TYPES[0]}:
         raise ConfigError(
             f"config.json: transformers ignores layer_types for model_type {given.get('model_type')} (it lists "
@@ -102,7 +105,8 @@ def _layer_types(kinds: object, layers: int) -> list[str]:
     return kinds
 
 
-def _write(spec: ModelSpec, *, windows: Windows, heads_divide: bool) -> dict[str, Any]:
+def write_windows(spec: ModelSpec, windows: Windows, *, heads_divide: bool = False) -> dict[str, Any]:
+    """The keys that `read_windows` reads."""
     if heads_divide and spec.width % spec.heads:
         raise Inexpressible("head_dim")
     each = [last_keys(pattern) for pattern in spec.patterns]
@@ -122,49 +126,62 @@ def _write(spec: ModelSpec, *, windows: Windows, heads_divide: bool) -> dict[str
 
 
 PER_HEAD = Key("head_dim", per_head)
+FREE = Key("head_dim", per_head, written=False)
+"""Where transformers honours a head_dim without having a key for it, and other readers ignore it."""
+BIAS = {"qkv_bias": Key("attention_bias"), "out_bias": Key("attention_bias")}
+MLP_BIAS = {"mlp_bias": Key("mlp_bias")}
+NONE: Mapping[str, Any] = MappingProxyType({})
 
 
-def _layout(
+def llama_layout(
     family: str,
-    architecture: str,
+    architectures: str | Sequence[str],
     windows: Windows,
     context: int,
-    biases: FieldMap = MappingProxyType({}),
+    keys: FieldMap = NONE,
     *,
     kv_heads: Any = same_heads,
     head_dim: Key = PER_HEAD,
     heads_divide: bool = False,
+    without: Collection[str] = (),
+    more: Mapping[str, Any] = NONE,
+    only: Mapping[str, tuple[Any, ...]] = NONE,
+    **own: Any,
 ) -> Layout:
-    """One of them: `biases` are the keys that switch biases on; `heads_divide` is whether transformers insists on a
-    width that is a multiple of the heads."""
-    own = {
+    """A layout like LLaMA's: `keys`, `more` and `only` go beside or before those that all share, `own` are other fields
+    of `Layout`; `without` are fields that are no keys, `heads_divide` is whether transformers insists on a width that
+    is a multiple of the heads."""
+    every = {
+        **DECODER,
+        "activation": Key("hidden_act", "silu"),
         "kv_heads": Key("num_key_value_heads", kv_heads),
         "head_dim": head_dim,
         "norm_eps": Key("rms_norm_eps"),
+        **keys,
     }
-    keys = {**DECODER, "activation": Key("hidden_act", "silu"), **own, **biases}
+    every = {field: key for field, key in every.items() if field not in without}
+    classes = (architectures,) if isinstance(architectures, str) else architectures
+    more = {"max_position_embeddings": context, "layer_types": None, **WINDOW_KEYS[windows], **more}
+    taken = (*names(every), *more, *own.get("harmless", ()))
+    usual: dict[str, Any] = {
+        "rope": "",
+        "read": lambda given, kind, fields: {"patterns": read_windows(given, windows, fields["layers"])},
+        "write": partial(write_windows, windows=windows, heads_divide=heads_divide),
+        "tensors": OWN_NAMES,
+    }
     return Layout(
         family=family,
-        architectures={architecture: "lm"},
-        keys=keys,
-        more={"max_position_embeddings": context, "layer_types": None, **WINDOW_KEYS[windows]},
-        only={key: at for key, at in ONLY.items() if key not in (*names(keys), *WINDOW_KEYS[windows])},
-        rope="",
-        read=lambda given, kind, fields: {"patterns": _patterns(given, windows, fields["layers"])},
-        write=partial(_write, windows=windows, heads_divide=heads_divide),
-        tensors=OWN_NAMES,
-        generic=True,
+        architectures=dict.fromkeys(classes, "lm"),
+        keys=every,
+        more=more,
+        only={key: at for key, at in {**ONLY, **only}.items() if key not in taken},
+        **{**usual, **own},
     )
 
 
-_BIAS = {"qkv_bias": Key("attention_bias"), "out_bias": Key("attention_bias")}
-
-LLAMA = _layout(
-    *("llama", "LlamaForCausalLM", "none", 2048), {**_BIAS, "mlp_bias": Key("mlp_bias")}, heads_divide=True
-)
-MISTRAL = _layout("mistral", "MistralForCausalLM", "all", 131072, kv_heads=8)
-MINISTRAL = _layout("ministral", "MinistralForCausalLM", "layer", 131072, kv_heads=8)
-# transformers honours a head_dim of Qwen2 without having a key for it, and others ignore it
-_FREE = Key("head_dim", per_head, written=False)
-QWEN2 = _layout("qwen2", "Qwen2ForCausalLM", "late", 32768, kv_heads=32, head_dim=_FREE)
-QWEN3 = _layout("qwen3", "Qwen3ForCausalLM", "late", 32768, _BIAS, kv_heads=32, head_dim=Key("head_dim", 128))
+_generic = partial(llama_layout, generic=True)
+LLAMA = _generic("llama", "LlamaForCausalLM", "none", 2048, {**BIAS, **MLP_BIAS}, heads_divide=True)
+MISTRAL = _generic("mistral", "MistralForCausalLM", "all", 131072, kv_heads=8)
+MINISTRAL = _generic("ministral", "MinistralForCausalLM", "layer", 131072, kv_heads=8)
+QWEN2 = _generic("qwen2", "Qwen2ForCausalLM", "late", 32768, kv_heads=32, head_dim=FREE)
+QWEN3 = _generic("qwen3", "Qwen3ForCausalLM", "late", 32768, BIAS, kv_heads=32, head_dim=Key("head_dim", 128))

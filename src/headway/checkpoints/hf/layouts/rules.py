@@ -15,7 +15,11 @@ from headway.models import ModelSpec, blank
 
 WB = ("weight", "bias")
 Modules = Mapping[str, str]
-"""Our modules -> theirs. "qkv_proj" stands for q_proj, k_proj and v_proj, which are one tensor there."""
+"""Our modules -> theirs. A name of `FUSED` stands for its parts, which are one tensor there."""
+FUSED: Mapping[str, tuple[str, ...]] = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
 
 
 @lru_cache(maxsize=2)
@@ -144,17 +148,20 @@ def module_rules(
 ) -> list[Rule]:
     """A rule for every tensor that a model of `spec` has in `modules`. "qkv_proj" lies group by group where `by_group`;
     matrices are stored [in, out] where `transposed`."""
-    there, groups = _layers(spec), spec.kv_heads if by_group else 1
-    sizes = tuple(heads * spec.head_dim for heads in (spec.heads, spec.kv_heads, spec.kv_heads))
+    there = _layers(spec)
+    heads = tuple(heads * spec.head_dim for heads in (spec.heads, spec.kv_heads, spec.kv_heads))
+    sizes = {"qkv_proj": heads, "gate_up_proj": (spec.hidden, spec.hidden)}
     rules = []
     for name, theirs in ((f"{a}.{leaf}", f"{b}.{leaf}") for a, b in modules.items() for leaf in WB):
-        parts = tuple(name.replace("qkv_proj", f"{part}_proj") for part in "qkv")
+        fused = next((whole for whole in FUSED if f".{whole}." in name), None)
+        parts = (name,) if fused is None else tuple(name.replace(fused, part) for part in FUSED[fused])
         if parts[0] not in there:
             continue
-        if name == parts[0]:
-            rules.append(Rule((name,), theirs, transposed=transposed))
+        if fused is None:
+            rules.append(Rule(parts, theirs, transposed=transposed))
         else:
-            rules.append(Rule(parts, theirs, sizes, groups, transposed))
+            groups = spec.kv_heads if by_group and fused == "qkv_proj" else 1
+            rules.append(Rule(parts, theirs, sizes[fused], groups, transposed))
     return rules
 
 
@@ -172,12 +179,14 @@ def decoder_names(
     *,
     top: Modules = MappingProxyType({}),
     head: str = "lm_head",
+    output: str = "lm_head",
     by_group: bool = False,
     transposed: bool = False,
     unused: Sequence[str] = (),
 ) -> TensorNames:
     """The names of a decoder whose output layer may be its embedding: `modules` are those of a layer, whose names begin
-    with `layer`, `top` further ones outside of the layers; `by_group` and `transposed` are how a layer's are stored."""
+    with `layer`, `top` further ones outside of the layers; `by_group` and `transposed` are how a layer's are stored.
+    The output layer is `head` in files and `output` in the class."""
 
     def rules(spec: ModelSpec) -> list[Rule]:
         ends = {"model.embed_tokens": embedding, "model.norm": norm, "lm_head": head, **top}
@@ -192,5 +201,5 @@ def decoder_names(
         prefix=prefix,
         aliases={f"{head}.weight": f"{embedding}.weight"},
         unused=unused,
-        outputs={"lm": "lm_head"},
+        outputs={"lm": output},
     )

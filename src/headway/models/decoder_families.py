@@ -1,0 +1,162 @@
+"""Decoders that differ from LLaMA, GPT-2 or GPT-NeoX by a few switches."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from headway.models.family import (
+    GPT2,
+    LAYER_NORM,
+    NEOX,
+    Family,
+    partial_rotary,
+    scaled_embedding,
+)
+from headway.patterns import Causal, Pattern, Window
+from headway.positions import Learned, NoPositions, PerLayer, Rotary
+
+COHERE = {
+    "norm": "layer",
+    "norm_eps": 1e-5,
+    "order": "joint",
+    "tied": True,
+    "logit_scale": 0.0625,
+    "trained_context": 8192,
+}
+GPTJ = {
+    **NEOX,
+    "qkv_bias": False,
+    "out_bias": False,
+    "output_bias": True,
+    "order": "joint",
+    "activation": "gelu_pytorch_tanh",
+}
+
+
+def _rotary_where_windows(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Rotary positions in layers with a window, and none in the others."""
+    each = (given["patterns"],) if isinstance(given["patterns"], Pattern) else given["patterns"]
+    rotary = Rotary(50000.0, pairing="adjacent")
+    return {"positions": PerLayer.of([NoPositions() if pattern == Causal() else rotary for pattern in each])}
+
+
+DECODERS: Mapping[str, Family] = {
+    "smollm3": Family(
+        "llama without positions in every fourth layer",
+        {
+            "positions": PerLayer((*(Rotary(2e6, pairing="halves"),) * 3, NoPositions())),
+            "tied": True,
+            "trained_context": 32768,
+        },
+        groups=True,
+    ),
+    "phi3": Family(
+        "llama in fused matrices, a part of each head rotated, LongRoPE; Phi-3, 3.5 and 4",
+        {"norm_eps": 1e-5, "trained_context": 4096},
+        groups=True,
+    ),
+    "glm": Family(
+        "llama with half of each head rotated in adjacent pairs, and biases on queries, keys and values; GLM-4 9B",
+        {"qkv_bias": True, "norm_eps": 1.5625e-7, "trained_context": 131072},
+        derive=partial_rotary(0.5, "adjacent"),
+        groups=True,
+    ),
+    "ernie4_5": Family(
+        "llama in adjacent pairs, with a free head_dim; dense Ernie 4.5",
+        {
+            "norm_eps": 1e-5,
+            "positions": Rotary(5e5, pairing="adjacent"),
+            "tied": True,
+            "trained_context": 131072,
+        },
+        groups=True,
+    ),
+    "helium": Family(
+        "llama in adjacent pairs",
+        {"norm_eps": 1e-8, "positions": Rotary(1e5, pairing="adjacent"), "trained_context": 4096},
+    ),
+    "seed_oss": Family(
+        "llama with biases on queries, keys and values, and a free head_dim",
+        {"qkv_bias": True, "trained_context": 524288},
+        theta=1e7,
+        groups=True,
+    ),
+    "internlm3": Family(
+        "llama under another name", {"norm_eps": 1e-5, "trained_context": 32768}, groups=True
+    ),
+    "iquestcoder": Family(
+        "llama under another name", {"norm_eps": 1e-5, "trained_context": 131072}, groups=True
+    ),
+    "cohere": Family(
+        "attention and gated feed-forward side by side behind one LayerNorm, no biases, adjacent pairs, scaled logits",
+        {**COHERE, "positions": Rotary(5e5, pairing="adjacent")},
+        groups=True,
+    ),
+    "cohere2": Family(
+        "cohere with windows in three of four layers, and no positions in the fourth",
+        {**COHERE, "patterns": (*(Window.last(4096),) * 3, Causal())},
+        derive=_rotary_where_windows,
+        groups=True,
+    ),
+    "stablelm": Family(
+        "llama with LayerNorm, and a quarter of each head rotated",
+        {**LAYER_NORM, "norm_eps": 1e-5, "trained_context": 4096},
+        derive=partial_rotary(0.25),
+        groups=True,
+    ),
+    "gptj": Family(
+        "a part of each head rotated in adjacent pairs, attention and feed-forward side by side behind one LayerNorm",
+        GPTJ,
+        derive=partial_rotary(0.25, "adjacent"),
+    ),
+    "codegen": Family(
+        "gptj with one matrix for queries, values and keys",
+        GPTJ,
+        derive=partial_rotary(0.5, "adjacent"),
+    ),
+    "gpt_neo": Family(
+        "gpt2 with windows by layer, unscaled scores, and no biases on queries, keys and values",
+        {
+            **GPT2,
+            "qkv_bias": False,
+            "attention_scale": 1.0,
+            "dropout": 0.0,
+            "attention_dropout": 0.0,
+            "positions": Learned(2048),
+            "trained_context": 2048,
+        },
+    ),
+    "openai-gpt": Family(
+        "gpt2 with its norms behind, and none at the end",
+        {
+            **GPT2,
+            "order": "post",
+            "final_norm": False,
+            "positions": Learned(512),
+            "trained_context": 512,
+        },
+    ),
+    "opt": Family(
+        "gpt2 with ReLU, and positions from 2 on",
+        {
+            **NEOX,
+            "activation": "relu",
+            "tied": True,
+            "dropout": 0.1,
+            "positions": Learned(2048, offset=2),
+            "trained_context": 2048,
+        },
+    ),
+    "biogpt": Family(
+        "gpt2 with scaled embeddings, and positions from 2 on",
+        {
+            **NEOX,
+            "activation": "gelu",
+            "tied": True,
+            "dropout": 0.1,
+            "attention_dropout": 0.1,
+            "positions": Learned(1024, offset=2),
+            "trained_context": 1024,
+        },
+        derive=scaled_embedding,
+    ),
+}
