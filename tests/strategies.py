@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from headway.patterns import (
     Causal,
+    Chunk,
     Full,
     GlobalKeys,
     GlobalQueries,
@@ -22,6 +23,7 @@ leaves: st.SearchStrategy[Pattern] = st.one_of(
     st.just(GlobalKeys()),
     st.just(GlobalQueries()),
     st.builds(Sink, st.integers(0, 4)),
+    st.builds(Chunk, st.integers(1, 9)),
     st.builds(Window, small, small, st.integers(1, 3)),
 )
 patterns: st.SearchStrategy[Pattern] = st.recursive(

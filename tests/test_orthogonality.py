@@ -14,6 +14,7 @@ from headway.errors import BackendError, CacheError
 from headway.native import loader as native
 from headway.patterns import (
     Causal,
+    Chunk,
     Full,
     Global,
     GlobalKeys,
@@ -40,6 +41,8 @@ PATTERNS = [
     Window.last(4, step=3),
     Window.around(3, step=2),
     Window.last(6) | Causal() & Sink(3),
+    Chunk(5),
+    Chunk(24) & Causal() | Sink(2) & Causal(),
     Window.last(3, step=2) | Causal() & GlobalKeys(),
     Window.around(3) | Global(),
     Causal() | GlobalKeys() & GlobalQueries(),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from headway.models import ModelSpec as ModelSpec
     from headway.partial import Partial as Partial
     from headway.patterns import Causal as Causal
+    from headway.patterns import Chunk as Chunk
     from headway.patterns import Full as Full
     from headway.patterns import Global as Global
     from headway.patterns import GlobalKeys as GlobalKeys
@@ -51,7 +52,7 @@ _HOMES = {
     "heads": "Heads",
     "models": "ModelSpec",
     "partial": "Partial",
-    "patterns": "Causal Full Global GlobalKeys GlobalQueries Pattern PerHead Sink Window",
+    "patterns": "Causal Chunk Full Global GlobalKeys GlobalQueries Pattern PerHead Sink Window",
     "positions": "Learned NoPositions Rotary Sinusoidal",
     "scores": "ALiBi Bias RelativeBias RelativeKey SoftCap",
     "tokens": "Tokens",

@@ -36,6 +36,20 @@ class Partial:
         """The exact partial over both key sets, which must be disjoint."""
         return merge_all([self, other])
 
+    def with_sink(self, logit: Tensor) -> "Partial":
+        """The exact partial with one more entry, whose score is `logit` [...] and whose value is 0:
+
+            merge(Partial(0, logit)) = (sigmoid(lse - logit) out, ln(exp(lse) + exp(logit)))
+
+        without a copy of zeros; differentiable in out, lse and logit. A row that is empty gives (0, logit).
+        (The learned sinks of gpt-oss: OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card", section 2.2.)
+        """
+        logit = logit.to(self.lse.dtype)
+        minus_inf = float("-inf")
+        away = (self.lse - logit).masked_fill(self.lse == minus_inf, minus_inf)  # -inf - -inf is no number
+        out = (self.out * torch.sigmoid(away).unsqueeze(-1)).to(self.out.dtype)
+        return Partial(out, torch.logaddexp(self.lse, logit))
+
 
 def merge_all(parts: Sequence[Partial]) -> Partial:
     """The partial over the union of disjoint key sets.

@@ -70,7 +70,7 @@ from tests.test_orthogonality import (
 
 @dataclass(frozen=True)
 class Chunks(Pattern):
-    """What lies before a query in its own chunk of `size` tokens; no primitive says that."""
+    """What lies before a query in its own chunk of `size` tokens, as if no primitive said that."""
 
     size: int
     is_causal = True

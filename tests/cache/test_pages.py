@@ -20,11 +20,13 @@ from tests.cache.page_counts import page_counts
 FULL = PageClass(Retention(None), 10)
 WINDOW = PageClass(Retention(100), 7, slack=3)
 SINKS = PageClass(Retention(64, sinks=70), 3, slack=3)
+CHUNKS = PageClass(Retention(159, sinks=3, chunk=160), 4, slack=3)
 STATE = PageClass(Retention(None), 50, state=True)
 KINDS = {
     "full": [FULL],
-    "windows": [FULL, WINDOW, SINKS],
+    "windows": [FULL, WINDOW, SINKS, CHUNKS],
     "window": [WINDOW],
+    "chunks": [CHUNKS],
     "states": [STATE],
     "both": [FULL, STATE],
 }
@@ -163,9 +165,8 @@ class Texts(RuleBasedStateMachine):
                 if kind.state:
                     assert not len(table) or self.store[of, table.pages[of][0] or 0] == table.ids
                     continue
-                reach, sinks = kind.retention.reach, kind.retention.sinks
                 for i in range(len(table)):
-                    if reach is None or i < sinks or i >= len(table) - reach:
+                    if i < kind.retention.sinks or i >= kind.retention.first(len(table)):
                         page = table.pages[of][i // PAGE]
                         assert page is not None, (of, i, len(table))
                         assert self.store[of, page][i % PAGE] == prefixes[i]
@@ -197,11 +198,9 @@ def longest(pool: PagePool, kinds: list[PageClass], ids: list[int]) -> int:
 
     def holds(length: int) -> bool:
         for kind, pages in zip(kinds, pool._pages, strict=True):
-            reach, sinks = kind.retention.reach, kind.retention.sinks
+            sinks, recent = kind.retention.sinks, kind.retention.first(length)
             for p in range(length // PAGE):
-                seen = any(
-                    reach is None or i < sinks or i >= length - reach for i in range(p * PAGE, (p + 1) * PAGE)
-                )
+                seen = any(i < sinks or i >= recent for i in range(p * PAGE, (p + 1) * PAGE))
                 wanted = p == length // PAGE - 1 if kind.state else seen
                 if wanted and probe.key(p) not in pages.page:
                     return False

@@ -77,7 +77,7 @@ def test_the_numbers_are_counted(text: str, capsys: pytest.CaptureFixture[str]) 
 def test_window_facts(capsys: pytest.CaptureFixture[str]) -> None:
     report = shown(capsys, "Window.last(8) | (Causal() & Sink(2))", "--tokens", "40", "--layers", "3")
     assert report["causal"] is True
-    assert report["retention"] == {"reach": 7, "sinks": 2, "globals": False}
+    assert report["retention"] == {"reach": 7, "sinks": 2, "globals": False, "chunk": None}
     assert report["cache"]["what"] == "window"  # type: ignore[index]
     fields = [field["tokens"] for field in report["receptive_field"]]  # type: ignore[attr-defined]
     assert fields == [8 + 2, 15 + 2, 22 + 2]  # each layer adds the 7 before, and the sinks stay

@@ -16,9 +16,11 @@ import transformers
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 from headway.errors import ConfigError
 from headway.integrations.transformers import accelerate, restore
+from headway.integrations.transformers.attention_layers import unsupported_reason
 from headway.integrations.transformers.modules import relative
 from headway.integrations.transformers.own_attention import attention_layers
 from headway.integrations.transformers.products import side_by_side
@@ -309,16 +311,38 @@ class Doubled(nn.Module):
         return self.weight * x
 
 
-@pytest.mark.parametrize(
-    ("family", "why"),
-    [("Doge", "applies `where` to its attention mask"), ("GptOss", "its attention depends on s_aux")],
-)
-def test_attention_is_left_where_the_string_would_be_refused(family: str, why: str) -> None:
-    """Doge's layers read their mask, which a forward shows; those of GPT-OSS say that they have sinks."""
+class Indexed(LlamaAttention):
+    """Attention to keys that are chosen."""
+
+    def forward(self, hidden_states: Tensor, **given: Any) -> Any:
+        attention_interface = given["attention_interface"]
+        return attention_interface(self, hidden_states, indices=given["indices"])
+
+
+def test_attention_that_is_given_what_ours_does_not_know_is_left() -> None:
+    layer = Indexed(transformers.LlamaConfig(**GROUPED), 0)
+    assert unsupported_reason(layer) == "its attention depends on indices, which ours does not know"
+
+
+@pytest.mark.parametrize("family", ["GptOss", "GraniteSWA"])
+def test_attention_with_sinks_is_taken(family: str) -> None:
     more = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8} if family == "GptOss" else {}
-    model = getattr(transformers, family + "ForCausalLM")(
-        getattr(transformers, family + "Config")(**GROUPED, **more)
-    ).eval()
+    config = getattr(transformers, family + "Config")(**GROUPED, **more)
+    model = getattr(transformers, family + "ForCausalLM")(config).eval()
+    for block in model.model.layers:
+        torch.nn.init.normal_(block.self_attn.sinks)
+    ids = torch.randint(3, VOCAB, (1, LENGTH))
+    with torch.no_grad():
+        expected = model(ids).logits
+        assert accelerate(model).taken["attention"]
+        close(model(ids).logits, expected, 1e-5)
+    restore(model)
+
+
+def test_attention_is_left_where_the_string_would_be_refused() -> None:
+    """Doge's layers read their mask, which a forward shows."""
+    why = "applies `where` to its attention mask"
+    model = transformers.DogeForCausalLM(transformers.DogeConfig(**GROUPED)).eval()
     asked, ids = model.config._attn_implementation, torch.randint(3, VOCAB, (1, LENGTH))
     with torch.no_grad():
         expected = model(ids).logits

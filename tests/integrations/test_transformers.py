@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 from transformers import (
     BertConfig,
     BertModel,
     Gemma2Config,
     Gemma2ForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     MistralConfig,
     MistralForCausalLM,
     PreTrainedModel,
@@ -64,6 +67,34 @@ def qwen2() -> Any:
 MODELS = {"mistral": mistral, "qwen2": qwen2}
 
 
+def sunk(family: str) -> Any:
+    """With a sink of each head, which eager's attention has as a column or as a factor."""
+    more = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8} if family == "GptOss" else {}
+    config = getattr(transformers, family + "Config")(**SIZES, **more, sliding_window=WINDOW)
+    model = random_weights(getattr(transformers, family + "ForCausalLM")(config))
+    for block in model.model.layers:
+        torch.nn.init.normal_(block.self_attn.sinks)
+    return model
+
+
+@pytest.mark.parametrize("side", ["none", "left"])
+@pytest.mark.parametrize("family", ["GptOss", "GraniteSWA"])
+def test_sinks_are_those_of_eager(family: str, side: str) -> None:
+    """Logits, and every gradient, those of the sinks' logits too."""
+    model = sunk(family)
+    assert_equal(model, some_ids(), "eager", attention_mask=padded(side))
+    assert any(name.endswith("sinks") and p.grad.abs().amax() > 1e-4 for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("side", ["none", "right"])
+def test_chunks_are_those_of_sdpa(side: str) -> None:
+    config = Llama4TextConfig(
+        **SIZES, head_dim=8, attention_chunk_size=WINDOW, num_local_experts=2, intermediate_size_mlp=48
+    )
+    assert config.layer_types[0] == "chunked_attention"
+    assert_equal(random_weights(Llama4ForCausalLM(config)), some_ids(), attention_mask=padded(side))
+
+
 @pytest.fixture(params=MODELS)
 def model(request: pytest.FixtureRequest) -> Any:
     return MODELS[request.param]()
@@ -92,9 +123,9 @@ def run(model: Any, implementation: str, ids: Tensor, **kwargs: Any) -> tuple[Te
     return out.logits.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
-def assert_equal(model: Any, ids: Tensor, **kwargs: Any) -> None:
+def assert_equal(model: Any, ids: Tensor, peer: str = "sdpa", **kwargs: Any) -> None:
     logits, gradients = run(model, "headway", ids, **kwargs)
-    expected, expected_gradients = run(model, "sdpa", ids, **kwargs)
+    expected, expected_gradients = run(model, peer, ids, **kwargs)
     real = kwargs.get("attention_mask", torch.ones_like(ids)).bool()
     torch.testing.assert_close(logits[real], expected[real], rtol=0, atol=1e-5 * float(expected.abs().max()))
     for name, gradient in expected_gradients.items():

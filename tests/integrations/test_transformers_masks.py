@@ -34,11 +34,11 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
 )
-from transformers.masking_utils import bidirectional_mask_function, chunked_causal_mask_function
+from transformers.masking_utils import bidirectional_mask_function, blockwise_overlay
 
 import headway.integrations.transformers as integration
 from headway.errors import BackendError
-from headway.patterns import Causal, Full, Window
+from headway.patterns import Causal, Chunk, Full, Window
 from tests.integrations.test_transformers import (
     LENGTH,
     SIZES,
@@ -66,10 +66,13 @@ def test_mask_functions_are_read_back_as_patterns() -> None:
         (made.bidirectional_mask_function, Full()),
         (made.sliding_window_causal_mask_function(4), Window.last(4)),
         (made.sliding_window_bidirectional_mask_function(3), Window.around(3)),
+        (made.chunked_causal_mask_function(4, torch.zeros(1)), Causal() & Chunk(4)),
     ):
         assert integration.declared(function)[0] == pattern
-    with pytest.raises(BackendError, match="made by `chunked_overlay`, which is not a pattern known here"):
-        integration.declared(made.chunked_causal_mask_function(4, torch.zeros(1)))
+    with pytest.raises(BackendError, match="made by `blockwise_overlay`, which is not a pattern known here"):
+        integration.declared(made.blockwise_overlay(torch.zeros(1, 4)))
+    with pytest.raises(BackendError, match="chunks begin behind padding on the left; pad on"):
+        integration.declared(made.chunked_causal_mask_function(4, torch.tensor([0, 2])))
     with pytest.raises(BackendError, match=r"made by `or_masks`.*use attn_implementation=\"sdpa\""):
         integration.declared(made.or_masks(made.causal_mask_function, made.bidirectional_mask_function))
     with pytest.raises(BackendError, match="a window behind each query with everything ahead"):
@@ -79,11 +82,11 @@ def test_mask_functions_are_read_back_as_patterns() -> None:
 
 
 def test_a_mask_that_is_no_pattern_is_an_error_of_the_layer_that_uses_it() -> None:
-    mask = integration.seen(1, 4, 4, mask_function=chunked_causal_mask_function(4, torch.zeros(1)))
+    mask = integration.seen(1, 4, 4, mask_function=blockwise_overlay(torch.zeros(1, 4)))
     assert mask.shape == (1, 1, 4, 4)
     for given in (mask, mask.to("cpu")):
         with pytest.raises(
-            BackendError, match="made by `chunked_overlay`, which is not a pattern known here"
+            BackendError, match="made by `blockwise_overlay`, which is not a pattern known here"
         ):
             layer_call(given)
 
@@ -201,8 +204,8 @@ def test_a_layer_that_says_it_is_not_causal_leaves_that_to_its_mask() -> None:
 def test_arguments_that_are_not_about_attention_are_let_through() -> None:
     mask = integration.seen(1, 4, 4)
     assert layer_call(mask, return_dict=True, return_loss=True, labels=torch.zeros(1)).shape == (1, 4, 4, 8)
-    with pytest.raises(BackendError, match="the model passes s_aux, which is not known here"):
-        layer_call(mask, return_dict=True, s_aux=torch.zeros(4))
+    with pytest.raises(BackendError, match="the model passes indices, which is not known here"):
+        layer_call(mask, return_dict=True, indices=torch.zeros(4))
 
 
 KEEPING = {"gptj": GPTJConfig(vocab_size=VOCAB, n_embd=32, n_layer=1, n_head=4, rotary_dim=4, n_positions=32)}

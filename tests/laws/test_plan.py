@@ -1,11 +1,13 @@
 """Plans are disjoint and cover exactly what `allows` permits: by brute force over every pair."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.attention import plan
-from headway.patterns import Causal, Full, Pattern, Sink, Window, classify, draw, pairs, visible
+from headway.errors import PatternError
+from headway.patterns import Causal, Chunk, Full, Pattern, Sink, Window, classify, draw, pairs, parse, visible
 from headway.patterns.program import simplify
 from headway.tokens import Tokens
 from tests.plans import area, entries
@@ -84,6 +86,27 @@ def test_pairs_are_exact_at_any_length() -> None:
     )
 
 
+@given(st.integers(1, 9), st.sampled_from(["Causal", "Window.last(5)", "Window.around(3, step=2)"]),
+       st.integers(0, 30), st.integers(1, 90), st.integers(1, 90))  # fmt: skip
+def test_pairs_of_chunks_are_arithmetic(size: int, joined: str, sink: int, n: int, last: int) -> None:
+    """Sinks end within a chunk, at its end, or behind all of them; the last queries begin in the midst of one."""
+    every = Tokens.range(n)
+    for p in (Chunk(size) & parse(joined) | Sink(sink), Chunk(size) & Sink(sink) | parse(joined) & Causal()):
+        seen = visible(p, every, every)[0]
+        assert pairs(p, n) == int(seen.sum())
+        assert pairs(p, n, last=last) == int(seen[..., max(0, n - last) :, :].sum())
+
+
+def test_pairs_of_chunks_are_exact_at_any_length() -> None:
+    n, size = 10**15 + 3, 8192
+    whole, rest = divmod(n, size)
+    chunks = Chunk(size) & Causal()
+    assert pairs(chunks, n) == whole * size * (size + 1) // 2 + rest * (rest + 1) // 2
+    assert pairs(chunks, n, last=1) == rest
+    with pytest.raises(PatternError, match=r"Chunk\(4\) \| Chunk\(6\) is not counted by arithmetic"):
+        pairs(Chunk(4) | Chunk(6), n)
+
+
 @given(patterns, tokens(), tokens())
 def test_simplify_allows_the_same_pairs(p: Pattern, q: Tokens, k: Tokens) -> None:
     rows = max(q.rows, k.rows)
@@ -101,6 +124,9 @@ def test_what_simplify_finds() -> None:
     assert simplify(Causal(), Tokens.range(1, start=9), at) == Full()
     assert simplify(Window.around(9), at, at) == Full()
     assert simplify(Causal() | Sink(0), at, at) == Causal()
+    assert simplify(Chunk(10) & Causal(), at, at) == Causal()
+    assert simplify(Chunk(9) & Causal(), at, at) == Chunk(9) & Causal()
+    assert simplify(Chunk(8), Tokens.range(2, start=8), Tokens.range(8)) == Sink(0)
 
 
 def test_the_picture() -> None:

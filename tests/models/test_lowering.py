@@ -18,7 +18,7 @@ from headway.nn.block import ORDERS
 from headway.nn.norms import NORMS
 from headway.nn.weights import WEIGHTS
 from headway.parallel import TensorParallel
-from headway.patterns import Causal, PerHead, Sink, Window
+from headway.patterns import Causal, Chunk, PerHead, Sink, Window
 from headway.positions import (
     DynamicNTK,
     Learned,
@@ -37,6 +37,7 @@ from headway.positions import (
 )
 from headway.scores import SoftCap
 from tests.models.test_decode_step import model, native, read, steps
+from tests.native.conftest import LEVELS, Use, use  # noqa: F401
 from tests.parallel.simulation import simulate
 
 
@@ -104,6 +105,13 @@ def scored(made: Decoder) -> None:
         block.self_attn.score = Scores((SoftCap(1.0 + number),))
 
 
+def sunk(made: Decoder) -> None:
+    for number, block in enumerate(made.model.blocks):
+        logit = block.self_attn.sink_logit
+        assert logit is not None
+        logit.data.copy_(torch.linspace(-1.0, 2.0 + number, len(logit)))
+
+
 def turned(made: Decoder) -> None:
     layer = made.model.blocks[0].self_attn.q_proj
     layer.weight = nn.Parameter(layer.weight.T.contiguous().T)
@@ -152,6 +160,13 @@ KINDS: dict[str, Kind] = {
     **{f"order {o}": Kind({"order": o}) for o in ORDERS},
     **{f"{act} {gated}": Kind({"activation": act, "gated": gated}) for act in ACTIVATIONS for gated in (True, False)},
     **{f"{heads} kv heads": Kind({"kv_heads": heads, "qk_norm": True}) for heads in (1, 2, 4)},
+    "sink logits": Kind({"sink_logit": True}, change=sunk),
+    "a gate of each head": Kind({"gate": "head"}),
+    "a gate of each channel": Kind({"gate": "channel", "order": "parallel"}),
+    "gates and sinks": Kind({"gate": "head", "sink_logit": True, "kv_heads": 2}, change=sunk),
+    "gated sums": Kind({"gate": "channel", "linear": LinearAttentionSpec()}),
+    "another gate": Kind({"gate": "head", "gate_act": "softplus"}, "no softplus of an output gate"),
+    "chunks": Kind({"patterns": (Chunk(3) & Causal(), Chunk(5) & Causal() | Sink(2) & Causal())}),
     "biases": Kind({"qkv_bias": True, "out_bias": True, "mlp_bias": True, "output_bias": True}),
     "attention alone": Kind({"hidden": 0}),
     "no last norm": Kind({"final_norm": False}),
@@ -206,6 +221,13 @@ def test_native_steps_are_those_of_the_modules_or_have_a_reason(kind: str, dtype
     assert step is None
     assert choice.what == "modules"
     assert reason in choice.why
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_sinks_and_gates_at_every_level(use: Use, level: str) -> None:  # noqa: F811
+    use(level)
+    for kind in ("gates and sinks", "a gate of each channel"):
+        test_native_steps_are_those_of_the_modules_or_have_a_reason(kind, torch.float32)
 
 
 def test_a_cache_of_another_type_and_switched_off_adapters() -> None:

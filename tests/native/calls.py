@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from headway.patterns import Causal, Full, Global, GlobalKeys, GlobalQueries, Pattern, Sink, Window
+from headway.patterns import Causal, Chunk, Full, Global, GlobalKeys, GlobalQueries, Pattern, Sink, Window
 from headway.scores import ALiBi, RelativeBias, SoftCap
 from headway.tokens import Tokens
 from tests.native.plain import Problem
@@ -23,6 +23,8 @@ PATTERNS: list[Pattern] = [
     Window.around(30) | Global(),
     Causal() | GlobalKeys() & GlobalQueries(),
     (Window.around(9) | Sink(2)) & (Causal() | GlobalKeys() | Window(0, 4)),
+    Chunk(50),
+    Chunk(7) & Causal() | Window.last(30, step=3),
 ]
 TOKENS = ["range", "chunk", "before", "ring", "left", "right", "packed", "global"]
 LENGTHS = [1, 2, 17, 63, 97, 131, 200, 300]

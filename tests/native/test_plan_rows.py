@@ -8,7 +8,7 @@ import torch
 from headway.attention.backends.native.plan_arrays import program
 from headway.errors import BackendError
 from headway.native.plan_rows import plan_rows
-from headway.patterns import Causal, Pattern, Sink, Window, visible
+from headway.patterns import Causal, Chunk, Pattern, Sink, Window, visible
 from headway.tokens import Tokens
 from tests.native.conftest import LEVELS, Use, use  # noqa: F401
 
@@ -19,6 +19,8 @@ PATTERNS = [
     Window.last(200) | (Causal() & Sink(3)),
     Window(300, 0, 7),
     (Causal() & Sink(70)) | Window.last(1),
+    Chunk(200) & Causal(),
+    Chunk(64) & Causal() | (Causal() & Sink(3)),
 ]
 
 

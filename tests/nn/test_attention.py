@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from headway.nn import Attention, GlobalAttention, RMSNorm
@@ -50,9 +51,16 @@ def reference(layer: Attention, x: Tensor, memory: Tensor | None = None) -> Tens
         for t in range(x.shape[1]):
             allowed = sees[h if sees.shape[0] > 1 else 0, t]
             scores = (k @ q[:, t, :, None])[..., 0] * d**-0.5
-            weights = scores.masked_fill(~allowed, float("-inf")).softmax(-1)
+            scores = scores.masked_fill(~allowed, float("-inf"))
+            if layer.sink_logit is not None:
+                scores = torch.cat((scores, layer.sink_logit[h].expand(2, 1)), 1)
+            weights = scores.softmax(-1)
             assert torch.allclose(weights.sum(-1), torch.ones(2, dtype=torch.float64))
-            rows.append((weights[..., None] * v).sum(1))
+            seen = (weights[:, : v.shape[1], None] * v).sum(1)
+            if layer.g_proj is not None:
+                gate = (x[:, t] @ layer.g_proj.weight.T).unflatten(1, (HEADS, -1))[:, h]
+                seen = seen * (F.softplus(gate) if layer.gate_act == "softplus" else gate.sigmoid())
+            rows.append(seen)
         heads.append(torch.stack(rows, 1))
     out = torch.cat(heads, -1) @ layer.o_proj.weight.T
     return out if layer.o_proj.bias is None else out + layer.o_proj.bias
@@ -65,6 +73,10 @@ CASES: dict[str, dict[str, object]] = {
     "heads apart": {"pattern": PerHead(*[Window.last(n + 1) for n in range(HEADS)])},
     "rotary": {"positions": Rotary(100.0, pairing="halves")},
     "rotary adjacent, partial": {"positions": Rotary(100.0, pairing="adjacent", dims=4)},
+    "sunk": {"sink_logit": True},
+    "gated heads": {"gate": "head"},
+    "gated channels": {"gate": "channel", "value_dim": 5, "sink_logit": True},
+    "softplus": {"gate": "channel", "gate_act": "softplus"},
     "biased": {"qkv_bias": True, "out_bias": True},
     "normed": {"qk_norm": True, "positions": Rotary(100.0, pairing="halves")},
     "values of another width": {"value_dim": 5},

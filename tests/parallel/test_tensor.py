@@ -63,6 +63,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "parallel, output of its own": {"order": "parallel", "tied": False, "output_bias": True},
     "joint": {"order": "joint"},
+    "sinks, gated heads": {"sink_logit": True, "gate": "head"},
+    "gated channels": {"gate": "channel", "gate_act": "softplus"},
     "norms of heads, trained rotation": {
         "qk_norm": True, "positions": Rotary(1e4, pairing="halves", trainable=True)
     },

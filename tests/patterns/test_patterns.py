@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from headway.errors import PatternError
 from headway.patterns import (
     Causal,
+    Chunk,
     Full,
     Global,
     GlobalKeys,
@@ -41,6 +42,8 @@ def test_row_93_the_leaves_say_what_their_names_say() -> None:
     assert seen(Window(1, 1, step=2), 4) == [[0, 2], [1, 3], [0, 2], [1, 3]]
     assert seen(Sink(1) & Causal() | Window.last(1), 3) == [[0], [0, 1], [0, 2]]
     assert seen(Window.last(1), 3) == [[0], [1], [2]]
+    assert seen(Chunk(2), 3) == [[0, 1], [0, 1], [2]]
+    assert seen(Chunk(3) & Causal(), 5) == [[0], [0, 1], [0, 1, 2], [3], [3, 4]]
 
 
 def test_global_tokens_see_all_and_are_seen_by_all() -> None:
@@ -113,12 +116,22 @@ def test_retention_keeps_whatever_a_later_query_sees(p: Pattern, t: int, marks: 
     needed = visible(p, at, at)[0, 0, t + 1 :, : t + 1].any(0)
     keep = p.retention
     index = torch.arange(t + 1)
-    kept = torch.ones(t + 1, dtype=torch.bool) if keep.reach is None else index > t - keep.reach
+    kept = index >= keep.first(t + 1)
     kept = kept | (index < keep.sinks) | (torch.tensor(marks[: t + 1]) & keep.globals)
     assert (needed <= kept).all()
 
 
-LEAVES = [Sink(0), Sink(3), Window(0), Window(4), Window(0, 3), Window(5, 1), Window(2, 1, 3)]
+LEAVES = [
+    Sink(0),
+    Sink(3),
+    Window(0),
+    Window(4),
+    Window(0, 3),
+    Window(5, 1),
+    Window(2, 1, 3),
+    Chunk(1),
+    Chunk(7),
+]
 
 
 @pytest.mark.parametrize("leaf", [Causal(), *LEAVES], ids=str)
@@ -137,7 +150,7 @@ def test_the_retention_of_a_leaf_keeps_nothing_in_vain(leaf: Pattern) -> None:
     at = Tokens.range(60).with_global([20])
     needed = visible(leaf, at, at)[0, 0, t + 1 :, : t + 1].any(0).nonzero()[:, 0].tolist()
     assert keep.reach is not None
-    recent, first = range(t + 1 - keep.reach, t + 1), range(keep.sinks)
+    recent, first = range(keep.first(t + 1), t + 1), range(keep.sinks)
     pinned = [20] if keep.globals else []
     assert {*recent[:1], *first[-1:], *pinned} <= set(needed) <= {*recent, *first, *pinned}
 
@@ -148,6 +161,10 @@ def test_retention_of_what_decoders_use_is_exact() -> None:
     assert (Window.last(512) & Causal()).retention == Retention(511)
     assert Window.last(4, step=3).retention == Retention(9)
     assert (Window.last(8) | Causal() & Sink(4)).retention == Retention(7, sinks=4)
+    assert (Chunk(8) & Causal()).retention == Retention(7, chunk=8)
+    assert (Chunk(8) & Causal() | Causal() & Sink(4)).retention == Retention(7, sinks=4, chunk=8)
+    assert (Chunk(8) & Causal() | Window.last(3)).retention == Retention(7)
+    assert (Chunk(4) & Causal() | Chunk(6) & Causal()).retention == Retention(5, chunk=12)
     assert (Window.last(8) | Causal() & GlobalKeys()).retention == Retention(7, globals=True)
     assert (Window.last(8) | Causal() & GlobalQueries()).retention == Retention(None)
     assert PerHead(Window.last(8), Window.last(3) | Sink(1) & Causal()).retention == Retention(7, sinks=1)

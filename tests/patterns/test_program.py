@@ -42,6 +42,7 @@ def run(program: Program, q: Tokens, k: Tokens) -> Tensor:
             Kind.CAUSAL: j <= i,
             Kind.WINDOW: (first <= j - i) & (j - i <= last) & ((j - i) % step == 0),
             Kind.SINK: (j < last) & (i == i),
+            Kind.CHUNK: j // max(last, 1) == i // max(last, 1),
             Kind.GLOBAL_KEYS: k.globals.unsqueeze(-2) & (i == i),
             Kind.GLOBAL_QUERIES: q.globals.unsqueeze(-1) & (j == j),
         }

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from headway.patterns import (
     Causal,
+    Chunk,
     Extent,
     Full,
     GlobalKeys,
@@ -29,7 +30,7 @@ sides = st.one_of(
 FIELDS = ("lo", "hi", "document_lo", "document_hi", "any_global", "all_global", "any_token", "all_tokens")
 RESIDUES = ("residue_lo", "residue_hi")
 LEAVES = [
-    *(Full(), Causal(), Sink(3), GlobalKeys(), GlobalQueries()),
+    *(Full(), Causal(), Sink(3), GlobalKeys(), GlobalQueries(), Chunk(3), Chunk(8)),
     *(Window(0), Window(5), Window(0, 4), Window(3, 2)),
 ]
 

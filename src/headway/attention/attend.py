@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from headway.attention import call_cache, select
 from headway.attention.backends import dense
-from headway.attention.call import Call, check_axes, check_pattern, validate
+from headway.attention.call import Call, check_axes, check_pattern, check_sink_logit, validate
 from headway.attention.key_values import KeyValues
 from headway.errors import PatternError
 from headway.heads import Heads
@@ -35,6 +36,7 @@ def attend(
     k_tokens: Tokens | None = None,
     keep: Tensor | None = None,
     score: Score | Sequence[Score] = (),
+    sink_logit: Tensor | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
     seed: int | None = None,
@@ -51,6 +53,8 @@ def attend(
             from 0, and T must equal S unless the pattern is Full.
         keep: bool [B|1, H|1, T, S], True where a pair may be seen, besides the pattern (dense and sdpa only).
         score: steps applied to the scaled scores in order.
+        sink_logit: [H], one more score of each query head, whose value is 0: weights sum up to less than 1
+            (`Partial.with_sink`). No step of `score` changes it, and no dropout drops it.
         scale: D ** -0.5 unless given.
         dropout: probability with which a weight is dropped; keep bits depend on `seed` and the place only.
         seed: for dropout; drawn from torch's generator when not given.
@@ -77,6 +81,7 @@ def attend(
         pattern,
         keep=keep,
         score=score,
+        sink_logit=sink_logit,
         scale=scale,
         dropout=dropout,
         seed=seed,
@@ -93,6 +98,7 @@ def attend_keys(
     *,
     keep: Tensor | None = None,
     score: Score | Sequence[Score] = (),
+    sink_logit: Tensor | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
     seed: int | None = None,
@@ -106,6 +112,11 @@ def attend_keys(
     the keys of all sets. `lse=False`: only `out` is wanted; lse may then be NaN, and backends that return none may run.
     `first_head` is the number of the first query head, where these are some of a layer's: dropout depends on it.
     """
+    if sink_logit is not None:
+        check_sink_logit("attend", sink_logit, q)
+        how: dict[str, Any] = {"keep": keep, "score": score, "scale": scale, "dropout": dropout, "seed": seed}
+        part = attend_keys(q, q_tokens, keys, pattern, **how, backend=backend, first_head=first_head)
+        return part.with_sink(sink_logit.unsqueeze(1))
     steps, key = steps_of(score), None
     if not steps and dropout == 0 and keep is None:
         key = call_cache.key(q, q_tokens, keys, pattern, scale, backend, lse)
@@ -129,12 +140,16 @@ def attention_weights(
     k_tokens: Tokens | None = None,
     keep: Tensor | None = None,
     score: Score | Sequence[Score] = (),
+    sink_logit: Tensor | None = None,
     scale: float | None = None,
 ) -> Tensor:
     """The weights themselves, [B, H, T, S]: dense, for looking. A row that sees nothing is all 0."""
     q_tokens, k_tokens = numbered("attend", q, k, pattern, q_tokens, k_tokens)
+    if sink_logit is not None:
+        check_sink_logit("attention_weights", sink_logit, q)
     keys = [KeyValues(k, k, k_tokens)]
-    return dense.weights(validate(q, q_tokens, keys, pattern, keep, steps_of(score), scale, 0.0, None))
+    call = validate(q, q_tokens, keys, pattern, keep, steps_of(score), scale, 0.0, None)
+    return dense.weights(call, sink_logit)
 
 
 def numbered(

@@ -182,6 +182,18 @@ def check_pattern(what: str, pattern: object) -> None:
     raise PatternError(f"{what}: the pattern is a Pattern such as Causal(), got {instead}")
 
 
+def check_sink_logit(what: str, logit: object, q: Tensor) -> None:
+    """PatternError for what is not one number for each query head."""
+    got = f"a {type(logit).__name__}"
+    if isinstance(logit, Tensor):
+        if logit.is_floating_point() and logit.shape == q.shape[1:2] and logit.device == q.device:
+            return
+        got = f"{logit.dtype} {list(logit.shape)} on {logit.device}"
+    raise PatternError(
+        f"{what}: sink_logit has a number for each query head, floating point [{q.shape[1]}] on {q.device}, got {got}"
+    )
+
+
 def check_axes(what: str, *tensors: Tensor) -> None:
     """PatternError for what is no tensor [batch, heads, slots, width]."""
     for t in tensors:

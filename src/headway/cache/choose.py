@@ -26,7 +26,7 @@ def choose_cache(pattern: Pattern) -> Choice:
             f"by {', '.join(unbounded)} a later query may see any earlier key",
             rejected=(("window", "it would forget keys that may still be seen"),),
         )
-    kept = [f"the last {need.reach}"]
+    kept = [f"the last {need.reach}" + (f" of a chunk of {need.chunk}" if need.chunk else "")]
     kept += [f"the first {need.sinks}"] if need.sinks else []
     kept += ["global ones"] if need.globals else []
     slots = f"{need.sinks + need.reach + 1} tokens" + (" and global ones" if need.globals else "")

@@ -40,10 +40,10 @@ class PageClass:
 
     def held(self, length: int) -> int:
         """How many pages a text of `length` tokens holds, none of which is global."""
-        reach, pages = self.retention.reach, -(-length // PAGE)
-        if self.state or reach is None:
-            return 1 if self.state else pages
-        first = max(0, length - reach - self.slack) // PAGE
+        pages = -(-length // PAGE)
+        if self.state:
+            return 1
+        first = self.retention.first(max(0, length - self.slack)) // PAGE
         return pages - first + min(first, -(-self.retention.sinks // PAGE))
 
     def most(self, length: int, step: int) -> int:
@@ -68,8 +68,7 @@ class PageClass:
 
 def sees(retention: Retention, page: int, length: int) -> bool:
     """Whether the query after `length` tokens may see a token of this page."""
-    reach = retention.reach
-    return reach is None or page * PAGE < retention.sinks or (page + 1) * PAGE > length - reach
+    return page * PAGE < retention.sinks or (page + 1) * PAGE > retention.first(length)
 
 
 class Copy(NamedTuple):

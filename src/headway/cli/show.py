@@ -19,7 +19,7 @@ def command(
 ) -> None:
     """Draw an attention pattern and report its properties: pairs, density, reach, cache, receptive field.
 
-    Patterns are Full() Causal() Window.last(n) Window.around(n) Window(before, after, step) Sink(n)
+    Patterns are Full() Causal() Window.last(n) Window.around(n) Window(before, after, step) Chunk(n) Sink(n)
     GlobalKeys() GlobalQueries() Global() PerHead(a, b, ..), joined by & and |.
 
     patterns: such as 'Window.last(8) | (Causal() & Sink(2))'

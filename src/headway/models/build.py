@@ -83,7 +83,7 @@ def initialize_(model: Model, seed: int | None = None) -> None:
         other matrices                              normal, std s
         o_proj, down_proj                           normal, std s / sqrt(2 L): 2 L of them add to the stream
         gains of norms                              1
-        biases, offsets of trained frequencies      0
+        biases, sink logits, offsets of trained frequencies      0
 
     with s = `spec.init_std` and L layers (GPT-2: Radford et al. 2019, section 2.3). Numbers are drawn in
     float32 on the CPU, in the order of `named_parameters`, so a seed gives the same weights on every device.
@@ -93,7 +93,7 @@ def initialize_(model: Model, seed: int | None = None) -> None:
     std, depth = model.spec.init_std, model.spec.layers  # of an encoder-decoder: the decoder's, for both
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith((".bias", ".frequency_offset")):
+            if name.endswith((".bias", ".sink_logit", ".frequency_offset")):
                 parameter.zero_()
             elif parameter.dim() == 1:
                 parameter.fill_(1.0)

@@ -39,11 +39,13 @@ class Aspect(NamedTuple):
         return ", ".join(filter(None, said)) or "none"
 
 
-def _named(name: str, value: int | float | None) -> str:
+def _named(name: str, value: int | float | str | None) -> str:
     """A field and its value, True as the name alone; nothing for its default."""
     words = name.replace("_", " ")
     if value == getattr(ModelSpec, name):
         return ""
+    if isinstance(value, str):
+        return f"{words} {value}"
     if isinstance(value, bool):
         return words if value else f"no {words}"
     return f"{words} {value:,}" if isinstance(value, int) else f"{words} {value:.4g}"
@@ -126,7 +128,9 @@ ASPECTS: Mapping[str, Aspect] = {
     "positions": _aspect("positions", lambda spec: f"on {spec.positions.marks}: {brief(spec.positions)}"),
     "feed-forward": _aspect("hidden gated activation", _feed_forward),
     "heads": _aspect("heads kv_heads head_dim", _heads),
-    "scores": _aspect("attention_scale linear", _scores, "qk_norm global_projections"),
+    "scores": _aspect(
+        "attention_scale linear", _scores, "qk_norm sink_logit gate gate_act global_projections"
+    ),
     "patterns": _aspect("patterns", _patterns),
     "biases": _aspect("", unusual="qkv_bias out_bias mlp_bias output_bias"),
     "embedding": _aspect(

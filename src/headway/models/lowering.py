@@ -101,12 +101,14 @@ class Lowered(Operations):
             behind = [self.norm(norm, self.x)] if is_post and norm is not None else []
             return self._products(rows, [(layer, self.x)], True, **act) + behind
 
-        ops, attended = self._attention(layer, None if is_post else first, rotation, at)
-        parts = {"mix": joined(attended, layer.o_proj, first), "across": [], "widen": [], "narrow": []}
+        ops, attended, gate = self._attention(layer, None if is_post else first, rotation, at)
+        parts: dict[str, list[c.OpStruct]] = {"across": [], "widen": [], "narrow": []}
+        parts["mix"] = joined(attended, layer.o_proj, first, **gate)
         if across is not None:
             begin = at + len(ops) + len(parts["mix"])
-            attend, attended = self._attention(across, None if is_post else between, None, begin, across=True)
-            parts["across"] = attend + joined(attended, across.o_proj, between)
+            norm = None if is_post else between
+            attend, attended, gate = self._attention(across, norm, None, begin, across=True)
+            parts["across"] = attend + joined(attended, across.o_proj, between, **gate)
         if mlp is not None:
             norm = first if last is None else last
             parts["widen"], rows, act = self._feed_forward(mlp, None if is_post else norm)
@@ -120,19 +122,22 @@ class Lowered(Operations):
         rotation: int | None,
         at: int,
         across: bool = False,
-    ) -> tuple[list[c.OpStruct], Tensor]:
+    ) -> tuple[list[c.OpStruct], Tensor, dict[str, Any]]:
         """Attention of a layer to its own past, or `across` to a source, whose keys and values are there: the
-        operations, of which the first is number `at`, and what they leave, heads side by side."""
+        operations, of which the first is number `at`; the rows that they leave, heads side by side; and what is done
+        to these before the last product."""
         projections = [layer.q_proj] if across else [layer.q_proj, layer.k_proj, layer.v_proj]
         rows = [self.room(name, p.out_features) for name, p in zip("qkv", projections, strict=False)]
         rotated = None if across else self._rotated(layer, rotation)
-        ops = self._products(self.x, list(zip(projections, rows, strict=True)), norm=norm)
+        products = list(zip(projections, rows, strict=True))
         out = self.room("attended", layer.o_proj.in_features)
+        behind, last, act = self._gated(layer, out, products)
+        ops = self._products(self.x, products, norm=norm)
         if isinstance(layer, LinearAttention):
             q, k, v = rows
             self.attention.append(summed := sums_of(layer, rotated, q, k, v, out))
             self.counted.append(summed.struct)
-            return [*ops, self.op(c.SUMS, summed.struct)], out
+            return [*ops, self.op(c.SUMS, summed.struct), *behind], last, act
         shared = None if across else self.shared_scores
         scores = [some for some in (shared, layer.score) if some is not None and some.steps]
         call, heads = softmax_call(layer, scores, self.dtype, across=across), layer.heads
@@ -158,7 +163,27 @@ class Lowered(Operations):
             self.across.append(attends)
         else:
             self.attention.append(attends)
-        return [*ops, c.OpStruct(c.ATTENTION)], out
+        if layer.sink_logit is not None:
+            behind.insert(0, self.factors(out, heads.query_heads, lse=lse, sink=layer.sink_logit))
+        return [*ops, c.OpStruct(c.ATTENTION), *behind], last, act
+
+    def _gated(
+        self, layer: AttentionLayer, out: Tensor, products: list[tuple[Linear, Tensor]]
+    ) -> tuple[list[c.OpStruct], Tensor, dict[str, Any]]:
+        """What a gate makes of attended rows `out`: the operations behind attention, the rows of the last product, and
+        what is done to them before it. Its own product is added to `products`, which are those of the queries.
+
+        A gate for each head multiplies rows in their place; one for each channel is what is multiplied by the rows,
+        sigmoid(gate) * out, as a feed-forward's is."""
+        if layer.g_proj is None:
+            return [], out, {}
+        if layer.gate_act != "sigmoid":
+            raise NotLowered(f"the kernels know no {layer.gate_act} of an output gate")
+        gate = self.room("output gate", layer.g_proj.out_features)
+        products.append((layer.g_proj, gate))
+        if layer.gate == "head":
+            return [self.factors(out, layer.heads.query_heads, gate=gate)], out, {}
+        return [], gate, {"act": c.ACTIVATIONS["sigmoid"], "gate": out}
 
     def _rotated(self, layer: AttentionLayer, rotation: int | None) -> Rotated | None:
         """What a layer rotates by; layers of equal positions share it."""

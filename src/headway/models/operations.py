@@ -29,7 +29,9 @@ class Operations:
         self.dtype = dtype
         self.kept: list[object] = []  # what the structures point to
         # what has a number of rows
-        self.counted: list[c.ProductsStruct | c.HeadsStruct | c.NormStruct | c.SumsStruct] = []
+        self.counted: list[
+            c.ProductsStruct | c.HeadsStruct | c.NormStruct | c.SumsStruct | c.FactorsStruct
+        ] = []
         self._rooms: dict[tuple[str, int], Tensor] = {}
         self._rows = 0
 
@@ -99,6 +101,19 @@ class Operations:
         )  # fmt: skip
         self.counted.append(struct)
         return self.op(c.NORM, struct)
+
+    def factors(
+        self, out: Tensor, heads: int, *, lse: Tensor | None = None, sink: Tensor | None = None,
+        gate: Tensor | None = None,
+    ) -> c.OpStruct:  # fmt: skip
+        """Heads side by side in rows `out`, in their place: times sigmoid(lse - sink), and times sigmoid(gate)."""
+        struct = c.FactorsStruct(
+            0, heads, out.shape[1] // heads, c.TYPES[out.dtype], out.data_ptr(), out.stride(0),
+            address(lse), address(self.floats(sink)), 0 if lse is None else lse.stride(0),
+            address(gate), 0 if gate is None else gate.stride(0),
+        )  # fmt: skip
+        self.counted.append(struct)
+        return self.op(c.FACTORS, struct)
 
     def op(self, kind: int, struct: ctypes.Structure) -> c.OpStruct:
         """An operation of the kernels."""

@@ -17,6 +17,7 @@ from headway.models.head import Head
 from headway.models.spec_checks import check, check_sizes, expand_patterns
 from headway.nn.block import Order
 from headway.nn.fused import Norm
+from headway.nn.gates import Gate
 from headway.patterns import Causal, Full, Pattern
 from headway.positions import Learned, PositionScheme, Rotary
 
@@ -55,6 +56,9 @@ class ModelSpec:
         qkv_bias, out_bias, mlp_bias, output_bias: biases of the projections and of the output layer.
         qk_norm: RMSNorm on every query and key.
         attention_scale: factor on scores; D^-0.5 unless given.
+        sink_logit: a trained logit of each query head stands beside those of the keys, with a value of 0 (gpt-oss).
+        gate: attention's output is multiplied by a gate of each "head", or of each "channel"; of gate_act "sigmoid" or
+            "softplus" (`headway.nn.AttentionLayer`).
         global_projections: global tokens have projections of their own (`headway.nn.GlobalAttention`).
         linear: linear attention instead of softmax, in every layer.
         activation: of the feed-forward; a name in `headway.nn.ACTIVATIONS`.
@@ -100,6 +104,9 @@ class ModelSpec:
     output_bias: bool = False
     qk_norm: bool = False
     attention_scale: float | None = None
+    sink_logit: bool = False
+    gate: Gate | None = None
+    gate_act: str = "sigmoid"
     global_projections: bool = False
     linear: LinearAttentionSpec | None = None
     activation: str = "silu"
@@ -273,7 +280,12 @@ class ModelSpec:
         """The same model with linear attention in every layer; its weights fit unchanged."""
         seen = Causal() if self.causal else Full()
         return replace(
-            self, linear=linear, attention_dropout=0.0, attention_scale=None, patterns=(seen,) * self.layers
+            self,
+            linear=linear,
+            attention_dropout=0.0,
+            attention_scale=None,
+            sink_logit=False,
+            patterns=(seen,) * self.layers,
         )
 
     def with_head(self, head: Head) -> ModelSpec:

@@ -9,6 +9,7 @@ from headway.heads import Heads
 from headway.models.families import find_family
 from headway.nn import ACTIVATIONS
 from headway.nn.block import ORDERS
+from headway.nn.gates import check_gate
 from headway.nn.norms import NORMS
 from headway.patterns import Causal, Full, Pattern
 from headway.positions import PositionScheme
@@ -56,6 +57,7 @@ def check(spec: Any) -> None:
     for name, choices in CHOICES.items():
         value = getattr(spec, name)
         check_known(value, choices, f"ModelSpec: there is no {name}")
+    check_gate("ModelSpec", spec.gate, spec.gate_act)
     _check_positions(spec)
     for what, is_so in {**_wrong(spec), **_wrong_beside_encoder(spec)}.items():
         if is_so:
@@ -84,9 +86,9 @@ def _wrong(spec: Any) -> dict[str, bool]:
         f"encoder, got {next((p for p in spec.patterns if p != seen), seen)}": (
             linear and any(p != seen for p in spec.patterns)
         ),
-        "linear attention has no weights to drop and no scores to scale; set attention_dropout=0.0 and "
-        "attention_scale=None (`with_linear` does)": (
-            linear and (spec.attention_dropout or spec.attention_scale is not None)
+        "linear attention has no weights to drop and no scores to scale; set attention_dropout=0.0, "
+        "attention_scale=None and sink_logit=False (`with_linear` does)": (
+            linear and (spec.attention_dropout or spec.attention_scale is not None or spec.sink_logit)
         ),
     }
 

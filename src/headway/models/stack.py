@@ -242,13 +242,17 @@ def _attention(
         "out_bias": spec.out_bias,
         "qk_norm": spec.qk_norm,
         "norm_eps": spec.norm_eps,
+        "gate": None if across else spec.gate,
+        "gate_act": spec.gate_act,
         "dropout": spec.attention_dropout,
         "output_dropout": spec.dropout,
     }
     if spec.linear is not None and not across:
         return LinearAttention(*sizes, linear=spec.linear, pattern=pattern, **options)
     kind = GlobalAttention if spec.global_projections else Attention
-    return kind(*sizes, pattern=pattern, scale=spec.attention_scale, backend=backend, **options)
+    sink = spec.sink_logit and not across
+    how: dict[str, Any] = {"scale": spec.attention_scale, "backend": backend, "sink_logit": sink}
+    return kind(*sizes, pattern=pattern, **how, **options)
 
 
 def _feed_forward(spec: ModelSpec) -> FeedForward | None:

@@ -25,6 +25,7 @@ from headway.nn import (
 )
 from headway.nn.linear_attention import LinearMixer
 from headway.nn.mixers import Mixer, SoftmaxMixer
+from headway.nn.share import part_of
 from headway.parallel import Shards, TensorParallel
 from headway.parallel.tensor import share
 from headway.patterns import Pattern, PerHead
@@ -32,7 +33,7 @@ from headway.positions import LinearBias
 from headway.scores import Score
 
 AXES: dict[str, int] = {
-    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), 0),
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "g_proj", "gate_proj", "up_proj"), 0),
     **dict.fromkeys(("q_global_proj", "k_global_proj", "v_global_proj"), 0),
     **dict.fromkeys(("o_proj", "down_proj"), 1),
 }
@@ -66,6 +67,8 @@ def shard(model: Model, tensor: TensorParallel) -> Shards:
         own = tensor.share(layer.heads.query_heads, "heads")
         layer.heads = Heads(layer.heads.kv_heads // tensor.exchange.ranks, layer.heads.group)
         layer.mixer, layer.score = _own_mixer(layer.mixer, own), _own_scores(layer.score, own)
+        if layer.sink_logit is not None:
+            layer.sink_logit = part_of(layer.sink_logit, 0, own)
     for stack in stacks:
         stack.scores = _own_scores(stack.scores, tensor.share(stack.spec.heads, "heads"))
     for name, linear in linears(model).items():

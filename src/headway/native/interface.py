@@ -115,6 +115,11 @@ class SumsStruct(Structure):
     """Linear attention."""
 
 
+@declared("headway_factors")
+class FactorsStruct(Structure):
+    """Heads of rows behind attention, times a number each."""
+
+
 @declared("headway_op")
 class OpStruct(Structure):
     """An operation of a step."""
@@ -140,8 +145,8 @@ class EntropyStruct(Structure):
     """Cross entropy."""
 
 
-PRODUCTS, HEADS, ATTENTION, NORM, SUMS = range(5)
+PRODUCTS, HEADS, ATTENTION, NORM, SUMS, FACTORS = range(6)
 NORMS = {"none": 0, "rms": 1, "layer": 2}
-ACTIVATIONS = {"none": 0, "silu": 1, "gelu": 2, "gelu_pytorch_tanh": 3, "relu": 4}
+ACTIVATIONS = {"none": 0, "silu": 1, "gelu": 2, "gelu_pytorch_tanh": 3, "relu": 4, "sigmoid": 5}
 PAIRINGS = {"halves": 0, "adjacent": 1}
 PAIRS = 2

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, TypedDict, Unpack
 
+import torch
 from torch import Tensor, nn
 
 from headway.attention import KeyValues
 from headway.cache.paged_cache import LayerCache
 from headway.errors import ConfigError
 from headway.heads import Heads
+from headway.nn.gates import Gate, check_gate, gated_heads
 from headway.nn.linear import Linear, products
 from headway.nn.mixers import Call, GlobalMixer, Mixer, SoftmaxMixer
 from headway.nn.norms import RMSNorm
@@ -37,6 +39,8 @@ class AttentionOptions(TypedDict, total=False):
     qk_norm: bool
     norm_eps: float
     score: Score | Sequence[Score]
+    gate: Gate | None
+    gate_act: str
     dropout: float
     output_dropout: float
 
@@ -46,10 +50,13 @@ class AttentionLayer(nn.Module):
 
         q, k, v = x Wq, x Wk, x Wv               per head; then, where asked for:
         q, k    = norm(q), norm(k)               one gain of size D for all heads (Qwen3)
-        y       = mixer(q, k, v, positions) Wo
+        y       = mixer(q, k, v, positions)
+        y       = y * act(x Wg)                  a gate for each head, or for each of its E channels
+        y       = y Wo
 
     Parameters: q_proj [H D, M], k_proj [K D, M], v_proj [K E, M], o_proj [M, H E], without biases unless
-    asked for; with qk_norm, gains q_norm and k_norm [D]; what is trained of positions and scores. A mixer with
+    asked for; with qk_norm, gains q_norm and k_norm [D]; with a gate, g_proj [H, M] or [H E, M], without bias; what is
+    trained of positions and scores. A mixer with
     projections for global tokens adds q_global_proj, k_global_proj and v_global_proj, of the shapes and with the biases
     of the first three. The pattern changes none of them.
 
@@ -63,6 +70,9 @@ class AttentionLayer(nn.Module):
         qk_norm: RMSNorm on every query and key, with eps `norm_eps`.
         score: as in `attend`. Tensors of a score are part of the module: trained when they are an `nn.Parameter`,
             moved and saved with it in any case.
+        gate: "head" or "channel": what attention gives is multiplied by a gate of the layer's input, one for each head
+            or one for each channel of a head (Qiu et al. 2025, "Gated Attention for Large Language Models").
+        gate_act: "sigmoid" (Qwen3-Next), or "softplus" (Laguna).
         dropout: probability for attention weights, after the softmax; only in training mode.
         output_dropout: probability for the output, after Wo; only in training mode.
 
@@ -86,6 +96,8 @@ class AttentionLayer(nn.Module):
         qk_norm: bool = False,
         norm_eps: float = 1e-6,
         score: Score | Sequence[Score] = (),
+        gate: Gate | None = None,
+        gate_act: str = "sigmoid",
         dropout: float = 0.0,
         output_dropout: float = 0.0,
     ) -> None:
@@ -108,11 +120,15 @@ class AttentionLayer(nn.Module):
             raise ConfigError(
                 f"{name}: heads have 1 dim or more, got head_dim={self.head_dim}, value_dim={self.value_dim}"
             )
+        check_gate(name, gate, gate_act)
         d, e, shared = self.head_dim, self.value_dim, self.heads.kv_heads
         self.rotary = RotaryEmbedding(positions, d)
         self.q_proj = Linear(width, heads * d, bias=qkv_bias)
         self.k_proj = Linear(width, shared * d, bias=qkv_bias)
         self.v_proj = Linear(width, shared * e, bias=qkv_bias)
+        self.gate, self.gate_act = gate, gate_act
+        gates = heads * (1 if gate == "head" else e)
+        self.g_proj = None if gate is None else Linear(width, gates, bias=False)
         self.o_proj = Linear(heads * e, width, bias=out_bias)
         self.q_norm = RMSNorm(d, norm_eps) if qk_norm else None
         self.k_norm = RMSNorm(d, norm_eps) if qk_norm else None
@@ -122,6 +138,7 @@ class AttentionLayer(nn.Module):
         self.q_global_proj = Linear(width, heads * d, bias=qkv_bias) if second else None
         self.k_global_proj = Linear(width, shared * d, bias=qkv_bias) if second else None
         self.v_global_proj = Linear(width, shared * e, bias=qkv_bias) if second else None
+        self.sink_logit: nn.Parameter | None = None
 
     @property
     def pattern(self) -> Pattern:
@@ -190,7 +207,11 @@ class AttentionLayer(nn.Module):
         out_BHTE = mixer.attend(
             self, x_BTM, Call(tokens, cache, memory, rotation, score, context, selected, record)
         )
-        y_BTM: Tensor = self.o_proj(out_BHTE.transpose(1, 2).flatten(2))
+        out = out_BHTE.transpose(1, 2).flatten(2)
+        if self.g_proj is not None:
+            gate = self.g_proj(x_BTM if selected is None else selected.take(x_BTM))
+            out = gated_heads(gate, out, self.gate_act)
+        y_BTM: Tensor = self.o_proj(out)
         return self.drop_output(y_BTM) if self.training else y_BTM
 
     def projected(self, x: Tensor, names: str = "qkv", of_global: bool = False) -> list[Tensor]:
@@ -244,6 +265,7 @@ class Attention(AttentionLayer):
 
     Args:
         pattern: which keys each query may see;  scale, backend: as in `attend`; scale is D^-0.5 unless given.
+        sink_logit: a trained one for each query head, `sink_logit` [H], 0 at the start (`attend`).
         others: as in `AttentionLayer`.
 
     (Vaswani et al. 2017, section 3.2.2.)
@@ -260,9 +282,12 @@ class Attention(AttentionLayer):
         pattern: Pattern = Causal(),  # noqa: B008  (a frozen value)
         scale: float | None = None,
         backend: str = "auto",
+        sink_logit: bool = False,
         **options: Unpack[AttentionOptions],
     ) -> None:
         super().__init__(self.mixer_type(pattern, scale, backend), width, heads, kv_heads, **options)
+        if sink_logit:
+            self.sink_logit = nn.Parameter(torch.zeros(heads))
 
 
 class GlobalAttention(Attention):

@@ -26,6 +26,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
+    "sigmoid": torch.sigmoid,
 }
 """Activations by the names that Hugging Face configs use."""
 

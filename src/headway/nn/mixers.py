@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headway.attention import BACKENDS, KeyValues, attend_keys
 from headway.cache import PagedLayer
@@ -51,6 +51,7 @@ class Projections(Protocol):
     training: bool
     rotary: RotaryEmbedding
     score: Scores
+    sink_logit: nn.Parameter | None
 
     def projected(self, x: Tensor, names: str = "qkv", of_global: bool = False) -> list[Tensor]: ...
 
@@ -129,7 +130,8 @@ class SoftmaxMixer(Mixer):
         """Adds what `softmax` is given to the record of the call, if there is one."""
         if call.record is not None:
             score = (*call.score, *layer.score())
-            call.record.add(layer, SoftmaxAttended(q, call.tokens, keys, self.pattern, score, self.scale))
+            seen = q, call.tokens, keys, self.pattern, score, self.scale, layer.sink_logit
+            call.record.add(layer, SoftmaxAttended(*seen))
 
     def softmax(self, layer: Projections, q: Tensor, keys: KeyValues, call: Call) -> Tensor:
         """`attend` with the scores and the dropout of a layer."""
@@ -137,6 +139,7 @@ class SoftmaxMixer(Mixer):
         dropout = layer.dropout if layer.training else 0.0
         how: dict[str, Any] = {
             "score": score,
+            "sink_logit": layer.sink_logit,
             "scale": self.scale,
             "dropout": dropout,
             "backend": self.backend,

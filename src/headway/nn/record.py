@@ -69,6 +69,7 @@ class SoftmaxAttended:
     pattern: Pattern
     score: tuple[Score, ...]
     scale: float | None
+    sink_logit: Tensor | None = None
 
     def weights(self, slots: Tensor, head: int) -> Tensor:
         q, tokens, pattern, how = self._call(slots, head)
@@ -89,6 +90,8 @@ class SoftmaxAttended:
         patterns = self.pattern.heads
         pattern = patterns[head] if len(patterns) > 1 else patterns[0]
         how = {"score": [step.select_heads(of_head) for step in self.score], "scale": self.scale}
+        if self.sink_logit is not None:
+            how["sink_logit"] = self.sink_logit[of_head]
         return some.take(self.q[:1, head : head + 1], 2), some.tokens, pattern, how
 
     def _shared(self, head: int) -> slice:

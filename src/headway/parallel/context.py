@@ -8,7 +8,7 @@ from torch import Tensor
 
 from headway.attention import KeyValues
 from headway.attention.attend import by_pattern
-from headway.attention.call import validate
+from headway.attention.call import check_sink_logit, validate
 from headway.errors import ConfigError
 from headway.parallel import ring
 from headway.parallel.exchange import Exchange
@@ -91,6 +91,7 @@ class ContextParallel:
         pattern: Pattern,
         *,
         score: Score | Sequence[Score] = (),
+        sink_logit: Tensor | None = None,
         scale: float | None = None,
         dropout: float = 0.0,
         backend: str = "auto",
@@ -114,4 +115,7 @@ class ContextParallel:
             )
         own = KeyValues(k, v, self.tokens)
         call = validate(q, self.tokens, [own], pattern, None, steps, scale, 0.0, None)
-        return by_pattern(call, lambda some: ring.run(some, self.plan(some.pattern), self.exchange, backend))
+        if sink_logit is not None:
+            check_sink_logit("context parallel", sink_logit, q)
+        part = by_pattern(call, lambda some: ring.run(some, self.plan(some.pattern), self.exchange, backend))
+        return part if sink_logit is None else part.with_sink(sink_logit.unsqueeze(1))

@@ -3,7 +3,7 @@
 from headway.patterns.base import And, Or, Pattern, PerHead, Retention, classify, judge, visible
 from headway.patterns.count import draw, pairs
 from headway.patterns.fates import FATES, fates
-from headway.patterns.leaves import Causal, Full, Global, GlobalKeys, GlobalQueries, Sink, Window
+from headway.patterns.leaves import Causal, Chunk, Full, Global, GlobalKeys, GlobalQueries, Sink, Window
 from headway.patterns.text import parse
 from headway.patterns.tiles import Extent
 
@@ -11,6 +11,7 @@ __all__ = [
     "FATES",
     "And",
     "Causal",
+    "Chunk",
     "Extent",
     "Full",
     "Global",

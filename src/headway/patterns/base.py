@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, is_dataclass
 from functools import reduce
+from math import lcm
 from typing import Any, ClassVar
 
 import torch
@@ -22,24 +23,34 @@ class Retention:
     """Which past keys some later query may still see, after the query at index t has been answered.
 
     The keys with index > t - reach (reach None: all of them), those with index < sinks, and, if `globals`,
-    the global ones: `reach` recent keys and the pinned ones.
+    the global ones: `reach` recent keys and the pinned ones. Where there is a `chunk`, the recent ones are those alone
+    that lie in the chunk of so many tokens of the next query.
     """
 
     reach: int | None
     sinks: int = 0
     globals: bool = False
+    chunk: int | None = None
+
+    def first(self, length: int) -> int:
+        """The first recent key that the query after `length` tokens, or a later one, may see: length where there is
+        none. Retention(3, chunk=4) is 4 after 6 tokens, and 8 after 8."""
+        recent = 0 if self.reach is None else max(0, length - self.reach)
+        return recent if self.chunk is None else max(recent, length // self.chunk * self.chunk)
 
     def __or__(self, other: "Retention") -> "Retention":
         reach = None if self.reach is None or other.reach is None else max(self.reach, other.reach)
-        return Retention(reach, max(self.sinks, other.sinks), self.globals or other.globals)
+        some = {r.chunk for r in (self, other) if r.reach != 0}  # of the others no recent key is seen
+        chunk = None if None in some or not some else lcm(*(n for n in some if n is not None))
+        return Retention(reach, max(self.sinks, other.sinks), self.globals or other.globals, chunk)
 
     def __and__(self, other: "Retention") -> "Retention":
         """An upper bound of what both retain (A & B sees no more than either)."""
-        bounded = [r.reach for r in (self, other) if r.reach is not None]
         return Retention(
-            min(bounded) if bounded else None,
+            min((r.reach for r in (self, other) if r.reach is not None), default=None),
             max(self.sinks, other.sinks),
             self.globals or other.globals,
+            min((r.chunk for r in (self, other) if r.chunk is not None), default=None),
         )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from headway.errors import PatternError
 from headway.patterns.base import Pattern, classify, visible
 from headway.patterns.primitives import Kind, Primitive
-from headway.patterns.program import fold, leaves, opaque, primitive
+from headway.patterns.program import FULL, NOTHING, chunks, fold, leaves, mapped, opaque, primitive
 from headway.tokens import Tokens
 
 MOST = 2**17
@@ -30,8 +30,8 @@ def pairs(
     queries alone: exact.
 
     Without `tokens`, which say which are global, that is arithmetic at any n. With them, and for a pattern that has no
-    primitive, blocks of `tile` that it rules in or out as a whole are counted as areas, and the predicate is evaluated
-    on the others only, so that nothing of size n x n is built.
+    primitive or chunks of several sizes, blocks of `tile` that it rules in or out as a whole are counted as areas, and
+    the predicate is evaluated on the others only, so that nothing of size n x n is built.
 
     Raises PatternError for tokens of another number, for `last` queries of given tokens, and for more than `MOST`
     tokens where they would have to be looked at."""
@@ -41,28 +41,58 @@ def pairs(
     count = heads if len(pattern.heads) == 1 else 1
     last = n if last is None else min(last, n)
     return count * sum(
-        _counted(head, n, last)
-        if tokens is None and opaque(head) is None
+        _by_chunks(head, n, last)
+        if tokens is None and opaque(head) is None and len(chunks(head)) < 2
         else _seen(head, n, last, tokens, tile)
         for head in pattern.heads
     )
 
 
-def _counted(pattern: Pattern, n: int, last: int) -> int:
-    """`pairs` of the `last` of n queries, none global, from the primitives.
+def _by_chunks(pattern: Pattern, n: int, last: int) -> int:
+    """`pairs` of the `last` of n queries, none global, from the primitives, of which those of chunks have one size.
+
+    Chunks are Full within one, and nothing between two: pairs are counted as if there was nothing, and within each
+    chunk what Full adds. Between neighbouring ends of sinks, and of the queries, that is the same in each."""
+    queries, keys, sizes = range(n - last, n), range(n), chunks(pattern)
+    if not sizes or not last:
+        return _counted(pattern, queries, keys)
+    (size,) = sizes
+    without, within = (_with_chunks(pattern, as_in) for as_in in (NOTHING, FULL))
+    ends = {primitive(leaf).last for leaf in leaves(pattern) if primitive(leaf).kind == Kind.SINK}
+    bounds = {n - last, n, *(end for end in ends if n - last < end < n)}
+    numbers = sorted({number for x in bounds for number in (x // size, x // size + 1)})
+    total = _counted(without, queries, keys)
+    for number, beyond in pairwise(numbers):
+        at = range(number * size, min((number + 1) * size, n))
+        asked = range(max(at.start, queries.start), at.stop)
+        if asked:
+            added = _counted(within, asked, at) - _counted(without, asked, at)
+            total += (beyond - number) * added
+    return total
+
+
+def _with_chunks(pattern: Pattern, held: Pattern) -> Pattern:
+    return mapped(pattern, lambda leaf: held if chunks(leaf) else leaf)
+
+
+def _counted(pattern: Pattern, queries: range, keys: range) -> int:
+    """Pairs of these queries and keys, none global, from the primitives.
 
     With a = k - q, every primitive is a bound of a or of k, or says what divides a. Between neighbouring bounds, and
     for offsets that the same steps divide, all pairs are alike: one decides, and they are counted as a series.
     Window.last(3) | Causal() & Sink(1) has the bounds a = -2, 0, 1 and k = 0, 1: for a < -2 only k = 0 is allowed."""
     found = [primitive(leaf) for leaf in leaves(pattern)]
-    offsets = {1 - n, n, 1}.union(*({p.first, p.last + 1} for p in found if p.kind == Kind.WINDOW))
-    keys = {0, n}.union(*({p.first, p.last} for p in found if p.kind == Kind.SINK))
+    least, most = keys.start - queries.stop + 1, keys.stop - queries.start
+    offsets = {least, most, 1}.union(*({p.first, p.last + 1} for p in found if p.kind == Kind.WINDOW))
+    places = {keys.start, keys.stop}.union(*({p.first, p.last} for p in found if p.kind == Kind.SINK))
     steps = sorted({p.step for p in found} - {1})
     total = 0
-    for (first, beyond), (key, end) in product(_parts(offsets, 1 - n, n), _parts(keys, 0, n)):
+    for (first, beyond), (key, end) in product(
+        _parts(offsets, least, most), _parts(places, keys.start, keys.stop)
+    ):
         for chosen in (some for size in range(len(steps) + 1) for some in combinations(steps, size)):
             if _allowed(pattern, first, key, chosen):
-                total += _alike(range(first, beyond), range(key, end), range(n - last, n), chosen, steps)
+                total += _alike(range(first, beyond), range(key, end), queries, chosen, steps)
     return total
 
 
@@ -115,8 +145,8 @@ def _seen(pattern: Pattern, n: int, last: int, tokens: Tokens | None, tile: int)
     """`pairs` of the `last` of n queries, looked at."""
     if tokens is None and n > MOST:
         raise PatternError(
-            f"pairs: {opaque(pattern)} has no primitive, so that its pairs are looked at one by one, and a row of {n} "
-            f"tokens has too many: at most {MOST}"
+            f"pairs: {opaque(pattern) or pattern} is not counted by arithmetic, so that its pairs are looked at one by "
+            f"one, and a row of {n} tokens has too many: at most {MOST}"
         )
     tokens = Tokens.range(n) if tokens is None else tokens
     if last < n:

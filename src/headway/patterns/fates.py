@@ -22,7 +22,11 @@ def fates(pattern: Pattern, q: Tokens, k: Tokens) -> Tensor:
         pinned = k.index < kept.sinks
         if kept.globals and k.is_global is not None:
             pinned = pinned | k.is_global
-        held = (away <= kept.reach) | pinned.unsqueeze(-2)
+        held = away <= kept.reach
+        if kept.chunk is not None:
+            begin = (q.index + 1) // kept.chunk * kept.chunk
+            held = held & (k.index.unsqueeze(-2) >= begin.unsqueeze(-1))
+        held = held | pinned.unsqueeze(-2)
     found = torch.where(held, FATES.index("kept"), FATES.index("released")).to(torch.int8)
     if pattern.is_causal:
         found = found.masked_fill(away < 0, FATES.index("later"))

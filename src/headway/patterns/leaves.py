@@ -123,6 +123,40 @@ class Window(Pattern):
 
 
 @dataclass(frozen=True, repr=False)
+class Chunk(Pattern):
+    """A query sees its own chunk: every `size` tokens of a document, from its first one, are one.
+
+    floor(k / size) = floor(q / size). A decoder's layer is `Chunk(n) & Causal()` (Llama 4's attention_chunk_size n).
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        check_whole("Chunk: size", self.size, 1, PatternError)
+        if self.size > FARTHEST:
+            raise PatternError(f"Chunk: positions end at 2**62, got a size of {self.size}; write Full()")
+
+    def allows(self, q: Tokens, k: Tokens) -> Tensor:
+        return (k.index // self.size).unsqueeze(-2) == (q.index // self.size).unsqueeze(-1)
+
+    def judge(self, q: Extent, k: Extent) -> tuple[Tensor, Tensor]:
+        q_lo, q_hi, k_lo, k_hi = (at // self.size for at in (q.lo, q.hi, k.lo, k.hi))
+        return (k_lo <= q_hi) & (q_lo <= k_hi), (q_lo == k_hi) & (k_lo == q_hi)
+
+    @property
+    def primitive(self) -> Primitive:
+        return Primitive(Kind.CHUNK, 0, self.size)
+
+    @property
+    def reach(self) -> Bounds:
+        return self.size - 1, self.size - 1
+
+    @property
+    def retention(self) -> Retention:
+        return Retention(self.size - 1, chunk=self.size)
+
+
+@dataclass(frozen=True, repr=False)
 class Sink(Pattern):
     """Everyone sees the first `count` tokens of their document: 0 <= k < count.
 

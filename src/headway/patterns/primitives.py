@@ -16,6 +16,7 @@ class Kind(IntEnum):
     SINK            first <= k < last
     GLOBAL_KEYS     the key is global
     GLOBAL_QUERIES  the query is global
+    CHUNK           k and q lie in one of the stretches of `last` indices that begin at 0
     AND, OR         both, or one, of the two results before allow it
     """
 
@@ -25,8 +26,9 @@ class Kind(IntEnum):
     SINK = 3
     GLOBAL_KEYS = 4
     GLOBAL_QUERIES = 5
-    AND = 6
-    OR = 7
+    CHUNK = 6
+    AND = 7
+    OR = 8
 
 
 class Primitive(NamedTuple):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headway.patterns.base import And, Bounds, Or, Pattern, PerHead
-from headway.patterns.leaves import Causal, Full, GlobalKeys, GlobalQueries, Sink, Window
+from headway.patterns.leaves import Causal, Chunk, Full, GlobalKeys, GlobalQueries, Sink, Window
 from headway.patterns.primitives import Kind, Primitive
 from headway.patterns.tiles import Extent
 from headway.tokens import Tokens
@@ -120,6 +120,7 @@ STANDARD: dict[Kind, Callable[[Primitive], Pattern]] = {
     Kind.CAUSAL: lambda p: CAUSAL,
     Kind.WINDOW: lambda p: Window(-p.first // p.step, p.last // p.step, p.step),
     Kind.SINK: lambda p: Sink(p.last),
+    Kind.CHUNK: lambda p: Chunk(p.last),
     Kind.GLOBAL_KEYS: lambda p: GlobalKeys(),
     Kind.GLOBAL_QUERIES: lambda p: GlobalQueries(),
 }
@@ -222,6 +223,12 @@ def sinks(pattern: Pattern) -> int:
     """The most first tokens that a part of the pattern pins."""
     found = (leaf.primitive for leaf in leaves(pattern))
     return max((p.last for p in found if p is not None and p.kind == Kind.SINK), default=0)
+
+
+def chunks(pattern: Pattern) -> set[int]:
+    """The sizes of the chunks in a pattern."""
+    found = (leaf.primitive for leaf in leaves(pattern))
+    return {p.last for p in found if p is not None and p.kind == Kind.CHUNK}
 
 
 def without(pattern: Pattern, *gone: Kind) -> Pattern:

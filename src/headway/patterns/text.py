@@ -7,9 +7,11 @@ from typing import Any
 
 from headway.errors import PatternError, as_error, did_you_mean
 from headway.patterns.base import Pattern, PerHead
-from headway.patterns.leaves import Causal, Full, Global, GlobalKeys, GlobalQueries, Sink, Window
+from headway.patterns.leaves import Causal, Chunk, Full, Global, GlobalKeys, GlobalQueries, Sink, Window
 
-SPELLED = Full, Causal, Window, Window.last, Window.around, Sink, GlobalKeys, GlobalQueries, Global, PerHead
+SPELLED = (
+    Full, Causal, Window, Window.last, Window.around, Chunk, Sink, GlobalKeys, GlobalQueries, Global, PerHead
+)  # fmt: skip
 NAMES: dict[str, Callable[..., Pattern]] = {made.__qualname__: made for made in SPELLED}
 _KNOWN = f"known are {', '.join(NAMES)}, joined by & and |"
 

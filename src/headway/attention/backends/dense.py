@@ -35,9 +35,13 @@ def _one(call: Call, number: int) -> Partial:
     return Partial(out.to(call.q.dtype), lse)
 
 
-def weights(call: Call) -> Tensor:
-    """Attention weights [B, H, T, S] of one key set, before dropout; a row that sees nothing is all 0."""
+def weights(call: Call, sink_logit: Tensor | None = None) -> Tensor:
+    """Attention weights [B, H, T, S] of one key set, before dropout; a row that sees nothing is all 0. A sink's logits
+    [H] are one more column, whose weights are left out."""
     scores, _ = _scores(call, 0)
+    if sink_logit is not None:
+        column = sink_logit.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        return torch.softmax(torch.cat((scores, column), -1), -1)[..., :-1]
     return torch.softmax(scores, -1).nan_to_num(0.0) if call.keys[0].tokens.count else scores
 
 

@@ -106,15 +106,20 @@ def _difference(layer: Any, pattern: Pattern) -> float:
     """The largest difference between a layer's own attention and ours, over the largest number: of outputs and
     gradients, in float32."""
     own = type(layer).forward.__globals__["eager_attention_forward"]
-    group = getattr(layer, "num_key_value_groups", 1)
+    group, sinks = getattr(layer, "num_key_value_groups", 1), getattr(layer, "sinks", None)
+    shared = 2 if sinks is None else len(sinks) // group  # sinks are of all heads
     seed = torch.Generator().manual_seed(SEED)
-    given = [torch.randn(2, heads, TOKENS, WIDTH, generator=seed) for heads in (2 * group, 2, 2)]
+    given = [
+        torch.randn(2, heads, TOKENS, WIDTH, generator=seed) for heads in (shared * group, shared, shared)
+    ]
     tokens = Tokens.range(TOKENS, device="cpu")
     allowed = pattern.allows(tokens, tokens)
     drawn = torch.zeros(1, 1, TOKENS, TOKENS).masked_fill(~allowed, torch.finfo(torch.float32).min)
     named = {"dropout": 0.0, "scaling": getattr(layer, "scaling", WIDTH**-0.5)}
     if (cap := getattr(layer, "attn_logit_softcapping", None)) is not None:
         named["softcap"] = cap
+    if sinks is not None:
+        named["s_aux"] = sinks.detach().float()
     return modules.differentiated(
         lambda q, k, v: attention(layer, q, k, v, Seen.of(2, pattern, tokens, tokens), **named),
         lambda q, k, v: own(layer, q, k, v, drawn, **named),

@@ -25,7 +25,7 @@ from transformers.utils.output_capturing import _active_collector
 from headway.attention import attend
 from headway.errors import BackendError
 from headway.integrations.transformers.modules import passed
-from headway.patterns import Causal, Full, Pattern, Window
+from headway.patterns import Causal, Chunk, Full, Pattern, Window
 from headway.scores import SoftCap
 from headway.tokens import Tokens
 
@@ -117,8 +117,7 @@ def seen(
     slots beyond it are empty. `hints` say how the caller would have a dense mask built: there is none.
     """
     try:
-        pattern, document, position = declared(mask_function)
-        error = None
+        (pattern, document, position), error = declared(mask_function), None
     except BackendError as refused:
         pattern, document, position, error = Full(), None, None, refused
     if document is not None and position is not None:
@@ -143,7 +142,7 @@ def declared(mask_function: Callable[..., Any] | None) -> tuple[Pattern, Tensor 
     The functions are closures made by the factories of `transformers.masking_utils`; each is recognised by
     its factory and read by its variables. Any other function raises.
     """
-    causal, last, around = False, [], []
+    causal, last, others = False, [], list[Pattern]()
     document: Tensor | None = None
     position: Tensor | None = None
     for factory, variables in leaves(mask_function):
@@ -154,7 +153,11 @@ def declared(mask_function: Callable[..., Any] | None) -> tuple[Pattern, Tensor 
                 raise cannot("the model's mask is a window of 0 tokens, in which no query sees any key")
             last.append(Window.last(variables["sliding_window"]))
         elif factory == "sliding_window_bidirectional_overlay":
-            around.append(Window.around(variables["sliding_window"]))
+            others.append(Window.around(variables["sliding_window"]))
+        elif factory == "chunked_overlay":
+            if bool(variables["left_padding"].any()):
+                raise cannot("the model's chunks begin behind padding on the left", "pad on the right")
+            others.append(Chunk(variables["chunk_size"]))
         elif factory == "packed_sequence_mask_function":
             document = variables["packed_sequence_mask"]
         elif factory == "remap_positions_for_packed_sequence":
@@ -164,8 +167,8 @@ def declared(mask_function: Callable[..., Any] | None) -> tuple[Pattern, Tensor 
     if last and not causal:
         raise cannot("the model's mask is a window behind each query with everything ahead of it seen")
     pattern: Pattern = Causal() if causal and not last else Full()
-    for window in (*last, *around):
-        pattern = window if pattern == Full() else pattern & window
+    for part in (*last, *others):
+        pattern = part if pattern == Full() else pattern & part
     return pattern, document, position
 
 
@@ -199,9 +202,10 @@ def attention(
     is_causal: bool | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """One layer's attention: query [B, H, T, D], key [B, K, S, D], value [B, K, S, Dv] -> [B, T, H, Dv].
+    """One layer's attention: query [B, H, T, D], key [B, K, S, D], value [B, K, S, Dv], s_aux [H] -> [B, T, H, Dv].
 
     Raises `BackendError` for what is asked and cannot be given.
     """
@@ -235,7 +239,6 @@ def attention(
             f"{mask.q_tokens.count} queries and {mask.k_tokens.count} keys were declared, but the layer has "
             f"{query.shape[2]} and {key.shape[2]}: the model or its cache changes them after the mask is made"
         )
-    score = () if softcap is None else (SoftCap(softcap),)
     out = attend(
         query,
         key,
@@ -243,7 +246,8 @@ def attention(
         mask.pattern,
         q_tokens=mask.q_tokens,
         k_tokens=mask.k_tokens,
-        score=score,
+        score=() if softcap is None else (SoftCap(softcap),),
+        sink_logit=s_aux,
         scale=scaling,
         dropout=dropout,
     )

@@ -9,7 +9,7 @@ from typing import Literal, TypedDict
 
 import torch
 
-from headway.models.cost.weights import stacks
+from headway.models.cost.weights import gates, stacks
 from headway.models.spec import ModelSpec
 from headway.nn.block import Checkpointing
 from headway.nn.cross_entropy import chunk_rows
@@ -46,6 +46,8 @@ def activation_bytes(
         attention      L (e D (2 H + 2 K) + 4 H)     q, k, v, the output, and the logsumexp; of an encoder's states
                                                      L (2 e D H + 4 H), and L 2 e D K per source token;
                                                      L e D (2 K + H) more with global projections
+          sink         L H (e D + 5)                 its result, its factor, and which rows see nothing
+          gate         L e H (D + 1), or L 2 e H D   its result, and one number for each head, or each channel
           linear       L (e D H + w (H (2 D + 2) + K D) + ...)        see `_linear_bytes`
         feed-forward   L 3 e F                       gate, up, and act(gate) up
           not gated    L 2 e F                       up and its activation; e F fewer with ReLU, whose result says its
@@ -118,6 +120,8 @@ def _stack_bytes(
         attention += spec.global_projections * e * d * (2 * spec.kv_heads + h)
     else:
         attention = _linear_bytes(spec, e)
+    attention += spec.sink_logit * h * (e * d + 5)
+    attention += e * (h * d + gates(spec)) if spec.gate else 0
     attention += cross * ((w if stored else e) * d * h + e * d * h + 4 * h)
     found["attention"] = tokens * attended * attention
     found["scores"] = attended * _score_bytes(spec, context, context, batch) if stored else 0

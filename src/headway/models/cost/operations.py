@@ -15,7 +15,7 @@ import torch
 from headway.attention.linear_attention import choose_form
 from headway.cache import PAGE, PageClass
 from headway.errors import ConfigError
-from headway.models.cost.weights import matrix_weights, memory_weights, must_decode, stacks
+from headway.models.cost.weights import gates, matrix_weights, memory_weights, must_decode, stacks
 from headway.models.spec import ModelSpec
 from headway.patterns import Pattern, pairs
 from headway.quantization import row_bytes
@@ -50,7 +50,8 @@ def prefill_flops(spec: ModelSpec, n: int, logits: int = 1, source: int | None =
             f"prefill_flops: Head({spec.head.task!r}) is computed once for a row, got logits={logits}"
         )
     last = min(logits, n) if spec.kind == "decoder" else n
-    spared = (n - last) * (spec.heads * spec.head_dim + (2 + spec.gated) * spec.hidden) * spec.width
+    behind = spec.heads * spec.head_dim + gates(spec) + (2 + spec.gated) * spec.hidden
+    spared = (n - last) * behind * spec.width
     own = (
         2.0 * (n * matrix_weights(spec) - spared)
         + _attention_flops(spec, n, last)

@@ -119,7 +119,8 @@ def numbers_summed(rows: Sequence[tuple[ModelSpec, int]], ranks: int, again: boo
     """Numbers of a row of each stack that are summed over the ranks that share layers (`TensorParallel`).
 
     Of each token M numbers, twice in the forward of each layer and twice in the backward; beside an encoder three and
-    three times, and once of each source token for the gradients of its states. A block that is computed `again` makes
+    three times, and once of each source token for the gradients of its states; once more in the backward where there
+    are output gates. A block that is computed `again` makes
     one sum more, two in order "post", and one more beside an encoder. What global tokens have projections of their own
     for is not counted. Where the ranks share a vocab (`tensor_parallel.shares_vocab`), of each token what an embedding
     gives, forward, and the gradient of what the output layer is given, for which a masked-lm head counts all tokens."""
@@ -127,7 +128,7 @@ def numbers_summed(rows: Sequence[tuple[ModelSpec, int]], ranks: int, again: boo
     for spec, tokens in rows:
         crosses = spec.encoder is not None
         made_again = again * (1 + (spec.order == "post") + crosses)
-        layer = (4 + 2 * crosses + made_again) * tokens + crosses * sources
+        layer = (4 + 2 * crosses + made_again + (spec.gate is not None)) * tokens + crosses * sources
         found += spec.layers * layer * spec.width
         if shares_vocab(spec.vocab, ranks):
             found += tokens * (spec.columns + spec.head_inputs * spec.head.needs_vocab)

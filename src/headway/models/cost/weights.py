@@ -50,7 +50,8 @@ def parameters(spec: ModelSpec) -> dict[str, int]:
     """Numbers in the weights, by where they are; their sum is `parameter_count`.
 
         embedding      V E, tables of `Learned` and of token types, and what projects E columns to M
-        attention      L (M D (H + K + K) + H D M), biases, cross-attention, projections of global tokens
+        attention      L (M D (H + K + K) + H D M), biases, cross-attention, projections of global tokens, sink logits
+                       L H, output gates L M H or L M H D
         feed-forward   L 3 M F, or 2 M F not gated, and biases
         norms          M for each, E behind an embedding, D on queries and on keys; twice with norm_bias
         positions      trained angles and tables of scores
@@ -82,13 +83,19 @@ def parameter_count(spec: ModelSpec) -> int:
 
 
 def matrix_weights(spec: ModelSpec) -> int:
-    """Weights that every token is multiplied with in a stack: L (M D (2 H + 2 K) + 3 M F), 2 M F not gated; E M more
-    where E is not M; beside an encoder 2 L M D H more, of the queries and outputs of cross-attention. (Its keys and
-    values are of source tokens: `memory_weights`. A second set of projections is for tokens that data mark.)"""
+    """Weights that every token is multiplied with in a stack: L (M D (2 H + 2 K) + 3 M F), 2 M F not gated; L M H more
+    with a gate of each head, L M H D of each channel; E M more where E is not M; beside an encoder 2 L M D H more, of
+    the queries and outputs of cross-attention. (Its keys and values are of source tokens: `memory_weights`. A second
+    set of projections is for tokens that data mark.)"""
     m, h, k, d = spec.width, spec.heads, spec.kv_heads, spec.head_dim
-    attention = m * d * (2 * h + 2 * k) + 2 * m * d * h * (spec.encoder is not None)
+    attention = m * d * (2 * h + 2 * k) + 2 * m * d * h * (spec.encoder is not None) + m * gates(spec)
     projected = spec.columns * m * (spec.columns != m)
     return spec.layers * (attention + (2 + spec.gated) * m * spec.hidden) + projected
+
+
+def gates(spec: ModelSpec) -> int:
+    """Output gates of a layer: H, or H D."""
+    return 0 if spec.gate is None else spec.heads * (1 if spec.gate == "head" else spec.head_dim)
 
 
 def memory_weights(spec: ModelSpec) -> int:

@@ -14,6 +14,10 @@ INLINE Activated activated(vf x) {
     vf s = sigmoid(x), y = x * s;
     return {y, s + y * (1.0f - s)};
   }
+  if (ACT == HEADWAY_SIGMOID) {
+    vf y = sigmoid(x);
+    return {y, y * (1.0f - y)};
+  }
   if (ACT == HEADWAY_GELU_TANH) {  // (1 + tanh z) / 2 = sigmoid(2 z)
     vf square = x * x, s = sigmoid(x * (square * 0.0713548163f + 1.5957691216f)), y = x * s;
     return {y, s + y * (1.0f - s) * (square * 0.214064449f + 1.5957691216f)};

@@ -27,8 +27,9 @@ enum {
   HEADWAY_SINK = 3,    // count
   HEADWAY_GLOBAL_KEYS = 4,
   HEADWAY_GLOBAL_QUERIES = 5,
-  HEADWAY_AND = 6,
-  HEADWAY_OR = 7,
+  HEADWAY_CHUNK = 6,  // length
+  HEADWAY_AND = 7,
+  HEADWAY_OR = 8,
 };
 
 // Steps on the scaled scores, in order.
@@ -136,7 +137,7 @@ typedef struct {
 } headway_matrix;
 
 enum { HEADWAY_NO_NORM = 0, HEADWAY_RMS_NORM = 1, HEADWAY_LAYER_NORM = 2 };
-enum { HEADWAY_NO_ACT = 0, HEADWAY_SILU = 1, HEADWAY_GELU = 2, HEADWAY_GELU_TANH = 3, HEADWAY_RELU = 4 };
+enum { HEADWAY_NO_ACT = 0, HEADWAY_SILU = 1, HEADWAY_GELU = 2, HEADWAY_GELU_TANH = 3, HEADWAY_RELU = 4, HEADWAY_SIGMOID = 5 };
 
 // Rows of x, or of act(norm(x)) * gate, times each of the matrices; what lies between is rounded to the type of x.
 // Against INT8 and INT4, rows are rounded to 8 bits in groups of 32.
@@ -205,10 +206,29 @@ typedef struct {
   int64_t out_row;
 } headway_sums;
 
-enum { HEADWAY_PRODUCTS = 0, HEADWAY_HEADS = 1, HEADWAY_ATTENTION = 2, HEADWAY_NORM = 3, HEADWAY_SUMS = 4 };
+// Heads of rows behind attention, each times sigmoid(lse - sink), then times sigmoid(gate), where these are given.
+typedef struct {
+  int64_t rows, heads, dim;
+  int64_t type;  // of out and gate
+  void* out;     // [rows][heads][dim]
+  int64_t out_row;
+  const float *lse, *sink;  // [rows][heads] and [heads], or null
+  int64_t lse_row;
+  const void* gate;  // [rows][heads] or null
+  int64_t gate_row;
+} headway_factors;
+
+enum {
+  HEADWAY_PRODUCTS = 0,
+  HEADWAY_HEADS = 1,
+  HEADWAY_ATTENTION = 2,
+  HEADWAY_NORM = 3,
+  HEADWAY_SUMS = 4,
+  HEADWAY_FACTORS = 5
+};
 typedef struct {
   int64_t kind;
-  const void* of;  // headway_products, headway_heads, headway_call, headway_norm (y may be x), headway_sums
+  const void* of;  // headway_products, _heads, _call, _norm (y may be x), _sums, _factors
   void *k, *v;     // where the keys and values of a headway_call lie, which layers share but for these
   const float *k_scale, *v_scale;
 } headway_op;

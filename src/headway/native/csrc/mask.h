@@ -135,6 +135,12 @@ struct Program {
           if (c[3] > 1) set([&](int64_t j) { return x[j] ? x[j] & k.aligned(q[j], c[3]) : 0; });
           break;
         case HEADWAY_SINK: set([sinks = k.between(0, (int64_t)c[1] - 1)](int64_t) { return sinks; }); break;
+        case HEADWAY_CHUNK:
+          set([&](int64_t j) {
+            const int64_t first = q[j] / c[1] * (int64_t)c[1];
+            return k.between(first, first + c[1] - 1);
+          });
+          break;
         case HEADWAY_GLOBAL_KEYS: set([&](int64_t) { return k.global; }); break;
         case HEADWAY_GLOBAL_QUERIES:
           set([&](int64_t j) { return queries.global && queries.global[begin + j] ? ALL : 0; });

@@ -27,8 +27,10 @@ INLINE void activate_16(int64_t act, float* y, const float* x) {
   UNROLL for (int i = 0; i < UNIT; i += W) {
     vf v = load(x + i), gate = v;  // (1 + tanh z) / 2 = sigmoid(2 z)
     if (act == HEADWAY_GELU_TANH) gate = 1.5957691216f * (v + 0.044715f * v * v * v);
-    if (act == HEADWAY_SILU || act == HEADWAY_GELU_TANH)
-      v *= 1.0f / (1.0f + exp2_of_each(vmin(splat(80), vmax(splat(-80), gate)) * -1.44269504f));
+    if (act == HEADWAY_SILU || act == HEADWAY_GELU_TANH || act == HEADWAY_SIGMOID) {
+      const vf open = 1.0f / (1.0f + exp2_of_each(vmin(splat(80), vmax(splat(-80), gate)) * -1.44269504f));
+      v = act == HEADWAY_SIGMOID ? open : v * open;
+    }
     store(y + i, act == HEADWAY_RELU ? v < 0.0f ? splat(0) : v : v);
   }
 }

@@ -82,6 +82,7 @@ extern "C" int headway_gate_rows(const headway_gate* c) {
       case HEADWAY_GELU: return gate_by<half.value, HEADWAY_GELU>(*c);
       case HEADWAY_GELU_TANH: return gate_by<half.value, HEADWAY_GELU_TANH>(*c);
       case HEADWAY_RELU: return gate_by<half.value, HEADWAY_RELU>(*c);
+      case HEADWAY_SIGMOID: return gate_by<half.value, HEADWAY_SIGMOID>(*c);
       default: return 3;
     }
   });

@@ -102,6 +102,32 @@ int take_norm(const headway_norm& c, int64_t me, int64_t team) {
   });
 }
 
+// Every head of every row, in its place.
+void take_factors(const headway_factors& c, int64_t me, int64_t team) {
+  const bool half = c.type == HEADWAY_BFLOAT16;
+  const int width = (int)c.dim;
+  alignas(64) float x[WIDEST];
+  auto sigmoid = [](float z) { return 1 / (1 + expf(-z)); };
+  Share mine(c.rows * c.heads, me, team);
+  for (int64_t i = mine.from; i < mine.to; i++) {
+    const int64_t r = i / c.heads, head = i % c.heads, at = r * c.out_row + head * c.dim;
+    auto times = [&](float factor) {
+      for (int j = 0; j < width; j++) x[j] *= factor;
+      round_words(x, half, width);
+    };
+    read_words(x, c.out, half, at, width);
+    if (c.sink) times(sigmoid(c.lse[r * c.lse_row + head] - c.sink[head]));
+    if (c.gate) {
+      float gate;
+      read_words(&gate, c.gate, half, r * c.gate_row + head, 1);
+      gate = sigmoid(gate);
+      round_words(&gate, half, 1);
+      times(gate);
+    }
+    write_as((char*)c.out + at * (half ? 2 : 4), half, x, width, 1);
+  }
+}
+
 struct Step {
   const headway_op* ops;
   int64_t count;
@@ -135,6 +161,7 @@ struct Step {
         const auto& c = *(const headway_sums*)op.of;
         return known(c.dim <= WIDEST && c.dim_v <= WIDEST && c.feature <= HEADWAY_COSINE && c.key_feature <= HEADWAY_COSINE);
       }
+      case HEADWAY_FACTORS: return known(((const headway_factors*)op.of)->dim <= WIDEST);
       default: return 3;
     }
   }
@@ -175,6 +202,7 @@ struct Step {
         case HEADWAY_HEADS: take_heads(*(const headway_heads*)of, me, team); break;
         case HEADWAY_NORM: take_norm(*(const headway_norm*)of, me, team); break;
         case HEADWAY_SUMS: Sums(*(const headway_sums*)of).run(me, team); break;
+        case HEADWAY_FACTORS: take_factors(*(const headway_factors*)of, me, team); break;
         default: by_words(*(const headway_call*)of, [&](auto half) { return attend<half.value>(ops[i]); });
       }
 #pragma omp barrier

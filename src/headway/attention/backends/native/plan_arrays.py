@@ -111,4 +111,4 @@ def program(pattern: Pattern) -> list[int]:
 
 def _instruction(p: Primitive) -> tuple[int, int, int, int]:
     first, last, step = (max(-FAR, min(FAR, n)) for n in (p.first, p.last, p.step))
-    return (p.kind, last, 0, 0) if p.kind == Kind.SINK else (p.kind, first, last, step)
+    return (p.kind, last, 0, 0) if p.kind in (Kind.SINK, Kind.CHUNK) else (p.kind, first, last, step)

@@ -27,6 +27,7 @@ _FULL = tl.constexpr(int(Kind.FULL))
 _CAUSAL = tl.constexpr(int(Kind.CAUSAL))
 _WINDOW = tl.constexpr(int(Kind.WINDOW))
 _SINK = tl.constexpr(int(Kind.SINK))
+_CHUNK = tl.constexpr(int(Kind.CHUNK))
 _GLOBAL_KEYS = tl.constexpr(int(Kind.GLOBAL_KEYS))
 
 
@@ -41,6 +42,8 @@ def _leaf(kind: tl.constexpr, first: tl.constexpr, last: tl.constexpr, step: tl.
         seen = seen & (away >= first) & (away <= last) & (away % step == 0)
     elif kind == _SINK:
         seen = seen & (ki < last)
+    elif kind == _CHUNK:
+        seen = seen & (ki // last == qi // last)
     elif kind == _GLOBAL_KEYS:
         seen = seen & (kg != 0)
     elif kind != _FULL:
