@@ -14,6 +14,7 @@ MODULES = (
     "headway.positions",
     "headway.attention",
     "headway.attention.linear_attention",
+    "headway.attention.delta",
     "headway.parallel",
     "headway.nn",
     "headway.cache",

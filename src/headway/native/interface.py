@@ -145,6 +145,11 @@ class EntropyStruct(Structure):
     """Cross entropy."""
 
 
+@declared("headway_delta")
+class DeltaStruct(Structure):
+    """The gated delta rule; backward where `d_out` or `d_state` is given."""
+
+
 PRODUCTS, HEADS, ATTENTION, NORM, SUMS, FACTORS = range(6)
 NORMS = {"none": 0, "rms": 1, "layer": 2}
 ACTIVATIONS = {"none": 0, "silu": 1, "gelu": 2, "gelu_pytorch_tanh": 3, "relu": 4, "sigmoid": 5}

@@ -16,6 +16,7 @@ from headway.nn.attention import Attention, AttentionLayer, GlobalAttention
 from headway.nn.block import Block
 from headway.nn.cross_entropy import IGNORE_INDEX, Losses
 from headway.nn.cuts import Cut
+from headway.nn.delta import DeltaPast, GatedDelta
 from headway.nn.embeddings import PositionEmbedding, TokenEmbedding
 from headway.nn.feedforward import FeedForward
 from headway.nn.fused import ACTIVATIONS
@@ -36,7 +37,9 @@ __all__ = [
     "AttentionLayer",
     "Block",
     "Cut",
+    "DeltaPast",
     "FeedForward",
+    "GatedDelta",
     "GlobalAttention",
     "Keeps",
     "LayerNorm",

@@ -286,6 +286,26 @@ typedef struct {
   int64_t gradient;
 } headway_entropy;
 
+// The gated delta rule. Of each head, S_t = diag(a_t) S_(t-1) + b_t k_t (v_t - k_t^T diag(a_t) S_(t-1)), o_t = scale S_t^T q_t;
+// q and k are divided by sqrt(x.x + eps) unless eps < 0. With d_out or d_state the gradients, and no results. A key head
+// serves heads / key_heads heads; gradients of q and k are of each head. Strides of q, k, v, out and their gradients may be
+// any; others are contiguous.
+typedef struct {
+  int64_t threads, batch, heads, key_heads, slots, dim, dim_v, type;
+  int64_t channels;  // of a decay: 1 or dim
+  double scale, eps;
+  headway_tensor q, k, v, out;
+  const float *log_decay, *beta;  // [batch][heads][slots][channels], [batch][heads][slots]
+  const uint8_t* begins;          // [batch or 1][slots]: where a document begins, from no state; or null
+  int64_t begins_batch;
+  const float* past;  // [batch][heads][dim][dim_v] before the first slot, or null
+  float* state;       // behind the last; may be `past`
+  headway_tensor d_out, dq, dk, dv;
+  const float* d_state;  // or null
+  float *d_log_decay, *d_beta, *d_past;
+} headway_delta;
+
+HEADWAY_EXPORT int headway_delta_rule(const headway_delta* call);
 HEADWAY_EXPORT int headway_norm_rows(const headway_norm* call);
 HEADWAY_EXPORT int headway_gate_rows(const headway_gate* call);
 HEADWAY_EXPORT int headway_rotate_rows(const headway_rotation* call);

@@ -1,0 +1,16 @@
+"""The gated delta rule: a state that forgets, and that each token corrects where it predicts its value wrongly."""
+
+from headway.attention.delta.attend import FORMS, DeltaResult, delta_attend, delta_transition
+from headway.attention.delta.convolution import short_convolution
+from headway.attention.delta.spec import DeltaSpec
+from headway.attention.delta.state import DeltaTransition
+
+__all__ = [
+    "FORMS",
+    "DeltaResult",
+    "DeltaSpec",
+    "DeltaTransition",
+    "delta_attend",
+    "delta_transition",
+    "short_convolution",
+]

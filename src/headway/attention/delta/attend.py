@@ -1,0 +1,229 @@
+"""Where heads, tokens and forms of the gated delta rule meet.
+
+Legend: B rows, K key heads, H value heads, T slots, D per key, E per value, G channels of a decay: 1 or D.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from headway.attention.call import check_axes
+from headway.attention.delta.forms import DeltaInputs, chunked, recurrent
+from headway.attention.delta.state import DeltaTransition
+from headway.attention.linear_attention.algorithms import Order, order_of
+from headway.attention.linear_attention.attend import exactly
+from headway.errors import BackendError, PatternError, check_known
+from headway.heads import Heads
+from headway.native import delta as native
+from headway.tokens import Tokens
+
+FORMS = ("native", "chunked", "parallel", "recurrent")
+
+
+class DeltaResult(NamedTuple):
+    """out [B, H, T, E] in the dtype of the values; state [B, H, D, E] after the last token of each row, float32 or
+    float64."""
+
+    out: Tensor
+    state: Tensor
+
+
+def delta_attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    *,
+    tokens: Tokens | None = None,
+    past: Tensor | None = None,
+    scale: float | None = None,
+    unit_eps: float | None = None,
+    form: str = "auto",
+) -> DeltaResult:
+    """What queries read of a state that each token corrects:
+
+        S_t = diag(a_t) S_(t-1) + beta_t k_t (v_t - k_t^T diag(a_t) S_(t-1))^T,      o_t = scale S_t^T q_t
+
+    (Yang et al. 2024, "Gated Delta Networks", equation 10; with a decay per channel: Kimi Linear, 2025, equation 1.)
+
+    Args:
+        q, k: [B, K, T, D];  v: [B, H, T, E]; key head i serves value heads i H/K .. (i+1) H/K - 1.
+        log_decay: ln a_t <= 0 and finite: of each head [B, H, T], or of each channel of its keys [B, H, T, D].
+        beta: how much is corrected, [B, H, T]; with keys of length 1 in [0, 1] (to 2: eigenvalues to -1).
+        tokens: what is known of the slots; numbered from 0 unless given. A document begins without a state, and empty
+            slots change nothing and read 0.
+        past: the state [B, H, D, E] before the first document of each row; zeros unless given.
+        scale: factor on queries; D^-0.5 unless given.
+        unit_eps: q and k are first divided by sqrt(x.x + unit_eps) where it is given.
+        form: "native" (the kernels of a CPU: float32 or bf16; memory linear in T with the backward too), "chunked" (by
+            blocks of slots: linear time), "parallel" (one block: all products), "recurrent" (token by token: the
+            definition); "auto" takes "native" where it runs, "recurrent" for one token, else "chunked".
+
+    Computed in float32 (float64 for float64 inputs) and rounded once. All forms have all derivatives; those of
+    "native" beyond the first are those of "chunked".
+
+    Raises:
+        PatternError: shapes, dtypes, devices or tokens that do not fit together; an unknown form.
+        BackendError: form="native" where the kernels do not run.
+    """
+    check_known(form, ("auto", *FORMS), "delta_attend: there is no form", error=PatternError)
+    heads, tokens = _check(q, k, v, log_decay, beta, tokens, past)
+    reason = native.unsupported_reason(q, k, v, log_decay, beta, past)
+    if form == "native" and reason:
+        raise BackendError(f'delta_attend: form="native" cannot run: {reason}; use form="auto"')
+    if form == "auto":
+        form = "recurrent" if reason and q.shape[2] == 1 else "chunked" if reason else "native"
+    order = order_of(tokens)
+    wide = log_decay if log_decay.dim() == 4 else log_decay.unsqueeze(-1)
+    inputs = [order.arrange(order.zeroed(t)) for t in (q, k, v, wide, beta.unsqueeze(-1))]
+    work = torch.float64 if q.dtype == torch.float64 else torch.float32
+    if past is None:
+        past = q.new_zeros(v.shape[0], v.shape[1], q.shape[3], v.shape[3], dtype=work)
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    run = _Run(form, heads.group, scale, unit_eps, _begins(order))
+    with exactly(q):
+        if form == "native":
+            inputs[3:] = (t.float() for t in inputs[3:])
+            out, state = _Native.apply(run, *inputs, past)  # type: ignore[no-untyped-call]
+        else:
+            out, state = run(*inputs, past)
+    return DeltaResult(order.zeroed(order.restore(out)), state)
+
+
+def delta_transition(
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    *,
+    tokens: Tokens | None = None,
+    unit_eps: float | None = None,
+    form: str = "auto",
+) -> DeltaTransition:
+    """What these tokens do to any state before them, one document per row. Arguments as in `delta_attend`; raises
+    PatternError for packed documents."""
+    if tokens is not None and order_of(tokens).documents is not None:
+        raise PatternError(
+            "delta_transition: it is of one document per row, but these tokens are of several (packed); give each "
+            "document its own row: Tokens.from_lengths instead of Tokens.packed"
+        )
+    rows, heads, _, wide = v.shape
+    dim = k.shape[3]
+    values = torch.cat((v, v.new_zeros(*v.shape[:3], dim)), 3)
+    work = torch.float64 if v.dtype == torch.float64 else torch.float32
+    nothing = v.new_zeros(rows, heads, dim, wide, dtype=work)
+    one = torch.eye(dim, dtype=work, device=v.device).expand(rows, heads, dim, dim)
+    past = torch.cat((nothing, one), 3)
+    state = delta_attend(
+        k, k, values, log_decay, beta, tokens=tokens, past=past, unit_eps=unit_eps, form=form
+    ).state
+    update, decay = state.split((wide, dim), 3)
+    return DeltaTransition(decay, update)
+
+
+class _Run(NamedTuple):
+    """A call in torch's operations, of inputs in order."""
+
+    form: str
+    group: int
+    scale: float
+    unit_eps: float | None
+    begins: Tensor | None  # bool [B|1, T]
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Of q, k, v, log_decay [B, H, T, G], beta [B, H, T, 1] and past: as in `DeltaResult`."""
+        q, k, v = inputs[:3]
+        rows, heads, count, wide = v.shape
+        q, k, values, log_decay, beta, state = (t.to(inputs[5].dtype) for t in inputs)
+        if self.unit_eps is not None:
+            q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + self.unit_eps) for x in (q, k))
+        q, k = (x.repeat_interleave(self.group, 1) for x in (q * self.scale, k))
+        flat = [t.flatten(0, 1) for t in (q, k, values, log_decay, beta)]
+        begins = self.begins
+        if begins is not None and len(begins) > 1:
+            begins = begins.repeat_interleave(heads, 0)
+        given = DeltaInputs(*flat, begins, state.flatten(0, 1))
+        if self.form == "recurrent":
+            out, state = recurrent(given)
+        else:
+            out, state = chunked(given, max(count, 1) if self.form == "parallel" else None)
+        return out.view(rows, heads, count, wide).to(v.dtype), state.view(rows, heads, -1, wide)
+
+
+class _Native(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, run: _Run, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.run = run
+        ctx.save_for_backward(*inputs)
+        ctx.set_materialize_grads(False)
+        return native.forward(*inputs, run.begins, run.scale, run.unit_eps)
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor | None, d_state: Tensor | None) -> tuple[Any, ...]:
+        inputs, run = ctx.saved_tensors, ctx.run
+        if d_out is None and d_state is None:
+            return (None,) * 7
+        if torch.is_grad_enabled():
+            wanted = [t for t in inputs if t.requires_grad]
+            found = run._replace(form="chunked")(*inputs)
+            ends = [(y, dy) for y, dy in zip(found, (d_out, d_state), strict=True) if dy is not None]
+            ys, dys = zip(*ends, strict=True)
+            grads = iter(torch.autograd.grad(ys, wanted, dys, create_graph=True, allow_unused=True))
+            return None, *(next(grads) if t.requires_grad else None for t in inputs)
+        return None, *native.backward(*inputs, run.begins, run.scale, run.unit_eps, d_out, d_state)
+
+
+def _begins(order: Order) -> Tensor | None:
+    """Where another document begins than that of the first token, bool [B|1, T]; None where there is one."""
+    if order.documents is None:
+        return None
+    before, after = order.documents[:, :-1], order.documents[:, 1:]
+    return torch.nn.functional.pad((before != after) & (before >= 0), (1, 0))
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    tokens: Tokens | None,
+    past: Tensor | None,
+) -> tuple[Heads, Tokens]:
+    """The heads and tokens of a call, or a PatternError for what does not fit."""
+    check_axes("delta_attend", q, k, v)
+    heads = Heads.of(v.shape[1], k.shape[1])
+    work = torch.float64 if q.dtype == torch.float64 else torch.float32
+    (rows, h, count, wide), dim = v.shape, k.shape[3]
+    of_head = (rows, h, count)
+    wanted = {
+        "q": (q, (k.shape,)),
+        "k": (k, ((rows, k.shape[1], count, dim),)),
+        "log_decay": (log_decay, (of_head, (*of_head, dim))),
+        "beta": (beta, (of_head,)),
+        **({} if past is None else {"past": (past, ((rows, h, dim, wide),))}),
+    }
+    for name, (t, shapes) in wanted.items():
+        if tuple(t.shape) not in [tuple(shape) for shape in shapes]:
+            one_of = " or ".join(str([*shape]) for shape in shapes)
+            raise PatternError(
+                f"delta_attend: {name} must be {one_of} beside v {[*v.shape]}, got {[*t.shape]}"
+            )
+        if t.device != v.device or not t.is_floating_point():
+            raise PatternError(
+                f"delta_attend: {name} must be floating point on {v.device}, got {t.dtype} on {t.device}"
+            )
+    if {q.dtype, k.dtype} != {v.dtype} or (past is not None and past.dtype != work):
+        raise PatternError(
+            f"delta_attend: q, k and v share a dtype, and past is in {work}; got {q.dtype}, {k.dtype}, {v.dtype}"
+            + ("" if past is None else f" and {past.dtype}")
+        )
+    tokens = Tokens.range(count, device=v.device) if tokens is None else tokens
+    if tokens.count != count or tokens.rows not in (1, rows) or tokens.device != v.device:
+        raise PatternError(
+            f"delta_attend: tokens describe {tokens.rows} rows of {tokens.count} slots on {tokens.device}, v holds "
+            f"{rows} rows of {count} on {v.device}"
+        )
+    return heads, tokens

@@ -1,0 +1,107 @@
+"""Two ways of computing the gated delta rule in torch's operations: token by token, and by blocks of tokens.
+
+Legend: N rows times heads, T slots, C of a block, D per key, E per value, G channels of a decay: 1 or D.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+SIZE = {1: 64, 0: 16}
+"""Slots of a block: for a decay of a head, and of each channel, whose pairs of slots have D numbers each."""
+
+
+@dataclass(frozen=True, eq=False)
+class DeltaInputs:
+    """What a form is given, in order, with zeros in empty slots.
+
+    q, k        queries, with their scale, and keys       [N, T, D]
+    v           values                                     [N, T, E]
+    log_decay   ln a_t <= 0; 0 in empty slots               [N, T, G]
+    beta        0 in empty slots                             [N, T, 1]
+    begins      where another document begins, whose tokens know no state; nowhere when None     bool [N|1, T]
+    state       before the first token                       [N, D, E]
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    log_decay: Tensor
+    beta: Tensor
+    begins: Tensor | None
+    state: Tensor
+
+
+Result = tuple[Tensor, Tensor]
+
+
+def recurrent(at: DeltaInputs) -> Result:
+    """What each query reads [N, T, E], and the state after the last token [N, D, E], by the definition:
+
+    S_t = diag(a_t) S_(t-1) + beta_t k_t (v_t - k_t^T diag(a_t) S_(t-1)),        o_t = q_t^T S_t
+    """
+    state, out = at.state, []
+    decay = at.log_decay.exp().unsqueeze(-1)
+    for t in range(at.q.shape[1]):
+        if at.begins is not None:
+            state = state.masked_fill(at.begins[:, t, None, None], 0.0)
+        state, k = decay[:, t] * state, at.k[:, t].unsqueeze(-1)
+        wrong = at.v[:, t].unsqueeze(1) - k.mT @ state
+        state = state + k @ (at.beta[:, t].unsqueeze(-1) * wrong)
+        out.append(at.q[:, t].unsqueeze(1) @ state)
+    return torch.cat(out, 1) if out else at.v, state
+
+
+def chunked(at: DeltaInputs, size: int | None = None) -> Result:
+    """The same in blocks of `size` slots, in O(T) time; of one block it is the parallel form.
+
+    With c_i the sum of log decays up to slot i of a block, S the state before it and u_i = beta_i (v_i - what the state
+    predicts), which is a triangular system (the UT transform; Yang et al. 2024, sections 3.2 and 3.3):
+
+        u_i = beta_i (v_i - (k_i e^(c_i))^T S) - sum_(j < i) beta_i (sum_d k_id k_jd e^(c_id - c_jd)) u_j
+        o_i = (q_i e^(c_i))^T S + sum_(j <= i) (sum_d q_id k_jd e^(c_id - c_jd)) u_j
+        S'  = diag(e^(c_C)) S + sum_j (k_j e^(c_C - c_j)) u_j^T
+
+    No exponent is above 0, however strong the decay.
+    """
+    size = size or SIZE[at.log_decay.shape[-1] == 1]
+    state, out = at.state, []
+    for begin in range(0, at.q.shape[1], size):
+        part = [t[:, begin : begin + size] for t in (at.q, at.k, at.v, at.log_decay, at.beta)]
+        begins = None if at.begins is None else at.begins[:, begin : begin + size]
+        read, state = _block(DeltaInputs(*part, begins, state))
+        out.append(read)
+    return torch.cat(out, 1) if out else at.v, state
+
+
+def _block(at: DeltaInputs) -> Result:
+    q, k, state, count = at.q, at.k, at.state, at.q.shape[1]
+    earlier = torch.ones(count, count, dtype=torch.bool, device=q.device).tril()
+    if at.begins is None:
+        c = at.log_decay.cumsum(1)
+        head = tail = whole = None
+    else:
+        document = at.begins.cumsum(1)  # 0: that of the state
+        earlier = earlier & (document[:, :, None] == document[:, None, :])
+        c = earlier.to(q.dtype) @ at.log_decay
+        head, tail = (document[..., None] == end for end in (0, document[:, -1, None, None]))
+        whole = head[:, -1:]
+    last = c[:, -1:]
+    into, onwards, through = (_power(x, seen) for x, seen in ((c, head), (last - c, tail), (last.mT, whole)))
+    if c.shape[-1] == 1:
+        between = _power(c - c.mT, earlier)
+        of_keys, of_queries = (k @ k.mT) * between, (q @ k.mT) * between
+    else:
+        between = _power(c.unsqueeze(2) - c.unsqueeze(1), earlier.unsqueeze(-1)) * k.unsqueeze(1)
+        of_keys, of_queries = ((between @ x.unsqueeze(-1)).squeeze(-1) for x in (k, q))
+    system = at.beta * of_keys.tril(-1) + torch.eye(count, dtype=q.dtype, device=q.device)
+    u = torch.linalg.solve_triangular(
+        system, at.beta * (at.v - (k * into) @ state), upper=False, unitriangular=True
+    )
+    return (q * into) @ state + of_queries @ u, through * state + (k * onwards).mT @ u
+
+
+def _power(x: Tensor, seen: Tensor | None) -> Tensor:
+    """e^x where it is seen, 0 elsewhere."""
+    return torch.exp(x if seen is None else x.masked_fill(~seen, -torch.inf))

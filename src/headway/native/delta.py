@@ -1,0 +1,124 @@
+"""The gated delta rule by the native kernels, forward and backward.
+
+Tensors are float32 or bf16 on the CPU; log decays, betas, states and sums are float32.
+`headway.attention.delta` has the formula, and what runs elsewhere.
+"""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from headway.errors import BackendError
+from headway.native import interface as c
+from headway.native.loader import library, threads, why_missing
+from headway.native.rows import FLOATS, visible
+
+
+def unsupported_reason(*tensors: Tensor | None) -> str | None:
+    """Why the kernels do not take q, k, v and what comes with them; None where they do."""
+    q, _, v = tensors[:3]
+    assert q is not None
+    assert v is not None
+    if visible(*tensors):
+        return "its tensors are no plain ones on the CPU, or somebody sees what is done to them"
+    if q.dtype not in FLOATS:
+        return f"the kernels take float32 and bf16, not {q.dtype}"
+    if max(q.shape[3], v.shape[3]) > c.WIDEST:
+        return f"the kernels take heads of up to {c.WIDEST} numbers"
+    return None if library() is not None else why_missing()
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    past: Tensor,
+    begins: Tensor | None,
+    scale: float,
+    unit_eps: float | None,
+) -> tuple[Tensor, Tensor]:
+    """(out [B, H, T, E], state [B, H, D, E]) of q, k [B, K, T, D], v [B, H, T, E], log_decay [B, H, T, 1 or D],
+    beta [B, H, T, 1], past [B, H, D, E] and begins, bool [B|1, T]."""
+    q, k, v, log_decay, beta, past = _as_read(q, k, v, log_decay, beta, past)
+    out, state = v.new_empty(v.shape), torch.empty_like(past)
+    struct = _struct(q, k, v, log_decay, beta, past, begins, scale, unit_eps)
+    struct.out, struct.state = c.TensorStruct.of(out), state.data_ptr()
+    _run(struct)
+    return out, state
+
+
+def backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    past: Tensor,
+    begins: Tensor | None,
+    scale: float,
+    unit_eps: float | None,
+    d_out: Tensor | None,
+    d_state: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """Gradients of q, k, v, log_decay, beta and past from those of `forward`, of which one may be missing."""
+    q, k, v, log_decay, beta, past = _as_read(q, k, v, log_decay, beta, past)
+    rows, heads, count = v.shape[:3]
+    dq, dk = (x.new_empty(rows, heads, count, x.shape[3]) for x in (q, k))
+    dv = v.new_empty(v.shape)
+    others = [torch.empty_like(x) for x in (log_decay, beta, past)]
+    struct = _struct(q, k, v, log_decay, beta, past, begins, scale, unit_eps)
+    if d_out is not None:
+        d_out = _side_by_side(d_out)
+        struct.d_out = c.TensorStruct.of(d_out)
+    if d_state is not None:
+        d_state = d_state.contiguous()
+        struct.d_state = d_state.data_ptr()
+    struct.dq, struct.dk, struct.dv = (c.TensorStruct.of(x) for x in (dq, dk, dv))
+    struct.d_log_decay, struct.d_beta, struct.d_past = (x.data_ptr() for x in others)
+    _run(struct)
+    if k.shape[1] != heads:
+        dq, dk = (x.unflatten(1, (k.shape[1], -1)).sum(2, dtype=torch.float32).to(x.dtype) for x in (dq, dk))
+    return dq, dk, dv, *others
+
+
+def _as_read(q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> list[Tensor]:
+    return [*map(_side_by_side, (q, k, v)), *(t.contiguous() for t in others)]
+
+
+def _side_by_side(t: Tensor) -> Tensor:
+    """t [B, H, T, D], the numbers of a head side by side."""
+    return t if t.stride(3) == 1 or t.shape[3] == 1 else t.contiguous()
+
+
+def _struct(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    past: Tensor,
+    begins: Tensor | None,
+    scale: float,
+    unit_eps: float | None,
+) -> c.DeltaStruct:
+    rows, heads, count, wide = v.shape
+    struct = c.DeltaStruct(
+        threads(), rows, heads, k.shape[1], count, k.shape[3], wide, c.TYPES[q.dtype], log_decay.shape[3], scale,
+        -1.0 if unit_eps is None else unit_eps, *(c.TensorStruct.of(x) for x in (q, k, v)), c.TensorStruct(),
+        log_decay.data_ptr(), beta.data_ptr(),
+    )  # fmt: skip
+    if begins is not None:
+        struct.kept = begins = begins.contiguous()  # what it points to lives as long
+        struct.begins, struct.begins_batch = begins.data_ptr(), begins.stride(0) if len(begins) > 1 else 0
+    struct.past = past.data_ptr()
+    return struct
+
+
+def _run(struct: c.DeltaStruct) -> None:
+    found = library()
+    assert found is not None
+    if code := found.dll.headway_delta_rule(ctypes.byref(struct)):
+        raise BackendError(f"headway_delta_rule refuses the call: {c.ERRORS[code]}")

@@ -1,0 +1,176 @@
+"""The forms of the gated delta rule are one function: the definition, by loops over tokens."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from headway.attention.delta import delta_attend, delta_transition, forms
+from headway.errors import HeadwayError
+from headway.tokens import Tokens
+from tests.delta.cases import Inputs, draw, results
+
+N = 9
+LAYOUTS = {
+    "range": Tokens.range(N),
+    "left": Tokens.from_lengths([5, 9], N, "left"),
+    "right": Tokens.from_lengths([0, 3], N),
+    "packed": Tokens.packed([[3, 4], [2, 1, 6]], N),
+    "packed alike": Tokens.packed([[3, 4, 2]], N),
+    "holes": Tokens.from_attention_mask(torch.tensor([[0, 1, 1, 0, 1, 1, 1, 0, 0], [0] * 9])),
+    "shuffled": Tokens(torch.tensor([[4, -1, 0, 2, 1, 3, -1, 6, 5]])),
+}
+
+
+def by_loops(at: Inputs, tokens: Tokens) -> tuple[Tensor, Tensor]:
+    """The definition, number by number of rows, heads and tokens in the order of their indices."""
+    rows, heads, count, wide = at.v.shape
+    out, states = torch.zeros(rows, heads, count, wide, dtype=torch.float64), at.past.detach().clone()
+    index, documents = (t.expand(rows, -1) for t in (tokens.index, tokens.documents))
+    for b in range(rows):
+        there = [(int(documents[b, t]), int(index[b, t]), t) for t in range(count) if index[b, t] >= 0]
+        for h in range(heads):
+            state, before = states[b, h], there[0][0] if there else 0
+            for document, _, t in sorted(there):
+                if document != before:
+                    state, before = torch.zeros_like(state), document
+                q, k = (x[b, h // (heads // at.k.shape[1]), t].detach() for x in (at.q, at.k))
+                state = torch.diag(at.log_decay[b, h, t].detach().exp().expand(len(k))) @ state
+                wrong = at.v[b, h, t].detach() - state.T @ k
+                state = state + at.beta[b, h, t].detach() * torch.outer(k, wrong)
+                out[b, h, t] = len(k) ** -0.5 * (state.T @ q)
+            states[b, h] = state
+    return out, states
+
+
+@pytest.mark.parametrize("channels", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("form", ["recurrent", "chunked", "parallel"])
+def test_every_form_is_the_definition(form: str, layout: str, channels: bool) -> None:
+    inputs = draw(N, channels=channels)
+    want = by_loops(inputs, LAYOUTS[layout])
+    for a, b in zip(results(inputs, form, LAYOUTS[layout], None), want, strict=False):
+        assert torch.allclose(a, b, rtol=0, atol=1e-12)
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=4), min_size=1, max_size=3),
+    st.integers(1, 9),
+    st.booleans(),
+    st.sampled_from([0.01, 1.0, 30.0]),
+)
+def test_blocks_of_any_size_and_documents_of_any_length(
+    lengths: list[list[int]], size: int, channels: bool, strength: float
+) -> None:
+    """With gradients, however strong the decay."""
+    total = max(map(sum, lengths))
+    tokens = Tokens.packed(lengths, total)
+    inputs = draw(total, batch=len(lengths), channels=channels, strength=strength, seed=size)
+    want = results(inputs, "recurrent", tokens)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forms, "SIZE", {True: size, False: size})
+        got = results(inputs, "chunked", tokens)
+    for other in (got, results(inputs, "parallel", tokens)):
+        for a, b in zip(other, want, strict=True):
+            assert torch.allclose(a, b, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("channels", [False, True])
+@pytest.mark.parametrize("form", ["recurrent", "chunked"])
+def test_derivatives(form: str, channels: bool) -> None:
+    inputs, tokens = draw(4, batch=1, heads=1, d=2, e=1, channels=channels), Tokens.packed([[1, 3]])
+
+    def run(*given: Tensor) -> tuple[Tensor, Tensor]:
+        return delta_attend(*given[:5], tokens=tokens, past=given[5], unit_eps=1e-3, form=form)
+
+    assert torch.autograd.gradcheck(run, tuple(inputs))
+    assert torch.autograd.gradgradcheck(run, tuple(inputs))
+
+
+@pytest.mark.parametrize("channels", [False, True])
+@given(st.lists(st.integers(0, 7), min_size=1, max_size=4))
+def test_states_pass_over_splits(channels: bool, lengths: list[int]) -> None:
+    """A row in parts: each goes on from the state of the one before, and what parts do to a state composes."""
+    inputs = draw(sum(lengths), channels=channels)
+    whole = delta_attend(*inputs[:5], past=inputs.past)
+    state, outs, done = inputs.past, [], None
+    parts = zip(*(t.split(lengths, 2) for t in inputs[:5]), strict=True)
+    for q, k, v, log_decay, beta in parts:
+        out, state = delta_attend(q, k, v, log_decay, beta, past=state)
+        does = delta_transition(k, v, log_decay, beta)
+        done = does if done is None else done.then(does)
+        outs.append(out)
+    assert done is not None
+    assert torch.allclose(torch.cat(outs, 2), whole.out, rtol=0, atol=1e-11)
+    for end in (state, done.apply(inputs.past)):
+        assert torch.allclose(end, whole.state, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("form", ["recurrent", "chunked", "parallel"])
+@pytest.mark.parametrize("layout", ["left", "holes", "shuffled"])
+def test_empty_slots_change_nothing_whatever_they_hold(form: str, layout: str) -> None:
+    tokens, inputs = LAYOUTS[layout], draw(N)
+    empty = ~tokens.valid.expand(2, -1)[:, None, :, None]
+    spoiled = Inputs(
+        *(
+            t.detach().masked_fill(empty if t.dim() == 4 else empty[..., 0], float("nan")).requires_grad_()
+            for t in inputs[:5]
+        ),
+        inputs.past,
+    )
+    for got, want in zip(results(spoiled, form, tokens), results(inputs, form, tokens), strict=True):
+        assert torch.equal(got, want)
+    assert not results(spoiled, form, tokens)[0].masked_select(empty).any()
+
+
+@pytest.mark.parametrize("channels", [False, True])
+def test_transformers_computes_the_same(channels: bool) -> None:
+    from transformers.models.kimi_linear.modeling_kimi_linear import chunk_kimi_delta_attention
+    from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta_rule
+
+    inputs = draw(70, channels=channels, key_heads=2, dtype=torch.float32).to(torch.float32)
+    q, k, v, log_decay, beta = (t.transpose(1, 2) for t in inputs[:5])
+    theirs = chunk_kimi_delta_attention if channels else torch_chunk_gated_delta_rule
+    out, state = theirs(
+        q, k, v, g=log_decay, beta=beta, initial_state=inputs.past, output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
+    )  # fmt: skip
+    ours = delta_attend(*inputs[:5], past=inputs.past, unit_eps=1e-6)
+    assert torch.allclose(ours.out, out.transpose(1, 2), rtol=1e-4, atol=1e-5)
+    assert torch.allclose(ours.state, state, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_without_tokens_keep_their_state() -> None:
+    inputs = draw(0)
+    for form in ("auto", "recurrent", "chunked", "parallel"):
+        out, state = delta_attend(*inputs[:5], past=inputs.past, form=form)
+        assert out.shape == (2, 2, 0, 3)
+        assert torch.equal(state, inputs.past)
+
+
+def test_what_does_not_fit_is_said() -> None:
+    q, k, v, log_decay, beta, past = draw(5)
+    calls: list[tuple[tuple[Tensor, ...], dict[str, object], str]] = [
+        ((q[..., :2], k, v, log_decay, beta), {}, r"q must be \[2, 1, 5, 4\] beside v"),
+        ((q, k, v[:, :, 1:], log_decay, beta), {}, "k must be"),
+        ((q, k, v, log_decay[..., None], beta), {}, r"log_decay must be \[2, 2, 5\] or \[2, 2, 5, 4\]"),
+        ((q, k, v, log_decay, beta[:1]), {}, "beta must be"),
+        ((q, k, v, log_decay, beta), {"past": past[..., :2]}, "past must be"),
+        ((q, k, v, log_decay, beta), {"past": past.float()}, r"past is in torch\.float64"),
+        ((q, k, v.float(), log_decay, beta), {}, "share a dtype"),
+        ((q, k, v, log_decay.long(), beta), {}, "log_decay must be floating point"),
+        ((q, k, v, log_decay, beta), {"tokens": Tokens.range(4)}, "1 rows of 4 slots"),
+        ((q, k, v, log_decay, beta), {"form": "chunk"}, r'no form .chunk. .did you mean "chunked"'),
+        ((q, k, v, log_decay, beta), {"form": "native"}, "cannot run: the kernels take float32 and bf16"),
+        ((q[0], k, v, log_decay, beta), {}, "are .batch, heads, slots, width."),
+        ((q, k, v[:, :1].repeat(1, 3, 1, 1), log_decay, beta), {}, "must be"),
+    ]
+    for given_, how, says in calls:
+        with pytest.raises(HeadwayError, match=says):
+            delta_attend(*given_, **how)  # type: ignore[arg-type]
+    with pytest.raises(HeadwayError, match="of one document per row"):
+        delta_transition(k, v, log_decay, beta, tokens=Tokens.packed([[2, 3]]))
+    first = delta_transition(k, v, log_decay, beta)
+    with pytest.raises(HeadwayError, match="do not compose"):
+        first.then(delta_transition(k[:1], v[:1], log_decay[:1], beta[:1]))

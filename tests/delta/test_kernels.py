@@ -1,0 +1,118 @@
+"""The gated delta rule by the kernels of each level, forward and backward, against the definition in float64."""
+
+import pytest
+import torch
+
+from headway.attention.delta import delta_attend, forms
+from headway.native import delta as native
+from headway.tokens import Tokens
+from tests.delta.cases import draw, results
+from tests.native.conftest import LEVELS, Use, threads, use  # noqa: F401  (fixtures)
+from tests.tolerance import assert_within_reference
+
+CASES = [
+    (1, 16, 16, "range"),
+    (5, 5, 3, "left"),
+    (7, 16, 20, "packed"),
+    (64, 32, 16, "range"),
+    (65, 33, 20, "left"),
+    (150, 16, 64, "packed"),
+    (200, 128, 128, "range"),
+]
+NAMES = ("out", "state", "dq", "dk", "dv", "dlog_decay", "dbeta", "dpast")
+
+
+def layout(kind: str, count: int) -> Tokens | None:
+    if kind == "packed":
+        return Tokens.packed([[count // 3, count - count // 2], [count - 1]], count)
+    return None if kind == "range" else Tokens.from_lengths([count - 3, count], count, "left")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("channels", [False, True])
+def test_results_and_gradients(
+    use: Use,  # noqa: F811
+    threads: None,  # noqa: F811
+    level: str,
+    dtype: torch.dtype,
+    channels: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    use(level)
+    monkeypatch.setattr(forms, "SIZE", {True: 64, False: 64})  # which rounds as the kernels do
+    for count, d, e, kind in CASES:
+        heads = 2 if count < 200 else 1
+        exact = draw(count, d=d, e=e, heads=heads, channels=channels, seed=count, dtype=dtype)
+        given, tokens = exact.to(dtype), layout(kind, count)
+        unit_eps = 1e-6 if kind == "range" else None
+        want = results(exact, "recurrent", tokens, unit_eps)
+        low, got = (results(given, form, tokens, unit_eps) for form in ("chunked", "native"))
+        for name, a, right, rough in zip(NAMES, got, want, low, strict=True):
+            check = f"delta {'channels' if channels else 'heads'} {name} {str(dtype)[6:]}"
+            assert_within_reference(a, right, rough, f"{count} {d} {e} {kind}", 1.0, check)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("channels", [False, True])
+def test_however_strong_the_decay(use: Use, level: str, channels: bool) -> None:  # noqa: F811
+    use(level)
+    inputs = draw(80, d=16, e=16, channels=channels, strength=200.0, dtype=torch.float32)
+    for got, want in zip(
+        results(inputs.to(torch.float32), "native"), results(inputs, "recurrent"), strict=True
+    ):
+        assert torch.allclose(got.double(), want, rtol=1e-4, atol=1e-4 * want.abs().max().item())
+
+
+@pytest.mark.parametrize("channels", [False, True])
+def test_token_by_token_and_in_pieces(channels: bool) -> None:
+    """As in decoding: states go from call to call, of few tokens or many."""
+    inputs = draw(40, d=16, e=16, key_heads=2, channels=channels, dtype=torch.float32).to(torch.float32)
+    assert native.unsupported_reason(*inputs) is None
+    whole = delta_attend(*inputs[:5], past=inputs.past, form="native")
+    for sizes in ([1] * 40, [3] * 13 + [1], [30, 1, 1, 8]):
+        state, outs = inputs.past, []
+        for part in zip(*(t.split(sizes, 2) for t in inputs[:5]), strict=True):
+            out, state = delta_attend(*part, past=state, form="native")
+            outs.append(out)
+        assert torch.allclose(torch.cat(outs, 2), whole.out, rtol=1e-4, atol=1e-5)
+        assert torch.allclose(state, whole.state, rtol=1e-4, atol=1e-5)
+
+
+def test_heads_side_by_side_are_read_where_they_are() -> None:
+    q, k, v, log_decay, beta, past = draw(20, d=16, e=16, key_heads=2, dtype=torch.float32).to(torch.float32)
+    want = delta_attend(q, k, v, log_decay, beta, past=past, form="native")
+    turned = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v, log_decay, beta))
+    for a, b in zip(delta_attend(*turned, past=past, form="native"), want, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_second_derivatives_and_gradients_of_one_result_alone() -> None:
+    inputs = draw(6, d=4, e=3, dtype=torch.float32).to(torch.float32)
+    assert native.unsupported_reason(*inputs) is None
+    for form in ("out", "state"):
+        twice = []
+        for way in ("native", "chunked"):
+            result = getattr(delta_attend(*inputs[:5], past=inputs.past, form=way), form).square().sum()
+            wanted = inputs if form == "out" else inputs[1:]
+            first = torch.autograd.grad(result, wanted, retain_graph=True)
+            again = torch.autograd.grad(result, wanted, create_graph=True)
+            second = torch.autograd.grad(sum(t.square().sum() for t in again), wanted)
+            twice.append((*first, *second))
+        for a, b in zip(*twice, strict=True):
+            assert torch.allclose(a, b, rtol=1e-3, atol=1e-3 * b.abs().max().item())
+
+
+def test_only_what_is_given_is_kept_for_the_backward() -> None:
+    """Memory is that of the inputs, and of the outputs."""
+    given = draw(256, d=16, e=16, dtype=torch.float32).to(torch.float32)
+    kept = 0
+
+    def keep(t: torch.Tensor) -> torch.Tensor:
+        nonlocal kept
+        kept += t.nbytes
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        delta_attend(*given[:5], past=given.past, form="native")
+    assert kept <= sum(t.nbytes for t in given)

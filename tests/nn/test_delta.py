@@ -1,0 +1,168 @@
+"""The layer of the gated delta rule against those of transformers, and over cuts, documents and padding."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from headway.attention.delta import DeltaSpec, short_convolution
+from headway.errors import ConfigError, HeadwayError
+from headway.nn import GatedDelta
+from headway.tokens import Tokens
+
+QWEN = DeltaSpec(heads=4, key_heads=2, head_dim=8, value_dim=6)
+KIMI = DeltaSpec(heads=2, key_heads=2, head_dim=8, decay="channel", gate="sigmoid", rank=8)
+SPECS = {"qwen": QWEN, "kimi": KIMI}
+
+
+def layer(spec: DeltaSpec, dtype: torch.dtype = torch.float64) -> GatedDelta:
+    torch.manual_seed(0)
+    return GatedDelta(16, spec).to(dtype)
+
+
+def states(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def theirs(name: str, ours: GatedDelta) -> nn.Module:
+    """The layer of transformers with these weights."""
+    weights = dict(ours.state_dict())
+    mine = {key: weights[f"{key}.weight"] for key in ("q_proj", "k_proj", "v_proj")}
+    made: nn.Module
+    if name == "qwen":
+        from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
+        from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
+
+        config: Any = Qwen3_5TextConfig(
+            hidden_size=16, linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=8,
+            linear_value_head_dim=6, num_hidden_layers=1, layer_types=["linear_attention"],
+        )  # fmt: skip
+        made = Qwen3_5GatedDeltaNet(config, 0)
+        given_ = {
+            "in_proj_qkv.weight": torch.cat(list(mine.values())),
+            "in_proj_z.weight": weights["gate_proj.weight"],
+            "in_proj_b.weight": weights["beta_proj.weight"],
+            "in_proj_a.weight": weights["decay_proj.weight"],
+            "A_log": weights["log_rate"],
+            "dt_bias": weights["decay_bias"],
+            "norm.weight": weights["norm.weight"],
+            "out_proj.weight": weights["o_proj.weight"],
+        }
+    else:
+        from transformers.models.kimi_linear.configuration_kimi_linear import KimiLinearConfig
+        from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
+
+        config = KimiLinearConfig(
+            hidden_size=16, linear_num_heads=2, linear_head_dim=8, num_hidden_layers=1, rms_norm_eps=1e-6,
+            layer_types=["linear_attention"],
+        )  # fmt: skip
+        made = KimiLinearDeltaAttention(config, 0)
+        given_ = {f"{key}.weight": value for key, value in mine.items()} | {
+            "forget_gate.f_a_proj.weight": weights["decay_down.weight"],
+            "forget_gate.f_b_proj.weight": weights["decay_proj.weight"],
+            "forget_gate.dt_bias": weights["decay_bias"],
+            "forget_gate.A_log": weights["log_rate"].view(1, 1, -1, 1),
+            "b_proj.weight": weights["beta_proj.weight"],
+            "g_a_proj.weight": weights["gate_down.weight"],
+            "g_b_proj.weight": weights["gate_proj.weight"],
+            "o_norm.weight": weights["norm.weight"],
+            "o_proj.weight": weights["o_proj.weight"],
+        }
+    made.load_state_dict({**given_, "conv1d.weight": weights["conv"].unsqueeze(1)})
+    return made
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_transformers_computes_the_same_forward_and_backward(name: str) -> None:
+    ours = layer(SPECS[name], torch.float32)
+    other, x = theirs(name, ours), states(2, 70, 16).float()
+    results = []
+    for run in (ours, other):
+        own = x.clone().requires_grad_()
+        y = run(own)
+        y.square().sum().backward()
+        results.append((y, own.grad))
+    for a, b in zip(*results, strict=True):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-5)
+    pairs = [("conv", "conv1d.weight"), ("o_proj.weight", None)]
+    pairs += [("log_rate", "A_log"), ("decay_bias", "dt_bias")] if name == "qwen" else []
+    mine, their = dict(ours.named_parameters()), dict(other.named_parameters())
+    for a, b in pairs:
+        want = their[b or ("out_proj.weight" if name == "qwen" else a)].grad
+        got = mine[a].grad
+        assert got is not None
+        assert want is not None
+        assert torch.allclose(got, want.view_as(got), rtol=1e-3, atol=1e-4), a
+
+
+@pytest.mark.parametrize("name", SPECS)
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=5))
+def test_however_a_row_is_cut(name: str, lengths: list[int]) -> None:
+    made, x = layer(SPECS[name]), states(2, sum(lengths), 16)
+    with torch.no_grad():
+        whole, past, parts = made(x), None, []
+        for part in x.split(lengths, 1):
+            y, past = made.after(part, past)
+            parts.append(y)
+    assert torch.allclose(torch.cat(parts, 1), whole, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_documents_padding_and_order(name: str) -> None:
+    made, x = layer(SPECS[name]), states(1, 9, 16)
+    lengths = [2, 4, 3]
+    with torch.no_grad():
+        alone = torch.cat([made(part) for part in x.split(lengths, 1)], 1)
+        packed = made(x, tokens=Tokens.packed([lengths]))
+        assert torch.allclose(packed, alone, rtol=0, atol=1e-10)
+        turned = torch.tensor([[8, 3, 0, 5, 1, 2, 7, 4, 6]])
+        tokens = Tokens.packed([lengths]).gather(turned)
+        assert torch.allclose(made(x[:, turned[0]], tokens=tokens), alone[:, turned[0]], rtol=0, atol=1e-10)
+        rows = torch.full((3, 6, 16), torch.nan, dtype=torch.float64)
+        slots = [[0, 2], [0, 1, 4, 5], [3, 4, 5]]
+        index = torch.full((3, 6), -1)
+        for row, part in enumerate(x[0].split(lengths)):
+            rows[row, slots[row]], index[row, slots[row]] = part, torch.arange(len(part))
+        padded, past = made.after(rows, None, tokens=Tokens(index))
+        own = torch.cat([padded[row, at] for row, at in enumerate(slots)])
+        assert torch.allclose(own, alone[0], rtol=0, atol=1e-10)
+        for row, part in enumerate(x.split(lengths, 1)):
+            for a, b in zip(past, made.after(part, None)[1], strict=True):
+                assert torch.allclose(a[row], b[0], rtol=0, atol=1e-10)
+
+
+def test_the_convolution_sees_a_document_alone() -> None:
+    x, weight = states(2, 7, 3), states(3, 4, seed=2)
+    begins = torch.tensor([[False, False, True, False, True, False, False]])
+    got = short_convolution(x, weight, begins=begins)
+    document = begins.cumsum(1)[0]
+    for t in range(7):
+        seen = [w for w in range(4) if t >= w and document[t - w] == document[t]]
+        want = sum((weight[:, 3 - w] * x[:, t - w] for w in seen), start=torch.zeros(2, 3, dtype=x.dtype))
+        assert torch.allclose(got[:, t], want, rtol=0, atol=1e-12)
+
+
+def test_what_cannot_be_is_said() -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"heads": 3, "key_heads": 2, "head_dim": 8}, "cannot share 2"),
+        ({"heads": 2, "key_heads": 2, "head_dim": 0}, "head_dim must be a whole number"),
+        ({"heads": 2, "key_heads": 2, "head_dim": 8, "rank": 0}, "rank must be a whole number"),
+        ({"heads": 2, "key_heads": 2, "head_dim": 8, "decay": "heads"}, 'did you mean "head"'),
+        ({"heads": 2, "key_heads": 2, "head_dim": 8, "gate": "swish"}, "there is no gate"),
+    ]
+    for fields, says in wrong:
+        with pytest.raises(ConfigError, match=says):
+            DeltaSpec(**fields)
+    made = layer(QWEN)
+    with pytest.raises(ConfigError, match=r"x must be \[batch, tokens, 16\]"):
+        made(states(1, 3, 8))
+    with pytest.raises(ConfigError, match="tokens describe"):
+        made(states(1, 3, 16), tokens=Tokens.range(4))
+    past = made.after(states(1, 3, 16), None)[1]
+    with pytest.raises(ConfigError, match="one document per row"):
+        made.after(states(1, 3, 16), past, tokens=Tokens.packed([[1, 2]]))
+    with pytest.raises(HeadwayError, match="short_convolution"):
+        short_convolution(states(1, 3, 4), states(5, 4))
