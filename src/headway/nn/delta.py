@@ -125,7 +125,7 @@ class GatedDelta(nn.Module):
         work = torch.float64 if raw.dtype == torch.float64 else torch.float32
         rate = F.softplus(raw.to(work) + self.decay_bias.to(work))
         by_head = rate.unflatten(2, (self.delta.heads, -1)).transpose(1, 2)
-        log_decay = -self.log_rate.to(work).exp().view(-1, 1, 1) * by_head
+        log_decay: Tensor = -self.log_rate.to(work).exp().view(-1, 1, 1) * by_head
         return log_decay if self.delta.decay == "channel" else log_decay.squeeze(-1)
 
     def _tail(self, mixed: Tensor, tail: Tensor | None, order: "_InOrder") -> Tensor:

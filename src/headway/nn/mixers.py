@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headway.attention import BACKENDS, KeyValues, attend_keys
 from headway.cache import PagedLayer
@@ -51,7 +51,9 @@ class Projections(Protocol):
     training: bool
     rotary: RotaryEmbedding
     score: Scores
-    sink_logit: nn.Parameter | None
+
+    @property
+    def sink_logit(self) -> Tensor | None: ...
 
     def projected(self, x: Tensor, names: str = "qkv", of_global: bool = False) -> list[Tensor]: ...
 

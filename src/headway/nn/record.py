@@ -89,7 +89,10 @@ class SoftmaxAttended:
         some, of_head = SlotSelection.of(self.tokens, slots.unsqueeze(0)), slots.new_tensor([head])
         patterns = self.pattern.heads
         pattern = patterns[head] if len(patterns) > 1 else patterns[0]
-        how = {"score": [step.select_heads(of_head) for step in self.score], "scale": self.scale}
+        how: dict[str, Any] = {
+            "score": [step.select_heads(of_head) for step in self.score],
+            "scale": self.scale,
+        }
         if self.sink_logit is not None:
             how["sink_logit"] = self.sink_logit[of_head]
         return some.take(self.q[:1, head : head + 1], 2), some.tokens, pattern, how

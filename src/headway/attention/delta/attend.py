@@ -140,11 +140,11 @@ class _Run(NamedTuple):
         if self.unit_eps is not None:
             q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + self.unit_eps) for x in (q, k))
         q, k = (x.repeat_interleave(self.group, 1) for x in (q * self.scale, k))
-        flat = [t.flatten(0, 1) for t in (q, k, values, log_decay, beta)]
+        q, k, values, log_decay, beta = (t.flatten(0, 1) for t in (q, k, values, log_decay, beta))
         begins = self.begins
         if begins is not None and len(begins) > 1:
             begins = begins.repeat_interleave(heads, 0)
-        given = DeltaInputs(*flat, begins, state.flatten(0, 1))
+        given = DeltaInputs(q, k, values, log_decay, beta, begins, state.flatten(0, 1))
         if self.form == "recurrent":
             out, state = recurrent(given)
         else:
@@ -158,7 +158,8 @@ class _Native(torch.autograd.Function):
         ctx.run = run
         ctx.save_for_backward(*inputs)
         ctx.set_materialize_grads(False)
-        return native.forward(*inputs, run.begins, run.scale, run.unit_eps)
+        q, k, v, log_decay, beta, past = inputs
+        return native.forward(q, k, v, log_decay, beta, past, run.begins, run.scale, run.unit_eps)
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor | None, d_state: Tensor | None) -> tuple[Any, ...]:
@@ -172,7 +173,9 @@ class _Native(torch.autograd.Function):
             ys, dys = zip(*ends, strict=True)
             grads = iter(torch.autograd.grad(ys, wanted, dys, create_graph=True, allow_unused=True))
             return None, *(next(grads) if t.requires_grad else None for t in inputs)
-        return None, *native.backward(*inputs, run.begins, run.scale, run.unit_eps, d_out, d_state)
+        q, k, v, log_decay, beta, past = inputs
+        options = run.begins, run.scale, run.unit_eps
+        return None, *native.backward(q, k, v, log_decay, beta, past, *options, d_out, d_state)
 
 
 def _begins(order: Order) -> Tensor | None:

@@ -68,9 +68,11 @@ def chunked(at: DeltaInputs, size: int | None = None) -> Result:
     size = size or SIZE[at.log_decay.shape[-1] == 1]
     state, out = at.state, []
     for begin in range(0, at.q.shape[1], size):
-        part = [t[:, begin : begin + size] for t in (at.q, at.k, at.v, at.log_decay, at.beta)]
+        q, k, v, log_decay, beta = (
+            t[:, begin : begin + size] for t in (at.q, at.k, at.v, at.log_decay, at.beta)
+        )
         begins = None if at.begins is None else at.begins[:, begin : begin + size]
-        read, state = _block(DeltaInputs(*part, begins, state))
+        read, state = _block(DeltaInputs(q, k, v, log_decay, beta, begins, state))
         out.append(read)
     return torch.cat(out, 1) if out else at.v, state
 

@@ -45,7 +45,7 @@ def longformer_forward(
 class Projected:
     """What a mixer is given of a `LongformerSelfAttention` (`headway.nn.mixers.Projections`)."""
 
-    rotary, score = RotaryEmbedding(NoPositions(), 1), Scores()
+    rotary, score, sink_logit = RotaryEmbedding(NoPositions(), 1), Scores(), None
 
     def __init__(self, module: Any) -> None:
         self.module, self.dropout, self.training = module, module.dropout, module.training
