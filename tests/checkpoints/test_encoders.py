@@ -99,7 +99,7 @@ def test_a_family_equals_transformers(case: Case, tmp_path: Path) -> None:
     if case.family in ("jina_embeddings_v3", "nomic_bert"):  # whose files have other names
         found = stored_gradients(theirs, tmp_path / "gradients")
     largest = max(float(grad.abs().max()) for grad in found.values())
-    second = LAYOUTS[case.family].tensors.aliases
+    second = LAYOUTS[case.family].tensors.aliases(ours.spec)
     for name, grad in found.items():
         name = name if name in mine else second[name]
         # a shift of all keys changes no weight: this gradient is 0, and both have roundings of it
@@ -184,6 +184,15 @@ def test_packed_texts_equal_rows_of_their_own(family: str, tmp_path: Path) -> No
         packed = ours(ids, tokens=Tokens.packed([LENGTHS]))[0]
         rows = torch.cat([ours(part)[0] for part in ids.split(LENGTHS, 1)])
     assert off(packed, rows) < 1e-5
+
+
+@pytest.mark.parametrize("family", ["bert", "eurobert"])
+def test_an_output_layer_of_its_own_is_left_out_for_another_head(family: str, tmp_path: Path) -> None:
+    theirs = peer(Case(family, "masked-lm", {"tie_word_embeddings": False}))
+    theirs.save_pretrained(tmp_path / "m")
+    folder = load_folder(tmp_path / "m", head=Head("embed", pool="mean"))
+    output = "lm_head.weight" if family == "eurobert" else "cls.predictions.decoder.weight"
+    assert output in folder.unused
 
 
 def test_the_first_token_is_classified_wherever_it_stands(tmp_path: Path) -> None:

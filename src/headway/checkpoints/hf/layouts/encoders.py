@@ -124,13 +124,16 @@ def encoder_layout(
 
     out = f"{masked['out']}.weight", f"{masked['out']}.bias"
     firsts = {part.partition(".")[0] for one in heads.values() for part in one.values()} - {base}
+
+    def aliases(spec: ModelSpec) -> Mapping[str, str]:
+        """Second names; without an output layer there are none: a file's may be a matrix of its own."""
+        pairs = {out[0]: f"{base}.{top['embed_tokens']}.weight", out[1]: out[1].replace(".decoder", "")}
+        return pairs if spec.head.needs_vocab else {}
+
     tensors = TensorNames(
         rules=rules,
         prefix=f"{base}.",
-        aliases={
-            out[0]: f"{base}.{top['embed_tokens']}.weight",
-            out[1]: out[1].replace(".decoder", ""),
-        },
+        aliases=aliases,
         renamed=RENAMED,
         unused=(f"{base}.pooler.", "embeddings.position_ids") if unused is None else unused,
         heads=tuple(f"{first}." for first in sorted(firsts)),
