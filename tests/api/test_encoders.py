@@ -75,7 +75,7 @@ def sentences(path: Path, pooling: dict[str, bool], unit: bool) -> tuple[Path, A
     return path, model
 
 
-CLS, MEAN = "pooling_mode_cls_token", "pooling_mode_mean_tokens"
+CLS, LAST, MEAN = "pooling_mode_cls_token", "pooling_mode_lasttoken", "pooling_mode_mean_tokens"
 
 
 @pytest.mark.parametrize("unit", [True, False])
@@ -113,7 +113,7 @@ def test_an_embedder_is_saved_as_a_folder_of_sentence_transformers(
     cls: bool, unit: bool, tmp_path: Path
 ) -> None:
     """The bare encoder of transformers, and beside it what is pooled."""
-    path, model = sentences(tmp_path / "theirs", {CLS: cls, MEAN: not cls}, unit)
+    path, model = sentences(tmp_path / "theirs", {CLS: cls, LAST: False, MEAN: not cls}, unit)
     headway.load(path).save(tmp_path / "ours")
     for file in ("modules.json", "1_Pooling/config.json", "sentence_bert_config.json"):
         assert json.loads((tmp_path / "ours" / file).read_text()) == json.loads((path / file).read_text())

@@ -40,6 +40,11 @@ NEOX = {
 BLOOM = {"vocab_size": 61, "hidden_size": 48, "n_layer": 3, "n_head": 6}
 MPT = {"vocab_size": 61, "d_model": 48, "n_layers": 3, "n_heads": 6, "max_seq_len": 32}
 
+NORMED = {**STARCODER2, "head_dim": 8, "pad_token_id": None}  # whose row has a gradient, too
+NO_HEAD_DIM = {key: value for key, value in NORMED.items() if key != "head_dim"}
+GEMMA2 = {**NORMED, "query_pre_attn_scalar": 24, "sliding_window": 5}
+FACTORS = {"embedding_multiplier": 12.0, "logits_scaling": 3.0, "residual_multiplier": 0.22}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", GPT2),
     "gpt2, gelu, n_inner, untied": (
@@ -100,6 +105,59 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("bloom", BLOOM),
     "bloom, a power of two of heads, untied": ("bloom", {**BLOOM, "n_head": 4, "tie_word_embeddings": False}),
     "mpt": ("mpt", MPT),
+    "granite": ("granite", {**NO_HEAD_DIM, **FACTORS, "attention_multiplier": 0.1}),
+    "granite, biases, tied": (
+        "granite",
+        {
+            **NO_HEAD_DIM,
+            **FACTORS,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "attention_multiplier": 8**-0.5,
+        },
+    ),
+    "olmo2": ("olmo2", NO_HEAD_DIM),
+    "olmo3": (
+        "olmo3",
+        {
+            **NO_HEAD_DIM,
+            "num_hidden_layers": 4,
+            "sliding_window": 5,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 500.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 8,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+    ),
+    "gemma": ("gemma", NORMED),
+    "gemma2": ("gemma2", {**GEMMA2, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
+    "gemma2, no caps, no windows": (
+        "gemma2",
+        {
+            **GEMMA2,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "layer_types": ["full_attention"] * 3,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {
+            **GEMMA2,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
     "mpt, a power of two of heads, scaled": (
         "mpt",
         {**MPT, "n_heads": 4, "attn_config": {"softmax_scale": 0.2}},
@@ -122,7 +180,7 @@ def theirs(name: str, std: float = 0.3) -> Any:
     g = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for key, p in model.named_parameters():
-            gain = key.endswith("weight") and p.dim() == 1
+            gain = key.endswith("weight") and p.dim() == 1 and "gemma" not in family
             p.copy_(torch.randn(p.shape, generator=g) * std + gain)
     return model.eval()
 
@@ -144,4 +202,10 @@ MAIN = (
     "codegen",
     "gpt-neo",
     "opt",
+    "granite",
+    "olmo2",
+    "olmo3",
+    "gemma",
+    "gemma2",
+    "gemma3",
 )

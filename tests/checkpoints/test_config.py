@@ -12,6 +12,7 @@ from headway.checkpoints.hf.config import config_from_spec, spec_from_config, un
 from headway.checkpoints.hf.layouts import LAYOUTS
 from headway.errors import ConfigError, HeadwayError
 from headway.models import ModelSpec
+from headway.nn.attention import QK_NORMS
 from headway.patterns import Causal, Sink, Window
 from headway.positions import DynamicNTK, LinearScaling, Llama3, LongRope, NoPositions, Rotary, YaRN
 from tests.checkpoints.hf import config_dict
@@ -62,7 +63,7 @@ def specs(draw) -> ModelSpec:
         qkv_bias=draw(st.booleans()),
         out_bias=draw(st.booleans()),
         mlp_bias=draw(st.booleans()),
-        qk_norm=draw(st.booleans()),
+        qk_norm=draw(st.sampled_from(QK_NORMS)),
         tied=draw(st.booleans()),
         trained_context=trained,
         max_context=draw(st.sampled_from([None, trained, 4 * trained])),

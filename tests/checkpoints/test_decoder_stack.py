@@ -21,7 +21,10 @@ from tests.checkpoints.decoders import IDS, MAIN, theirs
 from tests.checkpoints.hf import off
 from tests.models.test_activations import kept, loss_of
 
-OTHERS = ("gpt_bigcode", "falcon", "starcoder2", "gpt_neox", "phi", "bloom", "mpt")
+OTHERS = (
+    *("gpt_bigcode", "falcon", "starcoder2", "gpt_neox", "phi", "bloom", "mpt"),
+    *("granite", "olmo2", "gemma", "gemma2", "gemma3_text"),
+)
 MACHINE = Machine(name="a machine", memory=2**40, bandwidth=1e11, peak=1e12)
 
 

@@ -7,23 +7,24 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from headway.checkpoints import config_from_spec, spec_from_config
 from headway.checkpoints.folder import load_folder
+from headway.checkpoints.formats.sentence_transformers import write_sentence_config
 from headway.checkpoints.hf.config import unsupported_by_transformers
 from headway.checkpoints.hf.layouts import LAYOUTS
 from headway.checkpoints.hf.layouts.rules import Rule, same
 from headway.checkpoints.hf.layouts.tensors import exported
-from headway.checkpoints.restore import load_model
+from headway.checkpoints.restore import build_model, load_model
 from headway.checkpoints.saving import save_folder
 from headway.classic import MultiQueryAttention
 from headway.errors import ConfigError
-from headway.models import ModelSpec, catalog, cost
+from headway.models import Head, ModelSpec, catalog, cost
 from headway.nn import Attention
 from headway.tokens import Tokens
 from tests.checkpoints.decoder_rows import REFUSED
-from tests.checkpoints.decoders import CASES, IDS, kernel, theirs
+from tests.checkpoints.decoders import CASES, IDS, NORMED, kernel, theirs
 from tests.checkpoints.hf import off
 
 
@@ -59,6 +60,20 @@ def test_gradients_are_theirs(pair: tuple[Any, Any, Path]) -> None:
         assert (found[key] - p.grad).abs().max() < 1e-4 * most, key
 
 
+@torch.no_grad()
+def test_losses_are_theirs(pair: tuple[Any, Any, Path]) -> None:
+    """Without ever holding all logits, and packed: documents of one row."""
+    model, ours, _ = pair
+    log_p = model(IDS).logits.double().log_softmax(-1)
+    targets = torch.randint(61, IDS.shape, generator=torch.Generator().manual_seed(3))
+    want = -log_p.gather(-1, targets[..., None])[..., 0]
+    assert off(ours(IDS, targets=targets).each, want) < 1e-5
+    packed = Tokens.packed([[19, 19]])
+    assert (
+        off(ours(IDS.view(1, -1), tokens=packed, targets=targets.view(1, -1)).each.view(2, 19), want) < 1e-5
+    )
+
+
 def test_padded_is_unpadded_and_cached_is_uncached(pair: tuple[Any, Any, Path]) -> None:
     _, ours, _ = pair
     with torch.no_grad():
@@ -88,6 +103,35 @@ def test_we_save_and_they_load(pair: tuple[Any, Any, Path], tmp_path: Path) -> N
         assert torch.equal(again(IDS).logits, model(IDS).logits)
     back = load_folder(tmp_path / "ours")
     assert back.spec == load_folder(path).spec == ours.spec
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral"])
+@torch.no_grad()
+def test_a_decoder_embeds_by_its_last_token(family: str, tmp_path: Path) -> None:
+    """As Qwen3-Embedding and e5-mistral are stored: the bare decoder, and beside it what sentence-transformers does."""
+    config = AutoConfig.for_model(family, **NORMED)
+    model = AutoModel.from_config(config, attn_implementation="eager").eval()
+    model.save_pretrained(tmp_path / "theirs")
+    described = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    head = {
+        "architectures": [f"{type(model).__name__.removesuffix('Model')}ForCausalLM"],
+        "tie_word_embeddings": True,
+    }
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps(described | head))
+    spec = ModelSpec.of(family, vocab=61, width=48, layers=2, heads=6, hidden=80)
+    write_sentence_config(tmp_path / "theirs", spec.with_head(Head("embed", pool="last", unit=True)))
+    ours = build_model(load_folder(tmp_path / "theirs"))
+    assert (ours.spec.kind, ours.spec.head) == ("encoder", Head("embed", pool="last", unit=True))
+    states = model(IDS).last_hidden_state
+    want = torch.nn.functional.normalize(torch.stack((states[0, 18], states[1, 11])), dim=-1)
+    assert off(ours(IDS, tokens=Tokens.from_lengths([19, 12])), want) < 1e-5
+    packed = torch.cat((IDS[:1], IDS[1:, :12]), 1)
+    assert off(ours(packed, tokens=Tokens.packed([[19, 12]])), want) < 1e-5
+    save_folder(tmp_path / "ours", ours)
+    again = AutoModel.from_pretrained(tmp_path / "ours", attn_implementation="eager").eval()
+    assert type(again) is type(model)
+    assert torch.equal(again(IDS).last_hidden_state, states)
+    assert load_folder(tmp_path / "ours").spec == ours.spec
 
 
 def test_gpt2_s_first_files_load(tmp_path: Path) -> None:

@@ -42,11 +42,11 @@ def saved(tmp_path):
         tiny(family="mistral", patterns=Window.last(5)),
         tiny(patterns=(Window.last(5), Causal())),
         tiny(family="qwen2", patterns=(Causal(), Window.last(5)), qkv_bias=True),
-        tiny(family="qwen3", qk_norm=True, head_dim=6),
+        tiny(family="qwen3", qk_norm="head", head_dim=6),
         tiny(qkv_bias=True, out_bias=True, mlp_bias=True, kv_heads=1),
         tiny(positions=Rotary(500.0, pairing="adjacent")),
         tiny(
-            family="qwen3", qk_norm=True, qkv_bias=True, out_bias=True, positions=Rotary(pairing="adjacent")
+            family="qwen3", qk_norm="head", qkv_bias=True, out_bias=True, positions=Rotary(pairing="adjacent")
         ),
     ],
     ids=lambda s: f"{s.family}, {s.patterns[0]}",

@@ -26,6 +26,7 @@ OLDER_ONLY: dict[str, tuple[Any, ...]] = {
     "ignore_attention_mask": (False,), "n_special": (0,), "order_of_interleaved_layers": ("local_attn_first",),
     "rotary": (True,), "rotary_pct": (1,), "use_embedding_sharing": (True,), "use_gated_activation": (True,),
     "use_parallel_block": (True,), "use_qk_norm": (False,),
+    "hidden_act": ("gelu_pytorch_tanh",), "hidden_activation": ("gelu_pytorch_tanh",),
     "is_decoder": (False, True), "is_llama_config": (True,), "max_window_layers": (), "mlp_bias": (False,),
     "mlp_type": ("default",), "norm_type": ("layer_norm",), "normalize_before": (False, True),
     "normalize_embedding": (False, True), "partial_rotary_factor": (1, 1.0),
@@ -48,6 +49,8 @@ OLDER = """
     scale_attention_softmax_in_fp32 skip_bias_add_qkv summary_activation summary_first_dropout summary_proj_to_labels
     summary_type summary_use_proj tokenizer_name unk_token_id validate_runner_input verbose cache_implementation
     layer_switch model_max_length predict_special_tokens sliding_window_pattern use_parallel_embedding
+    global_attn_every_n_layers global_rope_theta layer_norm_eps local_rope_theta reference_compile
+    repad_logits_with_grad rope_local_base_freq
 """.split()  # noqa: SIM905
 ANYWHERE = """
     _attn_implementation_autoset attn_implementation torchscript use_bfloat16 tf_legacy_loss max_sequence_length

@@ -26,7 +26,7 @@ def spec_of(kv_heads=2, dims=None, **fields) -> ModelSpec:
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize(("to", "dims"), [("adjacent", None), ("adjacent", 4), (ODD, None)])
 def test_there_and_back_is_the_identical_file_and_the_same_function(tmp_path, kv_heads, to, dims):
-    spec = spec_of(kv_heads, dims, qkv_bias=True, out_bias=True, qk_norm=True)
+    spec = spec_of(kv_heads, dims, qkv_bias=True, out_bias=True, qk_norm="head")
     model = build(spec, seed=0).eval()
     with torch.no_grad():
         for p in model.parameters():
@@ -120,7 +120,7 @@ def test_what_has_no_pairing_and_what_is_none():
 
 
 def test_an_arbitrary_pairing_lives_in_a_folder(tmp_path):
-    model = build(spec_of(2, qk_norm=True), seed=0).eval()
+    model = build(spec_of(2, qk_norm="head"), seed=0).eval()
     save_folder(tmp_path / "a", model)
     convert(tmp_path / "a", tmp_path / "b", to_pairing=ODD)
     (positions,) = convert(tmp_path / "b", tmp_path / "c").changed

@@ -31,7 +31,7 @@ def layer_of(linear: LinearAttentionSpec = LINEARS[0], **given_: object) -> Line
 @pytest.mark.parametrize("pattern", [Causal(), Full()], ids=str)
 @pytest.mark.parametrize("linear", LINEARS, ids=str)
 @pytest.mark.parametrize(
-    "more", [{}, {"value_dim": 5}, {"qk_norm": True, "qkv_bias": True, "out_bias": True}], ids=str
+    "more", [{}, {"value_dim": 5}, {"qk_norm": "head", "qkv_bias": True, "out_bias": True}], ids=str
 )
 def test_a_state_dict_of_attention_fits_and_gives_linear_attention_of_its_projections(
     more: dict[str, object], linear: LinearAttentionSpec, pattern: Pattern

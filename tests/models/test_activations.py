@@ -17,6 +17,7 @@ from torch import Tensor
 
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.models import FAMILIES, EncoderDecoder, Head, Model, ModelSpec, build, cost
+from headway.nn.block import BESIDE, ORDERS
 from headway.patterns import Causal
 from headway.positions import NoPositions, Relative, Rotary, SpecialOrthogonal, T5Bias
 from headway.tokens import Tokens
@@ -58,9 +59,13 @@ def loss_of(model: Model, ids: Tensor, fused: bool) -> Tensor:
 
 def llamas() -> Iterator[ModelSpec]:
     for change in (
-        *({"order": o, "norm": n} for o in ("pre", "post", "parallel", "joint") for n in ("rms", "layer")),
+        *({"order": o, "norm": n} for o in ORDERS for n in ("rms", "layer")),
         {"final_norm": False},
-        *({"hidden": 0, "layers": 4, "order": o, "dropout": 0.1} for o in ("pre", "post")),
+        *({"hidden": 0, "layers": 4, "order": o, "dropout": 0.1} for o in ORDERS if o not in BESIDE),
+        *({"order": o, "first_norm": False, "residual_scale": 0.5} for o in ("pre", "sandwich")),
+        {"order": "output", "final_norm": False, "qk_norm": "all"},
+        {"order": "sandwich", "norm_offset": 1.0, "qk_norm": "head", "score_cap": 5.0},
+        {"logit_cap": 3.0},
         {"order": "post", "final_norm": False, "embedding_norm": True, "norm": "layer"},
         {"embedding_norm": True, "logit_scale": 0.5},
         {"activation_dropout": 0.1},
@@ -69,8 +74,8 @@ def llamas() -> Iterator[ModelSpec]:
         {"sink_logit": True},
         {"gate": "head", "sink_logit": True},
         {"gate": "channel"},
-        {"qk_norm": True, "positions": NoPositions()},
-        {"qk_norm": True, "positions": Rotary(pairing="halves", dims=6, values=True)},
+        {"qk_norm": "head", "positions": NoPositions()},
+        {"qk_norm": "head", "positions": Rotary(pairing="halves", dims=6, values=True)},
         {"positions": Rotary(pairing="adjacent", trainable=True)},
         {"positions": Rotary(pairing="halves", trainable=True)},
         {"positions": SpecialOrthogonal(Rotary(pairing="halves"))},
@@ -108,7 +113,7 @@ def pairs() -> Iterator[ModelSpec]:
     for family in ("transformer", "bart", "mbart", "t5", "marian"):
         yield ModelSpec.of_pair(family, **SIZE)
     yield ModelSpec.of_pair("transformer", **{**SIZE, "hidden": 0, "layers": 4})
-    yield ModelSpec.of_pair("llama", **GROUPED, qk_norm=True, positions=T5Bias())
+    yield ModelSpec.of_pair("llama", **GROUPED, qk_norm="head", positions=T5Bias())
 
 
 def measured(spec: ModelSpec, dtype: torch.dtype, fused: bool, backend: str) -> tuple[int, int]:
@@ -124,7 +129,8 @@ def measured(spec: ModelSpec, dtype: torch.dtype, fused: bool, backend: str) -> 
         scores="stored" if backend == "dense" else "recomputed",
     )
     if not fused and spec.head.needs_vocab:
-        want["logits"] = 4 * spec.vocab * TOKENS * ROWS  # the log-probabilities of all of them
+        # the log-probabilities of all of them, and what is capped
+        want["logits"] = (4 + dtype.itemsize * (spec.logit_cap is not None)) * spec.vocab * TOKENS * ROWS
     return found, sum(want.values())
 
 

@@ -40,7 +40,7 @@ def sees(pattern: Pattern, n: int) -> Tensor:
         {"qkv_bias": True},
         {"out_bias": True, "mlp_bias": True},
         {"hidden": 0, "mlp_bias": True},
-        {"qk_norm": True, "kv_heads": 1},
+        {"qk_norm": "head", "kv_heads": 1},
         {"sink_logit": True, "gate": "head"},
         {"gate": "channel"},
         {"positions": Learned(4096)},

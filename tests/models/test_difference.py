@@ -37,6 +37,7 @@ OTHER: dict[str, tuple[ModelSpec, dict[str, Any]]] = {
     "kv_heads": (BASE, {"kv_heads": 2}),
     "pooled_dropout": (ENCODER, {"pooled_dropout": True}),
     "attention_scale": (BASE, {"attention_scale": 0.5}),
+    "qk_norm": (BASE, {"qk_norm": "all"}),
     "embedding_width": (ENCODER, {"embedding_width": 16}),
     "max_context": (BASE, {"max_context": 99}),
     "heads": (BASE, {"heads": 8, "kv_heads": 8}),

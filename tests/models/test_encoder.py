@@ -1,7 +1,7 @@
 """Encoders and encoder-decoders of the same blocks: what they see, what they cost, what they refuse."""
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.errors import ConfigError, DataError
 from headway.models import Encoder, EncoderDecoder, Head, ModelSpec, build, cost, mark_global
+from headway.models.head import Pool
 from headway.patterns import Causal, Full, Global, Window
 from headway.positions import (
     LinearBias,
@@ -118,6 +119,7 @@ def test_linear_attention_by_one_line(kind: str) -> None:
     [
         (Head("masked-lm", dense="gelu"), (2, 7, 50)),
         (Head("masked-lm"), (2, 7, 50)),
+        (Head("masked-lm", dense="gelu", bias=False), (2, 7, 50)),
         (Head("classify", labels=("a", "b", "c"), dense="tanh"), (2, 3)),
         (Head("classify", labels=("a", "b"), pool="mean"), (2, 2)),
         (Head("tag", labels=("a", "b")), (2, 7, 2)),
@@ -146,11 +148,15 @@ def test_pooling_is_over_tokens() -> None:
     assert torch.allclose(pooled, states.mean(1))
     first = build(encoder().with_head(Head("embed")), seed=3, dtype=torch.float64).eval()
     assert torch.allclose(first(torch.cat((IDS[1:, 4:], IDS[1:, :4]), 1), tokens=left), states[:, 0])
+    last = build(encoder().with_head(Head("embed", pool="last")), seed=3, dtype=torch.float64).eval()
+    right = Tokens.from_lengths([4], total=7)
+    assert torch.allclose(last(IDS[1:], tokens=right), states[:, 3])
+    assert torch.allclose(last(torch.cat((IDS[1:, 4:], IDS[1:, :4]), 1), tokens=left), states[:, 3])
 
 
 @pytest.mark.parametrize("family", ["bert", "longformer"])
-@pytest.mark.parametrize("pool", ["first", "mean"])
-def test_packed_documents_are_pooled_one_by_one(family: str, pool: Literal["first", "mean"]) -> None:
+@pytest.mark.parametrize("pool", get_args(Pool))
+def test_packed_documents_are_pooled_one_by_one(family: str, pool: Pool) -> None:
     patterns = Window.around(1) | Global() if family == "longformer" else None
     spec = encoder(family, **({} if patterns is None else {"patterns": patterns}))
     head = Head("classify", labels=("a", "b"), dense="tanh", pool=pool)
@@ -254,7 +260,7 @@ def test_row_21_three_matrices_are_one() -> None:
         (lambda: encoder(causal=True, patterns=Causal()), "a decoder predicts what follows"),
         (lambda: encoder(head=Head()), "an encoder has no"),
         (lambda: encoder(norm="batch"), "there is no norm 'batch'"),
-        (lambda: encoder(order="sandwich"), "there is no order 'sandwich'"),
+        (lambda: encoder(order="sandwhich"), "there is no order 'sandwhich'"),
         (lambda: encoder(token_types=-1), "token_types counts rows"),
         (lambda: encoder(embedding_scale=0.0), "embedding_scale must be a number above 0"),
         (lambda: encoder(head=Head("states")), "tied joins output layer and embedding"),

@@ -1,7 +1,7 @@
 """One law over all kinds of layers: a kind's native steps are those of its modules, or it has a reason that is said."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import pytest
@@ -149,17 +149,26 @@ POSITIONS: dict[str, Kind] = {
 WIDE = {"width": 256, "hidden": 256, "head_dim": 64}
 FIELDS = {weights: WIDE if weights.endswith("_K") or weights == "nf4" else {} for weights in WEIGHTS}
 """Of models whose matrices are kept so: NF4 has blocks of 64 inputs, K-quants of 256."""
+
+
+def _reason(fields: Mapping[str, Any]) -> str | None:
+    """A word of why a model with these fields is not native."""
+    if fields.get("order") in ("sandwich", "output"):
+        return "neither norm nor scale it"
+    return "none of them together" if fields.get("qk_norm") == "all" else None
+
+
 KINDS: dict[str, Kind] = {
     **{
-        f"family {name}": Kind({"family": name})
+        f"family {name}": Kind({"family": name}, _reason(family.defaults))
         for name, family in FAMILIES.items()
         if family.defaults.get("causal", True)
     },
     **{f"positions {name}": kind for name, kind in POSITIONS.items()},
     **{f"norm {norm} {bias}": Kind({"norm": norm, "norm_bias": bias}) for norm in NORMS for bias in (True, False)},
-    **{f"order {o}": Kind({"order": o}) for o in ORDERS},
+    **{f"order {o}": Kind({"order": o}, _reason({"order": o})) for o in ORDERS},
     **{f"{act} {gated}": Kind({"activation": act, "gated": gated}) for act in ACTIVATIONS for gated in (True, False)},
-    **{f"{heads} kv heads": Kind({"kv_heads": heads, "qk_norm": True}) for heads in (1, 2, 4)},
+    **{f"{heads} kv heads": Kind({"kv_heads": heads, "qk_norm": "head"}) for heads in (1, 2, 4)},
     "sink logits": Kind({"sink_logit": True}, change=sunk),
     "a gate of each head": Kind({"gate": "head"}),
     "a gate of each channel": Kind({"gate": "channel", "order": "parallel"}),
@@ -167,6 +176,10 @@ KINDS: dict[str, Kind] = {
     "gated sums": Kind({"gate": "channel", "linear": LinearAttentionSpec()}),
     "another gate": Kind({"gate": "head", "gate_act": "softplus"}, "no softplus of an output gate"),
     "chunks": Kind({"patterns": (Chunk(3) & Causal(), Chunk(5) & Causal() | Sink(2) & Causal())}),
+    "norms over all heads": Kind({"qk_norm": "all"}, _reason({"qk_norm": "all"})),
+    "scaled residuals": Kind({"residual_scale": 0.3}, "neither norm nor scale it"),
+    "no first norm": Kind({"first_norm": False}),
+    "capped": Kind({"score_cap": 0.5, "logit_cap": 2.0, "patterns": (Window.last(4), Causal())}),
     "biases": Kind({"qkv_bias": True, "out_bias": True, "mlp_bias": True, "output_bias": True}),
     "attention alone": Kind({"hidden": 0}),
     "no last norm": Kind({"final_norm": False}),
@@ -211,6 +224,8 @@ KINDS: dict[str, Kind] = {
 def test_native_steps_are_those_of_the_modules_or_have_a_reason(kind: str, dtype: torch.dtype) -> None:
     fields, reason, change = KINDS[kind]
     made = model(**fields).to(dtype)
+    if made.spec.norm_offset and dtype == torch.bfloat16:
+        reason = reason or "rounded behind it"
     if change is not None:
         change(made)
     if reason is None:
@@ -228,6 +243,14 @@ def test_sinks_and_gates_at_every_level(use: Use, level: str) -> None:  # noqa: 
     use(level)
     for kind in ("gates and sinks", "a gate of each channel"):
         test_native_steps_are_those_of_the_modules_or_have_a_reason(kind, torch.float32)
+
+
+@pytest.mark.parametrize("order", ["pre", "post"])
+def test_norms_with_an_offset_are_native_in_float32_alone(order: str) -> None:
+    made = model(order=order, norm_offset=1.0, qk_norm="head")
+    steps(made, 9, 10)
+    _, choice = choose_step(made.bfloat16(), made.make_cache(1).pages)
+    assert "this one is rounded behind it" in choice.why
 
 
 def test_a_cache_of_another_type_and_switched_off_adapters() -> None:

@@ -120,6 +120,6 @@ def test_a_text_has_the_same_bits_however_it_is_cut() -> None:
 
 
 def test_what_the_kernels_do_not_know_has_its_reason() -> None:
-    for fields in ({"qk_norm": True}, {"positions": Rotary(pairing="halves", values=True)}):
+    for fields in ({"qk_norm": "head"}, {"positions": Rotary(pairing="halves", values=True)}):
         made = model(LinearAttentionSpec(), **fields)
         assert "no norms of queries and no rotated values" in Reader(made).steps.why

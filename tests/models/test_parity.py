@@ -38,7 +38,7 @@ def test_dropping_a_part_is_seen() -> None:
     theirs = oracle.random_model(oracle.config("qwen3", 2, False))
     with torch.no_grad():
         want = theirs(IDS).logits
-    for change in ({"qk_norm": False}, {"patterns": Causal()}):
+    for change in ({"qk_norm": "none"}, {"patterns": Causal()}):
         model = build(oracle.spec("qwen3", 2, False, **change), seed=1).eval()
         model.load_state_dict({k: v for k, v in theirs.state_dict().items() if k in model.state_dict()})
         with torch.no_grad():

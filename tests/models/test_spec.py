@@ -56,6 +56,12 @@ FIELDS: dict[str, Any] = {"vocab": 50, "width": 48, "layers": 4, "heads": 4, "hi
         ({"max_context": 0}, "max_context must be a whole number of at least 1, got 0"),
         ({"norm_eps": 0.0}, r"norm_eps must lie between 0\.0 and 1\.0, got 0\.0"),
         ({"attention_dropout": 1.0}, "attention_dropout is a probability from 0 to below 1"),
+        ({"qk_norm": True}, r"no qk_norm True.*there are none, head, all"),
+        ({"norm_offset": -1.0}, r"norm_offset must be a number from 0 to 1, got -1\.0"),
+        ({"norm_offset": 1.0, "norm": "layer"}, 'norm_offset is for norm="rms"'),
+        ({"first_norm": False, "order": "output"}, "order 'output' has no norm in front of attention alone"),
+        ({"residual_scale": 0.0}, r"residual_scale must be a number above 0, got 0\.0"),
+        ({"score_cap": -2.0}, r"score_cap must be a number above 0, got -2\.0"),
         ({"activation": "swiglu"}, r"no activation 'swiglu' \(did you mean \"silu\"\?\)"),
         ({"famliy": "llama"}, r"ModelSpec has no field 'famliy' \(did you mean \"family\"\?\)"),
         ({"window": 512}, "ModelSpec has no field 'window'"),
@@ -94,7 +100,8 @@ def test_families_are_data() -> None:
     llamas = [n for n, s in specs.items() if s.causal and s.gated and s.norm == "rms" and n not in PAIRS]
     assert llamas == ["llama", "mistral", "ministral", "qwen2", "qwen3"]
     assert [n for n in llamas if specs[n].qkv_bias] == ["qwen2"]
-    assert [n for n, s in specs.items() if s.qk_norm] == ["qwen3"]
+    assert [n for n, s in specs.items() if s.qk_norm == "head"] == ["qwen3", "gemma3_text"]
+    assert [n for n, s in specs.items() if s.norm_offset] == ["gemma", "gemma2", "gemma3_text"]
     assert [n for n, s in specs.items() if s.global_projections] == ["longformer"]
     assert specs["qwen2"].positions == Rotary(1e6, pairing="halves")
     assert ModelSpec.of("qwen2", **FIELDS, qkv_bias=False).qkv_bias is False
@@ -121,7 +128,7 @@ def test_one_dial() -> None:
     other = ModelSpec.of_depth(
         6, 300, group=3, tied=False, hidden=500, family="qwen3", patterns=[Window.last(9), Causal()]
     )
-    assert (other.kv_heads, other.tied, other.hidden, other.qk_norm) == (2, False, 500, True)
+    assert (other.kv_heads, other.tied, other.hidden, other.qk_norm) == (2, False, 500, "head")
     assert other.patterns[:2] == (Window.last(9), Causal())
     with pytest.raises(ValueError, match="6 heads cannot be shared 4 to a kv head; group must divide 6"):
         ModelSpec.of_depth(6, 300, group=4)

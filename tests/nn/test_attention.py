@@ -78,7 +78,7 @@ CASES: dict[str, dict[str, object]] = {
     "gated channels": {"gate": "channel", "value_dim": 5, "sink_logit": True},
     "softplus": {"gate": "channel", "gate_act": "softplus"},
     "biased": {"qkv_bias": True, "out_bias": True},
-    "normed": {"qk_norm": True, "positions": Rotary(100.0, pairing="halves")},
+    "normed": {"qk_norm": "head", "positions": Rotary(100.0, pairing="halves")},
     "values of another width": {"value_dim": 5},
 }
 
@@ -105,7 +105,7 @@ def test_bias_free_by_default_and_four_squares() -> None:
     assert sum(p.numel() for p in layer.parameters()) == 4 * WIDTH**2
     biased = Attention(WIDTH, HEADS, qkv_bias=True, out_bias=True)
     assert sum(name.endswith(".bias") for name in biased.state_dict()) == 4
-    normed = Attention(WIDTH, HEADS, qk_norm=True)
+    normed = Attention(WIDTH, HEADS, qk_norm="head")
     assert isinstance(normed.q_norm, RMSNorm)
     assert normed.state_dict()["k_norm.weight"].shape == (WIDTH // HEADS,)
 

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from headway.errors import ConfigError
 from headway.nn import Attention, Block, FeedForward, LayerNorm, RMSNorm
+from headway.nn.block import ORDERS
 
 
 def block_of(order: str) -> Block:
@@ -63,6 +65,54 @@ def test_the_two_orders_are_the_documented_formulas_with_the_same_weights() -> N
     assert not torch.allclose(pre(X), post(X))
 
 
+def test_the_orders_that_norm_outputs_are_the_documented_formulas() -> None:
+    both, out = block_of("sandwich"), block_of("output")
+    assert order_of_calls(both) == [
+        *("input_layernorm", "self_attn", "post_attention_layernorm"),
+        *("pre_feedforward_layernorm", "mlp", "post_feedforward_layernorm"),
+    ]
+    assert order_of_calls(out) == [
+        "self_attn",
+        "post_attention_layernorm",
+        "mlp",
+        "post_feedforward_layernorm",
+    ]
+    x = X + both.post_attention_layernorm(both.self_attn(both.input_layernorm(X)))
+    assert torch.equal(
+        both(X), x + both.post_feedforward_layernorm(both.mlp(both.pre_feedforward_layernorm(x)))
+    )
+    x = X + out.post_attention_layernorm(out.self_attn(X))
+    assert torch.equal(out(X), x + out.post_feedforward_layernorm(out.mlp(x)))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_is_added_is_scaled(order: str) -> None:
+    """By 2, as if the last matrices were: but for norms of outputs, which undo that."""
+    plain, scaled = block_of(order), block_of(order)
+    scaled.residual_scale = 2.0
+    with torch.no_grad():
+        for layer in (
+            (plain.post_attention_layernorm, plain.post_feedforward_layernorm)
+            if plain.behind[0]
+            else (
+                plain.self_attn.o_proj,
+                plain.mlp.down_proj,
+            )
+        ):
+            layer.weight.mul_(2)
+    assert torch.equal(scaled(X), plain(X))
+
+
+def test_the_first_norm_is_left_out() -> None:
+    torch.manual_seed(0)
+    sizes = Attention(16, 4), FeedForward(16, 24), partial(RMSNorm, 16)
+    block = Block(*sizes, first_norm=False).double()
+    x = X + block.self_attn(X)
+    assert torch.equal(block(X), x + block.mlp(block.post_attention_layernorm(x)))
+    with pytest.raises(ConfigError, match="order 'output' has no norm in front of attention alone"):
+        Block(*sizes, "output", first_norm=False)
+
+
 def test_the_residual_passes_through_pre_norm_alone() -> None:
     """With sub-layers that give 0, pre-norm is the identity and post-norm is not."""
     for order, same in (("pre", True), ("post", False)):
@@ -79,8 +129,8 @@ def test_other_norms_and_feed_forwards_fit() -> None:
 
 
 def test_a_wrong_order_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"no order of norms 'sandwich'; there are pre, post"):
-        block_of("sandwich")
+    with pytest.raises(ValueError, match=r"no order of norms 'sandwhich'.*sandwich"):
+        block_of("sandwhich")
 
 
 class Still(nn.Module):

@@ -3,10 +3,12 @@
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from headway.nn import LayerNorm, RMSNorm
 from headway.nn.fused import plain_rms_norm
+from headway.nn.norms import normed_sum
 
 WIDTH = 48
 
@@ -41,6 +43,23 @@ def test_casting_after_the_gain_is_another_function() -> None:
     wide = x.float()
     other = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6) * ours.weight.float()).bfloat16()
     assert not torch.equal(ours(x), other)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_an_offset_is_that_of_gemma(dtype: torch.dtype) -> None:
+    """1 + w in float32, and one rounding behind it: bf16 numbers near 1 hold few bits of a small w."""
+    ours, theirs = RMSNorm(WIDTH, 1e-6, offset=1.0).to(dtype), Gemma2RMSNorm(WIDTH, 1e-6).to(dtype)
+    assert torch.equal(ours.weight, theirs.weight)
+    with torch.no_grad():
+        theirs.weight.copy_(ours.weight.normal_(0, 0.01))
+    x = (torch.randn(3, 7, WIDTH) * 3).to(dtype)
+    y = torch.randn(x.shape).to(dtype)
+    eps = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)  # theirs is float32 in float64, too
+    for found, wanted in ((ours(x), theirs(x)), (normed_sum(ours, x, y)[0], theirs(x + y))):
+        assert found.dtype == dtype
+        torch.testing.assert_close(found, wanted, rtol=4 * eps, atol=0)
+        if dtype == torch.bfloat16:  # rounded once, at the same place
+            assert (found != wanted).float().mean() < 0.05
 
 
 def test_the_formula_in_float64() -> None:

@@ -65,8 +65,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "joint": {"order": "joint"},
     "sinks, gated heads": {"sink_logit": True, "gate": "head"},
     "gated channels": {"gate": "channel", "gate_act": "softplus"},
+    "sandwich, 1 + w, caps": {
+        "order": "sandwich", "norm_offset": 1.0, "qk_norm": "head", "score_cap": 3.0, "logit_cap": 2.0,
+    },
+    "norms of outputs and over all heads": {"order": "output", "qk_norm": "all", "residual_scale": 0.4},
     "norms of heads, trained rotation": {
-        "qk_norm": True, "positions": Rotary(1e4, pairing="halves", trainable=True)
+        "qk_norm": "head", "positions": Rotary(1e4, pairing="halves", trainable=True)
     },
     "one table of biases for all layers": {"positions": T5Bias(buckets=8, max_distance=32)},
     "a table of vectors in each layer": {"positions": Relative(clip=3)},

@@ -48,7 +48,13 @@ def stepped(
     an adapter. 11 hidden units a rank, of which a part of the axis fsdp has 6 or 5."""
     p = 0.0 if mesh.cp > 1 else 0.1
     drops = {"dropout": p, "attention_dropout": p, "activation_dropout": p}
-    how: dict[str, Any] = {"heads": 8, "kv_heads": 4, "head_dim": 4, "qk_norm": True, "hidden": 11 * mesh.tp}
+    how: dict[str, Any] = {
+        "heads": 8,
+        "kv_heads": 4,
+        "head_dim": 4,
+        "qk_norm": "head",
+        "hidden": 11 * mesh.tp,
+    }
     net = steps.model_of(name, vocab=32, **how, **drops)
     if lora is not None:
         attach(net, Adapter.fresh(net, replace(lora, dropout=p)), dtype=torch.float64)

@@ -19,6 +19,7 @@ from headway.checkpoints.restore import build_model
 from headway.errors import ConfigError, check_known
 from headway.generate.sequences import AnyTokenizer
 from headway.models import Decoder, EncoderDecoder, Head, Model, ModelSpec
+from headway.models.head import Pool
 from headway.models.quantize import compress_model
 from headway.storage.dtypes import named_dtype
 from headway.storage.files import current_folder
@@ -78,7 +79,7 @@ def load(
     source: str | Path,
     *,
     task: Literal["embed"],
-    pool: Literal["first", "mean"] | None = ...,
+    pool: Pool | None = ...,
     unit: bool | None = ...,
     **how: Unpack[Loading],
 ) -> Embedder: ...
@@ -97,7 +98,7 @@ def load(
     allow_pickle: bool = False,
     adapter: str | Path | Sequence[str | Path] = (),
     any_base: bool = False,
-    pool: Literal["first", "mean"] | None = None,
+    pool: Pool | None = None,
     unit: bool | None = None,
     compress: bool = False,
     dequantize: bool = False,
@@ -128,7 +129,7 @@ def load(
         adapter: folders of adapters (PEFT's), which add up; the last of them that has a tokenizer or a
             generation_config.json brings these along.
         any_base: take adapters that were trained beside other weights, or do not say beside which.
-        pool, unit: of "embed": "first" or "mean" over a text's tokens, and whether vectors have length 1. Unless
+        pool, unit: of "embed": "first", "last" or "mean" of a text's tokens, and whether vectors have length 1. Unless
             given, the folder's own, or "mean" and False.
         compress: keep bf16 weights in 11 bits each, without loss (`headway.models.quantize.compress_model`).
         dequantize: make plain weights of codes of 4 to 8 bits (of GGUF files and quantized folders), which are kept

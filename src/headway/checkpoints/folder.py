@@ -89,7 +89,8 @@ def load_folder(
     """Read and check a folder or a file; no weights are read yet (tied ones, when both are stored, are compared).
 
     `frm` is its format; "auto" detects it. `head` takes an encoder for another purpose than it was saved for; the
-    tensors that it needs must be there.
+    tensors that it needs must be there. A decoder that sentence-transformers embeds with is an encoder that sees what
+    it did.
 
     Raises ConfigError for a config that is not understood; CheckpointError for files that are broken or
     missing, and for tensors that are missing, unexpected or of another shape, listed together with the
@@ -150,7 +151,7 @@ def _hugging_face(path: Path, folder: Path, allow_pickle: bool, head: Head | Non
         described, scheme = split_config(config)
         spec = spec_from_config(described)
     sentences = read_sentence_config(folder)
-    if sentences is not None and sentences.model == folder and spec.head.task == "states":
+    if sentences is not None and sentences.model == folder and spec.head.task in ("states", "lm"):
         spec = spec.with_head(sentences.head)
     saved_for = spec.head
     if head is not None and head != saved_for:

@@ -14,21 +14,14 @@ from headway.models import ModelSpec
 from headway.positions import Pairing, PerLayer, PositionScheme, Rotary, in_pairing, rotations, to_pairing
 from headway.storage.lazy import Form, changed
 
-# module -> heads of its output: a field of the spec, or 1 for what all heads share
-_MODULES: Mapping[str, str | int] = {
-    "q_proj": "heads",
-    "k_proj": "kv_heads",
-    "q_global_proj": "heads",
-    "k_global_proj": "kv_heads",
-    "q_norm": 1,
-    "k_norm": 1,
-}
+_MODULES = ("q_proj", "k_proj", "q_global_proj", "k_global_proj", "q_norm", "k_norm")
+"""What gives queries and keys. The outputs of a norm are those of one head, where all have its gain, or of all."""
 # leaves whose first axis is the module's output: weights, biases, gains, what adapters have there
 _OUTPUT = ("weight", "bias", "lora_B.weight", "lora_magnitude_vector")
 _INPUT = "lora_A.weight"
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _NAME = re.compile(rf"(?:^|\.)({'|'.join(_MODULES)})\.(.+)$")
-_KEYS_VALUES = re.compile(r"(?:^|\.)(k_proj|v_proj)\.(weight|bias)$")
+_KEYS_VALUES = re.compile(r"(?:^|\.)(?:(?:k_proj|v_proj)\.(?:weight|bias)|k_norm\.weight)$")
 
 
 def change_pairing(
@@ -64,10 +57,9 @@ def change_pairing(
         rotary, target = (_of_layer(one, name) for one in (spec, new))
         if not isinstance(rotary, Rotary) or not isinstance(target, Rotary):
             return tensor
-        heads = _MODULES[found[1]]
         return to_pairing(
             tensor,
-            heads=heads if isinstance(heads, int) else int(getattr(spec, heads)),
+            heads=len(tensor) // spec.head_dim,
             head_dim=spec.head_dim,
             frm=rotary.pairing,
             to=target.pairing,
@@ -106,9 +98,9 @@ def repeat_kv_heads(
     """The same function with `kv_heads` key and value heads, each of the K there are repeated kv_heads / K times.
 
     Query head h reads kv head floor(h K / H); repetition puts a copy of that head at floor(h kv_heads / H). From
-    GQA or MQA to MHA it is kv_heads = H. Rows of key and value weights [K*D, M] and biases [K*D] are repeated,
-    lazily where the state is. Raises CheckpointError where `kv_heads` is no multiple of K or does not divide H:
-    fewer heads, and other numbers, are no repetition and would be another function.
+    GQA or MQA to MHA it is kv_heads = H. Rows of key and value weights [K*D, M], biases [K*D] and gains of a norm over
+    all keys [K*D] are repeated, lazily where the state is. Raises CheckpointError where `kv_heads` is no multiple of K
+    or does not divide H: fewer heads, and other numbers, are no repetition and would be another function.
     """
     if kv_heads < 1 or kv_heads % spec.kv_heads or spec.heads % kv_heads:
         possible = [n for n in range(spec.kv_heads, spec.heads + 1, spec.kv_heads) if spec.heads % n == 0]
@@ -118,14 +110,17 @@ def repeat_kv_heads(
         )
     times = kv_heads // spec.kv_heads
 
+    def has_heads(name: str) -> bool:
+        return _KEYS_VALUES.search(name) is not None and ("k_norm" not in name or spec.qk_norm == "all")
+
     def repeated(name: str, value: Tensor) -> Tensor:
-        if _KEYS_VALUES.search(name) is None or times == 1:
+        if not has_heads(name) or times == 1:
             return value
         heads = value.reshape(spec.kv_heads, spec.head_dim, *value.shape[1:])
         return heads.repeat_interleave(times, 0).flatten(0, 1)
 
     def form(name: str, given: Form) -> Form:
-        if _KEYS_VALUES.search(name) is None:
+        if not has_heads(name):
             return given
         return Form((given.shape[0] * times, *given.shape[1:]), given.dtype)
 

@@ -123,7 +123,7 @@ def answer(
 def embed(
     run: TextsRun,
     *,
-    pool: Literal["first", "mean"] | None = None,
+    pool: Literal["first", "last", "mean"] | None = None,
     unit: bool | None = None,
     similarity: bool = False,
     cut: bool = False,

@@ -16,8 +16,7 @@ from headway.generate.config import GenerationConfig
 from headway.generate.reader import evaluating
 from headway.generate.requests import check_prompts, context_limit
 from headway.models import Decoder
-from headway.models.stack import scaled
-from headway.nn import IGNORE_INDEX, output_cross_entropy
+from headway.nn import IGNORE_INDEX
 from headway.tokens import Tokens
 
 Pair = tuple[Sequence[int] | Tensor, Sequence[int] | Tensor]
@@ -94,8 +93,7 @@ def _scored(model: Decoder, rows: list[list[int]], begins: list[int]) -> tuple[l
     targets = torch.where(scored, targets, IGNORE_INDEX)[scored].to(device)
     with evaluating(model):
         hidden = model.hidden(ids.to(device), tokens=Tokens.from_lengths(lengths).to(device))
-        states = scaled(hidden[scored.to(device)], model.spec.logit_scale)
-        losses = output_cross_entropy(model.lm_head, states, targets, model.spec.vocab, hits=True)
+        losses = model.cross_entropy(hidden[scored.to(device)], targets, hits=True)
     assert losses.hits is not None
     return (-losses.each.double()).tolist(), losses.hits.tolist()
 

@@ -82,7 +82,7 @@ def initialize_(model: Model, seed: int | None = None) -> None:
         embeddings, output layer, score tables      normal, std s
         other matrices                              normal, std s
         o_proj, down_proj                           normal, std s / sqrt(2 L): 2 L of them add to the stream
-        gains of norms                              1
+        gains of norms                              1, with what is added to their weights
         biases, sink logits, offsets of trained frequencies      0
 
     with s = `spec.init_std` and L layers (GPT-2: Radford et al. 2019, section 2.3). Numbers are drawn in
@@ -91,12 +91,13 @@ def initialize_(model: Model, seed: int | None = None) -> None:
     generator = torch.Generator()
     generator.manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
     std, depth = model.spec.init_std, model.spec.layers  # of an encoder-decoder: the decoder's, for both
+    gain = 1.0 - model.spec.norm_offset
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith((".bias", ".sink_logit", ".frequency_offset")):
                 parameter.zero_()
             elif parameter.dim() == 1:
-                parameter.fill_(1.0)
+                parameter.fill_(gain)
             else:
                 width = std / math.sqrt(2 * depth) if name.endswith(RESIDUAL) else std
                 fresh = torch.zeros(parameter.shape).normal_(0.0, width, generator=generator)

@@ -28,6 +28,7 @@ from headway.models.summed import PagedSums, Summed
 from headway.native import interface as c
 from headway.native.linear import MOST_ROWS
 from headway.native.loader import library, threads
+from headway.nn.scale import capped
 from headway.tokens import Tokens
 
 
@@ -49,7 +50,7 @@ class DecodeStep:
         exact: bool = False,
     ) -> None:
         self.cache, self.lowered = cache, Lowered(model)
-        self.stack = model.stack
+        self.stack, self.cap = model.stack, model.spec.logit_cap
         self._pasts: dict[tuple[object, ...], PagedPast] = {}
         self._sources: dict[tuple[object, ...], PagedPast] = {}
         self._sums: dict[int, PagedSums] = {}
@@ -147,7 +148,7 @@ class DecodeStep:
                 lowered.x[: len(at)] = lowered.x[at]
                 lowered.resize(len(at))
                 self._call(last, 1)
-        return lowered.logits[: len(at)].clone()
+        return capped(lowered.logits[: len(at)].clone(), self.cap)
 
     def _call(self, first: int, count: int) -> None:
         """Runs operations of the list."""

@@ -4,6 +4,7 @@ Legend: B rows, T slots of the call, N slots whose logits are wanted, M width of
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,10 +13,11 @@ from headway.attention import KeyValues
 from headway.cache import BatchCache, PagedCache
 from headway.models.pasts import make_paged_cache
 from headway.models.spec import ModelSpec
-from headway.models.stack import TransformerStack, make_output, scaled
+from headway.models.stack import TransformerStack, make_output
 from headway.models.transformer import Transformer, check_targets
 from headway.nn import Losses, output_cross_entropy
 from headway.nn.linear import Linear
+from headway.nn.scale import capped, scaled
 from headway.parallel import ContextParallel
 from headway.tokens import Tokens
 
@@ -63,15 +65,16 @@ class Autoregressive(Transformer):
         )
         if targets is None:
             return self.logits(hidden)
-        x = scaled(hidden, self.spec.logit_scale)
-        return output_cross_entropy(
-            self.lm_head, x, targets, self.spec.vocab, label_smoothing=label_smoothing
-        )
+        return self.cross_entropy(hidden, targets, label_smoothing=label_smoothing)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., M] -> [..., V]: the output layer, which is the embedding when they are tied."""
-        logits: Tensor = self.lm_head(scaled(hidden, self.spec.logit_scale))
-        return logits
+        return capped(self.lm_head(scaled(hidden, self.spec.logit_scale)), self.spec.logit_cap)
+
+    def cross_entropy(self, hidden: Tensor, targets: Tensor, **how: Any) -> Losses:
+        """-ln softmax(logits(hidden))[target], without ever holding all logits; keywords of `output_cross_entropy`."""
+        x, spec = scaled(hidden, self.spec.logit_scale), self.spec
+        return output_cross_entropy(self.lm_head, x, targets, spec.vocab, cap=spec.logit_cap, **how)
 
     def make_cache(self, batch: int = 1, *, slack: int = 0, dtype: torch.dtype | None = None) -> BatchCache:
         """An empty past of `batch` rows, of which the last `slack` tokens can always be trimmed. `dtype` is that of the

@@ -12,6 +12,8 @@ ORDERS = {
     "post": "norm(x + f(x))",
     "parallel": "x + attention(norm(x)) + feed-forward(norm'(x))",
     "joint": "x + attention(norm(x)) + feed-forward(norm(x))",
+    "sandwich": "x + norm'(f(norm(x)))",
+    "output": "x + norm(f(x))",
 }
 NORMS = {"rms": "RMSNorm: x / sqrt(mean x^2 + eps)", "layer": "LayerNorm: (x - mean x) / sqrt(var x + eps)"}
 
@@ -48,6 +50,8 @@ def _named(name: str, value: int | float | str | None) -> str:
         return f"{words} {value}"
     if isinstance(value, bool):
         return words if value else f"no {words}"
+    if isinstance(value, str):
+        return f"{words} {value}"
     return f"{words} {value:,}" if isinstance(value, int) else f"{words} {value:.4g}"
 
 
@@ -122,21 +126,27 @@ ASPECTS: Mapping[str, Aspect] = {
     "encoder": _aspect("encoder", _encoder),
     "layers": _aspect("layers width", lambda spec: f"{spec.layers} layers of width {spec.width:,}"),
     "order": _aspect(
-        "order", lambda spec: f"{spec.order}: {ORDERS[spec.order]}", "final_norm embedding_norm"
+        "order",
+        lambda spec: f"{spec.order}: {ORDERS[spec.order]}",
+        "final_norm embedding_norm first_norm residual_scale",
     ),
-    "norm": _aspect("norm norm_eps", lambda spec: f"{NORMS[spec.norm]}, eps {spec.norm_eps:g}", "norm_bias"),
+    "norm": _aspect(
+        "norm norm_eps", lambda spec: f"{NORMS[spec.norm]}, eps {spec.norm_eps:g}", "norm_bias norm_offset"
+    ),
     "positions": _aspect("positions", lambda spec: f"on {spec.positions.marks}: {brief(spec.positions)}"),
     "feed-forward": _aspect("hidden gated activation", _feed_forward),
     "heads": _aspect("heads kv_heads head_dim", _heads),
     "scores": _aspect(
-        "attention_scale linear", _scores, "qk_norm sink_logit gate gate_act global_projections"
+        "attention_scale linear",
+        _scores,
+        "score_cap qk_norm sink_logit gate gate_act global_projections",
     ),
     "patterns": _aspect("patterns", _patterns),
     "biases": _aspect("", unusual="qkv_bias out_bias mlp_bias output_bias"),
     "embedding": _aspect(
         "vocab",
         lambda spec: f"vocab {spec.vocab:,}",
-        "embedding_width embedding_scale token_types tied shared_embedding logit_scale",
+        "embedding_width embedding_scale token_types tied shared_embedding logit_scale logit_cap",
     ),
     "context": _aspect(
         "trained_context", lambda spec: f"trained on {spec.trained_context:,} tokens", "max_context"

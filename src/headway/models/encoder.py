@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from headway.errors import ConfigError
 from headway.models.inputs import checked_tokens
 from headway.models.spec import ModelSpec
-from headway.models.stack import TransformerStack, make_output, scaled
+from headway.models.stack import TransformerStack, make_output, norm_of
 from headway.models.transformer import Transformer, check_targets
-from headway.nn import IGNORE_INDEX, Linear, Losses, make_norm, output_cross_entropy
+from headway.nn import IGNORE_INDEX, Linear, Losses, output_cross_entropy
 from headway.nn.feedforward import named_activation
+from headway.nn.scale import capped, scaled
 from headway.parallel import ContextParallel
 from headway.tokens import Tokens
 
@@ -94,13 +95,13 @@ class HeadLayer(nn.Module):
         super().__init__()
         head = spec.head
         self.task, self.pool, self.unit = head.task, head.pool, head.unit
-        self.vocab, self.logit_scale = spec.vocab, spec.logit_scale
+        self.vocab, self.logit_scale, self.logit_cap = spec.vocab, spec.logit_scale, spec.logit_cap
         masked = head.task == "masked-lm"
         inner = spec.head_inputs
-        self.dense = Linear(spec.width, inner) if head.dense is not None else None
+        self.dense = Linear(spec.width, inner, bias=head.bias) if head.dense is not None else None
         self.act = torch.tanh if head.dense == "tanh" else named_activation(head.dense or "relu")
         has_norm = masked and head.dense is not None
-        self.norm = make_norm(spec.norm, inner, spec.norm_eps, spec.norm_bias) if has_norm else None
+        self.norm = norm_of(spec)(inner) if has_norm else None
         self.drop = nn.Dropout(0.0 if head.task == "answer" else spec.dropout)
         self.drop_pooled = spec.pooled_dropout and head.task == "classify" and head.dense is not None
         self.out: nn.Module | None = None
@@ -118,8 +119,7 @@ class HeadLayer(nn.Module):
         x = self.before_output(x)
         if self.task == "masked-lm":
             assert self.out is not None
-            y: Tensor = self.out(scaled(x, self.logit_scale))
-            return y
+            return capped(self.out(scaled(x, self.logit_scale)), self.logit_cap)
         if self.out is not None:
             x = self.out(self.drop(x))
         return F.normalize(x, dim=-1) if self.unit else x
@@ -135,7 +135,7 @@ class HeadLayer(nn.Module):
             )
         wanted = targets != IGNORE_INDEX
         x = scaled(self.before_output(hidden[wanted]), self.logit_scale)
-        found = output_cross_entropy(self.out, x, targets[wanted], self.vocab, hits=True)
+        found = output_cross_entropy(self.out, x, targets[wanted], self.vocab, cap=self.logit_cap, hits=True)
         assert found.hits is not None
         each = found.each.new_zeros(targets.shape).masked_scatter(wanted, found.each)
         return found._replace(each=each, hits=torch.zeros_like(wanted).masked_scatter(wanted, found.hits))
@@ -147,16 +147,17 @@ class HeadLayer(nn.Module):
 
 
 def pooled(hidden: Tensor, tokens: Tokens, how: str) -> Tensor:
-    """One vector [B, M] for each row: that of its first token, or the mean over its tokens; of packed documents one
-    for each [N, M], row by row in the order of their numbers.
+    """One vector [B, M] for each row: that of its first or last token, or the mean over its tokens; of packed documents
+    one for each [N, M], row by row in the order of their numbers.
 
     A row without tokens gives zeros."""
     rows = hidden.shape[0]
     if tokens.document is not None:
         return _pooled_documents(hidden, tokens.expand(rows), how)
-    if how == "first":
-        is_first = (tokens.index == 0).expand(rows, -1).to(hidden.dtype)
-        return (is_first.unsqueeze(1) @ hidden).squeeze(1)
+    if how in ("first", "last"):
+        index = tokens.index.expand(rows, -1)
+        at = torch.zeros_like(index[:, :1]) if how == "first" else index.amax(1, keepdim=True).clamp(min=0)
+        return ((index == at).to(hidden.dtype).unsqueeze(1) @ hidden).squeeze(1)
     valid = tokens.valid.expand(rows, -1)
     kept = torch.where(valid.unsqueeze(-1), hidden, 0)
     return kept.sum(1) / valid.sum(1, keepdim=True).clamp(min=1)
@@ -168,6 +169,10 @@ def _pooled_documents(hidden: Tensor, tokens: Tokens, how: str) -> Tensor:
     rows = torch.arange(tokens.rows, device=tokens.device).unsqueeze(1)
     numbers = rows * (tokens.document.amax() + 1) + tokens.document
     wanted = tokens.index == 0 if how == "first" else tokens.valid
+    if how == "last":
+        most = tokens.index.new_full((int(numbers.amax()) + 1,), -1)
+        most = most.scatter_reduce(0, numbers[wanted], tokens.index[wanted], "amax")
+        wanted = wanted & (tokens.index == most[numbers])
     _, which, counts = numbers[wanted].unique(return_inverse=True, return_counts=True)
     wide = hidden[wanted].to(torch.promote_types(hidden.dtype, torch.float32))
     sums = wide.new_zeros(len(counts), hidden.shape[2]).index_add(0, which, wide)

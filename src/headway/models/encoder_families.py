@@ -149,6 +149,24 @@ ENCODERS: Mapping[str, Family] = {
             "trained_context": 4096,
         },
     ),
+    "modernbert": Family(
+        "pre-norm LayerNorm, none in front of the first layer, rotary positions, GELU with a gate, windows by layer",
+        {
+            **LAYER_NORM,
+            "norm_bias": False,
+            "norm_eps": 1e-5,
+            "causal": False,
+            "patterns": Full(),
+            "embedding_norm": True,
+            "first_norm": False,
+            "activation": "gelu",
+            "output_bias": True,
+            "tied": True,
+            "head": Head("masked-lm", dense="gelu", bias=False),
+            "trained_context": 8192,
+        },
+        theta=1.6e5,
+    ),
     "roformer": Family(
         "bert with rotary positions",
         {

@@ -6,6 +6,7 @@ from headway.errors import check_known, unknown_model
 from headway.models.decoder_families import DECODERS
 from headway.models.encoder_families import ENCODERS, PAIRS
 from headway.models.family import GPT2, LAYER_NORM, NEOX, Family, partial_rotary
+from headway.models.normed_families import NORMED
 from headway.positions import LinearBias
 
 FAMILIES: Mapping[str, Family] = {
@@ -28,10 +29,11 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "qwen3": Family(
         "llama with normed queries and keys, a free head_dim, and windows by layer",
-        {"qk_norm": True, "trained_context": 40960},
+        {"qk_norm": "head", "trained_context": 40960},
         theta=1e6,
         groups=True,
     ),
+    **NORMED,
     "gpt2": Family("pre-norm LayerNorm, learned positions, GELU, biases everywhere", GPT2),
     "gpt_bigcode": Family(
         "gpt2 with one key and value for all heads (SantaCoder, StarCoder)", {**GPT2, "kv_heads": 1}

@@ -15,7 +15,7 @@ from headway.nn import ACTIVATIONS
 from headway.tokens import Tokens
 
 Task = Literal["lm", "masked-lm", "classify", "tag", "answer", "embed", "states"]
-Pool = Literal["first", "mean"]
+Pool = Literal["first", "last", "mean"]
 
 TASKS: dict[str, str] = {
     "lm": "logits of the token that follows, [B, T, V]",
@@ -45,8 +45,10 @@ class Head:
 
     task     one of `TASKS`
     labels   names of the classes of "classify" and "tag"
-    pool     "first": the row's first token; "mean": of its tokens (Reimers and Gurevych 2019, section 3)
+    pool     "first", "last": the row's first or last token; "mean": of its tokens (Reimers and Gurevych 2019,
+             section 3)
     dense    activation behind W: "tanh" in BERT's pooler, "gelu" in its masked-lm head; None is no W
+    bias     whether W has one
     unit     vectors of "embed" have length 1
 
     Raises ConfigError for a task, pool or activation that is not known, and for labels where none belong.
@@ -56,6 +58,7 @@ class Head:
     labels: tuple[str, ...] = ()
     pool: Pool = "first"
     dense: str | None = None
+    bias: bool = True
     unit: bool = False
 
     def __post_init__(self) -> None:
@@ -69,6 +72,8 @@ class Head:
             raise ConfigError(f"Head: {self.task!r} {what}")
         if self.dense is not None and self.task not in ("masked-lm", "classify", "embed"):
             raise ConfigError(f"Head: {self.task!r} has no dense layer, got dense={self.dense!r}")
+        if not self.bias and self.dense is None:
+            raise ConfigError(f"Head: {self.task!r} has no dense layer that could be without a bias")
         if self.unit and self.task != "embed":
             raise ConfigError(f'Head: unit is for "embed", got it with {self.task!r}')
 

@@ -18,7 +18,7 @@ from headway.attention.call import Call
 from headway.models.decoder import Decoder
 from headway.models.encoder_decoder import EncoderDecoder
 from headway.models.lowerable import check_parts, softmax_call
-from headway.models.operations import NotLowered, Operations, address
+from headway.models.operations import NotLowered, Operations, address, gain_of
 from headway.models.rotated import Rotated
 from headway.models.summed import Summed, sums_of
 from headway.native import interface as c
@@ -28,6 +28,7 @@ from headway.nn.feedforward import FeedForward
 from headway.nn.linear import Linear
 from headway.nn.linear_attention import LinearAttention
 from headway.nn.lora import LowRank
+from headway.nn.positions import Scores
 
 ORDERS = {"pre": ("mix", "across", "widen", "narrow"), "parallel": ("widen", "mix", "narrow")}
 ORDERS |= {"post": ORDERS["pre"], "joint": ORDERS["parallel"]}
@@ -93,6 +94,10 @@ class Lowered(Operations):
         layer, mlp, across = block.self_attn, block.mlp, block.cross_attn
         if mlp is not None and not isinstance(mlp, FeedForward):
             raise NotLowered(f"the kernels know no {type(mlp).__name__}")
+        if block.order not in ORDERS or block.residual_scale != 1.0:
+            raise NotLowered(
+                "the kernels add to the stream what a product gives, and neither norm nor scale it"
+            )
         first, last = block.input_layernorm, block.post_attention_layernorm
         between, is_post = block.cross_attention_layernorm, block.order == "post"
 
@@ -146,10 +151,12 @@ class Lowered(Operations):
             c.TYPES[self.dtype], *(t.data_ptr() for t in rows), *[None] * (3 - len(rows)),
             *(t.stride(0) for t in rows),
         )  # fmt: skip
-        if layer.q_norm is not None:
-            struct.q_gain, struct.eps = address(self.floats(layer.q_norm.weight)), layer.q_norm.eps
-        if layer.k_norm is not None and not across:
-            struct.k_gain = address(self.floats(layer.k_norm.weight))
+        for name, norm in (("q", layer.q_norm), ("k", None if across else layer.k_norm)):
+            if norm is not None:
+                if len(norm.weight) != layer.head_dim:
+                    raise NotLowered("the kernels norm every query and key, and none of them together")
+                setattr(struct, f"{name}_gain", address(self.floats(gain_of(self._known(norm)))))
+                struct.eps = norm.eps
         if rotated is not None:
             rotated.into(struct)
             struct.rotates_values = int(rotated.rotates_values)
@@ -157,7 +164,7 @@ class Lowered(Operations):
             self.counted.append(struct)
             ops.append(self.op(c.HEADS, struct))
         lse = self.room("lse", heads.query_heads, torch.float32)
-        kind = layer.mixer, rows[0].data_ptr(), *map(id, scores)
+        kind = layer.mixer, rows[0].data_ptr(), *map(_alike, scores)
         attends = Attends(kind, call, rows[0], out, lse, struct, at + len(ops))
         if across:
             self.across.append(attends)
@@ -256,6 +263,11 @@ class Lowered(Operations):
         if not any(known is gate for known in gates):
             gates.append(gate.fill_(1))
         return gate
+
+
+def _alike(scores: Scores) -> object:
+    """What steps on scores that are the same share: without tensors their values."""
+    return tuple(scores.steps) if not any(step.parameters for step in scores.steps) else id(scores)
 
 
 def _magnitudes(layer: Linear) -> list[LowRank]:

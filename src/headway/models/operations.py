@@ -83,17 +83,17 @@ class Operations:
             0, 0, x.shape[1], c.TYPES[x.dtype], x.data_ptr(), x.stride(0), matrices, len(structs)
         )
         if norm is not None:
-            known = _known(norm)
+            known = self._known(norm)
             struct.norm, struct.eps = c.NORMS[NORMS[type(norm)]], known.eps
-            struct.gain, struct.shift = (address(self.floats(t)) for t in (known.weight, known.bias))
+            struct.gain, struct.shift = (address(self.floats(t)) for t in (gain_of(known), known.bias))
         struct.act, struct.gate = act, address(gate)
         self.counted.append(struct)
         return self.op(c.PRODUCTS, struct)
 
     def norm(self, norm: nn.Module, x: Tensor) -> c.OpStruct:
         """norm(x) in the place of rows x. Raises NotLowered for a norm that the kernels do not know."""
-        known = _known(norm)
-        weights = [None if t is None else t.detach().contiguous() for t in (known.weight, known.bias)]
+        known = self._known(norm)
+        weights = [None if t is None else t.detach().contiguous() for t in (gain_of(known), known.bias)]
         self.kept += weights
         struct = c.NormStruct(
             0, 0, x.shape[1], c.TYPES[x.dtype], c.NORMS[NORMS[type(norm)]], known.eps, x.data_ptr(), None,
@@ -115,6 +115,15 @@ class Operations:
         self.counted.append(struct)
         return self.op(c.FACTORS, struct)
 
+    def _known(self, norm: nn.Module) -> RMSNorm | LayerNorm:
+        if not isinstance(norm, RMSNorm | LayerNorm) or type(norm) not in NORMS:
+            raise NotLowered(f"the kernels know no norm {type(norm).__name__}")
+        if isinstance(norm, RMSNorm) and norm.offset and self.dtype != torch.float32:
+            raise NotLowered(
+                "the kernels round a norm in front of its gain, and this one is rounded behind it"
+            )
+        return norm
+
     def op(self, kind: int, struct: ctypes.Structure) -> c.OpStruct:
         """An operation of the kernels."""
         self.kept.append(struct)
@@ -129,10 +138,9 @@ class Operations:
         return wide
 
 
-def _known(norm: nn.Module) -> RMSNorm | LayerNorm:
-    if not isinstance(norm, RMSNorm | LayerNorm) or type(norm) not in NORMS:
-        raise NotLowered(f"the kernels know no norm {type(norm).__name__}")
-    return norm
+def gain_of(norm: RMSNorm | LayerNorm) -> Tensor:
+    """What a norm multiplies by."""
+    return norm.gain if isinstance(norm, RMSNorm) else norm.weight
 
 
 def address(t: Tensor | None) -> int | None:

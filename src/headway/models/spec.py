@@ -15,11 +15,13 @@ from headway.heads import Heads
 from headway.models.families import find_family
 from headway.models.head import Head
 from headway.models.spec_checks import check, check_sizes, expand_patterns
+from headway.nn.attention import QKNorm
 from headway.nn.block import Order
 from headway.nn.fused import Norm
 from headway.nn.gates import Gate
 from headway.patterns import Causal, Full, Pattern
 from headway.positions import Learned, PositionScheme, Rotary
+from headway.scores import Score, SoftCap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,20 +47,25 @@ class ModelSpec:
         shared_embedding: the encoder looks its ids up in the decoder's embedding.
         head: what is computed from the last states.
         order: where the norms stand: `headway.nn.Block`.
+        first_norm: False leaves out the first norm of the first layer (order "pre" or "sandwich").
+        residual_scale: factor on what each sub-layer adds to the stream.
         norm: "rms" (RMSNorm) or "layer" (LayerNorm); norm_bias: with a trained bias.
+        norm_offset: added to the weights of every RMSNorm: 1.0 where weights w multiply as 1 + w.
         norm_eps: added to the mean square, or to the variance, in every norm.
         final_norm: a norm after the last layer.
         embedding_norm: a norm after the embedding.
         embedding_width: columns of the embedding, projected to M where they are others; None is M.
         embedding_scale: factor on embedded ids, before positions are added (sqrt(M): Vaswani et al. 2017, 3.4).
         logit_scale: factor on the states that the output layer is given (M^-0.5 in T5 when tied).
+        logit_cap: c of c tanh(logits / c), what logits become; None is no cap.
         token_types: rows of a second table, added to the embedding (BERT's segments); 0 is none.
         qkv_bias, out_bias, mlp_bias, output_bias: biases of the projections and of the output layer.
-        qk_norm: RMSNorm on every query and key.
+        qk_norm: RMSNorm on every query and key ("head"), or on all heads' together ("all").
         attention_scale: factor on scores; D^-0.5 unless given.
         sink_logit: a trained logit of each query head stands beside those of the keys, with a value of 0 (gpt-oss).
         gate: attention's output is multiplied by a gate of each "head", or of each "channel"; of gate_act "sigmoid" or
             "softplus" (`headway.nn.AttentionLayer`).
+        score_cap: c of c tanh(scores / c), what scaled scores become; None is no cap.
         global_projections: global tokens have projections of their own (`headway.nn.GlobalAttention`).
         linear: linear attention instead of softmax, in every layer.
         activation: of the feed-forward; a name in `headway.nn.ACTIVATIONS`.
@@ -89,24 +96,29 @@ class ModelSpec:
     shared_embedding: bool = False
     head: Head = Head()  # noqa: RUF009  (a frozen value)
     order: Order = "pre"
+    first_norm: bool = True
+    residual_scale: float = 1.0
     norm: Norm = "rms"
     norm_bias: bool = False
+    norm_offset: float = 0.0
     norm_eps: float = 1e-6
     final_norm: bool = True
     embedding_norm: bool = False
     embedding_width: int | None = None
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
+    logit_cap: float | None = None
     token_types: int = 0
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
     output_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: QKNorm = "none"
     attention_scale: float | None = None
     sink_logit: bool = False
     gate: Gate | None = None
     gate_act: str = "sigmoid"
+    score_cap: float | None = None
     global_projections: bool = False
     linear: LinearAttentionSpec | None = None
     activation: str = "silu"
@@ -147,6 +159,11 @@ class ModelSpec:
     def layer_positions(self) -> tuple[PositionScheme, ...]:
         """The scheme that acts in each layer."""
         return tuple(self.positions.at(i) for i in range(self.layers))
+
+    @property
+    def score(self) -> tuple[Score, ...]:
+        """What every layer does to scores, beside what marks positions."""
+        return () if self.score_cap is None else (SoftCap(self.score_cap),)
 
     @property
     def columns(self) -> int:
@@ -279,17 +296,17 @@ class ModelSpec:
     def with_linear(self, linear: LinearAttentionSpec) -> ModelSpec:
         """The same model with linear attention in every layer; its weights fit unchanged."""
         seen = Causal() if self.causal else Full()
-        return replace(
-            self,
-            linear=linear,
-            attention_dropout=0.0,
-            attention_scale=None,
-            sink_logit=False,
-            patterns=(seen,) * self.layers,
-        )
+        none: dict[str, Any] = {
+            "attention_dropout": 0.0,
+            "attention_scale": None,
+            "score_cap": None,
+            "sink_logit": False,
+        }
+        return replace(self, linear=linear, patterns=(seen,) * self.layers, **none)
 
     def with_head(self, head: Head) -> ModelSpec:
-        """The same encoder for another purpose. Where the head has no matrix over the vocab there is nothing to
-        tie, and no bias; "masked-lm" ties, as in BERT."""
+        """The same encoder for another purpose, or a decoder as an encoder that sees what it did. Where the head has no
+        matrix over the vocab there is nothing to tie, and no bias; "masked-lm" ties, as in BERT."""
         vocab = head.needs_vocab
-        return replace(self, head=head, tied=vocab, output_bias=vocab)
+        causal, cap = self.causal and head.task == "lm", self.logit_cap if vocab else None
+        return replace(self, head=head, causal=causal, tied=vocab, output_bias=vocab, logit_cap=cap)

@@ -8,7 +8,8 @@ from headway.errors import ConfigError, as_error, check_known, check_whole
 from headway.heads import Heads
 from headway.models.families import find_family
 from headway.nn import ACTIVATIONS
-from headway.nn.block import ORDERS
+from headway.nn.attention import QK_NORMS
+from headway.nn.block import BESIDE, ORDERS
 from headway.nn.gates import check_gate
 from headway.nn.norms import NORMS
 from headway.patterns import Causal, Full, Pattern
@@ -18,9 +19,13 @@ SIZES = ("vocab", "width", "layers", "heads", "kv_heads", "head_dim", "hidden", 
 NUMBERS: Mapping[str, tuple[tuple[str, ...], Callable[[Any], bool]]] = {
     "must lie between 0.0 and 1.0": (("norm_eps",), lambda n: 0 < n < 1),
     "must be a number above 0": (
-        ("init_std", "embedding_scale", "logit_scale", "attention_scale"),
+        (
+            *("init_std", "embedding_scale", "logit_scale", "attention_scale"),
+            *("residual_scale", "logit_cap", "score_cap"),
+        ),
         lambda n: 0 < n < math.inf,
     ),
+    "must be a number from 0 to 1": (("norm_offset",), lambda n: 0 <= n <= 1),
     "counts rows of a table, 0 or more": (("token_types",), lambda n: type(n) is int and n >= 0),
     "is a probability from 0 to below 1": (
         ("dropout", "attention_dropout", "activation_dropout"),
@@ -28,7 +33,12 @@ NUMBERS: Mapping[str, tuple[tuple[str, ...], Callable[[Any], bool]]] = {
     ),
 }
 """What must hold for fields that are numbers, where they are not None."""
-CHOICES: Mapping[str, Sequence[str]] = {"activation": [*ACTIVATIONS], "order": ORDERS, "norm": NORMS}
+CHOICES: Mapping[str, Sequence[str]] = {
+    "activation": [*ACTIVATIONS],
+    "order": ORDERS,
+    "norm": NORMS,
+    "qk_norm": QK_NORMS,
+}
 
 
 def check_sizes(spec: Any) -> None:
@@ -70,7 +80,14 @@ def _wrong(spec: Any) -> dict[str, bool]:
     seen = Causal() if spec.causal else Full()
     return {
         f'order {spec.order!r} has a feed-forward beside attention, hidden=0 is none; use order="pre"': (
-            not spec.hidden and spec.order not in ("pre", "post")
+            not spec.hidden and spec.order in BESIDE
+        ),
+        f"order {spec.order!r} has no norm in front of attention alone: first_norm=False leaves out none": (
+            not spec.first_norm and spec.order not in ("pre", "sandwich")
+        ),
+        'norm_offset is for norm="rms"': bool(spec.norm_offset) and spec.norm != "rms",
+        f"logit_cap is of logits over a vocab, and Head({task!r}) has none": (
+            spec.logit_cap is not None and not spec.head.needs_vocab
         ),
         f"a decoder predicts what follows (Head('lm')), got Head({task!r})": spec.causal and task != "lm",
         f"an encoder has no Head('lm'), got Head({task!r})": not spec.causal and task == "lm",
@@ -86,9 +103,13 @@ def _wrong(spec: Any) -> dict[str, bool]:
         f"encoder, got {next((p for p in spec.patterns if p != seen), seen)}": (
             linear and any(p != seen for p in spec.patterns)
         ),
-        "linear attention has no weights to drop and no scores to scale; set attention_dropout=0.0, "
-        "attention_scale=None and sink_logit=False (`with_linear` does)": (
-            linear and (spec.attention_dropout or spec.attention_scale is not None or spec.sink_logit)
+        "linear attention has no weights to drop and no scores to scale or to cap; set attention_dropout=0.0, "
+        "attention_scale=None, score_cap=None and sink_logit=False (`with_linear` does)": linear
+        and bool(
+            spec.attention_dropout
+            or spec.attention_scale is not None
+            or spec.score_cap is not None
+            or spec.sink_logit
         ),
     }
 
@@ -101,6 +122,9 @@ def _wrong_beside_encoder(spec: Any) -> dict[str, bool]:
     return {
         "encoder= joins an encoder (causal=False, Head('states'), no encoder of its own) to a decoder": (
             not spec.causal or other.causal or other.encoder is not None or other.head.task != "states"
+        ),
+        f'order {spec.order!r} has no place for cross-attention; use "pre" or "post"': (
+            spec.order not in ("pre", "post")
         ),
         f"the encoder's width {other.width} must be the decoder's, {spec.width}": other.width != spec.width,
         f"a shared embedding has one size, got {others[0]} x {others[1]} and {sizes[0]} x {sizes[1]}": (

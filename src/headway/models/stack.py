@@ -3,7 +3,7 @@
 Legend: B rows, T slots of the call, M width of the model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,7 @@ from headway.nn import (
 from headway.nn.attention import AttentionOptions
 from headway.nn.block import CHECKPOINTING, Checkpointing
 from headway.nn.record import Record
+from headway.nn.scale import scaled
 from headway.parallel import ContextParallel
 from headway.patterns import Full, Pattern
 from headway.positions import NoPositions, PositionScheme, Rotation
@@ -56,7 +57,7 @@ class TransformerStack(nn.Module):
     def __init__(self, spec: ModelSpec, backend: str = "auto", *, embedding: bool = True) -> None:
         super().__init__()
         self.spec = spec
-        norm = partial(make_norm, spec.norm, eps=spec.norm_eps, bias=spec.norm_bias)
+        norm = norm_of(spec)
         columns, positions = spec.columns, spec.positions
         together = positions.marks == "scores" and positions.shared
         self.embed_tokens = TokenEmbedding(spec.vocab, columns) if embedding else None
@@ -76,8 +77,10 @@ class TransformerStack(nn.Module):
                 if spec.encoder
                 else None,
                 dropout=spec.dropout,
+                residual_scale=spec.residual_scale,
+                first_norm=spec.first_norm or layer > 0,
             )
-            for pattern, own in zip(spec.patterns, spec.layer_positions, strict=True)
+            for layer, (pattern, own) in enumerate(zip(spec.patterns, spec.layer_positions, strict=True))
         )
         self.shared_rotation = _shared_rotation(self.blocks)
         self.norm = norm(spec.width) if spec.final_norm else None
@@ -244,6 +247,8 @@ def _attention(
         "norm_eps": spec.norm_eps,
         "gate": None if across else spec.gate,
         "gate_act": spec.gate_act,
+        "norm_offset": spec.norm_offset,
+        "score": () if across else spec.score,
         "dropout": spec.attention_dropout,
         "output_dropout": spec.dropout,
     }
@@ -253,6 +258,11 @@ def _attention(
     sink = spec.sink_logit and not across
     how: dict[str, Any] = {"scale": spec.attention_scale, "backend": backend, "sink_logit": sink}
     return kind(*sizes, pattern=pattern, **how, **options)
+
+
+def norm_of(spec: ModelSpec) -> Callable[[int], nn.Module]:
+    """Makes a norm of that width, as all of a model's are."""
+    return partial(make_norm, spec.norm, eps=spec.norm_eps, bias=spec.norm_bias, offset=spec.norm_offset)
 
 
 def _feed_forward(spec: ModelSpec) -> FeedForward | None:
@@ -266,8 +276,3 @@ def make_output(spec: ModelSpec, width: int, stack: TransformerStack) -> Linear:
     so."""
     tied_to = stack.embed_tokens if spec.tied else None
     return Linear.output(width, spec.vocab, bias=spec.output_bias, tied_to=tied_to)
-
-
-def scaled(x: Tensor, factor: float) -> Tensor:
-    """factor * x; x itself where the factor is 1."""
-    return x if factor == 1.0 else x * factor

@@ -43,7 +43,8 @@ AXES: dict[str, int] = {
 def shard(model: Model, tensor: TensorParallel) -> Shards:
     """Leave of every layer of `model` this rank's share, in place; `model.shards` says which it is.
 
-    Query heads, kv heads and hidden units are cut evenly, in their order; patterns, scores and tables that heads have
+    Query heads, kv heads and hidden units are cut evenly, in their order, and what norms all heads together is that of
+    all ranks; patterns, scores and tables that heads have
     of their own are those of the rank's heads. So are the rows of embeddings and of an output layer over the vocab,
     where ranks divide it (`shares_vocab`): logits are gathered where they are asked for, and a loss never has all of
     them. Everything else is whole on all ranks, and has the same gradient there, but for what the heads of a layer
@@ -71,6 +72,10 @@ def shard(model: Model, tensor: TensorParallel) -> Shards:
             layer.sink_logit = part_of(layer.sink_logit, 0, own)
     for stack in stacks:
         stack.scores = _own_scores(stack.scores, tensor.share(stack.spec.heads, "heads"))
+    for layer in layers:
+        for norm in (layer.q_norm, layer.k_norm):
+            if norm is not None and len(norm.weight) > layer.head_dim:  # one over all heads
+                norm.divide(Share(tensor, 0))
     for name, linear in linears(model).items():
         if (axis := AXES.get(_last(name))) is not None:
             linear.divide(Share(tensor, axis))

@@ -6,14 +6,14 @@ value.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, TypedDict, Unpack
+from typing import Any, ClassVar, Literal, TypedDict, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
 
 from headway.attention import KeyValues
 from headway.cache.paged_cache import LayerCache
-from headway.errors import ConfigError
+from headway.errors import ConfigError, check_known
 from headway.heads import Heads
 from headway.nn.gates import Gate, check_gate, gated_heads
 from headway.nn.linear import Linear, products
@@ -27,6 +27,9 @@ from headway.positions import NoPositions, PositionScheme, Rotation
 from headway.scores import Score
 from headway.tokens import SlotSelection, Tokens
 
+QKNorm = Literal["none", "head", "all"]
+QK_NORMS: tuple[str, ...] = get_args(QKNorm)
+
 
 class AttentionOptions(TypedDict, total=False):
     """What all attention layers can be given by keyword; see `AttentionLayer`."""
@@ -36,7 +39,8 @@ class AttentionOptions(TypedDict, total=False):
     positions: PositionScheme
     qkv_bias: bool
     out_bias: bool
-    qk_norm: bool
+    qk_norm: QKNorm
+    norm_offset: float
     norm_eps: float
     score: Score | Sequence[Score]
     gate: Gate | None
@@ -49,16 +53,16 @@ class AttentionLayer(nn.Module):
     """Projections to queries, keys and values and back, around a mixer of values: MHA, GQA or MQA by `kv_heads`.
 
         q, k, v = x Wq, x Wk, x Wv               per head; then, where asked for:
-        q, k    = norm(q), norm(k)               one gain of size D for all heads (Qwen3)
+        q, k    = norm(q), norm(k)               one gain of size D for all heads (Qwen3), or over all heads (OLMo 2)
         y       = mixer(q, k, v, positions)
         y       = y * act(x Wg)                  a gate for each head, or for each of its E channels
         y       = y Wo
 
     Parameters: q_proj [H D, M], k_proj [K D, M], v_proj [K E, M], o_proj [M, H E], without biases unless
-    asked for; with qk_norm, gains q_norm and k_norm [D]; with a gate, g_proj [H, M] or [H E, M], without bias; what is
-    trained of positions and scores. A mixer with
-    projections for global tokens adds q_global_proj, k_global_proj and v_global_proj, of the shapes and with the biases
-    of the first three. The pattern changes none of them.
+    asked for; with qk_norm, gains q_norm and k_norm [D], or [H D] and [K D]; with a gate, g_proj [H, M] or [H E, M],
+    without bias; what is trained of positions and scores. A mixer with projections for global tokens adds
+    q_global_proj, k_global_proj and v_global_proj, of the shapes and with the biases of the first three. The pattern
+    changes none of them.
 
     Args:
         mixer: what makes a query's result from keys and values.
@@ -67,7 +71,8 @@ class AttentionLayer(nn.Module):
         head_dim, value_dim: D (M / H unless given) and E (D unless given).
         positions: schemes that mark queries and keys, or scores, act here; the others elsewhere.
         qkv_bias, out_bias: biases of the projections.
-        qk_norm: RMSNorm on every query and key, with eps `norm_eps`.
+        qk_norm: RMSNorm on queries and keys with eps `norm_eps` and `norm_offset`: "head" on every one, "all" on those
+            of a token's heads together.
         score: as in `attend`. Tensors of a score are part of the module: trained when they are an `nn.Parameter`,
             moved and saved with it in any case.
         gate: "head" or "channel": what attention gives is multiplied by a gate of the layer's input, one for each head
@@ -93,8 +98,9 @@ class AttentionLayer(nn.Module):
         positions: PositionScheme = NoPositions(),  # noqa: B008  (a frozen value)
         qkv_bias: bool = False,
         out_bias: bool = False,
-        qk_norm: bool = False,
+        qk_norm: QKNorm = "none",
         norm_eps: float = 1e-6,
+        norm_offset: float = 0.0,
         score: Score | Sequence[Score] = (),
         gate: Gate | None = None,
         gate_act: str = "sigmoid",
@@ -130,8 +136,13 @@ class AttentionLayer(nn.Module):
         gates = heads * (1 if gate == "head" else e)
         self.g_proj = None if gate is None else Linear(width, gates, bias=False)
         self.o_proj = Linear(heads * e, width, bias=out_bias)
-        self.q_norm = RMSNorm(d, norm_eps) if qk_norm else None
-        self.k_norm = RMSNorm(d, norm_eps) if qk_norm else None
+        check_known(qk_norm, QK_NORMS, f"{name}: there is no qk_norm")
+        self.q_norm, self.k_norm = (
+            None
+            if qk_norm == "none"
+            else RMSNorm(d if qk_norm == "head" else n * d, norm_eps, offset=norm_offset)
+            for n in (heads, shared)
+        )
         self.drop_output = nn.Dropout(output_dropout)
         self.score = Scores((*positions.scores(heads, d, not mixer.pattern.is_causal), *own))
         second = mixer.global_projections
@@ -255,9 +266,11 @@ class AttentionLayer(nn.Module):
 
 
 def split_heads(x: Tensor, size: int, norm: nn.Module | None = None) -> Tensor:
-    """[B, T, heads * size] -> [B, heads, T, size], normed."""
+    """[B, T, heads * size] -> [B, heads, T, size], normed: each head, or all together where the norm is so wide."""
+    together = isinstance(norm, RMSNorm) and len(norm.weight) != size
+    x = norm(x) if norm is not None and together else x
     x = x.view(x.shape[0], x.shape[1], x.shape[2] // size, size)
-    return (x if norm is None else norm(x)).transpose(1, 2)
+    return (x if norm is None or together else norm(x)).transpose(1, 2)
 
 
 class Attention(AttentionLayer):

@@ -1,6 +1,6 @@
 """One layer: attention and feed-forward, each with its residual and its norm."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -13,13 +13,23 @@ from headway.errors import ConfigError, check_known
 from headway.nn.attention import AttentionLayer
 from headway.nn.norms import normed_sum
 from headway.nn.record import Record
+from headway.nn.scale import scaled
 from headway.parallel import ContextParallel
 from headway.positions import Rotation
 from headway.scores import Score
 from headway.tokens import SlotSelection, Tokens
 
-Order = Literal["pre", "post", "parallel", "joint"]
+Order = Literal["pre", "post", "parallel", "joint", "sandwich", "output"]
 ORDERS: tuple[str, ...] = get_args(Order)
+BESIDE = ("parallel", "joint")
+"""Orders in which attention and feed-forward stand side by side."""
+NORMS: Mapping[Order, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    **dict.fromkeys(("pre", "post", "parallel"), (("input",), ("post_attention",))),
+    "joint": (("input",), ()),
+    "sandwich": (("input", "post_attention"), ("pre_feedforward", "post_feedforward")),
+    "output": (("post_attention",), ("post_feedforward",)),
+}
+"""The norms that attention and the feed-forward have in each order, by their names here without "_layernorm"."""
 Checkpointing = Literal["none", "block", "attention", "feed_forward"]
 """What is computed again in the backward, from its input, instead of kept: nothing, whole blocks, or in each block one
 of its parts."""
@@ -33,18 +43,22 @@ class Block(nn.Module):
         post       norm1(x + attn(x)),  then  norm2(x + mlp(x))       (Vaswani et al. 2017, section 3.1)
         parallel   x + attn(norm1(x)) + mlp(norm2(x))                 (Falcon 40B)
         joint      x + attn(norm1(x)) + mlp(norm1(x)), no norm2       (GPT-J, Falcon 7B)
+        sandwich   x + norm2(attn(norm1(x))),  then  x + norm4(mlp(norm3(x)))       (Gemma 2)
+        output     x + norm2(attn(x)),  then  x + norm4(mlp(x))       (OLMo 2, section 3.2)
 
-    With `cross_attn`, x + cross(norm3(x), memory) or norm3(x + cross(x, memory)) stands between the two, as in
+    With `cross_attn`, x + cross(norm(x), memory) or norm(x + cross(x, memory)) stands between the two, as in
     section 3.2.3 of Vaswani et al. Parameters are the same in "pre" and "post". They bear the names of Hugging
-    Face's LLaMA: input_layernorm (norm1), self_attn, cross_attn, cross_attention_layernorm (norm3),
-    post_attention_layernorm (norm2), mlp.
+    Face's LLaMA and Gemma 2: input_layernorm (norm1), self_attn, cross_attn, cross_attention_layernorm,
+    post_attention_layernorm (norm2), pre_feedforward_layernorm (norm3), mlp, post_feedforward_layernorm (norm4).
 
     Args:
-        self_attn, mlp: the two sub-layers; without an mlp (None; order "pre" or "post") there is no norm2 either.
+        self_attn, mlp: the two sub-layers; without an mlp (None; not beside attention) there are no norms of it either.
         norm: makes one norm; called once for each.
         order: one of the above.
-        cross_attn: attention to an encoder's states.
+        cross_attn: attention to an encoder's states, in order "pre" or "post".
         dropout: probability for the output of the feed-forward, in training mode; attention has its own.
+        residual_scale: factor on what is added to x.
+        first_norm: False leaves norm1 out.
     """
 
     def __init__(
@@ -56,23 +70,53 @@ class Block(nn.Module):
         *,
         cross_attn: AttentionLayer | None = None,
         dropout: float = 0.0,
+        residual_scale: float = 1.0,
+        first_norm: bool = True,
     ) -> None:
         super().__init__()
         check_known(order, ORDERS, "Block: there is no order of norms")
         if cross_attn is not None and order not in ("pre", "post"):
             raise ConfigError(f'Block: cross-attention stands in order "pre" or "post", got {order!r}')
-        if mlp is None and order not in ("pre", "post"):
+        if mlp is None and order in BESIDE:
             raise ConfigError(
                 f'Block: order {order!r} has a feed-forward beside attention; without one, use "pre"'
             )
-        self.order = order
-        self.input_layernorm = norm()
+        if not first_norm and order not in ("pre", "sandwich"):
+            raise ConfigError(
+                f"Block: order {order!r} has no norm in front of attention alone to be left out"
+            )
+        of_attention, of_mlp = NORMS[order]
+        names = {*of_attention[not first_norm :], *(() if mlp is None else of_mlp)}
+
+        def named(name: str) -> nn.Module | None:
+            return norm() if name in names else None
+
+        self.order, self.residual_scale = order, residual_scale
+        self.input_layernorm = named("input")
         self.self_attn = self_attn
         self.cross_attention_layernorm = norm() if cross_attn is not None else None
         self.cross_attn = cross_attn
-        self.post_attention_layernorm = norm() if order != "joint" and mlp is not None else None
+        self.post_attention_layernorm = named("post_attention")
+        self.pre_feedforward_layernorm = named("pre_feedforward")
         self.mlp = mlp
+        self.post_feedforward_layernorm = named("post_feedforward")
         self.dropout = dropout
+
+    @property
+    def before(self) -> nn.Module | None:
+        """The norm in front of the feed-forward, or in order "post" behind it."""
+        return self.pre_feedforward_layernorm if self._norms_outputs else self.post_attention_layernorm
+
+    @property
+    def behind(self) -> tuple[nn.Module | None, nn.Module | None]:
+        """The norms on what attention and the feed-forward give."""
+        if not self._norms_outputs:
+            return None, None
+        return self.post_attention_layernorm, self.post_feedforward_layernorm
+
+    @property
+    def _norms_outputs(self) -> bool:
+        return self.order in ("sandwich", "output")
 
     def forward(
         self,
@@ -101,34 +145,43 @@ class Block(nn.Module):
         attend, feed = (partial(_part, checkpointing == part) for part in ("attention", "feed_forward"))
         given: dict[str, Any] = {"tokens": tokens, "cache": cache, "rotation": rotation, "score": score}
         given |= {"context": context, "selected": selected, "record": record}
-        pre, first, last = self.order == "pre", self.input_layernorm, self.post_attention_layernorm
-        if self.order in ("parallel", "joint"):
-            normed = first(x_BTM)
-            attended = attend(self.self_attn, normed, **given)
+        post, first, last = self.order == "post", self.input_layernorm, self.before
+        added = (partial(self._added, norm) for norm in self.behind)
+        if self.order in BESIDE:
+            assert first is not None
+            normed, scale = first(x_BTM), self.residual_scale
+            attended = scaled(attend(self.self_attn, normed, **given), scale)
             if selected is not None:
                 x_BTM, normed = selected.take(x_BTM), selected.take(normed)
-            return x_BTM + attended + feed(self._feed_forward, normed if last is None else last(x_BTM))
-        x = first(x_BTM) if pre else x_BTM
-        y = attend(self.self_attn, x, **given)
+            fed = feed(self._feed_forward, normed if last is None else last(x_BTM))
+            return x_BTM + attended + scaled(fed, scale)
+        x = x_BTM if post or first is None else first(x_BTM)
+        y = next(added)(attend(self.self_attn, x, **given))
         if selected is not None:
             x_BTM, tokens = selected.take(x_BTM), selected.tokens
         if self.cross_attn is not None:
             across = self.cross_attention_layernorm
-            assert across is not None
-            x, x_BTM = self._join(x_BTM, y, across if pre else first)
+            x, x_BTM = self._join(x_BTM, y, first if post else across)
             y = attend(self.cross_attn, x, tokens=tokens, memory=memory, record=record)
+            y = scaled(y, self.residual_scale)
             first = across
-        if last is None:
-            return x_BTM + y if pre else normed_sum(first, x_BTM, y)[0]
-        x, x_BTM = self._join(x_BTM, y, last if pre else first)
-        y = feed(self._feed_forward, x)
-        return x_BTM + y if pre else normed_sum(last, x_BTM, y)[0]
+        if self.mlp is None:
+            return self._join(x_BTM, y, first if post else None)[1]
+        x, x_BTM = self._join(x_BTM, y, first if post else last)
+        y = next(added)(feed(self._feed_forward, x))
+        return self._join(x_BTM, y, last if post else None)[1]
 
-    def _join(self, x: Tensor, y: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
-        """What the next sub-layer is given, and the residual stream, after y is added to x: norm(x + y) and x + y in
-        order "pre", norm(x + y) twice in order "post"."""
+    def _added(self, norm: nn.Module | None, y: Tensor) -> Tensor:
+        """What is added to the residual stream of what a sub-layer gives."""
+        return scaled(y if norm is None else norm(y), self.residual_scale)
+
+    def _join(self, x: Tensor, y: Tensor, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
+        """What the next sub-layer is given, and the residual stream, after y is added to x: norm(x + y) and x + y,
+        norm(x + y) twice in order "post"; x + y twice without a norm."""
+        if norm is None:
+            return (total := x + y), total
         normed, total = normed_sum(norm, x, y)
-        return (normed, total) if self.order == "pre" else (normed, normed)
+        return (normed, normed if self.order == "post" else total)
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         assert self.mlp is not None

@@ -21,6 +21,7 @@ from headway.nn.cross_entropy import (
     rows_entropy,
 )
 from headway.nn.linear import Linear
+from headway.nn.scale import capped
 from headway.nn.share import Share, placed
 from headway.nn.weights import Plain
 
@@ -34,25 +35,29 @@ def output_cross_entropy(
     vocab: int,
     *,
     label_smoothing: float | None = None,
+    cap: float | None = None,
     hits: bool = False,
 ) -> Losses:
-    """-ln softmax(layer(x))[target] of x [..., M] and targets [...], without ever holding all logits.
+    """-ln softmax(layer(x))[target] of x [..., M] and targets [...], without ever holding all logits; with a `cap` c of
+    c tanh(layer(x) / c).
 
-    `fused_cross_entropy` of a `Linear` with plain weights; for others, and with a `label_smoothing`, 0 included,
-    `chunked_cross_entropy`, whose losses per target are differentiable. Raises DataError for a target that is not in
-    the vocab. Where more than `SPARSE` of the targets are ignored, the layer is computed for the rest alone."""
+    `fused_cross_entropy` of a `Linear` with plain weights; for others, with a cap, and with a `label_smoothing`, 0
+    included, `chunked_cross_entropy`, whose losses per target are differentiable. Raises DataError for a target that is
+    not in the vocab. Where more than `SPARSE` of the targets are ignored, the layer is computed for the rest alone."""
     wanted = targets != IGNORE_INDEX
     if 0 < int(wanted.sum()) < (1 - SPARSE) * targets.numel():
         losses = output_cross_entropy(
-            layer, x[wanted], targets[wanted], vocab, label_smoothing=label_smoothing, hits=hits
+            layer, x[wanted], targets[wanted], vocab, label_smoothing=label_smoothing, cap=cap, hits=hits
         )
         each = losses.each.new_zeros(targets.shape).masked_scatter(wanted, losses.each)
         right = None if losses.hits is None else wanted.masked_scatter(wanted, losses.hits)
         return losses._replace(each=each, hits=right)
     if not isinstance(layer, Linear) or layer.active or not isinstance(layer.kept, Plain):
         return chunked_cross_entropy(
-            x, targets, layer, vocab, label_smoothing=label_smoothing or 0.0, hits=hits
+            x, targets, _capped(layer, cap), vocab, label_smoothing=label_smoothing or 0.0, hits=hits
         )
+    if cap is not None and label_smoothing is None:
+        label_smoothing = 0.0
     how: dict[str, Any] = {"hits": hits}
     if layer.share is not None:
         # For each target a rank sends two numbers, three with hits or smoothed labels; x's gradient is summed once.
@@ -63,8 +68,12 @@ def output_cross_entropy(
             how |= {"chunk": entropy.chunk}
     if label_smoothing is None:
         return fused_cross_entropy(x, layer.matrix, targets, bias=layer.bias, **how)
-    logits = layer if layer.share is None else layer.local
+    logits = _capped(layer if layer.share is None else layer.local, cap)
     return chunked_cross_entropy(x, targets, logits, vocab, label_smoothing=label_smoothing, **how)
+
+
+def _capped(layer: Callable[[Tensor], Tensor], cap: float | None) -> Callable[[Tensor], Tensor]:
+    return layer if cap is None else lambda x: capped(layer(x), cap)
 
 
 @dataclass(frozen=True)

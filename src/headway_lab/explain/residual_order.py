@@ -66,6 +66,7 @@ def agreement(order: Order) -> float:
     """Largest difference of one block from its formula, written out."""
     (block, *_), x = stack(1, order, SEEDS[0])
     f, g, first, second = block.self_attn, block.mlp, block.input_layernorm, block.post_attention_layernorm
+    assert first is not None
     assert second is not None
     assert g is not None
     if order == "pre":

@@ -1,25 +1,28 @@
 """What a folder of sentence-transformers says of how a text's vector is made of its tokens' states: read and written.
 
 modules.json               the steps: Transformer, Pooling, Normalize
-1_Pooling/config.json      pooling_mode_cls_token or pooling_mode_mean_tokens
+1_Pooling/config.json      pooling_mode_cls_token, pooling_mode_lasttoken or pooling_mode_mean_tokens
 sentence_bert_config.json  max_seq_length, do_lower_case
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from headway.errors import ConfigError
 from headway.models import Head, ModelSpec
+from headway.models.head import Pool
 from headway.storage.files import json_text, write_file
 from headway.storage.reading import read_json, read_json_array
 
 MODULES, LIMITS = "modules.json", "sentence_bert_config.json"
 STEPS = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
 """Where each step's settings are."""
-POOLS: dict[str, Literal["first", "mean"]] = {
+POOLS: dict[str, Pool] = {
     "pooling_mode_cls_token": "first",
     "cls": "first",
+    "pooling_mode_lasttoken": "last",
+    "lasttoken": "last",
     "pooling_mode_mean_tokens": "mean",
     "mean": "mean",
 }
@@ -85,7 +88,7 @@ def write_sentence_config(folder: Path, spec: ModelSpec) -> None:
     write_file(folder / LIMITS, json_text({"max_seq_length": spec.trained_context, "do_lower_case": False}))
 
 
-def _pool(config: dict[str, Any], file: Path) -> Literal["first", "mean"]:
+def _pool(config: dict[str, Any], file: Path) -> Pool:
     chosen = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
     if isinstance(config.get("pooling_mode"), str):
         chosen.append(config["pooling_mode"])

@@ -20,6 +20,10 @@ OURS = "headway"
 """The `model_type` of a folder that transformers could only misread, and the key of facts that it has no key for."""
 
 
+class Inexpressible(ConfigError):
+    """What a family's `config.json` has no key for; the message names it."""
+
+
 class Key(NamedTuple):
     """Where a config.json has a field of a spec.
 
@@ -210,6 +214,7 @@ def _value(given: ConfigReader, kind: Any, key: Key, before: Mapping[str, Any]) 
     read: Mapping[str, Callable[[str], Any]] = {
         "int": lambda name: given.whole(name, default),
         "float": given.number,
+        "float | None": lambda name: None if given.get(name) is None else given.number(name),
         "bool": given.flag,
         "str": lambda name: activation(given, name),
     }

@@ -22,6 +22,7 @@ from headway.positions import (
     Llama3,
     LongRope,
     Pairing,
+    PositionScheme,
     Rotary,
     Scaling,
     YaRN,
@@ -109,12 +110,15 @@ def read_rope(
     }
 
 
-def write_rope(spec: ModelSpec, *, share: str | None = None) -> dict[str, Any]:
+def write_rope(
+    spec: ModelSpec, positions: PositionScheme | None = None, *, share: str | None = None
+) -> dict[str, Any]:
     """The keys of `config.json` for rotary positions: `rope_parameters` for new readers, `rope_theta` and
     `rope_scaling` (for linear and dynamic with exactly the two keys that the oldest readers accept) for old
     ones; under `share`, too, the share of each head that is rotated. Other positions get the usual keys, which
-    reading will notice."""
-    rotary = next(iter(rotations(spec.positions)), Rotary(pairing="halves"))
+    reading will notice. `positions` are those of some layers, where they are not those of all."""
+    positions = spec.positions if positions is None else positions
+    rotary = next(iter(rotations(positions)), Rotary(pairing="halves"))
     context, scaling = spec.trained_context, rotary.scaling
     values: dict[str, Any] = {}
     name = _NAMES[None if scaling is None else type(scaling)]

@@ -5,6 +5,7 @@ feed-forward, V vocab, n tokens of a row; e bytes per number, w = max(e, 4) wher
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Literal, TypedDict
 
 import torch
@@ -42,7 +43,8 @@ def activation_bytes(
         norms          each its input, and its result, which the next product keeps (`_norm_bytes`): 2 L + 1 in order
                        "pre", with the last one; L + 1 in "joint"; L more beside an encoder; one behind an embedding;
                        2 (H + K) L of D with qk_norm. In "parallel" two norms of a layer keep one input, in "post" the
-                       first layer keeps its own
+                       first layer keeps its own. On a sub-layer's output its input alone: 2 L more in "sandwich"; in
+                       "output" 2 L, beside what the sub-layers are given
         attention      L (e D (2 H + 2 K) + 4 H)     q, k, v, the output, and the logsumexp; of an encoder's states
                                                      L (2 e D H + 4 H), and L 2 e D K per source token;
                                                      L e D (2 K + H) more with global projections
@@ -58,12 +60,13 @@ def activation_bytes(
         head           its dense layer and norm
         logits         4 C                           the log-probabilities of C labels, in float32; over a vocab the
                        loss (`model(..., targets=)`) has instead, in all, w V E: the gradient of the output matrix; in
-                       an encoder-decoder the log-probabilities of one chunk, w V each
+                       an encoder-decoder, and under a cap, the log-probabilities of one chunk, w V each, and e V of
+                       what is capped
 
     and, per row of n tokens, only where `scores` are "stored" (backend "dense"):
 
         scores         L (8 H n^2)  + L n^2          exp(scores) and weights, in float32; one mask; 4 H n^2 L more with
-                       attention_dropout; and q, k, v in float32 whatever e is
+                       attention_dropout, and with a cap; and q, k, v in float32 whatever e is
 
     All of an encoder beside a decoder stands under "encoder". What `gradient_checkpointing` names is computed again,
     one layer at a time: of L layers one counts. A "block" keeps its input, L e M per token ("inputs"); that of
@@ -83,8 +86,8 @@ def activation_bytes(
     for encoder in below:
         found["encoder"], sources = sum(encoder.values()), rows[1][1]
         attended = 1 if gradient_checkpointing in ("block", "attention") else spec.layers
-        keys = 2 * e * spec.head_dim + spec.qk_norm * (e * spec.head_dim + 4)
-        found["attention"] += spec.layers * batch * sources * spec.kv_heads * keys
+        keys = 2 * e * spec.head_dim * spec.kv_heads + _qk_norm_bytes(spec, (spec.kv_heads,), e)
+        found["attention"] += spec.layers * batch * sources * keys
         if scores == "stored":
             found["scores"] += attended * _score_bytes(spec, context, sources, batch)
     found["head"], found["logits"] = _head_bytes(spec, tokens, e)
@@ -101,15 +104,18 @@ def _stack_bytes(
         1 if redo in ("block", part) else spec.layers for part in ("block", "attention", "feed_forward")
     )
     sublayers = 1 + (spec.hidden > 0) + cross
-    vectors = (h + spec.kv_heads) + cross * h
     norms = full * (1 if spec.order == "joint" else sublayers) * _norm_bytes(spec, m, e)
+    if spec.order == "sandwich":
+        norms += full * sublayers * (_norm_bytes(spec, m, e) - e * m)
+    if not spec.first_norm and full == spec.layers:
+        norms -= _norm_bytes(spec, m, e) - e * m
     if spec.order == "parallel":
         norms -= full * e * m
     if spec.order == "post":
         norms += e * m + spec.final_norm * (_norm_bytes(spec, m, e) - e * m)
     else:
         norms += _norm_bytes(spec, m, e) if spec.final_norm else e * m
-    norms += attended * spec.qk_norm * vectors * (e * d + 4)
+    norms += attended * _qk_norm_bytes(spec, (h, spec.kv_heads, *(h,) * cross), e)
     if spec.embedding_norm:
         norms += _norm_bytes(spec, spec.columns, e) - e * spec.columns
     norms += e * spec.columns * (spec.columns != m)
@@ -146,12 +152,26 @@ def _stack_bytes(
 
 def _score_bytes(spec: ModelSpec, queries: int, keys: int, batch: int) -> int:
     """Of the scores of one layer where they are stored."""
-    return queries * keys * ((8 + 4 * bool(spec.attention_dropout)) * spec.heads * batch + 1)
+    numbers = 8 + 4 * bool(spec.attention_dropout) + 4 * (spec.score_cap is not None)
+    return queries * keys * (numbers * spec.heads * batch + 1)
 
 
 def _norm_bytes(spec: ModelSpec, width: int, e: int) -> int:
-    """Of one norm of one token, with its result: its input and the root of its mean square; "layer" its mean, too."""
-    return 2 * e * width + max(e, 4) * (1 + (spec.norm == "layer"))
+    """Of one norm of one token, with its result: its input, in float32 with an offset, and the root of its mean square;
+    "layer" its mean, too."""
+    return (e + _input_size(spec, e)) * width + max(e, 4) * (1 + (spec.norm == "layer"))
+
+
+def _qk_norm_bytes(spec: ModelSpec, heads: Sequence[int], e: int) -> int:
+    """Of one token's norms of so many heads each."""
+    if spec.qk_norm == "none":
+        return 0
+    roots = sum(heads) if spec.qk_norm == "head" else len(heads)
+    return _input_size(spec, e) * spec.head_dim * sum(heads) + 4 * roots
+
+
+def _input_size(spec: ModelSpec, e: int) -> int:
+    return max(e, 4) if spec.norm_offset else e
 
 
 def _linear_bytes(spec: ModelSpec, e: int) -> int:
@@ -191,6 +211,7 @@ def _head_bytes(spec: ModelSpec, tokens: int, e: int) -> tuple[int, int]:
         kept = e * m * bool(spec.dropout)
     if not head.needs_vocab:
         return tokens * kept, tokens * 4 * head.outputs if head.task in ("tag", "answer") else 0
-    if spec.encoder is not None:
-        return tokens * kept, min(tokens, chunk_rows(spec.vocab)) * w * spec.vocab
+    if spec.encoder is not None or spec.logit_cap is not None:
+        capped = e * (spec.logit_cap is not None)
+        return tokens * kept, min(tokens, chunk_rows(spec.vocab)) * (w + capped) * spec.vocab
     return tokens * kept, w * spec.vocab * (inner + spec.output_bias)

@@ -213,7 +213,7 @@ def _backend(
         head_dim=spec.head_dim,
         batch=batch,
         dtype=dtype,
-        score=positions.scores(spec.heads, spec.head_dim, not spec.causal),
+        score=(*positions.scores(spec.heads, spec.head_dim, not spec.causal), *spec.score),
         dropout=spec.attention_dropout if gradient else 0.0,
         paged=paged,
         gradient=gradient,

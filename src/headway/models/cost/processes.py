@@ -120,16 +120,19 @@ def numbers_summed(rows: Sequence[tuple[ModelSpec, int]], ranks: int, again: boo
 
     Of each token M numbers, twice in the forward of each layer and twice in the backward; beside an encoder three and
     three times, and once of each source token for the gradients of its states; once more in the backward where there
-    are output gates. A block that is computed `again` makes
-    one sum more, two in order "post", and one more beside an encoder. What global tokens have projections of their own
-    for is not counted. Where the ranks share a vocab (`tensor_parallel.shares_vocab`), of each token what an embedding
+    are output gates. A block that is computed `again` makes one sum more, two in the orders "post", "sandwich" and
+    "output", and one more beside an encoder. What global tokens have projections of their own for is not counted. A
+    norm of all heads sums one number of each token, in the forward and in the backward. Where the ranks share a vocab
+    (`tensor_parallel.shares_vocab`), of each token what an embedding
     gives, forward, and the gradient of what the output layer is given, for which a masked-lm head counts all tokens."""
     found, sources = 0, rows[-1][1]
     for spec, tokens in rows:
         crosses = spec.encoder is not None
-        made_again = again * (1 + (spec.order == "post") + crosses)
+        made_again = again * (1 + (spec.order in ("post", "sandwich", "output")) + crosses)
         layer = (4 + 2 * crosses + made_again + (spec.gate is not None)) * tokens + crosses * sources
         found += spec.layers * layer * spec.width
+        if spec.qk_norm == "all":
+            found += spec.layers * ((2 + crosses) * (2 + again) * tokens + crosses * 2 * sources)
         if shares_vocab(spec.vocab, ranks):
             found += tokens * (spec.columns + spec.head_inputs * spec.head.needs_vocab)
     return found
@@ -138,11 +141,12 @@ def numbers_summed(rows: Sequence[tuple[ModelSpec, int]], ranks: int, again: boo
 def softmax_bytes(spec: ModelSpec, targets: int, ranks: int, w: int) -> int:
     """Bytes that a rank sends to merge the softmax over a shared vocab, of numbers of w bytes: for a target, to each
     other one, the logarithm of its sum and the target's logit; for a masked-lm head the largest, too, and whose it is.
-    Beside an encoder, where labels may be smoothed, two of these, and two sums; those of all chunks but the last are
-    made twice, and counted once."""
+    Beside an encoder, where labels may be smoothed, and under a cap two of these, and two sums; those of all chunks but
+    the last are made twice, and counted once."""
     if not spec.head.needs_vocab or not shares_vocab(spec.vocab, ranks):
         return 0
-    gathered, summed = 4 if spec.head.task == "masked-lm" else 2, 2 * (spec.encoder is not None)
+    chunked = spec.encoder is not None or spec.logit_cap is not None
+    gathered, summed = 4 if spec.head.task == "masked-lm" and not chunked else 2, 2 * chunked
     return (ranks - 1) * targets * w * gathered + 2 * (ranks - 1) * targets * w * summed // ranks
 
 

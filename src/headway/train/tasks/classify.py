@@ -4,7 +4,7 @@ Legend: B rows of a batch, C labels.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from headway.errors import ConfigError, DataError, did_you_mean
 from headway.metrics import Confusion, accuracy, macro_f1, matthews
 from headway.models import Head, ModelSpec
 from headway.models.families import find_family
+from headway.models.head import Pool
 from headway.text.tokenizer import Text
 from headway.train.config import setting
 from headway.train.tasks.base import Sums
@@ -34,7 +35,7 @@ class ClassifyConfig(WholeConfig):
 
     usual: ClassVar = {"task": "classify", "out": "runs/classify"}
     labels: tuple[str, ...] = setting((), group="Task")
-    pool: Literal["first", "mean"] = setting("first", group="Task")
+    pool: Pool = setting("first", group="Task")
 
 
 class LabelledRows(HeadRows):

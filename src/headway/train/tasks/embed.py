@@ -18,6 +18,7 @@ from headway.data.record_kinds import Labelled, Triplet
 from headway.errors import DataError
 from headway.metrics import spearman
 from headway.models import Head, ModelSpec
+from headway.models.head import Pool
 from headway.similarity import normalize
 from headway.train.config import setting
 from headway.train.tasks.base import Sums
@@ -41,7 +42,7 @@ class EmbedConfig(WholeConfig):
     loss: Literal["infonce", "margin"] = setting("infonce", group="Task")
     temperature: float = setting(0.05, group="Task", gt=0)
     margin: float = setting(0.2, group="Task", gt=0, lt=2)
-    pool: Literal["first", "mean"] = setting("mean", group="Task")
+    pool: Pool = setting("mean", group="Task")
 
     @property
     def in_one_pass(self) -> bool:

@@ -3,8 +3,8 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from headway.checkpoints.hf.config_keys import OURS
-from headway.checkpoints.hf.layouts.base import Inexpressible, Layout
+from headway.checkpoints.hf.config_keys import OURS, Inexpressible
+from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.rules import TensorNames
 from headway.checkpoints.hf.layouts.tensors import OWN_NAMES
 from headway.models import FAMILIES

@@ -9,6 +9,7 @@ from headway.checkpoints.hf.config_keys import (
     OURS,
     ConfigReader,
     FieldMap,
+    Inexpressible,
     check_keys,
     checked_sizes,
     read_fields,
@@ -18,14 +19,10 @@ from headway.checkpoints.hf.harmless import HARMLESS
 from headway.checkpoints.hf.layouts.rules import TensorNames
 from headway.checkpoints.hf.rope import ROPE, read_rope, write_rope
 from headway.errors import ConfigError, did_you_mean
-from headway.models import ModelSpec
+from headway.models import Head, ModelSpec
 from headway.positions import Pairing
 
 ALWAYS = ("architectures", "model_type", OURS)
-
-
-class Inexpressible(ConfigError):
-    """What a family's `config.json` has no key for; the message names it."""
 
 
 def differing(a: ModelSpec, b: ModelSpec) -> list[str]:
@@ -105,7 +102,9 @@ class Layout:
         fields |= self.read(given, self.architectures[known[0]], fields)
         checked_sizes({"head_dim": head_dim, **fields})
         if self.encoder_keys is None:
-            return ModelSpec.of(self.family, **fields)
+            spec = ModelSpec.of(self.family, **fields)
+            bare = spec.causal and self.architectures[known[0]] == "states"
+            return spec.with_head(Head("states")) if bare else spec
         encoder = checked_sizes(read_fields(given, self.encoder_keys))
         return ModelSpec.of_pair(self.family, encoder=encoder, **fields)
 

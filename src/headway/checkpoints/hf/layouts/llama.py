@@ -3,6 +3,7 @@ Yang et al. 2024, 2025): tensors have our own names; the five differ in biases, 
 which layers may have a window."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
@@ -11,15 +12,17 @@ from headway.checkpoints.hf.config_keys import (
     DECODER,
     ConfigReader,
     FieldMap,
+    Inexpressible,
     Key,
     names,
     per_head,
     same_heads,
 )
-from headway.checkpoints.hf.layouts.base import Inexpressible, Layout
+from headway.checkpoints.hf.layer_types import FULL, SLIDING, layer_types, window_keys
+from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.tensors import OWN_NAMES
-from headway.checkpoints.hf.windows import from_foreign, last_keys
-from headway.errors import ConfigError, check_known
+from headway.checkpoints.hf.windows import from_foreign
+from headway.errors import ConfigError
 from headway.models import ModelSpec
 from headway.patterns import Causal, Pattern
 
@@ -35,7 +38,6 @@ WINDOW_KEYS: Mapping[Windows, Mapping[str, Any]] = {
 }
 FIRST_WINDOW = 28
 """`max_window_layers` where it is not given."""
-LAYER_TYPES = ("full_attention", "sliding_attention")
 ONLY: Mapping[str, tuple[Any, ...]] = {
     # keys of other families, or of generic code, with the values at which they change nothing
     "attention_bias": (False, None),
@@ -62,8 +64,8 @@ def read_windows(
 ) -> tuple[Pattern, ...]:
     """A pattern for each layer; `usual` are the kinds of layers where `layer_types` does not say them."""
     kinds = given.get("layer_types")
-    kinds = usual if kinds is None else _layer_types(kinds, layers)
-    if windows in ("none", "all") and set(kinds or LAYER_TYPES[:1]) != {LAYER_TYPES[0]}:
+    kinds = usual if kinds is None else layer_types(kinds, layers)
+    if windows in ("none", "all") and set(kinds or [FULL]) != {FULL}:
         raise ConfigError(
             f"config.json: transformers ignores layer_types for model_type {given.get('model_type')} (it lists "
             f"{', '.join(sorted(set(kinds or ())))}); ministral, qwen2 and qwen3 honour it"
@@ -82,47 +84,31 @@ def read_windows(
     if kinds is None:
         first = given.whole("max_window_layers", FIRST_WINDOW, least=0)
         return tuple(windowed if i >= first else Causal() for i in range(layers))
-    if "sliding_attention" in kinds and size is None:
+    if SLIDING in kinds and size is None:
         raise ConfigError(
             "config.json: layer_types has sliding_attention layers, but there is no window "
             f"(sliding_window {given.get('sliding_window')!r}, use_sliding_window {switch!r})"
         )
-    return tuple(windowed if kind == "sliding_attention" else Causal() for kind in kinds)
-
-
-def _layer_types(kinds: object, layers: int) -> list[str]:
-    """`layer_types` as a list of known kinds, one per layer."""
-    if not isinstance(kinds, list):
-        raise ConfigError(
-            f'config.json: "layer_types" must be a list with one of {", ".join(LAYER_TYPES)} per layer, got {kinds!r}'
-        )
-    if len(kinds) != layers:
-        raise ConfigError(
-            f"config.json: layer_types lists {len(kinds)} layers, but num_hidden_layers is {layers}"
-        )
-    for number, kind in enumerate(kinds):
-        check_known(kind, LAYER_TYPES, f"config.json: layer_types[{number}] is", are="known are")
-    return kinds
+    return tuple(windowed if kind == SLIDING else Causal() for kind in kinds)
 
 
 def write_windows(spec: ModelSpec, windows: Windows, *, heads_divide: bool = False) -> dict[str, Any]:
     """The keys that `read_windows` reads."""
     if heads_divide and spec.width % spec.heads:
         raise Inexpressible("head_dim")
-    each = [last_keys(pattern) for pattern in spec.patterns]
-    sizes = {size for size in each if size is not None}
-    if windows == "none" and not sizes:
+    keys = window_keys(spec)
+    kinds = keys["layer_types"]
+    if windows == "none" and SLIDING not in kinds:
         return {}
-    if len(sizes) > 1 or windows == "none" or (windows == "all" and sizes and None in each):
+    if windows == "none" or (windows == "all" and len({*kinds}) > 1):
         raise Inexpressible("windows")
-    keys: dict[str, Any] = {"sliding_window": sizes.pop() if sizes else None}
     if windows == "all":
-        return keys
+        return {"sliding_window": keys["sliding_window"]}
     if windows == "late":
-        keys["use_sliding_window"] = keys["sliding_window"] is not None
+        keys["use_sliding_window"] = SLIDING in kinds
         # for readers without layer_types: equal in meaning where the layers with windows come last
-        keys["max_window_layers"] = next((i for i, w in enumerate(each) if w is not None), len(each))
-    return {**keys, "layer_types": [LAYER_TYPES[0] if w is None else LAYER_TYPES[1] for w in each]}
+        keys["max_window_layers"] = kinds.index(SLIDING) if SLIDING in kinds else len(kinds)
+    return keys
 
 
 PER_HEAD = Key("head_dim", per_head)
@@ -163,15 +149,19 @@ def llama_layout(
     classes = (architectures,) if isinstance(architectures, str) else architectures
     more = {"max_position_embeddings": context, "layer_types": None, **WINDOW_KEYS[windows], **more}
     taken = (*names(every), *more, *own.get("harmless", ()))
+    heads, tensors = dict.fromkeys(classes, "lm"), OWN_NAMES
+    if own.get("generic"):  # the class without an output layer, which embedders are saved as
+        heads |= {name.replace("ForCausalLM", "Model"): "states" for name in classes}
+        tensors = replace(OWN_NAMES, prefix="model.", heads=("lm_head.",))
     usual: dict[str, Any] = {
         "rope": "",
         "read": lambda given, kind, fields: {"patterns": read_windows(given, windows, fields["layers"])},
         "write": partial(write_windows, windows=windows, heads_divide=heads_divide),
-        "tensors": OWN_NAMES,
+        "tensors": tensors,
     }
     return Layout(
         family=family,
-        architectures=dict.fromkeys(classes, "lm"),
+        architectures=heads,
         keys=every,
         more=more,
         only={key: at for key, at in {**ONLY, **only}.items() if key not in taken},

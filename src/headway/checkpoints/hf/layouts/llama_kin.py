@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import ConfigReader, Key
+from headway.checkpoints.hf.layer_types import LAYER_TYPES
 from headway.checkpoints.hf.layouts.llama import (
     BIAS,
     FREE,
-    LAYER_TYPES,
     MLP_BIAS,
     llama_layout,
     read_windows,

@@ -1,0 +1,134 @@
+"""ModernBERT as `transformers` stores it (Warner et al. 2024): an encoder with the norms, rotations and gates of newer
+decoders, a window in two layers of three, and no norm in front of its first layer, whose embedding is normed."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from headway.checkpoints.hf.config_keys import SIZES, ConfigReader, Inexpressible, Key, activation
+from headway.checkpoints.hf.layer_types import (
+    FULL,
+    SLIDING,
+    every,
+    read_kinds,
+    read_rope_by_kind,
+    write_rope_by_kind,
+)
+from headway.checkpoints.hf.layouts.base import Layout
+from headway.checkpoints.hf.layouts.rules import WB, Rule, TensorNames, module_rules, own_shapes, within
+from headway.checkpoints.hf.windows import from_foreign
+from headway.models import Head, ModelSpec
+from headway.patterns import Full
+from headway.patterns.program import interval
+
+BASES = {FULL: ("global_rope_theta", 1.6e5), SLIDING: ("local_rope_theta", 1e4)}
+PERIOD = "global_attn_every_n_layers"
+MODULES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.qkv_proj": "attn.Wqkv",
+    "self_attn.o_proj": "attn.Wo",
+    "post_attention_layernorm": "mlp_norm",
+    "mlp.down_proj": "mlp.Wo",
+}
+TOP = {
+    "model.embed_tokens": "model.embeddings.tok_embeddings",
+    "model.embed_norm": "model.embeddings.norm",
+    "model.norm": "model.final_norm",
+    "head.dense": "head.dense",
+    "head.norm": "head.norm",
+    "head.out": "decoder",
+}
+
+
+def _rules(spec: ModelSpec) -> list[Rule]:
+    layer, theirs = "model.layers.#.", "model.layers.#.mlp.Wi."
+    gates = [(f"{layer}mlp.gate_proj.{leaf}", f"{layer}mlp.up_proj.{leaf}") for leaf in WB]
+    there = own_shapes(spec)
+    wide = [
+        Rule(parts, f"{theirs}{leaf}", (spec.hidden, spec.hidden))
+        for parts, leaf in zip(gates, WB, strict=True)
+        if parts[0].replace("#", "0") in there
+    ]
+    return [*module_rules(spec, {**TOP, **within(layer, layer, MODULES)}), *wide]
+
+
+def _read(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    kinds = read_kinds(given, fields["layers"], every(given.whole(PERIOD, 3)))
+    window = from_foreign("attention_window", given.whole("local_attention"))
+    words = kind == "masked-lm"
+    head: dict[str, Any] = {"task": kind}
+    if words:
+        head |= {"dense": activation(given, "classifier_activation"), "bias": given.flag("classifier_bias")}
+    return {
+        "patterns": tuple(window if kind == SLIDING else Full() for kind in kinds),
+        **read_rope_by_kind(given, kinds, fields["width"] // fields["heads"], BASES),
+        "head": Head(**head),
+        "tied": words and given.flag("tie_word_embeddings"),
+        "output_bias": words and given.flag("decoder_bias"),
+    }
+
+
+def _write(spec: ModelSpec) -> dict[str, Any]:
+    each = [interval(pattern) for pattern in spec.patterns]
+    kinds = [FULL if sides == (None, None) else SLIDING for sides in each]
+    widths = {sides for sides in each if sides != (None, None)}
+    if len(widths) > 1:
+        raise Inexpressible("windows")
+    before = next((sides[0] for sides in widths if sides is not None), 64)
+    return {
+        **write_rope_by_kind(spec, kinds, BASES),
+        "layer_types": kinds,
+        "local_attention": 2 * (before or 0),
+        "classifier_activation": spec.head.dense or "gelu",
+        "classifier_bias": spec.head.dense is not None and spec.head.bias,
+        "decoder_bias": spec.output_bias or not spec.head.needs_vocab,
+        "tie_word_embeddings": spec.tied or not spec.head.needs_vocab,
+    }
+
+
+MODERNBERT = Layout(
+    family="modernbert",
+    architectures={"ModernBertForMaskedLM": "masked-lm", "ModernBertModel": "states"},
+    keys={
+        **SIZES,
+        "kv_heads": Key("num_attention_heads"),
+        "activation": Key("hidden_activation", "gelu"),
+        "norm_eps": Key("norm_eps", 1e-5),
+        "norm_bias": Key("norm_bias"),
+        "qkv_bias": Key("attention_bias"),
+        "out_bias": Key("attention_bias"),
+        "mlp_bias": Key("mlp_bias"),
+        "activation_dropout": Key("mlp_dropout", 0.0),
+    },
+    more={
+        "max_position_embeddings": 8192,
+        "local_attention": 128,
+        "classifier_activation": "gelu",
+        "classifier_bias": False,
+        "decoder_bias": True,
+        "tie_word_embeddings": True,
+        **dict.fromkeys(("layer_types", "rope_parameters", "rope_scaling", PERIOD)),
+        **dict.fromkeys(key for key, _ in BASES.values()),
+    },
+    only={
+        "attention_dropout": (0.0, None),
+        "embedding_dropout": (0.0, None),
+        "position_embedding_type": ("absolute", None),
+        "gradient_checkpointing": (False, None),
+        "sparse_prediction": (False, None),
+    },
+    harmless=(
+        # of classifiers of texts, of kernels, of fresh weights
+        *("classifier_pooling", "classifier_dropout", "sparse_pred_ignore_index", "cls_token_id"),
+        *("deterministic_flash_attn", "reference_compile", "repad_logits_with_grad"),
+        *("initializer_cutoff_factor", "layer_norm_eps"),
+    ),
+    read=_read,
+    write=_write,
+    tensors=TensorNames(
+        rules=_rules,
+        prefix="model.",
+        aliases={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
+        heads=("head.", "decoder.", "classifier."),
+        outputs={"masked-lm": "decoder"},
+    ),
+)
