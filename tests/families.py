@@ -44,14 +44,14 @@ MISSING: Mapping[str, str] = {
     """,
     "a gate on what attention gives": "afmoe laguna lfm3 olmo_hybrid qwen3_5 qwen3_5_text qwen3_next",
     "ReLU squared, or xIELU": "apertus arcee bitnet jais2 nanochat nemotron nemotron_h persimmon",
-    "norms on what sub-layers give": """
-        exaone4 gemma2 gemma3 gemma3_text glm4 hyperclovax olmo2 olmo3 olmo_hybrid
+    "a layout (norms on what sub-layers give)": """
+        exaone4 gemma3 glm4 hyperclovax olmo_hybrid
     """,
-    "norms times 1 + w": "gemma gemma2 gemma3 gemma3_text nemotron recurrent_gemma vaultgemma",
+    "a layout (norms times 1 + w)": "gemma3 nemotron recurrent_gemma vaultgemma",
     "norms without weights": "nanochat olmo",
     "norms of each head's own, or behind the rotation": "hunyuan_v1_dense nanochat persimmon",
-    "caps of scores or logits": "gemma2 gemma3n gemma3n_text nanochat recurrent_gemma vaultgemma",
-    "a factor on what is added to the stream": "granite hyperclovax",
+    "a layout (caps of scores or logits)": "gemma3n gemma3n_text nanochat recurrent_gemma vaultgemma",
+    "a layout (a factor on what is added to the stream)": "hyperclovax",
     "sizes by layer, keys of another layer, embeddings by layer": """
         gemma3n gemma3n_text gemma4 gemma4_assistant gemma4_text gemma4_unified gemma4_unified_assistant
         gemma4_unified_text

@@ -117,7 +117,7 @@ def is_head(node: ast.Compare) -> bool:
 
 
 def test_there_is_something_to_look_for() -> None:
-    assert {"Full", "Causal", "Window", "Sink", "GlobalKeys", "GlobalQueries"} == LEAVES
+    assert {"Full", "Causal", "Window", "Sink", "Chunk", "GlobalKeys", "GlobalQueries"} == LEAVES
     assert {"dense", "native"} <= set(BACKENDS)
     assert "llama" in FAMILIES
     assert "causal-lm" in TASKS

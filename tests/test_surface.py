@@ -18,6 +18,7 @@ NAMES = [
     "Bias",
     "Causal",
     "Choice",
+    "Chunk",
     "Full",
     "Global",
     "GlobalKeys",

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 
 from headway.attention.backends.triton import backend as split_decode
-from headway.patterns import Causal, Full, GlobalKeys, GlobalQueries, Pattern, Sink, Window
+from headway.patterns import Causal, Chunk, Full, GlobalKeys, GlobalQueries, Pattern, Sink, Window
 from headway.patterns.primitives import Kind
 from headway.patterns.program import terms
 from headway.tokens import Tokens
@@ -28,6 +28,7 @@ def test_terms_are_the_pattern(pattern: Pattern, q: Tokens, k: Tokens) -> None:
         Kind.CAUSAL: lambda *_: Causal(),
         Kind.WINDOW: lambda first, last, step: Window(-first // step, last // step, step),
         Kind.SINK: lambda first, last, step: Sink(last),
+        Kind.CHUNK: lambda first, last, step: Chunk(last),
         Kind.GLOBAL_KEYS: lambda *_: GlobalKeys(),
         Kind.GLOBAL_QUERIES: lambda *_: GlobalQueries(),
     }

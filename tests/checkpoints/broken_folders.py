@@ -69,6 +69,14 @@ NEOX: dict[str, Any] = {
     "vocab_size": 11, "hidden_size": 16, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2,
     "max_position_embeddings": 16,
 }  # fmt: skip
+LLAMA_ALIASES = ("internlm3", "iquestcoder")
+KIN = NEOX | {"num_key_value_heads": 1, "rms_norm_eps": 1e-5}
+OPT = {key: value for key, value in NEOX.items() if key != "intermediate_size"} | {"ffn_dim": 12}
+GPT1 = {key: value for key, value in GPT2.items() if key != "n_inner"}
+NEO: dict[str, Any] = {
+    "vocab_size": 11, "hidden_size": 8, "num_layers": 2, "num_heads": 2, "intermediate_size": 12,
+    "max_position_embeddings": 16, "window_size": 3,
+}  # fmt: skip
 PAIR: dict[str, Any] = {
     "vocab_size": 11, "d_model": 8, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 2,
     "decoder_attention_heads": 1, "encoder_ffn_dim": 12, "decoder_ffn_dim": 10, "max_position_embeddings": 16,
@@ -92,6 +100,7 @@ ENCODERS: list[Case] = [
     ("roberta-prelayernorm", "tag", BERT | LABELS), ("electra", "masked-lm", BERT | {"embedding_size": 6}),
     ("distilbert", "masked-lm", DISTILBERT), ("megatron-bert", "answer", BERT), ("ernie", "masked-lm", BERT),
     ("jina_embeddings_v3", "classify", BERT | LABELS), ("nomic_bert", "masked-lm", BERT | {"head_dim": 6}),
+    ("modernbert", "masked-lm", BERT | {"pad_token_id": 0}),
     ("eurobert", "masked-lm", BERT | {"num_key_value_heads": 1}),
     ("eurobert", "classify", BERT | LABELS | {"classifier_pooling": "mean"}),
 ]  # fmt: skip
@@ -104,6 +113,15 @@ DECODERS: list[Case] = [
     ("gpt_neox", "lm", NEOX | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rotary_pct": 0.5}),
     ("phi", "lm", NEOX | {"num_key_value_heads": 1}),
     ("bloom", "lm", {"vocab_size": 11, "hidden_size": 8, "n_layer": 2, "n_head": 2}),
+    ("smollm3", "lm", KIN | {"no_rope_layers": [1, 0]}), ("phi3", "lm", KIN),
+    *((family, "lm", KIN | {"head_dim": 8}) for family in ("glm", "ernie4_5", "helium", "seed_oss", *LLAMA_ALIASES)),
+    ("cohere", "lm", NEOX), ("cohere2", "lm", NEOX | {"sliding_window": 5, "sliding_window_pattern": 2}),
+    ("stablelm", "lm", NEOX | {"num_key_value_heads": 1}), ("gptj", "lm", GPT2 | {"rotary_dim": 2}),
+    ("codegen", "lm", GPT2 | {"n_head": 4, "rotary_dim": 2}), ("opt", "lm", OPT), ("biogpt", "lm", NEOX),
+    ("gpt_neo", "lm", NEO | {"attention_types": [[["global", "local"], 1]]}), ("openai-gpt", "lm", GPT1),
+    *((family, "lm", NEOX) for family in ("granite", "olmo2", "olmo3")),
+    *((family, "lm", NEOX | {"head_dim": 8, "num_key_value_heads": 1, "pad_token_id": 0})
+      for family in ("gemma", "gemma2", "gemma3_text")),
     ("mpt", "lm", {"vocab_size": 11, "d_model": 6, "n_layers": 2, "n_heads": 3, "max_seq_len": 16}),
 ]  # fmt: skip
 PAIRS: list[Case] = [

@@ -326,7 +326,7 @@ def test_a_target_that_is_there_or_differs_is_left_as_it_was(tmp_path, monkeypat
         ("qwen3", {**rotary("halves"), "mlp_bias": True}, "mlp_bias"),
         ("llama", rotary("halves"), "positions"),
         ("gpt2", {"kv_heads": 4}, "has no architecture in GGUF"),
-        ("smollm3", rotary("adjacent"), "positions"),
+        ("smollm3", {"layers": 4, **rotary("adjacent")}, "positions"),
         ("cohere", {"tied": False}, "tied"),
         ("cohere2", {"layers": 4, "patterns": Causal(), **rotary("adjacent")}, "positions"),
     ],

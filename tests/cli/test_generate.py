@@ -50,7 +50,7 @@ code = run(["generate", sys.argv[1], "the cat", "-n", "1"])
 used = sorted(sys.modules)
 from headway.models import FAMILIES, ModelSpec, build
 for family in FAMILIES:
-    build(ModelSpec.of(family, vocab=32, width=16, layers=1, heads=2, hidden=16))
+    build(ModelSpec.of(family, vocab=32, width=16, layers=4, heads=2, hidden=16))
 print(json.dumps([code, used, sorted(set(sys.modules) - set(used))]))
 """
 UNUSED = (

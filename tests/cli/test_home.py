@@ -28,7 +28,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("command", "written"),
     [
-        (["quantize", "~/m", "--weights", "int4", "--out=~/q"], "q/config.json"),
+        (["quantize", "~/m", "--weights", "int4", "~/q"], "q/config.json"),
         (["convert", "~/m", "~/m.gguf"], "m.gguf"),
         (["surgery", "window", "~/m", "~/w", "--window", "8"], "w/config.json"),
         (["show", "Causal()", "--tokens", "4", "--out=~/p.png"], "p.png"),

@@ -162,7 +162,7 @@ def test_what_does_not_fit_is_said() -> None:
         ((q, k, v, log_decay.long(), beta), {}, "log_decay must be floating point"),
         ((q, k, v, log_decay, beta), {"tokens": Tokens.range(4)}, "1 rows of 4 slots"),
         ((q, k, v, log_decay, beta), {"form": "chunk"}, r'no form .chunk. .did you mean "chunked"'),
-        ((q, k, v, log_decay, beta), {"form": "native"}, "cannot run: the kernels take float32 and bf16"),
+        ((q, k, v, log_decay, beta), {"form": "kernel"}, "cannot run: the kernels take float32 and bf16"),
         ((q[0], k, v, log_decay, beta), {}, "are .batch, heads, slots, width."),
         ((q, k, v[:, :1].repeat(1, 3, 1, 1), log_decay, beta), {}, "must be"),
     ]

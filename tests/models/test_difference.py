@@ -38,6 +38,8 @@ OTHER: dict[str, tuple[ModelSpec, dict[str, Any]]] = {
     "pooled_dropout": (ENCODER, {"pooled_dropout": True}),
     "attention_scale": (BASE, {"attention_scale": 0.5}),
     "qk_norm": (BASE, {"qk_norm": "all"}),
+    "gate": (BASE, {"gate": "head"}),
+    "gate_act": (replace(BASE, gate="head"), {"gate_act": "softplus"}),
     "embedding_width": (ENCODER, {"embedding_width": 16}),
     "max_context": (BASE, {"max_context": 99}),
     "heads": (BASE, {"heads": 8, "kv_heads": 8}),

@@ -22,6 +22,7 @@ from headway.errors import CheckpointError, ConfigError
 from headway.models import FAMILIES, EncoderDecoder, ModelSpec, build, cost
 from headway.models.description import ASPECTS
 from headway.nn import Attention, Block, LayerNorm, RMSNorm
+from headway.positions import PerLayer
 from headway.train.tasks.translation import TranslationConfig, translation_spec
 from tests.models.test_transformer_2017 import SOURCE, TARGET, Reference, made
 
@@ -84,7 +85,9 @@ def test_what_it_costs_is_attention_embedding_and_norms() -> None:
 )
 def test_a_folder_of_our_own_has_it_and_transformers_has_no_name_for_it(family: str, tmp_path: Path) -> None:
     pair = (family in LAYOUTS and LAYOUTS[family].encoder_keys is not None) or family == "transformer"
-    spec = (ModelSpec.of_pair if pair else ModelSpec.of)(family, **SIZE)
+    usual = FAMILIES[family].defaults.get("positions")  # of which a folder keeps those that its layers have
+    size = {**SIZE, "layers": len(usual.schemes)} if isinstance(usual, PerLayer) else SIZE
+    spec = (ModelSpec.of_pair if pair else ModelSpec.of)(family, **size)
     assert unsupported_by_transformers(spec), "hidden=0 would be read as another model"
     assert config_from_spec(spec)["model_type"] == "headway"
     before = build(spec, seed=0)

@@ -113,9 +113,9 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "EncoderDecoder: 2 sources and 1 targets; give as many of both",
     ),
     (
-        lambda: Head("embed", pool="last"),  # type: ignore[arg-type]
+        lambda: Head("embed", pool="middle"),  # type: ignore[arg-type]
         ConfigError,
-        "Head: there is no pool 'last'; there are first, mean",
+        "Head: there is no pool 'middle'; there are first, last, mean",
     ),
     (lambda: Head("states", unit=True), ConfigError, """Head: unit is for "embed", got it with 'states'"""),
     (
@@ -224,8 +224,8 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: pairs(Evens(), 1 << 20),
         PatternError,
-        f"pairs: {Evens()} has no primitive, so that its pairs are looked at one by one, and a row of 1048576 "
-        f"tokens has too "
+        f"pairs: {Evens()} is not counted by arithmetic, so that its pairs are looked at one by one, and a row of "
+        "1048576 tokens has too "
         "many: at most ",
     ),
     (

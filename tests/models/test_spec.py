@@ -10,7 +10,9 @@ import torch
 from headway.checkpoints import spec_from_config
 from headway.errors import ConfigError
 from headway.models import FAMILIES, Decoder, Encoder, ModelSpec, build, catalog
-from headway.models.encoder_families import PAIRS
+from headway.models.decoder_families import DECODERS
+from headway.models.encoder_families import ENCODERS, PAIRS
+from headway.models.normed_families import NORMED
 from headway.patterns import Causal, Full, PerHead, Window
 from headway.positions import Learned, NoPositions, Rotary
 
@@ -96,15 +98,17 @@ def test_patterns_are_given_once_or_by_layer_or_repeated() -> None:
 
 
 def test_families_are_data() -> None:
-    specs = {name: ModelSpec.of(name, **FIELDS) for name in FAMILIES}
-    llamas = [n for n, s in specs.items() if s.causal and s.gated and s.norm == "rms" and n not in PAIRS]
-    assert llamas == ["llama", "mistral", "ministral", "qwen2", "qwen3"]
+    others = {*DECODERS, *PAIRS, *ENCODERS}
+    specs = {name: ModelSpec.of(name, **FIELDS) for name in FAMILIES if name not in DECODERS}
+    llamas = [n for n, s in specs.items() if s.causal and s.gated and s.norm == "rms" and n not in others]
+    assert llamas == ["llama", "mistral", "ministral", "qwen2", "qwen3", *NORMED]
     assert [n for n in llamas if specs[n].qkv_bias] == ["qwen2"]
     assert [n for n, s in specs.items() if s.qk_norm == "head"] == ["qwen3", "gemma3_text"]
     assert [n for n, s in specs.items() if s.norm_offset] == ["gemma", "gemma2", "gemma3_text"]
     assert [n for n, s in specs.items() if s.global_projections] == ["longformer"]
     assert specs["qwen2"].positions == Rotary(1e6, pairing="halves")
     assert ModelSpec.of("qwen2", **FIELDS, qkv_bias=False).qkv_bias is False
+    specs |= {name: ModelSpec.of(name, **FIELDS) for name in DECODERS}
     assert {type(build(s, device="meta")) for s in specs.values()} == {Decoder, Encoder}
 
 
@@ -199,5 +203,5 @@ def test_what_is_another_kind_of_model_is_no_typo(name: str) -> None:
         with pytest.raises(ConfigError, match="mixtures of experts are not supported") as refused:
             find(name)
         assert "did you mean" not in str(refused.value)
-    with pytest.raises(ConfigError, match="knows no model_type 'phi3'; there are"):
-        spec_from_config({"model_type": "phi3"})
+    with pytest.raises(ConfigError, match="knows no model_type 'phi4'; there are"):
+        spec_from_config({"model_type": "phi4"})

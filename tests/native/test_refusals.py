@@ -71,7 +71,7 @@ UNKNOWN_VALUES = {
     },
     "headway_linear": {"type": 2, "matrix.type": 5},
     "headway_norm_rows": {"type": 2},
-    "headway_gate_rows": {"type": 2, "act": 5},
+    "headway_gate_rows": {"type": 2, "act": 6},
     "headway_rotate_rows": {"type": 2, "dim": 513, "count": 4},
     "headway_entropy_rows": {"type": -1},
 }

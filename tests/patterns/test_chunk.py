@@ -39,7 +39,7 @@ def test_it_is_told_and_drawn() -> None:
 def test_few_places_know_of_it() -> None:
     """What a leaf is: a class, its number and a test of a pair for each language; all else asks the pattern."""
     root = Path(headway.__file__).parent
-    names = r"Kind\.CHUNK\b|HEADWAY_CHUNK\b|\bCHUNK = 6|class Chunk\(Pattern\)|headway\.patterns.* import .*\bChunk\b"
+    names = r"Kind\.CHUNK\b|HEADWAY_CHUNK\b|\bCHUNK = 6\b|class Chunk\(Pattern\)|headway\.patterns.* import .*\bChunk\b"
     said = {
         str(path.relative_to(root))
         for path in (*root.rglob("*.py"), *SOURCES.iterdir())

@@ -116,7 +116,7 @@ def test_nllb_s_source_language_stands_where_transformers_puts_it(nllb: Path, le
 
 
 def test_a_translator_is_told_both_languages(nllb: Path) -> None:
-    translator = headway.load(nllb / "m", task="translate")
+    translator = headway.load(nllb / "m", task="translation")
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(nllb / "m").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(nllb, src_lang="deu_Latn")
     pair = {"source_language": "deu_Latn", "target_language": "fra_Latn"}
@@ -143,7 +143,7 @@ def test_a_translator_is_told_both_languages(nllb: Path) -> None:
 def test_languages_that_are_not_said_or_not_known_are_asked_for(
     nllb: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    translator = headway.load(nllb / "m", task="translate")
+    translator = headway.load(nllb / "m", task="translation")
     with pytest.raises(
         DataError, match=r"between 202 languages \(ace_Arab, .*source language is not.*--source-language"
     ):

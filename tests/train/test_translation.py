@@ -293,7 +293,7 @@ def test_bleu_is_that_of_sacrebleu() -> None:
     assert "tok:13a" in found.signature
     assert "version:" in str(found)
     assert bleu(references, references).score == pytest.approx(100)
-    with pytest.raises(DataError, match="2 translations and 1 references"):
+    with pytest.raises(DataError, match="2 translations, 1 references"):
         bleu(texts, references[:1])
 
 

@@ -44,6 +44,8 @@ def change_pairing(
         return state, new
     for name in state:
         found = _NAME.search(name)
+        if found is not None:
+            _of_layer(spec, name)
         if found is not None and found[2] not in (_INPUT, *_OUTPUT):
             raise CheckpointError(
                 f"cannot change the pairing of {name}: whether {found[2]!r} lives in the basis of the heads is not "

@@ -33,10 +33,14 @@ GPTJ = {
 
 
 def _rotary_where_windows(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Rotary positions in layers with a window, and none in the others."""
-    each = (given["patterns"],) if isinstance(given["patterns"], Pattern) else given["patterns"]
+    """Windows in three of four layers, unless given; rotary positions in these, and none in the others."""
+    each = given.get(
+        "patterns", [Causal() if i % 4 == 3 else Window.last(4096) for i in range(given["layers"])]
+    )
+    each = (each,) if isinstance(each, Pattern) else tuple(each)
     rotary = Rotary(50000.0, pairing="adjacent")
-    return {"positions": PerLayer.of([NoPositions() if pattern == Causal() else rotary for pattern in each])}
+    positions = PerLayer.of([NoPositions() if pattern == Causal() else rotary for pattern in each])
+    return {"patterns": each, "positions": positions}
 
 
 DECODERS: Mapping[str, Family] = {
@@ -93,7 +97,7 @@ DECODERS: Mapping[str, Family] = {
     ),
     "cohere2": Family(
         "cohere with windows in three of four layers, and no positions in the fourth",
-        {**COHERE, "patterns": (*(Window.last(4096),) * 3, Causal())},
+        COHERE,
         derive=_rotary_where_windows,
         groups=True,
     ),

@@ -200,10 +200,11 @@ class ModelSpec:
         needed = [n for n in ("vocab", "width", "layers", "heads", "hidden") if n not in fields]
         if needed:
             raise ConfigError(f"ModelSpec.of({family!r}, ...): {', '.join(needed)} must be given")
-        given = {"patterns": Causal(), **kind.defaults, **fields}
+        given = {**kind.defaults, **fields}
         if patterns is not None:
             given["patterns"] = patterns
         given = {**kind.derive(given), **given}
+        given.setdefault("patterns", Causal())
         given.setdefault("kv_heads", given["heads"])
         given.setdefault("positions", Rotary(kind.theta, pairing="halves"))
         if "head_dim" not in given:

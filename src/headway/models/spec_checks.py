@@ -123,9 +123,6 @@ def _wrong_beside_encoder(spec: Any) -> dict[str, bool]:
         "encoder= joins an encoder (causal=False, Head('states'), no encoder of its own) to a decoder": (
             not spec.causal or other.causal or other.encoder is not None or other.head.task != "states"
         ),
-        f'order {spec.order!r} has no place for cross-attention; use "pre" or "post"': (
-            spec.order not in ("pre", "post")
-        ),
         f"the encoder's width {other.width} must be the decoder's, {spec.width}": other.width != spec.width,
         f"a shared embedding has one size, got {others[0]} x {others[1]} and {sizes[0]} x {sizes[1]}": (
             spec.shared_embedding and others != sizes

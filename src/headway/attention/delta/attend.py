@@ -18,7 +18,7 @@ from headway.heads import Heads
 from headway.native import delta as native
 from headway.tokens import Tokens
 
-FORMS = ("native", "chunked", "parallel", "recurrent")
+FORMS = ("kernel", "chunked", "parallel", "recurrent")
 
 
 class DeltaResult(NamedTuple):
@@ -57,24 +57,24 @@ def delta_attend(
         past: the state [B, H, D, E] before the first document of each row; zeros unless given.
         scale: factor on queries; D^-0.5 unless given.
         unit_eps: q and k are first divided by sqrt(x.x + unit_eps) where it is given.
-        form: "native" (the kernels of a CPU: float32 or bf16; memory linear in T with the backward too), "chunked" (by
+        form: "kernel" (the kernels of a CPU: float32 or bf16; memory linear in T with the backward too), "chunked" (by
             blocks of slots: linear time), "parallel" (one block: all products), "recurrent" (token by token: the
-            definition); "auto" takes "native" where it runs, "recurrent" for one token, else "chunked".
+            definition); "auto" takes "kernel" where it runs, "recurrent" for one token, else "chunked".
 
     Computed in float32 (float64 for float64 inputs) and rounded once. All forms have all derivatives; those of
-    "native" beyond the first are those of "chunked".
+    "kernel" beyond the first are those of "chunked".
 
     Raises:
         PatternError: shapes, dtypes, devices or tokens that do not fit together; an unknown form.
-        BackendError: form="native" where the kernels do not run.
+        BackendError: form="kernel" where the kernels do not run.
     """
     check_known(form, ("auto", *FORMS), "delta_attend: there is no form", error=PatternError)
     heads, tokens = _check(q, k, v, log_decay, beta, tokens, past)
     reason = native.unsupported_reason(q, k, v, log_decay, beta, past)
-    if form == "native" and reason:
-        raise BackendError(f'delta_attend: form="native" cannot run: {reason}; use form="auto"')
+    if form == "kernel" and reason:
+        raise BackendError(f'delta_attend: form="kernel" cannot run: {reason}; use form="auto"')
     if form == "auto":
-        form = "recurrent" if reason and q.shape[2] == 1 else "chunked" if reason else "native"
+        form = "recurrent" if reason and q.shape[2] == 1 else "chunked" if reason else "kernel"
     order = order_of(tokens)
     wide = log_decay if log_decay.dim() == 4 else log_decay.unsqueeze(-1)
     inputs = [order.arrange(order.zeroed(t)) for t in (q, k, v, wide, beta.unsqueeze(-1))]
@@ -84,7 +84,7 @@ def delta_attend(
     scale = q.shape[3] ** -0.5 if scale is None else scale
     run = _Run(form, heads.group, scale, unit_eps, _begins(order))
     with exactly(q):
-        if form == "native":
+        if form == "kernel":
             inputs[3:] = (t.float() for t in inputs[3:])
             out, state = _Native.apply(run, *inputs, past)  # type: ignore[no-untyped-call]
         else:

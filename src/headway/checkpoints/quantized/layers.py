@@ -96,7 +96,7 @@ def packed_state(
     `quantization_config`. `layers` are in the rotary pairing of `frm`, the folder in that of `spec`.
 
     Raises CheckpointError for layers that are quantized in different ways, and for what is one layer in the folder and
-    quantized in part, or stored [in, out]."""
+    quantized in part, or stored [in, out], or split by transformers."""
     scheme, output = _scheme(layers), names.outputs.get(spec.head.task)
     with torch.device("meta"):
         linear = linear_rules(rules_by_name(names, spec), linears(blank(spec)))
@@ -106,10 +106,16 @@ def packed_state(
     ignore: list[str] = []
     for theirs, rule in linear.items():
         there = [name in layers for name in rule.layers]
-        if any(there) and (not all(there) or rule.transposed):
+        split = names.split and len(there) > 1
+        if any(there) and (not all(there) or rule.transposed or split):
             raise CheckpointError(
                 f"the files of {spec.family} have {', '.join(rule.layers)} as one layer, or as [in, out]: "
-                f"{theirs}.weight cannot be kept with weights of 8 or 4 bits; quantize all of them, or none"
+                f"{theirs}.weight cannot be kept with weights of 8 or 4 bits; "
+                + (
+                    "transformers splits it, and reads no codes of it"
+                    if split
+                    else "quantize all of them, or none"
+                )
             )
         if any(there):
             made[theirs] = rule

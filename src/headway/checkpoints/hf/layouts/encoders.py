@@ -91,6 +91,7 @@ def encoder_layout(
     unused: Sequence[str] | None = None,
     constants: Callable[[ModelSpec], Mapping[str, Tensor]] = lambda spec: {},
     pooler: Mapping[str, str] = MappingProxyType({"states": "pooler.dense"}),
+    split: bool = False,
     **own: Any,
 ) -> Layout:
     """The layout of one of them.
@@ -99,7 +100,7 @@ def encoder_layout(
     masked, classifier: names of the parts of the masked-lm head and of a classifier of texts.
     base: what a class with a head calls the stack, the family unless given.   layer: what a layer's names begin with
     there.   modules: of a layer.   stack: modules outside of the layers that have other names or are further ones.
-    pooler: the linear layer that its bare class has besides."""
+    pooler: the linear layer that its bare class has besides.   split: as in `TensorNames`."""
     base = family if base is None else base
     top = {**STACK, **stack}
     named = {
@@ -139,6 +140,7 @@ def encoder_layout(
         heads=tuple(f"{first}." for first in sorted(firsts)),
         constants=constants,
         outputs={"masked-lm": masked["out"], **pooler},
+        split=split,
     )
     usual: dict[str, Any] = {"keys": KEYS, "only": ONLY, "harmless": POOLER, "more": MORE}
     usual["architectures"] = {f"{name}{ending}": kind for ending, kind in CLASSES.items()}

@@ -17,8 +17,8 @@ from headway.checkpoints.hf.layer_types import (
     read_kinds,
     read_rope_by_kind,
     read_windows,
+    window_keys,
     write_by_kind,
-    write_windows,
 )
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.tensors import OWN_NAMES
@@ -104,7 +104,7 @@ GEMMA2 = Layout(
     harmless=("cache_implementation",),
     rope="",
     read=_read2,
-    write=lambda spec: {**write_windows(spec, UNUSED), **_write_scale(spec)},
+    write=lambda spec: {**window_keys(spec, UNUSED), **_write_scale(spec)},
     tensors=OWN_NAMES,
 )
 GEMMA3 = Layout(

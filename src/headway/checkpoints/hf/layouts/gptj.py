@@ -5,8 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from headway.checkpoints.hf.config_keys import DECODER, OLD_GELU, ConfigReader, Key, four_widths
-from headway.checkpoints.hf.layouts.base import Inexpressible, Layout
+from headway.checkpoints.hf.config_keys import (
+    DECODER,
+    OLD_GELU,
+    ConfigReader,
+    Inexpressible,
+    Key,
+    four_widths,
+)
+from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.gpt2 import SUMMARY
 from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, decoder_names
 from headway.checkpoints.hf.rope import PARTIAL

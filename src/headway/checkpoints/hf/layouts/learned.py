@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from headway.checkpoints.hf.config_keys import SIZES, ConfigReader, Key, four_widths
-from headway.checkpoints.hf.layouts.base import Inexpressible, Layout
+from headway.checkpoints.hf.config_keys import SIZES, ConfigReader, Inexpressible, Key, four_widths
+from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.gpt2 import GPT2, MODULES, SUMMARY
 from headway.checkpoints.hf.layouts.rules import decoder_names
 from headway.checkpoints.hf.windows import from_foreign, last_keys

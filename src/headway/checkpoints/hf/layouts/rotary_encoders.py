@@ -19,7 +19,7 @@ from headway.errors import ConfigError
 from headway.models import Head, ModelSpec
 
 NORMS = {"input_layernorm": "norm1", "post_attention_layernorm": "norm2"}
-FUSED: dict[str, Any] = {"layer": "encoder.layers.#.", "stack": {"embed_norm": "emb_ln"}}
+FUSED: dict[str, Any] = {"layer": "encoder.layers.#.", "stack": {"embed_norm": "emb_ln"}, "split": True}
 """Names in the published files of Jina and Nomic, which transformers reads and writes."""
 LLAMA = (
     *(f"self_attn.{letter}_proj" for letter in "qkvo"),

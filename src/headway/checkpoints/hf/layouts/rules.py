@@ -108,6 +108,7 @@ class TensorNames:
         constants: tensors that transformers insists on and that carry no information: name -> value for a spec.
         outputs: task -> the linear module of transformers behind the stack, as its class calls it (files may not),
             whose matrix may be the embedding's, or in no file.
+        split: transformers splits what is one layer in the files: it reads no codes of those.
     """
 
     rules: Callable[[ModelSpec], Sequence[Rule]]
@@ -119,6 +120,7 @@ class TensorNames:
     heads: Sequence[str] = ()
     constants: Callable[[ModelSpec], Mapping[str, Tensor]] = lambda spec: {}
     outputs: Mapping[str, str] = field(default_factory=dict)
+    split: bool = False
 
 
 def same(ours: str, theirs: str) -> Rule:
