@@ -1,9 +1,10 @@
 """What a family of models is, and what several of them share."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from headway.errors import ConfigError
 from headway.positions import Learned, Rotary
 
 
@@ -36,6 +37,31 @@ class Family:
         """K in models of one's own: always one, or H / group, or H."""
         always: int | None = self.defaults.get("kv_heads")
         return always or (heads // group if self.groups else heads)
+
+    def sizes(self, depth: int, context: int, group: int | None) -> dict[str, Any]:
+        """The fields of `ModelSpec.of_depth`. Raises ConfigError for no layers, and heads that cannot be shared."""
+        if depth < 1:
+            raise ConfigError(f"ModelSpec.of_depth: depth counts layers, 1 or more, got {depth}")
+        if group is None:
+            group = depth // self.kv_heads(depth, 1 if depth % 2 else 2)
+        if group < 1 or depth % group:
+            raise ConfigError(
+                f"ModelSpec.of_depth: {depth} heads cannot be shared {group} to a kv head; "
+                f"group must divide {depth}"
+            )
+        sizes: dict[str, Any] = {
+            "width": 64 * depth,
+            "layers": depth,
+            "heads": depth,
+            "kv_heads": depth // group,
+            "head_dim": 64,
+            "hidden": self.hidden(64 * depth),
+            "tied": True,
+            "trained_context": context,
+        }
+        if isinstance(table := self.defaults.get("positions"), Learned):
+            sizes["positions"] = replace(table, size=context)
+        return sizes
 
 
 def scaled_embedding(given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ from headway.nn.block import Order
 from headway.nn.fused import Norm
 from headway.nn.gates import Gate
 from headway.patterns import Causal, Full, Pattern
-from headway.positions import Learned, PositionScheme, Rotary
+from headway.positions import PositionScheme, Rotary
 from headway.scores import Score, SoftCap
 
 
@@ -265,29 +265,7 @@ class ModelSpec:
             family: what it is a case of ("ministral", "qwen2" and "qwen3" can be saved with windows by layer).
             fields: other fields of `ModelSpec`, which take precedence.
         """
-        if depth < 1:
-            raise ConfigError(f"ModelSpec.of_depth: depth counts layers, 1 or more, got {depth}")
-        kind = find_family(family)
-        if group is None:
-            group = depth // kind.kv_heads(depth, 1 if depth % 2 else 2)
-        if group < 1 or depth % group:
-            raise ConfigError(
-                f"ModelSpec.of_depth: {depth} heads cannot be shared {group} to a kv head; "
-                f"group must divide {depth}"
-            )
-        width = 64 * depth
-        usual: dict[str, Any] = {
-            "width": width,
-            "layers": depth,
-            "heads": depth,
-            "kv_heads": depth // group,
-            "head_dim": 64,
-            "hidden": kind.hidden(width),
-            "tied": True,
-            "trained_context": context,
-        }
-        if isinstance(table := kind.defaults.get("positions"), Learned):
-            usual["positions"] = replace(table, size=context)
+        usual = find_family(family).sizes(depth, context, group)
         return ModelSpec.of(family, patterns=patterns, vocab=vocab, **{**usual, **fields})
 
     def with_patterns(self, patterns: Pattern | Sequence[Pattern]) -> ModelSpec:

@@ -18,7 +18,7 @@ from headway.heads import Heads
 from headway.nn.gates import Gate, check_gate, gated_heads
 from headway.nn.linear import Linear, products
 from headway.nn.mixers import Call, GlobalMixer, Mixer, SoftmaxMixer
-from headway.nn.norms import RMSNorm
+from headway.nn.norms import head_norm, split_heads
 from headway.nn.positions import RotaryEmbedding, Scores
 from headway.nn.record import Record
 from headway.parallel import ContextParallel
@@ -137,12 +137,8 @@ class AttentionLayer(nn.Module):
         self.g_proj = None if gate is None else Linear(width, gates, bias=False)
         self.o_proj = Linear(heads * e, width, bias=out_bias)
         check_known(qk_norm, QK_NORMS, f"{name}: there is no qk_norm")
-        self.q_norm, self.k_norm = (
-            None
-            if qk_norm == "none"
-            else RMSNorm(d if qk_norm == "head" else n * d, norm_eps, offset=norm_offset)
-            for n in (heads, shared)
-        )
+        norms = (head_norm(qk_norm, n, d, norm_eps, norm_offset) for n in (heads, shared))
+        self.q_norm, self.k_norm = norms
         self.drop_output = nn.Dropout(output_dropout)
         self.score = Scores((*positions.scores(heads, d, not mixer.pattern.is_causal), *own))
         second = mixer.global_projections
@@ -263,14 +259,6 @@ class AttentionLayer(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.heads.kind} {self.heads.query_heads}/{self.heads.kv_heads}, {self.mixer}"
-
-
-def split_heads(x: Tensor, size: int, norm: nn.Module | None = None) -> Tensor:
-    """[B, T, heads * size] -> [B, heads, T, size], normed: each head, or all together where the norm is so wide."""
-    together = isinstance(norm, RMSNorm) and len(norm.weight) != size
-    x = norm(x) if norm is not None and together else x
-    x = x.view(x.shape[0], x.shape[1], x.shape[2] // size, size)
-    return (x if norm is None or together else norm(x)).transpose(1, 2)
 
 
 class Attention(AttentionLayer):

@@ -101,3 +101,16 @@ def normed_sum(norm: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             return add_norm("rms", x, y, gain, norm.bias, norm.eps)
     total = x + y
     return norm(total), total
+
+
+def head_norm(kind: str, heads: int, size: int, eps: float, offset: float) -> RMSNorm | None:
+    """The norm of queries or keys: of each head ("head"), of all heads together ("all"), or none."""
+    return None if kind == "none" else RMSNorm(size if kind == "head" else heads * size, eps, offset=offset)
+
+
+def split_heads(x: Tensor, size: int, norm: nn.Module | None = None) -> Tensor:
+    """[B, T, heads * size] -> [B, heads, T, size], normed: each head, or all together where the norm is so wide."""
+    together = isinstance(norm, RMSNorm) and len(norm.weight) != size
+    x = norm(x) if norm is not None and together else x
+    x = x.view(x.shape[0], x.shape[1], x.shape[2] // size, size)
+    return (x if norm is None or together else norm(x)).transpose(1, 2)
