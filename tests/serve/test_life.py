@@ -329,3 +329,17 @@ def test_unavailable_says_what_failed() -> None:
     models = Models([Place("x", lambda: 1 / 0)])  # type: ignore[arg-type,return-value]
     with pytest.raises(Unavailable, match="x cannot be loaded: division by zero"):
         models.load(models.places["x"])
+
+
+def test_the_thread_that_loads_ends_with_it() -> None:
+    """Its OpenMP threads would keep those of the engines from spinning."""
+    model, threads = Decoding("x", talker(), Worker(), keep=0), list[threading.Thread]()
+
+    def load() -> Decoding:
+        threads.append(threading.current_thread())
+        return model
+
+    place = Place("x", load)
+    Models([place]).load(place)
+    assert threads[0] is not threading.current_thread()
+    assert not threads[0].is_alive()
