@@ -18,6 +18,7 @@ from headway.serve.visits import VISIT
 
 LOG = logging.getLogger(__name__)
 S = TypeVar("S", bound=Served)
+T = TypeVar("T")
 PAGES = 8
 """A part of the memory that weights leave to pages: one of so many."""
 
@@ -28,13 +29,13 @@ def size_of(model: Path) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def in_passing(work: Callable[[], S]) -> S:
+def in_passing(work: Callable[[], T]) -> T:
     """What `work` returns, done in a thread that ends with it.
 
     Every thread that multiplies keeps OpenMP threads of its own. Where these are more than the cores of the machine,
     libgomp no longer lets them spin between two operations, and each of the many small ones of a step waits for the
     system to wake them: with two threads on two cores a token took 3.6 ms instead of 2.3."""
-    with ThreadPoolExecutor(1, "headway-loads") as thread:
+    with ThreadPoolExecutor(1, "headway-passing") as thread:
         return thread.submit(work).result()
 
 

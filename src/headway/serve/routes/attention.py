@@ -25,6 +25,7 @@ from headway.patterns import FATES, Or, Pattern, fates, visible
 from headway.serve.answers import token_text
 from headway.serve.bodies import ChatMessage, ModelRequest
 from headway.serve.errors import Busy, Json, warned
+from headway.serve.models import in_passing
 from headway.serve.served import Decoding
 from headway.serve.server import Server
 from headway.serve.streams import unless_gone
@@ -44,8 +45,8 @@ T = TypeVar("T")
 
 
 class Looking:
-    """A thread of its own, and the maps of the last text that was looked at: another layer, head or token of it costs
-    no more than a row of weights."""
+    """One look at a time, each in a thread that ends with it (`in_passing`), and the maps of the last text that was
+    looked at: another layer, head or token of it costs no more than a row of weights."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "headway-looks")
@@ -53,11 +54,11 @@ class Looking:
         self._last: tuple[ref[LanguageModel], list[int], AttentionMaps] | None = None
 
     async def run(self, work: Callable[[], T], request: Request) -> T:
-        """What `work` returns, in the thread; it is not begun when the client has left before. Raises Busy where too
-        many wait."""
+        """What `work` returns, behind the looks before it; it is not begun when the client has left before. Raises Busy
+        where too many wait."""
         if len(self._waiting) >= MOST_WAITING:
             raise Busy(f"{MOST_WAITING} looks into models are being computed or wait; ask again")
-        future = self._thread.submit(work)
+        future = self._thread.submit(in_passing, work)
         self._waiting.add(future)
         future.add_done_callback(self._waiting.discard)
         return await unless_gone(asyncio.wrap_future(future), request)
