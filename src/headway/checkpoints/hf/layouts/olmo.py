@@ -15,6 +15,7 @@ from headway.checkpoints.hf.layer_types import (
     write_by_kind,
 )
 from headway.checkpoints.hf.layouts.base import Layout
+from headway.checkpoints.hf.layouts.llama import llama_layout
 from headway.checkpoints.hf.layouts.tensors import OWN_NAMES
 
 KEYS = {
@@ -38,14 +39,7 @@ def _read(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str
     }
 
 
-OLMO2 = Layout(
-    family="olmo2",
-    architectures={"Olmo2ForCausalLM": "lm"},
-    keys=KEYS,
-    more=CONTEXT,
-    rope="",
-    tensors=OWN_NAMES,
-)
+OLMO2 = llama_layout("olmo2", "Olmo2ForCausalLM", "none", 2048, KEYS)
 OLMO3 = Layout(
     family="olmo3",
     architectures={"Olmo3ForCausalLM": "lm"},
