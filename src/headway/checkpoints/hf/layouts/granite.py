@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from headway.checkpoints.hf.config_keys import DECODER, ConfigReader, Key, per_head, same_heads
-from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.tensors import OWN_NAMES
+from headway.checkpoints.hf.config_keys import ConfigReader, Key
+from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, llama_layout, read_windows
 from headway.models import ModelSpec
 
 
@@ -14,6 +13,7 @@ def _read(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str
     if not divisor:
         raise given.wrong("logits_scaling", "a number above 0", divisor)
     return {
+        "patterns": read_windows(given, "none", fields["layers"]),
         "logit_scale": 1 / divisor,
         "attention_scale": None if factor == fields["head_dim"] ** -0.5 else factor,
     }
@@ -27,24 +27,17 @@ def _write(spec: ModelSpec) -> dict[str, Any]:
     return {"logits_scaling": float(divisor), "attention_multiplier": factor}
 
 
-GRANITE = Layout(
-    family="granite",
-    architectures={"GraniteForCausalLM": "lm"},
-    keys={
-        **DECODER,
-        "kv_heads": Key("num_key_value_heads", same_heads),
-        "head_dim": Key("head_dim", per_head, written=False),
-        "activation": Key("hidden_act", "silu"),
+GRANITE = llama_layout(
+    *("granite", "GraniteForCausalLM", "none", 2048),
+    {
+        **BIAS,
+        **MLP_BIAS,
         "norm_eps": Key("rms_norm_eps", 1e-6),
-        "qkv_bias": Key("attention_bias"),
-        "out_bias": Key("attention_bias"),
-        "mlp_bias": Key("mlp_bias"),
         "embedding_scale": Key("embedding_multiplier", 1.0),
         "residual_scale": Key("residual_multiplier", 1.0),
     },
-    more={"max_position_embeddings": 2048, "logits_scaling": 1.0, "attention_multiplier": 1.0},
-    rope="",
+    head_dim=FREE,
+    more={"logits_scaling": 1.0, "attention_multiplier": 1.0},
     read=_read,
     write=_write,
-    tensors=OWN_NAMES,
 )
