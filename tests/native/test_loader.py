@@ -171,14 +171,17 @@ def test_the_environment_decides_once_a_process(tmp_path: Path, monkeypatch: pyt
 def test_roofs_are_those_of_a_machine_and_bf16_has_one_where_there_is_an_instruction(
     use: Use, level: str
 ) -> None:
-    """Within three orders of magnitude of what machines do: nothing here is fast or slow."""
+    """Within three orders of magnitude of what machines do: nothing here is fast or slow.
+
+    Of several tries the best: one of 10 ms may fall wholly into another process's turn.
+    """
     use(level)
     library = loader.search().library
     assert library is not None
     for threads in (1, 2):
-        assert 1e9 < library.peak(torch.float32, threads, seconds=0.01) < 1e13
-        bf16 = library.peak(torch.bfloat16, threads, seconds=0.01)
-        assert 1e9 < bf16 < 1e14 if level == "avx512bf16" else bf16 == 0
+        for dtype, present in ((torch.float32, True), (torch.bfloat16, level == "avx512bf16")):
+            peak = max(library.peak(dtype, threads, seconds=0.01) for _ in range(5))
+            assert 1e9 < peak < 1e14 if present else peak == 0
     for size in (0, 1, 1001, 1 << 20):
         for threads in (1, 2, 3):
             assert library.read_seconds(torch.ones(size), threads) >= 0
