@@ -173,6 +173,13 @@ def translator(path: Path) -> None:
     )
 
 
+def languages(path: Path) -> None:
+    """Of many languages, beside its tokenizer."""
+    from tests.text.nllb import write_nllb  # transformers takes a second to import
+
+    write_nllb(path.with_name("words"), path)
+
+
 def config(path: Path, **settings: Any) -> TextConfig:
     """The settings of a run, in a file."""
     texts(path.parent / "text")
@@ -239,6 +246,7 @@ KINDS: dict[Callable[[Path], Any], str] = {
     adapter: "ADAPTER other run/final",
     run: "runs/mine/config.yaml runs/mine/checkpoint-1000",
     translator: "runs/translation/final",
+    languages: "nllb",
     encoder(MASKED): "ENCODER bert-base-uncased bert-base-chinese runs/mlm/final runs/roformer/final",
     encoder(CLASSES): "runs/titles/final runs/classify/final",
     encoder(Head("answer")): "runs/answers/final",

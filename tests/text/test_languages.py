@@ -11,25 +11,16 @@ import transformers
 
 import headway
 from headway.api import Translator
-from headway.checkpoints import save_folder
 from headway.cli import run as cli
 from headway.data.pairs import encode_pairs
 from headway.errors import DataError
 from headway.models import EncoderDecoder, ModelSpec, build
 from headway.text import Tokenizer
 from headway.text.languages import MBART50
-from headway.text.sentencepiece import NORMAL, read_model
 from tests.text.folders import FAIRSEQ, TEXTS, pieces, put
+from tests.text.nllb import vocabulary, write_nllb
 
 PLAIN = [text for text in TEXTS if text.isprintable() and text.strip()]
-SPECIALS = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
-
-
-def vocabulary() -> dict[str, int]:
-    """fairseq's, of the pieces in another order than theirs."""
-    spec = read_model(Path("bpe"), pieces("bpe"))
-    normal = sorted(piece for piece, kind in zip(spec.pieces, spec.kinds, strict=True) if kind == NORMAL)
-    return {**SPECIALS, **{piece: i for i, piece in enumerate([*normal, "never"], 4)}}
 
 
 @pytest.fixture
@@ -43,23 +34,7 @@ def m2m100(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def nllb(tmp_path: Path) -> Path:
-    """A folder of NLLB with a model; nothing in it says a language."""
-    ids = vocabulary()
-    spelled = [piece for piece in ids if len(piece) == 2]
-    merges = [(piece[0], piece[1]) for piece in spelled if piece[0] in ids and piece[1] in ids]
-    theirs = transformers.NllbTokenizer(vocab=ids, merges=merges, src_lang=None)
-    theirs.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "src_lang": None}))
-    size = {"vocab": len(theirs), "width": 32, "layers": 2, "heads": 4, "hidden": 48, "init_std": 0.3}
-    model = build(ModelSpec.of_pair("m2m_100", **size), seed=0).eval()
-    assert isinstance(model, EncoderDecoder)
-    save_folder(
-        tmp_path / "m",
-        model,
-        tokenizer=Tokenizer.load(tmp_path),
-        generation={"decoder_start_token_id": 2, "eos_token_id": 2, "pad_token_id": 1},
-    )
+    write_nllb(tmp_path, tmp_path / "m")
     return tmp_path
 
 
