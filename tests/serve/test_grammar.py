@@ -1,6 +1,8 @@
 """Texts that follow grammars: through HTTP, in Python, drafted, sent back, and asked for with bad intent."""
 
 import json
+import os
+import signal
 import time
 from collections.abc import Iterator
 from functools import cache
@@ -172,6 +174,20 @@ def test_probabilities_are_those_of_the_model() -> None:
     assert not torch.tensor(told.log_probs).isinf().any()
     free = LM.generate("go", max_new_tokens=1, log_probs=True, top_log_probs=1, bias={told.ids[0]: 100.0})
     assert told.log_probs[0] == pytest.approx(free.log_probs[0], abs=1e-5)
+
+
+def test_a_forked_process_writes_the_same_text() -> None:
+    """Of the threads of its parent it has none."""
+    write([1])
+    child = os.fork()
+    if child == 0:
+        os._exit(tuple(write([1])[0].ids) != alone(1))
+    end = time.monotonic() + 60
+    while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < end:
+        time.sleep(0.01)
+    if not ended[0]:
+        os.kill(child, signal.SIGKILL)
+    assert ended == (child, 0)
 
 
 def test_beams_and_grammars_are_one_or_the_other() -> None:

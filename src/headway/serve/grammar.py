@@ -10,6 +10,7 @@ Legend: V vocab.
 
 import json
 import math
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from decimal import Decimal
@@ -36,7 +37,20 @@ WHITESPACE = {"whitespace_pattern": r"\n {0,32}|[ ]"}
 Asked = tuple[str, Any]
 """A kind of grammar (`SOURCES`) and its source."""
 ANY_OBJECT: Asked = "json", {"type": "object"}
-_POOL = ThreadPoolExecutor(1, "headway-grammar")
+
+
+class _Pool:
+    """The thread in which allowed tokens are found; a forked process has none of its parent's, and starts its own."""
+
+    def __init__(self) -> None:
+        self._open()
+        os.register_at_fork(after_in_child=self._open)
+
+    def _open(self) -> None:
+        self.submit = ThreadPoolExecutor(1, "headway-grammar").submit
+
+
+_POOL = _Pool()
 
 
 class NamedSchema(BaseModel, extra="allow"):
