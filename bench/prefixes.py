@@ -37,7 +37,7 @@ PROMPT, STORED = 2050, 31 * PAGE
 KINDS = {
     "full": {},
     "window": {"patterns": Window.last(512)},
-    "linear": {"linear": LinearAttentionSpec()},
+    "linear": {"mixers": LinearAttentionSpec()},
 }
 
 
@@ -62,7 +62,7 @@ def through_http(
     """Asks `headway serve`, and llama-server where it has the model, for the first token of the same prompts."""
     save_folder(folder / "served", build(spec, dtype=torch.bfloat16, seed=0), tokenizer=words_of(spec.vocab))
     sides = {"headway": (ours, folder / "served")}
-    if llama is not None and spec.linear is None and {*spec.patterns} == {Causal()}:
+    if llama is not None and len(spec.softmax_layers) == spec.layers and {*spec.patterns} == {Causal()}:
         sides["llama-server"] = llama_server(llama), Written("full", folder, spec).served("bf16")
     for name, (command, file) in sides.items():
         with served(command, file, 1, 4096) as port:

@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.serve.others import HOME
+
+LLAMA_CPP = "llama_cpp_python-0.3.36"
+
 
 def data_path(relative: str) -> Path:
     """`relative` below HEADWAY_DATA or ../shared/data; skips the test, with the reason, when it is absent."""
@@ -13,3 +17,10 @@ def data_path(relative: str) -> Path:
     if not path.exists():
         pytest.skip(f"needs {relative} under HEADWAY_DATA or ../shared/data (looked at {path})")
     return path
+
+
+def llama_cpp_path(relative: str) -> Path:
+    """`relative` in llama.cpp's sources, which the source distribution of llama-cpp-python has: among the sources that
+    `others.py` keeps (HEADWAY_PEERS), else below `llama.cpp` of the data; skips as `data_path`."""
+    kept = HOME / "src" / LLAMA_CPP / "vendor" / "llama.cpp" / relative
+    return kept if kept.exists() else data_path(f"llama.cpp/{relative}")

@@ -107,10 +107,15 @@ def facts(value: Any) -> str:
     """The fields of a dataclass that are not as usual."""
     usual = {field.name: field.default for field in fields(value)}
     return ", ".join(
-        f"{name}={text(getattr(value, name))}"
+        f"{name}={text(now)}"
         for name, default in usual.items()
-        if getattr(value, name) != default
+        if (now := getattr(value, name)) != default and not _repeats(now, default)
     )
+
+
+def _repeats(value: Any, default: Any) -> bool:
+    """Whether a value of each layer is the default's one in all of them."""
+    return isinstance(default, tuple) and len(default) == 1 and {*value} == {*default}
 
 
 def constants(module: ModuleType) -> str:

@@ -97,6 +97,9 @@ NOT_RUN = {
     "sbatch --nodes 2 recipes/slurm.sh --config recipes/small.yaml data=/shared/text out=/shared/runs/mine": (
         "a cluster", "tests/train/test_launch.py::test_slurm_starts_a_launcher_on_each_node"
     ),
+    "python recipes/ray_serve.py 2 8000 models/llama-3": (
+        "Ray Serve", "tests/serve/test_routing.py::test_replicas_of_ray_serve_keep_their_sessions"
+    ),
     "python -m headway.native.build": (
         "renews the libraries that these tests use", f"{BUILD}::test_what_is_up_to_date_is_left_alone"
     ),

@@ -92,35 +92,6 @@ def near_file(path: Path) -> str:
     return did_you_mean(path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else [])
 
 
-UNSUPPORTED = {
-    "mixtures of experts": (
-        "mixtral",
-        "moe",
-        "dbrx",
-        "deepseek",
-        "switch_transformers",
-        "grok",
-        "jetmoe",
-        "arctic",
-    ),
-    "state-space and recurrent layers": ("mamba", "jamba", "rwkv", "xlstm", "recurrent_gemma"),
-}
-"""What is not there at all, and parts of the names of models that have it."""
-
-
-def unknown_model(name: str, known: Iterable[str]) -> str:
-    """`": mixtures of experts are not supported"` for the name of such a model, else as `did_you_mean`, of names with
-    the same digits: "phi3" is another model than "phi"."""
-    for what, parts in UNSUPPORTED.items():
-        if any(part in name.lower().replace("-", "_") for part in parts):
-            return f": {what} are not supported"
-    return did_you_mean(name.lower(), (one for one in known if _digits(one) == _digits(name)))
-
-
-def _digits(name: str) -> str:
-    return "".join(filter(str.isdigit, name))
-
-
 def check_whole(what: str, value: object, least: int = 1, error: type[HeadwayError] = ConfigError) -> None:
     """Raises `error` unless a value is a whole number of at least `least`; True is none."""
     if type(value) is not int or value < least:

@@ -133,7 +133,7 @@ def test_a_cut_of_what_is_not_there_is_said(cut: Cut, words: str) -> None:
 
 
 def test_linear_attention_has_no_pairs_to_cut() -> None:
-    lm = loaded(ModelSpec.of("llama", **SIZE).with_linear(LinearAttentionSpec("elu+1")))
+    lm = loaded(ModelSpec.of("llama", **SIZE).with_mixer(LinearAttentionSpec("elu+1")))
     with pytest.raises(HeadwayError, match=r"Causal\(\)"):
         lm.next_log_probs(IDS, cuts=[Cut(keys=(1, 3))])
     with pytest.raises(DataError):

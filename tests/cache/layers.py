@@ -6,8 +6,7 @@ from torch import Tensor
 
 from headway.attention import attend_keys
 from headway.cache import BatchCache, CacheSpec, PagedCache, PagedLayer
-from headway.nn import AttentionLayer, LinearAttention
-from headway.nn.linear_attention import LinearMixer
+from headway.nn import AttentionLayer
 from headway.patterns import Pattern
 from headway.scores import Score
 from headway.tokens import Tokens
@@ -19,9 +18,7 @@ def cache_of(layer: AttentionLayer, batch: int, **more: int) -> BatchCache:
     spec = CacheSpec(
         kv_heads=layer.heads.kv_heads, head_dim=layer.head_dim, value_dim=layer.value_dim, dtype=dtype
     )
-    linear = layer.mixer.linear if isinstance(layer.mixer, LinearMixer) else None
-    assert (linear is None) == (not isinstance(layer, LinearAttention))
-    return BatchCache(PagedCache(spec, [layer.pattern], linear, **more), batch)
+    return BatchCache(PagedCache(spec, [layer.pattern], [layer.state(dtype)], **more), batch)
 
 
 def continued(layer: AttentionLayer, x: Tensor, cache: BatchCache, tokens: Tokens | None = None) -> Tensor:

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from headway.attention.linear_attention import LinearAttentionSpec
-from headway.cache import BatchCache, CacheSpec, PagedCache, choose_cache
+from headway.cache import BatchCache, CacheSpec, PagedCache, StateSpec, choose_cache
 from headway.errors import CacheError
 from headway.patterns import Causal, Full, GlobalKeys, PerHead, Sink, Window
 
@@ -23,5 +22,7 @@ def test_the_choice_and_its_reasons() -> None:
         CacheSpec(kv_heads=0, head_dim=1)
     with pytest.raises(CacheError, match=r"not as torch\.int16"):
         CacheSpec(kv_heads=1, head_dim=1, dtype=torch.int16)
-    states = PagedCache(CacheSpec(kv_heads=1, head_dim=1), [Causal()], LinearAttentionSpec())
+    states = PagedCache(
+        CacheSpec(kv_heads=1, head_dim=1), [Causal()], [StateSpec("sums", (((1,), torch.float32),))]
+    )
     assert BatchCache(states, 1).slots == (0,)

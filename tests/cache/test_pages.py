@@ -342,7 +342,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
     states = PagePool([STATE])
     table = states.open()
     states.extend(table, [1])
-    with pytest.raises(CacheError, match="sums over all tokens cannot take one back"):
+    with pytest.raises(CacheError, match="a state of all tokens cannot take one back"):
         states.trim(table, 1)
 
 

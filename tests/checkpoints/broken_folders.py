@@ -11,8 +11,11 @@ from headway.attention.linear_attention import LinearAttentionSpec
 from headway.checkpoints import save_folder
 from headway.checkpoints.hf.layouts import LAYOUTS, Layout
 from headway.models import Head, ModelSpec, build
+from headway.models.expert_families import EXPERTS
+from headway.models.hybrid_families import HYBRIDS
 from headway.patterns import Causal, Global, PerHead, Window
 from headway.positions import DynamicNTK, LinearScaling, Llama3, LongRope, NoPositions, Rotary, YaRN
+from tests.checkpoints import decoder_rows, expert_rows
 
 SCALINGS = (
     None, LinearScaling(2.0), DynamicNTK(2.0, 64), YaRN(4.0, 16), Llama3(8.0, 1.0, 4.0, 16),
@@ -72,6 +75,15 @@ NEOX: dict[str, Any] = {
 LLAMA_ALIASES = ("internlm3", "iquestcoder")
 KIN = NEOX | {"num_key_value_heads": 1, "rms_norm_eps": 1e-5}
 OPT = {key: value for key, value in NEOX.items() if key != "intermediate_size"} | {"ffn_dim": 12}
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8,
+}  # fmt: skip
+MINISTRAL = {"rope_theta": 500.0, "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 4}
+XGLM: dict[str, Any] = {
+    "vocab_size": 11, "d_model": 8, "num_layers": 2, "attention_heads": 2, "ffn_dim": 12,
+    "max_position_embeddings": 16,
+}  # fmt: skip
 GPT1 = {key: value for key, value in GPT2.items() if key != "n_inner"}
 NEO: dict[str, Any] = {
     "vocab_size": 11, "hidden_size": 8, "num_layers": 2, "num_heads": 2, "intermediate_size": 12,
@@ -114,14 +126,27 @@ DECODERS: list[Case] = [
     ("phi", "lm", NEOX | {"num_key_value_heads": 1}),
     ("bloom", "lm", {"vocab_size": 11, "hidden_size": 8, "n_layer": 2, "n_head": 2}),
     ("smollm3", "lm", KIN | {"no_rope_layers": [1, 0]}), ("phi3", "lm", KIN),
-    *((family, "lm", KIN | {"head_dim": 8}) for family in ("glm", "ernie4_5", "helium", "seed_oss", *LLAMA_ALIASES)),
-    ("cohere", "lm", NEOX), ("cohere2", "lm", NEOX | {"sliding_window": 5, "sliding_window_pattern": 2}),
+    *((family, "lm", KIN | {"head_dim": 8}) for family in ("glm", "glm4", "ernie4_5", "helium", "seed_oss")),
+    *((family, "lm", KIN | {"head_dim": 8}) for family in LLAMA_ALIASES),
+    ("exaone4", "lm", KIN | {"sliding_window_pattern": 2}), ("cohere", "lm", NEOX),
+    ("cohere2", "lm", NEOX | {"sliding_window": 5, "sliding_window_pattern": 2}),
+    *((family, "lm", KIN) for family in ("arcee", "hyperclovax", "hunyuan_v1_dense")),
+    ("cwm", "lm", KIN | {"head_dim": 8, "sliding_window": 5, "rope_parameters": LLAMA3}),
+    ("apertus", "lm", KIN | {"rope_parameters": LLAMA3}),
+    ("ministral3", "lm", KIN | {"head_dim": 8, "rope_parameters": MINISTRAL}),
+    ("granite_swa", "lm", KIN | {"sliding_window": 5, "layer_rope_theta": [500.0, 0]}),
+    *((family, "lm", NEOX) for family in ("olmo", "nemotron", "jais2", "persimmon", "nanochat")),
+    ("modernbert-decoder", "lm", NEOX), ("bert", "lm", BERT | {"is_decoder": True}),
+    ("ctrl", "lm", GPT1 | {"dff": 12}), ("xglm", "lm", XGLM),
     ("stablelm", "lm", NEOX | {"num_key_value_heads": 1}), ("gptj", "lm", GPT2 | {"rotary_dim": 2}),
     ("codegen", "lm", GPT2 | {"n_head": 4, "rotary_dim": 2}), ("opt", "lm", OPT), ("biogpt", "lm", NEOX),
     ("gpt_neo", "lm", NEO | {"attention_types": [[["global", "local"], 1]]}), ("openai-gpt", "lm", GPT1),
     *((family, "lm", NEOX) for family in ("granite", "olmo2", "olmo3")),
     *((family, "lm", NEOX | {"head_dim": 8, "num_key_value_heads": 1, "pad_token_id": 0})
-      for family in ("gemma", "gemma2", "gemma3_text")),
+      for family in ("gemma", "gemma2", "vaultgemma", "gemma3_text")),
+    *((family, "lm", {key: value for key, value in config.items() if "rope" not in key and "max_pos" not in key})
+      for family, config in dict([*decoder_rows.CASES.values(), *expert_rows.CASES.values()]).items()
+      if family in (*EXPERTS, *HYBRIDS)),
     ("mpt", "lm", {"vocab_size": 11, "d_model": 6, "n_layers": 2, "n_heads": 3, "max_seq_len": 16}),
 ]  # fmt: skip
 PAIRS: list[Case] = [
@@ -169,7 +194,7 @@ def encoders(root: Path) -> list[Path]:
 
 def decoders(root: Path) -> list[Path]:
     """Every family of decoders that is not of LLaMA's form, and linear attention as headway's own."""
-    linear = ModelSpec.of("llama", **SIZE, kv_heads=1).with_linear(LinearAttentionSpec())
+    linear = ModelSpec.of("llama", **SIZE, kv_heads=1).with_mixer(LinearAttentionSpec())
     return [*foreign(root, DECODERS), saved(root / "linear", linear)]
 
 

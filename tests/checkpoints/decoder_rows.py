@@ -28,7 +28,26 @@ LONG = {
     "rope_type": "longrope", "rope_theta": 500.0, "short_factor": [1.0, 1.2], "long_factor": [1.5, 3.0],
     "original_max_position_embeddings": 6, "partial_rotary_factor": 0.5,
 }  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "original_max_position_embeddings": 8}
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8,
+}  # fmt: skip
+MINISTRAL = {"factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}
+FACTORS = {"embedding_multiplier": 12.0, "logits_scaling": 3.0, "residual_multiplier": 0.22}
+XGLM: dict[str, Any] = {
+    "vocab_size": 61, "d_model": 48, "num_layers": 3, "attention_heads": 6, "ffn_dim": 80,
+    "max_position_embeddings": 32, "pad_token_id": None,
+}  # fmt: skip
+DECODES: dict[str, Any] = {**SIZES, "is_decoder": True}
+PAD = 2  # an id that is not in the texts: positions of RoBERTa count those of others
+UNPADDED: dict[str, Any] = {**DECODES, "pad_token_id": PAD, "max_position_embeddings": 32 + PAD + 1}
+LFM2 = {key: value for key, value in LLAMA.items() if key != "rms_norm_eps"}
 BIASED = {"attention_bias": True, "mlp_bias": True}
+QWEN3_5 = {
+    **LLAMA, "head_dim": 8, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 6,
+    "linear_value_head_dim": 10,
+}  # fmt: skip
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3 (one layer of three without positions)": (
@@ -52,6 +71,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**LLAMA, "head_dim": 8, "attention_bias": False,
          "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0}},
     ),
+    "glm4": ("glm4", {**LLAMA, "head_dim": 12, "attention_bias": True}),
+    "exaone 4": (
+        "exaone4",
+        {**LLAMA, "sliding_window": None, "layer_types": ["full_attention"] * 3},
+    ),
+    "exaone 4, windows": ("exaone4", {**LLAMA, "sliding_window": 5, "sliding_window_pattern": 3}),
     "ernie 4.5": ("ernie4_5", {**LLAMA, "head_dim": 10}),
     "ernie 4.5, biases, untied": (
         "ernie4_5",
@@ -75,6 +100,89 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**SIZES, "num_key_value_heads": 6, "use_parallel_residual": True, "partial_rotary_factor": 0.5,
          "tie_word_embeddings": True},
     ),
+    "hunyuan": ("hunyuan_v1_dense", {**LLAMA, "head_dim": 10, "attention_bias": True}),
+    "hunyuan, alpha, tied": (
+        "hunyuan_v1_dense",
+        {**LLAMA, "head_dim": 8, "tie_word_embeddings": True,
+         "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 500.0}},
+    ),
+    "cwm": ("cwm", {**LLAMA, "head_dim": 10, "sliding_window": 5, "mlp_bias": True, "rope_parameters": LLAMA3}),
+    "cwm, layers by name": (
+        "cwm",
+        {**LLAMA, "head_dim": 8, "layer_types": ["full_attention"] * 3, "rope_parameters": LLAMA3},
+    ),
+    "apertus": ("apertus", {**LLAMA, "rope_parameters": LLAMA3}),
+    "apertus, biases, tied, relu squared": (
+        "apertus",
+        {**LLAMA, "attention_bias": True, "tie_word_embeddings": True, "hidden_act": "relu2",
+         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+    ),
+    "ministral3": ("ministral3", {**LLAMA, "head_dim": 10, "rope_parameters": {**YARN, **MINISTRAL}}),
+    "ministral3, windows, no scaling": (
+        "ministral3",
+        {**LLAMA, "head_dim": 8, "sliding_window": 5,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "llama_4_scaling_beta": 0.3,
+                             "original_max_position_embeddings": 4}},
+    ),
+    "olmo": ("olmo", {**SIZES, "num_key_value_heads": 2}),
+    "olmo, biases, tied": ("olmo", {**SIZES, "attention_bias": True, "tie_word_embeddings": True}),
+    "vaultgemma": ("vaultgemma", {**LLAMA, "head_dim": 8, "query_pre_attn_scalar": 24, "sliding_window": 5,
+                                  "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
+    "hyperclovax": ("hyperclovax", {**LLAMA, "head_dim": 10, **FACTORS}),
+    "hyperclovax, norms in front, biases": (
+        "hyperclovax",
+        {**LLAMA, **FACTORS, **BIASED, "use_post_norm": False, "attention_multiplier": 0.1},
+    ),
+    "granite with windows": (
+        "granite_swa",
+        {**LLAMA, **FACTORS, "sliding_window": 5, "attention_multiplier": 0.3, "layer_rope_theta": [500.0, 0, 70]},
+    ),
+    "granite with windows, one base, biases, untied": (
+        "granite_swa",
+        {**LLAMA, **BIASED, "sliding_window": 5, "attention_multiplier": 0.2, "tie_word_embeddings": False},
+    ),
+    "ctrl": ("ctrl", {"vocab_size": 61, "n_positions": 32, "n_embd": 48, "n_layer": 3, "n_head": 6, "dff": 80}),
+    "xglm": ("xglm", XGLM),
+    "xglm, not scaled, untied": ("xglm", {**XGLM, "scale_embedding": False, "tie_word_embeddings": False}),
+    "modernbert's decoder": (
+        "modernbert-decoder",
+        {**SIZES, "pad_token_id": PAD, "local_attention": 10, "global_rope_theta": 500.0, "local_rope_theta": 70.0},
+    ),
+    "modernbert's decoder, biases, untied": (
+        "modernbert-decoder",
+        {**SIZES, **BIASED, "pad_token_id": PAD, "local_attention": 10, "norm_bias": True, "classifier_bias": True,
+         "decoder_bias": False, "layer_types": ["sliding_attention"] * 3, "tie_word_embeddings": False},
+    ),
+    "bert as a decoder": ("bert", {**DECODES, "architectures": ["BertLMHeadModel"]}),
+    "bert as a decoder, relu": ("bert", {**DECODES, "type_vocab_size": 1, "hidden_act": "relu"}),
+    "roberta as a decoder": ("roberta", UNPADDED),
+    "camembert as a decoder": ("camembert", {**UNPADDED, "type_vocab_size": 1}),
+    "xlm-roberta as a decoder": ("xlm-roberta", UNPADDED),
+    "data2vec as a decoder": ("data2vec-text", UNPADDED),
+    "roberta with norms in front as a decoder": ("roberta-prelayernorm", UNPADDED),
+    "electra as a decoder": ("electra", {**DECODES, "embedding_size": 32}),
+    "megatron's bert as a decoder": ("megatron-bert", DECODES),
+    "ernie as a decoder": ("ernie", DECODES),
+    "roformer as a decoder": ("roformer", {**DECODES, "embedding_size": 32, "rotary_value": True}),
+    "arcee": ("arcee", {**LLAMA, "head_dim": 10}),
+    "arcee, biases, tied": ("arcee", {**LLAMA, **BIASED, "tie_word_embeddings": True}),
+    "nemotron": ("nemotron", {**SIZES, "num_key_value_heads": 2}),
+    "nemotron, biases, all of a head turned": (
+        "nemotron",
+        {**SIZES, "num_key_value_heads": 2, **BIASED, "head_dim": 10, "partial_rotary_factor": 1.0},
+    ),
+    "jais2": ("jais2", {**SIZES, "num_key_value_heads": 2}),
+    "jais2, no biases": ("jais2", {**SIZES, "attention_bias": False, "mlp_bias": False, "layer_norm_eps": 1e-3}),
+    "persimmon": ("persimmon", SIZES),
+    "persimmon, no norms of queries": (
+        "persimmon",
+        {**SIZES, "num_attention_heads": 3, "qk_layernorm": False, "partial_rotary_factor": 0.25},
+    ),
+    "nanochat": ("nanochat", {**SIZES, "num_key_value_heads": 2}),
+    "nanochat, biases, no cap": (
+        "nanochat",
+        {**SIZES, "attention_bias": True, "final_logit_softcapping": None, "rms_norm_eps": 1e-2},
+    ),
     "gpt-j": ("gptj", GPTJ),
     "gpt-j, all of a head turned, n_inner, tied": (
         "gptj",
@@ -96,6 +204,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**OPT, "do_layer_norm_before": False, "enable_bias": False, "tie_word_embeddings": False},
     ),
     "opt, no last norm": ("opt", {**OPT, "_remove_final_layer_norm": True}),
+    "qwen3.5": ("qwen3_5_text", {**QWEN3_5, "num_hidden_layers": 4, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0],
+        "mrope_interleaved": True}}),
+    "qwen3.5, layers by name, tied": (
+        "qwen3_5_text",
+        {**QWEN3_5, "layer_types": ["full_attention", "linear_attention", "full_attention"],
+         "linear_conv_kernel_dim": 3, "linear_num_value_heads": 2, "tie_word_embeddings": True},
+    ),
+    "lfm2": ("lfm2", {**LFM2, "full_attn_idxs": [1], "block_multiple_of": 16}),
+    "lfm2, biases, layers by name, untied": (
+        "lfm2",
+        {**LFM2, "layer_types": ["conv", "full_attention", "conv"], "conv_bias": True, "conv_L_cache": 2,
+         "block_auto_adjust_ff_dim": False, "tie_word_embeddings": False},
+    ),
     "biogpt": ("biogpt", SIZES),
     "biogpt, embeddings not scaled": ("biogpt", {**SIZES, "scale_embedding": False}),
 }  # fmt: skip
@@ -110,6 +232,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("phi3", {"resid_pdrop": 0.1}, "resid_pdrop"),
     ("glm", {"mlp_bias": True}, '"mlp_bias" is True, which is unsupported'),
+    ("exaone4", {"layer_types": None}, "without sliding_window needs layer_types"),
     ("ernie4_5", {"attention_dropout": 0.1}, "attention_dropout"),
     ("helium", {"head_dim": 10}, "6 heads of head_dim 10 are not hidden_size 48"),
     ("internlm3", {"mlp_bias": False}, "qkv_bias differs from its bias"),
@@ -121,6 +244,18 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("cohere2", {"position_embedding_type": "alibi"}, "position_embedding_type"),
     ("stablelm", {"qk_layernorm": True}, "qk_layernorm"),
     ("stablelm", {"hidden_dropout": 0.1}, "hidden_dropout"),
+    ("hunyuan_v1_dense", {"use_cla": True}, "use_cla"),
+    ("cwm", {"rope_parameters": None}, "transformers has a scaling of its own for cwm"),
+    ("apertus", {"rope_parameters": None}, "transformers has a scaling of its own for apertus"),
+    ("ministral3", {"rope_parameters": YARN | {"factor": 4.0}}, 'lacks "llama_4_scaling_beta"'),
+    ("olmo", {"clip_qkv": 8.0}, "clip_qkv"),
+    ("granite_swa", {"layer_rope_theta": [500.0]}, "layer_rope_theta"),
+    ("ctrl", {"layer_norm_epsilon": 1e-5}, "layer_norm_epsilon"),
+    ("xglm", {"pad_token_id": 2}, "must be 0 or 1"),
+    ("bert", {"architectures": ["BertForMaskedLM"]}, "is_decoder is True"),
+    ("bert", {"is_decoder": False, "architectures": ["BertLMHeadModel"]}, "is_decoder is False"),
+    ("persimmon", {"hidden_dropout": 0.1}, "hidden_dropout"),
+    ("nanochat", {"rope_parameters": {**YARN, "factor": 4.0}}, "multiply queries and keys by"),
     ("gptj", {"rotary_dim": 13}, "rotary_dim 13 must be even and at most the 12 dims"),
     ("gptj", {"rotary": False}, "rotary"),
     ("codegen", {"n_head": 6}, "n_head 6 of a codegen must be a multiple of 4"),
@@ -130,6 +265,15 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("openai-gpt", {"afn": "gelu_fast"}, "there is no activation 'gelu_fast'"),
     ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim 32 is not hidden_size 48"),
     ("opt", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine"),
+    ("qwen3_5_text", {"hidden_act": "gelu"}, "hidden_act gelu is that of convolutions in transformers, too"),
+    ("qwen3_5_text", {"attn_output_gate": False}, "attn_output_gate"),
+    (
+        "qwen3_5_text",
+        {"layer_types": ["sliding_attention"] * 4},
+        "known are full_attention, linear_attention",
+    ),
+    ("lfm2", {"full_attn_idxs": 2}, '"full_attn_idxs" must be a list of numbers of layers'),
+    ("lfm2", {"use_pos_enc": False}, "use_pos_enc"),
     ("biogpt", {"layerdrop": 0.1}, "layerdrop"),
 ]
 """Family, change of the first of its configs above, what the error says."""

@@ -1,10 +1,12 @@
 """What the tests of GGUF share: small specs of each architecture, and weights that are not symmetric."""
 
+from dataclasses import replace
+
 import torch
 
 from headway.models import FAMILIES, ModelSpec, build
 from headway.patterns import Causal, Window
-from headway.positions import LinearScaling, Llama3, LongRope, Rotary, YaRN, in_pairing
+from headway.positions import Learned, LinearScaling, Llama3, LongRope, PerLayer, Rotary, YaRN, in_pairing
 
 BASE = {"vocab": 70, "width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 32, "hidden": 96}
 
@@ -15,6 +17,8 @@ def rotary(pairing, theta=10000.0, scaling=None):
 
 FOUR, NOPE = {**BASE, "layers": 4}, FAMILIES["smollm3"].defaults["positions"]
 SQUARE = {**BASE, "head_dim": 16}
+ALIKE, TABLE = {**SQUARE, "kv_heads": 4, "hidden": 256}, {"positions": Learned(64), "trained_context": 64}
+LOCAL = Rotary(5e5, pairing="halves")
 LLAMA31 = rotary("adjacent", 500000.0, Llama3(8.0, 1.0, 4.0, 8192))
 SPECS = {
     "llama": ModelSpec.of("llama", **BASE, **rotary("adjacent"), norm_eps=1e-5),
@@ -52,6 +56,42 @@ SPECS = {
     "cohere2": ModelSpec.of(
         "cohere2", **{**SQUARE, "layers": 4}, patterns=(*(Window.last(6),) * 3, Causal())
     ),
+    "internlm3": ModelSpec.of("internlm3", **BASE, **rotary("adjacent")),
+    "granite": ModelSpec.of(
+        "granite",
+        **{**SQUARE, **rotary("adjacent")},
+        embedding_scale=12.0,
+        residual_scale=0.21875,
+        attention_scale=0.078125,
+        logit_scale=0.125,
+    ),
+    "olmo2": ModelSpec.of("olmo2", **SQUARE, **rotary("halves", 5e5)),
+    "olmo3": ModelSpec.of(
+        "olmo3",
+        **{**SQUARE, "layers": 4, "patterns": (*(Window.last(6),) * 3, Causal())},
+        positions=PerLayer((*(LOCAL,) * 3, replace(LOCAL, scaling=YaRN(4.0, 2048)))),
+        trained_context=8192,
+    ),
+    "gemma": ModelSpec.of("gemma", **BASE, **rotary("halves")),
+    "gemma2": ModelSpec.of("gemma2", **BASE, **rotary("halves"), patterns=(Window.last(6), Causal())),
+    "gemma3": ModelSpec.of(
+        "gemma3_text",
+        **{**BASE, "layers": 6, "patterns": (*(Window.last(6),) * 5, Causal())},
+        positions=PerLayer(
+            (*(Rotary(pairing="halves"),) * 5, Rotary(1e6, pairing="halves", scaling=LinearScaling(8.0)))
+        ),
+    ),
+    "phi3": ModelSpec.of("phi3", **SQUARE, **rotary("halves")),
+    "glm": ModelSpec.of("glm", **SQUARE),
+    "stablelm": ModelSpec.of("stablelm", **SQUARE, qkv_bias=True),
+    "starcoder2": ModelSpec.of("starcoder2", **SQUARE, **rotary("halves", 1e5)),
+    "phi": ModelSpec.of("phi", **ALIKE),
+    "gpt_neox": ModelSpec.of("gpt_neox", **ALIKE),
+    "falcon": ModelSpec.of("falcon", **{**SQUARE, "kv_heads": 1, "hidden": 256}, **rotary("halves")),
+    "gpt2": ModelSpec.of("gpt2", **ALIKE, **TABLE),
+    "gpt_bigcode": ModelSpec.of("gpt_bigcode", **{**ALIKE, "kv_heads": 1}, **TABLE),
+    "bloom": ModelSpec.of("bloom", **ALIKE),
+    "mpt": ModelSpec.of("mpt", **ALIKE),
 }
 
 

@@ -14,7 +14,7 @@ from headway.checkpoints.restore import load_model
 from headway.cli import run
 from headway.cli._plan_text import to_text
 from headway.generate import GenerationConfig, generate
-from headway.models import FAMILIES, ModelSpec, build, catalog, cost
+from headway.models import FAMILIES, Head, ModelSpec, build, catalog, cost
 from headway.models.cost.planning import Machine, plan
 from headway.positions import LinearBias, rotations
 from tests.checkpoints.decoders import IDS, MAIN, theirs
@@ -23,7 +23,7 @@ from tests.models.test_activations import kept, loss_of
 
 OTHERS = (
     *("gpt_bigcode", "falcon", "starcoder2", "gpt_neox", "phi", "bloom", "mpt"),
-    *("granite", "olmo2", "gemma", "gemma2", "gemma3_text"),
+    *("granite", "olmo2", "gemma", "gemma2", "gemma3_text", "qwen3_5_text", "lfm2"),
 )
 MACHINE = Machine(name="a machine", memory=2**40, bandwidth=1e11, peak=1e12)
 
@@ -75,7 +75,8 @@ def test_convert_inspect_and_plan(name: str, tmp_path: Path, capsys: pytest.Capt
     assert said["transformers"] == "loads it"
     report = plan(ours.spec, model=name, context=16, machine=MACHINE)
     assert report.training["parameters"] == 6 * said["parameter_count"]
-    assert ("ALiBi" in str(report.layers[0].prefill.rejected)) == isinstance(ours.spec.positions, LinearBias)
+    prefill = next(layer.prefill for layer in report.layers if layer.prefill is not None)
+    assert ("ALiBi" in str(prefill.rejected)) == isinstance(ours.spec.positions, LinearBias)
     if not (rotary := rotations(ours.spec.positions)):
         return
     other = {"halves": "adjacent", "adjacent": "halves"}[str(rotary[0].pairing)]
@@ -102,6 +103,13 @@ def test_convert_inspect_and_plan(name: str, tmp_path: Path, capsys: pytest.Capt
         {"gated": True, "activation": "silu"},
         {"gated": True, "activation": "relu"},
         {"norm": "rms", "norm_bias": False},
+        {"norm_offset": 1.0},
+        {"norm_weight": False, "norm_bias": False},
+        {"qk_norm": "rotated"},
+        {"activation": "relu2"},
+        {"activation": "xielu"},
+        {"gated": True, "activation": "relu2"},
+        {"head": Head("lm", dense="gelu")},
     ],
     ids=str,
 )

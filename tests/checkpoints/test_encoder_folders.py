@@ -194,7 +194,7 @@ def test_projections_of_global_tokens_change_their_pairing_too() -> None:
         ("roberta", {"positions": Learned(512)}, "positions"),
         ("roformer", {"positions": Rotary(500.0, pairing="adjacent")}, "positions"),
         ("roformer", {"positions": Rotary(pairing="adjacent", trainable=True)}, "positions"),
-        ("roformer", {"linear": LinearAttentionSpec("elu+1"), "attention_dropout": 0.0}, "linear"),
+        ("roformer", {"mixers": LinearAttentionSpec("elu+1"), "attention_dropout": 0.0}, "mixers"),
     ],
     ids=str,
 )

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from headway.api import load
 from headway.checkpoints import convert, inspect, load_folder, load_model, save_folder
-from headway.checkpoints.formats.gguf.metadata import ARCHITECTURES, write_spec
+from headway.checkpoints.formats.gguf.architectures import ARCHITECTURES
+from headway.checkpoints.formats.gguf.metadata import write_spec
 from headway.checkpoints.formats.gguf.model import stored_type, write_model
 from headway.checkpoints.formats.gguf.rope import decimal, read_rope
 from headway.checkpoints.formats.gguf.writer import write_gguf
@@ -60,6 +61,7 @@ FILE_TYPES = {None: 0, "BF16": 32, "Q8_0": 7, "Q4_0": 2, "Q4_K": 14, "Q5_K": 16,
         *((name, None) for name in SPECS),
         *(("qwen3", kind) for kind in (BF16, Q8_0, Q4_0)),
         ("llama, tied, with biases", Q8_0),  # more vectors than matrices
+        ("phi3", Q8_0),  # several of ours in one of theirs
     ],
     ids=lambda value: getattr(value, "name", value),
 )
@@ -75,6 +77,8 @@ def test_what_is_written_is_read_back_bit_for_bit(tmp_path, name, asked, monkeyp
     assert types["blk.1.ffn_down.weight"] == (asked or BY_DTYPE[torch.float32]).name
     assert {kind for name, kind in types.items() if "norm" in name or "bias" in name} == {"F32"}
     for n, value in state.items():
+        if spec.norm_offset and "norm" in n:
+            value = value + 1 - 1  # of which the file has the first sum
         wanted = stored_value(value, asked)
         assert torch.equal(model.tensors[n].float(), wanted.float())
         target = torch.empty(value.shape)
@@ -325,7 +329,7 @@ def test_a_target_that_is_there_or_differs_is_left_as_it_was(tmp_path, monkeypat
         ("llama", {**rotary("adjacent"), "activation": "gelu"}, "activation"),
         ("qwen3", {**rotary("halves"), "mlp_bias": True}, "mlp_bias"),
         ("llama", rotary("halves"), "positions"),
-        ("gpt2", {"kv_heads": 4}, "has no architecture in GGUF"),
+        ("opt", {"kv_heads": 4}, "has no architecture in GGUF"),
         ("smollm3", {"layers": 4, **rotary("adjacent")}, "positions"),
         ("cohere", {"tied": False}, "tied"),
         ("cohere2", {"layers": 4, "patterns": Causal(), **rotary("adjacent")}, "positions"),
@@ -350,7 +354,7 @@ def changed_file(path, change, spec="llama"):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("general.architecture", "gemma3", r"there is no general.architecture 'gemma3'"),
+        ("general.architecture", "t5", r"there is no general.architecture 't5'"),
         ("llama.block_count", None, 'lacks "llama.block_count"'),
         ("llama.block_count", "2", '"llama.block_count" must be a positive whole number'),
         ("llama.block_count", 3, "missing: blk.2.attn_norm.weight"),
@@ -359,7 +363,7 @@ def changed_file(path, change, spec="llama"):
         ("llama.attention.causal", False, '"llama.attention.causal" is False, which is unsupported'),
         ("llama.vocab_size", 71, "vocab_size is 71, but token_embd.weight has 70 rows"),
         ("llama.attention.value_length", 16, "dims and values of others"),
-        ("llama.rope.dimension_count", 16, "16 of 32 dims of a head are rotated"),
+        ("llama.rope.dimension_count", 64, "64 dims of a head are rotated, and it has 32"),
         ("llama.rope.scaling.type", "longrope", "rotary scaling of type 'longrope'"),
         ("llama.rope.scaling.yarn_beta_fast", 16.0, "is a key of yarn, and rope.scaling.type is 'none'"),
         ("llama.attention.head_count", 6, "shape: blk.0.attn_q.weight"),
@@ -378,6 +382,42 @@ def test_metadata_that_is_wrong_is_named(tmp_path, key, value, message):
     with pytest.raises((CheckpointError, ConfigError), match=message) as error:
         load_folder(path)
     assert str(path) in str(error.value)
+
+
+def test_the_file_may_say_which_layers_have_windows(tmp_path):
+    window, key = Window.last(6), "gemma2.attention.sliding_window_pattern"
+    for value, patterns in (
+        ([1, 0], (window, Causal())),
+        ([0, 1], (Causal(), window)),
+        (1, (Causal(), Causal())),
+    ):
+        path = changed_file(
+            tmp_path / FILE, lambda metadata, value=value: metadata.update({key: value}), "gemma2"
+        )
+        assert load_folder(path).spec.patterns == patterns
+    path = changed_file(tmp_path / FILE, lambda metadata: metadata.update({key: [1]}), "gemma2")
+    with pytest.raises(CheckpointError, match="a truth value for each of 2 layers"):
+        load_folder(path)
+
+
+def test_scores_of_gemma_2_with_27b_have_a_factor_of_their_own():
+    fields = {**BASE, **rotary("halves"), "layers": 46, "patterns": (Window.last(6), Causal())}
+    write_spec(ModelSpec.of("gemma2", **fields, attention_scale=16**-0.5))
+    with pytest.raises(ConfigError, match="attention_scale"):
+        write_spec(ModelSpec.of("gemma2", **fields))
+
+
+def test_a_granite_without_positions_is_refused(tmp_path):
+    key = "granite.rope.scaling.finetuned"
+    path = changed_file(tmp_path / FILE, lambda metadata: metadata.update({key: False}), "granite")
+    with pytest.raises(CheckpointError, match=f'"{key}" is False, which is unsupported'):
+        load_folder(path)
+
+
+def test_parts_of_one_matrix_have_codes_of_one_type(tmp_path):
+    packed = {"model.layers.0.self_attn.q_proj.weight": Q8_0}
+    with pytest.raises(CheckpointError, match=r"blk.0.attn_qkv.weight is one matrix in GGUF, and its parts"):
+        write_model(tmp_path / FILE, SPECS["phi3"], weights(SPECS["phi3"]), None, packed=packed)
 
 
 def test_old_keys_of_rotary_scaling_mean_the_same(tmp_path):

@@ -153,7 +153,7 @@ def test_folders_that_are_not_read_say_what_is(tmp_path: Path) -> None:
             load_folder(path)
 
     refused(
-        r"quant_method 'bitsandbytes', and compressed-tensors, gptq, awq are read",
+        r"quant_method 'bitsandbytes', and compressed-tensors, gptq, awq, mxfp4 are read",
         {"quant_method": "bitsandbytes"},
     )
     refused(r'unknown key "quantization_config.is_marlin_format"', {**GPTQ, "is_marlin_format": True})

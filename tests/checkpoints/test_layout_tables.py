@@ -14,6 +14,8 @@ OLDER_DEFAULTS = {
     ("qwen3", "sliding_window"): 4096,
     ("gpt_neox", "rotary_pct"): 0.25,
     ("bloom", "seq_length"): 2048,
+    ("minimax_m2", "partial_rotary_factor"): 1.0,
+    ("ernie4_5_moe", "moe_layer_end_index"): -1,  # which theirs makes the number of the last layer
     ("t5", "n_positions"): 512,
     ("mt5", "n_positions"): 512,
 }
@@ -25,7 +27,8 @@ OLDER_ONLY: dict[str, tuple[Any, ...]] = {
     "classifier_dropout": (), "clip_qkv": (), "cross_attention_hidden_size": (), "gradient_checkpointing": (False,),
     "ignore_attention_mask": (False,), "n_special": (0,), "order_of_interleaved_layers": ("local_attn_first",),
     "rotary": (True,), "rotary_pct": (1,), "use_embedding_sharing": (True,), "use_gated_activation": (True,),
-    "use_parallel_block": (True,), "use_qk_norm": (False,),
+    "use_parallel_block": (True,), "use_qk_norm": (False, True), "use_cla": (False,), "causal_mask": (True,),
+    "is_causal": (True,), "attn_pdrop": (0.0, 0.1), "sparse_prediction": (False,),
     "hidden_act": ("gelu_pytorch_tanh",), "hidden_activation": ("gelu_pytorch_tanh",),
     "is_decoder": (False, True), "is_llama_config": (True,), "max_window_layers": (), "mlp_bias": (False,),
     "mlp_type": ("default",), "norm_type": ("layer_norm",), "normalize_before": (False, True),
@@ -33,24 +36,33 @@ OLDER_ONLY: dict[str, tuple[Any, ...]] = {
     "position_embedding_type": ("absolute", "rope_gptj"),
     "quantization_config": (), "reorder_and_upcast_attn": (False, True), "rope_interleaved": (False,),
     "scale_attn_by_inverse_layer_idx": (False,), "scale_attn_weights": (True,), "sliding_window": (),
-    "do_blenderbot_90_layernorm": (False,), "extra_layer_norm": (False,), "layernorm_variant": ("prelayernorm",),
+    "do_blenderbot_90_layernorm": (False,), "extra_layer_norm": (False,), "first_k_dense_replace": (0,),
+    "layernorm_variant": ("prelayernorm",),
     "tie_weights_": (True,),
     "static_position_embeddings": (False, True), "tie_encoder_decoder": (False,), "use_mrope": (False,),
-    "use_sliding_window": (False,),
+    "use_sliding_window": (False,), "attn_output_gate": (True,), "mlp_only_layers": ([],), "rope_theta": (),
+    "output_gate_type": ("swish",),
+    "use_pos_enc": (True,), "block_use_swiglu": (True,),
 }  # fmt: skip
 """Keys of earlier versions, of other families or of code beside a model, with the values that change nothing; None,
 which is as if they were absent, is accepted by most."""
 OLDER = """
     _num_labels activation_function attention_softmax_in_fp32 bias_dropout_fusion classif_dropout directionality
-    extra_pos_embeddings force_bos_token_to_be_generated head_dim inference_runner init_config layer_norm_epsilon
-    layer_types masked_softmax_fusion max_batch_size n_ctx n_positions offset_alibi original_max_position_embeddings
-    output_past pad_key_length pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head
-    pooler_type pre_allocate_kv_cache rope_theta rotary_emb_base rotary_pct seq_length skip_bias_add
-    scale_attention_softmax_in_fp32 skip_bias_add_qkv summary_activation summary_first_dropout summary_proj_to_labels
-    summary_type summary_use_proj tokenizer_name unk_token_id validate_runner_input verbose cache_implementation
-    layer_switch model_max_length predict_special_tokens sliding_window_pattern use_parallel_embedding
-    global_attn_every_n_layers global_rope_theta layer_norm_eps local_rope_theta reference_compile
-    repad_logits_with_grad rope_local_base_freq
+    extra_pos_embeddings force_bos_token_to_be_generated head_dim inference_runner init_config intermediate_size
+    layer_norm_epsilon layer_types masked_softmax_fusion max_batch_size n_ctx n_positions offset_alibi
+    original_max_position_embeddings output_past pad_key_length pooler_fc_size pooler_num_attention_heads
+    pooler_num_fc_layers pooler_size_per_head pooler_type pre_allocate_kv_cache rope_theta rotary_emb_base
+    rotary_pct seq_length skip_bias_add scale_attention_softmax_in_fp32 skip_bias_add_qkv summary_activation
+    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj tokenizer_name unk_token_id
+    validate_runner_input verbose cache_implementation layer_switch model_max_length predict_special_tokens
+    sliding_window_pattern use_parallel_embedding global_attn_every_n_layers global_rope_theta layer_norm_eps
+    local_rope_theta reference_compile repad_logits_with_grad rope_local_base_freq classifier_pooling
+    deterministic_flash_attn sparse_pred_ignore_index add_classification_head attention_head_dim cla_share_factor
+    class_num dense_list im_end_id im_newline_id im_start_id mask_init_id norm_type org_vocab_size pad_id pool_type
+    text_end_id text_start_id full_attention_interval mamba_ssm_dtype mtp_num_hidden_layers
+    mtp_use_dedicated_embeddings block_dim block_ff_dim block_mlp_init_scale block_norm_eps block_out_init_scale
+    block_use_xavier_init conv_dim conv_dim_out conv_use_xavier_init num_heads theta tie_embedding
+    router_aux_loss_coef num_local_experts rotary_dim experts_per_token initial_context_length
 """.split()  # noqa: SIM905
 ANYWHERE = """
     _attn_implementation_autoset attn_implementation torchscript use_bfloat16 tf_legacy_loss max_sequence_length

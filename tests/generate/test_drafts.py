@@ -282,15 +282,13 @@ def with_spec(**fields: Any) -> Decoder:
     return build(replace(MODEL.spec, **fields), seed=0).eval()
 
 
-LINEAR = build(
-    replace(MODEL.spec, patterns=(Causal(),) * 2).with_linear(LinearAttentionSpec()), seed=0
-).eval()
+LINEAR = build(replace(MODEL.spec, patterns=(Causal(),) * 2).with_mixer(LinearAttentionSpec()), seed=0).eval()
 
 
 @pytest.mark.parametrize(
     ("model", "draft", "config", "match"),
     [
-        (LINEAR, NgramDraft(), {}, "the model has linear attention, whose cache is a sum"),
+        (LINEAR, NgramDraft(), {}, "the model has layers of linear attention, whose cache is a state"),
         (
             with_spec(positions=Rotary(1e4, pairing="halves", scaling=DynamicNTK(2.0, 32))),
             NgramDraft(),
@@ -327,7 +325,7 @@ def test_drafts_that_cannot_be() -> None:
         NgramDraft(least=3, most=2)
     with pytest.raises(ConfigError, match="the model must be a Decoder, got Linear"):
         ModelDraft(model=torch.nn.Linear(1, 1))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="the draft model has linear attention"):
+    with pytest.raises(ConfigError, match="the draft model has layers of linear attention"):
         ModelDraft(model=LINEAR)
     broken = small()
     with torch.no_grad():

@@ -137,9 +137,9 @@ def test_a_model_holds_what_was_counted() -> None:
 
 def test_sums_over_keys_are_not_kept_in_8_bits() -> None:
     spec = ModelSpec.of(
-        "llama", vocab=330, width=32, layers=2, heads=4, hidden=48, linear=LinearAttentionSpec()
+        "llama", vocab=330, width=32, layers=2, heads=4, hidden=48, mixers=LinearAttentionSpec()
     )
     with pytest.raises(
-        CacheError, match=r"sums over all keys in float32 \(float64 for float64\), not in torch.int8"
+        CacheError, match=r"keep states in float32 \(float64 for float64\), not in torch.int8"
     ):
         generate(build(spec, seed=0), [[1, 2]], GenerationConfig(max_new_tokens=2, kv_cache_dtype="int8"))

@@ -128,7 +128,7 @@ def test_the_cache_is_of_constant_size() -> None:
                 grown.pages[0].update(*torch.randn(2, 1, KV_HEADS, 2 * n, 64), packed.tokens)  # type: ignore[call-arg, arg-type]
     assert cache.lengths == (600, 600)
     assert grown.nbytes > 2 * cache.nbytes
-    assert cache.pages[0].state.kv.dtype == torch.float32  # type: ignore[union-attr]
+    assert cache.pages[0].tensors[0].dtype == torch.float32
 
 
 def test_a_state_forgets_nothing() -> None:
@@ -138,7 +138,7 @@ def test_a_state_forgets_nothing() -> None:
         continued(layer, X, cache)
     cache.trim(0)
     with pytest.raises(
-        CacheError, match="sums over all tokens cannot take one back; fork the text before it"
+        CacheError, match="a state of all tokens cannot take one back; fork the text before it"
     ):
         cache.trim(1)
     with pytest.raises(CacheError, match="a text of 12 tokens cannot take back 13"):
@@ -148,15 +148,15 @@ def test_a_state_forgets_nothing() -> None:
 
 def test_what_cannot_be_summed_is_refused() -> None:
     layer = layer_of()
-    with pytest.raises(CacheError, match="sums require a gradient, and a cache holds none"):
+    with pytest.raises(CacheError, match="states require a gradient, and a cache holds none"):
         continued(layer, X, cache_of(layer, 3))
     for given_, says in (
-        ({"dtype": torch.int8}, "sums over all keys"),
+        ({"dtype": torch.int8}, "keep states in float32"),
         ({"kv_heads": 0}, "must be positive"),
     ):
         shape: dict[str, Any] = {"kv_heads": 1, "head_dim": 4, **given_}
         with pytest.raises(CacheError, match=says):
-            PagedCache(CacheSpec(**shape), [Causal()], LinearAttentionSpec())
+            PagedCache(CacheSpec(**shape), [Causal()], [layer.state(torch.float32)])
 
 
 def test_caches_that_do_not_fit_the_layer() -> None:

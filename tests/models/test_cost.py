@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from headway.cache import PAGE
 from headway.models import Decoder, ModelSpec, build, catalog, cost
+from headway.nn import Experts
 from headway.patterns import Causal, Pattern, PerHead, Sink, Window, visible
 from headway.positions import Learned
 from headway.tokens import Tokens
@@ -44,6 +45,12 @@ def sees(pattern: Pattern, n: int) -> Tensor:
         {"sink_logit": True, "gate": "head"},
         {"gate": "channel"},
         {"positions": Learned(4096)},
+        {"experts": Experts(count=4, top=2)},
+        {
+            "layers": 6,
+            "patterns": Causal(),
+            "experts": (None, Experts(count=4, top=2, shared=8, shared_gate=True)),
+        },
     ],
     ids=str,
 )
@@ -60,6 +67,8 @@ def test_parameters_are_those_of_the_module(change: dict[str, object]) -> None:
             if "embed" in name
             else "attention"
             if "self_attn" in name
+            else "experts"
+            if "mlp.experts." in name
             else "feed-forward"
             if "mlp" in name
             else "output layer"
@@ -160,6 +169,34 @@ def test_decode_operations_equal_torch_s_count() -> None:
     with torch.no_grad():
         model(ids[:, :-1], cache=cache)
     assert counted(model, lambda: model(ids[:, -1:], cache=cache)) == cost.decode_flops(spec, PAGE)
+
+
+@pytest.mark.parametrize("n", [1, 64])
+def test_operations_of_experts_are_those_of_the_chosen(n: int) -> None:
+    """torch counts the sum of what K experts give, too, 2 K M for each row."""
+    experts = Experts(count=6, top=2, hidden=24, shared=8, shared_gate=True, router_bias=True)
+    spec = spec_of(Causal(), layers=2, experts=(None, experts))
+    model = build(spec, seed=0, backend="dense").eval()
+    ids = torch.randint(97, (1, n))
+    spared = (2 * 4 * n * n - cost.attention_pairs(spec, n)) * 4 * 12 + 2 * n * 2 * 40
+    assert counted(model, lambda: model(ids)) - spared == cost.prefill_flops(spec, n, logits=n)
+    with torch.no_grad():
+        (last,) = (block.mlp for block in model.model.blocks[1:])
+        read = [p for e in last.gate(torch.randn(1, 40))[0][0].tolist() for p in last.experts[e].parameters()]
+    assert sum(p.numel() for p in read) == 2 * 3 * 24 * 40
+    idle = 4 * 3 * 24 * 40
+    assert cost.active_parameters(spec) == cost.parameter_count(spec) - idle
+    assert cost.weight_bytes_read(spec) == 2 * (cost.parameter_count(spec) - idle - 96 * 40)
+
+
+def test_several_rows_read_as_many_experts_as_they_are_expected_to_choose() -> None:
+    spec = spec_of(Causal(), layers=1, experts=Experts(count=6, top=2, hidden=56))
+    all_of_them, drawn = cost.weight_bytes_read(spec, batch=1000), torch.Generator().manual_seed(0)
+    chosen = torch.rand(2000, 3, 6, generator=drawn).topk(2).indices.flatten(1)
+    distinct = sum(len({*row}) for row in chosen.tolist()) / 2000
+    one = 2 * 3 * 56 * 40
+    found = cost.weight_bytes_read(spec, batch=3) + (1000 - 3) * 80
+    assert abs((all_of_them - found) / one - (6 - distinct)) < 0.05
 
 
 def test_training_counts_two_products_more_per_product() -> None:

@@ -14,6 +14,7 @@ from headway.models import ModelSpec, build, catalog
 from headway.models.description import ASPECTS
 from headway.models.difference import differences, ladder, numbers
 from headway.models.head import Head
+from headway.nn import Experts
 from headway.patterns import Causal, Full, Window
 from headway.positions import Rotary, Sinusoidal
 
@@ -33,7 +34,8 @@ OTHER: dict[str, tuple[ModelSpec, dict[str, Any]]] = {
     "order": (BASE, {"order": "joint"}),
     "norm": (BASE, {"norm": "layer"}),
     "activation": (BASE, {"activation": "relu"}),
-    "linear": (BASE, {"linear": LinearAttentionSpec("relu")}),
+    "experts": (BASE, {"experts": Experts(count=4, top=2)}),
+    "mixers": (BASE, {"mixers": LinearAttentionSpec("relu")}),
     "kv_heads": (BASE, {"kv_heads": 2}),
     "pooled_dropout": (ENCODER, {"pooled_dropout": True}),
     "attention_scale": (BASE, {"attention_scale": 0.5}),

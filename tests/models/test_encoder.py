@@ -104,13 +104,13 @@ def test_every_scheme_in_an_encoder_ignores_padding(positions: Any) -> None:
 @pytest.mark.parametrize("kind", ["elu+1", "cosine"])
 def test_linear_attention_by_one_line(kind: str) -> None:
     decoder = ModelSpec.of_depth(2, 50, init_std=0.2)
-    model = build(decoder.with_linear(LinearAttentionSpec(kind)), seed=1, dtype=torch.float64).eval()
+    model = build(decoder.with_mixer(LinearAttentionSpec(kind)), seed=1, dtype=torch.float64).eval()
     assert model.state_dict().keys() == build(decoder, device="meta").state_dict().keys()
     with torch.no_grad():
         whole, cache = model(IDS), model.make_cache(2)
         steps = torch.cat([model(IDS[:, i : i + 1], cache=cache) for i in range(7)], 1)
     assert float((whole - steps).abs().max()) < 1e-12 * float(whole.abs().max())
-    roformer = build(encoder("roformer").with_linear(LinearAttentionSpec(kind)), seed=1).eval()
+    roformer = build(encoder("roformer").with_mixer(LinearAttentionSpec(kind)), seed=1).eval()
     assert roformer(IDS).shape == (2, 7, 50)
 
 
@@ -264,7 +264,7 @@ def test_row_21_three_matrices_are_one() -> None:
         (lambda: encoder(token_types=-1), "token_types counts rows"),
         (lambda: encoder(embedding_scale=0.0), "embedding_scale must be a number above 0"),
         (lambda: encoder(head=Head("states")), "tied joins output layer and embedding"),
-        (lambda: seq2seq(embedding_width=16), "an embedding of 16 columns is for encoders"),
+        (lambda: seq2seq(embedding_width=16), "an embedding of 16 columns needs a dense layer"),
         (lambda: ModelSpec.of("llama", **SIZE, shared_embedding=True), "there is no encoder"),
         (lambda: replace(seq2seq(), encoder=encoder()), "joins an encoder"),
         (
@@ -272,10 +272,10 @@ def test_row_21_three_matrices_are_one() -> None:
             "global_projections are for encoders",
         ),
         (
-            lambda: encoder(linear=LinearAttentionSpec(), patterns=Window.around(2)),
-            "linear attention sums over all",
+            lambda: encoder(mixers=LinearAttentionSpec(), patterns=Window.around(2)),
+            "layer 0 is linear attention, which sees all that there is",
         ),
-        (lambda: encoder(linear=LinearAttentionSpec(), attention_dropout=0.1), "no weights to drop"),
+        (lambda: encoder(mixers=LinearAttentionSpec(), attention_dropout=0.1), "no weights to drop"),
         (lambda: Head("classify"), "needs the names of its labels"),
         (lambda: Head("answer", labels=("a",)), "has no labels"),
         (lambda: Head("tag", labels=("a",), dense="gelu"), "has no dense layer"),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from headway.attention.linear_attention import LinearAttentionSpec
+from headway.attention.linear_attention import LinearAttentionSpec, LinearState
 from headway.generate import Reader
 from headway.models import Decoder, ModelSpec, build
 from headway.positions import NoPositions, Rotary
@@ -26,7 +26,7 @@ SPECS: dict[str, tuple[LinearAttentionSpec, dict[str, Any]]] = {
 
 def model(linear: LinearAttentionSpec, **fields: Any) -> Decoder:
     sizes = {"vocab": 53, "width": 48, "heads": 4, "layers": 2, "hidden": 80, "trained_context": 512}
-    made = build(ModelSpec.of("llama", linear=linear, **{**sizes, **fields}), seed=0).eval()
+    made = build(ModelSpec.of("llama", mixers=linear, **{**sizes, **fields}), seed=0).eval()
     assert isinstance(made, Decoder)
     drawn = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -71,7 +71,7 @@ def check(kind: str, dtype: torch.dtype) -> None:
     assert [reader.steps.what for reader in readers] == ["native", "native", "modules"]
     readers[1].native = None
     assert_within_reference(*(read_together(readers)[i] for i in (0, 2, 1)))
-    states = [[layer.state for layer in reader.cache.layers] for reader in readers]  # type: ignore[union-attr]
+    states = [[LinearState(*layer.tensors) for layer in reader.cache.layers] for reader in readers]
     for ours, low, wide in zip(*states, strict=True):
         assert torch.equal(ours.count, low.count)
         assert_within_reference(ours.kv, wide.kv, low.kv)

@@ -193,11 +193,13 @@ def test_row_91_an_encoder_decoder_has_one_for_its_sources_and_steps() -> None:
 
 
 def test_linear_attention_is_planned_without_backends() -> None:
-    spec = catalog.spec("gpt2").with_linear(LinearAttentionSpec())
+    spec = catalog.spec("gpt2").with_mixer(LinearAttentionSpec())
     report = report_of(spec, context=512)
     assert report.kv == cost.kv_bytes_stored(spec, 512, batch=2) == report.layers[0].kv_stored
     assert (report.layers[0].prefill, report.layers[0].decode) == (None, None)
-    assert "sums over the keys, of one size at any length" in " ".join(report.notes)
+    assert "linear attention (elu+1, rotary numerator): a state of one size at any length" in " ".join(
+        report.notes
+    )
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def block(**more: Any) -> Block:
 
 def sums() -> Any:
     """A layer's cache that keeps no keys."""
-    return build(DECODER.with_linear(LinearAttentionSpec("elu+1")), seed=0).make_cache(1).pages[0]
+    return build(DECODER.with_mixer(LinearAttentionSpec("elu+1")), seed=0).make_cache(1).pages[0]
 
 
 LATE = "label_smoothing smooths targets, and none are given; give targets=, or drop it"
@@ -138,9 +138,9 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "ModelSpec: a shared embedding has one size, got 33 x 16 and 32 x 16",
     ),
     (
-        lambda: build(DECODER.with_linear(LinearAttentionSpec("elu+1")), seed=0).make_cache(1, slack=2),
+        lambda: build(DECODER.with_mixer(LinearAttentionSpec("elu+1")), seed=0).make_cache(1, slack=2),
         ConfigError,
-        "linear attention keeps sums over all keys, so there is nothing to trim; got slack=2",
+        "layers of linear attention keep a state of all tokens, so there is nothing to trim; got slack=2",
     ),
     (
         lambda: attention().keys(torch.zeros(2, 3, 8)),

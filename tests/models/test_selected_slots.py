@@ -104,7 +104,7 @@ def test_backends_that_know_no_other_queries_compute_all(backend: str) -> None:
 
 
 def test_linear_attention_sums_over_all() -> None:
-    model = model_of(patterns=(Causal(), Causal()), linear=LinearAttentionSpec("relu"), attention_scale=None)
+    model = model_of(patterns=(Causal(), Causal()), mixers=LinearAttentionSpec("relu"), attention_scale=None)
     whole = model(ids_of())
     torch.testing.assert_close(model(ids_of(), logits_for=slice(3, 9)), whole[:, 3:9], rtol=1e-10, atol=1e-10)
 

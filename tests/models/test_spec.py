@@ -7,14 +7,18 @@ from typing import Any
 import pytest
 import torch
 
+from headway.attention.linear_attention import LinearAttentionSpec
 from headway.checkpoints import spec_from_config
 from headway.errors import ConfigError
 from headway.models import FAMILIES, Decoder, Encoder, ModelSpec, build, catalog
 from headway.models.decoder_families import DECODERS
 from headway.models.encoder_families import ENCODERS, PAIRS
+from headway.models.expert_families import EXPERTS
+from headway.models.hybrid_families import HYBRIDS
+from headway.models.mixers import Softmax
 from headway.models.normed_families import NORMED
 from headway.patterns import Causal, Full, PerHead, Window
-from headway.positions import Learned, NoPositions, Rotary
+from headway.positions import DynamicNTK, Learned, NoPositions, Rotary
 
 FIELDS: dict[str, Any] = {"vocab": 50, "width": 48, "layers": 4, "heads": 4, "hidden": 64}
 
@@ -60,7 +64,14 @@ FIELDS: dict[str, Any] = {"vocab": 50, "width": 48, "layers": 4, "heads": 4, "hi
         ({"attention_dropout": 1.0}, "attention_dropout is a probability from 0 to below 1"),
         ({"qk_norm": True}, r"no qk_norm True.*there are none, head, all"),
         ({"norm_offset": -1.0}, r"norm_offset must be a number from 0 to 1, got -1\.0"),
-        ({"norm_offset": 1.0, "norm": "layer"}, 'norm_offset is for norm="rms"'),
+        ({"norm_offset": 1.0, "norm_weight": False}, "leaves nothing that norm_offset could be added to"),
+        ({"norm_bias": True, "norm_weight": False}, "and no norm_bias"),
+        ({"qk_norm": "all", "norm": "layer"}, 'qk_norm="all" is for norm="rms"'),
+        ({"qk_norm": "rotated", "mixers": LinearAttentionSpec()}, "are for softmax attention with one set"),
+        (
+            {"qk_norm": "rotated", "positions": Rotary(pairing="halves", scaling=DynamicNTK(2.0, 64))},
+            "rotations that do not depend on the length",
+        ),
         ({"first_norm": False, "order": "output"}, "order 'output' has no norm in front of attention alone"),
         ({"residual_scale": 0.0}, r"residual_scale must be a number above 0, got 0\.0"),
         ({"score_cap": -2.0}, r"score_cap must be a number above 0, got -2\.0"),
@@ -98,17 +109,29 @@ def test_patterns_are_given_once_or_by_layer_or_repeated() -> None:
 
 
 def test_families_are_data() -> None:
-    others = {*DECODERS, *PAIRS, *ENCODERS}
-    specs = {name: ModelSpec.of(name, **FIELDS) for name in FAMILIES if name not in DECODERS}
+    others = {*DECODERS, *HYBRIDS, *PAIRS, *ENCODERS}
+    assert {n for n in FAMILIES if set(ModelSpec.of(n, **FIELDS).mixers) != {Softmax()}} <= {*HYBRIDS}
+    mixed = {name: ModelSpec.of(name, **FIELDS) for name in EXPERTS}
+    assert all(all(spec.experts) for spec in mixed.values())
+    assert not any(any(ModelSpec.of(name, **FIELDS).experts) for name in FAMILIES if name not in EXPERTS)
+    apart = {*DECODERS, *EXPERTS}
+    specs = {name: ModelSpec.of(name, **FIELDS) for name in FAMILIES if name not in apart}
     llamas = [n for n, s in specs.items() if s.causal and s.gated and s.norm == "rms" and n not in others]
-    assert llamas == ["llama", "mistral", "ministral", "qwen2", "qwen3", *NORMED]
-    assert [n for n in llamas if specs[n].qkv_bias] == ["qwen2"]
-    assert [n for n, s in specs.items() if s.qk_norm == "head"] == ["qwen3", "gemma3_text"]
-    assert [n for n, s in specs.items() if s.norm_offset] == ["gemma", "gemma2", "gemma3_text"]
+    normed = [name for name in NORMED if name != "olmo"]
+    assert llamas == ["llama", "mistral", "ministral", "qwen2", "qwen3", *normed]
+    assert [n for n in llamas if specs[n].qkv_bias] == ["qwen2", "glm4"]
+    assert [n for n, s in specs.items() if s.qk_norm == "head" and n not in HYBRIDS] == [
+        "qwen3",
+        "exaone4",
+        "gemma3_text",
+    ]
+    assert [n for n, s in specs.items() if s.norm_offset and n not in HYBRIDS] == [
+        *("gemma", "gemma2", "vaultgemma", "gemma3_text")
+    ]
     assert [n for n, s in specs.items() if s.global_projections] == ["longformer"]
     assert specs["qwen2"].positions == Rotary(1e6, pairing="halves")
     assert ModelSpec.of("qwen2", **FIELDS, qkv_bias=False).qkv_bias is False
-    specs |= {name: ModelSpec.of(name, **FIELDS) for name in DECODERS}
+    specs |= mixed | {name: ModelSpec.of(name, **FIELDS) for name in DECODERS}
     assert {type(build(s, device="meta")) for s in specs.values()} == {Decoder, Encoder}
 
 
@@ -197,10 +220,10 @@ def test_the_meta_device_holds_nothing() -> None:
     assert all(p.is_meta for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "deepseek_v3", "mixtral-8x7b"])
+@pytest.mark.parametrize("name", ["deepseek_v3", "dbrx", "grok-1"])
 def test_what_is_another_kind_of_model_is_no_typo(name: str) -> None:
     for find in (ModelSpec.of, catalog.spec, lambda n: spec_from_config({"model_type": n})):
-        with pytest.raises(ConfigError, match="mixtures of experts are not supported") as refused:
+        with pytest.raises(ConfigError, match="are not supported") as refused:
             find(name)
         assert "did you mean" not in str(refused.value)
     with pytest.raises(ConfigError, match="knows no model_type 'phi4'; there are"):

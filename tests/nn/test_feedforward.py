@@ -7,10 +7,12 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers.activations import XIELUActivation
 
 from headway.native.loader import library
 from headway.nn import FeedForward
-from headway.nn.feedforward import CHUNK, swish
+from headway.nn.feedforward import CHUNK, XIELU, swish
+from headway.nn.fused import gated, plain_gated
 
 GatedFeedForward = partial(FeedForward, gated=True)
 
@@ -25,6 +27,26 @@ def test_the_formulas() -> None:
     gate = x @ gated.gate_proj.weight.T
     want = (gate * torch.sigmoid(gate) * (x @ gated.up_proj.weight.T)) @ gated.down_proj.weight.T
     assert torch.allclose(gated(x), want, rtol=0, atol=1e-13)
+
+
+def test_an_activation_with_trained_numbers_is_theirs() -> None:
+    ours, theirs = XIELU(), XIELUActivation(dtype=torch.float32)
+    for name, value in ours.named_parameters():
+        torch.testing.assert_close(value, theirs.get_parameter(name))
+    with torch.no_grad():
+        for name, value in ours.named_parameters():
+            theirs.get_parameter(name).copy_(value.normal_())
+    x = torch.randn(4, 9) * 3
+    ys = [act(x) for act in (ours, theirs)]
+    torch.testing.assert_close(*ys)
+    grads = [
+        torch.autograd.grad(y.sum(), (act.alpha_p, act.alpha_n))
+        for y, act in zip(ys, (ours, theirs), strict=True)
+    ]
+    torch.testing.assert_close(*grads)
+    layer = FeedForward(8, 20, "xielu")
+    x = torch.randn(2, 8)
+    torch.testing.assert_close(layer(x), layer.down_proj(XIELU()(layer.up_proj(x))))
 
 
 def test_biases_only_when_asked_for() -> None:
@@ -95,3 +117,20 @@ def test_dropout_of_the_hidden_layer_is_on_average_nothing_and_only_in_training(
         assert not torch.equal(many[:, 0], many[:, 1])
         error = many.std(1) / 40000**0.5
         assert ((many.mean(1) - plain(x)[:, 0]).abs() < 5 * error).all()
+
+
+def test_the_clamped_swiglu_of_gpt_oss() -> None:
+    """Its formula, with the gradient of its own operations, of which gate and up alone are kept."""
+    gate, up = (10 * torch.randn(4, 9, requires_grad=True, dtype=torch.float64) for _ in range(2))
+    low = gate.clamp(max=7)
+    want = (up.clamp(-7, 7) + 1) * low * torch.sigmoid(1.702 * low)
+    kept: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        got = gated(gate, up, "clamped_swiglu")
+    assert torch.equal(got, plain_gated(gate, up, "clamped_swiglu"))
+    assert torch.allclose(got, want, rtol=0, atol=1e-12)
+    assert len(kept) == 2
+    ours, theirs = (torch.autograd.grad(y.square().sum(), (gate, up), retain_graph=True) for y in (got, want))
+    assert all(torch.allclose(a, b, rtol=1e-12, atol=1e-12) for a, b in zip(ours, theirs, strict=True))
+    small = [torch.randn(2, 3, requires_grad=True, dtype=torch.float64) for _ in range(2)]
+    assert torch.autograd.gradgradcheck(lambda g, u: gated(g, u, "clamped_swiglu"), small)

@@ -30,7 +30,7 @@ def specs() -> Iterator[tuple[str, ModelSpec]]:
         yield family, ModelSpec.of(family, **SIZE)
     yield "untied", ModelSpec.of("llama", **SIZE, tied=False, output_bias=True, logit_scale=0.5)
     yield "tied", ModelSpec.of("llama", **SIZE, tied=True)
-    yield "linear", ModelSpec.of("llama", **SIZE).with_linear(LinearAttentionSpec())
+    yield "linear", ModelSpec.of("llama", **SIZE).with_mixer(LinearAttentionSpec())
     bert = ModelSpec.of("bert", **SIZE, embedding_width=16)
     yield "embedding of another width", bert
     yield "untied encoder", replace(bert, tied=False)
@@ -104,26 +104,32 @@ def test_every_product_with_a_weight_goes_through_the_form_that_is_kept(name: st
     plain = build(spec, seed=0).eval()
     changed = build(spec, seed=0).eval()
     counts = {name: added(layer) for name, layer in linears(changed).items()}
-    assert sorted(counts) == sorted(n for n, m in plain.named_modules() if isinstance(m, nn.Linear))
+    layers = [n for n, m in plain.named_modules() if isinstance(m, nn.Linear)]
+    assert sorted(counts) == sorted(n for n in layers if not n.endswith(ROUTES))
     with torch.no_grad():
         assert torch.equal(run(changed), run(plain))
-        assert all(one.calls for one in counts.values()), [n for n, one in counts.items() if not one.calls]
+        idle = [n for n, one in counts.items() if not one.calls]
+        assert all(".experts." in n for n in idle), idle
         reference = run(plain)
-        for one in counts.values():
+        for one in (one for n, one in counts.items() if n not in idle):
             one.size = 0.1
             assert not torch.equal(run(changed), reference)
             one.size = 0.0
 
 
+ROUTES = ("mlp.gate", "shared_expert_gate")
+"""Matrices that choose experts, which stay as they are: nobody quantizes or adapts them."""
+
+
 class Inside(TorchFunctionMode):
-    """Fails where a parameter of two axes is a factor of a product outside of a `Linear`."""
+    """Fails where a parameter of two axes is a factor of a product outside of a `Linear` or a router."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.depth, self.products = 0, 0
-        for layer in model.modules():
-            if isinstance(layer, Linear):
-                layer.register_forward_pre_hook(lambda *_: self.step(1))
+        self.depth, self.products, self.called = 0, 0, set[nn.Module]()
+        for name, layer in model.named_modules():
+            if isinstance(layer, Linear) or name.endswith(ROUTES):
+                layer.register_forward_pre_hook(lambda layer, _: (self.called.add(layer), self.step(1))[1])
                 layer.register_forward_hook(lambda *_: self.step(-1))
 
     def step(self, by: int) -> None:
@@ -142,23 +148,25 @@ class Inside(TorchFunctionMode):
 
 @pytest.mark.parametrize("name", ALL)
 def test_no_product_with_a_weight_stands_outside_of_a_linear(name: str) -> None:
-    model = build(ALL[name], seed=0, backend="dense" if ALL[name].linear is None else "auto").eval()
+    model = build(ALL[name], seed=0, backend="dense" if ALL[name].softmax_layers else "auto").eval()
     with torch.no_grad(), Inside(model) as inside:
         run(model)
-    assert inside.products == sum(isinstance(m, Linear) for m in model.modules())
+    assert inside.products == len(inside.called)
+    idle = [n for n, m in model.named_modules() if isinstance(m, Linear) and m not in inside.called]
+    assert all(".experts." in n for n in idle), idle
 
 
 SOURCE = Path(__file__).parents[2] / "src" / "headway"
 PRODUCTS = {
     *("nn/linear.py", "nn/products.py", "nn/lora.py"),
     *("nn/weights/base.py", "nn/weights/compressed.py", "nn/weights/rounded.py"),
-    "nn/cross_entropy.py",
+    *("nn/cross_entropy.py", "nn/experts.py"),
     *("integrations/transformers/products.py", "integrations/transformers/loss.py"),
     "checkpoints/formats/meta.py",
 }
 """Where products with weights are written: the layer and its products, the one that is tied to an embedding, those that
-are put in its place, its fused loss, the same for models of transformers, and the formulas that files of Meta's are
-checked by. `classic` is plain torch, too: the classes that the documents print."""
+are put in its place, its fused loss, routers, the same for models of transformers, and the formulas that files of
+Meta's are checked by. `classic` is plain torch, too: the classes that the documents print."""
 
 
 def test_no_file_but_these_writes_such_a_product() -> None:

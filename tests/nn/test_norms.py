@@ -5,9 +5,10 @@ import torch
 from torch import Tensor
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.nemotron.modeling_nemotron import NemotronLayerNorm1P
 
-from headway.nn import LayerNorm, RMSNorm
-from headway.nn.fused import plain_rms_norm
+from headway.nn import LayerNorm, RMSNorm, make_norm
+from headway.nn.fused import Norm, plain_rms_norm
 from headway.nn.norms import normed_sum
 
 WIDTH = 48
@@ -78,8 +79,33 @@ def test_invariant_to_rescaling_but_not_to_recentring() -> None:
     x = torch.randn(5, WIDTH, dtype=torch.float64)
     assert torch.allclose(norm(x), norm(1000 * x), rtol=0, atol=1e-5)
     assert float((norm(x) - norm(x + 1)).abs().max()) > 0.1
-    layer = LayerNorm(WIDTH, elementwise_affine=False, dtype=torch.float64)
+    layer = LayerNorm(WIDTH, weight=False).double()
     assert torch.allclose(layer(x), layer(x + 1), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_an_offset_of_a_layer_norm_is_that_of_nemotron(dtype: torch.dtype) -> None:
+    ours = LayerNorm(WIDTH, 1e-5, offset=1.0).to(dtype)
+    theirs = NemotronLayerNorm1P(WIDTH, 1e-5).to(dtype)
+    assert not ours.weight.any()
+    with torch.no_grad():
+        theirs.weight.copy_(ours.weight.normal_(0, 0.1))
+        theirs.bias.copy_(ours.bias.normal_())
+    x = (torch.randn(3, 7, WIDTH) * 3).to(dtype)
+    assert torch.equal(ours(x), theirs(x))
+    torch.testing.assert_close(normed_sum(ours, x, x)[0], theirs(x + x))
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_a_norm_without_weights_is_one_with_ones(kind: Norm) -> None:
+    bare, other = make_norm(kind, WIDTH, 1e-5, False, weight=False), make_norm(kind, WIDTH, 1e-5, False)
+    assert [*bare.parameters()] == []
+    x = torch.randn(3, 7, WIDTH, requires_grad=True)
+    y = torch.randn(3, 7, WIDTH)
+    for found, wanted in ((bare(x), other(x)), (normed_sum(bare, x, y)[0], normed_sum(other, x, y)[0])):
+        torch.testing.assert_close(found, wanted)
+        grads = [torch.autograd.grad(out, x, y)[0] for out in (found, wanted)]
+        torch.testing.assert_close(*grads)
 
 
 def test_bias_is_trained_only_when_asked_for() -> None:

@@ -13,7 +13,7 @@ from headway.errors import ConfigError
 from headway.models import Model, ModelSpec, build, cost
 from headway.models.quantize import quantize_model
 from headway.models.tensor_parallel import shard, share_of
-from headway.nn import Lora
+from headway.nn import Experts, Lora
 from headway.nn.adapters import Adapter, attach, merge
 from headway.nn.weights import Nf4
 from headway.parallel import Exchange, Mesh, TensorParallel
@@ -78,7 +78,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "a pattern of each head": {
         "patterns": [PerHead(*(Window.last(5 + 9 * h) if h % 3 else Causal() for h in range(8))), Causal()]
     },
-    "linear attention": {"patterns": Causal(), "linear": LinearAttentionSpec(), "positions": NoPositions()},
+    "experts": {"experts": (None, Experts(count=4, top=2, hidden=24, shared=8, shared_gate=True))},
+    "linear attention": {"patterns": Causal(), "mixers": LinearAttentionSpec(), "positions": NoPositions()},
 }  # fmt: skip
 
 

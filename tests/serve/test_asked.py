@@ -84,6 +84,7 @@ def test_the_last_message_of_an_assistant_goes_on(house: House) -> None:
         ({"messages": [USER, BEGUN, BEGUN]}, "two of the assistant"),
         ({"return_progress": True}, "return_progress: of streams"),
         ({"timings_per_token": True}, "timings_per_token: of streams"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "'image_url' is no text"),
     ],
 )
 def test_what_does_not_go_together_is_said(house: House, more: dict[str, Any], words: str) -> None:

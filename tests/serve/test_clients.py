@@ -45,6 +45,26 @@ whole = model.chat(pairs).message.content
 parts = [part.delta or "" for part in model.stream_chat(pairs)]
 """,
 }
+AGENT = """
+import asyncio
+from agents import Agent, ModelSettings, OpenAIResponsesModel, Runner, set_tracing_disabled
+from openai import AsyncOpenAI
+set_tracing_disabled(True)
+
+async def main():
+    model = OpenAIResponsesModel(model="small", openai_client=AsyncOpenAI(base_url=url, api_key="none"))
+    settings = ModelSettings(temperature=0, max_tokens=12)
+    agent = Agent(name="agent", instructions=said[0]["content"], model=model, model_settings=settings)
+    whole = (await Runner.run(agent, said[1]["content"])).final_output
+    stream, parts = Runner.run_streamed(agent, said[1]["content"]), []
+    async for event in stream.stream_events():
+        if event.type == "raw_response_event" and event.data.type == "response.output_text.delta":
+            parts.append(event.data.delta)
+    return whole, parts
+
+whole, parts = asyncio.run(main())
+"""
+"""An agent's own client of /v1/responses."""
 END = "print(json.dumps([whole, ''.join(parts)]))\n"
 
 
@@ -59,16 +79,19 @@ def lm() -> LanguageModel:
     return talker()
 
 
+def test_an_agent_asks_for_responses(house: House, lm: LanguageModel) -> None:
+    check_conversation(python_of("agents", "openai-agents"), AGENT, house, lm)
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_conversation(name: str, house: House, lm: LanguageModel) -> None:
     packages = "litellm", "langchain-openai", "llama-index-llms-openai-like"
-    asked = [
-        python_of("clients", *packages),
-        "-c",
-        BEGIN + PROGRAMS[name] + END,
-        f"{house.url}/v1",
-        json.dumps(SAID),
-    ]
+    check_conversation(python_of("clients", *packages), PROGRAMS[name], house, lm)
+
+
+def check_conversation(python: Path, program: str, house: House, lm: LanguageModel) -> None:
+    """A program tells the reply twice, whole and streamed; it is the Python API's."""
+    asked = [python, "-c", BEGIN + program + END, f"{house.url}/v1", json.dumps(SAID)]
     environment = {**os.environ, "PYTHONPATH": "", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     done = subprocess.run(asked, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

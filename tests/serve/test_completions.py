@@ -3,7 +3,9 @@
 import json
 import socket
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from random import Random
 from typing import Any
 from urllib.parse import urlsplit
@@ -237,3 +239,26 @@ def test_models_are_found_by_their_names(client: Callable[..., Any]) -> None:
         assert client(house).models.retrieve("two").id == "two"
         with pytest.raises(openai.NotFoundError, match="no model is named"):
             client(house).completions.create(model=None, prompt="x")
+
+
+def test_a_stream_lives_while_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.serve.streams.BEAT", 0.05)
+    with serving() as house:
+        reader = house.models.places["small"].model.engine.reader  # type: ignore[union-attr]
+        read = reader.read
+
+        def slow(*given: Any, **named: Any) -> Any:
+            time.sleep(0.4)  # before the first token, and between others
+            return read(*given, **named)
+
+        monkeypatch.setattr(reader, "read", slow)
+        body = json.dumps({"prompt": "the cat", "max_tokens": 3, "temperature": 0, "stream": True})
+        head = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{house.url}/v1/completions", body.encode(), head)
+        with urllib.request.urlopen(request) as answer:
+            pieces = answer.read().decode().split("\n\n")
+    comments = [i for i, piece in enumerate(pieces) if piece == ": still here"]
+    told = [i for i, piece in enumerate(pieces) if piece.startswith('data: {"')]
+    assert comments[0] < told[0]
+    assert any(one < i < other for one, other in pairwise(told) for i in comments)
+    assert pieces[-2:] == ["data: [DONE]", ""]

@@ -1,16 +1,20 @@
-"""Two servers behind a router that knows prefixes (`vllm-router`), which clients see as one."""
+"""Two servers that clients see as one: behind a router that knows prefixes (`vllm-router`), and as replicas of Ray
+Serve (`recipes/ray_serve.py`)."""
 
+import os
+import signal
+import site
 import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.serve.conftest import House, serving, talker
+from tests.serve.conftest import serving, talker
 from tests.serve.others import python_of
 
 openai = pytest.importorskip("openai")
@@ -18,27 +22,21 @@ openai = pytest.importorskip("openai")
 pytestmark = pytest.mark.slow
 
 
+ROOT = Path(__file__).parents[2]
+
+
 @contextmanager
-def routed(*houses: House, folder: Path) -> Iterator[str]:
-    """The address of a router before these servers."""
-    ports = []
-    for _ in range(2):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            ports.append(free.getsockname()[1])
-    python = python_of("router", "vllm-router==0.1.*")
-    asked = [python.with_name("vllm-router"), "--host", "127.0.0.1", "--port", f"{ports[0]}"]
-    asked += ["--policy", "cache_aware", "--prometheus-port", f"{ports[1]}"]
-    with (folder / "router.log").open("wb") as log:
-        process = subprocess.Popen(
-            [*asked, "--worker-urls", *(house.url for house in houses)], stdout=log, stderr=subprocess.STDOUT
-        )
-    url = f"http://127.0.0.1:{ports[0]}"
+def begun(command: Sequence[str | Path], port: int, folder: Path, **environment: str) -> Iterator[str]:
+    """The address of what a command has at a port, once it answers there."""
+    log, url = folder / "log", f"http://127.0.0.1:{port}"
+    with log.open("wb") as out:
+        around = os.environ | environment
+        process = subprocess.Popen(command, env=around, stdout=out, stderr=subprocess.STDOUT)
     try:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 300
         while True:
-            assert process.poll() is None, (folder / "router.log").read_text()[-3000:]
-            assert time.monotonic() < until
+            assert process.poll() is None, log.read_text()[-3000:]
+            assert time.monotonic() < until, log.read_text()[-3000:]
             try:
                 urllib.request.urlopen(f"{url}/health", timeout=5).close()
                 break
@@ -46,27 +44,73 @@ def routed(*houses: House, folder: Path) -> Iterator[str]:
                 time.sleep(0.2)
         yield url
     finally:
-        process.terminate()
-        process.wait(30)
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def stored(url: str, session: int) -> list[bool]:
+    """Whether what a session said before was stored when it said it again; texts are those of the Python API."""
+    prompt = f"{session} the cat sat on the mat " * 8
+    text, asked = talker().generate(prompt, max_new_tokens=6).text, {"model": "small", "prompt": prompt}
+    with openai.OpenAI(
+        base_url=f"{url}/v1", api_key="none", max_retries=0, default_headers={"X-Session-Id": f"{session}"}
+    ) as client:
+        found = []
+        for _ in range(3):
+            answer = client.completions.create(**asked, max_tokens=6, temperature=0)
+            assert answer.choices[0].text == text
+            found.append(answer.usage.prompt_tokens_details.cached_tokens > 0)
+        parts = client.completions.create(**asked, max_tokens=6, temperature=0, stream=True)
+        assert "".join(part.choices[0].text for part in parts) == text
+    return found
 
 
 def test_texts_are_the_same_and_what_begins_alike_meets_its_prefix(tmp_path: Path) -> None:
-    lm = talker()
-    with serving() as one, serving() as two, routed(one, two, folder=tmp_path) as url:
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-        cached = []
-        for session in range(4):
-            prompt = f"{session} the cat sat on the mat " * 8
-            made = lm.generate(prompt, max_new_tokens=6)
-            for _ in range(3):
-                answer = client.completions.create(model="small", prompt=prompt, max_tokens=6, temperature=0)
-                assert answer.choices[0].text == made.text
-                cached.append(answer.usage.prompt_tokens_details.cached_tokens > 0)
-            parts = client.completions.create(
-                model="small", prompt=prompt, max_tokens=6, temperature=0, stream=True
-            )
-            assert "".join(part.choices[0].text for part in parts) == made.text
-        client.close()
-        assert cached == [False, True, True] * 4
-        assert not one.worker.count
-        assert not two.worker.count
+    router = python_of("router", "vllm-router==0.1.*").with_name("vllm-router")
+    port, more = free_port(), ["--policy", "cache_aware", "--prometheus-port", f"{free_port()}"]
+    with serving() as one, serving() as two:
+        command = [
+            router,
+            "--host",
+            "127.0.0.1",
+            "--port",
+            f"{port}",
+            *more,
+            "--worker-urls",
+            one.url,
+            two.url,
+        ]
+        with begun(command, port, tmp_path) as url:
+            assert [stored(url, session) for session in range(4)] == [[False, True, True]] * 4
+        for house in (one, two):
+            assert not house.worker.count
+
+
+def test_replicas_of_ray_serve_keep_their_sessions(tmp_path: Path) -> None:
+    """Ray Serve is in an environment of its own, with ours before it."""
+    talker().save(tmp_path / "small")
+    python, port = python_of("ray", "ray[serve]==2.60.*"), free_port()
+    command = [python, ROOT / "recipes" / "ray_serve.py", "2", f"{port}", tmp_path / "small"]
+    around = {
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *site.getsitepackages()]),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    with begun(command, port, tmp_path, **around) as url:
+        assert [stored(url, session) for session in range(4)] == [[False, True, True]] * 4
+        # of other sessions that say the same, some are with the other replica
+        prompt = {"model": "small", "prompt": "0 the cat sat on the mat " * 8, "max_tokens": 1}
+        assert {elsewhere(url, prompt, session) for session in range(100, 116)} == {False, True}
+
+
+def elsewhere(url: str, prompt: dict[str, object], session: int) -> bool:
+    """Whether a session is with a replica that has not stored a prompt."""
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        answer = client.completions.create(**prompt, extra_headers={"X-Session-Id": f"{session}"})
+    return not answer.usage.prompt_tokens_details.cached_tokens

@@ -196,7 +196,8 @@ def test_tiktoken_s_merges_are_the_ranks_in_order() -> None:
     """Against the definition: in each piece of text, the adjacent pair of least joint rank is merged until none is."""
     import regex
 
-    from headway.text.bytelevel import SPLIT, read_ranks
+    from headway.text.bytelevel import read_ranks
+    from headway.text.rules import SPLIT
     from tests.data import data_path
 
     ranks = {

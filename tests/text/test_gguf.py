@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,11 +11,13 @@ from tokenizers import AddedToken, pre_tokenizers
 
 from headway.errors import DataError
 from headway.text import Tokenizer, gguf
-from headway.text.bytelevel import RULES, SPLIT, split_by
-from headway.text.sentencepiece import UNKNOWN
+from headway.text.rules import RULES, SPLIT, split_by
+from headway.text.sentencepiece import CONTROL, NORMAL, UNKNOWN, build, read_model
+from headway.text.vocabulary import SPACE
 from tests.data import data_path
 from tests.text.conftest import byte_level, sentencepiece, word_piece
 from tests.text.folders import TEXTS
+from tests.text.folders import pieces as folder_pieces
 
 HOSTILE = [
     *TEXTS,
@@ -126,6 +129,65 @@ def test_without_a_key_the_unknown_piece_is_that_of_its_type(place: int) -> None
     assert (model["unk_token"], model["vocab"]["<unk>"]) == ("<unk>", place)
 
 
+def read_keys(keys: dict[str, Any]) -> Tokenizer:
+    backend, arguments = gguf.read(
+        {f"tokenizer.ggml.{key}": value for key, value in keys.items()}, Path("m.gguf")
+    )
+    return Tokenizer(backend, **arguments)
+
+
+def test_words_of_bert_are_read() -> None:
+    """Words have the mark that pieces within words have not."""
+    tokenizer = word_piece()
+    names = [tokenizer.token(i) for i in range(tokenizer.vocab_size)]
+    controls = [i in tokenizer.special_ids for i in range(len(names))]
+    tokens = [
+        name if control else name.removeprefix("##") if name.startswith("##") else f"{SPACE}{name}"
+        for name, control in zip(names, controls, strict=True)
+    ]
+    kinds = [CONTROL if control else NORMAL for control in controls]
+    keys = {
+        "model": "bert",
+        "tokens": tokens,
+        "token_type": kinds,
+        "cls_token_id": 1,
+        "seperator_token_id": 2,
+    }
+    other = read_keys(keys)
+    for text in HOSTILE:
+        assert other.encode(text, bos=False, eos=False) == tokenizer.encode(text, bos=False, eos=False)
+    assert (other.cls, other.sep, other.unk, other.encode("the cats")) == (1, 2, 0, [1, 3, 4, 6, 2])
+    assert read_keys({**keys, "normalizer.lowercase": False}).encode("The", bos=False, eos=False) == [0]
+
+
+@pytest.mark.parametrize("kind", ["t5", "gemma4"])
+def test_pieces_with_probabilities_or_merges_are_read(kind: str) -> None:
+    pieces = read_model(Path("m.model"), folder_pieces("unigram" if kind == "t5" else "bpe"))
+    tokenizer = Tokenizer(build(pieces), bos=1, eos=2)
+    model = json.loads(tokenizer.backend.to_str())["model"]
+    more = (
+        {"scores": pieces.scores}
+        if kind == "t5"
+        else {"merges": [" ".join(pair) for pair in model["merges"]]}
+    )
+    keys = {
+        "model": kind,
+        "tokens": pieces.pieces,
+        "token_type": pieces.kinds,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "add_space_prefix": pieces.dummy_prefix,
+        "remove_extra_whitespaces": pieces.squeeze_spaces,
+        "precompiled_charsmap": list(pieces.charsmap),
+        "add_bos_token": True,
+    }
+    other = read_keys(keys | more)
+    for text in HOSTILE:
+        assert other.encode(text, eos=False) == tokenizer.encode(text, eos=False)
+        assert other.decode(other.encode(text)) == tokenizer.decode(tokenizer.encode(text))
+    assert (other.encode("the")[-1] == 2) == (kind == "t5")
+
+
 def test_chat_template_and_user_defined_tokens_go_along() -> None:
     tokenizer = byte_level()
     tokenizer.backend.add_tokens([AddedToken("<tool>", normalized=False)])
@@ -168,9 +230,9 @@ def test_what_has_no_key_is_refused_by_name(tokenizer, message: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("model", "t5", "tokenizer.ggml.model is none that is supported: 't5'"),
+        ("model", "rwkv", "tokenizer.ggml.model is none that is supported: 'rwkv'"),
         ("model", "none", "this file has no tokenizer"),
-        ("pre", "deepseek-llm", "tokenizer.ggml.pre is no known rule to split text by: 'deepseek-llm'"),
+        ("pre", "kimi-k2", "tokenizer.ggml.pre is no known rule to split text by: 'kimi-k2'"),
         ("tokens", ["a", "b"], "token_type must list"),
         ("tokens", ["a"] * 400, "tokens lists the same text twice"),
         ("tokens", [""] * 400, "must be a list of texts, none of them empty"),
@@ -180,6 +242,7 @@ def test_what_has_no_key_is_refused_by_name(tokenizer, message: str) -> None:
         ("merges", ["猫 狗"], "and its parts and what it makes are not all tokens"),
         ("bos_token_id", 400, "must be the id of one of"),
         ("add_bos_token", "yes", "must be true or false"),
+        ("cls_token_id", 400, "must be the id of one of"),
     ],
 )
 def test_keys_that_are_wrong_are_named(key: str, value: object, message: str) -> None:

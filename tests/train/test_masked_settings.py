@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from headway.attention.linear_attention import LinearAttentionSpec
 from headway.checkpoints.saving import save_folder
 from headway.errors import ConfigError, DataError, HeadwayError
 from headway.models import Head, build, cost
@@ -30,8 +31,8 @@ def test_specs_of_encoders(encoder: Make) -> None:
     assert (spec.dropout, spec.attention_dropout) == (0.1, 0.1)
     spec = make_spec(encoder(family="roformer", linear="elu+1", dropout=0.2), 99)
     assert isinstance(spec.positions, Rotary)
-    assert spec.linear is not None
-    assert (spec.linear.feature, spec.dropout, spec.attention_dropout) == ("elu+1", 0.2, 0.0)
+    assert spec.mixers == (LinearAttentionSpec("elu+1"),) * spec.layers
+    assert (spec.dropout, spec.attention_dropout) == (0.2, 0.0)
     assert text_task_of(spec) == "masked-lm"
     found = describe_run(encoder(family="roformer"))
     assert sum(found.groups.values()) == cost.parameter_count(found.spec)

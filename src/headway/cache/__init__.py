@@ -1,4 +1,4 @@
-"""Where past keys and values live: in pages, which are released when no later query sees them; or the sums of them."""
+"""Where past keys and values live, in pages that are released when no later query sees them; or states of one size."""
 
 from headway.cache.batch_cache import BatchCache
 from headway.cache.choose import choose_cache
@@ -7,7 +7,8 @@ from headway.cache.kept import Kept, put_kept, take_kept
 from headway.cache.page_table import PAGE, PageClass, PageTable
 from headway.cache.paged_cache import PagedCache, PagedLayer, PagedStates
 from headway.cache.pages import PagePool
-from headway.cache.spec import KV_DTYPES, CacheSpec, kv_dtype
+from headway.cache.spec import KV_DTYPES, CacheSpec, StateSpec, kv_dtype, state_dtype
+from headway.cache.stored_text import StoredText
 
 __all__ = [
     "KV_DTYPES",
@@ -21,9 +22,12 @@ __all__ = [
     "PagedCache",
     "PagedLayer",
     "PagedStates",
+    "StateSpec",
+    "StoredText",
     "choose_cache",
     "kv_dtype",
     "pattern_facts",
     "put_kept",
+    "state_dtype",
     "take_kept",
 ]

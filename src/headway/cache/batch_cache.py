@@ -69,7 +69,7 @@ class BatchCache:
     A token that is marked global when it comes (`Tokens.with_global`) stays so. Caches hold no gradients.
 
     Args:
-        pages: where keys and values, or sums of linear attention, are stored; of this cache and its forks alone.
+        pages: where keys and values, or states, are stored; of this cache and its forks alone.
         batch: rows, B.
 
     Raises CacheError for less than 0 rows.
@@ -113,7 +113,7 @@ class BatchCache:
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """Slots of the pages in use, of the row that has most, for each layer; 64 for a layer of sums."""
+        """Slots of the pages in use, of the row that has most, for each layer; 64 for a layer of states."""
         held = [[sum(page is not None for page in pages) for pages in table.pages] for table in self.tables]
         return tuple(
             PAGE * max((counts[layer.of] for counts in held), default=0) for layer in self.pages.layers
@@ -212,7 +212,7 @@ class BatchCache:
         """Forgets the last n tokens of every row, or n[b] of row b.
 
         Raises CacheError, and changes nothing, where a row has seen fewer, where what the tokens before them see is no
-        longer held (`slack`), and for sums of linear attention, out of which no token can be taken."""
+        longer held (`slack`), and for states, out of which no token can be taken."""
         given = n.tolist() if isinstance(n, Tensor) else n
         counts = given if isinstance(given, Sequence) else [given] * self.batch
         if len(counts) != self.batch or not all(isinstance(count, int) for count in counts):

@@ -23,7 +23,7 @@ class PageClass:
     """Layers whose pages go together.
 
     retention: which past tokens they keep.   nbytes: of a page, in all of the layers.   state: they keep, instead of
-    tokens, one sum over all of them, which is their only page.
+    tokens, one state of all of them, which is their only page.
     """
 
     retention: Retention

@@ -1,11 +1,11 @@
-"""Keys, values and sums of all layers of a model in pages, for texts that come and go.
+"""Keys, values and states of all layers of a model in pages, for texts that come and go.
 
     table = cache.open(ids)                               as much of a text as is stored already
     tokens = cache.begin([(table, ids), ...])             the next tokens of some texts, as documents of one packed row
     model(..., tokens=tokens, cache=cache)                every layer stores its own, and says what is attended to
     cache.end()
 
-Legend: T tokens of the step, N keys, R texts of the step, K kv heads, S slots, D per key, E per value, F features.
+Legend: T tokens of the step, N keys, R texts of the step, K kv heads, S slots, D per key, E per value.
 """
 
 from collections.abc import Hashable, Sequence
@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from headway.attention import KeyValues
-from headway.attention.linear_attention import LinearAttentionSpec, LinearState
 from headway.cache.choose import choose_cache
 from headway.cache.page_table import PAGE, Copy, PageClass, PageTable
 from headway.cache.paged_step import Chunk, PagedStep, stored_keys
 from headway.cache.pages import PagePool
-from headway.cache.spec import CacheSpec
+from headway.cache.spec import CacheSpec, StateSpec
 from headway.errors import CacheError
 from headway.patterns import Pattern, Retention
 from headway.tokens import Tokens
@@ -107,43 +106,38 @@ class PagedLayer(LayerCache):
 
 
 class PagedStates(LayerCache):
-    """The sums of one layer of linear attention, one in each page: see `LinearState`. They grow, and are kept in
-    float32, or float64 for keys in float64. Raises CacheError for keys in torch.int8."""
+    """What one layer keeps of texts in place of keys and values, the state of a text in each page: `StateSpec`."""
 
-    def __init__(self, cache: "PagedCache", of: int, linear: LinearAttentionSpec, spec: CacheSpec) -> None:
-        if not spec.dtype.is_floating_point:
-            raise CacheError(
-                f"linear attention keeps sums over all keys in float32 (float64 for float64), not in {spec.dtype}; "
-                "they are small at any length, so give the dtype of the keys"
-            )
-        self.linear = linear
+    def __init__(self, cache: "PagedCache", of: int, spec: CacheSpec, state: StateSpec) -> None:
+        self.state = state
         super().__init__(cache, of, spec)
 
-    @property
-    def state(self) -> LinearState:
-        """All of them."""
-        return LinearState(*self.tensors)
-
     def empty(self, pages: int) -> tuple[Tensor, ...]:
-        """Sums of no keys."""
-        spec, kept = self.spec, torch.float64 if self.spec.dtype == torch.float64 else torch.float32
-        sizes = spec.kv_heads, self.linear.features(spec.head_dim), spec.value_size
-        return LinearState.empty(pages, *sizes, kept, spec.device).tensors
+        """States of no tokens."""
+        return tuple(
+            torch.zeros(pages, *shape, dtype=dtype, device=self.spec.device)
+            for shape, dtype in self.state.tensors
+        )
 
-    def update(self, new: LinearState, tokens: Tokens) -> LinearState:
-        """Adds the sums of the texts of the step, row by row (`PagedStep.rows`), and returns those before them."""
+    def read(self) -> list[Tensor]:
+        """The states before the step of its texts, each [R, ...], row by row (`PagedStep.rows`)."""
         step = self.cache.step
         assert step is not None
-        assert tokens is step.rows.tokens
-        if torch.is_grad_enabled() and (new.kv.requires_grad or new.k.requires_grad):
-            raise no_gradient("sums")
-        past = LinearState(*(t[step.states[self.of]] for t in self.tensors))
-        begun = torch.tensor([start > 0 for start in step.starts], device=past.device)
-        if not begun.all():  # a page may have been another text's
-            past = LinearState(*(t.where(begun.view(-1, *[1] * (t.dim() - 1)), 0) for t in past.tensors))
-        for own, total in zip(self.tensors, past.merge(new).tensors, strict=True):
-            own[step.states[self.of]] = total
-        return past
+        states = [t[step.states[self.of]] for t in self.tensors]
+        begun = torch.tensor([start > 0 for start in step.starts], device=self.cache.device)
+        if begun.all():
+            return states
+        # a page may have been another text's
+        return [t.where(begun.view(-1, *[1] * (t.dim() - 1)), 0) for t in states]
+
+    def write(self, states: Sequence[Tensor]) -> None:
+        """Keeps those after the step."""
+        step = self.cache.step
+        assert step is not None
+        if torch.is_grad_enabled() and any(state.requires_grad for state in states):
+            raise no_gradient("states")
+        for own, new in zip(self.tensors, states, strict=True):
+            own[step.states[self.of]] = new.to(own.dtype)
 
 
 class PagedCache:
@@ -152,11 +146,11 @@ class PagedCache:
     Args:
         spec: what a layer stores.
         patterns: of the layers. Layers whose patterns retain the same tokens share page tables.
-        linear: layers keep the sums of linear attention instead.
+        states: of each layer what it keeps in place of keys and values, None where it keeps those; all do unless given.
         budget, keep: as in `PagePool`; without either nothing is kept.
         slack: tokens that can always be taken back.
 
-    Raises CacheError for a pattern whose queries see later tokens.
+    Raises CacheError for a pattern whose queries see later tokens, and for torch.int8 where no layer keeps keys.
     """
 
     batch = 1
@@ -165,7 +159,7 @@ class PagedCache:
         self,
         spec: CacheSpec,
         patterns: Sequence[Pattern],
-        linear: LinearAttentionSpec | None = None,
+        states: Sequence[StateSpec | None] | None = None,
         *,
         budget: int | None = None,
         keep: int | None = None,
@@ -174,11 +168,17 @@ class PagedCache:
         self.device = torch.zeros(0, device=spec.device).device
         for pattern in patterns:
             choose_cache(pattern)
-        kept = [pattern.retention if linear is None else None for pattern in patterns]
+        each: list[StateSpec | None] = [None] * len(patterns) if states is None else list(states)
+        if all(each) and not spec.dtype.is_floating_point:
+            raise CacheError(
+                f"PagedCache: all layers keep states in float32 (float64 for float64), not in {spec.dtype}; they are "
+                "small at any length, so give the dtype of the keys"
+            )
+        kept = [p.retention if state is None else None for p, state in zip(patterns, each, strict=True)]
         kinds = list(dict.fromkeys(kept))
         self.layers: list[LayerCache] = [
-            PagedLayer(self, of, spec) if linear is None else PagedStates(self, of, linear, spec)
-            for of in map(kinds.index, kept)
+            PagedLayer(self, of, spec) if state is None else PagedStates(self, of, spec, state)
+            for of, state in zip(map(kinds.index, kept), each, strict=True)
         ]
         self.pool = PagePool(
             [

@@ -66,10 +66,12 @@ class PagedStep:
 
     @cached_property
     def writes(self) -> list[Tensor]:
-        """Of each class, the slots [T] of the tokens."""
+        """Of each class, the slots [T] of the tokens; none of a class of states."""
         return [
             torch.tensor(
-                [
+                []
+                if kind.state
+                else [
                     page_of(table, of, i // PAGE) * PAGE + i % PAGE
                     for table, start, n in zip(self.tables, self.starts, self.counts, strict=True)
                     for i in range(start, start + n)
@@ -77,7 +79,7 @@ class PagedStep:
                 dtype=torch.int64,
                 device=self.device,
             )
-            for of in range(len(self.classes))
+            for of, kind in enumerate(self.classes)
         ]
 
     @cached_property
@@ -87,10 +89,10 @@ class PagedStep:
 
     @cached_property
     def states(self) -> list[Tensor]:
-        """Of each class of states, the page [R] of each text."""
+        """Of each class of states, the page [R] of each text; none of other classes."""
         return [
-            torch.tensor([page_of(table, of, 0) for table in self.tables], dtype=torch.int64)
-            for of in range(len(self.classes))
+            torch.tensor([page_of(table, of, 0) for table in self.tables if kind.state], dtype=torch.int64)
+            for of, kind in enumerate(self.classes)
         ]
 
     def places(self, of: int) -> Places:

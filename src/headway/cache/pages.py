@@ -209,7 +209,7 @@ class PagePool:
         for kind, own in zip(self.classes, table.pages, strict=True):
             if kind.state:
                 raise CacheError(
-                    "PagePool: sums over all tokens cannot take one back; fork the text before it"
+                    "PagePool: a state of all tokens cannot take one back; fork the text before it"
                 )
             if any(own[p] is None and sees(kind.retention, p, length) for p in range(last)):
                 raise CacheError(

@@ -1,5 +1,6 @@
 """What a cache stores, as one value."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -44,6 +45,29 @@ class CacheSpec:
     def value_size(self) -> int:
         """E."""
         return self.head_dim if self.value_dim is None else self.value_dim
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """What a layer keeps of a text in place of keys and values: tensors of one size at any length, zeros before the
+    first token.
+
+    of: what says what they mean, such as a `LinearAttentionSpec`; a cache fits layers of an equal one.
+    tensors: shape and dtype of each.
+    """
+
+    of: object
+    tensors: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a text."""
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.tensors)
+
+
+def state_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What states are kept in beside keys of `dtype`: float32, or float64 for float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def kv_dtype(name: str) -> torch.dtype | None:

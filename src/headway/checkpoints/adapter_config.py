@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from headway.errors import CheckpointError, as_error, did_you_mean
@@ -43,7 +43,7 @@ def written_config(loras: Mapping[str, Lora], others: Iterable[str]) -> dict[str
     (rank, _), (alpha, _) = ranks.most_common(1)[0], alphas.most_common(1)[0]
     first = next(iter(loras.values()))
     targets = sorted({name.rpartition(".")[2] for name in loras})
-    if any(_matches(name, targets) for name in others if name not in loras):
+    if any(_matches(targets, name) for name in others if name not in loras):
         targets = sorted(loras)
     return {
         "peft_type": "LORA",
@@ -82,20 +82,18 @@ def _targets(config: Mapping[str, Any], modules: Sequence[str]) -> list[str]:
         raise CheckpointError(f'"target_modules" must name modules, or be a pattern, got {targets!r}')
     if targets == "all-linear":
         return list(modules)
-    if isinstance(targets, str):
-        found = [name for name in modules if _fits(targets, name)]
-    else:
-        found = [name for name in modules if _matches(name, targets)]
-    if not found:
+    fits: Callable[[Any, str], bool] = _fits if isinstance(targets, str) else _matches
+    adapted = [name for name in modules if fits(targets, name)]
+    if not adapted:
         leaves = sorted({name.rpartition(".")[2] for name in modules})
         raise CheckpointError(
             f"target_modules {targets!r} are no linear layers of this model's blocks: the adapter is another model's; "
             f"here there are {', '.join(leaves)}"
         )
-    return found
+    return adapted
 
 
-def _matches(module: str, targets: Sequence[str]) -> bool:
+def _matches(targets: Sequence[str], module: str) -> bool:
     return any(module == target or module.endswith(f".{target}") for target in targets)
 
 

@@ -106,8 +106,7 @@ def save_adapter(
         if there := [layer for layer in module.layers if layer in adapter.layers]:
             wanted[name], own = _joined(name, module, adapter.layers, there, tensors)
             found |= {f"{PREFIX}{name}.{leaf}": value for leaf, value in own.items()}
-    if lost := adapter.layers.keys() - {layer for module in modules.values() for layer in module.layers}:
-        raise CheckpointError(f"the files of {spec.family} have no name for {', '.join(sorted(lost))}")
+    check_named(adapter, spec)
     whole = rules_by_name(layouts_for(spec.family)[0].tensors, usual)
     others = {name.removesuffix(".weight") for name in whole}
     config = {
@@ -124,6 +123,17 @@ def save_adapter(
             tokenizer.save(folder)
         if generation is not None:
             write_file(folder / GENERATION, json_text(dict(generation)))
+
+
+def check_named(adapter: Adapter, spec: ModelSpec) -> None:
+    """Raises CheckpointError where it is of layers that the files of a family have no name for."""
+    _, modules = _theirs(spec)
+    if lost := sorted(adapter.layers.keys() - {one for module in modules.values() for one in module.layers}):
+        more = " ..." if len(lost) > 5 else ""
+        raise CheckpointError(
+            f"the files of {spec.family} have no name for {', '.join(lost[:5])}{more}: adapt other layers "
+            "(adapter_targets)"
+        )
 
 
 def merged_state(state: Mapping[str, Tensor], adapters: Sequence[Adapter]) -> Mapping[str, Tensor]:

@@ -15,6 +15,8 @@ from headway.checkpoints.formats.gguf.model import coded_layers, generation_ids,
 from headway.checkpoints.formats.sentence_transformers import read_sentence_config
 from headway.checkpoints.hf.config import spec_from_config, tensor_names
 from headway.checkpoints.hf.layouts.tensors import imported
+from headway.checkpoints.hf.wrapped import text_tensors
+from headway.checkpoints.quantized import mxfp4
 from headway.checkpoints.quantized.layers import own_layers, without_empty_biases
 from headway.checkpoints.quantized.packed import PackedLayer, dequantized, packed_layers
 from headway.checkpoints.quantized.scheme import split_config
@@ -156,9 +158,16 @@ def _hugging_face(path: Path, folder: Path, allow_pickle: bool, head: Head | Non
     saved_for = spec.head
     if head is not None and head != saved_for:
         spec = spec.with_head(head)
-    tensors, names = open_tensors(folder, allow_pickle=allow_pickle), tensor_names(described)
-    packed = {} if scheme is None else packed_layers(tensors, scheme, path)
-    plain: LazyTensors = tensors if scheme is None else dequantized(tensors, packed, scheme)
+    stored, names = open_tensors(folder, allow_pickle=allow_pickle), tensor_names(described)
+    with naming(path):
+        tensors, around = text_tensors(described, stored)
+    packed: Mapping[str, PackedLayer] = {}
+    plain: LazyTensors = tensors
+    if scheme is not None and scheme.form == "mxfp4":
+        plain = mxfp4.unpacked(tensors, path)
+    elif scheme is not None:
+        packed = packed_layers(tensors, scheme, path)
+        plain = dequantized(tensors, packed, scheme)
     with naming(folder / "config.json", but=(CheckpointError,)):
         plain = without_empty_biases(plain, packed, names, spec) if packed else plain
         found, unused = imported(names, plain, spec, path, spec.head != saved_for)
@@ -170,7 +179,8 @@ def _hugging_face(path: Path, folder: Path, allow_pickle: bool, head: Head | Non
     )  # old folders have them in config.json alone
     generation = {key: config[key] for key in keys if config.get(key) is not None}
     generation |= read_json(written) if written.exists() else {}
-    return Folder(path, spec, found, tensors, config, generation, unused, quantized, home=folder)
+    unused = (*around, *unused)
+    return Folder(path, spec, found, stored, config, generation, unused, quantized, home=folder)
 
 
 def _gguf(path: Path) -> Folder:

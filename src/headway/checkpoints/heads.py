@@ -11,6 +11,7 @@ from torch import Tensor
 
 from headway.errors import CheckpointError
 from headway.models import ModelSpec
+from headway.models.mixers import kind_of
 from headway.positions import Pairing, PerLayer, PositionScheme, Rotary, in_pairing, rotations, to_pairing
 from headway.storage.lazy import Form, changed
 
@@ -21,7 +22,15 @@ _OUTPUT = ("weight", "bias", "lora_B.weight", "lora_magnitude_vector")
 _INPUT = "lora_A.weight"
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _NAME = re.compile(rf"(?:^|\.)({'|'.join(_MODULES)})\.(.+)$")
+_MIXER = re.compile(r"(?!encoder\.)(?:.*\.)?layers\.(\d+)\.self_attn\.")
 _KEYS_VALUES = re.compile(r"(?:^|\.)(?:(?:k_proj|v_proj)\.(?:weight|bias)|k_norm\.weight)$")
+
+
+def attends(spec: ModelSpec, name: str) -> bool:
+    """Whether a tensor of that name is none of a layer that mixes tokens otherwise than by attention, whose queries and
+    keys are others."""
+    found = _MIXER.match(name)
+    return found is None or kind_of(spec.mixers[int(found[1])]).positions
 
 
 def change_pairing(
@@ -43,7 +52,7 @@ def change_pairing(
     if new == spec:
         return state, new
     for name in state:
-        found = _NAME.search(name)
+        found = _NAME.search(name) if attends(spec, name) else None
         if found is not None:
             _of_layer(spec, name)
         if found is not None and found[2] not in (_INPUT, *_OUTPUT):
@@ -53,7 +62,7 @@ def change_pairing(
             )
 
     def change(name: str, tensor: Tensor) -> Tensor:
-        found = _NAME.search(name)
+        found = _NAME.search(name) if attends(spec, name) else None
         if found is None or found[2] == _INPUT:
             return tensor
         rotary, target = (_of_layer(one, name) for one in (spec, new))
@@ -113,7 +122,8 @@ def repeat_kv_heads(
     times = kv_heads // spec.kv_heads
 
     def has_heads(name: str) -> bool:
-        return _KEYS_VALUES.search(name) is not None and ("k_norm" not in name or spec.qk_norm == "all")
+        is_one = _KEYS_VALUES.search(name) is not None and attends(spec, name)
+        return is_one and ("k_norm" not in name or spec.qk_norm == "all")
 
     def repeated(name: str, value: Tensor) -> Tensor:
         if not has_heads(name) or times == 1:

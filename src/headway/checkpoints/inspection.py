@@ -30,7 +30,7 @@ def inspect(path: str | Path, *, allow_pickle: bool = False) -> dict[str, Any]:
                                  wave in tokens; None for other positions
         context_limit            the longest row that runs at all
         kv_bytes_per_token       of what decoding keeps of a token, in the dtype that the model runs in; None where
-                                 nothing is kept that grows with the text: in encoders, and with linear attention
+                                 nothing is kept that grows with the text: in encoders, and where all layers keep states
         memory_bytes_per_token   of what an encoder-decoder caches of a token of the source; None without an encoder
         weights                  how quantized layers are kept; None where none is
         unused                   names of stored tensors that this model does not need
@@ -39,7 +39,7 @@ def inspect(path: str | Path, *, allow_pickle: bool = False) -> dict[str, Any]:
     folder = load_folder(path, allow_pickle=allow_pickle)
     spec, tensors = folder.spec, folder.stored
     dtype, runs_in = folder.choose_dtype()
-    per_token = None if spec.linear is not None else cost.kv_bytes_per_token(spec, dtype)
+    per_token = cost.kv_bytes_per_token(spec, dtype) or None
     return {
         "path": folder.path,
         "model_type": str(folder.config.get("model_type")),
@@ -56,7 +56,7 @@ def inspect(path: str | Path, *, allow_pickle: bool = False) -> dict[str, Any]:
         "runs_in": str(runs_in),
         "context_limit": spec.context_limit,
         "kv_bytes_per_token": per_token if spec.causal else None,
-        "memory_bytes_per_token": None if spec.encoder is None else cost.kv_bytes_per_token(spec, dtype),
+        "memory_bytes_per_token": None if spec.encoder is None else cost.memory_bytes(spec, 1, dtype),
         "weights": folder.kept,
         "unused": folder.unused,
         "files": tuple(file.name for file in tensors.files),

@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from headway.checkpoints.folder import Folder, load_folder
-from headway.checkpoints.formats.gguf.metadata import ARCHITECTURES, architecture_of
+from headway.checkpoints.formats.gguf.architectures import ARCHITECTURES
+from headway.checkpoints.formats.gguf.metadata import architecture_of
 from headway.checkpoints.formats.gguf.model import write_model
 from headway.checkpoints.heads import change_pairing
 from headway.checkpoints.hf.config import transformers_verdict

@@ -16,7 +16,7 @@ from headway.checkpoints.folder import START, TOKEN_IDS, TOKENIZER_FILES, Folder
 from headway.checkpoints.formats.sentence_transformers import write_sentence_config
 from headway.checkpoints.heads import change_pairing, pairing_name
 from headway.checkpoints.hf.config import bare, config_from_spec, tensor_names, unsupported_by_transformers
-from headway.checkpoints.hf.layouts import layouts_for
+from headway.checkpoints.hf.layouts import LAYOUTS, layouts_for
 from headway.checkpoints.hf.layouts.pairs import marian_spec
 from headway.checkpoints.hf.layouts.rules import own_shapes
 from headway.checkpoints.hf.layouts.tensors import exported
@@ -184,11 +184,12 @@ def describe(
     `config` and `generation` are as in `Saving`."""
     ends = {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos} if tokenizer is not None else {}
     generation = {**ends, **(generation or {})}
-    ids = {key: generation.get(key) for key in TOKEN_IDS}
+    ids, layout = {key: generation.get(key) for key in TOKEN_IDS}, LAYOUTS.get(str(own["model_type"]))
+    said = {key: n for key, n in ids.items() if n is not None or layout is None or key not in layout.ids}
     first = {START: generation[START]} if START in generation else {}
     name = dtype_name(dtype)
     # own goes last: where a layout has a token id, its positions need it
-    config = {**ids, **first, **own, "dtype": name, "torch_dtype": name, **config}
+    config = {**said, **first, **own, "dtype": name, "torch_dtype": name, **config}
     write_file(folder / "config.json", json_text(config))
     write_file(folder / "generation_config.json", json_text({**ids, **generation}))
     if tokenizer is not None:

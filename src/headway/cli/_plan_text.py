@@ -31,6 +31,11 @@ def to_text(report: "Report", spec: "ModelSpec", would: "Sequence[tuple[str, Rep
             [
                 *((place, n, size(report.weight_bytes[place])) for place, n in report.parameters.items()),
                 ("total", report.parameter_count, size(report.weights)),
+                *(
+                    [("... of one token", report.active, "")]
+                    if report.active < report.parameter_count
+                    else []
+                ),
             ],
         ),
         _layer_table(report.layers, report.kind),

@@ -99,15 +99,18 @@ def _tokenizer(found: Mapping[str, Any]) -> str:
 
 
 def _facts(spec: "ModelSpec") -> dict[str, Any]:
+    from headway.models.description import brief
+
     other = None if spec.encoder is None else _facts(spec.encoder)
-    return {**vars(spec), "patterns": [str(p) for p in spec.patterns], "encoder": other}
+    told = {"patterns": [str(p) for p in spec.patterns], "mixers": [brief(m) for m in spec.mixers]}
+    return {**vars(spec), **told, "encoder": other}
 
 
 def _kept(found: Mapping[str, Any]) -> str:
     kept, memory = found["kv_bytes_per_token"], found["memory_bytes_per_token"]
     if found["kind"] == "encoder":
         return "none are kept: an encoder reads a text at once"
-    per = "sums that do not grow with the text" if kept is None else f"{size(kept)} per token"
+    per = "states that do not grow with the text" if kept is None else f"{size(kept)} per token"
     return per if memory is None else f"{per} of the target, {size(memory)} per token of the source"
 
 

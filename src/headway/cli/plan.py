@@ -154,7 +154,8 @@ def find_model(model: str) -> "tuple[ModelSpec, Kept | None]":
         named = DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")))
         dtype, choice = choose_dtype(stored or {"weights": named or torch.bfloat16}, torch.device("cpu"))
         why = choice.why if stored else "config.json names it" if named else "config.json names none"
-        quantized = None if scheme is None else WeightKind(scheme.bits, scheme.group)
+        coded = scheme is not None and scheme.form != "mxfp4"  # which is read as plain numbers
+        quantized = WeightKind(scheme.bits, scheme.group) if scheme is not None and coded else None
         return spec_from_config(config), Kept(dtype, quantized, why)
     if "/" in model or model.startswith("."):
         raise ConfigError(f"{model} is neither a folder with a config.json nor a name of the catalog")

@@ -80,11 +80,8 @@ class ServerEndpoint(Endpoint):
         """A reply, piece by piece while it is written; asked for once. `settings`: fields of the request. Raises
         EndpointError for what the server refuses, and for a stream that breaks off."""
         body = {"model": self.model, "messages": [dict(one) for one in messages], **settings, "stream": True}
-        data = json.dumps(body).encode()
         try:
-            with urlopen(
-                Request(f"{self.url}/chat/completions", data, self._headers()), timeout=self.timeout
-            ) as lines:
+            with urlopen(self._request("/chat/completions", body), timeout=self.timeout) as lines:
                 for line in lines:
                     if line.strip() == b"data: [DONE]":
                         return
@@ -113,11 +110,10 @@ class ServerEndpoint(Endpoint):
         return names[0]
 
     def _ask(self, path: str, body: dict[str, Any] | None) -> Any:
-        data = None if body is None else json.dumps(body).encode()
         for attempt in range(self.tries):
-            wait, request = min(2.0**attempt, LONGEST_WAIT), Request(self.url + path, data, self._headers())
+            wait = min(2.0**attempt, LONGEST_WAIT)
             try:
-                with urlopen(request, timeout=self.timeout) as response:
+                with urlopen(self._request(path, body), timeout=self.timeout) as response:
                     return json.load(response)
             except HTTPError as error:
                 said = _message(error)
@@ -140,13 +136,11 @@ class ServerEndpoint(Endpoint):
             "same command goes on from there"
         )
 
-    def _headers(self) -> dict[str, str]:
-        key = self._key()
-        return {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-
-    def _key(self) -> str | None:
+    def _request(self, path: str, body: dict[str, Any] | None) -> Request:
         own = os.environ.get(OPENAI_KEY) if urlsplit(self.url).hostname == "api.openai.com" else None
-        return os.environ.get(KEY) or own
+        key = os.environ.get(KEY) or own
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        return Request(self.url + path, None if body is None else json.dumps(body).encode(), headers)
 
     def _refused(self, code: int, said: str) -> str:
         hint = {

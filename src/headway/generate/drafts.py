@@ -30,6 +30,7 @@ from headway.generate.requests import Request
 from headway.generate.sampling import check_logits
 from headway.generate.sequences import Job, SampledText, choose_tokens
 from headway.models import Decoder
+from headway.models.mixers import state_kinds
 
 MOST_CREDIT = 16.0
 PAID_BY_ACCEPTED = 4.0
@@ -127,10 +128,10 @@ class ModelDraft(Draft):
 
 def check_trims(model: Decoder, name: str) -> None:
     """Raises ConfigError for a model whose cache cannot take back tokens that were guessed wrong."""
-    if model.spec.linear is not None:
+    if names := state_kinds(model.spec):
         raise ConfigError(
-            f"draft: {name} has linear attention, whose cache is a sum that no token can be taken out of again; leave "
-            "the draft out"
+            f"draft: {name} has layers of {names}, whose cache is a state that no token can be taken out of again; "
+            "leave the draft out"
         )
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from headway.attention import KeyValues
-from headway.cache import PAGE, PagedCache, PagedLayer, PageTable
+from headway.cache import PAGE, PagedCache, PagedLayer, PageTable, StoredText
 from headway.cache.paged_step import places, stored_keys
 from headway.choice import Choice
 from headway.errors import ConfigError, did_you_mean
@@ -192,6 +192,11 @@ class Reader:
     def fates(self, ids: Sequence[int], adapters: Names = None, salt: str = "") -> list[list[str]]:
         """What became of the pages of a text (`PagePool.fates`) with these adapters and this salt."""
         return self.cache.pool.fates(ids, self._root(adapters, salt))
+
+    def stored(self, ids: Sequence[int], adapters: Names = None, salt: str = "") -> StoredText | None:
+        """A copy of what pages hold of a text (`StoredText.of`) with these adapters and this salt; None where what they
+        hold depends on more."""
+        return StoredText.of(self.cache, ids, self._root(adapters, salt)) if self.shares_prefixes else None
 
     def _root(self, adapters: Names, salt: str) -> tuple[str, ...]:
         return salt, *(name for name in self.adapters if adapters is None or name in adapters)

@@ -26,13 +26,12 @@ class StopScanner:
         if self.hit is not None:
             return ""
         self._held += text
-        found = [(self._held.find(s) + len(s), -len(s), s) for s in self.stops if s in self._held]
-        if found:
-            end, _, self.hit = min(found)
+        hits = [(self._held.find(s) + len(s), -len(s), s) for s in self.stops if s in self._held]
+        if hits:
+            end, _, self.hit = min(hits)
             shown, self._held = self._held[: end - len(self.hit)], ""
             return shown
-        keep = max((_overlap(self._held, s) for s in self.stops), default=0)
-        cut = len(self._held) - keep
+        cut = len(self._held) - begun(self._held, self.stops)
         shown, self._held = self._held[:cut], self._held[cut:]
         return shown
 
@@ -42,6 +41,6 @@ class StopScanner:
         return shown
 
 
-def _overlap(text: str, stop: str) -> int:
-    """The longest end of `text` that `stop` begins with."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
+def begun(text: str, marks: Sequence[str]) -> int:
+    """How many characters at the end of a text may become one of the marks: the longest end that one begins with."""
+    return max((n for mark in marks for n in range(1, len(mark)) if text.endswith(mark[:n])), default=0)

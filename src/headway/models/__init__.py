@@ -8,18 +8,22 @@ from headway.models.encoder_decoder import EncoderDecoder, Memory
 from headway.models.families import FAMILIES
 from headway.models.family import Family
 from headway.models.head import Head, mark_global
+from headway.models.mixers import MIXERS, MixerKind, Softmax
 from headway.models.spec import ModelSpec
 
 __all__ = [
     "FAMILIES",
+    "MIXERS",
     "Decoder",
     "Encoder",
     "EncoderDecoder",
     "Family",
     "Head",
     "Memory",
+    "MixerKind",
     "Model",
     "ModelSpec",
+    "Softmax",
     "blank",
     "build",
     "catalog",

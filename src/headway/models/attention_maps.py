@@ -12,6 +12,7 @@ from torch import Tensor
 from headway.errors import ConfigError, DataError
 from headway.models.attention_shares import Shares, shares_of
 from headway.models.stack import TransformerStack
+from headway.nn.attention import AttentionLayer
 from headway.nn.record import Attended, Record
 from headway.patterns import Pattern
 from headway.patterns.picture import figure, svg
@@ -68,7 +69,8 @@ class AttentionMap:
     def shares(self, queries: Sequence[int] | None = None) -> list[Shares]:
         """Where each head looks, averaged over some queries, all unless given."""
         slots = self._slots(queries)
-        return [shares_of(rows, slots, self.keys) for rows in self.weights(slots)]
+        places = self.attended[0].tokens.index[0, slots].tolist()
+        return [shares_of(rows, places, self.keys) for rows in self.weights(slots)]
 
     def _rows(self, slots: Sequence[int], head: int) -> Tensor:
         """[N, S] of one head; queries that have projections of their own are told by themselves."""
@@ -179,8 +181,19 @@ def numbers_of(what: str, asked: int | Sequence[int] | None, count: int) -> list
 
 
 def attention_record(stack: TransformerStack, layers: int | Sequence[int] | None) -> Record:
-    """A record of the attention of some layers of a stack."""
-    blocks = [stack.blocks[i] for i in numbers_of("layers", layers, stack.spec.layers)]
+    """A record of the attention of some layers of a stack, of all that attend unless given. Raises ConfigError for a
+    layer that does not."""
+    attending = [i for i, block in enumerate(stack.blocks) if isinstance(block.self_attn, AttentionLayer)]
+    numbers = numbers_of("layers", layers, stack.spec.layers)
+    if layers is None and attending:
+        numbers = attending
+    for i in numbers:
+        if i not in attending:
+            raise ConfigError(
+                f"layers: layer {i} is a {type(stack.blocks[i].self_attn).__name__}, which has no weights of pairs; "
+                f"those that have are {', '.join(map(str, attending)) or 'none'}"
+            )
+    blocks = [stack.blocks[i] for i in numbers]
     return Record([layer for block in blocks for layer in (block.self_attn, block.cross_attn)])
 
 
@@ -198,6 +211,6 @@ def attention_maps(
     maps = [
         AttentionMap(i, which, *texts, layer.pattern, record.attended[layer])
         for i, layer in enumerate(layers)
-        if layer is not None and layer in record.attended
+        if isinstance(layer, AttentionLayer) and layer in record.attended
     ]
     return AttentionMaps(maps, stack.spec.layers, record.states[-1][0])

@@ -12,6 +12,8 @@ from headway.models.decoder import Decoder
 from headway.models.encoder import Encoder
 from headway.models.encoder_decoder import EncoderDecoder
 from headway.models.spec import ModelSpec
+from headway.nn import MixingLayer
+from headway.nn.feedforward import XIELU
 
 Model = Decoder | Encoder | EncoderDecoder
 MODELS: Mapping[str, type[Decoder] | type[Encoder] | type[EncoderDecoder]] = {
@@ -83,8 +85,10 @@ def initialize_(model: Model, seed: int | None = None) -> None:
         other matrices                              normal, std s
         o_proj, down_proj                           normal, std s / sqrt(2 L): 2 L of them add to the stream
         gains of norms                              1, with what is added to their weights
-        biases, sink logits, offsets of trained frequencies      0
+        biases, sink logits, offsets of trained frequencies      0 (those of routers, too, that only choose)
+        numbers of a trained activation             `XIELU.start`
 
+    and what a layer fills otherwise (`MixingLayer.initialize_`),
     with s = `spec.init_std` and L layers (GPT-2: Radford et al. 2019, section 2.3). Numbers are drawn in
     float32 on the CPU, in the order of `named_parameters`, so a seed gives the same weights on every device.
     """
@@ -96,9 +100,14 @@ def initialize_(model: Model, seed: int | None = None) -> None:
         for name, parameter in model.named_parameters():
             if name.endswith((".bias", ".sink_logit", ".frequency_offset")):
                 parameter.zero_()
+            elif (leaf := name.rpartition(".")[2]) in XIELU.start:
+                parameter.fill_(XIELU.start[leaf])
             elif parameter.dim() == 1:
                 parameter.fill_(gain)
             else:
                 width = std / math.sqrt(2 * depth) if name.endswith(RESIDUAL) else std
                 fresh = torch.zeros(parameter.shape).normal_(0.0, width, generator=generator)
                 parameter.copy_(fresh)
+        for layer in model.modules():
+            if isinstance(layer, MixingLayer):
+                layer.initialize_(generator)

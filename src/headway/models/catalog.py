@@ -3,14 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
-from headway.errors import check_known, unknown_model
+from headway.errors import check_known
 from headway.models import cost
+from headway.models.missing import unknown_model
 from headway.models.spec import ModelSpec
+from headway.nn import Experts
 from headway.patterns import Causal, Window
-from headway.positions import Learned, Llama3, Rotary
+from headway.positions import Learned, Llama3, Rotary, Scaling, YaRN
 
 
-def _rotary(theta: float, scaling: Llama3 | None = None) -> dict[str, Any]:
+def _rotary(theta: float, scaling: Scaling | None = None) -> dict[str, Any]:
     return {"positions": Rotary(theta, pairing="halves", scaling=scaling)}
 
 
@@ -33,6 +35,9 @@ _MISTRAL = {"family": "mistral", "vocab": 32000, "trained_context": 32768, "patt
 # Vaswani et al. 2017, table 3, with the vocab of section 5.1 (English and German together); norm_eps and no biases in
 # attention are those of their code.
 _2017 = {"family": "transformer", "vocab": 37000, "tied": True, "encoder": {}}
+# Jiang et al. 2024, table 1; OpenAI 2025, table 1, and its config.json.
+_MIXTRAL = {"family": "mixtral", "vocab": 32000, "trained_context": 32768}
+_GPT_OSS = {"family": "gpt_oss", "vocab": 201088, "head_dim": 64, "patterns": (Window.last(128), Causal())}
 _QWEN_2 = {"family": "qwen2", "vocab": 151936, "trained_context": 131072, "tied": True}
 _QWEN_3 = {"family": "qwen3", "vocab": 151936, "trained_context": 40960, "tied": True, "head_dim": 128}
 _BASE, _LARGE = _sizes(768, 12, 12, 12, 3072), _sizes(1024, 24, 16, 16, 4096)
@@ -77,6 +82,12 @@ _CATALOG: Mapping[str, Mapping[str, Any]] = {
         **_MISTRAL,
         **_rotary(1e6),
         **_sizes(4096, 32, 32, 8, 14336, vocab=32768, patterns=Causal()),
+    },
+    "mixtral-8x7b": {**_MIXTRAL, **_sizes(4096, 32, 32, 8, 14336)},
+    "gpt-oss-20b": {
+        **_GPT_OSS,
+        **_rotary(150000.0, YaRN(32.0, 4096, truncate=False)),
+        **_sizes(2880, 24, 64, 8, 2880, experts=Experts(count=32, top=4, router_bias=True)),
     },
     "qwen2-0.5b": {**_QWEN_2, **_sizes(896, 24, 14, 2, 4864)},
     "qwen2-1.5b": {**_QWEN_2, **_sizes(1536, 28, 12, 2, 8960)},

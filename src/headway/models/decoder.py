@@ -11,6 +11,7 @@ from torch import Tensor
 
 from headway.attention import KeyValues
 from headway.cache import BatchCache, PagedCache
+from headway.models.encoder import HeadLayer
 from headway.models.pasts import make_paged_cache
 from headway.models.spec import ModelSpec
 from headway.models.stack import TransformerStack, make_output
@@ -26,6 +27,7 @@ class Autoregressive(Transformer):
     """What a decoder and an encoder-decoder are alike: states that say the next token, and an output layer."""
 
     lm_head: Linear
+    head: HeadLayer | None
 
     def forward(
         self,
@@ -68,13 +70,18 @@ class Autoregressive(Transformer):
         return self.cross_entropy(hidden, targets, label_smoothing=label_smoothing)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[..., M] -> [..., V]: the output layer, which is the embedding when they are tied."""
-        return capped(self.lm_head(scaled(hidden, self.spec.logit_scale)), self.spec.logit_cap)
+        """[..., M] -> [..., V]: the output layer, which is the embedding when they are tied, and what the head has in
+        front of it."""
+        return capped(self.lm_head(self._before_output(hidden)), self.spec.logit_cap)
 
     def cross_entropy(self, hidden: Tensor, targets: Tensor, **how: Any) -> Losses:
         """-ln softmax(logits(hidden))[target], without ever holding all logits; keywords of `output_cross_entropy`."""
-        x, spec = scaled(hidden, self.spec.logit_scale), self.spec
+        x, spec = self._before_output(hidden), self.spec
         return output_cross_entropy(self.lm_head, x, targets, spec.vocab, cap=spec.logit_cap, **how)
+
+    def _before_output(self, hidden: Tensor) -> Tensor:
+        x = hidden if self.head is None else self.head.before_output(hidden)
+        return scaled(x, self.spec.logit_scale)
 
     def make_cache(self, batch: int = 1, *, slack: int = 0, dtype: torch.dtype | None = None) -> BatchCache:
         """An empty past of `batch` rows, of which the last `slack` tokens can always be trimmed. `dtype` is that of the
@@ -86,7 +93,7 @@ class Autoregressive(Transformer):
 
 class Decoder(Autoregressive):
     """A causal language model. Parameter names are those of Hugging Face's LLaMA; when embedding and output
-    layer are tied there is no `lm_head.weight`.
+    layer are tied there is no `lm_head.weight`; head.dense and head.norm are there where the spec's head has them.
 
     Args:
         spec: what it is.
@@ -98,7 +105,8 @@ class Decoder(Autoregressive):
     def __init__(self, spec: ModelSpec, backend: str = "auto") -> None:
         super().__init__(spec)
         self.model = TransformerStack(spec, backend)
-        self.lm_head = make_output(spec, spec.width, self.model)
+        self.head = HeadLayer(spec, self.model) if spec.head.dense is not None else None
+        self.lm_head = make_output(spec, spec.head_inputs, self.model)
 
     @property
     def stack(self) -> TransformerStack:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headway.models.family import (
+    BIASES,
     GPT2,
     LAYER_NORM,
     NEOX,
@@ -12,7 +13,7 @@ from headway.models.family import (
     scaled_embedding,
 )
 from headway.patterns import Causal, Pattern, Window
-from headway.positions import Learned, NoPositions, PerLayer, Rotary
+from headway.positions import Learned, NoPositions, PerLayer, Rotary, Sinusoidal
 
 COHERE = {
     "norm": "layer",
@@ -21,6 +22,13 @@ COHERE = {
     "tied": True,
     "logit_scale": 0.0625,
     "trained_context": 8192,
+}
+RELU2 = {"gated": False, "activation": "relu2", "trained_context": 4096}
+NANOCHAT = {
+    "norm_weight": False,
+    "embedding_norm": True,
+    "qk_norm": "head",  # behind the rotation there, which is the same without weights
+    "logit_cap": 15.0,
 }
 GPTJ = {
     **NEOX,
@@ -78,6 +86,33 @@ DECODERS: Mapping[str, Family] = {
         "llama in adjacent pairs",
         {"norm_eps": 1e-8, "positions": Rotary(1e5, pairing="adjacent"), "trained_context": 4096},
     ),
+    "cwm": Family(
+        "llama with a free head_dim, and windows in three layers of four; Code World Model",
+        {"norm_eps": 1e-5, "trained_context": 131072},
+        theta=1e6,
+        groups=True,
+    ),
+    "ministral3": Family(
+        "mistral with queries that grow with their position",
+        {
+            "norm_eps": 1e-5,
+            "positions": Rotary(1e6, pairing="halves", query_growth=(0.1, 16384)),
+            "trained_context": 16384,
+        },
+        groups=True,
+    ),
+    "apertus": Family(
+        "llama with normed queries and keys, and xIELU without a gate",
+        {
+            "qk_norm": "head",
+            "gated": False,
+            "activation": "xielu",
+            "norm_eps": 1e-5,
+            "trained_context": 65536,
+        },
+        theta=12e6,
+        groups=True,
+    ),
     "seed_oss": Family(
         "llama with biases on queries, keys and values, and a free head_dim",
         {"qkv_bias": True, "trained_context": 524288},
@@ -106,6 +141,26 @@ DECODERS: Mapping[str, Family] = {
         {**LAYER_NORM, "norm_eps": 1e-5, "trained_context": 4096},
         derive=partial_rotary(0.25),
         groups=True,
+    ),
+    "arcee": Family("llama with ReLU squared and no gate", {**RELU2, "norm_eps": 1e-5}, groups=True),
+    "nemotron": Family(
+        "arcee with LayerNorm times 1 + w, and half of each head rotated",
+        {**RELU2, **LAYER_NORM, "norm_eps": 1e-5, "norm_offset": 1.0, "init_std": 0.0134},
+        derive=partial_rotary(0.5),
+        groups=True,
+    ),
+    "jais2": Family(
+        "arcee with LayerNorm, and biases everywhere",
+        {**RELU2, **LAYER_NORM, **BIASES, "norm_eps": 1e-5, "trained_context": 8192},
+    ),
+    "persimmon": Family(
+        "jais2 with LayerNorm on queries and keys, too, and half of each head rotated",
+        {**RELU2, **LAYER_NORM, **BIASES, "norm_eps": 1e-5, "qk_norm": "head", "trained_context": 16384},
+        derive=partial_rotary(0.5),
+    ),
+    "nanochat": Family(
+        "arcee with norms without weights, one behind the embedding, normed queries and keys, and capped logits",
+        {**RELU2, **NANOCHAT, "trained_context": 2048},
     ),
     "gptj": Family(
         "a part of each head rotated in adjacent pairs, attention and feed-forward side by side behind one LayerNorm",
@@ -149,6 +204,33 @@ DECODERS: Mapping[str, Family] = {
             "positions": Learned(2048, offset=2),
             "trained_context": 2048,
         },
+    ),
+    "ctrl": Family(
+        "gpt2 with sinusoidal positions, scaled embeddings, ReLU, and a bias of the output",
+        {
+            **NEOX,
+            "norm_eps": 1e-6,
+            "positions": Sinusoidal(pairing="halves"),
+            "activation": "relu",
+            "output_bias": True,
+            "tied": True,
+            "dropout": 0.1,
+            "trained_context": 256,
+        },
+        derive=scaled_embedding,
+    ),
+    "xglm": Family(
+        "gpt2 with sinusoidal positions from 2 on, and scaled embeddings",
+        {
+            **NEOX,
+            "positions": Sinusoidal(pairing="halves", closed=True, first=2),
+            "activation": "gelu",
+            "tied": True,
+            "dropout": 0.1,
+            "attention_dropout": 0.1,
+            "trained_context": 2048,
+        },
+        derive=scaled_embedding,
     ),
     "biogpt": Family(
         "gpt2 with scaled embeddings, and positions from 2 on",

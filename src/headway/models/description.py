@@ -1,11 +1,13 @@
 """A spec in words, aspect by aspect."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from headway.models.mixers import Softmax, kind_of
 from headway.models.spec import ModelSpec
+from headway.nn import Experts
 
 ORDERS = {
     "pre": "x + f(norm(x))",
@@ -73,10 +75,15 @@ def brief(value: object) -> str:
 
 def patterns_by_layer(spec: ModelSpec) -> tuple[tuple[str, str], ...]:
     """(layers, pattern) for each pattern, as text."""
+    return _by_layer(map(str, spec.patterns))
+
+
+def _by_layer(values: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """(layers, value) for each of the values of layers 0, 1, ..."""
     where: dict[str, list[int]] = {}
-    for number, pattern in enumerate(spec.patterns):
-        where.setdefault(str(pattern), []).append(number)
-    return tuple((layer_numbers(numbers), pattern) for pattern, numbers in where.items())
+    for number, value in enumerate(values):
+        where.setdefault(value, []).append(number)
+    return tuple((layer_numbers(numbers), value) for value, numbers in where.items())
 
 
 def layer_numbers(numbers: Sequence[int]) -> str:
@@ -98,21 +105,39 @@ def _heads(spec: ModelSpec) -> str:
 
 
 def _scores(spec: ModelSpec) -> str:
-    if spec.linear is not None:
-        return f"linear attention: {brief(spec.linear)}"
-    return "q . k / sqrt(D)" if spec.attention_scale is None else f"q . k * {spec.attention_scale:g}"
+    softmax = "q . k / sqrt(D)" if spec.attention_scale is None else f"q . k * {spec.attention_scale:g}"
+    return _in_words(
+        _by_layer(softmax if m == Softmax() else f"{kind_of(m).name}: {brief(m)}" for m in spec.mixers)
+    )
 
 
 def _feed_forward(spec: ModelSpec) -> str:
     if not spec.hidden:
         return "none: layers of attention alone"
     inner = f"{spec.activation}(gate x) * up x" if spec.gated else f"{spec.activation}(up x)"
-    return f"down({inner}), {spec.hidden:,} wide"
+    return f"down({inner}), {_in_words(_by_layer(_wide(spec, one) for one in spec.experts))}"
+
+
+def _wide(spec: ModelSpec, experts: Experts | None) -> str:
+    """Of one layer the hidden units and, where it has experts, how they are chosen."""
+    if experts is None:
+        return f"{spec.hidden:,} wide"
+    more = [
+        f"{f.name.replace('_', ' ')} {value}"
+        for f in fields(experts)[3:]
+        if (value := getattr(experts, f.name)) != f.default
+    ]
+    return ", ".join((f"{experts.top} of {experts.count} experts", f"{experts.hidden:,} wide", *more))
 
 
 def _patterns(spec: ModelSpec) -> str:
-    found = patterns_by_layer(spec)
-    return found[0][1] if len(found) == 1 else "; ".join(f"layers {layers}: {p}" for layers, p in found)
+    return _in_words(patterns_by_layer(spec))
+
+
+def _in_words(by_layer: Sequence[tuple[str, str]]) -> str:
+    if len(by_layer) == 1:
+        return by_layer[0][1]
+    return "; ".join(f"layers {layers}: {value}" for layers, value in by_layer)
 
 
 def _encoder(spec: ModelSpec) -> str:
@@ -131,13 +156,15 @@ ASPECTS: Mapping[str, Aspect] = {
         "final_norm embedding_norm first_norm residual_scale",
     ),
     "norm": _aspect(
-        "norm norm_eps", lambda spec: f"{NORMS[spec.norm]}, eps {spec.norm_eps:g}", "norm_bias norm_offset"
+        "norm norm_eps",
+        lambda spec: f"{NORMS[spec.norm]}, eps {spec.norm_eps:g}",
+        "norm_bias norm_weight norm_offset",
     ),
     "positions": _aspect("positions", lambda spec: f"on {spec.positions.marks}: {brief(spec.positions)}"),
-    "feed-forward": _aspect("hidden gated activation", _feed_forward),
+    "feed-forward": _aspect("hidden gated activation experts", _feed_forward),
     "heads": _aspect("heads kv_heads head_dim", _heads),
     "scores": _aspect(
-        "attention_scale linear",
+        "attention_scale mixers",
         _scores,
         "score_cap qk_norm sink_logit gate gate_act global_projections",
     ),

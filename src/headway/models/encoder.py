@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from headway.errors import ConfigError
 from headway.models.inputs import checked_tokens
+from headway.models.mixers import norm_of
 from headway.models.spec import ModelSpec
-from headway.models.stack import TransformerStack, make_output, norm_of
+from headway.models.stack import TransformerStack, make_output
 from headway.models.transformer import Transformer, check_targets
 from headway.nn import IGNORE_INDEX, Linear, Losses, output_cross_entropy
 from headway.nn.feedforward import named_activation
@@ -89,7 +90,8 @@ class Encoder(Transformer):
 
 
 class HeadLayer(nn.Module):
-    """`spec.head` as a module on the stack `below`: dense, norm and out, each where the head has it."""
+    """`spec.head` as a module on the stack `below`: dense, norm and out, each where the head has it; a decoder's output
+    layer is its own."""
 
     def __init__(self, spec: ModelSpec, below: TransformerStack) -> None:
         super().__init__()
@@ -100,7 +102,7 @@ class HeadLayer(nn.Module):
         inner = spec.head_inputs
         self.dense = Linear(spec.width, inner, bias=head.bias) if head.dense is not None else None
         self.act = torch.tanh if head.dense == "tanh" else named_activation(head.dense or "relu")
-        has_norm = masked and head.dense is not None
+        has_norm = head.needs_vocab and head.dense is not None
         self.norm = norm_of(spec)(inner) if has_norm else None
         self.drop = nn.Dropout(0.0 if head.task == "answer" else spec.dropout)
         self.drop_pooled = spec.pooled_dropout and head.task == "classify" and head.dense is not None

@@ -46,6 +46,7 @@ class EncoderDecoder(Autoregressive):
             raise ConfigError("EncoderDecoder: the spec has no encoder; give ModelSpec(encoder=...)")
         self.encoder = TransformerStack(spec.encoder, backend, embedding=not spec.shared_embedding)
         self.decoder = TransformerStack(spec, backend)
+        self.head = None
         self.lm_head = make_output(spec, spec.width, self.decoder)
 
     @property

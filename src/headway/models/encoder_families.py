@@ -49,6 +49,17 @@ _ROBERTA = {
     "pooled_dropout": True,
 }
 _ROTARY = {name: value for name, value in _BERT.items() if name != "positions"}
+_MODERN = {
+    **LAYER_NORM,
+    "norm_bias": False,
+    "norm_eps": 1e-5,
+    "embedding_norm": True,
+    "first_norm": False,
+    "activation": "gelu",
+    "output_bias": True,
+    "tied": True,
+    "trained_context": 8192,
+}
 _PRE = {"order": "pre", "final_norm": True}
 _BART = {
     **_GELU_2017,
@@ -152,19 +163,16 @@ ENCODERS: Mapping[str, Family] = {
     "modernbert": Family(
         "pre-norm LayerNorm, none in front of the first layer, rotary positions, GELU with a gate, windows by layer",
         {
-            **LAYER_NORM,
-            "norm_bias": False,
-            "norm_eps": 1e-5,
+            **_MODERN,
             "causal": False,
             "patterns": Full(),
-            "embedding_norm": True,
-            "first_norm": False,
-            "activation": "gelu",
-            "output_bias": True,
-            "tied": True,
             "head": Head("masked-lm", dense="gelu", bias=False),
-            "trained_context": 8192,
         },
+        theta=1.6e5,
+    ),
+    "modernbert-decoder": Family(
+        "modernbert that sees what came before: a decoder",
+        {**_MODERN, "head": Head("lm", dense="gelu", bias=False)},
         theta=1.6e5,
     ),
     "roformer": Family(

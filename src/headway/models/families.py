@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping
 
-from headway.errors import check_known, unknown_model
+from headway.errors import check_known
 from headway.models.decoder_families import DECODERS
 from headway.models.encoder_families import ENCODERS, PAIRS
+from headway.models.expert_families import EXPERTS
 from headway.models.family import GPT2, LAYER_NORM, NEOX, Family, partial_rotary
+from headway.models.hybrid_families import HYBRIDS
+from headway.models.missing import unknown_model
 from headway.models.normed_families import NORMED
 from headway.positions import LinearBias
 
@@ -89,6 +92,8 @@ FAMILIES: Mapping[str, Family] = {
         },
     ),
     **DECODERS,
+    **EXPERTS,
+    **HYBRIDS,
     **PAIRS,
     **ENCODERS,
 }

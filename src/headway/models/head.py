@@ -32,7 +32,8 @@ TASKS: dict[str, str] = {
 class Head:
     """What is computed from the last states x [B, T, M].
 
-        lm          x U^T                                           U the output layer, or the embedding when tied
+        lm          x U^T                                           U the output layer, or the embedding when tied; as
+                                                                    masked-lm where there is a `dense`
         masked-lm   LayerNorm(act(x W)) U^T                         W [M, M'], M' the width of the embedding
         classify    act(pool(x) W) C^T                              without W where `dense` is None
         tag         x C^T
@@ -70,7 +71,7 @@ class Head:
         if bool(self.labels) != (self.task in ("classify", "tag")):
             what = "needs the names of its labels" if not self.labels else f"has no labels, got {self.labels}"
             raise ConfigError(f"Head: {self.task!r} {what}")
-        if self.dense is not None and self.task not in ("masked-lm", "classify", "embed"):
+        if self.dense is not None and self.task not in ("lm", "masked-lm", "classify", "embed"):
             raise ConfigError(f"Head: {self.task!r} has no dense layer, got dense={self.dense!r}")
         if not self.bias and self.dense is None:
             raise ConfigError(f"Head: {self.task!r} has no dense layer that could be without a bias")

@@ -18,7 +18,7 @@ from headway.attention.call import Call
 from headway.models.decoder import Decoder
 from headway.models.encoder_decoder import EncoderDecoder
 from headway.models.lowerable import check_parts, softmax_call
-from headway.models.operations import NotLowered, Operations, address, gain_of
+from headway.models.operations import NotLowered, Operations, address, kind_of
 from headway.models.rotated import Rotated
 from headway.models.summed import Summed, sums_of
 from headway.native import interface as c
@@ -28,12 +28,14 @@ from headway.nn.feedforward import FeedForward
 from headway.nn.linear import Linear
 from headway.nn.linear_attention import LinearAttention
 from headway.nn.lora import LowRank
+from headway.nn.norms import RMSNorm
 from headway.nn.positions import Scores
 
 ORDERS = {"pre": ("mix", "across", "widen", "narrow"), "parallel": ("widen", "mix", "narrow")}
-ORDERS |= {"post": ORDERS["pre"], "joint": ORDERS["parallel"]}
+ORDERS |= {"joint": ORDERS["parallel"], **dict.fromkeys(("post", "sandwich", "output"), ORDERS["pre"])}
 """What follows attention in a block, by its order: x += y Wo; attention to a source; hidden = norm(x) Wup;
-x += act(hidden) Wdown. In order "post" the norms stand behind each sum: x = norm(x)."""
+x += act(hidden) Wdown. In order "post" the norms stand behind each sum: x = norm(x); in "sandwich" and "output", and
+where what is added has a factor, y = ... W lies apart first: x += factor * norm(y)."""
 
 
 class Attends(NamedTuple):
@@ -77,6 +79,8 @@ class Lowered(Operations):
         ops: list[c.OpStruct] = []
         for block, rotation in zip(stack.blocks, stack.shared_rotation, strict=True):
             ops += self._block(block, rotation, len(ops))
+        if model.head is not None:
+            raise NotLowered("the kernels know no dense layer in front of the output layer")
         out = [(model.lm_head, self.logits)]
         ops += self._products(self.x, out, norm=stack.norm, scale=model.spec.logit_scale)
         self.ops = (c.OpStruct * len(ops))(*ops)
@@ -92,23 +96,30 @@ class Lowered(Operations):
 
     def _block(self, block: Block, rotation: int | None, at: int) -> list[c.OpStruct]:
         layer, mlp, across = block.self_attn, block.mlp, block.cross_attn
+        if not isinstance(layer, AttentionLayer):
+            raise NotLowered(f"the kernels of a step know no {type(layer).__name__}")
         if mlp is not None and not isinstance(mlp, FeedForward):
             raise NotLowered(f"the kernels know no {type(mlp).__name__}")
-        if block.order not in ORDERS or block.residual_scale != 1.0:
-            raise NotLowered(
-                "the kernels add to the stream what a product gives, and neither norm nor scale it"
-            )
-        first, last = block.input_layernorm, block.post_attention_layernorm
+        first, last, scale = block.input_layernorm, block.before, block.residual_scale
         between, is_post = block.cross_attention_layernorm, block.order == "post"
 
-        def joined(rows: Tensor, layer: Linear, norm: nn.Module | None, **act: Any) -> list[c.OpStruct]:
-            """x += f(rows) W, and the norm of that."""
+        def joined(
+            rows: Tensor, layer: Linear, norm: nn.Module | None, of_added: nn.Module | None = None, **act: Any
+        ) -> list[c.OpStruct]:
+            """x += scale * of_added(f(rows) W), and the norm of that."""
             behind = [self.norm(norm, self.x)] if is_post and norm is not None else []
-            return self._products(rows, [(layer, self.x)], True, **act) + behind
+            if of_added is None and scale == 1.0:
+                return self._products(rows, [(layer, self.x)], True, **act) + behind
+            y = self.room("added", layer.out_features)
+            return [
+                *self._products(rows, [(layer, y)], **act),
+                self.added(self.x, y, of_added, scale),
+                *behind,
+            ]
 
         ops, attended, gate = self._attention(layer, None if is_post else first, rotation, at)
         parts: dict[str, list[c.OpStruct]] = {"across": [], "widen": [], "narrow": []}
-        parts["mix"] = joined(attended, layer.o_proj, first, **gate)
+        parts["mix"] = joined(attended, layer.o_proj, first, block.behind[0], **gate)
         if across is not None:
             begin = at + len(ops) + len(parts["mix"])
             norm = None if is_post else between
@@ -117,7 +128,7 @@ class Lowered(Operations):
         if mlp is not None:
             norm = first if last is None else last
             parts["widen"], rows, act = self._feed_forward(mlp, None if is_post else norm)
-            parts["narrow"] = joined(rows, mlp.down_proj, last, **act)
+            parts["narrow"] = joined(rows, mlp.down_proj, last, block.behind[1], **act)
         return [*ops, *(op for part in ORDERS[block.order] for op in parts[part])]
 
     def _attention(
@@ -151,12 +162,19 @@ class Lowered(Operations):
             c.TYPES[self.dtype], *(t.data_ptr() for t in rows), *[None] * (3 - len(rows)),
             *(t.stride(0) for t in rows),
         )  # fmt: skip
-        for name, norm in (("q", layer.q_norm), ("k", None if across else layer.k_norm)):
-            if norm is not None:
-                if len(norm.weight) != layer.head_dim:
-                    raise NotLowered("the kernels norm every query and key, and none of them together")
-                setattr(struct, f"{name}_gain", address(self.floats(gain_of(self._known(norm)))))
-                struct.eps = norm.eps
+        for name, of_heads, side in zip("qk", (layer.q_norm, layer.k_norm), rows, strict=False):
+            if of_heads is None:
+                continue
+            if layer.qk_norm == "rotated":
+                raise NotLowered("the kernels norm queries and keys before they rotate them")
+            if layer.qk_norm == "all":
+                ops.append(self.norm(of_heads, side))
+                continue
+            if not isinstance(known := self.known(of_heads), RMSNorm):
+                raise NotLowered("the kernels norm queries and keys by their mean square alone")
+            gain = torch.ones(known.width) if known.gain is None else known.gain
+            setattr(struct, f"{name}_gain", address(self.floats(gain)))
+            struct.norm, struct.eps = kind_of(known), known.eps
         if rotated is not None:
             rotated.into(struct)
             struct.rotates_values = int(rotated.rotates_values)

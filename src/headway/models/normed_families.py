@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import partial
 
-from headway.models.family import Family, scaled_embedding
+from headway.models.family import Family, partial_rotary, scaled_embedding
 
 _OLMO = {"order": "output", "qk_norm": "all", "norm_eps": 1e-5, "trained_context": 4096}
 _GEMMA = {"norm_offset": 1.0, "activation": "gelu_pytorch_tanh", "tied": True, "trained_context": 8192}
@@ -12,14 +12,47 @@ _gemma = partial(Family, derive=scaled_embedding, groups=True)
 
 NORMED: Mapping[str, Family] = {
     "granite": Family("llama with factors on embeddings, scores, logits and what is added", groups=True),
+    "hyperclovax": Family(
+        "granite with a norm on what each sub-layer gives, too", {"order": "sandwich"}, groups=True
+    ),
+    "granite_swa": Family(
+        "granite with windows in three of four layers, sink logits, and a base for each layer",
+        {"norm_eps": 1e-5, "sink_logit": True, "tied": True, "trained_context": 8192},
+        groups=True,
+    ),
+    "hunyuan_v1_dense": Family(
+        "llama with norms of queries and keys behind their rotation",
+        {"qk_norm": "rotated", "norm_eps": 1e-5},
+        groups=True,
+    ),
+    "olmo": Family(
+        "llama with LayerNorm without weights",
+        {"norm": "layer", "norm_weight": False, "norm_eps": 1e-5},
+        groups=True,
+    ),
     "olmo2": _olmo(
         "llama whose norms stand on what sub-layers give, and over all queries and keys of a token"
     ),
     "olmo3": _olmo("olmo2 with windows by layer"),
+    "exaone4": Family(
+        "llama with norms on what sub-layers give alone, normed queries and keys, and windows by layer",
+        {"order": "output", "qk_norm": "head", "norm_eps": 1e-5},
+        groups=True,
+    ),
+    "glm4": Family(
+        "glm with a norm on what each sub-layer gives, too; GLM-4 0414",
+        {"order": "sandwich", "norm_eps": 1.5625e-7, "qkv_bias": True, "trained_context": 131072},
+        derive=partial_rotary(0.5, "adjacent"),
+        groups=True,
+    ),
     "gemma": _gemma("llama with norms times 1 + w, scaled embeddings, and GELU", _GEMMA),
     "gemma2": _gemma(
         "gemma with a norm on what each sub-layer gives, too, capped scores and logits, and windows by layer",
         {**_GEMMA, "order": "sandwich", "score_cap": 50.0, "logit_cap": 30.0},
+    ),
+    "vaultgemma": _gemma(
+        "gemma with capped scores and logits, and windows by layer",
+        {**_GEMMA, "score_cap": 50.0, "logit_cap": 30.0},
     ),
     "gemma3_text": _gemma(
         "gemma2 with normed queries and keys instead of caps, and a base for each kind of layer; Gemma 3's text",

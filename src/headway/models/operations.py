@@ -13,9 +13,7 @@ from headway.errors import BackendError
 from headway.native import interface as c
 from headway.native.linear import MOST_ROWS, Matrix, matrix_struct
 from headway.native.panels import Panels
-from headway.nn.norms import LayerNorm, RMSNorm
-
-NORMS: dict[type[nn.Module], str] = {RMSNorm: "rms", LayerNorm: "layer"}
+from headway.nn.norms import KINDS, LayerNorm, RMSNorm
 
 
 class NotLowered(BackendError):
@@ -30,7 +28,7 @@ class Operations:
         self.kept: list[object] = []  # what the structures point to
         # what has a number of rows
         self.counted: list[
-            c.ProductsStruct | c.HeadsStruct | c.NormStruct | c.SumsStruct | c.FactorsStruct
+            c.ProductsStruct | c.HeadsStruct | c.NormStruct | c.SumsStruct | c.FactorsStruct | c.AddedStruct
         ] = []
         self._rooms: dict[tuple[str, int], Tensor] = {}
         self._rows = 0
@@ -79,24 +77,38 @@ class Operations:
         Raises NotLowered for a norm that the kernels do not know."""
         matrices = (c.MatrixStruct * len(structs))(*structs)
         self.kept.append(matrices)
-        struct = c.ProductsStruct(
-            0, 0, x.shape[1], c.TYPES[x.dtype], x.data_ptr(), x.stride(0), matrices, len(structs)
-        )
-        if norm is not None:
-            known = self._known(norm)
-            struct.norm, struct.eps = c.NORMS[NORMS[type(norm)]], known.eps
-            struct.gain, struct.shift = (address(self.floats(t)) for t in (gain_of(known), known.bias))
+        struct = self._reads(x, norm)
+        struct.matrices, struct.count = matrices, len(structs)
         struct.act, struct.gate = act, address(gate)
         self.counted.append(struct)
         return self.op(c.PRODUCTS, struct)
 
+    def added(self, x: Tensor, y: Tensor, norm: nn.Module | None, scale: float) -> c.OpStruct:
+        """x += scale * norm(y), in the place of rows x. Raises NotLowered for a norm that the kernels do not know."""
+        struct = c.AddedStruct(0, scale, x.data_ptr(), self._reads(y, norm))
+        self.counted.append(struct)
+        return self.op(c.ADDED, struct)
+
+    def _reads(self, x: Tensor, norm: nn.Module | None) -> c.ProductsStruct:
+        """Rows x, or norm(x), as products read them."""
+        struct = c.ProductsStruct(0, 0, x.shape[1], c.TYPES[x.dtype], x.data_ptr(), x.stride(0))
+        if norm is not None:
+            known = self.known(norm)
+            struct.norm, struct.eps = kind_of(known), known.eps
+            struct.gain, struct.shift = (address(self.floats(t)) for t in (known.gain, known.bias))
+        return struct
+
     def norm(self, norm: nn.Module, x: Tensor) -> c.OpStruct:
         """norm(x) in the place of rows x. Raises NotLowered for a norm that the kernels do not know."""
-        known = self._known(norm)
-        weights = [None if t is None else t.detach().contiguous() for t in (gain_of(known), known.bias)]
+        known = self.known(norm)
+        if kind_of(known) == c.NORMS["wide rms"] and self.dtype != torch.float32:
+            raise NotLowered(
+                "the kernels round a norm of the stream in front of its gain, and this one is rounded behind it"
+            )
+        weights = [None if t is None else t.detach().contiguous() for t in (known.gain, known.bias)]
         self.kept += weights
         struct = c.NormStruct(
-            0, 0, x.shape[1], c.TYPES[x.dtype], c.NORMS[NORMS[type(norm)]], known.eps, x.data_ptr(), None,
+            0, 0, x.shape[1], c.TYPES[x.dtype], c.NORMS[KINDS[type(norm)]], known.eps, x.data_ptr(), None,
             *map(address, weights), None, x.data_ptr(),
         )  # fmt: skip
         self.counted.append(struct)
@@ -115,13 +127,10 @@ class Operations:
         self.counted.append(struct)
         return self.op(c.FACTORS, struct)
 
-    def _known(self, norm: nn.Module) -> RMSNorm | LayerNorm:
-        if not isinstance(norm, RMSNorm | LayerNorm) or type(norm) not in NORMS:
+    def known(self, norm: nn.Module) -> RMSNorm | LayerNorm:
+        """A norm that the kernels know. Raises NotLowered for another."""
+        if not isinstance(norm, RMSNorm | LayerNorm) or type(norm) not in KINDS:
             raise NotLowered(f"the kernels know no norm {type(norm).__name__}")
-        if isinstance(norm, RMSNorm) and norm.offset and self.dtype != torch.float32:
-            raise NotLowered(
-                "the kernels round a norm in front of its gain, and this one is rounded behind it"
-            )
         return norm
 
     def op(self, kind: int, struct: ctypes.Structure) -> c.OpStruct:
@@ -138,9 +147,9 @@ class Operations:
         return wide
 
 
-def gain_of(norm: RMSNorm | LayerNorm) -> Tensor:
-    """What a norm multiplies by."""
-    return norm.gain if isinstance(norm, RMSNorm) else norm.weight
+def kind_of(norm: RMSNorm | LayerNorm) -> int:
+    """Its number in `interface.NORMS`; an RMSNorm with an offset is rounded behind its gain alone."""
+    return c.NORMS["wide rms" if isinstance(norm, RMSNorm) and norm.offset else KINDS[type(norm)]]
 
 
 def address(t: Tensor | None) -> int | None:

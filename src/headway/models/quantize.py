@@ -159,7 +159,11 @@ def _calibrated(model: Decoder, rows: Sequence[Tensor], bits: int, group: int | 
     for number, block in enumerate(blocks):
         hessians = _hessians(block, states, [one[number] for one in given])
         for name, layer in linears(block).items():
-            layer.keep(from_codes(gptq(layer.matrix, hessians[name], bits, group)))
+            if name in hessians:
+                codes = gptq(layer.matrix, hessians[name], bits, group)
+            else:  # of an expert that no row was given to
+                codes = quantize_clipped(layer.matrix, bits, group)
+            layer.keep(from_codes(codes))
         states = [block(x, **one[number]) for x, one in zip(states, given, strict=True)]
 
 
@@ -186,7 +190,7 @@ def _first_states(model: Decoder, rows: Sequence[Tensor]) -> tuple[list[Tensor],
 def _hessians(
     block: nn.Module, states: Sequence[Tensor], given: Sequence[dict[str, Any]]
 ) -> dict[str, Tensor]:
-    """H [I, I] of every linear layer of a block, float64: the sum of x x^T over the inputs that it is given. Layers
+    """H [I, I] of every linear layer of a block that is given some input, float64: the sum of x x^T over them. Layers
     that are given the same tensor share theirs."""
     found: dict[str, Tensor] = {}
     last: list[tuple[Tensor, str]] = []
@@ -208,4 +212,4 @@ def _hessians(
             hooks.enter_context(layer.register_forward_pre_hook(note))
         for x, one in zip(states, given, strict=True):
             block(x, **one)
-    return {name: found[shared.get(name, name)] for name in layers}
+    return {name: found[at] for name in layers if (at := shared.get(name, name)) in found}

@@ -21,6 +21,8 @@ class Rotated:
     def __init__(self, rotary: RotaryEmbedding, dtype: torch.dtype) -> None:
         if rotary.positions.length_dependent:
             raise NotLowered("the kernels know no rotation that depends on the length")
+        if rotary.positions.grows:
+            raise NotLowered("the kernels know no rotation that lets queries grow")
         self.rotary, self.dtype = rotary, dtype
         table = self._table(Tokens.range(1))
         dims, at = table.dims, torch.arange(table.dims)

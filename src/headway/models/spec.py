@@ -9,16 +9,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headway.attention.linear_attention import LinearAttentionSpec
 from headway.errors import ConfigError, check_known
 from headway.heads import Heads
 from headway.models.families import find_family
 from headway.models.head import Head
-from headway.models.spec_checks import check, check_sizes, expand_patterns
-from headway.nn.attention import QKNorm
+from headway.models.mixers import Softmax
+from headway.models.spec_checks import (
+    check,
+    check_sizes,
+    expand_experts,
+    expand_mixers,
+    expand_patterns,
+    mixed_fields,
+)
 from headway.nn.block import Order
+from headway.nn.experts import Experts
 from headway.nn.fused import Norm
 from headway.nn.gates import Gate
+from headway.nn.norms import QKNorm
 from headway.patterns import Causal, Full, Pattern
 from headway.positions import PositionScheme, Rotary
 from headway.scores import Score, SoftCap
@@ -49,8 +57,8 @@ class ModelSpec:
         order: where the norms stand: `headway.nn.Block`.
         first_norm: False leaves out the first norm of the first layer (order "pre" or "sandwich").
         residual_scale: factor on what each sub-layer adds to the stream.
-        norm: "rms" (RMSNorm) or "layer" (LayerNorm); norm_bias: with a trained bias.
-        norm_offset: added to the weights of every RMSNorm: 1.0 where weights w multiply as 1 + w.
+        norm: "rms" (RMSNorm) or "layer" (LayerNorm); norm_bias: with a trained bias; norm_weight: with trained weights.
+        norm_offset: added to the weights of every norm: 1.0 where weights w multiply as 1 + w.
         norm_eps: added to the mean square, or to the variance, in every norm.
         final_norm: a norm after the last layer.
         embedding_norm: a norm after the embedding.
@@ -60,16 +68,20 @@ class ModelSpec:
         logit_cap: c of c tanh(logits / c), what logits become; None is no cap.
         token_types: rows of a second table, added to the embedding (BERT's segments); 0 is none.
         qkv_bias, out_bias, mlp_bias, output_bias: biases of the projections and of the output layer.
-        qk_norm: RMSNorm on every query and key ("head"), or on all heads' together ("all").
+        qk_norm: a norm on every query and key ("head"), on all heads' together ("all"), or on every one behind its
+            rotation ("rotated").
         attention_scale: factor on scores; D^-0.5 unless given.
         sink_logit: a trained logit of each query head stands beside those of the keys, with a value of 0 (gpt-oss).
         gate: attention's output is multiplied by a gate of each "head", or of each "channel"; of gate_act "sigmoid" or
             "softplus" (`headway.nn.AttentionLayer`).
         score_cap: c of c tanh(scores / c), what scaled scores become; None is no cap.
         global_projections: global tokens have projections of their own (`headway.nn.GlobalAttention`).
-        linear: linear attention instead of softmax, in every layer.
-        activation: of the feed-forward; a name in `headway.nn.ACTIVATIONS`.
+        mixers: what each layer mixes tokens with, given as `patterns` are: `Softmax()`, which fields from `qkv_bias` on
+            describe, or another value of `MIXERS`, whose layers have the pattern of all that they may see.
+        activation: of the feed-forward; a name in `headway.nn.ACTIVATIONS`, or "xielu".
         gated: down(act(gate x) * up x) instead of down(act(up x)).
+        experts: those of each layer in place of its feed-forward, or None; one value or a shorter list as in
+            `patterns`. Where they leave their hidden width out it is F.
         tied: the output layer is the embedding.
         trained_context: tokens per row in training. Longer rows run, but nothing vouches for them.
         max_context: rows longer than this are refused; None is no limit.
@@ -100,6 +112,7 @@ class ModelSpec:
     residual_scale: float = 1.0
     norm: Norm = "rms"
     norm_bias: bool = False
+    norm_weight: bool = True
     norm_offset: float = 0.0
     norm_eps: float = 1e-6
     final_norm: bool = True
@@ -120,9 +133,10 @@ class ModelSpec:
     gate_act: str = "sigmoid"
     score_cap: float | None = None
     global_projections: bool = False
-    linear: LinearAttentionSpec | None = None
+    mixers: tuple[object, ...] = (Softmax(),)
     activation: str = "silu"
     gated: bool = True
+    experts: tuple[Experts | None, ...] = (None,)
     tied: bool = False
     trained_context: int = 2048
     max_context: int | None = None
@@ -136,6 +150,8 @@ class ModelSpec:
     def __post_init__(self) -> None:
         check_sizes(self)
         object.__setattr__(self, "patterns", expand_patterns(self.patterns, self.layers, self.causal))
+        object.__setattr__(self, "experts", expand_experts(self.experts, self.layers, self.hidden))
+        object.__setattr__(self, "mixers", expand_mixers(self.mixers, self.layers))
         check(self)
 
     @property
@@ -161,6 +177,11 @@ class ModelSpec:
         return tuple(self.positions.at(i) for i in range(self.layers))
 
     @property
+    def softmax_layers(self) -> tuple[int, ...]:
+        """The numbers of the layers that attend by a softmax."""
+        return tuple(i for i, mixer in enumerate(self.mixers) if mixer == Softmax())
+
+    @property
     def score(self) -> tuple[Score, ...]:
         """What every layer does to scores, beside what marks positions."""
         return () if self.score_cap is None else (SoftCap(self.score_cap),)
@@ -172,8 +193,8 @@ class ModelSpec:
 
     @property
     def head_inputs(self) -> int:
-        """Columns of the head's last matrix: those of the embedding behind the dense layer of "masked-lm"."""
-        return self.columns if self.head.task == "masked-lm" and self.head.dense is not None else self.width
+        """Columns of the head's last matrix: those of the embedding behind a dense layer in front of the vocab."""
+        return self.columns if self.head.needs_vocab and self.head.dense is not None else self.width
 
     @property
     def context_limit(self) -> int | None:
@@ -272,16 +293,10 @@ class ModelSpec:
         """The same model seeing through other patterns; its weights fit unchanged."""
         return replace(self, patterns=expand_patterns(patterns, self.layers, self.causal))
 
-    def with_linear(self, linear: LinearAttentionSpec) -> ModelSpec:
-        """The same model with linear attention in every layer; its weights fit unchanged."""
-        seen = Causal() if self.causal else Full()
-        none: dict[str, Any] = {
-            "attention_dropout": 0.0,
-            "attention_scale": None,
-            "score_cap": None,
-            "sink_logit": False,
-        }
-        return replace(self, linear=linear, patterns=(seen,) * self.layers, **none)
+    def with_mixer(self, mixers: object) -> ModelSpec:
+        """The same model with other mixers; patterns of layers that are not softmax become what these see, and fields
+        that say nothing of any layer their defaults. Weights fit unchanged from softmax to linear attention."""
+        return replace(self, **mixed_fields(self, mixers))
 
     def with_head(self, head: Head) -> ModelSpec:
         """The same encoder for another purpose, or a decoder as an encoder that sees what it did. Where the head has no

@@ -2,19 +2,25 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from headway.errors import ConfigError, as_error, check_known, check_whole
 from headway.heads import Heads
 from headway.models.families import find_family
+from headway.models.mixers import Softmax, kind_of, silent_fields
 from headway.nn import ACTIVATIONS
-from headway.nn.attention import QK_NORMS
 from headway.nn.block import BESIDE, ORDERS
+from headway.nn.experts import Experts
+from headway.nn.feedforward import TRAINED
 from headway.nn.gates import check_gate
-from headway.nn.norms import NORMS
+from headway.nn.norms import NORMS, QK_NORMS
 from headway.patterns import Causal, Full, Pattern
-from headway.positions import PositionScheme
+from headway.positions import NoPositions, PositionScheme
 
+T = TypeVar("T")
+MOST_EXPERTS = 65_536
+"""In all layers: three times as many as the largest model has. Each is a module of its own."""
 SIZES = ("vocab", "width", "layers", "heads", "kv_heads", "head_dim", "hidden", "trained_context")
 NUMBERS: Mapping[str, tuple[tuple[str, ...], Callable[[Any], bool]]] = {
     "must lie between 0.0 and 1.0": (("norm_eps",), lambda n: 0 < n < 1),
@@ -34,7 +40,7 @@ NUMBERS: Mapping[str, tuple[tuple[str, ...], Callable[[Any], bool]]] = {
 }
 """What must hold for fields that are numbers, where they are not None."""
 CHOICES: Mapping[str, Sequence[str]] = {
-    "activation": [*ACTIVATIONS],
+    "activation": [*ACTIVATIONS, *TRAINED],
     "order": ORDERS,
     "norm": NORMS,
     "qk_norm": QK_NORMS,
@@ -69,6 +75,7 @@ def check(spec: Any) -> None:
         check_known(value, choices, f"ModelSpec: there is no {name}")
     check_gate("ModelSpec", spec.gate, spec.gate_act)
     _check_positions(spec)
+    _check_mixers(spec)
     for what, is_so in {**_wrong(spec), **_wrong_beside_encoder(spec)}.items():
         if is_so:
             raise ConfigError(f"ModelSpec: {what}")
@@ -76,8 +83,7 @@ def check(spec: Any) -> None:
 
 def _wrong(spec: Any) -> dict[str, bool]:
     """Fields that do not go together, and whether they are there."""
-    task, linear = spec.head.task, spec.linear is not None
-    seen = Causal() if spec.causal else Full()
+    task, all_softmax = spec.head.task, len(spec.softmax_layers) == spec.layers
     return {
         f'order {spec.order!r} has a feed-forward beside attention, hidden=0 is none; use order="pre"': (
             not spec.hidden and spec.order in BESIDE
@@ -85,7 +91,17 @@ def _wrong(spec: Any) -> dict[str, bool]:
         f"order {spec.order!r} has no norm in front of attention alone: first_norm=False leaves out none": (
             not spec.first_norm and spec.order not in ("pre", "sandwich")
         ),
-        'norm_offset is for norm="rms"': bool(spec.norm_offset) and spec.norm != "rms",
+        "norm_weight=False leaves nothing that norm_offset could be added to, and no norm_bias": (
+            not spec.norm_weight and bool(spec.norm_offset or spec.norm_bias)
+        ),
+        'qk_norm="all" is for norm="rms"': spec.qk_norm == "all" and spec.norm != "rms",
+        'qk_norm="rotated" is for rotations that do not depend on the length': (
+            spec.qk_norm == "rotated" and spec.positions.length_dependent
+        ),
+        'qk_norm="rotated" and query_growth are for softmax attention with one set of projections': (
+            (spec.qk_norm == "rotated" or spec.positions.grows)
+            and bool(not all_softmax or spec.global_projections)
+        ),
         f"logit_cap is of logits over a vocab, and Head({task!r}) has none": (
             spec.logit_cap is not None and not spec.head.needs_vocab
         ),
@@ -94,23 +110,10 @@ def _wrong(spec: Any) -> dict[str, bool]:
         f"tied joins output layer and embedding, and Head({task!r}) has none": (
             spec.tied and not spec.head.needs_vocab
         ),
-        f"an embedding of {spec.columns} columns is for encoders; a decoder's has {spec.width}": (
-            spec.columns != spec.width and task == "lm"
-        ),
+        f"an embedding of {spec.columns} columns needs a dense layer in front of the output; without one it has "
+        f"{spec.width}": spec.columns != spec.width and task == "lm" and spec.head.dense is None,
         "global_projections are for encoders with softmax attention: a decoder's cache keeps one key per token, and "
-        "global queries need another": spec.global_projections and (spec.causal or linear),
-        "linear attention sums over all that is seen, so its patterns are Causal() in a decoder and Full() in an "
-        f"encoder, got {next((p for p in spec.patterns if p != seen), seen)}": (
-            linear and any(p != seen for p in spec.patterns)
-        ),
-        "linear attention has no weights to drop and no scores to scale or to cap; set attention_dropout=0.0, "
-        "attention_scale=None, score_cap=None and sink_logit=False (`with_linear` does)": linear
-        and bool(
-            spec.attention_dropout
-            or spec.attention_scale is not None
-            or spec.score_cap is not None
-            or spec.sink_logit
-        ),
+        "global queries need another": spec.global_projections and (spec.causal or not all_softmax),
     }
 
 
@@ -120,6 +123,9 @@ def _wrong_beside_encoder(spec: Any) -> dict[str, bool]:
         return {"shared_embedding is the encoder's, and there is no encoder": spec.shared_embedding}
     sizes, others = (spec.vocab, spec.columns), (other.vocab, other.columns)
     return {
+        "a dense layer in front of the output is for a stack alone, and this one has an encoder": (
+            spec.head.dense is not None
+        ),
         "encoder= joins an encoder (causal=False, Head('states'), no encoder of its own) to a decoder": (
             not spec.causal or other.causal or other.encoder is not None or other.head.task != "states"
         ),
@@ -146,6 +152,51 @@ def _check_positions(spec: Any) -> None:
         )
 
 
+def _seen(spec: Any, mixer: object) -> Pattern:
+    """The pattern of a layer that is not softmax attention."""
+    return Causal() if spec.causal or not kind_of(mixer).both_sides else Full()
+
+
+def _check_mixers(spec: Any) -> None:
+    for i, (mixer, pattern) in enumerate(zip(spec.mixers, spec.patterns, strict=True)):
+        if mixer != Softmax() and pattern != _seen(spec, mixer):
+            raise ConfigError(
+                f"ModelSpec: layer {i} is {kind_of(mixer).name}, which sees all that there is, so that its pattern is "
+                f"{_seen(spec, mixer)}, got {pattern}; give one pattern per layer"
+            )
+    for name, kind in silent_fields(spec.mixers).items():
+        if getattr(spec, name) != getattr(type(spec), name):
+            raise ConfigError(
+                f"ModelSpec: {name}={getattr(spec, name)!r} is of softmax attention, and no layer is one: "
+                f"{kind.name}: {kind.why}; leave it out (`with_mixer` does)"
+            )
+    marks = spec.positions.marks
+    if marks in ("queries and keys", "scores") and not any(kind_of(m).positions for m in spec.mixers):
+        raise ConfigError(
+            f"ModelSpec: positions mark {marks}, and no layer has any; give NoPositions() (`with_mixer` does)"
+        )
+
+
+def expand_mixers(mixers: Any, layers: int) -> tuple[object, ...]:
+    """One mixer per layer; equal ones fit any number of layers. Raises ConfigError for what is none, and for a list
+    whose length does not divide the number of layers."""
+    each = tuple(mixers) if isinstance(mixers, list | tuple) else (mixers,)
+    for mixer in each:
+        kind_of(mixer)
+    return by_layer("mixers", each[:1] if len(set(each)) == 1 else each, layers)
+
+
+def mixed_fields(spec: Any, mixers: Any) -> dict[str, Any]:
+    """The fields that are others in the same model with these mixers: see `ModelSpec.with_mixer`."""
+    each = expand_mixers(mixers, spec.layers)
+    pairs = zip(each, spec.patterns, strict=True)
+    patterns = tuple(pattern if mixer == Softmax() else _seen(spec, mixer) for mixer, pattern in pairs)
+    silent: dict[str, Any] = {name: getattr(type(spec), name) for name in silent_fields(each)}
+    if not any(kind_of(mixer).positions for mixer in each) and spec.positions.marks != "embeddings":
+        silent["positions"] = NoPositions()
+    return {"mixers": each, "patterns": patterns, **silent}
+
+
 def expand_patterns(
     patterns: Pattern | Sequence[Pattern], layers: int, causal: bool = True
 ) -> tuple[Pattern, ...]:
@@ -159,15 +210,55 @@ def expand_patterns(
             f"ModelSpec: patterns must be Pattern values such as Causal() or Window.last(512), got {patterns!r}; "
             "text becomes a pattern by headway.patterns.parse"
         )
-    if not given or layers % len(given):
-        raise ConfigError(
-            f"ModelSpec: {len(given)} patterns do not fit {layers} layers; give one for all, one per layer, or "
-            f"a list that is repeated (its length must divide {layers})"
-        )
+    repeated = by_layer("patterns", given, layers)
     for i, pattern in enumerate(given):
         if causal and not pattern.is_causal:
             raise ConfigError(
                 f"ModelSpec: the pattern of layer {i}, {pattern}, lets a token see later ones, which a decoder "
                 "must predict; restrict it: Causal() & ..."
             )
+    return repeated
+
+
+def expand_experts(
+    experts: Experts | Sequence[Experts | None] | None, layers: int, hidden: int
+) -> tuple[Experts | None, ...]:
+    """The experts of each layer: one for all, or a list that is repeated; of `hidden` units unless they say, and none
+    where these are 0.
+
+    Raises ConfigError for other values, when the length does not divide `layers`, and for a `hidden` that no layer
+    has."""
+    given = (experts,) if experts is None or isinstance(experts, Experts) else experts
+    if isinstance(given, str) or not all(one is None or isinstance(one, Experts) for one in given):
+        raise ConfigError(
+            f"ModelSpec: experts must be values such as Experts(count=8, top=2), or None, got {experts!r}"
+        )
+    each = [one if one is None or one.hidden else replace(one, hidden=hidden) for one in given]
+    each = [one if one is not None and one.hidden else None for one in each]
+    if not any(each):
+        return (None,) * layers
+    widths = [hidden if one is None else one.hidden for one in each]
+    if hidden not in widths:
+        raise ConfigError(
+            f"ModelSpec: hidden={hidden} is the width of no layer: all have experts of {widths[0]}; give hidden="
+            f"{widths[0]}"
+        )
+    if not all(widths):
+        raise ConfigError("ModelSpec: hidden=0 is layers of attention alone, which have no experts either")
+    repeated = by_layer("experts", each, layers)
+    if (total := sum(one.count for one in repeated if one is not None)) > MOST_EXPERTS:
+        raise ConfigError(
+            f"ModelSpec: {total:,} experts in all layers, and at most {MOST_EXPERTS:,} are built"
+        )
+    return repeated
+
+
+def by_layer(what: str, given: Sequence[T], layers: int) -> tuple[T, ...]:
+    """One value per layer, of one for all or a list that is repeated a whole number of times. Raises ConfigError when
+    its length does not divide `layers`."""
+    if not given or layers % len(given):
+        raise ConfigError(
+            f"ModelSpec: {len(given)} {what} do not fit {layers} layers; give one for all, one per layer, or "
+            f"a list that is repeated (its length must divide {layers})"
+        )
     return tuple(given) * (layers // len(given))

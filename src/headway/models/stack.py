@@ -3,7 +3,7 @@
 Legend: B rows, T slots of the call, M width of the model.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -15,26 +15,23 @@ from headway.attention import KeyValues
 from headway.cache import BatchCache, PagedCache
 from headway.errors import ConfigError, check_known
 from headway.models.inputs import checked_types
+from headway.models.mixers import attention, kind_of, norm_of
 from headway.models.spec import ModelSpec
 from headway.nn import (
-    Attention,
-    AttentionLayer,
     Block,
     FeedForward,
-    GlobalAttention,
     Linear,
-    LinearAttention,
+    MixtureOfExperts,
     PositionEmbedding,
     Scores,
     TokenEmbedding,
-    make_norm,
 )
-from headway.nn.attention import AttentionOptions
 from headway.nn.block import CHECKPOINTING, Checkpointing
+from headway.nn.experts import Experts
 from headway.nn.record import Record
 from headway.nn.scale import scaled
 from headway.parallel import ContextParallel
-from headway.patterns import Full, Pattern
+from headway.patterns import Full
 from headway.positions import NoPositions, PositionScheme, Rotation
 from headway.tokens import SlotSelection, Tokens
 
@@ -69,18 +66,20 @@ class TransformerStack(nn.Module):
         self.scores = Scores(positions.scores(spec.heads, spec.head_dim, not spec.causal) if together else ())
         self.layers = nn.ModuleList(
             Block(
-                _attention(spec, pattern, NoPositions() if together else own, backend),
-                _feed_forward(spec),
+                kind_of(mixer).layer(spec, mixer, pattern, NoPositions() if together else own, backend),
+                _feed_forward(spec, experts),
                 partial(norm, spec.width),
                 spec.order,
-                cross_attn=_attention(spec, Full(), NoPositions(), backend, across=True)
+                cross_attn=attention(spec, Full(), NoPositions(), backend, across=True)
                 if spec.encoder
                 else None,
                 dropout=spec.dropout,
                 residual_scale=spec.residual_scale,
                 first_norm=spec.first_norm or layer > 0,
             )
-            for layer, (pattern, own) in enumerate(zip(spec.patterns, spec.layer_positions, strict=True))
+            for layer, (mixer, pattern, own, experts) in enumerate(
+                zip(spec.mixers, spec.patterns, spec.layer_positions, spec.experts, strict=True)
+            )
         )
         self.shared_rotation = _shared_rotation(self.blocks)
         self.norm = norm(spec.width) if spec.final_norm else None
@@ -134,9 +133,12 @@ class TransformerStack(nn.Module):
         early = selected if context is None and not redoes else None
         for i, block in enumerate(self.blocks):
             shared = self.shared_rotation[i]
-            if shared not in rotations:
-                rotations[shared] = block.self_attn.rotary(tokens, x_BTM.dtype, whole=whole)
-            given: dict[str, Any] = {"tokens": tokens, "rotation": rotations[shared], "score": score}
+            rotary = block.self_attn.rotary
+            if shared not in rotations and rotary is not None:
+                rotations[shared] = rotary(tokens, x_BTM.dtype, whole=whole)
+            given: dict[str, Any] = {"tokens": tokens, "rotation": rotations[shared]}
+            if rotary is not None:
+                given["score"] = score
             if memory is not None:
                 given["memory"] = memory[i]
             if context is not None:
@@ -228,46 +230,18 @@ def _shared_rotation(blocks: Sequence[Block]) -> tuple[int | None, ...]:
     """The first layer whose rotation each layer shares; None for one that rotates nothing, or trains its own angles."""
     first: dict[PositionScheme, int] = {}
     return tuple(
-        first.setdefault(rotary.positions, i) if rotary.rotates and rotary.frequency_offset is None else None
+        first.setdefault(rotary.positions, i)
+        if rotary is not None and rotary.rotates and rotary.frequency_offset is None
+        else None
         for i, rotary in enumerate(block.self_attn.rotary for block in blocks)
     )
 
 
-def _attention(
-    spec: ModelSpec, pattern: Pattern, positions: PositionScheme, backend: str, across: bool = False
-) -> AttentionLayer:
-    """Of one layer, or `across` to an encoder's states."""
-    sizes = spec.width, spec.heads, spec.kv_heads
-    options: AttentionOptions = {
-        "positions": positions,
-        "head_dim": spec.head_dim,
-        "qkv_bias": spec.qkv_bias,
-        "out_bias": spec.out_bias,
-        "qk_norm": spec.qk_norm,
-        "norm_eps": spec.norm_eps,
-        "gate": None if across else spec.gate,
-        "gate_act": spec.gate_act,
-        "norm_offset": spec.norm_offset,
-        "score": () if across else spec.score,
-        "dropout": spec.attention_dropout,
-        "output_dropout": spec.dropout,
-    }
-    if spec.linear is not None and not across:
-        return LinearAttention(*sizes, linear=spec.linear, pattern=pattern, **options)
-    kind = GlobalAttention if spec.global_projections else Attention
-    sink = spec.sink_logit and not across
-    how: dict[str, Any] = {"scale": spec.attention_scale, "backend": backend, "sink_logit": sink}
-    return kind(*sizes, pattern=pattern, **how, **options)
-
-
-def norm_of(spec: ModelSpec) -> Callable[[int], nn.Module]:
-    """Makes a norm of that width, as all of a model's are."""
-    return partial(make_norm, spec.norm, eps=spec.norm_eps, bias=spec.norm_bias, offset=spec.norm_offset)
-
-
-def _feed_forward(spec: ModelSpec) -> FeedForward | None:
+def _feed_forward(spec: ModelSpec, experts: Experts | None) -> FeedForward | MixtureOfExperts | None:
     """Of one layer; None where it has none."""
     more = spec.activation, spec.mlp_bias, spec.activation_dropout
+    if experts is not None:
+        return MixtureOfExperts(experts, spec.width, *more, gated=spec.gated)
     return FeedForward(spec.width, spec.hidden, *more, gated=spec.gated) if spec.hidden else None
 
 

@@ -12,17 +12,21 @@ from torch import Tensor, nn
 from headway.errors import ConfigError
 from headway.heads import Heads
 from headway.models.build import Model
+from headway.models.mixers import kind_of
 from headway.models.spec import ModelSpec
 from headway.models.stack import TransformerStack
 from headway.nn import (
     AttentionLayer,
     Linear,
+    MixingLayer,
+    RMSNorm,
     Scores,
     Share,
     TokenEmbedding,
     adapted,
     linears,
 )
+from headway.nn.feedforward import XIELU
 from headway.nn.linear_attention import LinearMixer
 from headway.nn.mixers import Mixer, SoftmaxMixer
 from headway.nn.share import part_of
@@ -54,8 +58,8 @@ def shard(model: Model, tensor: TensorParallel) -> Shards:
     gradients of what is whole that are summed (`Shards.summed`). Weights of few bits are those of the whole matrix, to
     the bit. Dropout of hidden units is drawn for all of them, and each rank has its part.
 
-    Raises ConfigError where ranks do not divide kv heads or hidden units, for weights whose blocks would be cut, and
-    for adapters that are merged.
+    Raises ConfigError where ranks do not divide kv heads or hidden units, for layers that are no attention, for weights
+    whose blocks would be cut, and for adapters that are merged.
     """
     if model.shards is not None:
         raise ConfigError("this model is shared by ranks already; build it anew")
@@ -74,7 +78,7 @@ def shard(model: Model, tensor: TensorParallel) -> Shards:
         stack.scores = _own_scores(stack.scores, tensor.share(stack.spec.heads, "heads"))
     for layer in layers:
         for norm in (layer.q_norm, layer.k_norm):
-            if norm is not None and len(norm.weight) > layer.head_dim:  # one over all heads
+            if isinstance(norm, RMSNorm) and norm.width > layer.head_dim:  # one over all heads
                 norm.divide(Share(tensor, 0))
     for name, linear in linears(model).items():
         if (axis := AXES.get(_last(name))) is not None:
@@ -87,7 +91,8 @@ def shard(model: Model, tensor: TensorParallel) -> Shards:
         for name, shape in whole.items()
         if shape != parts[name]
     }
-    among_heads = {id(p) for m in (*layers, *low_ranks) for p in m.parameters()}
+    acts = [m for m in model.modules() if isinstance(m, XIELU)]
+    among_heads = {id(p) for m in (*layers, *acts, *low_ranks) for p in m.parameters()}
     among_heads |= {id(p) for stack in stacks for p in stack.scores.parameters()}
     after = {id(m.bias) for m in linears(model).values() if m.share is not None and m.share.axis}
     summed = {name for name, p in model.named_parameters() if id(p) in among_heads - after}
@@ -103,8 +108,15 @@ def shares_vocab(vocab: int, ranks: int) -> bool:
 
 def share_of(spec: ModelSpec, ranks: int, rank: int) -> ModelSpec:
     """The spec of what a rank has: all layers with its heads and hidden units, its part of the vocab, and all else.
-    Raises ConfigError where ranks do not divide kv heads or hidden units."""
+    Raises ConfigError where ranks do not divide kv heads or hidden units, and for layers that are no attention."""
+    names = [kind_of(mixer).name for mixer in spec.mixers if not kind_of(mixer).positions]
+    if names and ranks > 1:
+        raise ConfigError(f"tensor parallel: ranks cannot share the heads of {names[0]} yet")
     own = share(spec.heads, "heads", ranks, rank)
+
+    def units(hidden: int) -> int:
+        return len(share(hidden, "hidden units", ranks, rank))
+
     positions = spec.positions
     if isinstance(positions, LinearBias) and positions.slopes is not None:
         positions = LinearBias(positions.slopes[own.start : own.stop])
@@ -113,7 +125,10 @@ def share_of(spec: ModelSpec, ranks: int, rank: int) -> ModelSpec:
         vocab=spec.vocab // ranks if shares_vocab(spec.vocab, ranks) else spec.vocab,
         heads=len(own),
         kv_heads=len(share(spec.kv_heads, "kv heads", ranks, rank)),
-        hidden=len(share(spec.hidden, "hidden units", ranks, rank)),
+        hidden=units(spec.hidden),
+        experts=tuple(
+            one and replace(one, hidden=units(one.hidden), shared=units(one.shared)) for one in spec.experts
+        ),
         patterns=tuple(_own_pattern(pattern, own) for pattern in spec.patterns),
         positions=positions,
         encoder=None if spec.encoder is None else share_of(spec.encoder, ranks, rank),
@@ -126,6 +141,10 @@ def shards_of(model: nn.Module) -> Shards | None:
 
 
 def _check(name: str, module: nn.Module, tensor: TensorParallel) -> None:
+    if isinstance(module, MixingLayer) and not isinstance(module, AttentionLayer):
+        raise ConfigError(
+            f"tensor parallel: {name} is a {type(module).__name__}, whose heads ranks cannot share yet"
+        )
     if isinstance(module, AttentionLayer):
         tensor.share(module.heads.kv_heads, "kv heads")
     if _last(name) in ("gate_proj", "up_proj") and isinstance(module, Linear):

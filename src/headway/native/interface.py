@@ -120,6 +120,11 @@ class FactorsStruct(Structure):
     """Heads of rows behind attention, times a number each."""
 
 
+@declared("headway_added")
+class AddedStruct(Structure):
+    """Rows that are added to others, normed and times a number."""
+
+
 @declared("headway_op")
 class OpStruct(Structure):
     """An operation of a step."""
@@ -150,8 +155,8 @@ class DeltaStruct(Structure):
     """The gated delta rule; backward where `d_out` or `d_state` is given."""
 
 
-PRODUCTS, HEADS, ATTENTION, NORM, SUMS, FACTORS = range(6)
-NORMS = {"none": 0, "rms": 1, "layer": 2}
+PRODUCTS, HEADS, ATTENTION, NORM, SUMS, FACTORS, ADDED = range(7)
+NORMS = {"none": 0, "rms": 1, "layer": 2, "wide rms": 3}
 ACTIVATIONS = {"none": 0, "silu": 1, "gelu": 2, "gelu_pytorch_tanh": 3, "relu": 4, "sigmoid": 5}
 PAIRINGS = {"halves": 0, "adjacent": 1}
 PAIRS = 2

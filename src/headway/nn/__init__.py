@@ -18,16 +18,20 @@ from headway.nn.cross_entropy import IGNORE_INDEX, Losses
 from headway.nn.cuts import Cut
 from headway.nn.delta import DeltaPast, GatedDelta
 from headway.nn.embeddings import PositionEmbedding, TokenEmbedding
+from headway.nn.experts import Experts, MixtureOfExperts
 from headway.nn.feedforward import FeedForward
 from headway.nn.fused import ACTIVATIONS
 from headway.nn.kept import Keeps
 from headway.nn.linear import Linear, linears
 from headway.nn.linear_attention import LinearAttention
 from headway.nn.lora import Lora, LowRank
+from headway.nn.mixers import MixingLayer
+from headway.nn.mixing import StateLayer
 from headway.nn.norms import LayerNorm, RMSNorm, make_norm
 from headway.nn.output import output_cross_entropy
 from headway.nn.positions import RotaryEmbedding, Scores
 from headway.nn.share import Share
+from headway.nn.short_conv import ShortConv, ShortConvolution
 
 __all__ = [
     "ACTIVATIONS",
@@ -38,6 +42,7 @@ __all__ = [
     "Block",
     "Cut",
     "DeltaPast",
+    "Experts",
     "FeedForward",
     "GatedDelta",
     "GlobalAttention",
@@ -48,11 +53,16 @@ __all__ = [
     "Lora",
     "Losses",
     "LowRank",
+    "MixingLayer",
+    "MixtureOfExperts",
     "PositionEmbedding",
     "RMSNorm",
     "RotaryEmbedding",
     "Scores",
     "Share",
+    "ShortConv",
+    "ShortConvolution",
+    "StateLayer",
     "TokenEmbedding",
     "adapted",
     "adapter_names",

@@ -4,9 +4,9 @@ Legend: B rows, T queries, S keys, M width of the model, H query heads, K kv hea
 value.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, TypedDict, Unpack, get_args
+from typing import Any, ClassVar, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -17,18 +17,15 @@ from headway.errors import ConfigError, check_known
 from headway.heads import Heads
 from headway.nn.gates import Gate, check_gate, gated_heads
 from headway.nn.linear import Linear, products
-from headway.nn.mixers import Call, GlobalMixer, Mixer, SoftmaxMixer
-from headway.nn.norms import head_norm, split_heads
-from headway.nn.positions import RotaryEmbedding, Scores
+from headway.nn.mixers import Call, GlobalMixer, Mixer, MixingLayer, SoftmaxMixer
+from headway.nn.norms import QK_NORMS, LayerNorm, QKNorm, RMSNorm, normed_heads, split_heads
+from headway.nn.positions import RotaryEmbedding, Scores, rotated
 from headway.nn.record import Record
 from headway.parallel import ContextParallel
 from headway.patterns import Causal, Pattern
 from headway.positions import NoPositions, PositionScheme, Rotation
 from headway.scores import Score
 from headway.tokens import SlotSelection, Tokens
-
-QKNorm = Literal["none", "head", "all"]
-QK_NORMS: tuple[str, ...] = get_args(QKNorm)
 
 
 class AttentionOptions(TypedDict, total=False):
@@ -40,8 +37,7 @@ class AttentionOptions(TypedDict, total=False):
     qkv_bias: bool
     out_bias: bool
     qk_norm: QKNorm
-    norm_offset: float
-    norm_eps: float
+    norm: Callable[[int], RMSNorm | LayerNorm]
     score: Score | Sequence[Score]
     gate: Gate | None
     gate_act: str
@@ -49,7 +45,7 @@ class AttentionOptions(TypedDict, total=False):
     output_dropout: float
 
 
-class AttentionLayer(nn.Module):
+class AttentionLayer(MixingLayer):
     """Projections to queries, keys and values and back, around a mixer of values: MHA, GQA or MQA by `kv_heads`.
 
         q, k, v = x Wq, x Wk, x Wv               per head; then, where asked for:
@@ -71,8 +67,8 @@ class AttentionLayer(nn.Module):
         head_dim, value_dim: D (M / H unless given) and E (D unless given).
         positions: schemes that mark queries and keys, or scores, act here; the others elsewhere.
         qkv_bias, out_bias: biases of the projections.
-        qk_norm: RMSNorm on queries and keys with eps `norm_eps` and `norm_offset`: "head" on every one, "all" on those
-            of a token's heads together.
+        qk_norm: norms on queries and keys, made by `norm` of a width: "head" on every one, "all" on those of a token's
+            heads together, "rotated" on every one behind its rotation.
         score: as in `attend`. Tensors of a score are part of the module: trained when they are an `nn.Parameter`,
             moved and saved with it in any case.
         gate: "head" or "channel": what attention gives is multiplied by a gate of the layer's input, one for each head
@@ -85,6 +81,8 @@ class AttentionLayer(nn.Module):
         HeadwayError: K does not divide H; D is odd and positions rotate; M is not a multiple of H and no
             head_dim is given; something that the mixer cannot do.
     """
+
+    rotary: RotaryEmbedding
 
     def __init__(
         self,
@@ -99,8 +97,7 @@ class AttentionLayer(nn.Module):
         qkv_bias: bool = False,
         out_bias: bool = False,
         qk_norm: QKNorm = "none",
-        norm_eps: float = 1e-6,
-        norm_offset: float = 0.0,
+        norm: Callable[[int], RMSNorm | LayerNorm] = RMSNorm,
         score: Score | Sequence[Score] = (),
         gate: Gate | None = None,
         gate_act: str = "sigmoid",
@@ -110,7 +107,7 @@ class AttentionLayer(nn.Module):
         super().__init__()
         name = type(self).__name__
         own = (score,) if isinstance(score, Score) else tuple(score)
-        mixer.check(positions, own, dropout)
+        mixer.check(positions, own, dropout, qk_norm)
         self.mixer, self.heads = mixer, Heads.of(heads, kv_heads)
         if head_dim is None and width % heads:
             raise ConfigError(
@@ -137,8 +134,9 @@ class AttentionLayer(nn.Module):
         self.g_proj = None if gate is None else Linear(width, gates, bias=False)
         self.o_proj = Linear(heads * e, width, bias=out_bias)
         check_known(qk_norm, QK_NORMS, f"{name}: there is no qk_norm")
-        norms = (head_norm(qk_norm, n, d, norm_eps, norm_offset) for n in (heads, shared))
-        self.q_norm, self.k_norm = norms
+        self.qk_norm = qk_norm
+        sizes = (d * (n if qk_norm == "all" else 1) for n in (heads, shared))
+        self.q_norm, self.k_norm = (None if qk_norm == "none" else norm(size) for size in sizes)
         self.drop_output = nn.Dropout(output_dropout)
         self.score = Scores((*positions.scores(heads, d, not mixer.pattern.is_causal), *own))
         second = mixer.global_projections
@@ -221,16 +219,19 @@ class AttentionLayer(nn.Module):
         y_BTM: Tensor = self.o_proj(out)
         return self.drop_output(y_BTM) if self.training else y_BTM
 
-    def projected(self, x: Tensor, names: str = "qkv", of_global: bool = False) -> list[Tensor]:
-        """Of x [B, T, M], by name: q [B, H, T, D] and k [B, K, T, D], normed, not rotated, and v [B, K, T, E], whose
-        products share what they can; `of_global`: by the projections of global tokens."""
+    def projected(
+        self, x: Tensor, names: str = "qkv", of_global: bool = False, rotation: Rotation | None = None
+    ) -> list[Tensor]:
+        """Of x [B, T, M], by name: q [B, H, T, D] and k [B, K, T, D], normed, and rotated by `rotation`, and v
+        [B, K, T, E], whose products share what they can; `of_global`: by the projections of global tokens."""
         layers = [getattr(self, f"{name}_global_proj" if of_global else f"{name}_proj") for name in names]
-        heads = {
-            "q": (self.head_dim, self.q_norm),
-            "k": (self.head_dim, self.k_norm),
-            "v": (self.value_dim, None),
-        }
-        return [split_heads(y, *heads[name]) for name, y in zip(names, products(x, layers), strict=True)]
+        norms = {"q": self.q_norm, "k": self.k_norm}
+        first = {} if self.qk_norm == "rotated" else norms
+        made = zip(names, products(x, layers), strict=True)
+        heads = [split_heads(y, self.value_dim if n == "v" else self.head_dim, first.get(n)) for n, y in made]
+        heads = heads if rotation is None else rotated(rotation, *heads)
+        made = zip(names, heads, strict=True)
+        return [normed_heads(y, None if first else norms.get(n)) for n, y in made]
 
     def keys(self, memory: Tensor, memory_tokens: Tokens | None = None) -> KeyValues:
         """Keys and values of an encoder's states [B, S, M], computed once for all steps of a decoder."""
@@ -238,9 +239,8 @@ class AttentionLayer(nn.Module):
             raise ConfigError(
                 f"{type(self).__name__}: memory must be [batch, keys, {self.width}], got {list(memory.shape)}"
             )
-        tokens = memory_tokens or Tokens.range(memory.shape[1], device=memory.device)
         k, v = self.projected(memory, "kv")
-        return KeyValues(k, v, tokens)
+        return KeyValues(k, v, memory_tokens or Tokens.range(memory.shape[1], device=memory.device))
 
     def _memory_keys(self, memory: Tensor | KeyValues, tokens: Tokens | None, rows: int) -> KeyValues:
         name = type(self).__name__

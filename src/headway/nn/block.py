@@ -1,4 +1,4 @@
-"""One layer: attention and feed-forward, each with its residual and its norm."""
+"""One layer: attention, or another mixer of tokens, and feed-forward, each with its residual and its norm."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -11,6 +11,7 @@ from headway.attention import KeyValues
 from headway.cache.paged_cache import LayerCache
 from headway.errors import ConfigError, check_known
 from headway.nn.attention import AttentionLayer
+from headway.nn.mixers import MixingLayer
 from headway.nn.norms import normed_sum
 from headway.nn.record import Record
 from headway.nn.scale import scaled
@@ -52,7 +53,8 @@ class Block(nn.Module):
     post_attention_layernorm (norm2), pre_feedforward_layernorm (norm3), mlp, post_feedforward_layernorm (norm4).
 
     Args:
-        self_attn, mlp: the two sub-layers; without an mlp (None; not beside attention) there are no norms of it either.
+        self_attn, mlp: the two sub-layers, of which the first mixes tokens; without an mlp (None; not beside
+            attention) there are no norms of it either.
         norm: makes one norm; called once for each.
         order: one of the above.
         cross_attn: attention to an encoder's states, in order "pre" or "post".
@@ -63,7 +65,7 @@ class Block(nn.Module):
 
     def __init__(
         self,
-        self_attn: AttentionLayer,
+        self_attn: MixingLayer,
         mlp: nn.Module | None,
         norm: Callable[[], nn.Module],
         order: Order = "pre",

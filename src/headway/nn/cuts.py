@@ -8,6 +8,7 @@ from torch import Tensor
 
 from headway.errors import ConfigError
 from headway.nn.attention import AttentionLayer
+from headway.nn.mixers import MixingLayer
 from headway.patterns import Extent, Pattern, PerHead, Sink
 from headway.patterns.leaves import FARTHEST
 from headway.tokens import Tokens
@@ -64,12 +65,11 @@ def _left(cut: Cut) -> Pattern:
     return Sink(0) if cut.queries is cut.keys is None else Outside(cut.queries, cut.keys)
 
 
-def patterns_without(
-    layers: Sequence[AttentionLayer], cuts: Sequence[Cut]
-) -> Mapping[AttentionLayer, Pattern]:
+def patterns_without(layers: Sequence[MixingLayer], cuts: Sequence[Cut]) -> Mapping[MixingLayer, Pattern]:
     """What queries see in the layers that lose something. Raises ConfigError for a layer, head or span that is not
-    there, PatternError for layers that know no other pattern than their own (linear attention)."""
-    found: dict[AttentionLayer, Pattern] = {}
+    there and for layers without pairs, PatternError for layers that know no other pattern than their own (linear
+    attention)."""
+    found: dict[MixingLayer, Pattern] = {}
     for cut in cuts:
         for span in (cut.queries, cut.keys):
             if span is not None and not 0 <= span[0] < span[1] <= FARTHEST:
@@ -77,6 +77,11 @@ def patterns_without(
         if cut.layer is not None and not 0 <= cut.layer < len(layers):
             raise ConfigError(f"{cut}: there is no layer {cut.layer} among 0..{len(layers) - 1}")
         for layer in layers if cut.layer is None else [layers[cut.layer]]:
+            if not isinstance(layer, AttentionLayer):
+                raise ConfigError(
+                    f"{cut}: a {type(layer).__name__} has no pairs of queries and keys to take out; name a layer of "
+                    "attention"
+                )
             heads, left = layer.heads.query_heads, _left(cut)
             if cut.head is not None and not 0 <= cut.head < heads:
                 raise ConfigError(f"{cut}: there is no head {cut.head} among 0..{heads - 1}")

@@ -4,6 +4,7 @@ Legend: B rows, T tokens, M width, K key heads, H value heads, D per key, E per 
 channels of queries, keys and values.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headway.attention.delta import DeltaSpec, delta_attend, short_convolution
-from headway.errors import ConfigError
+from headway.cache import StateSpec, state_dtype
 from headway.nn.fused import gated
 from headway.nn.linear import Linear, products
+from headway.nn.mixing import InOrder, StateLayer, drawn
 from headway.nn.norms import RMSNorm
-from headway.tokens import Tokens, take_slots
 
 UNIT_EPS = 1e-6
 """Added to the squared length of queries and keys, as in flash-linear-attention and transformers."""
@@ -29,7 +30,7 @@ class DeltaPast(NamedTuple):
     tail: Tensor
 
 
-class GatedDelta(nn.Module):
+class GatedDelta(StateLayer):
     """The gated delta rule with short convolutions.
 
         q, k, v = silu(conv(x Wq)), silu(conv(x Wk)), silu(conv(x Wv))       over W tokens, channel by channel
@@ -46,13 +47,16 @@ class GatedDelta(nn.Module):
         width: M.
         delta: sizes and gates.
         norm_eps: of the norm.
+        output_dropout: probability for the output, in training mode.
 
     (Yang, Kautz and Hatamizadeh 2024, "Gated Delta Networks", figure 1; Kimi Linear, 2025, section 4.)
     """
 
-    def __init__(self, width: int, delta: DeltaSpec, *, norm_eps: float = 1e-6) -> None:
-        super().__init__()
-        self.width, self.delta = width, delta
+    def __init__(
+        self, width: int, delta: DeltaSpec, *, norm_eps: float = 1e-6, output_dropout: float = 0.0
+    ) -> None:
+        super().__init__(width, delta, output_dropout)
+        self.delta = delta
         keys, _, values = delta.channels
         self.q_proj = Linear(width, keys, bias=False)
         self.k_proj = Linear(width, keys, bias=False)
@@ -67,58 +71,54 @@ class GatedDelta(nn.Module):
         self.gate_proj = Linear(delta.rank or width, values, bias=False)
         self.norm = RMSNorm(delta.value_size, norm_eps)
         self.o_proj = Linear(values, width, bias=False)
-        nn.init.uniform_(self.conv, -(delta.conv**-0.5), delta.conv**-0.5)
+        self.initialize_()
+
+    def initialize_(self, generator: torch.Generator | None = None) -> None:
+        """The convolution uniform within W^-0.5, rates uniform in [0.01, 16], the decays' biases and the gains 1, as in
+        transformers' Qwen3-Next."""
+        wide = self.delta.conv**-0.5
         with torch.no_grad():
-            self.log_rate.uniform_(0.01, 16).log_()
+            self.conv.copy_(drawn(self.conv.shape, -wide, wide, generator))
+            self.log_rate.copy_(drawn(self.log_rate.shape, 0.01, 16, generator).log_())
+            nn.init.ones_(self.decay_bias)
+            assert self.norm.weight is not None
+            nn.init.ones_(self.norm.weight)
 
-    def forward(self, x_BTM: Tensor, *, tokens: Tokens | None = None) -> Tensor:
-        """[B, T, M] -> [B, T, M] of whole rows; `tokens` are numbered from 0 unless given. Documents know nothing of
-        one another, and empty slots give 0."""
-        return self.after(x_BTM, None, tokens=tokens)[0]
+    def state(self, dtype: torch.dtype) -> StateSpec:
+        """The two of `DeltaPast`, in float32 or float64."""
+        delta, kept = self.delta, state_dtype(dtype)
+        shapes = (delta.heads, delta.head_dim, delta.value_size), (delta.conv - 1, sum(delta.channels))
+        return StateSpec(delta, tuple((shape, kept) for shape in shapes))
 
-    def after(
-        self, x_BTM: Tensor, past: DeltaPast | None, *, tokens: Tokens | None = None
+    def inputs(self, x: Tensor) -> list[Tensor]:
+        """Queries, keys and values side by side, and what betas, decays and gates are made of."""
+        first = [self.q_proj, self.k_proj, self.v_proj, self.beta_proj]
+        if self.decay_down is None or self.gate_down is None:
+            *qkv, beta, decay, gate = products(x, [*first, self.decay_proj, self.gate_proj])
+        else:
+            *qkv, beta, low, lower = products(x, [*first, self.decay_down, self.gate_down])
+            decay, gate = self.decay_proj(low), self.gate_proj(lower)
+        return [torch.cat(qkv, -1), beta, decay, gate]
+
+    def mix(
+        self, inputs: Sequence[Tensor], order: InOrder, past: Sequence[Tensor] | None
     ) -> tuple[Tensor, DeltaPast]:
-        """The same of rows that go on behind `past` (one document per row), and the past of the tokens to come.
-
-        However a row is cut, the results are those of the whole row. Raises ConfigError for another width, and for
-        packed documents behind a past."""
-        if x_BTM.dim() != 3 or x_BTM.shape[2] != self.width:
-            raise ConfigError(f"GatedDelta: x must be [batch, tokens, {self.width}], got {[*x_BTM.shape]}")
-        order = _in_order(tokens, x_BTM)
-        x = x_BTM if order.slots is None else take_slots(x_BTM, order.slots, 1)
-        if order.begins is not None and past is not None:
-            raise ConfigError(
-                "GatedDelta: a past is of one document per row, but these tokens are of several (packed); give each "
-                "document a row of its own"
-            )
-        *qkv, beta, decay, gate = self._projected(x)
-        mixed = torch.cat(qkv, -1)
-        if order.valid is not None:
-            mixed = mixed.masked_fill(~order.valid.unsqueeze(-1), 0.0)
-        tail = None if past is None else past.tail
+        """The gated norm of what is read, [B, T, H E]."""
+        mixed, beta, decay, gate = inputs
+        mixed = order.known(mixed)
+        log_decay = self._log_decay(decay)
+        state, tail = (None, None) if past is None else (past[0].to(log_decay.dtype), past[1].to(mixed.dtype))
         seen = gated(short_convolution(mixed, self.conv, begins=order.begins, past=tail), None, "silu")
         size = self.delta.head_dim, self.delta.head_dim, self.delta.value_size
         parts = zip(seen.split(self.delta.channels, -1), size, strict=True)
         q, k, v = (t.unflatten(2, (-1, d)).transpose(1, 2) for t, d in parts)
         rule = delta_attend(
-            q, k, v, self._log_decay(decay), beta.sigmoid().transpose(1, 2),
-            tokens=order.tokens, past=None if past is None else past.state, unit_eps=UNIT_EPS,
+            q, k, v, log_decay, beta.sigmoid().transpose(1, 2),
+            tokens=order.tokens, past=state, unit_eps=UNIT_EPS,
         )  # fmt: skip
         out = self.norm(rule.out.transpose(1, 2)).flatten(2)
         out = gated(gate, out, "silu") if self.delta.gate == "silu" else out * gate.sigmoid()
-        y: Tensor = self.o_proj(out)
-        if order.slots is not None:
-            y = take_slots(y, order.slots.argsort(1), 1)
-        return y, DeltaPast(rule.state, self._tail(mixed, tail, order))
-
-    def _projected(self, x: Tensor) -> list[Tensor]:
-        """Queries, keys, values, and what betas, decays and gates are made of."""
-        first = [self.q_proj, self.k_proj, self.v_proj, self.beta_proj]
-        if self.decay_down is None or self.gate_down is None:
-            return products(x, [*first, self.decay_proj, self.gate_proj])
-        *some, decay, gate = products(x, [*first, self.decay_down, self.gate_down])
-        return [*some, self.decay_proj(decay), self.gate_proj(gate)]
+        return out, DeltaPast(rule.state, order.tail(mixed, tail, self.delta.conv - 1))
 
     def _log_decay(self, raw: Tensor) -> Tensor:
         """[B, H, T] or [B, H, T, D], float32 or float64."""
@@ -127,50 +127,3 @@ class GatedDelta(nn.Module):
         by_head = rate.unflatten(2, (self.delta.heads, -1)).transpose(1, 2)
         log_decay: Tensor = -self.log_rate.to(work).exp().view(-1, 1, 1) * by_head
         return log_decay if self.delta.decay == "channel" else log_decay.squeeze(-1)
-
-    def _tail(self, mixed: Tensor, tail: Tensor | None, order: "_InOrder") -> Tensor:
-        """What the convolution of the next tokens sees: the last W - 1 of each row, zeros where there are fewer."""
-        before, (rows, count, channels) = self.delta.conv - 1, mixed.shape
-        tail = mixed.new_zeros(rows, before, channels) if tail is None else tail
-        every = torch.cat((tail, mixed), 1)
-        if order.valid is None:
-            return every[:, count:].contiguous()
-        at = order.valid.sum(1, keepdim=True) + torch.arange(before, device=mixed.device)
-        return every.gather(1, at.expand(rows, -1).unsqueeze(-1).expand(-1, -1, channels))
-
-
-class _InOrder(NamedTuple):
-    """Slots by document and index, empty ones last.
-
-    slots: [B|1, T], which slot comes first, second, ...; None where they lie so.   tokens: in this order.
-    valid: bool [B|1, T], in this order; None where all are.   begins: as in `short_convolution`.
-    """
-
-    slots: Tensor | None
-    tokens: Tokens
-    valid: Tensor | None
-    begins: Tensor | None
-
-
-def _in_order(tokens: Tokens | None, x: Tensor) -> _InOrder:
-    if tokens is None:
-        tokens = Tokens.range(x.shape[1], device=x.device)
-    if tokens.count != x.shape[1] or tokens.rows not in (1, len(x)):
-        raise ConfigError(
-            f"GatedDelta: tokens describe {tokens.rows} rows of {tokens.count} slots, x holds {len(x)} rows of "
-            f"{x.shape[1]}"
-        )
-    if tokens.count == 0 or (tokens.start is not None and tokens.document is None):
-        return _InOrder(None, tokens, None, None)
-    valid, last = tokens.valid, torch.iinfo(torch.int64).max
-    place = torch.where(valid, tokens.documents * (tokens.index.max() + 1) + tokens.index, last)
-    slots = None
-    if bool((place[:, 1:] < place[:, :-1]).any()):
-        slots = place.argsort(dim=1, stable=True)
-        tokens = tokens.gather(slots)
-        valid = tokens.valid
-    document = tokens.documents
-    begins = F.pad((document[:, 1:] != document[:, :-1]) & valid[:, 1:], (1, 0))
-    return _InOrder(
-        slots, tokens, None if bool(valid.all()) else valid, begins if bool(begins.any()) else None
-    )

@@ -3,10 +3,12 @@
 Legend: M width of the model, F width of the hidden layer.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 
 from headway.errors import check_known
 from headway.native import rows
@@ -26,6 +28,28 @@ def swish(x: Tensor, beta: float = 1.0) -> Tensor:
     return x * torch.sigmoid(beta * x)
 
 
+class XIELU(nn.Module):
+    """p x^2 + x / 2 above 0, and n (e^min(x, -1e-6) - 1 - x) + x / 2 elsewhere, of trained p = softplus(alpha_p) and
+    n = 1/2 + softplus(alpha_n), both 0.8 at first. (Huang and Schlag 2024, "Deriving Activation Functions Using
+    Integration", section 3.)"""
+
+    start: Mapping[str, float] = {"alpha_p": math.log(math.expm1(0.8)), "alpha_n": math.log(math.expm1(0.3))}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha_p, self.alpha_n = (nn.Parameter(torch.full((1,), value)) for value in self.start.values())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., F] -> [..., F]."""
+        above = softplus(self.alpha_p) * x * x
+        below = (0.5 + softplus(self.alpha_n)) * (torch.expm1(x.clamp(max=-1e-6)) - x)
+        return torch.where(x > 0, above, below) + 0.5 * x
+
+
+TRAINED: Mapping[str, type[XIELU]] = {"xielu": XIELU}
+"""Activations that have parameters, by the names that Hugging Face configs use."""
+
+
 def named_activation(name: str) -> Callable[[Tensor], Tensor]:
     """The function of that name. Raises ConfigError for a name that is not in `ACTIVATIONS`."""
     check_known(name, ACTIVATIONS, "there is no activation")
@@ -37,8 +61,8 @@ class FeedForward(nn.Module):
 
     With `gated`, down(act(gate(x)) * up(x)): SwiGLU where act is SiLU (Shazeer 2020). Parameters 3 * M * F (+ 2 F + M).
 
-    `activation`: a name in `ACTIVATIONS`, "relu" unless given, "silu" with a gate. `dropout`: probability for what down
-    is given, in training."""
+    `activation`: a name in `ACTIVATIONS` or `TRAINED`, "relu" unless given, "silu" with a gate. `dropout`: probability
+    for what down is given, in training."""
 
     def __init__(
         self,
@@ -53,7 +77,8 @@ class FeedForward(nn.Module):
         super().__init__()
         self.drop = nn.Dropout(dropout)
         self.act = activation or ("silu" if gated else "relu")
-        named_activation(self.act)
+        check_known(self.act, {**ACTIVATIONS, **TRAINED}, "there is no activation")
+        self.act_fn = TRAINED[self.act]() if self.act in TRAINED else None
         self.gate_proj = Linear(width, hidden, bias=bias) if gated else None
         self.up_proj = Linear(width, hidden, bias=bias)
         self.down_proj = Linear(hidden, width, bias=bias)
@@ -75,7 +100,10 @@ class FeedForward(nn.Module):
     def _transform(self, x: Tensor) -> Tensor:
         gate, up = self.gate_proj, self.up_proj
         first, *second = [up(x)] if gate is None else products(x, (gate, up))
-        x = gated(first, second[0] if second else None, self.act)
+        if self.act_fn is None:
+            x = gated(first, second[0] if second else None, self.act)
+        else:
+            x = self.act_fn(first) * second[0] if second else self.act_fn(first)
         x = dropped(x, self.drop.p, self.down_proj.share) if self.training else x
         y: Tensor = self.down_proj(x)
         return y

@@ -16,19 +16,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headway.native import rows
+from headway.native import interface, rows
 from headway.nn.weights.base import needs_gradient
 from headway.positions import tables
 
 Norm = Literal["rms", "layer"]
+LIMIT = 7.0
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
     "sigmoid": torch.sigmoid,
+    "clamped_swiglu": lambda x: (x := x.clamp(max=LIMIT)) * torch.sigmoid(1.702 * x),
 }
-"""Activations by the names that Hugging Face configs use."""
+"""Activations by the names that Hugging Face configs use, and gpt-oss's, which has none there; "relu2" is max(x, 0)^2
+(So et al. 2021, section 3)."""
+UPS: Mapping[str, Callable[[Tensor], Tensor]] = {"clamped_swiglu": lambda up: up.clamp(-LIMIT, LIMIT) + 1}
+"""What some multiply by instead of up itself: of gpt-oss (up + 1), held to its limits."""
 
 
 def normed(kind: Norm, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -65,11 +71,13 @@ def gated(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
     """act(gate) * up, or act(gate) where there is no up; `act` is a name in `ACTIVATIONS`. Only gate and up are kept
     for the backward. (Shazeer 2020.)"""
     one_shape = up is not None and up.shape == gate.shape
-    if not rows.runs(gate, up) or not (
-        one_shape or (up is None and act != "relu")
-    ):  # whose result says its slope
+    alone = up is None and act != "relu"  # whose result says its slope
+    if act in UPS:
+        if rows.visible(gate, up) or not needs_gradient(gate, up):
+            return plain_gated(gate, up, act)
+    elif act not in interface.ACTIVATIONS or not (one_shape or alone) or not rows.runs(gate, up):
         return plain_gated(gate, up, act)
-    if not needs_gradient(gate, up):
+    elif not needs_gradient(gate, up):
         return rows.gate(act, gate, up)
     y: Tensor = _Gated.apply(act, gate, up)  # type: ignore[no-untyped-call]
     return y
@@ -86,24 +94,23 @@ def rotate(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, pairing: str | Tensor
     return list(_Rotate.apply(cos, sin, pairing, False, *xs))  # type: ignore[no-untyped-call]
 
 
-def plain_rms_norm(x: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None) -> Tensor:
+def plain_rms_norm(x: Tensor, weight: Tensor | None, eps: float, bias: Tensor | None = None) -> Tensor:
     """The RMSNorm in torch's operations: bit for bit what the LLaMA code of `transformers` does."""
     wide = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    y = weight * wide.to(x.dtype)
+    y = wide.to(x.dtype) if weight is None else weight * wide.to(x.dtype)
     return y if bias is None else y + bias
 
 
 def plain_gated(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
     """`gated` in torch's operations."""
     y = ACTIVATIONS[act](gate)
-    return y if up is None else y * up
+    return y if up is None else y * (UPS[act](up) if act in UPS else up)
 
 
 def _plain_norm(kind: Norm, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     if kind == "layer":
         return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
-    assert weight is not None
     return plain_rms_norm(x, weight, eps, bias)
 
 
@@ -151,13 +158,18 @@ class _Gated(torch.autograd.Function):
     def forward(ctx: Any, act: str, gate: Tensor, up: Tensor | None) -> Tensor:
         ctx.act = act
         ctx.save_for_backward(gate, up)
-        return rows.gate(act, gate, up)
+        return plain_gated(gate, up, act) if act in UPS else rows.gate(act, gate, up)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         gate, up = ctx.saved_tensors
         if torch.is_grad_enabled():
             return None, *_again(lambda gate, up: plain_gated(gate, up, ctx.act), (gate, up), grads[0])
+        if ctx.act in UPS:
+            with torch.enable_grad():
+                inputs = tuple(None if t is None else t.detach().requires_grad_() for t in (gate, up))
+                found = _again(lambda gate, up: plain_gated(gate, up, ctx.act), inputs, grads[0])
+            return None, *(None if t is None else t.detach() for t in found)
         return None, *rows.gate_backward(ctx.act, grads[0], gate, up)
 
 

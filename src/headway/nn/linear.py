@@ -16,7 +16,8 @@ from headway.nn.weights import Weight
 
 
 class Linear(Keeps, nn.Linear):
-    """x W^T (+ b), and what its active adapters add: the only product with weights in the library.
+    """x W^T (+ b), and what its active adapters add: the only product with weights in the library, beside that of
+    routers (`headway.nn.experts`).
 
         y = leave(W enter(x) + sum of adapters) + b        enter, leave: messages to the ranks that share the layer
 

@@ -7,20 +7,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Unpack
 
+import torch
 from torch import Tensor
 
 from headway.attention.linear_attention import (
     LinearAttentionSpec,
+    LinearState,
     check_form,
     check_pattern,
     forbid_weights,
     prepare,
 )
-from headway.cache import PagedStates
+from headway.cache import PagedStates, StateSpec, state_dtype
 from headway.cache.paged_cache import LayerCache
 from headway.errors import ConfigError
 from headway.nn.attention import AttentionLayer, AttentionOptions
 from headway.nn.mixers import Call, Mixer, Projections
+from headway.nn.norms import QKNorm
 from headway.nn.record import LinearAttended
 from headway.patterns import Causal, Pattern
 from headway.positions import PositionScheme
@@ -44,8 +47,11 @@ class LinearMixer(Mixer):
         check_pattern(self.linear, self.pattern)
         check_form(self.form)
 
-    def check(self, positions: PositionScheme, score: Sequence[Score], dropout: float) -> None:
+    def check(
+        self, positions: PositionScheme, score: Sequence[Score], dropout: float, qk_norm: QKNorm = "none"
+    ) -> None:
         """There are no weights that scores or dropout could act on, and not all rotations fit all features."""
+        super().check(positions, score, dropout, qk_norm)
         forbid_weights(score, dropout)
         forbid_weights(positions.scores(1, 2, True), 0.0)
         if positions.marks != "queries and keys":
@@ -97,15 +103,17 @@ class LinearMixer(Mixer):
         if rotation is not None and rotation.rotates_values:
             v = rotation.apply(v)
         own = prepare(q, k, v, self.linear, self.pattern, rows.tokens, rows.tokens, rotation)
-        out = own.attend(cache.update(own.state(), rows.tokens), self.form)
+        past = LinearState(*cache.read())
+        cache.write(past.merge(own.state()).tensors)
+        out = own.attend(past, self.form)
         return out.transpose(0, 1).flatten(1, 2)[:, rows.back].unsqueeze(0)
 
     def _check_cache(self, cache: LayerCache, positions: PositionScheme) -> None:
-        if not isinstance(cache, PagedStates) or cache.linear != self.linear:
-            of = f"of {cache.linear}" if isinstance(cache, PagedStates) else "of keys"
+        if not isinstance(cache, PagedStates) or cache.state.of != self.linear:
+            of = f"of {cache.state.of}" if isinstance(cache, PagedStates) else "of keys"
             raise ConfigError(
                 f"LinearAttention: cache must keep the sums of {self.linear}, got a {type(cache).__name__} {of}; give "
-                "a layer of PagedCache(spec, patterns, linear)"
+                "a layer of PagedCache(spec, patterns, states)"
             )
         if not self.pattern.is_causal:
             raise ConfigError(
@@ -139,3 +147,10 @@ class LinearAttention(AttentionLayer):
         **options: Unpack[AttentionOptions],
     ) -> None:
         super().__init__(LinearMixer(pattern, linear, form), width, heads, kv_heads, **options)
+        self.linear = linear
+
+    def state(self, dtype: torch.dtype) -> StateSpec:
+        """`LinearState`, in float32 or float64."""
+        heads, features, kept = self.heads.kv_heads, self.linear.features(self.head_dim), state_dtype(dtype)
+        sums = ((heads, features, self.value_dim), kept), ((heads, features), kept), ((), torch.int64)
+        return StateSpec(self.linear, sums)

@@ -14,12 +14,13 @@ from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headway.attention import BACKENDS, KeyValues, attend_keys
-from headway.cache import PagedLayer
+from headway.cache import PagedLayer, StateSpec
 from headway.cache.paged_cache import LayerCache
 from headway.errors import ConfigError
+from headway.nn.norms import QKNorm
 from headway.nn.positions import RotaryEmbedding, Scores, rotated, token_lengths
 from headway.nn.record import Record, SoftmaxAttended
 from headway.parallel import ContextParallel
@@ -29,6 +30,22 @@ from headway.patterns.program import without
 from headway.positions import PositionScheme, Rotation
 from headway.scores import Score
 from headway.tokens import SlotSelection, Tokens
+
+
+class MixingLayer(nn.Module):
+    """A layer that a `Block` mixes tokens with, called as `AttentionLayer.forward` is without memory.
+
+    rotary: what its positions turn; None where there is no such thing.
+    """
+
+    rotary: RotaryEmbedding | None
+
+    def state(self, dtype: torch.dtype) -> StateSpec | None:
+        """What its cache keeps of a text beside keys in `dtype`; None is keys and values."""
+        return None
+
+    def initialize_(self, generator: torch.Generator | None = None) -> None:
+        """Fills what `headway.models.build.initialize_` fills otherwise than the layer wants it, in place."""
 
 
 class Call(NamedTuple):
@@ -55,7 +72,9 @@ class Projections(Protocol):
     @property
     def sink_logit(self) -> Tensor | None: ...
 
-    def projected(self, x: Tensor, names: str = "qkv", of_global: bool = False) -> list[Tensor]: ...
+    def projected(
+        self, x: Tensor, names: str = "qkv", of_global: bool = False, rotation: Rotation | None = None
+    ) -> list[Tensor]: ...
 
 
 class Mixer(ABC):
@@ -63,15 +82,28 @@ class Mixer(ABC):
 
     pattern              which keys each query may see
     global_projections   whether it asks for a second set of projections
+    rotates_queries      whether it rotates queries and keys first: these can be normed, and queries be multiplied by
+                         a factor of their position
     """
 
     pattern: Pattern
     global_projections = False
+    rotates_queries = False
 
-    def check(  # noqa: B027  (most mixers can have all of them)
-        self, positions: PositionScheme, score: Sequence[Score], dropout: float
+    def check(
+        self, positions: PositionScheme, score: Sequence[Score], dropout: float, qk_norm: QKNorm = "none"
     ) -> None:
-        """Raises HeadwayError for a layer whose positions, scores or dropout of weights it cannot have."""
+        """Raises HeadwayError for a layer whose positions, scores, dropout of weights or norms it cannot have."""
+        if qk_norm == "rotated" and (positions.length_dependent or not self.rotates_queries):
+            raise ConfigError(
+                f'{type(self).__name__}: qk_norm="rotated" is for softmax attention with one set of projections, whose '
+                f'rotations do not depend on the length, got {positions}; use "head"'
+            )
+        if positions.grows and not self.rotates_queries:
+            raise ConfigError(
+                f"{type(self).__name__}: {positions} multiplies queries by a factor of their position, which is for "
+                "softmax attention with one set of projections; drop query_growth"
+            )
 
     @abstractmethod
     def attend(self, layer: Projections, x_BTM: Tensor, call: Call) -> Tensor:
@@ -88,6 +120,7 @@ class SoftmaxMixer(Mixer):
     scale: float | None = None
     backend: str = "auto"
     first_head: int = 0
+    rotates_queries = True
 
     def attend(self, layer: Projections, x_BTM: Tensor, call: Call) -> Tensor:
         tokens, cache, rotation = call.tokens, call.cache, call.rotation
@@ -100,13 +133,12 @@ class SoftmaxMixer(Mixer):
                 f"Attention: cache must keep keys and values, and a {type(cache).__name__} keeps none; give a layer of "
                 "PagedCache(spec, patterns)"
             )
-        qkv = layer.projected(x_BTM)
         # Where frequencies move with the row's length, caches keep keys as they are: they are rotated when read.
         rotate_late = cache is not None and rotation is not None and layer.rotary.positions.length_dependent
-        if rotation is not None:
-            count = 1 if rotate_late else 3 if rotation.rotates_values else 2
-            qkv[:count] = rotated(rotation, *qkv[:count])
-        q_BHTD, k_BKTD, v_BKTE = qkv
+        q_BHTD, k_BKTD, v_BKTE = layer.projected(x_BTM, rotation=None if rotate_late else rotation)
+        if rotate_late:
+            assert rotation is not None
+            (q_BHTD,) = rotated(rotation, q_BHTD)
         keys = KeyValues(k_BKTD, v_BKTE, tokens) if cache is None else cache.update(k_BKTD, v_BKTE, tokens)
         if rotate_late:
             keys = keys.gathered().dequantized(q_BHTD.dtype)
@@ -166,6 +198,7 @@ class GlobalMixer(SoftmaxMixer):
     """
 
     global_projections = True
+    rotates_queries = False
 
     def attend(self, layer: Projections, x_BTM: Tensor, call: Call) -> Tensor:
         if call.cache is not None or call.memory is not None:

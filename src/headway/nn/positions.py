@@ -73,13 +73,19 @@ class RotaryEmbedding(nn.Module):
 
 
 def rotated(rotation: Rotation, *xs: Tensor) -> list[Tensor]:
-    """`rotation.apply` of each of up to three tensors [B, heads, T, D], by the native kernels in one pass where they
-    can."""
+    """Queries, keys and values [B, heads, T, D], as many as there are, by the native kernels in one pass where they
+    can: `rotation.apply` of each, of values where it says so; queries times its `query_factor`."""
+    count = 3 if rotation.rotates_values else 2
+    xs, rest = xs[:count], xs[count:]
     if type(rotation) is not RotaryTable or rotation.cos.requires_grad or not rows.runs(*xs):
-        return [rotation.apply(x) for x in xs]
-    for x in xs:
-        rotation.check(x)
-    return rotate(xs, rotation.cos, rotation.sin, rotation.pairing)
+        ys = [rotation.apply(x) for x in xs]
+    else:
+        for x in xs:
+            rotation.check(x)
+        ys = rotate(xs, rotation.cos, rotation.sin, rotation.pairing)
+    if rotation.query_factor is not None:
+        ys[0] = ys[0] * rotation.query_factor[..., None, :, None].to(ys[0].dtype)
+    return [*ys, *rest]
 
 
 def token_lengths(tokens: Tokens, whole: Tokens | None = None) -> Tensor:

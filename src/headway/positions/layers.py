@@ -71,6 +71,10 @@ class PerLayer(PositionScheme):
     def length_dependent(self) -> bool:
         return any(scheme.length_dependent for scheme in self.schemes)
 
+    @property
+    def grows(self) -> bool:
+        return any(scheme.grows for scheme in self.schemes)
+
     def at(self, layer: int) -> PositionScheme:
         if layer < 0:
             raise ConfigError(f"PerLayer: layers are numbered from 0, got {layer}")

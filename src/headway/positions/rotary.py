@@ -56,6 +56,8 @@ class Rotary(PositionScheme):
     trainable  whether the frequencies are trained, from the schedule on; each layer has its own (`nn.RotaryEmbedding`)
     values     whether values are rotated, too, each by its own position (RoFormer's `rotary_value`); outputs are
                not rotated back, so they depend on absolute positions
+    query_growth   (b, n): rotated queries at position p are times 1 + b ln(1 + floor(p / n)) (Llama 4); None: they
+               are not
 
     Raises ConfigError for what cannot be: a theta, or a scaling, of another schedule than "powers"; trained
     frequencies under a scaling; rotated values under a scaling with an amplitude, or that depends on lengths.
@@ -72,6 +74,7 @@ class Rotary(PositionScheme):
     schedule: Schedule = field(default="powers", kw_only=True)
     trainable: bool = field(default=False, kw_only=True)
     values: bool = field(default=False, kw_only=True)
+    query_growth: tuple[float, int] | None = field(default=None, kw_only=True)
     marks = "queries and keys"
 
     def __post_init__(self) -> None:
@@ -89,6 +92,11 @@ class Rotary(PositionScheme):
         for name in ("trainable", "values"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"Rotary: {name} must be True or False, got {getattr(self, name)!r}")
+        if self.query_growth is not None:
+            growth, span = self.query_growth
+            if not (_is_number(growth) and growth >= 0 and type(span) is int and span >= 1):
+                raise ConfigError(f"Rotary: query_growth is (b >= 0, n >= 1), got {self.query_growth!r}")
+            object.__setattr__(self, "query_growth", (float(growth), span))
         if self.scaling is not None:
             self._check_scaling(self.scaling)
 
@@ -129,6 +137,10 @@ class Rotary(PositionScheme):
         else.
         """
         return 1.0 if self.scaling is None else self.scaling.amplitude
+
+    @property
+    def grows(self) -> bool:
+        return self.query_growth is not None
 
     def with_pairing(self, pairing: Pairing) -> "Rotary":
         """The same rotation in another basis; query and key weights need `to_pairing` to match.
@@ -222,7 +234,11 @@ class Rotary(PositionScheme):
         angle = exact_positions(position)[..., None] * frequency
         kept = torch.float64 if dtype == torch.float64 else torch.float32
         cos, sin = (angle.cos() * self.amplitude).to(kept), (angle.sin() * self.amplitude).to(kept)
-        return RotaryTable.of(cos, sin, self.pairing, self.rotated_dims(head_dim), self.values)
+        table = RotaryTable.of(cos, sin, self.pairing, self.rotated_dims(head_dim), self.values)
+        if self.query_growth is None:
+            return table
+        growth, span = self.query_growth
+        return replace(table, query_factor=(1 + growth * (position // span).double().log1p()).to(kept))
 
     def rotate(
         self,

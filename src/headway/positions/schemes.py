@@ -21,6 +21,7 @@ class PositionScheme:
     shared             whether all layers use one set of steps, or each has its own
     length_dependent   whether the length of a row changes how its tokens are marked
     amplitude          factor on rotated queries and keys
+    grows              whether rotated queries are multiplied by a factor of their position, too
     limit              how many positions there are; None is no limit
     rows               rows of a trained table that is added to the embeddings; 0 is none
 
@@ -46,6 +47,10 @@ class PositionScheme:
     @property
     def amplitude(self) -> float:
         return 1.0
+
+    @property
+    def grows(self) -> bool:
+        return False
 
     @property
     def limit(self) -> int | None:

@@ -14,9 +14,11 @@ from headway.positions.pairing import Pairing, coordinate_pairs
 
 
 class Rotation(ABC):
-    """Rotates queries and keys, and values where `rotates_values`, at the positions that it was made for."""
+    """Rotates queries and keys, and values where `rotates_values`, at the positions that it was made for; queries are
+    to be multiplied by `query_factor`, [T] or [B or 1, T], where there is one."""
 
     rotates_values: bool
+    query_factor: Tensor | None = None
 
     @abstractmethod
     def apply(self, x_BHTD: Tensor) -> Tensor:
@@ -36,6 +38,7 @@ class RotaryTable(Rotation):
     sin: Tensor
     pairing: str | Tensor
     rotates_values: bool = False
+    query_factor: Tensor | None = None
 
     @staticmethod
     def of(

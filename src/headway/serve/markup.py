@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
+from headway.generate.stop import begun
 from headway.serve.formats import HARMONY, PYTHON_TAG, CallFormat, Reasoning, Tags
 from headway.serve.notations import dumped, json_of, loaded
 
@@ -107,7 +108,8 @@ class CallReader:
             held = self._held
             places = ((held.find(mark), mark) for mark in marks if mark in held)
             at, mark = min(places, default=(len(held), ""))
-            kept = 0 if mark or self._last or not marks else _may_begin(held, marks)
+            certain = held[: len(held) - begun(held, marks)].rstrip(SPACE)
+            kept = 0 if mark or self._last or not marks else len(held) - len(certain)
             said = held[:at].rstrip(SPACE) if mark else held[: at - kept]
             self._emit(kind, said)
             self._taken, self._held = held[at : at + len(mark)], held[at + len(mark) - kept :]
@@ -118,10 +120,10 @@ class CallReader:
     def _match(self, pattern: re.Pattern[str], *begins: str) -> T:
         """Takes what a pattern matches next; None where nothing does, or what comes begins with none of `begins`."""
         while True:
-            found = pattern.match(self._held, 0, MOST)
-            if found and (found.end() < len(self._held) or self._last):
-                self._take(found.end())
-                return found
+            match = pattern.match(self._held, 0, MOST)
+            if match and (match.end() < len(self._held) or self._last):
+                self._take(match.end())
+                return match
             rest = self._held.lstrip(SPACE)
             fits = not begins or any(rest.startswith(mark) or mark.startswith(rest) for mark in begins)
             if self._last or not fits or len(self._held) > MOST:
@@ -231,12 +233,6 @@ class CallReader:
             if depth <= 0 or self._last:
                 return
             yield
-
-
-def _may_begin(text: str, marks: Sequence[str]) -> int:
-    """How many characters at the end of a text may become one of the marks, with the white space before it."""
-    longest = max((n for mark in marks for n in range(len(mark)) if text.endswith(mark[:n])), default=0)
-    return len(text) - len(text[: len(text) - longest].rstrip(SPACE))
 
 
 def _loose(text: str) -> str:

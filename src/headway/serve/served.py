@@ -4,12 +4,15 @@ import asyncio
 import time
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
+
+import torch
 
 from headway.api import LanguageModel
 from headway.api.loading import AnyModel
@@ -23,6 +26,7 @@ from headway.generate.ranks import reader_of
 from headway.generate.requests import check_prompts, context_limit, make_requests
 from headway.generate.sequences import SampledText
 from headway.nn.adapters import attach, beside, detach
+from headway.nn.lora import only_rows
 from headway.serve.errors import PromptTooLong, Unavailable
 from headway.serve.grammar import Asked, CompiledGrammar, Grammars
 from headway.serve.visits import VISIT, own_salt
@@ -145,6 +149,11 @@ class Decoding(Served):
         kept = reader.shares_prefixes and reader.cache.pool.keep != 0
         if kept and len(prompt) > PAGE and not warm.stored:
             raise Unavailable(f"{self.name}: what a prompt has stored is not found by the same prompt")
+
+    def alone(self) -> AbstractContextManager[None]:
+        """While open, passes of its model have its own adapters, and none of the others that are on it."""
+        there, device = beside(self.lm.model), self.engine.reader.device
+        return only_rows({name: torch.tensor([[name in self.adapters]], device=device) for name in there})
 
     def between(self, act: Callable[[], T]) -> T:
         """Does something between two steps, or at once where there are none any longer; what came of it."""

@@ -20,12 +20,18 @@ T = TypeVar("T")
 
 
 async def respond(answer: Answer, request: Request) -> Response:
-    """The answer to a request. What never fits is refused before a stream begins; when the client leaves, what is being
-    written for it is cancelled."""
+    """The answer to a request. What never fits is refused before a stream begins, which is with the first token, or
+    where that takes long before it; when the client leaves, what is being written for it is cancelled."""
     if not answer.asked.stream:
         return Json(await unless_gone(whole(answer), request))
     news = answer.model.write(answer.texts, answer.asked.return_progress)
-    first = await unless_gone(anext(news, []), request)
+    first = asyncio.ensure_future(anext(news, None))
+    try:
+        if (await unless_gone(asyncio.wait((first,), timeout=BEAT), request))[0]:
+            first.result()
+    except BaseException:
+        first.cancel()
+        raise
     return StreamingResponse(_events(answer, first, news), media_type="text/event-stream")
 
 
@@ -56,12 +62,13 @@ async def unless_gone(work: Awaitable[T], request: Request) -> T:
         leaves.cancel()
 
 
-async def _events(answer: Answer, first: Told, news: AsyncIterator[Told]) -> AsyncIterator[bytes]:
+async def _events(
+    answer: Answer, waiting: asyncio.Future[Told | None], news: AsyncIterator[Told]
+) -> AsyncIterator[bytes]:
     """The events of an answer; a comment where none comes for long."""
     try:
-        yield sse([*answer.begin(), *_add(answer, first)])
-        waiting = asyncio.ensure_future(anext(news, None))
         try:
+            yield sse(answer.begin())
             while True:
                 done, _ = await asyncio.wait((waiting,), timeout=BEAT)
                 if not done:

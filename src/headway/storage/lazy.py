@@ -62,6 +62,7 @@ class LazyTensors(Mapping[str, Tensor]):
             {new: self.forms[old] for new, old in names.items()},
             lambda name: self[names[name]],
             lambda name, target: self.copy_into(names[name], target),
+            lambda name, box: self.part(names[name], box),
         )
 
     def check_name(self, name: str) -> None:
@@ -89,17 +90,18 @@ class LazyTensors(Mapping[str, Tensor]):
 
 
 class Made(LazyTensors):
-    """Values from `make(name)`, called every time that one is asked for; `copy(name, target)` is `copy_into`,
-    where that takes less than a value."""
+    """Values from `make(name)`, called every time that one is asked for; `copy(name, target)` is `copy_into`, and
+    `part(name, box)` is `part`, where these take less than a value."""
 
     def __init__(
         self,
         forms: Mapping[str, Form],
         make: Callable[[str], Tensor],
         copy: Callable[[str, Tensor], object] | None = None,
+        part: Callable[[str, tuple[slice, ...]], Tensor] | None = None,
     ) -> None:
         super().__init__(forms)
-        self._make, self._copy = make, copy
+        self._make, self._copy, self._part = make, copy, part
 
     def __getitem__(self, name: str) -> Tensor:
         self.check_name(name)
@@ -113,6 +115,10 @@ class Made(LazyTensors):
             target.copy_(self[name])
         else:
             self._copy(name, target)
+
+    def part(self, name: str, box: tuple[slice, ...]) -> Tensor:
+        self.check_name(name)
+        return self[name][box] if self._part is None else self._part(name, box)
 
 
 def compare(
@@ -182,7 +188,12 @@ def with_values(
         else:
             there.copy_into(name, target)
 
-    return Made({**there.forms, **known}, lambda name: make(name) if name in known else there[name], copy)
+    def part(name: str, box: tuple[slice, ...]) -> Tensor:
+        return make(name)[box] if name in known else there.part(name, box)
+
+    return Made(
+        {**there.forms, **known}, lambda name: make(name) if name in known else there[name], copy, part
+    )
 
 
 def with_zeros(state: Mapping[str, Tensor], absent: Mapping[str, Form]) -> LazyTensors:

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from headway.checkpoints.heads import attends
 from headway.checkpoints.restore import fill
 from headway.errors import CheckpointError, ConfigError, check_known
 from headway.models import ModelSpec
@@ -99,7 +100,7 @@ def _projections(spec: ModelSpec, state: Mapping[str, Tensor]) -> dict[str, Tens
     """Weights [K, D, M] and biases [K, D] of keys and values, head by head, in float32 or float64."""
     found = {}
     for name in state:
-        if not _PROJECTION.search(name):
+        if not (_PROJECTION.search(name) and attends(spec, name)):
             continue
         rows = state[name].shape[0]
         if rows != spec.kv_heads * spec.head_dim:

@@ -18,6 +18,7 @@ from headway.checkpoints.rewriting import Change, Rewritten, probe
 from headway.checkpoints.saving import TokenizerFiles
 from headway.errors import ConfigError, DataError
 from headway.models import ModelSpec
+from headway.models.mixers import state_kinds
 from headway.patterns import Global
 from headway.positions import Learned
 from headway.surgery.operation import Row, operate
@@ -50,8 +51,8 @@ def make_longformer(
         ConfigError: no encoder; one with linear attention, or with projections for global tokens already; a context
         below S; a window that is odd or below 2, or a list of another length than there are layers.
     """
-    if spec.causal or spec.linear is not None or spec.global_projections:
-        what = "is a decoder" if spec.causal else "has linear attention"
+    if spec.causal or len(spec.softmax_layers) < spec.layers or spec.global_projections:
+        what = "is a decoder" if spec.causal else f"has layers of {state_kinds(spec)}"
         what = "has projections for global tokens already" if spec.global_projections else what
         raise ConfigError(
             f"make_longformer: an encoder with full attention is needed, and this {spec.family} {what}"

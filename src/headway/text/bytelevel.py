@@ -3,26 +3,20 @@
 
 import base64
 import binascii
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, models, processors
 from tokenizers import Tokenizer as Backend
 
 from headway.errors import DataError
+from headway.text.rules import RULES, Rule
 from headway.text.template import BARE
 from headway.text.tokenizer_config import decoded, is_id, need_tokens, read_json, short, token_names
 from headway.text.vocabulary import LARGEST_ID, add_controls, byte_level_alphabet
 
-# Words with their leading space, numbers by three digits, punctuation, line ends; runs of spaces stay whole but for
-# the last one (Llama 3's rule, from its tokenizer.py). Qwen2's differs in that every digit is apart.
-SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
-)
-SPLIT_DIGITS = SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 ROBERTA = {
     "bos": "<s>",
     "eos": "</s>",
@@ -35,55 +29,6 @@ ROBERTA = {
 GPT2 = {"bos": "<|endoftext|>", "eos": "<|endoftext|>", "unk": "<|endoftext|>"}
 
 
-def split_by(pattern: str) -> pre_tokenizers.PreTokenizer:
-    """Each match of `pattern` is merged by itself."""
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(pattern), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-
-
-def digits_apart(space: bool) -> pre_tokenizers.PreTokenizer:
-    """GPT-2's rule, with every digit apart; `space`: texts begin with one."""
-    return pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=space)]
-    )
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How text is split before it is merged.
-
-    Attributes:
-        split: makes the pre-tokenizer; its argument is whether a text begins with a space.
-        normalizer: of the text, if any.
-        whole: a part that is a token is taken as it is.
-        bos: texts begin with BOS, unless a GGUF file says otherwise.
-    """
-
-    split: Callable[[bool], pre_tokenizers.PreTokenizer]
-    normalizer: normalizers.Normalizer | None = None
-    whole: bool = False
-    bos: bool = False
-
-
-_LLAMA3 = Rule(lambda space: split_by(SPLIT), whole=True, bos=True)
-RULES: Mapping[str, Rule] = {
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "dbrx": Rule(lambda space: split_by(SPLIT)),
-    "smaug-bpe": Rule(lambda space: split_by(SPLIT)),
-    "qwen2": Rule(lambda space: split_by(SPLIT_DIGITS), normalizers.NFC()),
-    "gpt-2": Rule(pre_tokenizers.ByteLevel),
-    "starcoder": Rule(digits_apart),
-    "smollm": Rule(digits_apart),
-}
-"""By their names in GGUF's tokenizer.ggml.pre; of equal ones the first is written."""
-
-
 @dataclass(frozen=True)
 class Style:
     """How one kind of tokenizer treats text.
@@ -91,7 +36,7 @@ class Style:
     Attributes:
         kinds: model types and tokenizer classes of this style, in lower case without signs.
         special: special tokens by role, unless a config names others.
-        rule: the name of its rule in `RULES`.
+        rule: the name of its rule in `rules.RULES`.
         template: <s> a </s> and <s> a </s></s> b </s> (RoBERTa's); the others have none.
     """
 

@@ -18,15 +18,6 @@ from headway.text.tokenizer_config import need_tokens
 FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")
 CAMEMBERT = ("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED")
 PEGASUS = ("<pad>", "</s>", "<mask_1>", "<mask_2>", *(f"<unk_{i}>" for i in range(2, 103)))
-ROLES = {
-    "bos": "<s>",
-    "cls": "<s>",
-    "eos": "</s>",
-    "sep": "</s>",
-    "unk": "<unk>",
-    "pad": "<pad>",
-    "mask": "<mask>",
-}
 LOWEST = -100.0
 """A score, below all others."""
 
@@ -40,7 +31,7 @@ class Numbering(NamedTuple):
     first: int
     behind: tuple[str, ...] = ()
     template: Callable[[Mapping[str, int]], Template] | None = None
-    roles: Mapping[str, str] = ROLES
+    roles: Mapping[str, str] = bytelevel.ROBERTA
 
 
 def _roberta(ids: Mapping[str, int]) -> Template:
@@ -60,7 +51,9 @@ NUMBERINGS: Mapping[str, Numbering] = {
     "camembert": Numbering(CAMEMBERT, 1, ("<mask>",), _roberta),
     "mbart": Numbering(FAIRSEQ, 3, (*MBART, "<mask>")),
     "mbart50": Numbering(FAIRSEQ, 3, (*MBART50, "<mask>")),
-    "pegasus": Numbering(PEGASUS, 2, (), _ended, {role: ROLES[role] for role in ("eos", "unk", "pad")}),
+    "pegasus": Numbering(
+        PEGASUS, 2, (), _ended, {role: bytelevel.ROBERTA[role] for role in ("eos", "unk", "pad")}
+    ),
 }
 """By the kind of tokenizer."""
 
@@ -101,7 +94,7 @@ def _by_vocabulary(spec: Pieces, file: Path, config: Mapping[str, Any]) -> Piece
             f"{file}: an M2M100 tokenizer has the ids of its pieces in vocab.json, which is not there"
         )
     vocabulary = bytelevel.read_vocabulary(source)
-    need_tokens(ROLES, ("eos", "unk"), vocabulary, source)
+    need_tokens(bytelevel.ROBERTA, ("eos", "unk"), vocabulary, source)
     names = sorted(vocabulary, key=vocabulary.__getitem__)
     known = dict(zip(spec.pieces, zip(spec.scores, spec.kinds, strict=True), strict=True))
     absent = [piece for piece, (_, kind) in known.items() if kind == NORMAL and piece not in vocabulary]

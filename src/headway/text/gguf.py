@@ -1,10 +1,11 @@
-"""The tokenizer in GGUF's metadata: SentencePiece's pieces with scores ("llama"), byte-level BPE with merges ("gpt2").
+"""The tokenizer in GGUF's metadata: SentencePiece's pieces with scores ("llama"; "t5": unigram) or merges ("gemma4"),
+byte-level BPE with merges ("gpt2"), and BERT's words ("bert", where words begin with a mark, not what goes on).
 
     tokenizer.ggml.tokens       texts, by id
     tokenizer.ggml.token_type   SentencePiece's types: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte
-    tokenizer.ggml.scores       of "llama"
-    tokenizer.ggml.merges       "left right", of "gpt2"
-    tokenizer.ggml.pre          by which rule "gpt2" splits a text first: `bytelevel.RULES`
+    tokenizer.ggml.scores       of "llama" and "t5"
+    tokenizer.ggml.merges       "left right", of "gpt2" and "gemma4"
+    tokenizer.ggml.pre          by which rule "gpt2" splits a text first: `rules.RULES`
     tokenizer.ggml.add_bos_token, add_eos_token, add_space_prefix, bos_token_id, eos_token_id, ...
     tokenizer.chat_template
 
@@ -21,18 +22,19 @@ from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Backend
 
 from headway.errors import DataError, check_known
-from headway.text import sentencepiece
-from headway.text.bytelevel import RULES, put_rule
+from headway.text import sentencepiece, wordpiece
+from headway.text.bytelevel import put_rule
+from headway.text.rules import RULES
 from headway.text.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Pieces
 from headway.text.tokenizer_config import CLASSLESS, is_id
-from headway.text.vocabulary import add_controls
+from headway.text.vocabulary import SPACE, add_controls
 
 GGML = "tokenizer.ggml."
 MODEL, TEMPLATE = f"{GGML}model", "tokenizer.chat_template"
-PIECES, BYTE_LEVEL = "llama", "gpt2"
+PIECES, UNIGRAMS, MERGED, BYTE_LEVEL, WORDS = "llama", "t5", "gemma4", "gpt2", "bert"
 NONE = ("none", "no_vocab")
 """Kinds of a file without a tokenizer."""
-ROLES = {"unk": "unknown", "sep": "seperator", "pad": "padding", "mask": "mask"}
+ROLES = {"unk": "unknown", "sep": "seperator", "pad": "padding", "mask": "mask", "cls": "cls"}
 """Special tokens by role, and the beginning of their key."""
 
 
@@ -43,7 +45,11 @@ def read(metadata: Mapping[str, Any], file: Path) -> tuple[Backend, dict[str, An
     kind = metadata.get(MODEL)
     if not has_tokenizer(metadata):
         raise DataError(f"{file}: this file has no tokenizer ({MODEL} is {kind!r}); give one from elsewhere")
-    readers = {PIECES: _read_pieces, BYTE_LEVEL: _read_byte_level}
+    readers = {
+        **dict.fromkeys((PIECES, UNIGRAMS, MERGED), _read_pieces),
+        BYTE_LEVEL: _read_byte_level,
+        WORDS: _read_words,
+    }
     check_known(str(kind)[:80], readers, f"{file}: {MODEL} is none that is supported:", error=DataError)
     tokens, kinds = _tokens(metadata)
     ids = {
@@ -62,7 +68,7 @@ def read(metadata: Mapping[str, Any], file: Path) -> tuple[Backend, dict[str, An
         "eos": ids.pop("eos"),
         "special": {role: i for role, i in ids.items() if i is not None},
         "begins_with_bos": begins if given["add_bos"] is None else given["add_bos"],
-        "ends_with_eos": bool(given["add_eos"]),
+        "ends_with_eos": kind == UNIGRAMS if given["add_eos"] is None else given["add_eos"],
         "chat_template": template,
         "config": dict(CLASSLESS),
     }
@@ -104,7 +110,8 @@ def _id(metadata: Mapping[str, Any], name: str, count: int) -> int | None:
 def _read_pieces(
     metadata: Mapping[str, Any], tokens: list[str], kinds: list[int], ids: Mapping[str, int | None]
 ) -> tuple[Backend, bool]:
-    scores = list(metadata.get(f"{GGML}scores", ()))[: len(tokens)]
+    kind = metadata[MODEL]
+    scores = list(metadata.get(f"{GGML}scores", [0.0] * len(tokens) if kind == MERGED else ()))[: len(tokens)]
     if len(scores) != len(tokens) or not all(
         isinstance(score, float) and isfinite(score) for score in scores
     ):
@@ -112,24 +119,47 @@ def _read_pieces(
     unknown = (
         ids["unk"] if ids["unk"] is not None else next((i for i, k in enumerate(kinds) if k == UNKNOWN), 0)
     )
-    flags = {
-        "dummy_prefix": ("add_space_prefix", True),
-        "squeeze_spaces": ("remove_extra_whitespaces", False),
-    }
-    given = {name: metadata.get(f"{GGML}{key}", usual) for name, (key, usual) in flags.items()}
-    if not all(isinstance(value, bool) for value in given.values()):
-        raise DataError(f"{' and '.join(f'{GGML}{key}' for key, _ in flags.values())} must be true or false")
+    flags = _flags(metadata, add_space_prefix=kind != MERGED, remove_extra_whitespaces=False)
+    charsmap = metadata.get(f"{GGML}precompiled_charsmap", ())
+    if not all(isinstance(byte, int) and -128 <= byte < 256 for byte in charsmap):
+        raise DataError(f"{GGML}precompiled_charsmap must list bytes")
     pieces = Pieces(
         tokens,
         scores,
         kinds,
+        sentencepiece.UNIGRAM if kind == UNIGRAMS else sentencepiece.BPE,
         unk=unknown,
         bos=ids["bos"],
         eos=ids["eos"],
         byte_fallback=BYTE in kinds,
-        **given,
+        dummy_prefix=flags["add_space_prefix"],
+        squeeze_spaces=flags["remove_extra_whitespaces"],
+        charsmap=bytes(byte & 255 for byte in charsmap),
+        merges=pairs_of(metadata.get(f"{GGML}merges", ())) if kind == MERGED else None,
     )
-    return sentencepiece.build(pieces), True
+    return sentencepiece.build(pieces), kind == PIECES
+
+
+def _read_words(
+    metadata: Mapping[str, Any], tokens: list[str], kinds: list[int], ids: Mapping[str, int | None]
+) -> tuple[Backend, bool]:
+    words = [
+        token if kind == CONTROL else token[1:] if token.startswith(SPACE) else f"##{token}"
+        for token, kind in zip(tokens, kinds, strict=True)
+    ]
+    names = wordpiece.NAMES | {role: words[i] for role, i in ids.items() if i is not None and role in ROLES}
+    flags = _flags(metadata, **{"normalizer.lowercase": True, "normalizer.strip_accents": True})
+    config = dict(zip(("do_lower_case", "strip_accents"), flags.values(), strict=True))
+    vocabulary = {word: i for i, word in enumerate(words)}
+    return wordpiece.build(vocabulary, names, config, Path(f"{GGML}tokens")), False
+
+
+def _flags(metadata: Mapping[str, Any], **usual: bool) -> dict[str, bool]:
+    """Keys that are true or false, and what they are where a file has none."""
+    flags = {name: metadata.get(f"{GGML}{name}", value) for name, value in usual.items()}
+    if not all(isinstance(value, bool) for value in flags.values()):
+        raise DataError(f"{' and '.join(f'{GGML}{name}' for name in flags)} must be true or false")
+    return flags
 
 
 def _read_byte_level(

@@ -7,8 +7,8 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from headway.errors import DataError
-from headway.text.bytelevel import RULES
 from headway.text.gguf import BYTE_LEVEL, GGML, MODEL, PIECES, ROLES, TEMPLATE, pairs_of, read
+from headway.text.rules import RULES
 from headway.text.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from headway.text.template import Template
 from headway.text.vocabulary import BYTE_PIECE, Vocabulary, steps_of

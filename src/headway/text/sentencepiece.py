@@ -42,6 +42,8 @@ class Pieces:
     charsmap: bytes = field(default=b"", repr=False)
     absorbing: str | None = None
     """A control token that takes the space in front of it (<mask>)."""
+    merges: list[tuple[str, str]] | None = field(default=None, repr=False)
+    """Of BPE, where they do not follow from the scores."""
 
     @property
     def names(self) -> dict[str, str | None]:
@@ -135,7 +137,7 @@ def build(spec: Pieces, *, sentinels: int = 0) -> Backend:
     if spec.model == BPE:
         model: models.Model = models.BPE(
             vocab=ids,
-            merges=_merges(spec, ids),
+            merges=_merges(spec, ids) if spec.merges is None else spec.merges,
             unk_token=spec.pieces[spec.unk],
             fuse_unk=True,
             byte_fallback=spec.byte_fallback,

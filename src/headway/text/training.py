@@ -18,7 +18,8 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from headway.errors import ConfigError
-from headway.text.bytelevel import RULES, put_rule
+from headway.text.bytelevel import put_rule
+from headway.text.rules import RULES
 from headway.text.sentencepiece import breaker, digits
 from headway.text.template import BARE, Template
 from headway.text.tokenizer import Tokenizer

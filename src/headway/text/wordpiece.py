@@ -74,12 +74,20 @@ def read(file: Path, config: Mapping[str, Any], kind: str) -> tuple[Backend, dic
             "model is supported: put it into the folder"
         )
     vocabulary, names = read_vocabulary(file), token_names(config, NAMES)
+    return build(vocabulary, names, config, file), names
+
+
+def build(
+    vocabulary: Mapping[str, int], names: Mapping[str, str | None], config: Mapping[str, Any], file: Path
+) -> Backend:
+    """The `tokenizers` form of a vocabulary and the names of its special tokens by role, with the keys that
+    `normalizer` reads; raises as `read`."""
     prepare = normalizer(vocabulary, config, file)
     _, cls, sep = need_tokens(names, ("unk", "cls", "sep"), vocabulary, file)
-    backend = Backend(models.WordPiece(vocabulary, unk_token=str(names["unk"])))
+    backend = Backend(models.WordPiece(dict(vocabulary), unk_token=str(names["unk"])))
     backend.normalizer = prepare
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
-    add_controls(backend, [name for name in names.values() if name in vocabulary])
+    add_controls(backend, [name for name in names.values() if name is not None and name in vocabulary])
     backend.post_processor = Template.bert(cls, sep).processor(backend)
-    return backend, names
+    return backend

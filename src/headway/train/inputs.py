@@ -11,6 +11,7 @@ from torch import Tensor
 
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.checkpoints import Base
+from headway.checkpoints.adapters import check_named
 from headway.checkpoints.folder import Folder, load_folder
 from headway.checkpoints.remote import is_address, local_model
 from headway.checkpoints.restore import build_model
@@ -175,7 +176,7 @@ def make_spec(config: RowsConfig, vocab: int) -> ModelSpec:
     spec = ModelSpec.of_depth(depth, vocab, context=config.context, patterns=patterns, family=family, **given)
     if config.dropout is not None:
         spec = replace(spec, dropout=config.dropout, attention_dropout=config.dropout)
-    return spec if config.linear is None else spec.with_linear(LinearAttentionSpec(config.linear))
+    return spec if config.linear is None else spec.with_mixer(LinearAttentionSpec(config.linear))
 
 
 def _layer_patterns(text: str) -> list[Pattern]:
@@ -213,7 +214,8 @@ def adapt(model: Model, config: RowsConfig, dtype: torch.dtype) -> Base | None:
     """Freeze a model in `dtype`, in 4 bits where the settings say so, and put a fresh adapter in float32 on it. None,
     and nothing is done, where the settings have no adapter.
 
-    Raises ConfigError for a model whose head would stay untrained, and for targets that it has not."""
+    Raises ConfigError for a model whose head would stay untrained, and for targets that it has not; CheckpointError for
+    those that its files have no name for."""
     lora = lora_of(config)
     if lora is None:
         return None
@@ -228,6 +230,7 @@ def adapt(model: Model, config: RowsConfig, dtype: torch.dtype) -> Base | None:
         for layer in block_linears(model).values():
             layer.keep(WEIGHTS[config.base].pack(layer.matrix))
     adapter = Adapter.fresh(model, lora, config.adapter_targets, config.seed)
+    check_named(adapter, model.spec)
     attach(model, adapter, NAME, dtype=torch.float32)
     return Base.of(Path(config.model).resolve())
 

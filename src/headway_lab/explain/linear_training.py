@@ -39,9 +39,9 @@ def contenders() -> dict[str, ModelSpec]:
     softmax = small(**shape, positions=Rotary(pairing="adjacent"))
     return {
         "softmax": softmax,
-        "linear": softmax.with_linear(LinearAttentionSpec()),
-        "linear, cosine": softmax.with_linear(LinearAttentionSpec("cosine")),
-        "linear, no positions": small(**shape, positions=NoPositions()).with_linear(LinearAttentionSpec()),
+        "linear": softmax.with_mixer(LinearAttentionSpec()),
+        "linear, cosine": softmax.with_mixer(LinearAttentionSpec("cosine")),
+        "linear, no positions": small(**shape, positions=NoPositions()).with_mixer(LinearAttentionSpec()),
     }
 
 

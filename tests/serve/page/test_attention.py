@@ -11,7 +11,8 @@ from headway.api import Cut
 from headway.cache import PAGE
 from headway.errors import ConfigError
 from headway.patterns import Causal, PerHead, Sink, Window, fates, visible
-from headway.serve.routes.attention import Looking
+from headway.serve.looks import Looking
+from headway.serve.served import Decoding
 from headway.serve.visits import Key
 from headway.tokens import Tokens
 from tests.serve.conftest import House, serving
@@ -204,15 +205,17 @@ def test_what_is_wrong_is_said(house: House, path: str, more: dict[str, Any], wo
 def test_a_text_that_is_too_long_is_refused_with_both_numbers(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headway.serve.routes.attention.MOST_BYTES", 10_000)
-    looking = Looking()
+    monkeypatch.setattr("headway.serve.looks.MOST_BYTES", 10_000)
+    looking, model = Looking(), house.models.places["small"].model
+    assert isinstance(model, Decoding)
     with pytest.raises(ConfigError, match="at most 11 tokens"):
-        looking.maps(model_of(house), [1] * 12)
-    assert len(looking.maps(model_of(house), [1] * 11)[0].keys) == 11
+        looking.at(model, [1] * 12).maps(model, [0])
+    maps, _ = looking.at(model, [1] * 11).maps(model, [0])
+    assert len(maps[0].keys) == 11
 
 
 def test_no_more_than_may_wait_are_taken(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.serve.routes.attention.MOST_WAITING", 0)
+    monkeypatch.setattr("headway.serve.looks.MOST_WAITING", 0)
     status, told = ask(house, "/v1/attention/heads", body={"prompt": TEXT})
     assert (status, told["error"]["type"]) == (429, "rate_limit_error")
 

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from headway.api import Cut
-from headway.cache import pattern_facts
+from headway.cache import PAGE, pattern_facts
 from headway.patterns import parse, visible
 from headway.serve.answers import token_text
 from headway.tokens import Tokens
 from tests.serve.conftest import House
 from tests.serve.page.conftest import LONG, SHOTS
+from tests.serve.test_guard import ask
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 VIEWS = "chat", "attention", "patterns", "rotary"
@@ -199,6 +200,7 @@ def test_attention_of_a_token_of_8000(page: Page, long_house: House) -> None:
     facts = page.facts(".numbers")
     assert float(facts["sum of weights"]) == pytest.approx(1, abs=1e-5)
     assert float(facts["weights × values − kernel"].split()[0]) < 1e-4
+    assert facts["keys"] == f"the text was read again, {count} tokens"
     (shares,) = one.shares([8000])
     nats, even = re.findall(r"[\d.]+", facts["entropy"])
     assert float(nats) == pytest.approx(shares.entropy, rel=1e-2)
@@ -208,6 +210,16 @@ def test_attention_of_a_token_of_8000(page: Page, long_house: House) -> None:
     likely = lm.next_log_probs(text[:8001]).exp().topk(6).values.tolist()
     assert [one.text for one in page.all(".card .bars:not(.words) li > span")] == [percent(p) for p in likely]
     page.shot("attention-8000")
+
+
+def test_a_text_that_pages_hold_is_not_read_again(page: Page, long_house: House) -> None:
+    ids = model_of(long_house).tokenizer.encode(LINES[:700], eos=False)
+    assert ask(long_house, body={"model": "chat", "prompt": ids, "max_tokens": 1})[0] == 200
+    page.open("attention")
+    page.look(LINES[:700])
+    stored, computed = map(int, re.findall(r"\d+", page.facts(".numbers")["keys"]))
+    assert stored >= PAGE
+    assert 1 <= computed <= PAGE
 
 
 def test_a_head_an_edge_and_a_span_are_cut(page: Page, long_house: House) -> None:

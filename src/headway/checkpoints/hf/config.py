@@ -19,21 +19,24 @@ from headway.checkpoints.hf.layouts import (
 )
 from headway.checkpoints.hf.layouts.base import differing
 from headway.checkpoints.hf.layouts.pairs import marian_spec
-from headway.errors import ConfigError, check_known, unknown_model
+from headway.checkpoints.hf.wrapped import text_config
+from headway.errors import ConfigError, check_known
 from headway.models import Head, ModelSpec
+from headway.models.missing import unknown_model
 from headway.patterns import Causal, Pattern, Window
 from headway.patterns.program import interval, reads_globals
 from headway.positions import PerLayer, PositionScheme, Rotary, in_pairing, rotations
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """The spec that a `config.json` describes.
+    """The spec that a `config.json` describes; of a model that reads images, too, that of its text model.
 
     Raises ConfigError, naming key and value, for an unknown family, an unknown key (with the nearest known one), a key
     with a value that would be ignored, and values that contradict each other.
     """
     if config.get("model_type") == OURS:
         return spec_from_own(config)
+    config = text_config(config)
     layout, facts = _layout(config), own_facts(config)
     family = facts.get("family", layout.family)
     if all(layout is not one for one in layouts_for(family)):
@@ -45,7 +48,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 def tensor_names(config: Mapping[str, Any]) -> TensorNames:
     """How the tensors of a folder with this config are named. Raises ConfigError for an unknown family."""
-    return OWN_NAMES if config.get("model_type") == OURS else _layout(config).tensors
+    return OWN_NAMES if config.get("model_type") == OURS else _layout(text_config(config)).tensors
 
 
 def config_from_spec(spec: ModelSpec) -> dict[str, Any]:
@@ -97,6 +100,9 @@ def _layout(config: Mapping[str, Any]) -> Layout:
     name, classes = config.get("model_type"), config.get("architectures")
     if name is None:
         name = next((n for n, one in LAYOUTS.items() for c in one.architectures if classes == [c]), None)
+    for one in LAYOUTS.values():
+        if isinstance(name, str) and name in one.within:
+            return one
     check_known(name, LAYOUTS, "config.json: headway knows no model_type", hint=unknown_model)
     return LAYOUTS[str(name)]
 

@@ -10,14 +10,15 @@ from dataclasses import fields
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
-from headway.attention.linear_attention import LinearAttentionSpec
 from headway.checkpoints.hf.config_keys import OURS, checked_sizes
 from headway.errors import ConfigError, as_error, check_known, did_you_mean
 from headway.models import Head, ModelSpec
+from headway.models.mixers import MIXERS
+from headway.nn import Experts
 from headway.patterns import Pattern, parse
 from headway.positions import PositionScheme, Scaling
 
-FORMAT = 2
+FORMAT = 3
 FACTS: Mapping[str, tuple[type, ...]] = {
     "family": (str,),
     "trained_context": (int,),
@@ -26,9 +27,10 @@ FACTS: Mapping[str, tuple[type, ...]] = {
 
 
 def _kinds() -> dict[str, type[Any]]:
-    """By the name of the class, which `kind` is: position schemes and scalings, those of other packages included once
-    they are imported, and what else a spec holds."""
-    found = (*_subclasses(PositionScheme), *_subclasses(Scaling), Head, ModelSpec, LinearAttentionSpec)
+    """By the name of the class, which `kind` is: position schemes, scalings and mixers, those of other packages
+    included once they are imported, and what else a spec holds."""
+    schemes = (*_subclasses(PositionScheme), *_subclasses(Scaling))
+    found = (*schemes, *MIXERS, Head, ModelSpec, Experts)
     return {kind.__name__: kind for kind in found}
 
 
@@ -122,8 +124,8 @@ def _read(value: Any) -> Any:
     name, kinds = value.get("kind"), _kinds()
     if name not in kinds:
         raise ConfigError(
-            f"config.json: {OURS}: unknown kind {name!r}{did_you_mean(str(name), kinds)}; a position scheme of another "
-            "package is known once that is imported"
+            f"config.json: {OURS}: unknown kind {name!r}{did_you_mean(str(name), kinds)}; a position scheme or mixer "
+            "of another package is known once that is imported"
         )
     inner = {key: _read(item) for key, item in value.items() if key != "kind"}
-    return _spec(inner) if kinds[name] is ModelSpec else kinds[name](**inner)
+    return _spec(inner) if kinds[name] is ModelSpec else kinds[name](**checked_sizes(inner))

@@ -17,30 +17,35 @@ UNUSED = 4096
 """A width for readers that insist on one, be there windows or not."""
 
 
-def layer_types(kinds: object, layers: int) -> list[str]:
+def layer_types(kinds: object, layers: int, known: Sequence[str] = LAYER_TYPES) -> list[str]:
     """`layer_types` as a list of known kinds, one per layer. Raises ConfigError for anything else."""
     if not isinstance(kinds, list):
         raise ConfigError(
-            f'config.json: "layer_types" must be a list with one of {", ".join(LAYER_TYPES)} per layer, got {kinds!r}'
+            f'config.json: "layer_types" must be a list with one of {", ".join(known)} per layer, got {kinds!r}'
         )
     if len(kinds) != layers:
         raise ConfigError(
             f"config.json: layer_types lists {len(kinds)} layers, but num_hidden_layers is {layers}"
         )
     for number, kind in enumerate(kinds):
-        check_known(kind, LAYER_TYPES, f"config.json: layer_types[{number}] is", are="known are")
+        check_known(kind, known, f"config.json: layer_types[{number}] is", are="known are")
     return kinds
 
 
-def every(count: int, first: int = 0) -> Callable[[int], list[str]]:
+def every(count: int, first: int = 0, other: str = SLIDING) -> Callable[[int], list[str]]:
     """The kinds of so many layers, of which every `count`-th sees all: `first`, `first` + `count`, .."""
-    return lambda layers: [FULL if i % count == first % count else SLIDING for i in range(layers)]
+    return lambda layers: [FULL if i % count == first % count else other for i in range(layers)]
 
 
-def read_kinds(given: ConfigReader, layers: int, usual: Callable[[int], list[str]]) -> list[str]:
+def read_kinds(
+    given: ConfigReader,
+    layers: int,
+    usual: Callable[[int], list[str]],
+    known: Sequence[str] = LAYER_TYPES,
+) -> list[str]:
     """The kind of each layer: as `layer_types` say, or as is `usual` for so many."""
     kinds = given.get("layer_types")
-    return usual(layers) if kinds is None else layer_types(kinds, layers)
+    return usual(layers) if kinds is None else layer_types(kinds, layers, known)
 
 
 def read_windows(given: ConfigReader, kinds: Sequence[str]) -> tuple[Pattern, ...]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headway.checkpoints.heads import in_pairing_of
 from headway.checkpoints.hf.layouts.rules import Rule, TensorNames
@@ -99,7 +99,9 @@ def packed_state(
     quantized in part, or stored [in, out], or split by transformers."""
     scheme, output = _scheme(layers), names.outputs.get(spec.head.task)
     with torch.device("meta"):
-        linear = linear_rules(rules_by_name(names, spec), linears(blank(spec)))
+        model = blank(spec)
+    plain = {name for name, module in model.named_modules() if type(module) is nn.Linear}  # gates of experts
+    linear = linear_rules(rules_by_name(names, spec), plain.union(linears(model)))
     known = lazy(state).forms
     dtype = next(iter(known.values())).dtype
     made: dict[str, Rule] = {}
@@ -121,6 +123,11 @@ def packed_state(
             made[theirs] = rule
         else:
             ignore.append(output if output is not None and rule.layers == ("lm_head",) else theirs)
+    if stacked := layers.keys() - {name for rule in made.values() for name in rule.layers}:
+        raise CheckpointError(
+            f"the files of {spec.family} have {min(stacked)} in one tensor with other experts, which cannot be kept "
+            "with weights of 8 or 4 bits; save the model before it is quantized"
+        )
     if output is not None and "lm_head" not in layers:
         ignore.append(output)
     kept = lazy(state).renamed({name: name for name in known if name.removesuffix(".weight") not in made})

@@ -5,6 +5,7 @@ compressed-tensors  weights alone, of integers: "pack-quantized" (4 or 8 bits), 
                     inputs, symmetric or with zeros
 gptq                4 or 8 bits, groups of neighbouring inputs, with or without a checkpoint_format "gptq_v2"
 awq                 4 bits, version "gemm", with zeros
+mxfp4               4 bits, of experts (`headway.checkpoints.quantized.mxfp4`)
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -56,13 +57,14 @@ AWQ: Allowed = {
     "zero_point": (True,),
     "version": ("gemm", "GEMM"),
 }
+MXFP4: Allowed = dict.fromkeys(("quant_method", "modules_to_not_convert", "dequantize"))
 
 
 class Scheme(NamedTuple):
     """How the weights of a folder are kept.
 
     Attributes:
-        form: "pack-quantized", "gptq" or "awq".
+        form: "pack-quantized", "gptq", "awq" or "mxfp4".
         bits: 8 or 4.
         group: inputs that share a scale; None where a whole row does.
         zeros: whether the codes of 0 are stored.
@@ -157,10 +159,16 @@ def _awq(given: Mapping[str, Any]) -> Scheme:
     return Scheme("awq", _needed(given, "bits"), _group_size(given), True)
 
 
+def _mxfp4(given: Mapping[str, Any]) -> Scheme:
+    _check(given, MXFP4)
+    return Scheme("mxfp4", 4, GROUP, False)
+
+
 _METHODS: Mapping[str, Callable[[Mapping[str, Any]], Scheme]] = {
     "compressed-tensors": _compressed,
     "gptq": _gptq,
     "awq": _awq,
+    "mxfp4": _mxfp4,
 }
 
 

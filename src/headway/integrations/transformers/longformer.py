@@ -12,7 +12,7 @@ from headway.integrations.transformers.products import side_by_side
 from headway.nn import RotaryEmbedding, Scores
 from headway.nn.mixers import Call, GlobalMixer
 from headway.patterns import GlobalKeys, Window
-from headway.positions import NoPositions
+from headway.positions import NoPositions, Rotation
 from headway.tokens import Tokens
 
 
@@ -50,8 +50,11 @@ class Projected:
     def __init__(self, module: Any) -> None:
         self.module, self.dropout, self.training = module, module.dropout, module.training
 
-    def projected(self, x: Tensor, names: str = "qkv", of_global: bool = False) -> list[Tensor]:
-        """[B, H, N, D] each."""
+    def projected(
+        self, x: Tensor, names: str = "qkv", of_global: bool = False, rotation: Rotation | None = None
+    ) -> list[Tensor]:
+        """[B, H, N, D] each; Longformer rotates nothing."""
+        assert rotation is None
         module, sizes = self.module, (self.module.num_heads, self.module.head_dim)
         whole = {"q": "query", "k": "key", "v": "value"}
         layers = [getattr(module, f"{whole[name]}_global" if of_global else whole[name]) for name in names]

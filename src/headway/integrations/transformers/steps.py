@@ -230,6 +230,8 @@ def decoder_of(stack: Any) -> Decoder:
     with torch.device("meta"):
         model = blank(spec_from_config(config))
     assert isinstance(model, Decoder)
+    if any(model.spec.experts):
+        raise HeadwayError(f"{type(stack).__name__} has experts, which native steps do not know")
     state = {f"model.{name}": t for name, t in stack.state_dict().items()}
     if not model.spec.tied:
         # not multiplied with: the model has its own

@@ -21,6 +21,7 @@ from headway.models.cost.report import LayerPlan, Machine, Report
 from headway.models.cost.weights import (
     Codes,
     Kept,
+    active_parameters,
     adapter_parameters,
     kept_bytes,
     matrix_weights,
@@ -37,6 +38,7 @@ __all__ = [
     "Machine",
     "Report",
     "activation_bytes",
+    "active_parameters",
     "adapter_parameters",
     "attention_pairs",
     "cache_slots",

@@ -10,8 +10,10 @@ from typing import Literal, TypedDict
 
 import torch
 
-from headway.models.cost.weights import gates, stacks
+from headway.models.cost.weights import gates, hidden_units, stacks
+from headway.models.mixers import Softmax, kind_of
 from headway.models.spec import ModelSpec
+from headway.nn import Experts
 from headway.nn.block import Checkpointing
 from headway.nn.cross_entropy import chunk_rows
 
@@ -50,11 +52,14 @@ def activation_bytes(
                                                      L e D (2 K + H) more with global projections
           sink         L H (e D + 5)                 its result, its factor, and which rows see nothing
           gate         L e H (D + 1), or L 2 e H D   its result, and one number for each head, or each channel
-          linear       L (e D H + w (H (2 D + 2) + K D) + ...)        see `_linear_bytes`
+          others       what `MixerKind.saved` says     of layers with another mixer
         feed-forward   L 3 e F                       gate, up, and act(gate) up
           not gated    L 2 e F                       up and its activation; e F fewer with ReLU, whose result says its
                                                      input, unless it is dropped
           dropped      L e F                         more with activation_dropout
+          xielu        L (3 e + 1) F                 more: its terms, and the sign of each number
+          experts      2 e K M + 3 w E + ...         of K chosen of E: rows in their order, and what they give; F is
+                                                     that of all that a token has. See `_routing_bytes`
         dropout        e M for each sub-layer, e E for the embedding; e M more with final_dropout
         positions      what rotations keep that are trained, and stored scores: `PositionScheme.saved_bytes`
         head           its dense layer and norm
@@ -115,25 +120,36 @@ def _stack_bytes(
         norms += e * m + spec.final_norm * (_norm_bytes(spec, m, e) - e * m)
     else:
         norms += _norm_bytes(spec, m, e) if spec.final_norm else e * m
-    norms += attended * _qk_norm_bytes(spec, (h, spec.kv_heads, *(h,) * cross), e)
+    kinds = [kind_of(mixer) for mixer in spec.mixers]
+    heads = min(attended, sum(kind.positions for kind in kinds))
+    norms += heads * _qk_norm_bytes(spec, (h, spec.kv_heads), e)
+    norms += cross * attended * _qk_norm_bytes(spec, (h,), e)
     if spec.embedding_norm:
         norms += _norm_bytes(spec, spec.columns, e) - e * spec.columns
     norms += e * spec.columns * (spec.columns != m)
     found = Counter(norms=tokens * norms)
-    stored = scores == "stored" and spec.linear is None
-    if spec.linear is None:
-        attention = (w if stored else e) * d * (h + 2 * spec.kv_heads) + e * d * h + 4 * h
-        attention += spec.global_projections * e * d * (2 * spec.kv_heads + h)
-    else:
-        attention = _linear_bytes(spec, e)
-    attention += spec.sink_logit * h * (e * d + 5)
-    attention += e * (h * d + gates(spec)) if spec.gate else 0
-    attention += cross * ((w if stored else e) * d * h + e * d * h + 4 * h)
-    found["attention"] = tokens * attended * attention
-    found["scores"] = attended * _score_bytes(spec, context, context, batch) if stored else 0
+    stored = scores == "stored"
+    softmax = (w if stored else e) * d * (h + 2 * spec.kv_heads) + e * d * h + 4 * h
+    softmax += spec.global_projections * e * d * (2 * spec.kv_heads + h) + spec.sink_logit * h * (e * d + 5)
+    gated = e * (h * d + gates(spec)) if spec.gate else 0
+    across = (w if stored else e) * d * h + e * d * h + 4 * h
+    each = [
+        (softmax if mixer == Softmax() else kind.saved(spec, mixer, e)) + gated * kind.positions
+        for mixer, kind in zip(spec.mixers, kinds, strict=True)
+    ]
+    mixed = max(each) if attended == 1 else sum(each)
+    found["attention"] = tokens * (mixed + cross * attended * across)
+    scored = min(attended, len(spec.softmax_layers))
+    found["scores"] = scored * _score_bytes(spec, context, context, batch) if stored else 0
     relu, drops = spec.activation == "relu", bool(spec.activation_dropout)
     hidden = 3 + drops if spec.gated else 2 - relu + drops * (1 + relu)
-    found["feed-forward"] = tokens * fed * hidden * e * spec.hidden
+    hidden += spec.gated and spec.activation == "relu2"
+    hidden_bytes = e * hidden + (3 * e + 1) * (spec.activation == "xielu")
+    layers = [
+        hidden_bytes * units + _routing_bytes(spec, experts, e)
+        for units, experts in zip(hidden_units(spec), spec.experts, strict=True)
+    ]
+    found["feed-forward"] = tokens * (sum(layers) if fed == spec.layers else max(layers))
     if spec.dropout:
         found["dropout"] = (
             tokens
@@ -144,10 +160,24 @@ def _stack_bytes(
         number = torch.float64 if w == 8 else torch.float32
         q = torch.empty(batch, h, context, d, dtype=number)
         k = q[:, : spec.kv_heads]
-    found["positions"] = sum(p.saved_bytes(q, k, stored) for p in spec.layer_positions[:attended])
+    marked = [p for p, kind in zip(spec.layer_positions, kinds, strict=True) if kind.positions]
+    found["positions"] = sum(p.saved_bytes(q, k, stored) for p in marked[:attended])
     if redo == "block":
         found["inputs"] = tokens * spec.layers * e * m
     return found
+
+
+def _routing_bytes(spec: ModelSpec, experts: Experts | None, e: int) -> int:
+    """Of one token beside the hidden units of its experts: the router's input where it is widened, its scores, and
+    twice what weights are divided by; of each chosen expert the weight (twice where it is normalized, and once more in
+    the dtype of the rest), number, and places in both orders, 8 bytes each; rows given and made. Of a shared one behind
+    a gate its output, and the gate's."""
+    if experts is None:
+        return 0
+    w, m, k = max(e, 4), spec.width, experts.top
+    weights = w * (1 + experts.normalized) + e * (w > e)
+    routing = w * (m * (w > e) + experts.count + 2 * experts.normalized)
+    return routing + k * (weights + 24 + 2 * e * m) + experts.shared_gate * e * (m + 1)
 
 
 def _score_bytes(spec: ModelSpec, queries: int, keys: int, batch: int) -> int:
@@ -166,36 +196,13 @@ def _qk_norm_bytes(spec: ModelSpec, heads: Sequence[int], e: int) -> int:
     """Of one token's norms of so many heads each."""
     if spec.qk_norm == "none":
         return 0
-    roots = sum(heads) if spec.qk_norm == "head" else len(heads)
-    return _input_size(spec, e) * spec.head_dim * sum(heads) + 4 * roots
+    roots = (len(heads) if spec.qk_norm == "all" else sum(heads)) * (1 + (spec.norm == "layer"))
+    root = e if spec.norm == "layer" else 4  # torch's own layer norm keeps them in the dtype of the rest
+    return _input_size(spec, e) * spec.head_dim * sum(heads) + root * roots
 
 
 def _input_size(spec: ModelSpec, e: int) -> int:
-    return max(e, 4) if spec.norm_offset else e
-
-
-def _linear_bytes(spec: ModelSpec, e: int) -> int:
-    """Of linear attention for one token, in the chunked form, in w bytes a number: queries and keys with their features
-    (`_feature_numbers`), values, numerators and twice the denominators; and the output."""
-    assert spec.linear is not None
-    assert spec.linear.key_feature is not None
-    h, k, d, w = spec.heads, spec.kv_heads, spec.head_dim, max(e, 4)
-    rotates = spec.positions.marks == "queries and keys"
-    query = _feature_numbers(spec.linear.feature, d, rotates, summed=False)
-    key = _feature_numbers(spec.linear.key_feature, d, rotates, summed=not spec.causal)
-    return w * (h * (query + d + 2) + k * (key + d)) + e * d * h
-
-
-def _feature_numbers(feature: str, d: int, rotates: bool, summed: bool) -> int:
-    """A query or key, and its features for numerator and denominator; those of keys that are `summed` at once for all
-    queries are not kept for the denominator. "cosine" has one for both, and its length before and after
-    `eps`; a softmax keeps its result alone, rotated and
-    not, and over tokens its powers and their sums, too."""
-    if feature == "cosine":
-        return 2 * d + 3
-    if feature.startswith("softmax"):
-        return d * (1 + rotates + 2 * (feature != "softmax"))
-    return d * (3 - summed)
+    return max(e, 4) if spec.norm_offset and spec.norm == "rms" else e
 
 
 def _head_bytes(spec: ModelSpec, tokens: int, e: int) -> tuple[int, int]:
@@ -203,7 +210,7 @@ def _head_bytes(spec: ModelSpec, tokens: int, e: int) -> tuple[int, int]:
     their gradient in their place."""
     head, m, w, inner = spec.head, spec.width, max(e, 4), spec.head_inputs
     kept = 0
-    if head.task == "masked-lm" and head.dense is not None:
+    if head.needs_vocab and head.dense is not None:
         kept = (head.dense != "relu") * e * inner + _norm_bytes(spec, inner, e)
     elif head.task in ("states", "embed", "classify"):
         kept = -e * m

@@ -7,25 +7,35 @@ Legend: M width, L layers, H query heads, K kv heads, D per head, V vocab, n tok
 `matrix_weights`.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache, reduce
 from operator import or_
 
 import torch
 
-from headway.attention.linear_attention import choose_form
 from headway.cache import PAGE, PageClass
 from headway.errors import ConfigError
-from headway.models.cost.weights import gates, matrix_weights, memory_weights, must_decode, stacks
+from headway.models.cost.weights import (
+    fed_outputs,
+    matrix_weights,
+    memory_weights,
+    must_decode,
+    on_meta,
+    output_weights,
+    stacks,
+)
+from headway.models.mixers import kind_of
 from headway.models.spec import ModelSpec
 from headway.patterns import Pattern, pairs
 from headway.quantization import row_bytes
 
 
 def attention_pairs(spec: ModelSpec, n: int, last: int | None = None) -> int:
-    """(query, key) pairs that all heads of all layers score in a row of n tokens, counted; of the last layer those of
-    its `last` queries alone where they are given (`prefill_flops`)."""
-    *others, top = spec.patterns
-    return _pairs(top, n, spec.heads, last) + sum(_pairs(p, n, spec.heads) for p in others)
+    """(query, key) pairs that all heads of all layers of softmax attention score in a row of n tokens, counted; of the
+    last layer those of its `last` queries alone where they are given (`prefill_flops`)."""
+    top = spec.layers - 1
+    each = ((i, spec.patterns[i]) for i in spec.softmax_layers)
+    return sum(_pairs(pattern, n, spec.heads, last if i == top else None) for i, pattern in each)
 
 
 def prefill_flops(spec: ModelSpec, n: int, logits: int = 1, source: int | None = None) -> float:
@@ -34,9 +44,9 @@ def prefill_flops(spec: ModelSpec, n: int, logits: int = 1, source: int | None =
         2 n W  +  4 D (pairs of all heads and layers)  +  P logits  -  (what a decoder's last layer spares)
 
     with W = `matrix_weights` and P = `head_flops`, 2 M V of a language model; the pairs cost 2 D for the score and 2 D
-    for the value; linear attention has instead what its form costs (`choose_form`). An encoder-decoder adds, with S
-    source tokens: the encoder's own, 2 S `memory_weights`, and 4 D H L n S. A decoder's last layer makes keys and
-    values of all tokens, but attends and feeds forward for the last `logits` of them alone.
+    for the value; a layer with another mixer has instead what that costs (`MixerKind.flops`). An encoder-decoder adds,
+    with S source tokens: the encoder's own, 2 S `memory_weights`, and 4 D H L n S. A decoder's last layer makes keys
+    and values of all tokens, but attends and feeds forward for the last `logits` of them alone.
 
     Args:
         n: tokens; of an encoder-decoder: of the target.
@@ -50,11 +60,12 @@ def prefill_flops(spec: ModelSpec, n: int, logits: int = 1, source: int | None =
             f"prefill_flops: Head({spec.head.task!r}) is computed once for a row, got logits={logits}"
         )
     last = min(logits, n) if spec.kind == "decoder" else n
-    behind = spec.heads * spec.head_dim + gates(spec) + (2 + spec.gated) * spec.hidden
-    spared = (n - last) * behind * spec.width
+    behind = output_weights(spec) + fed_outputs(spec, spec.layers - 1) * spec.width
+    spared = (n - last) * behind
     own = (
         2.0 * (n * matrix_weights(spec) - spared)
-        + _attention_flops(spec, n, last)
+        + 4.0 * spec.head_dim * attention_pairs(spec, n, last)
+        + _state_flops(spec, n)
         + head_flops(spec) * logits
     )
     for encoder, tokens in stacks(spec, n, source)[1:]:
@@ -85,24 +96,19 @@ def decode_flops(spec: ModelSpec, context: int, source: int | None = None) -> fl
 
         2 (W + M V)  +  4 D (keys that the last query sees, over all heads and layers)
 
-    Linear attention and S source tokens as in `prefill_flops`. Raises ConfigError for an encoder."""
+    Other mixers and S source tokens as in `prefill_flops`. Raises ConfigError for an encoder."""
     must_decode(spec, "decode_flops")
     sources = sum(tokens for _, tokens in stacks(spec, context, source)[1:])
     across = 4.0 * spec.head_dim * spec.heads * spec.layers * sources
-    if spec.linear is None:
-        own = 4.0 * spec.head_dim * sum(keys_read(p, context, spec.heads) for p in spec.patterns)
-    else:
-        own = _attention_flops(spec, 1)
+    keys = sum(keys_read(spec.patterns[i], context, spec.heads) for i in spec.softmax_layers)
+    own = 4.0 * spec.head_dim * keys + _state_flops(spec, 1)
     return 2.0 * matrix_weights(spec) + head_flops(spec) + own + across
 
 
-def _attention_flops(spec: ModelSpec, n: int, last: int | None = None) -> float:
-    """Of scores and values over all pairs that are seen, or of the sums of linear attention."""
-    if spec.linear is None:
-        return 4.0 * spec.head_dim * attention_pairs(spec, n, last)
-    features, group = spec.linear.features(spec.head_dim), spec.layout.group
-    forms = (choose_form(p, n, n, features, spec.head_dim, group) for p in spec.patterns)
-    return spec.kv_heads * sum(form.flops or 0.0 for form in forms)
+def _state_flops(spec: ModelSpec, n: int) -> float:
+    """Of the layers that are not softmax attention, on n tokens of a row."""
+    each = zip(spec.mixers, spec.patterns, strict=True)
+    return sum(kind_of(mixer).flops(spec, mixer, pattern, n) for mixer, pattern in each)
 
 
 @lru_cache(maxsize=512)
@@ -123,56 +129,72 @@ def keys_read(pattern: Pattern, n: int, heads: int) -> int:
 
 def kv_bytes_per_token(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16) -> int:
     """Bytes of keys and values that one token has in all layers: 2 L K (D e), with e bytes per number; in
-    int8, whose rows have a float32 scale, 2 L K (D + 4). With linear attention, which keeps sums, 0."""
-    return 0 if spec.linear is not None else memory_bytes(spec, 1, dtype)
+    int8, whose rows have a float32 scale, 2 L K (D + 4). L counts those of softmax attention: others keep states."""
+    return len(spec.softmax_layers) * _token_bytes(spec, dtype)
+
+
+def _token_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
+    return 2 * spec.kv_heads * row_bytes(spec.head_dim, dtype)
 
 
 def memory_bytes(spec: ModelSpec, source: int, dtype: torch.dtype = torch.bfloat16, batch: int = 1) -> int:
     """Bytes of keys and values of so many last states of an encoder, in all layers: 2 L K (D e) for each."""
-    return 2 * spec.layers * spec.kv_heads * row_bytes(spec.head_dim, dtype) * source * batch
+    return spec.layers * _token_bytes(spec, dtype) * source * batch
+
+
+def state_bytes(spec: ModelSpec, layer: int, dtype: torch.dtype = torch.bfloat16) -> int:
+    """Bytes of what a layer keeps of a text in place of keys and values; 0 where it keeps those."""
+    kept = on_meta(spec).stack.blocks[layer].self_attn.state(dtype)
+    return 0 if kept is None else kept.nbytes
 
 
 def cache_slots(spec: ModelSpec, context: int) -> tuple[int, ...]:
     """Slots of the pages that each layer's cache holds of a row of `context` tokens: of all of them, or of those that a
-    window still sees; 1 of linear attention. Raises ConfigError for an encoder, as the other two do."""
+    window still sees; 1 of a layer that keeps a state. Raises ConfigError for an encoder, as the other two do."""
     must_decode(spec, "cache_slots")
-    if spec.linear is not None:
-        return (1,) * spec.layers
-    return tuple(PAGE * PageClass(p.retention, 0).held(context) for p in spec.patterns)
+    slots = [1] * spec.layers
+    for i in spec.softmax_layers:
+        slots[i] = PAGE * PageClass(spec.patterns[i].retention, 0).held(context)
+    return tuple(slots)
 
 
 def kv_bytes_stored(
-    spec: ModelSpec, context: int, dtype: torch.dtype = torch.bfloat16, batch: int = 1
+    spec: ModelSpec,
+    context: int,
+    dtype: torch.dtype = torch.bfloat16,
+    batch: int = 1,
+    layers: Sequence[int] | None = None,
 ) -> int:
-    """Bytes of keys and values that the caches of `batch` rows of `context` tokens hold.
+    """Bytes of keys and values that the caches of `batch` rows of `context` tokens hold, of all layers or of some.
 
-    2 K (D e) bytes, in int8 2 K (D + 4), times the slots of each layer; of linear attention K F (D + 1) numbers of 4
-    bytes or more and a count for each layer, with F features. (Those of an encoder's states: `memory_bytes`.)"""
+    2 K (D e) bytes, in int8 2 K (D + 4), times the slots of each layer; of other mixers the states of the rows
+    (`state_bytes`). (Those of an encoder's states: `memory_bytes`.)"""
     must_decode(spec, "kv_bytes_stored")
-    if spec.linear is not None:
-        return batch * spec.layers * (_sums(spec, dtype) + 8)
-    return 2 * spec.kv_heads * row_bytes(spec.head_dim, dtype) * batch * sum(cache_slots(spec, context))
+    slots, softmax = cache_slots(spec, context), _token_bytes(spec, dtype)
+    each = range(spec.layers) if layers is None else layers
+    return batch * sum(
+        softmax * slots[i] if i in spec.softmax_layers else state_bytes(spec, i, dtype) for i in each
+    )
 
 
-def kv_bytes_read(spec: ModelSpec, context: int, dtype: torch.dtype = torch.bfloat16, batch: int = 1) -> int:
-    """Bytes of keys and values that one more token of `batch` rows of `context` tokens reads.
+def kv_bytes_read(
+    spec: ModelSpec,
+    context: int,
+    dtype: torch.dtype = torch.bfloat16,
+    batch: int = 1,
+    layers: Sequence[int] | None = None,
+) -> int:
+    """Bytes of keys and values that one more token of `batch` rows of `context` tokens reads, in all layers or in some.
 
     2 (D e) bytes, in int8 2 (D + 4), times the keys that the last query sees, per kv head and layer: a kv
-    head is read once for its whole group, and (`PerHead`) wherever one of the group looks. Linear attention reads its
-    sums.
+    head is read once for its whole group, and (`PerHead`) wherever one of the group looks. Other mixers read their
+    states.
     """
     must_decode(spec, "kv_bytes_read")
-    if spec.linear is not None:
-        return batch * spec.layers * _sums(spec, dtype)
-    read = sum(keys_read(p, context, spec.kv_heads) for p in spec.patterns)
-    return 2 * row_bytes(spec.head_dim, dtype) * batch * read
-
-
-def _sums(spec: ModelSpec, dtype: torch.dtype) -> int:
-    """Bytes of the sums of one layer and row of linear attention."""
-    assert spec.linear is not None
-    features = spec.linear.features(spec.head_dim)
-    return spec.kv_heads * features * (spec.head_dim + 1) * max(4, dtype.itemsize)
+    e = 2 * row_bytes(spec.head_dim, dtype)
+    softmax = {i: e * keys_read(spec.patterns[i], context, spec.kv_heads) for i in spec.softmax_layers}
+    each = range(spec.layers) if layers is None else layers
+    return batch * sum(softmax[i] if i in softmax else state_bytes(spec, i, dtype) for i in each)
 
 
 def reach(spec: ModelSpec) -> tuple[int | None, int | None]:

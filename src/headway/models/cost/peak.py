@@ -11,6 +11,7 @@ import torch
 from headway.models.cost.activations import TrainingOptions, activation_bytes
 from headway.models.cost.weights import block_numbers, parameter_count, stacks
 from headway.models.spec import ModelSpec
+from headway.nn import Experts
 from headway.nn.cross_entropy import chunk_rows
 from headway.nn.feedforward import CHUNK
 
@@ -74,7 +75,7 @@ def training_bytes(
     one = activation_bytes(spec, context, batch, dtype, **again)
     one = {name: size for name, size in one.items() if name not in ("inputs", "logits")}
     rows = stacks(spec, context, options.get("source"))
-    block = max(2 * batch * tokens * (stack.hidden + stack.width) * e for stack, tokens in rows)
+    block = max(2 * batch * tokens * _fed(stack) * e for stack, tokens in rows)
     if parts == 1:
         held = {"parameters": w * n + (e * n if w > e else 0), "optimizer": 2 * w * n}
         table = e * spec.vocab * spec.columns if adapter is None else 0
@@ -110,6 +111,21 @@ def training_bytes(
     }
 
 
+def _fed(spec: ModelSpec) -> int:
+    """F + M of the widest feed-forward; of experts K (F + M), with those of all that a token has together."""
+    rows = {(spec.hidden, 1) if one is None else (one.units, one.top) for one in spec.experts}
+    return max(units + top * spec.width for units, top in rows)
+
+
+def _fed_first(spec: ModelSpec, experts: Experts | None, n: int) -> int:
+    """Numbers of one layer's feed-forward where nothing is kept for a backward: a chunk of hidden layers, and rows that
+    are in the order of experts, three times."""
+    if experts is None:
+        return min(n, CHUNK) * (2 + spec.gated) * spec.hidden
+    widest = max(experts.hidden, experts.shared)
+    return min(n * experts.top, CHUNK) * (2 + spec.gated) * widest + 3 * n * experts.top * spec.width
+
+
 def _loss_bytes(spec: ModelSpec, tokens: int, w: int) -> int:
     """Of the chunks of logits; beside an encoder, where they are computed again in the backward, two gradients of the
     output matrix come with them."""
@@ -124,8 +140,8 @@ def first_pass_bytes(
 ) -> int:
     """Bytes that the first pass over rows holds at its peak, besides weights and caches: in a block five tensors of
     width M (the stream before and after attention, two norms, what attention gave) and those of a chunk of its
-    feed-forward, two or with a gate three; or the states and the logits that are wanted, of every token in an encoder
-    that has them.
+    feed-forward, two or with a gate three, and where K experts have a row three of K M; or the states and the logits
+    that are wanted, of every token in an encoder that has them.
 
     Read `chunk` tokens at a time, n are those of the chunks, and attention packs the keys and values of one head of
     all tokens before it again for each of them: in a whole row they are small beside the block."""
@@ -134,8 +150,7 @@ def first_pass_bytes(
     if chunk is not None and chunk < context:
         n = batch * chunk
         packed = 2 * context * spec.head_dim * e
-    fed = min(n, CHUNK)
-    block = (n * 5 * spec.width + fed * (2 + spec.gated) * spec.hidden) * e + packed
+    block = (n * 5 * spec.width + max(_fed_first(spec, one, n) for one in {*spec.experts})) * e + packed
     outputs = spec.vocab if spec.head.needs_vocab else spec.head.outputs
     each = spec.kind == "encoder" and spec.head.task not in ("classify", "embed")
     return max(block, (n if each else batch) * outputs * e + 2 * n * spec.width * e)

@@ -3,7 +3,7 @@
 Legend: n tokens of a row, B rows.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -27,7 +27,9 @@ from headway.models.cost.report import LayerPlan, Machine, Report
 from headway.models.cost.weights import (
     Kept,
     Quantized,
+    active_parameters,
     adapter_parameters,
+    expert_share,
     kept_bytes,
     parameter_count,
     parameters,
@@ -35,6 +37,7 @@ from headway.models.cost.weights import (
     trained_bytes,
     weight_bytes_read,
 )
+from headway.models.mixers import Softmax, kind_of
 from headway.models.quantize import KINDS
 from headway.models.spec import ModelSpec
 from headway.nn import Lora
@@ -99,15 +102,17 @@ def plan(
     machine = Machine.here(dtype) if machine is None else machine
     kv_dtype = dtype if kv_dtype is None else kv_dtype
     layers, *encoder_layers = (
-        tuple(_layer_plan(*row, p, batch, dtype, kv_dtype) for p in dict.fromkeys(row[0].patterns))
-        for row in rows
+        tuple(_layer_plan(*row, same, batch, dtype, kv_dtype) for same in _alike(row[0])) for row in rows
     )
     memory = 0 if source is None else memory_bytes(spec, source, dtype, batch)
     kept = kept_bytes(spec, Kept(dtype, quantized))
     weights, kv = sum(kept.values()), memory + sum(layer.kv_stored for layer in layers)
     looked_up = {"encoder"} | (set() if spec.tied else {"embedding"})
+    read = {"experts": expert_share(spec, batch)}
     saved = sum(
-        n * dtype.itemsize - kept[place] for place, n in parameters(spec).items() if place not in looked_up
+        round(read.get(place, 1) * (n * dtype.itemsize - kept[place]))
+        for place, n in parameters(spec).items()
+        if place not in looked_up
     )
     working = max(first_pass_bytes(*row, batch, dtype, prefill_chunk) for row in rows)
     scores: Scores = "stored" if any(_stores_scores(*row, batch, dtype) for row in rows) else "recomputed"
@@ -142,6 +147,7 @@ def plan(
         kv_dtype=str(kv_dtype).removeprefix("torch."),
         machine=machine,
         parameters=parameters(spec),
+        active=active_parameters(spec),
         weight_bytes=kept,
         layers=layers,
         encoder_layers=encoder_layers[0] if encoder_layers else (),
@@ -220,35 +226,45 @@ def _backend(
     )
 
 
+def _alike(spec: ModelSpec) -> list[list[int]]:
+    """The numbers of layers that share pattern and mixer."""
+    each = list(zip(spec.patterns, spec.mixers, strict=True))
+    return [[i for i, one in enumerate(each) if one == kind] for kind in dict.fromkeys(each)]
+
+
 def _stores_scores(spec: ModelSpec, context: int, batch: int, dtype: torch.dtype) -> bool:
     """Whether training builds whole score matrices in a layer: the choice then says their bytes."""
-    if spec.linear is not None:
-        return False
-    made = (_backend(spec, p, context, context, batch, dtype, gradient=True) for p in set(spec.patterns))
+    patterns = {spec.patterns[i] for i in spec.softmax_layers}
+    made = (_backend(spec, p, context, context, batch, dtype, gradient=True) for p in patterns)
     return any(choice.bytes is not None for choice in made)
 
 
 def _layer_plan(
-    spec: ModelSpec, context: int, pattern: Pattern, batch: int, dtype: torch.dtype, kv_dtype: torch.dtype
+    spec: ModelSpec,
+    context: int,
+    layers: Sequence[int],
+    batch: int,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
 ) -> LayerPlan:
-    """What the layers with that pattern get."""
+    """What these layers get, which share pattern and mixer."""
+    pattern, softmax = spec.patterns[layers[0]], layers[0] in spec.softmax_layers
     found = LayerPlan(
-        pattern=str(pattern),
-        layers=tuple(i for i, p in enumerate(spec.patterns) if p == pattern),
-        prefill=_backend(spec, pattern, context, context, batch, dtype) if spec.linear is None else None,
+        pattern=str(pattern) if softmax else kind_of(spec.mixers[layers[0]]).name,
+        layers=tuple(layers),
+        prefill=_backend(spec, pattern, context, context, batch, dtype) if softmax else None,
     )
     if spec.kind == "encoder":
         return found
-    alone, share = spec.with_patterns(pattern), len(found.layers) / spec.layers
-    (slots,) = set(cache_slots(alone, context))
-    read = kv_bytes_read(alone, context, kv_dtype, batch)
-    stored = kv_bytes_stored(alone, context, kv_dtype, batch)
-    found = replace(found, slots=slots, kv_stored=round(stored * share), kv_read=round(read * share))
-    if spec.linear is not None:
+    slots = cache_slots(spec, context)[layers[0]]
+    read = kv_bytes_read(spec, context, kv_dtype, batch, layers)
+    stored = kv_bytes_stored(spec, context, kv_dtype, batch, layers)
+    found = replace(found, slots=slots, kv_stored=stored, kv_read=read)
+    if not softmax:
         return found
     return replace(
         found,
-        reads=round(read / memory_bytes(spec, 1, kv_dtype, batch)),
+        reads=round(spec.layers * read / len(layers) / memory_bytes(spec, 1, kv_dtype, batch)),
         cache=choose_cache(pattern),
         decode=_backend(spec, pattern, 1, slots, batch, dtype, paged=True),
     )
@@ -267,8 +283,9 @@ def _notes(spec: ModelSpec, context: int, machine: Machine, quantized: Quantized
         notes.append(
             f"all layers are windows: {who} cannot depend on more than {field + 1} of the {context} tokens"
         )
-    if spec.linear is not None:
-        notes.append(f"linear attention ({spec.linear}): sums over the keys, of one size at any length")
+    for mixer in dict.fromkeys(spec.mixers):
+        if mixer != Softmax():
+            notes.append(f"{kind_of(mixer).name} ({mixer}): a state of one size at any length")
     if not machine.native:
         notes.append("this CPU has no bfloat16 products: they save memory and cost time; see --dtype float32")
     notes.append(

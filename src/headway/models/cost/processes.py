@@ -10,6 +10,7 @@ from headway.errors import ConfigError
 from headway.models.cost.activations import TrainingOptions
 from headway.models.cost.peak import training_bytes
 from headway.models.cost.weights import block_numbers, parameter_count, stacks
+from headway.models.mixers import state_kinds
 from headway.models.spec import ModelSpec
 from headway.models.tensor_parallel import share_of, shares_vocab
 from headway.parallel import Mesh
@@ -75,6 +76,8 @@ def process_shares(
         )
     if mesh.cp > 1 and spec.encoder is not None:
         raise ConfigError(f"mesh {mesh}: the rows of an encoder-decoder cannot be sharded; leave cp out")
+    if mesh.cp > 1 and (names := state_kinds(spec)):
+        raise ConfigError(f"mesh {mesh}: ranks do not pass on the states of {names}; leave cp out")
     layout, _ = choose_layout(spec.patterns, Tokens.range(context), mesh.cp)
     shards = layout.shards(Tokens.range(context))
     owns = [share_of(spec, mesh.tp, rank) for rank in range(mesh.tp)]

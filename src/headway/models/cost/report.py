@@ -65,7 +65,8 @@ class Report:
         kind: "decoder", "encoder" or "encoder-decoder".
         context: tokens of a row; of an encoder-decoder: of the target, and source: of the source.
         dtype: of weights and products. kv_dtype: of what the caches store.
-        parameters: by place; their sum is what a model card states. weight_bytes: what they take, by place.
+        parameters: by place; their sum is what a model card states. active: those that one token is computed with, of
+            experts the chosen ones. weight_bytes: what they take, by place.
         layers: of the decoder, or of an encoder alone; encoder_layers: of the encoder beside a decoder.
         weights: bytes. kv: bytes of keys and values, all layers and rows, those of an encoder's states included.
         working: bytes that the first pass over all tokens needs besides at its peak. needed: the three together; fits:
@@ -92,6 +93,7 @@ class Report:
     kv_dtype: str
     machine: Machine
     parameters: dict[str, int]
+    active: int
     weight_bytes: dict[str, int]
     layers: tuple[LayerPlan, ...]
     encoder_layers: tuple[LayerPlan, ...]

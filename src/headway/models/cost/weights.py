@@ -26,11 +26,16 @@ PLACES: Mapping[str, str] = {
     "output layer": r"^(lm_)?head\b",
     "positions": r"\bfrequency_offset\b|\bscores?\b",
     "norms": "norm",
+    "experts": r"\bmlp\.experts\b",
     "feed-forward": r"\bmlp\b",
     "attention": "attn",
     "embedding": r"\bembed_",
 }
 """Where parameters are, by their names: the first that is found there."""
+
+
+_MIXER = r"(?:model|decoder)\.layers\.(\d+)\.self_attn\."
+"""Where a stack has what mixes tokens; an encoder beside a decoder is another stack."""
 
 
 def place_of(name: str) -> str:
@@ -52,7 +57,8 @@ def parameters(spec: ModelSpec) -> dict[str, int]:
         embedding      V E, tables of `Learned` and of token types, and what projects E columns to M
         attention      L (M D (H + K + K) + H D M), biases, cross-attention, projections of global tokens, sink logits
                        L H, output gates L M H or L M H D
-        feed-forward   L 3 M F, or 2 M F not gated, and biases
+        feed-forward   L 3 M F, or 2 M F not gated, and biases; routers, and experts that all tokens have
+        experts        those that are chosen from, as feed-forwards
         norms          M for each, E behind an embedding, D on queries and on keys; twice with norm_bias
         positions      trained angles and tables of scores
         output layer   V E, or 0 when tied, biases, and what else the head has
@@ -63,7 +69,7 @@ def parameters(spec: ModelSpec) -> dict[str, int]:
     found = dict.fromkeys(reversed([*PLACES]), 0)
     for name, parameter in on_meta(spec).named_parameters():
         found[place_of(name)] += parameter.numel()
-    return {place: n for place, n in found.items() if n or place not in ("positions", "encoder")}
+    return {place: n for place, n in found.items() if n or place not in ("positions", "encoder", "experts")}
 
 
 @lru_cache(maxsize=128)
@@ -84,13 +90,60 @@ def parameter_count(spec: ModelSpec) -> int:
 
 def matrix_weights(spec: ModelSpec) -> int:
     """Weights that every token is multiplied with in a stack: L (M D (2 H + 2 K) + 3 M F), 2 M F not gated; L M H more
-    with a gate of each head, L M H D of each channel; E M more where E is not M; beside an encoder 2 L M D H more, of
-    the queries and outputs of cross-attention. (Its keys and values are of source tokens: `memory_weights`. A second
-    set of projections is for tokens that data mark.)"""
-    m, h, k, d = spec.width, spec.heads, spec.kv_heads, spec.head_dim
-    attention = m * d * (2 * h + 2 * k) + 2 * m * d * h * (spec.encoder is not None) + m * gates(spec)
+    with a gate of each head, L M H D of each channel; of a layer with another mixer those of its matrices; E M more
+    where E is not M; beside an encoder 2 L M D H more, of the queries and outputs of cross-attention. (Its keys and
+    values are of source tokens: `memory_weights`. A second set of projections is for tokens that data mark.) With
+    experts F are `hidden_units`, and routers are M for each."""
+    m, h, d = spec.width, spec.heads, spec.head_dim
+    across = 2 * m * d * h * (spec.encoder is not None)
     projected = spec.columns * m * (spec.columns != m)
-    return spec.layers * (attention + (2 + spec.gated) * m * spec.hidden) + projected
+    fed = m * sum(fed_outputs(spec, layer) for layer in range(spec.layers))
+    return sum(mixing_weights(spec)) + spec.layers * across + fed + projected
+
+
+@lru_cache(maxsize=128)
+def mixing_weights(spec: ModelSpec) -> tuple[int, ...]:
+    """The weights of each layer's mixer that every token is multiplied with."""
+    found = [0] * spec.layers
+    for name, (outputs, inputs) in linear_sizes(spec).items():
+        layer = re.match(rf"{_MIXER}(?!\w+_global_)", name)
+        if layer:
+            found[int(layer[1])] += outputs * inputs
+    return tuple(found)
+
+
+@lru_cache(maxsize=128)
+def output_weights(spec: ModelSpec) -> int:
+    """Of them, those of the last layer behind what it mixes: its output's, and an output gate's."""
+    each = ((re.fullmatch(rf"{_MIXER}[go]_proj", name), o * i) for name, (o, i) in linear_sizes(spec).items())
+    return sum(size for layer, size in each if layer and int(layer[1]) == spec.layers - 1)
+
+
+def hidden_units(spec: ModelSpec) -> tuple[int, ...]:
+    """Hidden units of the feed-forward that a token passes through in each layer, F: of the experts that are chosen for
+    it, and of those that all have."""
+    return tuple(spec.hidden if experts is None else experts.units for experts in spec.experts)
+
+
+def fed_outputs(spec: ModelSpec, layer: int) -> int:
+    """Numbers whose products with M others are the feed-forward of a token in a layer: (2 or 3) F, and of a router."""
+    experts = spec.experts[layer]
+    routed = 0 if experts is None else experts.count + experts.shared_gate
+    return (2 + spec.gated) * hidden_units(spec)[layer] + routed
+
+
+def active_parameters(spec: ModelSpec) -> int:
+    """Numbers of the weights that a token is computed with: all but those of experts that are not chosen for it."""
+    read = expert_share(spec)
+    return parameter_count(spec) - round((1 - read) * parameters(spec).get("experts", 0))
+
+
+def expert_share(spec: ModelSpec, batch: int = 1) -> float:
+    """Which part of the experts' weights a step of one token per row reads: of E experts E (1 - (1 - K / E)^batch),
+    the expected number where tokens choose K each, evenly and independently; K for one row. 1 without experts."""
+    having = [one for one in spec.experts if one is not None]
+    read = sum(one.hidden * one.count * (1 - (1 - one.top / one.count) ** batch) for one in having)
+    return read / sum(one.hidden * one.count for one in having) if having else 1.0
 
 
 def gates(spec: ModelSpec) -> int:
@@ -105,7 +158,8 @@ def memory_weights(spec: ModelSpec) -> int:
 
 def weight_bytes_read(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16, batch: int = 1) -> int:
     """Bytes of weights that a step of one token per row reads: everything of a decoder once, but of an embedding that
-    is not also the output layer only `batch` rows; nothing of an encoder, nor what makes keys of its states.
+    is not also the output layer only `batch` rows, and of experts those that are chosen (`expert_share`); nothing of
+    an encoder, nor what makes keys of its states.
 
     Raises ConfigError for an encoder, which takes no such steps."""
     must_decode(spec, "weight_bytes_read")
@@ -113,7 +167,8 @@ def weight_bytes_read(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16, batc
     rows = (0 if spec.tied else batch) + (batch if spec.positions.rows else 0)
     embedding = found["embedding"] - (spec.vocab * spec.width if spec.tied else 0)
     of_memory = memory_weights(spec) // spec.width * (spec.width + spec.qkv_bias)
-    read = sum(found.values()) - found.get("encoder", 0) - of_memory - embedding + rows * spec.width
+    idle = round((1 - expert_share(spec, batch)) * found.get("experts", 0))
+    read = sum(found.values()) - found.get("encoder", 0) - of_memory - embedding - idle + rows * spec.width
     return read * dtype.itemsize
 
 

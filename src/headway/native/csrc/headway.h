@@ -136,7 +136,8 @@ typedef struct {
   const headway_nf4* nf4;
 } headway_matrix;
 
-enum { HEADWAY_NO_NORM = 0, HEADWAY_RMS_NORM = 1, HEADWAY_LAYER_NORM = 2 };
+// RMS norms are rounded in front of their gain, and behind it; wide ones behind it alone.
+enum { HEADWAY_NO_NORM = 0, HEADWAY_RMS_NORM = 1, HEADWAY_LAYER_NORM = 2, HEADWAY_WIDE_RMS_NORM = 3 };
 enum { HEADWAY_NO_ACT = 0, HEADWAY_SILU = 1, HEADWAY_GELU = 2, HEADWAY_GELU_TANH = 3, HEADWAY_RELU = 4, HEADWAY_SIGMOID = 5 };
 
 // Rows of x, or of act(norm(x)) * gate, times each of the matrices; what lies between is rounded to the type of x.
@@ -176,6 +177,7 @@ typedef struct {
   const void *k, *v;
   int64_t q_row, k_row, v_row;
   const float *q_gain, *k_gain;  // [dim] or null
+  int64_t norm;                  // RMS_NORM or WIDE_RMS_NORM
   double eps;
   const float *cos, *sin;  // [rows][rotated] or null
   int64_t rotation_row;
@@ -218,17 +220,26 @@ typedef struct {
   int64_t gate_row;
 } headway_factors;
 
+// x += scale * y, in rows of y.inputs numbers that `y` reads as it would for its matrices, of which it has none.
+typedef struct {
+  int64_t rows;
+  double scale;
+  void* x;
+  headway_products y;
+} headway_added;
+
 enum {
   HEADWAY_PRODUCTS = 0,
   HEADWAY_HEADS = 1,
   HEADWAY_ATTENTION = 2,
   HEADWAY_NORM = 3,
   HEADWAY_SUMS = 4,
-  HEADWAY_FACTORS = 5
+  HEADWAY_FACTORS = 5,
+  HEADWAY_ADDED = 6
 };
 typedef struct {
   int64_t kind;
-  const void* of;  // headway_products, _heads, _call, _norm (y may be x), _sums, _factors
+  const void* of;  // headway_products, _heads, _call, _norm (y may be x), _sums, _factors, _added
   void *k, *v;     // where the keys and values of a headway_call lie, which layers share but for these
   const float *k_scale, *v_scale;
 } headway_op;

@@ -85,7 +85,7 @@ struct Prologue {
     return sum / (double)c.inputs;
   }
 
-  // The gain of an RMS norm multiplies what is rounded; a layer norm is rounded once.
+  // The gain of an RMS norm multiplies what is rounded; a layer norm, or a wide RMS norm, is rounded once.
   void norm(float* y, int64_t first, int count) const {
     for (int i = 0; i < count; i++) y[i] = (y[i] - mean) * by;
     if (c.norm == HEADWAY_RMS_NORM) round_words(y, half, count);

@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "norm.h"
 #include "products.h"
+#include "prologue.h"
 #include "sums.h"
 #include "team.h"
 
@@ -27,7 +28,7 @@ struct HeadRow {
     for (int i = 0; i < width; i++) squares += (double)x[i] * x[i];
     float by = (float)(1 / sqrt(squares / width + h.eps));
     for (int i = 0; i < width; i++) x[i] *= by;
-    round_words(x, half, width);
+    if (h.norm != HEADWAY_WIDE_RMS_NORM) round_words(x, half, width);
     for (int i = 0; i < width; i++) x[i] *= gain[i];
     round_words(x, half, width);
   }
@@ -128,6 +129,25 @@ void take_factors(const headway_factors& c, int64_t me, int64_t team) {
   }
 }
 
+// Every row, of which no number is needed elsewhere before all are there.
+void take_added(const headway_added& c, int64_t me, int64_t team) {
+  const bool half = c.y.type == HEADWAY_BFLOAT16;
+  Prologue prologue(c.y);
+  alignas(64) float x[2 * UNIT], y[2 * UNIT];
+  Share mine(c.rows, me, team);
+  for (int64_t r = mine.from; r < mine.to; r++)
+    for (int64_t first = 0; first < c.y.inputs; first += 2 * UNIT) {
+      const int count = (int)(c.y.inputs - first < 2 * UNIT ? c.y.inputs - first : 2 * UNIT);
+      const int64_t at = r * c.y.inputs + first;
+      prologue.read(y, r, first, count);
+      read_words(x, c.x, half, at, count);
+      for (int i = 0; i < count; i++) y[i] *= (float)c.scale;
+      round_words(y, half, count);
+      for (int i = 0; i < count; i++) x[i] += y[i];
+      write_as((char*)c.x + at * (half ? 2 : 4), half, x, count, 1);
+    }
+}
+
 struct Step {
   const headway_op* ops;
   int64_t count;
@@ -162,6 +182,7 @@ struct Step {
         return known(c.dim <= WIDEST && c.dim_v <= WIDEST && c.feature <= HEADWAY_COSINE && c.key_feature <= HEADWAY_COSINE);
       }
       case HEADWAY_FACTORS: return known(((const headway_factors*)op.of)->dim <= WIDEST);
+      case HEADWAY_ADDED: return by_type(((const headway_added*)op.of)->y.type, [](auto) { return 0; });
       default: return 3;
     }
   }
@@ -203,6 +224,7 @@ struct Step {
         case HEADWAY_NORM: take_norm(*(const headway_norm*)of, me, team); break;
         case HEADWAY_SUMS: Sums(*(const headway_sums*)of).run(me, team); break;
         case HEADWAY_FACTORS: take_factors(*(const headway_factors*)of, me, team); break;
+        case HEADWAY_ADDED: take_added(*(const headway_added*)of, me, team); break;
         default: by_words(*(const headway_call*)of, [&](auto half) { return attend<half.value>(ops[i]); });
       }
 #pragma omp barrier

@@ -1,14 +1,10 @@
-"""What tokens attend to, and what would follow if they did not: numbers of the Python API, for the page, computed
-beside the thread that writes and never in its way."""
+"""What tokens attend to, and what would follow if they did not: numbers of the Python API, for the page."""
 
-import asyncio
 import codecs
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from itertools import groupby
-from typing import Any, TypeVar
-from weakref import ref
+from typing import Any
 
 import torch
 from fastapi import APIRouter, Request
@@ -16,7 +12,7 @@ from fastapi.responses import Response
 from pydantic import Field
 from torch import Tensor
 
-from headway.api import AttentionMaps, Cut, LanguageModel, Shares
+from headway.api import Cut, Shares
 from headway.cache import PAGE
 from headway.errors import ConfigError, DataError
 from headway.generate.requests import check_prompts
@@ -24,63 +20,18 @@ from headway.models.attention_maps import numbers_of
 from headway.patterns import FATES, Or, Pattern, fates, visible
 from headway.serve.answers import token_text
 from headway.serve.bodies import ChatMessage, ModelRequest
-from headway.serve.errors import Busy, Json, warned
-from headway.serve.models import in_passing
+from headway.serve.errors import Json, warned
+from headway.serve.looks import Looking, check_size
 from headway.serve.served import Decoding
 from headway.serve.server import Server
-from headway.serve.streams import unless_gone
 from headway.serve.visits import own_salt
 from headway.tokens import Tokens
 
 SAMPLED = 64
 """Queries of a text, evenly apart, over which a head's shares are averaged."""
 LIKELY, MOST_CUTS = 10, 64
-MOST_BYTES = 1 << 30
-"""Of what is kept of a text while it is looked at: queries, keys, values and states."""
-MOST_WAITING = 8
-"""Looks that are computed or wait at once, one of them at a time."""
 Told = dict[str, Any]
 Tell = Callable[[Decoding, list[int], int], Told]
-T = TypeVar("T")
-
-
-class Looking:
-    """One look at a time, each in a thread that ends with it (`in_passing`), and the maps of the last text that was
-    looked at: another layer, head or token of it costs no more than a row of weights."""
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "headway-looks")
-        self._waiting: set[Future[Any]] = set()
-        self._last: tuple[ref[LanguageModel], list[int], AttentionMaps] | None = None
-
-    async def run(self, work: Callable[[], T], request: Request) -> T:
-        """What `work` returns, behind the looks before it; it is not begun when the client has left before. Raises Busy
-        where too many wait."""
-        if len(self._waiting) >= MOST_WAITING:
-            raise Busy(f"{MOST_WAITING} looks into models are being computed or wait; ask again")
-        future = self._thread.submit(in_passing, work)
-        self._waiting.add(future)
-        future.add_done_callback(self._waiting.discard)
-        return await unless_gone(asyncio.wrap_future(future), request)
-
-    def check(self, lm: LanguageModel, ids: Sequence[int]) -> None:
-        """Raises ConfigError for a text that is too long to be looked at as a whole."""
-        spec, size = lm.spec, lm.model.stack.like.element_size()
-        each = (spec.heads + 2 * spec.kv_heads) * spec.head_dim * spec.layers
-        need = (each + spec.width * (spec.layers + 1)) * size
-        if len(ids) * need > MOST_BYTES:
-            raise ConfigError(
-                f"attention: {len(ids)} tokens of this model take {len(ids) * need} bytes of queries, keys, values "
-                f"and states, and there are {MOST_BYTES}; give at most {MOST_BYTES // need} tokens"
-            )
-
-    def maps(self, lm: LanguageModel, ids: Sequence[int]) -> AttentionMaps:
-        """`lm.attention(ids)`. Raises as `check`."""
-        if self._last is None or self._last[0]() is not lm or self._last[1] != [*ids]:
-            self.check(lm, ids)
-            self._last = None  # makes room first
-            self._last = ref(lm), [*ids], lm.attention(ids)
-        return self._last[2]
 
 
 class LookedAt(ModelRequest):
@@ -137,15 +88,18 @@ def routes(server: Server) -> APIRouter:
         salt = own_salt()  # `tell` runs in a thread that knows no request
 
         def tell(model: Decoding, ids: list[int], query: int) -> Told:
-            maps = looking.maps(model.lm, ids)
+            look = looking.at(model, ids, salt)
+            maps, (at,) = look.maps(model, [query])
             with torch.inference_mode():
-                log_probs = model.lm.model.logits(maps.last[query]).double().log_softmax(-1)
+                log_probs = model.lm.model.logits(maps.last[at]).double().log_softmax(-1)
             return {
                 "ids": ids,
                 "tokens": _texts(model, ids),
                 "next": [_token(model, token, log_prob=log_probs[token]) for token in _likely(log_probs)],
-                "heads": [[_shares(head) for head in layer.shares([query])] for layer in maps.values()],
+                "heads": [[_shares(head) for head in layer.shares([at])] for layer in maps.values()],
                 "pages": _pages(model, ids, salt),
+                "stored": look.stored,
+                "computed": look.computed,
             }
 
         return await looked(body, request, tell)
@@ -153,22 +107,29 @@ def routes(server: Server) -> APIRouter:
     @router.post("/attention")
     async def attention(body: Row, request: Request) -> Response:
         """The weights of a layer, a head and a token as one row over the text, and what is to be said of them."""
+        salt = own_salt()
 
         def tell(model: Decoding, ids: list[int], query: int) -> Told:
-            maps, spec = looking.maps(model.lm, ids), model.lm.spec
-            (layer,) = numbers_of("layer", body.layer, spec.layers)
-            (head,) = numbers_of("head", body.head, spec.heads)
+            (layer,) = numbers_of("layer", body.layer, model.lm.spec.layers)
+            (head,) = numbers_of("head", body.head, model.lm.spec.heads)
+            look = looking.at(model, ids, salt)
+            maps, (at,) = look.maps(model, [query])
             one = replace(maps[layer], heads=(head,))
-            weights, result = one.row(query)[0].double(), one.result(query)[0].double()
-            difference = weights @ one.values(query)[0].double() - result
-            some = range(len(ids) - 1, -1, -max(1, len(ids) // SAMPLED))[:SAMPLED]
+            weights, result = one.row(at)[0].double(), one.result(at)[0].double()
+            difference = weights @ one.values(at)[0].double() - result
+            apart = range(len(ids) - 1, -1, -max(1, len(ids) // SAMPLED))[:SAMPLED]
+            some = [number for number in reversed(apart) if look.sees(number)] or [query]
+            others, slots = look.maps(model, some)
             return {
                 "weights": weights.tolist(),
                 "sum": float(weights.sum()),
                 "difference": float(difference.abs().max()),
                 "largest": float(result.abs().max()),
-                "shares": _shares(*one.shares([query])),
-                "mean_shares": _shares(*one.shares(some)),
+                "shares": _shares(*one.shares([at])),
+                "mean_shares": _shares(*replace(others[layer], heads=(head,)).shares(slots)),
+                "sampled": some,
+                "stored": look.stored,
+                "computed": look.computed,
                 **_seen(one.pattern, head, query, len(ids)),
             }
 
@@ -180,8 +141,11 @@ def routes(server: Server) -> APIRouter:
 
         def tell(model: Decoding, ids: list[int], query: int) -> Told:
             text = ids[: query + 1]
-            looking.check(model.lm, text)
-            before, after = (model.lm.next_log_probs(text, cuts=cuts).double() for cuts in ((), body.cuts))
+            check_size(model, len(text))
+            with model.alone():
+                before, after = (
+                    model.lm.next_log_probs(text, cuts=cuts).double() for cuts in ((), body.cuts)
+                )
             likely = dict.fromkeys([*_likely(before), *_likely(after)])
             return {
                 "divergence": float((before.exp() * (before - after)).sum()),

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from headway.data import Batch
 from headway.data.record_kinds import Labelled
@@ -19,7 +17,6 @@ from headway.models.families import find_family
 from headway.models.head import Pool
 from headway.text.tokenizer import Text
 from headway.train.config import setting
-from headway.train.tasks.base import Sums
 from headway.train.tasks.heads import HeadRows, HeadTask, WholeConfig, encoded
 from headway.train.tasks.records import Reading
 
@@ -58,21 +55,13 @@ class LabelledRows(HeadRows):
     def batch(self, indices: Sequence[int]) -> Batch:
         return Batch(self.inputs(indices), torch.tensor([self.labels[i] for i in indices]))
 
-    def loss(self, outputs: Tensor, batch: Batch) -> Sums:
-        total = F.cross_entropy(outputs, batch.targets, reduction="sum")
-        return Sums(total, total.detach(), {"hits": int((outputs.argmax(-1) == batch.targets).sum())})
-
-    def predicted(self, outputs: Tensor, batch: Batch) -> list[int]:
-        found: list[int] = outputs.argmax(-1).tolist()
-        return found
-
-    def scores(self, found: Sequence[int]) -> dict[str, float]:
+    def scores(self, predictions: Sequence[int]) -> dict[str, float]:
         """Accuracy, macro F1 and Matthews' correlation."""
         measures = {"accuracy": accuracy, "f1": macro_f1, "matthews": matthews}
-        return {name: measure(self.labels, found) for name, measure in measures.items()}
+        return {name: measure(self.labels, predictions) for name, measure in measures.items()}
 
-    def confusion(self, found: Sequence[int]) -> Confusion:
-        return Confusion.of(self.spec.head.labels, self.labels, found)
+    def confusion(self, predictions: Sequence[int]) -> Confusion:
+        return Confusion.of(self.spec.head.labels, self.labels, predictions)
 
 
 class Classify(HeadTask):

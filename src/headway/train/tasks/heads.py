@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from headway.data import Batch
@@ -86,19 +87,22 @@ class HeadRows(RecordRows):
     def batch(self, indices: Sequence[int]) -> Batch:
         """The given rows."""
 
-    @abstractmethod
     def loss(self, outputs: Tensor, batch: Batch) -> Sums:
-        """Of the head's outputs for a batch."""
+        """Of the head's outputs for a batch: -log softmax(outputs)[class], unless said otherwise."""
+        total = F.cross_entropy(outputs.flatten(0, -2), batch.targets.flatten(), reduction="sum")
+        return Sums(total, total.detach(), {"hits": int((outputs.argmax(-1) == batch.targets).sum())})
 
-    @abstractmethod
     def predicted(self, outputs: Tensor, batch: Batch) -> Sequence[Any]:
-        """What the head's outputs for a batch say of each row: what `scores` is given."""
+        """What the head's outputs for a batch say of each row, which `scores` is given: its class or classes, unless
+        said otherwise."""
+        classes: list[Any] = outputs.argmax(-1).tolist()
+        return classes
 
     @abstractmethod
-    def scores(self, found: Sequence[Any]) -> dict[str, float]:
+    def scores(self, predictions: Sequence[Any]) -> dict[str, float]:
         """How good the predictions of all rows are."""
 
-    def confusion(self, found: Sequence[Any]) -> Confusion | None:
+    def confusion(self, predictions: Sequence[Any]) -> Confusion | None:
         """Which classes the predictions of all rows take for which; None where they are not of classes."""
         return None
 
@@ -110,12 +114,12 @@ class HeadRows(RecordRows):
             out = outputs(model, batch)
             return indices, float(self.loss(out, batch).loss), self.count(batch), self.predicted(out, batch)
 
-        total, count, found = 0.0, 0, dict[int, Any]()
+        total, count, predictions = 0.0, 0, dict[int, Any]()
         parts, seconds = measured(model, run, evaluation_batches(self.lengths), pool)
         for indices, loss, n, said in parts:
             total, count = total + loss, count + n
-            found.update(zip(indices, said, strict=True))
-        each = [found[i] for i in range(len(self))]
+            predictions.update(zip(indices, said, strict=True))
+        each = [predictions[i] for i in range(len(self))]
         scores, confusion = self.scores(each), self.confusion(each)
         return Evaluation(total, count, seconds=seconds, metrics=scores, unit=self.unit, confusion=confusion)
 
@@ -152,8 +156,8 @@ class HeadTask(RecordsTask):
 
 def outputs(model: Any, batch: Batch) -> Tensor:
     """What a model's head gives for a batch, in float32 or better."""
-    found: Tensor = model(**batch.inputs)
-    return found.to(torch.promote_types(found.dtype, torch.float32))
+    made: Tensor = model(**batch.inputs)
+    return made.to(torch.promote_types(made.dtype, torch.float32))
 
 
 def evaluation_batches(lengths: Sequence[int]) -> Iterator[list[int]]:
@@ -188,9 +192,9 @@ def encoded(
 ) -> tuple[list[Encoded], list[str]]:
     """The texts as they are read, cut to `context` tokens and without places; and what is to be said of it. Raises as
     `encoded_whole` does."""
-    found: list[Encoded] = []
+    read: list[Encoded] = []
     cut = 0
     for one in encoded_whole(tokenizer, texts, wheres, config):
         cut += len(one.ids) > config.context
-        found.append(without_places(shortened(one, config.context)))
-    return found, [f"{cut} of {len(texts)} texts are cut to {config.context} tokens"] if cut else []
+        read.append(without_places(shortened(one, config.context)))
+    return read, [f"{cut} of {len(texts)} texts are cut to {config.context} tokens"] if cut else []

@@ -8,9 +8,6 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import ClassVar, NamedTuple
 
-import torch.nn.functional as F
-from torch import Tensor
-
 from headway.data import Batch
 from headway.data.encoded import pieces, select, without_places
 from headway.data.record_kinds import Tagged
@@ -22,7 +19,6 @@ from headway.nn import IGNORE_INDEX
 from headway.text import Encoded
 from headway.text.wordpiece import HAN
 from headway.train.config import setting
-from headway.train.tasks.base import Sums
 from headway.train.tasks.classify import label_names, label_numbers
 from headway.train.tasks.heads import HeadConfig, HeadRows, HeadTask, encoded_whole
 from headway.train.tasks.records import Reading
@@ -97,19 +93,11 @@ class TaggedRows(HeadRows):
     def count(self, batch: Batch) -> int:
         return int((batch.targets != IGNORE_INDEX).sum())
 
-    def loss(self, outputs: Tensor, batch: Batch) -> Sums:
-        total = F.cross_entropy(outputs.flatten(0, 1), batch.targets.flatten(), reduction="sum")
-        return Sums(total, total.detach(), {"hits": int((outputs.argmax(-1) == batch.targets).sum())})
-
-    def predicted(self, outputs: Tensor, batch: Batch) -> list[list[int]]:
-        found: list[list[int]] = outputs.argmax(-1).tolist()
-        return found
-
-    def scores(self, found: Sequence[list[int]]) -> dict[str, float]:
+    def scores(self, predictions: Sequence[list[int]]) -> dict[str, float]:
         """Accuracy over words, and F1 of the entities; a word has the tag of its first token. Words that are not read
         are outside."""
         said = [[OUTSIDE] * len(record.tags) for record in self.records]
-        for part, labels in zip(self.parts, found, strict=True):
+        for part, labels in zip(self.parts, predictions, strict=True):
             for slot, word in part.first:
                 said[part.record][word] = self.spec.head.labels[labels[slot]]
         wanted = [list(record.tags) for record in self.records]

@@ -82,8 +82,8 @@ class TextTask(RowsTask):
         where something in them is drawn."""
 
     @abstractmethod
-    def encoded_prompts(self) -> list[list[int]]:
-        """Ids of the settings' sample prompts. Raises ConfigError for one that does not fit."""
+    def encoded_prompt(self, text: str) -> list[int]:
+        """Ids of one of the settings' sample prompts. Raises ConfigError for one that does not fit."""
 
     @abstractmethod
     def completed(self, model: Any, prompts: list[list[int]]) -> list[str]:
@@ -91,11 +91,11 @@ class TextTask(RowsTask):
 
     def callbacks(self) -> list[Callback]:
         """See `Task`: the sample prompts are completed, so that one sees what is learned."""
-        prompts = self.encoded_prompts()
+        prompts = [self.encoded_prompt(text) for text in self.config.sample_prompts]
 
         def sample(context: CallbackContext) -> None:
-            found = self.completed(context.model, prompts)
-            for text, said in zip(self.config.sample_prompts, found, strict=True):
+            completions = self.completed(context.model, prompts)
+            for text, said in zip(self.config.sample_prompts, completions, strict=True):
                 context.say(f"step {context.step}: {text}{said}")
 
         return [Callback(sample, every_steps=self.config.sample_every)] if prompts else []
@@ -108,13 +108,15 @@ class TextTask(RowsTask):
         """See `Objective`: between steps about the first `eval_tokens` tokens, and no other lengths of rows."""
         if self.held_rows is None:
             return None
-        found = evaluate(model, self.held_rows, limit=None if whole else self.config.eval_tokens, pool=pool)
+        measured = evaluate(
+            model, self.held_rows, limit=None if whole else self.config.eval_tokens, pool=pool
+        )
         measures: dict[str, float] = {}
         for length, rows in self.held_rows_of.items() if whole else ():
             other = evaluate(model, rows, pool=pool)
             named = {"loss": other.loss, "bits_per_byte": other.bits_per_byte, "accuracy": other.accuracy}
             measures |= {f"{name}@{length}": value for name, value in named.items() if value is not None}
-        return replace(found, metrics=measures)
+        return replace(measured, metrics=measures)
 
 
 class CausalLM(TextTask):
@@ -136,24 +138,22 @@ class CausalLM(TextTask):
     def rows(self, file: TokenFile, tokenizer: Tokenizer, spec: ModelSpec, length: int | None = None) -> Rows:
         return Rows(file, length or self.config.context)
 
-    def encoded_prompts(self) -> list[list[int]]:
-        config = self.config
-        prompts = [self.tokenizer.encode(text, eos=False) for text in config.sample_prompts]
-        for text, ids in zip(config.sample_prompts, prompts, strict=True):
-            if not ids or len(ids) + config.sample_tokens > config.context:
-                raise ConfigError(
-                    f"sample prompt {text!r} of {len(ids)} tokens and sample_tokens {config.sample_tokens} do not fit "
-                    f"context {config.context} (at least one token is needed); shorten one of them"
-                )
-        return prompts
+    def encoded_prompt(self, text: str) -> list[int]:
+        config, ids = self.config, self.tokenizer.encode(text, eos=False)
+        if not ids or len(ids) + config.sample_tokens > config.context:
+            raise ConfigError(
+                f"sample prompt {text!r} of {len(ids)} tokens and sample_tokens {config.sample_tokens} do not fit "
+                f"context {config.context} (at least one token is needed); shorten one of them"
+            )
+        return ids
 
     def completed(self, model: Any, prompts: list[list[int]]) -> list[str]:
         """See `TextTask`: what follows, greedily, so that what changes is the model."""
         eos = () if self.tokenizer.eos is None else (self.tokenizer.eos,)
         greedy, most = Sampling(temperature=0.0), self.config.sample_tokens
         settings = GenerationConfig(max_new_tokens=most, sampling=greedy, eos=eos)
-        found = generate(as_decoder(model), prompts, settings, tokenizer=self.tokenizer)
-        return [f"|{continued.text}" for continued in found]
+        generations = generate(as_decoder(model), prompts, settings, tokenizer=self.tokenizer)
+        return [f"|{continued.text}" for continued in generations]
 
     def quality(self, stats: StepStats) -> dict[str, float | None]:
         """See `TextTask`: the loss times the average tokens per byte of the training text."""
@@ -196,22 +196,20 @@ class MaskedLM(TextTask):
             packed=config.pack is not False, seed=config.seed, global_first=spec.global_projections,
         )  # fmt: skip
 
-    def encoded_prompts(self) -> list[list[int]]:
-        config, tokenizer = self.config, self.tokenizer
-        mask = tokenizer.need("mask")
-        prompts = [tokenizer.encode(text, special=True) for text in config.sample_prompts]
-        for text, ids in zip(config.sample_prompts, prompts, strict=True):
-            if mask not in ids or len(ids) > config.context:
-                raise ConfigError(
-                    f"sample prompt {text!r} of {len(ids)} tokens must have a mask to fill in "
-                    f"({tokenizer.token(mask)}) and fit context {config.context}"
-                )
-        return prompts
+    def encoded_prompt(self, text: str) -> list[int]:
+        context, mask = self.config.context, self.tokenizer.need("mask")
+        ids = self.tokenizer.encode(text, special=True)
+        if mask not in ids or len(ids) > context:
+            raise ConfigError(
+                f"sample prompt {text!r} of {len(ids)} tokens must have a mask to fill in "
+                f"({self.tokenizer.token(mask)}) and fit context {context}"
+            )
+        return ids
 
     def completed(self, model: Any, prompts: list[list[int]]) -> list[str]:
         """See `TextTask`: each mask becomes the token that the model finds most probable there."""
-        mask, found = self.tokenizer.need("mask"), []
+        mask, texts = self.tokenizer.need("mask"), []
         for row in map(torch.tensor, prompts):
             best = model(row[None])[0].argmax(-1)
-            found.append(self.tokenizer.decode(torch.where(row == mask, best, row).tolist()))
-        return [f" -> {text}" for text in found]
+            texts.append(self.tokenizer.decode(torch.where(row == mask, best, row).tolist()))
+        return [f" -> {text}" for text in texts]

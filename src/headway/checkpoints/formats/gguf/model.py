@@ -10,18 +10,20 @@ import torch
 from torch import Tensor
 
 from headway.block_quantization import CodedMatrix
-from headway.checkpoints.formats.gguf.metadata import ARCHITECTURES, architecture_of, write_spec
+from headway.checkpoints.formats.gguf.architectures import ARCHITECTURES
+from headway.checkpoints.formats.gguf.metadata import architecture_of, write_spec
 from headway.checkpoints.formats.gguf.rope import FACTORS
 from headway.checkpoints.formats.gguf.writer import write_gguf
 from headway.checkpoints.hf.config_keys import ConfigReader, reading
+from headway.checkpoints.hf.layouts.rules import Rule
 from headway.checkpoints.hf.layouts.tensors import rules_by_name
 from headway.checkpoints.quantized.packed import PackedLayer
 from headway.errors import CheckpointError
-from headway.models import ModelSpec
+from headway.models import FAMILIES, ModelSpec
 from headway.storage.dtypes import dtype_name
 from headway.storage.gguf import GGUF
 from headway.storage.gguf_blocks import BY_DTYPE, CODED, F32, BlockType, codes, dequantize
-from headway.storage.lazy import Form, Made, lazy, with_values
+from headway.storage.lazy import Form, LazyTensors, Made, lazy, with_values
 from headway.storage.tensors import PIECE, Tensors
 
 TOKENIZER = "tokenizer.ggml."
@@ -39,7 +41,7 @@ FILE_TYPES: Mapping[str, int] = {
     "Q6_K": 18,
 }
 """general.file_type: how most matrices are stored (llama.h, `llama_ftype`)."""
-QUANTIZATION_VERSION = 2
+QUANTIZATION_VERSION, NORM = 2, "norm.weight"
 
 
 def coded_layers(file: GGUF, stored: Tensors) -> dict[str, PackedLayer]:
@@ -76,12 +78,14 @@ def write_model(
     CheckpointError for more tokens that end a text than it has keys for."""
     keys, factors = write_spec(spec)
     rules = rules_by_name(ARCHITECTURES[architecture_of(spec)].tensors, spec)
-    names = {name: rule.ours[0] for name, rule in rules.items()}
-    weights = lazy(state).renamed(names)
-    types = {
-        name: packed[names[name]] if names[name] in packed else stored_type(form, asked)
-        for name, form in weights.forms.items()
-    }
+    weights = _weights(rules, lazy(state))
+    if offset := spec.norm_offset:
+        own = weights
+        norms = {
+            name: Form(form.shape, torch.float32) for name, form in own.forms.items() if name.endswith(NORM)
+        }
+        weights = with_values(own, norms, lambda name: own[name].float() + offset)
+    types = {name: _type(name, rules[name], form, asked, packed) for name, form in weights.forms.items()}
     if factors is not None:
         divisors = factors
         weights = with_values(weights, lazy({FACTORS: divisors}).forms, lambda name: divisors)
@@ -102,6 +106,34 @@ def write_model(
     )
 
 
+def _weights(rules: Mapping[str, Rule], state: LazyTensors) -> LazyTensors:
+    """Ours under their names; what is one matrix there, one below the other."""
+    joined = {name: rule for name, rule in rules.items() if not rule.renames_only}
+    forms = {}
+    for name, rule in joined.items():
+        first, *others = (state.forms[one] for one in rule.ours)
+        rows = sum(one.shape[0] for one in (first, *others))
+        forms[name] = Form((rows, *first.shape[1:]), first.dtype)
+    alike = state.renamed({name: rule.ours[0] for name, rule in rules.items() if name not in joined})
+    return with_values(
+        alike, forms, lambda name: joined[name].join_rows([state[one] for one in joined[name].ours])
+    )
+
+
+def _type(
+    name: str, rule: Rule, form: Form, asked: BlockType | None, packed: Mapping[str, BlockType]
+) -> BlockType:
+    """How a tensor is stored: as the rows that are packed already, or as `stored_type` says."""
+    kinds = {packed.get(one) for one in rule.ours}
+    if len(kinds) > 1:
+        raise CheckpointError(
+            f"{name} is one matrix in GGUF, and its parts ({', '.join(rule.ours)}) have codes of several types; "
+            "choose one with dtype"
+        )
+    (kind,) = kinds
+    return stored_type(form, asked) if kind is None else kind
+
+
 def stored_type(form: Form, asked: BlockType | None) -> BlockType:
     """How a tensor is stored: a vector as F32, a matrix as the type asked for where its rows are multiples of its
     blocks, else in its own dtype. Raises CheckpointError for a dtype that GGUF has no type for."""
@@ -120,26 +152,37 @@ def stored_type(form: Form, asked: BlockType | None) -> BlockType:
 def unpacked(file: GGUF, stored: Tensors) -> Made:
     """The numbers of every tensor, made when asked for, but for vectors that decide their dtype.
 
-    Packed numbers are given as float32, which holds them exactly. Vectors in float32 beside matrices in bfloat16 or
+    Packed numbers are given as float32, which holds them exactly; where a family's norms multiply by 1 + w (Gemma's),
+    the file has 1 + w. Vectors in float32 beside matrices in bfloat16 or
     float16 are given in these where that rounds none of them, so that the model runs in the dtype of its matrices."""
+    layout = ARCHITECTURES.get(str(file.metadata.get("general.architecture")))
+    offset = 0.0 if layout is None else FAMILIES[layout.family].defaults.get("norm_offset", 0.0)
     dtypes = {name: one.type.given_as for name, one in file.tensors.items()}
     of_matrices = {dtypes[name] for name, one in file.tensors.items() if len(one.numbers) > 1}
+
+    def exact(name: str) -> Tensor:
+        one = file.tensors[name]
+        value = dequantize(stored[name], one.type).view(one.numbers)
+        return value - offset if offset and name.endswith(NORM) else value
+
     if len(of_matrices) == 1:
         (narrow,) = of_matrices
         for name, one in file.tensors.items():
             if (
                 one.type is F32
                 and len(one.numbers) == 1
-                and torch.equal(stored[name].to(narrow).to(one.dtype), stored[name])
+                and torch.equal(exact(name).to(narrow).to(one.dtype), exact(name))
             ):
                 dtypes[name] = narrow
 
     def make(name: str) -> Tensor:
-        one = file.tensors[name]
-        return dequantize(stored[name], one.type).view(one.numbers).to(dtypes[name])
+        return exact(name).to(dtypes[name])
 
     def copy(name: str, target: Tensor) -> None:
         one = file.tensors[name]
+        if offset and name.endswith(NORM):
+            target.copy_(make(name))
+            return
         if one.type.unpack is None:
             stored.copy_into(name, target)
             return

@@ -1,7 +1,7 @@
 """Rotary positions in GGUF's metadata, as llama.cpp understands them (src/llama-model.cpp, ggml's `ggml_rope_ext`).
 
 rope.freq_base            theta
-rope.dimension_count      rotated dims, all of a head
+rope.dimension_count      rotated dims: the first of a head, or all
 rope.scaling.type         "none", "linear", "yarn"; "linear" where there is a factor and no type
 rope.scaling.factor       of linear and YaRN
 rope.scaling.original_context_length, attn_factor, yarn_attn_factor, yarn_beta_fast, yarn_beta_slow
@@ -20,6 +20,7 @@ from headway.checkpoints.hf.config_keys import ConfigReader
 from headway.checkpoints.hf.layouts import Inexpressible
 from headway.errors import ConfigError
 from headway.models import ModelSpec
+from headway.patterns import Causal
 from headway.positions import LinearScaling, Llama3, LongRope, Pairing, Rotary, Scaling, YaRN, rotations
 
 FACTORS, CONTEXT = "rope_freqs.weight", "context_length"
@@ -42,13 +43,11 @@ ROPE = (
 
 
 def read_rope(keys: ConfigReader, head_dim: int, pairing: Pairing, factors: Tensor | None) -> Rotary:
-    """The rotation that a file describes. Raises ConfigError for a kind of scaling that is unknown, keys that
-    contradict each other, and rotation of a part of each head."""
+    """The rotation that a file describes. Raises ConfigError for a kind of scaling that is unknown, and keys that
+    contradict each other."""
     theta, dims = keys.number("rope.freq_base", THETA), keys.whole("rope.dimension_count", head_dim)
-    if dims != head_dim:
-        raise ConfigError(
-            f"{dims} of {head_dim} dims of a head are rotated; supported is the rotation of all"
-        )
+    if dims > head_dim:
+        raise ConfigError(f"{dims} dims of a head are rotated, and it has {head_dim}")
     factor = keys.number(f"{SCALING}factor", keys.number("rope.scale_linear", 0.0)) or 1.0
     kind = keys.text(f"{SCALING}type", "linear" if factor != 1 else "none")
     if kind not in ("none", "linear", "yarn") or (kind == "none" and factor != 1):
@@ -63,22 +62,25 @@ def read_rope(keys: ConfigReader, head_dim: int, pairing: Pairing, factors: Tens
         scaling = _read_yarn(keys, factor)
     elif factor != 1:
         scaling = LinearScaling(factor)
-    plain = Rotary(theta, pairing=pairing, scaling=scaling)
+    plain = Rotary(theta, pairing=pairing, dims=None if dims == head_dim else dims, scaling=scaling)
     if factors is None:
         return plain
     if scaling is not None:
         raise ConfigError(f"{FACTORS} and scaling of type {kind!r}: one of the two is supported")
-    return replace(plain, scaling=_read_factors(keys, factors, plain, head_dim))
+    return replace(plain, scaling=_read_factors(keys, factors, plain, dims))
 
 
 def write_rope(spec: ModelSpec) -> tuple[dict[str, Any], Tensor | None]:
-    """The keys of a spec's rotary positions, and the tensor of divisors, if there is one. Raises Inexpressible for
-    positions that there are no keys for; what the keys lose is seen by reading them again."""
-    rotary = next(iter(rotations(spec.positions)), None)
+    """The keys of a spec's rotary positions, those of layers that see all where others differ, and the tensor of
+    divisors, if there is one. Raises Inexpressible for positions that there are no keys for; what the keys lose is seen
+    by reading them again."""
+    of_layers = zip(spec.layer_positions, spec.patterns, strict=True)
+    seeing_all = [one for one, pattern in of_layers if pattern == Causal() and isinstance(one, Rotary)]
+    rotary = next(iter((*seeing_all, *rotations(spec.positions))), None)
     if rotary is None:
         raise Inexpressible("positions")
-    scaling = rotary.scaling
-    keys: dict[str, Any] = {"rope.dimension_count": spec.head_dim, "rope.freq_base": rotary.theta}
+    scaling, dims = rotary.scaling, rotary.dims or spec.head_dim
+    keys: dict[str, Any] = {"rope.dimension_count": dims, "rope.freq_base": rotary.theta}
     if scaling is None:
         return keys, None
     if isinstance(scaling, LinearScaling):
@@ -91,13 +93,11 @@ def write_rope(spec: ModelSpec) -> tuple[dict[str, Any], Tensor | None]:
         raise Inexpressible(f"rotary scaling ({type(scaling).__name__})")
     if isinstance(scaling, Llama3):
         keys[ORIGINAL] = scaling.trained_context
-    return keys, _divisors(rotary, spec.head_dim)
+    return keys, _divisors(rotary, dims)
 
 
-def _divisors(rotary: Rotary, head_dim: int) -> Tensor:
-    return (
-        Rotary(rotary.theta, pairing="halves").frequencies(head_dim) / rotary.frequencies(head_dim)
-    ).float()
+def _divisors(rotary: Rotary, dims: int) -> Tensor:
+    return (replace(rotary, scaling=None).frequencies(dims) / rotary.frequencies(dims)).float()
 
 
 def _read_yarn(keys: ConfigReader, factor: float) -> YaRN:
@@ -130,18 +130,18 @@ def _write_yarn(scaling: YaRN) -> dict[str, Any]:
     }
 
 
-def _read_factors(keys: ConfigReader, factors: Tensor, plain: Rotary, head_dim: int) -> Scaling | None:
+def _read_factors(keys: ConfigReader, factors: Tensor, plain: Rotary, dims: int) -> Scaling | None:
     """LLaMA 3.1's rule where the divisors are those of it, else these divisors for rows of every length."""
     values = [decimal(value) for value in factors.flatten().tolist()]
-    if len(values) != head_dim // 2 or not all(0 < value < math.inf for value in values):
+    if len(values) != dims // 2 or not all(0 < value < math.inf for value in values):
         raise ConfigError(
-            f"{FACTORS} must hold {head_dim // 2} finite numbers above 0, one for each pair of a head"
+            f"{FACTORS} must hold {dims // 2} finite numbers above 0, one for each pair that is rotated"
         )
     if all(value == 1 for value in values):
         return None
     if max(values) >= 1:
         rule = Llama3(max(values), LOW, HIGH, keys.whole(ORIGINAL, TRAINED))
-        ours = _divisors(replace(plain, scaling=rule), head_dim)
+        ours = _divisors(replace(plain, scaling=rule), dims)
         if torch.allclose(ours, factors.flatten().float(), NEAR, 0.0):
             return rule
     return LongRope(tuple(values), tuple(values), keys.whole(CONTEXT), attention_factor=1.0)

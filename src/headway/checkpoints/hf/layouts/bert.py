@@ -46,6 +46,7 @@ BERT = encoder_layout(
         f"Bert{ending}": kind for ending, kind in {**CLASSES, "ForPreTraining": "masked-lm"}.items()
     },
     also=("wobert",),
+    decoder="LMHeadModel",
     unused=("cls.seq_relationship.", "bert.pooler.", "embeddings.position_ids"),
 )
 
@@ -90,5 +91,6 @@ ROFORMER = encoder_layout(
     unused=("roformer.pooler.",),
     constants=_constants,
     pooler={},
+    decoder="ForCausalLM",
     pairing="adjacent",
 )

@@ -30,6 +30,7 @@ MEGATRON_BERT = encoder_layout(
     stack={"norm": "encoder.ln"},
     architectures={f"MegatronBert{ending}": kind for ending, kind in PRETRAINED.items()},
     unused=SENTENCES,
+    decoder="ForCausalLM",
 )
 ERNIE = encoder_layout(
     *("ernie", "Ernie", read_bert, write_bert, CLS),
@@ -38,6 +39,7 @@ ERNIE = encoder_layout(
     only={**ONLY, "use_task_id": (False, None)},
     harmless=(*POOLER, "task_type_vocab_size"),
     unused=(*SENTENCES, "ernie.pooler."),
+    decoder="ForCausalLM",
 )
 
 
@@ -70,6 +72,7 @@ ELECTRA = encoder_layout(
     more={**MORE, "embedding_size": 128},
     harmless=(*POOLER, "summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout"),
     unused=("discriminator_predictions.", "embeddings.position_ids"),
+    decoder="ForCausalLM",
     pooler={},
 )
 

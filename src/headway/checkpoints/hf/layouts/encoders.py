@@ -11,6 +11,7 @@ from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.rules import Modules, Rule, TensorNames, module_rules, within
 from headway.errors import ConfigError
 from headway.models import Head, ModelSpec
+from headway.patterns import Causal
 
 KEYS: FieldMap = {
     **SIZES,
@@ -92,6 +93,7 @@ def encoder_layout(
     constants: Callable[[ModelSpec], Mapping[str, Tensor]] = lambda spec: {},
     pooler: Mapping[str, str] = MappingProxyType({"states": "pooler.dense"}),
     split: bool = False,
+    decoder: str = "",
     **own: Any,
 ) -> Layout:
     """The layout of one of them.
@@ -100,7 +102,8 @@ def encoder_layout(
     masked, classifier: names of the parts of the masked-lm head and of a classifier of texts.
     base: what a class with a head calls the stack, the family unless given.   layer: what a layer's names begin with
     there.   modules: of a layer.   stack: modules outside of the layers that have other names or are further ones.
-    pooler: the linear layer that its bare class has besides.   split: as in `TensorNames`."""
+    pooler: the linear layer that its bare class has besides.   split: as in `TensorNames`.   decoder: how the name of
+    its class ends that is a decoder of the same layers, with the masked-lm head's; "" is none."""
     base = family if base is None else base
     top = {**STACK, **stack}
     named = {
@@ -108,7 +111,7 @@ def encoder_layout(
         **within("model.layers.#.", f"{base}.{layer}", modules),
     }
     heads = {
-        "masked-lm": masked,
+        **dict.fromkeys(("lm", "masked-lm"), masked),
         "classify": classifier,
         "tag": {"out": "classifier"},
         "answer": {"out": "qa_outputs"},
@@ -117,11 +120,10 @@ def encoder_layout(
     }
 
     def rules(spec: ModelSpec) -> list[Rule]:
-        head = heads[spec.head.task]
         # transformers has two biases of an output that is not tied, and adds that of the matrix
-        if spec.tied:
-            head = {**head, "out": masked["out"].removesuffix(".decoder")}
-        return module_rules(spec, {**named, **within("head.", "", head)})
+        out = masked["out"].removesuffix(".decoder") if spec.tied else masked["out"]
+        head = {**heads[spec.head.task], **({"out": out} if spec.head.needs_vocab else {})}
+        return module_rules(spec, {**named, **within("head.", "", head), "lm_head": out})
 
     out = f"{masked['out']}.weight", f"{masked['out']}.bias"
     firsts = {part.partition(".")[0] for one in heads.values() for part in one.values()} - {base}
@@ -139,25 +141,38 @@ def encoder_layout(
         unused=(f"{base}.pooler.", "embeddings.position_ids") if unused is None else unused,
         heads=tuple(f"{first}." for first in sorted(firsts)),
         constants=constants,
-        outputs={"masked-lm": masked["out"], **pooler},
+        outputs={**dict.fromkeys(("lm", "masked-lm"), masked["out"]), **pooler},
         split=split,
     )
     usual: dict[str, Any] = {"keys": KEYS, "only": ONLY, "harmless": POOLER, "more": MORE}
     usual["architectures"] = {f"{name}{ending}": kind for ending, kind in CLASSES.items()}
-    return Layout(family=family, read=read, write=write, tensors=tensors, **{**usual, **own})
+    fields = {**usual, **own}
+    if decoder:
+        fields["architectures"] = {**fields["architectures"], f"{name}{decoder}": "lm"}
+        fields["more"] = {**fields["more"], "is_decoder": None}
+        fields["only"] = {key: values for key, values in fields["only"].items() if key != "is_decoder"}
+    return Layout(family=family, read=read, write=write, tensors=tensors, **fields)
 
 
 def read_encoder(
     given: ConfigReader, kind: str, *, dense: str = "tanh", masked: str | None = None
 ) -> dict[str, Any]:
     """The head of a kind, and what goes with it; `dense` is the activation in front of a classifier, `masked` that of
-    the masked-lm head, hidden_act unless given."""
-    activations = {"masked-lm": masked or activation(given, "hidden_act"), "classify": dense}
+    the masked-lm head, hidden_act unless given. Raises ConfigError for a decoder that is_decoder says is none."""
+    if given.flag("is_decoder") != (kind == "lm"):
+        raise ConfigError(
+            f"config.json: is_decoder is {given.get('is_decoder')}, and architectures has a class of another kind: "
+            "transformers would build one, and mask as the other"
+        )
+    words = kind in ("lm", "masked-lm")
+    before = masked or activation(given, "hidden_act")
+    activations = {"lm": before, "masked-lm": before, "classify": dense}
     head: dict[str, Any] = {"task": kind, "dense": activations.get(kind)}
     if kind in ("classify", "tag"):
         head["labels"] = labels(given)
-    words = kind == "masked-lm"
+    causal: dict[str, Any] = {"causal": True, "patterns": Causal()} if kind == "lm" else {}
     return {
+        **causal,
         "tied": words and given.flag("tie_word_embeddings"),
         "output_bias": words,
         "head": Head(**head),
@@ -172,7 +187,8 @@ def write_encoder(spec: ModelSpec) -> dict[str, Any]:
         "label2id": {n: i for i, n in enumerate(names)},
     }
     return {
-        "tie_word_embeddings": spec.tied or spec.head.task != "masked-lm",
+        "tie_word_embeddings": spec.tied or not spec.head.needs_vocab,
+        **({"is_decoder": True} if spec.causal else {}),
         **(labels if names else {}),
     }
 

@@ -1,11 +1,14 @@
-"""Gemma 1, 2 and 3 (text) as `transformers` stores them; tensors have our own names (Gemma team 2024, 2024, 2025).
+"""Gemma 1, 2 and 3 (text), and VaultGemma, as `transformers` stores them; tensors have our own names, but for one norm
+of VaultGemma (Gemma team 2024, 2024, 2025; VaultGemma team 2025).
 
 Norms are x / |x| * (1 + w) with w stored, embeddings are times sqrt(M), the activation is GELU by tanh. Gemma 2 norms
-what sub-layers are given and give, caps scores and logits, and has a window in every other layer; Gemma 3 norms queries
-and keys instead of the caps, and has a window, and a base of its own, in five layers of six.
+what sub-layers are given and give, caps scores and logits, and has a window in every other layer; VaultGemma norms
+what they are given alone; Gemma 3 norms queries and keys instead of the caps, and has a window, and a base of its own,
+in five layers of six.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import DECODER, ConfigReader, Inexpressible, Key
@@ -21,7 +24,7 @@ from headway.checkpoints.hf.layer_types import (
     write_by_kind,
 )
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.tensors import OWN_NAMES
+from headway.checkpoints.hf.layouts.tensors import OWN_NAMES, renamed_own
 from headway.models import ModelSpec
 
 CAUSAL = {"use_bidirectional_attention": (False, None)}
@@ -106,6 +109,13 @@ GEMMA2 = Layout(
     read=_read2,
     write=lambda spec: {**window_keys(spec, UNUSED), **_write_scale(spec)},
     tensors=OWN_NAMES,
+)
+VAULTGEMMA = replace(
+    GEMMA2,
+    family="vaultgemma",
+    architectures={"VaultGemmaForCausalLM": "lm"},
+    only={},
+    tensors=renamed_own({"post_attention_layernorm": "pre_feedforward_layernorm"}),
 )
 GEMMA3 = Layout(
     family="gemma3_text",

@@ -1,19 +1,31 @@
-"""Granite 3 as `transformers` stores it (IBM 2024): LLaMA with four factors; tensors have our own names."""
+"""Granite 3 as `transformers` stores it (IBM 2024): LLaMA with four factors, dense or with experts, all of which are
+two tensors of a layer. Granite with windows has sink logits, and
+a base, or no positions, for each layer; HyperCLOVA X (NAVER 2025) norms what sub-layers give, too (Kim et al. 2025)."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import ConfigReader, Key
+from headway.checkpoints.hf.layer_types import UNUSED, every, window_keys
+from headway.checkpoints.hf.layouts.experts import LAYER, ExpertKeys, expert_layout, renamed, stacked
 from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, llama_layout, read_windows
+from headway.checkpoints.hf.layouts.rules import Modules, Rule, decoder_names, same, same_names
+from headway.checkpoints.hf.layouts.tensors import renamed_own
 from headway.models import ModelSpec
+from headway.positions import NoPositions, PerLayer, Rotary
 
 
 def _read(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"patterns": read_windows(given, "none", fields["layers"]), **_numbers(given, fields)}
+
+
+def _numbers(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     divisor, factor = given.number("logits_scaling"), given.number("attention_multiplier")
     if not divisor:
         raise given.wrong("logits_scaling", "a number above 0", divisor)
     return {
-        "patterns": read_windows(given, "none", fields["layers"]),
         "logit_scale": 1 / divisor,
         "attention_scale": None if factor == fields["head_dim"] ** -0.5 else factor,
     }
@@ -27,17 +39,108 @@ def _write(spec: ModelSpec) -> dict[str, Any]:
     return {"logits_scaling": float(divisor), "attention_multiplier": factor}
 
 
-GRANITE = llama_layout(
-    *("granite", "GraniteForCausalLM", "none", 2048),
-    {
-        **BIAS,
-        **MLP_BIAS,
-        "norm_eps": Key("rms_norm_eps", 1e-6),
-        "embedding_scale": Key("embedding_multiplier", 1.0),
-        "residual_scale": Key("residual_multiplier", 1.0),
+FACTORS = {
+    **BIAS,
+    **MLP_BIAS,
+    "norm_eps": Key("rms_norm_eps", 1e-6),
+    "embedding_scale": Key("embedding_multiplier", 1.0),
+    "residual_scale": Key("residual_multiplier", 1.0),
+}
+_granite = partial(llama_layout, head_dim=FREE)
+NUMBERS = {"logits_scaling": 1.0, "attention_multiplier": 1.0}
+GRANITE = _granite(
+    *("granite", "GraniteForCausalLM", "none", 2048, FACTORS), more=NUMBERS, read=_read, write=_write
+)
+
+
+def _read_swa(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    layers, rotary, bases = fields["layers"], fields["positions"], given.get("layer_rope_theta")
+    if bases is None:
+        bases = [rotary.theta] * layers
+    if (
+        not isinstance(bases, list)
+        or len(bases) != layers
+        or not all(isinstance(n, int | float) for n in bases)
+    ):
+        raise given.wrong(
+            "layer_rope_theta", f"a base, or 0 for no positions, for each of {layers} layers", bases
+        )
+    positions = [replace(rotary, theta=base) if base else NoPositions() for base in bases]
+    return {
+        **_numbers(given, fields),
+        "patterns": read_windows(given, "layer", layers, every(4)(layers)),
+        "positions": PerLayer.of(positions),
+    }
+
+
+GRANITE_SWA = _granite(
+    *("granite_swa", "GraniteSWAForCausalLM", "layer", 8192),
+    {**FACTORS, "norm_eps": Key("rms_norm_eps", 1e-5), "tied": Key("tie_word_embeddings", True)},
+    kv_heads=4,
+    more={**NUMBERS, "sliding_window": 128, "layer_rope_theta": None},
+    read=_read_swa,
+    write=lambda spec: {
+        **_write(spec),
+        **window_keys(spec, UNUSED),
+        "layer_rope_theta": [one.theta if isinstance(one, Rotary) else 0 for one in spec.layer_positions],
     },
+    tensors=renamed_own({"sink_logit": "sinks"}),
+)
+DENSE = same_names(
+    *("input_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+    *(f"self_attn.{part}_proj" for part in "qkvo"),
+)
+PERI = {
+    "post_attention_layernorm": "post_norm1",
+    "pre_feedforward_layernorm": "post_attention_layernorm",
+    "post_feedforward_layernorm": "post_norm2",
+}
+
+
+def _modules(spec: ModelSpec) -> Modules:
+    norms = PERI if spec.order == "sandwich" else same_names("post_attention_layernorm")
+    return {**DENSE, **norms}
+
+
+HYPERCLOVAX = llama_layout(
+    *("hyperclovax", "HyperCLOVAXForCausalLM", "none", 2048),
+    {
+        **FACTORS,
+        "order": Key("use_post_norm", True, {True: "sandwich", False: "pre"}),
+        "logit_scale": Key("logits_scaling", 1.0),
+        "attention_scale": Key("attention_multiplier"),
+    },
+    heads_divide=True,
+    tensors=decoder_names("", "model.embed_tokens", "model.norm", "model.layers.#.", _modules),
+)
+
+
+def _experts(spec: ModelSpec) -> list[Rule]:
+    moe, shared = "block_sparse_moe.", f"{LAYER}mlp.shared_expert."
+    rules = stacked(spec, {"weight": f"{moe}input_linear.weight"}, {"weight": f"{moe}output_linear.weight"})
+    if units := max(experts.shared for experts in spec.experts if experts is not None):
+        parts = tuple(f"{shared}{part}_proj.weight" for part in ("gate", "up"))
+        rules.append(Rule(parts, f"{LAYER}shared_mlp.input_linear.weight", (units, units)))
+        rules.append(same(f"{shared}down_proj.weight", f"{LAYER}shared_mlp.output_linear.weight"))
+    return rules
+
+
+_moe = partial(
+    expert_layout,
+    windows="none",
+    context=2048,
+    keys={key: value for key, value in FACTORS.items() if key not in MLP_BIAS},
     head_dim=FREE,
-    more={"logits_scaling": 1.0, "attention_multiplier": 1.0},
+    more=NUMBERS,
     read=_read,
     write=_write,
+    tensors=renamed({".mlp.gate.": ".block_sparse_moe.router.layer."}, _experts),
+)
+COUNT = ("num_local_experts",)
+GRANITE_MOE = _moe(
+    *("granitemoe", "GraniteMoeForCausalLM"), experts=ExpertKeys(count=COUNT, hidden="intermediate_size")
+)
+GRANITE_SHARED = _moe(
+    *("granitemoeshared", "GraniteMoeSharedForCausalLM"),
+    experts=ExpertKeys(count=COUNT, hidden="intermediate_size", shared="shared_intermediate_size"),
 )

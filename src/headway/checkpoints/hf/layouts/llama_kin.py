@@ -1,16 +1,18 @@
 """Families that are LLaMA but for a switch or two, as `transformers` stores them, most under LLaMA's names.
 
 Layers without positions are SmolLM3's (Bakouch et al. 2025; Yang et al. 2025, section 3.2). Matrices are fused in
-Phi-3, 3.5 and 4 (Abdin et al. 2024) and in GLM-4 (GLM team 2024). Pairs are adjacent in GLM-4, Ernie 4.5 (Baidu 2025)
-and Helium (Kyutai 2025). Seed-OSS (ByteDance 2025) has biases on queries, keys and values; InternLM3 (Cai et al. 2024)
-and IQuest-Coder are LLaMA itself.
+Phi-3, 3.5 and 4 (Abdin et al. 2024) and in GLM-4 (GLM team 2024), which from 0414 on norms what sub-layers give, too;
+EXAONE 4 (LG AI 2025) norms that alone. Pairs are adjacent in GLM-4, Ernie 4.5 (Baidu 2025) and Helium (Kyutai 2025).
+Seed-OSS (ByteDance 2025) has biases on queries, keys and values; InternLM3 (Cai et al. 2024) and IQuest-Coder are LLaMA
+itself.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import ConfigReader, Key
-from headway.checkpoints.hf.layer_types import LAYER_TYPES
+from headway.checkpoints.hf.layer_types import LAYER_TYPES, every, read_kinds
 from headway.checkpoints.hf.layouts.llama import (
     BIAS,
     FREE,
@@ -19,10 +21,11 @@ from headway.checkpoints.hf.layouts.llama import (
     read_windows,
     write_windows,
 )
-from headway.checkpoints.hf.layouts.rules import decoder_names
+from headway.checkpoints.hf.layouts.rules import decoder_names, same_names
 from headway.checkpoints.hf.rope import PARTIAL, TRAINED
 from headway.errors import ConfigError
 from headway.models import ModelSpec
+from headway.patterns import Causal
 from headway.positions import LongRope, NoPositions, PerLayer, Rotary
 
 TIED = {"tied": Key("tie_word_embeddings", True)}
@@ -77,6 +80,8 @@ def _write_phi3(spec: ModelSpec) -> dict[str, Any]:
     return {**write_windows(spec, "all", heads_divide=True), TRAINED: trained}
 
 
+NORMS = ("input_layernorm", "post_attention_layernorm")
+PLACES = ("", "model.embed_tokens", "model.norm", "model.layers.#.")
 PHI3 = llama_layout(
     *("phi3", "Phi3ForCausalLM", "all", 4096),
     head_dim=FREE,
@@ -87,35 +92,59 @@ PHI3 = llama_layout(
     read=_read_phi3,
     write=_write_phi3,
     tensors=decoder_names(
-        *("", "model.embed_tokens", "model.norm", "model.layers.#."),
-        {
-            name: name
-            for name in (
-                *("input_layernorm", "post_attention_layernorm", "self_attn.qkv_proj", "self_attn.o_proj"),
-                *("mlp.gate_up_proj", "mlp.down_proj"),
-            )
-        },
+        *PLACES,
+        same_names(*NORMS, "self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"),
     ),
 )
-GLM = llama_layout(
-    *("glm", "GlmForCausalLM", "none", 131072),
-    {"qkv_bias": Key("attention_bias", True)},
+FUSED = same_names(*(f"self_attn.{part}_proj" for part in "qkvo"), "mlp.gate_up_proj", "mlp.down_proj")
+_glm = partial(
+    llama_layout,
+    windows="none",
+    context=131072,
+    keys={"qkv_bias": Key("attention_bias", True)},
     kv_heads=2,
     head_dim=Key("head_dim", 128),
     more={PARTIAL: 0.5},
     harmless=REMOTE,
     rope=PARTIAL,
     pairing="adjacent",
+)
+GLM = _glm("glm", "GlmForCausalLM", tensors=decoder_names(*PLACES, {**same_names(*NORMS), **FUSED}))
+GLM4 = _glm(
+    *("glm4", "Glm4ForCausalLM"),
     tensors=decoder_names(
-        *("", "model.embed_tokens", "model.norm", "model.layers.#."),
+        *PLACES,
         {
-            name: name
-            for name in (
-                *("input_layernorm", "post_attention_layernorm", "mlp.gate_up_proj", "mlp.down_proj"),
-                *(f"self_attn.{part}_proj" for part in "qkvo"),
-            )
+            **FUSED,
+            "input_layernorm": "input_layernorm",
+            "post_attention_layernorm": "post_self_attn_layernorm",
+            "pre_feedforward_layernorm": "post_attention_layernorm",
+            "post_feedforward_layernorm": "post_mlp_layernorm",
         },
     ),
+)
+
+
+def _read_exaone4(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Layers have rotary positions where they have a window, or where there are no windows at all."""
+    windowed = given.get("sliding_window") is not None
+    if given.get("layer_types") is None and not windowed:
+        raise ConfigError(
+            "config.json: an exaone4 without sliding_window needs layer_types, as in transformers"
+        )
+    usual = lambda layers: every(given.whole("sliding_window_pattern"), -1)(layers)  # noqa: E731
+    kinds = read_kinds(given, fields["layers"], usual)
+    patterns = read_windows(given, "layer", fields["layers"], kinds)
+    rotary = [NoPositions() if windowed and one == Causal() else fields["positions"] for one in patterns]
+    return {"patterns": patterns, "positions": PerLayer.of(rotary)}
+
+
+EXAONE4 = llama_layout(
+    *("exaone4", "Exaone4ForCausalLM", "layer", 2048),
+    kv_heads=32,
+    head_dim=FREE,
+    more={"sliding_window_pattern": 4},
+    read=_read_exaone4,
 )
 ERNIE45 = llama_layout(
     *("ernie4_5", "Ernie4_5ForCausalLM", "none", 131072),

@@ -1,7 +1,9 @@
 """ModernBERT as `transformers` stores it (Warner et al. 2024): an encoder with the norms, rotations and gates of newer
-decoders, a window in two layers of three, and no norm in front of its first layer, whose embedding is normed."""
+decoders, a window in two layers of three, and no norm in front of its first layer, whose embedding is normed; and the
+decoder that is the same but for what its layers see (Weller et al. 2025)."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import SIZES, ConfigReader, Inexpressible, Key, activation
@@ -14,17 +16,24 @@ from headway.checkpoints.hf.layer_types import (
     write_rope_by_kind,
 )
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.rules import WB, Rule, TensorNames, module_rules, own_shapes, within
+from headway.checkpoints.hf.layouts.rules import (
+    WB,
+    Rule,
+    TensorNames,
+    module_rules,
+    own_shapes,
+    same_names,
+    within,
+)
 from headway.checkpoints.hf.windows import from_foreign
 from headway.models import Head, ModelSpec
-from headway.patterns import Full
+from headway.patterns import Causal, Full, Pattern
 from headway.patterns.program import interval
 
 BASES = {FULL: ("global_rope_theta", 1.6e5), SLIDING: ("local_rope_theta", 1e4)}
 PERIOD = "global_attn_every_n_layers"
 MODULES = {
     "input_layernorm": "attn_norm",
-    "self_attn.qkv_proj": "attn.Wqkv",
     "self_attn.o_proj": "attn.Wo",
     "post_attention_layernorm": "mlp_norm",
     "mlp.down_proj": "mlp.Wo",
@@ -33,13 +42,17 @@ TOP = {
     "model.embed_tokens": "model.embeddings.tok_embeddings",
     "model.embed_norm": "model.embeddings.norm",
     "model.norm": "model.final_norm",
-    "head.dense": "head.dense",
-    "head.norm": "head.norm",
     "head.out": "decoder",
+    "lm_head": "decoder",
 }
 
 
 def _rules(spec: ModelSpec) -> list[Rule]:
+    modules, head = {"self_attn.qkv_proj": "attn.Wqkv", **MODULES}, "head"
+    if spec.causal:
+        apart = {f"self_attn.{part}_proj": f"attn.{part}_proj" for part in "qkv"}
+        modules, head = {**apart, **MODULES}, "lm_head"
+    top = {**TOP, **within("head.", f"{head}.", same_names("dense", "norm"))}
     layer, theirs = "model.layers.#.", "model.layers.#.mlp.Wi."
     gates = [(f"{layer}mlp.gate_proj.{leaf}", f"{layer}mlp.up_proj.{leaf}") for leaf in WB]
     there = own_shapes(spec)
@@ -48,18 +61,20 @@ def _rules(spec: ModelSpec) -> list[Rule]:
         for parts, leaf in zip(gates, WB, strict=True)
         if parts[0].replace("#", "0") in there
     ]
-    return [*module_rules(spec, {**TOP, **within(layer, layer, MODULES)}), *wide]
+    return [*module_rules(spec, {**top, **within(layer, layer, modules)}), *wide]
 
 
 def _read(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     kinds = read_kinds(given, fields["layers"], every(given.whole(PERIOD, 3)))
-    window = from_foreign("attention_window", given.whole("local_attention"))
-    words = kind == "masked-lm"
+    sides, words = given.whole("local_attention"), kind in ("lm", "masked-lm")
+    full: Pattern = Causal() if kind == "lm" else Full()
+    name, width = ("sliding_window", sides // 2) if kind == "lm" else ("attention_window", sides)
+    window = from_foreign(name, width)
     head: dict[str, Any] = {"task": kind}
     if words:
         head |= {"dense": activation(given, "classifier_activation"), "bias": given.flag("classifier_bias")}
     return {
-        "patterns": tuple(window if kind == SLIDING else Full() for kind in kinds),
+        "patterns": tuple(window if kind == SLIDING else full for kind in kinds),
         **read_rope_by_kind(given, kinds, fields["width"] // fields["heads"], BASES),
         "head": Head(**head),
         "tied": words and given.flag("tie_word_embeddings"),
@@ -69,11 +84,12 @@ def _read(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str
 
 def _write(spec: ModelSpec) -> dict[str, Any]:
     each = [interval(pattern) for pattern in spec.patterns]
-    kinds = [FULL if sides == (None, None) else SLIDING for sides in each]
-    widths = {sides for sides in each if sides != (None, None)}
+    kinds = [FULL if sides is not None and sides[0] is None else SLIDING for sides in each]
+    widths = {sides for sides, kind in zip(each, kinds, strict=True) if kind == SLIDING}
     if len(widths) > 1:
         raise Inexpressible("windows")
     before = next((sides[0] for sides in widths if sides is not None), 64)
+    before = before if before is None else before + spec.causal  # counts the token itself, there
     return {
         **write_rope_by_kind(spec, kinds, BASES),
         "layer_types": kinds,
@@ -129,6 +145,14 @@ MODERNBERT = Layout(
         prefix="model.",
         aliases={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
         heads=("head.", "decoder.", "classifier."),
-        outputs={"masked-lm": "decoder"},
+        outputs=dict.fromkeys(("lm", "masked-lm"), "decoder"),
     ),
+)
+MODERNBERT_DECODER = replace(
+    MODERNBERT,
+    family="modernbert-decoder",
+    architectures={"ModernBertDecoderForCausalLM": "lm"},
+    harmless=(*MODERNBERT.harmless, "sliding_window"),  # half of local_attention
+    ids=("bos_token_id", "pad_token_id"),
+    only={**MODERNBERT.only, "causal_mask": (True, None), "is_causal": (True, None)},
 )

@@ -1,5 +1,6 @@
-"""OLMo 2 and 3 as `transformers` stores them (OLMo team 2025; tensors have our own names): norms on what sub-layers
-give, and over all queries and keys of a token; OLMo 3 has windows in three layers of four."""
+"""OLMo 1, 2 and 3 as `transformers` stores them (Groeneveld et al. 2024; OLMo team 2025); tensors have our own names. 1
+has LayerNorm without weights; 2 and 3 have norms on what sub-layers give, and over all queries and keys of a token; 3
+has windows in three layers of four."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +16,7 @@ from headway.checkpoints.hf.layer_types import (
     write_by_kind,
 )
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.llama import llama_layout
+from headway.checkpoints.hf.layouts.llama import BIAS, FREE, llama_layout
 from headway.checkpoints.hf.layouts.tensors import OWN_NAMES
 
 KEYS = {
@@ -39,6 +40,12 @@ def _read(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str
     }
 
 
+OLMO = llama_layout(
+    *("olmo", "OlmoForCausalLM", "none", 2048, BIAS),
+    head_dim=FREE,
+    without=("norm_eps",),
+    only={"clip_qkv": (None,)},  # bounds of queries, keys and values
+)
 OLMO2 = llama_layout("olmo2", "Olmo2ForCausalLM", "none", 2048, KEYS)
 OLMO3 = Layout(
     family="olmo3",

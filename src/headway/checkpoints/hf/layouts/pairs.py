@@ -95,7 +95,7 @@ def write_pair(spec: ModelSpec) -> dict[str, Any]:
 
 def _rules(spec: ModelSpec) -> Sequence[Rule]:
     """Embeddings, both stacks and the output layer."""
-    rules = [Rule(("lm_head.bias",), "final_logits_bias", lifted=True)] if spec.output_bias else []
+    rules = [Rule(("lm_head.bias",), "final_logits_bias", lifted=0)] if spec.output_bias else []
     rules += [] if spec.tied else [same("lm_head.weight", "lm_head.weight")]
     for side in SIDES:
         modules = within(f"{side}.", f"model.{side}.", {**STACK, **within("layers.#.", "layers.#.", MODULES)})

@@ -60,6 +60,7 @@ ROBERTA = encoder_layout(
     *("roberta", "Roberta", read_roberta, write_roberta, LM_HEAD),
     classifier=CLASSIFIER,
     more={**MORE, "pad_token_id": 1},
+    decoder="ForCausalLM",
 )
 
 

@@ -15,9 +15,8 @@ def _layout(family: str, name: str, **names: Any) -> Layout:
     """The layout of one of them; `names` as in `encoder_layout`."""
     read = partial(read_roberta, family=family)
     more = {**MORE, "pad_token_id": 1}
-    return encoder_layout(
-        family, name, read, write_roberta, LM_HEAD, classifier=CLASSIFIER, more=more, **names
-    )
+    names |= {"classifier": CLASSIFIER, "more": more, "decoder": "ForCausalLM"}
+    return encoder_layout(family, name, read, write_roberta, LM_HEAD, **names)
 
 
 XLM_ROBERTA = _layout("xlm-roberta", "XLMRoberta", base="roberta")

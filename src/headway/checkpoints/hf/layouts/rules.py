@@ -39,7 +39,9 @@ class Rule:
         groups: several lie in so many groups, each a share of the first and then of the others: of queries, keys and
             values one for each kv head, or 1 where they lie one after the other.
         transposed: whether their matrix is stored [in, out] (GPT-2's Conv1D).
-        lifted: whether theirs is a row [1, N] of our vector [N].
+        lifted: an axis of size 1 that theirs has and ours has not; None where there is none.
+        swapped: the halves of each of so many heads, of its rows, change places; 0 is none.
+        stacked: so many tensors, each made of as many of ours, lie in one of theirs, [stacked, ...]; 0 is one tensor.
     """
 
     ours: tuple[str, ...]
@@ -47,7 +49,9 @@ class Rule:
     rows: tuple[int, ...] = ()
     groups: int = 1
     transposed: bool = False
-    lifted: bool = False
+    lifted: int | None = None
+    swapped: int = 0
+    stacked: int = 0
 
     def at(self, layer: str) -> "Rule":
         """The rule of one layer."""
@@ -62,32 +66,47 @@ class Rule:
     @property
     def renames_only(self) -> bool:
         """Whether both are one tensor, so that nothing needs to be made of it."""
-        return not (self.rows or self.transposed or self.lifted)
+        changed = self.rows or self.transposed or self.swapped or self.stacked
+        return not (changed or self.lifted is not None)
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """Theirs, of ours."""
-        return self._stored(self.join_rows(parts))
+        if self.stacked:
+            each = len(parts) // self.stacked
+            return torch.stack([self._one(parts[i : i + each]) for i in range(0, len(parts), each)])
+        return self._one(parts)
 
     def split(self, whole: Tensor) -> Sequence[Tensor]:
         """Ours, of theirs."""
-        return self.split_rows(whole[0] if self.lifted else self._stored(whole))
+        if self.stacked:
+            return [part for one in whole for part in self.split_rows(self._stored(one))]
+        rows = self._stored(whole) if self.lifted is None else whole.squeeze(self.lifted)
+        return self.split_rows(rows)
+
+    def _one(self, parts: Sequence[Tensor]) -> Tensor:
+        return self._stored(self.join_rows(parts))
 
     def join_rows(self, parts: Sequence[Tensor]) -> Tensor:
         """Tensors whose rows are those of ours as one whose rows are the outputs of theirs, however it is stored."""
+        if self.swapped:
+            halves: Tensor = parts[0].unflatten(0, (self.swapped, 2, -1))
+            return halves.flip(1).flatten(0, 2)
         if not self.rows:
             return parts[0]
         return torch.cat([part.unflatten(0, (self.groups, -1)) for part in parts], 1).flatten(0, 1)
 
     def split_rows(self, whole: Tensor) -> Sequence[Tensor]:
         """The inverse."""
+        if self.swapped:
+            return (self.join_rows((whole,)),)
         if not self.rows:
             return (whole,)
         each = whole.unflatten(0, (self.groups, -1)).split([rows // self.groups for rows in self.rows], 1)
         return [part.flatten(0, 1) for part in each]
 
     def _stored(self, value: Tensor) -> Tensor:
-        if self.lifted:
-            return value[None]
+        if self.lifted is not None:
+            return value.unsqueeze(self.lifted)
         return value.T if self.transposed and value.dim() == 2 else value
 
 
@@ -102,6 +121,7 @@ class TensorNames:
             nothing is tied and an alias is a tensor of its own, the other name is the one that is not needed.
             They may depend on the spec.
         renamed: ends of names in old files -> today's.
+        moved: beginnings of names in files of several models -> those in one of this model alone.
         stand_in: what transformers takes where a tensor is absent: another one, or zeros (None).
         unused: beginnings (up to a dot) or ends of names of tensors that may be in a file and are not needed.
         heads: beginnings of names of tensors of heads, not needed when another head is asked for.
@@ -115,6 +135,7 @@ class TensorNames:
     prefix: str = ""
     aliases: Mapping[str, str] | Callable[[ModelSpec], Mapping[str, str]] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
+    moved: Mapping[str, str] = field(default_factory=dict)
     stand_in: Mapping[str, str | None] = field(default_factory=dict)
     unused: Sequence[str] = ()
     heads: Sequence[str] = ()
@@ -165,6 +186,11 @@ def module_rules(
             groups = spec.kv_heads if by_group and fused == "qkv_proj" else 1
             rules.append(Rule(parts, theirs, sizes[fused], groups, transposed))
     return rules
+
+
+def same_names(*modules: str) -> dict[str, str]:
+    """Modules that have our names."""
+    return dict(zip(modules, modules, strict=True))
 
 
 def within(ours: str, theirs: str, modules: Modules) -> dict[str, str]:

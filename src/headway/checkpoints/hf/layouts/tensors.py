@@ -23,6 +23,15 @@ OWN_NAMES = TensorNames(
 """The names of our modules, which are those of LLaMA in transformers."""
 
 
+def renamed_own(parts: Mapping[str, str]) -> TensorNames:
+    """Our names, but for parts of them that transformers calls otherwise: ours -> theirs."""
+
+    def theirs(name: str) -> str:
+        return ".".join(parts.get(part, part) for part in name.split("."))
+
+    return replace(OWN_NAMES, rules=lambda spec: [same(name, theirs(name)) for name in own_shapes(spec)])
+
+
 def imported(
     names: TensorNames,
     tensors: LazyTensors,
@@ -40,7 +49,8 @@ def imported(
     _check_stored(spec, tensors, path, described_by)
     modern: dict[str, str] = {}
     for old in tensors.forms:
-        new = next((old.removesuffix(a) + b for a, b in names.renamed.items() if old.endswith(a)), old)
+        new = next((b + old.removeprefix(a) for a, b in names.moved.items() if old.startswith(a)), old)
+        new = next((new.removesuffix(a) + b for a, b in names.renamed.items() if new.endswith(a)), new)
         if new in modern:
             raise CheckpointError(f"{path}: {old} and {modern[new]} are two names of one tensor; drop one")
         modern[new] = old
@@ -111,7 +121,7 @@ def linear_rules(rules: Mapping[str, Rule], layers: Container[str]) -> dict[str,
     return {
         theirs.removesuffix(".weight"): rule
         for theirs, rule in rules.items()
-        if theirs.endswith(".weight") and all(name in layers for name in rule.layers)
+        if theirs.endswith(".weight") and not rule.stacked and all(name in layers for name in rule.layers)
     }
 
 
@@ -219,7 +229,12 @@ def _lazily(
 
     def make(name: str) -> Tensor:
         rule, i = at[name]
-        return rule.split(tensors[source[rule.theirs]])[i]
+        if not rule.stacked:
+            return rule.split(tensors[source[rule.theirs]])[i]
+        e, i = divmod(i, len(rule.ours) // rule.stacked)
+        _, *inner = tensors.forms[source[rule.theirs]].shape
+        box = (slice(e, e + 1), *(slice(0, size) for size in inner))
+        return replace(rule, stacked=0).split(tensors.part(source[rule.theirs], box)[0])[i]
 
     def copy(name: str, target: Tensor) -> None:
         rule, _ = at[name]

@@ -1,0 +1,214 @@
+"""What layouts of mixtures of experts share: keys of `Experts`, which layers have them, names of their tensors."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from headway.checkpoints.hf.config_keys import ConfigReader, FieldMap, Inexpressible, checked_sizes
+from headway.checkpoints.hf.layouts.base import Layout
+from headway.checkpoints.hf.layouts.llama import NONE, Windows, llama_layout, read_windows, write_windows
+from headway.checkpoints.hf.layouts.rules import Modules, Rule, TensorNames, layered, own_shapes, same
+from headway.checkpoints.hf.layouts.tensors import OWN_NAMES
+from headway.models import ModelSpec
+from headway.nn import Experts
+
+Read = Callable[[ConfigReader, str, Mapping[str, Any]], dict[str, Any]]
+LAYER = "model.layers.#."
+TRAINING = ("output_router_logits", "router_aux_loss_coef")
+"""Keys of a loss of training that balances experts, which is no part of a model."""
+
+
+class Sparse(NamedTuple):
+    """How a config says which layers have experts.
+
+    Attributes:
+        keys: and what transformers takes for them where they are absent.
+        read: of the config and the number of layers, whether each has some.
+        write: the keys for that.
+    """
+
+    keys: Mapping[str, Any]
+    read: Callable[[ConfigReader, int], Sequence[bool]]
+    write: Callable[[Sequence[bool]], dict[str, Any]]
+
+
+def _read_steps(given: ConfigReader, layers: int) -> list[bool]:
+    dense, every = given.get("mlp_only_layers") or [], given.whole("decoder_sparse_step")
+    if not isinstance(dense, list):
+        raise given.wrong("mlp_only_layers", "a list of numbers of layers", dense)
+    return [i not in dense and (i + 1) % every == 0 for i in range(layers)]
+
+
+def _dense(sparse: Sequence[bool]) -> list[int]:
+    return [i for i, has in enumerate(sparse) if not has]
+
+
+EVERY = Sparse({}, lambda given, layers: [True] * layers, lambda sparse: {})
+STEPS = Sparse(
+    {"mlp_only_layers": None, "decoder_sparse_step": 1},
+    _read_steps,
+    lambda sparse: {"mlp_only_layers": _dense(sparse), "decoder_sparse_step": 1},
+)
+
+
+def behind_first(usual: int) -> Sparse:
+    """All layers but the first so many, `usual` unless the config says."""
+    return Sparse(
+        {"first_k_dense_replace": usual},
+        lambda given, layers: [i >= given.whole("first_k_dense_replace", least=0) for i in range(layers)],
+        lambda sparse: {"first_k_dense_replace": len(_dense(sparse))},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertKeys:
+    """The config keys of `Experts`, and what a family has without a key.
+
+    Attributes:
+        count: of how many there are, the first of its names, which files have either of. top: of how many are chosen.
+        hidden: of their width. dense: of the width of layers without any.
+        shared: of the width of the shared one, or of how many of the others' width it has (`shared_by_count`); "" where
+            there is none.
+        others: further fields that are keys.
+        always: fields that are so in all of a family.
+        sparse: which layers have experts.
+        usual: what transformers takes for absent keys.
+    """
+
+    count: Sequence[str] = ("num_experts", "num_local_experts")
+    top: str = "num_experts_per_tok"
+    hidden: str = "moe_intermediate_size"
+    dense: str = "intermediate_size"
+    shared: str = ""
+    shared_by_count: bool = False
+    others: Mapping[str, str] = field(default_factory=dict)
+    always: Mapping[str, Any] = field(default_factory=dict)
+    sparse: Sparse = EVERY
+    usual: Mapping[str, Any] = field(default_factory=dict)
+
+    def read(self, given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields `experts` and `hidden`. Raises ConfigError for two counts that differ, and as `Experts` does."""
+        counts = {name: given.whole(name) for name in self.count if given.get(name) is not None}
+        if len({*counts.values()}) > 1:
+            raise given.wrong(self.count[0], f"that of {self.count[1]}", counts)
+        count, hidden = next(iter(counts.values()), 0) or given.whole(self.count[0]), given.whole(self.hidden)
+        shared = given.whole(self.shared, 0, least=0) if self.shared else 0
+        shared *= hidden if self.shared_by_count else 1
+        sparse = self.sparse.read(given, fields["layers"])
+        checked_sizes({f"{self.shared}, in hidden units,": shared})
+        typed: Mapping[type, Callable[[str], Any]] = {bool: given.flag, int: given.whole, float: given.number}
+        experts = Experts(
+            count=count,
+            top=given.whole(self.top),
+            hidden=hidden,
+            shared=shared,
+            **{name: typed[type(getattr(Experts, name))](key) for name, key in self.others.items()},
+            **self.always,
+        )
+        return {
+            "experts": [experts if has else None for has in sparse],
+            "hidden": hidden if all(sparse) else given.whole(self.dense),
+        }
+
+    def write(self, spec: ModelSpec) -> dict[str, Any]:
+        """The keys; reading them again shows what they cannot express. Raises Inexpressible for a model without
+        experts, or with several kinds of them."""
+        kinds = {experts for experts in spec.experts if experts is not None}
+        if len(kinds) != 1:
+            raise Inexpressible("experts")
+        (experts,) = kinds
+        shared = experts.shared // experts.hidden if self.shared_by_count else experts.shared
+        return {
+            self.count[0]: experts.count,
+            self.top: experts.top,
+            self.dense: spec.hidden,
+            self.hidden: experts.hidden,
+            **({self.shared: shared} if self.shared else {}),
+            **{key: getattr(experts, name) for name, key in self.others.items()},
+            **self.sparse.write([one is not None for one in spec.experts]),
+        }
+
+
+def expert_layout(
+    family: str,
+    architecture: str,
+    windows: Windows,
+    context: int,
+    keys: FieldMap,
+    experts: ExpertKeys,
+    *,
+    read: Read | None = None,
+    write: Callable[[ModelSpec], dict[str, Any]] | None = None,
+    heads_divide: bool = False,
+    more: Mapping[str, Any] = NONE,
+    harmless: Sequence[str] = (),
+    **own: Any,
+) -> Layout:
+    """`llama_layout` of a family whose layers have experts; `read` and `write` are of all other fields."""
+
+    def seen(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return {"patterns": read_windows(given, windows, fields["layers"])}
+
+    others = read or seen
+    rest = write or partial(write_windows, windows=windows, heads_divide=heads_divide)
+    needed = {
+        *experts.count,
+        experts.top,
+        experts.hidden,
+        experts.dense,
+        experts.shared,
+        *experts.others.values(),
+    }
+    return llama_layout(
+        *(family, architecture, windows, context, keys),
+        without=("hidden", *own.pop("without", ())),
+        more={**dict.fromkeys(needed - {""}), **experts.sparse.keys, **experts.usual, **more},
+        harmless=(*TRAINING, *harmless),
+        read=lambda given, kind, fields: {**others(given, kind, fields), **experts.read(given, fields)},
+        write=lambda spec: {**rest(spec), **experts.write(spec)},
+        **own,
+    )
+
+
+def renamed(
+    names: Mapping[str, str], made: Callable[[ModelSpec], list[Rule]] = lambda spec: [], **fields: Any
+) -> TensorNames:
+    """Our names, with parts of them under other names, but for tensors that are `made` by rules of their own."""
+
+    def theirs(ours: str) -> str:
+        for part, other in names.items():
+            ours = ours.replace(part, other)
+        return ours
+
+    def rules(spec: ModelSpec) -> list[Rule]:
+        own = layered(made(spec), spec)
+        taken = {name for rule in own for name in rule.ours}
+        return [*own, *(same(name, theirs(name)) for name in own_shapes(spec) if name not in taken)]
+
+    return replace(OWN_NAMES, rules=rules, **fields)
+
+
+def stacked(spec: ModelSpec, gate_up: Modules, down: Modules, *, turned: bool = False) -> list[Rule]:
+    """Rules for all experts of a layer in two tensors: `gate_up` [E, 2 F, M], the rows of the gate first, and `down`
+    [E, M, F], by what they are of a layer ("weight", "bias"). Where they are `turned`, the last two axes are in the
+    other order, and columns of gate and up take turns."""
+    experts = next(experts for experts in spec.experts if experts is not None)
+    units, count = experts.hidden, experts.count
+
+    def ours(parts: Sequence[str], leaf: str) -> tuple[str, ...]:
+        return tuple(f"{LAYER}mlp.experts.{e}.{part}_proj.{leaf}" for e in range(count) for part in parts)
+
+    groups = units if turned else 1
+    return [
+        *(
+            Rule(
+                ours(("gate", "up"), leaf), f"{LAYER}{theirs}", (units, units), groups, turned, stacked=count
+            )
+            for leaf, theirs in gate_up.items()
+        ),
+        *(
+            Rule(ours(("down",), leaf), f"{LAYER}{theirs}", transposed=turned, stacked=count)
+            for leaf, theirs in down.items()
+        ),
+    ]

@@ -1,0 +1,160 @@
+"""Decoders that mix tokens otherwise than by attention in some layers, as `transformers` stores them.
+
+Qwen3.5's text models (Qwen team 2026) have the gated delta rule in three layers of four, and a gate on what the fourth
+attends to, whose matrix is one with that of the queries, head by head; norms are x / |x| * (1 + w) with w stored.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from headway.attention.delta import DeltaSpec
+from headway.checkpoints.hf.config_keys import ConfigReader, Inexpressible, Key
+from headway.checkpoints.hf.layer_types import FULL, every, read_kinds
+from headway.checkpoints.hf.layouts.llama import llama_layout
+from headway.checkpoints.hf.layouts.rules import Rule, own_shapes, same
+from headway.checkpoints.hf.layouts.tensors import OWN_NAMES
+from headway.checkpoints.hf.rope import PARTIAL, ROPE, read_rope, write_rope
+from headway.errors import ConfigError
+from headway.models import ModelSpec
+from headway.models.mixers import Softmax
+from headway.patterns import Causal
+
+LINEAR = "linear_attention"
+MIXER = "model.layers.#.self_attn."
+DELTA_SIZES = {
+    "heads": "linear_num_value_heads",
+    "key_heads": "linear_num_key_heads",
+    "head_dim": "linear_key_head_dim",
+    "value_dim": "linear_value_head_dim",
+    "conv": "linear_conv_kernel_dim",
+}
+"""Fields of a `DeltaSpec` and their keys."""
+
+
+def by_mixer(
+    spec: ModelSpec, rules: Mapping[type, Sequence[Rule]], others: Sequence[Rule] = ()
+) -> list[Rule]:
+    """Rules of what mixes tokens for each layer by the type of its mixer; of all else `others`, or our own names."""
+    mixed = [rule.at(str(i)) for i, mixer in enumerate(spec.mixers) for rule in rules.get(type(mixer), ())]
+    return [*mixed, *(others or [same(n, n) for n in own_shapes(spec) if ".self_attn." not in n])]
+
+
+def mixer_keys(spec: ModelSpec, kind: type, name: str) -> tuple[Any, list[str]]:
+    """The one mixer of a type that a spec has beside softmax attention, None where it has none, and `layer_types` in
+    which its layers bear that name. Raises Inexpressible for other mixers."""
+    found = {mixer for mixer in spec.mixers if mixer != Softmax()}
+    if len(found) > 1 or not all(isinstance(mixer, kind) for mixer in found):
+        raise Inexpressible("mixers")
+    return next(iter(found), None), [FULL if mixer == Softmax() else name for mixer in spec.mixers]
+
+
+def _check_silu(fields: Mapping[str, Any]) -> None:
+    if fields["activation"] != "silu":
+        raise ConfigError(
+            f"config.json: hidden_act {fields['activation']} is that of convolutions in transformers, too, and here "
+            "they have silu"
+        )
+
+
+def _rope(given: ConfigReader) -> Mapping[str, Any]:
+    found = given.get("rope_parameters")
+    if found is not None and not isinstance(found, Mapping):
+        raise given.wrong("rope_parameters", "null or an object", found)
+    return found or {}
+
+
+def _read_qwen(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    _check_silu(fields)
+    interval = given.whole("full_attention_interval", 4)
+    kinds = read_kinds(given, fields["layers"], every(interval, -1, LINEAR), (FULL, LINEAR))
+    sizes: dict[str, Any] = {name: given.whole(key) for name, key in DELTA_SIZES.items()}
+    delta = DeltaSpec(**sizes)
+    # three positions of an image's patch, which are one and the same in a text
+    rope = {key: value for key, value in _rope(given).items() if not key.startswith("mrope_")}
+    keys = {**{key: given.get(key) for key in ROPE}, "rope_parameters": rope}
+    return {
+        "mixers": tuple(Softmax() if kind == FULL else delta for kind in kinds),
+        "patterns": Causal(),
+        **read_rope(ConfigReader(keys, given.defaults), fields["head_dim"], share=given.number(PARTIAL)),
+    }
+
+
+def _write_qwen(spec: ModelSpec) -> dict[str, Any]:
+    delta, kinds = mixer_keys(spec, DeltaSpec, LINEAR)
+    sizes = {key: getattr(delta, name) for name, key in DELTA_SIZES.items()} if delta else {}
+    return {"layer_types": kinds, **sizes, **write_rope(spec, share=PARTIAL)}
+
+
+def _qwen_rules(spec: ModelSpec) -> list[Rule]:
+    rows = (spec.heads * spec.head_dim,) * 2
+    query = tuple(f"{MIXER}{n}_proj.weight" for n in "qg")
+    plain = ("k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
+    softmax = [Rule(query, query[0], rows, spec.heads), *(same(n, n) for n in _weights(MIXER, plain))]
+    return by_mixer(spec, {Softmax: softmax, DeltaSpec: delta_rules(spec, "linear_attn", _QWEN_DELTA)})
+
+
+def _weights(place: str, names: Sequence[str]) -> list[str]:
+    return [f"{place}{name}.weight" for name in names]
+
+
+_QWEN_DELTA = {
+    "qkv_proj.weight": "in_proj_qkv.weight",
+    "gate_proj.weight": "in_proj_z.weight",
+    "beta_proj.weight": "in_proj_b.weight",
+    "decay_proj.weight": "in_proj_a.weight",
+    "o_proj.weight": "out_proj.weight",
+    "norm.weight": "norm.weight",
+    "conv": "conv1d.weight",
+    "log_rate": "A_log",
+    "decay_bias": "dt_bias",
+}
+
+
+def delta_rules(spec: ModelSpec, place: str, names: Mapping[str, str]) -> list[Rule]:
+    """Rules of a layer of the gated delta rule, whose name in a block there is `place`: our tensors -> theirs;
+    "qkv_proj" is that of queries, keys and values, one after the other."""
+    delta = next((mixer for mixer in spec.mixers if isinstance(mixer, DeltaSpec)), None)
+    rules = []
+    for ours, theirs in names.items():
+        fused = ours.startswith("qkv_proj")
+        parts = [ours.replace("qkv", letter) for letter in "qkv"] if fused else [ours]
+        rows = delta.channels if fused and delta is not None else ()
+        rule = Rule(tuple(MIXER + part for part in parts), f"model.layers.#.{place}.{theirs}", rows)
+        rules.append(replace(rule, lifted=1) if ours == "conv" else rule)
+    return rules
+
+
+QWEN3_5 = llama_layout(
+    *("qwen3_5_text", "Qwen3_5ForCausalLM", "none", 32768),
+    kv_heads=4,
+    head_dim=Key("head_dim", 256),
+    more={
+        **dict.fromkeys(ROPE),
+        "max_position_embeddings": 32768,
+        PARTIAL: 0.25,
+        "full_attention_interval": None,
+        **dict(zip(DELTA_SIZES.values(), (32, 16, 128, 128, 4), strict=True)),
+    },
+    only={
+        "attn_output_gate": (True, None),
+        "mlp_only_layers": ([], None),
+        "output_gate_type": ("swish", None),
+    },
+    harmless=("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
+    rope=None,
+    read=_read_qwen,
+    write=_write_qwen,
+    within={
+        "qwen3_5": (
+            *("vision_config", "language_model_only"),
+            *(f"{part}_token_id" for part in ("image", "video", "vision_start", "vision_end")),
+        )
+    },
+    tensors=replace(
+        OWN_NAMES,
+        rules=_qwen_rules,
+        moved={"model.language_model.": "model."},
+        unused=(*OWN_NAMES.unused, "mtp.", "model.visual."),
+    ),
+)

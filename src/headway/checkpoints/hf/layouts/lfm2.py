@@ -1,0 +1,110 @@
+"""LFM2 as `transformers` stores it (Liquid AI 2025): gated short convolutions between layers of attention, which has
+norms of queries and keys."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from headway.checkpoints.hf.config_keys import ConfigReader, Key
+from headway.checkpoints.hf.layer_types import FULL, read_kinds
+from headway.checkpoints.hf.layouts.hybrids import MIXER, by_mixer, mixer_keys
+from headway.checkpoints.hf.layouts.llama import FREE, llama_layout
+from headway.checkpoints.hf.layouts.rules import Rule, module_rules, same, within
+from headway.checkpoints.hf.layouts.tensors import OWN_NAMES
+from headway.models import ModelSpec
+from headway.models.mixers import Softmax
+from headway.nn import ShortConv
+from headway.patterns import Causal
+
+CONV = "conv"
+
+
+def _read_lfm2(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    layers = fields["layers"]
+    full = given.get("full_attn_idxs")
+    if full is not None and not (isinstance(full, list) and all(type(i) is int for i in full)):
+        raise given.wrong("full_attn_idxs", "a list of numbers of layers", full)
+    usual = [FULL if full is None or i in full else CONV for i in range(layers)]
+    kinds = read_kinds(given, layers, lambda count: usual, (FULL, CONV))
+    short = ShortConv(conv=given.whole("conv_L_cache"), bias=given.flag("conv_bias"))
+    hidden = given.whole("intermediate_size" if given.get("block_ff_dim") is None else "block_ff_dim")
+    if given.get("block_auto_adjust_ff_dim") is not False:
+        hidden = int(2 * hidden / 3)
+        if given.config.get("block_ffn_dim_multiplier", 1.0) is not None:  # null is no rounding, either
+            multiple = given.whole("block_multiple_of")
+            hidden = -(-int(given.number("block_ffn_dim_multiplier") * hidden) // multiple) * multiple
+    return {
+        "mixers": tuple(Softmax() if kind == FULL else short for kind in kinds),
+        "patterns": Causal(),
+        "hidden": hidden,
+        **({} if given.get("tie_embedding") is None else {"tied": given.flag("tie_embedding")}),
+    }
+
+
+def _write_lfm2(spec: ModelSpec) -> dict[str, Any]:
+    short, kinds = mixer_keys(spec, ShortConv, CONV)
+    keys = {} if short is None else {"conv_L_cache": short.conv, "conv_bias": short.bias}
+    size = {"intermediate_size": spec.hidden, "block_auto_adjust_ff_dim": False}
+    return {"layer_types": kinds, **keys, **size}
+
+
+def _lfm2_rules(spec: ModelSpec) -> list[Rule]:
+    theirs = "model.layers.#.conv."
+    attention = {**{f"{n}_proj": f"{n}_proj" for n in "qkv"}, "o_proj": "out_proj"}
+    attention |= {f"{n}_norm": f"{n}_layernorm" for n in "qk"}
+    softmax = [same(f"{MIXER}{a}.weight", f"{MIXER}{b}.weight") for a, b in attention.items()]
+    bias = any(isinstance(mixer, ShortConv) and mixer.bias for mixer in spec.mixers)
+    short = [
+        same(f"{MIXER}{a}.{leaf}", f"{theirs}{b}.{leaf}")
+        for a, b in (("in_proj", "in_proj"), ("o_proj", "out_proj"))
+        for leaf in ("weight", "bias")[: 1 + bias]
+    ]
+    short.append(Rule((f"{MIXER}conv",), f"{theirs}conv.weight", lifted=1))
+    short += [same(f"{MIXER}conv_bias", f"{theirs}conv.bias")] if bias else []
+    modules = {
+        "input_layernorm": "operator_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "mlp.gate_proj": "feed_forward.w1",
+        "mlp.up_proj": "feed_forward.w3",
+        "mlp.down_proj": "feed_forward.w2",
+    }
+    ends = {
+        "model.embed_tokens": "model.embed_tokens",
+        "model.norm": "model.embedding_norm",
+        "lm_head": "lm_head",
+    }
+    layer = "model.layers.#."
+    others = [*module_rules(spec, ends), *module_rules(spec, within(layer, layer, modules))]
+    return by_mixer(spec, {Softmax: softmax, ShortConv: short}, others)
+
+
+LFM2 = llama_layout(
+    *("lfm2", "Lfm2ForCausalLM", "none", 128000),
+    {"norm_eps": Key("norm_eps", 1e-5), "tied": Key("tie_word_embeddings", True)},
+    kv_heads=8,
+    head_dim=FREE,
+    without=("activation", "attention_dropout", "hidden"),
+    more={
+        "rope_theta": 1e6,
+        "intermediate_size": 12288,
+        "block_ff_dim": None,
+        "block_auto_adjust_ff_dim": None,
+        "block_multiple_of": 256,
+        "block_ffn_dim_multiplier": 1.0,
+        "conv_L_cache": 3,
+        "conv_bias": None,
+        "full_attn_idxs": None,
+        "tie_embedding": None,
+    },
+    only={"use_pos_enc": (True, None), "block_use_swiglu": (True, None)},
+    harmless=(
+        *(
+            f"block_{name}"
+            for name in ("dim", "mlp_init_scale", "out_init_scale", "use_xavier_init", "norm_eps")
+        ),
+        *("conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "theta"),
+    ),
+    read=_read_lfm2,
+    write=_write_lfm2,
+    tensors=replace(OWN_NAMES, rules=_lfm2_rules),
+)

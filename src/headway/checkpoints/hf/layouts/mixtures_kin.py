@@ -1,0 +1,260 @@
+"""Mixtures of experts with biases that choose, sigmoids, groups or dense first layers, as `transformers` stores them.
+
+Ernie 4.5 (Baidu 2025), dots.llm1 (rednote 2025), GLM-4.5 (GLM team 2025), K-EXAONE (LG AI Research 2025), Solar Open
+(Upstage 2026), Mellum 2 (JetBrains 2026), Hy3 (Tencent 2026). Files have matrices of each expert under our names;
+several shared experts are one there.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headway.checkpoints.hf.config_keys import ConfigReader, Key
+from headway.checkpoints.hf.layer_types import (
+    FULL,
+    SLIDING,
+    UNUSED,
+    every,
+    read_kinds,
+    read_rope_by_kind,
+    read_windows,
+    window_keys,
+    write_by_kind,
+)
+from headway.checkpoints.hf.layouts.experts import (
+    LAYER,
+    ExpertKeys,
+    Sparse,
+    behind_first,
+    expert_layout,
+    renamed,
+)
+from headway.checkpoints.hf.layouts.llama import BIAS, NONE
+from headway.checkpoints.hf.layouts.llama_kin import REMOTE, TIED
+from headway.checkpoints.hf.layouts.rules import Rule
+from headway.checkpoints.hf.rope import PARTIAL
+from headway.models import ModelSpec
+from headway.patterns import Causal
+from headway.positions import NoPositions, PerLayer
+
+SHARED = {".shared_expert.": ".shared_experts."}
+GROUPS = {
+    "normalized": "norm_topk_prob",
+    "groups": "n_group",
+    "top_groups": "topk_group",
+    "scale": "routed_scaling_factor",
+}
+SIGMOID = {"score": "sigmoid", "choice_bias": True}
+USUAL = {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0}
+DEEPSEEK: Mapping[str, Any] = {"others": GROUPS, "always": SIGMOID, "shared_by_count": True}
+"""Experts as DeepSeek-V3 has them."""
+
+
+def _read_interval(given: ConfigReader, layers: int) -> list[bool]:
+    first, last, step = (given.get(f"moe_layer_{name}") for name in ("start_index", "end_index", "interval"))
+    if not all(isinstance(n, int) for n in (first, last, step)) or step < 1:
+        raise given.wrong(
+            "moe_layer_interval", "like start_index and end_index a whole number", (first, last, step)
+        )
+    last = layers - 1 if last == -1 else last
+    return [first <= i <= last and (i + 1) % step == 0 for i in range(layers)]
+
+
+def _write_interval(sparse: Sequence[bool]) -> dict[str, Any]:
+    has = [i for i, one in enumerate(sparse) if one]
+    step = has[1] - has[0] if len(has) > 1 else 1
+    return {"moe_layer_start_index": has[0], "moe_layer_end_index": has[-1], "moe_layer_interval": step}
+
+
+ERNIE45_MOE = expert_layout(
+    *("ernie4_5_moe", "Ernie4_5_MoeForCausalLM", "none", 131072, TIED),
+    ExpertKeys(
+        count=("moe_num_experts", "num_experts"),
+        top="moe_k",
+        shared="moe_num_shared_experts",
+        shared_by_count=True,
+        always={"choice_bias": True},
+        sparse=Sparse(
+            {"moe_layer_start_index": 1, "moe_layer_end_index": -1, "moe_layer_interval": 1},
+            _read_interval,
+            _write_interval,
+        ),
+    ),
+    kv_heads=4,
+    more={"rope_theta": 5e5},
+    without=("attention_dropout",),  # which transformers does not look at
+    only={"attention_dropout": (0.0, None), "use_bias": (False, None), "moe_norm_min": (1e-12, None)},
+    harmless=REMOTE,
+    pairing="adjacent",
+    tensors=renamed(
+        SHARED,
+        lambda spec: [
+            Rule(
+                (f"{LAYER}mlp.gate.e_score_correction_bias",),
+                f"{LAYER}mlp.moe_statics.e_score_correction_bias",
+                lifted=0,
+            )
+        ],
+    ),
+)
+
+
+def _read_dots(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    first, windowed = given.whole("max_window_layers", least=0), given.get("sliding_window") is not None
+    kinds = read_kinds(
+        given, fields["layers"], lambda n: [SLIDING if windowed and i >= first else FULL for i in range(n)]
+    )
+    return {"patterns": read_windows(given, kinds)}
+
+
+DOTS1 = expert_layout(
+    *("dots1", "Dots1ForCausalLM", "layer", 2048, BIAS),
+    ExpertKeys(
+        **DEEPSEEK,
+        count=("n_routed_experts", "num_local_experts"),
+        shared="n_shared_experts",
+        sparse=behind_first(0),
+        usual=USUAL,
+    ),
+    kv_heads=32,
+    more={"max_window_layers": 62},
+    read=_read_dots,
+    tensors=renamed(SHARED),
+)
+GLM4_MOE = expert_layout(
+    *("glm4_moe", "Glm4MoeForCausalLM", "none", 131072),
+    {"qkv_bias": Key("attention_bias"), "qk_norm": Key("use_qk_norm", False, {True: "head", False: "none"})},
+    ExpertKeys(
+        **DEEPSEEK,
+        count=("n_routed_experts", "num_local_experts"),
+        shared="n_shared_experts",
+        sparse=behind_first(1),
+        usual={**USUAL, "norm_topk_prob": True},
+    ),
+    kv_heads=8,
+    more={PARTIAL: 0.5},
+    harmless=("num_nextn_predict_layers", "num_mtp_layers", *REMOTE),
+    rope=PARTIAL,
+    tensors=renamed(SHARED, unused=("model.layers.46.", "model.layers.92.")),  # of tokens further on
+)
+
+
+def _read_exaone(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Layers that see all have no positions."""
+    period = given.get("sliding_window_pattern")
+    if not isinstance(period, int):
+        raise given.wrong("sliding_window_pattern", "a whole number", period)
+    patterns = read_windows(given, read_kinds(given, fields["layers"], every(max(period, 1), -1)))
+    rotary = [NoPositions() if one == Causal() else fields["positions"] for one in patterns]
+    return {"patterns": patterns, "positions": PerLayer.of(rotary)}
+
+
+MLP_TYPES = ("dense", "sparse")
+
+
+def by_kind(first: int) -> Sparse:
+    """As `mlp_layer_types` say, or all behind the first so many: `first_k_dense_replace`, or `first`."""
+
+    def read(given: ConfigReader, layers: int) -> list[bool]:
+        kinds = given.get("mlp_layer_types")
+        if kinds is None:
+            dense = given.whole("first_k_dense_replace", first, least=0)
+            return [i >= dense for i in range(layers)]
+        known = isinstance(kinds, list) and {*kinds} <= {*MLP_TYPES}
+        if not known or len(kinds) != layers:
+            raise given.wrong("mlp_layer_types", f"a list of dense or sparse for {layers} layers", kinds)
+        return [kind == "sparse" for kind in kinds]
+
+    return Sparse(
+        {"mlp_layer_types": None},
+        read,
+        lambda sparse: {"mlp_layer_types": ["sparse" if has else "dense" for has in sparse]},
+    )
+
+
+EXAONE_MOE = expert_layout(
+    *("exaone_moe", "ExaoneMoeForCausalLM", "layer", 2048, NONE),
+    ExpertKeys(
+        **DEEPSEEK,
+        shared="num_shared_experts",
+        sparse=by_kind(1),
+        usual={
+            **USUAL,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+            "first_k_dense_replace": 1,
+        },
+    ),
+    kv_heads=32,
+    more={"sliding_window_pattern": 4},
+    read=_read_exaone,
+    write=lambda spec: window_keys(spec, UNUSED),
+    tensors=renamed({".gate.e_score_": ".e_score_", **SHARED}, unused=("mtp.",)),
+)
+SOLAR_OPEN = expert_layout(
+    *("solar_open", "SolarOpenForCausalLM", "none", 131072),
+    {"qkv_bias": Key("attention_bias")},
+    ExpertKeys(
+        **DEEPSEEK,
+        count=("n_routed_experts", "num_local_experts"),
+        dense="moe_intermediate_size",
+        shared="n_shared_experts",
+        usual={**USUAL, "norm_topk_prob": True},
+    ),
+    kv_heads=8,
+    head_dim=Key("head_dim", 128),
+    more={"rope_theta": 1e6},
+    only={"first_k_dense_replace": (0, None), "use_qk_norm": (False, None)},
+    harmless=("intermediate_size",),
+    tensors=renamed(SHARED),
+)
+BASES = {FULL: ("rope_theta", 5e5), SLIDING: ("rope_theta", 1e4)}
+
+
+def _read_mellum(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    kinds = read_kinds(given, fields["layers"], every(1))
+    rope = read_rope_by_kind(given, kinds, fields["head_dim"], BASES)
+    return {"patterns": read_windows(given, kinds), **rope}
+
+
+def _write_mellum(spec: ModelSpec) -> dict[str, Any]:
+    """Without keys of old readers, at which transformers fails."""
+    keys = write_by_kind(spec, BASES)
+    return {key: value for key, value in keys.items() if key not in ("rope_theta", "rope_scaling")}
+
+
+MELLUM = expert_layout(
+    *("mellum", "MellumForCausalLM", "layer", 131072, BIAS),
+    ExpertKeys(others={"normalized": "norm_topk_prob"}, sparse=by_kind(0), usual={"norm_topk_prob": True}),
+    kv_heads=4,
+    head_dim=Key("head_dim", 128),
+    more={"sliding_window": 1024, "rope_parameters": None},
+    harmless=("num_mtp_layers", "num_nextn_predict_layers", "mtp_layer_types", "mtp_mlp_layer_types"),
+    rope=None,
+    read=_read_mellum,
+    write=_write_mellum,
+    tensors=renamed({}, unused=("mtp.",)),
+)
+HY_V3 = expert_layout(
+    *("hy_v3", "HYV3ForCausalLM", "none", 131072),
+    {**BIAS, "init_std": Key("initializer_range", 0.006), "norm_eps": Key("rms_norm_eps", 1e-5)},
+    ExpertKeys(
+        shared="num_shared_experts",
+        shared_by_count=True,
+        others={"scale": "router_scaling_factor"},
+        always=SIGMOID,
+        sparse=by_kind(1),
+        usual={"router_scaling_factor": 2.826},
+    ),
+    kv_heads=8,
+    head_dim=Key("head_dim", 128),
+    more={"rope_theta": 11158840.0},
+    harmless=("enable_moe_fp32_combine",),
+    tensors=renamed(
+        {
+            ".gate.e_score_correction_bias": ".expert_bias",
+            ".mlp.gate.": ".mlp.router.gate.",
+            ".shared_expert.": ".shared_mlp.",
+        },
+        unused=("model.layers.80.",),  # of tokens further on
+    ),
+)

@@ -1,0 +1,123 @@
+"""Families with experts in place of the feed-forward, in all layers or in most."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from headway.models.family import Family, partial_rotary
+from headway.nn.experts import Experts
+from headway.positions import Rotary
+
+USUAL = Experts(count=8, top=2)
+"""In models of one's own, unless given; as wide as a feed-forward."""
+SIGMOID = replace(USUAL, score="sigmoid", choice_bias=True)
+
+
+def _shared(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Experts, and one behind a gate that is as wide as a feed-forward."""
+    units = given["hidden"]
+    return {"experts": (replace(USUAL, normalized=False, shared=units, shared_gate=units > 0),)}
+
+
+def _family(about: str, defaults: Mapping[str, Any], experts: Experts = USUAL, **fields: Any) -> Family:
+    return Family(about, {"experts": (experts,), **defaults}, groups=True, **fields)
+
+
+EXPERTS: Mapping[str, Family] = {
+    "mixtral": _family(
+        "mistral with experts; Mixtral 8x7B and 8x22B",
+        {"norm_eps": 1e-5, "trained_context": 32768},
+        theta=1e6,
+    ),
+    "qwen2_moe": Family(
+        "qwen2 with experts, and one that all tokens have, behind a gate; Qwen1.5-MoE, Qwen2-57B-A14B",
+        {"qkv_bias": True, "trained_context": 32768},
+        derive=_shared,
+        theta=1e6,
+        groups=True,
+    ),
+    "qwen3_moe": _family(
+        "qwen3 with experts; Qwen3-30B-A3B, 235B-A22B",
+        {"qk_norm": "head", "trained_context": 40960},
+        theta=1e6,
+    ),
+    "olmoe": _family(
+        "llama with experts, and norms over all queries and keys of a token",
+        {"qk_norm": "all", "norm_eps": 1e-5, "trained_context": 4096},
+        replace(USUAL, normalized=False),
+    ),
+    "flex_olmo": _family(
+        "olmo2 with experts",
+        {"order": "output", "qk_norm": "all", "trained_context": 4096},
+        replace(USUAL, normalized=False),
+        theta=5e5,
+    ),
+    "granitemoe": _family("granite with experts", {}),
+    "granitemoeshared": _family("granite with experts, and one that all tokens have", {}),
+    "minimax_m2": _family(
+        "llama with experts by sigmoids, norms over all queries and keys of a token, and half of each head rotated",
+        {"qk_norm": "all", "trained_context": 196608},
+        SIGMOID,
+        derive=partial_rotary(0.5),
+    ),
+    "ernie4_5_moe": _family(
+        "ernie4_5 with experts, and some that all tokens have",
+        {
+            "norm_eps": 1e-5,
+            "positions": Rotary(5e5, pairing="adjacent"),
+            "tied": True,
+            "trained_context": 131072,
+        },
+        replace(USUAL, choice_bias=True),
+    ),
+    "dots1": _family(
+        "qwen3 with experts by sigmoids, and some that all tokens have; dots.llm1",
+        {"qk_norm": "head", "trained_context": 32768},
+        SIGMOID,
+        theta=1e7,
+    ),
+    "glm4_moe": _family(
+        "llama with half of each head rotated, and experts by sigmoids, one of which all tokens have; GLM-4.5 to 4.7",
+        {"norm_eps": 1e-5, "trained_context": 131072},
+        SIGMOID,
+        derive=partial_rotary(0.5),
+    ),
+    "exaone_moe": _family(
+        "qwen3 with experts by sigmoids, one of which all tokens have, and no positions where there is no window; "
+        "K-EXAONE",
+        {"qk_norm": "head", "norm_eps": 1e-5, "trained_context": 262144},
+        SIGMOID,
+        theta=1e6,
+    ),
+    "solar_open": _family(
+        "llama with experts by sigmoids, one of which all tokens have; Solar Open 100B",
+        {"norm_eps": 1e-5, "trained_context": 131072},
+        SIGMOID,
+        theta=1e6,
+    ),
+    "mellum": _family(
+        "qwen3 with experts, windows by layer, and a base for each kind of layer; Mellum 2",
+        {"qk_norm": "head", "trained_context": 131072},
+        theta=5e5,
+    ),
+    "hy_v3": _family(
+        "qwen3 with experts by sigmoids, one of which all tokens have; Hy3",
+        {"qk_norm": "head", "norm_eps": 1e-5, "trained_context": 131072},
+        SIGMOID,
+        theta=11158840.0,
+    ),
+    "gpt_oss": _family(
+        "llama with a sink logit, biases, windows in every second layer, and experts with a clamped SwiGLU; gpt-oss",
+        {
+            "qkv_bias": True,
+            "out_bias": True,
+            "mlp_bias": True,
+            "sink_logit": True,
+            "activation": "clamped_swiglu",
+            "norm_eps": 1e-5,
+            "trained_context": 131072,
+        },
+        replace(USUAL, router_bias=True),
+        theta=150000.0,
+    ),
+}

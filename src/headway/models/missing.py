@@ -1,0 +1,62 @@
+"""What models that headway has not need that is not there."""
+
+from collections.abc import Iterable, Mapping
+
+from headway.errors import did_you_mean, listed
+
+MISSING: Mapping[str, str] = {
+    "mixtures of experts of this kind": "dbrx deepseek_v4 doge jetmoe phimoe",
+    "folders of this layout": """
+        afmoe aria_text beam cohere2_moe flint granitemoe_swa hunyuan_v1_moe inkling2_text inkling_text kolibri1 laguna
+        lfm2_moe lfm3 llama4 llama4_text mimo_v2_flash minimax_m3_vl_text olmo_hybrid qwen3_5_moe qwen3_5_moe_text
+        qwen3_next qwen4_exp qwen4_exp_text zaya
+    """,
+    "state-space and recurrent layers": """
+        bamba falcon_h1 falcon_mamba granitemoehybrid jamba mamba mamba2 minimax nemotron_h recurrent_gemma rwkv xlstm
+        zamba zamba2
+    """,
+    "keys and values of a latent (MLA)": """
+        axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 dots3_note dots3_note_text glm4_moe_lite
+        glm_moe_dsa hy_v4 kimi_linear longcat_flash minicpm3 youtu
+    """,
+    "norms within sub-layers": "bitnet",
+    "sizes, keys and embeddings by layer": """
+        gemma3n gemma3n_text gemma4 gemma4_assistant gemma4_text gemma4_unified gemma4_unified_assistant
+        gemma4_unified_text
+    """,
+    "images or sound beside text": """
+        cohere_compass_text emu3 fuyu gemma3n gemma4 gemma4_unified git got_ocr2 mllama moshi
+        moss_transcribe_diarize musicgen musicgen_melody phi4_multimodal trocr whisper
+    """,
+    "decoders of two stacks without the other": """
+        bart bigbird_pegasus blenderbot blenderbot-small marian mbart mvp pegasus plbart prophetnet
+    """,
+    "encoders of this kind": "bert-generation big_bird rembert roc_bert xlm-roberta-xl xmod",
+    "attentions of its own kind": "blt cpmant diffllama doge hrm_text reformer xlm xlnet",
+    "biases in the last layer alone": "gpt_neox_japanese",
+    "folders of this name, which published ones have not (they say gpt2),": "gpt-sw3",
+}
+"""What is missing -> the causal model types of transformers that need it (`python -m tests.families` lists them)."""
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "mixtures of experts of this kind": ("moe", "deepseek", "switch_transformers", "grok", "arctic"),
+    "state-space and recurrent layers": ("mamba", "rwkv"),
+}
+"""The same of other names, by parts of them."""
+
+
+def missing(name: str) -> list[str]:
+    """What a model type needs that is not there, as far as it is known."""
+    needs = [what for what, names in MISSING.items() if name in names.split()]
+    return needs or [what for what, parts in PARTS.items() if any(p in name.replace("-", "_") for p in parts)]
+
+
+def unknown_model(name: str, known: Iterable[str]) -> str:
+    """`": mixtures of experts of this kind are not supported"` for the name of such a model, else as `did_you_mean`, of
+    names with the same digits: "phi3" is another model than "phi"."""
+    if needs := missing(name.lower()):
+        return f": {listed(needs)} are not supported"
+    return did_you_mean(name.lower(), (one for one in known if _digits(one) == _digits(name)))
+
+
+def _digits(name: str) -> str:
+    return "".join(filter(str.isdigit, name))

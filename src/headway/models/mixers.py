@@ -1,0 +1,208 @@
+"""What the layers of a model mix tokens with: one table, a row for each kind.
+
+Legend: M width, H query heads, K kv heads, D per head, E per value; e bytes per number, w = max(e, 4).
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from headway.attention.delta import DeltaSpec
+from headway.attention.linear_attention import LinearAttentionSpec, choose_form
+from headway.errors import ConfigError
+from headway.nn import (
+    Attention,
+    AttentionLayer,
+    GatedDelta,
+    GlobalAttention,
+    LayerNorm,
+    LinearAttention,
+    MixingLayer,
+    RMSNorm,
+    ShortConv,
+    ShortConvolution,
+    make_norm,
+)
+from headway.patterns import Pattern
+from headway.positions import PositionScheme
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """Softmax attention over a layer's pattern, which the other fields of a `ModelSpec` describe."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixerKind:
+    """A kind of mixer; `spec` is a `ModelSpec` (which imports this module), `mixer` one of its values.
+
+    Attributes:
+        name: of the kind.
+        layer: (spec, mixer, pattern, positions, backend) -> the layer, which says itself what its cache keeps
+            (`MixingLayer.state`).
+        silent: fields of a spec that say nothing of its layers.
+        why: ... and why, as an error says it.
+        positions: whether its layers mark queries, keys or scores with them.
+        both_sides: whether its layers see both sides in an encoder: their pattern is then Full(), else Causal().
+        flops: (spec, mixer, pattern, n) -> operations of n tokens of a row beside the products with weights.
+        saved: (spec, mixer, e) -> bytes of a token that the backward needs, beside those of norms.
+    """
+
+    name: str
+    layer: Callable[[Any, Any, Pattern, PositionScheme, str], MixingLayer]
+    silent: Sequence[str] = ()
+    why: str = ""
+    positions: bool = False
+    both_sides: bool = False
+    flops: Callable[[Any, Any, Pattern, int], float] = lambda spec, mixer, pattern, n: 0.0
+    saved: Callable[[Any, Any, int], int] = lambda spec, mixer, e: 0
+
+
+def kind_of(mixer: object) -> MixerKind:
+    """The row of `MIXERS` for a value. Raises ConfigError where there is none."""
+    if type(mixer) not in MIXERS:
+        known = ", ".join(kind.__name__ for kind in MIXERS)
+        raise ConfigError(f"ModelSpec: mixers are values of {known}, got {mixer!r}")
+    return MIXERS[type(mixer)]
+
+
+def silent_fields(mixers: Iterable[object]) -> Mapping[str, MixerKind]:
+    """Fields of a spec that say nothing of any layer, and a kind that says why."""
+    kinds = [kind_of(mixer) for mixer in dict.fromkeys(mixers)]
+    return {name: kinds[0] for name in kinds[0].silent if all(name in kind.silent for kind in kinds)}
+
+
+def state_kinds(spec: Any) -> str:
+    """The kinds of a spec's layers that keep a state of a text in place of keys and values, in words; "" for none."""
+    return " and ".join(kind_of(mixer).name for mixer in dict.fromkeys(spec.mixers) if mixer != Softmax())
+
+
+def norm_of(spec: Any) -> Callable[[int], RMSNorm | LayerNorm]:
+    """Makes a norm of that width, as all of a model's are."""
+    kind, bias, offset, weight = spec.norm, spec.norm_bias, spec.norm_offset, spec.norm_weight
+    return partial(make_norm, kind, eps=spec.norm_eps, bias=bias, offset=offset, weight=weight)
+
+
+def options_of(spec: Any, positions: PositionScheme, **others: Any) -> dict[str, Any]:
+    """What the attention layers of a spec are given by keyword, with `others` in their place."""
+    return {
+        "positions": positions,
+        "head_dim": spec.head_dim,
+        "qkv_bias": spec.qkv_bias,
+        "out_bias": spec.out_bias,
+        "qk_norm": spec.qk_norm,
+        "norm": norm_of(spec),
+        "gate": spec.gate,
+        "gate_act": spec.gate_act,
+        "output_dropout": spec.dropout,
+        **others,
+    }
+
+
+def attention(
+    spec: Any, pattern: Pattern, positions: PositionScheme, backend: str, across: bool = False
+) -> AttentionLayer:
+    """Softmax attention of one layer, or `across` to an encoder's states."""
+    kind = GlobalAttention if spec.global_projections else Attention
+    own = {"gate": None} if across else {"score": spec.score}
+    return kind(
+        *(spec.width, spec.heads, spec.kv_heads),
+        pattern=pattern,
+        scale=spec.attention_scale,
+        backend=backend,
+        sink_logit=spec.sink_logit and not across,
+        **options_of(spec, positions, dropout=spec.attention_dropout, **own),
+    )
+
+
+def _linear(
+    spec: Any, mixer: LinearAttentionSpec, pattern: Pattern, positions: PositionScheme, backend: str
+) -> LinearAttention:
+    sizes = spec.width, spec.heads, spec.kv_heads
+    return LinearAttention(*sizes, linear=mixer, pattern=pattern, **options_of(spec, positions))
+
+
+def _linear_flops(spec: Any, mixer: LinearAttentionSpec, pattern: Pattern, n: int) -> float:
+    sizes = mixer.features(spec.head_dim), spec.head_dim, spec.layout.group
+    return float(spec.kv_heads * (choose_form(pattern, n, n, *sizes).flops or 0.0))
+
+
+def _linear_saved(spec: Any, mixer: LinearAttentionSpec, e: int) -> int:
+    """In the chunked form, in w bytes a number: queries and keys with their features (`_feature_numbers`), values,
+    numerators and twice the denominators; and the output."""
+    assert mixer.key_feature is not None
+    h, k, d, w = spec.heads, spec.kv_heads, spec.head_dim, max(e, 4)
+    rotates = spec.positions.marks == "queries and keys"
+    query = _feature_numbers(mixer.feature, d, rotates, summed=False)
+    key = _feature_numbers(mixer.key_feature, d, rotates, summed=not spec.causal)
+    return int(w * (h * (query + d + 2) + k * (key + d)) + e * d * h)
+
+
+def _feature_numbers(feature: str, d: int, rotates: bool, summed: bool) -> int:
+    """A query or key, and its features for numerator and denominator; those of keys that are `summed` at once for all
+    queries are not kept for the denominator. "cosine" has one for both, and its length before and after
+    `eps`; a softmax keeps its result alone, rotated and
+    not, and over tokens its powers and their sums, too."""
+    if feature == "cosine":
+        return 2 * d + 3
+    if feature.startswith("softmax"):
+        return d * (1 + rotates + 2 * (feature != "softmax"))
+    return d * (3 - summed)
+
+
+def _delta(
+    spec: Any, mixer: DeltaSpec, pattern: Pattern, positions: PositionScheme, backend: str
+) -> GatedDelta:
+    return GatedDelta(spec.width, mixer, norm_eps=spec.norm_eps, output_dropout=spec.dropout)
+
+
+def _delta_flops(spec: Any, mixer: DeltaSpec, pattern: Pattern, n: int) -> float:
+    """Those of the definition: what a key predicts, its correction, and what a query reads, D E each."""
+    return 6.0 * n * mixer.heads * mixer.head_dim * mixer.value_size
+
+
+def _delta_saved(spec: Any, mixer: DeltaSpec, e: int) -> int:
+    """Queries, keys and values before and after their convolution and behind silu; what is read, normed, and behind its
+    gate, and the gate; and of each head its decay and beta in their forms."""
+    channels, out = sum(mixer.channels), mixer.heads * mixer.value_size
+    return e * (3 * channels + 4 * out) + 4 * (3 * mixer.decays + 2 * mixer.heads)
+
+
+_WEIGHTS = ("attention_dropout", "attention_scale", "score_cap", "sink_logit", "global_projections")
+_HEADS = (*_WEIGHTS, "qkv_bias", "out_bias", "qk_norm", "gate", "gate_act")
+_NO_HEADS = "it has no heads of attention; `heads`, `kv_heads` and `head_dim` are of other layers"
+MIXERS: dict[type, MixerKind] = {
+    Softmax: MixerKind(
+        name="softmax attention",
+        layer=lambda spec, mixer, *how: attention(spec, *how),
+        positions=True,
+        both_sides=True,
+    ),
+    LinearAttentionSpec: MixerKind(
+        name="linear attention",
+        layer=_linear,
+        silent=_WEIGHTS,
+        why="it has no weights to drop and no scores to scale or to cap",
+        positions=True,
+        both_sides=True,
+        flops=_linear_flops,
+        saved=_linear_saved,
+    ),
+    DeltaSpec: MixerKind(
+        name="the gated delta rule",
+        layer=_delta,
+        silent=_HEADS,
+        why=_NO_HEADS,
+        flops=_delta_flops,
+        saved=_delta_saved,
+    ),
+    ShortConv: MixerKind(
+        name="short convolutions",
+        layer=lambda spec, mixer, *how: ShortConvolution(spec.width, mixer, output_dropout=spec.dropout),
+        silent=_HEADS,
+        why=_NO_HEADS,
+        saved=lambda spec, mixer, e: 6 * spec.width * e,
+    ),
+}
+"""The kinds of mixers by the type of their values. One more is one more row, of a value that is a frozen dataclass."""

@@ -1,0 +1,203 @@
+"""Mixtures of experts in place of a feed-forward: of many, a router chooses a few for each token.
+
+Legend: R rows (tokens), M width of the model, E experts, K of them for each row, F width of an expert's hidden layer.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headway.errors import ConfigError, check_known, check_whole
+from headway.nn.feedforward import FeedForward
+
+RouterScore = Literal["softmax", "sigmoid"]
+TINY = 1e-20
+"""What weights are divided by at least: sigmoids may all be 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """The experts of a layer, and how they are chosen for a row x:
+
+        s = score(x Wr + b)                                       E numbers: one softmax, or the sigmoid of each
+        chosen = the `top` with the largest s + c                 c [E] chooses, and has no part in what follows
+        y = sum of w_e expert_e(x) over the chosen + shared(x)    w = `scale` s, or `scale` s / (sum of s of the chosen)
+
+    (Shazeer et al. 2017, section 2.1; Jiang et al. 2024, "Mixtral of Experts", section 2.1; with c: DeepSeek-AI 2024,
+    "DeepSeek-V3", section 2.1.2.) A softmax over the scores of the chosen alone (gpt-oss, Granite) is a `normalized`
+    one over all.
+
+    Attributes:
+        count: E. top: K.
+        hidden: F; 0 is that of the model's dense layers (`ModelSpec.hidden`).
+        shared: width of the hidden layer of an expert that all rows have; several are one of their widths together. 0
+            is none.
+        shared_gate: the shared one's output times sigmoid(x Ws) (Qwen2-MoE).
+        score: "softmax" or "sigmoid". normalized: the weights of the chosen add up to `scale`.
+        router_bias: whether there is a b. choice_bias: whether there is a c.
+        groups, top_groups: the chosen are of the `top_groups` of so many equal groups of neighbours whose best two
+            s + c add up to most.
+        scale: factor on the weights.
+    """
+
+    count: int
+    top: int
+    hidden: int = 0
+    shared: int = 0
+    shared_gate: bool = False
+    score: RouterScore = "softmax"
+    normalized: bool = True
+    router_bias: bool = False
+    choice_bias: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("count", "top", "hidden", "shared", "groups", "top_groups"):
+            check_whole(f"Experts: {name}", getattr(self, name), 0 if name in ("hidden", "shared") else 1)
+        check_known(self.score, get_args(RouterScore), "Experts: there is no score")
+        each = self.count // self.groups
+        wrong = {
+            f"groups={self.groups} do not divide {self.count} experts into groups of two or more": (
+                self.groups > 1 and (self.count % self.groups > 0 or each < 2)
+            ),
+            f"top_groups={self.top_groups} of {self.groups} groups": self.top_groups > self.groups,
+            f"top={self.top} of {self.top_groups * each} experts": self.top > self.top_groups * each,
+            "shared_gate is of a shared expert, and shared=0 is none": self.shared_gate and not self.shared,
+            f"scale must be a number above 0, got {self.scale!r}": not 0 < self.scale < math.inf,
+        }
+        for what, is_so in wrong.items():
+            if is_so:
+                raise ConfigError(f"Experts: {what}")
+
+    @property
+    def units(self) -> int:
+        """Hidden units that a row passes through."""
+        return self.top * self.hidden + self.shared
+
+
+class Router(nn.Linear):
+    """Which experts each row is given to, and with which weights. Computed in float32 or wider, whatever the dtype of
+    its matrix [E, M] is: a rounded score may choose another expert.
+
+    `e_score_correction_bias` is c, float32 in models of every dtype. No gradient reaches it."""
+
+    e_score_correction_bias: Tensor | None
+
+    def __init__(self, experts: Experts, width: int) -> None:
+        super().__init__(width, experts.count, bias=experts.router_bias)
+        self.how = experts
+        bias = torch.zeros(experts.count) if experts.choice_bias else None
+        self.register_buffer("e_score_correction_bias", bias)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """[R, M] -> numbers of the experts, and their weights, both [R, K], the largest s + c first."""
+        how, wide = self.how, torch.promote_types(x.dtype, torch.float32)
+        with torch.autocast(x.device.type, enabled=False):
+            bias = None if self.bias is None else self.bias.to(wide)
+            logits = F.linear(x.to(wide), self.weight.to(wide), bias)
+        scores = logits.softmax(-1) if how.score == "softmax" else logits.sigmoid()
+        choice = scores.detach()
+        if self.e_score_correction_bias is not None:
+            choice = choice + self.e_score_correction_bias
+        if how.groups > 1:
+            grouped = choice.unflatten(-1, (how.groups, -1))
+            best = grouped.topk(2).values.sum(-1).topk(how.top_groups).indices
+            others = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, False)
+            choice = grouped.masked_fill(others[..., None], -math.inf).flatten(-2)
+        chosen = choice.topk(how.top).indices
+        weights = scores.gather(-1, chosen)
+        if how.normalized:
+            weights = weights / weights.sum(-1, keepdim=True).clamp_min(TINY)
+        return chosen, weights * how.scale
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Router":
+        before = self.e_score_correction_bias
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        after = self.e_score_correction_bias
+        if before is not None and after is not None:
+            fresh = before.is_meta and not after.is_meta
+            self.e_score_correction_bias = (
+                torch.zeros(before.shape, device=after.device) if fresh else before.to(after.device)
+            )
+        return self
+
+
+class MixtureOfExperts(nn.Module):
+    """`Experts` as a layer: feed-forwards (`FeedForward`, whose arguments the others are) behind a `Router`.
+
+    Rows are sorted by their experts, and each expert that was chosen runs once, on its rows: one row reads the weights
+    of K experts alone. What a row's experts give is added up in the order of their scores, whatever other rows there
+    are. Where gradients are recorded, experts without rows run, too, on none: their gradient is 0.
+
+    Parameters bear the names that most families have: gate (the router), experts.N, shared_expert, shared_expert_gate.
+    """
+
+    def __init__(
+        self,
+        experts: Experts,
+        width: int,
+        activation: str | None = None,
+        bias: bool = False,
+        dropout: float = 0.0,
+        *,
+        gated: bool = False,
+    ) -> None:
+        super().__init__()
+        if not experts.hidden:
+            raise ConfigError("MixtureOfExperts: hidden=0 leaves their width to a ModelSpec; give it")
+
+        def feed_forward(hidden: int) -> FeedForward:
+            return FeedForward(width, hidden, activation, bias, dropout, gated=gated)
+
+        self.gate = Router(experts, width)
+        self.experts = nn.ModuleList(feed_forward(experts.hidden) for _ in range(experts.count))
+        self.shared_expert = feed_forward(experts.shared) if experts.shared else None
+        self.shared_expert_gate = nn.Linear(width, 1, bias=False) if experts.shared_gate else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., M] -> [..., M]."""
+        rows = x.reshape(-1, x.shape[-1])
+        chosen, weights = self.gate(rows)
+        order = chosen.flatten().argsort(stable=True)
+        back = order.argsort()
+        counts = chosen.flatten().bincount(minlength=len(self.experts)).tolist()
+        given: Tensor = _Reordered.apply(rows, order, back)  # type: ignore[no-untyped-call]
+        every = torch.is_grad_enabled() or not len(rows)
+        made = [
+            expert(part)
+            for expert, part in zip(self.experts, given.split(counts), strict=True)
+            if every or len(part)
+        ]
+        each: Tensor = _Reordered.apply(torch.cat(made), back, order)  # type: ignore[no-untyped-call]
+        y = torch.bmm(weights[:, None].to(each.dtype), each.view(*chosen.shape, rows.shape[-1]))[:, 0]
+        if self.shared_expert is not None:
+            shared = self.shared_expert(rows)
+            if self.shared_expert_gate is not None:
+                shared = self.shared_expert_gate(rows).sigmoid() * shared
+            y = y + shared
+        return y.view(x.shape)
+
+
+class _Reordered(torch.autograd.Function):
+    """Rows x [R, N] in another order: row i of the result [K R, N] is row order[i] // K of x; `back` is the inverse of
+    `order`. The gradient is gathered, and not scattered: its sums have one order."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(order, back)
+        ctx.each = max(len(order) // max(len(x), 1), 1)
+        return x.index_select(0, order // ctx.each)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        order, back = ctx.saved_tensors
+        (dy,) = grads
+        gathered: Tensor = _Reordered.apply(dy, back, order)  # type: ignore[no-untyped-call]
+        return gathered.view(-1, ctx.each, dy.shape[-1]).sum(1), None, None

@@ -1,0 +1,190 @@
+"""Layers that mix tokens by a state of the past.
+
+Legend: B rows, T tokens, N selected slots, R texts of a step, M width.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headway.cache import PagedStates
+from headway.cache.paged_cache import LayerCache
+from headway.errors import ConfigError
+from headway.nn.linear import Linear
+from headway.nn.mixers import MixingLayer
+from headway.nn.record import Record
+from headway.parallel import ContextParallel
+from headway.positions import Rotation
+from headway.scores import Score
+from headway.tokens import SlotSelection, Tokens, take_slots
+
+
+def drawn(shape: Sequence[int], low: float, high: float, generator: torch.Generator | None = None) -> Tensor:
+    """Numbers that are uniform in [low, high], float32 on the CPU, so that a seed gives the same on every device."""
+    fresh = torch.empty(tuple(shape), dtype=torch.float32, device="cpu")
+    return nn.init.uniform_(fresh, low, high, generator=generator)
+
+
+class InOrder(NamedTuple):
+    """Slots by document and index, empty ones last.
+
+    slots: [B|1, T], which slot comes first, second, ...; None where they lie so.   tokens: in this order.
+    valid: bool [B|1, T], in this order; None where all are.   begins: as in `short_convolution`.
+    """
+
+    slots: Tensor | None
+    tokens: Tokens
+    valid: Tensor | None
+    begins: Tensor | None
+
+    def known(self, x: Tensor) -> Tensor:
+        """x [B, T, C] with 0 in empty slots."""
+        return x if self.valid is None else x.masked_fill(~self.valid.unsqueeze(-1), 0.0)
+
+    def tail(self, x: Tensor, past: Tensor | None, count: int) -> Tensor:
+        """The last `count` of each row of x [B, T, C] and its past, [B, count, C]; zeros where there are fewer."""
+        rows, slots, channels = x.shape
+        past = x.new_zeros(rows, count, channels) if past is None else past
+        every = torch.cat((past, x), 1)
+        if self.valid is None:
+            return every[:, slots:].contiguous()
+        at = self.valid.sum(1, keepdim=True) + torch.arange(count, device=x.device)
+        return every.gather(1, at.expand(rows, -1).unsqueeze(-1).expand(-1, -1, channels))
+
+
+class StateLayer(MixingLayer):
+    """A layer whose past is a state of one size: products of its input, what is mixed of them in the order of tokens,
+    and a product of that, `o_proj`. There are no positions: the state has the order.
+
+    Args:
+        width: M.
+        of: the value that it is made of.
+        output_dropout: probability for the output, in training mode.
+    """
+
+    o_proj: Linear
+
+    def __init__(self, width: int, of: object, output_dropout: float = 0.0) -> None:
+        super().__init__()
+        self.width, self.of, self.rotary = width, of, None
+        self.drop_output = nn.Dropout(output_dropout)
+
+    def inputs(self, x: Tensor) -> Sequence[Tensor]:
+        """What is made of each token by itself, each [B, T, *]."""
+        raise NotImplementedError
+
+    def mix(
+        self, inputs: Sequence[Tensor], order: InOrder, past: Sequence[Tensor] | None
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """What `o_proj` is given [B, T, *], and the state after the last token of each row, of inputs in order and the
+        state before them, None for none."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        x_BTM: Tensor,
+        *,
+        tokens: Tokens | None = None,
+        cache: LayerCache | None = None,
+        rotation: Rotation | None = None,
+        score: Sequence[Score] = (),
+        context: ContextParallel | None = None,
+        selected: SlotSelection | None = None,
+        record: Record | None = None,
+    ) -> Tensor:
+        """[B, T, M] -> [B, T, M], or [B, N, M] of N selected slots. Documents know nothing of one another, and empty
+        slots give 0. Arguments as in `AttentionLayer.forward`; raises ConfigError for what is not there: rotations,
+        scores, tokens of other ranks, weights to record, and for another cache."""
+        name = type(self).__name__
+        there = {
+            "rotation is given, but nothing is rotated": rotation is not None,
+            "score is given, but there are no scores of pairs": bool(score),
+            "the state is not passed on between the ranks of context parallel; train this model without it": (
+                context is not None
+            ),
+            "record is given, but there are no weights of pairs": record is not None
+            and (self in record.layers or self in record.patterns),
+        }
+        for what, is_so in there.items():
+            if is_so:
+                raise ConfigError(f"{name}: {what}")
+        if cache is None:
+            out, _ = self._mixed(x_BTM, None, tokens)
+        else:
+            out = self._by_rows(x_BTM, cache, tokens)
+        y_BTM: Tensor = self.o_proj(out if selected is None else selected.take(out))
+        return self.drop_output(y_BTM) if self.training else y_BTM
+
+    def after(
+        self, x_BTM: Tensor, past: Any | None, *, tokens: Tokens | None = None
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """`forward` of rows that go on behind `past` (one document per row), and the past of the tokens to come.
+
+        However a row is cut, the results are those of the whole row. Raises ConfigError for another width, and for
+        packed documents behind a past."""
+        out, state = self._mixed(x_BTM, past, tokens)
+        return self.o_proj(out), state
+
+    def _mixed(
+        self, x: Tensor, past: Sequence[Tensor] | None, tokens: Tokens | None
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        self._check(x)
+        order = _in_order(type(self).__name__, tokens, x)
+        if order.begins is not None and past is not None:
+            raise ConfigError(
+                f"{type(self).__name__}: a past is of one document per row, but these tokens are of several (packed); "
+                "give each document a row of its own"
+            )
+        x = x if order.slots is None else take_slots(x, order.slots, 1)
+        out, state = self.mix(self.inputs(x), order, past)
+        return (out if order.slots is None else take_slots(out, order.slots.argsort(1), 1)), state
+
+    def _by_rows(self, x: Tensor, cache: LayerCache, tokens: Tokens | None) -> Tensor:
+        """The texts of a step of a `PagedCache`, which are packed, a row for each: a row has one state."""
+        self._check(x)
+        name = type(self).__name__
+        if not isinstance(cache, PagedStates) or cache.state.of != self.of:
+            of = f"of {cache.state.of}" if isinstance(cache, PagedStates) else "of keys"
+            raise ConfigError(
+                f"{name}: cache must keep the states of {self.of}, got a {type(cache).__name__} {of}; give a layer of "
+                "PagedCache(spec, patterns, states)"
+            )
+        if tokens is None:
+            raise ConfigError(f"{name}: a cache numbers the tokens; give those of its begin(): tokens=")
+        rows = cache.cache.step_of(tokens).rows
+        inputs = [t[0][rows.at] for t in self.inputs(x)]
+        out, state = self.mix(inputs, _in_order(name, rows.tokens, inputs[0]), cache.read())
+        cache.write(state)
+        return out.flatten(0, 1)[rows.back].unsqueeze(0)
+
+    def _check(self, x: Tensor) -> None:
+        if x.dim() != 3 or x.shape[2] != self.width:
+            raise ConfigError(
+                f"{type(self).__name__}: x must be [batch, tokens, {self.width}], got {[*x.shape]}"
+            )
+
+
+def _in_order(name: str, tokens: Tokens | None, x: Tensor) -> InOrder:
+    if tokens is None:
+        tokens = Tokens.range(x.shape[1], device=x.device)
+    if tokens.count != x.shape[1] or tokens.rows not in (1, len(x)):
+        raise ConfigError(
+            f"{name}: tokens describe {tokens.rows} rows of {tokens.count} slots, x holds {len(x)} rows of {x.shape[1]}"
+        )
+    if tokens.count == 0 or (tokens.start is not None and tokens.document is None):
+        return InOrder(None, tokens, None, None)
+    valid, last = tokens.valid, torch.iinfo(torch.int64).max
+    place = torch.where(valid, tokens.documents * (tokens.index.max() + 1) + tokens.index, last)
+    slots = None
+    if bool((place[:, 1:] < place[:, :-1]).any()):
+        slots = place.argsort(dim=1, stable=True)
+        tokens = tokens.gather(slots)
+        valid = tokens.valid
+    document = tokens.documents
+    begins = F.pad((document[:, 1:] != document[:, :-1]) & valid[:, 1:], (1, 0))
+    return InOrder(
+        slots, tokens, None if bool(valid.all()) else valid, begins if bool(begins.any()) else None
+    )

@@ -1,0 +1,108 @@
+"""Folders of models whose layers mix tokens in several ways, beyond what all decoders are tested for."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+from headway.attention.delta import DeltaSpec
+from headway.attention.linear_attention import LinearAttentionSpec
+from headway.checkpoints import config_from_spec, spec_from_config, unsupported_by_transformers
+from headway.checkpoints.folder import load_folder
+from headway.checkpoints.heads import change_pairing, repeat_kv_heads
+from headway.checkpoints.restore import fill, load_model
+from headway.checkpoints.saving import save_folder
+from headway.errors import ConfigError
+from headway.models import ModelSpec, build
+from headway.models.mixers import Softmax
+from headway.surgery import pool_heads
+from tests.checkpoints.decoder_rows import QWEN3_5
+from tests.checkpoints.decoders import IDS
+from tests.checkpoints.hf import off
+from tests.models.mixers import SPECS
+
+VISION = {
+    "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 48, "patch_size": 4,
+    "num_position_embeddings": 16,
+}  # fmt: skip
+
+
+def whole(**more: Any) -> Any:
+    """A model of images and texts, with weights of deviation 0.3."""
+    text = {**QWEN3_5, "num_hidden_layers": 4}
+    model = Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=text, vision_config=VISION, **more))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator) * 0.3)
+    return model.eval()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@torch.no_grad()
+def test_the_text_model_of_a_folder_of_images_and_texts(tied: bool, tmp_path: Path) -> None:
+    model = whole(tie_word_embeddings=tied)
+    model.save_pretrained(tmp_path / "whole")
+    folder = load_folder(tmp_path / "whole")
+    assert folder.unused
+    assert all(name.startswith("model.visual.") for name in folder.unused)
+    ours = load_model(tmp_path / "whole")
+    assert (ours.spec.family, ours.spec.tied) == ("qwen3_5_text", tied)
+    want = model(input_ids=IDS).logits
+    assert off(ours(IDS), want) < 1e-5
+    save_folder(tmp_path / "text", ours)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "text", attn_implementation="eager").eval()
+    assert off(again(IDS).logits, want) < 1e-5
+
+
+def test_its_config_is_read_strictly(tmp_path: Path) -> None:
+    whole().config.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert spec_from_config(config).family == "qwen3_5_text"
+    with pytest.raises(ConfigError, match=r'unknown key "audio_config".* for model_type qwen3_5'):
+        spec_from_config({**config, "audio_config": {}})
+    with pytest.raises(ConfigError, match='"text_config" of a qwen3_5 must be an object'):
+        spec_from_config({**config, "text_config": None})
+    with pytest.raises(ConfigError, match="full_attention_intervall"):
+        spec_from_config({**config, "text_config": {**config["text_config"], "full_attention_intervall": 2}})
+
+
+SIZE: dict[str, Any] = {"vocab": 61, "width": 48, "layers": 4, "heads": 4, "hidden": 80}
+OTHER = DeltaSpec(heads=2, key_heads=2, head_dim=8)
+
+
+@pytest.mark.parametrize(
+    ("spec", "lost"),
+    [
+        (ModelSpec.of("qwen3_5_text", **SIZE), None),
+        (ModelSpec.of("lfm2", **SIZE), None),
+        (ModelSpec.of("qwen3_5_text", **SIZE, mixers=(OTHER, Softmax())), None),
+        (ModelSpec.of("qwen3_5_text", **SIZE, mixers=(replace(OTHER, gate="sigmoid"), Softmax())), "mixers"),
+        (ModelSpec.of("lfm2", **SIZE, mixers=(LinearAttentionSpec(), Softmax())), "mixers"),
+        (ModelSpec.of("llama", **SIZE, mixers=(OTHER, Softmax())), "mixers"),
+    ],
+    ids=lambda value: value.family if isinstance(value, ModelSpec) else str(value),
+)
+def test_what_a_family_cannot_say_is_saved_as_ours(spec: ModelSpec, lost: str | None) -> None:
+    assert unsupported_by_transformers(spec) == lost
+    config = config_from_spec(spec)
+    assert config["model_type"] == (spec.family if lost is None else "headway")
+    assert spec_from_config(config) == spec
+
+
+@pytest.mark.parametrize("name", ["delta + full", "linear + delta + full"])
+@torch.no_grad()
+def test_what_is_done_with_queries_and_keys_leaves_other_layers_alone(name: str) -> None:
+    spec = SPECS[name]
+    model = build(spec, seed=0, dtype=torch.float64).eval()
+    state, want = model.state_dict(), model(IDS)
+    turned, other = change_pairing(state, spec, "adjacent")
+    assert (fill(other, turned, dtype=torch.float64)(IDS) - want).abs().max() < 1e-12
+    more, wide = repeat_kv_heads(state, spec, 4)
+    assert (fill(wide, more, dtype=torch.float64)(IDS) - want).abs().max() < 1e-12
+    narrow, pooled = pool_heads(wide, more, 2)
+    assert (fill(narrow, pooled, dtype=torch.float64)(IDS) - want).abs().max() < 1e-12

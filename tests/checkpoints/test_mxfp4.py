@@ -1,0 +1,79 @@
+"""Experts of 4 bits, as gpt-oss's are published, are read as the numbers that they stand for."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from headway.checkpoints.folder import load_folder
+from headway.checkpoints.quantized.mxfp4 import numbers, unpacked
+from headway.checkpoints.restore import build_model
+from headway.checkpoints.saving import save_folder
+from headway.errors import CheckpointError
+from headway.storage.lazy import lazy
+from tests.checkpoints.decoders import CASES, IDS, theirs
+
+
+def packed(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Blocks and scales of random numbers of these sizes, the last of which is inputs."""
+    *rows, inputs = shape
+    g = torch.Generator().manual_seed(0)
+    blocks = torch.randint(256, (*rows, inputs // 32, 16), generator=g, dtype=torch.uint8)
+    return blocks, torch.randint(120, 128, (*rows, inputs // 32), generator=g, dtype=torch.uint8)
+
+
+def test_numbers_are_theirs() -> None:
+    blocks, scales = packed(3, 10, 64)
+    assert torch.equal(numbers(blocks, scales).mT, convert_moe_packed_tensors(blocks, scales))
+    one = torch.tensor([[0x21] + [0] * 15], dtype=torch.uint8)
+    assert numbers(one, torch.tensor([128], dtype=torch.uint8))[:3].tolist() == [1.0, 2.0, 0.0]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small gpt-oss whose experts are blocks."""
+    family, settings = CASES["gpt-oss"]
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    monkeypatch.setitem(CASES, "gpt-oss", (family, {**settings, **sizes}))
+    model = theirs("gpt-oss").bfloat16()
+    model.save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in state if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = state.pop(name).shape
+        state[f"{name}_blocks"], state[f"{name}_scales"] = packed(experts, outputs, inputs)
+    save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    method = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": method}))
+    return tmp_path
+
+
+@torch.no_grad()
+def test_a_folder_is_the_model_of_its_numbers(folder: Path, tmp_path: Path) -> None:
+    ours = build_model(load_folder(folder))
+    state = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.experts.down_proj"
+    down = convert_moe_packed_tensors(state[f"{name}_blocks"], state[f"{name}_scales"])
+    for e in range(4):
+        assert torch.equal(ours.get_submodule(f"model.layers.1.mlp.experts.{e}.down_proj").weight, down[e].mT)
+    gate_up = name.replace("down", "gate_up")
+    both = convert_moe_packed_tensors(state[f"{gate_up}_blocks"], state[f"{gate_up}_scales"])
+    gate = ours.get_submodule("model.layers.1.mlp.experts.2.gate_proj").weight
+    assert torch.equal(gate, both[2].mT[::2])
+    save_folder(tmp_path / "plain", ours)
+    assert torch.equal(build_model(load_folder(tmp_path / "plain"))(IDS), ours(IDS))
+
+
+def test_blocks_without_scales_are_refused(tmp_path: Path) -> None:
+    blocks, scales = packed(2, 4, 32)
+    for state, says in (
+        ({"a_blocks": blocks}, "a has _blocks without _scales"),
+        ({"a_scales": scales}, "or the other way round"),
+        ({"a_blocks": blocks[..., :8], "a_scales": scales}, "a in mxfp4 is uint8"),
+        ({"a_blocks": blocks.int(), "a_scales": scales}, "a in mxfp4 is uint8"),
+    ):
+        with pytest.raises(CheckpointError, match=says):
+            unpacked(lazy(state), tmp_path)
