@@ -447,6 +447,9 @@ def test_threads_share_the_steps_of_an_engine() -> None:
         [text_of(8 * thread + n, [thread, n], GenerationConfig(max_new_tokens=3 + n)) for n in range(5)]
         for thread in range(4)
     ]
+    texts[0][4] = text_of(
+        4, [0, 4], GenerationConfig(max_new_tokens=200)
+    )  # others may run steps until it is cancelled
     begin, read = threading.Barrier(4), engine.reader.read
 
     def counting(chunks: Sequence[object], *rest: object) -> torch.Tensor:
@@ -476,7 +479,7 @@ def test_threads_share_the_steps_of_an_engine() -> None:
     assert most > 5, "texts of several threads in one step"
     left = [text for own in texts for text in own if text is not texts[0][4]]
     assert [ids_of(text) for text in left] == [alone(model, text) for text in left]
-    assert len(ids_of(texts[0][4])) < 7
+    assert len(ids_of(texts[0][4])) < 200
     assert (used(engine), engine.is_idle) == (0, True)
 
 
