@@ -23,8 +23,9 @@ CLASSES: Mapping[str, tuple[str, ...]] = {
 
 def loads(name: str) -> bool:
     """Whether a model type loads, or its text model."""
-    layouts = [one for one in LAYOUTS.values() if name == one.family or name in one.within]
-    return name in TEXT or any(kind in one.architectures for one in layouts for kind in CLASSES[name])
+    return name in TEXT or (
+        name in LAYOUTS and any(kind in LAYOUTS[name].architectures for kind in CLASSES[name])
+    )
 
 
 def main() -> None:

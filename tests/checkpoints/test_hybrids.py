@@ -63,10 +63,8 @@ def test_its_config_is_read_strictly(tmp_path: Path) -> None:
     whole().config.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert spec_from_config(config).family == "qwen3_5_text"
-    with pytest.raises(ConfigError, match=r'unknown key "audio_config".* for model_type qwen3_5'):
-        spec_from_config({**config, "audio_config": {}})
-    with pytest.raises(ConfigError, match='"text_config" of a qwen3_5 must be an object'):
-        spec_from_config({**config, "text_config": None})
+    with pytest.raises(ConfigError, match='"text_config" must be an object'):
+        spec_from_config({**config, "text_config": []})
     with pytest.raises(ConfigError, match="full_attention_intervall"):
         spec_from_config({**config, "text_config": {**config["text_config"], "full_attention_intervall": 2}})
 

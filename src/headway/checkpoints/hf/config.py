@@ -100,9 +100,6 @@ def _layout(config: Mapping[str, Any]) -> Layout:
     name, classes = config.get("model_type"), config.get("architectures")
     if name is None:
         name = next((n for n, one in LAYOUTS.items() for c in one.architectures if classes == [c]), None)
-    for one in LAYOUTS.values():
-        if isinstance(name, str) and name in one.within:
-            return one
     check_known(name, LAYOUTS, "config.json: headway knows no model_type", hint=unknown_model)
     return LAYOUTS[str(name)]
 

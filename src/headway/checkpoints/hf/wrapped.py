@@ -19,6 +19,7 @@ TEXT: Mapping[str, str] = {
     "mistral3": "mistral",
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), "qwen2"),
     "qwen3_vl": "qwen3",
+    "qwen3_5": "qwen3_5_text",
 }
 """`model_type` -> that of its text model, unless `text_config` says another."""
 SAME = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}

@@ -52,7 +52,6 @@ class Layout:
         pairing: of rotary positions, in their files.
         ids: token ids that transformers takes as numbers alone: a folder that has none leaves them out.
         also: other families whose folders are this one's.
-        within: of a `model_type` that has several models, this one's config under "text_config" -> its other keys.
         generic: specs of other families may be written as this one, if it can express them: of other generic ones, and
             of families that have no layout. The family is then kept under the key "headway".
     """
@@ -71,7 +70,6 @@ class Layout:
     pairing: Pairing = "halves"
     ids: Sequence[str] = ()
     also: Sequence[str] = ()
-    within: Mapping[str, Sequence[str]] = field(default_factory=dict)
     generic: bool = False
 
     @cached_property
@@ -83,8 +81,6 @@ class Layout:
 
     def spec(self, config: Mapping[str, Any]) -> ModelSpec:
         """The spec that a config describes. Raises ConfigError for keys, values and classes that are not known."""
-        if config.get("model_type") in self.within:
-            config = self._text_of(config)
         only = {
             "is_encoder_decoder": (self.encoder_keys is not None, None),
             "pruned_heads": ({}, None),
@@ -113,21 +109,6 @@ class Layout:
             return spec.with_head(Head("states")) if bare else spec
         encoder = checked_sizes(read_fields(given, self.encoder_keys))
         return ModelSpec.of_pair(self.family, encoder=encoder, **fields)
-
-    def _text_of(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The config of one of several models: this one, of text."""
-        name, inner = config["model_type"], config.get("text_config")
-        known = ("text_config", "tie_word_embeddings", *ALWAYS, *HARMLESS, *self.within[name])
-        check_keys(config, dict.fromkeys(known), of=f" for model_type {name}")
-        if not isinstance(inner, Mapping):
-            raise ConfigError(f'config.json: "text_config" of a {name} must be an object, got {inner!r}')
-        if inner.get("model_type") not in (None, self.family):
-            raise ConfigError(
-                f"config.json: text_config of a {name} is of model_type {inner['model_type']!r}, and only "
-                f"{self.family} is read"
-            )
-        tied = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
-        return {**inner, **tied}
 
     def config(self, spec: ModelSpec) -> dict[str, Any]:
         """The config of a spec, as far as this family can express it: reading it again shows what it cannot.

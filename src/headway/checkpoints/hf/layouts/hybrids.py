@@ -145,16 +145,5 @@ QWEN3_5 = llama_layout(
     rope=None,
     read=_read_qwen,
     write=_write_qwen,
-    within={
-        "qwen3_5": (
-            *("vision_config", "language_model_only"),
-            *(f"{part}_token_id" for part in ("image", "video", "vision_start", "vision_end")),
-        )
-    },
-    tensors=replace(
-        OWN_NAMES,
-        rules=_qwen_rules,
-        moved={"model.language_model.": "model."},
-        unused=(*OWN_NAMES.unused, "mtp.", "model.visual."),
-    ),
+    tensors=replace(OWN_NAMES, rules=_qwen_rules, unused=(*OWN_NAMES.unused, "mtp.")),
 )
