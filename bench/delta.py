@@ -1,6 +1,7 @@
 """A layer of the gated delta rule, forward and backward, beside that of `transformers`; and the bytes of its states
 that a step of decoding moves.
 
+    python bench/delta.py rule                            # 16 heads of 128, 4096 tokens: the rule alone, in turns
     python bench/delta.py layer                           # 16 heads of 128, 4096 tokens: time and memory, in turns
     python bench/delta.py length --lengths 4096 131072    # memory by length
     python bench/delta.py decode                          # rows and layers whose states are 256 MiB in all
@@ -11,18 +12,22 @@ its loop over chunks in float32. `decode`: bytes read and written per second bes
 """
 
 import argparse
+import ctypes
 import json
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from headway.attention.delta import DeltaSpec, delta_attend
+from headway.native import interface as c
+from headway.native.loader import library
 from headway.nn import GatedDelta
 
 HEADS, SIZE, WIDTH = 16, 128, 2048
@@ -132,26 +137,70 @@ def length(lengths: list[int], threads: int) -> None:
             )
 
 
-def decode(turns: int, mib: int) -> None:
-    """A token of each row through each layer's rule: rows x layers states of HEADS x SIZE x SIZE float32."""
-    state = HEADS * SIZE * SIZE * 4
+def rule(dtype: str, turns: int, tokens: int) -> None:
+    """The rule alone, forward and backward, beside the function of transformers on the same numbers, in turns."""
+    from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta_rule as their_rule
+
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, HEADS, tokens, SIZE).to(TYPES[dtype]).requires_grad_() for _ in range(3))
+    decay, beta = -torch.rand(1, HEADS, tokens) / 4, torch.rand(1, HEADS, tokens)
+    as_theirs = [t.transpose(1, 2) for t in (q, k, v, decay, beta)]
+    sides: dict[str, Callable[[], Tensor]] = {
+        "headway": lambda: delta_attend(q, k, v, decay, beta, unit_eps=1e-6).out,
+        "transformers": lambda: their_rule(*as_theirs, use_qk_l2norm_in_kernel=True)[0].transpose(1, 2),
+    }
+    seconds: dict[str, list[float]] = {side: [] for side in sides}
+    outs = {}
+    for _ in range(turns):
+        for side, run in sides.items():
+            begin = time.perf_counter()
+            outs[side] = run()
+            torch.autograd.grad(outs[side], (q, k, v), torch.ones_like(outs[side]))
+            seconds[side].append(time.perf_counter() - begin)
+    took = {side: statistics.median(some) for side, some in seconds.items()}
+    a, b = (out.float() for out in outs.values())
+    print(
+        f"{dtype} {tokens} tokens, the rule alone: headway {took['headway']:.3f} s, transformers "
+        f"{took['transformers']:.3f} s: {took['transformers'] / took['headway']:.1f}x as fast; outputs "
+        f"{float((a - b).abs().max() / b.abs().max()):.1e} apart",
+        flush=True,
+    )
+
+
+def decode(turns: int, mib: int, threads: int) -> None:
+    """A token of each row through each layer's rule, as a step of decoding runs it: rows x layers states of HEADS x
+    SIZE x SIZE float32, read and written."""
+    kernel = library()
+    assert kernel is not None
+    state, dtype = HEADS * SIZE * SIZE * 4, torch.bfloat16
     for rows in (1, 8, 32):
         layers = max(1, mib * 2**20 // (state * rows))
         states = [torch.randn(rows, HEADS, SIZE, SIZE) for _ in range(layers)]
-        q, k, v = (torch.randn(rows, HEADS, 1, SIZE).bfloat16() for _ in range(3))
-        decay, beta = torch.full((rows, HEADS, 1), -0.1), torch.full((rows, HEADS, 1), 0.5)
+        q, k, v, gate, out = (torch.randn(rows, HEADS * SIZE).to(dtype) for _ in range(5))
+        beta, decay = (torch.randn(rows, HEADS).to(dtype) for _ in range(2))
+        rate, bias, gain = -torch.ones(HEADS), torch.zeros(HEADS), torch.ones(SIZE)
+        pages, begins = torch.arange(rows), torch.zeros(rows, dtype=torch.uint8)
+        structs = [
+            c.DeltaStepStruct(
+                rows, HEADS, HEADS, SIZE, SIZE, c.TYPES[dtype], 1, SIZE**-0.5, 1.0, 1e-6, 1e-6, c.ACTIVATIONS["silu"],
+                *(t.data_ptr() for t in (q, k, v, beta, decay, gate)), HEADS * SIZE, HEADS, HEADS, HEADS * SIZE,
+                *(t.data_ptr() for t in (rate, bias, gain, s)), c.TextsStruct(pages.data_ptr(), begins.data_ptr()),
+                out.data_ptr(), HEADS * SIZE,
+            )
+            for s in states
+        ]  # fmt: skip
+        ops = (c.OpStruct * layers)(*(c.OpStruct(c.DELTA, ctypes.addressof(struct)) for struct in structs))
         copies, steps = [], []
         target = [torch.empty_like(s) for s in states]
-        with torch.inference_mode():
-            for _ in range(turns):
-                begin = time.perf_counter()
-                for to, s in zip(target, states, strict=True):
-                    to.copy_(s)
-                copies.append(time.perf_counter() - begin)
-                begin = time.perf_counter()
-                for s in states:
-                    delta_attend(q, k, v, decay, beta, past=s, unit_eps=1e-6)
-                steps.append(time.perf_counter() - begin)
+        for _ in range(turns):
+            begin = time.perf_counter()
+            for to, s in zip(target, states, strict=True):
+                to.copy_(s)
+            copies.append(time.perf_counter() - begin)
+            begin = time.perf_counter()
+            code = kernel.dll.headway_step(ops, ctypes.c_int64(layers), ctypes.c_int64(threads))
+            steps.append(time.perf_counter() - begin)
+            assert code == 0, code
         moved = 2 * state * rows * layers / 1e9
         copy, step = (moved / statistics.median(t) for t in (copies, steps))
         each = statistics.median(steps) / (rows * layers * HEADS) * 1e9
@@ -170,7 +219,7 @@ def main() -> None:
         print(json.dumps(one(side, dtype, int(tokens), int(passes))))
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("layer", "length", "decode"))
+    parser.add_argument("what", choices=("rule", "layer", "length", "decode"))
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 16384, 65536, 131072])
@@ -179,12 +228,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    if options.what == "layer":
+    if options.what == "rule":
+        for dtype in TYPES:
+            rule(dtype, options.turns, options.tokens)
+    elif options.what == "layer":
         layer(options.turns, options.tokens, options.passes, options.threads)
     elif options.what == "length":
         length(options.lengths, options.threads)
     else:
-        decode(options.turns * 4, options.mib)
+        decode(options.turns * 4, options.mib, options.threads)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ Both have the same weights, and logits are compared first. Times are the median 
 transformers its "eager" experts and what it takes by itself.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import tempfile
@@ -87,6 +85,8 @@ def _decode(model: Any, prompt: Any, tokens: int) -> Callable[[], None]:
     """The likeliest tokens, one by one."""
     import torch
 
+    from headway.generate import GenerationConfig, generate
+
     @torch.no_grad()
     def run() -> None:
         model.eval()
@@ -95,9 +95,7 @@ def _decode(model: Any, prompt: Any, tokens: int) -> Callable[[], None]:
                 prompt, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0
             )
             return
-        cache, last = model.make_cache(1), prompt
-        for _ in range(tokens):
-            last = model(last, cache=cache)[:, -1:].argmax(-1)
+        generate(model, list(prompt), GenerationConfig(max_new_tokens=tokens, eos=()))
 
     return run
 

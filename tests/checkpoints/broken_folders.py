@@ -15,7 +15,7 @@ from headway.models.expert_families import EXPERTS
 from headway.models.hybrid_families import HYBRIDS
 from headway.patterns import Causal, Global, PerHead, Window
 from headway.positions import DynamicNTK, LinearScaling, Llama3, LongRope, NoPositions, Rotary, YaRN
-from tests.checkpoints import decoder_rows, expert_rows
+from tests.checkpoints import decoder_rows, expert_rows, gemma4_rows
 
 SCALINGS = (
     None, LinearScaling(2.0), DynamicNTK(2.0, 64), YaRN(4.0, 16), Llama3(8.0, 1.0, 4.0, 16),
@@ -144,6 +144,7 @@ DECODERS: list[Case] = [
     *((family, "lm", NEOX) for family in ("granite", "olmo2", "olmo3")),
     *((family, "lm", NEOX | {"head_dim": 8, "num_key_value_heads": 1, "pad_token_id": 0})
       for family in ("gemma", "gemma2", "vaultgemma", "gemma3_text")),
+    ("gemma4_text", "lm", gemma4_rows.CASES["gemma4, e2b"][1]),
     *((family, "lm", {key: value for key, value in config.items() if "rope" not in key and "max_pos" not in key})
       for family, config in dict([*decoder_rows.CASES.values(), *expert_rows.CASES.values()]).items()
       if family in (*EXPERTS, *HYBRIDS)),
@@ -162,7 +163,10 @@ def keys_of(config: dict[str, Any]) -> list[str]:
     """Keys that mean something to a family, whether they are in its config or not."""
     layout = LAYOUTS.get(config.get("model_type", ""))
     of_all = ["rope_scaling", "rope_parameters", "rope_theta", "headway", "head_dim", "num_key_value_heads"]
-    return of_all if layout is None else [*layout.more, *layout.only, *layout.harmless, *of_all]
+    if layout is None:
+        return of_all
+    parts = (key for part in layout.parts for key in part.keys)
+    return [*parts, *layout.more, *layout.only, *layout.harmless, *of_all]
 
 
 def told(layout: Layout) -> dict[str, Any]:

@@ -44,6 +44,17 @@ PAD = 2  # an id that is not in the texts: positions of RoBERTa count those of o
 UNPADDED: dict[str, Any] = {**DECODES, "pad_token_id": PAD, "max_position_embeddings": 32 + PAD + 1}
 LFM2 = {key: value for key, value in LLAMA.items() if key != "rms_norm_eps"}
 BIASED = {"attention_bias": True, "mlp_bias": True}
+MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 4, "mamba_d_state": 6, "mamba_d_conv": 3, "mamba_n_groups": 2,
+}  # fmt: skip
+MAMBA2: dict[str, Any] = {
+    "vocab_size": 61, "hidden_size": 48, "num_hidden_layers": 2, "num_heads": 4, "head_dim": 24, "state_size": 6,
+    "n_groups": 2,
+}  # fmt: skip
+GRANITE: dict[str, Any] = {
+    **LLAMA, **MAMBA, **FACTORS, "attention_multiplier": 0.1, "shared_intermediate_size": 40,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}  # fmt: skip
 QWEN3_5 = {
     **LLAMA, "head_dim": 8, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 6,
     "linear_value_head_dim": 10,
@@ -212,11 +223,40 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**QWEN3_5, "layer_types": ["full_attention", "linear_attention", "full_attention"],
          "linear_conv_kernel_dim": 3, "linear_num_value_heads": 2, "tie_word_embeddings": True},
     ),
+    # transformers writes convolutions of queries, keys and values in equal parts: only where they are equal is it right
+    "olmo hybrid": ("olmo_hybrid", {**LLAMA, "num_hidden_layers": 2, "linear_value_head_dim": 6, "rope_parameters": {
+        "rope_type": "default", "rope_theta": None}}),
+    "olmo hybrid, layers by name, rotated, betas to 1, biases, tied": (
+        "olmo_hybrid",
+        {**LLAMA, "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+         "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 10, "linear_value_head_dim": 5,
+         "linear_conv_kernel_dim": 3, "linear_allow_neg_eigval": False, "attention_bias": True,
+         "tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+    ),
     "lfm2": ("lfm2", {**LFM2, "full_attn_idxs": [1], "block_multiple_of": 16}),
     "lfm2, biases, layers by name, untied": (
         "lfm2",
         {**LFM2, "layer_types": ["conv", "full_attention", "conv"], "conv_bias": True, "conv_L_cache": 2,
          "block_auto_adjust_ff_dim": False, "tie_word_embeddings": False},
+    ),
+    "mamba 2": ("mamba2", MAMBA2),
+    "mamba 2, one group, biases, tied": (
+        "mamba2",
+        {**MAMBA2, "n_groups": 1, "use_bias": True, "use_conv_bias": False, "conv_kernel": 2, "expand": 1,
+         "head_dim": 12, "tie_word_embeddings": True},
+    ),
+    "bamba": ("bamba", {**LLAMA, **MAMBA, "attn_layer_indices": [1]}),
+    "bamba, biases, tied": (
+        "bamba",
+        {**LLAMA, **MAMBA, **BIASED, "mamba_proj_bias": True, "attn_layer_indices": [0, 2],
+         "tie_word_embeddings": True},
+    ),
+    "granite 4 h, experts": ("granitemoehybrid", {**GRANITE, "num_local_experts": 4, "embedding_multiplier": 1.0}),
+    "granite 4 h, dense": ("granitemoehybrid", {**GRANITE, "num_local_experts": 0, "tie_word_embeddings": True}),
+    "granite 4, dense, no states, positions": (
+        "granitemoehybrid",
+        {**LLAMA, **FACTORS, "layer_types": ["full_attention"] * 3, "num_local_experts": 0, "attention_bias": True,
+         "position_embedding_type": "rope", "mamba_n_heads": 4},
     ),
     "biogpt": ("biogpt", SIZES),
     "biogpt, embeddings not scaled": ("biogpt", {**SIZES, "scale_embedding": False}),
@@ -274,6 +314,15 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("lfm2", {"full_attn_idxs": 2}, '"full_attn_idxs" must be a list of numbers of layers'),
     ("lfm2", {"use_pos_enc": False}, "use_pos_enc"),
+    ("mamba2", {"head_dim": 12}, "num_heads 4 of head_dim 12 are not expand x hidden_size = 96"),
+    ("mamba2", {"time_step_limit": [0.0, 0.1]}, "time_step_limit"),
+    ("mamba2", {"hidden_act": "gelu"}, "hidden_act gelu is that of convolutions in transformers, too"),
+    ("bamba", {"attn_layer_indices": 2}, '"attn_layer_indices" must be a list of numbers of layers'),
+    (
+        "granitemoehybrid",
+        {"position_embedding_type": "alibi"},
+        '"position_embedding_type" must be null, "nope"',
+    ),
     ("biogpt", {"layerdrop": 0.1}, "layerdrop"),
 ]
 """Family, change of the first of its configs above, what the error says."""

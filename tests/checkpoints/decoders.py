@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.checkpoints import decoder_rows, expert_rows
+from tests.checkpoints import decoder_rows, expert_rows, gemma4_rows
 
 GPT2 = {"vocab_size": 61, "n_positions": 32, "n_embd": 48, "n_layer": 3, "n_head": 6}
 FALCON = {
@@ -164,6 +164,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     **decoder_rows.CASES,
     **expert_rows.CASES,
+    **gemma4_rows.CASES,
 }
 IDS = torch.randint(0, 61, (2, 19), generator=torch.Generator().manual_seed(1))
 
@@ -181,14 +182,17 @@ def theirs(name: str, std: float = 0.3) -> Any:
     g = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for key, p in model.named_parameters():
-            if not p.requires_grad:  # a table of sines
+            if not p.requires_grad and "expert" not in key:  # a table of sines
                 continue
-            offset = family[:5] == "gemma" or family.startswith("qwen3_5")
+            gemma = family[:5] == "gemma" and family != "gemma4_text"
+            offset = gemma or family.startswith(("qwen3_5", "qwen3_next"))
             gain = key.endswith("weight") and p.dim() == 1 and not offset
             p.copy_(torch.randn(p.shape, generator=g) * std + gain)
         for key, b in model.named_buffers():
-            if key.endswith("e_score_correction_bias"):
+            if key.endswith(("e_score_correction_bias", "expert_bias")):
                 b.copy_(torch.randn(b.shape, generator=g) * std)
+            if key.endswith("layer_scalar"):
+                b.copy_(1 + torch.randn(b.shape, generator=g) * std)
     return model.eval()
 
 
@@ -215,6 +219,7 @@ MAIN = (
     "gemma",
     "gemma2",
     "gemma3",
+    "gemma4, e2b",
     "exaone 4, windows",
     "hunyuan",
     "ministral3",
@@ -226,4 +231,8 @@ MAIN = (
     "qwen3-moe",
     "qwen3.5",
     "lfm2",
+    "qwen3-next",
+    "mamba 2",
+    "bamba",
+    "granite 4 h, experts",
 )

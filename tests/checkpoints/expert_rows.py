@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.checkpoints.decoder_rows import LLAMA, SIZES
+from tests.checkpoints.decoder_rows import LFM2, LLAMA, QWEN3_5, SIZES
 
 MOE: dict[str, Any] = {**LLAMA, "num_experts_per_tok": 2}
 QWEN: dict[str, Any] = {**MOE, "num_experts": 4, "moe_intermediate_size": 24}
@@ -16,6 +16,14 @@ ERNIE: dict[str, Any] = {
 }  # fmt: skip
 YARN = {
     "rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 8,
+}  # fmt: skip
+NEXT: dict[str, Any] = {
+    **QWEN3_5, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+}  # fmt: skip
+LFM: dict[str, Any] = {
+    **LFM2, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "num_dense_layers": 1,
+    "layer_types": ["conv", "full_attention", "conv"],
 }  # fmt: skip
 FOUR: dict[str, Any] = {"num_hidden_layers": 4, "sliding_window": 5}
 
@@ -92,6 +100,47 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**MOE, "num_local_experts": 4, "head_dim": 8, "layer_types": ["full_attention"] * 3, "attention_bias": False,
          "tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
     ),
+    "granite-moe with windows": (
+        "granitemoe_swa",
+        {**GRANITE, "shared_intermediate_size": 40, "sliding_window": 5, "layer_rope_theta": [500.0, 0, 70]},
+    ),
+    "granite-moe with windows, none that all have, one base": (
+        "granitemoe_swa",
+        {**GRANITE, **FOUR, "attention_bias": True, "tie_word_embeddings": True},
+    ),
+    "afmoe": (
+        "afmoe",
+        {**QWEN, **FOUR, "head_dim": 10, "num_shared_experts": 1, "mup_enabled": True, "route_scale": 2.5},
+    ),
+    "afmoe, dense first, layers by name": (
+        "afmoe",
+        {**QWEN, "head_dim": 8, "num_dense_layers": 2, "sliding_window": 5, "tie_word_embeddings": True,
+         "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
+    ),
+    "flint": (
+        "flint",
+        {**QWEN, **FOUR, "head_dim": 10, "shared_expert_intermediate_size": 40, "attention_bias": True},
+    ),
+    "flint, layers by name, every second": (
+        "flint",
+        {**QWEN, "head_dim": 8, "mlp_only_layers": [], "decoder_sparse_step": 2, "sliding_window": 5,
+         "shared_expert_intermediate_size": 40, "norm_topk_prob": False,
+         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
+    ),
+    "qwen3-next": ("qwen3_next", {**NEXT, "num_hidden_layers": 2, "full_attention_interval": 2}),
+    "qwen3-next, layers by name, dense ones, tied": (
+        "qwen3_next",
+        {**NEXT, "layer_types": ["full_attention", "linear_attention", "linear_attention"], "mlp_only_layers": [0],
+         "linear_conv_kernel_dim": 3, "norm_topk_prob": False, "tie_word_embeddings": True,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}},
+    ),
+    "qwen3.5 with experts": ("qwen3_5_moe_text", {**NEXT, "num_hidden_layers": 2, "full_attention_interval": 2}),
+    "lfm2 with experts": ("lfm2_moe", LFM),
+    "lfm2 with experts, biases, untied": (
+        "lfm2_moe",
+        {**LFM, "use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 2.5, "conv_bias": True,
+         "num_dense_layers": 0, "tie_word_embeddings": False},
+    ),
 }  # fmt: skip
 """Name -> family, and config."""
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -113,5 +162,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("exaone_moe", {"mlp_layer_types": ["sparse"]}, "a list of dense or sparse for 4 layers"),
     ("gpt_oss", {"swiglu_limit": 5.0}, "swiglu_limit"),
     ("exaone_moe", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern"),
+    ("qwen3_next", {"attention_bias": True}, "attention_bias"),
+    ("lfm2_moe", {"layer_types": None}, '"layer_types" must be a list with one of full_attention, conv'),
 ]
 """Family, change of the first of its configs above, what the error says."""

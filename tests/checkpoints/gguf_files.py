@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 
 from headway.models import FAMILIES, ModelSpec, build
+from headway.nn import Experts
 from headway.patterns import Causal, Window
 from headway.positions import Learned, LinearScaling, Llama3, LongRope, PerLayer, Rotary, YaRN, in_pairing
 
@@ -49,6 +50,14 @@ SPECS = {
         trained_context=131072,
     ),
     "qwen3": ModelSpec.of("qwen3", **BASE, **rotary("halves", 1e6)),
+    "mixtral": ModelSpec.of("mixtral", **BASE, **rotary("adjacent"), experts=Experts(count=4, top=2)),
+    "qwen3_moe": ModelSpec.of("qwen3_moe", **BASE, **rotary("halves", 1e6), experts=Experts(count=5, top=2)),
+    "gpt_oss": ModelSpec.of(
+        "gpt_oss",
+        **{**BASE, "patterns": (Window.last(6), Causal())},
+        **rotary("halves", 150000.0),
+        experts=Experts(count=4, top=2, router_bias=True),
+    ),
     "smollm3": ModelSpec.of("smollm3", **FOUR, positions=in_pairing(NOPE, "adjacent")),
     "ernie4_5": ModelSpec.of("ernie4_5", **BASE),
     "seed_oss": ModelSpec.of("seed_oss", **BASE, **rotary("halves", 1e7)),

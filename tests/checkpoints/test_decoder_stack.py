@@ -19,11 +19,13 @@ from headway.models.cost.planning import Machine, plan
 from headway.positions import LinearBias, rotations
 from tests.checkpoints.decoders import IDS, MAIN, theirs
 from tests.checkpoints.hf import off
+from tests.checkpoints.shares import share
 from tests.models.test_activations import kept, loss_of
 
 OTHERS = (
     *("gpt_bigcode", "falcon", "starcoder2", "gpt_neox", "phi", "bloom", "mpt"),
-    *("granite", "olmo2", "gemma", "gemma2", "gemma3_text", "qwen3_5_text", "lfm2"),
+    *("granite", "olmo2", "gemma", "gemma2", "gemma3_text", "gemma4_text", "qwen3_5_text", "lfm2"),
+    *("bamba", "granitemoehybrid"),
 )
 MACHINE = Machine(name="a machine", memory=2**40, bandwidth=1e11, peak=1e12)
 
@@ -59,7 +61,7 @@ def test_a_window_is_decoded_from_pages_and_keys_are_stored_in_int8(tmp_path: Pa
     assert rounded.nbytes < plain.nbytes / 2
 
 
-@pytest.mark.parametrize("name", MAIN)
+@share("name", MAIN, 0, 3)
 def test_convert_inspect_and_plan(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = theirs(name)
     model.save_pretrained(tmp_path / "theirs")
@@ -75,8 +77,8 @@ def test_convert_inspect_and_plan(name: str, tmp_path: Path, capsys: pytest.Capt
     assert said["transformers"] == "loads it"
     report = plan(ours.spec, model=name, context=16, machine=MACHINE)
     assert report.training["parameters"] == 6 * said["parameter_count"]
-    prefill = next(layer.prefill for layer in report.layers if layer.prefill is not None)
-    assert ("ALiBi" in str(prefill.rejected)) == isinstance(ours.spec.positions, LinearBias)
+    prefill = next((layer.prefill.rejected for layer in report.layers if layer.prefill is not None), None)
+    assert ("ALiBi" in str(prefill)) == isinstance(ours.spec.positions, LinearBias)
     if not (rotary := rotations(ours.spec.positions)):
         return
     other = {"halves": "adjacent", "adjacent": "halves"}[str(rotary[0].pairing)]

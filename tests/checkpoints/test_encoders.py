@@ -33,8 +33,10 @@ from tests.checkpoints.encoders import (
     run,
     seen,
 )
+from tests.checkpoints.shares import share
 
 FIRST = ("bert", "roberta", "roformer")
+KIN = [Case(family, "classify") for family in CLASSES if family not in FIRST]
 CASES = [Case(family, task) for family in FIRST for task in NAMES] + [
     Case("bert", "masked-lm", {"tie_word_embeddings": False}),
     Case("bert", "masked-lm", {"hidden_act": "gelu_new", "num_attention_heads": 12}),
@@ -49,7 +51,8 @@ CASES = [Case(family, task) for family in FIRST for task in NAMES] + [
     Case("roformer", "classify", {"embedding_size": 64, "hidden_act": "relu", "num_attention_heads": 2}),
     Case("roformer", "answer", {"rotary_value": True, "hidden_act": "gelu_new"}),
     Case("roformer", "states", {"embedding_size": 32, "num_attention_heads": 12}),
-    *(Case(family, task) for family in CLASSES if family not in FIRST for task in ("masked-lm", "classify")),
+    *(Case(family, "masked-lm") for family in CLASSES if family not in FIRST),
+    *KIN,
     Case("xlm-roberta", "tag", {"pad_token_id": 0}),
     Case("electra", "masked-lm", {"embedding_size": 32, "tie_word_embeddings": False, "hidden_act": "relu"}),
     Case("electra", "states", {"embedding_size": 32}),
@@ -74,7 +77,7 @@ def states_of(model: Encoder, given: dict[str, Tensor], tokens: Tokens) -> list[
     return found
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@share("case", CASES, 0, 3, KIN)
 def test_a_family_equals_transformers(case: Case, tmp_path: Path) -> None:
     theirs = peer(case)
     ours = from_them(theirs, tmp_path / "theirs")
@@ -154,7 +157,7 @@ def gradients(model: Encoder) -> dict[str, Tensor]:
     return {name: found[name] for name in model.state_dict()}
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.task not in ("classify",)], ids=str)
+@share("case", [case for case in CASES if case.task != "classify"], 1, 3)
 def test_padding_on_the_left_changes_nothing(case: Case, tmp_path: Path) -> None:
     """Positions here are counted by tokens. So are RoBERTa's there (ids that are not the pad id); BERT's, and those of
     its kin, are given to it; RoFormer's are by slots, which only turned values notice."""

@@ -97,7 +97,13 @@ def test_we_read_the_gguf_package_s_files(tmp_path):
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize("name", ["llama", "qwen2", "smollm3", "ernie4_5", "seed_oss", "cohere", "cohere2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("llama", "qwen2", "smollm3", "ernie4_5", "seed_oss", "cohere", "cohere2"),
+        *("mixtral", "qwen3_moe", "gpt_oss"),
+    ],
+)
 def test_llama_cpp_s_logits_are_ours_in_every_architecture(tmp_path, name):
     import llama_cpp as llama
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen3_5Config, Qwen3_5ForConditionalGeneration
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from headway.attention.delta import DeltaSpec
 from headway.attention.linear_attention import LinearAttentionSpec
@@ -22,6 +22,7 @@ from headway.models.mixers import Softmax
 from headway.surgery import pool_heads
 from tests.checkpoints.decoder_rows import QWEN3_5
 from tests.checkpoints.decoders import IDS
+from tests.checkpoints.expert_rows import NEXT
 from tests.checkpoints.hf import off
 from tests.models.mixers import SPECS
 
@@ -31,10 +32,11 @@ VISION = {
 }  # fmt: skip
 
 
-def whole(**more: Any) -> Any:
+def whole(kind: str = "qwen3_5", **more: Any) -> Any:
     """A model of images and texts, with weights of deviation 0.3."""
-    text = {**QWEN3_5, "num_hidden_layers": 4}
-    model = Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=text, vision_config=VISION, **more))
+    text = {**(QWEN3_5 if kind == "qwen3_5" else NEXT), "num_hidden_layers": 4}
+    config = AutoConfig.for_model(kind, text_config=text, vision_config=VISION, **more)
+    model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager")
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in model.parameters():
@@ -42,16 +44,28 @@ def whole(**more: Any) -> Any:
     return model.eval()
 
 
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "tied", "old"),
+    [
+        ("qwen3_5", False, True),
+        ("qwen3_5", True, True),
+        ("qwen3_5_moe", False, True),
+        ("qwen3_5_moe", True, False),
+    ],
+)
 @torch.no_grad()
-def test_the_text_model_of_a_folder_of_images_and_texts(tied: bool, tmp_path: Path) -> None:
-    model = whole(tie_word_embeddings=tied)
-    model.save_pretrained(tmp_path / "whole")
+def test_the_text_model_of_a_folder_of_images_and_texts(
+    kind: str, tied: bool, old: bool, tmp_path: Path
+) -> None:
+    """Experts in matrices of each, as transformers writes them, and in two tensors of a layer, as they come."""
+    model = whole(kind, tie_word_embeddings=tied)
+    model.save_pretrained(tmp_path / "whole", save_original_format=old)
     folder = load_folder(tmp_path / "whole")
     assert folder.unused
     assert all(name.startswith("model.visual.") for name in folder.unused)
     ours = load_model(tmp_path / "whole")
-    assert (ours.spec.family, ours.spec.tied) == ("qwen3_5_text", tied)
+    assert any(name.endswith("experts.gate_up_proj") for name in folder.stored) == (not old)
+    assert (ours.spec.family, ours.spec.tied) == (f"{kind}_text", tied)
     want = model(input_ids=IDS).logits
     assert off(ours(IDS), want) < 1e-5
     save_folder(tmp_path / "text", ours)
@@ -78,6 +92,13 @@ OTHER = DeltaSpec(heads=2, key_heads=2, head_dim=8)
     [
         (ModelSpec.of("qwen3_5_text", **SIZE), None),
         (ModelSpec.of("lfm2", **SIZE), None),
+        (ModelSpec.of("qwen3_next", **SIZE), None),
+        (ModelSpec.of("lfm2_moe", **SIZE), None),
+        (ModelSpec.of("mamba2", **{**SIZE, "hidden": 0}), None),
+        (ModelSpec.of("bamba", **SIZE), None),
+        (ModelSpec.of("granitemoehybrid", **SIZE), None),
+        (ModelSpec.of("mamba2", **SIZE), "hidden"),
+        (ModelSpec.of("bamba", **SIZE, mixers=(OTHER, Softmax())), "mixers"),
         (ModelSpec.of("qwen3_5_text", **SIZE, mixers=(OTHER, Softmax())), None),
         (ModelSpec.of("qwen3_5_text", **SIZE, mixers=(replace(OTHER, gate="sigmoid"), Softmax())), "mixers"),
         (ModelSpec.of("lfm2", **SIZE, mixers=(LinearAttentionSpec(), Softmax())), "mixers"),

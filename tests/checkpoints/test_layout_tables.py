@@ -1,5 +1,6 @@
 """The tables of `checkpoints.hf.layouts` against what `transformers` takes for absent keys, row by row."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ from transformers import AutoConfig, GenerationConfig, PretrainedConfig
 
 from headway.checkpoints.hf.harmless import HARMLESS
 from headway.checkpoints.hf.layouts import LAYOUTS
+from headway.checkpoints.hf.layouts.base import ONLY
 from tests import families
 
 OLDER_DEFAULTS = {
@@ -32,7 +34,7 @@ OLDER_ONLY: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("gelu_pytorch_tanh",), "hidden_activation": ("gelu_pytorch_tanh",),
     "is_decoder": (False, True), "is_llama_config": (True,), "max_window_layers": (), "mlp_bias": (False,),
     "mlp_type": ("default",), "norm_type": ("layer_norm",), "normalize_before": (False, True),
-    "normalize_embedding": (False, True), "partial_rotary_factor": (1, 1.0),
+    "normalize_embedding": (False, True), "partial_rotary_factor": (1, 1.0), "pruned_heads": ({},),
     "position_embedding_type": ("absolute", "rope_gptj"),
     "quantization_config": (), "reorder_and_upcast_attn": (False, True), "rope_interleaved": (False,),
     "scale_attn_by_inverse_layer_idx": (False,), "scale_attn_weights": (True,), "sliding_window": (),
@@ -42,7 +44,9 @@ OLDER_ONLY: dict[str, tuple[Any, ...]] = {
     "static_position_embeddings": (False, True), "tie_encoder_decoder": (False,), "use_mrope": (False,),
     "use_sliding_window": (False,), "attn_output_gate": (True,), "mlp_only_layers": ([],), "rope_theta": (),
     "output_gate_type": ("swish",),
-    "use_pos_enc": (True,), "block_use_swiglu": (True,),
+    "use_pos_enc": (True,), "block_use_swiglu": (True,), "route_norm": (True,), "score_func": ("sigmoid",),
+    **dict.fromkeys(("n_group", "topk_group", "num_expert_groups", "num_limited_groups"), (1,)),
+    "rms_norm": (True,), "normalization_function": ("rmsnorm",),
 }  # fmt: skip
 """Keys of earlier versions, of other families or of code beside a model, with the values that change nothing; None,
 which is as if they were absent, is accepted by most."""
@@ -63,6 +67,9 @@ OLDER = """
     mtp_use_dedicated_embeddings block_dim block_ff_dim block_mlp_init_scale block_norm_eps block_out_init_scale
     block_use_xavier_init conv_dim conv_dim_out conv_use_xavier_init num_heads theta tie_embedding
     router_aux_loss_coef num_local_experts rotary_dim experts_per_token initial_context_length
+    load_balance_coeff use_grouped_mm
+    norm_before_gate init_method
+    global_head_dim num_global_key_value_heads
 """.split()  # noqa: SIM905
 ANYWHERE = """
     _attn_implementation_autoset attn_implementation torchscript use_bfloat16 tf_legacy_loss max_sequence_length
@@ -75,10 +82,16 @@ ABSENT = object()
 def theirs(family: str) -> PretrainedConfig:
     """Its config by default, the keys of its rotary positions among the others."""
     config = AutoConfig.for_model(family)
+    config.allow_global_per_layer_attribute_access = True  # of gemma4_text, whose layers differ
     for key, value in (getattr(config, "rope_parameters", None) or {}).items():
         if not hasattr(config, key):
             setattr(config, key, value)
     return config
+
+
+def only(family: str) -> Mapping[str, tuple[Any, ...]]:
+    """Its keys that have a value at which they change nothing, and those of all families."""
+    return {**ONLY, **LAYOUTS[family].only}
 
 
 @pytest.mark.parametrize("family", LAYOUTS)
@@ -93,13 +106,13 @@ def test_every_key_of_a_layout_is_one_that_files_have(family: str) -> None:
     layout, config = LAYOUTS[family], theirs(family)
     keys = {*layout.defaults, *layout.harmless}
     assert {key for key in keys if not hasattr(config, key)} <= {*OLDER, *OLDER_ONLY}
-    assert {key for key in layout.only if not hasattr(config, key)} <= OLDER_ONLY.keys()
+    assert {key for key in only(family) if not hasattr(config, key)} <= OLDER_ONLY.keys()
 
 
 @pytest.mark.parametrize("family", LAYOUTS)
 def test_a_key_that_changes_nothing_does_so_at_its_value_in_transformers(family: str) -> None:
     config = theirs(family)
-    for key, values in LAYOUTS[family].only.items():
+    for key, values in only(family).items():
         value = getattr(config, key, ABSENT)
         if key == "per_layer_config":  # a view, of nothing
             assert {} in values
@@ -114,9 +127,9 @@ def test_a_key_that_changes_nothing_does_so_at_its_value_in_transformers(family:
 def test_a_key_of_earlier_versions_changes_nothing_at_these_values(key: str) -> None:
     every = {
         repr(value)
-        for family, layout in LAYOUTS.items()
-        if key in layout.only and not hasattr(theirs(family), key)
-        for value in layout.only[key]
+        for family in LAYOUTS
+        if key in only(family) and not hasattr(theirs(family), key)
+        for value in only(family)[key]
     }
     assert every - {"None"} == {*map(repr, OLDER_ONLY[key])}
 

@@ -18,6 +18,7 @@ from headway.models import ModelSpec, build
 from headway.models.quantize import quantize_model, quantized_layers
 from headway.storage.tensors import open_tensors
 from tests.checkpoints import decoder_rows, decoders, encoders, expert_rows, hf, seq2seq, test_modernbert
+from tests.checkpoints.shares import share
 
 LONGFORMER = {**encoders.SHAPE, "attention_window": 8, "position_embedding_type": "absolute"}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -44,7 +45,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 REFUSED = (
     *("gpt2", "openai-gpt", "jina_embeddings_v3", "nomic_bert"),
-    *("gpt_oss", "granitemoe", "granitemoeshared"),
+    *("gpt_oss", "granitemoe", "granitemoeshared", "granitemoe_swa", "granitemoehybrid"),
 )
 CLASSES = [
     (family, name)
@@ -85,7 +86,7 @@ def modules(folder: Path) -> tuple[set[str], set[str], set[str]]:
 
 
 @pytest.mark.parametrize("weights", [pytest.param("int8", marks=pytest.mark.slow), "int4"])
-@pytest.mark.parametrize(("family", "name"), CLASSES, ids=lambda value: value)
+@share("family, name", CLASSES, 0, 5)
 def test_a_linear_layer_of_transformers_is_packed_or_ignored(
     family: str, name: str, weights: str, tmp_path: Path
 ) -> None:

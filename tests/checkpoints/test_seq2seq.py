@@ -24,6 +24,7 @@ from headway.models import FAMILIES, EncoderDecoder, build
 from headway.tokens import Tokens
 from tests.checkpoints.hf import off
 from tests.checkpoints.seq2seq import CASES, SOURCE, TARGET, exact, logits, on_sdpa, theirs
+from tests.checkpoints.shares import share
 from tests.tolerance import assert_within_reference
 
 pytestmark = pytest.mark.usefixtures("plain_operators")
@@ -66,7 +67,7 @@ class Pair:
         return model
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module")
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     model = theirs(request.param)
     path = tmp_path_factory.mktemp("theirs")
@@ -76,6 +77,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Pair(model, ours, CASES[request.param].sharp)
 
 
+@share("pair", CASES, 0, 3)
 @torch.no_grad()
 def test_logits_are_theirs(pair: Pair) -> None:
     """In float64 to 1e-12 (seen: 2e-14). In float32 to 1e-5 (seen: 7e-6), except in sharp T5s (seen: 3e-5), where
@@ -114,6 +116,7 @@ def errors(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, flo
     }
 
 
+@share("pair", CASES, 1, 3)
 def test_gradients_are_theirs(pair: Pair) -> None:
     """In float64 to 1e-10 (seen: 7e-12). In float32 the whole gradient to 1e-4 (seen: 2e-5), except in sharp T5s; each
     tensor to 1e-4, or twice as far off float64 as theirs is, by either kernel or with weights an ulp off.
@@ -153,6 +156,7 @@ def mean_square(errors: dict[str, float]) -> float:
     return sum(error**2 for error in errors.values()) / len(errors)
 
 
+@share("pair", CASES, 2, 3)
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_padded_is_unpadded_and_cached_is_uncached(pair: Pair, dtype: torch.dtype) -> None:

@@ -29,9 +29,10 @@ from tests.checkpoints.seq2seq import (
     logits,
     theirs,
 )
+from tests.checkpoints.shares import share
 
 
-@pytest.mark.parametrize("name", MILD)
+@share("name", MILD, 0, 3)
 def test_we_save_and_they_load(name: str, tmp_path: Path) -> None:
     model = theirs(name)
     model.save_pretrained(tmp_path / "theirs")

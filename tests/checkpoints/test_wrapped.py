@@ -10,9 +10,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from headway.checkpoints import save_folder, spec_from_config
 from headway.checkpoints.folder import load_folder
-from headway.checkpoints.hf.wrapped import TEXT
+from headway.checkpoints.hf.config_keys import check_keys
+from headway.checkpoints.hf.wrapped import BESIDE, TEXT
 from headway.checkpoints.restore import build_model
 from headway.errors import CheckpointError, ConfigError
+from tests.checkpoints import gemma4_rows
 from tests.checkpoints.decoder_rows import LLAMA, MINISTRAL, YARN
 from tests.checkpoints.decoders import IDS
 from tests.checkpoints.hf import off
@@ -30,6 +32,13 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "gemma3_text",
         {"text_config": {**TEXTS, "sliding_window": 5, "query_pre_attn_scalar": 24}, "vision_config": VISION,
          "mm_tokens_per_image": 4},
+    ),
+    "gemma4": (
+        "gemma4",
+        "gemma4_text",
+        {"text_config": {**gemma4_rows.CASES["gemma4, e2b"][1], "use_bidirectional_attention": "vision",
+                         "pad_token_id": 0},
+         "vision_config": {**VISION, "num_key_value_heads": 2, "head_dim": 8}},
     ),
     "mistral3": (
         "mistral3",
@@ -90,7 +99,7 @@ def test_text_is_read_as_they_read_it(name: str, old: bool, tmp_path: Path) -> N
     model.save_pretrained(tmp_path / "theirs", save_original_format=old)
     folder = load_folder(tmp_path / "theirs")
     assert folder.spec.family == CASES[name][1]
-    around = {key for key in folder.stored if "visual" in key or "vision" in key or "projector" in key}
+    around = {key for key in folder.stored if any(part in key for part in ("visual", "vision", "projector"))}
     assert {*folder.unused} == around != set()
     ours, wanted = build_model(folder), model(input_ids=IDS).logits
     assert off(ours(IDS), wanted) < 1e-5
@@ -118,6 +127,26 @@ def test_keys_beside_each_other_and_sizes_that_are_left_out() -> None:
         *(config.vocab_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim),
         config.tie_word_embeddings,
     )
+
+
+def test_keys_around_the_text_model_are_known_ones() -> None:
+    """What `text_config` says again may stand beside it; what images are read by, too."""
+    text = {**LLAMA, "rms_norm_eps": 1e-6}
+    nested = {"model_type": "qwen2_vl", "text_config": text, "vision_config": QWEN, "image_token_id": 7}
+    assert spec_from_config({**nested, **text, "torch_dtype": "bfloat16"}) == spec_from_config(nested)
+    for key, value in {"vision_configs": {}, "use_sliding_windows": True, "hidden_size": 64}.items():
+        with pytest.raises(
+            ConfigError, match=rf'unknown key "{key}".* beside "text_config" of model_type qwen2_vl'
+        ):
+            spec_from_config({**nested, key: value})
+    with pytest.raises(ConfigError, match=r'unknown key "image_tokens" .*for model_type qwen2;'):
+        spec_from_config({"model_type": "qwen2_vl", **text, "image_tokens": 7})
+
+
+def test_every_key_around_of_theirs_is_known() -> None:
+    for kind in TEXT:
+        whole = AutoConfig.for_model(kind).to_dict()
+        check_keys({key: value for key, value in whole.items() if value}, dict.fromkeys(BESIDE))
 
 
 def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Inputs of the gated delta rule, and every result of it with its gradients."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,10 +54,15 @@ def draw(
 
 
 def results(
-    given: Inputs, form: str, tokens: Tokens | None = None, unit_eps: float | None = 1e-6
+    given: Inputs,
+    form: str,
+    tokens: Tokens | None = None,
+    unit_eps: float | None = 1e-6,
+    erases: bool = True,
 ) -> list[Tensor]:
     """out, the last state, and the gradients of all six inputs for random ones of both."""
-    attended = delta_attend(*given[:5], tokens=tokens, past=given.past, unit_eps=unit_eps, form=form)
+    how: dict[str, Any] = {"tokens": tokens, "unit_eps": unit_eps, "erases": erases, "form": form}
+    attended = delta_attend(*given[:5], past=given.past, **how)
     noise = torch.Generator().manual_seed(7)
     grads = [
         torch.randn(t.shape, generator=noise, dtype=torch.float64).to(t.dtype).to(t.device) for t in attended

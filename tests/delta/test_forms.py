@@ -1,5 +1,7 @@
 """The forms of the gated delta rule are one function: the definition, by loops over tokens."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -23,7 +25,7 @@ LAYOUTS = {
 }
 
 
-def by_loops(at: Inputs, tokens: Tokens) -> tuple[Tensor, Tensor]:
+def by_loops(at: Inputs, tokens: Tokens, erases: bool) -> tuple[Tensor, Tensor]:
     """The definition, number by number of rows, heads and tokens in the order of their indices."""
     rows, heads, count, wide = at.v.shape
     out, states = torch.zeros(rows, heads, count, wide, dtype=torch.float64), at.past.detach().clone()
@@ -37,20 +39,21 @@ def by_loops(at: Inputs, tokens: Tokens) -> tuple[Tensor, Tensor]:
                     state, before = torch.zeros_like(state), document
                 q, k = (x[b, h // (heads // at.k.shape[1]), t].detach() for x in (at.q, at.k))
                 state = torch.diag(at.log_decay[b, h, t].detach().exp().expand(len(k))) @ state
-                wrong = at.v[b, h, t].detach() - state.T @ k
-                state = state + at.beta[b, h, t].detach() * torch.outer(k, wrong)
+                value = at.v[b, h, t].detach() - erases * (state.T @ k)
+                state = state + at.beta[b, h, t].detach() * torch.outer(k, value)
                 out[b, h, t] = len(k) ** -0.5 * (state.T @ q)
             states[b, h] = state
     return out, states
 
 
+@pytest.mark.parametrize("erases", [True, False])
 @pytest.mark.parametrize("channels", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("form", ["recurrent", "chunked", "parallel"])
-def test_every_form_is_the_definition(form: str, layout: str, channels: bool) -> None:
+def test_every_form_is_the_definition(form: str, layout: str, channels: bool, erases: bool) -> None:
     inputs = draw(N, channels=channels)
-    want = by_loops(inputs, LAYOUTS[layout])
-    for a, b in zip(results(inputs, form, LAYOUTS[layout], None), want, strict=False):
+    want = by_loops(inputs, LAYOUTS[layout], erases)
+    for a, b in zip(results(inputs, form, LAYOUTS[layout], None, erases), want, strict=False):
         assert torch.allclose(a, b, rtol=0, atol=1e-12)
 
 
@@ -59,46 +62,50 @@ def test_every_form_is_the_definition(form: str, layout: str, channels: bool) ->
     st.integers(1, 9),
     st.booleans(),
     st.sampled_from([0.01, 1.0, 30.0]),
+    st.booleans(),
 )
 def test_blocks_of_any_size_and_documents_of_any_length(
-    lengths: list[list[int]], size: int, channels: bool, strength: float
+    lengths: list[list[int]], size: int, channels: bool, strength: float, erases: bool
 ) -> None:
     """With gradients, however strong the decay."""
     total = max(map(sum, lengths))
     tokens = Tokens.packed(lengths, total)
     inputs = draw(total, batch=len(lengths), channels=channels, strength=strength, seed=size)
-    want = results(inputs, "recurrent", tokens)
+    want = results(inputs, "recurrent", tokens, erases=erases)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forms, "SIZE", {True: size, False: size})
-        got = results(inputs, "chunked", tokens)
-    for other in (got, results(inputs, "parallel", tokens)):
+        got = results(inputs, "chunked", tokens, erases=erases)
+    for other in (got, results(inputs, "parallel", tokens, erases=erases)):
         for a, b in zip(other, want, strict=True):
             assert torch.allclose(a, b, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("erases", [True, False])
 @pytest.mark.parametrize("channels", [False, True])
 @pytest.mark.parametrize("form", ["recurrent", "chunked"])
-def test_derivatives(form: str, channels: bool) -> None:
+def test_derivatives(form: str, channels: bool, erases: bool) -> None:
     inputs, tokens = draw(4, batch=1, heads=1, d=2, e=1, channels=channels), Tokens.packed([[1, 3]])
 
     def run(*given: Tensor) -> tuple[Tensor, Tensor]:
-        return delta_attend(*given[:5], tokens=tokens, past=given[5], unit_eps=1e-3, form=form)
+        how: dict[str, Any] = {"tokens": tokens, "unit_eps": 1e-3, "erases": erases, "form": form}
+        return delta_attend(*given[:5], past=given[5], **how)
 
     assert torch.autograd.gradcheck(run, tuple(inputs))
     assert torch.autograd.gradgradcheck(run, tuple(inputs))
 
 
+@pytest.mark.parametrize("erases", [True, False])
 @pytest.mark.parametrize("channels", [False, True])
 @given(st.lists(st.integers(0, 7), min_size=1, max_size=4))
-def test_states_pass_over_splits(channels: bool, lengths: list[int]) -> None:
+def test_states_pass_over_splits(channels: bool, erases: bool, lengths: list[int]) -> None:
     """A row in parts: each goes on from the state of the one before, and what parts do to a state composes."""
     inputs = draw(sum(lengths), channels=channels)
-    whole = delta_attend(*inputs[:5], past=inputs.past)
+    whole = delta_attend(*inputs[:5], past=inputs.past, erases=erases)
     state, outs, done = inputs.past, [], None
     parts = zip(*(t.split(lengths, 2) for t in inputs[:5]), strict=True)
     for q, k, v, log_decay, beta in parts:
-        out, state = delta_attend(q, k, v, log_decay, beta, past=state)
-        does = delta_transition(k, v, log_decay, beta)
+        out, state = delta_attend(q, k, v, log_decay, beta, past=state, erases=erases)
+        does = delta_transition(k, v, log_decay, beta, erases=erases)
         done = does if done is None else done.then(does)
         outs.append(out)
     assert done is not None
@@ -139,6 +146,21 @@ def test_transformers_computes_the_same(channels: bool) -> None:
     ours = delta_attend(*inputs[:5], past=inputs.past, unit_eps=1e-6)
     assert torch.allclose(ours.out, out.transpose(1, 2), rtol=1e-4, atol=1e-5)
     assert torch.allclose(ours.state, state, rtol=1e-4, atol=1e-5)
+
+
+def test_transformers_computes_the_same_of_state_space_duality() -> None:
+    from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
+
+    inputs = draw(70, heads=4, key_heads=2, dtype=torch.float32).to(torch.float32)
+    q, k, v, _, steps = (t.transpose(1, 2) for t in inputs[:5])
+    rate = torch.tensor([0.1, 1.0, 3.0, 0.5])
+    out, state = mamba2_chunk_scan(
+        v, steps, -rate, k, q, 32, initial_states=inputs.past.mT, return_final_states=True
+    )
+    log_decay = -rate[:, None] * inputs.beta
+    ours = delta_attend(*inputs[:3], log_decay, inputs.beta, past=inputs.past, scale=1.0, erases=False)
+    assert torch.allclose(ours.out, out.transpose(1, 2), rtol=1e-4, atol=1e-5)
+    assert torch.allclose(ours.state, state.mT, rtol=1e-4, atol=1e-5)
 
 
 def test_rows_without_tokens_keep_their_state() -> None:

@@ -30,6 +30,7 @@ def layout(kind: str, count: int) -> Tokens | None:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("erases", [True, False])
 @pytest.mark.parametrize("channels", [False, True])
 def test_results_and_gradients(
     use: Use,  # noqa: F811
@@ -37,6 +38,7 @@ def test_results_and_gradients(
     level: str,
     dtype: torch.dtype,
     channels: bool,
+    erases: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     use(level)
@@ -46,10 +48,11 @@ def test_results_and_gradients(
         exact = draw(count, d=d, e=e, heads=heads, channels=channels, seed=count, dtype=dtype)
         given, tokens = exact.to(dtype), layout(kind, count)
         unit_eps = 1e-6 if kind == "range" else None
-        want = results(exact, "recurrent", tokens, unit_eps)
-        low, got = (results(given, form, tokens, unit_eps) for form in ("chunked", "kernel"))
+        want = results(exact, "recurrent", tokens, unit_eps, erases)
+        low, got = (results(given, form, tokens, unit_eps, erases) for form in ("chunked", "kernel"))
         for name, a, right, rough in zip(NAMES, got, want, low, strict=True):
             check = f"delta {'channels' if channels else 'heads'} {name} {str(dtype)[6:]}"
+            check += "" if erases else ", adding"
             assert_within_reference(a, right, rough, f"{count} {d} {e} {kind}", 1.0, check)
 
 
@@ -65,16 +68,17 @@ def test_however_strong_the_decay(use: Use, level: str, channels: bool) -> None:
         assert torch.allclose(got.double(), want, rtol=1e-3, atol=1e-3 * want.abs().max().item())
 
 
+@pytest.mark.parametrize("erases", [True, False])
 @pytest.mark.parametrize("channels", [False, True])
-def test_token_by_token_and_in_pieces(channels: bool) -> None:
+def test_token_by_token_and_in_pieces(channels: bool, erases: bool) -> None:
     """As in decoding: states go from call to call, of few tokens or many."""
     inputs = draw(40, d=16, e=16, key_heads=2, channels=channels, dtype=torch.float32).to(torch.float32)
     assert native.unsupported_reason(*inputs) is None
-    whole = delta_attend(*inputs[:5], past=inputs.past, form="kernel")
+    whole = delta_attend(*inputs[:5], past=inputs.past, erases=erases, form="kernel")
     for sizes in ([1] * 40, [3] * 13 + [1], [30, 1, 1, 8]):
         state, outs = inputs.past, []
         for part in zip(*(t.split(sizes, 2) for t in inputs[:5]), strict=True):
-            out, state = delta_attend(*part, past=state, form="kernel")
+            out, state = delta_attend(*part, past=state, erases=erases, form="kernel")
             outs.append(out)
         assert torch.allclose(torch.cat(outs, 2), whole.out, rtol=1e-4, atol=1e-5)
         assert torch.allclose(state, whole.state, rtol=1e-4, atol=1e-5)

@@ -122,6 +122,21 @@ TABLE: dict[str, Mutant] = {
     "receptive-field": Mutant(
         "attend", lambda f: lambda q, k, v, pattern, **rest: f(q, k, v, Full(), **rest), "gradients find"
     ),
+    "sink-logit": Mutant(
+        "attend",
+        lambda f: lambda q, k, v, sink_logit: f(q, k, v, sink_logit=sink_logit - 1),
+        "softmax over one more column",
+        TWO,
+    ),
+    "gates": Mutant(
+        "GATE_ACTS", lambda acts: dict(zip(acts, [*acts.values()][::-1], strict=True)), "act(x Wg)", TWO
+    ),
+    "delta": Mutant(
+        "delta_attend",
+        lambda f: lambda q, k, v, log_decay, beta, **rest: f(q, k, v, log_decay, beta / 2, **rest),
+        "overwrites a key's value",
+        TWO,
+    ),
     "cache": Mutant(
         "attention_flops",
         lambda f: lambda whole, tokens: f(whole, tokens) + 1e5,
@@ -171,6 +186,16 @@ TABLE: dict[str, Mutant] = {
         lambda f: lambda depth, order, seed: f(depth, "post", seed),
         "norm before",
         stubs={"DEPTHS": (4, 8, 16)},
+    ),
+    "norm-orders": Mutant(
+        "stack",
+        lambda f: lambda depth, order, seed, qk_norm: f(depth, "pre", seed),
+        "sqrt(1 + 2 L)",
+        TWO,
+        {"DEPTHS": (4, 8)},
+    ),
+    "experts": Mutant(
+        "loop", lambda f: lambda layer, x: f(layer, x.flip(0)), "sorted rows", TWO, {"ROWS": 32}
     ),
     "swish": Mutant("swish", lambda f: lambda x, beta: x if beta == 0 else f(x, beta), "x / 2"),
     "positions": Mutant("contend", lambda f: low_last, "rotary ends", TWO, {"contend": low_first}),

@@ -34,7 +34,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "heads": {"context": 1024},
     "cache": {"context": 512},
     "memory": {"context": 512},
-    **dict.fromkeys(("rotary-decay", "rotary-linear", "rotary-shift"), TWO),
+    **dict.fromkeys(("rotary-decay", "rotary-linear", "rotary-shift", "norm-orders"), TWO),
     **dict.fromkeys(("rotary-frequencies", "rotary-values"), SHORT),
     **dict.fromkeys((*CONTESTS, "extrapolation", "rotary-trained", "blocks", "linear-training"), TRAINED),
 }
@@ -45,6 +45,9 @@ PATCHED: Mapping[str, Any] = {
     "linear_training.REPEATS": 1,
     "blocks.REPEATS": 2,
     "residual_order.DEPTHS": (4, 8, 16),
+    "norm_orders.DEPTHS": (4, 8, 16),
+    "experts.ROWS": 64,
+    "experts.DRAWS": 50,
     "rotary_decay.PAIRS": 128,
     "rotary_forms.REPEATS": 3,
 }

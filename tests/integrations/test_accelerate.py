@@ -65,6 +65,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Olmo2": ("ForCausalLM", GROUPED),
     "Cohere": ("ForCausalLM", GROUPED),
     "Qwen2Moe": ("ForCausalLM", {**GROUPED, **EXPERTS}),  # makes the mask of a window that no layer has
+    "Qwen3Moe": ("ForCausalLM", {**GROUPED, **EXPERTS, "num_experts_per_tok": 2, "head_dim": 8}),
+    "Mixtral": ("ForCausalLM", {**GROUPED, **WINDOWED, "num_local_experts": 4}),
+    "GptOss": ("ForCausalLM", {**GROUPED, **WINDOWED, "num_local_experts": 4, "head_dim": 8}),
+    "Granite": ("ForCausalLM", {**GROUPED, "residual_multiplier": 0.22, "logits_scaling": 3.0}),
+    "Lfm2": (
+        "ForCausalLM",
+        {**GROUPED, "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "full_attention"]},
+    ),
+    "ModernBert": ("ForMaskedLM", {**SIZES, "cls_token_id": 1, "sep_token_id": 2}),
     "Bert": ("ForMaskedLM", SIZES),
     "Roberta": ("ForMaskedLM", {**SIZES, "pad_token_id": 0}),
     "Longformer": ("ForMaskedLM", {**SIZES, "attention_window": 4}),

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headway.attention.delta import DeltaSpec
+from headway.attention.delta import DeltaSpec, SSDSpec
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.models import FAMILIES, EncoderDecoder, Head, Model, ModelSpec, build, cost
 from headway.models.mixers import Softmax
@@ -100,6 +100,8 @@ def hybrids() -> Iterator[ModelSpec]:
     for delta in (
         DeltaSpec(heads=4, key_heads=2, head_dim=8),
         DeltaSpec(heads=2, key_heads=2, head_dim=8, value_dim=20, gate="sigmoid", decay="channel"),
+        SSDSpec(heads=4, key_heads=1, head_dim=16, value_dim=8),
+        SSDSpec(heads=4, key_heads=2, head_dim=16, value_dim=24, conv_bias=False),
     ):
         yield ModelSpec.of("llama", **GROUPED).with_mixer(delta)
         yield ModelSpec.of(

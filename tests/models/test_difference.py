@@ -35,6 +35,7 @@ OTHER: dict[str, tuple[ModelSpec, dict[str, Any]]] = {
     "norm": (BASE, {"norm": "layer"}),
     "activation": (BASE, {"activation": "relu"}),
     "experts": (BASE, {"experts": Experts(count=4, top=2)}),
+    "layer_hidden": (BASE, {"layer_hidden": (0, 64)}),
     "mixers": (BASE, {"mixers": LinearAttentionSpec("relu")}),
     "kv_heads": (BASE, {"kv_heads": 2}),
     "pooled_dropout": (ENCODER, {"pooled_dropout": True}),

@@ -267,6 +267,7 @@ def test_row_21_three_matrices_are_one() -> None:
         (lambda: seq2seq(embedding_width=16), "an embedding of 16 columns needs a dense layer"),
         (lambda: ModelSpec.of("llama", **SIZE, shared_embedding=True), "there is no encoder"),
         (lambda: replace(seq2seq(), encoder=encoder()), "joins an encoder"),
+        (lambda: seq2seq(order="sandwich"), 'stands in order "pre" or "post", got .sandwich'),
         (
             lambda: ModelSpec.of("llama", **SIZE, global_projections=True),
             "global_projections are for encoders",

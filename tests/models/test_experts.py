@@ -13,8 +13,6 @@ from headway.checkpoints.formats.gguf.metadata import write_spec
 from headway.errors import CheckpointError, ConfigError
 from headway.models import Decoder, ModelSpec, build
 from headway.models.description import ASPECTS
-from headway.models.lowering import Lowered
-from headway.models.operations import NotLowered
 from headway.models.quantize import quantize_model, quantized_layers
 from headway.nn import Adapter, Experts, FeedForward, Lora, MixtureOfExperts, attach, merge, unmerge
 from headway.tokens import Tokens
@@ -84,11 +82,6 @@ def test_checkpointed_parts_have_the_same_gradient() -> None:
         grads = [p.grad.clone() for p in model.parameters()]
         wanted = wanted or grads
         assert all(torch.equal(a, b) for a, b in zip(grads, wanted, strict=True)), how
-
-
-def test_a_step_of_decoding_says_why_it_is_no_native_one() -> None:
-    with pytest.raises(NotLowered, match=r"know no MixtureOfExperts|kernels are not"):
-        Lowered(made())
 
 
 @pytest.mark.parametrize("bits", ["int8", "int4"])

@@ -8,14 +8,25 @@ import pytest
 import torch
 from torch import nn
 
+from headway.attention.delta import DeltaSpec
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.generate import Reader
 from headway.models import FAMILIES, Decoder, Head
 from headway.models.decode_step import DecodeStep, choose_step, say_once
-from headway.models.expert_families import EXPERTS
-from headway.models.hybrid_families import HYBRIDS
+from headway.models.mixers import Softmax
 from headway.models.operations import NotLowered
-from headway.nn import ACTIVATIONS, Adapter, Experts, Lora, Scores, Share, attach, linears, set_active
+from headway.nn import (
+    ACTIVATIONS,
+    Adapter,
+    Experts,
+    Lora,
+    Scores,
+    Share,
+    ShortConv,
+    attach,
+    linears,
+    set_active,
+)
 from headway.nn.block import ORDERS
 from headway.nn.feedforward import TRAINED
 from headway.nn.norms import NORMS
@@ -149,6 +160,9 @@ POSITIONS: dict[str, Kind] = {
         ("biases of T5", T5Bias(buckets=8, max_distance=16), None),
     ]
 }
+SOME = Experts(count=4, top=2)
+GROUPED = {"groups": 4, "top_groups": 2}
+STATE = {"heads": 4, "key_heads": 2, "head_dim": 8}
 WIDE = {"width": 256, "hidden": 256, "head_dim": 64}
 FIELDS = {weights: WIDE if weights.endswith("_K") or weights == "nf4" else {} for weights in WEIGHTS}
 """Of models whose matrices are kept so: NF4 has blocks of 64 inputs, K-quants of 256."""
@@ -171,8 +185,11 @@ def _reason(fields: Mapping[str, Any]) -> str | None:
 LAYERED = {"norm": "layer", "qk_norm": "head"}
 GROWING = {"positions": Rotary(pairing="halves", query_growth=(0.5, 2))}
 DENSE = {"head": Head("lm", dense="gelu")}
-MIXED = "no MixtureOfExperts"
-OTHER_LAYERS = dict.fromkeys(EXPERTS, MIXED) | dict.fromkeys(HYBRIDS, "the kernels of a step know no")
+OTHER_LAYERS = dict.fromkeys(
+    ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "olmo_hybrid"), "whole 16 numbers"
+)
+OTHER_LAYERS |= {"gemma4_text": "no embeddings and no factors"}
+OTHER_LAYERS |= dict.fromkeys(("mamba2", "bamba", "granitemoehybrid"), "know no SSD")
 KINDS: dict[str, Kind] = {
     **{
         f"family {name}": Kind({"family": name}, OTHER_LAYERS.get(name) or _reason(family.defaults))
@@ -194,7 +211,7 @@ KINDS: dict[str, Kind] = {
     "layer norms of queries": Kind(LAYERED, _reason(LAYERED)),
     "queries that grow": Kind(GROWING, _reason(GROWING)),
     "a dense layer in front of the output": Kind(DENSE, _reason(DENSE)),
-    "experts in some layers": Kind({"experts": (None, Experts(count=4, top=2))}, MIXED),
+    "experts in some layers": Kind({"experts": (None, Experts(count=4, top=2))}),
     **{f"{heads} kv heads": Kind({"kv_heads": heads, "qk_norm": "head"}) for heads in (1, 2, 4)},
     "sink logits": Kind({"sink_logit": True}, change=sunk),
     "a gate of each head": Kind({"gate": "head"}),
@@ -202,6 +219,40 @@ KINDS: dict[str, Kind] = {
     "gates and sinks": Kind({"gate": "head", "sink_logit": True, "kv_heads": 2}, change=sunk),
     "gated sums": Kind({"gate": "channel", "mixers": LinearAttentionSpec()}),
     "another gate": Kind({"gate": "head", "gate_act": "softplus"}, "no softplus of an output gate"),
+    "experts": Kind({"experts": Experts(count=5, top=2)}),
+    "experts by sigmoids": Kind(
+        {"experts": Experts(count=8, top=3, score="sigmoid", choice_bias=True, sum_eps=0.3, scale=2.5, **GROUPED)}
+    ),
+    "experts and a shared one": Kind(
+        {"experts": Experts(count=6, top=2, shared=24, shared_gate=True, normalized=False, router_bias=True)}
+    ),
+    **{
+        f"experts {order}": Kind({"order": order, "experts": Experts(count=4, top=2, shared=8), **more})
+        for order, more in zip(ORDERS, [{}, {"residual_scale": 0.3}, {"mlp_bias": True}] * 2, strict=False)
+    },
+    **{
+        f"experts as {weights}": Kind(
+            {**FIELDS[weights], "experts": Experts(count=4, top=2)}, None, kept_as(weights)
+        )
+        for weights in WEIGHTS
+    },
+    "experts with adapters": Kind(
+        {"experts": SOME}, "no adapters of experts", adapted(Lora(rank=2))
+    ),
+    "experts that clamp": Kind(
+        {"activation": "clamped_swiglu", "experts": SOME}, "'clamped_swiglu'"
+    ),
+    **{
+        f"delta by {decay}, {gate}, {rank}": Kind(
+            {"mixers": (Softmax(), DeltaSpec(**STATE, value_dim=16, decay=decay, gate=gate, rank=rank, beta_scale=1.5))}
+        )
+        for decay, gate, rank in [("head", "silu", None), ("channel", "sigmoid", 6), ("channel", "silu", None)]
+    },
+    "delta of odd values": Kind({"mixers": (DeltaSpec(**STATE), Softmax())}, "whole 16 numbers"),
+    **{
+        f"short convolutions {bias}": Kind({"mixers": (ShortConv(conv=3, bias=bias), Softmax()), "order": order})
+        for bias, order in [(True, "pre"), (False, "sandwich")]
+    },
     "chunks": Kind({"patterns": (Chunk(3) & Causal(), Chunk(5) & Causal() | Sink(2) & Causal())}),
     "norms over all heads": Kind({"qk_norm": "all", "kv_heads": 2}),
     **{f"scaled residuals {o}": Kind({"order": o, "residual_scale": 0.3, "out_bias": True}) for o in ORDERS},
@@ -271,7 +322,14 @@ def test_native_steps_are_those_of_the_modules_or_have_a_reason(kind: str, dtype
 @pytest.mark.parametrize("level", LEVELS)
 def test_operations_beside_products_at_every_level(use: Use, level: str) -> None:  # noqa: F811
     use(level)
-    for kind in ("gates and sinks", "a gate of each channel", "scaled residuals sandwich"):
+    beside = (
+        "gates and sinks",
+        "a gate of each channel",
+        "scaled residuals sandwich",
+        "short convolutions True",
+    )
+    mixtures = "experts and a shared one", "experts by sigmoids"
+    for kind in (*beside, *mixtures, "delta by head, silu, None", "delta by channel, sigmoid, 6"):
         test_native_steps_are_those_of_the_modules_or_have_a_reason(kind, torch.float32)
 
 

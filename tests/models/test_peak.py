@@ -18,6 +18,7 @@ from headway.generate import Reader
 from headway.models import ModelSpec, blank, build, catalog, cost
 from headway.models.cost.activations import TrainingOptions
 from headway.models.cost.planning import Machine, plan
+from headway.nn import Experts
 from headway.nn.block import Checkpointing
 from headway.positions import Rotary
 from headway.train.microbatch_pool import MicrobatchPool
@@ -54,11 +55,11 @@ class Shape(NamedTuple):
         return self._replace(spec=spec, context=16, batch=1, source=16 if self.source else None)
 
 
-def llama(**changes: Any) -> ModelSpec:
+def llama(family: str = "llama", **changes: Any) -> ModelSpec:
     sizes = {"vocab": 8192, "width": 512, "layers": 8, "heads": 8, "kv_heads": 4, "hidden": 1408}
     rotary = Rotary(10000.0, pairing="halves")
     return ModelSpec.of(
-        "llama", **{**sizes, "tied": False, "positions": rotary, "trained_context": 32768, **changes}
+        family, **{**sizes, "tied": False, "positions": rotary, "trained_context": 32768, **changes}
     )
 
 
@@ -67,6 +68,10 @@ LONG = llama(width=1024, layers=4, heads=4, kv_heads=4, head_dim=64, hidden=2816
 BERT = ModelSpec.of(
     "bert", vocab=30522, width=768, layers=6, heads=12, hidden=3072, dropout=0.0, attention_dropout=0.0
 )
+HYBRID = llama(family="qwen3_5_text")
+CONVOLUTIONS = llama(family="lfm2")
+EXPERTS = llama(family="qwen3_moe", experts=Experts(count=4, top=2), layers=4)
+"""Of matrices above 1 MiB in bf16, too, which malloc returns."""
 PAIR = catalog.spec("transformer-base")
 SHAPES = {
     "decoder, training": Shape(LLAMA, 512, 4),
@@ -74,6 +79,17 @@ SHAPES = {
     "decoder, blocks again": Shape(LLAMA, 512, 4, redo="block"),
     "decoder, hidden layers again": Shape(LLAMA, 512, 4, redo="feed_forward"),
     "decoder, attention again": Shape(LLAMA, 512, 4, redo="attention"),
+    "hybrid, training": Shape(HYBRID, 512, 4),
+    "hybrid, training in bf16": Shape(HYBRID, 512, 8, BF16),
+    "hybrid, blocks again": Shape(HYBRID, 512, 4, redo="block"),
+    "convolutions, training": Shape(CONVOLUTIONS, 512, 4),
+    "experts, training": Shape(EXPERTS, 512, 4),
+    "experts, training in bf16": Shape(EXPERTS, 512, 8, BF16),
+    "experts, blocks again": Shape(EXPERTS, 512, 4, redo="block"),
+    "hybrid, prefill": Shape(HYBRID, 4096, 4, BF16),
+    "hybrid, prefill in float32": Shape(HYBRID, 4096, 2),
+    "convolutions, prefill": Shape(CONVOLUTIONS, 4096, 8, BF16),
+    "experts, prefill": Shape(EXPERTS, 4096, 4, BF16),
     "encoder, training": Shape(BERT, 512, 4),
     "encoder, blocks again": Shape(BERT, 512, 4, redo="block"),
     "pair, training": Shape(PAIR, 128, 8, source=128),

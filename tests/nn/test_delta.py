@@ -8,35 +8,55 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from headway.attention.delta import DeltaSpec, short_convolution
+from headway.attention.delta import DeltaSpec, SSDSpec, short_convolution
 from headway.errors import ConfigError, HeadwayError
-from headway.nn import GatedDelta
+from headway.nn import SSD, GatedDelta
 from headway.tokens import Tokens
 
 QWEN = DeltaSpec(heads=4, key_heads=2, head_dim=8, value_dim=6)
 KIMI = DeltaSpec(heads=2, key_heads=2, head_dim=8, decay="channel", gate="sigmoid", rank=8)
-SPECS = {"qwen": QWEN, "kimi": KIMI}
+MAMBA = SSDSpec(heads=4, key_heads=2, head_dim=6, value_dim=8, bias=True)
+SPECS = {"qwen": QWEN, "kimi": KIMI, "mamba": MAMBA}
+WB = ("weight", "bias")
+BIAS = {"qwen": "decay", "mamba": "step"}
 
 
-def layer(spec: DeltaSpec, dtype: torch.dtype = torch.float64) -> GatedDelta:
+def layer(spec: DeltaSpec | SSDSpec, dtype: torch.dtype = torch.float64) -> GatedDelta | SSD:
     torch.manual_seed(0)
-    return GatedDelta(16, spec).to(dtype)
+    made = GatedDelta(16, spec) if isinstance(spec, DeltaSpec) else SSD(16, spec, norm_eps=1e-6)
+    return made.to(dtype)
 
 
 def states(*shape: int, seed: int = 1) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def theirs(name: str, ours: GatedDelta) -> nn.Module:
+def theirs(name: str, ours: GatedDelta | SSD) -> nn.Module:
     """The layer of transformers with these weights."""
     weights = dict(ours.state_dict())
-    mine = {key: weights[f"{key}.weight"] for key in ("q_proj", "k_proj", "v_proj")}
     made: nn.Module
+    if name == "mamba":
+        from transformers.models.mamba2.configuration_mamba2 import Mamba2Config
+        from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+
+        config: Any = Mamba2Config(
+            hidden_size=16, num_heads=4, head_dim=8, n_groups=2, state_size=6, num_hidden_layers=1, use_bias=True,
+            layer_norm_epsilon=1e-6, chunk_size=32,
+        )  # fmt: skip
+        made = Mamba2Mixer(config, 0)
+        parts = ("gate_proj", "mixed_proj", "step_proj")
+        given_ = {f"in_proj.{leaf}": torch.cat([weights[f"{part}.{leaf}"] for part in parts]) for leaf in WB}
+        given_ |= {f"out_proj.{leaf}": weights[f"o_proj.{leaf}"] for leaf in WB}
+        given_ |= {"A_log": weights["log_rate"], "dt_bias": weights["step_bias"], "D": weights["skip"]}
+        given_ |= {"conv1d.bias": weights["conv_bias"], "norm.weight": weights["norm.weight"]}
+        made.load_state_dict({**given_, "conv1d.weight": weights["conv"].unsqueeze(1)})
+        return made
+    mine = {key: weights[f"{key}.weight"] for key in ("q_proj", "k_proj", "v_proj")}
     if name == "qwen":
         from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
         from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
-        config: Any = Qwen3_5TextConfig(
+        config = Qwen3_5TextConfig(
             hidden_size=16, linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=8,
             linear_value_head_dim=6, num_hidden_layers=1, layer_types=["linear_attention"],
         )  # fmt: skip
@@ -71,7 +91,8 @@ def theirs(name: str, ours: GatedDelta) -> nn.Module:
             "o_norm.weight": weights["norm.weight"],
             "o_proj.weight": weights["o_proj.weight"],
         }
-    made.load_state_dict({**given_, "conv1d.weight": weights["conv"].unsqueeze(1)})
+    weight = ours.conv if isinstance(ours, SSD) else torch.cat([ours.q_conv, ours.k_conv, ours.v_conv])
+    made.load_state_dict({**given_, "conv1d.weight": weight.unsqueeze(1)})
     return made
 
 
@@ -88,11 +109,14 @@ def test_transformers_computes_the_same_forward_and_backward(name: str) -> None:
     for a, b in zip(*results, strict=True):
         assert torch.allclose(a, b, rtol=1e-4, atol=1e-5)
     pairs = [("conv", "conv1d.weight"), ("o_proj.weight", None)]
-    pairs += [("log_rate", "A_log"), ("decay_bias", "dt_bias")] if name == "qwen" else []
-    mine, their = dict(ours.named_parameters()), dict(other.named_parameters())
+    pairs += [] if name == "kimi" else [("log_rate", "A_log"), (f"{BIAS[name]}_bias", "dt_bias")]
+    pairs += [("skip", "D"), ("conv_bias", "conv1d.bias")] if name == "mamba" else []
+    their, mine = dict(other.named_parameters()), {key: p.grad for key, p in ours.named_parameters()}
+    if name != "mamba":
+        mine["conv"] = torch.cat([mine[f"{part}_conv"] for part in "qkv"])
     for a, b in pairs:
-        want = their[b or ("out_proj.weight" if name == "qwen" else a)].grad
-        got = mine[a].grad
+        want = their[b or (a if name == "kimi" else "out_proj.weight")].grad
+        got = mine[a]
         assert got is not None
         assert want is not None
         assert torch.allclose(got, want.view_as(got), rtol=1e-3, atol=1e-4), a
@@ -156,6 +180,8 @@ def test_what_cannot_be_is_said() -> None:
     for fields, says in wrong:
         with pytest.raises(ConfigError, match=says):
             DeltaSpec(**fields)
+    with pytest.raises(ConfigError, match="SSDSpec: heads: 3 query heads cannot share 2"):
+        SSDSpec(heads=3, key_heads=2, head_dim=8)
     made = layer(QWEN)
     with pytest.raises(ConfigError, match=r"x must be \[batch, tokens, 16\]"):
         made(states(1, 3, 8))

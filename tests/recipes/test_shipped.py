@@ -259,6 +259,35 @@ def test_row_107_all_character_models_have_equal_parameters_and_tokens(tmp_path:
     assert len(tokens) == 1
 
 
+def test_mixers_are_compared_at_one_budget(tmp_path: Path) -> None:
+    """Parameters within a thousandth, the same tokens and rates; three layers of four are others in the hybrid."""
+    recipe = read_recipe(FOLDER / "hybrid.yaml")
+    specs = {s.name: make_spec(cast(TextConfig, s.config(tmp_path, 0)), 2048) for s in recipe.stages}
+    counts = {name: cost.parameter_count(spec) for name, spec in specs.items()}
+    assert list(counts) == ["full", "window", "linear", "delta", "hybrid"]
+    assert max(counts.values()) < 1.001 * min(counts.values())
+    different = {"patterns", "mixers", "hidden"}
+    budgets = [{k: v for k, v in s.settings.items() if k not in different} for s in recipe.stages]
+    assert all(budget == budgets[0] for budget in budgets)
+    assert {name: spec.softmax_layers for name, spec in specs.items()} == {
+        "full": (0, 1, 2, 3), "window": (0, 1, 2, 3), "linear": (), "delta": (), "hybrid": (3,)
+    }  # fmt: skip
+    assert len(recipe.seeds) == 3
+
+
+def test_the_page_on_mixers_has_the_claims_of_its_recipe_with_the_verdicts_of_its_table() -> None:
+    """Each claim, asked of the means in the table."""
+    text = (FOLDER.parent / "docs" / "results" / "hybrid.md").read_text(encoding="utf-8")
+    head, _, *body = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    means = [[cell.partition(" ±")[0].replace(" ", "") for cell in row] for row in body]
+    table = {row[0]: {name: float(v) for name, v in zip(head[4:], row[4:], strict=True)} for row in means}
+    claims = read_recipe(FOLDER / "hybrid.yaml").claims
+    told = [line for line in text.splitlines() if line.startswith(("- seen (", "- not seen"))]
+    for claim, line in zip(claims, told, strict=True):
+        assert line.endswith(f": {claim.text} (`{claim.rule}`)")
+        assert line.startswith("- seen (3 of 3") == claim.holds(table)
+
+
 def test_row_47_one_recipe_goes_from_llama_to_llama_2() -> None:
     recipe = read_recipe(FOLDER / "evolution.yaml")
     tasks = [

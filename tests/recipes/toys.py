@@ -117,6 +117,7 @@ TOYS: Mapping[str, Callable[[Path], list[str]]] = {
     "context-extend": text,
     "evolution": evolution,
     "gqa-uptrain": text,
+    "hybrid": text,
     "long-classify": reviews,
     "long-qa": meetings,
     "longformer-4096": long_text,

@@ -50,10 +50,10 @@ def placed(*models: Served) -> list[Place]:
     return [Place(model.name, partial(copy, model), model, size=model.nbytes) for model in models]
 
 
-def talker() -> LanguageModel:
+def talker(*, context: int = 512) -> LanguageModel:
     """Random weights, bytes, and a chat template."""
     tokenizer = byte_level().with_chat_template("chatml")
-    return LanguageModel(small(Causal(), context=512, vocab=max(330, tokenizer.vocab_size)), tokenizer)
+    return LanguageModel(small(Causal(), context=context, vocab=max(330, tokenizer.vocab_size)), tokenizer)
 
 
 @contextmanager

@@ -6,12 +6,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headway.api import LanguageModel
+from headway.serve.models import Models
+from headway.serve.served import Decoding
+from headway.serve.worker import Worker
 from tests.integrations.test_lm_eval import CHOICE, QUESTIONS, ROLLING, TEXTS
-from tests.serve.conftest import House, serving, talker
+from tests.serve.conftest import House, placed, running, serving, talker
 from tests.serve.others import python_of
 
 openai = pytest.importorskip("openai")
@@ -45,7 +49,8 @@ whole = model.chat(pairs).message.content
 parts = [part.delta or "" for part in model.stream_chat(pairs)]
 """,
 }
-AGENT = """
+AGENTS = "agents", "openai-agents==0.24.*"
+ONE_AGENT = """
 import asyncio
 from agents import Agent, ModelSettings, OpenAIResponsesModel, Runner, set_tracing_disabled
 from openai import AsyncOpenAI
@@ -53,7 +58,7 @@ set_tracing_disabled(True)
 
 async def main():
     model = OpenAIResponsesModel(model="small", openai_client=AsyncOpenAI(base_url=url, api_key="none"))
-    settings = ModelSettings(temperature=0, max_tokens=12)
+    settings = ModelSettings(temperature=0, extra_body={"logit_bias": said[2]})
     agent = Agent(name="agent", instructions=said[0]["content"], model=model, model_settings=settings)
     whole = (await Runner.run(agent, said[1]["content"])).final_output
     stream, parts = Runner.run_streamed(agent, said[1]["content"]), []
@@ -65,13 +70,53 @@ async def main():
 whole, parts = asyncio.run(main())
 """
 """An agent's own client of /v1/responses."""
+TWO_AGENTS = """
+import asyncio
+from typing import Literal
+from pydantic import BaseModel
+from agents import Agent, ModelSettings, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
+from openai import AsyncOpenAI
+set_tracing_disabled(True)
+cities = []
+
+class Answer(BaseModel):
+    is_there: bool
+
+@function_tool
+def find(city: Literal["Paris", "Rome"]) -> str:
+    cities.append(city)
+    return f"a cat in {city}"
+
+async def main():
+    model = OpenAIResponsesModel(model="small", openai_client=AsyncOpenAI(base_url=url, api_key="none"))
+    settings = ModelSettings(temperature=0, max_tokens=300, tool_choice="required", parallel_tool_calls=False)
+    more = dict(model=model, model_settings=settings)
+    finder = Agent(name="finder", instructions="Find.", tools=[find], output_type=Answer, **more)
+    sender = Agent(name="sender", instructions="Send.", handoffs=[finder], **more)
+    whole = await Runner.run(sender, said)
+    stream, names, parts = Runner.run_streamed(sender, said), [], []
+    async for event in stream.stream_events():
+        if event.type == "run_item_stream_event":
+            names.append(event.name)
+        elif event.type == "raw_response_event" and event.data.type == "response.output_text.delta":
+            parts.append(event.data.delta)
+    more = [*whole.to_input_list(), {"role": "user", "content": "Once more."}]
+    again = await Runner.run(whole.last_agent, more)
+    outputs = [item["output"] for item in again.to_input_list() if item.get("type") == "function_call_output"]
+    answers = [run.final_output.is_there for run in (whole, stream, again)]
+    answers.append(Answer.model_validate_json("".join(parts)).is_there)
+    print(json.dumps([whole.last_agent.name, whole.context_wrapper.usage.requests, names, cities, outputs, answers]))
+
+asyncio.run(main())
+"""
+"""One agent hands over to another, which calls a function and reads its result; that is streamed, and goes on."""
 END = "print(json.dumps([whole, ''.join(parts)]))\n"
 
 
 @pytest.fixture(scope="module")
 def house() -> Iterator[House]:
-    with serving() as running:
-        yield running
+    with serving() as begun:
+        yield begun
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +125,35 @@ def lm() -> LanguageModel:
 
 
 def test_an_agent_asks_for_responses(house: House, lm: LanguageModel) -> None:
-    check_conversation(python_of("agents", "openai-agents"), AGENT, house, lm)
+    """It takes no answer that is cut: the least bias that ends one makes the end likelier."""
+    (end, *_) = lm.eos
+    tried = ((bias, lm.chat(SAID, max_new_tokens=48, bias={end: bias})) for bias in range(1, 100))
+    bias, whole = next((bias, reply) for bias, reply in tried if reply.finish_reason == "eos")
+    assert whole.text
+    said = [*SAID, {f"{end}": bias}]
+    assert told(python_of(*AGENTS), ONE_AGENT + END, house, said) == [whole.text] * 2
+
+
+def test_agents_hand_over_call_functions_and_go_on() -> None:
+    worker = Worker(256)
+    models = Models(placed(Decoding("small", talker(context=4096), worker, keep=1 << 24)))
+    with running(models, worker) as house:
+        agent, requests, names, cities, outputs, answers = told(
+            python_of(*AGENTS), TWO_AGENTS, house, "the cat sat"
+        )
+    assert (agent, requests) == ("finder", 3)
+    assert names == [
+        "handoff_requested",
+        "handoff_occured",
+        "tool_called",
+        "tool_output",
+        "message_output_created",
+    ]
+    assert len(cities) == 3  # whole, streamed, and once more
+    assert cities[0] == cities[1]
+    assert outputs[1:] == [f"a cat in {city}" for city in (cities[0], cities[2])]  # behind the hand-over's
+    assert answers[0] == answers[1] == answers[3]
+    assert {*map(type, answers)} == {bool}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -91,11 +164,16 @@ def test_a_conversation(name: str, house: House, lm: LanguageModel) -> None:
 
 def check_conversation(python: Path, program: str, house: House, lm: LanguageModel) -> None:
     """A program tells the reply twice, whole and streamed; it is the Python API's."""
-    asked = [python, "-c", BEGIN + program + END, f"{house.url}/v1", json.dumps(SAID)]
+    assert told(python, program + END, house, SAID) == [lm.chat(SAID, max_new_tokens=12).text] * 2
+
+
+def told(python: Path, program: str, house: House, said: Any) -> Any:
+    """What a program prints in its last line."""
+    asked = [python, "-c", BEGIN + program, f"{house.url}/v1", json.dumps(said)]
     environment = {**os.environ, "PYTHONPATH": "", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     done = subprocess.run(asked, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == [lm.chat(SAID, max_new_tokens=12).text] * 2
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_lm_eval_measures_what_headway_eval_does(house: House, lm: LanguageModel, tmp_path: Path) -> None:

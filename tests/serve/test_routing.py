@@ -31,7 +31,9 @@ def begun(command: Sequence[str | Path], port: int, folder: Path, **environment:
     log, url = folder / "log", f"http://127.0.0.1:{port}"
     with log.open("wb") as out:
         around = os.environ | environment
-        process = subprocess.Popen(command, env=around, stdout=out, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, env=around, stdout=out, stderr=subprocess.STDOUT, preexec_fn=_interruptible
+        )
     try:
         until = time.monotonic() + 300
         while True:
@@ -46,6 +48,11 @@ def begun(command: Sequence[str | Path], port: int, folder: Path, **environment:
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(60)
+
+
+def _interruptible() -> None:
+    """Jobs in the background of a shell ignore SIGINT, and what they start does."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def free_port() -> int:

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from headway.errors import ConfigError, DataError
 from headway.serve.bodies import Chat
-from headway.serve.formats import FORMATS, HARMONY, HERMES, REASONING, CallFormat, Reasoning, find_format
+from headway.serve.formats import (
+    ATEM,
+    FORMATS,
+    HARMONY,
+    HERMES,
+    REASONING,
+    CallFormat,
+    Reasoning,
+    find_format,
+)
 from headway.serve.grammar import Grammars
 from headway.serve.markup import CallReader, Part
 from headway.serve.notations import Arguments
@@ -43,7 +52,7 @@ SCHEMAS = {"f": SCHEMA, "g": TOOLS[1]["function"]["parameters"]}  # type: ignore
 LM = talker()
 KIMI = next(marks for marks in REASONING if marks.open == "<|open|>think<|sep|>")
 IDS = [how.found[-1] for how in FORMATS]
-FRAMED = {"functions.": HARMONY, "argument": KIMI}
+FRAMED = {"functions.": HARMONY, "<atem:invoke": ATEM, "argument": KIMI}
 """Reasoning of families that have marks around their texts, too."""
 
 
@@ -76,6 +85,9 @@ def answered(how: CallFormat, thought: str, text: str, calls: list[Any]) -> str:
     if marks is HARMONY:
         said = f"<|channel|>commentary<|message|>{text}<|end|><|start|>assistant"
         return f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant{said}{called}"
+    if marks is ATEM:
+        said = f"{marks.frame[0]}{text}{marks.close}"
+        return f"{marks.open}{thought}{marks.close}{said}{called}"
     if marks is KIMI:
         return f"{marks.open}{thought}{marks.close}{text.join(marks.frame[:2])}{called}{marks.frame[2]}"
     return f"{marks.open}\n{thought}\n{marks.close}\n\n{text}{called}"

@@ -133,17 +133,6 @@ def test_no_template_and_bad_templates() -> None:
         with_template(BYTES, "{{ ''.__class__.__mro__ }}").render_chat(CHAT)
 
 
-def test_named_templates(tmp_path: Path) -> None:
-    byte_level().save(tmp_path)
-    config = tmp_path / "tokenizer_config.json"
-    text = config.read_text().rstrip().removesuffix("}")
-    config.write_text(text + ', "chat_template": [{"name": "default", "template": "{{ bos_token }}a"}]}')
-    assert Tokenizer.load(tmp_path).render_chat(CHAT)[0] == 0
-    config.write_text(text + ', "chat_template": [{"name": "rag", "template": "{{ bos_token }}a"}]}')
-    with pytest.raises(DataError, match=r"chat templates \['rag'\], none of them named default"):
-        Tokenizer.load(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("template", "messages", "said"),
     [

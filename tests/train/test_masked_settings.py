@@ -29,7 +29,7 @@ def test_specs_of_encoders(encoder: Make) -> None:
     assert spec.positions == Learned(24, offset=2)
     assert (spec.kv_heads, spec.hidden, spec.trained_context, spec.tied) == (2, 64, 24, True)
     assert (spec.dropout, spec.attention_dropout) == (0.1, 0.1)
-    spec = make_spec(encoder(family="roformer", linear="elu+1", dropout=0.2), 99)
+    spec = make_spec(encoder(family="roformer", mixers="elu+1", dropout=0.2), 99)
     assert isinstance(spec.positions, Rotary)
     assert spec.mixers == (LinearAttentionSpec("elu+1"),) * spec.layers
     assert (spec.dropout, spec.attention_dropout) == (0.2, 0.0)
@@ -44,10 +44,10 @@ def test_specs_of_encoders(encoder: Make) -> None:
         ({"task": "causal-lm"}, "but bert is no decoder (llama, qwen3, gpt2, ... are) but an encoder"),
         ({"family": "llama", "task": "masked-lm"}, "llama is no encoder (bert, roformer, longformer, ... are)"),
         ({"family": "llama", "mask_share": 0.2, "pack": True}, "mask_share, pack: for masked-lm, but llama"),
-        ({"linear": "elu+1", "patterns": "Full()"}, "linear attention sees the whole text"),
-        ({"linear": "elu+2"}, "there is no feature 'elu+2'"),
+        ({"mixers": "elu+1", "patterns": "Full()"}, "layers of mixers see all of a text"),
+        ({"mixers": "elu+2"}, "mixers: there is no 'elu+2'"),
         ({"units": "words", "tokenizer": "t", "vocab": None}, "units says which tokenizer is to be trained"),
-        ({"family": "nezha", "linear": "elu+1"}, "there is nothing that RelativeKey could act on"),
+        ({"family": "nezha", "mixers": "elu+1"}, "there is nothing that RelativeKey could act on"),
         ({"sample_prompts": ["one two"]}, "must have a mask to fill in ([MASK]) and fit context 24"),
         ({"family": "bret"}, 'did you mean "bert"?'),
         ({"mask_share": 1.0}, "mask_share = 1.0: input should be less than 1"),

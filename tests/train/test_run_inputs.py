@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from headway.attention.delta import DeltaSpec
+from headway.attention.linear_attention import LinearAttentionSpec
 from headway.data import Piece, TokenFile
 from headway.errors import ConfigError, DataError
-from headway.models import cost
+from headway.models import Softmax, cost
 from headway.patterns import Causal, Window
 from headway.train import (
     TextConfig,
@@ -62,6 +64,18 @@ def test_one_dial_and_its_overrides() -> None:
     assert spec.patterns == (Window.last(8), Causal(), Window.last(8), Causal())
 
 
+def test_layers_mix_tokens_with_what_is_named() -> None:
+    given = {"data": "x", "depth": 4, "heads": 4, "kv_heads": 2, "width": 64}
+    spec = make_spec(TextConfig.of({**given, "mixers": "delta; cosine; softmax;attention"}), 500)
+    delta = DeltaSpec(heads=4, key_heads=2, head_dim=16)
+    assert spec.mixers == (delta, LinearAttentionSpec("cosine"), LinearAttentionSpec("softmax"), Softmax())
+    assert (
+        make_spec(TextConfig.of({**given, "mixers": "attention; delta"}), 500).mixers
+        == (Softmax(), delta) * 2
+    )
+    assert make_spec(TextConfig.of(given), 500).mixers == (Softmax(),) * 4
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -69,6 +83,11 @@ def test_one_dial_and_its_overrides() -> None:
         ({"patterns": "Windw.last(8)"}, "patterns: "),
         ({"patterns": "Full()"}, "Full() lets a token see later ones|lets a token see later ones"),
         ({"patterns": "Causal(); Causal(); Causal()"}, "3 patterns do not fit 2 layers"),
+        (
+            {"patterns": None, "mixers": "detla; attention"},
+            "mixers: there is no 'detla' (did you mean \"delta\"?)",
+        ),
+        ({"patterns": None, "mixers": "delta; attention; delta"}, "3 mixers do not fit 2 layers"),
         ({"width": 18, "heads": 4}, "width 18 cannot be split into 4 heads"),
         ({"kv_heads": 3}, "3"),
         (

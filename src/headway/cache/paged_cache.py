@@ -35,8 +35,8 @@ class LayerCache:
         self.tensors = self.empty(0)
 
     def empty(self, pages: int) -> tuple[Tensor, ...]:
-        """So many pages that hold nothing."""
-        raise NotImplementedError
+        """So many pages that hold nothing; no tensors of a layer that keeps nothing of its own."""
+        return ()
 
     @property
     def page_bytes(self) -> int:
@@ -144,7 +144,8 @@ class PagedCache:
     """The past of texts that come and go, in all layers of a decoder.
 
     Args:
-        spec: what a layer stores.
+        spec: what a layer stores, or each of them, on one device and in one dtype; None for one that attends to the
+            keys of another.
         patterns: of the layers. Layers whose patterns retain the same tokens share page tables.
         states: of each layer what it keeps in place of keys and values, None where it keeps those; all do unless given.
         budget, keep: as in `PagePool`; without either nothing is kept.
@@ -157,7 +158,7 @@ class PagedCache:
 
     def __init__(
         self,
-        spec: CacheSpec,
+        spec: CacheSpec | Sequence[CacheSpec | None],
         patterns: Sequence[Pattern],
         states: Sequence[StateSpec | None] | None = None,
         *,
@@ -165,20 +166,25 @@ class PagedCache:
         keep: int | None = None,
         slack: int = 0,
     ) -> None:
-        self.device = torch.zeros(0, device=spec.device).device
+        specs = [spec] * len(patterns) if isinstance(spec, CacheSpec) else list(spec)
+        first = next(own for own in specs if own is not None)
+        dtype = first.dtype
+        self.device = torch.zeros(0, device=first.device).device
         for pattern in patterns:
             choose_cache(pattern)
         each: list[StateSpec | None] = [None] * len(patterns) if states is None else list(states)
-        if all(each) and not spec.dtype.is_floating_point:
+        if all(each) and not dtype.is_floating_point:
             raise CacheError(
-                f"PagedCache: all layers keep states in float32 (float64 for float64), not in {spec.dtype}; they are "
+                f"PagedCache: all layers keep states in float32 (float64 for float64), not in {dtype}; they are "
                 "small at any length, so give the dtype of the keys"
             )
         kept = [p.retention if state is None else None for p, state in zip(patterns, each, strict=True)]
         kinds = list(dict.fromkeys(kept))
         self.layers: list[LayerCache] = [
-            PagedLayer(self, of, spec) if state is None else PagedStates(self, of, spec, state)
-            for of, state in zip(map(kinds.index, kept), each, strict=True)
+            PagedStates(self, of, own or first, state)
+            if state is not None
+            else (LayerCache if own is None else PagedLayer)(self, of, own or first)
+            for of, own, state in zip(map(kinds.index, kept), specs, each, strict=True)
         ]
         self.pool = PagePool(
             [

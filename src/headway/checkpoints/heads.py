@@ -51,6 +51,11 @@ def change_pairing(
     new = replace(spec, positions=in_pairing(spec.positions, to))
     if new == spec:
         return state, new
+    if any(getattr(mixer, "tied_values", False) for mixer in spec.mixers):
+        raise CheckpointError(
+            "cannot change the pairing of keys that values are made of, too (tied_values): values and what reads them "
+            "would need to change with them; keep the pairing"
+        )
     for name in state:
         found = _NAME.search(name) if attends(spec, name) else None
         if found is not None:
@@ -68,13 +73,15 @@ def change_pairing(
         rotary, target = (_of_layer(one, name) for one in (spec, new))
         if not isinstance(rotary, Rotary) or not isinstance(target, Rotary):
             return tensor
+        layer = _LAYER.search(name)
+        head_dim = spec.head_dim if layer is None else spec.key_sizes[int(layer[1])][1]
         return to_pairing(
             tensor,
-            heads=len(tensor) // spec.head_dim,
-            head_dim=spec.head_dim,
+            heads=len(tensor) // head_dim,
+            head_dim=head_dim,
             frm=rotary.pairing,
             to=target.pairing,
-            dims=rotary.rotated_dims(spec.head_dim),
+            dims=rotary.rotated_dims(head_dim),
         )
 
     return changed(state, change), new
@@ -103,6 +110,14 @@ def in_pairing_of(spec: ModelSpec, state: Mapping[str, Tensor], frm: ModelSpec) 
     return change_pairing(state, frm, wanted[0].pairing)[0]
 
 
+def check_uniform(spec: ModelSpec, what: str) -> None:
+    """Raises CheckpointError where layers have kv heads of their own, or those of other layers."""
+    if not spec.is_uniform:
+        raise CheckpointError(
+            f"{what}: kv heads are changed in all layers alike, and here layers have their own"
+        )
+
+
 def repeat_kv_heads(
     state: Mapping[str, Tensor], spec: ModelSpec, kv_heads: int
 ) -> tuple[Mapping[str, Tensor], ModelSpec]:
@@ -119,6 +134,7 @@ def repeat_kv_heads(
             f"{spec.kv_heads} kv heads cannot become {kv_heads} by repetition under {spec.heads} query heads: possible "
             f"are {', '.join(map(str, possible))}; fewer heads are another function"
         )
+    check_uniform(spec, "repeat_kv_heads")
     times = kv_heads // spec.kv_heads
 
     def has_heads(name: str) -> bool:

@@ -33,10 +33,12 @@ from headway.storage.lazy import Form, cast, lazy, with_zeros
 from headway.storage.reading import read_json
 from headway.storage.tensors import write_tensors
 from headway.text import MarianTokenizer, Tokenizer, first_file
+from headway.text.tokenizer_config import MORE_TEMPLATES
 
 SHARD_BYTES = 4_000_000_000
 _MODEL_FILES = re.compile(
     TOKENIZER_FILES.pattern + r"|.*config.*\.json$|(modules|training)\.json$|\d_[A-Z]\w+$|onnx$|"
+    rf"{MORE_TEMPLATES}$|"
     r".*\.(safetensors|bin|pth?|h5|msgpack|onnx|gguf)(\.index\.json)?$"
 )
 """Names of what belongs to a model, whoever wrote it: configs, weights, tokenizer, the state of its training."""
@@ -69,6 +71,8 @@ class TokenizerFiles:
                 Tokenizer.load(home).save(folder)
             return
         for file in sorted(home.iterdir()):
+            if file.name == MORE_TEMPLATES:
+                shutil.copytree(file, folder / file.name)
             if not TOKENIZER_FILES.match(file.name):
                 continue
             shutil.copy(file, folder / file.name)

@@ -19,7 +19,7 @@ from headway.choice import Choice
 from headway.errors import ConfigError, did_you_mean
 from headway.models import Decoder, EncoderDecoder
 from headway.models.decode_step import DecodeStep, choose_step, say_once
-from headway.models.pasts import cache_spec, make_paged_cache
+from headway.models.pasts import cache_specs, make_paged_cache
 from headway.native.linear import MOST_ROWS
 from headway.nn.adapters import beside
 from headway.nn.lora import only_rows
@@ -233,7 +233,7 @@ class Sources:
 
     def __init__(self, model: EncoderDecoder, exact: bool = False) -> None:
         self.model, self.exact = model, exact
-        self.cache = PagedCache(cache_spec(model.stack), [Causal()] * model.spec.layers)
+        self.cache = PagedCache(cache_specs(model.stack), [Causal()] * model.spec.layers)
 
     def read(self, sources: Sequence[Sequence[int]]) -> list[PageTable]:
         """The pages of new sources, encoded together, side by side."""

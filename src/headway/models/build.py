@@ -12,7 +12,7 @@ from headway.models.decoder import Decoder
 from headway.models.encoder import Encoder
 from headway.models.encoder_decoder import EncoderDecoder
 from headway.models.spec import ModelSpec
-from headway.nn import MixingLayer
+from headway.nn import Block, MixingLayer
 from headway.nn.feedforward import XIELU
 
 Model = Decoder | Encoder | EncoderDecoder
@@ -85,6 +85,7 @@ def initialize_(model: Model, seed: int | None = None) -> None:
         other matrices                              normal, std s
         o_proj, down_proj                           normal, std s / sqrt(2 L): 2 L of them add to the stream
         gains of norms                              1, with what is added to their weights
+        numbers that multiply layers                1
         biases, sink logits, offsets of trained frequencies      0 (those of routers, too, that only choose)
         numbers of a trained activation             `XIELU.start`
 
@@ -111,3 +112,5 @@ def initialize_(model: Model, seed: int | None = None) -> None:
         for layer in model.modules():
             if isinstance(layer, MixingLayer):
                 layer.initialize_(generator)
+            if isinstance(layer, Block) and layer.layer_scalar is not None:
+                layer.layer_scalar.fill_(1.0)

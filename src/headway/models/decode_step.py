@@ -21,10 +21,10 @@ from headway.choice import Choice
 from headway.errors import BackendError
 from headway.models.decoder import Decoder
 from headway.models.encoder_decoder import EncoderDecoder
+from headway.models.lowered_states import PagedTexts, Stated
 from headway.models.lowering import Attends, Lowered
 from headway.models.operations import NotLowered
 from headway.models.paged_past import PagedPast
-from headway.models.summed import PagedSums, Summed
 from headway.native import interface as c
 from headway.native.linear import MOST_ROWS
 from headway.native.loader import library, threads
@@ -53,11 +53,11 @@ class DecodeStep:
         self.stack, self.cap = model.stack, model.spec.logit_cap
         self._pasts: dict[tuple[object, ...], PagedPast] = {}
         self._sources: dict[tuple[object, ...], PagedPast] = {}
-        self._sums: dict[int, PagedSums] = {}
+        self._states: dict[int, PagedTexts] = {}
         for attends, layer in zip(self.lowered.attention, cache.layers, strict=True):
-            if isinstance(attends, Summed):
+            if isinstance(attends, Stated):
                 assert isinstance(layer, PagedStates)
-                self._sums.setdefault(layer.of, PagedSums()).bind(attends, layer)
+                self._states.setdefault(layer.of, PagedTexts()).bind(attends, layer)
                 continue
             self._bind(self._pasts, attends, layer, exact)
         for attends, layer in zip(
@@ -125,8 +125,8 @@ class DecodeStep:
         for past in self._pasts.values():
             past.slots[: len(texts)] = step.writes[past.of][rows]
             past.place(texts, index)
-        for sums in self._sums.values():
-            sums.place(texts, index)
+        for states in self._states.values():
+            states.place(texts, index)
         if self._sources:
             last = torch.tensor([len(table) - 1 for table in sources[rows]])
             for source in self._sources.values():

@@ -5,9 +5,9 @@ from dataclasses import fields, is_dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from headway.heads import Heads
 from headway.models.mixers import Softmax, kind_of
 from headway.models.spec import ModelSpec
-from headway.nn import Experts
 
 ORDERS = {
     "pre": "x + f(norm(x))",
@@ -101,27 +101,42 @@ def layer_numbers(numbers: Sequence[int]) -> str:
 
 
 def _heads(spec: ModelSpec) -> str:
-    return f"{spec.heads} query, {spec.kv_heads} key/value ({spec.layout.kind}), {spec.head_dim} dims each"
+    return _in_words(_by_layer(_of_heads(spec, i) for i in range(spec.layers)))
+
+
+def _of_heads(spec: ModelSpec, layer: int) -> str:
+    kv_heads, head_dim = spec.key_sizes[layer]
+    kind, source = Heads.of(spec.heads, kv_heads).kind, spec.key_layers[layer]
+    of = "" if source == layer else f" of layer {source}"
+    return f"{spec.heads} query, {kv_heads} key/value{of} ({kind}), {head_dim} dims each"
 
 
 def _scores(spec: ModelSpec) -> str:
     softmax = "q . k / sqrt(D)" if spec.attention_scale is None else f"q . k * {spec.attention_scale:g}"
     return _in_words(
-        _by_layer(softmax if m == Softmax() else f"{kind_of(m).name}: {brief(m)}" for m in spec.mixers)
+        _by_layer(
+            softmax + _of_values(m) if isinstance(m, Softmax) else f"{kind_of(m).name}: {brief(m)}"
+            for m in spec.mixers
+        )
     )
+
+
+def _of_values(mixer: Softmax) -> str:
+    return ", normed values" * mixer.v_norm + ", values are keys" * mixer.tied_values
 
 
 def _feed_forward(spec: ModelSpec) -> str:
     if not spec.hidden:
         return "none: layers of attention alone"
     inner = f"{spec.activation}(gate x) * up x" if spec.gated else f"{spec.activation}(up x)"
-    return f"down({inner}), {_in_words(_by_layer(_wide(spec, one) for one in spec.experts))}"
+    return f"down({inner}), {_in_words(_by_layer(_wide(spec, i) for i in range(spec.layers)))}"
 
 
-def _wide(spec: ModelSpec, experts: Experts | None) -> str:
+def _wide(spec: ModelSpec, layer: int) -> str:
     """Of one layer the hidden units and, where it has experts, how they are chosen."""
+    experts = spec.experts[layer]
     if experts is None:
-        return f"{spec.hidden:,} wide"
+        return f"{spec.hidden_of(layer):,} wide"
     more = [
         f"{f.name.replace('_', ' ')} {value}"
         for f in fields(experts)[3:]
@@ -153,7 +168,7 @@ ASPECTS: Mapping[str, Aspect] = {
     "order": _aspect(
         "order",
         lambda spec: f"{spec.order}: {ORDERS[spec.order]}",
-        "final_norm embedding_norm first_norm residual_scale",
+        "final_norm embedding_norm first_norm residual_scale layer_scalar",
     ),
     "norm": _aspect(
         "norm norm_eps",
@@ -161,7 +176,7 @@ ASPECTS: Mapping[str, Aspect] = {
         "norm_bias norm_weight norm_offset",
     ),
     "positions": _aspect("positions", lambda spec: f"on {spec.positions.marks}: {brief(spec.positions)}"),
-    "feed-forward": _aspect("hidden gated activation experts", _feed_forward),
+    "feed-forward": _aspect("hidden layer_hidden gated activation experts", _feed_forward),
     "heads": _aspect("heads kv_heads head_dim", _heads),
     "scores": _aspect(
         "attention_scale mixers",
@@ -173,7 +188,7 @@ ASPECTS: Mapping[str, Aspect] = {
     "embedding": _aspect(
         "vocab",
         lambda spec: f"vocab {spec.vocab:,}",
-        "embedding_width embedding_scale token_types tied shared_embedding logit_scale logit_cap",
+        "embedding_width embedding_scale per_layer_embedding token_types tied shared_embedding logit_scale logit_cap",
     ),
     "context": _aspect(
         "trained_context", lambda spec: f"trained on {spec.trained_context:,} tokens", "max_context"

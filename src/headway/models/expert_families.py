@@ -54,6 +54,27 @@ EXPERTS: Mapping[str, Family] = {
     ),
     "granitemoe": _family("granite with experts", {}),
     "granitemoeshared": _family("granite with experts, and one that all tokens have", {}),
+    "granitemoe_swa": _family(
+        "granite_swa with experts, and one that all tokens have, or none", {"sink_logit": True}
+    ),
+    "afmoe": _family(
+        "llama with norms around each sub-layer and of queries and keys, a gate, windows in three of four layers, the "
+        "others without positions, and experts by sigmoids, some of which all tokens have; Trinity",
+        {
+            "order": "sandwich",
+            "qk_norm": "head",
+            "gate": "channel",
+            "norm_eps": 1e-5,
+            "trained_context": 16384,
+        },
+        SIGMOID,
+    ),
+    "flint": _family(
+        "qwen3 with sink logits, windows, no positions where there is none, and experts by sigmoids, one of which all "
+        "tokens have",
+        {"qk_norm": "head", "sink_logit": True, "trained_context": 262144},
+        replace(USUAL, score="sigmoid"),
+    ),
     "minimax_m2": _family(
         "llama with experts by sigmoids, norms over all queries and keys of a token, and half of each head rotated",
         {"qk_norm": "all", "trained_context": 196608},

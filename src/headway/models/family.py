@@ -30,7 +30,9 @@ class Family:
 
     def hidden(self, width: int) -> int:
         """F in models of one's own: 8/3 M, rounded up to a multiple of 64, with a gate, and 4 M without one; either has
-        8 M^2 weights. (Shazeer 2020, section 3.)"""
+        8 M^2 weights (Shazeer 2020, section 3); that of the family where it has one."""
+        if "hidden" in self.defaults:
+            return int(self.defaults["hidden"])
         return -(-8 * width // 3 // 64) * 64 if self.defaults.get("gated", True) else 4 * width
 
     def kv_heads(self, heads: int, group: int) -> int:

@@ -1,12 +1,16 @@
 """Families that mix tokens otherwise than by attention in some of their layers."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from headway.attention.delta import DeltaSpec
+from headway.attention.delta import DeltaSpec, SSDSpec
+from headway.models.expert_families import SIGMOID, USUAL
 from headway.models.family import Family, partial_rotary
 from headway.models.mixers import Softmax
 from headway.nn import ShortConv
+from headway.positions import NoPositions
 
 
 def _every(count: int, layers: int, mixer: object) -> tuple[object, ...]:
@@ -23,20 +27,100 @@ def _delta(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**partial_rotary(0.25)(given), "mixers": _every(4, given["layers"], delta)}
 
 
+def _olmo(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The gated delta rule of as many heads, of three quarters of their size, with values of twice that."""
+    heads = max(given["heads"], 1)
+    dim = max(3 * given["width"] // (4 * heads), 1)
+    sizes: dict[str, Any] = {"heads": heads, "key_heads": heads, "head_dim": dim, "value_dim": 2 * dim}
+    delta = DeltaSpec(**sizes, beta_scale=2.0, norm_eps=1e-5, order="pre")
+    return {"mixers": _every(4, given["layers"], delta)}
+
+
+def _conv(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"mixers": _every(3, given["layers"], ShortConv())}
+
+
+def _delta_experts(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same with experts, and one behind a gate that is as wide as a feed-forward."""
+    units = given["hidden"]
+    return {**_delta(given), "experts": (replace(USUAL, shared=units, shared_gate=units > 0),)}
+
+
+_QWEN = {"qk_norm": "head", "gate": "channel", "norm_offset": 1.0, "trained_context": 32768}
+_LFM2 = {"qk_norm": "head", "norm_eps": 1e-5, "tied": True, "trained_context": 128000}
+
+
+def _mamba2(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The heads of the spec, which has no others; all twice as wide as the model unless their width is given."""
+    heads = max(given["heads"], 1)
+    wide = max(given.get("head_dim", 2 * given["width"] // heads), 1)
+    return {"mixers": SSDSpec(heads=heads, key_heads=1, head_dim=128, value_dim=wide), "head_dim": wide}
+
+
+def _ssd(count: int, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """State-space duality twice as wide as the model, with twice as many heads, and attention in every `count`-th
+    layer."""
+    heads = max(given["heads"], 1)
+    ssd = SSDSpec(heads=2 * heads, key_heads=1, head_dim=128, value_dim=max(given["width"] // heads, 1))
+    return {"mixers": _every(count, given["layers"], ssd)}
+
+
 HYBRIDS: Mapping[str, Family] = {
     "qwen3_5_text": Family(
         "the gated delta rule in three layers of four, gated attention with a quarter of each head rotated in the "
         "fourth, norms times 1 + w; Qwen3.5's text",
-        {"qk_norm": "head", "gate": "channel", "norm_offset": 1.0, "trained_context": 32768},
-        theta=1e4,
+        _QWEN,
         derive=_delta,
+        groups=True,
+    ),
+    "qwen3_next": Family(
+        "qwen3_5_text with experts, and one that all tokens have, behind a gate; Qwen3-Next-80B-A3B",
+        _QWEN,
+        derive=_delta_experts,
+        groups=True,
+    ),
+    "qwen3_5_moe_text": Family(
+        "qwen3_next in other matrices; Qwen3.5's text with experts",
+        _QWEN,
+        derive=_delta_experts,
+        groups=True,
+    ),
+    "olmo_hybrid": Family(
+        "olmo2 without positions, and the gated delta rule in three layers of four, which have norms in front; OLMo "
+        "Hybrid 7B",
+        {"order": "output", "qk_norm": "all", "positions": NoPositions(), "trained_context": 65536},
+        derive=_olmo,
         groups=True,
     ),
     "lfm2": Family(
         "gated convolutions over three tokens, and attention with normed queries and keys in every third layer; LFM2",
-        {"qk_norm": "head", "norm_eps": 1e-5, "tied": True, "trained_context": 128000},
+        _LFM2,
         theta=1e6,
-        derive=lambda given: {"mixers": _every(3, given["layers"], ShortConv())},
+        derive=_conv,
+        groups=True,
+    ),
+    "lfm2_moe": Family(
+        "lfm2 with experts by sigmoids; LFM2-8B-A1B",
+        {**_LFM2, "experts": (replace(SIGMOID, sum_eps=1e-6),)},
+        theta=1e6,
+        derive=_conv,
+        groups=True,
+    ),
+    "mamba2": Family(
+        "layers of state-space duality alone, without feed-forward; Mamba-2",
+        {"hidden": 0, "norm_eps": 1e-5, "positions": NoPositions(), "init_std": 0.1},
+        derive=_mamba2,
+    ),
+    "bamba": Family(
+        "state-space duality, and attention with half of each head rotated in every ninth layer; Bamba",
+        {"norm_eps": 1e-5, "trained_context": 262144},
+        derive=lambda given: {**partial_rotary(0.5)(given), **_ssd(9, given)},
+        groups=True,
+    ),
+    "granitemoehybrid": Family(
+        "state-space duality, and attention without positions in every tenth layer, with granite's factors; Granite 4",
+        {"positions": NoPositions()},
+        derive=partial(_ssd, 10),
         groups=True,
     ),
 }

@@ -5,34 +5,36 @@ from collections.abc import Iterable, Mapping
 from headway.errors import did_you_mean, listed
 
 MISSING: Mapping[str, str] = {
-    "mixtures of experts of this kind": "dbrx deepseek_v4 doge jetmoe phimoe",
-    "folders of this layout": """
-        afmoe aria_text beam cohere2_moe flint granitemoe_swa hunyuan_v1_moe inkling2_text inkling_text kolibri1 laguna
-        lfm2_moe lfm3 llama4 llama4_text mimo_v2_flash minimax_m3_vl_text olmo_hybrid qwen3_5_moe qwen3_5_moe_text
-        qwen3_next qwen4_exp qwen4_exp_text zaya
+    "mixtures of experts of this kind": """
+        cohere2_moe dbrx deepseek_v4 doge jetmoe kolibri1 llama4 llama4_text phimoe
     """,
+    "folders of this layout": """
+        aria_text gemma4_unified gemma4_unified_text hunyuan_v1_moe laguna mimo_v2_flash
+    """,
+    "keys that an indexer chooses": "minimax_m3_vl_text qwen4_exp qwen4_exp_text",
+    "residuals of this kind": "beam zaya",
+    "positions that rotate a share of the frequencies": "lfm3",
     "state-space and recurrent layers": """
-        bamba falcon_h1 falcon_mamba granitemoehybrid jamba mamba mamba2 minimax nemotron_h recurrent_gemma rwkv xlstm
-        zamba zamba2
+        falcon_h1 falcon_mamba jamba mamba minimax nemotron_h recurrent_gemma rwkv xlstm zamba zamba2
     """,
     "keys and values of a latent (MLA)": """
         axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 dots3_note dots3_note_text glm4_moe_lite
         glm_moe_dsa hy_v4 kimi_linear longcat_flash minicpm3 youtu
     """,
     "norms within sub-layers": "bitnet",
-    "sizes, keys and embeddings by layer": """
-        gemma3n gemma3n_text gemma4 gemma4_assistant gemma4_text gemma4_unified gemma4_unified_assistant
-        gemma4_unified_text
-    """,
+    "several residual streams (AltUp) and low ranks beside attention (LAuReL)": "gemma3n gemma3n_text",
+    "keys and values of another model": "gemma4_assistant gemma4_unified_assistant",
     "images or sound beside text": """
-        cohere_compass_text emu3 fuyu gemma3n gemma4 gemma4_unified git got_ocr2 mllama moshi
+        cohere_compass_text emu3 fuyu gemma3n gemma4_unified git got_ocr2 mllama moshi
         moss_transcribe_diarize musicgen musicgen_melody phi4_multimodal trocr whisper
     """,
     "decoders of two stacks without the other": """
         bart bigbird_pegasus blenderbot blenderbot-small marian mbart mvp pegasus plbart prophetnet
     """,
     "encoders of this kind": "bert-generation big_bird rembert roc_bert xlm-roberta-xl xmod",
-    "attentions of its own kind": "blt cpmant diffllama doge hrm_text reformer xlm xlnet",
+    "attentions of its own kind": """
+        blt cpmant diffllama doge hrm_text inkling2_text inkling_text reformer xlm xlnet
+    """,
     "biases in the last layer alone": "gpt_neox_japanese",
     "folders of this name, which published ones have not (they say gpt2),": "gpt-sw3",
 }

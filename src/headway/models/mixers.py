@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from headway.attention.delta import DeltaSpec
+from headway.attention.delta import DeltaSpec, RuleSizes, SSDSpec
 from headway.attention.linear_attention import LinearAttentionSpec, choose_form
 from headway.errors import ConfigError
 from headway.nn import (
+    SSD,
     Attention,
     AttentionLayer,
     GatedDelta,
@@ -28,9 +29,23 @@ from headway.patterns import Pattern
 from headway.positions import PositionScheme
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Softmax:
-    """Softmax attention over a layer's pattern, which the other fields of a `ModelSpec` describe."""
+    """Softmax attention over a layer's pattern, which the other fields of a `ModelSpec` describe, and what is other in
+    this layer.
+
+    kv_heads, head_dim: K and D of this layer; those of the spec unless given.
+    v_norm: a norm without weights on every value (Gemma 4).
+    tied_values: values are what keys are made of, before their norm and rotation, so that there is no v_proj.
+    kv_from: the number of an earlier layer of the same pattern and positions, whose keys and values it attends to; it
+        has no projections of its own for them, and nothing in a cache. K and D are those of that layer (Gemma 3n, 4).
+    """
+
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    v_norm: bool = False
+    tied_values: bool = False
+    kv_from: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +62,8 @@ class MixerKind:
         both_sides: whether its layers see both sides in an encoder: their pattern is then Full(), else Causal().
         flops: (spec, mixer, pattern, n) -> operations of n tokens of a row beside the products with weights.
         saved: (spec, mixer, e) -> bytes of a token that the backward needs, beside those of norms.
+        first: (spec, mixer) -> numbers of a token that a first pass holds at once beside its state and the norm of
+            that, where they are more than those of softmax attention.
     """
 
     name: str
@@ -57,6 +74,7 @@ class MixerKind:
     both_sides: bool = False
     flops: Callable[[Any, Any, Pattern, int], float] = lambda spec, mixer, pattern, n: 0.0
     saved: Callable[[Any, Any, int], int] = lambda spec, mixer, e: 0
+    first: Callable[[Any, Any], int] = lambda spec, mixer: 0
 
 
 def kind_of(mixer: object) -> MixerKind:
@@ -75,7 +93,14 @@ def silent_fields(mixers: Iterable[object]) -> Mapping[str, MixerKind]:
 
 def state_kinds(spec: Any) -> str:
     """The kinds of a spec's layers that keep a state of a text in place of keys and values, in words; "" for none."""
-    return " and ".join(kind_of(mixer).name for mixer in dict.fromkeys(spec.mixers) if mixer != Softmax())
+    return " and ".join(
+        kind_of(mixer).name for mixer in dict.fromkeys(spec.mixers) if not isinstance(mixer, Softmax)
+    )
+
+
+def order_of(spec: Any, mixer: object) -> Any:
+    """The order of norms in layers of a mixer."""
+    return (mixer.order if isinstance(mixer, DeltaSpec) else None) or spec.order
 
 
 def norm_of(spec: Any) -> Callable[[int], RMSNorm | LayerNorm]:
@@ -101,13 +126,27 @@ def options_of(spec: Any, positions: PositionScheme, **others: Any) -> dict[str,
 
 
 def attention(
-    spec: Any, pattern: Pattern, positions: PositionScheme, backend: str, across: bool = False
+    spec: Any,
+    pattern: Pattern,
+    positions: PositionScheme,
+    backend: str,
+    across: bool = False,
+    mixer: Softmax = Softmax(),
+    kv_from: MixingLayer | None = None,
 ) -> AttentionLayer:
-    """Softmax attention of one layer, or `across` to an encoder's states."""
+    """Softmax attention of one layer, to keys and values of `kv_from` where that is given, or `across` to an encoder's
+    states."""
     kind = GlobalAttention if spec.global_projections else Attention
-    own = {"gate": None} if across else {"score": spec.score}
+    own: dict[str, Any] = {"gate": None} if across else {"score": spec.score}
+    kv_heads, head_dim = mixer.kv_heads or spec.kv_heads, mixer.head_dim or spec.head_dim
+    if isinstance(kv_from, AttentionLayer):
+        kv_heads, head_dim = kv_from.heads.kv_heads, kv_from.head_dim
+        own["kv_from"] = kv_from
+    if mixer.v_norm:
+        own["v_norm"] = partial(make_norm, spec.norm, eps=spec.norm_eps, bias=False, weight=False)
+    own |= {"head_dim": head_dim, "tied_values": mixer.tied_values}
     return kind(
-        *(spec.width, spec.heads, spec.kv_heads),
+        *(spec.width, spec.heads, kv_heads),
         pattern=pattern,
         scale=spec.attention_scale,
         backend=backend,
@@ -151,22 +190,33 @@ def _feature_numbers(feature: str, d: int, rotates: bool, summed: bool) -> int:
     return d * (3 - summed)
 
 
-def _delta(
-    spec: Any, mixer: DeltaSpec, pattern: Pattern, positions: PositionScheme, backend: str
-) -> GatedDelta:
-    return GatedDelta(spec.width, mixer, norm_eps=spec.norm_eps, output_dropout=spec.dropout)
-
-
-def _delta_flops(spec: Any, mixer: DeltaSpec, pattern: Pattern, n: int) -> float:
-    """Those of the definition: what a key predicts, its correction, and what a query reads, D E each."""
-    return 6.0 * n * mixer.heads * mixer.head_dim * mixer.value_size
-
-
-def _delta_saved(spec: Any, mixer: DeltaSpec, e: int) -> int:
-    """Queries, keys and values before and after their convolution and behind silu; what is read, normed, and behind its
-    gate, and the gate; and of each head its decay and beta in their forms."""
+def _rule_saved(outs: int, spec: Any, mixer: RuleSizes, e: int) -> int:
+    """Queries, keys and values before and behind their convolution; `outs` outputs: what is read, normed (before and
+    behind gains that groups do not share), and behind its gate, and the gate; and of each head its decay and beta in
+    their forms."""
     channels, out = sum(mixer.channels), mixer.heads * mixer.value_size
-    return e * (3 * channels + 4 * out) + 4 * (3 * mixer.decays + 2 * mixer.heads)
+    return e * (2 * channels + outs * out) + 4 * (3 * mixer.decays + 2 * mixer.heads)
+
+
+def _rule_first(spec: Any, mixer: RuleSizes) -> int:
+    """Queries, keys and values before and behind their convolution, and the gate."""
+    return 2 * sum(mixer.channels) + mixer.heads * mixer.value_size
+
+
+def _rule(name: str, layer: type[GatedDelta] | type[SSD], products: int, outs: int) -> MixerKind:
+    """A layer whose state `delta_attend` changes. `products` of D E numbers each are in its definition: what is added,
+    what a query reads and, where it erases, what a key predicts."""
+    return MixerKind(
+        name=name,
+        layer=lambda spec, mixer, *how: layer(
+            spec.width, mixer, norm_eps=spec.norm_eps, output_dropout=spec.dropout
+        ),
+        silent=_HEADS,
+        why=_NO_HEADS,
+        flops=lambda spec, m, pattern, n: 2.0 * products * n * m.heads * m.head_dim * m.value_size,
+        saved=partial(_rule_saved, outs),
+        first=_rule_first,
+    )
 
 
 _WEIGHTS = ("attention_dropout", "attention_scale", "score_cap", "sink_logit", "global_projections")
@@ -175,7 +225,9 @@ _NO_HEADS = "it has no heads of attention; `heads`, `kv_heads` and `head_dim` ar
 MIXERS: dict[type, MixerKind] = {
     Softmax: MixerKind(
         name="softmax attention",
-        layer=lambda spec, mixer, *how: attention(spec, *how),
+        layer=lambda spec, mixer, pattern, positions, backend: attention(
+            spec, pattern, positions, backend, mixer=mixer
+        ),
         positions=True,
         both_sides=True,
     ),
@@ -189,20 +241,15 @@ MIXERS: dict[type, MixerKind] = {
         flops=_linear_flops,
         saved=_linear_saved,
     ),
-    DeltaSpec: MixerKind(
-        name="the gated delta rule",
-        layer=_delta,
-        silent=_HEADS,
-        why=_NO_HEADS,
-        flops=_delta_flops,
-        saved=_delta_saved,
-    ),
+    DeltaSpec: _rule("the gated delta rule", GatedDelta, products=3, outs=4),
+    SSDSpec: _rule("state-space duality", SSD, products=2, outs=5),
     ShortConv: MixerKind(
         name="short convolutions",
         layer=lambda spec, mixer, *how: ShortConvolution(spec.width, mixer, output_dropout=spec.dropout),
         silent=_HEADS,
         why=_NO_HEADS,
         saved=lambda spec, mixer, e: 6 * spec.width * e,
+        first=lambda spec, mixer: 8 * spec.width,
     ),
 }
 """The kinds of mixers by the type of their values. One more is one more row, of a value that is a frozen dataclass."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from headway.models.family import Family, partial_rotary, scaled_embedding
+from headway.models.mixers import Softmax
 
 _OLMO = {"order": "output", "qk_norm": "all", "norm_eps": 1e-5, "trained_context": 4096}
 _GEMMA = {"norm_offset": 1.0, "activation": "gelu_pytorch_tanh", "tied": True, "trained_context": 8192}
@@ -57,6 +58,21 @@ NORMED: Mapping[str, Family] = {
     "gemma3_text": _gemma(
         "gemma2 with normed queries and keys instead of caps, and a base for each kind of layer; Gemma 3's text",
         {**_GEMMA, "order": "sandwich", "qk_norm": "head", "trained_context": 32768},
+        theta=1e6,
+    ),
+    "gemma4_text": _gemma(
+        "gemma3_text with norms times w, normed values, unscaled scores, a factor of each layer, and keys of other "
+        "layers, heads and embeddings by layer; the text of Gemma 4 without experts",
+        {
+            **_GEMMA,
+            "norm_offset": 0.0,
+            "order": "sandwich",
+            "qk_norm": "head",
+            "attention_scale": 1.0,
+            "layer_scalar": True,
+            "mixers": (Softmax(v_norm=True),),
+            "trained_context": 131072,
+        },
         theta=1e6,
     ),
 }

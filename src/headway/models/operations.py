@@ -28,7 +28,15 @@ class Operations:
         self.kept: list[object] = []  # what the structures point to
         # what has a number of rows
         self.counted: list[
-            c.ProductsStruct | c.HeadsStruct | c.NormStruct | c.SumsStruct | c.FactorsStruct | c.AddedStruct
+            c.ProductsStruct
+            | c.HeadsStruct
+            | c.NormStruct
+            | c.SumsStruct
+            | c.FactorsStruct
+            | c.AddedStruct
+            | c.ExpertsStruct
+            | c.TapsStruct
+            | c.DeltaStepStruct
         ] = []
         self._rooms: dict[tuple[str, int], Tensor] = {}
         self._rows = 0
@@ -77,7 +85,7 @@ class Operations:
         Raises NotLowered for a norm that the kernels do not know."""
         matrices = (c.MatrixStruct * len(structs))(*structs)
         self.kept.append(matrices)
-        struct = self._reads(x, norm)
+        struct = self.reads(x, norm)
         struct.matrices, struct.count = matrices, len(structs)
         struct.act, struct.gate = act, address(gate)
         self.counted.append(struct)
@@ -85,11 +93,11 @@ class Operations:
 
     def added(self, x: Tensor, y: Tensor, norm: nn.Module | None, scale: float) -> c.OpStruct:
         """x += scale * norm(y), in the place of rows x. Raises NotLowered for a norm that the kernels do not know."""
-        struct = c.AddedStruct(0, scale, x.data_ptr(), self._reads(y, norm))
+        struct = c.AddedStruct(0, scale, x.data_ptr(), self.reads(y, norm))
         self.counted.append(struct)
         return self.op(c.ADDED, struct)
 
-    def _reads(self, x: Tensor, norm: nn.Module | None) -> c.ProductsStruct:
+    def reads(self, x: Tensor, norm: nn.Module | None) -> c.ProductsStruct:
         """Rows x, or norm(x), as products read them."""
         struct = c.ProductsStruct(0, 0, x.shape[1], c.TYPES[x.dtype], x.data_ptr(), x.stride(0))
         if norm is not None:

@@ -20,25 +20,34 @@ def make_paged_cache(
     """An empty past of every layer for texts that come and go; `dtype` is that of the weights unless given.
 
     Raises ConfigError for slack where a layer keeps a state of all tokens, out of which none can be taken."""
-    of_layer = cache_spec(stack, dtype)
-    kept = of_layer.dtype if of_layer.dtype.is_floating_point else stack.like.dtype
+    of_layers = cache_specs(stack, dtype)
+    kept = stack.like.dtype if dtype is None or not dtype.is_floating_point else dtype
     states = [block.self_attn.state(kept) for block in stack.blocks]
     if slack and (names := state_kinds(stack.spec)):
         raise ConfigError(
             f"layers of {names} keep a state of all tokens, so there is nothing to trim; got slack={slack}"
         )
-    return PagedCache(of_layer, stack.spec.patterns, states, budget=budget, keep=keep, slack=slack)
+    return PagedCache(of_layers, stack.spec.patterns, states, budget=budget, keep=keep, slack=slack)
 
 
-def cache_spec(stack: TransformerStack, dtype: torch.dtype | None = None) -> CacheSpec:
-    """What a layer keeps of a token: of a model whose heads are shared by ranks, this rank's. Which tokens it keeps is
-    the same on all of them (`ModelSpec.patterns`), so that they have the same pages."""
-    layers = (layer.heads for layer in stack.modules() if isinstance(layer, AttentionLayer))
-    heads = next(layers, stack.spec.layout)
-    like, size = stack.like, stack.spec.head_dim
-    return CacheSpec(
-        kv_heads=heads.kv_heads,
-        head_dim=size,
-        dtype=like.dtype if dtype is None else dtype,
-        device=like.device,
-    )
+def cache_specs(stack: TransformerStack, dtype: torch.dtype | None = None) -> list[CacheSpec | None]:
+    """What each layer keeps of a token, None where it has keys of another layer: of a model whose heads are shared
+    by ranks, this rank's. Which tokens it keeps is the same on all of them (`ModelSpec.patterns`), so that they have
+    the same pages."""
+    like, spec = stack.like, stack.spec
+    made: list[CacheSpec | None] = []
+    for layer, (kv_heads, head_dim) in zip((b.self_attn for b in stack.blocks), spec.key_sizes, strict=True):
+        if isinstance(layer, AttentionLayer):
+            if layer.kv_from is not None:
+                made.append(None)
+                continue
+            kv_heads = layer.heads.kv_heads
+        made.append(
+            CacheSpec(
+                kv_heads=kv_heads,
+                head_dim=head_dim,
+                dtype=like.dtype if dtype is None else dtype,
+                device=like.device,
+            )
+        )
+    return made

@@ -13,6 +13,7 @@ from headway.errors import ConfigError, check_known
 from headway.heads import Heads
 from headway.models.families import find_family
 from headway.models.head import Head
+from headway.models.layer_checks import expand_hidden
 from headway.models.mixers import Softmax
 from headway.models.spec_checks import (
     check,
@@ -47,6 +48,7 @@ class ModelSpec:
         heads, kv_heads: H and K; K divides H.
         head_dim: D; need not be M / H.
         hidden: F; 0 is layers of attention alone, with neither a feed-forward nor its norm (order "pre" or "post").
+        layer_hidden: F of each layer, given as `patterns` are; 0 is `hidden`.
         patterns: what each layer's queries may see, one per layer; where `causal`, none may look ahead. One
             pattern stands for all layers, a shorter list is repeated when its length divides L.
         positions: how positions are marked.
@@ -64,6 +66,9 @@ class ModelSpec:
         embedding_norm: a norm after the embedding.
         embedding_width: columns of the embedding, projected to M where they are others; None is M.
         embedding_scale: factor on embedded ids, before positions are added (sqrt(M): Vaswani et al. 2017, 3.4).
+        per_layer_embedding: columns of a further embedding for each layer, added behind its feed-forward
+            (`headway.nn.PerLayerInput`; Gemma 4 E2B); 0 is none.
+        layer_scalar: what each layer gives is multiplied by a number of its own, which is not trained here (Gemma 4).
         logit_scale: factor on the states that the output layer is given (M^-0.5 in T5 when tied).
         logit_cap: c of c tanh(logits / c), what logits become; None is no cap.
         token_types: rows of a second table, added to the embedding (BERT's segments); 0 is none.
@@ -76,8 +81,9 @@ class ModelSpec:
             "softplus" (`headway.nn.AttentionLayer`).
         score_cap: c of c tanh(scores / c), what scaled scores become; None is no cap.
         global_projections: global tokens have projections of their own (`headway.nn.GlobalAttention`).
-        mixers: what each layer mixes tokens with, given as `patterns` are: `Softmax()`, which fields from `qkv_bias` on
-            describe, or another value of `MIXERS`, whose layers have the pattern of all that they may see.
+        mixers: what each layer mixes tokens with, given as `patterns` are: `Softmax(...)`, which fields from `qkv_bias`
+            on describe, and which has sizes of its own, or keys of another layer, where it says so; or another value of
+            `MIXERS`, whose layers have the pattern of all that they may see.
         activation: of the feed-forward; a name in `headway.nn.ACTIVATIONS`, or "xielu".
         gated: down(act(gate x) * up x) instead of down(act(up x)).
         experts: those of each layer in place of its feed-forward, or None; one value or a shorter list as in
@@ -106,6 +112,7 @@ class ModelSpec:
     causal: bool = True
     encoder: ModelSpec | None = None
     shared_embedding: bool = False
+    layer_hidden: tuple[int, ...] = (0,)
     head: Head = Head()  # noqa: RUF009  (a frozen value)
     order: Order = "pre"
     first_norm: bool = True
@@ -119,6 +126,8 @@ class ModelSpec:
     embedding_norm: bool = False
     embedding_width: int | None = None
     embedding_scale: float = 1.0
+    per_layer_embedding: int = 0
+    layer_scalar: bool = False
     logit_scale: float = 1.0
     logit_cap: float | None = None
     token_types: int = 0
@@ -151,7 +160,8 @@ class ModelSpec:
         check_sizes(self)
         object.__setattr__(self, "patterns", expand_patterns(self.patterns, self.layers, self.causal))
         object.__setattr__(self, "experts", expand_experts(self.experts, self.layers, self.hidden))
-        object.__setattr__(self, "mixers", expand_mixers(self.mixers, self.layers))
+        object.__setattr__(self, "layer_hidden", expand_hidden(self.layer_hidden, self.layers, self.hidden))
+        object.__setattr__(self, "mixers", expand_mixers(self.mixers, self.layers, self))
         check(self)
 
     @property
@@ -179,7 +189,29 @@ class ModelSpec:
     @property
     def softmax_layers(self) -> tuple[int, ...]:
         """The numbers of the layers that attend by a softmax."""
-        return tuple(i for i, mixer in enumerate(self.mixers) if mixer == Softmax())
+        return tuple(i for i, mixer in enumerate(self.mixers) if isinstance(mixer, Softmax))
+
+    @property
+    def key_layers(self) -> tuple[int, ...]:
+        """The layer whose keys and values each layer attends to: its own number, unless `Softmax.kv_from` is given."""
+        each = (getattr(mixer, "kv_from", None) for mixer in self.mixers)
+        return tuple(i if source is None else source for i, source in enumerate(each))
+
+    @property
+    def key_sizes(self) -> tuple[tuple[int, int], ...]:
+        """(K, D) of each layer."""
+        given = (self.mixers[source] for source in self.key_layers)
+        each = (mixer if isinstance(mixer, Softmax) else Softmax() for mixer in given)
+        return tuple((m.kv_heads or self.kv_heads, m.head_dim or self.head_dim) for m in each)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether no layer of softmax attention differs from others in sizes, or in where its keys come from."""
+        return all(self.mixers[i] == Softmax() for i in self.softmax_layers)
+
+    def hidden_of(self, layer: int) -> int:
+        """F of a layer without experts."""
+        return self.layer_hidden[layer] or self.hidden
 
     @property
     def score(self) -> tuple[Score, ...]:
@@ -218,10 +250,9 @@ class ModelSpec:
         kind = find_family(family)
         for name in fields:
             check_known(name, ModelSpec.__dataclass_fields__, "ModelSpec has no field")
-        needed = [n for n in ("vocab", "width", "layers", "heads", "hidden") if n not in fields]
-        if needed:
-            raise ConfigError(f"ModelSpec.of({family!r}, ...): {', '.join(needed)} must be given")
         given = {**kind.defaults, **fields}
+        if needed := [n for n in ("vocab", "width", "layers", "heads", "hidden") if n not in given]:
+            raise ConfigError(f"ModelSpec.of({family!r}, ...): {', '.join(needed)} must be given")
         if patterns is not None:
             given["patterns"] = patterns
         given = {**kind.derive(given), **given}

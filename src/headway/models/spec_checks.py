@@ -3,14 +3,16 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
+from headway.attention.delta.spec import ORDERS as BESIDE_OTHERS
 from headway.errors import ConfigError, as_error, check_known, check_whole
 from headway.heads import Heads
 from headway.models.families import find_family
-from headway.models.mixers import Softmax, kind_of, silent_fields
+from headway.models.layer_checks import by_layer, check_layers, own_sizes
+from headway.models.mixers import Softmax, kind_of, order_of, silent_fields
 from headway.nn import ACTIVATIONS
-from headway.nn.block import BESIDE, ORDERS
+from headway.nn.block import BESIDE, CROSSED, ORDERS
 from headway.nn.experts import Experts
 from headway.nn.feedforward import TRAINED
 from headway.nn.gates import check_gate
@@ -18,7 +20,6 @@ from headway.nn.norms import NORMS, QK_NORMS
 from headway.patterns import Causal, Full, Pattern
 from headway.positions import NoPositions, PositionScheme
 
-T = TypeVar("T")
 MOST_EXPERTS = 65_536
 """In all layers: three times as many as the largest model has. Each is a module of its own."""
 SIZES = ("vocab", "width", "layers", "heads", "kv_heads", "head_dim", "hidden", "trained_context")
@@ -32,7 +33,10 @@ NUMBERS: Mapping[str, tuple[tuple[str, ...], Callable[[Any], bool]]] = {
         lambda n: 0 < n < math.inf,
     ),
     "must be a number from 0 to 1": (("norm_offset",), lambda n: 0 <= n <= 1),
-    "counts rows of a table, 0 or more": (("token_types",), lambda n: type(n) is int and n >= 0),
+    "counts rows or columns of a table, 0 or more": (
+        ("token_types", "per_layer_embedding"),
+        lambda n: type(n) is int and n >= 0,
+    ),
     "is a probability from 0 to below 1": (
         ("dropout", "attention_dropout", "activation_dropout"),
         lambda n: 0 <= n < 1,
@@ -84,12 +88,16 @@ def check(spec: Any) -> None:
 def _wrong(spec: Any) -> dict[str, bool]:
     """Fields that do not go together, and whether they are there."""
     task, all_softmax = spec.head.task, len(spec.softmax_layers) == spec.layers
+    orders = {order_of(spec, mixer) for mixer in spec.mixers}
     return {
         f'order {spec.order!r} has a feed-forward beside attention, hidden=0 is none; use order="pre"': (
             not spec.hidden and spec.order in BESIDE
         ),
         f"order {spec.order!r} has no norm in front of attention alone: first_norm=False leaves out none": (
             not spec.first_norm and spec.order not in ("pre", "sandwich")
+        ),
+        f"layers have norms in orders {', '.join(sorted(orders))}; two may be pre and output": (
+            len(orders) > 1 and not orders <= {*BESIDE_OTHERS}
         ),
         "norm_weight=False leaves nothing that norm_offset could be added to, and no norm_bias": (
             not spec.norm_weight and bool(spec.norm_offset or spec.norm_bias)
@@ -101,6 +109,17 @@ def _wrong(spec: Any) -> dict[str, bool]:
         'qk_norm="rotated" and query_growth are for softmax attention with one set of projections': (
             (spec.qk_norm == "rotated" or spec.positions.grows)
             and bool(not all_softmax or spec.global_projections)
+        ),
+        "layer_hidden is of layers without experts": any(
+            map(all, zip(spec.layer_hidden, spec.experts, strict=True))
+        ),
+        "positions that all layers share in one table of scores are for layers of one head_dim": (
+            spec.positions.marks == "scores"
+            and spec.positions.shared
+            and any(head_dim != spec.head_dim for _, head_dim in spec.key_sizes)
+        ),
+        f"per_layer_embedding adds by the activation, and {spec.activation!r} is one with numbers of its own": (
+            spec.per_layer_embedding > 0 and spec.activation in TRAINED
         ),
         f"logit_cap is of logits over a vocab, and Head({task!r}) has none": (
             spec.logit_cap is not None and not spec.head.needs_vocab
@@ -129,6 +148,8 @@ def _wrong_beside_encoder(spec: Any) -> dict[str, bool]:
         "encoder= joins an encoder (causal=False, Head('states'), no encoder of its own) to a decoder": (
             not spec.causal or other.causal or other.encoder is not None or other.head.task != "states"
         ),
+        f'cross-attention to an encoder stands in order "pre" or "post", got {spec.order!r}': spec.order
+        not in CROSSED,
         f"the encoder's width {other.width} must be the decoder's, {spec.width}": other.width != spec.width,
         f"a shared embedding has one size, got {others[0]} x {others[1]} and {sizes[0]} x {sizes[1]}": (
             spec.shared_embedding and others != sizes
@@ -142,8 +163,9 @@ def _check_positions(spec: Any) -> None:
             "ModelSpec: positions must be a scheme such as Rotary(10000.0, pairing='halves'), "
             f"got {spec.positions!r}"
         )
-    for positions in spec.layer_positions:
-        positions.check_head_dim(spec.head_dim)
+    check_layers(spec)
+    for positions, (_, head_dim) in zip(spec.layer_positions, spec.key_sizes, strict=True):
+        positions.check_head_dim(head_dim)
     limit = spec.positions.limit
     if limit is not None and limit < spec.trained_context:
         raise ConfigError(
@@ -159,7 +181,7 @@ def _seen(spec: Any, mixer: object) -> Pattern:
 
 def _check_mixers(spec: Any) -> None:
     for i, (mixer, pattern) in enumerate(zip(spec.mixers, spec.patterns, strict=True)):
-        if mixer != Softmax() and pattern != _seen(spec, mixer):
+        if not isinstance(mixer, Softmax) and pattern != _seen(spec, mixer):
             raise ConfigError(
                 f"ModelSpec: layer {i} is {kind_of(mixer).name}, which sees all that there is, so that its pattern is "
                 f"{_seen(spec, mixer)}, got {pattern}; give one pattern per layer"
@@ -177,20 +199,23 @@ def _check_mixers(spec: Any) -> None:
         )
 
 
-def expand_mixers(mixers: Any, layers: int) -> tuple[object, ...]:
-    """One mixer per layer; equal ones fit any number of layers. Raises ConfigError for what is none, and for a list
-    whose length does not divide the number of layers."""
+def expand_mixers(mixers: Any, layers: int, spec: Any) -> tuple[object, ...]:
+    """One mixer per layer, without the sizes that are those of `spec`; equal ones fit any number of layers. Raises
+    ConfigError for what is none, and for a list whose length does not divide the number of layers."""
     each = tuple(mixers) if isinstance(mixers, list | tuple) else (mixers,)
     for mixer in each:
         kind_of(mixer)
+    each = tuple(own_sizes(mixer, spec) if isinstance(mixer, Softmax) else mixer for mixer in each)
     return by_layer("mixers", each[:1] if len(set(each)) == 1 else each, layers)
 
 
 def mixed_fields(spec: Any, mixers: Any) -> dict[str, Any]:
     """The fields that are others in the same model with these mixers: see `ModelSpec.with_mixer`."""
-    each = expand_mixers(mixers, spec.layers)
+    each = expand_mixers(mixers, spec.layers, spec)
     pairs = zip(each, spec.patterns, strict=True)
-    patterns = tuple(pattern if mixer == Softmax() else _seen(spec, mixer) for mixer, pattern in pairs)
+    patterns = tuple(
+        pattern if isinstance(mixer, Softmax) else _seen(spec, mixer) for mixer, pattern in pairs
+    )
     silent: dict[str, Any] = {name: getattr(type(spec), name) for name in silent_fields(each)}
     if not any(kind_of(mixer).positions for mixer in each) and spec.positions.marks != "embeddings":
         silent["positions"] = NoPositions()
@@ -251,14 +276,3 @@ def expand_experts(
             f"ModelSpec: {total:,} experts in all layers, and at most {MOST_EXPERTS:,} are built"
         )
     return repeated
-
-
-def by_layer(what: str, given: Sequence[T], layers: int) -> tuple[T, ...]:
-    """One value per layer, of one for all or a list that is repeated a whole number of times. Raises ConfigError when
-    its length does not divide `layers`."""
-    if not given or layers % len(given):
-        raise ConfigError(
-            f"ModelSpec: {len(given)} {what} do not fit {layers} layers; give one for all, one per layer, or "
-            f"a list that is repeated (its length must divide {layers})"
-        )
-    return tuple(given) * (layers // len(given))

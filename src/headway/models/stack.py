@@ -15,19 +15,22 @@ from headway.attention import KeyValues
 from headway.cache import BatchCache, PagedCache
 from headway.errors import ConfigError, check_known
 from headway.models.inputs import checked_types
-from headway.models.mixers import attention, kind_of, norm_of
+from headway.models.mixers import Softmax, attention, kind_of, norm_of, order_of
 from headway.models.spec import ModelSpec
 from headway.nn import (
+    AttentionLayer,
     Block,
     FeedForward,
     Linear,
+    MixingLayer,
     MixtureOfExperts,
     PositionEmbedding,
     Scores,
     TokenEmbedding,
 )
 from headway.nn.block import CHECKPOINTING, Checkpointing
-from headway.nn.experts import Experts
+from headway.nn.mixers import SharedKeys
+from headway.nn.per_layer import PerLayerEmbedding, PerLayerInput
 from headway.nn.record import Record
 from headway.nn.scale import scaled
 from headway.parallel import ContextParallel
@@ -64,22 +67,29 @@ class TransformerStack(nn.Module):
         self.embed_proj = Linear(columns, spec.width) if columns != spec.width else None
         self.drop = nn.Dropout(spec.dropout)
         self.scores = Scores(positions.scores(spec.heads, spec.head_dim, not spec.causal) if together else ())
+        mixing = _mixing(spec, NoPositions() if together else None, backend)
+        sources = [layer.kv_from for layer in mixing if isinstance(layer, AttentionLayer)]
+        self.shared_keys = {layer for layer in sources if layer is not None}
+        each = spec.per_layer_embedding
+        self.per_layer = PerLayerEmbedding(spec.vocab, spec.width, spec.layers, each, norm) if each else None
         self.layers = nn.ModuleList(
             Block(
-                kind_of(mixer).layer(spec, mixer, pattern, NoPositions() if together else own, backend),
-                _feed_forward(spec, experts),
+                mixing[layer],
+                _feed_forward(spec, layer),
                 partial(norm, spec.width),
-                spec.order,
+                order_of(spec, spec.mixers[layer]),
                 cross_attn=attention(spec, Full(), NoPositions(), backend, across=True)
                 if spec.encoder
                 else None,
                 dropout=spec.dropout,
                 residual_scale=spec.residual_scale,
                 first_norm=spec.first_norm or layer > 0,
+                per_layer=PerLayerInput(spec.width, each, spec.activation, partial(norm, spec.width))
+                if each
+                else None,
+                layer_scalar=spec.layer_scalar,
             )
-            for layer, (mixer, pattern, own, experts) in enumerate(
-                zip(spec.mixers, spec.patterns, spec.layer_positions, spec.experts, strict=True)
-            )
+            for layer in range(spec.layers)
         )
         self.shared_rotation = _shared_rotation(self.blocks)
         self.norm = norm(spec.width) if spec.final_norm else None
@@ -131,6 +141,8 @@ class TransformerStack(nn.Module):
             slots = None  # a step of decoding wants all that there is
         selected = None if slots is None else SlotSelection.of(tokens, slots)
         early = selected if context is None and not redoes else None
+        shared_keys: SharedKeys = dict.fromkeys(self.shared_keys)
+        per_layer = None if self.per_layer is None else self.per_layer(ids, tokens, x_BTM)
         for i, block in enumerate(self.blocks):
             shared = self.shared_rotation[i]
             rotary = block.self_attn.rotary
@@ -141,6 +153,10 @@ class TransformerStack(nn.Module):
                 given["score"] = score
             if memory is not None:
                 given["memory"] = memory[i]
+            if shared_keys and isinstance(block.self_attn, AttentionLayer):
+                given["shared"] = shared_keys
+            if per_layer is not None:
+                given["per_layer"] = per_layer[:, :, i]
             if context is not None:
                 given["context"] = context
             if early is not None and block is self.layers[-1]:
@@ -228,21 +244,34 @@ class TransformerStack(nn.Module):
 
 def _shared_rotation(blocks: Sequence[Block]) -> tuple[int | None, ...]:
     """The first layer whose rotation each layer shares; None for one that rotates nothing, or trains its own angles."""
-    first: dict[PositionScheme, int] = {}
+    first: dict[tuple[PositionScheme, int], int] = {}
     return tuple(
-        first.setdefault(rotary.positions, i)
+        first.setdefault((rotary.positions, rotary.head_dim), i)
         if rotary is not None and rotary.rotates and rotary.frequency_offset is None
         else None
         for i, rotary in enumerate(block.self_attn.rotary for block in blocks)
     )
 
 
-def _feed_forward(spec: ModelSpec, experts: Experts | None) -> FeedForward | MixtureOfExperts | None:
+def _mixing(spec: ModelSpec, positions: PositionScheme | None, backend: str) -> list[MixingLayer]:
+    """What mixes tokens in each layer, with `positions` in place of the layers' own where they are given."""
+    made: list[MixingLayer] = []
+    for mixer, pattern, own in zip(spec.mixers, spec.patterns, spec.layer_positions, strict=True):
+        how = pattern, own if positions is None else positions, backend
+        if isinstance(mixer, Softmax) and mixer.kv_from is not None:
+            made.append(attention(spec, *how, mixer=mixer, kv_from=made[mixer.kv_from]))
+        else:
+            made.append(kind_of(mixer).layer(spec, mixer, *how))
+    return made
+
+
+def _feed_forward(spec: ModelSpec, layer: int) -> FeedForward | MixtureOfExperts | None:
     """Of one layer; None where it has none."""
     more = spec.activation, spec.mlp_bias, spec.activation_dropout
+    experts, hidden = spec.experts[layer], spec.hidden_of(layer)
     if experts is not None:
         return MixtureOfExperts(experts, spec.width, *more, gated=spec.gated)
-    return FeedForward(spec.width, spec.hidden, *more, gated=spec.gated) if spec.hidden else None
+    return FeedForward(spec.width, hidden, *more, gated=spec.gated) if hidden else None
 
 
 def make_output(spec: ModelSpec, width: int, stack: TransformerStack) -> Linear:

@@ -63,6 +63,7 @@ def shard(model: Model, tensor: TensorParallel) -> Shards:
     """
     if model.shards is not None:
         raise ConfigError("this model is shared by ranks already; build it anew")
+    share_of(model.spec, tensor.exchange.ranks, 0)
     layers = [m for m in model.modules() if isinstance(m, AttentionLayer)]
     stacks = [m for m in model.modules() if isinstance(m, TransformerStack)]
     for name, module in model.named_modules():
@@ -112,6 +113,8 @@ def share_of(spec: ModelSpec, ranks: int, rank: int) -> ModelSpec:
     names = [kind_of(mixer).name for mixer in spec.mixers if not kind_of(mixer).positions]
     if names and ranks > 1:
         raise ConfigError(f"tensor parallel: ranks cannot share the heads of {names[0]} yet")
+    if not spec.is_uniform and ranks > 1:
+        raise ConfigError("tensor parallel: ranks cannot share heads that are other ones in some layers yet")
     own = share(spec.heads, "heads", ranks, rank)
 
     def units(hidden: int) -> int:
@@ -126,6 +129,7 @@ def share_of(spec: ModelSpec, ranks: int, rank: int) -> ModelSpec:
         heads=len(own),
         kv_heads=len(share(spec.kv_heads, "kv heads", ranks, rank)),
         hidden=units(spec.hidden),
+        layer_hidden=tuple(map(units, spec.layer_hidden)),
         experts=tuple(
             one and replace(one, hidden=units(one.hidden), shared=units(one.shared)) for one in spec.experts
         ),

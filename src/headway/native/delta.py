@@ -39,12 +39,13 @@ def forward(
     begins: Tensor | None,
     scale: float,
     unit_eps: float | None,
+    erases: bool,
 ) -> tuple[Tensor, Tensor]:
     """(out [B, H, T, E], state [B, H, D, E]) of q, k [B, K, T, D], v [B, H, T, E], log_decay [B, H, T, 1 or D],
-    beta [B, H, T, 1], past [B, H, D, E] and begins, bool [B|1, T]."""
+    beta [B, H, T, 1], past [B, H, D, E] and begins, bool [B|1, T]; other arguments as in `delta_attend`."""
     q, k, v, log_decay, beta, past = _as_read(q, k, v, log_decay, beta, past)
     out, state = v.new_empty(v.shape), torch.empty_like(past)
-    struct = _struct(q, k, v, log_decay, beta, past, begins, scale, unit_eps)
+    struct = _struct(q, k, v, log_decay, beta, past, begins, scale, unit_eps, erases)
     struct.out, struct.state = c.TensorStruct.of(out), state.data_ptr()
     _run(struct)
     return out, state
@@ -60,6 +61,7 @@ def backward(
     begins: Tensor | None,
     scale: float,
     unit_eps: float | None,
+    erases: bool,
     d_out: Tensor | None,
     d_state: Tensor | None,
 ) -> tuple[Tensor, ...]:
@@ -69,7 +71,7 @@ def backward(
     dq, dk = (x.new_empty(rows, heads, count, x.shape[3]) for x in (q, k))
     dv = v.new_empty(v.shape)
     others = [torch.empty_like(x) for x in (log_decay, beta, past)]
-    struct = _struct(q, k, v, log_decay, beta, past, begins, scale, unit_eps)
+    struct = _struct(q, k, v, log_decay, beta, past, begins, scale, unit_eps, erases)
     if d_out is not None:
         d_out = _side_by_side(d_out)
         struct.d_out = c.TensorStruct.of(d_out)
@@ -103,12 +105,13 @@ def _struct(
     begins: Tensor | None,
     scale: float,
     unit_eps: float | None,
+    erases: bool,
 ) -> c.DeltaStruct:
     rows, heads, count, wide = v.shape
     struct = c.DeltaStruct(
-        threads(), rows, heads, k.shape[1], count, k.shape[3], wide, c.TYPES[q.dtype], log_decay.shape[3], scale,
-        -1.0 if unit_eps is None else unit_eps, *(c.TensorStruct.of(x) for x in (q, k, v)), c.TensorStruct(),
-        log_decay.data_ptr(), beta.data_ptr(),
+        threads(), rows, heads, k.shape[1], count, k.shape[3], wide, c.TYPES[q.dtype], log_decay.shape[3],
+        erases, scale, -1.0 if unit_eps is None else unit_eps, *(c.TensorStruct.of(x) for x in (q, k, v)),
+        c.TensorStruct(), log_decay.data_ptr(), beta.data_ptr(),
     )  # fmt: skip
     if begins is not None:
         struct.kept = begins = begins.contiguous()  # what it points to lives as long

@@ -16,6 +16,7 @@ SOFT_CAP, DISTANCE, SLOPE = range(3)
 FEATURES = ("elu+1", "relu", "square", "exp", "softmax", "cosine")
 BLOCK = 64
 TILE = 96
+MOST_WINDOW = 8
 DEEPEST = 16
 WIDEST = 512
 ERRORS = {
@@ -110,6 +111,11 @@ class HeadsStruct(Structure):
     """Heads of rows behind their projections."""
 
 
+@declared("headway_texts")
+class TextsStruct(Structure):
+    """Whose rows are read."""
+
+
 @declared("headway_sums")
 class SumsStruct(Structure):
     """Linear attention."""
@@ -123,6 +129,21 @@ class FactorsStruct(Structure):
 @declared("headway_added")
 class AddedStruct(Structure):
     """Rows that are added to others, normed and times a number."""
+
+
+@declared("headway_experts")
+class ExpertsStruct(Structure):
+    """A mixture of experts."""
+
+
+@declared("headway_taps")
+class TapsStruct(Structure):
+    """Short convolutions of a step."""
+
+
+@declared("headway_delta_step")
+class DeltaStepStruct(Structure):
+    """The gated delta rule of a step."""
 
 
 @declared("headway_op")
@@ -150,12 +171,17 @@ class EntropyStruct(Structure):
     """Cross entropy."""
 
 
+@declared("headway_convolution")
+class ConvolutionStruct(Structure):
+    """Short convolutions; backward where `dy` is given."""
+
+
 @declared("headway_delta")
 class DeltaStruct(Structure):
     """The gated delta rule; backward where `d_out` or `d_state` is given."""
 
 
-PRODUCTS, HEADS, ATTENTION, NORM, SUMS, FACTORS, ADDED = range(7)
+PRODUCTS, HEADS, ATTENTION, NORM, SUMS, FACTORS, ADDED, EXPERTS, TAPS, DELTA = range(10)
 NORMS = {"none": 0, "rms": 1, "layer": 2, "wide rms": 3}
 ACTIVATIONS = {"none": 0, "silu": 1, "gelu": 2, "gelu_pytorch_tanh": 3, "relu": 4, "sigmoid": 5}
 PAIRINGS = {"halves": 0, "adjacent": 1}

@@ -66,9 +66,9 @@ def norm(
     mean = torch.empty_like(by) if kind == "layer" else None
     struct = c.NormStruct(
         threads(), rows, width, c.TYPES[x.dtype], c.NORMS[kind], eps,
-        *_addresses(x, residual, gain, shift, None if residual is None else total, y, mean, by),
+        *addresses(x, residual, gain, shift, None if residual is None else total, y, mean, by),
     )  # fmt: skip
-    _run("headway_norm_rows", struct)
+    run("headway_norm_rows", struct)
     return Normed(y, total, mean, by)
 
 
@@ -90,9 +90,9 @@ def norm_backward(
     )
     struct = c.NormStruct(
         threads(), x.numel() // max(width, 1), width, c.TYPES[x.dtype], c.NORMS[kind], 0.0,
-        *_addresses(x, None, gain, None, None, None, made.mean, made.by, dy, d_sum, dx, d_gain, d_shift),
+        *addresses(x, None, gain, None, None, None, made.mean, made.by, dy, d_sum, dx, d_gain, d_shift),
     )  # fmt: skip
-    _run("headway_norm_rows", struct)
+    run("headway_norm_rows", struct)
     return dx, _as(d_gain, x.dtype), _as(d_shift, x.dtype)
 
 
@@ -101,10 +101,10 @@ def gate(act: str, gate: Tensor, up: Tensor | None) -> Tensor:
     rows, ups = _rows(gate), None if up is None else _rows(up)
     y = gate.new_empty(gate.shape)
     struct = c.GateStruct(
-        threads(), *rows.shape, c.TYPES[gate.dtype], c.ACTIVATIONS[act], *_addresses(rows, ups),
-        rows.stride(0), 0 if ups is None else ups.stride(0), *_addresses(y),
+        threads(), *rows.shape, c.TYPES[gate.dtype], c.ACTIVATIONS[act], *addresses(rows, ups),
+        rows.stride(0), 0 if ups is None else ups.stride(0), *addresses(y),
     )  # fmt: skip
-    _run("headway_gate_rows", struct)
+    run("headway_gate_rows", struct)
     return y
 
 
@@ -116,10 +116,10 @@ def gate_backward(
     d_gate, d_up = gate.new_empty(gate.shape), None if up is None else up.new_empty(up.shape)
     width = rows.shape[1]
     struct = c.GateStruct(
-        threads(), *rows.shape, c.TYPES[gate.dtype], c.ACTIVATIONS[act], *_addresses(rows, ups),
-        rows.stride(0), 0 if ups is None else ups.stride(0), *_addresses(y, dy, d_gate, d_up), width, width,
+        threads(), *rows.shape, c.TYPES[gate.dtype], c.ACTIVATIONS[act], *addresses(rows, ups),
+        rows.stride(0), 0 if ups is None else ups.stride(0), *addresses(y, dy, d_gate, d_up), width, width,
     )  # fmt: skip
-    _run("headway_gate_rows", struct)
+    run("headway_gate_rows", struct)
     return d_gate, d_up
 
 
@@ -152,11 +152,11 @@ def rotate(
     struct = c.RotationStruct(
         threads(), batch, slots, dim, c.TYPES[first.dtype],
         *((c.TensorStruct * c.MOST_ROTATED)(*map(c.TensorStruct.of, side), *more) for side in (xs, ys)),
-        (ctypes.c_int64 * c.MOST_ROTATED)(*(x.shape[1] for x in xs)), len(xs), *_addresses(cos, sin),
+        (ctypes.c_int64 * c.MOST_ROTATED)(*(x.shape[1] for x in xs)), len(xs), *addresses(cos, sin),
         cos.stride(0) if cos.dim() == 3 and len(cos) > 1 else 0, cos.shape[-1],
-        c.PAIRS if isinstance(pairing, Tensor) else c.PAIRINGS[pairing], int(back), *_addresses(partner),
+        c.PAIRS if isinstance(pairing, Tensor) else c.PAIRINGS[pairing], int(back), *addresses(partner),
     )  # fmt: skip
-    _run("headway_rotate_rows", struct)
+    run("headway_rotate_rows", struct)
     return ys
 
 
@@ -169,20 +169,22 @@ def cross_entropy(
     losses = logits.new_empty(len(logits), dtype=torch.float32)
     struct = c.EntropyStruct(
         threads(), *logits.shape, c.TYPES[logits.dtype],
-        *_addresses(logits, bias, targets, losses, hits), int(gradient),
+        *addresses(logits, bias, targets, losses, hits), int(gradient),
     )  # fmt: skip
-    _run("headway_entropy_rows", struct)
+    run("headway_entropy_rows", struct)
     return losses
 
 
-def _run(name: str, struct: ctypes.Structure) -> None:
+def run(name: str, struct: ctypes.Structure) -> None:
+    """Calls a kernel. Raises BackendError where it refuses."""
     found = library()
     assert found is not None
     if code := getattr(found.dll, name)(ctypes.byref(struct)):
         raise BackendError(f"{name} refuses the call: {c.ERRORS[code]}")
 
 
-def _addresses(*tensors: Tensor | None) -> list[int | None]:
+def addresses(*tensors: Tensor | None) -> list[int | None]:
+    """Where tensors lie."""
     return [None if t is None else t.data_ptr() for t in tensors]
 
 

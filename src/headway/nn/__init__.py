@@ -32,10 +32,12 @@ from headway.nn.output import output_cross_entropy
 from headway.nn.positions import RotaryEmbedding, Scores
 from headway.nn.share import Share
 from headway.nn.short_conv import ShortConv, ShortConvolution
+from headway.nn.ssd import SSD
 
 __all__ = [
     "ACTIVATIONS",
     "IGNORE_INDEX",
+    "SSD",
     "Adapter",
     "Attention",
     "AttentionLayer",

@@ -6,7 +6,7 @@ value.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, TypedDict, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,10 @@ from headway.attention import KeyValues
 from headway.cache.paged_cache import LayerCache
 from headway.errors import ConfigError, check_known
 from headway.heads import Heads
+from headway.nn.attention_options import AttentionOptions, check_keys
 from headway.nn.gates import Gate, check_gate, gated_heads
 from headway.nn.linear import Linear, products
-from headway.nn.mixers import Call, GlobalMixer, Mixer, MixingLayer, SoftmaxMixer
+from headway.nn.mixers import Call, GlobalMixer, Mixer, MixingLayer, SharedKeys, SoftmaxMixer
 from headway.nn.norms import QK_NORMS, LayerNorm, QKNorm, RMSNorm, normed_heads, split_heads
 from headway.nn.positions import RotaryEmbedding, Scores, rotated
 from headway.nn.record import Record
@@ -28,28 +29,12 @@ from headway.scores import Score
 from headway.tokens import SlotSelection, Tokens
 
 
-class AttentionOptions(TypedDict, total=False):
-    """What all attention layers can be given by keyword; see `AttentionLayer`."""
-
-    head_dim: int | None
-    value_dim: int | None
-    positions: PositionScheme
-    qkv_bias: bool
-    out_bias: bool
-    qk_norm: QKNorm
-    norm: Callable[[int], RMSNorm | LayerNorm]
-    score: Score | Sequence[Score]
-    gate: Gate | None
-    gate_act: str
-    dropout: float
-    output_dropout: float
-
-
 class AttentionLayer(MixingLayer):
     """Projections to queries, keys and values and back, around a mixer of values: MHA, GQA or MQA by `kv_heads`.
 
         q, k, v = x Wq, x Wk, x Wv               per head; then, where asked for:
         q, k    = norm(q), norm(k)               one gain of size D for all heads (Qwen3), or over all heads (OLMo 2)
+        v       = norm(v)                        every head's, made by `v_norm` (Gemma 4)
         y       = mixer(q, k, v, positions)
         y       = y * act(x Wg)                  a gate for each head, or for each of its E channels
         y       = y Wo
@@ -69,6 +54,12 @@ class AttentionLayer(MixingLayer):
         qkv_bias, out_bias: biases of the projections.
         qk_norm: norms on queries and keys, made by `norm` of a width: "head" on every one, "all" on those of a token's
             heads together, "rotated" on every one behind its rotation.
+        v_norm: makes the norm of values of their size.
+        tied_values: values are what keys are made of, x Wk, before their norm and rotation; there is no v_proj (Gemma
+            4's "K = V").
+        kv_from: an earlier layer, whose keys and values this one attends to in place of its own (`shared` of
+            `forward`); it has no k_proj, v_proj or norms of theirs, and kv_heads and head_dim of that one (Sun et al.
+            2024, "You Only Cache Once"; Gemma 3n).
         score: as in `attend`. Tensors of a score are part of the module: trained when they are an `nn.Parameter`,
             moved and saved with it in any case.
         gate: "head" or "channel": what attention gives is multiplied by a gate of the layer's input, one for each head
@@ -78,11 +69,13 @@ class AttentionLayer(MixingLayer):
         output_dropout: probability for the output, after Wo; only in training mode.
 
     Raises:
-        HeadwayError: K does not divide H; D is odd and positions rotate; M is not a multiple of H and no
+        HeadwayError: kv_from for a layer of other kv_heads or head_dim, or with v_norm or tied_values; tied_values for
+            E other than D; K does not divide H; D is odd and positions rotate; M is not a multiple of H and no
             head_dim is given; something that the mixer cannot do.
     """
 
     rotary: RotaryEmbedding
+    kv_from: MixingLayer | None
 
     def __init__(
         self,
@@ -98,6 +91,9 @@ class AttentionLayer(MixingLayer):
         out_bias: bool = False,
         qk_norm: QKNorm = "none",
         norm: Callable[[int], RMSNorm | LayerNorm] = RMSNorm,
+        v_norm: Callable[[int], RMSNorm | LayerNorm] | None = None,
+        tied_values: bool = False,
+        kv_from: MixingLayer | None = None,
         score: Score | Sequence[Score] = (),
         gate: Gate | None = None,
         gate_act: str = "sigmoid",
@@ -127,16 +123,23 @@ class AttentionLayer(MixingLayer):
         d, e, shared = self.head_dim, self.value_dim, self.heads.kv_heads
         self.rotary = RotaryEmbedding(positions, d)
         self.q_proj = Linear(width, heads * d, bias=qkv_bias)
-        self.k_proj = Linear(width, shared * d, bias=qkv_bias)
-        self.v_proj = Linear(width, shared * e, bias=qkv_bias)
+        check_keys(self, kv_from, tied_values, v_norm is not None)
+        self.__dict__["kv_from"] = kv_from  # not as a child, whose parameters would be this layer's, too
+        own_keys, own_values = kv_from is None, kv_from is None and not tied_values
+        self.k_proj = Linear(width, shared * d, bias=qkv_bias) if own_keys else None
+        self.v_proj = Linear(width, shared * e, bias=qkv_bias) if own_values else None
         self.gate, self.gate_act = gate, gate_act
         gates = heads * (1 if gate == "head" else e)
         self.g_proj = None if gate is None else Linear(width, gates, bias=False)
         self.o_proj = Linear(heads * e, width, bias=out_bias)
         check_known(qk_norm, QK_NORMS, f"{name}: there is no qk_norm")
         self.qk_norm = qk_norm
-        sizes = (d * (n if qk_norm == "all" else 1) for n in (heads, shared))
-        self.q_norm, self.k_norm = (None if qk_norm == "none" else norm(size) for size in sizes)
+        sizes = [d * (n if qk_norm == "all" else 1) for n in (heads, shared)]
+        self.q_norm, self.k_norm = (
+            norm(size) if qk_norm != "none" and there else None
+            for size, there in zip(sizes, (True, own_keys), strict=True)
+        )
+        self.v_norm = None if v_norm is None else v_norm(e)
         self.drop_output = nn.Dropout(output_dropout)
         self.score = Scores((*positions.scores(heads, d, not mixer.pattern.is_causal), *own))
         second = mixer.global_projections
@@ -167,6 +170,7 @@ class AttentionLayer(MixingLayer):
         context: ContextParallel | None = None,
         selected: SlotSelection | None = None,
         record: Record | None = None,
+        shared: SharedKeys | None = None,
     ) -> Tensor:
         """[B, T, M] -> [B, T, M], or [B, N, M] of N selected slots.
 
@@ -182,6 +186,8 @@ class AttentionLayer(MixingLayer):
             context: the rows that x is this rank's shard of, with their tokens; queries see the keys of all ranks.
             selected: the slots whose results are computed; keys and values are of all. Without memory.
             record: is told what is attended to, and may say that queries see something else than the pattern says.
+            shared: layers whose keys and values other layers' `kv_from` attend to; this one's are put there where it
+                is one of them.
         Raises ConfigError for what does not fit, and for what the mixer cannot do, with the reason.
         """
         name = type(self).__name__
@@ -210,7 +216,7 @@ class AttentionLayer(MixingLayer):
         if record is not None and self in record.patterns:
             mixer = replace(mixer, pattern=record.patterns[self])
         out_BHTE = mixer.attend(
-            self, x_BTM, Call(tokens, cache, memory, rotation, score, context, selected, record)
+            self, x_BTM, Call(tokens, cache, memory, rotation, score, context, selected, record, shared)
         )
         out = out_BHTE.transpose(1, 2).flatten(2)
         if self.g_proj is not None:
@@ -224,14 +230,19 @@ class AttentionLayer(MixingLayer):
     ) -> list[Tensor]:
         """Of x [B, T, M], by name: q [B, H, T, D] and k [B, K, T, D], normed, and rotated by `rotation`, and v
         [B, K, T, E], whose products share what they can; `of_global`: by the projections of global tokens."""
-        layers = [getattr(self, f"{name}_global_proj" if of_global else f"{name}_proj") for name in names]
+        layers = {n: getattr(self, f"{n}_global_proj" if of_global else f"{n}_proj") for n in names}
         norms = {"q": self.q_norm, "k": self.k_norm}
-        first = {} if self.qk_norm == "rotated" else norms
-        made = zip(names, products(x, layers), strict=True)
-        heads = [split_heads(y, self.value_dim if n == "v" else self.head_dim, first.get(n)) for n, y in made]
+        late = norms if self.qk_norm == "rotated" else {}
+        first = {"v": self.v_norm} if late else {**norms, "v": self.v_norm}
+        there = {n: layer for n, layer in layers.items() if layer is not None}
+        made = dict(zip(there, products(x, [*there.values()]), strict=True))
+        made = {n: made[n if n in made else "k"] for n in names}  # tied values
+        heads = [
+            split_heads(y, self.value_dim if n == "v" else self.head_dim, first.get(n))
+            for n, y in made.items()
+        ]
         heads = heads if rotation is None else rotated(rotation, *heads)
-        made = zip(names, heads, strict=True)
-        return [normed_heads(y, None if first else norms.get(n)) for n, y in made]
+        return [normed_heads(y, late.get(n)) for n, y in zip(names, heads, strict=True)]
 
     def keys(self, memory: Tensor, memory_tokens: Tokens | None = None) -> KeyValues:
         """Keys and values of an encoder's states [B, S, M], computed once for all steps of a decoder."""
@@ -248,6 +259,10 @@ class AttentionLayer(MixingLayer):
             raise ConfigError(
                 f"{name}: positions of x and memory are not comparable, so cross-attention needs pattern=Full() (or "
                 f"global tokens) and no rotary positions or marks on scores; got {self.pattern} and {self.positions}"
+            )
+        if self.kv_from is not None:
+            raise ConfigError(
+                f"{name}: its keys and values are those of another layer (kv_from); drop memory="
             )
         if isinstance(memory, Tensor):
             memory = self.keys(memory, tokens)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -11,8 +12,9 @@ from headway.attention import KeyValues
 from headway.cache.paged_cache import LayerCache
 from headway.errors import ConfigError, check_known
 from headway.nn.attention import AttentionLayer
-from headway.nn.mixers import MixingLayer
+from headway.nn.mixers import MixingLayer, SharedKeys
 from headway.nn.norms import normed_sum
+from headway.nn.per_layer import PerLayerInput
 from headway.nn.record import Record
 from headway.nn.scale import scaled
 from headway.parallel import ContextParallel
@@ -24,6 +26,8 @@ Order = Literal["pre", "post", "parallel", "joint", "sandwich", "output"]
 ORDERS: tuple[str, ...] = get_args(Order)
 BESIDE = ("parallel", "joint")
 """Orders in which attention and feed-forward stand side by side."""
+CROSSED = ("pre", "post")
+"""Orders in which cross-attention stands between the two."""
 NORMS: Mapping[Order, tuple[tuple[str, ...], tuple[str, ...]]] = {
     **dict.fromkeys(("pre", "post", "parallel"), (("input",), ("post_attention",))),
     "joint": (("input",), ()),
@@ -47,6 +51,8 @@ class Block(nn.Module):
         sandwich   x + norm2(attn(norm1(x))),  then  x + norm4(mlp(norm3(x)))       (Gemma 2)
         output     x + norm2(attn(x)),  then  x + norm4(mlp(x))       (OLMo 2, section 3.2)
 
+    and behind either, where they are given, x + per_layer(x, p), and that times `layer_scalar` (Gemma 4).
+
     With `cross_attn`, x + cross(norm(x), memory) or norm(x + cross(x, memory)) stands between the two, as in
     section 3.2.3 of Vaswani et al. Parameters are the same in "pre" and "post". They bear the names of Hugging
     Face's LLaMA and Gemma 2: input_layernorm (norm1), self_attn, cross_attn, cross_attention_layernorm,
@@ -61,7 +67,12 @@ class Block(nn.Module):
         dropout: probability for the output of the feed-forward, in training mode; attention has its own.
         residual_scale: factor on what is added to x.
         first_norm: False leaves norm1 out.
+        per_layer: what is added of a token's embedding for this layer.
+        layer_scalar: with a number that multiplies what the block gives: 1, or what a checkpoint says. No gradient
+            reaches it.
     """
+
+    layer_scalar: Tensor | None
 
     def __init__(
         self,
@@ -74,10 +85,12 @@ class Block(nn.Module):
         dropout: float = 0.0,
         residual_scale: float = 1.0,
         first_norm: bool = True,
+        per_layer: PerLayerInput | None = None,
+        layer_scalar: bool = False,
     ) -> None:
         super().__init__()
         check_known(order, ORDERS, "Block: there is no order of norms")
-        if cross_attn is not None and order not in ("pre", "post"):
+        if cross_attn is not None and order not in CROSSED:
             raise ConfigError(f'Block: cross-attention stands in order "pre" or "post", got {order!r}')
         if mlp is None and order in BESIDE:
             raise ConfigError(
@@ -102,7 +115,8 @@ class Block(nn.Module):
         self.pre_feedforward_layernorm = named("pre_feedforward")
         self.mlp = mlp
         self.post_feedforward_layernorm = named("post_feedforward")
-        self.dropout = dropout
+        self.dropout, self.per_layer = dropout, per_layer
+        self.register_buffer("layer_scalar", torch.ones(1) if layer_scalar else None)
 
     @property
     def before(self) -> nn.Module | None:
@@ -133,20 +147,43 @@ class Block(nn.Module):
         context: ContextParallel | None = None,
         selected: SlotSelection | None = None,
         record: Record | None = None,
+        shared: SharedKeys | None = None,
+        per_layer: Tensor | None = None,
     ) -> Tensor:
         """[B, T, M] -> [B, T, M], or [B, N, M] of N selected slots.
 
-        `memory` is `cross_attn.keys(...)`, the others are those of `AttentionLayer`. `checkpointing` is looked at for
-        parts: all of a block is checkpointed by who calls it."""
+        `memory` is `cross_attn.keys(...)`, `per_layer` what `PerLayerInput` is given, [B, T, P], the others are those
+        of `AttentionLayer`. `checkpointing` is looked at for parts: all of a block is checkpointed by who calls it."""
         if (memory is None) != (self.cross_attn is None):
             what = "no memory" if memory is None else "memory, but has no cross_attn"
             raise ConfigError(f"Block: cross-attention and memory come together; this block is given {what}")
-
+        if (per_layer is None) != (self.per_layer is None):
+            what = "none" if per_layer is None else "some, but has no per_layer"
+            raise ConfigError(
+                f"Block: per-layer embeddings and what adds them come together; this block is given {what}"
+            )
         if context is not None:
             tokens = context.own(tokens, cache, memory)
         attend, feed = (partial(_part, checkpointing == part) for part in ("attention", "feed_forward"))
         given: dict[str, Any] = {"tokens": tokens, "cache": cache, "rotation": rotation, "score": score}
         given |= {"context": context, "selected": selected, "record": record}
+        given |= {} if shared is None else {"shared": shared}  # of layers that attend
+        y = self._sublayers(x_BTM, tokens, memory, given, attend, feed)
+        if self.per_layer is not None and per_layer is not None:
+            y = y + self.per_layer(y, per_layer if selected is None else selected.take(per_layer))
+        return y if self.layer_scalar is None else y * self.layer_scalar
+
+    def _sublayers(
+        self,
+        x_BTM: Tensor,
+        tokens: Tokens | None,
+        memory: KeyValues | None,
+        given: Mapping[str, Any],
+        attend: Callable[..., Tensor],
+        feed: Callable[..., Tensor],
+    ) -> Tensor:
+        """The residual stream behind attention and feed-forward."""
+        selected, record = given["selected"], given["record"]
         post, first, last = self.order == "post", self.input_layernorm, self.before
         added = (partial(self._added, norm) for norm in self.behind)
         if self.order in BESIDE:

@@ -26,7 +26,8 @@ class Experts:
 
         s = score(x Wr + b)                                       E numbers: one softmax, or the sigmoid of each
         chosen = the `top` with the largest s + c                 c [E] chooses, and has no part in what follows
-        y = sum of w_e expert_e(x) over the chosen + shared(x)    w = `scale` s, or `scale` s / (sum of s of the chosen)
+        y = sum of w_e expert_e(x) over the chosen + shared(x)    w = `scale` s, or `scale` s / (sum of s of the chosen
+                                                                  + `sum_eps`)
 
     (Shazeer et al. 2017, section 2.1; Jiang et al. 2024, "Mixtral of Experts", section 2.1; with c: DeepSeek-AI 2024,
     "DeepSeek-V3", section 2.1.2.) A softmax over the scores of the chosen alone (gpt-oss, Granite) is a `normalized`
@@ -43,6 +44,7 @@ class Experts:
         groups, top_groups: the chosen are of the `top_groups` of so many equal groups of neighbours whose best two
             s + c add up to most.
         scale: factor on the weights.
+        sum_eps: of `normalized` weights, in front of `scale`.
     """
 
     count: int
@@ -57,6 +59,7 @@ class Experts:
     groups: int = 1
     top_groups: int = 1
     scale: float = 1.0
+    sum_eps: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("count", "top", "hidden", "shared", "groups", "top_groups"):
@@ -71,6 +74,7 @@ class Experts:
             f"top={self.top} of {self.top_groups * each} experts": self.top > self.top_groups * each,
             "shared_gate is of a shared expert, and shared=0 is none": self.shared_gate and not self.shared,
             f"scale must be a number above 0, got {self.scale!r}": not 0 < self.scale < math.inf,
+            f"sum_eps must be a number of at least 0, got {self.sum_eps!r}": not 0 <= self.sum_eps < math.inf,
         }
         for what, is_so in wrong.items():
             if is_so:
@@ -114,7 +118,7 @@ class Router(nn.Linear):
         chosen = choice.topk(how.top).indices
         weights = scores.gather(-1, chosen)
         if how.normalized:
-            weights = weights / weights.sum(-1, keepdim=True).clamp_min(TINY)
+            weights = weights / (weights.sum(-1, keepdim=True) + how.sum_eps).clamp_min(TINY)
         return chosen, weights * how.scale
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Router":

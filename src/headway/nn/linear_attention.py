@@ -21,7 +21,8 @@ from headway.attention.linear_attention import (
 from headway.cache import PagedStates, StateSpec, state_dtype
 from headway.cache.paged_cache import LayerCache
 from headway.errors import ConfigError
-from headway.nn.attention import AttentionLayer, AttentionOptions
+from headway.nn.attention import AttentionLayer
+from headway.nn.attention_options import AttentionOptions
 from headway.nn.mixers import Call, Mixer, Projections
 from headway.nn.norms import QKNorm
 from headway.nn.record import LinearAttended
@@ -68,7 +69,7 @@ class LinearMixer(Mixer):
             )
 
     def attend(self, layer: Projections, x_BTM: Tensor, call: Call) -> Tensor:
-        tokens, cache, memory, rotation, score, context, selected, record = call
+        tokens, cache, memory, rotation, score, context, selected, record, _ = call
         forbid_weights(score, 0.0)
         if context is not None:
             raise ConfigError(

@@ -48,6 +48,10 @@ class MixingLayer(nn.Module):
         """Fills what `headway.models.build.initialize_` fills otherwise than the layer wants it, in place."""
 
 
+SharedKeys = dict[Any, KeyValues | None]
+"""Layers whose keys and values later ones attend to, too, and what these are once they are computed."""
+
+
 class Call(NamedTuple):
     """What a layer is called with beside x, as in `AttentionLayer.forward`; `rotation` where positions rotate."""
 
@@ -59,6 +63,7 @@ class Call(NamedTuple):
     context: ContextParallel | None = None
     selected: SlotSelection | None = None
     record: Record | None = None
+    shared: SharedKeys | None = None
 
 
 class Projections(Protocol):
@@ -68,6 +73,7 @@ class Projections(Protocol):
     training: bool
     rotary: RotaryEmbedding
     score: Scores
+    kv_from: nn.Module | None
 
     @property
     def sink_logit(self) -> Tensor | None: ...
@@ -128,6 +134,8 @@ class SoftmaxMixer(Mixer):
             (q_BHTD,) = layer.projected(x_BTM, "q")
             self.keep(layer, q_BHTD, call.memory, call)
             return self.softmax(layer, q_BHTD, call.memory, call)
+        if layer.kv_from is not None:
+            return self._attend_shared(layer, x_BTM, call)
         if cache is not None and not isinstance(cache, PagedLayer):
             raise ConfigError(
                 f"Attention: cache must keep keys and values, and a {type(cache).__name__} keeps none; give a layer of "
@@ -144,6 +152,23 @@ class SoftmaxMixer(Mixer):
             keys = keys.gathered().dequantized(q_BHTD.dtype)
             late = layer.rotary(keys.tokens, q_BHTD.dtype)
             keys = replace(keys, k=late.apply(keys.k))
+        if call.shared is not None and isinstance(layer, nn.Module) and layer in call.shared:
+            call.shared[layer] = keys
+        return self._of_slots(layer, q_BHTD, keys, call)
+
+    def _attend_shared(self, layer: Projections, x_BTM: Tensor, call: Call) -> Tensor:
+        """`attend` to what an earlier layer attended to in this call, its past included."""
+        keys = None if call.shared is None or layer.kv_from is None else call.shared.get(layer.kv_from)
+        if keys is None:
+            raise ConfigError(
+                "Attention: kv_from is another layer, whose keys and values come first; call that one with the same "
+                "shared={that: None}"
+            )
+        (q_BHTD,) = layer.projected(x_BTM, "q", rotation=call.rotation)
+        return self._of_slots(layer, q_BHTD, keys, call)
+
+    def _of_slots(self, layer: Projections, q_BHTD: Tensor, keys: KeyValues, call: Call) -> Tensor:
+        """What queries get, those of the selected slots alone where there are such."""
         self.keep(layer, q_BHTD, keys, call)
         if call.selected is None:
             return self.softmax(layer, q_BHTD, keys, call)

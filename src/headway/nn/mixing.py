@@ -48,9 +48,10 @@ class InOrder(NamedTuple):
         """The last `count` of each row of x [B, T, C] and its past, [B, count, C]; zeros where there are fewer."""
         rows, slots, channels = x.shape
         past = x.new_zeros(rows, count, channels) if past is None else past
+        if self.valid is None:  # of 2 and x [1, 2, 3]: [2, 3]; of 2, a past [8, 9] and x [1]: [9, 1]
+            last = x[:, max(slots - count, 0) :]
+            return torch.cat((past[:, last.shape[1] :], last), 1)
         every = torch.cat((past, x), 1)
-        if self.valid is None:
-            return every[:, slots:].contiguous()
         at = self.valid.sum(1, keepdim=True) + torch.arange(count, device=x.device)
         return every.gather(1, at.expand(rows, -1).unsqueeze(-1).expand(-1, -1, channels))
 

@@ -82,6 +82,5 @@ class ShortConvolution(StateLayer):
         x, c = inputs
         x = order.known(x)
         tail = None if past is None else past[0].to(x.dtype)
-        y = short_convolution(x, self.conv, begins=order.begins, past=tail)
-        y = y if self.conv_bias is None else y + self.conv_bias
+        y = short_convolution(x, self.conv, self.conv_bias, begins=order.begins, past=tail)
         return order.known(c * y), [order.tail(x, tail, self.short.conv - 1)]

@@ -7,7 +7,15 @@ from headway.positions.layers import PerLayer, in_pairing, rotations
 from headway.positions.orthogonal import SpecialOrthogonal
 from headway.positions.pairing import Pairing, coordinate_pairs, to_pairing
 from headway.positions.rotary import Rotary, Schedule
-from headway.positions.scaling import DynamicNTK, LinearScaling, Llama3, LongRope, Scaling, YaRN
+from headway.positions.scaling import (
+    DynamicNTK,
+    LinearScaling,
+    Llama3,
+    LongRope,
+    Proportional,
+    Scaling,
+    YaRN,
+)
 from headway.positions.schemes import Learned, NoPositions, PositionScheme, Sinusoidal
 from headway.positions.tables import MatrixTable, RotaryTable, Rotation
 
@@ -23,6 +31,7 @@ __all__ = [
     "Pairing",
     "PerLayer",
     "PositionScheme",
+    "Proportional",
     "Relative",
     "Rotary",
     "RotaryTable",

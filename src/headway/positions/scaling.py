@@ -64,6 +64,28 @@ class LinearScaling(Scaling):
 
 
 @dataclass(frozen=True)
+class Proportional(Scaling):
+    """f_i / factor for i < floor(partial_rotary_factor d / 2), and 0 for the other pairs, which do not turn: a share of
+    each head is rotated, by the frequencies of all of it (Gemma 4's layers that see all)."""
+
+    partial_rotary_factor: float = 1.0
+    factor: float = 1.0
+    length_dependent = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.partial_rotary_factor > 1:
+            raise ConfigError(
+                f"Proportional: partial_rotary_factor is a share, at most 1, got {self.partial_rotary_factor:g}"
+            )
+
+    def frequencies(self, theta: float, dims: int, length: Tensor | None = None) -> Tensor:
+        every = powers(theta, dims, _device(length)) / self.factor
+        every[int(self.partial_rotary_factor * dims // 2) :] = 0.0
+        return every
+
+
+@dataclass(frozen=True)
 class DynamicNTK(Scaling):
     """The base grows with the row's own length L once it passes the trained context (bloc97 and emozilla,
     2023):

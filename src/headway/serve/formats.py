@@ -14,6 +14,7 @@ class Tags(NamedTuple):
     text: end_key and end_value of a text, which is written as it is; other values are JSON, and texts where this is
         None. Where they are the same, the schema says what is a text.
     separator: what stands between two arguments.   nested: whether objects and lists are JSON.
+    quotes: what may stand around a text that has signs of markup.
     """
 
     key: str
@@ -22,6 +23,7 @@ class Tags(NamedTuple):
     text: tuple[str, str] | None = None
     separator: str = ""
     nested: bool = True
+    quotes: tuple[str, str] = ("", "")
 
     def around(self, key: str, kind: str) -> tuple[str, str]:
         """What stands before and behind a value of a JSON type."""
@@ -49,7 +51,7 @@ class CallFormat:
 
     found: what templates of the family have, all of it.
     head: what stands before the function's name, between it and its arguments, and behind them; "{index}" is the
-        number of the call. The arguments are a JSON object, or are `tags`.
+        number of the call, "{name}" the function's name again. The arguments are a JSON object, or are `tags`.
     calls: reads what stands between open and close, with the schemas of functions, where it is no such text.
     """
 
@@ -69,7 +71,9 @@ class CallFormat:
     def write(self, calls: Iterable[tuple[str, str]]) -> str:
         """Calls, each a name and its arguments as they are written."""
         before, between, behind = self.head
-        written = self.between.join(f"{before}{name}{between}{inner}{behind}" for name, inner in calls)
+        written = self.between.join(
+            f"{before}{name}{between.replace('{name}', name)}{inner}{behind}" for name, inner in calls
+        )
         return f"{self.open}{written}{self.close}"
 
 
@@ -95,6 +99,8 @@ _DSML = Tags(
 )  # fmt: skip
 _INVOKE = ('<invoke name="', '">\n', "</invoke>")
 _LLAMA = ('{"name": "', '", "parameters": ', "}")
+_HY = ":opensource>"
+_GIGACHAT = "<|message_sep|>\n\nfunction call<|role_sep|>\n"
 FORMATS = (
     CallFormat(
         ("<seed:tool_call>",), "<seed:tool_call>\n", "\n</seed:tool_call>\n<seed:tool_call>\n", "\n</seed:tool_call>",
@@ -112,6 +118,25 @@ FORMATS = (
     ),
     CallFormat(
         ("<arg_key>",), "<tool_call>", "</tool_call>\n<tool_call>", "</tool_call>", head=("", "\n", ""), tags=_GLM
+    ),
+    CallFormat(
+        ("<tool_sep{}>",), f"<tool_calls{_HY}\n", "\n", f"\n</tool_calls{_HY}",
+        head=(f"<tool_call{_HY}", f"<tool_sep{_HY}\n", f"</tool_call{_HY}"),
+        tags=_tags(f"<arg_key{_HY}", f"</arg_key{_HY}\n<arg_value{_HY}", f"</arg_value{_HY}\n"),
+    ),
+    CallFormat(
+        ("<atem:invoke",), " to=", "<|eom|><|start|>assistant to=",
+        head=(
+            "", '<|message|><atem:function_calls>\n<atem:invoke name="{name}">\n',
+            "</atem:invoke>\n</atem:function_calls>",
+        ),
+        tags=_tags('<atem:parameter name="', '">', "</atem:parameter>\n"),
+    ),
+    CallFormat(
+        ("<param name=",), '<function name="', '\n<function name="', head=("", '">', "</function>"),
+        tags=Tags(
+            '<param name="', '">', "</param>", ('">', "</param>"), quotes=("<![CDATA[", "]]>")
+        ),
     ),
     CallFormat(
         ("<minimax:tool_call>",), "<minimax:tool_call>\n", "\n", "\n</minimax:tool_call>",
@@ -141,6 +166,10 @@ FORMATS = (
         ),
     ),
     CallFormat(
+        ("<|tool_call:begin|>",), "<|tool_calls|>", "", "<|calls|>",
+        head=("<|tool_call:begin|>{index}<|tool_call:name|>", "<|tool_call:args|>", "<|tool_call:end|>"),
+    ),
+    CallFormat(
         ("<|tool_calls_section_begin|>",), "<|tool_calls_section_begin|>", "", "<|tool_calls_section_end|>",
         head=("<|tool_call_begin|>functions.", ":{index}<|tool_call_argument_begin|>", "<|tool_call_end|>"),
     ),
@@ -168,6 +197,11 @@ FORMATS = (
     CallFormat(("<function=", "</function>"), "<function=", "<function=", "", head=("", ">", "</function>")),
     _objects(" functools", ""),
     CallFormat(("<|function_call|>",), "<|function_call|>", "<|function_call|>"),
+    CallFormat(("function call", "<|role_sep|>"), _GIGACHAT, _GIGACHAT),
+    CallFormat(
+        ("<|tools_prefix|>",), "<|tools_prefix|>[", ", ", "]<|tools_suffix|>", head=('{"', '": ', "}")
+    ),
+    _objects("Action:\n```json\n", "```", "Action:\\n```json", keys=("tool_name", "parameters")),
     HERMES,
     CallFormat(("<|python_tag|>", '"parameters": '), between="; ", head=_LLAMA),
     CallFormat(('{"name": "', '"parameters": '), between="; ", head=_LLAMA),
@@ -179,6 +213,12 @@ HARMONY = Reasoning(
     ("<|channel|>final<|message|>", "", "<|end|>", "<|call|>", "<|return|>"),
 )  # fmt: skip
 """OpenAI's: messages with headers, of which those of the channel "analysis" are reasoning."""
+ATEM = Reasoning(
+    " to=self<|message|>", "<|eom|><|start|>assistant", "<|start|>assistant to=self",
+    (" to=user<|message|>", "", "<|eom|>", "<|eot|>"),
+)  # fmt: skip
+"""Muse's: messages whose headers say for whom they are, of which those for itself are reasoning."""
+HEADED = HARMONY, ATEM
 REASONING = (
     Reasoning("<think>", "</think>", "</think>"),
     Reasoning("[THINK]", "[/THINK]", "[/THINK]"),
@@ -190,7 +230,17 @@ REASONING = (
         "<|open|>think<|sep|>", "<|close|>think<|sep|>", "close_tag('think')",
         ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
     ),
-    HARMONY,
+    Reasoning("<think:opensource>", "</think:opensource>", "</think{}>"),
+    Reasoning("<|inner_prefix|>", "<|inner_suffix|>", "<|inner_suffix|>"),
+    Reasoning(
+        "Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]", "[BEGIN FINAL RESPONSE]",
+        ("", "", "[END FINAL RESPONSE]"),
+    ),
+    Reasoning(
+        "<|think|>", "<|end|><|begin|>assistant", "<|begin|>assistant<|think|>",
+        ("<|content|>", "", "<|end|>", "<|calls|>"),
+    ),
+    *HEADED,
 )  # fmt: skip
 """Marks of families; the first that a template has are its own."""
 PYTHON_TAG = "<|python_tag|>"
@@ -198,9 +248,7 @@ PYTHON_TAG = "<|python_tag|>"
 
 
 def find_format(template: str) -> CallFormat | None:
-    """The format of a chat template; None where it is told of no functions, or writes calls in a way of its own."""
-    if "tools" not in template:
-        return None
+    """The format of a chat template; None where it writes no calls, or in a way of its own."""
     return next((how for how in FORMATS if all(part in template for part in how.found)), None)
 
 

@@ -30,7 +30,7 @@ T = TypeVar("T")
 def check_size(model: Decoding, count: int) -> None:
     """Raises ConfigError for a text that is too long to be read as a whole."""
     spec, size = model.lm.spec, model.lm.model.stack.like.element_size()
-    each = (spec.heads + 2 * spec.kv_heads) * spec.head_dim * spec.layers
+    each = sum((spec.heads + 2 * kv_heads) * head_dim for kv_heads, head_dim in spec.key_sizes)
     need = (each + spec.width * (spec.layers + 1)) * size
     if count * need > MOST_BYTES:
         raise ConfigError(

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from headway.generate.stop import begun
-from headway.serve.formats import HARMONY, PYTHON_TAG, CallFormat, Reasoning, Tags
+from headway.serve.formats import HEADED, PYTHON_TAG, CallFormat, Reasoning, Tags
 from headway.serve.notations import dumped, json_of, loaded
 
 
@@ -40,11 +40,12 @@ BEGINNING = re.compile(rf"\s*(?:{re.escape(PYTHON_TAG)}\s*)?(?={{)")
 REST = re.compile(r"[^{}<>\[\]]*}")
 STRUCTURE = re.compile(r'\\.?|["{}\[\]]', re.DOTALL)
 HEADER = re.compile(
-    r"\s*(?:<\|(?:end|call|return)\|>)?(?P<header>(?:[^<]|<\|(?:start|channel|constrain)\|>)*?)<\|message\|>"
+    r"\s*(?:<\|(?:end|call|return|eom|eot)\|>)?(?P<header>(?:[^<]|<\|(?:start|channel|constrain)\|>)*?)<\|message\|>"
 )
 RECIPIENT = re.compile(r"to=(functions\.)?([^\s<]+)")
-ENDS = "<|end|>", "<|call|>", "<|return|>", "<|start|>"
-"""Of messages in OpenAI's harmony: their headers, whom they are for, and what ends them."""
+ENDS = "<|end|>", "<|call|>", "<|return|>", "<|eom|>", "<|eot|>", "<|start|>"
+THOUGHTS = "analysis", "to=self"
+"""Of messages in OpenAI's harmony, and in Muse's: their headers, whom they are for, and what ends them."""
 
 
 class CallReader:
@@ -75,7 +76,7 @@ class CallReader:
 
     def _read(self, marks: Reasoning | None, how: CallFormat | None) -> T:
         frame = () if marks is None else marks.frame
-        if marks is HARMONY:
+        if marks in HEADED:
             yield from self._messages(how)
         elif marks is not None and (yield from self._match(_spaced(marks.open), marks.open.strip())):
             yield from self._pass_on("reasoning", [marks.close])
@@ -143,13 +144,16 @@ class CallReader:
     # -- calls -----------------------------------------------------------------------------------------
 
     def _messages(self, how: CallFormat | None) -> T:
-        """Messages of OpenAI's harmony, whose headers say what they are."""
+        """Messages whose headers say what they are, and for whom."""
         while header := (yield from self._match(HEADER, "<|", "to=", "assistant")):
             to = RECIPIENT.search(header["header"])
             if how is not None and to is not None and (to[1] or to[2] in self._functions):
+                begins = how.head[1].rpartition("<|message|>")[2]
+                yield from self._match(_spaced(begins), begins[:1] or "{")
                 yield from self._call(how, to[2])
             else:
-                yield from self._pass_on("reasoning" if "analysis" in header["header"] else "text", ENDS)
+                is_thought = any(mark in header["header"] for mark in THOUGHTS)
+                yield from self._pass_on("reasoning" if is_thought else "text", ENDS)
 
     def _read_calls(self, how: CallFormat) -> T:
         """Calls, behind the marker or where they begin without; up to what is none."""
@@ -191,6 +195,9 @@ class CallReader:
             if (value := (yield from self._until(end.strip()))) is None:
                 break
             value = value.removesuffix("\n") if end.startswith("\n") else value
+            first, last = tags.quotes
+            if first and value.startswith(first) and value.endswith(last):
+                value = value[len(first) : -len(last)]
             value = dumped(value) if is_text else json_of(value, properties.get(key["key"]))
             self._emit("arguments", f"{before}{dumped(key['key'])}: {value}")
             before = ", "

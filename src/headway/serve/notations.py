@@ -4,6 +4,7 @@ import ast
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -12,6 +13,8 @@ Calls = list[tuple[str, str]]
 """Functions, and the JSON of their arguments."""
 HELD = {"pattern", "format", "minLength", "maxLength", "anyOf", "allOf", "oneOf", "not"}
 """What no text between tags can be held to; where a schema has it, texts are written as JSON."""
+LITERALS = {"array", "object", "boolean", "integer", "number", "null"}
+"""Types of what some models write as Python does: True, ['a']."""
 _GEMMA_CALL = re.compile(r"\s*call:(?P<name>[^\s{}]+)\s*(?P<arguments>{.*})\s*", re.DOTALL)
 _GEMMA = re.compile(r'<\|"\|>(.*?)<\|"\|>|"(?:[^"\\]|\\.)*"|([^\s{}\[\],:"<>]+)(?=\s*:)', re.DOTALL)
 _MINIMAX, _INVOKE = "]<]minimax[>[", re.compile(r'invoke name="([^"]+)"')
@@ -44,10 +47,14 @@ def dumped(value: Any) -> str:
 
 
 def json_of(text: str, schema: Any) -> str:
-    """A value that stood between tags: as it is where it is JSON, unless its schema says that it is a text."""
+    """A value that stood between tags: as it is where it is JSON, or Python's literal of the type that its schema says,
+    unless that is a text."""
     value, schema = loaded(text), schema if isinstance(schema, dict) else {}
     if schema.get("type") == "string":
         return text if isinstance(value, str) and schema.keys() & HELD else dumped(text)
+    if value is None and str(schema.get("type")) in LITERALS:
+        with suppress(SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+            return dumped(ast.literal_eval(text.strip()))
     return text if value is not None or text == "null" else dumped(text)
 
 

@@ -45,8 +45,8 @@ class Prepared:
         self.functions = [] if chat.tool_choice == "none" else [tool.function for tool in chat.tools or ()]
         choice = chat.tool_choice
         self.forced = choice.function.name if isinstance(choice, Tool) else choice == "required"
-        known = find_format(source)
-        self.described, self.how = known is None, known or HERMES
+        self._known = find_format(source)
+        self.described, self.how = self._known is None or "tools" not in source, self._known or HERMES
         self.marks = find_reasoning(source)
 
     @cached_property
@@ -60,7 +60,7 @@ class Prepared:
         """What is asked of the template that it does not know."""
         unknown = [name for name in self.chat.variables if name not in self._source]
         told = [f"{name}: the chat template knows none; it changes nothing" for name in unknown]
-        if self.functions and self.described and "tool_calls" in self._source:
+        if self.functions and self._known is None and "tool_calls" in self._source:
             told.append(
                 "tools: how this chat template writes calls is unknown; they are asked for as Hermes's"
             )
@@ -72,10 +72,12 @@ class Prepared:
         messages = [_with_arguments(i, message.plain()) for i, message in enumerate(self.chat.messages)]
         if "length 9" in self._source:  # Mistral's templates take no other ids
             messages = [_with_short_ids(message) for message in messages]
-        if "message.thinking" in self._source:  # gpt-oss takes no content beside it
+        if (
+            "message.content and message.thinking" in self._source
+        ):  # gpt-oss: before a call stands one of them
             for message in messages:
-                if not message["content"]:
-                    message.setdefault("thinking", message.get("reasoning_content", ""))
+                if message["content"] and message.get("tool_calls"):
+                    message.pop("reasoning_content", None)
         if self.described or "tool_calls" not in self._source:
             messages = [self._with_calls(message) for message in messages]
         return self._told(messages) if self.described and self.functions else messages
@@ -182,7 +184,9 @@ class Prepared:
                 rules.append(self._argument(tags, f"{name}_{i}", key, inner, shared))
                 parts.append((f"{name}_{i}", key in schema.get("required", ())))
             arguments = _in_order(parts, self._literal(tags.separator))
-        opening, closing = map(self._literal, (before + function.name + between, behind))
+        opening, closing = map(
+            self._literal, (before + function.name + between.replace("{name}", function.name), behind)
+        )
         rules.append(f"{name}: {opening} {arguments} {closing}")
 
     def _argument(self, tags: Tags, name: str, key: str, schema: Any, shared: dict[str, Any]) -> str:
@@ -242,7 +246,7 @@ class Prepared:
     def _told(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Messages of which the first describes the functions."""
         told = [function.model_dump(exclude_unset=True, exclude={"strict"}) for function in self.functions]
-        call = "".join([HERMES.open, '{"name": FUNCTION, "arguments": {...}}', HERMES.close])
+        call = self.how.write([("FUNCTION", "{...}")])
         functions = "\n".join(json.dumps(one, ensure_ascii=False) for one in told)
         described = DESCRIBED.format(functions=functions, call=call)
         if messages[0]["role"] == "system":

@@ -20,6 +20,7 @@ from headway.quantization import QuantizedMatrix
 from headway.storage.gguf_k_blocks import NBYTES, from_blocks, half, nibbles, to_blocks
 
 SMALL = 32
+FP4 = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 BITS = {"Q4_K": 4, "Q5_K": 5, "Q6_K": 6}
 CODED: Mapping[str, str] = {"Q8_0": "int8", "Q4_0": "int4", "Q4_K": "q4_K", "Q5_K": "q5_K", "Q6_K": "q6_K"}
 """Types whose codes products may take, and the form of weights that holds them (`headway.nn.weights.WEIGHTS`)."""
@@ -136,6 +137,14 @@ def _unpacked(raw: Tensor, bits: int, *, minimum: bool) -> Tensor:
     return d * q.float() + half(raw[:, 2:4]).float() if minimum else d * (q.float() - 16)
 
 
+def _mxfp4(raw: Tensor) -> Tensor:
+    """e, q[0:16 | 16:32], a sign in bit 3 and one of `FP4`, the doubles of E2M1, in bits 0 to 2:  x = q 2^(e - 128).
+    (OCP Microscaling Formats 1.0, 2023, section 5.3.)"""
+    e = raw[:, :1].int()
+    power = torch.where(e < 2, 1 << 21 << e, (e - 1) << 23).view(torch.float32)
+    return torch.tensor([*FP4, *(0.0 - q for q in FP4)])[nibbles(raw[:, 1:], 16).long()] * power
+
+
 def _inverse(d: Tensor) -> Tensor:
     return torch.where(d == 0, 0.0, 1 / d)
 
@@ -191,6 +200,7 @@ TYPES = (
     _of_blocks("Q4_K", 12),
     _of_blocks("Q5_K", 13),
     _of_blocks("Q6_K", 14),
+    BlockType("MXFP4", 39, SMALL, 17, unpack=_mxfp4),
 )
 BY_NUMBER: Mapping[int, BlockType] = {kind.number: kind for kind in TYPES}
 BY_DTYPE: Mapping[torch.dtype, BlockType] = {kind.dtype: kind for kind in (F32, F16, BF16)}
@@ -216,7 +226,6 @@ UNSUPPORTED: Mapping[int, str] = {
     29: "IQ1_M",
     34: "TQ1_0",
     35: "TQ2_0",
-    39: "MXFP4",
     40: "NVFP4",
 }
 """Types that are known and not read."""

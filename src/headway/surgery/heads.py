@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headway.checkpoints.heads import attends
+from headway.checkpoints.heads import attends, check_uniform
 from headway.checkpoints.restore import fill
 from headway.errors import CheckpointError, ConfigError, check_known
 from headway.models import ModelSpec
@@ -56,8 +56,9 @@ def pool_heads(
 
     Raises:
         ConfigError: g does not divide K; an unknown pool; a seed where nothing is drawn.
-        CheckpointError: a projection without K heads.
+        CheckpointError: a projection without K heads, or layers with kv heads of their own.
     """
+    check_uniform(spec, "pool_heads")
     before = spec.kv_heads
     if isinstance(kv_heads, bool) or not isinstance(kv_heads, int) or kv_heads < 1 or before % kv_heads:
         fit = ", ".join(str(n) for n in range(1, before + 1) if before % n == 0)

@@ -23,6 +23,8 @@ MOST_CHARACTERS, MOST_SECONDS = 1 << 24, 5.0
 """What a conversation may become, and how long that may take."""
 _FOLDER = files("headway.text") / "templates"
 BUILT_IN = "alpaca", "chatml", "command-r", "llama2", "llama3", "vicuna"
+REASONING = "reasoning_content", "thinking", "reasoning"
+"""What messages may call reasoning."""
 
 
 class _Generation(Extension):
@@ -40,6 +42,9 @@ class _Generation(Extension):
 
 _MARKS = "_generation_begin", "_generation_end"
 _MARKED = re.compile(r"{%[-+]?\s*generation\b")
+
+
+LAST_LINE_END = r"(\r\n|\r|\n)\Z"  # what Jinja takes from the end of a template
 
 
 class _TooLong(DataError):
@@ -102,7 +107,8 @@ class ChatTemplate:
     def _rendered(self, messages: Sequence[Message], until: float, **variables: Any) -> str:
         pieces, size = [], 0
         try:
-            for piece in self._template.generate(messages=[dict(m) for m in messages], **variables):
+            asked = {"tools": None, "documents": None, **variables, "messages": [*map(_readable, messages)]}
+            for piece in self._template.generate(asked):
                 pieces.append(piece)
                 size += len(piece)
                 if size > MOST_CHARACTERS or monotonic() > until:
@@ -171,6 +177,28 @@ class ChatTemplate:
         return DataError(
             f"chat template {self.name!r}: {reason}; use a template with {{% generation %}} marks around answers"
         )
+
+
+def _readable(message: Message) -> dict[str, Any]:
+    """A message as templates read it (transformers, `apply_chat_template`): without keys that are null, with its
+    reasoning as "reasoning_content", and as "thinking", which gpt-oss and LFM2.5 read."""
+    read = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((read[key] for key in REASONING if key in read), None)
+    return read if reasoning is None else {"thinking": reasoning, **read, "reasoning_content": reasoning}
+
+
+def one_template(named: Mapping[str, str]) -> str:
+    """Templates by name as one that chooses among them as transformers does: that of the variable `chat_template`, else
+    "tool_use" where there are tools, else "default". None of their ends is trimmed: {%+, +%}."""
+    if named.keys() == {"default"}:
+        return named["default"]
+    usual, text = {"tool_use": "tools is defined and tools is not none", "default": "true"}, ""
+    for name in sorted(named, key=lambda name: (name == "default", name)):
+        asked = f"chat_template == {json.dumps(name, ensure_ascii=False)}"
+        asked += f" or chat_template is not defined and {usual[name]}" if name in usual else ""
+        text += f"{{%+ {'elif' if text else 'if'} {asked} +%}}{re.sub(LAST_LINE_END, '', named[name])}"
+    refusal = f"chat_template names none of this tokenizer's templates: {', '.join(sorted(named))}"
+    return f"{text}{{%+ else %}}{{{{ raise_exception({json.dumps(refusal, ensure_ascii=False)}) }}}}{{% endif %}}"
 
 
 def _joined(pieces: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ byte-level BPE with merges ("gpt2"), and BERT's words ("bert", where words begin
     tokenizer.ggml.merges       "left right", of "gpt2" and "gemma4"
     tokenizer.ggml.pre          by which rule "gpt2" splits a text first: `rules.RULES`
     tokenizer.ggml.add_bos_token, add_eos_token, add_space_prefix, bos_token_id, eos_token_id, ...
-    tokenizer.chat_template
+    tokenizer.chat_template, and tokenizer.chat_template.NAME
 
 Rows of the embedding without a token are unused tokens named [PAD0], [PAD1], ..., which are left out here.
 (ggml-org/ggml, docs/gguf.md; ggml-org/llama.cpp, src/llama-vocab.cpp.)
@@ -24,6 +24,7 @@ from tokenizers import Tokenizer as Backend
 from headway.errors import DataError, check_known
 from headway.text import sentencepiece, wordpiece
 from headway.text.bytelevel import put_rule
+from headway.text.chat import one_template
 from headway.text.rules import RULES
 from headway.text.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Pieces
 from headway.text.tokenizer_config import CLASSLESS, is_id
@@ -60,16 +61,21 @@ def read(metadata: Mapping[str, Any], file: Path) -> tuple[Backend, dict[str, An
     for key, value in given.items():
         if value is not None and not isinstance(value, bool):
             raise DataError(f"{GGML}{key}_token must be true or false, got {value!r}")
-    template = metadata.get(TEMPLATE)
-    if template is not None and not isinstance(template, str):
-        raise DataError(f"{TEMPLATE} must be text, got {str(template)[:80]}")
+    templates = {
+        key[len(TEMPLATE) + 1 :]: metadata[key] for key in metadata if f"{key}.".startswith(f"{TEMPLATE}.")
+    }
+    for name, template in templates.items():
+        if not isinstance(template, str):
+            raise DataError(f"{TEMPLATE}{'.' * bool(name)}{name} must be text, got {str(template)[:80]}")
     return backend, {
         "bos": ids.pop("bos"),
         "eos": ids.pop("eos"),
         "special": {role: i for role, i in ids.items() if i is not None},
         "begins_with_bos": begins if given["add_bos"] is None else given["add_bos"],
         "ends_with_eos": kind == UNIGRAMS if given["add_eos"] is None else given["add_eos"],
-        "chat_template": template,
+        "chat_template": one_template({name or "default": template for name, template in templates.items()})
+        if templates
+        else None,
         "config": dict(CLASSLESS),
     }
 
@@ -165,7 +171,11 @@ def _flags(metadata: Mapping[str, Any], **usual: bool) -> dict[str, bool]:
 def _read_byte_level(
     metadata: Mapping[str, Any], tokens: list[str], kinds: list[int], ids: Mapping[str, int | None]
 ) -> tuple[Backend, bool]:
-    name = metadata.get(f"{GGML}pre")
+    if (name := metadata.get(f"{GGML}pre")) is None:
+        raise DataError(
+            f"{GGML}pre is not in this file, which was converted before files named their rule to split text; convert "
+            "the model again, or give its tokenizer from elsewhere"
+        )
     check_known(str(name)[:80], RULES, f"{GGML}pre is no known rule to split text by:", error=DataError)
     rule = RULES[str(name)]
     there = {i: token for i, token in enumerate(tokens) if not _is_padding(i, token, kinds[i])}

@@ -9,7 +9,7 @@ from typing import Any
 
 from headway.errors import DataError, HeadwayError, as_error
 from headway.storage import reading
-from headway.text.chat import ChatTemplate
+from headway.text.chat import ChatTemplate, one_template
 from headway.text.vocabulary import LARGEST_ID
 
 CLASSLESS = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
@@ -17,6 +17,8 @@ CLASSLESS = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenizatio
 LONGEST = 256 << 20
 """Bytes of a file of text."""
 MOST_SENTINELS = 10_000
+MORE_TEMPLATES = "additional_chat_templates"
+"""The folder of chat templates with names, such as tool_use.jinja."""
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
 
@@ -133,22 +135,20 @@ def read_added(file: Path) -> dict[str, int]:
 
 
 def read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """The chat template of a folder, from a file of its own or from tokenizer_config.json; None without one. Raises
-    DataError, with the file, for one that is none."""
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        found: Any = decoded(file)
-    else:
-        file, found = folder / "tokenizer_config.json", config.get("chat_template")
-    if isinstance(found, list):
-        named = {one["name"]: one["template"] for one in found}
-        if "default" not in named:
-            raise DataError(f"{file}: chat templates {short(sorted(named))}, none of them named default")
-        found = named["default"]
-    if found is not None:
+    """The chat templates of a folder as one (`one_template`), from files of their own or from tokenizer_config.json;
+    None without any. Raises DataError, with the file, for one that is none."""
+    files = [folder / "chat_template.jinja", *sorted((folder / MORE_TEMPLATES).glob("*.jinja"))]
+    listed = config.get("chat_template")
+    if not isinstance(listed, list):
+        listed = [] if listed is None else [{"name": "default", "template": listed}]
+    file = folder / "tokenizer_config.json"
+    sources = {each["name"]: (file, each["template"]) for each in listed}
+    if there := [file for file in files if file.is_file()]:
+        sources = {"default" if file is files[0] else file.stem: (file, decoded(file)) for file in there}
+    for file, source in sources.values():
         with naming(file):
-            ChatTemplate(found)
-    return None if found is None else str(found)
+            ChatTemplate(source)
+    return one_template({name: source for name, (_, source) in sources.items()}) if sources else None
 
 
 def decoded(file: Path) -> str:

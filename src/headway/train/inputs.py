@@ -9,15 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.attention.linear_attention import LinearAttentionSpec
+from headway.attention.delta import DeltaSpec
+from headway.attention.linear_attention import FEATURES, LinearAttentionSpec
 from headway.checkpoints import Base
 from headway.checkpoints.adapters import check_named
 from headway.checkpoints.folder import Folder, load_folder
 from headway.checkpoints.remote import is_address, local_model
 from headway.checkpoints.restore import build_model
 from headway.choice import Choice
-from headway.errors import CheckpointError, ConfigError, as_error, did_you_mean
-from headway.models import FAMILIES, Decoder, Encoder, Head, Model, ModelSpec, build, catalog, cost
+from headway.errors import CheckpointError, ConfigError, as_error, check_known, did_you_mean
+from headway.models import FAMILIES, Decoder, Encoder, Head, Model, ModelSpec, Softmax, build, catalog, cost
 from headway.nn import Adapter, Lora, attach, block_linears
 from headway.nn.weights import WEIGHTS
 from headway.parallel.sharded import fill, own_state
@@ -176,7 +177,18 @@ def make_spec(config: RowsConfig, vocab: int) -> ModelSpec:
     spec = ModelSpec.of_depth(depth, vocab, context=config.context, patterns=patterns, family=family, **given)
     if config.dropout is not None:
         spec = replace(spec, dropout=config.dropout, attention_dropout=config.dropout)
-    return spec if config.linear is None else spec.with_mixer(LinearAttentionSpec(config.linear))
+    return spec if config.mixers is None else spec.with_mixer(_layer_mixers(config.mixers, spec))
+
+
+def _layer_mixers(text: str, spec: ModelSpec) -> list[object]:
+    """`delta; delta; delta; attention` as mixers, one per layer, to be repeated."""
+    delta = DeltaSpec(heads=spec.heads, key_heads=spec.kv_heads, head_dim=spec.head_dim)
+    known: dict[str, object] = {"attention": Softmax(), "delta": delta}
+    known |= {name: LinearAttentionSpec(name) for name in (*FEATURES, "cosine")}
+    names = [name.strip() for name in text.split(";")]
+    for name in names:
+        check_known(name, known, "mixers: there is no")
+    return [known[name] for name in names]
 
 
 def _layer_patterns(text: str) -> list[Pattern]:

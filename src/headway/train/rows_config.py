@@ -55,8 +55,9 @@ class ModelSettings(Settings):
     hidden: width of the feed-forward, 0 for none [default: from width]
     patterns: attention pattern of each layer, alternating, separated by ';' [default: Causal(), or the
         encoder's own]; for example 'Window.last(128); Causal()'
-    linear: linear attention in every layer, by its feature map: elu+1, cosine, ... (docs/linear.md) [default:
-        softmax]
+    mixers: what each layer mixes tokens with, alternating, separated by ';' (docs/linear.md): attention, delta (the
+        gated delta rule with the model's heads), or linear attention by its feature map: elu+1, cosine, ...
+        [default: attention]
     dropout: share of states and attention weights that is dropped in training [default: the family's]
     tied: one matrix for embedding and output [default: yes for a home-made model]
     """
@@ -71,7 +72,7 @@ class ModelSettings(Settings):
     kv_heads: int | None = setting(None, ge=1)
     hidden: int | None = setting(None, unit="features", ge=0)
     patterns: str | None = setting(None)
-    linear: str | None = setting(None)
+    mixers: str | None = setting(None)
     dropout: float | None = setting(None, ge=0.0, lt=1.0)
     tied: bool | None = setting(None)
 
@@ -79,8 +80,8 @@ class ModelSettings(Settings):
         """See `Settings`."""
         if self.model is not None and (shaped := ", ".join(self.present(FROM_SCRATCH))):
             yield f"model {self.model!r} already fixes {shaped}; leave those out, or leave out model"
-        if self.linear is not None and self.patterns is not None:
-            yield "linear attention sees the whole text (its past, in a decoder), so it has no patterns; leave them out"
+        if self.mixers is not None and self.patterns is not None:
+            yield "layers of mixers see all of a text (in a decoder its past), so they have no patterns; leave them out"
 
 
 class AdapterSettings(Settings):

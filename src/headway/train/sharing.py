@@ -110,8 +110,9 @@ def _shard_units(model: nn.Module, parallel: Parallel, dtype: torch.dtype) -> No
     shard_weights(model, [*early, *blocks], mesh, dtype)  # keys of memory are made before the blocks run
     if parallel.tensor is not None:  # by `local`, since the memory enters once
         for attn in across:
-            register_fsdp_forward_method(attn.k_proj, "local")
-            register_fsdp_forward_method(attn.v_proj, "local")
+            for made in (attn.k_proj, attn.v_proj):
+                assert made is not None
+                register_fsdp_forward_method(made, "local")
 
 
 def added_up_by(task: Task[Any], parallel: Parallel) -> int:

@@ -2,6 +2,7 @@
 cost on this machine, beside their peers."""
 
 from dataclasses import replace
+from itertools import chain
 from typing import Annotated, Literal, get_args
 
 import typer
@@ -135,7 +136,8 @@ def serve(
     peer: list[str] | None = None,
 ) -> int:
     """Servers of a whole LLaMA with random weights under load, headway's beside others': tokens per second, time to
-    the first token and between tokens, and how much of what was said before is not read again.
+    the first token and between tokens, and how much of what was said before is not read again. One more model, minilm,
+    is an encoder in float32 that is asked for embeddings, beside sentence-transformers.
 
     clients: that ask at once, each one request after the other (repeatable) [default: 1, 4, 16, 32]
     rounds: turns per row [default: 5]
@@ -144,14 +146,21 @@ def serve(
     peer: llama-server, or transformers serve, which has no batches and bf16 alone (repeatable) [default: llama-server]
     """
     from headway_lab.bench import serving as bench
+    from headway_lab.bench.embeddings import MINILM, embed
 
     usual_peers = [bench.LLAMA_SERVER]
     peers = chosen(peer, bench.sides(llama_server), usual_peers, "peer")
-
-    usual = (1, 4) if run.quick else (1, 4, 16, 32)
+    models = run.models(MINILM)
+    decoders = [name for name in models if name != MINILM]
+    if not decoders and (run.weights or peer):
+        raise ConfigError(
+            "bench: --weights and --peer are of LLaMAs; leave them out, or name one of those, too"
+        )
+    counts = clients or ((1, 4) if run.quick else (1, 4, 16, 32))
     effort = bench.Effort(rounds=rounds or (1 if run.quick else 5), new=new)
-    given = (run.models(), run.kinds(("bf16", "int8")), clients or usual, llama_server, peers)
-    return run.show(bench.serve(*given, effort=effort, say=note))
+    given = (decoders, run.kinds(("bf16", "int8")), counts, llama_server, peers)
+    encoders = embed(counts, effort=effort, say=note) if MINILM in models else ()
+    return run.show(chain(bench.serve(*given, effort=effort, say=note), encoders))
 
 
 def train(

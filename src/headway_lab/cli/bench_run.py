@@ -105,11 +105,12 @@ class ModelsRun(Run):
     model: list[str] | None = None
     weights: list[str] | None = None
 
-    def models(self) -> list[str]:
-        """The models that are named, or the usual ones."""
+    def models(self, *more: str) -> list[str]:
+        """The models that are named, or the usual ones. `more`: those of this bench alone."""
         from headway_lab.bench.models import DECODERS
 
-        return chosen(self.model, DECODERS, ("32m",) if self.quick else ("32m", "1.1b"), "model")
+        usual = ("32m",) if self.quick else ("32m", "1.1b", *more)
+        return chosen(self.model, (*DECODERS, *more), usual, "model")
 
     def kinds(self, usual: tuple[str, ...]) -> list[str]:
         """The weights that are named, or the usual ones."""

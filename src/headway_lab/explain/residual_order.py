@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from headway.nn import Attention, Block, FeedForward, LayerNorm
 from headway.nn.block import Order
+from headway.nn.norms import QKNorm
 from headway_lab.explain.figures import curves, panels
 from headway_lab.explain.report import Report, Row, Rows
 from headway_lab.explain.spread import gap
@@ -36,11 +37,13 @@ def run(*, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
         }
 
 
-def stack(depth: int, order: Order, seed: int) -> tuple[list[Block], Tensor]:
-    """Blocks of Xavier weights, and tokens [B, T, M], in float64; equal for both orders."""
+def stack(depth: int, order: Order, seed: int, qk_norm: QKNorm = "none") -> tuple[list[Block], Tensor]:
+    """Blocks of Xavier weights, and tokens [B, T, M], in float64; equal for all orders."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        parts = ((Attention(WIDTH, HEADS), FeedForward(WIDTH, 4 * WIDTH)) for _ in range(depth))
+        parts = (
+            (Attention(WIDTH, HEADS, qk_norm=qk_norm), FeedForward(WIDTH, 4 * WIDTH)) for _ in range(depth)
+        )
         blocks = [Block(*own, lambda: LayerNorm(WIDTH), order).double() for own in parts]
         for parameter in nn.ModuleList(blocks).parameters():
             if parameter.dim() == 2:

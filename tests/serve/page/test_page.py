@@ -316,12 +316,16 @@ def test_both_languages_and_the_choice_is_remembered(page: Page) -> None:
         page.open(view)
         assert page.script("return document.documentElement.lang") == "en"
         assert not re.search("[\u4e00-\u9fff]", page.text("main"))
+    page.open("chat")
+    height = page.one("#send").size["height"]
     page.one("#language").click()
     for view in VIEWS:
         page.open(view)
         assert page.script("return document.documentElement.lang") == "zh"
         assert re.search("[\u4e00-\u9fff]", page.text("main"))
         page.shot(f"zh-{view}")
+    page.open("chat")
+    assert page.one("#send").size["height"] == height  # one line, too
 
 
 def test_a_phone_and_the_dark(page: Page) -> None:

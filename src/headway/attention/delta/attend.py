@@ -40,13 +40,17 @@ def delta_attend(
     past: Tensor | None = None,
     scale: float | None = None,
     unit_eps: float | None = None,
+    erases: bool = True,
     form: str = "auto",
 ) -> DeltaResult:
     """What queries read of a state that each token corrects:
 
         S_t = diag(a_t) S_(t-1) + beta_t k_t (v_t - k_t^T diag(a_t) S_(t-1))^T,      o_t = scale S_t^T q_t
 
-    (Yang et al. 2024, "Gated Delta Networks", equation 10; with a decay per channel: Kimi Linear, 2025, equation 1.)
+    (Yang et al. 2024, "Gated Delta Networks", equation 10; with a decay per channel: Kimi Linear, 2025, equation 1), or
+    of one that it adds to, S_t = diag(a_t) S_(t-1) + beta_t k_t v_t^T, unless it `erases` (Dao and Gu 2024,
+    "Transformers are SSMs", section 7: k, v, q and beta are their B, x, C and step; with a decay per channel: Yang et
+    al. 2023, "Gated Linear Attention", section 4).
 
     Args:
         q, k: [B, K, T, D];  v: [B, H, T, E]; key head i serves value heads i H/K .. (i+1) H/K - 1.
@@ -57,6 +61,7 @@ def delta_attend(
         past: the state [B, H, D, E] before the first document of each row; zeros unless given.
         scale: factor on queries; D^-0.5 unless given.
         unit_eps: q and k are first divided by sqrt(x.x + unit_eps) where it is given.
+        erases: whether what the state predicts of a value is taken from it.
         form: "kernel" (the kernels of a CPU: float32 or bf16; memory linear in T with the backward too), "chunked" (by
             blocks of slots: linear time), "parallel" (one block: all products), "recurrent" (token by token: the
             definition); "auto" takes "kernel" where it runs, "recurrent" for one token, else "chunked".
@@ -79,10 +84,10 @@ def delta_attend(
     wide = log_decay if log_decay.dim() == 4 else log_decay.unsqueeze(-1)
     inputs = [order.arrange(order.zeroed(t)) for t in (q, k, v, wide, beta.unsqueeze(-1))]
     work = torch.float64 if q.dtype == torch.float64 else torch.float32
-    if past is None:
-        past = q.new_zeros(v.shape[0], v.shape[1], q.shape[3], v.shape[3], dtype=work)
+    if past is None:  # which the backward keeps: one number
+        past = q.new_zeros(1, dtype=work).expand(*v.shape[:2], q.shape[3], v.shape[3])
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    run = _Run(form, heads.group, scale, unit_eps, _begins(order))
+    run = _Run(form, heads.group, scale, unit_eps, _begins(order), erases)
     with exactly(q):
         if form == "kernel":
             inputs[3:] = (t.float() for t in inputs[3:])
@@ -100,6 +105,7 @@ def delta_transition(
     *,
     tokens: Tokens | None = None,
     unit_eps: float | None = None,
+    erases: bool = True,
     form: str = "auto",
 ) -> DeltaTransition:
     """What these tokens do to any state before them, one document per row. Arguments as in `delta_attend`; raises
@@ -116,9 +122,8 @@ def delta_transition(
     nothing = v.new_zeros(rows, heads, dim, wide, dtype=work)
     one = torch.eye(dim, dtype=work, device=v.device).expand(rows, heads, dim, dim)
     past = torch.cat((nothing, one), 3)
-    state = delta_attend(
-        k, k, values, log_decay, beta, tokens=tokens, past=past, unit_eps=unit_eps, form=form
-    ).state
+    how: dict[str, Any] = {"tokens": tokens, "unit_eps": unit_eps, "erases": erases, "form": form}
+    state = delta_attend(k, k, values, log_decay, beta, past=past, **how).state
     update, decay = state.split((wide, dim), 3)
     return DeltaTransition(decay, update)
 
@@ -131,6 +136,7 @@ class _Run(NamedTuple):
     scale: float
     unit_eps: float | None
     begins: Tensor | None  # bool [B|1, T]
+    erases: bool
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Of q, k, v, log_decay [B, H, T, G], beta [B, H, T, 1] and past: as in `DeltaResult`."""
@@ -144,7 +150,7 @@ class _Run(NamedTuple):
         begins = self.begins
         if begins is not None and len(begins) > 1:
             begins = begins.repeat_interleave(heads, 0)
-        given = DeltaInputs(q, k, values, log_decay, beta, begins, state.flatten(0, 1))
+        given = DeltaInputs(q, k, values, log_decay, beta, begins, state.flatten(0, 1), self.erases)
         if self.form == "recurrent":
             out, state = recurrent(given)
         else:
@@ -159,7 +165,7 @@ class _Native(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
         ctx.set_materialize_grads(False)
         q, k, v, log_decay, beta, past = inputs
-        return native.forward(q, k, v, log_decay, beta, past, run.begins, run.scale, run.unit_eps)
+        return native.forward(q, k, v, log_decay, beta, past, run.begins, run.scale, run.unit_eps, run.erases)
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor | None, d_state: Tensor | None) -> tuple[Any, ...]:
@@ -174,7 +180,7 @@ class _Native(torch.autograd.Function):
             grads = iter(torch.autograd.grad(ys, wanted, dys, create_graph=True, allow_unused=True))
             return None, *(next(grads) if t.requires_grad else None for t in inputs)
         q, k, v, log_decay, beta, past = inputs
-        options = run.begins, run.scale, run.unit_eps
+        options = run.begins, run.scale, run.unit_eps, run.erases
         return None, *native.backward(q, k, v, log_decay, beta, past, *options, d_out, d_state)
 
 

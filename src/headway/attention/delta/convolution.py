@@ -3,22 +3,33 @@
 Legend: B rows, T slots, C channels, W tokens that are seen.
 """
 
+from typing import Any, Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from headway.errors import PatternError
+from headway.native import convolution as native
 
 
 def short_convolution(
-    x: Tensor, weight: Tensor, *, begins: Tensor | None = None, past: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    begins: Tensor | None = None,
+    past: Tensor | None = None,
+    act: Literal["none", "silu"] = "none",
 ) -> Tensor:
-    """y_t = sum over w < W of weight[:, W - 1 - w] x_(t - w), channel by channel, within the document of t: [B, T, C].
+    """y_t = act(sum over w < W of weight[:, W - 1 - w] x_(t - w) + bias), channel by channel, within the document of t:
+    [B, T, C].
 
     Args:
-        x: [B, T, C], slots in the order of their tokens;  weight: [C, W].
+        x: [B, T, C], slots in the order of their tokens;  weight: [C, W];  bias: [C].
         begins: bool [B|1, T], where another document begins than that of the slot before; nowhere unless given.
         past: [B, W - 1, C], what stands before the first slot; zeros unless given.
+        act: what is done to the sums, which are rounded to the dtype of x before.
 
     Raises PatternError for shapes that do not fit together. (Gu and Dao 2023, section 3.4; Yang et al. 2024.)
     """
@@ -30,17 +41,56 @@ def short_convolution(
         )
     if not count:
         return x
+    if native.takes(x, weight, past):
+        y: Tensor = _Native.apply(x, weight, bias, past, begins, act)  # type: ignore[no-untyped-call]
+        return y
+    return _plain(x, weight, bias, past, begins, act)
+
+
+def _plain(
+    x: Tensor, weight: Tensor, bias: Tensor | None, past: Tensor | None, begins: Tensor | None, act: str
+) -> Tensor:
+    """The same in torch's operations."""
+    (batch, count, channels), before = x.shape, weight.shape[1] - 1
     past = x.new_zeros(batch, before, channels) if past is None else past
     if begins is None:
-        return _convolved(torch.cat((past, x), 1), weight)
-    # each document behind W - 1 zeros of its own
-    rank = begins.cumsum(1)
-    place = (torch.arange(count, device=x.device) + before * (rank + 1)).expand(batch, -1).unsqueeze(-1)
-    room = count + before * (int(rank.max()) + 1)
-    spread = torch.cat((past, x.new_zeros(batch, room - before, channels)), 1)
-    spread = spread.scatter(1, place.expand(-1, -1, channels), x)
-    return _convolved(spread, weight).gather(1, (place - before).expand(-1, -1, channels))
+        y = _convolved(torch.cat((past, x), 1), weight, bias)
+    else:  # each document behind W - 1 zeros of its own
+        rank = begins.cumsum(1)
+        place = (torch.arange(count, device=x.device) + before * (rank + 1)).expand(batch, -1).unsqueeze(-1)
+        room = count + before * (int(rank.max()) + 1)
+        spread = torch.cat((past, x.new_zeros(batch, room - before, channels)), 1)
+        spread = spread.scatter(1, place.expand(-1, -1, channels), x)
+        y = _convolved(spread, weight, bias).gather(1, (place - before).expand(-1, -1, channels))
+    return F.silu(y) if act == "silu" else y
 
 
-def _convolved(x: Tensor, weight: Tensor) -> Tensor:
-    return F.conv1d(x.mT, weight.unsqueeze(1), groups=weight.shape[0]).mT
+def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.conv1d(x.mT, weight.unsqueeze(1), bias, groups=weight.shape[0]).mT
+
+
+class _Native(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        past: Tensor | None,
+        begins: Tensor | None,
+        act: str,
+    ) -> Tensor:
+        ctx.act = act
+        ctx.save_for_backward(x, weight, bias, past, begins)
+        return native.forward(x, weight, bias, past, begins, act)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, past, begins = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return *native.backward(grads[0], x, weight, bias, past, begins, ctx.act), None, None
+        inputs = x, weight, bias, past
+        wanted = [t for t in inputs if t is not None and t.requires_grad]
+        y = _plain(x, weight, bias, past, begins, ctx.act)
+        again = iter(torch.autograd.grad(y, wanted, grads[0], create_graph=True))
+        return *(next(again) if t is not None and t.requires_grad else None for t in inputs), None, None

@@ -22,6 +22,7 @@ class DeltaInputs:
     beta        0 in empty slots                             [N, T, 1]
     begins      where another document begins, whose tokens know no state; nowhere when None     bool [N|1, T]
     state       before the first token                       [N, D, E]
+    erases      whether what the state predicts is taken from v
     """
 
     q: Tensor
@@ -31,6 +32,7 @@ class DeltaInputs:
     beta: Tensor
     begins: Tensor | None
     state: Tensor
+    erases: bool = True
 
 
 Result = tuple[Tensor, Tensor]
@@ -40,6 +42,8 @@ def recurrent(at: DeltaInputs) -> Result:
     """What each query reads [N, T, E], and the state after the last token [N, D, E], by the definition:
 
     S_t = diag(a_t) S_(t-1) + beta_t k_t (v_t - k_t^T diag(a_t) S_(t-1)),        o_t = q_t^T S_t
+
+    without what is in the brackets behind v_t unless it `erases`.
     """
     state, out = at.state, []
     decay = at.log_decay.exp().unsqueeze(-1)
@@ -47,8 +51,8 @@ def recurrent(at: DeltaInputs) -> Result:
         if at.begins is not None:
             state = state.masked_fill(at.begins[:, t, None, None], 0.0)
         state, k = decay[:, t] * state, at.k[:, t].unsqueeze(-1)
-        wrong = at.v[:, t].unsqueeze(1) - k.mT @ state
-        state = state + k @ (at.beta[:, t].unsqueeze(-1) * wrong)
+        value = at.v[:, t].unsqueeze(1) - k.mT @ state if at.erases else at.v[:, t].unsqueeze(1)
+        state = state + k @ (at.beta[:, t].unsqueeze(-1) * value)
         out.append(at.q[:, t].unsqueeze(1) @ state)
     return torch.cat(out, 1) if out else at.v, state
 
@@ -63,7 +67,7 @@ def chunked(at: DeltaInputs, size: int | None = None) -> Result:
         o_i = (q_i e^(c_i))^T S + sum_(j <= i) (sum_d q_id k_jd e^(c_id - c_jd)) u_j
         S'  = diag(e^(c_C)) S + sum_j (k_j e^(c_C - c_j)) u_j^T
 
-    No exponent is above 0, however strong the decay.
+    and without erasing u_i = beta_i v_i. No exponent is above 0, however strong the decay.
     """
     size = size or SIZE[at.log_decay.shape[-1] == 1]
     state, out = at.state, []
@@ -72,7 +76,7 @@ def chunked(at: DeltaInputs, size: int | None = None) -> Result:
             t[:, begin : begin + size] for t in (at.q, at.k, at.v, at.log_decay, at.beta)
         )
         begins = None if at.begins is None else at.begins[:, begin : begin + size]
-        read, state = _block(DeltaInputs(q, k, v, log_decay, beta, begins, state))
+        read, state = _block(DeltaInputs(q, k, v, log_decay, beta, begins, state, at.erases))
         out.append(read)
     return torch.cat(out, 1) if out else at.v, state
 
@@ -91,17 +95,18 @@ def _block(at: DeltaInputs) -> Result:
         whole = head[:, -1:]
     last = c[:, -1:]
     into, onwards, through = (_power(x, seen) for x, seen in ((c, head), (last - c, tail), (last.mT, whole)))
+    rows = (q, k) if at.erases else (q,)
     if c.shape[-1] == 1:
         between = _power(c - c.mT, earlier)
-        of_keys, of_queries = (k @ k.mT) * between, (q @ k.mT) * between
+        pairs = [(x @ k.mT) * between for x in rows]
     else:
         between = _power(c.unsqueeze(2) - c.unsqueeze(1), earlier.unsqueeze(-1)) * k.unsqueeze(1)
-        of_keys, of_queries = ((between @ x.unsqueeze(-1)).squeeze(-1) for x in (k, q))
-    system = at.beta * of_keys.tril(-1) + torch.eye(count, dtype=q.dtype, device=q.device)
-    u = torch.linalg.solve_triangular(
-        system, at.beta * (at.v - (k * into) @ state), upper=False, unitriangular=True
-    )
-    return (q * into) @ state + of_queries @ u, through * state + (k * onwards).mT @ u
+        pairs = [(between @ x.unsqueeze(-1)).squeeze(-1) for x in rows]
+    u = at.beta * (at.v - (k * into) @ state if at.erases else at.v)
+    if at.erases:
+        system = at.beta * pairs[1].tril(-1) + torch.eye(count, dtype=q.dtype, device=q.device)
+        u = torch.linalg.solve_triangular(system, u, upper=False, unitriangular=True)
+    return (q * into) @ state + pairs[0] @ u, through * state + (k * onwards).mT @ u
 
 
 def _power(x: Tensor, seen: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""A layer of the gated delta rule as one value."""
+"""Layers of the gated delta rule, and of state-space duality, as values."""
 
 from dataclasses import dataclass
 
@@ -7,21 +7,18 @@ from headway.heads import Heads
 
 DECAYS = ("head", "channel")
 GATES = ("silu", "sigmoid")
+ORDERS = ("pre", "output")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeltaSpec:
-    """Sizes and gates of a layer of the gated delta rule (`headway.nn.GatedDelta`).
+class RuleSizes:
+    """Sizes of a layer whose state is changed by `delta_attend`.
 
     heads, key_heads      heads of values, H, and of queries and keys, K, which must divide H
     head_dim, value_dim   D of a query or key, and E of a value (D unless given)
     conv                  tokens that the convolution of queries, keys and values sees, W; 1 is a factor
-    decay                 "head": one decay for each head (Gated DeltaNet, Qwen3-Next); "channel": one for each channel
-                          of a head's keys (Kimi's KDA)
-    gate                  of the output: "silu" or "sigmoid"
-    rank                  of the projections of decays and gates, which are then products of two; None is one matrix
 
-    Raises ConfigError for sizes below 1, heads that do not divide, and unknown names.
+    Raises ConfigError for sizes below 1, and heads that do not divide.
     """
 
     heads: int
@@ -29,20 +26,15 @@ class DeltaSpec:
     head_dim: int
     value_dim: int | None = None
     conv: int = 4
-    decay: str = "head"
-    gate: str = "silu"
-    rank: int | None = None
 
     def __post_init__(self) -> None:
+        name = type(self).__name__
         if self.value_dim is None:
             object.__setattr__(self, "value_dim", self.head_dim)
-        sizes = ("heads", "key_heads", "head_dim", "value_dim", "conv")
-        for name in sizes if self.rank is None else (*sizes, "rank"):
-            check_whole(f"DeltaSpec: {name}", getattr(self, name), 1)
-        with as_error(ConfigError, "DeltaSpec"):
+        for size in ("heads", "key_heads", "head_dim", "value_dim", "conv"):
+            check_whole(f"{name}: {size}", getattr(self, size), 1)
+        with as_error(ConfigError, name):
             Heads.of(self.heads, self.key_heads)
-        check_known(self.decay, DECAYS, "DeltaSpec: there is no decay of a")
-        check_known(self.gate, GATES, "DeltaSpec: there is no gate")
 
     @property
     def value_size(self) -> int:
@@ -58,4 +50,60 @@ class DeltaSpec:
     @property
     def decays(self) -> int:
         """Decays of a token."""
+        return self.heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaSpec(RuleSizes):
+    """Sizes and gates of a layer of the gated delta rule (`headway.nn.GatedDelta`): those of `RuleSizes`, and
+
+    decay                 "head": one decay for each head (Gated DeltaNet, Qwen3-Next); "channel": one for each channel
+                          of a head's keys (Kimi's KDA)
+    gate                  of the output: "silu" or "sigmoid"
+    rank                  of the projections of decays and gates, which are then products of two; None is one matrix
+    beta_scale            factor on betas: with 2 they are in (0, 2), and eigenvalues of a state's transition in (-1, 1)
+                          (Grazzi et al. 2024, "Unlocking State-Tracking in Linear RNNs", section 4)
+    norm_eps              of the norm of the output; the model's unless given
+    order                 of norms in its layers, "pre" or "output" (`headway.nn.Block`); the model's unless given
+
+    Raises ConfigError as `RuleSizes` does, and for unknown names.
+    """
+
+    decay: str = "head"
+    gate: str = "silu"
+    rank: int | None = None
+    beta_scale: float = 1.0
+    norm_eps: float | None = None
+    order: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rank is not None:
+            check_whole("DeltaSpec: rank", self.rank, 1)
+        check_known(self.decay, DECAYS, "DeltaSpec: there is no decay of a")
+        check_known(self.gate, GATES, "DeltaSpec: there is no gate")
+        if self.order is not None:
+            check_known(self.order, ORDERS, "DeltaSpec: its layers have no order of norms")
+        if not 0 < self.beta_scale <= 2:
+            raise ConfigError(f"DeltaSpec: beta_scale must be above 0 and at most 2, got {self.beta_scale!r}")
+        if self.norm_eps is not None and not 0 <= self.norm_eps < 1:
+            raise ConfigError(f"DeltaSpec: norm_eps must be at least 0 and below 1, got {self.norm_eps!r}")
+
+    @property
+    def decays(self) -> int:
         return self.heads * (self.head_dim if self.decay == "channel" else 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SSDSpec(RuleSizes):
+    """Sizes of a layer of state-space duality (`headway.nn.SSD`; Mamba-2): those of `RuleSizes`, with K its groups, D
+    its state size, and E the width of a head, and
+
+    conv_bias   whether the convolution has a bias
+    bias        whether the projections have
+
+    Raises ConfigError as `RuleSizes` does.
+    """
+
+    conv_bias: bool = True
+    bias: bool = False

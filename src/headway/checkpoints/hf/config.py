@@ -136,7 +136,8 @@ def _shortest(spec: ModelSpec) -> ModelSpec:
     """The same spec with patterns and positions in the form that a config is read into."""
     positions = spec.positions
     if isinstance(positions, Rotary | PerLayer):
-        positions = PerLayer.of([_whole(one, spec.head_dim) for one in spec.layer_positions])
+        each = zip(spec.layer_positions, spec.key_sizes, strict=True)
+        positions = PerLayer.of([_whole(one, head_dim) for one, (_, head_dim) in each])
     return replace(spec, patterns=tuple(_short(p) for p in spec.patterns), positions=positions)
 
 

@@ -28,8 +28,8 @@ class Key(NamedTuple):
     """Where a config.json has a field of a spec.
 
     Attributes:
-        names: the key, or several that must agree. Where one key is that of several fields, it is written from the
-            first.
+        names: the key, or several that must agree; none where the field follows from others, by `default`. Where one
+            key is that of several fields, it is written from the first.
         default: what transformers takes for it where it is absent; a function makes it of the fields that are read
             before. None: it must be there, unless it is true or false.
         values: what the key says -> the field, where the two differ; where it says true or false, both.
@@ -72,6 +72,7 @@ def four_widths(fields: Mapping[str, Any]) -> int:
     return 4 * int(fields["width"])
 
 
+FOUR_WIDTHS = Key((), four_widths)
 SIZES: FieldMap = {
     "vocab": Key("vocab_size"),
     "width": Key("hidden_size"),
@@ -81,6 +82,18 @@ SIZES: FieldMap = {
     "init_std": Key("initializer_range", 0.02),
 }
 """Keys that most families share. What transformers takes for sizes that are absent is of no model, and is not taken."""
+
+
+def called(keys: FieldMap, **names: str) -> dict[str, Key]:
+    """The same fields, some of them under other names: field -> key."""
+    return {field: key._replace(names=names.get(field, key.names)) for field, key in keys.items()}
+
+
+def without(keys: FieldMap, *fields: str) -> dict[str, Key]:
+    """A table without some fields."""
+    return {field: key for field, key in keys.items() if field not in fields}
+
+
 DECODER: FieldMap = {
     **SIZES,
     "attention_dropout": Key("attention_dropout", 0.0),
@@ -205,7 +218,10 @@ def read_fields(given: ConfigReader, keys: FieldMap) -> dict[str, Any]:
     contradicts its like."""
     found: dict[str, Any] = {}
     for field, key in keys.items():
-        found[field] = _value(given, "bool" if True in key.values else KINDS[field], key, found)
+        if key.each:
+            found[field] = _value(given, "bool" if True in key.values else KINDS[field], key, found)
+        else:
+            found[field] = key.default(found)
     return found
 
 

@@ -1,68 +1,40 @@
 """Keys of config.json that change nothing of what is loaded here, in any family."""
 
+
+def words(text: str) -> tuple[str, ...]:
+    """The words of a text; those behind a word that ends with a dot begin with it, which is none itself."""
+    found: list[str] = []
+    place = ""
+    for word in text.split():
+        if word.endswith("."):
+            place = word
+        else:
+            found.append(f"{place}{word}")
+    return tuple(found)
+
+
 HARMLESS = (
     # how the folder came about, how it is run
-    "transformers_version",
-    "_name_or_path",
-    "_attn_implementation",
-    "_attn_implementation_autoset",
-    "attn_implementation",
-    "dtype",
-    "torch_dtype",
-    "use_cache",
-    "pretraining_tp",
-    "torchscript",
-    "use_bfloat16",
-    "tf_legacy_loss",
-    "return_dict",
-    "return_dict_in_generate",
-    "output_attentions",
-    "output_hidden_states",
-    "output_scores",
-    "chunk_size_feed_forward",
-    "max_sequence_length",
-    "transformers.js_config",
-    "unsloth_version",
-    "unsloth_fixed",
+    *words(
+        "transformers_version _name_or_path _attn_implementation _attn_implementation_autoset attn_implementation "
+        "dtype torch_dtype use_cache pretraining_tp torchscript use_bfloat16 tf_legacy_loss return_dict "
+        "return_dict_in_generate output_attentions output_hidden_states output_scores chunk_size_feed_forward "
+        "max_sequence_length transformers.js_config unsloth_version unsloth_fixed"
+    ),
     # token ids: tokenizer and generation config own them
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "sep_token_id",
-    "decoder_start_token_id",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "begin_suppress_tokens",
-    "suppress_tokens",
-    "bad_words_ids",
-    "exponential_decay_length_penalty",
-    "tokenizer_class",
-    "prefix",
+    *words(
+        "bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id forced_bos_token_id "
+        "forced_eos_token_id begin_suppress_tokens suppress_tokens bad_words_ids exponential_decay_length_penalty "
+        "tokenizer_class prefix"
+    ),
     # generation settings that old versions kept here
-    "max_length",
-    "min_length",
-    "do_sample",
-    "early_stopping",
-    "num_beams",
-    "num_beam_groups",
-    "diversity_penalty",
-    "temperature",
-    "top_k",
-    "top_p",
-    "typical_p",
-    "repetition_penalty",
-    "length_penalty",
-    "no_repeat_ngram_size",
-    "encoder_no_repeat_ngram_size",
-    "num_return_sequences",
-    "remove_invalid_values",
+    *words(
+        "max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k "
+        "top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size "
+        "num_return_sequences remove_invalid_values"
+    ),
     # heads of other tasks
-    "id2label",
-    "label2id",
-    "problem_type",
-    "task_specific_params",
-    "finetuning_task",
-    "num_labels",
+    *words("id2label label2id problem_type task_specific_params finetuning_task num_labels"),
     # which beginnings of an embedder's vectors stand for the whole
-    "matryoshka_dimensions",
+    *words("matryoshka_dimensions"),
 )

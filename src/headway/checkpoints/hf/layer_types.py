@@ -10,7 +10,7 @@ from headway.checkpoints.hf.windows import from_foreign, last_keys
 from headway.errors import ConfigError, check_known
 from headway.models import ModelSpec
 from headway.patterns import Causal, Pattern
-from headway.positions import PerLayer, PositionScheme, Rotary
+from headway.positions import NoPositions, PerLayer, PositionScheme, Rotary
 
 FULL, SLIDING = LAYER_TYPES = ("full_attention", "sliding_attention")
 UNUSED = 4096
@@ -57,14 +57,21 @@ def read_windows(given: ConfigReader, kinds: Sequence[str]) -> tuple[Pattern, ..
     return tuple(window if kind == SLIDING else Causal() for kind in kinds)
 
 
+def in_windows(patterns: Sequence[Pattern], positions: PositionScheme) -> dict[str, Any]:
+    """The fields `patterns` and `positions` where layers that see all have no positions."""
+    each = [NoPositions() if pattern == Causal() else positions for pattern in patterns]
+    return {"patterns": patterns, "positions": PerLayer.of(each)}
+
+
 Bases = Mapping[str, tuple[str, float]]
 """By the kind of a layer the key of its base in old files, and the base where there is none."""
 
 
 def read_rope_by_kind(
-    given: ConfigReader, kinds: Sequence[str], head_dim: int, bases: Bases
+    given: ConfigReader, kinds: Sequence[str], head_dim: int | Mapping[str, int], bases: Bases
 ) -> dict[str, Any]:
-    """The fields `positions` and `trained_context` where each kind of layer rotates by a base of its own.
+    """The fields `positions` and `trained_context` where each kind of layer rotates by a base of its own, heads of
+    `head_dim`, or of that of the kind.
 
     `rope_parameters` have an object for each kind. In old files bases have keys of their own, and `rope_scaling` is
     that of layers that see all. Raises ConfigError as `read_rope` does."""
@@ -84,7 +91,7 @@ def read_rope_by_kind(
             "rope_parameters": inner,
             "rope_scaling": given.get("rope_scaling") if kind == FULL else None,
         }
-        rope = read_rope(ConfigReader(config, {}), head_dim)
+        rope = read_rope(ConfigReader(config, {}), head_dim if isinstance(head_dim, int) else head_dim[kind])
         schemes[kind], context = rope["positions"], rope["trained_context"]
     return {"positions": PerLayer.of([schemes[kind] for kind in kinds]), "trained_context": context}
 

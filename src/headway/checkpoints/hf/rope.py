@@ -23,6 +23,7 @@ from headway.positions import (
     LongRope,
     Pairing,
     PositionScheme,
+    Proportional,
     Rotary,
     Scaling,
     YaRN,
@@ -43,6 +44,7 @@ KINDS: Mapping[str, type[Scaling] | None] = {
     "yarn": YaRN,
     "llama3": Llama3,
     "longrope": LongRope,
+    "proportional": Proportional,
 }
 """`rope_type` -> the scaling that it means, whose fields are its keys."""
 _NAMES = {kind: name for name, kind in KINDS.items()}
@@ -67,7 +69,7 @@ def read_rope(
     options = {
         k: v for k, v in values.items() if k not in ("type", "rope_type", "rope_theta") and v is not None
     }
-    dims = _rotated(where, options.pop(PARTIAL, None), share, head_dim)
+    dims = _rotated(where, None if PARTIAL in known else options.pop(PARTIAL, None), share, head_dim)
     for key in options:
         if key not in known:
             raise ConfigError(
@@ -93,7 +95,7 @@ def read_rope(
         options[key] = _factors(where, key, options[key], dims or head_dim)
     if name in ("yarn", "longrope"):
         options["factor"] = _stretch(where, name, options.get("factor"), anchor, longest)
-    if name not in ("default", "linear"):
+    if name not in ("default", "linear", "proportional"):
         options["trained_context"] = anchor
     with as_error(ConfigError, where, TypeError):
         scaling = None if kind is None else kind(**options)
@@ -125,7 +127,7 @@ def write_rope(
     for key, needed in _keys(KINDS[name]).items():
         value = getattr(scaling, "trained_context", None) if key == TRAINED else getattr(scaling, key)
         default = getattr(type(scaling), key, None)
-        if value is not None and (needed or key in (TRAINED, "factor") or value != default):
+        if value is not None and (needed or key == TRAINED or value != default):
             values[key] = list(value) if isinstance(value, tuple) else value
     if isinstance(scaling, DynamicNTK):
         context = values.pop(TRAINED)

@@ -7,11 +7,15 @@ are equal there, and nothing sees both sides.
 from collections.abc import Mapping
 from typing import Any
 
+from headway.checkpoints.hf.config_keys import check_keys
+from headway.checkpoints.hf.harmless import HARMLESS
+from headway.checkpoints.hf.layouts.base import ALWAYS
 from headway.errors import CheckpointError, ConfigError
 from headway.storage.lazy import LazyTensors
 
 TEXT: Mapping[str, str] = {
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
     "internvl": "qwen2",
     "lighton_ocr": "qwen3",
     **dict.fromkeys(("llava", "llava_next"), "llama"),
@@ -20,6 +24,7 @@ TEXT: Mapping[str, str] = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), "qwen2"),
     "qwen3_vl": "qwen3",
     "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
 }
 """`model_type` -> that of its text model, unless `text_config` says another."""
 SAME = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
@@ -28,6 +33,17 @@ SIZES: Mapping[str, Mapping[str, int]] = {"gemma3_text": {"vocab_size": 262208, 
 """Sizes that published files leave out, as transformers has them."""
 SCALINGS = ("rope_scaling", "rope_parameters")
 AXES = ("mrope_section", "mrope_interleaved")
+OF_IMAGES = (
+    "vision_config", "vision_feature_layer", "vision_feature_select_strategy", "vision_aspect_ratio",
+    "vision_token_id", "vision_start_token_id", "vision_end_token_id", "image_token_id", "image_token_index",
+    "image_seq_length", "image_grid_pinpoints", "boi_token_index", "eoi_token_index", "video_token_id",
+    "video_token_index", "mm_tokens_per_image", "multimodal_projector_bias", "projector_hidden_act",
+    "spatial_merge_size", "downsample_ratio", "use_image_newline_parameter", "ignore_index", "audio_config",
+    "audio_token_id", "boi_token_id", "eoi_token_id", "boa_token_id", "eoa_token_id", "eoa_token_index",
+)  # fmt: skip
+"""Keys of what stands around the text model."""
+BESIDE = (*ALWAYS, *HARMLESS, *OF_IMAGES, "text_config", "tie_word_embeddings", "initializer_range")
+"""Keys that may stand beside `text_config`, and those that say the same again as it does."""
 PLACES = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
@@ -35,6 +51,9 @@ PLACES = {
 }
 """How names of the text model's tensors begin -> how they begin in its own files."""
 AROUND = (
+    "audio_tower.",
+    "embed_audio.",
+    "embed_vision.",
     "vision_tower.",
     "vision_encoder.",
     "vision_projection.",
@@ -47,18 +66,19 @@ AROUND = (
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The config of the text model; of a folder that has no other the config itself. Raises ConfigError for a
-    `text_config` that is no object."""
+    `text_config` that is no object, and for an unknown key beside it."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in TEXT:
         return config
     inner = config.get("text_config")
     if inner is None:  # old files have its keys beside the others
-        inner = {
-            key: value for key, value in config.items() if not key.startswith(("vision", "image", "video"))
-        }
+        inner = {key: value for key, value in config.items() if key not in (*OF_IMAGES, "text_config")}
         inner |= {"model_type": None, "architectures": None}
     if not isinstance(inner, Mapping):
         raise ConfigError(f'config.json: "text_config" must be an object, got {inner!r}')
+    beside = {key: value for key, value in config.items() if key not in inner or value != inner[key]}
+    allowed = {**dict.fromkeys(BESIDE), "is_encoder_decoder": (False, None)}
+    check_keys(beside, allowed, of=f' beside "text_config" of model_type {kind}')
     name = inner.get("model_type") or TEXT[kind]
     name = SAME.get(name, name)
     text: dict[str, Any] = {**SIZES.get(name, {}), **inner, "model_type": name, "architectures": None}

@@ -6,7 +6,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headway.integrations.transformers.products import side_by_side
 from headway.nn import RotaryEmbedding, Scores
@@ -46,6 +46,7 @@ class Projected:
     """What a mixer is given of a `LongformerSelfAttention` (`headway.nn.mixers.Projections`)."""
 
     rotary, score, sink_logit = RotaryEmbedding(NoPositions(), 1), Scores(), None
+    kv_from: nn.Module | None = None
 
     def __init__(self, module: Any) -> None:
         self.module, self.dropout, self.training = module, module.dropout, module.training

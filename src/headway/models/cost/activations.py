@@ -49,7 +49,8 @@ def activation_bytes(
                        "output" 2 L, beside what the sub-layers are given
         attention      L (e D (2 H + 2 K) + 4 H)     q, k, v, the output, and the logsumexp; of an encoder's states
                                                      L (2 e D H + 4 H), and L 2 e D K per source token;
-                                                     L e D (2 K + H) more with global projections
+                                                     L e D (2 K + H) more with global projections; keys and values
+                                                     that layers share once
           sink         L H (e D + 5)                 its result, its factor, and which rows see nothing
           gate         L e H (D + 1), or L 2 e H D   its result, and one number for each head, or each channel
           others       what `MixerKind.saved` says     of layers with another mixer
@@ -63,6 +64,7 @@ def activation_bytes(
         dropout        e M for each sub-layer, e E for the embedding; e M more with final_dropout
         positions      what rotations keep that are trained, and stored scores: `PositionScheme.saved_bytes`
         head           its dense layer and norm
+        per layer      `_per_layer_bytes`            embeddings by layer, under "norms"
         logits         4 C                           the log-probabilities of C labels, in float32; over a vocab the
                        loss (`model(..., targets=)`) has instead, in all, w V E: the gradient of the output matrix; in
                        an encoder-decoder, and under a cap, the log-probabilities of one chunk, w V each, and e V of
@@ -91,7 +93,9 @@ def activation_bytes(
     for encoder in below:
         found["encoder"], sources = sum(encoder.values()), rows[1][1]
         attended = 1 if gradient_checkpointing in ("block", "attention") else spec.layers
-        keys = 2 * e * spec.head_dim * spec.kv_heads + _qk_norm_bytes(spec, (spec.kv_heads,), e)
+        keys = 2 * e * spec.head_dim * spec.kv_heads + _qk_norm_bytes(
+            spec, (spec.kv_heads,), spec.head_dim, e
+        )
         found["attention"] += spec.layers * batch * sources * keys
         if scores == "stored":
             found["scores"] += attended * _score_bytes(spec, context, sources, batch)
@@ -103,7 +107,7 @@ def _stack_bytes(
     spec: ModelSpec, context: int, batch: int, e: int, scores: Scores, redo: Checkpointing
 ) -> Counter[str]:
     """What a stack keeps, its last states included, without the keys of an encoder's states."""
-    m, h, d, tokens = spec.width, spec.heads, spec.head_dim, context * batch
+    m, h, tokens = spec.width, spec.heads, context * batch
     cross, w = spec.encoder is not None, max(e, 4)
     full, attended, fed = (
         1 if redo in ("block", part) else spec.layers for part in ("block", "attention", "feed_forward")
@@ -121,21 +125,21 @@ def _stack_bytes(
     else:
         norms += _norm_bytes(spec, m, e) if spec.final_norm else e * m
     kinds = [kind_of(mixer) for mixer in spec.mixers]
-    heads = min(attended, sum(kind.positions for kind in kinds))
-    norms += heads * _qk_norm_bytes(spec, (h, spec.kv_heads), e)
-    norms += cross * attended * _qk_norm_bytes(spec, (h,), e)
+    normed = [_head_norm_bytes(spec, i, e) if kind.positions else 0 for i, kind in enumerate(kinds)]
+    norms += max(normed) if attended == 1 else sum(normed)
+    norms += cross * attended * _qk_norm_bytes(spec, (h,), spec.head_dim, e)
+    if spec.per_layer_embedding:
+        norms += _per_layer_bytes(spec, full, e)
     if spec.embedding_norm:
         norms += _norm_bytes(spec, spec.columns, e) - e * spec.columns
     norms += e * spec.columns * (spec.columns != m)
     found = Counter(norms=tokens * norms)
     stored = scores == "stored"
-    softmax = (w if stored else e) * d * (h + 2 * spec.kv_heads) + e * d * h + 4 * h
-    softmax += spec.global_projections * e * d * (2 * spec.kv_heads + h) + spec.sink_logit * h * (e * d + 5)
-    gated = e * (h * d + gates(spec)) if spec.gate else 0
-    across = (w if stored else e) * d * h + e * d * h + 4 * h
+    across = (w if stored else e) * spec.head_dim * h + e * spec.head_dim * h + 4 * h
     each = [
-        (softmax if mixer == Softmax() else kind.saved(spec, mixer, e)) + gated * kind.positions
-        for mixer, kind in zip(spec.mixers, kinds, strict=True)
+        (_softmax_bytes(spec, i, e, stored) if isinstance(mixer, Softmax) else kind.saved(spec, mixer, e))
+        + e * (h * d + gates(spec, d)) * bool(spec.gate) * kind.positions
+        for i, (mixer, kind, (_, d)) in enumerate(zip(spec.mixers, kinds, spec.key_sizes, strict=True))
     ]
     mixed = max(each) if attended == 1 else sum(each)
     found["attention"] = tokens * (mixed + cross * attended * across)
@@ -158,13 +162,45 @@ def _stack_bytes(
         )
     with torch.device("meta"):
         number = torch.float64 if w == 8 else torch.float32
-        q = torch.empty(batch, h, context, d, dtype=number)
-        k = q[:, : spec.kv_heads]
-    marked = [p for p, kind in zip(spec.layer_positions, kinds, strict=True) if kind.positions]
-    found["positions"] = sum(p.saved_bytes(q, k, stored) for p in marked[:attended])
+        rows = [torch.empty(batch, h, context, d, dtype=number) for _, d in spec.key_sizes]
+    marked = [
+        p.saved_bytes(q, q[:, :kv_heads], stored)
+        for p, kind, q, (kv_heads, _) in zip(spec.layer_positions, kinds, rows, spec.key_sizes, strict=True)
+        if kind.positions
+    ]
+    found["positions"] = sum(marked[:attended])
     if redo == "block":
         found["inputs"] = tokens * spec.layers * e * m
     return found
+
+
+def _softmax_bytes(spec: ModelSpec, layer: int, e: int, stored: bool) -> int:
+    """Of one token's queries, keys and values (those of another layer not again, but where scores are stored, which
+    takes a copy in each), outputs and logsumexp."""
+    h, (k, d) = spec.heads, spec.key_sizes[layer]
+    keys = 2 * k if spec.key_layers[layer] == layer or stored else 0
+    in_scores = (max(e, 4) if stored else e) * d * (h + keys)
+    of_global = spec.global_projections * e * d * (2 * k + h)
+    return in_scores + e * d * h + 4 * h + of_global + spec.sink_logit * h * (e * d + 5)
+
+
+def _head_norm_bytes(spec: ModelSpec, layer: int, e: int) -> int:
+    """Of the norms of one token's queries, keys and values in a layer."""
+    (k, d), mixer = spec.key_sizes[layer], spec.mixers[layer]
+    own = spec.key_layers[layer] == layer
+    of_values = 0
+    if isinstance(mixer, Softmax) and mixer.v_norm:
+        of_values = e * k * d * (not mixer.tied_values) + max(e, 4) * k
+    return _qk_norm_bytes(spec, (spec.heads, k) if own else (spec.heads,), d, e) + of_values
+
+
+def _per_layer_bytes(spec: ModelSpec, layers: int, e: int) -> int:
+    """Of one token's embeddings for all layers: what their norm is given; and in so many layers the gate and what is
+    made of it, its product with the embedding, and the input and result of the norm behind."""
+    each, m = spec.per_layer_embedding, spec.width
+    root = max(e, 4) * (1 + (spec.norm == "layer"))
+    made = spec.layers * (_input_size(spec, e) * each + root)
+    return made + spec.layers * e * each + layers * (3 * e * each + e * m + _norm_bytes(spec, m, e) - e * m)
 
 
 def _routing_bytes(spec: ModelSpec, experts: Experts | None, e: int) -> int:
@@ -192,13 +228,13 @@ def _norm_bytes(spec: ModelSpec, width: int, e: int) -> int:
     return (e + _input_size(spec, e)) * width + max(e, 4) * (1 + (spec.norm == "layer"))
 
 
-def _qk_norm_bytes(spec: ModelSpec, heads: Sequence[int], e: int) -> int:
+def _qk_norm_bytes(spec: ModelSpec, heads: Sequence[int], head_dim: int, e: int) -> int:
     """Of one token's norms of so many heads each."""
     if spec.qk_norm == "none":
         return 0
     roots = (len(heads) if spec.qk_norm == "all" else sum(heads)) * (1 + (spec.norm == "layer"))
     root = e if spec.norm == "layer" else 4  # torch's own layer norm keeps them in the dtype of the rest
-    return _input_size(spec, e) * spec.head_dim * sum(heads) + root * roots
+    return _input_size(spec, e) * head_dim * sum(heads) + root * roots
 
 
 def _input_size(spec: ModelSpec, e: int) -> int:

@@ -33,9 +33,19 @@ from headway.quantization import row_bytes
 def attention_pairs(spec: ModelSpec, n: int, last: int | None = None) -> int:
     """(query, key) pairs that all heads of all layers of softmax attention score in a row of n tokens, counted; of the
     last layer those of its `last` queries alone where they are given (`prefill_flops`)."""
+    return sum(_layer_pairs(spec, n, last))
+
+
+def _layer_pairs(spec: ModelSpec, n: int, last: int | None) -> list[int]:
     top = spec.layers - 1
     each = ((i, spec.patterns[i]) for i in spec.softmax_layers)
-    return sum(_pairs(pattern, n, spec.heads, last if i == top else None) for i, pattern in each)
+    return [_pairs(pattern, n, spec.heads, last if i == top else None) for i, pattern in each]
+
+
+def _score_flops(spec: ModelSpec, pairs: Sequence[int]) -> float:
+    """Of so many (query, key) pairs in each layer of softmax attention: 4 D each."""
+    each = zip(spec.softmax_layers, pairs, strict=True)
+    return sum(4.0 * spec.key_sizes[i][1] * n for i, n in each)
 
 
 def prefill_flops(spec: ModelSpec, n: int, logits: int = 1, source: int | None = None) -> float:
@@ -60,11 +70,12 @@ def prefill_flops(spec: ModelSpec, n: int, logits: int = 1, source: int | None =
             f"prefill_flops: Head({spec.head.task!r}) is computed once for a row, got logits={logits}"
         )
     last = min(logits, n) if spec.kind == "decoder" else n
-    behind = output_weights(spec) + fed_outputs(spec, spec.layers - 1) * spec.width
+    fed = fed_outputs(spec, spec.layers - 1) + 2 * spec.per_layer_embedding
+    behind = output_weights(spec) + fed * spec.width
     spared = (n - last) * behind
     own = (
         2.0 * (n * matrix_weights(spec) - spared)
-        + 4.0 * spec.head_dim * attention_pairs(spec, n, last)
+        + _score_flops(spec, _layer_pairs(spec, n, last))
         + _state_flops(spec, n)
         + head_flops(spec) * logits
     )
@@ -100,8 +111,8 @@ def decode_flops(spec: ModelSpec, context: int, source: int | None = None) -> fl
     must_decode(spec, "decode_flops")
     sources = sum(tokens for _, tokens in stacks(spec, context, source)[1:])
     across = 4.0 * spec.head_dim * spec.heads * spec.layers * sources
-    keys = sum(keys_read(spec.patterns[i], context, spec.heads) for i in spec.softmax_layers)
-    own = 4.0 * spec.head_dim * keys + _state_flops(spec, 1)
+    keys = [keys_read(spec.patterns[i], context, spec.heads) for i in spec.softmax_layers]
+    own = _score_flops(spec, keys) + _state_flops(spec, 1)
     return 2.0 * matrix_weights(spec) + head_flops(spec) + own + across
 
 
@@ -129,17 +140,20 @@ def keys_read(pattern: Pattern, n: int, heads: int) -> int:
 
 def kv_bytes_per_token(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16) -> int:
     """Bytes of keys and values that one token has in all layers: 2 L K (D e), with e bytes per number; in
-    int8, whose rows have a float32 scale, 2 L K (D + 4). L counts those of softmax attention: others keep states."""
-    return len(spec.softmax_layers) * _token_bytes(spec, dtype)
+    int8, whose rows have a float32 scale, 2 L K (D + 4). L counts those of softmax attention with keys of their own:
+    others keep states, or nothing."""
+    return sum(token_bytes(spec, i, dtype) for i in spec.softmax_layers if spec.key_layers[i] == i)
 
 
-def _token_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
-    return 2 * spec.kv_heads * row_bytes(spec.head_dim, dtype)
+def token_bytes(spec: ModelSpec, layer: int, dtype: torch.dtype = torch.bfloat16) -> int:
+    """Bytes of the keys and values of one token that a layer of softmax attention attends to."""
+    kv_heads, head_dim = spec.key_sizes[layer]
+    return 2 * kv_heads * row_bytes(head_dim, dtype)
 
 
 def memory_bytes(spec: ModelSpec, source: int, dtype: torch.dtype = torch.bfloat16, batch: int = 1) -> int:
     """Bytes of keys and values of so many last states of an encoder, in all layers: 2 L K (D e) for each."""
-    return spec.layers * _token_bytes(spec, dtype) * source * batch
+    return spec.layers * token_bytes(spec, 0, dtype) * source * batch
 
 
 def state_bytes(spec: ModelSpec, layer: int, dtype: torch.dtype = torch.bfloat16) -> int:
@@ -167,13 +181,16 @@ def kv_bytes_stored(
 ) -> int:
     """Bytes of keys and values that the caches of `batch` rows of `context` tokens hold, of all layers or of some.
 
-    2 K (D e) bytes, in int8 2 K (D + 4), times the slots of each layer; of other mixers the states of the rows
+    2 K (D e) bytes, in int8 2 K (D + 4), times the slots of each layer; of layers that attend to the keys of another
+    nothing, and of other mixers the states of the rows
     (`state_bytes`). (Those of an encoder's states: `memory_bytes`.)"""
     must_decode(spec, "kv_bytes_stored")
-    slots, softmax = cache_slots(spec, context), _token_bytes(spec, dtype)
+    slots = cache_slots(spec, context)
     each = range(spec.layers) if layers is None else layers
     return batch * sum(
-        softmax * slots[i] if i in spec.softmax_layers else state_bytes(spec, i, dtype) for i in each
+        token_bytes(spec, i, dtype) * slots[i] if i in spec.softmax_layers else state_bytes(spec, i, dtype)
+        for i in each
+        if spec.key_layers[i] == i
     )
 
 
@@ -191,8 +208,11 @@ def kv_bytes_read(
     states.
     """
     must_decode(spec, "kv_bytes_read")
-    e = 2 * row_bytes(spec.head_dim, dtype)
-    softmax = {i: e * keys_read(spec.patterns[i], context, spec.kv_heads) for i in spec.softmax_layers}
+    softmax = {
+        i: 2 * row_bytes(head_dim, dtype) * keys_read(spec.patterns[i], context, kv_heads)
+        for i, (kv_heads, head_dim) in enumerate(spec.key_sizes)
+        if i in spec.softmax_layers
+    }
     each = range(spec.layers) if layers is None else layers
     return batch * sum(softmax[i] if i in softmax else state_bytes(spec, i, dtype) for i in each)
 

@@ -9,7 +9,8 @@ from typing import Unpack
 import torch
 
 from headway.models.cost.activations import TrainingOptions, activation_bytes
-from headway.models.cost.weights import block_numbers, parameter_count, stacks
+from headway.models.cost.weights import block_numbers, hidden_units, parameter_count, stacks
+from headway.models.mixers import kind_of
 from headway.models.spec import ModelSpec
 from headway.nn import Experts
 from headway.nn.cross_entropy import chunk_rows
@@ -113,17 +114,18 @@ def training_bytes(
 
 def _fed(spec: ModelSpec) -> int:
     """F + M of the widest feed-forward; of experts K (F + M), with those of all that a token has together."""
-    rows = {(spec.hidden, 1) if one is None else (one.units, one.top) for one in spec.experts}
+    each = zip(hidden_units(spec), spec.experts, strict=True)
+    rows = {(units, 1 if one is None else one.top) for units, one in each}
     return max(units + top * spec.width for units, top in rows)
 
 
-def _fed_first(spec: ModelSpec, experts: Experts | None, n: int) -> int:
+def _fed_first(spec: ModelSpec, units: int, experts: Experts | None, n: int) -> int:
     """Numbers of one layer's feed-forward where nothing is kept for a backward: a chunk of hidden layers, and rows that
-    are in the order of experts, three times."""
+    are in the order of experts, three times, and once in their own."""
     if experts is None:
-        return min(n, CHUNK) * (2 + spec.gated) * spec.hidden
+        return min(n, CHUNK) * (2 + spec.gated) * units
     widest = max(experts.hidden, experts.shared)
-    return min(n * experts.top, CHUNK) * (2 + spec.gated) * widest + 3 * n * experts.top * spec.width
+    return min(n * experts.top, CHUNK) * (2 + spec.gated) * widest + 4 * n * experts.top * spec.width
 
 
 def _loss_bytes(spec: ModelSpec, tokens: int, w: int) -> int:
@@ -140,8 +142,9 @@ def first_pass_bytes(
 ) -> int:
     """Bytes that the first pass over rows holds at its peak, besides weights and caches: in a block five tensors of
     width M (the stream before and after attention, two norms, what attention gave) and those of a chunk of its
-    feed-forward, two or with a gate three, and where K experts have a row three of K M; or the states and the logits
-    that are wanted, of every token in an encoder that has them.
+    feed-forward, two or with a gate three, and where K experts have a row four of K M; or of another mixer two of them
+    and what that holds (`MixerKind.first`); or the states and the logits that are wanted, of every token in an encoder
+    that has them.
 
     Read `chunk` tokens at a time, n are those of the chunks, and attention packs the keys and values of one head of
     all tokens before it again for each of them: in a whole row they are small beside the block."""
@@ -149,8 +152,11 @@ def first_pass_bytes(
     packed = 0
     if chunk is not None and chunk < context:
         n = batch * chunk
-        packed = 2 * context * spec.head_dim * e
-    block = (n * 5 * spec.width + max(_fed_first(spec, one, n) for one in {*spec.experts})) * e + packed
+        packed = 2 * context * max(head_dim for _, head_dim in spec.key_sizes) * e
+    each = {*zip(hidden_units(spec), spec.experts, strict=True)}
+    fed = n * 5 * spec.width + max(_fed_first(spec, *one, n) for one in each)
+    mixed = n * max(2 * spec.width + kind_of(one).first(spec, one) for one in {*spec.mixers})
+    block = (n * spec.layers * spec.per_layer_embedding + max(fed, mixed)) * e + packed
     outputs = spec.vocab if spec.head.needs_vocab else spec.head.outputs
-    each = spec.kind == "encoder" and spec.head.task not in ("classify", "embed")
-    return max(block, (n if each else batch) * outputs * e + 2 * n * spec.width * e)
+    whole = spec.kind == "encoder" and spec.head.task not in ("classify", "embed")
+    return max(block, (n if whole else batch) * outputs * e + 2 * n * spec.width * e)

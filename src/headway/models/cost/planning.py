@@ -21,6 +21,7 @@ from headway.models.cost.operations import (
     memory_bytes,
     prefill_flops,
     receptive_field,
+    token_bytes,
 )
 from headway.models.cost.peak import first_pass_bytes, training_bytes
 from headway.models.cost.report import LayerPlan, Machine, Report
@@ -42,7 +43,6 @@ from headway.models.quantize import KINDS
 from headway.models.spec import ModelSpec
 from headway.nn import Lora
 from headway.nn.block import Checkpointing
-from headway.patterns import Pattern
 
 MOST = 2**40
 """Tokens of all rows together: numbers of tensors that stand for them are 64-bit."""
@@ -199,7 +199,7 @@ def what_fits(found: Report, again: Callable[..., Report]) -> Iterator[tuple[str
 
 def _backend(
     spec: ModelSpec,
-    pattern: Pattern,
+    layer: int,
     queries: int,
     keys: int,
     batch: int,
@@ -208,18 +208,18 @@ def _backend(
     paged: bool = False,
     gradient: bool = False,
 ) -> Choice:
-    """The backend of the layers with that pattern."""
-    positions = spec.layer_positions[spec.patterns.index(pattern)]
+    """The backend of a layer."""
+    positions, (kv_heads, head_dim) = spec.layer_positions[layer], spec.key_sizes[layer]
     return attention.choose(
-        pattern,
+        spec.patterns[layer],
         queries=queries,
         keys=keys,
         heads=spec.heads,
-        kv_heads=spec.kv_heads,
-        head_dim=spec.head_dim,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
         batch=batch,
         dtype=dtype,
-        score=(*positions.scores(spec.heads, spec.head_dim, not spec.causal), *spec.score),
+        score=(*positions.scores(spec.heads, head_dim, not spec.causal), *spec.score),
         dropout=spec.attention_dropout if gradient else 0.0,
         paged=paged,
         gradient=gradient,
@@ -234,8 +234,8 @@ def _alike(spec: ModelSpec) -> list[list[int]]:
 
 def _stores_scores(spec: ModelSpec, context: int, batch: int, dtype: torch.dtype) -> bool:
     """Whether training builds whole score matrices in a layer: the choice then says their bytes."""
-    patterns = {spec.patterns[i] for i in spec.softmax_layers}
-    made = (_backend(spec, p, context, context, batch, dtype, gradient=True) for p in patterns)
+    each = {(spec.patterns[i], spec.key_sizes[i]): i for i in spec.softmax_layers}
+    made = (_backend(spec, i, context, context, batch, dtype, gradient=True) for i in each.values())
     return any(choice.bytes is not None for choice in made)
 
 
@@ -248,15 +248,16 @@ def _layer_plan(
     kv_dtype: torch.dtype,
 ) -> LayerPlan:
     """What these layers get, which share pattern and mixer."""
-    pattern, softmax = spec.patterns[layers[0]], layers[0] in spec.softmax_layers
+    first = layers[0]
+    pattern, softmax = spec.patterns[first], first in spec.softmax_layers
     found = LayerPlan(
-        pattern=str(pattern) if softmax else kind_of(spec.mixers[layers[0]]).name,
+        pattern=str(pattern) if softmax else kind_of(spec.mixers[first]).name,
         layers=tuple(layers),
-        prefill=_backend(spec, pattern, context, context, batch, dtype) if softmax else None,
+        prefill=_backend(spec, first, context, context, batch, dtype) if softmax else None,
     )
     if spec.kind == "encoder":
         return found
-    slots = cache_slots(spec, context)[layers[0]]
+    slots = cache_slots(spec, context)[first]
     read = kv_bytes_read(spec, context, kv_dtype, batch, layers)
     stored = kv_bytes_stored(spec, context, kv_dtype, batch, layers)
     found = replace(found, slots=slots, kv_stored=stored, kv_read=read)
@@ -264,9 +265,9 @@ def _layer_plan(
         return found
     return replace(
         found,
-        reads=round(spec.layers * read / len(layers) / memory_bytes(spec, 1, kv_dtype, batch)),
+        reads=round(read / len(layers) / token_bytes(spec, first, kv_dtype) / batch),
         cache=choose_cache(pattern),
-        decode=_backend(spec, pattern, 1, slots, batch, dtype, paged=True),
+        decode=_backend(spec, first, 1, slots, batch, dtype, paged=True),
     )
 
 
@@ -284,7 +285,7 @@ def _notes(spec: ModelSpec, context: int, machine: Machine, quantized: Quantized
             f"all layers are windows: {who} cannot depend on more than {field + 1} of the {context} tokens"
         )
     for mixer in dict.fromkeys(spec.mixers):
-        if mixer != Softmax():
+        if not isinstance(mixer, Softmax):
             notes.append(f"{kind_of(mixer).name} ({mixer}): a state of one size at any length")
     if not machine.native:
         notes.append("this CPU has no bfloat16 products: they save memory and cost time; see --dtype float32")

@@ -10,7 +10,7 @@ from headway.errors import ConfigError
 from headway.models.cost.activations import TrainingOptions
 from headway.models.cost.peak import training_bytes
 from headway.models.cost.weights import block_numbers, parameter_count, stacks
-from headway.models.mixers import state_kinds
+from headway.models.mixers import order_of, state_kinds
 from headway.models.spec import ModelSpec
 from headway.models.tensor_parallel import share_of, shares_vocab
 from headway.parallel import Mesh
@@ -131,9 +131,10 @@ def numbers_summed(rows: Sequence[tuple[ModelSpec, int]], ranks: int, again: boo
     found, sources = 0, rows[-1][1]
     for spec, tokens in rows:
         crosses = spec.encoder is not None
-        made_again = again * (1 + (spec.order in ("post", "sandwich", "output")) + crosses)
+        normed = sum(order_of(spec, one) in ("post", "sandwich", "output") for one in spec.mixers)
+        made_again = again * (1 + crosses)
         layer = (4 + 2 * crosses + made_again + (spec.gate is not None)) * tokens + crosses * sources
-        found += spec.layers * layer * spec.width
+        found += (spec.layers * layer + again * normed * tokens) * spec.width
         if spec.qk_norm == "all":
             found += spec.layers * ((2 + crosses) * (2 + again) * tokens + crosses * 2 * sources)
         if shares_vocab(spec.vocab, ranks):

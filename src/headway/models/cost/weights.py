@@ -26,6 +26,7 @@ PLACES: Mapping[str, str] = {
     "output layer": r"^(lm_)?head\b",
     "positions": r"\bfrequency_offset\b|\bscores?\b",
     "norms": "norm",
+    "per-layer inputs": r"\bper_layer\.(gate|proj)\b",
     "experts": r"\bmlp\.experts\b",
     "feed-forward": r"\bmlp\b",
     "attention": "attn",
@@ -34,6 +35,8 @@ PLACES: Mapping[str, str] = {
 """Where parameters are, by their names: the first that is found there."""
 
 
+OPTIONAL = ("positions", "encoder", "experts", "per-layer inputs")
+"""Places that are told where something is there."""
 _MIXER = r"(?:model|decoder)\.layers\.(\d+)\.self_attn\."
 """Where a stack has what mixes tokens; an encoder beside a decoder is another stack."""
 
@@ -54,12 +57,15 @@ def on_meta(spec: ModelSpec) -> Model:
 def parameters(spec: ModelSpec) -> dict[str, int]:
     """Numbers in the weights, by where they are; their sum is `parameter_count`.
 
-        embedding      V E, tables of `Learned` and of token types, and what projects E columns to M
+        embedding      V E, tables of `Learned` and of token types, and what projects E columns to M; V L P
+                       with P columns for each layer
+        per-layer inputs     3 L P M, which make and add these
         attention      L (M D (H + K + K) + H D M), biases, cross-attention, projections of global tokens, sink logits
                        L H, output gates L M H or L M H D
         feed-forward   L 3 M F, or 2 M F not gated, and biases; routers, and experts that all tokens have
         experts        those that are chosen from, as feed-forwards
-        norms          M for each, E behind an embedding, D on queries and on keys; twice with norm_bias
+        norms          M for each (P of all layers' embeddings), E behind an embedding, D on queries and on keys; twice
+                       with norm_bias
         positions      trained angles and tables of scores
         output layer   V E, or 0 when tied, biases, and what else the head has
         encoder        all of the encoder's, without a shared embedding
@@ -69,7 +75,7 @@ def parameters(spec: ModelSpec) -> dict[str, int]:
     found = dict.fromkeys(reversed([*PLACES]), 0)
     for name, parameter in on_meta(spec).named_parameters():
         found[place_of(name)] += parameter.numel()
-    return {place: n for place, n in found.items() if n or place not in ("positions", "encoder", "experts")}
+    return {place: n for place, n in found.items() if n or place not in OPTIONAL}
 
 
 @lru_cache(maxsize=128)
@@ -90,7 +96,8 @@ def parameter_count(spec: ModelSpec) -> int:
 
 def matrix_weights(spec: ModelSpec) -> int:
     """Weights that every token is multiplied with in a stack: L (M D (2 H + 2 K) + 3 M F), 2 M F not gated; L M H more
-    with a gate of each head, L M H D of each channel; of a layer with another mixer those of its matrices; E M more
+    with a gate of each head, L M H D of each channel; of a layer with another mixer those of its matrices; 3 L P M of
+    embeddings of P columns for each layer; E M more
     where E is not M; beside an encoder 2 L M D H more, of the queries and outputs of cross-attention. (Its keys and
     values are of source tokens: `memory_weights`. A second set of projections is for tokens that data mark.) With
     experts F are `hidden_units`, and routers are M for each."""
@@ -98,7 +105,8 @@ def matrix_weights(spec: ModelSpec) -> int:
     across = 2 * m * d * h * (spec.encoder is not None)
     projected = spec.columns * m * (spec.columns != m)
     fed = m * sum(fed_outputs(spec, layer) for layer in range(spec.layers))
-    return sum(mixing_weights(spec)) + spec.layers * across + fed + projected
+    each = 3 * m * spec.layers * spec.per_layer_embedding
+    return sum(mixing_weights(spec)) + spec.layers * across + fed + projected + each
 
 
 @lru_cache(maxsize=128)
@@ -122,7 +130,8 @@ def output_weights(spec: ModelSpec) -> int:
 def hidden_units(spec: ModelSpec) -> tuple[int, ...]:
     """Hidden units of the feed-forward that a token passes through in each layer, F: of the experts that are chosen for
     it, and of those that all have."""
-    return tuple(spec.hidden if experts is None else experts.units for experts in spec.experts)
+    each = enumerate(spec.experts)
+    return tuple(spec.hidden_of(i) if experts is None else experts.units for i, experts in each)
 
 
 def fed_outputs(spec: ModelSpec, layer: int) -> int:
@@ -146,9 +155,9 @@ def expert_share(spec: ModelSpec, batch: int = 1) -> float:
     return read / sum(one.hidden * one.count for one in having) if having else 1.0
 
 
-def gates(spec: ModelSpec) -> int:
+def gates(spec: ModelSpec, head_dim: int) -> int:
     """Output gates of a layer: H, or H D."""
-    return 0 if spec.gate is None else spec.heads * (1 if spec.gate == "head" else spec.head_dim)
+    return 0 if spec.gate is None else spec.heads * (1 if spec.gate == "head" else head_dim)
 
 
 def memory_weights(spec: ModelSpec) -> int:
@@ -168,7 +177,8 @@ def weight_bytes_read(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16, batc
     embedding = found["embedding"] - (spec.vocab * spec.width if spec.tied else 0)
     of_memory = memory_weights(spec) // spec.width * (spec.width + spec.qkv_bias)
     idle = round((1 - expert_share(spec, batch)) * found.get("experts", 0))
-    read = sum(found.values()) - found.get("encoder", 0) - of_memory - embedding - idle + rows * spec.width
+    looked_up = rows * spec.width + batch * spec.layers * spec.per_layer_embedding
+    read = sum(found.values()) - found.get("encoder", 0) - of_memory - embedding - idle + looked_up
     return read * dtype.itemsize
 
 

@@ -5,6 +5,7 @@
 // d of_keys = - b y u^T, db = y.r - sum_j (y.u_j) of_keys[.][j]. Each use of q_i and of k_i where it reads has e^(c_i),
 // each use of k_j where it is written e^(-c_j): so dc = q dq + k (dk where it reads - dk where it is written), of which
 // pairs of a slot and itself are left out (`alone`, and `ending` of the last one and c_n), since they cancel.
+// A rule that does not erase is A = 0 and r = v, both ways.
 #pragma once
 #include "delta_pairs.h"
 #include "delta_slot.h"
@@ -18,13 +19,13 @@ template <bool HALF, bool CHANNELS>
 struct Delta {
   const headway_delta& c;
   const int d, e;  // whole units
-  const bool back;
+  const bool back, erases;
   int64_t b = 0, head = 0, begin = 0;
   int count = 0, n = 0;  // slots of the chunk, and whole units
   bool fresh = false;    // no state before it
 
   explicit Delta(const headway_delta& x)
-      : c(x), d(whole_units((int)x.dim)), e(whole_units((int)x.dim_v)), back(x.d_out.data || x.d_state) {}
+      : c(x), d(whole_units((int)x.dim)), e(whole_units((int)x.dim_v)), back(x.d_out.data || x.d_state), erases(x.erases) {}
 
   // Room for a chunk, and going back for what each chunk needs again; what must be 0 behind its columns comes first.
   bool ready() {
@@ -150,8 +151,8 @@ struct Delta {
   void step(int i, const float* from, float* to, int rows) {
     const float g = CHANNELS ? 0 : i ? sums[i] - sums[i - 1] : sums[0];
     const float* decays = CHANNELS ? steps + i * d : nullptr;
-    const Slot slot = {q + i * d, k + i * d, v + i * e, r + i * e, decays, expf(g), beta[i]};
-    each_columns(e, [&](auto units, int at) __attribute__((always_inline)) {
+    const Slot slot = {q + i * d, k + i * d, v + i * e, r + i * e, decays, expf(g), beta[i], erases};
+    each_slot_columns(e, [&](auto units, int at) __attribute__((always_inline)) {
       slot_columns<decltype(units)::value>(slot, from + at, to + at, at, e, rows);
     });
   }
@@ -162,7 +163,7 @@ struct Delta {
 
   // Decays, and what lies between the slots of the chunk.
   void prepare(bool queries) {
-    pairs().forward(of_keys, queries ? of_queries : nullptr);
+    pairs().forward(erases ? of_keys : nullptr, queries ? of_queries : nullptr);
     const float* end = sums + (CHANNELS ? (n - 1) * d : n - 1);
     for (int i = 0; i < n; i++) {
       const float first = CHANNELS ? 0 : expf(sums[i]), rest = CHANNELS ? 0 : expf(*end - sums[i]);
@@ -175,15 +176,15 @@ struct Delta {
         store(onwards + i * d + x, key * after);
         if (i == n - 1) store(through + x, before);
       }
-      for (int j = 0; j < n; j += W) store(system + i * CHUNK + j, load(of_keys + i * CHUNK + j) * -beta[i]);
+      for (int j = 0; erases && j < n; j += W) store(system + i * CHUNK + j, load(of_keys + i * CHUNK + j) * -beta[i]);
     }
   }
   void forward() {
     prepare(!back);
     memcpy(r, v, (size_t)(n * e) * 4);
-    if (!fresh) multiply<true>(r, e, {minus, d, 1}, state, e, n, e, d);
+    if (erases && !fresh) multiply<true>(r, e, {minus, d, 1}, state, e, n, e, d);
     memcpy(u, r, (size_t)(n * e) * 4), scale_rows(u, beta, n, e);
-    solve<true>(u, {system, CHUNK, 1}, n, e);
+    if (erases) solve<true>(u, {system, CHUNK, 1}, n, e);
     if (back) {
       memcpy(rs + begin * e, r, (size_t)(count * e) * 4), memcpy(us + begin * e, u, (size_t)(count * e) * 4);
     } else {
@@ -215,17 +216,18 @@ struct Delta {
 
     multiply<false>(y, e, {onwards, d, 1}, d_state, e, n, e, d);
     add_triangle<false>(y, {of_queries, 1, CHUNK}, d_out, n, e);
-    solve<false>(y, {system, 1, CHUNK}, n, e);
+    if (erases) solve<false>(y, {system, 1, CHUNK}, n, e);
     transpose(turned, CHUNK, u, e, n, e);
     for (int i = 0; i < n; i += UNIT) {
       multiply<false>(d_queries + i * CHUNK, CHUNK, {d_out + i * e, e, 1}, turned, CHUNK, UNIT, i + UNIT, e);
-      multiply<false>(d_keys + i * CHUNK, CHUNK, {y + i * e, e, 1}, turned, CHUNK, UNIT, i + UNIT, e);
+      if (erases) multiply<false>(d_keys + i * CHUNK, CHUNK, {y + i * e, e, 1}, turned, CHUNK, UNIT, i + UNIT, e);
     }
+    if (!erases) memset(d_keys, 0, (size_t)(n * CHUNK) * 4);
     for (int i = 0; i < n; i++) {
       float* row = d_keys + i * CHUNK;
       alone[i] = d_queries[i * CHUNK + i];
       const int wide = (i / UNIT + 1) * UNIT;
-      const float d_beta = dot(y + i * e, r + i * e, e) - dot(row, of_keys + i * CHUNK, wide);
+      const float d_beta = dot(y + i * e, r + i * e, e) - (erases ? dot(row, of_keys + i * CHUNK, wide) : 0);
       if (i < count) c.d_beta[place(begin + i)] = d_beta;
       for (int j = 0; j < wide; j += W) store(row + j, load(row + j) * -beta[i]);
       for (int j = 0; j < e; j += W) store(y + i * e + j, load(y + i * e + j) * beta[i]);
@@ -237,15 +239,15 @@ struct Delta {
     if (before) {
       transpose(turned_state, d, before, e, d, e);
       multiply<false>(dq, d, {d_out, e, 1}, turned_state, d, n, d, e);
-      multiply<false>(reads, d, {y, e, 1}, turned_state, d, n, d, e);
     } else {
-      memset(dq, 0, rows), memset(reads, 0, rows);
+      memset(dq, 0, rows);
     }
+    before && erases ? multiply<false>(reads, d, {y, e, 1}, turned_state, d, n, d, e) : (void)memset(reads, 0, rows);
     decay_gradients(before);
     scale_rows(d_state, through, d, e);
     if (before) {
       multiply<true>(d_state, e, Left{into, d, 1}.turned(), d_out, e, d, e, n);
-      multiply<true>(d_state, e, Left{minus, d, 1}.turned(), y, e, d, e, n);
+      if (erases) multiply<true>(d_state, e, Left{minus, d, 1}.turned(), y, e, d, e, n);
     } else {
       memset(d_state, 0, (size_t)(d * e) * 4);
     }

@@ -85,6 +85,8 @@ INLINE float dot(const float* x, const float* y, int wide) {
 //
 //   of_keys[i][j]    = sum_d k_id k_jd decay(i, j)_d,  j < i        [n][CHUNK], 0 elsewhere
 //   of_queries[i][j] = sum_d q_id k_jd decay(i, j)_d,  j <= i
+//
+// Either may be null: it is not wanted.
 template <bool CHANNELS>
 struct Pairs {
   int n, d;
@@ -103,16 +105,16 @@ struct Pairs {
       if (CHANNELS && i) transpose(turned, CHUNK, far, d, i, d);
       const float *x = CHANNELS ? near_k : k + i * d, *y = CHANNELS ? near_q : q + i * d;
       if (wide) {
-        multiply<false>(of_keys + i * CHUNK, CHUNK, {x, d, 1}, turned, CHUNK, UNIT, wide, d);
+        if (of_keys) multiply<false>(of_keys + i * CHUNK, CHUNK, {x, d, 1}, turned, CHUNK, UNIT, wide, d);
         if (of_queries) multiply<false>(of_queries + i * CHUNK, CHUNK, {y, d, 1}, turned, CHUNK, UNIT, wide, d);
       }
       if (CHANNELS) meet(i, of_keys, of_queries);
       for (int r = i; r < i + UNIT; r++) {
-        float *keys = of_keys + r * CHUNK, *queries = of_queries ? of_queries + r * CHUNK : nullptr;
-        if (!CHANNELS) weigh(keys, r, r - 1, i + UNIT), queries ? weigh(queries, r, r, i + UNIT) : void();
-        for (int j = r; j < n; j++) keys[j] = 0;
-        if (queries)
-          for (int j = r + 1; j < n; j++) queries[j] = 0;
+        float *keys = of_keys ? of_keys + r * CHUNK : nullptr, *queries = of_queries ? of_queries + r * CHUNK : nullptr;
+        if (!CHANNELS && keys) weigh(keys, r, r - 1, i + UNIT);
+        if (!CHANNELS && queries) weigh(queries, r, r, i + UNIT);
+        for (int j = r; keys && j < n; j++) keys[j] = 0;
+        for (int j = r + 1; queries && j < n; j++) queries[j] = 0;
       }
     }
   }
@@ -193,7 +195,7 @@ struct Pairs {
           if (r > j) store(key + x, y *= load(a + r * d + x));
           keys += y * load(k + r * d + x), queries += y * load(q + r * d + x);
         }
-        of_keys[r * CHUNK + j] = sum_of(keys);
+        if (of_keys) of_keys[r * CHUNK + j] = sum_of(keys);
         if (of_queries) of_queries[r * CHUNK + j] = sum_of(queries);
       }
     }

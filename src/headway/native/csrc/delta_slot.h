@@ -46,15 +46,24 @@ struct Slot {
   float* out;
   const float* decays;  // of channels, or null where there is one `decay`
   float decay, beta;
+  bool erases;
 };
+
+// Pieces of a state's columns whose sums fit into registers, at best whole rows of 128, so that memory is read in a line.
+template <class F>
+INLINE void each_slot_columns(int wide, F f) {
+  in_halves<N == 1 ? 8 : WIDE>(wide / UNIT, [&](auto units, int at) __attribute__((always_inline)) { f(units, at * UNIT); });
+}
 
 // U units of columns from `at` of a state, whose rows are e apart.
 template <int U>
 INLINE void slot_columns(const Slot& slot, const float* from, float* to, int at, int e, int rows) {
   auto factor = [&](int x) __attribute__((always_inline)) { return slot.decays ? slot.decays[x] : slot.decay; };
   vf sum[U * N] = {}, wrong[U * N], out[U * N] = {};
-  for (int x = 0; x < rows; x++) {
+  for (int x = 0; slot.erases && x < rows; x++) {
     const vf by = splat(slot.k[x] * factor(x));
+    // two pages ahead, where the next head's state may begin: prefetchers of the machine stop at each
+    UNROLL for (int j = 0; j < U; j++) __builtin_prefetch(from + x * e + j * UNIT + 2048, 1, 2);
     UNROLL for (int j = 0; j < U * N; j++) sum[j] += by * load(from + x * e + j * W);
   }
   UNROLL for (int j = 0; j < U * N; j++) wrong[j] = (load(slot.v + at + j * W) - sum[j]) * slot.beta;

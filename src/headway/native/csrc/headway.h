@@ -189,6 +189,12 @@ typedef struct {
   int64_t scale_head;
 } headway_heads;
 
+// Whose rows they are, in a step: [rows] each, the rows of a text side by side.
+typedef struct {
+  const int64_t* pages;   // of the states of its text
+  const uint8_t* begins;  // whether the text begins, without a state
+} headway_texts;
+
 // Linear attention: the rows of a text in their order, of query and key features f and, before rotation (unless
 // rotates_both), g: kv += f(k) v^T, z += g(k), out = f(q) kv / max(g(q) z, eps). Where a text begins, its sums do.
 enum { HEADWAY_ELU1 = 0, HEADWAY_RELU_FEATURE, HEADWAY_SQUARE, HEADWAY_EXP, HEADWAY_SOFTMAX, HEADWAY_COSINE };
@@ -201,9 +207,8 @@ typedef struct {
   int64_t rotation_row;
   const int32_t* partner;  // [rotated]
   int64_t rotated, rotates_both;
-  float *kv, *z;         // [page][kv head][features][dim_v], [page][kv head][features]
-  const int64_t* pages;  // [rows]: of their text; its rows lie side by side
-  const uint8_t* begins;  // [rows]
+  float *kv, *z;  // [page][kv head][features][dim_v], [page][kv head][features]
+  headway_texts texts;
   void* out;
   int64_t out_row;
 } headway_sums;
@@ -228,6 +233,48 @@ typedef struct {
   headway_products y;
 } headway_added;
 
+// A mixture of experts of rows h, which `in` reads as it would for its matrices, of which it has none: each row goes to
+// the `top` experts with the largest s + choice, s = softmax or sigmoid of h router^T + router_bias in float32, of the
+// `top_groups` groups whose best two add up to most. out = sum of w down(act(gate(h)) up(h)) of the chosen, w = scale s or
+// scale s / (sum of s + sum_eps), + shared sigmoid(shared_gate). Matrices write where they are told.
+typedef struct {
+  int64_t rows, count, top, groups, top_groups, sigmoid, normalized;
+  double scale, sum_eps;
+  headway_products in;
+  const float *router, *router_bias, *choice;  // [count][inputs], [count] or null, [count] or null
+  int64_t hidden, act;
+  const headway_matrix *gate, *up, *down;  // [count]; gate may be null: act(up(h))
+  const void *shared, *shared_gate;        // [rows][inputs] and [rows], or null
+  void* out;                               // [rows][inputs]
+} headway_experts;
+
+// Short convolutions of rows x, or of x times: out = act(sum over w of weight[w] x_(t - w) + bias), times `by`.
+typedef struct {
+  int64_t rows, channels, window, type, act;  // act: NO_ACT or SILU
+  const void *x, *times, *by;                 // [rows][channels], all x_row apart; times and by may be null
+  int64_t x_row;
+  const float *weight, *bias;  // [window][channels], [channels] or null
+  float* tail;                 // [page][window - 1][channels]
+  headway_texts texts;
+  void* out;
+  int64_t out_row;
+} headway_taps;
+
+// The gated delta rule (`headway_delta`) of rows, with queries and keys of length 1, betas and decays from what a layer
+// has for them, ln a = rate softplus(decay + decay_bias); behind it the norm of each head times act(gate).
+typedef struct {
+  int64_t rows, heads, key_heads, dim, dim_v, type, channels;  // channels: of a decay, 1 or dim; dim_v: of whole 16
+  double scale, beta_scale, unit_eps, norm_eps;
+  int64_t gate_act;  // SILU or SIGMOID
+  const void *q, *k, *v, *beta, *decay, *gate;
+  int64_t x_row, beta_row, decay_row, gate_row;
+  const float *rate, *decay_bias, *gain;  // [heads], [heads][channels], [dim_v]
+  float* state;                           // [page][heads][dim][dim_v]
+  headway_texts texts;
+  void* out;
+  int64_t out_row;
+} headway_delta_step;
+
 enum {
   HEADWAY_PRODUCTS = 0,
   HEADWAY_HEADS = 1,
@@ -235,11 +282,15 @@ enum {
   HEADWAY_NORM = 3,
   HEADWAY_SUMS = 4,
   HEADWAY_FACTORS = 5,
-  HEADWAY_ADDED = 6
+  HEADWAY_ADDED = 6,
+  HEADWAY_EXPERTS = 7,
+  HEADWAY_TAPS = 8,
+  HEADWAY_DELTA = 9
 };
 typedef struct {
   int64_t kind;
-  const void* of;  // headway_products, _heads, _call, _norm (y may be x), _sums, _factors, _added
+  const void* of;  // headway_products, _heads, _call, _norm (y may be x), _sums, _factors, _added, _experts, _taps,
+                   // _delta_step
   void *k, *v;     // where the keys and values of a headway_call lie, which layers share but for these
   const float *k_scale, *v_scale;
 } headway_op;
@@ -297,13 +348,30 @@ typedef struct {
   int64_t gradient;
 } headway_entropy;
 
+// Channel by channel, y_t = act(sum over w < window of weight[w] x_(t - w) + bias), within the document of t. With dy the
+// gradients, and no y. y, dy and the gradients are contiguous.
+typedef struct {
+  int64_t threads, batch, slots, channels, window, type, act;  // act: NO_ACT or SILU
+  const void* x;                                               // [batch][slots][channels]
+  int64_t x_batch, x_row;
+  const float *weight, *bias;  // [window][channels], [channels] or null
+  const uint8_t* begins;       // [batch or 1][slots]: where a document begins, behind nothing; or null
+  int64_t begins_batch;
+  const void* past;  // [batch][window - 1][channels] before the first slot, or null: zeros
+  void* y;
+  const void* dy;
+  void *dx, *d_past;           // d_past may be null
+  float *d_weight, *d_bias;    // d_bias may be null
+} headway_convolution;
+
 // The gated delta rule. Of each head, S_t = diag(a_t) S_(t-1) + b_t k_t (v_t - k_t^T diag(a_t) S_(t-1)), o_t = scale S_t^T q_t;
-// q and k are divided by sqrt(x.x + eps) unless eps < 0. With d_out or d_state the gradients, and no results. A key head
-// serves heads / key_heads heads; gradients of q and k are of each head. Strides of q, k, v, out and their gradients may be
-// any; others are contiguous.
+// q and k are divided by sqrt(x.x + eps) unless eps < 0; nothing is subtracted from v_t unless it `erases`. With d_out or
+// d_state the gradients, and no results. A key head serves heads / key_heads heads; gradients of q and k are of each head.
+// Strides of q, k, v, out and their gradients may be any; others are contiguous.
 typedef struct {
   int64_t threads, batch, heads, key_heads, slots, dim, dim_v, type;
   int64_t channels;  // of a decay: 1 or dim
+  int64_t erases;
   double scale, eps;
   headway_tensor q, k, v, out;
   const float *log_decay, *beta;  // [batch][heads][slots][channels], [batch][heads][slots]
@@ -316,6 +384,7 @@ typedef struct {
   float *d_log_decay, *d_beta, *d_past;
 } headway_delta;
 
+HEADWAY_EXPORT int headway_convolve_rows(const headway_convolution* call);
 HEADWAY_EXPORT int headway_delta_rule(const headway_delta* call);
 HEADWAY_EXPORT int headway_norm_rows(const headway_norm* call);
 HEADWAY_EXPORT int headway_gate_rows(const headway_gate* call);

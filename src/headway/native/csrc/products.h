@@ -2,6 +2,8 @@
 #pragma once
 #include <stdlib.h>
 
+#include <array>
+
 #include "nf4.h"
 #include "panel_tile.h"
 #include "prologue.h"
@@ -65,20 +67,21 @@ struct Products {
     return 0;
   }
 
-  bool ready(Scratch& scratch) {
-    const int64_t all = rows * groups, each = packed ? all * 4 : 0;
-    const int64_t sizes[] = {pairs ? all * 64 : 0, plain ? all * 128 : 0, each * GROUP / 4 * WORDS, each, each, each,
-                             halves ? each : 0, coded ? rows * spread_row() * 4 : 0};
+  // Bytes that `prepare` writes, and where: at a multiple of 64.
+  int64_t room() const {
     int64_t sum = 0;
-    for (int64_t size : sizes) sum += ::rounded(size, 64);
-    if (!scratch.grow(sum)) return false;
-    char *next = scratch.at, *at[8];
-    for (int i = 0; i < 8; i++) at[i] = next, next += ::rounded(sizes[i], 64);
+    for (int64_t size : sizes()) sum += ::rounded(size, 64);
+    return sum;
+  }
+  void place(char* next) {
+    char* at[8];
+    const auto bytes = sizes();
+    for (int i = 0; i < 8; i++) at[i] = next, next += ::rounded(bytes[i], 64);
     words = (float*)at[0], floats = (float*)at[1], spread = (float*)at[7];
     rounded = Rounded{(int32_t*)at[2], (float*)at[3], (int32_t*)at[4], halves ? (int32_t*)at[6] : nullptr,
                       (float*)at[5],   groups,         many ? tall_of(count) : 1};
-    return true;
   }
+  bool ready(Scratch& scratch) { return scratch.grow(room()) && (place(scratch.at), true); }
 
   // The rows as the kernels take them, zeros behind their end.
   void prepare(int64_t me, int64_t team) {
@@ -109,6 +112,11 @@ struct Products {
   }
 
  private:
+  std::array<int64_t, 8> sizes() const {
+    const int64_t all = rows * groups, each = packed ? all * 4 : 0;
+    return {pairs ? all * 64 : 0, plain ? all * 128 : 0, each * GROUP / 4 * WORDS, each, each, each,
+            halves ? each : 0, coded ? rows * spread_row() * 4 : 0};
+  }
   static int64_t panels_of(const headway_matrix& m) { return (m.outputs + UNIT - 1) / UNIT; }
   bool takes_pairs(int64_t type) const {
     return HEADWAY_LEVEL >= 3 && type != HEADWAY_FLOAT32 && c.type == HEADWAY_BFLOAT16;

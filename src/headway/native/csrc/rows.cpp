@@ -1,4 +1,5 @@
 // What is done to rows beside products, each call by a team of its own that shares the rows.
+#include "convolution.h"
 #include "entropy.h"
 #include "gate.h"
 #include "norm.h"
@@ -67,7 +68,26 @@ int gate_by(const headway_gate& c) {
                   [&](int64_t row) { c.dy ? gate.backward(row) : gate.forward(row); });
 }
 
+// Channels side by side are a part of the work; of a backward all rows, which share the gradient of a weight.
+template <bool HALF, bool SILU>
+int convolve(const headway_convolution& c) {
+  Convolution<HALF, SILU> convolution{c};
+  const int64_t blocks = (c.channels + CHANNELS - 1) / CHANNELS, parts = c.dy ? blocks : blocks * c.batch;
+  return each_row(team(c.threads, parts, c.slots * CHANNELS), parts, [&](int64_t part) {
+    const int64_t first = part % blocks * CHANNELS, left = c.channels - first;
+    const int count = (int)(left < CHANNELS ? left : CHANNELS);
+    c.dy ? convolution.backward(first, count) : convolution.forward(part / blocks, first, count);
+  });
+}
+
 }  // namespace
+
+extern "C" int headway_convolve_rows(const headway_convolution* c) {
+  if (c->window < 1 || c->window > MOST_WINDOW || (c->act != HEADWAY_NO_ACT && c->act != HEADWAY_SILU)) return 3;
+  return by_type(c->type, [&](auto half) {
+    return c->act == HEADWAY_SILU ? convolve<half.value, true>(*c) : convolve<half.value, false>(*c);
+  });
+}
 
 extern "C" int headway_norm_rows(const headway_norm* c) {
   return by_type(c->type, [&](auto half) {

@@ -2,10 +2,11 @@
 #include <new>
 
 #include "attention.h"
+#include "experts.h"
 #include "norm.h"
 #include "products.h"
 #include "prologue.h"
-#include "sums.h"
+#include "states.h"
 #include "team.h"
 
 #include <omp.h>
@@ -152,11 +153,15 @@ struct Step {
   const headway_op* ops;
   int64_t count;
   Scratch& scratch;
+  Mixture& mixture;
   int failed = 0;
   headway_call call;
   alignas(64) char room[sizeof(Forward<false>) + sizeof(Forward<true>)];
 
-  Step(const headway_op* all, int64_t n, Scratch& memory) : ops(all), count(n), scratch(memory) { look(); }
+  Step(const headway_op* all, int64_t n, Scratch& memory, Mixture& experts)
+      : ops(all), count(n), scratch(memory), mixture(experts) {
+    look();
+  }
 
  private:
   // Room for the largest product, so that none grows it while others read.
@@ -183,6 +188,17 @@ struct Step {
       }
       case HEADWAY_FACTORS: return known(((const headway_factors*)op.of)->dim <= WIDEST);
       case HEADWAY_ADDED: return by_type(((const headway_added*)op.of)->y.type, [](auto) { return 0; });
+      case HEADWAY_EXPERTS: return Mixture::unknown(*(const headway_experts*)op.of);
+      case HEADWAY_TAPS: {
+        const auto& c = *(const headway_taps*)op.of;
+        return known(c.act == HEADWAY_NO_ACT || c.act == HEADWAY_SILU) | by_type(c.type, [](auto) { return 0; });
+      }
+      case HEADWAY_DELTA: {
+        const auto& c = *(const headway_delta_step*)op.of;
+        const bool gated = c.gate_act == HEADWAY_SILU || c.gate_act == HEADWAY_SIGMOID;
+        return known(gated && c.dim <= WIDEST && c.dim_v <= WIDEST && c.dim_v % UNIT == 0) |
+               by_type(c.type, [](auto) { return 0; });
+      }
       default: return 3;
     }
   }
@@ -206,6 +222,18 @@ struct Step {
     return 0;
   }
 
+  static void taps(const headway_taps& c, int64_t me, int64_t team) {
+    by_type(c.type, [&](auto half) {
+      constexpr bool HALF = decltype(half)::value;
+      return c.act == HEADWAY_SILU ? take_taps<HALF, true>(c, me, team) : take_taps<HALF, false>(c, me, team);
+    });
+  }
+  void mix(const headway_experts& c, int64_t me, int64_t team) {
+#pragma omp single
+    failed |= mixture.begin(c);
+    if (!failed) mixture.run(me, team, failed);
+  }
+
  public:
   void run() {
     int64_t me = omp_get_thread_num(), team = omp_get_num_threads();
@@ -225,6 +253,13 @@ struct Step {
         case HEADWAY_SUMS: Sums(*(const headway_sums*)of).run(me, team); break;
         case HEADWAY_FACTORS: take_factors(*(const headway_factors*)of, me, team); break;
         case HEADWAY_ADDED: take_added(*(const headway_added*)of, me, team); break;
+        case HEADWAY_EXPERTS: mix(*(const headway_experts*)of, me, team); break;
+        case HEADWAY_TAPS: taps(*(const headway_taps*)of, me, team); break;
+        case HEADWAY_DELTA: {
+          const auto& c = *(const headway_delta_step*)of;
+          by_type(c.type, [&](auto half) { return DeltaStep<half.value>(c).run(me, team), 0; });
+          break;
+        }
         default: by_words(*(const headway_call*)of, [&](auto half) { return attend<half.value>(ops[i]); });
       }
 #pragma omp barrier
@@ -236,7 +271,8 @@ struct Step {
 
 extern "C" int headway_step(const headway_op* ops, int64_t count, int64_t threads) {
   static thread_local Scratch scratch;
-  Step step(ops, count, scratch);
+  static thread_local Mixture mixture;
+  Step step(ops, count, scratch, mixture);
   if (step.failed) return step.failed;
 #pragma omp parallel num_threads(team_of(threads, INT64_MAX))
   step.run();

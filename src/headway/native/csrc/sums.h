@@ -7,6 +7,15 @@
 
 namespace {
 
+// Calls f(first, end, page) for the rows of each text.
+template <class F>
+INLINE void each_text(const headway_texts& texts, int64_t rows, F f) {
+  for (int64_t first = 0, end; first < rows; first = end) {
+    for (end = first + 1; end < rows && texts.pages[end] == texts.pages[first];) end++;
+    f(first, end, texts.pages[first]);
+  }
+}
+
 struct Sums {
   static constexpr int MOST = WIDEST + 1;  // features: those of "cosine" are one more than the numbers of a head
 
@@ -23,19 +32,18 @@ struct Sums {
   // Each kv head of each text is one thread's.
   void run(int64_t me, int64_t team) {
     int64_t number = 0;
-    for (int64_t first = 0, end; first < c.rows; first = end) {
-      for (end = first + 1; end < c.rows && c.pages[end] == c.pages[first];) end++;
+    each_text(c.texts, c.rows, [&](int64_t first, int64_t end, int64_t) {
       for (int64_t kv = 0; kv < c.kv_heads; kv++)
         if (number++ % team == me)
           for (int64_t row = first; row < end; row++) step(row, kv);
-    }
+    });
   }
 
  private:
   void step(int64_t row, int64_t kv) {
-    const int64_t at = c.pages[row] * c.kv_heads + kv, group = c.heads / c.kv_heads, e = c.dim_v;
+    const int64_t at = c.texts.pages[row] * c.kv_heads + kv, group = c.heads / c.kv_heads, e = c.dim_v;
     float *sums = c.kv + at * features * e, *total = c.z + at * features;
-    if (c.begins[row]) {
+    if (c.texts.begins[row]) {
       memset(sums, 0, (size_t)(features * e) * sizeof(float));
       memset(total, 0, (size_t)features * sizeof(float));
     }

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from headway.checkpoints.formats.gguf.derived import (
+    EXPERTS,
     LOCAL_BASE,
     LOGIT_SCALE,
     SCALE,
@@ -22,8 +23,12 @@ from headway.checkpoints.formats.gguf.derived import (
     Schemes,
     local_base,
     nth_without,
+    read_experts,
     read_granite,
     scale_of_27b,
+    untruncated,
+    with_experts,
+    write_experts,
     write_granite,
     write_local_base,
 )
@@ -49,6 +54,7 @@ MODULES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
 }
 """Our modules of a layer and theirs."""
 BIASES = {
@@ -72,6 +78,8 @@ KV_HEADS, WINDOW, MARKS = (
 HEAD_DIMS = ("attention.key_length", "attention.value_length")
 WINDOWED = {"llama": "mistral", "olmo2": "olmo3"}
 """The family of an architecture's models that have a window."""
+MIXTURES = {"llama": "mixtral"}
+"""... and that have experts."""
 NONE: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -93,13 +101,15 @@ def _layout(
     only: Mapping[str, tuple[Any, ...]] = NONE,
     further: Fields = lambda keys, fields: {},
     written: Callable[[ModelSpec], dict[str, Any]] = lambda spec: {},
+    experts: Mapping[str, Any] | None = None,
 ) -> Layout:
     """One `general.architecture`, by default of the family of that name; its positions are rotary where it has a
     `pairing`.
 
     `numbers` are further fields that are keys; `modules`, and `top` outside of layers, are those with another name.
     Where `tied` is not None, all are or none is. Of `every` so many layers the last sees all, and has the second of
-    `schemes`. `further` are fields that `more` keys say, as `written` writes them; keys of `only` have one value."""
+    `schemes`. `further` are fields that `more` keys say, as `written` writes them; keys of `only` have one value.
+    `experts` are the fields of `Experts` that have no key where layers may have some."""
 
     def read(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         keys, width, heads = given.below(f"{name}."), fields["width"], fields["heads"]
@@ -118,7 +128,8 @@ def _layout(
         if pairing is not None:
             most, last = schemes(read_rope(keys, head_dim, pairing, given.get(FACTORS)), keys)
             found["positions"] = PerLayer.of([last if sees else most for sees in seeing])
-        return {**found, **further(keys, {**fields, **found})}
+        mixture = {} if experts is None else read_experts(keys, fields["hidden"], experts)
+        return {**found, **mixture, **further(keys, {**fields, **found})}
 
     def write(spec: ModelSpec) -> dict[str, Any]:
         windows = {last_keys(pattern) for pattern in spec.patterns}
@@ -131,12 +142,14 @@ def _layout(
             WINDOW: next(iter(windows - {None}), None),
             **rope[0],
             **{key: value for key, (value,) in only.items()},
+            **({} if experts is None else write_experts(spec)),
             **written(spec),
         }
         return {**{f"{name}.{key}": value for key, value in keys.items()}, FACTORS: rope[1]}
 
     own = {field: key._replace(names=f"{name}.{key.names}") for field, key in numbers.items()}
     read_keys = (KV_HEADS, WINDOW, *HEAD_DIMS, *ROPE, *([MARKS] if every else ()), *more)
+    read_keys += () if experts is None else EXPERTS
     joined = {
         part for whole, parts in FUSED.items() if any(whole in one for one in modules) for part in parts
     }
@@ -161,11 +174,13 @@ def _layout(
         harmless=(f"{name}.tensor_data_layout",),
         read=read,
         write=write,
-        tensors=decoder_names(
-            *("", "token_embd", "output_norm", "blk.#.", names),
-            top=top,
-            head="output",
-            unused=(FACTORS,),  # read with the positions
+        tensors=with_experts(
+            decoder_names(
+                *("", "token_embd", "output_norm", "blk.#.", names),
+                top=top,
+                head="output",
+                unused=(FACTORS,),  # read with the positions
+            )
         ),
         pairing=pairing or "halves",
         also=also,
@@ -187,15 +202,24 @@ PARALLEL = "use_parallel_residual"
 QKV, GATE_UP = {"self_attn.qkv_proj": "attn_qkv"}, {"mlp.gate_up_proj": "ffn_up"}
 POST = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
 SANDWICH = {**POST, "pre_feedforward_layernorm": "ffn_norm"}
-LLAMAS = ("mistral", "ministral", "internlm3", "iquestcoder", "helium")
+LLAMAS = ("mixtral", "mistral", "ministral", "internlm3", "iquestcoder", "helium")
 TABLE: Mapping[str, Any] = {
     "top": {"model.embed_positions": "position_embd"},
     "further": lambda keys, fields: {"positions": Learned(fields["trained_context"])},
 }
 ARCHITECTURES: Mapping[str, Layout] = {
-    "llama": _layout("llama", "adjacent", BIASES, also=LLAMAS),
+    "llama": _layout("llama", "adjacent", BIASES, also=LLAMAS, experts=NONE),
     "qwen2": _layout("qwen2", "halves", ("qkv_bias",)),
     "qwen3": _layout("qwen3", "halves"),
+    "qwen3moe": _layout("qwen3moe", "halves", family="qwen3_moe", experts=NONE),
+    "gpt-oss": _layout(
+        *("gpt-oss", "halves"),
+        family="gpt_oss",
+        modules={"post_attention_layernorm": "post_attention_norm"},
+        every=2,
+        schemes=untruncated,
+        experts={"router_bias": True},
+    ),
     "smollm3": _layout("smollm3", "adjacent", every=4, schemes=nth_without),
     "ernie4_5": _layout("ernie4_5", "adjacent"),
     "seed_oss": _layout(

@@ -7,7 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from headway.checkpoints.formats.gguf.architectures import ARCHITECTURES, BIASES, SIZES, WINDOWED
+from headway.checkpoints.formats.gguf.architectures import (
+    ARCHITECTURES,
+    BIASES,
+    MIXTURES,
+    SIZES,
+    WINDOWED,
+)
 from headway.checkpoints.formats.gguf.rope import FACTORS, decimal, rounded
 from headway.checkpoints.hf.config_keys import OURS, reading
 from headway.checkpoints.hf.headway_config import own_facts
@@ -79,6 +85,7 @@ def _spec(layout: Layout, config: Mapping[str, Any], facts: Mapping[str, Any]) -
     spec = layout.spec(config)
     windowed = any(pattern != Causal() for pattern in spec.patterns)
     family = WINDOWED.get(layout.family, spec.family) if windowed else spec.family
+    family = MIXTURES.get(layout.family, family) if any(spec.experts) else family
     return replace(spec, **{"family": family, **facts})
 
 

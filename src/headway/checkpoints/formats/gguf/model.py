@@ -41,7 +41,7 @@ FILE_TYPES: Mapping[str, int] = {
     "Q6_K": 18,
 }
 """general.file_type: how most matrices are stored (llama.h, `llama_ftype`)."""
-QUANTIZATION_VERSION, NORM = 2, "norm.weight"
+QUANTIZATION_VERSION, NORM, ROUTER = 2, "norm.weight", "ffn_gate_inp.weight"
 
 
 def coded_layers(file: GGUF, stored: Tensors) -> dict[str, PackedLayer]:
@@ -107,16 +107,17 @@ def write_model(
 
 
 def _weights(rules: Mapping[str, Rule], state: LazyTensors) -> LazyTensors:
-    """Ours under their names; what is one matrix there, one below the other."""
+    """Ours under their names; what is one matrix there, one below the other, and experts stacked."""
     joined = {name: rule for name, rule in rules.items() if not rule.renames_only}
     forms = {}
     for name, rule in joined.items():
-        first, *others = (state.forms[one] for one in rule.ours)
-        rows = sum(one.shape[0] for one in (first, *others))
-        forms[name] = Form((rows, *first.shape[1:]), first.dtype)
+        each = [state.forms[one] for one in rule.ours]
+        shape = sum(one.shape[0] for one in each), *each[0].shape[1:]
+        shape = (rule.stacked, *each[0].shape) if rule.stacked else shape
+        forms[name] = Form(shape, each[0].dtype)
     alike = state.renamed({name: rule.ours[0] for name, rule in rules.items() if name not in joined})
     return with_values(
-        alike, forms, lambda name: joined[name].join_rows([state[one] for one in joined[name].ours])
+        alike, forms, lambda name: joined[name].join([state[one] for one in joined[name].ours])
     )
 
 
@@ -131,7 +132,9 @@ def _type(
             "choose one with dtype"
         )
     (kind,) = kinds
-    return stored_type(form, asked) if kind is None else kind
+    if name.endswith(".bias"):
+        return F32
+    return stored_type(form, None if name.endswith(ROUTER) else asked) if kind is None else kind
 
 
 def stored_type(form: Form, asked: BlockType | None) -> BlockType:
@@ -153,12 +156,13 @@ def unpacked(file: GGUF, stored: Tensors) -> Made:
     """The numbers of every tensor, made when asked for, but for vectors that decide their dtype.
 
     Packed numbers are given as float32, which holds them exactly; where a family's norms multiply by 1 + w (Gemma's),
-    the file has 1 + w. Vectors in float32 beside matrices in bfloat16 or
-    float16 are given in these where that rounds none of them, so that the model runs in the dtype of its matrices."""
+    the file has 1 + w. Vectors and routers in float32 beside matrices in bfloat16 or float16 are given in these where
+    that rounds none of them, so that the model runs in the dtype of its matrices."""
     layout = ARCHITECTURES.get(str(file.metadata.get("general.architecture")))
     offset = 0.0 if layout is None else FAMILIES[layout.family].defaults.get("norm_offset", 0.0)
     dtypes = {name: one.type.given_as for name, one in file.tensors.items()}
-    of_matrices = {dtypes[name] for name, one in file.tensors.items() if len(one.numbers) > 1}
+    matrices = {name: one.type for name, one in file.tensors.items() if len(one.numbers) > 1}
+    of_matrices = {dtypes[name] for name, kind in matrices.items() if kind is not F32} or {torch.float32}
 
     def exact(name: str) -> Tensor:
         one = file.tensors[name]
@@ -168,11 +172,7 @@ def unpacked(file: GGUF, stored: Tensors) -> Made:
     if len(of_matrices) == 1:
         (narrow,) = of_matrices
         for name, one in file.tensors.items():
-            if (
-                one.type is F32
-                and len(one.numbers) == 1
-                and torch.equal(exact(name).to(narrow).to(one.dtype), exact(name))
-            ):
+            if one.type is F32 and torch.equal(exact(name).to(narrow).to(one.dtype), exact(name)):
                 dtypes[name] = narrow
 
     def make(name: str) -> Tensor:
@@ -191,7 +191,15 @@ def unpacked(file: GGUF, stored: Tensors) -> Made:
         for begin in range(0, len(raw), step):  # unpacked, a piece takes several times its bytes
             target[begin : begin + step].copy_(dequantize(raw[begin : begin + step], one.type))
 
-    return Made({name: Form(one.numbers, dtypes[name]) for name, one in file.tensors.items()}, make, copy)
+    def part(name: str, box: tuple[slice, ...]) -> Tensor:
+        _, *inner = stored.forms[name].shape
+        raw = stored.part(name, (box[0], *(slice(0, size) for size in inner)))
+        one = file.tensors[name]
+        value = dequantize(raw, one.type).view(len(raw), *one.numbers[1:])
+        return value[(slice(None), *box[1:])].to(dtypes[name])
+
+    forms = {name: Form(one.numbers, dtypes[name]) for name, one in file.tensors.items()}
+    return Made(forms, make, copy, part)
 
 
 def generation_ids(file: GGUF) -> dict[str, Any]:

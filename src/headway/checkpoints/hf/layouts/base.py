@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from headway.checkpoints.hf.config_keys import (
     OURS,
@@ -23,11 +24,32 @@ from headway.models import Head, ModelSpec
 from headway.positions import Pairing
 
 ALWAYS = ("architectures", "model_type", OURS)
+ONLY: Mapping[str, tuple[Any, ...]] = {
+    "pruned_heads": ({}, None),
+    "gradient_checkpointing": (False, None),
+    "add_cross_attention": (False, None),
+}
+"""`Layout.only` of every family."""
 
 
 def differing(a: ModelSpec, b: ModelSpec) -> list[str]:
     """The fields in which two specs differ."""
     return [f.name for f in fields(ModelSpec) if getattr(a, f.name) != getattr(b, f.name)]
+
+
+class Part(NamedTuple):
+    """Keys of a config and fields of a spec that say the same in other words.
+
+    Attributes:
+        keys: and what transformers takes where they are absent, or None.
+        read: the fields, from the config (typed access) and the fields that are known before. Raises ConfigError for
+            keys that contradict each other or the fields.
+        write: the keys, from a spec, as in `Layout`.
+    """
+
+    keys: Mapping[str, Any] = MappingProxyType({})
+    read: Callable[[ConfigReader, Mapping[str, Any]], dict[str, Any]] = lambda given, fields: {}
+    write: Callable[[ModelSpec], dict[str, Any]] = lambda spec: {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +70,7 @@ class Layout:
             the family; they go before those of `keys`.
         write: the other config keys from a spec; reading them again shows what they cannot express. Raises
             Inexpressible for what would give another error in transformers, or another model.
+        parts: what else is both read and written, behind `read` and `write`, one after the other.
         tensors: how its tensors are named.
         pairing: of rotary positions, in their files.
         ids: token ids that transformers takes as numbers alone: a folder that has none leaves them out.
@@ -62,6 +85,7 @@ class Layout:
     tensors: TensorNames
     read: Callable[[ConfigReader, str, Mapping[str, Any]], dict[str, Any]] = lambda given, kind, fields: {}
     write: Callable[[ModelSpec], dict[str, Any]] = lambda spec: {}
+    parts: Sequence[Part] = ()
     encoder_keys: FieldMap | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -77,15 +101,12 @@ class Layout:
         """What transformers takes for keys that are absent; None for those that are read and have no such value."""
         tables = (*self.keys.values(), *(self.encoder_keys or {}).values())
         own = {name: None if callable(key.default) else key.default for key in tables for name in key.each}
-        return {**({} if self.rope is None else dict.fromkeys(ROPE)), **self.more, **own}
+        parts = {name: value for part in self.parts for name, value in part.keys.items()}
+        return {**({} if self.rope is None else dict.fromkeys(ROPE)), **parts, **self.more, **own}
 
     def spec(self, config: Mapping[str, Any]) -> ModelSpec:
         """The spec that a config describes. Raises ConfigError for keys, values and classes that are not known."""
-        only = {
-            "is_encoder_decoder": (self.encoder_keys is not None, None),
-            "pruned_heads": ({}, None),
-            **self.only,
-        }
+        only = {**ONLY, "is_encoder_decoder": (self.encoder_keys is not None, None), **self.only}
         free = dict.fromkeys((*self.defaults, *self.harmless, *ALWAYS, *HARMLESS))
         check_keys(config, {**free, **only}, of=f" for model_type {self.family}")
         classes = config.get("architectures") or [next(iter(self.architectures))]
@@ -102,6 +123,8 @@ class Layout:
             share = given.number(self.rope) if self.rope else None
             fields |= read_rope(given, head_dim, pairing=self.pairing, share=share)
         fields |= self.read(given, self.architectures[known[0]], fields)
+        for part in self.parts:
+            fields |= part.read(given, fields)
         checked_sizes({"head_dim": head_dim, **fields})
         if self.encoder_keys is None:
             spec = ModelSpec.of(self.family, **fields)
@@ -126,4 +149,6 @@ class Layout:
             config |= {"is_encoder_decoder": True, **write_fields(spec.encoder, self.encoder_keys)}
         if self.rope is not None:
             config |= write_rope(spec, share=self.rope or None)
-        return {**config, **self.write(spec)}
+        for write in (self.write, *(part.write for part in self.parts)):
+            config |= write(spec)
+        return config

@@ -1,28 +1,28 @@
 """What encoders of BERT's kind share, as `transformers` stores them: the stack, and five heads on it."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
 
-from headway.checkpoints.hf.config_keys import OLD_GELU, SIZES, ConfigReader, FieldMap, Key, activation
+from headway.checkpoints.hf.config_keys import OLD_GELU, SIZES, ConfigReader, FieldMap, Key
+from headway.checkpoints.hf.harmless import words
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.rules import Modules, Rule, TensorNames, module_rules, within
+from headway.checkpoints.hf.layouts.rules import Modules, Rule, TensorNames, block, module_rules, within
 from headway.errors import ConfigError
 from headway.models import Head, ModelSpec
 from headway.patterns import Causal
 
 KEYS: FieldMap = {
     **SIZES,
-    "kv_heads": Key("num_attention_heads"),
     "activation": Key("hidden_act", "gelu", OLD_GELU),
     "dropout": Key("hidden_dropout_prob", 0.1),
     "attention_dropout": Key("attention_probs_dropout_prob", 0.1),
     "token_types": Key("type_vocab_size", 2),
     "norm_eps": Key("layer_norm_eps", 1e-12),
 }
-MORE = {"max_position_embeddings": 512, "tie_word_embeddings": True}
 STACK = {
     "embed_tokens": "embeddings.word_embeddings",
     "embed_types": "embeddings.token_type_embeddings",
@@ -31,30 +31,18 @@ STACK = {
     "embed_proj": "embeddings_project",
 }
 """Modules outside of the layers."""
-MODULES = {
-    "self_attn.q_proj": "attention.self.query",
-    "self_attn.k_proj": "attention.self.key",
-    "self_attn.v_proj": "attention.self.value",
-    "self_attn.o_proj": "attention.output.dense",
-    "input_layernorm": "attention.output.LayerNorm",
-    "mlp.up_proj": "intermediate.dense",
-    "mlp.down_proj": "output.dense",
-    "post_attention_layernorm": "output.LayerNorm",
-}
+MODULES = block(
+    "attention.output.LayerNorm output.LayerNorm",
+    "attention. self.query self.key self.value output.dense",
+    "intermediate.dense output.dense",
+)
 ONLY = {
     "position_embedding_type": ("absolute", None),
     "is_decoder": (False, None),
-    "add_cross_attention": (False, None),
     "classifier_dropout": (None,),
-    "gradient_checkpointing": (False, None),
 }
-POOLER = (
-    "directionality",
-    "pooler_fc_size",
-    "pooler_num_attention_heads",
-    "pooler_num_fc_layers",
-    "pooler_size_per_head",
-    "pooler_type",
+POOLER = words(
+    "directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type"
 )
 """Keys of published Chinese checkpoints, which transformers reads in no class."""
 RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
@@ -67,24 +55,29 @@ CLASSES = {
     "Model": "states",
 }
 """How the names of classes end -> the head."""
-CLS = {
-    "dense": "cls.predictions.transform.dense",
-    "norm": "cls.predictions.transform.LayerNorm",
-    "out": "cls.predictions.decoder",
-}
-LM_HEAD = {"dense": "lm_head.dense", "norm": "lm_head.layer_norm", "out": "lm_head.decoder"}
-"""Names of the parts of the masked-lm head: in BERT, and in RoBERTa. The bias of a tied one has the module before
-".decoder"."""
+
+
+def head_names(names: str) -> dict[str, str]:
+    """The modules of a head by their names there: a dense layer, its norm and the matrix, or without the norm, or the
+    matrix alone."""
+    theirs = words(names)
+    ours = {1: ("out",), 2: ("dense", "out"), 3: ("dense", "norm", "out")}[len(theirs)]
+    return dict(zip(ours, theirs, strict=True))
+
+
+CLS = head_names("cls.predictions. transform.dense transform.LayerNorm decoder")
+LM_HEAD = head_names("lm_head. dense layer_norm decoder")
+"""The masked-lm head, in BERT and in RoBERTa. The bias of a tied one has the module before ".decoder"."""
 
 
 def encoder_layout(
     family: str,
     name: str,
-    read: Callable[[ConfigReader, str, Mapping[str, Any]], dict[str, Any]],
-    write: Callable[[ModelSpec], dict[str, Any]],
     masked: Modules,
-    *,
     classifier: Modules,
+    *,
+    classes: Mapping[str, str] = CLASSES,
+    activations: tuple[str, str] = ("", "tanh"),
     base: str | None = None,
     layer: str = "encoder.layer.#.",
     modules: Modules = MODULES,
@@ -98,8 +91,9 @@ def encoder_layout(
 ) -> Layout:
     """The layout of one of them.
 
-    name: what its classes begin with.   own: the fields of `Layout` that differ.
-    masked, classifier: names of the parts of the masked-lm head and of a classifier of texts.
+    name: what its classes begin with.   classes: how they end -> the head.   own: the fields of `Layout` that differ.
+    masked, classifier: names of the parts of the masked-lm head and of a classifier of texts.   activations: in their
+    dense layers; "" is that of the others.
     base: what a class with a head calls the stack, the family unless given.   layer: what a layer's names begin with
     there.   modules: of a layer.   stack: modules outside of the layers that have other names or are further ones.
     pooler: the linear layer that its bare class has besides.   split: as in `TensorNames`.   decoder: how the name of
@@ -144,53 +138,52 @@ def encoder_layout(
         outputs={**dict.fromkeys(("lm", "masked-lm"), masked["out"]), **pooler},
         split=split,
     )
-    usual: dict[str, Any] = {"keys": KEYS, "only": ONLY, "harmless": POOLER, "more": MORE}
-    usual["architectures"] = {f"{name}{ending}": kind for ending, kind in CLASSES.items()}
-    fields = {**usual, **own}
+    fields: dict[str, Any] = {
+        "keys": KEYS,
+        "only": ONLY,
+        "harmless": POOLER,
+        "more": {"tie_word_embeddings": True},
+        "read": partial(_read, activations),
+        "write": write_encoder,
+        **own,
+    }
     if decoder:
-        fields["architectures"] = {**fields["architectures"], f"{name}{decoder}": "lm"}
+        classes = {**classes, decoder: "lm"}
         fields["more"] = {**fields["more"], "is_decoder": None}
         fields["only"] = {key: values for key, values in fields["only"].items() if key != "is_decoder"}
-    return Layout(family=family, read=read, write=write, tensors=tensors, **fields)
+    architectures = {f"{name}{ending}": kind for ending, kind in classes.items()}
+    return Layout(family=family, architectures=architectures, tensors=tensors, **fields)
 
 
-def read_encoder(
-    given: ConfigReader, kind: str, *, dense: str = "tanh", masked: str | None = None
+def _read(
+    activations: tuple[str, str], given: ConfigReader, kind: str, fields: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The head of a kind, and what goes with it; `dense` is the activation in front of a classifier, `masked` that of
-    the masked-lm head, hidden_act unless given. Raises ConfigError for a decoder that is_decoder says is none."""
+    """The head of a kind, and what goes with it. Raises ConfigError for a decoder that is_decoder says is none."""
     if given.flag("is_decoder") != (kind == "lm"):
         raise ConfigError(
             f"config.json: is_decoder is {given.get('is_decoder')}, and architectures has a class of another kind: "
             "transformers would build one, and mask as the other"
         )
-    words = kind in ("lm", "masked-lm")
-    before = masked or activation(given, "hidden_act")
-    activations = {"lm": before, "masked-lm": before, "classify": dense}
-    head: dict[str, Any] = {"task": kind, "dense": activations.get(kind)}
+    vocab = kind in ("lm", "masked-lm")
+    masked, dense = (name or fields["activation"] for name in activations)
+    head: dict[str, Any] = {"task": kind, "dense": masked if vocab else dense if kind == "classify" else None}
     if kind in ("classify", "tag"):
         head["labels"] = labels(given)
     causal: dict[str, Any] = {"causal": True, "patterns": Causal()} if kind == "lm" else {}
-    return {
-        **causal,
-        "tied": words and given.flag("tie_word_embeddings"),
-        "output_bias": words,
-        "head": Head(**head),
-    }
+    tied = vocab and given.flag("tie_word_embeddings")
+    return {**causal, "tied": tied, "output_bias": vocab, "head": Head(**head)}
 
 
 def write_encoder(spec: ModelSpec) -> dict[str, Any]:
-    """The keys that `read_encoder` reads."""
-    names = spec.head.labels
-    labels = {
-        "id2label": {str(i): n for i, n in enumerate(names)},
-        "label2id": {n: i for i, n in enumerate(names)},
-    }
-    return {
-        "tie_word_embeddings": spec.tied or not spec.head.needs_vocab,
-        **({"is_decoder": True} if spec.causal else {}),
-        **(labels if names else {}),
-    }
+    """The keys of the head and of what goes with it."""
+    keys: dict[str, Any] = {"tie_word_embeddings": spec.tied or not spec.head.needs_vocab}
+    if spec.causal:
+        keys["is_decoder"] = True
+    if spec.head.labels:
+        numbered = dict(enumerate(spec.head.labels))
+        keys["id2label"] = {str(i): name for i, name in numbered.items()}
+        keys["label2id"] = {name: i for i, name in numbered.items()}
+    return keys
 
 
 def labels(given: ConfigReader) -> tuple[str, ...]:

@@ -52,12 +52,12 @@ STEPS = Sparse(
 )
 
 
-def behind_first(usual: int) -> Sparse:
+def behind_first(usual: int, key: str = "first_k_dense_replace") -> Sparse:
     """All layers but the first so many, `usual` unless the config says."""
     return Sparse(
-        {"first_k_dense_replace": usual},
-        lambda given, layers: [i >= given.whole("first_k_dense_replace", least=0) for i in range(layers)],
-        lambda sparse: {"first_k_dense_replace": len(_dense(sparse))},
+        {key: usual},
+        lambda given, layers: [i >= given.whole(key, least=0) for i in range(layers)],
+        lambda sparse: {key: len(_dense(sparse))},
     )
 
 

@@ -26,13 +26,15 @@ from headway.checkpoints.hf.layer_types import (
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.tensors import OWN_NAMES, renamed_own
 from headway.models import ModelSpec
+from headway.models.family import scaled_embedding
 
 CAUSAL = {"use_bidirectional_attention": (False, None)}
 BASES = {FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)}
 PERIOD = "sliding_window_pattern"
 
 
-def _keys(activation: str, kv_heads: int) -> dict[str, Key]:
+def gemma_keys(activation: str, kv_heads: int) -> dict[str, Key]:
+    """The keys that all Gemmas share."""
     return {
         **DECODER,
         "kv_heads": Key("num_key_value_heads", kv_heads),
@@ -43,10 +45,6 @@ def _keys(activation: str, kv_heads: int) -> dict[str, Key]:
         "qkv_bias": Key("attention_bias"),
         "out_bias": Key("attention_bias"),
     }
-
-
-def _embedding(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {"embedding_scale": fields["width"] ** 0.5}
 
 
 def _read_scale(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,7 +63,7 @@ def _write_scale(spec: ModelSpec) -> dict[str, Any]:
 
 def _read2(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     kinds = read_kinds(given, fields["layers"], every(2, 1))
-    return {"patterns": read_windows(given, kinds), **_embedding(fields), **_read_scale(given, fields)}
+    return {"patterns": read_windows(given, kinds), **scaled_embedding(fields), **_read_scale(given, fields)}
 
 
 def _read3(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,7 +71,7 @@ def _read3(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[st
     return {
         "patterns": read_windows(given, kinds),
         **read_rope_by_kind(given, kinds, fields["head_dim"], BASES),
-        **_embedding(fields),
+        **scaled_embedding(fields),
         **_read_scale(given, fields),
     }
 
@@ -87,13 +85,13 @@ WINDOWS = {"query_pre_attn_scalar": 256, "sliding_window": 4096, "layer_types": 
 GEMMA = Layout(
     family="gemma",
     architectures={"GemmaForCausalLM": "lm"},
-    keys=_keys("hidden_act", 16),
+    keys=gemma_keys("hidden_act", 16),
     more={"max_position_embeddings": 8192},
     only={**CAUSAL, "hidden_activation": ("gelu_pytorch_tanh", None)},
     rope="",
     # their first files say "gelu", and mean the one by tanh
     read=lambda given, kind, fields: {
-        **_embedding(fields),
+        **scaled_embedding(fields),
         **({"activation": "gelu_pytorch_tanh"} if fields["activation"] == "gelu" else {}),
     },
     tensors=OWN_NAMES,
@@ -101,7 +99,7 @@ GEMMA = Layout(
 GEMMA2 = Layout(
     family="gemma2",
     architectures={"Gemma2ForCausalLM": "lm"},
-    keys={**_keys("hidden_activation", 4), **CAPS},
+    keys={**gemma_keys("hidden_activation", 4), **CAPS},
     more={"max_position_embeddings": 8192, **WINDOWS},
     only={**CAUSAL, "hidden_act": ("gelu_pytorch_tanh", None)},
     harmless=("cache_implementation",),
@@ -120,7 +118,7 @@ VAULTGEMMA = replace(
 GEMMA3 = Layout(
     family="gemma3_text",
     architectures={"Gemma3ForCausalLM": "lm"},
-    keys={**_keys("hidden_activation", 4), **NO_CAPS},
+    keys={**gemma_keys("hidden_activation", 4), **NO_CAPS},
     more={
         "max_position_embeddings": 131072,
         **WINDOWS,

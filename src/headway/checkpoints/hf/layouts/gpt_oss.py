@@ -11,14 +11,8 @@ from headway.checkpoints.hf.layouts.rules import Rule
 from headway.checkpoints.hf.rope import TRAINED, read_rope
 from headway.models import ModelSpec
 
-YARN = {
-    "rope_type": "yarn",
-    "factor": 32.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "truncate": False,
-    TRAINED: 4096,
-}
+YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+YARN |= {TRAINED: 4096}
 """Positions where a config has no key of them."""
 
 

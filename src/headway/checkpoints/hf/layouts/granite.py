@@ -18,10 +18,11 @@ from headway.positions import NoPositions, PerLayer, Rotary
 
 
 def _read(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {"patterns": read_windows(given, "none", fields["layers"]), **_numbers(given, fields)}
+    return {"patterns": read_windows(given, "none", fields["layers"]), **numbers(given, fields)}
 
 
-def _numbers(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+def numbers(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The factors of scores and logits."""
     divisor, factor = given.number("logits_scaling"), given.number("attention_multiplier")
     if not divisor:
         raise given.wrong("logits_scaling", "a number above 0", divisor)
@@ -31,7 +32,8 @@ def _numbers(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _write(spec: ModelSpec) -> dict[str, Any]:
+def write_numbers(spec: ModelSpec) -> dict[str, Any]:
+    """The keys that `numbers` reads."""
     factor = spec.head_dim**-0.5 if spec.attention_scale is None else spec.attention_scale
     divisor = 1 / spec.logit_scale
     near = max(round(divisor), 1)
@@ -49,7 +51,7 @@ FACTORS = {
 _granite = partial(llama_layout, head_dim=FREE)
 NUMBERS = {"logits_scaling": 1.0, "attention_multiplier": 1.0}
 GRANITE = _granite(
-    *("granite", "GraniteForCausalLM", "none", 2048, FACTORS), more=NUMBERS, read=_read, write=_write
+    *("granite", "GraniteForCausalLM", "none", 2048, FACTORS), more=NUMBERS, read=_read, write=write_numbers
 )
 
 
@@ -67,23 +69,25 @@ def _read_swa(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict
         )
     positions = [replace(rotary, theta=base) if base else NoPositions() for base in bases]
     return {
-        **_numbers(given, fields),
+        **numbers(given, fields),
         "patterns": read_windows(given, "layer", layers, every(4)(layers)),
         "positions": PerLayer.of(positions),
     }
 
 
+def _write_swa(spec: ModelSpec) -> dict[str, Any]:
+    bases = [one.theta if isinstance(one, Rotary) else 0 for one in spec.layer_positions]
+    return {**write_numbers(spec), **window_keys(spec, UNUSED), "layer_rope_theta": bases}
+
+
+SWA = {**NUMBERS, "sliding_window": 128, "layer_rope_theta": None}
 GRANITE_SWA = _granite(
     *("granite_swa", "GraniteSWAForCausalLM", "layer", 8192),
     {**FACTORS, "norm_eps": Key("rms_norm_eps", 1e-5), "tied": Key("tie_word_embeddings", True)},
     kv_heads=4,
-    more={**NUMBERS, "sliding_window": 128, "layer_rope_theta": None},
+    more=SWA,
     read=_read_swa,
-    write=lambda spec: {
-        **_write(spec),
-        **window_keys(spec, UNUSED),
-        "layer_rope_theta": [one.theta if isinstance(one, Rotary) else 0 for one in spec.layer_positions],
-    },
+    write=_write_swa,
     tensors=renamed_own({"sink_logit": "sinks"}),
 )
 DENSE = same_names(
@@ -115,9 +119,12 @@ HYPERCLOVAX = llama_layout(
 )
 
 
-def _experts(spec: ModelSpec) -> list[Rule]:
+def expert_rules(
+    spec: ModelSpec, gate_up: str = "input_linear.weight", down: str = "output_linear.weight"
+) -> list[Rule]:
+    """Rules of all experts of a layer, and of a shared one."""
     moe, shared = "block_sparse_moe.", f"{LAYER}mlp.shared_expert."
-    rules = stacked(spec, {"weight": f"{moe}input_linear.weight"}, {"weight": f"{moe}output_linear.weight"})
+    rules = stacked(spec, {"weight": f"{moe}{gate_up}"}, {"weight": f"{moe}{down}"})
     if units := max(experts.shared for experts in spec.experts if experts is not None):
         parts = tuple(f"{shared}{part}_proj.weight" for part in ("gate", "up"))
         rules.append(Rule(parts, f"{LAYER}shared_mlp.input_linear.weight", (units, units)))
@@ -133,14 +140,24 @@ _moe = partial(
     head_dim=FREE,
     more=NUMBERS,
     read=_read,
-    write=_write,
-    tensors=renamed({".mlp.gate.": ".block_sparse_moe.router.layer."}, _experts),
+    write=write_numbers,
+    tensors=renamed({".mlp.gate.": ".block_sparse_moe.router.layer."}, expert_rules),
 )
 COUNT = ("num_local_experts",)
 GRANITE_MOE = _moe(
     *("granitemoe", "GraniteMoeForCausalLM"), experts=ExpertKeys(count=COUNT, hidden="intermediate_size")
 )
-GRANITE_SHARED = _moe(
-    *("granitemoeshared", "GraniteMoeSharedForCausalLM"),
-    experts=ExpertKeys(count=COUNT, hidden="intermediate_size", shared="shared_intermediate_size"),
+SHARED = ExpertKeys(count=COUNT, hidden="intermediate_size", shared="shared_intermediate_size")
+GRANITE_SHARED = _moe(*("granitemoeshared", "GraniteMoeSharedForCausalLM"), experts=SHARED)
+GRANITE_MOE_SWA = _moe(
+    *("granitemoe_swa", "GraniteMoeSWAForCausalLM"),
+    experts=replace(SHARED, usual={"shared_intermediate_size": 0}),
+    windows="layer",
+    more=SWA,
+    read=_read_swa,
+    write=_write_swa,
+    tensors=renamed(
+        {".mlp.gate.": ".block_sparse_moe.router.", ".sink_logit": ".sinks"},
+        lambda spec: expert_rules(spec, "experts.gate_up_proj", "experts.down_proj"),
+    ),
 )

@@ -11,8 +11,9 @@ from typing import Any
 from headway.attention.delta import DeltaSpec
 from headway.checkpoints.hf.config_keys import ConfigReader, Inexpressible, Key
 from headway.checkpoints.hf.layer_types import FULL, every, read_kinds
+from headway.checkpoints.hf.layouts.experts import renamed
 from headway.checkpoints.hf.layouts.llama import llama_layout
-from headway.checkpoints.hf.layouts.rules import Rule, own_shapes, same
+from headway.checkpoints.hf.layouts.rules import Rule, same
 from headway.checkpoints.hf.layouts.tensors import OWN_NAMES
 from headway.checkpoints.hf.rope import PARTIAL, ROPE, read_rope, write_rope
 from headway.errors import ConfigError
@@ -32,12 +33,9 @@ DELTA_SIZES = {
 """Fields of a `DeltaSpec` and their keys."""
 
 
-def by_mixer(
-    spec: ModelSpec, rules: Mapping[type, Sequence[Rule]], others: Sequence[Rule] = ()
-) -> list[Rule]:
-    """Rules of what mixes tokens for each layer by the type of its mixer; of all else `others`, or our own names."""
-    mixed = [rule.at(str(i)) for i, mixer in enumerate(spec.mixers) for rule in rules.get(type(mixer), ())]
-    return [*mixed, *(others or [same(n, n) for n in own_shapes(spec) if ".self_attn." not in n])]
+def by_mixer(spec: ModelSpec, rules: Mapping[type, Sequence[Rule]]) -> list[Rule]:
+    """Rules of what mixes tokens, for each layer by the type of its mixer."""
+    return [rule.at(str(i)) for i, mixer in enumerate(spec.mixers) for rule in rules.get(type(mixer), ())]
 
 
 def mixer_keys(spec: ModelSpec, kind: type, name: str) -> tuple[Any, list[str]]:
@@ -49,7 +47,8 @@ def mixer_keys(spec: ModelSpec, kind: type, name: str) -> tuple[Any, list[str]]:
     return next(iter(found), None), [FULL if mixer == Softmax() else name for mixer in spec.mixers]
 
 
-def _check_silu(fields: Mapping[str, Any]) -> None:
+def check_silu(fields: Mapping[str, Any]) -> None:
+    """Raises ConfigError for an activation that convolutions cannot have."""
     if fields["activation"] != "silu":
         raise ConfigError(
             f"config.json: hidden_act {fields['activation']} is that of convolutions in transformers, too, and here "
@@ -57,21 +56,23 @@ def _check_silu(fields: Mapping[str, Any]) -> None:
         )
 
 
-def _rope(given: ConfigReader) -> Mapping[str, Any]:
+def rope_of(given: ConfigReader) -> Mapping[str, Any]:
+    """`rope_parameters`. Raises ConfigError for what is no object."""
     found = given.get("rope_parameters")
     if found is not None and not isinstance(found, Mapping):
         raise given.wrong("rope_parameters", "null or an object", found)
     return found or {}
 
 
-def _read_qwen(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    _check_silu(fields)
+def read_qwen(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Mixers, patterns and positions of Qwen3-Next and Qwen3.5."""
+    check_silu(fields)
     interval = given.whole("full_attention_interval", 4)
     kinds = read_kinds(given, fields["layers"], every(interval, -1, LINEAR), (FULL, LINEAR))
     sizes: dict[str, Any] = {name: given.whole(key) for name, key in DELTA_SIZES.items()}
     delta = DeltaSpec(**sizes)
     # three positions of an image's patch, which are one and the same in a text
-    rope = {key: value for key, value in _rope(given).items() if not key.startswith("mrope_")}
+    rope = {key: value for key, value in rope_of(given).items() if not key.startswith("mrope_")}
     keys = {**{key: given.get(key) for key in ROPE}, "rope_parameters": rope}
     return {
         "mixers": tuple(Softmax() if kind == FULL else delta for kind in kinds),
@@ -80,34 +81,44 @@ def _read_qwen(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dic
     }
 
 
-def _write_qwen(spec: ModelSpec) -> dict[str, Any]:
+def write_qwen(spec: ModelSpec) -> dict[str, Any]:
+    """The keys that `read_qwen` reads."""
     delta, kinds = mixer_keys(spec, DeltaSpec, LINEAR)
     sizes = {key: getattr(delta, name) for name, key in DELTA_SIZES.items()} if delta else {}
     return {"layer_types": kinds, **sizes, **write_rope(spec, share=PARTIAL)}
 
 
-def _qwen_rules(spec: ModelSpec) -> list[Rule]:
+def gated_rules(spec: ModelSpec) -> list[Rule]:
+    """Rules of softmax attention whose gate lies in one matrix with the queries, head by head."""
     rows = (spec.heads * spec.head_dim,) * 2
     query = tuple(f"{MIXER}{n}_proj.weight" for n in "qg")
     plain = ("k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
-    softmax = [Rule(query, query[0], rows, spec.heads), *(same(n, n) for n in _weights(MIXER, plain))]
-    return by_mixer(spec, {Softmax: softmax, DeltaSpec: delta_rules(spec, "linear_attn", _QWEN_DELTA)})
+    return [
+        Rule(query, query[0], rows, spec.heads),
+        *(same(n, n) for n in (f"{MIXER}{name}.weight" for name in plain)),
+    ]
 
 
-def _weights(place: str, names: Sequence[str]) -> list[str]:
-    return [f"{place}{name}.weight" for name in names]
+def qwen_rules(spec: ModelSpec) -> list[Rule]:
+    """Rules of what mixes tokens in Qwen3.5."""
+    return by_mixer(
+        spec, {Softmax: gated_rules(spec), DeltaSpec: delta_rules(spec, "linear_attn", _QWEN_DELTA)}
+    )
 
 
+INNER = {
+    "o_proj.weight": "out_proj.weight",
+    "norm.weight": "norm.weight",
+    "qkv_conv": "conv1d.weight",
+    "log_rate": "A_log",
+    "decay_bias": "dt_bias",
+}
 _QWEN_DELTA = {
     "qkv_proj.weight": "in_proj_qkv.weight",
     "gate_proj.weight": "in_proj_z.weight",
     "beta_proj.weight": "in_proj_b.weight",
     "decay_proj.weight": "in_proj_a.weight",
-    "o_proj.weight": "out_proj.weight",
-    "norm.weight": "norm.weight",
-    "conv": "conv1d.weight",
-    "log_rate": "A_log",
-    "decay_bias": "dt_bias",
+    **INNER,
 }
 
 
@@ -117,33 +128,37 @@ def delta_rules(spec: ModelSpec, place: str, names: Mapping[str, str]) -> list[R
     delta = next((mixer for mixer in spec.mixers if isinstance(mixer, DeltaSpec)), None)
     rules = []
     for ours, theirs in names.items():
-        fused = ours.startswith("qkv_proj")
+        fused = ours.startswith("qkv")
         parts = [ours.replace("qkv", letter) for letter in "qkv"] if fused else [ours]
         rows = delta.channels if fused and delta is not None else ()
         rule = Rule(tuple(MIXER + part for part in parts), f"model.layers.#.{place}.{theirs}", rows)
-        rules.append(replace(rule, lifted=1) if ours == "conv" else rule)
+        rules.append(replace(rule, lifted=1) if ours.endswith("conv") else rule)
     return rules
 
 
-QWEN3_5 = llama_layout(
-    *("qwen3_5_text", "Qwen3_5ForCausalLM", "none", 32768),
-    kv_heads=4,
-    head_dim=Key("head_dim", 256),
-    more={
+QWEN: Mapping[str, Any] = {
+    "head_dim": Key("head_dim", 256),
+    "harmless": ("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
+    "only": {
+        "attn_output_gate": (True, None),
+        "mlp_only_layers": ([], None),
+        "output_gate_type": ("swish", None),
+    },
+    "more": {
         **dict.fromkeys(ROPE),
         "max_position_embeddings": 32768,
         PARTIAL: 0.25,
         "full_attention_interval": None,
         **dict(zip(DELTA_SIZES.values(), (32, 16, 128, 128, 4), strict=True)),
     },
-    only={
-        "attn_output_gate": (True, None),
-        "mlp_only_layers": ([], None),
-        "output_gate_type": ("swish", None),
-    },
-    harmless=("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
-    rope=None,
-    read=_read_qwen,
-    write=_write_qwen,
-    tensors=replace(OWN_NAMES, rules=_qwen_rules, unused=(*OWN_NAMES.unused, "mtp.")),
+    "rope": None,
+    "read": read_qwen,
+    "write": write_qwen,
+}
+"""What layouts of Qwen3-Next and Qwen3.5 share."""
+QWEN3_5 = llama_layout(
+    *("qwen3_5_text", "Qwen3_5ForCausalLM", "none", 32768),
+    kv_heads=4,
+    tensors=renamed({}, qwen_rules, unused=(*OWN_NAMES.unused, "mtp.")),
+    **QWEN,
 )

@@ -1,16 +1,15 @@
 """LFM2 as `transformers` stores it (Liquid AI 2025): gated short convolutions between layers of attention, which has
-norms of queries and keys."""
+norms of queries and keys; with experts by sigmoids behind the first layers, or without."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import ConfigReader, Key
-from headway.checkpoints.hf.layer_types import FULL, read_kinds
+from headway.checkpoints.hf.layer_types import FULL, layer_types, read_kinds
+from headway.checkpoints.hf.layouts.experts import ExpertKeys, behind_first, expert_layout, renamed
 from headway.checkpoints.hf.layouts.hybrids import MIXER, by_mixer, mixer_keys
 from headway.checkpoints.hf.layouts.llama import FREE, llama_layout
-from headway.checkpoints.hf.layouts.rules import Rule, module_rules, same, within
-from headway.checkpoints.hf.layouts.tensors import OWN_NAMES
+from headway.checkpoints.hf.layouts.rules import Rule, same
 from headway.models import ModelSpec
 from headway.models.mixers import Softmax
 from headway.nn import ShortConv
@@ -26,29 +25,40 @@ def _read_lfm2(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dic
         raise given.wrong("full_attn_idxs", "a list of numbers of layers", full)
     usual = [FULL if full is None or i in full else CONV for i in range(layers)]
     kinds = read_kinds(given, layers, lambda count: usual, (FULL, CONV))
-    short = ShortConv(conv=given.whole("conv_L_cache"), bias=given.flag("conv_bias"))
     hidden = given.whole("intermediate_size" if given.get("block_ff_dim") is None else "block_ff_dim")
     if given.get("block_auto_adjust_ff_dim") is not False:
         hidden = int(2 * hidden / 3)
         if given.config.get("block_ffn_dim_multiplier", 1.0) is not None:  # null is no rounding, either
             multiple = given.whole("block_multiple_of")
             hidden = -(-int(given.number("block_ffn_dim_multiplier") * hidden) // multiple) * multiple
+    return {"hidden": hidden, **_mixers(given, kinds)}
+
+
+def _mixers(given: ConfigReader, kinds: Sequence[str]) -> dict[str, Any]:
+    short = ShortConv(conv=given.whole("conv_L_cache"), bias=given.flag("conv_bias"))
     return {
         "mixers": tuple(Softmax() if kind == FULL else short for kind in kinds),
         "patterns": Causal(),
-        "hidden": hidden,
         **({} if given.get("tie_embedding") is None else {"tied": given.flag("tie_embedding")}),
     }
 
 
-def _write_lfm2(spec: ModelSpec) -> dict[str, Any]:
+def _read_moe(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return _mixers(given, layer_types(given.get("layer_types"), fields["layers"], (FULL, CONV)))
+
+
+def _write(spec: ModelSpec) -> dict[str, Any]:
     short, kinds = mixer_keys(spec, ShortConv, CONV)
     keys = {} if short is None else {"conv_L_cache": short.conv, "conv_bias": short.bias}
-    size = {"intermediate_size": spec.hidden, "block_auto_adjust_ff_dim": False}
-    return {"layer_types": kinds, **keys, **size}
+    return {"layer_types": kinds, **keys}
 
 
-def _lfm2_rules(spec: ModelSpec) -> list[Rule]:
+def _write_lfm2(spec: ModelSpec) -> dict[str, Any]:
+    return {**_write(spec), "intermediate_size": spec.hidden, "block_auto_adjust_ff_dim": False}
+
+
+def mixer_rules(spec: ModelSpec) -> list[Rule]:
+    """Rules of what mixes tokens in LFM2."""
     theirs = "model.layers.#.conv."
     attention = {**{f"{n}_proj": f"{n}_proj" for n in "qkv"}, "o_proj": "out_proj"}
     attention |= {f"{n}_norm": f"{n}_layernorm" for n in "qk"}
@@ -61,40 +71,36 @@ def _lfm2_rules(spec: ModelSpec) -> list[Rule]:
     ]
     short.append(Rule((f"{MIXER}conv",), f"{theirs}conv.weight", lifted=1))
     short += [same(f"{MIXER}conv_bias", f"{theirs}conv.bias")] if bias else []
-    modules = {
-        "input_layernorm": "operator_norm",
-        "post_attention_layernorm": "ffn_norm",
-        "mlp.gate_proj": "feed_forward.w1",
-        "mlp.up_proj": "feed_forward.w3",
-        "mlp.down_proj": "feed_forward.w2",
-    }
-    ends = {
-        "model.embed_tokens": "model.embed_tokens",
-        "model.norm": "model.embedding_norm",
-        "lm_head": "lm_head",
-    }
-    layer = "model.layers.#."
-    others = [*module_rules(spec, ends), *module_rules(spec, within(layer, layer, modules))]
-    return by_mixer(spec, {Softmax: softmax, ShortConv: short}, others)
+    return by_mixer(spec, {Softmax: softmax, ShortConv: short})
 
 
+OTHERS = {
+    "model.norm.": "model.embedding_norm.",
+    ".input_layernorm.": ".operator_norm.",
+    ".post_attention_layernorm.": ".ffn_norm.",
+    ".mlp.gate.e_score_correction_bias": ".feed_forward.expert_bias",
+    ".mlp.": ".feed_forward.",
+    ".gate_proj.": ".w1.",
+    ".up_proj.": ".w3.",
+    ".down_proj.": ".w2.",
+}
+"""Parts of other names, ours and theirs."""
+KEYS = {"norm_eps": Key("norm_eps", 1e-5), "tied": Key("tie_word_embeddings", True)}
+MORE = {"rope_theta": 1e6, "conv_L_cache": 3, "conv_bias": None, "tie_embedding": None}
 LFM2 = llama_layout(
     *("lfm2", "Lfm2ForCausalLM", "none", 128000),
-    {"norm_eps": Key("norm_eps", 1e-5), "tied": Key("tie_word_embeddings", True)},
+    KEYS,
     kv_heads=8,
     head_dim=FREE,
     without=("activation", "attention_dropout", "hidden"),
     more={
-        "rope_theta": 1e6,
+        **MORE,
         "intermediate_size": 12288,
         "block_ff_dim": None,
         "block_auto_adjust_ff_dim": None,
         "block_multiple_of": 256,
         "block_ffn_dim_multiplier": 1.0,
-        "conv_L_cache": 3,
-        "conv_bias": None,
         "full_attn_idxs": None,
-        "tie_embedding": None,
     },
     only={"use_pos_enc": (True, None), "block_use_swiglu": (True, None)},
     harmless=(
@@ -106,5 +112,26 @@ LFM2 = llama_layout(
     ),
     read=_read_lfm2,
     write=_write_lfm2,
-    tensors=replace(OWN_NAMES, rules=_lfm2_rules),
+    tensors=renamed(OTHERS, mixer_rules),
+)
+LFM2_MOE = expert_layout(
+    *("lfm2_moe", "Lfm2MoeForCausalLM", "none", 128000, KEYS),
+    ExpertKeys(
+        others={
+            "normalized": "norm_topk_prob",
+            "scale": "routed_scaling_factor",
+            "choice_bias": "use_expert_bias",
+        },
+        always={"score": "sigmoid", "sum_eps": 1e-6},
+        sparse=behind_first(2, "num_dense_layers"),
+        usual={"norm_topk_prob": True, "routed_scaling_factor": 1.0, "use_expert_bias": True},
+    ),
+    kv_heads=8,
+    head_dim=FREE,
+    without=("activation", "attention_dropout"),
+    more=MORE,
+    harmless=("theta",),
+    read=_read_moe,
+    write=_write,
+    tensors=renamed(OTHERS, mixer_rules),
 )

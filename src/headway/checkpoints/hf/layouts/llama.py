@@ -2,7 +2,7 @@
 Yang et al. 2024, 2025): tensors have our own names; the five differ in biases, in norms of queries and keys, and in
 which layers may have a window."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -40,22 +40,16 @@ FIRST_WINDOW = 28
 """`max_window_layers` where it is not given."""
 ONLY: Mapping[str, tuple[Any, ...]] = {
     # keys of other families, or of generic code, with the values at which they change nothing
-    "attention_bias": (False, None),
-    "mlp_bias": (False, None),
-    "sliding_window": (None,),
-    "use_sliding_window": (False, None),
-    "max_window_layers": (None,),
-    "partial_rotary_factor": (1, 1.0, None),
-    "add_cross_attention": (False, None),
+    **dict.fromkeys(
+        ("attention_bias", "mlp_bias", "use_sliding_window", "tie_encoder_decoder"), (False, None)
+    ),
+    **dict.fromkeys(("use_mrope", "rope_interleaved"), (False, None)),
+    **dict.fromkeys(("sliding_window", "max_window_layers", "quantization_config"), (None,)),
     "cross_attention_hidden_size": (None,),
-    "tie_encoder_decoder": (False, None),
+    "partial_rotary_factor": (1, 1.0, None),
     "is_decoder": (False, True, None),
-    "use_mrope": (False, None),
-    "rope_interleaved": (False, None),
     "is_llama_config": (True, None),
-    "auto_map": ({}, None),
-    "quantization_config": (None,),
-    "per_layer_config": ({}, None),
+    **dict.fromkeys(("auto_map", "per_layer_config"), ({}, None)),
 }
 
 
@@ -92,11 +86,13 @@ def read_windows(
     return tuple(windowed if kind == SLIDING else Causal() for kind in kinds)
 
 
-def write_windows(spec: ModelSpec, windows: Windows, *, heads_divide: bool = False) -> dict[str, Any]:
-    """The keys that `read_windows` reads."""
+def write_windows(
+    spec: ModelSpec, windows: Windows, *, heads_divide: bool = False, unused: int | None = None
+) -> dict[str, Any]:
+    """The keys that `read_windows` reads; the width is `unused` where there are no windows."""
     if heads_divide and spec.width % spec.heads:
         raise Inexpressible("head_dim")
-    keys = window_keys(spec)
+    keys = window_keys(spec, unused)
     kinds = keys["layer_types"]
     if windows == "none" and SLIDING not in kinds:
         return {}
@@ -129,6 +125,8 @@ def llama_layout(
     kv_heads: Any = same_heads,
     head_dim: Key = PER_HEAD,
     heads_divide: bool = False,
+    usual: Callable[[ConfigReader], Callable[[int], list[str]]] | None = None,
+    unused: int | None = None,
     without: Collection[str] = (),
     more: Mapping[str, Any] = NONE,
     only: Mapping[str, tuple[Any, ...]] = NONE,
@@ -136,7 +134,8 @@ def llama_layout(
 ) -> Layout:
     """A layout like LLaMA's: `keys`, `more` and `only` go beside or before those that all share, `own` are other fields
     of `Layout`; `without` are fields that are no keys, `heads_divide` is whether transformers insists on a width that
-    is a multiple of the heads."""
+    is a multiple of the heads. `usual` are the kinds of so many layers where `layer_types` do not say them, `unused` is
+    the width of windows where there are none."""
     every = {
         **DECODER,
         "activation": Key("hidden_act", "silu"),
@@ -148,15 +147,22 @@ def llama_layout(
     every = {field: key for field, key in every.items() if field not in without}
     classes = (architectures,) if isinstance(architectures, str) else architectures
     more = {"max_position_embeddings": context, "layer_types": None, **WINDOW_KEYS[windows], **more}
-    taken = (*names(every), *more, *own.get("harmless", ()))
+    parts = (name for part in own.get("parts", ()) for name in part.keys)
+    taken = (*names(every), *more, *parts, *own.get("harmless", ()))
     heads, tensors = dict.fromkeys(classes, "lm"), OWN_NAMES
     if own.get("generic"):  # the class without an output layer, which embedders are saved as
         heads |= {name.replace("ForCausalLM", "Model"): "states" for name in classes}
         tensors = replace(OWN_NAMES, prefix="model.", heads=("lm_head.",))
-    usual: dict[str, Any] = {
+
+    def read(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        layers = fields["layers"]
+        kinds = usual(given)(layers) if usual and given.get("layer_types") is None else None
+        return {"patterns": read_windows(given, windows, layers, kinds)}
+
+    shared: dict[str, Any] = {
         "rope": "",
-        "read": lambda given, kind, fields: {"patterns": read_windows(given, windows, fields["layers"])},
-        "write": partial(write_windows, windows=windows, heads_divide=heads_divide),
+        "read": read,
+        "write": partial(write_windows, windows=windows, heads_divide=heads_divide, unused=unused),
         "tensors": tensors,
     }
     return Layout(
@@ -165,7 +171,7 @@ def llama_layout(
         keys=every,
         more=more,
         only={key: at for key, at in {**ONLY, **only}.items() if key not in taken},
-        **{**usual, **own},
+        **{**shared, **own},
     )
 
 

@@ -1,10 +1,8 @@
 """Families that are LLaMA but for a switch or two, as `transformers` stores them, most under LLaMA's names.
 
-Layers without positions are SmolLM3's (Bakouch et al. 2025; Yang et al. 2025, section 3.2). Matrices are fused in
-Phi-3, 3.5 and 4 (Abdin et al. 2024) and in GLM-4 (GLM team 2024), which from 0414 on norms what sub-layers give, too;
-EXAONE 4 (LG AI 2025) norms that alone. Pairs are adjacent in GLM-4, Ernie 4.5 (Baidu 2025) and Helium (Kyutai 2025).
-Seed-OSS (ByteDance 2025) has biases on queries, keys and values; InternLM3 (Cai et al. 2024) and IQuest-Coder are LLaMA
-itself.
+Matrices are fused in Phi-3, 3.5 and 4 (Abdin et al. 2024) and in GLM-4 (GLM team 2024), which from 0414 on norms what
+sub-layers give, too. Pairs are adjacent in GLM-4, Ernie 4.5 (Baidu 2025) and Helium (Kyutai 2025). Seed-OSS (ByteDance
+2025) has biases on queries, keys and values; InternLM3 (Cai et al. 2024) and IQuest-Coder are LLaMA itself.
 """
 
 from collections.abc import Mapping
@@ -12,91 +10,48 @@ from functools import partial
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import ConfigReader, Key
-from headway.checkpoints.hf.layer_types import LAYER_TYPES, every, read_kinds
-from headway.checkpoints.hf.layouts.llama import (
-    BIAS,
-    FREE,
-    MLP_BIAS,
-    llama_layout,
-    read_windows,
-    write_windows,
-)
-from headway.checkpoints.hf.layouts.rules import decoder_names, same_names
+from headway.checkpoints.hf.layouts.base import Part
+from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, llama_layout
+from headway.checkpoints.hf.layouts.rules import block, decoder_names, same_names
 from headway.checkpoints.hf.rope import PARTIAL, TRAINED
 from headway.errors import ConfigError
 from headway.models import ModelSpec
-from headway.patterns import Causal
-from headway.positions import LongRope, NoPositions, PerLayer, Rotary
+from headway.positions import LongRope, Rotary
 
 TIED = {"tied": Key("tie_word_embeddings", True)}
 REMOTE = ("auto_map",)
 """Where a model's repository has code of its own, which transformers does not run unless it is told to."""
 
 
-def _read_smollm3(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    layers, marks = fields["layers"], given.get("no_rope_layers")
-    if marks is None:
-        every = given.whole("no_rope_layer_interval")
-        marks = [int((i + 1) % every != 0) for i in range(layers)]
-    if not isinstance(marks, list) or len(marks) < layers or not all(mark in (0, 1) for mark in marks):
-        raise given.wrong(
-            "no_rope_layers", f"a list of 1 (rotary) or 0 (no positions) for {layers} layers", marks
-        )
-    windowed = given.flag("use_sliding_window") and given.get("sliding_window") is not None
-    usual = [LAYER_TYPES[windowed and not mark] for mark in marks[:layers]]
-    return {
-        "patterns": read_windows(given, "late", layers, usual),
-        "positions": PerLayer.of([fields["positions"] if mark else NoPositions() for mark in marks[:layers]]),
-    }
-
-
-SMOLLM3 = llama_layout(
-    *("smollm3", "SmolLM3ForCausalLM", "late", 32768),
-    {**BIAS, **MLP_BIAS, **TIED},
-    kv_heads=4,
-    head_dim=FREE,
-    more={"rope_theta": 2e6, "no_rope_layers": None, "no_rope_layer_interval": 4, "sliding_window": None},
-    read=_read_smollm3,
-    write=lambda spec: {
-        **write_windows(spec, "late"),
-        "no_rope_layers": [int(isinstance(one, Rotary)) for one in spec.layer_positions],
-    },
-)
-
-
-def _read_phi3(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _check_phi3(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     scaling = fields["positions"].scaling
     if not isinstance(scaling, LongRope | None):
         raise ConfigError(
             f"config.json: rope_type of {type(scaling).__name__} in a phi3, which transformers reads as longrope; it "
             "has default and longrope"
         )
-    return {"patterns": read_windows(given, "all", fields["layers"])}
+    return {}
 
 
 def _write_phi3(spec: ModelSpec) -> dict[str, Any]:
     scaling = spec.positions.scaling if isinstance(spec.positions, Rotary) else None
-    trained = scaling.trained_context if isinstance(scaling, LongRope) else spec.trained_context
-    return {**write_windows(spec, "all", heads_divide=True), TRAINED: trained}
+    return {TRAINED: scaling.trained_context if isinstance(scaling, LongRope) else spec.trained_context}
 
 
-NORMS = ("input_layernorm", "post_attention_layernorm")
-PLACES = ("", "model.embed_tokens", "model.norm", "model.layers.#.")
+FUSED = same_names("mlp.gate_up_proj", "mlp.down_proj")
+NORMS = "input_layernorm post_attention_layernorm"
+_names = partial(decoder_names, "", "model.embed_tokens", "model.norm", "model.layers.#.")
 PHI3 = llama_layout(
     *("phi3", "Phi3ForCausalLM", "all", 4096),
     head_dim=FREE,
-    more={PARTIAL: 1.0, TRAINED: 4096, "sliding_window": None},
+    heads_divide=True,
+    more={PARTIAL: 1.0, "sliding_window": None},
     only={"resid_pdrop": (0.0, None)},  # falls on the outputs of sub-layers, and ours on the embedding, too
     harmless=(*REMOTE, "embd_pdrop"),  # which no class reads
     rope=PARTIAL,
-    read=_read_phi3,
-    write=_write_phi3,
-    tensors=decoder_names(
-        *PLACES,
-        same_names(*NORMS, "self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"),
-    ),
+    parts=(Part({TRAINED: 4096}, _check_phi3, _write_phi3),),
+    tensors=_names({**block(NORMS, "self_attn. qkv_proj o_proj", ""), **FUSED}),
 )
-FUSED = same_names(*(f"self_attn.{part}_proj" for part in "qkvo"), "mlp.gate_up_proj", "mlp.down_proj")
 _glm = partial(
     llama_layout,
     windows="none",
@@ -109,43 +64,10 @@ _glm = partial(
     rope=PARTIAL,
     pairing="adjacent",
 )
-GLM = _glm("glm", "GlmForCausalLM", tensors=decoder_names(*PLACES, {**same_names(*NORMS), **FUSED}))
-GLM4 = _glm(
-    *("glm4", "Glm4ForCausalLM"),
-    tensors=decoder_names(
-        *PLACES,
-        {
-            **FUSED,
-            "input_layernorm": "input_layernorm",
-            "post_attention_layernorm": "post_self_attn_layernorm",
-            "pre_feedforward_layernorm": "post_attention_layernorm",
-            "post_feedforward_layernorm": "post_mlp_layernorm",
-        },
-    ),
-)
-
-
-def _read_exaone4(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Layers have rotary positions where they have a window, or where there are no windows at all."""
-    windowed = given.get("sliding_window") is not None
-    if given.get("layer_types") is None and not windowed:
-        raise ConfigError(
-            "config.json: an exaone4 without sliding_window needs layer_types, as in transformers"
-        )
-    usual = lambda layers: every(given.whole("sliding_window_pattern"), -1)(layers)  # noqa: E731
-    kinds = read_kinds(given, fields["layers"], usual)
-    patterns = read_windows(given, "layer", fields["layers"], kinds)
-    rotary = [NoPositions() if windowed and one == Causal() else fields["positions"] for one in patterns]
-    return {"patterns": patterns, "positions": PerLayer.of(rotary)}
-
-
-EXAONE4 = llama_layout(
-    *("exaone4", "Exaone4ForCausalLM", "layer", 2048),
-    kv_heads=32,
-    head_dim=FREE,
-    more={"sliding_window_pattern": 4},
-    read=_read_exaone4,
-)
+QKVO = "self_attn. q_proj k_proj v_proj o_proj"
+FOUR_NORMS = "input_layernorm post_self_attn_layernorm post_attention_layernorm post_mlp_layernorm"
+GLM = _glm("glm", "GlmForCausalLM", tensors=_names({**block(NORMS, QKVO, ""), **FUSED}))
+GLM4 = _glm("glm4", "Glm4ForCausalLM", tensors=_names({**block(FOUR_NORMS, QKVO, ""), **FUSED}))
 ERNIE45 = llama_layout(
     *("ernie4_5", "Ernie4_5ForCausalLM", "none", 131072),
     {**dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), Key("use_bias")), **TIED},
@@ -159,13 +81,13 @@ ERNIE45 = llama_layout(
 )
 
 
-def _read_helium(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _check_helium(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     if fields["heads"] * fields["head_dim"] != fields["width"]:
         raise ConfigError(
             f"config.json: {fields['heads']} heads of head_dim {fields['head_dim']} are not hidden_size "
             f"{fields['width']}, which the output projection of a helium takes"
         )
-    return {"patterns": read_windows(given, "none", fields["layers"])}
+    return {}
 
 
 HELIUM = llama_layout(
@@ -176,7 +98,7 @@ HELIUM = llama_layout(
     more={"rope_theta": 1e5},
     heads_divide=True,
     pairing="adjacent",
-    read=_read_helium,
+    parts=(Part(read=_check_helium),),
 )
 SEED_OSS = llama_layout(
     *("seed_oss", "SeedOssForCausalLM", "none", 524288),
@@ -192,13 +114,13 @@ SEED_OSS = llama_layout(
 )
 
 
-def _read_internlm3(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _check_internlm3(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     if fields["qkv_bias"] != fields["mlp_bias"]:
         raise ConfigError(
             "config.json: an internlm3 whose qkv_bias differs from its bias is not supported: transformers runs it as "
             "a LLaMA, and refuses it, too"
         )
-    return {"patterns": read_windows(given, "none", fields["layers"])}
+    return {}
 
 
 INTERNLM3 = llama_layout(
@@ -209,7 +131,7 @@ INTERNLM3 = llama_layout(
     heads_divide=True,
     only={"qkv_bias": (False,), "bias": (False,)},  # other names of attention_bias and mlp_bias
     harmless=REMOTE,
-    read=_read_internlm3,
+    parts=(Part(read=_check_internlm3),),
 )
 IQUESTCODER = llama_layout(
     *("iquestcoder", ("LlamaForCausalLM", "IQuestCoderForCausalLM"), "none", 131072),

@@ -1,76 +1,70 @@
-"""BLOOM and Falcon as `transformers` stores them, with the names of Megatron-LM.
+"""BLOOM, Falcon and MPT as `transformers` stores them, which have no table of positions.
 
 BLOOM (BigScience 2022, section 3.2) has ALiBi and a norm behind the embedding. Falcon (Almazrouei et al. 2023, section
 3) is 7B of the first kind, 40B and 180B of the second ("new_decoder_architecture"), and 11B, which is the second with
-one norm.
+one norm. Both have the names of Megatron-LM. MPT (MosaicML 2023, LLM Foundry) has ALiBi, one matrix for queries, keys
+and values, and no biases at all.
 """
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+import math
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from headway.checkpoints.hf.config_keys import SIZES, ConfigReader, Key, four_widths
-from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.rules import Modules, TensorNames, decoder_names
+from headway.checkpoints.hf.config_keys import (
+    FOUR_WIDTHS,
+    SIZES,
+    ConfigReader,
+    Key,
+    called,
+    check_keys,
+    four_widths,
+)
+from headway.checkpoints.hf.harmless import HARMLESS, words
+from headway.checkpoints.hf.layouts.base import Layout, Part
+from headway.checkpoints.hf.layouts.rules import Modules, block, decoder_names
 from headway.errors import ConfigError
 from headway.models import ModelSpec
+from headway.positions import LinearBias
 
-NORMS = {name: name for name in ("input_layernorm", "post_attention_layernorm")}
-TWO_NORMS = {"input_layernorm": "ln_attn", "post_attention_layernorm": "ln_mlp"}
-QKV = {"self_attn.qkv_proj": "self_attention.query_key_value"}
-OUTPUT = {"self_attn.o_proj": "self_attention.dense"}
-FORWARD = {"mlp.up_proj": "mlp.dense_h_to_4h", "mlp.down_proj": "mlp.dense_4h_to_h"}
+NORMS = "input_layernorm post_attention_layernorm"
+KEYS = {"norm_eps": Key("layer_norm_epsilon", 1e-5), "tied": Key("tie_word_embeddings", True)}
+_names = partial(
+    decoder_names,
+    *("transformer.", "transformer.word_embeddings", "transformer.ln_f", "transformer.h.#."),
+    by_group=True,
+)
+"""BLOOM's and Falcon's."""
 
 
-def _names(
-    modules: Modules | Callable[[ModelSpec], Modules], top: Modules = MappingProxyType({})
-) -> TensorNames:
-    """BLOOM's and Falcon's."""
-    ends = ("transformer.word_embeddings", "transformer.ln_f")
-    return decoder_names("transformer.", *ends, "transformer.h.#.", modules, top=top, by_group=True)
+def _block(norms: str = NORMS) -> Modules:
+    return block(norms, "self_attention. query_key_value dense", "mlp. dense_h_to_4h dense_4h_to_h")
 
 
 BLOOM = Layout(
     family="bloom",
     architectures={"BloomForCausalLM": "lm"},
     keys={
-        "vocab": Key("vocab_size"),
-        "width": Key("hidden_size"),
-        "layers": Key("n_layer"),
-        "heads": Key("n_head"),
-        "kv_heads": Key("n_head"),
+        **called(SIZES, layers="n_layer", heads="n_head"),
+        **KEYS,
+        "hidden": FOUR_WIDTHS,
         "trained_context": Key("seq_length", 2048),
-        "norm_eps": Key("layer_norm_epsilon", 1e-5),
-        "init_std": Key("initializer_range", 0.02),
-        "tied": Key("tie_word_embeddings", True),
     },
     only={
         "apply_residual_connection_post_layernorm": (False, None),
         # not dropped behind the embedding, as ours would be; the published models have none
-        "hidden_dropout": (0, None),
-        "attention_dropout": (0, None),
+        **dict.fromkeys(("hidden_dropout", "attention_dropout"), (0, None)),
     },
     harmless=(
-        "slow_but_exact",
-        "unk_token_id",
-        "masked_softmax_fusion",
-        "skip_bias_add",
-        "skip_bias_add_qkv",
-        "attention_softmax_in_fp32",
-        "bias_dropout_fusion",
-        "offset_alibi",
+        *words("slow_but_exact unk_token_id masked_softmax_fusion skip_bias_add skip_bias_add_qkv"),
+        *words("attention_softmax_in_fp32 bias_dropout_fusion offset_alibi"),
     ),
-    read=lambda given, kind, fields: {"hidden": four_widths(fields)},
-    tensors=_names(
-        {**OUTPUT, **FORWARD, **NORMS, **QKV},
-        top={"model.embed_norm": "transformer.word_embeddings_layernorm"},
-    ),
+    tensors=_names(_block(), top={"model.embed_norm": "transformer.word_embeddings_layernorm"}),
 )
-
 NEW = "new_decoder_architecture"
 
 
-def _read_falcon(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _read_falcon(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Norms and kv heads, of the first kind or the second; what transformers builds and cannot run is refused."""
     new, parallel, heads = given.flag(NEW), given.flag("parallel_attn"), fields["heads"]
     norms = given.whole("num_ln_in_parallel_attn", 2 if new else 1)
@@ -108,30 +102,107 @@ FALCON = Layout(
     architectures={"FalconForCausalLM": "lm"},
     keys={
         **SIZES,
+        **KEYS,
         "hidden": Key("ffn_hidden_size", four_widths),
         "activation": Key("activation", "gelu"),
         **dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), Key("bias")),
-        "norm_eps": Key("layer_norm_epsilon", 1e-5),
-        "tied": Key("tie_word_embeddings", True),
     },
-    more={
-        **dict.fromkeys((NEW, "num_ln_in_parallel_attn", "num_kv_heads")),
-        "multi_query": True,
-        "parallel_attn": True,
-        "max_position_embeddings": 2048,
-    },
-    rope="",
+    more={"max_position_embeddings": 2048},
     only={
         # their dropouts fall elsewhere: on the sum of both sub-layers, and one probability on two things
-        "hidden_dropout": (0.0, None),
-        "attention_dropout": (0.0, None),
+        **dict.fromkeys(("hidden_dropout", "attention_dropout"), (0.0, None)),
         "apply_residual_connection_post_layernorm": (False, None),
         # transformers rounds slopes and positions to bfloat16, and then it is not linear in the distance
         "alibi": (False, None),
     },
-    read=_read_falcon,
-    write=_write_falcon,
-    tensors=_names(
-        lambda spec: {**(TWO_NORMS if spec.order == "parallel" else NORMS), **OUTPUT, **FORWARD, **QKV}
+    rope="",
+    parts=(
+        Part(
+            {
+                **dict.fromkeys((NEW, "num_ln_in_parallel_attn", "num_kv_heads")),
+                **dict.fromkeys(("multi_query", "parallel_attn"), True),
+            },
+            _read_falcon,
+            _write_falcon,
+        ),
+    ),
+    tensors=_names(lambda spec: _block("ln_attn ln_mlp" if spec.order == "parallel" else NORMS)),
+)
+ATTENTION = {
+    # transformers has no others: it makes three equal parts of Wqkv, and adds ALiBi, and ignores these keys;
+    # alibi_bias_max, which it ignores too, is read: LLM Foundry trained by it
+    "attn_type": ("multihead_attention",),
+    "alibi": (True,),
+    "attn_pdrop": (0,),
+    "clip_qkv": (None,),
+    "prefix_lm": (False,),
+    "qk_ln": (False,),
+    "attn_uses_sequence_id": (False,),
+}
+
+RUN = ("attn_impl", "model_type", "architectures", "label2id", "is_encoder_decoder")
+"""Keys of `attn_config` that choose a kernel, or that every config of transformers has."""
+
+
+def _read_mpt(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    attention = given.get("attn_config") or {}
+    if not isinstance(attention, Mapping):
+        raise ConfigError(f'config.json: "attn_config" must be an object, got {attention!r}')
+    free = dict.fromkeys(("alibi_bias_max", "softmax_scale", *RUN, *HARMLESS))
+    check_keys(attention, {**free, **ATTENTION}, place="attn_config.", of=" for model_type mpt")
+    inner = ConfigReader(attention, {})
+    scaled = inner.get("softmax_scale") is not None
+    largest = 8.0 if inner.get("alibi_bias_max") is None else inner.number("alibi_bias_max")
+    if not 0 < largest < math.inf:
+        raise ConfigError(
+            f'config.json: "attn_config.alibi_bias_max" must be a number above 0, got {largest}'
+        )
+    return {
+        "positions": _slopes(fields["heads"], largest),
+        "attention_scale": inner.number("softmax_scale") if scaled else None,
+    }
+
+
+def _slopes(heads: int, largest: float) -> LinearBias:
+    """2^(-m (h + 1) / P) for P heads, a power of two, with m = `largest`: for m = 8 the published slopes. For other
+    numbers of heads those of the next power, first every second one (h = 1, 3, ...), then the others, as many as there
+    are heads. (LLM Foundry, `gen_slopes`.)"""
+    power = 2 ** math.ceil(math.log2(heads))
+    slopes = [2.0 ** (-largest * (h + 1) / power) for h in range(power)]
+    if power == heads:
+        return LinearBias() if largest == 8 else LinearBias(tuple(slopes))
+    return LinearBias(tuple([*slopes[1::2], *slopes[::2]][:heads]))
+
+
+MPT = Layout(
+    family="mpt",
+    architectures={"MptForCausalLM": "lm", "MPTForCausalLM": "lm"},
+    keys={
+        **called(SIZES, width="d_model", layers="n_layers", heads="n_heads"),
+        **KEYS,
+        "hidden": FOUR_WIDTHS,
+        "trained_context": Key("max_seq_len", 2048),
+    },
+    only={
+        "expansion_ratio": (4, None),
+        "no_bias": (True, None),
+        "logit_scale": (None,),
+        **dict.fromkeys(("resid_pdrop", "emb_pdrop"), (0, None)),
+    },
+    # how LLM Foundry trained and ran them; with ALiBi there is no table of positions
+    harmless=(
+        *words("learned_pos_emb init_device embedding_fraction norm_type init_config tokenizer_name"),
+        "verbose",
+    ),
+    parts=(
+        Part(
+            {"attn_config": None},
+            _read_mpt,
+            lambda spec: {"attn_config": {"softmax_scale": spec.attention_scale}},
+        ),
+    ),
+    tensors=decoder_names(
+        *("transformer.", "transformer.wte", "transformer.norm_f", "transformer.blocks.#."),
+        block("norm_1 norm_2", "attn. Wqkv out_proj", "ffn. up_proj down_proj"),
     ),
 )

@@ -14,6 +14,7 @@ from headway.checkpoints.hf.layer_types import (
     SLIDING,
     UNUSED,
     every,
+    in_windows,
     read_kinds,
     read_rope_by_kind,
     read_windows,
@@ -33,8 +34,6 @@ from headway.checkpoints.hf.layouts.llama_kin import REMOTE, TIED
 from headway.checkpoints.hf.layouts.rules import Rule
 from headway.checkpoints.hf.rope import PARTIAL
 from headway.models import ModelSpec
-from headway.patterns import Causal
-from headway.positions import NoPositions, PerLayer
 
 SHARED = {".shared_expert.": ".shared_experts."}
 GROUPS = {
@@ -143,9 +142,8 @@ def _read_exaone(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> d
     period = given.get("sliding_window_pattern")
     if not isinstance(period, int):
         raise given.wrong("sliding_window_pattern", "a whole number", period)
-    patterns = read_windows(given, read_kinds(given, fields["layers"], every(max(period, 1), -1)))
-    rotary = [NoPositions() if one == Causal() else fields["positions"] for one in patterns]
-    return {"patterns": patterns, "positions": PerLayer.of(rotary)}
+    kinds = read_kinds(given, fields["layers"], every(max(period, 1), -1))
+    return in_windows(read_windows(given, kinds), fields["positions"])
 
 
 MLP_TYPES = ("dense", "sparse")

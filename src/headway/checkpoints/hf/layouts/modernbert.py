@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import SIZES, ConfigReader, Inexpressible, Key, activation
+from headway.checkpoints.hf.harmless import words
 from headway.checkpoints.hf.layer_types import (
     FULL,
     SLIDING,
@@ -16,15 +17,7 @@ from headway.checkpoints.hf.layer_types import (
     write_rope_by_kind,
 )
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.rules import (
-    WB,
-    Rule,
-    TensorNames,
-    module_rules,
-    own_shapes,
-    same_names,
-    within,
-)
+from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, block, module_rules, same_names, within
 from headway.checkpoints.hf.windows import from_foreign
 from headway.models import Head, ModelSpec
 from headway.patterns import Causal, Full, Pattern
@@ -32,12 +25,6 @@ from headway.patterns.program import interval
 
 BASES = {FULL: ("global_rope_theta", 1.6e5), SLIDING: ("local_rope_theta", 1e4)}
 PERIOD = "global_attn_every_n_layers"
-MODULES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.o_proj": "attn.Wo",
-    "post_attention_layernorm": "mlp_norm",
-    "mlp.down_proj": "mlp.Wo",
-}
 TOP = {
     "model.embed_tokens": "model.embeddings.tok_embeddings",
     "model.embed_norm": "model.embeddings.norm",
@@ -48,20 +35,13 @@ TOP = {
 
 
 def _rules(spec: ModelSpec) -> list[Rule]:
-    modules, head = {"self_attn.qkv_proj": "attn.Wqkv", **MODULES}, "head"
-    if spec.causal:
-        apart = {f"self_attn.{part}_proj": f"attn.{part}_proj" for part in "qkv"}
-        modules, head = {**apart, **MODULES}, "lm_head"
+    parts = "q_proj k_proj v_proj" if spec.causal else "Wqkv"
+    modules = block("attn_norm mlp_norm", f"attn. {parts} Wo", "")
+    head = "lm_head" if spec.causal else "head"
     top = {**TOP, **within("head.", f"{head}.", same_names("dense", "norm"))}
-    layer, theirs = "model.layers.#.", "model.layers.#.mlp.Wi."
-    gates = [(f"{layer}mlp.gate_proj.{leaf}", f"{layer}mlp.up_proj.{leaf}") for leaf in WB]
-    there = own_shapes(spec)
-    wide = [
-        Rule(parts, f"{theirs}{leaf}", (spec.hidden, spec.hidden))
-        for parts, leaf in zip(gates, WB, strict=True)
-        if parts[0].replace("#", "0") in there
-    ]
-    return [*module_rules(spec, {**top, **within(layer, layer, modules)}), *wide]
+    layer = "model.layers.#."
+    modules |= {"mlp.down_proj": "mlp.Wo", "mlp.gate_up_proj": "mlp.Wi"}
+    return module_rules(spec, {**top, **within(layer, layer, modules)})
 
 
 def _read(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,12 +86,10 @@ MODERNBERT = Layout(
     architectures={"ModernBertForMaskedLM": "masked-lm", "ModernBertModel": "states"},
     keys={
         **SIZES,
-        "kv_heads": Key("num_attention_heads"),
         "activation": Key("hidden_activation", "gelu"),
         "norm_eps": Key("norm_eps", 1e-5),
         "norm_bias": Key("norm_bias"),
-        "qkv_bias": Key("attention_bias"),
-        "out_bias": Key("attention_bias"),
+        **dict.fromkeys(("qkv_bias", "out_bias"), Key("attention_bias")),
         "mlp_bias": Key("mlp_bias"),
         "activation_dropout": Key("mlp_dropout", 0.0),
     },
@@ -126,17 +104,14 @@ MODERNBERT = Layout(
         **dict.fromkeys(key for key, _ in BASES.values()),
     },
     only={
-        "attention_dropout": (0.0, None),
-        "embedding_dropout": (0.0, None),
+        **dict.fromkeys(("attention_dropout", "embedding_dropout"), (0.0, None)),
         "position_embedding_type": ("absolute", None),
-        "gradient_checkpointing": (False, None),
         "sparse_prediction": (False, None),
     },
-    harmless=(
-        # of classifiers of texts, of kernels, of fresh weights
-        *("classifier_pooling", "classifier_dropout", "sparse_pred_ignore_index", "cls_token_id"),
-        *("deterministic_flash_attn", "reference_compile", "repad_logits_with_grad"),
-        *("initializer_cutoff_factor", "layer_norm_eps"),
+    # of classifiers of texts, of kernels, of fresh weights
+    harmless=words(
+        "classifier_pooling classifier_dropout sparse_pred_ignore_index cls_token_id deterministic_flash_attn "
+        "reference_compile repad_logits_with_grad initializer_cutoff_factor layer_norm_eps"
     ),
     read=_read,
     write=_write,

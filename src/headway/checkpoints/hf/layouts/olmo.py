@@ -1,11 +1,13 @@
-"""OLMo 1, 2 and 3 as `transformers` stores them (Groeneveld et al. 2024; OLMo team 2025); tensors have our own names. 1
-has LayerNorm without weights; 2 and 3 have norms on what sub-layers give, and over all queries and keys of a token; 3
-has windows in three layers of four."""
+"""OLMo 1, 2, 3 and Hybrid as `transformers` stores them (Groeneveld et al. 2024; OLMo team 2025, 2026); tensors of the
+first three have our own names. 1 has LayerNorm without weights; the others have norms on what sub-layers give, and over
+all queries and keys of a token; 3 has windows in three layers of four, Hybrid the gated delta rule, with norms in
+front."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from headway.checkpoints.hf.config_keys import DECODER, ConfigReader, Key, per_head, same_heads
+from headway.attention.delta import DeltaSpec
+from headway.checkpoints.hf.config_keys import ConfigReader, Inexpressible, Key
 from headway.checkpoints.hf.layer_types import (
     FULL,
     SLIDING,
@@ -15,20 +17,24 @@ from headway.checkpoints.hf.layer_types import (
     read_windows,
     write_by_kind,
 )
-from headway.checkpoints.hf.layouts.base import Layout
+from headway.checkpoints.hf.layouts.experts import renamed
+from headway.checkpoints.hf.layouts.hybrids import (
+    DELTA_SIZES,
+    LINEAR,
+    by_mixer,
+    check_silu,
+    delta_rules,
+    mixer_keys,
+    rope_of,
+)
 from headway.checkpoints.hf.layouts.llama import BIAS, FREE, llama_layout
-from headway.checkpoints.hf.layouts.tensors import OWN_NAMES
+from headway.checkpoints.hf.rope import ROPE, read_rope, write_rope
+from headway.models import ModelSpec
+from headway.models.mixers import Softmax
+from headway.patterns import Causal
+from headway.positions import NoPositions
 
-KEYS = {
-    **DECODER,
-    "kv_heads": Key("num_key_value_heads", same_heads),
-    "head_dim": Key("head_dim", per_head, written=False),
-    "activation": Key("hidden_act", "silu"),
-    "norm_eps": Key("rms_norm_eps", 1e-5),
-    "qkv_bias": Key("attention_bias"),
-    "out_bias": Key("attention_bias"),
-}
-CONTEXT = {"max_position_embeddings": 2048}
+KEYS = {**BIAS, "head_dim": FREE, "norm_eps": Key("rms_norm_eps", 1e-5)}
 BASES = {FULL: ("rope_theta", 5e5), SLIDING: ("rope_theta", 5e5)}
 
 
@@ -47,16 +53,84 @@ OLMO = llama_layout(
     only={"clip_qkv": (None,)},  # bounds of queries, keys and values
 )
 OLMO2 = llama_layout("olmo2", "Olmo2ForCausalLM", "none", 2048, KEYS)
-OLMO3 = Layout(
-    family="olmo3",
-    architectures={"Olmo3ForCausalLM": "lm"},
-    keys=KEYS,
-    more={
-        **CONTEXT,
-        "sliding_window": 4096,
-        **dict.fromkeys(("layer_types", "rope_parameters", "rope_theta", "rope_scaling")),
-    },
+OLMO3 = llama_layout(
+    *("olmo3", "Olmo3ForCausalLM", "layer", 2048, KEYS),
+    more=dict.fromkeys(("rope_parameters", "rope_theta", "rope_scaling")),
+    rope=None,
     read=_read,
     write=lambda spec: write_by_kind(spec, BASES),
-    tensors=OWN_NAMES,
+)
+DELTA = {
+    **{f"{part}_proj.weight": f"{part}_proj.weight" for part in "qkvo"},
+    **{f"{part}_conv": f"{part}_conv1d.weight" for part in "qkv"},
+    "gate_proj.weight": "g_proj.weight",
+    "beta_proj.weight": "b_proj.weight",
+    "decay_proj.weight": "a_proj.weight",
+    "norm.weight": "o_norm.weight",
+    "log_rate": "A_log",
+    "decay_bias": "dt_bias",
+}
+NEGATIVE, FRONT = "linear_allow_neg_eigval", ".feedforward_layer_norm."
+
+
+def _read_hybrid(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    check_silu(fields)
+    heads, width, layers = fields["heads"], fields["width"], fields["layers"]
+    usual = every(4, -1, LINEAR)(layers)
+    usual = usual if FULL in usual else [*usual[:-1], FULL]
+    kinds = read_kinds(given, layers, lambda count: usual, (FULL, LINEAR))
+    key_heads = given.whole(DELTA_SIZES["key_heads"], heads)
+    dim = given.whole(DELTA_SIZES["head_dim"], int(0.75 * width / key_heads))
+    delta = DeltaSpec(
+        heads=given.whole(DELTA_SIZES["heads"], heads),
+        key_heads=key_heads,
+        head_dim=dim,
+        value_dim=given.whole(DELTA_SIZES["value_dim"], 2 * dim),
+        conv=given.whole(DELTA_SIZES["conv"]),
+        beta_scale=2.0 if given.flag(NEGATIVE) else 1.0,
+        norm_eps=1e-5,
+        order="pre",
+    )
+    rotates = (rope_of(given).get("rope_theta") or given.get("rope_theta")) is not None
+    nowhere = {"positions": NoPositions(), "trained_context": given.whole("max_position_embeddings")}
+    return {
+        "mixers": tuple(Softmax() if kind == FULL else delta for kind in kinds),
+        "patterns": Causal(),
+        **(read_rope(given, fields["head_dim"]) if rotates else nowhere),
+    }
+
+
+def _write_hybrid(spec: ModelSpec) -> dict[str, Any]:
+    delta, kinds = mixer_keys(spec, DeltaSpec, LINEAR)
+    if delta is None or FULL not in kinds:
+        raise Inexpressible("mixers")
+    sizes = {key: getattr(delta, name) for name, key in DELTA_SIZES.items()}
+    nowhere = {
+        "rope_parameters": {"rope_type": "default", "rope_theta": None},
+        "max_position_embeddings": spec.trained_context,
+    }
+    rope = nowhere if spec.positions == NoPositions() else write_rope(spec)
+    return {"layer_types": kinds, **sizes, NEGATIVE: delta.beta_scale == 2, **rope}
+
+
+OLMO_HYBRID = llama_layout(
+    *("olmo_hybrid", "OlmoHybridForCausalLM", "none", 65536),
+    {**KEYS, "norm_eps": Key("rms_norm_eps", 1e-6)},
+    more={
+        **dict.fromkeys((*ROPE, *DELTA_SIZES.values())),
+        "max_position_embeddings": 65536,
+        DELTA_SIZES["conv"]: 4,
+        NEGATIVE: True,
+    },
+    harmless=tuple(
+        f"linear_{name}" for name in ("a_log_min", "a_log_max", "dt_min", "dt_max", "dt_init_floor")
+    ),
+    rope=None,
+    read=_read_hybrid,
+    write=_write_hybrid,
+    tensors=renamed(
+        {".input_layernorm.": ".attention_layer_norm.", ".post_attention_layernorm.": FRONT},
+        lambda spec: by_mixer(spec, {DeltaSpec: delta_rules(spec, "linear_attn", DELTA)}),
+        renamed={".post_attention_layernorm.weight": f"{FRONT}weight"},
+    ),
 )

@@ -1,7 +1,10 @@
-"""BART, mBART and Marian as `transformers` stores them: two stacks of one width, and one config with one activation,
-one context and one set of dropouts for both.
+"""BART, Marian and their kin as `transformers` stores them: two stacks of one width, and one config with one
+activation, one context and one set of dropouts for both.
 
-(Lewis et al. 2019; Liu et al. 2020; Junczys-Dowmunt et al. 2018, and the models of Tiedemann and Thottingal 2020.)
+Of BART's positions are mBART, PLBART and MVP (Lewis et al. 2019; Liu et al. 2020; Ahmad et al. 2021; Tang et al. 2022),
+and Blenderbot (Roller et al. 2020) with others; Marian (Junczys-Dowmunt et al. 2018, and the models of Tiedemann and
+Thottingal 2020), Pegasus (Zhang et al. 2019) and M2M100, of which NLLB is a case (Fan et al. 2020; NLLB team 2022),
+have sines and cosines.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,10 +16,12 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints.hf.config_keys import OLD_GELU, ConfigReader, FieldMap, Key
-from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, module_rules, same, within
+from headway.checkpoints.hf.layouts.base import Layout, Part
+from headway.checkpoints.hf.layouts.parts import scaled_embedding, table_size
+from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, block, module_rules, same, within
+from headway.errors import ConfigError
 from headway.models import ModelSpec
-from headway.positions import Learned, Sinusoidal
+from headway.positions import Learned, PositionScheme, Sinusoidal
 
 STACK = {
     "embed_tokens": "embed_tokens",
@@ -26,17 +31,8 @@ STACK = {
 }
 """Modules of both stacks outside of their layers."""
 MODULES = {
-    "self_attn.q_proj": "self_attn.q_proj",
-    "self_attn.k_proj": "self_attn.k_proj",
-    "self_attn.v_proj": "self_attn.v_proj",
-    "self_attn.o_proj": "self_attn.out_proj",
-    "input_layernorm": "self_attn_layer_norm",
-    "mlp.up_proj": "fc1",
-    "mlp.down_proj": "fc2",
-    "post_attention_layernorm": "final_layer_norm",
-    "cross_attn.q_proj": "encoder_attn.q_proj",
-    "cross_attn.k_proj": "encoder_attn.k_proj",
-    "cross_attn.v_proj": "encoder_attn.v_proj",
+    **block("self_attn_layer_norm final_layer_norm", "self_attn. q_proj k_proj v_proj out_proj", "fc1 fc2"),
+    **{f"cross_attn.{part}_proj": f"encoder_attn.{part}_proj" for part in "qkv"},
     "cross_attn.o_proj": "encoder_attn.out_proj",
     "cross_attention_layernorm": "encoder_attn_layer_norm",
 }
@@ -63,12 +59,8 @@ ENCODER: FieldMap = {
     "hidden": Key("encoder_ffn_dim"),
 }
 ONLY = {
-    "is_decoder": (False, None),
-    "encoder_layerdrop": (0.0, None),
-    "decoder_layerdrop": (0.0, None),
-    "add_bias_logits": (False, None),
-    "add_cross_attention": (False, None),
-    "gradient_checkpointing": (False, None),
+    **dict.fromkeys(("is_decoder", "add_bias_logits"), (False, None)),
+    **dict.fromkeys(("encoder_layerdrop", "decoder_layerdrop"), (0.0, None)),
 }
 # heads of other classes, and a second name of encoder_layers that old versions wrote
 HARMLESS = (
@@ -77,20 +69,6 @@ HARMLESS = (
 )
 SWITCHES = ("static_position_embeddings", "normalize_embedding", "normalize_before", "add_final_layer_norm")
 """Keys of one code for several families, each of which has one value."""
-
-
-def read_pair(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of both stacks that are not in the tables."""
-    return {"embedding_scale": fields["width"] ** 0.5 if given.flag("scale_embedding") else 1.0}
-
-
-def write_pair(spec: ModelSpec) -> dict[str, Any]:
-    """The keys that `read_pair` reads, and those whose values differ from the tables'."""
-    place = spec.positions
-    return {
-        "max_position_embeddings": place.size if isinstance(place, Learned) else spec.trained_context,
-        "scale_embedding": spec.embedding_scale != 1.0,
-    }
 
 
 def _rules(spec: ModelSpec) -> Sequence[Rule]:
@@ -105,7 +83,7 @@ def _rules(spec: ModelSpec) -> Sequence[Rule]:
     return rules
 
 
-def _aliases(spec: ModelSpec) -> Mapping[str, str]:
+def _marian_aliases(spec: ModelSpec) -> Mapping[str, str]:
     """Second names of the embeddings."""
     if spec.shared_embedding:
         names = [f"model.{side}.embed_tokens.weight" for side in SIDES]
@@ -113,95 +91,134 @@ def _aliases(spec: ModelSpec) -> Mapping[str, str]:
     return {"lm_head.weight": "model.decoder.embed_tokens.weight"} if spec.tied else {}
 
 
-def bart_aliases(spec: ModelSpec) -> Mapping[str, str]:
-    """Second names of the embeddings of BART."""
+def _aliases(spec: ModelSpec) -> Mapping[str, str]:
     # untied, transformers has a third matrix that nothing reads, and misses it in a file
-    return _aliases(spec) or {"model.decoder.embed_tokens.weight": SHARED}
+    return _marian_aliases(spec) or {"model.decoder.embed_tokens.weight": SHARED}
 
 
-def read_bart(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What `read_pair` reads, and BART's positions."""
-    place = Learned(fields["trained_context"], offset=2)
-    return {**read_pair(given, fields), "positions": place, "shared_embedding": fields["tied"]}
+def _tables(spec: ModelSpec) -> Mapping[str, Tensor]:
+    """What old files hold of positions."""
+    table = SINES.embedding(torch.arange(spec.trained_context), spec.width)
+    return {f"model.{side}.embed_positions.weight": table for side in SIDES}
 
 
-def pair_layout(
+def _positions(scheme: Callable[[Mapping[str, Any]], PositionScheme]) -> Part:
+    """Positions by the fields of the table, and one embedding for both stacks where it is the output layer, too."""
+    return Part(
+        read=lambda given, fields: {"positions": scheme(fields), "shared_embedding": fields["tied"]},
+        write=lambda spec: {"max_position_embeddings": table_size(spec)},
+    )
+
+
+SINES = Sinusoidal(pairing="halves")
+SINUSOIDAL = _positions(lambda fields: SINES)
+BEHIND_TWO = _positions(lambda fields: Learned(fields["trained_context"], offset=2))
+VERSIONS = ("encoder.version", "decoder.version")
+
+
+def _layout(
     family: str,
-    classes: Sequence[str],
-    switches: Sequence[bool],
-    read: Callable[[ConfigReader, str, Mapping[str, Any]], dict[str, Any]],
-    *,
-    write: Callable[[ModelSpec], dict[str, Any]] = write_pair,
+    name: str,
+    switches: str,
+    *parts: Part,
     keys: FieldMap = DECODER,
-    more: Mapping[str, Any] = MappingProxyType({}),
+    scaled: bool = False,
+    classes: Sequence[str] = ("ForConditionalGeneration", "Model"),
     only: Mapping[str, tuple[Any, ...]] = MappingProxyType({}),
     harmless: Sequence[str] = (),
     **names: Any,
 ) -> Layout:
-    """One of them; `switches` are what `SWITCHES` must be, `only` and `harmless` further keys, `names` the fields of
-    `TensorNames` that differ."""
-    switch = {key: (value, None) for key, value in zip(SWITCHES, switches, strict=True)}
+    """One of them.
+
+    name: what its classes begin with, and `classes` how they end.   switches: what `SWITCHES` must be, y or n for each.
+    parts: beside whether embeddings are scaled, `scaled` unless the config says.   only, harmless: further keys.
+    names: the fields of `TensorNames` that differ."""
+    switch = {key: (on == "y", None) for key, on in zip(SWITCHES, switches, strict=True)}
+    usual = {"aliases": _aliases, "unused": VERSIONS}
     return Layout(
         family=family,
-        architectures=dict.fromkeys(classes, "lm"),
+        architectures={f"{name}{ending}": "lm" for ending in classes},
         keys=keys,
         encoder_keys=ENCODER,
-        more={"scale_embedding": False, **more},
         only={**ONLY, **switch, **only},
         harmless=(*HARMLESS, *harmless),
-        read=read,
-        write=write,
+        parts=(scaled_embedding(scaled), *parts),
         tensors=TensorNames(
             rules=_rules,
             outputs={"lm": "lm_head"},
             stand_in={"final_logits_bias": None},
             prefix="model.",
-            **names,
+            **{**usual, **names},
         ),
     )
 
 
-def bart_layout(family: str, name: str, *, pre: bool, **more: Any) -> Layout:
-    """BART, and those that are BART under another name; `more` as in `pair_layout`."""
-    classes, switches = (f"{name}ForConditionalGeneration", f"{name}Model"), (False, True, pre, pre)
-    unused = ("encoder.version", "decoder.version")
-    return pair_layout(family, classes, switches, read_bart, aliases=bart_aliases, unused=unused, **more)
+LESS_SURE = {"attention_dropout": Key("attention_dropout", 0.1)}
+BART = _layout("bart", "Bart", "nynn", BEHIND_TWO)
+MBART = _layout("mbart", "MBart", "nyyy", BEHIND_TWO)
+PLBART = _layout("plbart", "PLBart", "nynn", BEHIND_TWO, keys={**DECODER, **LESS_SURE}, scaled=True)
+MVP = _layout(
+    *("mvp", "Mvp", "nynn", BEHIND_TWO),
+    only={"use_prompt": (False, None)},
+    harmless=("prompt_length", "prompt_mid_dim"),
+)
+BLENDERBOT = _layout(
+    *("blenderbot", "Blenderbot", "nnyy", _positions(lambda fields: Learned(fields["trained_context"]))),
+    keys={**DECODER, "trained_context": Key("max_position_embeddings", 128)},
+    only={
+        "layernorm_variant": ("prelayernorm", None),
+        **dict.fromkeys(("do_blenderbot_90_layernorm", "extra_layer_norm"), (False, None)),
+    },
+    harmless=("unk_token_id",),
+)
+PEGASUS = _layout("pegasus", "Pegasus", "ynyy", SINUSOIDAL, constants=_tables)
 
 
-BART, MBART = bart_layout("bart", "Bart", pre=False), bart_layout("mbart", "MBart", pre=True)
-POSITIONS = Sinusoidal(pairing="halves")
+def _read_padding(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Positions begin behind that of padding. Raises ConfigError for a padding id that is none."""
+    pad = given.get("pad_token_id")
+    if type(pad) is not int or pad < 0:
+        raise ConfigError(
+            f'config.json: positions of an m2m_100 begin behind "pad_token_id", so it must be an id; got {pad!r}'
+        )
+    return {"positions": Sinusoidal(pairing="halves", closed=True, first=pad + 1)}
 
 
-def _read_marian(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    shared = given.flag("share_encoder_decoder_embeddings") and fields["tied"]
-    vocab = fields["vocab"]
+def _write_padding(spec: ModelSpec) -> dict[str, Any]:
+    first = spec.positions.first if isinstance(spec.positions, Sinusoidal) else 2
+    return {"pad_token_id": max(first, 1) - 1}
+
+
+M2M_100 = _layout(
+    *("m2m_100", "M2M100", "ynyy", SINUSOIDAL, Part({"pad_token_id": 1}, _read_padding, _write_padding)),
+    keys={**DECODER, **LESS_SURE, "activation": Key("activation_function", "relu", OLD_GELU)},
+    scaled=True,
+    # training of the published ones left out layers at random; here it does not
+    only=dict.fromkeys(("encoder_layerdrop", "decoder_layerdrop"), (0.0, 0.05, None)),
+    unused=(*VERSIONS, "embed_positions.weights"),
+)
+
+
+def _read_vocabs(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    shared, vocab = given.flag("share_encoder_decoder_embeddings") and fields["tied"], fields["vocab"]
     return {
-        **read_pair(given, fields),
         "vocab": vocab if shared else given.whole("decoder_vocab_size", vocab),
-        "positions": POSITIONS,
         "shared_embedding": shared,
     }
 
 
-def tables(spec: ModelSpec) -> Mapping[str, Tensor]:
-    """What old files hold of positions."""
-    table = POSITIONS.embedding(torch.arange(spec.trained_context), spec.width)
-    return {f"model.{side}.embed_positions.weight": table for side in SIDES}
+def _write_vocabs(spec: ModelSpec) -> dict[str, Any]:
+    return {"decoder_vocab_size": spec.vocab, "share_encoder_decoder_embeddings": spec.shared_embedding}
 
 
-MARIAN = pair_layout(
-    "marian",
-    ("MarianMTModel", "MarianModel"),
-    (True, False, False, False),
-    _read_marian,
-    write=lambda spec: {
-        **write_pair(spec),
-        "decoder_vocab_size": spec.vocab,
-        "share_encoder_decoder_embeddings": spec.shared_embedding,
-    },
-    more={"decoder_vocab_size": None, "share_encoder_decoder_embeddings": True},
-    aliases=_aliases,
-    constants=tables,
+VOCABS = Part(
+    {"decoder_vocab_size": None, "share_encoder_decoder_embeddings": True}, _read_vocabs, _write_vocabs
+)
+MARIAN = _layout(
+    *("marian", "Marian", "ynnn", SINUSOIDAL, VOCABS),
+    classes=("MTModel", "Model"),
+    aliases=_marian_aliases,
+    constants=_tables,
     unused=(SHARED,),
 )
 

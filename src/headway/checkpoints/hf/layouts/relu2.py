@@ -10,15 +10,16 @@ from dataclasses import replace
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import ConfigReader, Key
-from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, llama_layout, read_windows
-from headway.checkpoints.hf.layouts.rules import Rule, decoder_names, same_names
+from headway.checkpoints.hf.layouts.base import Part
+from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, llama_layout
+from headway.checkpoints.hf.layouts.rules import Rule, block, decoder_names
 from headway.checkpoints.hf.rope import PARTIAL
 from headway.errors import ConfigError
 from headway.models import ModelSpec
 
 RELU2 = {"activation": Key("hidden_act", "relu2")}
 LAYER_NORM = {**RELU2, "norm_eps": Key("layer_norm_eps", 1e-5)}
-NORMS = ("input_layernorm", "post_attention_layernorm")
+NORMS = "input_layernorm post_attention_layernorm"
 ARCEE = llama_layout(
     *("arcee", "ArceeForCausalLM", "none", 4096),
     {**RELU2, **BIAS, **MLP_BIAS, "norm_eps": Key("rms_norm_eps", 1e-5)},
@@ -38,20 +39,13 @@ NEMOTRON = llama_layout(
 )
 JAIS2 = llama_layout(
     *("jais2", "Jais2ForCausalLM", "none", 8192),
-    {
-        **LAYER_NORM,
-        **{field: key._replace(default=True) for field, key in {**BIAS, **MLP_BIAS}.items()},
-    },
+    {**LAYER_NORM, **{field: key._replace(default=True) for field, key in {**BIAS, **MLP_BIAS}.items()}},
     heads_divide=True,
 )
 PERSIMMON = llama_layout(
     *("persimmon", "PersimmonForCausalLM", "none", 16384),
-    {
-        **LAYER_NORM,
-        "kv_heads": Key("num_attention_heads"),
-        "qk_norm": Key("qk_layernorm", True, {True: "head", False: "none"}),
-    },
-    without=("head_dim",),
+    {**LAYER_NORM, "qk_norm": Key("qk_layernorm", True, {True: "head", False: "none"})},
+    without=("head_dim", "kv_heads"),
     heads_divide=True,
     more={PARTIAL: 0.5},
     only={"hidden_dropout": (0.0, None)},  # of one sub-layer of two, and ours falls on both
@@ -59,24 +53,16 @@ PERSIMMON = llama_layout(
     tensors=decoder_names(
         *("", "model.embed_tokens", "model.final_layernorm", "model.layers.#."),
         {
-            **same_names(*NORMS),
-            "self_attn.qkv_proj": "self_attn.query_key_value",
-            "self_attn.o_proj": "self_attn.dense",
+            **block(NORMS, "self_attn. query_key_value dense", "mlp. dense_h_to_4h dense_4h_to_h"),
             "self_attn.q_norm": "self_attn.q_layernorm",
             "self_attn.k_norm": "self_attn.k_layernorm",
-            "mlp.up_proj": "mlp.dense_h_to_4h",
-            "mlp.down_proj": "mlp.dense_4h_to_h",
         },
         by_group=True,
     ),
 )
 NAMES = decoder_names(
     *("", "model.embed_tokens", "model.norm", "model.layers.#."),
-    {
-        **same_names(*(f"self_attn.{part}_proj" for part in "qkvo")),
-        "mlp.up_proj": "mlp.fc1",
-        "mlp.down_proj": "mlp.fc2",
-    },
+    block("", "self_attn. q_proj k_proj v_proj o_proj", "mlp. fc1 fc2"),
 )
 
 
@@ -86,13 +72,13 @@ def _turned(spec: ModelSpec) -> Sequence[Rule]:
     return [replace(rule, swapped=heads.get(rule.ours[0].split(".")[-2], 0)) for rule in NAMES.rules(spec)]
 
 
-def _read_nanochat(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _check_nanochat(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     if (factor := fields["positions"].amplitude) != 1:
         raise ConfigError(
             f"config.json: rope_parameters of a nanochat multiply queries and keys by {factor:g} in front of their "
             "norms, which take it away again: give another rope_type"
         )
-    return {"patterns": read_windows(given, "none", fields["layers"])}
+    return {}
 
 
 NANOCHAT = llama_layout(
@@ -104,6 +90,6 @@ NANOCHAT = llama_layout(
         "logit_cap": Key("final_logit_softcapping", 15.0),
     },
     head_dim=FREE,
-    read=_read_nanochat,
+    parts=(Part(read=_check_nanochat),),
     tensors=replace(NAMES, rules=_turned),
 )

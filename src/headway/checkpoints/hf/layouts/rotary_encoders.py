@@ -1,87 +1,63 @@
 """Jina's third embedder, NomicBERT and EuroBERT as `transformers` stores them: encoders with rotary positions in halves
 (Sturua et al. 2024; Nussbaum et al. 2024; Boizard et al. 2025)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import SIZES, ConfigReader, Key, per_head, same_heads
+from headway.checkpoints.hf.layouts.base import Part
 from headway.checkpoints.hf.layouts.encoders import (
     CLASSES,
     KEYS,
     LM_HEAD,
     encoder_layout,
+    head_names,
     labels,
-    read_encoder,
     write_encoder,
 )
+from headway.checkpoints.hf.layouts.rules import OWN_BLOCK, block
 from headway.errors import ConfigError
 from headway.models import Head, ModelSpec
 
-NORMS = {"input_layernorm": "norm1", "post_attention_layernorm": "norm2"}
-FUSED: dict[str, Any] = {"layer": "encoder.layers.#.", "stack": {"embed_norm": "emb_ln"}, "split": True}
-"""Names in the published files of Jina and Nomic, which transformers reads and writes."""
-LLAMA = (
-    *(f"self_attn.{letter}_proj" for letter in "qkvo"),
-    *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
-    *NORMS,
-)
+PUBLISHED: dict[str, Any] = {
+    "layer": "encoder.layers.#.",
+    "stack": {"embed_norm": "emb_ln"},
+    "split": True,
+    "only": {"classifier_dropout": (None,)},
+    "harmless": (),
+    "rope": "",
+}
+"""Names in the published files of Jina and Nomic, which transformers reads and writes, and keys of both."""
+WITHOUT_ANSWERS = {ending: kind for ending, kind in CLASSES.items() if kind != "answer"}
 
 
-def _theta(
-    usual: float, read: Callable[[ConfigReader, str], dict[str, Any]]
-) -> Callable[[ConfigReader, str, Mapping[str, Any]], dict[str, Any]]:
-    """`read`, and the rotation, whose base is the family's usual one where no key gives another."""
+def _base(usual: float) -> Part:
+    """The base of the rotation, the family's usual one where no key gives another."""
 
-    def all_of_it(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
         places = [given.get(key) or {} for key in ("rope_parameters", "rope_scaling")]
-        said = given.get("rope_theta") is not None or any("rope_theta" in place for place in places)
-        positions = fields["positions"] if said else replace(fields["positions"], theta=usual)
-        return {**read(given, kind), "positions": positions}
+        stated = given.get("rope_theta") is not None or any("rope_theta" in place for place in places)
+        return {} if stated else {"positions": replace(fields["positions"], theta=usual)}
 
-    return all_of_it
+    return Part(read=read)
 
 
 JINA = encoder_layout(
-    *("jina_embeddings_v3", "JinaEmbeddingsV3"),
-    _theta(20000.0, lambda given, kind: read_encoder(given, kind, masked="gelu")),
-    write_encoder,
-    LM_HEAD,
-    classifier={"dense": "classifier.dense", "out": "classifier.out_proj"},
+    *("jina_embeddings_v3", "JinaEmbeddingsV3", LM_HEAD, head_names("classifier. dense out_proj")),
+    **PUBLISHED,
+    activations=("gelu", "tanh"),
     base="roberta",
-    modules={
-        **NORMS,
-        "self_attn.qkv_proj": "mixer.Wqkv",
-        "self_attn.o_proj": "mixer.out_proj",
-        "mlp.up_proj": "mlp.fc1",
-        "mlp.down_proj": "mlp.fc2",
-    },
-    **FUSED,
+    modules=block("norm1 norm2", "mixer. Wqkv out_proj", "mlp. fc1 fc2"),
     keys={**KEYS, "token_types": Key("type_vocab_size", 1), "norm_eps": Key("layer_norm_eps", 1e-5)},
-    only={"classifier_dropout": (None,)},
-    more={"tie_word_embeddings": True},
-    harmless=(),
-    rope="",
+    parts=(_base(20000.0),),
 )
 NOMIC_BERT = encoder_layout(
-    *("nomic_bert", "NomicBert"),
-    _theta(1000.0, read_encoder),
-    lambda spec: {**write_encoder(spec), "pad_token_id": 0},  # transformers insists on one
-    {
-        "dense": "cls.predictions.transform.dense",
-        "norm": "cls.predictions.transform.layer_norm",
-        "out": "cls.predictions.decoder",
-    },
-    classifier={"dense": "nomic_bert.pooler.dense", "out": "classifier"},
-    modules={
-        **NORMS,
-        "self_attn.qkv_proj": "attn.Wqkv",
-        "self_attn.o_proj": "attn.out_proj",
-        "mlp.up_proj": "mlp.fc11",
-        "mlp.gate_proj": "mlp.fc12",
-        "mlp.down_proj": "mlp.fc2",
-    },
-    **FUSED,
+    *("nomic_bert", "NomicBert", head_names("cls.predictions. transform.dense transform.layer_norm decoder")),
+    head_names("nomic_bert.pooler.dense classifier"),
+    **PUBLISHED,
+    classes=WITHOUT_ANSWERS,
+    modules=block("norm1 norm2", "attn. Wqkv out_proj", "mlp. fc12 fc11 fc2"),
     keys={
         **KEYS,
         "head_dim": Key("head_dim", per_head),
@@ -89,11 +65,7 @@ NOMIC_BERT = encoder_layout(
         "dropout": Key("hidden_dropout_prob", 0.0),
         "attention_dropout": Key("attention_probs_dropout_prob", 0.0),
     },
-    architectures={f"NomicBert{ending}": kind for ending, kind in CLASSES.items() if kind != "answer"},
-    only={"classifier_dropout": (None,)},
-    more={"tie_word_embeddings": True},
-    harmless=(),
-    rope="",
+    parts=(_base(1000.0), Part(write=lambda spec: {"pad_token_id": 0})),  # transformers insists on one
     pooler={},
 )
 
@@ -126,11 +98,13 @@ def _write_eurobert(spec: ModelSpec) -> dict[str, Any]:
 
 
 EUROBERT = encoder_layout(
-    *("eurobert", "EuroBert", _read_eurobert, _write_eurobert, {"out": "lm_head"}),
-    classifier={"dense": "dense", "out": "classifier"},
+    *("eurobert", "EuroBert", head_names("lm_head"), head_names("dense classifier")),
+    classes=WITHOUT_ANSWERS,
+    read=_read_eurobert,
+    write=_write_eurobert,
     base="model",
     layer="layers.#.",
-    modules={name: name for name in LLAMA},
+    modules=OWN_BLOCK,
     stack={"embed_tokens": "embed_tokens", "norm": "norm"},
     keys={
         **SIZES,
@@ -140,7 +114,6 @@ EUROBERT = encoder_layout(
         "attention_dropout": Key("attention_dropout", 0.0),
         "norm_eps": Key("rms_norm_eps", 1e-5),
     },
-    architectures={f"EuroBert{ending}": kind for ending, kind in CLASSES.items() if kind != "answer"},
     only={"attention_bias": (False, None), "mlp_bias": (False, None)},
     more={"tie_word_embeddings": False, "classifier_pooling": "late"},
     harmless=("mask_token_id",),

@@ -11,6 +11,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from headway.checkpoints.hf.harmless import words
 from headway.models import ModelSpec, blank
 
 WB = ("weight", "bias")
@@ -20,6 +21,21 @@ FUSED: Mapping[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
+
+
+NORMS = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
+PROJECTIONS = {
+    1: ("o_proj",),
+    2: ("qkv_proj", "o_proj"),
+    4: ("q_proj", "k_proj", "v_proj", "o_proj"),
+}
+FORWARD = ("gate_proj", "up_proj", "down_proj")
+"""What `block` names, in its order."""
 
 
 @lru_cache(maxsize=2)
@@ -129,6 +145,7 @@ class TensorNames:
         outputs: task -> the linear module of transformers behind the stack, as its class calls it (files may not),
             whose matrix may be the embedding's, or in no file.
         split: transformers splits what is one layer in the files: it reads no codes of those.
+        others: the end of a name -> the names of files in which one ends so.
     """
 
     rules: Callable[[ModelSpec], Sequence[Rule]]
@@ -142,6 +159,7 @@ class TensorNames:
     constants: Callable[[ModelSpec], Mapping[str, Tensor]] = lambda spec: {}
     outputs: Mapping[str, str] = field(default_factory=dict)
     split: bool = False
+    others: Mapping[str, "TensorNames"] = field(default_factory=dict)
 
 
 def same(ours: str, theirs: str) -> Rule:
@@ -186,6 +204,30 @@ def module_rules(
             groups = spec.kv_heads if by_group and fused == "qkv_proj" else 1
             rules.append(Rule(parts, theirs, sizes[fused], groups, transposed))
     return rules
+
+
+def block(norms: str, attention: str, forward: str) -> dict[str, str]:
+    """The modules of a layer by their names there (`words`), in our order.
+
+    norms: in front of attention, of the feed-forward, and behind either.   attention: queries, keys and values, or one
+    matrix for the three, and the outputs.   forward: a gate, up and down, or up and down.
+
+    `block("ln_1 ln_2", "attn. c_attn c_proj", "mlp. c_fc c_proj")` is GPT-2's."""
+    first, middle, last = words(norms), words(attention), words(forward)
+    ours = (
+        *NORMS[: len(first)],
+        *(f"self_attn.{name}" for name in PROJECTIONS[len(middle)]),
+        *(f"mlp.{name}" for name in FORWARD[len(FORWARD) - len(last) :]),
+    )
+    return dict(zip(ours, (*first, *middle, *last), strict=True))
+
+
+OWN_BLOCK = block(
+    "input_layernorm post_attention_layernorm",
+    "self_attn. q_proj k_proj v_proj o_proj",
+    "mlp. gate_proj up_proj down_proj",
+)
+"""A layer of LLaMA, whose modules have our names."""
 
 
 def same_names(*modules: str) -> dict[str, str]:

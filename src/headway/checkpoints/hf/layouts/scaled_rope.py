@@ -1,8 +1,8 @@
 """Families that are LLaMA but for rotations that are scaled in ways of their own, as `transformers` stores them.
 
-HunYuan (Tencent 2025) has a larger base, said by an alpha, and norms of queries and keys behind their rotation; CWM
-(Meta 2025) has windows in three layers of four; Ministral 3 (Mistral AI 2025) multiplies queries by a factor that grows
-with their position (Llama 4, 2025); Apertus (2025) has an activation with trained numbers, and no gate.
+HunYuan (Tencent 2025) has a larger base, said by an alpha, and norms of queries and keys behind their rotation;
+Ministral 3 (Mistral AI 2025) multiplies queries by a factor that grows with their position (Llama 4, 2025); Apertus
+(2025) has an activation with trained numbers, and no gate.
 """
 
 from collections.abc import Mapping
@@ -13,35 +13,21 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints.hf.config_keys import ConfigReader, Inexpressible, Key
-from headway.checkpoints.hf.layer_types import UNUSED, every, window_keys
-from headway.checkpoints.hf.layouts.llama import (
-    BIAS,
-    FREE,
-    MLP_BIAS,
-    llama_layout,
-    read_windows,
-    write_windows,
-)
+from headway.checkpoints.hf.harmless import words
+from headway.checkpoints.hf.layouts.base import Part
+from headway.checkpoints.hf.layouts.llama import BIAS, FREE, llama_layout
+from headway.checkpoints.hf.layouts.parts import stated
 from headway.checkpoints.hf.layouts.tensors import renamed_own
 from headway.checkpoints.hf.rope import DEFAULT_THETA, ROPE, TRAINED, read_rope, write_rope
-from headway.errors import ConfigError
 from headway.models import ModelSpec
 from headway.positions import rotations
 
 SCALINGS = ("rope_scaling", "rope_parameters")
+KEYS = dict.fromkeys(ROPE)
 EPS = {"norm_eps": Key("rms_norm_eps", 1e-5)}
 
 
-def check_stated(given: ConfigReader, family: str) -> None:
-    """Raises ConfigError for a config without a scaling, for which transformers has one of its own."""
-    if not any(given.get(key) for key in SCALINGS):
-        raise ConfigError(
-            f"config.json: there are no rope_parameters, and transformers has a scaling of its own for {family}: state "
-            "them, as it does in the files that it writes"
-        )
-
-
-def _read_hunyuan(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _read_hunyuan(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     """A "dynamic" scaling with an alpha does not depend on the length: the base is times alpha^(D / (D - 2)), and its
     other numbers are not looked at."""
     config, size = dict(given.config), fields["head_dim"]
@@ -51,50 +37,25 @@ def _read_hunyuan(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> 
             own = ConfigReader({"rope_theta": config.get("rope_theta"), **values}, {})
             theta = own.number("rope_theta", DEFAULT_THETA) * own.number("alpha") ** (size / max(size - 2, 1))
             config |= {key: {"rope_type": "default", "rope_theta": theta}, "rope_theta": None}
-    return {
-        "patterns": read_windows(given, "none", fields["layers"]),
-        **read_rope(ConfigReader(config, given.defaults), size),
-    }
+    return read_rope(ConfigReader(config, given.defaults), size)
 
 
 HUNYUAN = llama_layout(
     *("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", "none", 2048, {**BIAS, **EPS}),
-    more={**dict.fromkeys(ROPE), "max_position_embeddings": 2048},
     only={"use_qk_norm": (True, None), "use_cla": (False, None)},
-    harmless=(
-        # of Tencent's own code; transformers reads none of them
-        *("add_classification_head", "attention_head_dim", "cla_share_factor", "class_num", "dense_list"),
-        *("eod_token_id", "im_end_id", "im_newline_id", "im_start_id", "mask_init_id", "norm_type"),
-        *("org_vocab_size", "pad_id", "pool_type", "text_end_id", "text_start_id"),
+    # of Tencent's own code; transformers reads none of them
+    harmless=words(
+        "add_classification_head attention_head_dim cla_share_factor class_num dense_list eod_token_id im_end_id "
+        "im_newline_id im_start_id mask_init_id norm_type org_vocab_size pad_id pool_type text_end_id text_start_id"
     ),
     rope=None,
-    read=_read_hunyuan,
-    write=lambda spec: {**write_windows(spec, "none"), **write_rope(spec)},
+    parts=(Part(KEYS, _read_hunyuan, write_rope),),
     tensors=renamed_own({"q_norm": "query_layernorm", "k_norm": "key_layernorm"}),
-)
-
-
-def _read_cwm(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    check_stated(given, "cwm")
-    layers = fields["layers"]
-    return {"patterns": read_windows(given, "layer", layers, every(4)(layers))}
-
-
-CWM = llama_layout(
-    *("cwm", "CwmForCausalLM", "layer", 131072, {**MLP_BIAS, **EPS}),
-    kv_heads=8,
-    head_dim=Key("head_dim", 128),
-    heads_divide=True,
-    more={"sliding_window": 8192, "rope_theta": 1e6},
-    read=_read_cwm,
-    write=lambda spec: window_keys(spec, UNUSED),
-    ids=("bos_token_id",),
 )
 BETA = "llama_4_scaling_beta"
 
 
-def _read_ministral3(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    check_stated(given, "ministral3")
+def _read_ministral3(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     config, numbers = dict(given.config), dict[str, Any]()
     for key in SCALINGS:
         if isinstance(values := config.get(key), Mapping):
@@ -105,11 +66,7 @@ def _read_ministral3(given: ConfigReader, kind: str, fields: Mapping[str, Any]) 
     own = ConfigReader(numbers, {})
     rope = read_rope(ConfigReader(config, given.defaults), fields["head_dim"])
     growth = own.number(BETA), own.whole(TRAINED)
-    return {
-        "patterns": read_windows(given, "all", fields["layers"]),
-        **rope,
-        "positions": replace(rope["positions"], query_growth=growth),
-    }
+    return {**rope, "positions": replace(rope["positions"], query_growth=growth)}
 
 
 def _write_ministral3(spec: ModelSpec) -> dict[str, Any]:
@@ -118,23 +75,17 @@ def _write_ministral3(spec: ModelSpec) -> dict[str, Any]:
     if growth is None:
         raise Inexpressible("positions")
     rope["rope_parameters"] |= {BETA: growth[0], TRAINED: growth[1]}
-    return {**write_windows(spec, "all"), **rope, "rope_scaling": None}
+    return {**rope, "rope_scaling": None}
 
 
 MINISTRAL3 = llama_layout(
     *("ministral3", "Ministral3ForCausalLM", "all", 262144, EPS),
     kv_heads=8,
     head_dim=Key("head_dim", 128),
-    more={**dict.fromkeys(ROPE), "max_position_embeddings": 262144, "sliding_window": None},
+    more={"sliding_window": None},
     rope=None,
-    read=_read_ministral3,
-    write=_write_ministral3,
+    parts=(stated("ministral3"), Part(KEYS, _read_ministral3, _write_ministral3)),
 )
-
-
-def _read_apertus(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    check_stated(given, "apertus")
-    return {"patterns": read_windows(given, "none", fields["layers"])}
 
 
 def _constants(spec: ModelSpec) -> Mapping[str, Tensor]:
@@ -149,7 +100,7 @@ APERTUS = llama_layout(
     {**BIAS, **EPS, "activation": Key("hidden_act", "xielu")},
     head_dim=FREE,
     more={"rope_theta": 12e6},
-    read=_read_apertus,
+    parts=(stated("apertus"),),
     tensors=replace(
         renamed_own(
             {"input_layernorm": "attention_layernorm", "post_attention_layernorm": "feedforward_layernorm"}

@@ -5,6 +5,7 @@ Version 1.0 ties the output layer to the embedding, and scales what it is given 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import ConfigReader, FieldMap, Key
@@ -26,12 +27,10 @@ KEYS: FieldMap = {
     "hidden": Key("d_ff"),
     "norm_eps": Key("layer_norm_epsilon", 1e-6),
     "trained_context": Key("n_positions", 512),
-    "dropout": Key("dropout_rate", 0.1),
-    "attention_dropout": Key("dropout_rate", 0.1),
-    "activation_dropout": Key("dropout_rate", 0.1),
+    **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), Key("dropout_rate", 0.1)),
 }
 MORE = {
-    **dict.fromkeys(("num_decoder_layers", "is_gated_act", "dense_act_fn", "scale_decoder_outputs")),
+    **dict.fromkeys(("num_decoder_layers", "is_gated_act", "dense_act_fn")),
     "relative_attention_num_buckets": 32,
     "relative_attention_max_distance": 128,
     "initializer_factor": 1.0,
@@ -82,7 +81,6 @@ def _write(spec: ModelSpec) -> dict[str, Any]:
         "initializer_factor": round(spec.init_std / UNIT, 12),
         "feed_forward_proj": names.get((spec.activation, spec.gated), "relu"),
         "tie_word_embeddings": spec.tied,
-        "scale_decoder_outputs": spec.logit_scale != 1.0,
     }
 
 
@@ -129,38 +127,19 @@ T5 = Layout(
     architectures={"T5ForConditionalGeneration": "lm", "T5WithLMHeadModel": "lm"},
     keys=KEYS,
     encoder_keys={"layers": Key("num_layers")},
-    more=MORE,
+    more={**MORE, "scale_decoder_outputs": None},
     only={"is_decoder": (False, None)},
     harmless=("classifier_dropout", "output_past"),
     read=_read,
-    write=_write,
+    write=lambda spec: {**_write(spec), "scale_decoder_outputs": spec.logit_scale != 1.0},
     tensors=TENSORS,
 )
-
-
-def _read_mt5(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    # what folders say of tie_word_embeddings is not heeded there: an output layer of its own is in the file
-    return {**_read(given, kind, fields), "tied": False, "logit_scale": 1.0}
-
-
-def _write_mt5(spec: ModelSpec) -> dict[str, Any]:
-    config = _write(spec)
-    del config["scale_decoder_outputs"]
-    return config
-
-
-MT5 = Layout(
+MT5 = replace(
+    T5,
     family="mt5",
     architectures={"MT5ForConditionalGeneration": "lm"},
-    keys=KEYS,
-    encoder_keys={"layers": Key("num_layers")},
-    more={
-        **{key: value for key, value in MORE.items() if key != "scale_decoder_outputs"},
-        "feed_forward_proj": "gated-gelu",
-    },
-    only={"is_decoder": (False, None)},
-    harmless=("classifier_dropout", "output_past"),
-    read=_read_mt5,
-    write=_write_mt5,
-    tensors=TENSORS,
+    more={**MORE, "feed_forward_proj": "gated-gelu"},
+    # what folders say of tie_word_embeddings is not heeded there: an output layer of its own is in the file
+    read=lambda given, kind, fields: {**_read(given, kind, fields), "tied": False, "logit_scale": 1.0},
+    write=_write,
 )

@@ -215,6 +215,8 @@ def _resolved(names: TensorNames, spec: ModelSpec, stored: Iterable[str] | None 
         prefix = spec.head.task not in ("states", "embed") or spec.encoder is not None
     else:
         prefix = any(name.startswith(names.prefix) for name in stored)
+        for end, other in names.others.items():
+            names = other if any(name.endswith(end) for name in stored) else names
     return _Resolved(names, spec, prefix)
 
 

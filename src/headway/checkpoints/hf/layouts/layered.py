@@ -1,0 +1,141 @@
+"""Families whose layers differ in windows or in positions, as `transformers` stores them, most under LLaMA's names.
+
+SmolLM3 (Bakouch et al. 2025; Yang et al. 2025, section 3.2) has layers without positions. EXAONE 4 (LG AI 2025), which
+norms what sub-layers give alone, and Cohere 2 have none where there is no window. CWM (Meta 2025) has windows in three
+layers of four. Command R, R+ and A, and Aya (Cohere 2024, 2025) have attention and feed-forward side by side behind one
+LayerNorm without a bias, adjacent pairs, and scaled logits.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from headway.checkpoints.hf.config_keys import ConfigReader, Key
+from headway.checkpoints.hf.layer_types import LAYER_TYPES, UNUSED, every, in_windows
+from headway.checkpoints.hf.layouts.base import Part
+from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, llama_layout
+from headway.checkpoints.hf.layouts.parts import stated
+from headway.errors import ConfigError
+from headway.positions import NoPositions, PerLayer, Rotary
+
+PERIOD = "sliding_window_pattern"
+
+
+def _marks(given: ConfigReader, layers: int) -> list[int]:
+    """Whether each layer of a smollm3 has rotary positions."""
+    marks = given.get("no_rope_layers")
+    if marks is None:
+        every = given.whole("no_rope_layer_interval")
+        marks = [int((i + 1) % every != 0) for i in range(layers)]
+    if not isinstance(marks, list) or len(marks) < layers or not all(mark in (0, 1) for mark in marks):
+        raise given.wrong(
+            "no_rope_layers", f"a list of 1 (rotary) or 0 (no positions) for {layers} layers", marks
+        )
+    return marks[:layers]
+
+
+def _windows_without_positions(given: ConfigReader) -> Callable[[int], list[str]]:
+    windowed = given.flag("use_sliding_window") and given.get("sliding_window") is not None
+    return lambda layers: [LAYER_TYPES[windowed and not mark] for mark in _marks(given, layers)]
+
+
+def _read_smollm3(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    marks = _marks(given, fields["layers"])
+    return {"positions": PerLayer.of([fields["positions"] if mark else NoPositions() for mark in marks])}
+
+
+SMOLLM3 = llama_layout(
+    *("smollm3", "SmolLM3ForCausalLM", "late", 32768),
+    {**BIAS, **MLP_BIAS, "tied": Key("tie_word_embeddings", True)},
+    kv_heads=4,
+    head_dim=FREE,
+    more={"rope_theta": 2e6, "sliding_window": None},
+    usual=_windows_without_positions,
+    parts=(
+        Part(
+            {"no_rope_layers": None, "no_rope_layer_interval": 4},
+            _read_smollm3,
+            lambda spec: {"no_rope_layers": [int(isinstance(one, Rotary)) for one in spec.layer_positions]},
+        ),
+    ),
+)
+
+
+def _usual_exaone4(given: ConfigReader) -> Callable[[int], list[str]]:
+    if given.get("sliding_window") is None:
+        raise ConfigError(
+            "config.json: an exaone4 without sliding_window needs layer_types, as in transformers"
+        )
+    return every(given.whole(PERIOD), -1)
+
+
+def _read_exaone4(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Without any windows all layers have rotary positions."""
+    return {} if given.get("sliding_window") is None else in_windows(fields["patterns"], fields["positions"])
+
+
+EXAONE4 = llama_layout(
+    *("exaone4", "Exaone4ForCausalLM", "layer", 2048),
+    kv_heads=32,
+    head_dim=FREE,
+    more={PERIOD: 4},
+    usual=_usual_exaone4,
+    parts=(Part(read=_read_exaone4),),
+)
+CWM = llama_layout(
+    *("cwm", "CwmForCausalLM", "layer", 131072, {**MLP_BIAS, "norm_eps": Key("rms_norm_eps", 1e-5)}),
+    kv_heads=8,
+    head_dim=Key("head_dim", 128),
+    more={"sliding_window": 8192, "rope_theta": 1e6},
+    usual=lambda given: every(4),
+    unused=UNUSED,
+    parts=(stated("cwm"),),
+    ids=("bos_token_id",),
+)
+COHERE_KEYS = {
+    **BIAS,
+    "tied": Key("tie_word_embeddings", True),
+    "norm_eps": Key("layer_norm_eps", 1e-5),
+    "logit_scale": Key("logit_scale", 0.0625),
+}
+COHERE = llama_layout(
+    *("cohere", "CohereForCausalLM", "none", 8192, COHERE_KEYS),
+    head_dim=FREE,
+    heads_divide=True,
+    more={"rope_theta": 5e5},
+    only={"use_qk_norm": (False, None)},
+    harmless=("model_max_length",),
+    pairing="adjacent",
+)
+
+
+def _read_cohere2(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    every = given.whole(PERIOD, 4)
+    if given.get("layer_switch") not in (None, every):
+        raise ConfigError(
+            f"config.json: layer_switch is {given.get('layer_switch')}, but every {every}th layer is full "
+            "(sliding_window_pattern), which is what transformers uses: remove it"
+        )
+    if fields["heads"] * fields["head_dim"] != fields["width"]:
+        raise ConfigError(
+            f"config.json: head_dim is {fields['head_dim']}, but transformers makes it hidden_size {fields['width']} / "
+            f"{fields['heads']} heads"
+        )
+    return in_windows(fields["patterns"], fields["positions"])
+
+
+COHERE2 = llama_layout(
+    *("cohere2", "Cohere2ForCausalLM", "layer", 8192, COHERE_KEYS),
+    heads_divide=True,
+    usual=lambda given: every(given.whole(PERIOD, 4), -1),
+    parts=(Part(dict.fromkeys(("layer_switch", PERIOD)), _read_cohere2),),
+    only={
+        # of Cohere's own code; transformers has no others
+        "order_of_interleaved_layers": ("local_attn_first",),
+        "position_embedding_type": ("rope_gptj",),
+        "rotary_pct": (1,),
+        **dict.fromkeys(("use_embedding_sharing", "use_gated_activation", "use_parallel_block"), (True,)),
+        "use_qk_norm": (False, None),
+    },
+    harmless=("use_parallel_embedding", "cache_implementation"),
+    pairing="adjacent",
+)

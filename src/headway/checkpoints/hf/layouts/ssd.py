@@ -1,0 +1,225 @@
+"""Models with layers of state-space duality as `transformers` stores them.
+
+Mamba-2 (Dao and Gu 2024) has no others, and neither feed-forward nor positions; Bamba (IBM and others 2024) has
+attention with half of each head rotated between them; Granite 4 (IBM 2025) Granite's factors, attention that is mostly
+without positions, and experts or none.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+from headway.attention.delta import SSDSpec
+from headway.checkpoints.hf.config_keys import SIZES, ConfigReader, Inexpressible, Key
+from headway.checkpoints.hf.layer_types import FULL, read_kinds
+from headway.checkpoints.hf.layouts.base import Layout
+from headway.checkpoints.hf.layouts.experts import LAYER, TRAINING, ExpertKeys, renamed
+from headway.checkpoints.hf.layouts.granite import (
+    COUNT,
+    FACTORS,
+    NUMBERS,
+    expert_rules,
+    numbers,
+    write_numbers,
+)
+from headway.checkpoints.hf.layouts.hybrids import LINEAR, MIXER, by_mixer, check_silu, mixer_keys
+from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, llama_layout
+from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, module_rules, same, within
+from headway.checkpoints.hf.rope import PARTIAL
+from headway.errors import ConfigError
+from headway.models import ModelSpec
+from headway.models.mixers import Softmax
+from headway.patterns import Causal
+from headway.positions import NoPositions
+
+FIELDS = ("heads", "key_heads", "head_dim", "value_dim", "conv", "conv_bias", "bias")
+_parts = ("n_heads", "n_groups", "d_state", "d_head", "d_conv", "conv_bias", "proj_bias", "expand")
+MAMBA = tuple(f"mamba_{part}" for part in _parts)
+"""The keys of `FIELDS` of an `SSDSpec`, and of how many times as wide as the model its values are."""
+MAMBA_2 = (
+    *("num_heads", "n_groups", "state_size", "head_dim", "conv_kernel", "use_conv_bias", "use_bias"),
+    "expand",
+)
+USUAL = dict(zip(MAMBA, (128, 1, 256, None, 4, True, False, 2), strict=True))
+STEPS: Mapping[str, tuple[Any, ...]] = {
+    "time_step_limit": ([0.0, {"__float__": "Infinity"}], [0.0, inf], (0.0, inf))
+}
+OLD = {"mamba": LINEAR, "attention": FULL}
+"""Kinds of layers as published files have them."""
+
+
+def _read(
+    given: ConfigReader, fields: Mapping[str, Any], kinds: Sequence[str], keys: Sequence[str] = MAMBA
+) -> dict[str, Any]:
+    """The mixers, one of each kind."""
+    ssd = _read_ssd(given, fields, keys) if LINEAR in kinds else None
+    mixers = tuple(Softmax() if kind == FULL else ssd for kind in kinds)
+    return {"mixers": mixers, "patterns": Causal()}
+
+
+def _read_ssd(given: ConfigReader, fields: Mapping[str, Any], keys: Sequence[str]) -> SSDSpec:
+    check_silu(fields)
+    *each, expand = keys
+    heads, inner = given.whole(each[0]), given.whole(expand) * fields["width"]
+    auto = each[3] if given.get(each[3]) in (None, "auto") else None
+    sizes: dict[str, Any] = {
+        field: inner // heads if key == auto else given.flag(key) if "bias" in field else given.whole(key)
+        for field, key in zip(FIELDS, each, strict=True)
+    }
+    ssd = SSDSpec(**sizes)
+    if ssd.channels[2] != inner:
+        raise ConfigError(
+            f"config.json: {each[0]} {heads} of {each[3]} {ssd.value_size} are not {expand} x hidden_size = {inner}"
+        )
+    return ssd
+
+
+def _write(spec: ModelSpec, keys: Sequence[str] = MAMBA) -> tuple[dict[str, Any], list[str]]:
+    """The keys, and the kinds of layers. Of a model without such layers, keys that transformers accepts."""
+    ssd, kinds = mixer_keys(spec, SSDSpec, LINEAR)
+    if ssd is None:
+        return {keys[0]: 1}, kinds
+    times, rest = divmod(ssd.channels[2], spec.width)
+    if rest:
+        raise Inexpressible("mixers")
+    return dict(zip(keys, (*(getattr(ssd, name) for name in FIELDS), times), strict=True)), kinds
+
+
+def _rules(spec: ModelSpec, place: str, others: Sequence[Rule]) -> list[Rule]:
+    """Rules of layers of state-space duality, whose name in a block there is `place`, and `others`."""
+    ssd = next((mixer for mixer in spec.mixers if isinstance(mixer, SSDSpec)), None)
+    if ssd is None:
+        return [*others]
+    theirs, rows = f"{LAYER}{place}.", (ssd.channels[2], sum(ssd.channels), ssd.heads)
+    names = {"log_rate": "A_log", "step_bias": "dt_bias", "skip": "D", "norm.weight": "norm.weight"}
+    names |= {"conv_bias": "conv1d.bias"} if ssd.conv_bias else {}
+    rules = [same(f"{MIXER}{a}", f"{theirs}{b}") for a, b in names.items()]
+    rules.append(Rule((f"{MIXER}conv",), f"{theirs}conv1d.weight", lifted=1))
+    for leaf in ("weight", "bias")[: 1 + ssd.bias]:
+        parts = tuple(f"{MIXER}{part}_proj.{leaf}" for part in ("gate", "mixed", "step"))
+        rules.append(Rule(parts, f"{theirs}in_proj.{leaf}", rows))
+        rules.append(same(f"{MIXER}o_proj.{leaf}", f"{theirs}out_proj.{leaf}"))
+    return [*by_mixer(spec, {SSDSpec: rules}), *others]
+
+
+def _mamba2_rules(spec: ModelSpec) -> list[Rule]:
+    modules = {"embed_tokens": "embeddings", "norm": "norm_f", "layers.#.input_layernorm": "layers.#.norm"}
+    others = [same(f"model.{a}.weight", f"model.{b}.weight") for a, b in modules.items()]
+    others += [] if spec.tied else [same("lm_head.weight", "lm_head.weight")]
+    rules = _rules(spec, "mixer", others)
+    return [replace(rule, theirs=rule.theirs.replace("model.", "backbone.")) for rule in rules]
+
+
+MAMBA2 = Layout(
+    family="mamba2",
+    architectures={"Mamba2ForCausalLM": "lm"},
+    keys={
+        **{name: SIZES[name] for name in ("vocab", "width", "layers")},
+        **dict.fromkeys(("heads", "kv_heads"), Key("num_heads")),
+        "head_dim": Key("head_dim"),
+        "activation": Key("hidden_act", "silu"),
+        "norm_eps": Key("layer_norm_epsilon", 1e-5),
+        "init_std": Key("initializer_range", 0.1),
+        "tied": Key("tie_word_embeddings"),
+    },
+    more=dict(zip(MAMBA_2, (128, 8, 128, 64, 4, True, False, 2), strict=True)),
+    only={**STEPS, "rms_norm": (True, None)},
+    # kernels, rounding, and how they were trained
+    harmless=(
+        *("chunk_size", "norm_before_gate", "residual_in_fp32", "rescale_prenorm_residual"),
+        *(f"time_step_{name}" for name in ("rank", "min", "max", "floor")),
+    ),
+    read=lambda given, kind, fields: {
+        **_read(given, fields, [LINEAR] * fields["layers"], MAMBA_2),
+        "hidden": 0,
+    },
+    write=lambda spec: _write(spec, MAMBA_2)[0],
+    tensors=TensorNames(
+        rules=_mamba2_rules,
+        aliases={"lm_head.weight": "backbone.embeddings.weight"},
+        renamed={"backbone.embedding.weight": "backbone.embeddings.weight"},
+        outputs={"lm": "lm_head"},
+    ),
+)
+
+
+def _read_bamba(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    full = given.get("attn_layer_indices") or []
+    if not isinstance(full, list) or not all(type(i) is int for i in full):
+        raise given.wrong("attn_layer_indices", "a list of numbers of layers", full)
+    return _read(given, fields, [FULL if i in full else LINEAR for i in range(fields["layers"])])
+
+
+def _write_bamba(spec: ModelSpec) -> dict[str, Any]:
+    keys, kinds = _write(spec)
+    return {**keys, "attn_layer_indices": [i for i, kind in enumerate(kinds) if kind == FULL]}
+
+
+BAMBA = llama_layout(
+    *("bamba", "BambaForCausalLM", "none", 262144),
+    {**BIAS, **MLP_BIAS, "norm_eps": Key("rms_norm_eps", 1e-5)},
+    kv_heads=8,
+    head_dim=FREE,
+    more={**USUAL, PARTIAL: 0.5, "attn_layer_indices": None},
+    only=STEPS,
+    harmless=("mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient"),
+    rope=PARTIAL,
+    read=_read_bamba,
+    write=_write_bamba,
+    tensors=renamed(
+        {".mlp.": ".feed_forward.", ".post_attention_layernorm.": ".pre_ff_layernorm."},
+        lambda spec: _rules(spec, "mamba", [same("model.norm.weight", "model.final_layernorm.weight")]),
+    ),
+)
+EXPERTS = ExpertKeys(count=COUNT, hidden="intermediate_size", shared="shared_intermediate_size")
+
+
+def _read_granite(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    layers, marks = fields["layers"], given.get("position_embedding_type")
+    if marks not in ("rope", "nope", None):
+        raise given.wrong("position_embedding_type", 'null, "nope" or "rope"', marks)
+    kinds = read_kinds(given, layers, lambda count: [LINEAR] * count, (FULL, LINEAR, *OLD))
+    dense = not given.whole(COUNT[0], least=0)
+    return {
+        **({} if marks == "rope" else {"positions": NoPositions()}),
+        **({"hidden": given.whole(EXPERTS.shared)} if dense else EXPERTS.read(given, fields)),
+        **numbers(given, fields),
+        **_read(given, fields, [OLD.get(kind, kind) for kind in kinds]),
+    }
+
+
+def _write_granite(spec: ModelSpec) -> dict[str, Any]:
+    keys, kinds = _write(spec)
+    dense = {COUNT[0]: 0, EXPERTS.dense: spec.hidden, EXPERTS.shared: spec.hidden}
+    marks = None if spec.positions == NoPositions() else "rope"
+    more = {"layer_types": kinds, "position_embedding_type": marks, **write_numbers(spec)}
+    return {**keys, **(EXPERTS.write(spec) if any(spec.experts) else dense), **more}
+
+
+def _granite_rules(spec: ModelSpec) -> list[Rule]:
+    names = {"mlp.gate_up_proj": "shared_mlp.input_linear", "mlp.down_proj": "shared_mlp.output_linear"}
+    dense = module_rules(spec, within(LAYER, LAYER, names))
+    return _rules(spec, "mamba", expert_rules(spec) if any(spec.experts) else dense)
+
+
+GRANITE_HYBRID = llama_layout(
+    *("granitemoehybrid", "GraniteMoeHybridForCausalLM", "none", 2048),
+    {key: value for key, value in FACTORS.items() if key not in MLP_BIAS},
+    head_dim=FREE,
+    without=("hidden",),
+    more={
+        **USUAL,
+        **NUMBERS,
+        COUNT[0]: 8,
+        EXPERTS.top: 2,
+        EXPERTS.hidden: 11008,
+        EXPERTS.shared: 1024,
+        "position_embedding_type": None,
+    },
+    only={**STEPS, "normalization_function": ("rmsnorm", None)},
+    harmless=(*TRAINING, "mamba_chunk_size", "init_method"),
+    read=_read_granite,
+    write=_write_granite,
+    tensors=renamed({".mlp.gate.": ".block_sparse_moe.router.layer."}, _granite_rules),
+)

@@ -1,0 +1,91 @@
+"""What must hold for values of a `ModelSpec` that are given by layer."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from headway.errors import ConfigError, as_error, check_whole
+from headway.heads import Heads
+from headway.models.mixers import Softmax
+
+T = TypeVar("T")
+
+
+def check_layers(spec: Any) -> None:
+    """Raises ConfigError unless softmax layers have sizes that fit, and where they have keys and values of another
+    layer that is an earlier one like them."""
+    sources = spec.key_layers
+    for i, source in enumerate(sources):
+        own = getattr(spec.mixers[i], "kv_from", None) is None
+        there = own or (type(source) is int and 0 <= source < i and sources[source] == source)
+        if not there:
+            raise ConfigError(
+                f"ModelSpec: layer {i} has kv_from={source!r}, which must be the number of an earlier layer with keys "
+                "and values of its own"
+            )
+    sizes = spec.key_sizes
+    for i in spec.softmax_layers:
+        mixer, source = spec.mixers[i], sources[i]
+        for name in ("kv_heads", "head_dim"):
+            if (size := getattr(mixer, name)) is not None:
+                check_whole(f"ModelSpec: {name} of layer {i}", size, 1)
+        if mixer != Softmax() and (spec.global_projections or spec.encoder is not None):
+            raise ConfigError(
+                f"ModelSpec: layer {i} is {mixer}, which is for stacks alone with one set of projections; it has "
+                + ("global_projections" if spec.global_projections else "an encoder")
+            )
+        with as_error(ConfigError, f"ModelSpec: layer {i}"):
+            Heads.of(spec.heads, sizes[i][0])
+        if mixer.kv_from is None:
+            continue
+        if mixer != Softmax(kv_from=source):
+            raise ConfigError(
+                f"ModelSpec: layer {i} has the keys and values of layer {source}, and so their sizes and norms; give "
+                f"Softmax(kv_from={source}) alone, got {mixer}"
+            )
+        alike = {
+            "pattern": (spec.patterns[i], spec.patterns[source]),
+            "positions": (spec.positions.at(i), spec.positions.at(source)),
+            "kind": (Softmax, type(spec.mixers[source])),
+        }
+        for what, (own, theirs) in alike.items():
+            if own != theirs:
+                raise ConfigError(
+                    f"ModelSpec: layer {i} has the keys and values of layer {source}, and another {what}: {own} and "
+                    f"{theirs}; make them equal"
+                )
+
+
+def expand_hidden(hidden: Any, layers: int, usual: int) -> tuple[int, ...]:
+    """`ModelSpec.layer_hidden` of each layer, 0 where it is the `usual` one. Raises ConfigError for what is no whole
+    number, and for a list whose length does not divide the number of layers."""
+    each = tuple(hidden) if isinstance(hidden, list | tuple) else (hidden,)
+    for size in each:
+        check_whole("ModelSpec: layer_hidden", size, 0)
+    if any(each) and not usual:
+        raise ConfigError(f"ModelSpec: hidden=0 is layers of attention alone, got layer_hidden={hidden}")
+    each = tuple(0 if size == usual else size for size in each)
+    if all(each) and usual:
+        raise ConfigError(
+            f"ModelSpec: hidden={usual} is the width of no layer: layer_hidden={hidden}; give one of them"
+        )
+    return by_layer("layer_hidden", each[:1] if len(set(each)) == 1 else each, layers)
+
+
+def own_sizes(mixer: Softmax, spec: Any) -> Softmax:
+    """Without the sizes that are those of all layers."""
+    same: dict[str, Any] = {
+        n: None for n in ("kv_heads", "head_dim") if getattr(mixer, n) == getattr(spec, n)
+    }
+    return replace(mixer, **same)
+
+
+def by_layer(what: str, given: Sequence[T], layers: int) -> tuple[T, ...]:
+    """One value per layer, of one for all or a list that is repeated a whole number of times. Raises ConfigError when
+    its length does not divide `layers`."""
+    if not given or layers % len(given):
+        raise ConfigError(
+            f"ModelSpec: {len(given)} {what} do not fit {layers} layers; give one for all, one per layer, or "
+            f"a list that is repeated (its length must divide {layers})"
+        )
+    return tuple(given) * (layers // len(given))

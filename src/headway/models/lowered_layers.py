@@ -1,0 +1,121 @@
+"""Products of layers as operations of the native kernels, with their adapters.
+
+Legend: R rows, I inputs, O outputs.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headway.models.operations import NotLowered, Operations
+from headway.native import interface as c
+from headway.native.linear import Matrix
+from headway.nn.feedforward import FeedForward
+from headway.nn.linear import Linear
+from headway.nn.lora import LowRank
+
+
+class LayerOperations(Operations):
+    """What makes operations of layers.
+
+    Attributes:
+        has_magnitudes: whether adapters multiply outputs, so that they cannot be added to some rows alone.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__(dtype)
+        self.has_magnitudes = False
+        self._gates: dict[str, list[Tensor]] = {}
+
+    def add_adapters(self, rows: Mapping[str, Tensor]) -> None:
+        """Which rows the adapters are added to (`headway.nn.lora.only_rows`): all unless given."""
+        for name, gates in self._gates.items():
+            for gate in gates:
+                if name in rows:
+                    gate[: len(rows[name])] = rows[name]
+                else:
+                    gate.fill_(1)
+
+    def feed_forward(
+        self, x: Tensor, mlp: FeedForward, norm: nn.Module | None
+    ) -> tuple[list[c.OpStruct], Tensor, dict[str, Any]]:
+        """The operations into the hidden layer, its rows, and what is done to them before the last product."""
+        if mlp.act not in c.ACTIVATIONS:
+            raise NotLowered(f"the kernels do not know the activation {mlp.act!r}")
+        layers = [mlp.up_proj] if mlp.gate_proj is None else [mlp.gate_proj, mlp.up_proj]
+        wide = [(layer, self.room(f"hidden {i}", layer.out_features)) for i, layer in enumerate(layers)]
+        rows, gate = wide[0][1], wide[1][1] if len(wide) > 1 else None
+        act = {"act": c.ACTIVATIONS[mlp.act], "gate": gate}
+        return self.products(x, wide, norm=norm), rows, act
+
+    def products(
+        self,
+        x: Tensor,
+        layers: Sequence[tuple[Linear, Tensor]],
+        add: bool = False,
+        *,
+        norm: nn.Module | None = None,
+        act: int = 0,
+        gate: Tensor | None = None,
+        scale: float = 1.0,
+    ) -> list[c.OpStruct]:
+        """x W^T (+ b) of layers of one x, into their outputs or added to them; times `scale` for an output layer, which
+        has no adapters. Adapters are two operations more:
+        x A^T is one more matrix beside W, and what B makes of it, times 1 or 0 (`add_adapters`), is added to the
+        output. Their magnitudes (DoRA), by which an output is multiplied, are numbers of the rows of W and B:
+
+            x W^T + sum of g (x W^T + s (x A^T) B^T) - x W^T  =  (1 + sum of g - 1) x W^T + sum of g s (x A^T) B^T
+        """
+        structs: list[c.MatrixStruct] = []
+        behind: list[c.OpStruct] = []
+        gains = {
+            id(part): part.gain(layer.kept).float() for layer, _ in layers for part in _magnitudes(layer)
+        }
+        self.has_magnitudes |= bool(gains)
+        for layer, out in layers:
+            matrix = self.weight(layer)
+            changes = [gains[id(part)] - 1 for part in _magnitudes(layer)]
+            factor = 1 + sum(changes[1:], start=changes[0]) if changes else None
+            if scale != 1.0:
+                factor = scale * (torch.ones(layer.out_features) if factor is None else factor)
+            structs.append(self.matrix(matrix, out, layer.bias, factor, add))
+        for layer, out in layers:
+            for name, part in layer.beside.items():
+                low = self.room(f"low {len(structs)}", len(part.lora_A))
+                structs.append(self.matrix(part.lora_A.detach().contiguous(), low))
+                b = _scaled(part, gains.get(id(part)))
+                rows = self._gate(name, len(part.lora_A))
+                behind.append(self.product(low, [self.matrix(b, out, add=True)], gate=rows))
+        return [self.product(x, structs, norm=norm, act=act, gate=gate), *behind]
+
+    def weight(self, layer: Linear) -> Matrix:
+        """Its weights as the kernels take them. Raises NotLowered where they do not."""
+        if layer.share is not None:
+            raise NotLowered("the kernels know no layers that processes share")
+        matrix = layer.kept.native()
+        if isinstance(matrix, str):
+            raise NotLowered(matrix)
+        return matrix
+
+    def _gate(self, name: str, rank: int) -> Tensor:
+        """1 or 0 for each row: whether an adapter is added to it."""
+        gate, gates = self.room(f"rows of {name}", rank), self._gates.setdefault(name, [])
+        if not any(known is gate for known in gates):
+            gates.append(gate.fill_(1))
+        return gate
+
+
+def _magnitudes(layer: Linear) -> list[LowRank]:
+    return [part for part in layer.beside.values() if part.lora.magnitude]
+
+
+def _scaled(part: LowRank, gain: Tensor | None) -> Tensor:
+    """s B, or g s B, in a dtype that holds it: that of B where s is a power of two."""
+    s = part.lora.scale
+    b = s * part.lora_B.detach().float()
+    if gain is not None:
+        return gain[:, None] * b
+    return b.to(part.lora_B.dtype) if math.frexp(s)[0] in (0.5, -0.5) else b

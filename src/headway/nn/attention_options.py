@@ -1,0 +1,57 @@
+"""What all attention layers can be given, and which keys and values they can have.
+
+Legend: D per query and key, E per value.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypedDict
+
+from headway.errors import ConfigError
+from headway.nn.gates import Gate
+from headway.nn.mixers import MixingLayer
+from headway.nn.norms import LayerNorm, QKNorm, RMSNorm
+from headway.positions import PositionScheme
+from headway.scores import Score
+
+
+class AttentionOptions(TypedDict, total=False):
+    """What all attention layers can be given by keyword; see `AttentionLayer`."""
+
+    head_dim: int | None
+    value_dim: int | None
+    positions: PositionScheme
+    qkv_bias: bool
+    out_bias: bool
+    qk_norm: QKNorm
+    norm: Callable[[int], RMSNorm | LayerNorm]
+    v_norm: Callable[[int], RMSNorm | LayerNorm] | None
+    tied_values: bool
+    kv_from: MixingLayer | None
+    score: Score | Sequence[Score]
+    gate: Gate | None
+    gate_act: str
+    dropout: float
+    output_dropout: float
+
+
+def check_keys(layer: Any, kv_from: Any, tied_values: bool, v_norm: bool) -> None:
+    """Raises ConfigError unless an `AttentionLayer` can have the keys and values of `kv_from`, if that is given, and
+    values that are what keys are made of (`tied_values`)."""
+    name = type(layer).__name__
+    if tied_values and layer.value_dim != layer.head_dim:
+        raise ConfigError(
+            f"{name}: tied_values are of the size of keys, got head_dim={layer.head_dim} and "
+            f"value_dim={layer.value_dim}"
+        )
+    if kv_from is None:
+        return
+    if layer.mixer.global_projections or not layer.mixer.rotates_queries:
+        raise ConfigError(f"{name}: kv_from is for softmax attention with one set of projections")
+    if tied_values or v_norm:
+        raise ConfigError(f"{name}: values are those of kv_from; drop v_norm and tied_values")
+    own, theirs = ((one.heads.kv_heads, one.head_dim, one.value_dim) for one in (layer, kv_from))
+    if own != theirs or kv_from.kv_from is not None:
+        raise ConfigError(
+            f"{name}: kv_from must be a layer with keys and values of its own, of the same kv_heads, head_dim and "
+            f"value_dim {own}; it has {theirs}"
+        )

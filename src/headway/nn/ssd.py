@@ -1,0 +1,104 @@
+"""The layer of state-space duality: a short convolution, steps, a state that is added to, a gate, and a norm.
+
+Legend: B rows, T tokens, M width, K key heads, H value heads, D per key, E per value, W tokens of a convolution, C
+channels of values, keys and queries.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headway.attention.delta import SSDSpec, delta_attend
+from headway.cache import state_dtype
+from headway.nn.delta import DeltaPast, RuleLayer
+from headway.nn.fused import gated, normed
+from headway.nn.linear import Linear, products
+from headway.nn.mixing import InOrder, drawn
+from headway.nn.norms import RMSNorm
+
+STEPS = (1e-3, 1e-1)
+"""Between which steps are at first."""
+
+
+class SSD(RuleLayer):
+    """State-space duality, the layer of Mamba-2.
+
+        v, k, q = silu(conv(x Wm) + b)                                       over W tokens, channel by channel
+        step    = softplus(x Ws + bias)                                      of each head
+        ln a    = - e^rate step
+        o       = delta_attend(q, k, v, ln a, step, scale=1, erases=False) + skip v
+        y       = norm(o * silu(x Wg)) Wo                  norm: over the values of each key head, with gains of its own
+
+    In the paper's names v, k, q are x, B, C; skip is D. Parameters: gate_proj [H E, M], mixed_proj [C, M], step_proj
+    [H, M], conv [C, W], conv_bias [C], log_rate, step_bias and skip [H], norm [H E], o_proj [M, H E], with biases where
+    `ssd.bias`. No positions: the state has the order.
+
+    Args:
+        width: M.
+        ssd: sizes, and which biases there are.
+        norm_eps: of the norm.
+        output_dropout: probability for the output, in training mode.
+
+    (Dao and Gu 2024, "Transformers are SSMs", sections 5 and 7, figure 6.)
+    """
+
+    parts = "vkq"
+
+    def __init__(
+        self, width: int, ssd: SSDSpec, *, norm_eps: float = 1e-5, output_dropout: float = 0.0
+    ) -> None:
+        super().__init__(width, ssd, output_dropout)
+        self.sizes = self.ssd = ssd
+        values, channels, bias = ssd.channels[2], sum(ssd.channels), ssd.bias
+        self.gate_proj = Linear(width, values, bias=bias)
+        self.mixed_proj = Linear(width, channels, bias=bias)
+        self.step_proj = Linear(width, ssd.heads, bias=bias)
+        self.conv = nn.Parameter(torch.empty(channels, ssd.conv))
+        self.conv_bias = nn.Parameter(torch.empty(channels)) if ssd.conv_bias else None
+        self.log_rate, self.step_bias, self.skip = (nn.Parameter(torch.empty(ssd.heads)) for _ in range(3))
+        self.norm = RMSNorm(values, norm_eps)
+        self.o_proj = Linear(values, width, bias=bias)
+        self.initialize_()
+
+    def initialize_(self, generator: torch.Generator | None = None) -> None:
+        """The convolution uniform within W^-0.5 and its bias 0, rates uniform in [1, 16], steps in [0.001, 0.1] with
+        uniform logarithms, skip and gains 1, as in the authors' code."""
+        wide, heads = self.ssd.conv**-0.5, self.skip.shape
+        with torch.no_grad():
+            self.conv.copy_(drawn(self.conv.shape, -wide, wide, generator))
+            self.log_rate.copy_(drawn(heads, 1, 16, generator).log_())
+            low, high = map(math.log, STEPS)
+            self.step_bias.copy_(drawn(heads, low, high, generator).exp_().expm1_().log_())
+            assert self.norm.weight is not None
+            for ones in (self.skip, self.norm.weight):
+                nn.init.ones_(ones)
+            if self.conv_bias is not None:
+                nn.init.zeros_(self.conv_bias)
+
+    def inputs(self, x: Tensor) -> list[Tensor]:
+        """Values, keys and queries side by side, and what steps and gates are made of."""
+        return products(x, [self.mixed_proj, self.step_proj, self.gate_proj])
+
+    def mix(
+        self, inputs: Sequence[Tensor], order: InOrder, past: Sequence[Tensor] | None
+    ) -> tuple[Tensor, DeltaPast]:
+        """The norm of what is read behind its gate, [B, T, H E]."""
+        mixed, step, gate = inputs
+        wide, bias = self.ssd.channels[::-1], self.conv_bias  # values, keys, queries
+        biases = [None] * 3 if bias is None else bias.split(wide)
+        parts = mixed.split(wide, -1), self.conv.split(wide), biases
+        (q, k, v), state, tail = self.convolved(*parts, order, past)
+        work = state_dtype(step.dtype)
+        steps = F.softplus(step.to(work) + self.step_bias.to(work)).transpose(1, 2)
+        log_decay = -self.log_rate.to(work).exp().unsqueeze(-1) * steps
+        rule = delta_attend(
+            q, k, v, log_decay, steps, tokens=order.tokens, past=state, scale=1.0, erases=False
+        )
+        out = (rule.out + self.skip.view(-1, 1, 1) * v).transpose(1, 2).flatten(2)
+        groups = gated(gate, out, "silu").unflatten(2, (self.ssd.key_heads, -1))
+        assert self.norm.weight is not None
+        out = self.norm.weight * normed("rms", groups, None, None, self.norm.eps).flatten(2)
+        return order.known(out), DeltaPast(rule.state, tail)

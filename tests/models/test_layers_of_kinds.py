@@ -1,0 +1,165 @@
+"""Layers of several kinds: sizes of heads and feed-forwards by layer, keys of other layers, embeddings by layer."""
+
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from headway.checkpoints.heads import change_pairing, repeat_kv_heads
+from headway.errors import CheckpointError, ConfigError
+from headway.models import ModelSpec, build, cost
+from headway.models.mixers import Softmax
+from headway.models.tensor_parallel import share_of
+from headway.nn import Attention, Linear
+from headway.patterns import Causal, Window
+from headway.positions import PerLayer, Rotary
+from headway.positions.scaling import Proportional
+from headway.tokens import Tokens
+from tests.checkpoints.hf import off
+from tests.models.test_activations import kept, loss_of
+
+FULL = Rotary(500.0, pairing="halves", scaling=Proportional(0.4))
+WINDOW = Rotary(100.0, pairing="halves")
+SPEC = ModelSpec.of(
+    "gemma4_text",
+    vocab=53, width=20, layers=6, heads=6, kv_heads=2, head_dim=8, hidden=28, layer_hidden=(0, 0, 0, 36, 0, 56),
+    patterns=(Window.last(5), Causal()),
+    positions=PerLayer((WINDOW, FULL)),
+    mixers=(
+        Softmax(v_norm=True), Softmax(kv_heads=3, head_dim=10, v_norm=True),
+        Softmax(head_dim=6), Softmax(kv_heads=1, tied_values=True),
+        Softmax(kv_from=0), Softmax(kv_from=1),
+    ),
+    per_layer_embedding=7,
+    init_std=0.3,
+)  # fmt: skip
+IDS = torch.randint(53, (2, 19), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("chunks", [(1,) * 19, (4, 1, 1, 13), (5, 5, 9), (6, 1, 12), (18, 1)], ids=str)
+@torch.no_grad()
+def test_decoding_is_the_full_forward_at_every_border(chunks: tuple[int, ...]) -> None:
+    model = build(SPEC, dtype=torch.float64, seed=0).eval()
+    cache, ends = model.make_cache(2), [0, *accumulate(chunks)]
+    steps = [model(IDS[:, a:b], cache=cache) for a, b in pairwise(ends)]
+    assert off(torch.cat(steps, 1), model(IDS)) < 1e-12
+
+
+@torch.no_grad()
+def test_packed_padded_and_selected_slots_are_rows_alone() -> None:
+    model = build(SPEC, dtype=torch.float64, seed=0).eval()
+    whole = model(IDS)
+    packed = model(torch.cat((IDS[:1], IDS[1:, :12]), 1), tokens=Tokens.packed([[19, 12]]))
+    assert off(packed[0], torch.cat((whole[0], whole[1, :12]))) < 1e-12
+    tokens = Tokens.from_lengths([19, 12], side="left")
+    ids = IDS.clone()
+    ids[1, 7:] = IDS[1, :12]
+    assert off(model(ids, tokens=tokens)[1, 7:], whole[1, :12]) < 1e-12
+    assert off(model(IDS, logits_for=slice(16, 19)), whole[:, 16:]) < 1e-12
+
+
+def test_a_layer_without_keys_of_its_own_has_none_and_keeps_none() -> None:
+    model = build(SPEC, seed=0)
+    last = model.model.layers[5].self_attn
+    assert [name for name, _ in last.named_parameters()] == [
+        "q_proj.weight",
+        "o_proj.weight",
+        "q_norm.weight",
+    ]
+    cache = model.make_cache(2)
+    with torch.no_grad():
+        model(IDS, cache=cache)
+    assert [len(layer.tensors) for layer in cache.pages.layers] == [2, 2, 2, 2, 0, 0]
+    assert cache.nbytes == cost.kv_bytes_stored(SPEC, 19, torch.float32, 2)
+    assert cost.kv_bytes_per_token(SPEC, torch.float32) == 4 * 2 * (2 * 8 + 3 * 10 + 2 * 6 + 1 * 8)
+    assert cost.kv_bytes_read(SPEC, 19, torch.float32, layers=[5]) == 4 * 2 * 3 * 10 * 19
+
+
+def test_a_plan_counts_what_is_built() -> None:
+    model = build(SPEC, seed=0)
+    assert cost.parameter_count(SPEC) == sum(p.numel() for p in model.parameters())
+    inner = [m for name, m in model.named_modules() if isinstance(m, Linear) and name != "lm_head"]
+    assert cost.matrix_weights(SPEC) == sum(m.in_features * m.out_features for m in inner)
+
+
+@pytest.mark.parametrize("how", ["block", "attention", "feed_forward"])
+def test_gradients_of_shared_keys_are_the_same_where_layers_are_computed_again(how: Any) -> None:
+    found = []
+    for again in ("none", how):
+        model = build(SPEC, seed=0).train()
+        states = model.model(IDS, Tokens.range(19), gradient_checkpointing=again)
+        model.logits(states).square().sum().backward()
+        found.append({name: p.grad for name, p in model.named_parameters()})
+    assert all(torch.equal(found[0][name], grad) for name, grad in found[1].items())
+    assert all(grad.abs().max() > 0 for name, grad in found[0].items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_kept_bytes_are_what_autograd_keeps(dtype: torch.dtype) -> None:
+    spec = replace(SPEC, patterns=(Causal(),) * 6, width=40, hidden=56, layer_hidden=(0, 0, 0, 48, 0, 96))
+    model = build(spec, seed=0, dtype=dtype, backend="dense")
+    found = kept(lambda: loss_of(model, torch.randint(53, (2, 48)), fused=False), model)
+    want = cost.activation_bytes(spec, 48, 2, dtype, scores="stored") | {"logits": 4 * 53 * 2 * 48}
+    assert abs(found - sum(want.values())) < 0.01 * sum(want.values())
+
+
+def test_sizes_that_are_those_of_all_layers_need_not_be_said() -> None:
+    said = replace(SPEC, mixers=(Softmax(kv_heads=2, head_dim=8),), layer_hidden=(28,))
+    assert said == replace(SPEC, mixers=(Softmax(),), layer_hidden=(0,))
+    assert said.is_uniform
+
+
+MIXERS = SPEC.mixers
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "of a later layer": ({"mixers": (Softmax(kv_from=3), *MIXERS[1:])}, "layer 0 has kv_from=3, which must be the num"),
+    "of itself": ({"mixers": (*MIXERS[:4], Softmax(kv_from=4), MIXERS[5])}, "layer 4 has kv_from=4, which must"),
+    "no number": ({"mixers": (*MIXERS[:4], Softmax(kv_from="x"), MIXERS[5])}, "layer 4 has kv_from='x'"),
+    "of one without": ({"mixers": (*MIXERS[:5], Softmax(kv_from=4))}, "layer 5 has kv_from=4, which must"),
+    "of another pattern": ({"mixers": (*MIXERS[:5], Softmax(kv_from=0))}, "another pattern"),
+    "of other positions": (
+        {"mixers": (*MIXERS[:5], Softmax(kv_from=0)), "patterns": (Causal(),)}, "another positions"),
+    "and sizes": ({"mixers": (*MIXERS[:5], Softmax(kv_from=1, kv_heads=1))}, r"give Softmax\(kv_from=1\) alone"),
+    "kv heads": ({"mixers": (Softmax(kv_heads=4),)}, "layer 0: "),
+    "no kv heads": ({"mixers": (Softmax(kv_heads=0),)}, "kv_heads of layer 0"),
+    "an odd head": ({"mixers": (Softmax(head_dim=7),)}, "head_dim 7 is odd"),
+    "hidden of no layer": ({"layer_hidden": (4,)}, "hidden=28 is the width of no layer"),
+    "hidden of half a list": ({"layer_hidden": (0, 4, 0, 8)}, "4 layer_hidden do not fit 6 layers"),
+    "columns": ({"per_layer_embedding": -1}, "per_layer_embedding counts rows or columns"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_values_that_contradict_each_other_are_refused(name: str) -> None:
+    changed, words = REFUSED[name]
+    with pytest.raises(ConfigError, match=words):
+        replace(SPEC, **changed)
+
+
+def test_what_is_done_to_all_layers_alike_refuses_them() -> None:
+    with pytest.raises(CheckpointError, match="here layers have their own"):
+        repeat_kv_heads({}, SPEC, 6)
+    with pytest.raises(CheckpointError, match="keep the pairing"):
+        change_pairing({}, SPEC, "adjacent")
+    with pytest.raises(ConfigError, match="heads that are other ones in some layers"):
+        share_of(SPEC, 2, 0)
+
+
+def test_attention_alone_attends_to_keys_of_another_layer() -> None:
+    first = Attention(12, 4, 2)
+    second = Attention(12, 4, 2, kv_from=first)
+    x = torch.randn(1, 5, 12)
+    shared: dict[Any, Any] = {first: None}
+    first(x, shared=shared)
+    given = Attention(12, 4, 2)
+    given.load_state_dict({**first.state_dict(), **second.state_dict()})
+    assert torch.equal(second(x, shared=shared), given(x))
+    with pytest.raises(ConfigError, match="kv_from is another layer"):
+        second(x)
+    with pytest.raises(ConfigError, match="of the same kv_heads"):
+        Attention(12, 4, 4, kv_from=first)
+    with pytest.raises(ConfigError, match="drop v_norm and tied_values"):
+        Attention(12, 4, 2, kv_from=first, tied_values=True)
+    with pytest.raises(ConfigError, match="tied_values are of the size of keys"):
+        Attention(12, 4, 2, value_dim=5, tied_values=True)
