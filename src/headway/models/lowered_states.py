@@ -140,7 +140,7 @@ def _delta(
         if down is None:
             first.append((up, to))
             continue
-        low = lowered.room(f"low {len(first)}", down.out_features)
+        low = lowered.room(f"rank {len(first)}", down.out_features)
         first.append((down, low))
         behind += lowered.products(low, [(up, to)])
     taps = _taps(lowered, rows, torch.cat((layer.q_conv, layer.k_conv, layer.v_conv)), None, seen, "silu")

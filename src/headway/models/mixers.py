@@ -199,8 +199,9 @@ def _rule_saved(outs: int, spec: Any, mixer: RuleSizes, e: int) -> int:
 
 
 def _rule_first(spec: Any, mixer: RuleSizes) -> int:
-    """Queries, keys and values before and behind their convolution, and the gate."""
-    return 2 * sum(mixer.channels) + mixer.heads * mixer.value_size
+    """Queries, keys and values before and behind their convolution; what is read, once more as its norm is given it,
+    normed and behind its gate, and the gate."""
+    return 2 * sum(mixer.channels) + 5 * mixer.heads * mixer.value_size
 
 
 def _rule(name: str, layer: type[GatedDelta] | type[SSD], products: int, outs: int) -> MixerKind:
