@@ -171,5 +171,5 @@ def test_from_a_layer_to_the_kernels_a_call_passes_six_files(
         assert layer(x).requires_grad == gradient
     first, again = passed
     assert first - again <= {"headway/attention/select.py", "headway/attention/autograd.py"}
-    assert {"headway/nn/attention.py", "headway/attention/backends/native/kernels.py"} <= again <= first
+    assert {"headway/nn/attention_layer.py", "headway/attention/backends/native/kernels.py"} <= again <= first
     assert len(first) <= 6

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headway.errors import CheckpointError
 from headway.models import ModelSpec
-from headway.models.mixers import kind_of
+from headway.models.mixers import differ, kind_of
 from headway.positions import Pairing, PerLayer, PositionScheme, Rotary, in_pairing, rotations, to_pairing
 from headway.storage.lazy import Form, changed
 
@@ -112,7 +112,7 @@ def in_pairing_of(spec: ModelSpec, state: Mapping[str, Tensor], frm: ModelSpec) 
 
 def check_uniform(spec: ModelSpec, what: str) -> None:
     """Raises CheckpointError where layers have kv heads of their own, or those of other layers."""
-    if not spec.is_uniform:
+    if differ(spec.mixers):
         raise CheckpointError(
             f"{what}: kv heads are changed in all layers alike, and here layers have their own"
         )

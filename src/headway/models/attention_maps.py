@@ -12,7 +12,7 @@ from torch import Tensor
 from headway.errors import ConfigError, DataError
 from headway.models.attention_shares import Shares, shares_of
 from headway.models.stack import TransformerStack
-from headway.nn.attention import AttentionLayer
+from headway.nn.attention_layer import AttentionLayer
 from headway.nn.record import Attended, Record
 from headway.patterns import Pattern
 from headway.patterns.picture import figure, svg

@@ -106,7 +106,7 @@ class Decoder(Autoregressive):
         super().__init__(spec)
         self.model = TransformerStack(spec, backend)
         self.head = HeadLayer(spec, self.model) if spec.head.dense is not None else None
-        self.lm_head = make_output(spec, spec.head_inputs, self.model)
+        self.lm_head = make_output(spec, spec.head.inputs(spec.width, spec.columns), self.model)
 
     @property
     def stack(self) -> TransformerStack:

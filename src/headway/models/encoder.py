@@ -99,7 +99,7 @@ class HeadLayer(nn.Module):
         self.task, self.pool, self.unit = head.task, head.pool, head.unit
         self.vocab, self.logit_scale, self.logit_cap = spec.vocab, spec.logit_scale, spec.logit_cap
         masked = head.task == "masked-lm"
-        inner = spec.head_inputs
+        inner = spec.head.inputs(spec.width, spec.columns)
         self.dense = Linear(spec.width, inner, bias=head.bias) if head.dense is not None else None
         self.act = torch.tanh if head.dense == "tanh" else named_activation(head.dense or "relu")
         has_norm = head.needs_vocab and head.dense is not None

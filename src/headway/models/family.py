@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from headway.errors import ConfigError
+from headway.models.head import Head
+from headway.patterns import Causal, Full
 from headway.positions import Learned, Rotary
 
 
@@ -27,6 +29,25 @@ class Family:
     derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda given: {}
     groups: bool = False
     classifier: str = "tanh"
+
+    def fields(self, given: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """All fields of a `ModelSpec` but its family: the given ones, and the usual values of the others. Raises
+        ConfigError, which begins with `where`, for sizes that must be given."""
+        fields = {**self.defaults, **given}
+        if needed := [n for n in ("vocab", "width", "layers", "heads", "hidden") if n not in fields]:
+            raise ConfigError(f"{where}: {', '.join(needed)} must be given")
+        fields = {**self.derive(fields), **fields}
+        fields.setdefault("patterns", Causal())
+        fields.setdefault("kv_heads", fields["heads"])
+        fields.setdefault("positions", Rotary(self.theta, pairing="halves"))
+        if "head_dim" not in fields:
+            width, heads = fields["width"], fields["heads"]
+            if heads < 1 or width % heads:
+                raise ConfigError(
+                    f"ModelSpec: width {width} is not a multiple of {heads} heads; give head_dim"
+                )
+            fields["head_dim"] = width // heads
+        return fields
 
     def hidden(self, width: int) -> int:
         """F in models of one's own: 8/3 M, rounded up to a multiple of 64, with a gate, and 4 M without one; either has
@@ -64,6 +85,15 @@ class Family:
         if isinstance(table := self.defaults.get("positions"), Learned):
             sizes["positions"] = replace(table, size=context)
         return sizes
+
+
+def encoder_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the encoder in a pair of stacks, from those of both: it sees both sides and has no output layer."""
+    of_both = {
+        name: value for name, value in fields.items() if name not in ("shared_embedding", "logit_scale")
+    }
+    sees = {"causal": False, "patterns": Full(), "head": Head("states"), "tied": False, "output_bias": False}
+    return of_both | sees
 
 
 def scaled_embedding(given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -88,6 +88,11 @@ class Head:
         """Whether the last matrix is over the vocab."""
         return self.task in ("lm", "masked-lm")
 
+    def inputs(self, width: int, columns: int) -> int:
+        """Columns of the last matrix in a model of that width: those of the embedding behind a dense layer in front of
+        the vocab."""
+        return columns if self.needs_vocab and self.dense is not None else width
+
 
 def mark_global(tokens: Tokens, task: Task, texts: Sequence[Sequence[int | None]] | None = None) -> Tokens:
     """The tokens with those marked global that the task asks for. (Beltagy et al. 2020, section 3.1, "Global

@@ -17,7 +17,8 @@ from headway.models.operations import NotLowered
 from headway.models.stack import TransformerStack
 from headway.native.loader import library, why_missing
 from headway.nn.adapters import named_adapter_parameters
-from headway.nn.attention import Attention, AttentionLayer
+from headway.nn.attention import Attention
+from headway.nn.attention_layer import AttentionLayer
 from headway.nn.mixers import SoftmaxMixer
 from headway.nn.positions import Scores
 from headway.patterns import Causal

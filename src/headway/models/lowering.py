@@ -22,7 +22,7 @@ from headway.models.lowered_states import Stated, states_of, sums_of
 from headway.models.operations import NotLowered, address, kind_of
 from headway.models.rotated import Rotated
 from headway.native import interface as c
-from headway.nn.attention import AttentionLayer
+from headway.nn.attention_layer import AttentionLayer
 from headway.nn.block import Block
 from headway.nn.experts import MixtureOfExperts
 from headway.nn.feedforward import FeedForward

@@ -48,6 +48,11 @@ class Softmax:
     kv_from: int | None = None
 
 
+def differ(mixers: Sequence[object]) -> bool:
+    """Whether layers of softmax attention have sizes of their own, or keys of other layers."""
+    return any(isinstance(mixer, Softmax) and mixer != Softmax() for mixer in mixers)
+
+
 @dataclass(frozen=True, kw_only=True)
 class MixerKind:
     """A kind of mixer; `spec` is a `ModelSpec` (which imports this module), `mixer` one of its values.

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headway.errors import ConfigError, check_known
+from headway.errors import check_known
 from headway.heads import Heads
 from headway.models.families import find_family
+from headway.models.family import encoder_fields
 from headway.models.head import Head
 from headway.models.layer_checks import expand_hidden
 from headway.models.mixers import Softmax
@@ -28,8 +29,8 @@ from headway.nn.experts import Experts
 from headway.nn.fused import Norm
 from headway.nn.gates import Gate
 from headway.nn.norms import QKNorm
-from headway.patterns import Causal, Full, Pattern
-from headway.positions import PositionScheme, Rotary
+from headway.patterns import Causal, Pattern
+from headway.positions import PositionScheme
 from headway.scores import Score, SoftCap
 
 
@@ -204,11 +205,6 @@ class ModelSpec:
         each = (mixer if isinstance(mixer, Softmax) else Softmax() for mixer in given)
         return tuple((m.kv_heads or self.kv_heads, m.head_dim or self.head_dim) for m in each)
 
-    @property
-    def is_uniform(self) -> bool:
-        """Whether no layer of softmax attention differs from others in sizes, or in where its keys come from."""
-        return all(self.mixers[i] == Softmax() for i in self.softmax_layers)
-
     def hidden_of(self, layer: int) -> int:
         """F of a layer without experts."""
         return self.layer_hidden[layer] or self.hidden
@@ -222,11 +218,6 @@ class ModelSpec:
     def columns(self) -> int:
         """Columns of the embedding."""
         return self.width if self.embedding_width is None else self.embedding_width
-
-    @property
-    def head_inputs(self) -> int:
-        """Columns of the head's last matrix: those of the embedding behind a dense layer in front of the vocab."""
-        return self.columns if self.head.needs_vocab and self.head.dense is not None else self.width
 
     @property
     def context_limit(self) -> int | None:
@@ -250,23 +241,8 @@ class ModelSpec:
         kind = find_family(family)
         for name in fields:
             check_known(name, ModelSpec.__dataclass_fields__, "ModelSpec has no field")
-        given = {**kind.defaults, **fields}
-        if needed := [n for n in ("vocab", "width", "layers", "heads", "hidden") if n not in given]:
-            raise ConfigError(f"ModelSpec.of({family!r}, ...): {', '.join(needed)} must be given")
-        if patterns is not None:
-            given["patterns"] = patterns
-        given = {**kind.derive(given), **given}
-        given.setdefault("patterns", Causal())
-        given.setdefault("kv_heads", given["heads"])
-        given.setdefault("positions", Rotary(kind.theta, pairing="halves"))
-        if "head_dim" not in given:
-            if given["heads"] < 1 or given["width"] % given["heads"]:
-                raise ConfigError(
-                    f"ModelSpec: width {given['width']} is not a multiple of {given['heads']} heads; "
-                    "give head_dim"
-                )
-            given["head_dim"] = given["width"] // given["heads"]
-        return ModelSpec(family=family, **given)
+        seen = {} if patterns is None else {"patterns": patterns}
+        return ModelSpec(family=family, **kind.fields({**fields, **seen}, f"ModelSpec.of({family!r}, ...)"))
 
     @staticmethod
     def of_pair(family: str, *, encoder: Mapping[str, Any] | None = None, **fields: Any) -> ModelSpec:
@@ -275,17 +251,7 @@ class ModelSpec:
         `fields` are those of both, as in `of`; `encoder` those that are other in the encoder, whose own vocab means an
         embedding of its own (so does shared_embedding=False). (Vaswani et al. 2017, sections 3.1 and 3.4.)
         """
-        sees = {
-            "causal": False,
-            "patterns": Full(),
-            "head": Head("states"),
-            "tied": False,
-            "output_bias": False,
-        }
-        other = {"shared_embedding", "logit_scale"}
-        first = ModelSpec.of(
-            family, **{k: v for k, v in fields.items() if k not in other} | sees | dict(encoder or {})
-        )
+        first = ModelSpec.of(family, **encoder_fields(fields) | dict(encoder or {}))
         shared = fields.pop("shared_embedding", first.vocab == fields["vocab"])
         return ModelSpec.of(family, encoder=first, shared_embedding=shared, **fields)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from headway.errors import ConfigError
 from headway.heads import Heads
 from headway.models.build import Model
-from headway.models.mixers import kind_of
+from headway.models.mixers import differ, kind_of
 from headway.models.spec import ModelSpec
 from headway.models.stack import TransformerStack
 from headway.nn import (
@@ -113,7 +113,7 @@ def share_of(spec: ModelSpec, ranks: int, rank: int) -> ModelSpec:
     names = [kind_of(mixer).name for mixer in spec.mixers if not kind_of(mixer).positions]
     if names and ranks > 1:
         raise ConfigError(f"tensor parallel: ranks cannot share the heads of {names[0]} yet")
-    if not spec.is_uniform and ranks > 1:
+    if differ(spec.mixers) and ranks > 1:
         raise ConfigError("tensor parallel: ranks cannot share heads that are other ones in some layers yet")
     own = share(spec.heads, "heads", ranks, rank)
 

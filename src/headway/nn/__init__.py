@@ -12,7 +12,8 @@ from headway.nn.adapters import (
     set_active,
     unmerge,
 )
-from headway.nn.attention import Attention, AttentionLayer, GlobalAttention
+from headway.nn.attention import Attention, GlobalAttention
+from headway.nn.attention_layer import AttentionLayer
 from headway.nn.block import Block
 from headway.nn.cross_entropy import IGNORE_INDEX, Losses
 from headway.nn.cuts import Cut

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from headway.attention import KeyValues
 from headway.cache.paged_cache import LayerCache
 from headway.errors import ConfigError, check_known
-from headway.nn.attention import AttentionLayer
+from headway.nn.attention_layer import AttentionLayer
 from headway.nn.mixers import MixingLayer, SharedKeys
 from headway.nn.norms import normed_sum
 from headway.nn.per_layer import PerLayerInput

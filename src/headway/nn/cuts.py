@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from headway.errors import ConfigError
-from headway.nn.attention import AttentionLayer
+from headway.nn.attention_layer import AttentionLayer
 from headway.nn.mixers import MixingLayer
 from headway.patterns import Extent, Pattern, PerHead, Sink
 from headway.patterns.leaves import FARTHEST

@@ -21,7 +21,7 @@ from headway.attention.linear_attention import (
 from headway.cache import PagedStates, StateSpec, state_dtype
 from headway.cache.paged_cache import LayerCache
 from headway.errors import ConfigError
-from headway.nn.attention import AttentionLayer
+from headway.nn.attention_layer import AttentionLayer
 from headway.nn.attention_options import AttentionOptions
 from headway.nn.mixers import Call, Mixer, Projections
 from headway.nn.norms import QKNorm

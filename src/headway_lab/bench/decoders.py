@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from headway.generate import Reader
 from headway.models import Decoder
 from headway.models.cost import kv_bytes_read, prefill_flops
-from headway.nn import linears
+from headway.models.cost.weights import expert_share
+from headway.nn import MixtureOfExperts
+from headway.nn.kept import Keeps
 from headway_lab.bench.attention import Say
 from headway_lab.bench.inputs import OURS, Problem, Side
 from headway_lab.bench.llama_cpp import NAME as LLAMA_CPP
@@ -102,23 +105,33 @@ def _prefill(written: Written, kind: str, tokens: int) -> Problem:
 
 
 def step_bytes(model: Decoder, context: int, rows: int) -> int:
-    """Bytes that a step reads: all weights once, of an embedding that is not the output layer the ids' rows alone; and
-    the keys and values of all rows."""
+    """Bytes that a step reads: all weights once, of an embedding that is not the output layer the ids' rows alone, of
+    experts the expected share; and the keys and values, or states, of all rows."""
     spec, table = model.spec, model.model.embed_tokens
     assert table is not None
-    layers = [table, *linears(model).values()]
-    weights = sum(p.nbytes for p in model.parameters()) + sum(m.nbytes for m in layers if m.weight is None)
+    weights = _kept(model)
+    idle = 1 - expert_share(spec, rows)
+    for block in model.modules():
+        if isinstance(block, MixtureOfExperts):
+            weights -= round(idle * _kept(block.experts))
     if not spec.tied:
         weights -= table.nbytes * (spec.vocab - rows) // spec.vocab
     return weights + kv_bytes_read(spec, context, table.like.dtype, rows)
+
+
+def _kept(module: nn.Module) -> int:
+    """Bytes of the weights of a module, whatever their form."""
+    forms = [m for m in module.modules() if isinstance(m, Keeps) and m.weight is None]
+    return sum(p.nbytes for p in module.parameters()) + sum(m.nbytes for m in forms)
 
 
 # -- sides: the logits [B, V] of each step ------------------------------------------------------------------------
 
 
 def our_steps(model: Decoder, prompt: Sequence[int], rows: int) -> Side:
-    """Steps of texts that each have keys of their own."""
-    reader = Reader(model, slack=1)
+    """Steps of texts that each have keys of their own; where layers have states, which forget nothing, each step is one
+    token further."""
+    reader, forgets = Reader(model, slack=1), len(model.spec.softmax_layers) == model.spec.layers
     tables = [reader.cache.open() for _ in range(rows)]
     for table in tables:
         reader.read([(table, prompt)], [[len(prompt) - 1]])
@@ -127,7 +140,7 @@ def our_steps(model: Decoder, prompt: Sequence[int], rows: int) -> Side:
 
     def side() -> Sequence[torch.Tensor]:
         logits = reader.read(chunks, [[0]] * rows)
-        for table in tables:
+        for table in tables if forgets else ():
             reader.trim(table, 1)
         reader.end()
         return (logits,)

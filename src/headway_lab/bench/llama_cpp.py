@@ -18,6 +18,8 @@ from torch import Tensor
 from headway_lab.bench.inputs import UnsupportedCase
 
 NAME = "llama.cpp"
+FURTHER = 2048
+"""Room for steps of a model whose states forget nothing, in tokens of each row."""
 _called_by_c: list[Any] = []
 
 
@@ -60,6 +62,8 @@ class LlamaCpp:
         if not self._model:
             raise UnsupportedCase(f"it does not load {path.name}")
         self.vocab = c.llama_vocab_n_tokens(c.llama_model_get_vocab(self._model))
+        self._forgets = not (c.llama_model_is_recurrent(self._model) or c.llama_model_is_hybrid(self._model))
+        context += 0 if self._forgets else FURTHER
         shape = c.llama_context_default_params()
         shape.n_ctx, shape.n_seq_max, shape.n_batch = rows * context, rows, max(context, rows)
         shape.n_threads = shape.n_threads_batch = torch.get_num_threads()
@@ -86,10 +90,12 @@ class LlamaCpp:
             self._c.llama_memory_seq_cp(self._memory, 0, row, -1, -1)
 
     def step(self, token: int) -> Tensor:
-        """Logits [B, V] after this token behind every row; it is forgotten again."""
+        """Logits [B, V] after this token behind every row; it is forgotten again, but by states, which forget nothing:
+        there the next step is one token further."""
         self._fill([(token, self._past, row, True) for row in range(self.rows)])
         logits = self._logits(self.rows)
-        for row in range(self.rows):
+        self._past += not self._forgets
+        for row in range(self.rows if self._forgets else 0):
             self._c.llama_memory_seq_rm(self._memory, row, self._past, -1)
         return logits
 

@@ -16,11 +16,13 @@ import torch
 
 from headway import hardware
 from headway.checkpoints import change_pairing, load_folder, load_model, save_folder
+from headway.checkpoints.formats.gguf.architectures import ARCHITECTURES
+from headway.checkpoints.formats.gguf.metadata import architecture_of
 from headway.checkpoints.formats.gguf.model import write_model
 from headway.models import Decoder, ModelSpec, build
 from headway.models.cost import parameter_count
 from headway.models.quantize import compress_model
-from headway.nn import linears
+from headway.nn import Experts, linears
 from headway.nn.weights import Nf4, from_codes
 from headway.positions import Rotary
 from headway.quantization import quantize_weights
@@ -51,8 +53,31 @@ DECODERS: Mapping[str, ModelSpec] = {
     "tiny": _llama(layers=2, width=256, heads=4, kv_heads=2, hidden=512, vocab=512),
     "32m": _llama(layers=8, width=512, heads=8, kv_heads=4, hidden=1408, vocab=8192),
     "1.1b": _llama(layers=22, width=2048, heads=32, kv_heads=4, hidden=5632, vocab=32000),
+    "moe-166m": ModelSpec.of(
+        "qwen3_moe",
+        vocab=8192,
+        width=512,
+        layers=8,
+        heads=8,
+        kv_heads=4,
+        head_dim=64,
+        hidden=384,
+        experts=Experts(count=32, top=4),
+    ),
+    "hybrid-0.8b": ModelSpec.of(
+        "qwen3_5_text",
+        vocab=248320,
+        width=1024,
+        layers=24,
+        heads=8,
+        kv_heads=2,
+        head_dim=256,
+        hidden=3584,
+        trained_context=4096,
+    ),
 }
-"""LLaMAs by their size: "1.1b" is TinyLlama's, "32m" trains here, "tiny" tries things out."""
+"""LLaMAs by their size: "1.1b" is TinyLlama's, "32m" trains here, "tiny" tries things out; a small Qwen3-MoE, and one
+with the sizes of Qwen3.5-0.8B."""
 
 WORDS = 259
 """The first id that is a word; those before are special, or bytes."""
@@ -124,7 +149,8 @@ class Written:
         path = self.folder / f"{weights}{'-words' if tokenizer else ''}.gguf"
         if not path.exists():
             held = load_folder(self.hf)
-            state, spec = change_pairing(held.tensors, held.spec, "adjacent")
+            pairing = ARCHITECTURES[architecture_of(held.spec)].pairing
+            state, spec = change_pairing(held.tensors, held.spec, pairing)
             keys = None if tokenizer is None else tokenizer.gguf_metadata(spec.vocab)
             write_model(path, spec, state, kind, tokenizer=keys)
         return path

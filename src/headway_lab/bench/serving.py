@@ -3,7 +3,7 @@
 
 Each server is a process; they take turns, and one client program asks them all, in a process of its own. A row of
 clients is throughput: as many as that ask, one request after the other. A row of load is patience: requests come at
-random times at 80 % of the rate that eight clients reached, whatever the server does. A row of sessions is memory: each
+random times at 80 % of the best rate that this server reached, whatever it does then. A row of sessions is memory: each
 asks again with all that was said before.
 """
 
@@ -32,7 +32,9 @@ from headway_lab.bench.rows import Row, machine
 
 LLAMA_SERVER = "llama-server"
 SHARE = 0.8
-"""Of the rate that clients reached, at which a row of load asks."""
+"""Of the best rate that a server reached, at which a row of load asks it."""
+LOADED = 24
+"""Requests in a turn of a row of load."""
 START = 120.0
 """Seconds in which a server is there."""
 Command = Callable[[Path, int, int, int], list[str]]
@@ -201,27 +203,32 @@ def serve(
 ) -> Iterator[Row]:
     """Row by row: each of these models with each of these weights, for so many clients; then load, and sessions."""
     for written, kind in written_models(models, weights):
-        about = written, kind, {name: sides(binary)[name] for name in (OURS, *peers)}, effort
-        found = 0.0
+        servers = {name: sides(binary)[name] for name in (OURS, *peers)}
+        about, best = (written, kind, servers, effort), dict.fromkeys(servers, 0.0)
         for count in clients:
             say(f"serve {written.name} {kind} clients={count}")
             plans = [
-                drawn(written.spec.vocab, count * effort.each, effort, seed) for seed in range(effort.rounds)
+                (drawn(written.spec.vocab, count * effort.each, effort, seed), count)
+                for seed in range(effort.rounds)
             ]
-            row = _row(*about, f"clients={count}", [(plan, count) for plan in plans], count)
-            found = max(found, row.extra.get("tokens_per_second", 0.0))
+            row = _row(*about, f"clients={count}", dict.fromkeys(servers, plans), count)
+            for name, figures in row.extra.get("figures", {}).items():
+                best[name] = max(best[name], figures["tokens_per_second"])
             yield row
-        if not found:  # ours did not answer: the rows say why
+        if not best[OURS]:  # ours did not answer: the rows say why
             continue
         say(f"serve {written.name} {kind} load")
-        most, rate = max(clients), SHARE * found / effort.new
-        plans = [
-            arriving(drawn(written.spec.vocab, most * effort.each, effort, 100 + seed), rate, seed)
-            for seed in range(effort.rounds)
-        ]
-        yield _row(*about, f"load={SHARE:.0%}", [(plan, len(plan)) for plan in plans], most)
+        loads = [drawn(written.spec.vocab, LOADED, effort, 100 + seed) for seed in range(effort.rounds)]
+        arrivals = {
+            name: [
+                (arriving(asks, SHARE * (rate or best[OURS]) / effort.new, seed), LOADED)
+                for seed, asks in enumerate(loads)
+            ]
+            for name, rate in best.items()
+        }
+        yield _row(*about, f"load={SHARE:.0%}", arrivals, max(clients))
         asks, again = sessions(written.spec.vocab, 4, 4, effort, 7)
-        yield _row(*about, "sessions=4", [(asks, 1)], 4, again)
+        yield _row(*about, "sessions=4", {name: [(asks, 1)] for name in servers}, 4, again)
 
 
 def _row(
@@ -230,17 +237,18 @@ def _row(
     sides: Mapping[str, Side],
     effort: Effort,
     what: str,
-    plans: Sequence[tuple[Sequence[Ask], int]],
+    plans: Mapping[str, Sequence[tuple[Sequence[Ask], int]]],
     slots: int,
     again: int = 0,
 ) -> Row:
-    """Every side answers every plan, in turns, each of which begins with the next side."""
+    """Every side answers each of its plans, in turns, each of which begins with the next side."""
     case, notes = f"{written.name} {kind} {what}", list[str]()
     context = 1024
     loads: dict[str, list[Load]] = {}
     with ExitStack() as open_until:
         ports = {}
-        for name, side in sides.items():
+        for name in plans:
+            side = sides[name]
             try:
                 file = side.file(written, kind)
                 ports[name] = open_until.enter_context(served(side.command, file, slots, context))
@@ -248,9 +256,10 @@ def _row(
             except UnsupportedCase as error:
                 notes.append(f"{name}: {error}")
                 ports.pop(name, None)
-        for turn, (plan, most) in enumerate(plans):
-            order = [*ports]
-            for name in (*order[turn % len(order) :], *order[: turn % len(order)]) if order else ():
+        order = [*ports]
+        for turn in range(min((len(plans[name]) for name in order), default=0)):
+            for name in (*order[turn % len(order) :], *order[: turn % len(order)]):
+                plan, most = plans[name][turn]
                 load = asked(ports[name], [*map(sides[name].ask, plan)], most)
                 loads.setdefault(name, []).append(load)
     if OURS not in loads:

@@ -244,7 +244,7 @@ def _input_size(spec: ModelSpec, e: int) -> int:
 def _head_bytes(spec: ModelSpec, tokens: int, e: int) -> tuple[int, int]:
     """(of the head, of the logits). The last states are kept where a product with them follows; a loss over a vocab has
     their gradient in their place."""
-    head, m, w, inner = spec.head, spec.width, max(e, 4), spec.head_inputs
+    head, m, w, inner = spec.head, spec.width, max(e, 4), spec.head.inputs(spec.width, spec.columns)
     kept = 0
     if head.needs_vocab and head.dense is not None:
         kept = (head.dense != "relu") * e * inner + _norm_bytes(spec, inner, e)

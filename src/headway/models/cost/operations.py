@@ -87,7 +87,7 @@ def prefill_flops(spec: ModelSpec, n: int, logits: int = 1, source: int | None =
 
 def head_flops(spec: ModelSpec) -> float:
     """Operations of the head for one slot or row: of its dense layer and of its last matrix."""
-    head, inner = spec.head, spec.head_inputs
+    head, inner = spec.head, spec.head.inputs(spec.width, spec.columns)
     outputs = spec.vocab if head.needs_vocab else head.outputs
     return 2.0 * (spec.width * inner * (head.dense is not None) + inner * outputs)
 

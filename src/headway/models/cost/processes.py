@@ -138,7 +138,9 @@ def numbers_summed(rows: Sequence[tuple[ModelSpec, int]], ranks: int, again: boo
         if spec.qk_norm == "all":
             found += spec.layers * ((2 + crosses) * (2 + again) * tokens + crosses * 2 * sources)
         if shares_vocab(spec.vocab, ranks):
-            found += tokens * (spec.columns + spec.head_inputs * spec.head.needs_vocab)
+            found += tokens * (
+                spec.columns + spec.head.inputs(spec.width, spec.columns) * spec.head.needs_vocab
+            )
     return found
 
 

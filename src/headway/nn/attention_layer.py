@@ -1,0 +1,275 @@
+"""What all attention layers are: projections around a mixer.
+
+Legend: B rows, T queries, S keys, M width of the model, H query heads, K kv heads, D per query and key, E per
+value.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from headway.attention import KeyValues
+from headway.cache.paged_cache import LayerCache
+from headway.errors import ConfigError, check_known
+from headway.heads import Heads
+from headway.nn.attention_options import check_keys
+from headway.nn.gates import Gate, check_gate, gated_heads
+from headway.nn.linear import Linear, products
+from headway.nn.mixers import Call, Mixer, MixingLayer, SharedKeys
+from headway.nn.norms import QK_NORMS, LayerNorm, QKNorm, RMSNorm, normed_heads, split_heads
+from headway.nn.positions import RotaryEmbedding, Scores, rotated
+from headway.nn.record import Record
+from headway.parallel import ContextParallel
+from headway.patterns import Pattern
+from headway.positions import NoPositions, PositionScheme, Rotation
+from headway.scores import Score
+from headway.tokens import SlotSelection, Tokens
+
+
+class AttentionLayer(MixingLayer):
+    """Projections to queries, keys and values and back, around a mixer of values: MHA, GQA or MQA by `kv_heads`.
+
+        q, k, v = x Wq, x Wk, x Wv               per head; then, where asked for:
+        q, k    = norm(q), norm(k)               one gain of size D for all heads (Qwen3), or over all heads (OLMo 2)
+        v       = norm(v)                        every head's, made by `v_norm` (Gemma 4)
+        y       = mixer(q, k, v, positions)
+        y       = y * act(x Wg)                  a gate for each head, or for each of its E channels
+        y       = y Wo
+
+    Parameters: q_proj [H D, M], k_proj [K D, M], v_proj [K E, M], o_proj [M, H E], without biases unless
+    asked for; with qk_norm, gains q_norm and k_norm [D], or [H D] and [K D]; with a gate, g_proj [H, M] or [H E, M],
+    without bias; what is trained of positions and scores. A mixer with projections for global tokens adds
+    q_global_proj, k_global_proj and v_global_proj, of the shapes and with the biases of the first three. The pattern
+    changes none of them.
+
+    Args:
+        mixer: what makes a query's result from keys and values.
+        width: M.
+        heads, kv_heads: H and K; K = H unless given, and must divide it.
+        head_dim, value_dim: D (M / H unless given) and E (D unless given).
+        positions: schemes that mark queries and keys, or scores, act here; the others elsewhere.
+        qkv_bias, out_bias: biases of the projections.
+        qk_norm: norms on queries and keys, made by `norm` of a width: "head" on every one, "all" on those of a token's
+            heads together, "rotated" on every one behind its rotation.
+        v_norm: makes the norm of values of their size.
+        tied_values: values are what keys are made of, x Wk, before their norm and rotation; there is no v_proj (Gemma
+            4's "K = V").
+        kv_from: an earlier layer, whose keys and values this one attends to in place of its own (`shared` of
+            `forward`); it has no k_proj, v_proj or norms of theirs, and kv_heads and head_dim of that one (Sun et al.
+            2024, "You Only Cache Once"; Gemma 3n).
+        score: as in `attend`. Tensors of a score are part of the module: trained when they are an `nn.Parameter`,
+            moved and saved with it in any case.
+        gate: "head" or "channel": what attention gives is multiplied by a gate of the layer's input, one for each head
+            or one for each channel of a head (Qiu et al. 2025, "Gated Attention for Large Language Models").
+        gate_act: "sigmoid" (Qwen3-Next), or "softplus" (Laguna).
+        dropout: probability for attention weights, after the softmax; only in training mode.
+        output_dropout: probability for the output, after Wo; only in training mode.
+
+    Raises:
+        HeadwayError: kv_from for a layer of other kv_heads or head_dim, or with v_norm or tied_values; tied_values for
+            E other than D; K does not divide H; D is odd and positions rotate; M is not a multiple of H and no
+            head_dim is given; something that the mixer cannot do.
+    """
+
+    rotary: RotaryEmbedding
+    kv_from: MixingLayer | None
+
+    def __init__(
+        self,
+        mixer: Mixer,
+        width: int,
+        heads: int,
+        kv_heads: int | None = None,
+        *,
+        head_dim: int | None = None,
+        value_dim: int | None = None,
+        positions: PositionScheme = NoPositions(),  # noqa: B008  (a frozen value)
+        qkv_bias: bool = False,
+        out_bias: bool = False,
+        qk_norm: QKNorm = "none",
+        norm: Callable[[int], RMSNorm | LayerNorm] = RMSNorm,
+        v_norm: Callable[[int], RMSNorm | LayerNorm] | None = None,
+        tied_values: bool = False,
+        kv_from: MixingLayer | None = None,
+        score: Score | Sequence[Score] = (),
+        gate: Gate | None = None,
+        gate_act: str = "sigmoid",
+        dropout: float = 0.0,
+        output_dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        own = (score,) if isinstance(score, Score) else tuple(score)
+        mixer.check(positions, own, dropout, qk_norm)
+        self.mixer, self.heads = mixer, Heads.of(heads, kv_heads)
+        if head_dim is None and width % heads:
+            raise ConfigError(
+                f"{name}: width {width} is not a multiple of {heads} heads; give head_dim, the size of one head"
+            )
+        for what, p in (("dropout", dropout), ("output_dropout", output_dropout)):
+            if not 0.0 <= p < 1.0:
+                raise ConfigError(f"{name}: {what} is a probability from 0 to below 1, got {p}")
+        self.width, self.dropout = width, dropout
+        self.head_dim = width // heads if head_dim is None else head_dim
+        self.value_dim = self.head_dim if value_dim is None else value_dim
+        if self.head_dim < 1 or self.value_dim < 1:
+            raise ConfigError(
+                f"{name}: heads have 1 dim or more, got head_dim={self.head_dim}, value_dim={self.value_dim}"
+            )
+        check_gate(name, gate, gate_act)
+        d, e, shared = self.head_dim, self.value_dim, self.heads.kv_heads
+        self.rotary = RotaryEmbedding(positions, d)
+        self.q_proj = Linear(width, heads * d, bias=qkv_bias)
+        check_keys(self, kv_from, tied_values, v_norm is not None)
+        self.__dict__["kv_from"] = kv_from  # not as a child, whose parameters would be this layer's, too
+        own_keys, own_values = kv_from is None, kv_from is None and not tied_values
+        self.k_proj = Linear(width, shared * d, bias=qkv_bias) if own_keys else None
+        self.v_proj = Linear(width, shared * e, bias=qkv_bias) if own_values else None
+        self.gate, self.gate_act = gate, gate_act
+        gates = heads * (1 if gate == "head" else e)
+        self.g_proj = None if gate is None else Linear(width, gates, bias=False)
+        self.o_proj = Linear(heads * e, width, bias=out_bias)
+        check_known(qk_norm, QK_NORMS, f"{name}: there is no qk_norm")
+        self.qk_norm = qk_norm
+        sizes = [d * (n if qk_norm == "all" else 1) for n in (heads, shared)]
+        self.q_norm, self.k_norm = (
+            norm(size) if qk_norm != "none" and there else None
+            for size, there in zip(sizes, (True, own_keys), strict=True)
+        )
+        self.v_norm = None if v_norm is None else v_norm(e)
+        self.drop_output = nn.Dropout(output_dropout)
+        self.score = Scores((*positions.scores(heads, d, not mixer.pattern.is_causal), *own))
+        second = mixer.global_projections
+        self.q_global_proj = Linear(width, heads * d, bias=qkv_bias) if second else None
+        self.k_global_proj = Linear(width, shared * d, bias=qkv_bias) if second else None
+        self.v_global_proj = Linear(width, shared * e, bias=qkv_bias) if second else None
+        self.sink_logit: nn.Parameter | None = None
+
+    @property
+    def pattern(self) -> Pattern:
+        """Which keys each query may see."""
+        return self.mixer.pattern
+
+    @property
+    def positions(self) -> PositionScheme:
+        return self.rotary.positions
+
+    def forward(
+        self,
+        x_BTM: Tensor,
+        *,
+        tokens: Tokens | None = None,
+        cache: LayerCache | None = None,
+        memory: Tensor | KeyValues | None = None,
+        memory_tokens: Tokens | None = None,
+        rotation: Rotation | None = None,
+        score: Sequence[Score] = (),
+        context: ContextParallel | None = None,
+        selected: SlotSelection | None = None,
+        record: Record | None = None,
+        shared: SharedKeys | None = None,
+    ) -> Tensor:
+        """[B, T, M] -> [B, T, M], or [B, N, M] of N selected slots.
+
+        Args:
+            x_BTM: what queries are made of, and keys and values unless `memory` is given.
+            tokens: of x, with a cache those of its `begin`; without them rows are numbered from 0.
+            cache: the past, a layer of a `PagedCache`; the tokens of its step are added, and see both.
+            memory: [B, S, M], what keys and values are made of: cross-attention (pattern `Full`, or global
+                tokens; no positions, no cache). Or `keys(memory)`, which are the same at every step.
+            memory_tokens: of memory; all of it unless given.
+            rotation: `rotary(...)` of these tokens, when several layers share it.
+            score: steps that several layers share, before this layer's own.
+            context: the rows that x is this rank's shard of, with their tokens; queries see the keys of all ranks.
+            selected: the slots whose results are computed; keys and values are of all. Without memory.
+            record: is told what is attended to, and may say that queries see something else than the pattern says.
+            shared: layers whose keys and values other layers' `kv_from` attend to; this one's are put there where it
+                is one of them.
+        Raises ConfigError for what does not fit, and for what the mixer cannot do, with the reason.
+        """
+        name = type(self).__name__
+        if x_BTM.dim() != 3 or x_BTM.shape[-1] != self.width:
+            raise ConfigError(f"{name}: x must be [batch, tokens, {self.width}], got {list(x_BTM.shape)}")
+        if rotation is not None and (memory is not None or not self.rotary.rotates):
+            what = "memory is given" if memory is not None else f"positions are {self.positions}"
+            raise ConfigError(f"{name}: rotation is given, but {what}, and nothing is rotated")
+        if memory is None and memory_tokens is not None:
+            raise ConfigError(f"{name}: memory_tokens describe `memory`, which is not given")
+        if memory is not None and cache is not None:
+            raise ConfigError(
+                f"{name}: memory is there as a whole, so cross-attention takes no cache; drop cache="
+            )
+        if context is not None:
+            tokens = context.own(tokens, cache, memory)
+        if tokens is None:
+            if cache is not None:
+                raise ConfigError(f"{name}: a cache numbers the tokens; give those of its begin(): tokens=")
+            tokens = Tokens.range(x_BTM.shape[1], device=x_BTM.device)
+        if memory is not None:
+            memory = self._memory_keys(memory, memory_tokens, x_BTM.shape[0])
+        elif rotation is None and self.rotary.rotates:
+            rotation = self.rotary(tokens, x_BTM.dtype, whole=None if context is None else context.whole)
+        mixer: Any = self.mixer
+        if record is not None and self in record.patterns:
+            mixer = replace(mixer, pattern=record.patterns[self])
+        out_BHTE = mixer.attend(
+            self, x_BTM, Call(tokens, cache, memory, rotation, score, context, selected, record, shared)
+        )
+        out = out_BHTE.transpose(1, 2).flatten(2)
+        if self.g_proj is not None:
+            gate = self.g_proj(x_BTM if selected is None else selected.take(x_BTM))
+            out = gated_heads(gate, out, self.gate_act)
+        y_BTM: Tensor = self.o_proj(out)
+        return self.drop_output(y_BTM) if self.training else y_BTM
+
+    def projected(
+        self, x: Tensor, names: str = "qkv", of_global: bool = False, rotation: Rotation | None = None
+    ) -> list[Tensor]:
+        """Of x [B, T, M], by name: q [B, H, T, D] and k [B, K, T, D], normed, and rotated by `rotation`, and v
+        [B, K, T, E], whose products share what they can; `of_global`: by the projections of global tokens."""
+        layers = {n: getattr(self, f"{n}_global_proj" if of_global else f"{n}_proj") for n in names}
+        norms = {"q": self.q_norm, "k": self.k_norm}
+        late = norms if self.qk_norm == "rotated" else {}
+        first = {"v": self.v_norm} if late else {**norms, "v": self.v_norm}
+        there = {n: layer for n, layer in layers.items() if layer is not None}
+        made = dict(zip(there, products(x, [*there.values()]), strict=True))
+        made = {n: made[n if n in made else "k"] for n in names}  # tied values
+        heads = [
+            split_heads(y, self.value_dim if n == "v" else self.head_dim, first.get(n))
+            for n, y in made.items()
+        ]
+        heads = heads if rotation is None else rotated(rotation, *heads)
+        return [normed_heads(y, late.get(n)) for n, y in zip(names, heads, strict=True)]
+
+    def keys(self, memory: Tensor, memory_tokens: Tokens | None = None) -> KeyValues:
+        """Keys and values of an encoder's states [B, S, M], computed once for all steps of a decoder."""
+        if memory.dim() != 3 or memory.shape[-1] != self.width:
+            raise ConfigError(
+                f"{type(self).__name__}: memory must be [batch, keys, {self.width}], got {list(memory.shape)}"
+            )
+        k, v = self.projected(memory, "kv")
+        return KeyValues(k, v, memory_tokens or Tokens.range(memory.shape[1], device=memory.device))
+
+    def _memory_keys(self, memory: Tensor | KeyValues, tokens: Tokens | None, rows: int) -> KeyValues:
+        name = type(self).__name__
+        if self.pattern.reach != (None, None) or self.positions.marks in ("queries and keys", "scores"):
+            raise ConfigError(
+                f"{name}: positions of x and memory are not comparable, so cross-attention needs pattern=Full() (or "
+                f"global tokens) and no rotary positions or marks on scores; got {self.pattern} and {self.positions}"
+            )
+        if self.kv_from is not None:
+            raise ConfigError(
+                f"{name}: its keys and values are those of another layer (kv_from); drop memory="
+            )
+        if isinstance(memory, Tensor):
+            memory = self.keys(memory, tokens)
+        elif tokens is not None:
+            raise ConfigError(f"{name}: memory is KeyValues, which have their tokens; drop memory_tokens=")
+        if memory.k.shape[0] != rows:
+            raise ConfigError(f"{name}: memory has {memory.k.shape[0]} rows, x has {rows}")
+        return memory
+
+    def extra_repr(self) -> str:
+        return f"{self.heads.kind} {self.heads.query_heads}/{self.heads.kv_heads}, {self.mixer}"
