@@ -20,7 +20,6 @@ from headway.errors import ConfigError, did_you_mean
 from headway.models import Decoder, EncoderDecoder
 from headway.models.decode_step import DecodeStep, choose_step, say_once
 from headway.models.pasts import cache_specs, make_paged_cache
-from headway.native.linear import MOST_ROWS
 from headway.nn.adapters import beside
 from headway.nn.lora import only_rows
 from headway.patterns import Causal
@@ -147,7 +146,9 @@ class Reader:
         at = [first + slot for first, slots in zip(firsts, wanted, strict=True) for slot in slots]
         with evaluating(self.model):
             rows = self._rows_of(adapters, lengths)
-            native = self.native if self.exact or tokens.count <= MOST_ROWS else None
+            native = self.native
+            if native is not None and not self.exact and tokens.count > native.most_rows:
+                native = None
             if native is not None and not (rows and native.lowered.has_magnitudes):
                 of_tokens = [table for table, text in zip(sources, texts, strict=False) for _ in text]
                 return native.read(ids, tokens, at, of_tokens, rows)

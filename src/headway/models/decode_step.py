@@ -19,6 +19,7 @@ from headway.cache import PagedCache, PagedLayer, PagedStates, PageTable
 from headway.cache.paged_cache import LayerCache
 from headway.choice import Choice
 from headway.errors import BackendError
+from headway.hardware import cpu_flags
 from headway.models.decoder import Decoder
 from headway.models.encoder_decoder import EncoderDecoder
 from headway.models.lowered_states import PagedTexts, Stated
@@ -28,8 +29,15 @@ from headway.models.paged_past import PagedPast
 from headway.native import interface as c
 from headway.native.linear import MOST_ROWS
 from headway.native.loader import library, threads
+from headway.nn import linears
 from headway.nn.scale import capped
+from headway.nn.weights import Plain
 from headway.tokens import Tokens
+
+BEFORE_TILES, MODULES_COST = 8, 100_000_000
+"""Where torch has tile registers (AMX) it multiplies plain weights in bf16 faster than these steps from more than 8
+rows on: 2.3 times as fast for 16, 3.8 times for 64. What modules take beside products is worth so many multiply-adds in
+each layer (docs/log.md, 2026-11-29)."""
 
 
 class DecodeStep:
@@ -39,6 +47,9 @@ class DecodeStep:
         cache: what is kept of the texts.
         sources: keys and values of their sources, of an encoder-decoder.
         exact: what rows have in common is read for each of them, so that none depends on others.
+
+    Attributes:
+        most_rows: how many tokens a step of calls has at most where modules would be faster with more.
 
     Raises NotLowered with the reason where the kernels cannot take them."""
 
@@ -51,6 +62,7 @@ class DecodeStep:
     ) -> None:
         self.cache, self.lowered = cache, Lowered(model)
         self.stack, self.cap = model.stack, model.spec.logit_cap
+        self.most_rows = _most_rows(model, self.lowered.dtype)
         self._pasts: dict[tuple[object, ...], PagedPast] = {}
         self._sources: dict[tuple[object, ...], PagedPast] = {}
         self._states: dict[int, PagedTexts] = {}
@@ -157,6 +169,17 @@ class DecodeStep:
         assert kernel is not None
         if code := kernel.dll.headway_step(ops, ctypes.c_int64(count), ctypes.c_int64(threads())):
             raise BackendError(f"a native step of decoding failed: {c.ERRORS.get(code, code)}")
+
+
+def _most_rows(model: Decoder | EncoderDecoder, dtype: torch.dtype) -> int:
+    spec, layers = model.spec, linears(model).values()
+    usual = len(spec.softmax_layers) == spec.layers and not any(spec.experts)
+    if not usual or dtype is not torch.bfloat16 or "amx_bf16" not in cpu_flags():
+        return MOST_ROWS
+    if not all(isinstance(layer.kept, Plain) for layer in layers):
+        return MOST_ROWS
+    of_layer = sum(layer.matrix.numel() for layer in layers) // spec.layers
+    return min(max(BEFORE_TILES, MODULES_COST // of_layer), MOST_ROWS)
 
 
 def choose_step(
