@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from headway.cache import BatchCache, PagedLayer
 from headway.cache.paged_step import places, stored_keys
@@ -66,6 +67,11 @@ def exact_form(made: Decoder) -> Decoder:
 
 def steps(made: Decoder, rows: int, count: int = 14) -> None:
     """Steps of both kinds side by side, from one cache."""
+    assert_within_reference(*map(torch.cat, zip(*stepped(made, rows, count), strict=True)))
+
+
+def stepped(made: Decoder, rows: int, count: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Logits of each step: native, of the modules in float64, and of the modules."""
     exact_model = exact_form(made)
     ours, plain, exact = read(made, rows), read(made, rows), read(exact_model, rows)
     step, results = DecodeStep(made, ours.pages), []
@@ -75,8 +81,8 @@ def steps(made: Decoder, rows: int, count: int = 14) -> None:
             ids = torch.randint(53, (rows, 1), generator=generator)
             low, right = (m(ids, cache=past) for m, past in ((made, plain), (exact_model, exact)))
             results.append((native(step, ours, ids), right, low))
-    assert_within_reference(*(torch.cat(of_steps) for of_steps in zip(*results, strict=True)))
     assert ours.lengths == plain.lengths
+    return results
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -50,9 +50,10 @@ from headway.positions import (
     YaRN,
 )
 from headway.scores import SoftCap
-from tests.models.test_decode_step import model, native, read, steps
+from tests.models.test_decode_step import model, native, read, stepped
 from tests.native.conftest import LEVELS, Use, use  # noqa: F401
 from tests.parallel.simulation import simulate
+from tests.tolerance import assert_within_reference
 
 
 class Kind(NamedTuple):
@@ -310,8 +311,9 @@ def test_native_steps_are_those_of_the_modules_or_have_a_reason(kind: str, dtype
     if change is not None:
         change(made)
     if reason is None:
-        for rows in (1, 9):
-            steps(made, rows, 10)
+        # together: ten tokens are too few for what a reference's error says
+        results = [*stepped(made, 1, 10), *stepped(made, 9, 10)]
+        assert_within_reference(*map(torch.cat, zip(*results, strict=True)))
         return
     step, choice = choose_step(made, made.make_cache(1).pages)
     assert step is None
