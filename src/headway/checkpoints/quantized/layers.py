@@ -38,6 +38,8 @@ def own_layers(
     for theirs, layer in layers.items():
         if f"{theirs}.weight" not in rules:
             continue  # of another head, or refused by name where tensors are compared
+        if (rule := rules[f"{theirs}.weight"]).changes and not rule.keeps_rows:
+            continue  # its numbers are read: no codes follow columns to another place
         if theirs not in linear or linear[theirs].transposed:
             raise CheckpointError(
                 f"{path}: {theirs} is quantized, and it is no linear layer or embedding whose rows are outputs; others "
