@@ -24,17 +24,22 @@ from tests.serve.others import HOME
 SERVER = HOME / "llama-server" / "llama-server"
 CONVERTER = "convert_hf_to_gguf.py"
 DRIVER = """
-import json, sys, traceback
+import json, logging, sys, traceback
 sys.path.insert(0, sys.argv[1])
 import convert_hf_to_gguf as converter
-said = {}
+said, told = {}, []
+handler = logging.Handler(logging.ERROR)
+handler.emit = lambda record: told.append(record.getMessage())
+logging.getLogger().addHandler(handler)
 for folder, file in json.loads(sys.argv[2]):
-    sys.argv[1:] = [folder, "--outtype", "f32", "--outfile", file]
+    told.clear()
+    sys.argv[1:] = [folder, "--outtype", "f32", "--outfile", file, *(["--no-mtp"] if "qwen3_next" in folder or "qwen3.5" in folder else [])]
     try:
         converter.main()
         said[folder] = None
     except (Exception, SystemExit) as error:
-        said[folder] = f"{type(error).__name__}: {error}"
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        said[folder] = f"{type(error).__name__}: {error} ({last.name}: {last.line}) {told[-1:]}"
 print("SAID" + json.dumps(said))
 """
 

@@ -46,9 +46,9 @@ from tests.text.folders import TEXTS
 FILE = "m.gguf"
 
 
-def stored_value(value, asked):
+def stored_value(name, value, asked):
     """A tensor as a file gives it back."""
-    kind = stored_type(Form(tuple(value.shape), value.dtype), asked)
+    kind = stored_type(name, Form(tuple(value.shape), value.dtype), asked)
     return dequantize(quantize(value, kind), kind)
 
 
@@ -85,7 +85,7 @@ def test_what_is_written_is_read_back_bit_for_bit(tmp_path, name, asked, monkeyp
             value = value + 1 - 1  # of which the file has the first sum
         if n.endswith("log_rate"):
             value = value.exp().log()  # of which the file has the first
-        wanted = stored_value(value, None if "mlp.gate." in n else asked)
+        wanted = stored_value(n, value, asked)
         assert torch.equal(model.tensors[n].float(), wanted.float())
         target = torch.empty(value.shape)
         model.tensors.copy_into(n, target)
@@ -100,7 +100,7 @@ def test_codes_in_a_file_are_those_of_the_matrix_and_mean_its_numbers(tmp_path, 
     for name in ("blk.1.ffn_down.weight", "token_embd.weight"):
         assert torch.equal(model.stored[name], quantize(theirs[name], kind))
         packed = codes(model.stored[name], kind)
-        assert torch.equal(packed.dequantize(), stored_value(theirs[name], kind))
+        assert torch.equal(packed.dequantize(), stored_value(name, theirs[name], kind))
         assert (packed.codes.shape, packed.group) == (theirs[name].shape, 32)
     with pytest.raises(CheckpointError, match="F32 has no codes"):
         codes(model.stored["output_norm.weight"], F32)
@@ -201,6 +201,20 @@ def test_a_file_in_bfloat16_runs_in_it_unless_that_rounds_a_norm(tmp_path):
     )
     write_model(tmp_path / FILE, spec, state, None)
     assert {p.dtype for p in load_model(tmp_path / FILE).parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("name", ["qwen3.5", "mamba2", "gemma3"])
+def test_a_file_in_bfloat16_runs_in_it_whose_numbers_are_made_of_others(tmp_path, name):
+    """Decays -e^rate and factors 1 + w are in float32 there, and rates and w are again what they were."""
+    spec, state = SPECS[name], weights(SPECS[name], torch.bfloat16)
+    write_model(tmp_path / FILE, spec, state, None)
+    assert read_gguf(tmp_path / FILE).metadata["general.file_type"] == FILE_TYPES["BF16"]
+    if name == "mamba2":
+        rate = state["model.layers.0.self_attn.log_rate"].float()
+        stored = load_folder(tmp_path / FILE).stored["blk.0.ssm_a"].view(torch.float32)
+        assert torch.equal(stored.flatten(), -rate.exp())
+    again = load_model(tmp_path / FILE).state_dict()
+    assert all(torch.equal(again[name], value) for name, value in state.items())
 
 
 def folder(path, family, pairing="halves", **fields):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints.folder import Folder
-from headway.checkpoints.formats.gguf.model import stored_type
+from headway.checkpoints.formats.gguf.model import EXACT, stored_type, without_codes
 from headway.checkpoints.quantized.packed import PackedLayer
 from headway.choice import Choice
 from headway.errors import CheckpointError
@@ -40,7 +40,10 @@ class Storage:
     @cached_property
     def kept(self) -> dict[str, BlockType]:
         """The weights whose codes the target takes over, and the types that have a place for them."""
-        types = {name: block_type(layer.read()) for name, layer in self.coded.items()} if self.gguf else {}
+        if not self.gguf:
+            return {}
+        free = self.coded.keys() - without_codes(self.folder.spec)
+        types = {name: block_type(self.coded[name].read()) for name in self.coded if name in free}
         return {name: kind for name, kind in types.items() if kind and self.asked in (None, kind)}
 
     @property
@@ -60,7 +63,7 @@ class Storage:
         if name in self.kept:
             return self.kept[name]
         form = self.folder.tensors.forms[name] if name in self.coded else form
-        return stored_type(form, self.asked) if self.gguf else self.asked or _plain(form.dtype)
+        return stored_type(name, form, self.asked) if self.gguf else self.asked or _plain(form.dtype)
 
     def value(self, name: str, value: Tensor) -> Tensor:
         """A tensor as the target gives it back."""
@@ -85,6 +88,7 @@ class Storage:
             if self.gguf
             and self.asked is not None
             and len(form.shape) > 1
+            and not name.endswith(EXACT)
             and self.kind(name, form) is not self.asked
         ]
         why = (

@@ -1,11 +1,12 @@
 """Layers that mix tokens otherwise than by attention, in GGUF: their keys, and the names of their tensors.
 
-A decay is -e^rate in a file (`model.py`). Values of Qwen3.5's delta layers lie so that heads that share a key are as far
-from each other as there are keys: theirs are head 0 of every key, then head 1 of every key.
+A decay is -e^rate in a file (`model.py`). In Qwen3.5's delta layers the first value head of every key comes first, then
+the second of every key.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -23,6 +24,7 @@ KV_HEADS, RECURRENT, INTERVAL = (
     "attention.recurrent_layers",
     "full_attention_interval",
 )
+LENGTH = "shortconv.l_cache"
 SSM = tuple(
     f"ssm.{name}" for name in ("conv_kernel", "inner_size", "state_size", "time_step_rank", "group_count")
 )
@@ -112,21 +114,19 @@ def with_mixers(names: TensorNames, mixing: Mixing) -> TensorNames:
     return replace(names, rules=rules)
 
 
-def _named(names: Mapping[str, str]) -> list[Rule]:
-    return [Rule((MIXER + ours,), f"blk.#.{theirs}") for ours, theirs in names.items()]
+def _named(names: Mapping[str, str], changed: Mapping[str, Change]) -> list[Rule]:
+    return [
+        Rule((MIXER + ours,), f"blk.#.{theirs}", changes=(changed[ours],) if ours in changed else ())
+        for ours, theirs in names.items()
+    ]
 
 
 def _sizes(keys: ConfigReader) -> dict[str, Any]:
     conv, inner, state, heads, groups = map(keys.whole, SSM)
     if inner % heads:
         raise keys.wrong(SSM[1], f"a multiple of the {heads} of {SSM[3]}", inner)
-    return {
-        "heads": heads,
-        "key_heads": groups,
-        "head_dim": state,
-        "value_dim": inner // heads,
-        "conv": conv,
-    }
+    dims = {"head_dim": state, "value_dim": inner // heads, "conv": conv}
+    return {"heads": heads, "key_heads": groups, **dims}
 
 
 def _size_keys(sizes: RuleSizes) -> dict[str, Any]:
@@ -134,19 +134,24 @@ def _size_keys(sizes: RuleSizes) -> dict[str, Any]:
     return dict(zip(SSM, numbers, strict=True))
 
 
+STATE = {
+    "conv": "ssm_conv1d.weight",
+    "conv_bias": "ssm_conv1d.bias",
+    "step_bias": "ssm_dt.bias",
+    "log_rate": "ssm_a",
+    "skip": "ssm_d",
+    "norm.weight": "ssm_norm.weight",
+    "o_proj.weight": "ssm_out.weight",
+}
+
+
 def _ssd_rules(ssd: SSDSpec) -> list[Rule]:
     parts = tuple(f"{MIXER}{part}_proj.weight" for part in ("gate", "mixed", "step"))
-    names = {"conv": "ssm_conv1d.weight", "step_bias": "ssm_dt.bias", "o_proj.weight": "ssm_out.weight"}
-    by_group = Change(lambda x: x.unflatten(0, (ssd.key_heads, -1)), lambda x: x.flatten(), rows=False)
-    changed = {"log_rate": ("ssm_a", lifted(1)), "skip": ("ssm_d", lifted(1))}
-    changed["norm.weight"] = ("ssm_norm.weight", by_group)
+    by_group = Change(lambda x: x.unflatten(0, (ssd.key_heads, -1)), lambda x: x.flatten())
+    changed = {"log_rate": lifted(1), "skip": lifted(1), "norm.weight": by_group}
     return [
         Rule(parts, "blk.#.ssm_in.weight", (ssd.channels[2], sum(ssd.channels), ssd.heads)),
-        *_named({**names, **({"conv_bias": "ssm_conv1d.bias"} if ssd.conv_bias else {})}),
-        *(
-            Rule((MIXER + ours,), f"blk.#.{theirs}", changes=(change,))
-            for ours, (theirs, change) in changed.items()
-        ),
+        *_named(STATE, changed),
     ]
 
 
@@ -174,62 +179,45 @@ def _delta_rules(delta: DeltaSpec, ordered: bool) -> list[Rule]:
     """Of Qwen3.5 where values are `ordered`, else of Qwen3-Next, which has betas and decays of a key in one matrix."""
     each = delta.heads // delta.key_heads
     by_row, by_column = (_order(delta.key_heads, each, axis) for axis in (0, 1))
+    turned = {**DELTA, **ALONE}.keys() - {"norm.weight"} if ordered and each > 1 else set()
+    changed = {ours: by_column if ours == "o_proj.weight" else by_row for ours in turned}
     fused = [
-        Rule(tuple(f"{MIXER}{letter}_{ours}" for letter in "qkv"), f"blk.#.{theirs}", delta.channels)
+        Rule(
+            tuple(f"{MIXER}{letter}_{ours}" for letter in "qkv"),
+            f"blk.#.{theirs}",
+            delta.channels,
+            changes=(None, None, by_row) if turned else (),
+        )
         for ours, theirs in (("proj.weight", "attn_qkv.weight"), ("conv", "ssm_conv1d.weight"))
     ]
-    if not ordered or each == 1:
-        alone = (
-            _named(ALONE)
-            if ordered
-            else [
-                Rule(
-                    tuple(MIXER + ours for ours in ALONE),
-                    "blk.#.ssm_ba.weight",
-                    (delta.heads,) * 2,
-                    delta.key_heads,
-                )
-            ]
-        )
-        return [*fused, *_named(DELTA), *alone]
-    names = _named({**DELTA, **ALONE})
-    columns, plain = MIXER + "o_proj.weight", MIXER + "norm.weight"
-    return [
-        *(replace(rule, changes=(None, None, by_row)) for rule in fused),
-        *(
-            rule
-            if rule.ours == (plain,)
-            else replace(rule, changes=(by_column if rule.ours == (columns,) else by_row,))
-            for rule in names
-        ),
-    ]
+    both = tuple(MIXER + ours for ours in ALONE)
+    together = Rule(both, "blk.#.ssm_ba.weight", (delta.heads,) * 2, delta.key_heads)
+    return [*fused, *_named(DELTA, changed), *(_named(ALONE, changed) if ordered else [together])]
 
 
-def _delta(ordered: bool) -> Mixing:
-    return Mixing(
-        DeltaSpec,
-        SSM,
-        lambda keys: DeltaSpec(**_sizes(keys)),
-        _size_keys,
-        lambda delta: _delta_rules(delta, ordered),
-        "layers",
-    )
-
-
+SHORT = {
+    "in_proj.weight": "shortconv.in_proj.weight",
+    "conv": "shortconv.conv.weight",
+    "o_proj.weight": "shortconv.out_proj.weight",
+}
 CONV = Mixing(
     ShortConv,
-    ("shortconv.l_cache",),
-    lambda keys: ShortConv(conv=keys.whole("shortconv.l_cache")),
-    lambda short: {"shortconv.l_cache": short.conv},
-    lambda short: _named(
-        {
-            "in_proj.weight": "shortconv.in_proj.weight",
-            "conv": "shortconv.conv.weight",
-            "o_proj.weight": "shortconv.out_proj.weight",
-        }
-    ),
+    (LENGTH,),
+    lambda keys: ShortConv(conv=keys.whole(LENGTH)),
+    lambda short: {LENGTH: short.conv},
+    lambda short: _named(SHORT, {}),
     "heads",
 )
 SSD = Mixing(SSDSpec, SSM, lambda keys: SSDSpec(**_sizes(keys)), _size_keys, _ssd_rules, "heads")
 SSD_ALONE = SSD._replace(marks="all")
-DELTA_NEXT, DELTA_3_5 = _delta(ordered=False), _delta(ordered=True)
+DELTA_NEXT, DELTA_3_5 = (
+    Mixing(
+        DeltaSpec,
+        SSM,
+        lambda keys: DeltaSpec(**_sizes(keys)),
+        _size_keys,
+        partial(_delta_rules, ordered=ordered),
+        "layers",
+    )
+    for ordered in (False, True)
+)

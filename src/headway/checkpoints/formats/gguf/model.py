@@ -45,8 +45,9 @@ QUANTIZATION_VERSION = 2
 EXACT = (
     *("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "ssm_a", "ssm_d", "norm.weight"),
     *("ssm_conv1d.weight", "shortconv.conv.weight"),
+    *("mlp.gate.weight", "mlp.shared_expert_gate.weight", ".conv", "_conv"),
 )
-"""Ends of names of matrices that are always F32."""
+"""Ends of names, theirs and ours, of matrices that are always F32."""
 Values = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 
 
@@ -94,7 +95,8 @@ def write_model(
         weights = with_values(weights, lazy({FACTORS: divisors}).forms, lambda name: divisors)
         types[FACTORS] = F32
     known = weights.forms
-    matrices = [types[name].name for name, form in known.items() if len(form.shape) > 1]
+    wide = [name for name, form in known.items() if len(form.shape) > 1]
+    matrices = [types[name].name for name in wide if not name.endswith(EXACT)]
     architecture = {"general.architecture": keys.pop("general.architecture")}
     about = {
         "general.file_type": FILE_TYPES[max(matrices, key=matrices.count)],
@@ -134,20 +136,22 @@ def _type(
             "choose one with dtype"
         )
     (kind,) = kinds
-    if name.endswith((".bias", *EXACT)):
+    if name.endswith(".bias"):
         return F32
-    if kind is not None and not rule.keeps_rows:
-        raise CheckpointError(
-            f"{name} has the columns of {rule.ours[0]} in another order, and its codes cannot follow; choose a type "
-            "with dtype"
-        )
-    return stored_type(form, asked) if kind is None else kind
+    return stored_type(name, form, asked) if kind is None else kind
 
 
-def stored_type(form: Form, asked: BlockType | None) -> BlockType:
-    """How a tensor is stored: a vector as F32, a matrix as the type asked for where its rows are multiples of its
-    blocks, else in its own dtype. Raises CheckpointError for a dtype that GGUF has no type for."""
-    if len(form.shape) == 1:
+def without_codes(spec: ModelSpec) -> set[str]:
+    """Our matrices whose columns lie elsewhere in a file, where no codes can follow them."""
+    rules = rules_by_name(ARCHITECTURES[architecture_of(spec)].tensors, spec)
+    return {name for rule in rules.values() if not rule.keeps_rows for name in rule.ours}
+
+
+def stored_type(name: str, form: Form, asked: BlockType | None) -> BlockType:
+    """How a tensor of that name, theirs or ours, is stored: a vector, and what `EXACT` says, as F32, another matrix as
+    the type asked for where its rows are multiples of its blocks, else in its own dtype. Raises CheckpointError for a
+    dtype that GGUF has no type for."""
+    if len(form.shape) == 1 or name.endswith(EXACT):
         return F32
     if asked is not None and form.shape[-1] % asked.block == 0:
         return asked
