@@ -27,7 +27,7 @@ def llama_cpp_path(relative: str) -> Path:
 
 
 def weights_path(relative: str) -> Path:
-    """Published weights, `relative` in the folder `weights` of what `others.py` keeps (HEADWAY_PEERS), else of the data;
-    skips as `data_path`. docs/checkpoints.md says what they are and how they come there."""
+    """Published weights: `relative` in the folder `weights` of what `others.py` keeps (HEADWAY_PEERS), else of the
+    data; skips as `data_path`. docs/checkpoints.md says what they are and how they come there."""
     kept = HOME / "weights" / relative
     return kept if kept.exists() else data_path(f"weights/{relative}")

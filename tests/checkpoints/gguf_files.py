@@ -142,7 +142,9 @@ SPECS = {
         "qwen2_moe", **{**SQUARE, **rotary("halves", 1e6)}, experts=replace(SHARED, normalized=False)
     ),
     "olmoe": ModelSpec.of(
-        "olmoe", **{**SQUARE, **rotary("halves")}, experts=Experts(count=4, top=2, normalized=False)
+        "olmoe",
+        **{**SQUARE, "kv_heads": 4, **rotary("halves")},
+        experts=Experts(count=4, top=2, normalized=False),
     ),
     "granitemoe": ModelSpec.of(
         "granitemoe", **SQUARE, **rotary("adjacent"), experts=Experts(count=4, top=2), **GRANITE

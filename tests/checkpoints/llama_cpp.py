@@ -33,7 +33,8 @@ handler.emit = lambda record: told.append(record.getMessage())
 logging.getLogger().addHandler(handler)
 for folder, file in json.loads(sys.argv[2]):
     told.clear()
-    sys.argv[1:] = [folder, "--outtype", "f32", "--outfile", file, *(["--no-mtp"] if "qwen3_next" in folder or "qwen3.5" in folder else [])]
+    more = ["--no-mtp"] * any(name in folder for name in ("qwen3_next", "qwen3.5"))
+    sys.argv[1:] = [folder, "--outtype", "f32", "--outfile", file, *more]
     try:
         converter.main()
         said[folder] = None

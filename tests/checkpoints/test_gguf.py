@@ -12,7 +12,7 @@ from headway.api import load
 from headway.checkpoints import convert, inspect, load_folder, load_model, save_folder
 from headway.checkpoints.formats.gguf.architectures import ARCHITECTURES
 from headway.checkpoints.formats.gguf.metadata import write_spec
-from headway.checkpoints.formats.gguf.model import stored_type, write_model
+from headway.checkpoints.formats.gguf.model import stored_type, without_codes, write_model
 from headway.checkpoints.formats.gguf.rope import decimal, read_rope
 from headway.checkpoints.formats.gguf.writer import write_gguf
 from headway.checkpoints.hf.config_keys import ConfigReader
@@ -85,7 +85,7 @@ def test_what_is_written_is_read_back_bit_for_bit(tmp_path, name, asked, monkeyp
             value = value + 1 - 1  # of which the file has the first sum
         if n.endswith("log_rate"):
             value = value.exp().log()  # of which the file has the first
-        wanted = stored_value(n, value, asked)
+        wanted = stored_value(n, value, None if n in without_codes(spec) else asked)
         assert torch.equal(model.tensors[n].float(), wanted.float())
         target = torch.empty(value.shape)
         model.tensors.copy_into(n, target)
@@ -427,11 +427,12 @@ def test_scores_of_gemma_2_with_27b_have_a_factor_of_their_own():
         write_spec(ModelSpec.of("gemma2", **fields))
 
 
-def test_a_granite_without_positions_is_refused(tmp_path):
-    key = "granite.rope.scaling.finetuned"
-    path = changed_file(tmp_path / FILE, lambda metadata: metadata.update({key: False}), "granite")
-    with pytest.raises(CheckpointError, match=f'"{key}" is False, which is unsupported'):
-        load_folder(path)
+def test_a_granite_may_have_no_positions(tmp_path):
+    """llama.cpp's key for that is rope.scaling.finetuned."""
+    spec = replace(SPECS["granite"], positions=NoPositions())
+    write_model(tmp_path / FILE, spec, weights(spec), None)
+    assert read_gguf(tmp_path / FILE).metadata["granite.rope.scaling.finetuned"] is False
+    assert load_folder(tmp_path / FILE).spec == spec
 
 
 def test_parts_of_one_matrix_have_codes_of_one_type(tmp_path):

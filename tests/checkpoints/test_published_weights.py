@@ -1,5 +1,5 @@
-"""Published weights that packages of an index bring, beside their peers on the same files. Where they come from and under
-which licence is in docs/checkpoints.md; they are test data, and no part of the project."""
+"""Published weights that packages of an index bring, beside their peers on the same files. Where they come from and
+under which licence is in docs/checkpoints.md; they are test data, and no part of the project."""
 
 import pytest
 import torch

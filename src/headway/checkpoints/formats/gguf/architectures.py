@@ -130,7 +130,13 @@ ARCHITECTURES: Mapping[str, Layout] = {
         *("qwen3next", "halves"), family="qwen3_next", experts=GATED, mixing=DELTA_NEXT, **QWEN
     ),
     "qwen35": gguf_layout("qwen35", "halves", family="qwen3_5_text", **QWEN3_5),
-    "qwen35moe": gguf_layout("qwen35moe", "halves", family="qwen3_5_moe_text", experts=GATED, **QWEN3_5),
+    "qwen35moe": gguf_layout(
+        *("qwen35moe", "halves"),
+        family="qwen3_5_moe_text",
+        numbers={"hidden": Key("feed_forward_length", 1)},  # of no layer
+        experts=GATED,
+        **QWEN3_5,
+    ),
     "olmo": gguf_layout("olmo", "adjacent", eps=LAYER),
     "olmo2": gguf_layout(
         *("olmo2", "halves"),

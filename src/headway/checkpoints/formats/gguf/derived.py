@@ -69,7 +69,7 @@ def read_granite(keys: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any
     near = abs(scale - usual) <= 1e-6 * usual  # it was rounded to 32 bits
     return {
         "attention_scale": scale if scale and not near else None,
-        "logit_scale": 1 / (keys.number(LOGIT_SCALE) or 1.0),
+        "logit_scale": 1 / (keys.number(LOGIT_SCALE, 0.0) or 1.0),
     }
 
 

@@ -138,11 +138,11 @@ def _type(
     (kind,) = kinds
     if name.endswith(".bias"):
         return F32
-    return stored_type(name, form, asked) if kind is None else kind
+    return stored_type(name, form, asked if rule.keeps_rows else None) if kind is None else kind
 
 
 def without_codes(spec: ModelSpec) -> set[str]:
-    """Our matrices whose columns lie elsewhere in a file, where no codes can follow them."""
+    """Our matrices whose columns lie elsewhere in a file: no codes follow them there, and none are made."""
     rules = rules_by_name(ARCHITECTURES[architecture_of(spec)].tensors, spec)
     return {name for rule in rules.values() if not rule.keeps_rows for name in rule.ours}
 

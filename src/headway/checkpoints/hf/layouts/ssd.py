@@ -46,7 +46,8 @@ STEPS: Mapping[str, tuple[Any, ...]] = {
     "time_step_limit": ([0.0, {"__float__": "Infinity"}], [0.0, inf], (0.0, inf))
 }
 OLD = {"mamba": LINEAR, "attention": FULL}
-"""Kinds of layers as published files have them."""
+"""Kinds of layers as published files have them, which llama.cpp's converter knows alone."""
+PUBLISHED = {new: old for old, new in OLD.items()}
 
 
 def _read(
@@ -193,7 +194,11 @@ def _write_granite(spec: ModelSpec) -> dict[str, Any]:
     keys, kinds = _write(spec)
     dense = {COUNT[0]: 0, EXPERTS.dense: spec.hidden, EXPERTS.shared: spec.hidden}
     marks = None if spec.positions == NoPositions() else "rope"
-    more = {"layer_types": kinds, "position_embedding_type": marks, **write_numbers(spec)}
+    more = {
+        "layer_types": [PUBLISHED[kind] for kind in kinds],
+        "position_embedding_type": marks,
+        **write_numbers(spec),
+    }
     return {**keys, **(EXPERTS.write(spec) if any(spec.experts) else dense), **more}
 
 
