@@ -4,10 +4,22 @@ from dataclasses import replace
 
 import torch
 
+from headway.attention.delta import DeltaSpec, SSDSpec
 from headway.models import FAMILIES, ModelSpec, build
-from headway.nn import Experts
+from headway.models.mixers import Softmax
+from headway.nn import Experts, ShortConv
 from headway.patterns import Causal, Window
-from headway.positions import Learned, LinearScaling, Llama3, LongRope, PerLayer, Rotary, YaRN, in_pairing
+from headway.positions import (
+    Learned,
+    LinearScaling,
+    Llama3,
+    LongRope,
+    NoPositions,
+    PerLayer,
+    Rotary,
+    YaRN,
+    in_pairing,
+)
 
 BASE = {"vocab": 70, "width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 32, "hidden": 96}
 
@@ -20,6 +32,18 @@ FOUR, NOPE = {**BASE, "layers": 4}, FAMILIES["smollm3"].defaults["positions"]
 SQUARE = {**BASE, "head_dim": 16}
 ALIKE, TABLE = {**SQUARE, "kv_heads": 4, "hidden": 256}, {"positions": Learned(64), "trained_context": 64}
 LOCAL = Rotary(5e5, pairing="halves")
+SHARED = Experts(count=4, top=2, shared=40, shared_gate=True)
+GRANITE = {
+    "embedding_scale": 12.0,
+    "residual_scale": 0.21875,
+    "attention_scale": 0.078125,
+    "logit_scale": 0.125,
+}
+SSD = SSDSpec(heads=8, key_heads=2, head_dim=16, value_dim=16)
+DELTA = DeltaSpec(heads=4, key_heads=2, head_dim=16)
+HYBRID = {**SQUARE, "layers": 4}
+QWEN = {**BASE, "layers": 4, "mixers": (*(DELTA,) * 3, Softmax())}
+CONV = {**SQUARE, "layers": 3, "mixers": (ShortConv(), ShortConv(), Softmax())}
 LLAMA31 = rotary("adjacent", 500000.0, Llama3(8.0, 1.0, 4.0, 8192))
 SPECS = {
     "llama": ModelSpec.of("llama", **BASE, **rotary("adjacent"), norm_eps=1e-5),
@@ -69,10 +93,7 @@ SPECS = {
     "granite": ModelSpec.of(
         "granite",
         **{**SQUARE, **rotary("adjacent")},
-        embedding_scale=12.0,
-        residual_scale=0.21875,
-        attention_scale=0.078125,
-        logit_scale=0.125,
+        **GRANITE,
     ),
     "olmo2": ModelSpec.of("olmo2", **SQUARE, **rotary("halves", 5e5)),
     "olmo3": ModelSpec.of(
@@ -101,6 +122,70 @@ SPECS = {
     "gpt_bigcode": ModelSpec.of("gpt_bigcode", **{**ALIKE, "kv_heads": 1}, **TABLE),
     "bloom": ModelSpec.of("bloom", **ALIKE),
     "mpt": ModelSpec.of("mpt", **ALIKE),
+    "olmo": ModelSpec.of("olmo", **SQUARE, **rotary("adjacent")),
+    "glm4": ModelSpec.of("glm4", **SQUARE, qkv_bias=True),
+    "arcee": ModelSpec.of("arcee", **SQUARE, **rotary("adjacent")),
+    "jais2": ModelSpec.of("jais2", **SQUARE),
+    "nemotron": ModelSpec.of("nemotron", **SQUARE),
+    "hunyuan": ModelSpec.of("hunyuan_v1_dense", **SQUARE),
+    "exaone4": ModelSpec.of("exaone4", **SQUARE),
+    "exaone4, windows": ModelSpec.of(
+        "exaone4",
+        **{**SQUARE, "layers": 4},
+        patterns=(*(Window.last(6),) * 3, Causal()),
+        positions=PerLayer((*(LOCAL,) * 3, NoPositions())),
+    ),
+    "minimax_m2": ModelSpec.of(
+        "minimax_m2", **SQUARE, experts=Experts(count=4, top=2, score="sigmoid", choice_bias=True)
+    ),
+    "qwen2_moe": ModelSpec.of(
+        "qwen2_moe", **{**SQUARE, **rotary("halves", 1e6)}, experts=replace(SHARED, normalized=False)
+    ),
+    "olmoe": ModelSpec.of(
+        "olmoe",
+        **{**SQUARE, "kv_heads": 4, **rotary("halves")},
+        experts=Experts(count=4, top=2, normalized=False),
+    ),
+    "granitemoe": ModelSpec.of(
+        "granitemoe", **SQUARE, **rotary("adjacent"), experts=Experts(count=4, top=2), **GRANITE
+    ),
+    "granitemoeshared": ModelSpec.of(
+        *("granitemoeshared",),
+        **SQUARE,
+        **rotary("adjacent"),
+        experts=Experts(count=4, top=2, shared=40),
+        **GRANITE,
+    ),
+    "lfm2": ModelSpec.of("lfm2", **CONV),
+    "lfm2_moe": ModelSpec.of(
+        "lfm2_moe",
+        **CONV,
+        experts=(
+            None,
+            *(Experts(count=4, top=2, hidden=48, score="sigmoid", choice_bias=True, sum_eps=1e-6),) * 2,
+        ),
+    ),
+    "mamba2": ModelSpec.of("mamba2", **{**SQUARE, "heads": 8, "kv_heads": 8, "hidden": 0}, mixers=SSD),
+    "bamba": ModelSpec.of(
+        "bamba",
+        **HYBRID,
+        mixers=(SSD, SSD, Softmax(), SSD),
+        positions=Rotary(pairing="adjacent", dims=8),
+    ),
+    "granite 4 h": ModelSpec.of("granitemoehybrid", **HYBRID, mixers=(SSD, Softmax()), **GRANITE),
+    "granite 4 h, experts": ModelSpec.of(
+        "granitemoehybrid",
+        **HYBRID,
+        mixers=(SSD, SSD, SSD, Softmax()),
+        experts=Experts(count=4, top=2, shared=40),
+        **GRANITE,
+    ),
+    "qwen3_next": ModelSpec.of("qwen3_next", **QWEN, experts=SHARED),
+    "qwen3.5": ModelSpec.of("qwen3_5_text", **QWEN),
+    "qwen3.5, a value of each key": ModelSpec.of(
+        "qwen3_5_text", **{**QWEN, "mixers": (replace(DELTA, heads=2), Softmax())}, tied=True
+    ),
+    "qwen3.5, experts": ModelSpec.of("qwen3_5_moe_text", **QWEN, experts=SHARED),
 }
 
 

@@ -12,7 +12,7 @@ from headway.api import load
 from headway.checkpoints import convert, inspect, load_folder, load_model, save_folder
 from headway.checkpoints.formats.gguf.architectures import ARCHITECTURES
 from headway.checkpoints.formats.gguf.metadata import write_spec
-from headway.checkpoints.formats.gguf.model import stored_type, write_model
+from headway.checkpoints.formats.gguf.model import stored_type, without_codes, write_model
 from headway.checkpoints.formats.gguf.rope import decimal, read_rope
 from headway.checkpoints.formats.gguf.writer import write_gguf
 from headway.checkpoints.hf.config_keys import ConfigReader
@@ -46,9 +46,9 @@ from tests.text.folders import TEXTS
 FILE = "m.gguf"
 
 
-def stored_value(value, asked):
+def stored_value(name, value, asked):
     """A tensor as a file gives it back."""
-    kind = stored_type(Form(tuple(value.shape), value.dtype), asked)
+    kind = stored_type(name, Form(tuple(value.shape), value.dtype), asked)
     return dequantize(quantize(value, kind), kind)
 
 
@@ -63,6 +63,7 @@ FILE_TYPES = {None: 0, "BF16": 32, "Q8_0": 7, "Q4_0": 2, "Q4_K": 14, "Q5_K": 16,
         ("llama, tied, with biases", Q8_0),  # more vectors than matrices
         ("phi3", Q8_0),  # several of ours in one of theirs
         ("gpt_oss", Q8_0),  # experts, whose biases and router are not packed
+        ("qwen3.5", Q8_0),  # heads in another order, some by columns
     ],
     ids=lambda value: getattr(value, "name", value),
 )
@@ -75,13 +76,16 @@ def test_what_is_written_is_read_back_bit_for_bit(tmp_path, name, asked, monkeyp
     assert model.spec == spec
     assert read_gguf(tmp_path / FILE).metadata["general.file_type"] == FILE_TYPES[asked and asked.name]
     types = {name: one.type.name for name, one in model.stored.forms.items()}
-    down = next(name for name in ("blk.1.ffn_down.weight", "blk.1.ffn_down_exps.weight") if name in types)
+    last = [f"blk.1.{name}.weight" for name in ("ffn_down", "ffn_down_exps", "ssm_out")]
+    down = next(name for name in last if name in types)
     assert types[down] == (asked or BY_DTYPE[torch.float32]).name
-    assert {kind for name, kind in types.items() if "norm" in name or "bias" in name} == {"F32"}
+    assert {kind for name, kind in types.items() if "norm" in name or "bias" in name} <= {"F32"}
     for n, value in state.items():
-        if spec.norm_offset and "norm" in n:
+        if spec.norm_offset and n.endswith("norm.weight") and ".self_attn.norm." not in n:
             value = value + 1 - 1  # of which the file has the first sum
-        wanted = stored_value(value, None if "mlp.gate." in n else asked)
+        if n.endswith("log_rate"):
+            value = value.exp().log()  # of which the file has the first
+        wanted = stored_value(n, value, None if n in without_codes(spec) else asked)
         assert torch.equal(model.tensors[n].float(), wanted.float())
         target = torch.empty(value.shape)
         model.tensors.copy_into(n, target)
@@ -96,7 +100,7 @@ def test_codes_in_a_file_are_those_of_the_matrix_and_mean_its_numbers(tmp_path, 
     for name in ("blk.1.ffn_down.weight", "token_embd.weight"):
         assert torch.equal(model.stored[name], quantize(theirs[name], kind))
         packed = codes(model.stored[name], kind)
-        assert torch.equal(packed.dequantize(), stored_value(theirs[name], kind))
+        assert torch.equal(packed.dequantize(), stored_value(name, theirs[name], kind))
         assert (packed.codes.shape, packed.group) == (theirs[name].shape, 32)
     with pytest.raises(CheckpointError, match="F32 has no codes"):
         codes(model.stored["output_norm.weight"], F32)
@@ -197,6 +201,20 @@ def test_a_file_in_bfloat16_runs_in_it_unless_that_rounds_a_norm(tmp_path):
     )
     write_model(tmp_path / FILE, spec, state, None)
     assert {p.dtype for p in load_model(tmp_path / FILE).parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("name", ["qwen3.5", "mamba2", "gemma3"])
+def test_a_file_in_bfloat16_runs_in_it_whose_numbers_are_made_of_others(tmp_path, name):
+    """Decays -e^rate and factors 1 + w are in float32 there, and rates and w are again what they were."""
+    spec, state = SPECS[name], weights(SPECS[name], torch.bfloat16)
+    write_model(tmp_path / FILE, spec, state, None)
+    assert read_gguf(tmp_path / FILE).metadata["general.file_type"] == FILE_TYPES["BF16"]
+    if name == "mamba2":
+        rate = state["model.layers.0.self_attn.log_rate"].float()
+        stored = load_folder(tmp_path / FILE).stored["blk.0.ssm_a"].view(torch.float32)
+        assert torch.equal(stored.flatten(), -rate.exp())
+    again = load_model(tmp_path / FILE).state_dict()
+    assert all(torch.equal(again[name], value) for name, value in state.items())
 
 
 def folder(path, family, pairing="halves", **fields):
@@ -409,11 +427,12 @@ def test_scores_of_gemma_2_with_27b_have_a_factor_of_their_own():
         write_spec(ModelSpec.of("gemma2", **fields))
 
 
-def test_a_granite_without_positions_is_refused(tmp_path):
-    key = "granite.rope.scaling.finetuned"
-    path = changed_file(tmp_path / FILE, lambda metadata: metadata.update({key: False}), "granite")
-    with pytest.raises(CheckpointError, match=f'"{key}" is False, which is unsupported'):
-        load_folder(path)
+def test_a_granite_may_have_no_positions(tmp_path):
+    """llama.cpp's key for that is rope.scaling.finetuned."""
+    spec = replace(SPECS["granite"], positions=NoPositions())
+    write_model(tmp_path / FILE, spec, weights(spec), None)
+    assert read_gguf(tmp_path / FILE).metadata["granite.rope.scaling.finetuned"] is False
+    assert load_folder(tmp_path / FILE).spec == spec
 
 
 def test_parts_of_one_matrix_have_codes_of_one_type(tmp_path):

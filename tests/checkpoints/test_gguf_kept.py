@@ -21,6 +21,7 @@ from headway.positions import Rotary
 from headway.storage.gguf import read_gguf
 from headway.storage.gguf_blocks import BF16, CODED, TYPES, BlockType, quantize
 from headway.surgery import quantize_folder
+from tests.checkpoints import gguf_files
 from tests.parallel.simulation import simulate
 
 BY_NAME = {kind.name: kind for kind in TYPES}
@@ -239,3 +240,19 @@ def test_rows_of_a_table_of_codes_are_those_of_its_numbers(kind: BlockType) -> N
     assert torch.equal(weight.rows(at), weight.dequantize()[at])
     assert weight.rows(at[:0]).shape == (0, 3, 256)
     assert BF16.unpack is None
+
+
+def test_a_matrix_whose_columns_lie_elsewhere_is_read_as_numbers(tmp_path: Path) -> None:
+    """The output of Qwen3.5's delta layers, whose value heads have another order there; it is written as numbers."""
+    spec = gguf_files.SPECS["qwen3.5"]
+    write_model(tmp_path / "m.gguf", spec, gguf_files.weights(spec), BY_NAME["Q8_0"])
+    folder = load_folder(tmp_path / "m.gguf")
+    coded = {name.removeprefix("model.layers.") for name in folder.quantized}
+    assert {"0.self_attn.v_proj", "0.self_attn.q_proj", "3.self_attn.o_proj"} <= coded
+    assert "0.self_attn.o_proj" not in coded
+    model = load_model(tmp_path / "m.gguf")
+    for name, layer in layers(model).items():
+        assert torch.equal(layer.matrix, folder.tensors[f"{name}.weight"])
+    convert(tmp_path / "m.gguf", tmp_path / "2.gguf", dtype="q8_0")
+    types = {name: one.type.name for name, one in read_gguf(tmp_path / "2.gguf").tensors.items()}
+    assert (types["blk.0.ssm_out.weight"], types["blk.0.attn_qkv.weight"]) == ("F32", "Q8_0")

@@ -10,6 +10,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from headway.checkpoints.folder import load_folder
 from headway.checkpoints.quantized.mxfp4 import numbers, unpacked
+from headway.checkpoints.quantized.scheme import Scheme, written_config
 from headway.checkpoints.restore import build_model
 from headway.checkpoints.saving import save_folder
 from headway.errors import CheckpointError
@@ -77,3 +78,20 @@ def test_blocks_without_scales_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(CheckpointError, match=says):
             unpacked(lazy(state), tmp_path)
+
+
+def test_codes_of_single_experts_are_refused_where_a_family_has_them_in_one_tensor(folder: Path) -> None:
+    """As quantizers that take experts apart write them; transformers has no such folder of this family."""
+    state = {n: v for n, v in load_file(folder / "model.safetensors").items() if ".experts." not in n}
+    alone = "model.layers.0.mlp.experts.0.gate_proj"
+    state |= {
+        f"{alone}.weight_packed": torch.zeros(96, 8, dtype=torch.int32),
+        f"{alone}.weight_scale": torch.ones(96, 1),
+        f"{alone}.weight_shape": torch.tensor([96, 64]),
+    }
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = written_config(Scheme("pack-quantized", 4, None, False), ["lm_head"])
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=rf"{alone} is the quantized matrix of one expert.*mxfp4 alone"):
+        load_folder(folder)

@@ -170,9 +170,9 @@ def _hugging_face(path: Path, folder: Path, allow_pickle: bool, head: Head | Non
         plain = dequantized(tensors, packed, scheme)
     with naming(folder / "config.json", but=(CheckpointError,)):
         plain = without_empty_biases(plain, packed, names, spec) if packed else plain
+        quantized = own_layers(packed, names, spec, plain, path) if packed else {}
         found, unused = imported(names, plain, spec, path, spec.head != saved_for)
         check_dtypes({name: form.dtype for name, form in found.forms.items()}, path)
-        quantized = own_layers(packed, names, spec, plain, path) if packed else {}
     written = folder / "generation_config.json"
     keys = (
         OF_TARGETS if written.exists() else (*TOKEN_IDS, *OF_TARGETS)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints.folder import Folder
-from headway.checkpoints.formats.gguf.model import stored_type
+from headway.checkpoints.formats.gguf.model import EXACT, stored_type, without_codes
 from headway.checkpoints.quantized.packed import PackedLayer
 from headway.choice import Choice
 from headway.errors import CheckpointError
@@ -38,9 +38,17 @@ class Storage:
         return {f"{name}.weight": layer for name, layer in self.folder.quantized.items()}
 
     @cached_property
+    def turned(self) -> set[str]:
+        """The weights that the target packs in no type, since their columns lie elsewhere there."""
+        return without_codes(self.folder.spec) if self.gguf else set()
+
+    @cached_property
     def kept(self) -> dict[str, BlockType]:
         """The weights whose codes the target takes over, and the types that have a place for them."""
-        types = {name: block_type(layer.read()) for name, layer in self.coded.items()} if self.gguf else {}
+        if not self.gguf:
+            return {}
+        free = [name for name in self.coded if name not in self.turned]
+        types = {name: block_type(self.coded[name].read()) for name in free}
         return {name: kind for name, kind in types.items() if kind and self.asked in (None, kind)}
 
     @property
@@ -60,7 +68,8 @@ class Storage:
         if name in self.kept:
             return self.kept[name]
         form = self.folder.tensors.forms[name] if name in self.coded else form
-        return stored_type(form, self.asked) if self.gguf else self.asked or _plain(form.dtype)
+        asked = None if name in self.turned else self.asked
+        return stored_type(name, form, asked) if self.gguf else self.asked or _plain(form.dtype)
 
     def value(self, name: str, value: Tensor) -> Tensor:
         """A tensor as the target gives it back."""
@@ -85,10 +94,12 @@ class Storage:
             if self.gguf
             and self.asked is not None
             and len(form.shape) > 1
+            and not name.endswith(EXACT)
             and self.kind(name, form) is not self.asked
         ]
         why = (
-            f"not packed, since their rows are no multiples of the blocks of {self.asked and self.asked.name}"
+            f"not packed, since their rows are no multiples of the blocks of {self.asked and self.asked.name}, or "
+            "have another order there"
         )
         return (
             *(Choice(f"{count} layers of {kept}", way) for (kept, way), count in ways.items()),

@@ -34,10 +34,19 @@ def own_layers(
         linear = linear_rules(
             rules, {name for name, m in blank(spec).named_modules() if isinstance(m, Keeps)}
         )
+    together = next((rule.theirs for rule in rules.values() if rule.stacked), None)
     own: dict[str, PackedLayer] = {}
     for theirs, layer in layers.items():
+        if f"{theirs}.weight" not in rules and ".experts." in theirs and together is not None:
+            raise CheckpointError(
+                f"{path}: {theirs} is the quantized matrix of one expert, and files of {spec.family} have those of all "
+                f"in one tensor ({together}), of which codes are read as mxfp4 alone; get a folder of that, or the "
+                "unquantized one"
+            )
         if f"{theirs}.weight" not in rules:
             continue  # of another head, or refused by name where tensors are compared
+        if (rule := rules[f"{theirs}.weight"]).changes and not rule.keeps_rows:
+            continue  # its numbers are read: no codes follow columns to another place
         if theirs not in linear or linear[theirs].transposed:
             raise CheckpointError(
                 f"{path}: {theirs} is quantized, and it is no linear layer or embedding whose rows are outputs; others "

@@ -8,194 +8,30 @@ n-th that differs. Gemma's norms are stored as 1 + w (`model.py`).
 (ggml-org/ggml, docs/gguf.md; ggml-org/llama.cpp, src/llama-model.cpp, src/models, conversion.)
 """
 
-from collections.abc import Callable, Collection, Mapping
-from types import MappingProxyType
+from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
 from headway.checkpoints.formats.gguf.derived import (
-    EXPERTS,
     LOCAL_BASE,
     LOGIT_SCALE,
     SCALE,
-    Fields,
-    Schemes,
     local_base,
     nth_without,
-    read_experts,
     read_granite,
     scale_of_27b,
+    unless_full,
+    unless_tuned,
     untruncated,
-    with_experts,
-    write_experts,
     write_granite,
     write_local_base,
 )
-from headway.checkpoints.formats.gguf.rope import FACTORS, ROPE, THETA, read_rope, write_rope
-from headway.checkpoints.hf.config_keys import ConfigReader, Key
-from headway.checkpoints.hf.layouts import Inexpressible, Layout
-from headway.checkpoints.hf.layouts.rules import FUSED, Modules, decoder_names
-from headway.checkpoints.hf.windows import from_foreign, last_keys
-from headway.errors import ConfigError
-from headway.models import ModelSpec
-from headway.patterns import Causal
-from headway.positions import Learned, Pairing, PerLayer
-
-MODULES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "mlp.gate": "ffn_gate_inp",
-}
-"""Our modules of a layer and theirs."""
-BIASES = {
-    "qkv_bias": "blk.0.attn_q.bias",
-    "out_bias": "blk.0.attn_output.bias",
-    "mlp_bias": "blk.0.ffn_gate.bias",
-}
-"""Fields of the spec that are on where a tensor is there."""
-SIZES = {
-    "vocab": "vocab_size",
-    "layers": "block_count",
-    "width": "embedding_length",
-    "hidden": "feed_forward_length",
-    "heads": "attention.head_count",
-    "trained_context": "context_length",
-}
-RMS, LAYER = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
-KV_HEADS, WINDOW, MARKS = (
-    f"attention.{name}" for name in ("head_count_kv", "sliding_window", "sliding_window_pattern")
-)
-HEAD_DIMS = ("attention.key_length", "attention.value_length")
-WINDOWED = {"llama": "mistral", "olmo2": "olmo3"}
-"""The family of an architecture's models that have a window."""
-MIXTURES = {"llama": "mixtral"}
-"""... and that have experts."""
-NONE: Mapping[str, Any] = MappingProxyType({})
-
-
-def _layout(
-    name: str,
-    pairing: Pairing | None,
-    biases: Collection[str] = (),
-    *,
-    family: str | None = None,
-    also: tuple[str, ...] = (),
-    eps: str = RMS,
-    numbers: Mapping[str, Key] = NONE,
-    modules: Modules = NONE,
-    top: Modules = NONE,
-    tied: bool | None = None,
-    every: int = 0,
-    schemes: Schemes = lambda rotary, keys: (rotary, rotary),
-    more: tuple[str, ...] = (),
-    only: Mapping[str, tuple[Any, ...]] = NONE,
-    further: Fields = lambda keys, fields: {},
-    written: Callable[[ModelSpec], dict[str, Any]] = lambda spec: {},
-    experts: Mapping[str, Any] | None = None,
-) -> Layout:
-    """One `general.architecture`, by default of the family of that name; its positions are rotary where it has a
-    `pairing`.
-
-    `numbers` are further fields that are keys; `modules`, and `top` outside of layers, are those with another name.
-    Where `tied` is not None, all are or none is. Of `every` so many layers the last sees all, and has the second of
-    `schemes`. `further` are fields that `more` keys say, as `written` writes them; keys of `only` have one value.
-    `experts` are the fields of `Experts` that have no key where layers may have some."""
-
-    def read(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-        keys, width, heads = given.below(f"{name}."), fields["width"], fields["heads"]
-        lengths = {keys.whole(key, width // heads or None) for key in HEAD_DIMS}
-        if len(lengths) > 1:
-            raise ConfigError(
-                f"keys of {' and '.join(map(str, lengths))} dims and values of others are unsupported"
-            )
-        window = from_foreign("sliding_window", keys.get(WINDOW) or None)
-        seeing = _seeing(keys, every, fields["layers"])
-        found = {
-            "head_dim": (head_dim := lengths.pop()),
-            "kv_heads": keys.whole(KV_HEADS, heads),
-            "patterns": [Causal() if sees else window for sees in seeing],
-        }
-        if pairing is not None:
-            most, last = schemes(read_rope(keys, head_dim, pairing, given.get(FACTORS)), keys)
-            found["positions"] = PerLayer.of([last if sees else most for sees in seeing])
-        mixture = {} if experts is None else read_experts(keys, fields["hidden"], experts)
-        return {**found, **mixture, **further(keys, {**fields, **found})}
-
-    def write(spec: ModelSpec) -> dict[str, Any]:
-        windows = {last_keys(pattern) for pattern in spec.patterns}
-        if len(windows - {None}) > 1 or (len(windows) > 1 and not every):
-            raise Inexpressible("windows")
-        rope: tuple[dict[str, Any], Tensor | None] = ({}, None) if pairing is None else write_rope(spec)
-        keys = {
-            KV_HEADS: spec.kv_heads,
-            **dict.fromkeys(HEAD_DIMS, spec.head_dim),
-            WINDOW: next(iter(windows - {None}), None),
-            **rope[0],
-            **{key: value for key, (value,) in only.items()},
-            **({} if experts is None else write_experts(spec)),
-            **written(spec),
-        }
-        return {**{f"{name}.{key}": value for key, value in keys.items()}, FACTORS: rope[1]}
-
-    own = {field: key._replace(names=f"{name}.{key.names}") for field, key in numbers.items()}
-    read_keys = (KV_HEADS, WINDOW, *HEAD_DIMS, *ROPE, *([MARKS] if every else ()), *more)
-    read_keys += () if experts is None else EXPERTS
-    joined = {
-        part for whole, parts in FUSED.items() if any(whole in one for one in modules) for part in parts
-    }
-    names = {
-        ours: theirs
-        for ours, theirs in {**MODULES, **modules}.items()
-        if ours.rpartition(".")[2] not in joined
-    }
-    return Layout(
-        family=family or name,
-        architectures={name: "lm"},
-        keys={field: Key(f"{name}.{key}") for field, key in {**SIZES, "norm_eps": eps}.items()}
-        | {field: Key(field) for field in biases}
-        | ({"tied": Key("tied")} if tied is None else {})
-        | own,
-        more=dict.fromkeys((FACTORS, *(f"{name}.{key}" for key in read_keys))),
-        only={
-            f"{name}.attention.causal": (True,),
-            **{f"{name}.{key}": values for key, values in only.items()},
-            **({} if tied is None else {"tied": (tied,)}),
-        },
-        harmless=(f"{name}.tensor_data_layout",),
-        read=read,
-        write=write,
-        tensors=with_experts(
-            decoder_names(
-                *("", "token_embd", "output_norm", "blk.#.", names),
-                top=top,
-                head="output",
-                unused=(FACTORS,),  # read with the positions
-            )
-        ),
-        pairing=pairing or "halves",
-        also=also,
-    )
-
-
-def _seeing(keys: ConfigReader, every: int, layers: int) -> list[bool]:
-    """Whether a layer sees all where others may have a window: every n-th does, unless the file says which."""
-    marks = keys.get(MARKS) if every else None
-    if marks is None or isinstance(marks, int):
-        return [bool(every) and (i + 1) % (marks or every) == 0 for i in range(layers)]
-    if len(marks) != layers or not set(marks) <= {0, 1}:
-        raise keys.wrong(MARKS, f"a truth value for each of {layers} layers", list(marks))
-    return [not windowed for windowed in marks]
-
+from headway.checkpoints.formats.gguf.experts import ExpertKeys
+from headway.checkpoints.formats.gguf.layout import BIASES, HEAD_DIMS, LAYER, RMS, gguf_layout
+from headway.checkpoints.formats.gguf.mixers import CONV, DELTA_3_5, DELTA_NEXT, KV_HEADS, SSD, SSD_ALONE
+from headway.checkpoints.formats.gguf.rope import THETA
+from headway.checkpoints.hf.config_keys import Key
+from headway.checkpoints.hf.layouts import Layout
+from headway.positions import Learned, NoPositions
 
 LOGITS = {"logit_scale": Key(LOGIT_SCALE)}
 PARALLEL = "use_parallel_residual"
@@ -203,41 +39,106 @@ QKV, GATE_UP = {"self_attn.qkv_proj": "attn_qkv"}, {"mlp.gate_up_proj": "ffn_up"
 POST = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
 SANDWICH = {**POST, "pre_feedforward_layernorm": "ffn_norm"}
 LLAMAS = ("mixtral", "mistral", "ministral", "internlm3", "iquestcoder", "helium")
+GRANITE: Mapping[str, Any] = {
+    "numbers": {name: Key(name, 1.0) for name in ("embedding_scale", "residual_scale")},
+    "more": (SCALE, LOGIT_SCALE),
+    "further": read_granite,
+    "written": write_granite,
+}
+QWEN: Mapping[str, Any] = {"modules": {"post_attention_layernorm": "post_attention_norm"}}
+GATED = ExpertKeys({"shared_gate": True}, shared=True)
+QWEN3_5: Mapping[str, Any] = {
+    **QWEN,
+    "mixing": DELTA_3_5,
+    # shares of three positions of an image's patch, which are one in a text
+    "written": lambda spec: {"rope.dimension_sections": [11, 11, 10, 0]},
+    "harmless": ("rope.dimension_sections",),
+}
 TABLE: Mapping[str, Any] = {
     "top": {"model.embed_positions": "position_embd"},
     "further": lambda keys, fields: {"positions": Learned(fields["trained_context"])},
 }
 ARCHITECTURES: Mapping[str, Layout] = {
-    "llama": _layout("llama", "adjacent", BIASES, also=LLAMAS, experts=NONE),
-    "qwen2": _layout("qwen2", "halves", ("qkv_bias",)),
-    "qwen3": _layout("qwen3", "halves"),
-    "qwen3moe": _layout("qwen3moe", "halves", family="qwen3_moe", experts=NONE),
-    "gpt-oss": _layout(
+    "llama": gguf_layout("llama", "adjacent", BIASES, also=LLAMAS, experts=ExpertKeys()),
+    "qwen2": gguf_layout("qwen2", "halves", ("qkv_bias",)),
+    "qwen3": gguf_layout("qwen3", "halves"),
+    "qwen3moe": gguf_layout("qwen3moe", "halves", family="qwen3_moe", experts=ExpertKeys()),
+    "qwen2moe": gguf_layout(
+        *("qwen2moe", "halves", ("qkv_bias",)),
+        family="qwen2_moe",
+        experts=GATED._replace(always={"normalized": False, "shared_gate": True}),
+    ),
+    "olmoe": gguf_layout("olmoe", "halves", experts=ExpertKeys({"normalized": False})),
+    "gpt-oss": gguf_layout(
         *("gpt-oss", "halves"),
         family="gpt_oss",
         modules={"post_attention_layernorm": "post_attention_norm"},
         every=2,
         schemes=untruncated,
-        experts={"router_bias": True},
+        experts=ExpertKeys({"router_bias": True}),
     ),
-    "smollm3": _layout("smollm3", "adjacent", every=4, schemes=nth_without),
-    "ernie4_5": _layout("ernie4_5", "adjacent"),
-    "seed_oss": _layout(
+    "smollm3": gguf_layout("smollm3", "adjacent", every=4, schemes=nth_without),
+    "ernie4_5": gguf_layout("ernie4_5", "adjacent"),
+    "seed_oss": gguf_layout(
         *("seed_oss", "halves", ("qkv_bias",)), modules={"post_attention_layernorm": "post_attention_norm"}
     ),
-    "command-r": _layout(*("command-r", "adjacent"), family="cohere", eps=LAYER, numbers=LOGITS, tied=True),
-    "cohere2": _layout(
+    "command-r": gguf_layout(
+        *("command-r", "adjacent"), family="cohere", eps=LAYER, numbers=LOGITS, tied=True
+    ),
+    "cohere2": gguf_layout(
         *("cohere2", "adjacent"), eps=LAYER, numbers=LOGITS, tied=True, every=4, schemes=nth_without
     ),
-    "granite": _layout(
-        *("granite", "adjacent", BIASES),
-        numbers={name: Key(name, 1.0) for name in ("embedding_scale", "residual_scale")},
-        more=(SCALE, LOGIT_SCALE),
-        only={"rope.scaling.finetuned": (True,)},  # false means no positions there
-        further=read_granite,
-        written=write_granite,
+    "granite": gguf_layout(*("granite", "adjacent", BIASES), schemes=unless_tuned, **GRANITE),
+    "granitemoe": gguf_layout(
+        *("granitemoe", "adjacent"),
+        schemes=unless_tuned,
+        experts=ExpertKeys(shared=True),
+        also=("granitemoeshared",),
+        **GRANITE,
     ),
-    "olmo2": _layout(
+    "granitehybrid": gguf_layout(
+        *("granitehybrid", "adjacent"),
+        family="granitemoehybrid",
+        schemes=unless_tuned,
+        experts=ExpertKeys(shared=True),
+        mixing=SSD,
+        also=("bamba",),
+        **GRANITE,
+    ),
+    "mamba2": gguf_layout(
+        *("mamba2", None),
+        numbers={"heads": Key("ssm.time_step_rank"), "hidden": Key((), lambda fields: 0)},
+        only={"attention.head_count": (0,), "feed_forward_length": (0,)},
+        mixing=SSD_ALONE,
+        further=lambda keys, fields: {
+            "head_dim": keys.whole("ssm.inner_size") // fields["heads"],
+            "kv_heads": fields["heads"],
+            "positions": NoPositions(),
+        },
+        written=lambda spec: dict.fromkeys((KV_HEADS, *HEAD_DIMS)),
+    ),
+    "lfm2": gguf_layout("lfm2", "halves", top={"model.norm": "token_embd_norm"}, mixing=CONV),
+    "lfm2moe": gguf_layout(
+        *("lfm2moe", "halves"),
+        family="lfm2_moe",
+        top={"model.norm": "token_embd_norm"},
+        only={"expert_gating_func": (2,)},  # sigmoids
+        experts=ExpertKeys({"score": "sigmoid", "choice_bias": True, "sum_eps": 1e-6}, lead=True),
+        mixing=CONV,
+    ),
+    "qwen3next": gguf_layout(
+        *("qwen3next", "halves"), family="qwen3_next", experts=GATED, mixing=DELTA_NEXT, **QWEN
+    ),
+    "qwen35": gguf_layout("qwen35", "halves", family="qwen3_5_text", **QWEN3_5),
+    "qwen35moe": gguf_layout(
+        *("qwen35moe", "halves"),
+        family="qwen3_5_moe_text",
+        numbers={"hidden": Key("feed_forward_length", 1)},  # of no layer
+        experts=GATED,
+        **QWEN3_5,
+    ),
+    "olmo": gguf_layout("olmo", "adjacent", eps=LAYER),
+    "olmo2": gguf_layout(
         *("olmo2", "halves"),
         modules=POST,
         tied=False,
@@ -247,8 +148,8 @@ ARCHITECTURES: Mapping[str, Layout] = {
         written=write_local_base,
         also=("olmo3",),
     ),
-    "gemma": _layout("gemma", "halves", tied=True),
-    "gemma2": _layout(
+    "gemma": gguf_layout("gemma", "halves", tied=True),
+    "gemma2": gguf_layout(
         *("gemma2", "halves"),
         modules=SANDWICH,
         tied=True,
@@ -259,7 +160,7 @@ ARCHITECTURES: Mapping[str, Layout] = {
         every=2,
         further=scale_of_27b(46),
     ),
-    "gemma3": _layout(
+    "gemma3": gguf_layout(
         *("gemma3", "halves"),
         family="gemma3_text",
         modules=SANDWICH,
@@ -270,14 +171,26 @@ ARCHITECTURES: Mapping[str, Layout] = {
         further=scale_of_27b(62),
         written=write_local_base,
     ),
-    "phi3": _layout("phi3", "halves", modules={**QKV, **GATE_UP}),
-    "chatglm": _layout("chatglm", "adjacent", ("qkv_bias",), family="glm", modules=GATE_UP),
-    "stablelm": _layout(
+    "phi3": gguf_layout("phi3", "halves", modules={**QKV, **GATE_UP}),
+    "chatglm": gguf_layout("chatglm", "adjacent", ("qkv_bias",), family="glm", modules=GATE_UP),
+    "glm4": gguf_layout("glm4", "adjacent", ("qkv_bias",), modules={**SANDWICH, **GATE_UP}),
+    "arcee": gguf_layout("arcee", "adjacent"),
+    "jais2": gguf_layout("jais2", "halves", eps=LAYER),
+    "nemotron": gguf_layout("nemotron", "halves", eps=LAYER, harmless=(RMS,)),
+    "hunyuan-dense": gguf_layout("hunyuan-dense", "halves", family="hunyuan_v1_dense"),
+    "exaone4": gguf_layout("exaone4", "halves", modules=POST, every=4, schemes=unless_full),
+    "minimax-m2": gguf_layout(
+        *("minimax-m2", "halves"),
+        family="minimax_m2",
+        only={"expert_gating_func": (2,)},
+        experts=ExpertKeys({"score": "sigmoid", "choice_bias": True}),
+    ),
+    "stablelm": gguf_layout(
         *("stablelm", "halves", ("qkv_bias",)), eps=LAYER, tied=False, only={PARALLEL: (False,)}
     ),
-    "starcoder2": _layout("starcoder2", "halves", eps=LAYER),
-    "phi2": _layout("phi2", "halves", family="phi", eps=LAYER, tied=False),
-    "gptneox": _layout(
+    "starcoder2": gguf_layout("starcoder2", "halves", eps=LAYER),
+    "phi2": gguf_layout("phi2", "halves", family="phi", eps=LAYER, tied=False),
+    "gptneox": gguf_layout(
         *("gptneox", "halves"),
         family="gpt_neox",
         eps=LAYER,
@@ -285,9 +198,11 @@ ARCHITECTURES: Mapping[str, Layout] = {
         modules=QKV,
         tied=False,
     ),
-    "falcon": _layout("falcon", "halves", eps=LAYER, modules=QKV),
-    "gpt2": _layout("gpt2", None, eps=LAYER, modules=QKV, **TABLE),
-    "starcoder": _layout("starcoder", None, family="gpt_bigcode", eps=LAYER, modules=QKV, **TABLE),
-    "bloom": _layout(*("bloom", None), eps=LAYER, modules=QKV, top={"model.embed_norm": "token_embd_norm"}),
-    "mpt": _layout(*("mpt", None), eps=LAYER, modules=QKV, only={"attention.max_alibi_bias": (8.0,)}),
+    "falcon": gguf_layout("falcon", "halves", eps=LAYER, modules=QKV),
+    "gpt2": gguf_layout("gpt2", None, eps=LAYER, modules=QKV, **TABLE),
+    "starcoder": gguf_layout("starcoder", None, family="gpt_bigcode", eps=LAYER, modules=QKV, **TABLE),
+    "bloom": gguf_layout(
+        *("bloom", None), eps=LAYER, modules=QKV, top={"model.embed_norm": "token_embd_norm"}
+    ),
+    "mpt": gguf_layout(*("mpt", None), eps=LAYER, modules=QKV, only={"attention.max_alibi_bias": (8.0,)}),
 }

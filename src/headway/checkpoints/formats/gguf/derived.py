@@ -4,10 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from headway.checkpoints.hf.config_keys import ConfigReader, Inexpressible
-from headway.checkpoints.hf.layouts.rules import WB, Rule, TensorNames, same
+from headway.checkpoints.hf.config_keys import ConfigReader
 from headway.models import ModelSpec
-from headway.nn import Experts
 from headway.patterns import Causal
 from headway.positions import NoPositions, PositionScheme, Rotary, YaRN
 
@@ -21,6 +19,17 @@ Schemes = Callable[[Rotary, ConfigReader], tuple[PositionScheme, PositionScheme]
 def nth_without(rotary: Rotary, keys: ConfigReader) -> tuple[PositionScheme, PositionScheme]:
     """Every n-th layer has no positions."""
     return rotary, NoPositions()
+
+
+def unless_full(rotary: Rotary, keys: ConfigReader) -> tuple[PositionScheme, PositionScheme]:
+    """Every n-th layer has no positions where the others have a window."""
+    return rotary, NoPositions() if keys.get("attention.sliding_window") else rotary
+
+
+def unless_tuned(rotary: Rotary, keys: ConfigReader) -> tuple[PositionScheme, PositionScheme]:
+    """No positions where a key says so."""
+    scheme = NoPositions() if keys.get("rope.scaling.finetuned") is False else rotary
+    return scheme, scheme
 
 
 def untruncated(rotary: Rotary, keys: ConfigReader) -> tuple[PositionScheme, PositionScheme]:
@@ -60,7 +69,7 @@ def read_granite(keys: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any
     near = abs(scale - usual) <= 1e-6 * usual  # it was rounded to 32 bits
     return {
         "attention_scale": scale if scale and not near else None,
-        "logit_scale": 1 / (keys.number(LOGIT_SCALE) or 1.0),
+        "logit_scale": 1 / (keys.number(LOGIT_SCALE, 0.0) or 1.0),
     }
 
 
@@ -71,47 +80,3 @@ def write_granite(spec: ModelSpec) -> dict[str, Any]:
         SCALE: spec.head_dim**-0.5 if spec.attention_scale is None else spec.attention_scale,
         LOGIT_SCALE: float(round(divisor)) if 1 / max(round(divisor), 1) == spec.logit_scale else divisor,
     }
-
-
-EXPERTS = COUNT, USED, WIDTH = "expert_count", "expert_used_count", "expert_feed_forward_length"
-
-
-def read_experts(keys: ConfigReader, hidden: int, always: Mapping[str, Any]) -> dict[str, Any]:
-    """The experts of all layers, and their width as that of the model; nothing where there are none."""
-    if not keys.get(COUNT):
-        return {}
-    width = keys.whole(WIDTH, hidden)
-    experts = Experts(count=keys.whole(COUNT), top=keys.whole(USED), hidden=width, **always)
-    return {"experts": experts, "hidden": width}
-
-
-def write_experts(spec: ModelSpec) -> dict[str, Any]:
-    """The same keys. Raises Inexpressible for layers that differ."""
-    if len({*spec.experts}) > 1:
-        raise Inexpressible("experts")
-    experts = spec.experts[0]
-    return {} if experts is None else {COUNT: experts.count, USED: experts.top, WIDTH: experts.hidden}
-
-
-def with_experts(names: TensorNames) -> TensorNames:
-    """The same names, and those of all experts of a layer, which are one tensor for each of the three matrices, and of
-    sink logits."""
-
-    def rules(spec: ModelSpec) -> list[Rule]:
-        count = next((experts.count for experts in spec.experts if experts is not None), 0)
-        return [
-            *names.rules(spec),
-            *(
-                Rule(
-                    tuple(f"model.layers.#.mlp.experts.{e}.{part}_proj.{leaf}" for e in range(count)),
-                    f"blk.#.ffn_{part}_exps.{leaf}",
-                    stacked=count,
-                )
-                for part in ("gate", "up", "down")
-                for leaf in WB[: 1 + spec.mlp_bias]
-                if count
-            ),
-            *([same("model.layers.#.self_attn.sink_logit", "blk.#.attn_sinks.weight")] * spec.sink_logit),
-        ]
-
-    return replace(names, rules=rules)

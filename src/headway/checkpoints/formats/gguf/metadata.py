@@ -7,13 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from headway.checkpoints.formats.gguf.architectures import (
-    ARCHITECTURES,
-    BIASES,
-    MIXTURES,
-    SIZES,
-    WINDOWED,
-)
+from headway.checkpoints.formats.gguf.architectures import ARCHITECTURES
+from headway.checkpoints.formats.gguf.layout import BIASES, MIXTURES, SIZES, WINDOWED
 from headway.checkpoints.formats.gguf.rope import FACTORS, decimal, rounded
 from headway.checkpoints.hf.config_keys import OURS, reading
 from headway.checkpoints.hf.headway_config import own_facts

@@ -41,7 +41,14 @@ FILE_TYPES: Mapping[str, int] = {
     "Q6_K": 18,
 }
 """general.file_type: how most matrices are stored (llama.h, `llama_ftype`)."""
-QUANTIZATION_VERSION, NORM, ROUTER = 2, "norm.weight", "ffn_gate_inp.weight"
+QUANTIZATION_VERSION = 2
+EXACT = (
+    *("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "ssm_a", "ssm_d", "norm.weight"),
+    *("ssm_conv1d.weight", "shortconv.conv.weight"),
+    *("mlp.gate.weight", "mlp.shared_expert_gate.weight", ".conv", "_conv"),
+)
+"""Ends of names, theirs and ours, of matrices that are always F32."""
+Values = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 
 
 def coded_layers(file: GGUF, stored: Tensors) -> dict[str, PackedLayer]:
@@ -78,20 +85,18 @@ def write_model(
     CheckpointError for more tokens that end a text than it has keys for."""
     keys, factors = write_spec(spec)
     rules = rules_by_name(ARCHITECTURES[architecture_of(spec)].tensors, spec)
-    weights = _weights(rules, lazy(state))
-    if offset := spec.norm_offset:
-        own = weights
-        norms = {
-            name: Form(form.shape, torch.float32) for name, form in own.forms.items() if name.endswith(NORM)
-        }
-        weights = with_values(own, norms, lambda name: own[name].float() + offset)
+    own = _weights(rules, lazy(state))
+    values = {name: found for name in own.forms if (found := _values(name, spec.norm_offset)) is not None}
+    forms = {name: Form(own.forms[name].shape, torch.float32) for name in values}
+    weights = with_values(own, forms, lambda name: values[name][0](own[name].float()))
     types = {name: _type(name, rules[name], form, asked, packed) for name, form in weights.forms.items()}
     if factors is not None:
         divisors = factors
         weights = with_values(weights, lazy({FACTORS: divisors}).forms, lambda name: divisors)
         types[FACTORS] = F32
     known = weights.forms
-    matrices = [types[name].name for name, form in known.items() if len(form.shape) > 1]
+    wide = [name for name, form in known.items() if len(form.shape) > 1]
+    matrices = [types[name].name for name in wide if not name.endswith(EXACT)]
     architecture = {"general.architecture": keys.pop("general.architecture")}
     about = {
         "general.file_type": FILE_TYPES[max(matrices, key=matrices.count)],
@@ -112,9 +117,8 @@ def _weights(rules: Mapping[str, Rule], state: LazyTensors) -> LazyTensors:
     forms = {}
     for name, rule in joined.items():
         each = [state.forms[one] for one in rule.ours]
-        shape = sum(one.shape[0] for one in each), *each[0].shape[1:]
-        shape = (rule.stacked, *each[0].shape) if rule.stacked else shape
-        forms[name] = Form(shape, each[0].dtype)
+        whole = rule.join([torch.empty(one.shape, device="meta") for one in each])
+        forms[name] = Form(tuple(whole.shape), each[0].dtype)
     alike = state.renamed({name: rule.ours[0] for name, rule in rules.items() if name not in joined})
     return with_values(
         alike, forms, lambda name: joined[name].join([state[one] for one in joined[name].ours])
@@ -134,13 +138,20 @@ def _type(
     (kind,) = kinds
     if name.endswith(".bias"):
         return F32
-    return stored_type(form, None if name.endswith(ROUTER) else asked) if kind is None else kind
+    return stored_type(name, form, asked if rule.keeps_rows else None) if kind is None else kind
 
 
-def stored_type(form: Form, asked: BlockType | None) -> BlockType:
-    """How a tensor is stored: a vector as F32, a matrix as the type asked for where its rows are multiples of its
-    blocks, else in its own dtype. Raises CheckpointError for a dtype that GGUF has no type for."""
-    if len(form.shape) == 1:
+def without_codes(spec: ModelSpec) -> set[str]:
+    """Our matrices whose columns lie elsewhere in a file: no codes follow them there, and none are made."""
+    rules = rules_by_name(ARCHITECTURES[architecture_of(spec)].tensors, spec)
+    return {name for rule in rules.values() if not rule.keeps_rows for name in rule.ours}
+
+
+def stored_type(name: str, form: Form, asked: BlockType | None) -> BlockType:
+    """How a tensor of that name, theirs or ours, is stored: a vector, and what `EXACT` says, as F32, another matrix as
+    the type asked for where its rows are multiples of its blocks, else in its own dtype. Raises CheckpointError for a
+    dtype that GGUF has no type for."""
+    if len(form.shape) == 1 or name.endswith(EXACT):
         return F32
     if asked is not None and form.shape[-1] % asked.block == 0:
         return asked
@@ -164,15 +175,17 @@ def unpacked(file: GGUF, stored: Tensors) -> Made:
     matrices = {name: one.type for name, one in file.tensors.items() if len(one.numbers) > 1}
     of_matrices = {dtypes[name] for name, kind in matrices.items() if kind is not F32} or {torch.float32}
 
+    values = {name: found for name in file.tensors if (found := _values(name, offset)) is not None}
+
     def exact(name: str) -> Tensor:
         one = file.tensors[name]
         value = dequantize(stored[name], one.type).view(one.numbers)
-        return value - offset if offset and name.endswith(NORM) else value
+        return values[name][1](value) if name in values else value
 
     if len(of_matrices) == 1:
         (narrow,) = of_matrices
         for name, one in file.tensors.items():
-            if one.type is F32 and torch.equal(exact(name).to(narrow).to(one.dtype), exact(name)):
+            if one.type is F32 and _holds(narrow, exact(name), values.get(name)):
                 dtypes[name] = narrow
 
     def make(name: str) -> Tensor:
@@ -180,7 +193,7 @@ def unpacked(file: GGUF, stored: Tensors) -> Made:
 
     def copy(name: str, target: Tensor) -> None:
         one = file.tensors[name]
-        if offset and name.endswith(NORM):
+        if name in values:
             target.copy_(make(name))
             return
         if one.type.unpack is None:
@@ -192,6 +205,8 @@ def unpacked(file: GGUF, stored: Tensors) -> Made:
             target[begin : begin + step].copy_(dequantize(raw[begin : begin + step], one.type))
 
     def part(name: str, box: tuple[slice, ...]) -> Tensor:
+        if name in values:
+            return make(name)[box]
         _, *inner = stored.forms[name].shape
         raw = stored.part(name, (box[0], *(slice(0, size) for size in inner)))
         one = file.tensors[name]
@@ -200,6 +215,23 @@ def unpacked(file: GGUF, stored: Tensors) -> Made:
 
     forms = {name: Form(one.numbers, dtypes[name]) for name, one in file.tensors.items()}
     return Made(forms, make, copy, part)
+
+
+def _values(name: str, offset: float) -> Values | None:
+    """What of a tensor is in a file, and the way back, where that is not itself: the factor 1 + w of a norm, but for
+    that within a delta layer, and the decay -e^rate."""
+    if name.endswith("ssm_a"):
+        return (lambda rate: -rate.exp()), (lambda decay: (-decay).log())
+    if not offset or not name.endswith("norm.weight") or name.endswith("ssm_norm.weight"):
+        return None
+    return (lambda w: w + offset), (lambda factor: factor - offset)
+
+
+def _holds(dtype: torch.dtype, value: Tensor, values: Values | None) -> bool:
+    """Whether a dtype has room for all of a value, or for what the file has of it."""
+    narrow = value.to(dtype).float()
+    there = (lambda x: x) if values is None else values[0]
+    return torch.equal(there(narrow), there(value.float()))
 
 
 def generation_ids(file: GGUF) -> dict[str, Any]:

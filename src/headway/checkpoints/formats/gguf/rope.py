@@ -4,6 +4,7 @@ rope.freq_base            theta
 rope.dimension_count      rotated dims: the first of a head, or all
 rope.scaling.type         "none", "linear", "yarn"; "linear" where there is a factor and no type
 rope.scaling.factor       of linear and YaRN
+rope.scaling.finetuned    false where a model has no positions (Granite's hybrids)
 rope.scaling.original_context_length, attn_factor, yarn_attn_factor, yarn_beta_fast, yarn_beta_slow
                           of YaRN: the amplitude is attn_factor yarn_attn_factor (1 + 0.1 ln factor)
 tensor rope_freqs.weight  one divisor of every frequency; LLaMA 3.1's rule is written so
@@ -21,7 +22,17 @@ from headway.checkpoints.hf.layouts import Inexpressible
 from headway.errors import ConfigError
 from headway.models import ModelSpec
 from headway.patterns import Causal
-from headway.positions import LinearScaling, Llama3, LongRope, Pairing, Rotary, Scaling, YaRN, rotations
+from headway.positions import (
+    LinearScaling,
+    Llama3,
+    LongRope,
+    NoPositions,
+    Pairing,
+    Rotary,
+    Scaling,
+    YaRN,
+    rotations,
+)
 
 FACTORS, CONTEXT = "rope_freqs.weight", "context_length"
 THETA = 10000.0
@@ -77,6 +88,8 @@ def write_rope(spec: ModelSpec) -> tuple[dict[str, Any], Tensor | None]:
     of_layers = zip(spec.layer_positions, spec.patterns, strict=True)
     seeing_all = [one for one, pattern in of_layers if pattern == Causal() and isinstance(one, Rotary)]
     rotary = next(iter((*seeing_all, *rotations(spec.positions))), None)
+    if spec.positions == NoPositions():
+        return {f"{SCALING}finetuned": False}, None
     if rotary is None:
         raise Inexpressible("positions")
     scaling, dims = rotary.scaling, rotary.dims or spec.head_dim

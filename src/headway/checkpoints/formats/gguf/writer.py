@@ -17,7 +17,7 @@ from headway.storage.lazy import lazy
 
 VERSION = 3
 KINDS: Mapping[type, tuple[int, str]] = {bool: (BOOL, "?"), int: (4, "I"), float: (6, "f"), str: (STRING, "")}
-LISTS: Mapping[type, tuple[int, str]] = {int: (5, "i"), float: (6, "f"), str: (STRING, "")}
+LISTS: Mapping[type, tuple[int, str]] = {bool: (BOOL, "?"), int: (5, "i"), float: (6, "f"), str: (STRING, "")}
 """Kind and code in `struct` of a value, and of the items of a list."""
 LONGEST_NAME = 63  # GGML_MAX_NAME, with its end
 PIECE = 4 << 20  # numbers that are packed at once

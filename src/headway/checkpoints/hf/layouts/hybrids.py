@@ -13,7 +13,7 @@ from headway.checkpoints.hf.config_keys import ConfigReader, Inexpressible, Key
 from headway.checkpoints.hf.layer_types import FULL, every, read_kinds
 from headway.checkpoints.hf.layouts.experts import renamed
 from headway.checkpoints.hf.layouts.llama import llama_layout
-from headway.checkpoints.hf.layouts.rules import Rule, same
+from headway.checkpoints.hf.layouts.rules import Rule, lifted, same
 from headway.checkpoints.hf.layouts.tensors import OWN_NAMES
 from headway.checkpoints.hf.rope import PARTIAL, ROPE, read_rope, write_rope
 from headway.errors import ConfigError
@@ -132,7 +132,7 @@ def delta_rules(spec: ModelSpec, place: str, names: Mapping[str, str]) -> list[R
         parts = [ours.replace("qkv", letter) for letter in "qkv"] if fused else [ours]
         rows = delta.channels if fused and delta is not None else ()
         rule = Rule(tuple(MIXER + part for part in parts), f"model.layers.#.{place}.{theirs}", rows)
-        rules.append(replace(rule, lifted=1) if ours.endswith("conv") else rule)
+        rules.append(replace(rule, changes=(lifted(1),) * len(parts)) if ours.endswith("conv") else rule)
     return rules
 
 

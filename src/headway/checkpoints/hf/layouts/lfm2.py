@@ -9,7 +9,7 @@ from headway.checkpoints.hf.layer_types import FULL, layer_types, read_kinds
 from headway.checkpoints.hf.layouts.experts import ExpertKeys, behind_first, expert_layout, renamed
 from headway.checkpoints.hf.layouts.hybrids import MIXER, by_mixer, mixer_keys
 from headway.checkpoints.hf.layouts.llama import FREE, llama_layout
-from headway.checkpoints.hf.layouts.rules import Rule, same
+from headway.checkpoints.hf.layouts.rules import Rule, lifted, same
 from headway.models import ModelSpec
 from headway.models.mixers import Softmax
 from headway.nn import ShortConv
@@ -69,7 +69,7 @@ def mixer_rules(spec: ModelSpec) -> list[Rule]:
         for a, b in (("in_proj", "in_proj"), ("o_proj", "out_proj"))
         for leaf in ("weight", "bias")[: 1 + bias]
     ]
-    short.append(Rule((f"{MIXER}conv",), f"{theirs}conv.weight", lifted=1))
+    short.append(Rule((f"{MIXER}conv",), f"{theirs}conv.weight", changes=(lifted(1),)))
     short += [same(f"{MIXER}conv_bias", f"{theirs}conv.bias")] if bias else []
     return by_mixer(spec, {Softmax: softmax, ShortConv: short})
 

@@ -31,7 +31,7 @@ from headway.checkpoints.hf.layouts.experts import (
 )
 from headway.checkpoints.hf.layouts.llama import BIAS, NONE
 from headway.checkpoints.hf.layouts.llama_kin import REMOTE, TIED
-from headway.checkpoints.hf.layouts.rules import Rule
+from headway.checkpoints.hf.layouts.rules import Rule, lifted
 from headway.checkpoints.hf.rope import PARTIAL
 from headway.models import ModelSpec
 
@@ -90,7 +90,7 @@ ERNIE45_MOE = expert_layout(
             Rule(
                 (f"{LAYER}mlp.gate.e_score_correction_bias",),
                 f"{LAYER}mlp.moe_statics.e_score_correction_bias",
-                lifted=0,
+                changes=(lifted(0),),
             )
         ],
     ),

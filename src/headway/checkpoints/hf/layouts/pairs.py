@@ -18,7 +18,7 @@ from torch import Tensor
 from headway.checkpoints.hf.config_keys import OLD_GELU, ConfigReader, FieldMap, Key
 from headway.checkpoints.hf.layouts.base import Layout, Part
 from headway.checkpoints.hf.layouts.parts import scaled_embedding, table_size
-from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, block, module_rules, same, within
+from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, block, lifted, module_rules, same, within
 from headway.errors import ConfigError
 from headway.models import ModelSpec
 from headway.positions import Learned, PositionScheme, Sinusoidal
@@ -73,7 +73,7 @@ SWITCHES = ("static_position_embeddings", "normalize_embedding", "normalize_befo
 
 def _rules(spec: ModelSpec) -> Sequence[Rule]:
     """Embeddings, both stacks and the output layer."""
-    rules = [Rule(("lm_head.bias",), "final_logits_bias", lifted=0)] if spec.output_bias else []
+    rules = [Rule(("lm_head.bias",), "final_logits_bias", changes=(lifted(0),))] if spec.output_bias else []
     rules += [] if spec.tied else [same("lm_head.weight", "lm_head.weight")]
     for side in SIDES:
         modules = within(f"{side}.", f"model.{side}.", {**STACK, **within("layers.#.", "layers.#.", MODULES)})

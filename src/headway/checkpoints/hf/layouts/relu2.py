@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from headway.checkpoints.hf.config_keys import ConfigReader, Key
 from headway.checkpoints.hf.layouts.base import Part
 from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, llama_layout
-from headway.checkpoints.hf.layouts.rules import Rule, block, decoder_names
+from headway.checkpoints.hf.layouts.rules import Change, Rule, block, decoder_names
 from headway.checkpoints.hf.rope import PARTIAL
 from headway.errors import ConfigError
 from headway.models import ModelSpec
@@ -69,7 +71,18 @@ NAMES = decoder_names(
 def _turned(spec: ModelSpec) -> Sequence[Rule]:
     """Rotations are by minus the angle there: by the angle, where the halves of each query and key change places."""
     heads = {"q_proj": spec.heads, "k_proj": spec.kv_heads}
-    return [replace(rule, swapped=heads.get(rule.ours[0].split(".")[-2], 0)) for rule in NAMES.rules(spec)]
+    of_rules = ((rule, heads.get(rule.ours[0].split(".")[-2])) for rule in NAMES.rules(spec))
+    return [replace(rule, changes=(_swapped(count),)) if count else rule for rule, count in of_rules]
+
+
+def _swapped(heads: int) -> Change:
+    """The halves of each head change places."""
+
+    def turn(x: Tensor) -> Tensor:
+        halves: Tensor = x.unflatten(0, (heads, 2, -1))
+        return halves.flip(1).flatten(0, 2)
+
+    return Change(turn, turn, rows=True)
 
 
 def _check_nanochat(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import zip_longest
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,6 +47,24 @@ def own_shapes(spec: ModelSpec) -> Mapping[str, Tensor]:
         return MappingProxyType(dict(blank(spec).state_dict()))
 
 
+class Change(NamedTuple):
+    """What becomes of one tensor of ours, and what makes it again.
+
+    Attributes:
+        there: theirs, of ours. back: ours, of theirs.
+        rows: whether it only gives rows another order, which codes of them can follow.
+    """
+
+    there: Callable[[Tensor], Tensor]
+    back: Callable[[Tensor], Tensor]
+    rows: bool = False
+
+
+def lifted(axis: int) -> Change:
+    """An axis of size 1 that theirs has and ours has not."""
+    return Change(lambda x: x.unsqueeze(axis), lambda x: x.squeeze(axis))
+
+
 @dataclass(frozen=True)
 class Rule:
     """How a tensor of theirs is made of one or several of ours.
@@ -55,8 +75,7 @@ class Rule:
         groups: several lie in so many groups, each a share of the first and then of the others: of queries, keys and
             values one for each kv head, or 1 where they lie one after the other.
         transposed: whether their matrix is stored [in, out] (GPT-2's Conv1D).
-        lifted: an axis of size 1 that theirs has and ours has not; None where there is none.
-        swapped: the halves of each of so many heads, of its rows, change places; 0 is none.
+        changes: of each of ours, before it lies in theirs; None, and what is left out, is as it is.
         stacked: so many tensors, each made of as many of ours, lie in one of theirs, [stacked, ...]; 0 is one tensor.
     """
 
@@ -65,8 +84,7 @@ class Rule:
     rows: tuple[int, ...] = ()
     groups: int = 1
     transposed: bool = False
-    lifted: int | None = None
-    swapped: int = 0
+    changes: tuple[Change | None, ...] = ()
     stacked: int = 0
 
     def at(self, layer: str) -> "Rule":
@@ -82,8 +100,12 @@ class Rule:
     @property
     def renames_only(self) -> bool:
         """Whether both are one tensor, so that nothing needs to be made of it."""
-        changed = self.rows or self.transposed or self.swapped or self.stacked
-        return not (changed or self.lifted is not None)
+        return not (self.rows or self.transposed or self.changes or self.stacked)
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether every row of theirs is one of ours, number by number."""
+        return not self.transposed and all(change is None or change.rows for change in self.changes)
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """Theirs, of ours."""
@@ -96,33 +118,33 @@ class Rule:
         """Ours, of theirs."""
         if self.stacked:
             return [part for one in whole for part in self.split_rows(self._stored(one))]
-        rows = self._stored(whole) if self.lifted is None else whole.squeeze(self.lifted)
-        return self.split_rows(rows)
+        return self.split_rows(self._stored(whole))
 
     def _one(self, parts: Sequence[Tensor]) -> Tensor:
         return self._stored(self.join_rows(parts))
 
     def join_rows(self, parts: Sequence[Tensor]) -> Tensor:
         """Tensors whose rows are those of ours as one whose rows are the outputs of theirs, however it is stored."""
-        if self.swapped:
-            halves: Tensor = parts[0].unflatten(0, (self.swapped, 2, -1))
-            return halves.flip(1).flatten(0, 2)
+        changed = [
+            part if change is None else change.there(part)
+            for part, change in zip_longest(parts, self.changes)
+        ]
         if not self.rows:
-            return parts[0]
-        return torch.cat([part.unflatten(0, (self.groups, -1)) for part in parts], 1).flatten(0, 1)
+            return changed[0]
+        return torch.cat([part.unflatten(0, (self.groups, -1)) for part in changed], 1).flatten(0, 1)
 
     def split_rows(self, whole: Tensor) -> Sequence[Tensor]:
         """The inverse."""
-        if self.swapped:
-            return (self.join_rows((whole,)),)
-        if not self.rows:
-            return (whole,)
-        each = whole.unflatten(0, (self.groups, -1)).split([rows // self.groups for rows in self.rows], 1)
-        return [part.flatten(0, 1) for part in each]
+        parts: Sequence[Tensor] = (whole,)
+        if self.rows:
+            sizes = [rows // self.groups for rows in self.rows]
+            each = whole.unflatten(0, (self.groups, -1)).split(sizes, 1)
+            parts = [part.flatten(0, 1) for part in each]
+        return [
+            part if change is None else change.back(part) for part, change in zip_longest(parts, self.changes)
+        ]
 
     def _stored(self, value: Tensor) -> Tensor:
-        if self.lifted is not None:
-            return value.unsqueeze(self.lifted)
         return value.T if self.transposed and value.dim() == 2 else value
 
 

@@ -25,7 +25,7 @@ from headway.checkpoints.hf.layouts.granite import (
 )
 from headway.checkpoints.hf.layouts.hybrids import LINEAR, MIXER, by_mixer, check_silu, mixer_keys
 from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, llama_layout
-from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, module_rules, same, within
+from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, lifted, module_rules, same, within
 from headway.checkpoints.hf.rope import PARTIAL
 from headway.errors import ConfigError
 from headway.models import ModelSpec
@@ -46,7 +46,8 @@ STEPS: Mapping[str, tuple[Any, ...]] = {
     "time_step_limit": ([0.0, {"__float__": "Infinity"}], [0.0, inf], (0.0, inf))
 }
 OLD = {"mamba": LINEAR, "attention": FULL}
-"""Kinds of layers as published files have them."""
+"""Kinds of layers as published files have them, which llama.cpp's converter knows alone."""
+PUBLISHED = {new: old for old, new in OLD.items()}
 
 
 def _read(
@@ -95,7 +96,7 @@ def _rules(spec: ModelSpec, place: str, others: Sequence[Rule]) -> list[Rule]:
     names = {"log_rate": "A_log", "step_bias": "dt_bias", "skip": "D", "norm.weight": "norm.weight"}
     names |= {"conv_bias": "conv1d.bias"} if ssd.conv_bias else {}
     rules = [same(f"{MIXER}{a}", f"{theirs}{b}") for a, b in names.items()]
-    rules.append(Rule((f"{MIXER}conv",), f"{theirs}conv1d.weight", lifted=1))
+    rules.append(Rule((f"{MIXER}conv",), f"{theirs}conv1d.weight", changes=(lifted(1),)))
     for leaf in ("weight", "bias")[: 1 + ssd.bias]:
         parts = tuple(f"{MIXER}{part}_proj.{leaf}" for part in ("gate", "mixed", "step"))
         rules.append(Rule(parts, f"{theirs}in_proj.{leaf}", rows))
@@ -193,7 +194,11 @@ def _write_granite(spec: ModelSpec) -> dict[str, Any]:
     keys, kinds = _write(spec)
     dense = {COUNT[0]: 0, EXPERTS.dense: spec.hidden, EXPERTS.shared: spec.hidden}
     marks = None if spec.positions == NoPositions() else "rope"
-    more = {"layer_types": kinds, "position_embedding_type": marks, **write_numbers(spec)}
+    more = {
+        "layer_types": [PUBLISHED[kind] for kind in kinds],
+        "position_embedding_type": marks,
+        **write_numbers(spec),
+    }
     return {**keys, **(EXPERTS.write(spec) if any(spec.experts) else dense), **more}
 
 

@@ -1,0 +1,185 @@
+"""One architecture of GGUF as a layout: its metadata, and the names of its tensors."""
+
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor
+
+from headway.checkpoints.formats.gguf.derived import Fields, Schemes
+from headway.checkpoints.formats.gguf.experts import ExpertKeys, with_experts
+from headway.checkpoints.formats.gguf.mixers import KV_HEADS, Mixing, with_mixers
+from headway.checkpoints.formats.gguf.rope import FACTORS, ROPE, read_rope, write_rope
+from headway.checkpoints.hf.config_keys import ConfigReader, Key
+from headway.checkpoints.hf.layouts import Inexpressible, Layout
+from headway.checkpoints.hf.layouts.rules import FUSED, Modules, decoder_names
+from headway.checkpoints.hf.windows import from_foreign, last_keys
+from headway.errors import ConfigError
+from headway.models import ModelSpec
+from headway.patterns import Causal
+from headway.positions import Pairing, PerLayer
+
+MODULES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    **{f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+}
+"""Our modules of a layer and theirs."""
+BIASES = {
+    "qkv_bias": "blk.0.attn_q.bias",
+    "out_bias": "blk.0.attn_output.bias",
+    "mlp_bias": "blk.0.ffn_gate.bias",
+}
+"""Fields of the spec that are on where a tensor is there."""
+SIZES = {
+    "vocab": "vocab_size",
+    "layers": "block_count",
+    "width": "embedding_length",
+    "hidden": "feed_forward_length",
+    "heads": "attention.head_count",
+    "trained_context": "context_length",
+}
+RMS, LAYER = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
+WINDOW, MARKS = (f"attention.{name}" for name in ("sliding_window", "sliding_window_pattern"))
+HEAD_DIMS = ("attention.key_length", "attention.value_length")
+WINDOWED = {"llama": "mistral", "olmo2": "olmo3"}
+"""The family of an architecture's models that have a window."""
+MIXTURES = {"llama": "mixtral"}
+"""... and that have experts."""
+NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+def gguf_layout(
+    name: str,
+    pairing: Pairing | None,
+    biases: Collection[str] = (),
+    *,
+    family: str | None = None,
+    also: tuple[str, ...] = (),
+    eps: str = RMS,
+    numbers: Mapping[str, Key] = NONE,
+    modules: Modules = NONE,
+    top: Modules = NONE,
+    tied: bool | None = None,
+    every: int = 0,
+    schemes: Schemes = lambda rotary, keys: (rotary, rotary),
+    more: tuple[str, ...] = (),
+    only: Mapping[str, tuple[Any, ...]] = NONE,
+    further: Fields = lambda keys, fields: {},
+    written: Callable[[ModelSpec], dict[str, Any]] = lambda spec: {},
+    experts: ExpertKeys | None = None,
+    mixing: Mixing | None = None,
+    harmless: tuple[str, ...] = (),
+) -> Layout:
+    """One `general.architecture`, by default of the family of that name; its positions are rotary where it has a
+    `pairing`.
+
+    `numbers` are further fields that are keys; `modules`, and `top` outside of layers, are those with another name.
+    Where `tied` is not None, all are or none is. Of `every` so many layers the last sees all, and has the second of
+    `schemes`. `further` are fields that `more` keys say, as `written` writes them; keys of `only` have one value.
+    `experts` are those that layers may have, `mixing` is what some mix tokens with."""
+
+    def read(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        keys, width, heads = given.below(f"{name}."), fields["width"], fields["heads"]
+        lengths = {keys.whole(key, width // heads or None) for key in HEAD_DIMS}
+        if len(lengths) > 1:
+            raise ConfigError(
+                f"keys of {' and '.join(map(str, lengths))} dims and values of others are unsupported"
+            )
+        window = from_foreign("sliding_window", keys.get(WINDOW) or None)
+        seeing = _seeing(keys, every, fields["layers"])
+        by_layer = mixing is not None and mixing.marks == "heads"
+        usual = {} if by_layer else {"kv_heads": keys.whole(KV_HEADS, heads)}
+        mixers = {} if mixing is None else mixing.layers(keys, len(seeing))
+        found = {
+            "head_dim": (head_dim := lengths.pop()),
+            "patterns": [Causal() if sees else window for sees in seeing],
+            **usual,
+            **mixers,
+        }
+        if pairing is not None:
+            most, last = schemes(read_rope(keys, head_dim, pairing, given.get(FACTORS)), keys)
+            found["positions"] = PerLayer.of([last if sees else most for sees in seeing])
+        mixture = {} if experts is None else experts.read(keys, fields)
+        return {**found, **mixture, **further(keys, {**fields, **found})}
+
+    def write(spec: ModelSpec) -> dict[str, Any]:
+        windows = {last_keys(pattern) for pattern in spec.patterns}
+        if len(windows - {None}) > 1 or (len(windows) > 1 and not every):
+            raise Inexpressible("windows")
+        rope: tuple[dict[str, Any], Tensor | None] = ({}, None) if pairing is None else write_rope(spec)
+        keys = {
+            KV_HEADS: spec.kv_heads,
+            **dict.fromkeys(HEAD_DIMS, spec.head_dim),
+            WINDOW: next(iter(windows - {None}), None),
+            **rope[0],
+            **{key: value for key, (value,) in only.items()},
+            **({} if experts is None else experts.write(spec)),
+            **({} if mixing is None else mixing.given(spec)),
+            **written(spec),
+        }
+        return {**{f"{name}.{key}": value for key, value in keys.items()}, FACTORS: rope[1]}
+
+    own = {
+        field: key._replace(names=f"{name}.{key.names}") if key.each else key
+        for field, key in numbers.items()
+    }
+    read_keys = (KV_HEADS, WINDOW, *HEAD_DIMS, *ROPE, *([MARKS] if every else ()), *more)
+    read_keys += (() if experts is None else experts.keys) + (() if mixing is None else mixing.needed)
+    joined = {
+        part for whole, parts in FUSED.items() if any(whole in one for one in modules) for part in parts
+    }
+    names = {
+        ours: theirs
+        for ours, theirs in {**MODULES, **modules}.items()
+        if ours.rpartition(".")[2] not in joined
+    }
+    tensors = with_experts(
+        decoder_names(
+            *("", "token_embd", "output_norm", "blk.#.", names),
+            top=top,
+            head="output",
+            unused=(FACTORS,),  # read with the positions
+        )
+    )
+    return Layout(
+        family=family or name,
+        architectures={name: "lm"},
+        keys={field: Key(f"{name}.{key}") for field, key in {**SIZES, "norm_eps": eps}.items()}
+        | {field: Key(field) for field in biases}
+        | ({"tied": Key("tied")} if tied is None else {})
+        | own,
+        more=dict.fromkeys((FACTORS, *(f"{name}.{key}" for key in read_keys))),
+        only={
+            f"{name}.attention.causal": (True,),
+            **{f"{name}.{key}": values for key, values in only.items()},
+            **({} if tied is None else {"tied": (tied,)}),
+        },
+        harmless=tuple(f"{name}.{key}" for key in ("tensor_data_layout", *harmless)),
+        read=read,
+        write=write,
+        tensors=tensors if mixing is None else with_mixers(tensors, mixing),
+        pairing=pairing or "halves",
+        also=also,
+    )
+
+
+def _seeing(keys: ConfigReader, every: int, layers: int) -> list[bool]:
+    """Whether a layer sees all where others may have a window: every n-th does, unless the file says which."""
+    marks = keys.get(MARKS) if every else None
+    if marks is None or isinstance(marks, int):
+        return [bool(every) and (i + 1) % (marks or every) == 0 for i in range(layers)]
+    if len(marks) != layers or not set(marks) <= {0, 1}:
+        raise keys.wrong(MARKS, f"a truth value for each of {layers} layers", list(marks))
+    return [not windowed for windowed in marks]

@@ -1,0 +1,223 @@
+"""Layers that mix tokens otherwise than by attention, in GGUF: their keys, and the names of their tensors.
+
+A decay is -e^rate in a file (`model.py`). In Qwen3.5's delta layers the first value head of every key comes first, then
+the second of every key.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from headway.attention.delta import DeltaSpec, RuleSizes, SSDSpec
+from headway.checkpoints.hf.config_keys import ConfigReader, Inexpressible
+from headway.checkpoints.hf.layouts.hybrids import MIXER, by_mixer, gated_rules
+from headway.checkpoints.hf.layouts.rules import Change, Rule, TensorNames, lifted
+from headway.models import ModelSpec
+from headway.models.mixers import Softmax
+from headway.nn import ShortConv
+
+KV_HEADS, RECURRENT, INTERVAL = (
+    "attention.head_count_kv",
+    "attention.recurrent_layers",
+    "full_attention_interval",
+)
+LENGTH = "shortconv.l_cache"
+SSM = tuple(
+    f"ssm.{name}" for name in ("conv_kernel", "inner_size", "state_size", "time_step_rank", "group_count")
+)
+
+
+class Mixing(NamedTuple):
+    """What an architecture has beside softmax attention.
+
+    Attributes:
+        kind: the type of that mixer.
+        keys: those that it is read from.
+        read, write: the mixer and its keys.
+        rules: of its tensors, whose names are ours below `MIXER`.
+        marks: which layers have it: those without kv heads ("heads"), those that a list says or all but every n-th
+            ("layers"), or "all".
+    """
+
+    kind: type
+    keys: tuple[str, ...]
+    read: Callable[[ConfigReader], Any]
+    write: Callable[[Any], dict[str, Any]]
+    rules: Callable[[Any], list[Rule]]
+    marks: str
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """All keys."""
+        return (*self.keys, *((RECURRENT, INTERVAL) if self.marks == "layers" else ()))
+
+    def layers(self, keys: ConfigReader, layers: int) -> dict[str, Any]:
+        """The mixers, and the kv heads of those that attend. Raises ConfigError for lists of another length, and
+        several numbers of kv heads."""
+        own, heads = self.read(keys), set[int]()
+        if self.marks == "heads":
+            each = _each(keys, KV_HEADS, layers)
+            recurrent, heads = [not n for n in each], {n for n in each if n}
+        elif self.marks == "layers" and keys.get(RECURRENT) is not None:
+            recurrent = [bool(n) for n in _each(keys, RECURRENT, layers)]
+        else:
+            every = keys.whole(INTERVAL, 4) if self.marks == "layers" else layers + 1
+            recurrent = [(i + 1) % every != 0 for i in range(layers)]
+        if len(heads) > 1:
+            raise keys.wrong(KV_HEADS, "one number, or 0, for each layer", sorted(heads))
+        mixers = tuple(own if there else Softmax() for there in recurrent)
+        return {"mixers": mixers, **({"kv_heads": heads.pop()} if heads else {})}
+
+    def given(self, spec: ModelSpec) -> dict[str, Any]:
+        """The keys. Raises Inexpressible for other mixers, and for none of the kind."""
+        others = {mixer for mixer in spec.mixers if mixer != Softmax()}
+        if len(others) != 1 or not all(isinstance(mixer, self.kind) for mixer in others):
+            raise Inexpressible("mixers")
+        recurrent = [mixer != Softmax() for mixer in spec.mixers]
+        keys = self.write(others.pop())
+        if self.marks == "heads":
+            keys[KV_HEADS] = [0 if there else spec.kv_heads for there in recurrent]
+        if self.marks == "layers":
+            first = (*recurrent, False).index(False) + 1
+            regular = recurrent == [(i + 1) % first != 0 for i in range(spec.layers)]
+            keys |= {RECURRENT: recurrent, INTERVAL: first if regular else None}
+        return keys
+
+
+def _each(keys: ConfigReader, key: str, layers: int) -> list[int]:
+    """A whole number for each layer, which may be one for all."""
+    found = keys.need(key)
+    each = [found] * layers if isinstance(found, int) else list(found)
+    if len(each) != layers or not all(isinstance(n, int) and n >= 0 for n in each):
+        raise keys.wrong(key, f"a whole number for each of {layers} layers", each)
+    return each
+
+
+def with_mixers(names: TensorNames, mixing: Mixing) -> TensorNames:
+    """The same names, those of attention in its layers alone."""
+
+    def rules(spec: ModelSpec) -> list[Rule]:
+        each = names.rules(spec)
+        own = [rule for rule in each if rule.ours[0].startswith(MIXER)]
+        if spec.gate is not None:
+            query = gated_rules(spec)[0]
+            own = [replace(query, theirs=r.theirs) if r.ours[0] == query.ours[0] else r for r in own]
+        mixer = next(mixer for mixer in spec.mixers if mixer != Softmax())
+        return [
+            *(rule for rule in each if not rule.ours[0].startswith(MIXER)),
+            *by_mixer(spec, {Softmax: own, mixing.kind: mixing.rules(mixer)}),
+        ]
+
+    return replace(names, rules=rules)
+
+
+def _named(names: Mapping[str, str], changed: Mapping[str, Change]) -> list[Rule]:
+    return [
+        Rule((MIXER + ours,), f"blk.#.{theirs}", changes=(changed[ours],) if ours in changed else ())
+        for ours, theirs in names.items()
+    ]
+
+
+def _sizes(keys: ConfigReader) -> dict[str, Any]:
+    conv, inner, state, heads, groups = map(keys.whole, SSM)
+    if inner % heads:
+        raise keys.wrong(SSM[1], f"a multiple of the {heads} of {SSM[3]}", inner)
+    dims = {"head_dim": state, "value_dim": inner // heads, "conv": conv}
+    return {"heads": heads, "key_heads": groups, **dims}
+
+
+def _size_keys(sizes: RuleSizes) -> dict[str, Any]:
+    numbers = (sizes.conv, sizes.channels[2], sizes.head_dim, sizes.heads, sizes.key_heads)
+    return dict(zip(SSM, numbers, strict=True))
+
+
+STATE = {
+    "conv": "ssm_conv1d.weight",
+    "conv_bias": "ssm_conv1d.bias",
+    "step_bias": "ssm_dt.bias",
+    "log_rate": "ssm_a",
+    "skip": "ssm_d",
+    "norm.weight": "ssm_norm.weight",
+    "o_proj.weight": "ssm_out.weight",
+}
+
+
+def _ssd_rules(ssd: SSDSpec) -> list[Rule]:
+    parts = tuple(f"{MIXER}{part}_proj.weight" for part in ("gate", "mixed", "step"))
+    by_group = Change(lambda x: x.unflatten(0, (ssd.key_heads, -1)), lambda x: x.flatten())
+    changed = {"log_rate": lifted(1), "skip": lifted(1), "norm.weight": by_group}
+    return [
+        Rule(parts, "blk.#.ssm_in.weight", (ssd.channels[2], sum(ssd.channels), ssd.heads)),
+        *_named(STATE, changed),
+    ]
+
+
+def _order(keys: int, each: int, axis: int) -> Change:
+    """Of `keys` groups of `each` heads, one of every group, and then the next of every group, along an axis."""
+
+    def turn(x: Tensor, outer: int, inner: int) -> Tensor:
+        parts: Tensor = x.unflatten(axis, (outer, inner, -1))
+        return parts.transpose(axis, axis + 1).flatten(axis, axis + 2)
+
+    return Change(lambda x: turn(x, keys, each), lambda x: turn(x, each, keys), rows=axis == 0)
+
+
+DELTA = {
+    "gate_proj.weight": "attn_gate.weight",
+    "o_proj.weight": "ssm_out.weight",
+    "norm.weight": "ssm_norm.weight",
+    "log_rate": "ssm_a",
+    "decay_bias": "ssm_dt.bias",
+}
+ALONE = {"beta_proj.weight": "ssm_beta.weight", "decay_proj.weight": "ssm_alpha.weight"}
+
+
+def _delta_rules(delta: DeltaSpec, ordered: bool) -> list[Rule]:
+    """Of Qwen3.5 where values are `ordered`, else of Qwen3-Next, which has betas and decays of a key in one matrix."""
+    each = delta.heads // delta.key_heads
+    by_row, by_column = (_order(delta.key_heads, each, axis) for axis in (0, 1))
+    turned = {**DELTA, **ALONE}.keys() - {"norm.weight"} if ordered and each > 1 else set()
+    changed = {ours: by_column if ours == "o_proj.weight" else by_row for ours in turned}
+    fused = [
+        Rule(
+            tuple(f"{MIXER}{letter}_{ours}" for letter in "qkv"),
+            f"blk.#.{theirs}",
+            delta.channels,
+            changes=(None, None, by_row) if turned else (),
+        )
+        for ours, theirs in (("proj.weight", "attn_qkv.weight"), ("conv", "ssm_conv1d.weight"))
+    ]
+    both = tuple(MIXER + ours for ours in ALONE)
+    together = Rule(both, "blk.#.ssm_ba.weight", (delta.heads,) * 2, delta.key_heads)
+    return [*fused, *_named(DELTA, changed), *(_named(ALONE, changed) if ordered else [together])]
+
+
+SHORT = {
+    "in_proj.weight": "shortconv.in_proj.weight",
+    "conv": "shortconv.conv.weight",
+    "o_proj.weight": "shortconv.out_proj.weight",
+}
+CONV = Mixing(
+    ShortConv,
+    (LENGTH,),
+    lambda keys: ShortConv(conv=keys.whole(LENGTH)),
+    lambda short: {LENGTH: short.conv},
+    lambda short: _named(SHORT, {}),
+    "heads",
+)
+SSD = Mixing(SSDSpec, SSM, lambda keys: SSDSpec(**_sizes(keys)), _size_keys, _ssd_rules, "heads")
+SSD_ALONE = SSD._replace(marks="all")
+DELTA_NEXT, DELTA_3_5 = (
+    Mixing(
+        DeltaSpec,
+        SSM,
+        lambda keys: DeltaSpec(**_sizes(keys)),
+        _size_keys,
+        partial(_delta_rules, ordered=ordered),
+        "layers",
+    )
+    for ordered in (False, True)
+)

@@ -1,0 +1,119 @@
+"""llama.cpp beside us: what its converter makes of our folders, and the log-probabilities of its server."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import Request, urlopen
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.data import llama_cpp_path
+from tests.serve.others import HOME
+
+SERVER = HOME / "llama-server" / "llama-server"
+CONVERTER = "convert_hf_to_gguf.py"
+DRIVER = """
+import json, logging, sys, traceback
+sys.path.insert(0, sys.argv[1])
+import convert_hf_to_gguf as converter
+said, told = {}, []
+handler = logging.Handler(logging.ERROR)
+handler.emit = lambda record: told.append(record.getMessage())
+logging.getLogger().addHandler(handler)
+for folder, file in json.loads(sys.argv[2]):
+    told.clear()
+    more = ["--no-mtp"] * any(name in folder for name in ("qwen3_next", "qwen3.5"))
+    sys.argv[1:] = [folder, "--outtype", "f32", "--outfile", file, *more]
+    try:
+        converter.main()
+        said[folder] = None
+    except (Exception, SystemExit) as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        said[folder] = f"{type(error).__name__}: {error} ({last.name}: {last.line}) {told[-1:]}"
+print("SAID" + json.dumps(said))
+"""
+
+
+def converted(folders: Mapping[Path, Path]) -> dict[Path, str | None]:
+    """Write, with llama.cpp's own converter, a file in float32 for each folder: the error of each, None where it wrote
+    one."""
+    home = llama_cpp_path(CONVERTER).parent
+    pairs = json.dumps([[str(folder), str(file)] for folder, file in folders.items()])
+    told = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", DRIVER, home, pairs],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    marked = told.stdout.rpartition("SAID")[2]
+    assert marked, told.stderr[-2000:]
+    return {Path(folder): said for folder, said in json.loads(marked).items()}
+
+
+def server() -> Path:
+    """llama.cpp's server; skips the test, with the reason, where there is none."""
+    found = SERVER if SERVER.exists() else shutil.which("llama-server")
+    if found is None:
+        pytest.skip(f"needs llama.cpp's server: {SERVER}, or llama-server in PATH")
+    return Path(found)
+
+
+@contextmanager
+def served(model: Path, context: int = 256) -> Iterator[Callable[[list[int], int], Tensor]]:
+    """A function of ids and the size of the vocabulary: the log-probabilities of what comes next, in float32."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [server(), "-m", model, "--port", port, "-c", context, "-np", 1, "-t", 1, "--no-warmup"]
+    command += ["-ctk", "f32", "-ctv", "f32", "-fa", "off", "--no-webui", "-b", context, "-ub", context]
+    log = model.with_suffix(".log")
+    with log.open("wb") as out:
+        process = subprocess.Popen([str(part) for part in command], stdout=out, stderr=out, env=os.environ)
+    try:
+        _wait(process, port, log)
+        yield lambda ids, vocab: _log_probs(port, ids, vocab)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    until = time.monotonic() + 120
+    while True:
+        assert process.poll() is None, log.read_text(errors="replace")[-2000:]
+        assert time.monotonic() < until
+        try:
+            with urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+                if answer.status == 200:
+                    return
+        except (URLError, OSError):
+            time.sleep(0.1)
+
+
+def ask(port: int, path: str, body: Mapping[str, Any]) -> Any:
+    """What the server answers."""
+    asked = Request(
+        f"http://127.0.0.1:{port}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urlopen(asked, timeout=600) as answer:
+        return json.load(answer)
+
+
+def _log_probs(port: int, ids: list[int], vocab: int) -> Tensor:
+    body = {"prompt": ids, "n_predict": 1, "n_probs": vocab, "temperature": -1, "cache_prompt": False}
+    (first,) = ask(port, "/completion", body)["completion_probabilities"]
+    found = torch.full((vocab,), torch.nan)
+    for one in first["top_logprobs"]:
+        found[one["id"]] = one["logprob"]
+    return found

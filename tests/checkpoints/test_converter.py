@@ -1,0 +1,193 @@
+"""llama.cpp's own converter on our folders: the same tensors, bit for bit, and the same metadata as in the file that we
+write; the file gives our logits, here and in llama.cpp."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headway.checkpoints import convert, load_model
+from headway.checkpoints.formats.gguf.model import write_model
+from headway.storage.gguf import GGUF, read_gguf
+from headway.storage.gguf_blocks import F32, dequantize
+from headway.storage.tensors import Tensors
+from headway.text import Tokenizer
+from tests.checkpoints.gguf_files import SPECS, weights
+from tests.checkpoints.hf import off
+from tests.checkpoints.llama_cpp import converted, served
+from tests.data import data_path, llama_cpp_path
+
+pytestmark = pytest.mark.slow
+BYTES = {
+    **dict.fromkeys(
+        (
+            *(
+                "gpt_oss",
+                "seed_oss",
+                "cohere",
+                "cohere2",
+                "olmo",
+                "olmo2",
+                "olmo3",
+                "glm",
+                "glm4",
+                "stablelm",
+            ),
+            *(
+                "starcoder2",
+                "phi",
+                "gpt_neox",
+                "falcon",
+                "gpt2",
+                "gpt_bigcode",
+                "bloom",
+                "mpt",
+                "olmoe",
+                "lfm2",
+            ),
+            *("lfm2_moe", "jais2", "hunyuan", "exaone4", "exaone4, windows", "minimax_m2", "qwen2_moe"),
+            *("qwen3_moe", "qwen3_next", "qwen3.5", "qwen3.5, a value of each key"),
+        ),
+        "gpt-2",
+    ),
+    "qwen3.5, experts": "qwen2",  # transformers splits texts of this family so, whatever the folder says
+}
+"""Families whose converter asks for a byte-level vocabulary, and which they have; the others take LLaMA's pieces."""
+REFUSED = {
+    "llama, divided": "HeadwayForCausalLM",  # no rule of transformers has such divisors
+    "cohere2": "rotary_pct",  # which transformers 5 writes no more
+    "gpt_neox": "rotary_pct",
+    "gpt2": "n_ctx",  # as before
+    "minimax_m2": "rotary_dim",  # transformers has a share of each head instead
+    "mpt": "MptForCausalLM",  # transformers' class; the converter knows that of the authors
+    "falcon": "shape '[4, 3, 16, 64]'",  # transformers says num_kv_heads is the number of heads, and means one
+}
+"""What the converter refuses, and why."""
+OURS = {
+    *("vocab_size", "attention.key_length", "attention.value_length", "attention.head_count_kv"),
+    *("rope.dimension_count", "rope.freq_base", "expert_feed_forward_length", "feed_forward_length"),
+    *("attention.scale", "residual_scale", "embedding_scale", "logit_scale"),  # Bamba's, which are usual
+}
+"""Keys that we write and the converter leaves to what follows from others."""
+THEIRS = {
+    *(
+        "vocab_size",
+        "rope.scaling.type",
+        "attention.sliding_window_pattern",
+        "attention.layer_norm_rms_epsilon",
+    ),
+    *(
+        "rope.scaling.finetuned",
+        "rope.freq_base",
+        "rope.dimension_count",
+    ),  # of Granite's hybrids, without positions
+    *("expert_count", "expert_shared_feed_forward_length"),  # and without experts
+}
+"""Keys that the converter writes of what is usual, or not there."""
+OTHER = {
+    "full_attention_interval": "4, where a folder says which layers attend and no number",
+    "context_length": "2^20 in hybrids without positions",
+}
+"""... and with another value."""
+PAIRED = ("granite 4 h", "granite 4 h, experts")
+"""Families without positions, whose queries and keys the converter puts in pairs nevertheless."""
+WRONG = {"bamba": "half of a head is rotated, and the converter puts all of it in pairs, and says all of it"}
+"""What the converter makes another model of."""
+ELSEWHERE: dict[str, str] = {}
+"""What llama.cpp computes otherwise, and why."""
+KINDS = (str, int, float, bool)
+NARROW = ("qwen2", "qwen2, yarn", "smollm3")
+"""Families whose folders say no size of a head."""
+
+
+def folder_of(name: str, home: Path) -> Path:
+    """A folder of transformers, with a vocabulary that the converter knows."""
+    pieces = data_path("tokenizers/llama2/tokenizer.model")
+    known = llama_cpp_path(f"models/ggml-vocab-{BYTES.get(name)}.gguf") if name in BYTES else pieces
+    tokenizer = Tokenizer.load(known)
+    if name in BYTES:
+        tokenizer.backend.add_special_tokens(["<|user|>"])  # for GLM
+    spec = replace(SPECS[name], vocab=-(-tokenizer.backend.get_vocab_size() // 16) * 16)
+    if name in NARROW:
+        spec = replace(spec, head_dim=spec.width // spec.heads)
+    write_model(home / "start.gguf", spec, weights(spec), F32, tokenizer=tokenizer.gguf_metadata(spec.vocab))
+    convert(home / "start.gguf", home / "folder", tokenizer=tokenizer)
+    if name not in BYTES:
+        shutil.copy(pieces, home / "folder" / "tokenizer.model")
+    return home / "folder"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str | None]]:
+    """The folder of every family and what the converter said of it: one process, which takes a while to begin."""
+    home = tmp_path_factory.mktemp("converter")
+    folders = {}
+    for name in SPECS:
+        (home / name).mkdir()
+        folders[name] = folder_of(name, home / name)
+    said = converted({folder: folder.with_name("theirs.gguf") for folder in folders.values()})
+    return {name: (folder, said[folder]) for name, folder in folders.items()}
+
+
+def tensors(file: GGUF) -> dict[str, torch.Tensor]:
+    """The numbers of a file."""
+    stored = Tensors(file.tensors)
+    return {n: dequantize(stored[n], one.type).view(one.numbers) for n, one in file.tensors.items()}
+
+
+def keys(file: GGUF) -> dict[str, Any]:
+    """What a file says of its architecture."""
+    name = file.metadata["general.architecture"]
+    found = {key.removeprefix(f"{name}."): value for key, value in file.metadata.items()}
+    own = {key: value for key, value in found.items() if f"{name}.{key}" in file.metadata}
+    return {key: value if isinstance(value, KINDS) else list(value) for key, value in own.items()}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_its_file_is_ours(made: Any, name: str) -> None:
+    """Tensor by tensor, bits and types, and key by key."""
+    folder, said = made[name]
+    if name in REFUSED:
+        assert REFUSED[name] in str(said)
+        return
+    if name in WRONG:
+        return
+    assert said is None
+    convert(folder, folder.with_name("ours.gguf"))
+    ours, theirs = (read_gguf(folder.with_name(f"{who}.gguf")) for who in ("ours", "theirs"))
+    assert ours.metadata["general.architecture"] == theirs.metadata["general.architecture"]
+    a, b = tensors(ours), tensors(theirs)
+    assert a.keys() == b.keys()
+    for n in a:
+        assert ours.tensors[n].type == theirs.tensors[n].type, n
+        assert a[n].shape == b[n].shape, n
+        paired = name in PAIRED and n.endswith(("attn_q.weight", "attn_k.weight"))
+        assert paired or torch.equal(a[n], b[n]), n
+    x, y = keys(ours), keys(theirs)
+    assert x.keys() - y.keys() <= OURS
+    assert y.keys() - x.keys() <= THEIRS
+    both = (x.keys() & y.keys()) - OTHER.keys()
+    assert {key: x[key] for key in both} == {key: y[key] for key in both}
+    for key in (f"tokenizer.ggml.{part}" for part in ("model", "pre", "tokens", "merges")):
+        assert list(ours.metadata.get(key, "")) == list(theirs.metadata.get(key, "")), key
+
+
+@pytest.mark.parametrize("name", SPECS)
+@torch.no_grad()
+def test_a_file_gives_our_logits_here_and_in_llama_cpp(made: Any, name: str) -> None:
+    """The converter's, where it writes one, else ours. Log-probabilities of the server are within 1e-4 of the
+    largest."""
+    folder, said = made[name]
+    file = folder.with_name("start.gguf" if said or name in WRONG else "theirs.gguf")
+    model, again = load_model(folder), load_model(file)
+    ids = torch.randint(0, 500, (15,), generator=torch.Generator().manual_seed(0)).tolist()
+    logits = model(torch.tensor([ids]))[0]
+    assert off(again(torch.tensor([ids]))[0], logits) < 1e-5
+    if name in ELSEWHERE:
+        return
+    with served(file) as log_probs:
+        for count in (4, 15):
+            assert off(log_probs(ids[:count], model.spec.vocab), logits[count - 1].log_softmax(-1)) < 1e-4
