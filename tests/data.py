@@ -24,3 +24,10 @@ def llama_cpp_path(relative: str) -> Path:
     `others.py` keeps (HEADWAY_PEERS), else below `llama.cpp` of the data; skips as `data_path`."""
     kept = HOME / "src" / LLAMA_CPP / "vendor" / "llama.cpp" / relative
     return kept if kept.exists() else data_path(f"llama.cpp/{relative}")
+
+
+def weights_path(relative: str) -> Path:
+    """Published weights: `relative` in the folder `weights` of what `others.py` keeps (HEADWAY_PEERS), else of the
+    data; skips as `data_path`. docs/checkpoints.md says what they are and how they come there."""
+    kept = HOME / "weights" / relative
+    return kept if kept.exists() else data_path(f"weights/{relative}")

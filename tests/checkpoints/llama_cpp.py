@@ -6,11 +6,12 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
@@ -70,28 +71,30 @@ def server() -> Path:
 
 
 @contextmanager
-def served(model: Path, context: int = 256) -> Iterator[Callable[[list[int], int], Tensor]]:
-    """A function of ids and the size of the vocabulary: the log-probabilities of what comes next, in float32."""
+def served(
+    model: Path, context: int = 256, most: int | None = None
+) -> Iterator[Callable[[list[int], int], Tensor]]:
+    """A function of ids and the size of the vocabulary: the log-probabilities of what comes next, in float32; of the
+    `most` likeliest where that is given, and NaN of all others."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [server(), "-m", model, "--port", port, "-c", context, "-np", 1, "-t", 1, "--no-warmup"]
     command += ["-ctk", "f32", "-ctv", "f32", "-fa", "off", "--no-webui", "-b", context, "-ub", context]
-    log = model.with_suffix(".log")
-    with log.open("wb") as out:
-        process = subprocess.Popen([str(part) for part in command], stdout=out, stderr=out, env=os.environ)
-    try:
-        _wait(process, port, log)
-        yield lambda ids, vocab: _log_probs(port, ids, vocab)
-    finally:
-        process.terminate()
-        process.wait()
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen([str(part) for part in command], stdout=log, stderr=log, env=os.environ)
+        try:
+            _wait(process, port, log)
+            yield lambda ids, vocab: _log_probs(port, ids, vocab, most or vocab)
+        finally:
+            process.terminate()
+            process.wait()
 
 
-def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def _wait(process: subprocess.Popen[bytes], port: int, log: IO[bytes]) -> None:
     until = time.monotonic() + 120
     while True:
-        assert process.poll() is None, log.read_text(errors="replace")[-2000:]
+        assert process.poll() is None, os.pread(log.fileno(), 1 << 20, 0)[-2000:].decode(errors="replace")
         assert time.monotonic() < until
         try:
             with urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
@@ -110,8 +113,8 @@ def ask(port: int, path: str, body: Mapping[str, Any]) -> Any:
         return json.load(answer)
 
 
-def _log_probs(port: int, ids: list[int], vocab: int) -> Tensor:
-    body = {"prompt": ids, "n_predict": 1, "n_probs": vocab, "temperature": -1, "cache_prompt": False}
+def _log_probs(port: int, ids: list[int], vocab: int, most: int) -> Tensor:
+    body = {"prompt": ids, "n_predict": 1, "n_probs": most, "temperature": -1, "cache_prompt": False}
     (first,) = ask(port, "/completion", body)["completion_probabilities"]
     found = torch.full((vocab,), torch.nan)
     for one in first["top_logprobs"]:
