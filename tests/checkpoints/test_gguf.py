@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from headway.api import load
 from headway.checkpoints import convert, inspect, load_folder, load_model, save_folder
 from headway.checkpoints.formats.gguf.architectures import ARCHITECTURES
+from headway.checkpoints.formats.gguf.derived import decimal, read_rope
 from headway.checkpoints.formats.gguf.metadata import write_spec
 from headway.checkpoints.formats.gguf.model import stored_type, write_model
-from headway.checkpoints.formats.gguf.rope import decimal, read_rope
 from headway.checkpoints.formats.gguf.writer import write_gguf
 from headway.checkpoints.hf.config_keys import ConfigReader
 from headway.checkpoints.hf.layouts.tensors import exported

@@ -16,25 +16,30 @@ from torch import Tensor
 
 from headway.checkpoints.formats.gguf.derived import (
     EXPERTS,
+    FACTORS,
     LOCAL_BASE,
     LOGIT_SCALE,
+    ROPE,
     SCALE,
+    THETA,
     Fields,
     Schemes,
     local_base,
     nth_without,
     read_experts,
     read_granite,
+    read_rope,
     scale_of_27b,
     untruncated,
     with_experts,
     write_experts,
     write_granite,
     write_local_base,
+    write_rope,
 )
-from headway.checkpoints.formats.gguf.rope import FACTORS, ROPE, THETA, read_rope, write_rope
 from headway.checkpoints.hf.config_keys import ConfigReader, Key
 from headway.checkpoints.hf.layouts import Inexpressible, Layout
+from headway.checkpoints.hf.layouts.base import Part
 from headway.checkpoints.hf.layouts.rules import FUSED, Modules, decoder_names
 from headway.checkpoints.hf.windows import from_foreign, last_keys
 from headway.errors import ConfigError
@@ -111,7 +116,7 @@ def _layout(
     `schemes`. `further` are fields that `more` keys say, as `written` writes them; keys of `only` have one value.
     `experts` are the fields of `Experts` that have no key where layers may have some."""
 
-    def read(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
         keys, width, heads = given.below(f"{name}."), fields["width"], fields["heads"]
         lengths = {keys.whole(key, width // heads or None) for key in HEAD_DIMS}
         if len(lengths) > 1:
@@ -165,15 +170,13 @@ def _layout(
         | {field: Key(field) for field in biases}
         | ({"tied": Key("tied")} if tied is None else {})
         | own,
-        more=dict.fromkeys((FACTORS, *(f"{name}.{key}" for key in read_keys))),
         only={
             f"{name}.attention.causal": (True,),
             **{f"{name}.{key}": values for key, values in only.items()},
             **({} if tied is None else {"tied": (tied,)}),
         },
         harmless=(f"{name}.tensor_data_layout",),
-        read=read,
-        write=write,
+        parts=(Part(dict.fromkeys((FACTORS, *(f"{name}.{key}" for key in read_keys))), read, write),),
         tensors=with_experts(
             decoder_names(
                 *("", "token_embd", "output_norm", "blk.#.", names),

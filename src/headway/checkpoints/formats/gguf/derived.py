@@ -1,15 +1,41 @@
-"""Fields of a spec that several keys of GGUF say together, or that layers of two kinds have (`architectures.py`)."""
+"""Fields of a spec that several keys of GGUF say together, or that layers of two kinds have (`architectures.py`); and
+rotary positions, as llama.cpp understands them (src/llama-model.cpp, ggml's `ggml_rope_ext`).
 
+rope.freq_base            theta
+rope.dimension_count      rotated dims: the first of a head, or all
+rope.scaling.type         "none", "linear", "yarn"; "linear" where there is a factor and no type
+rope.scaling.factor       of linear and YaRN
+rope.scaling.original_context_length, attn_factor, yarn_attn_factor, yarn_beta_fast, yarn_beta_slow
+                          of YaRN: the amplitude is attn_factor yarn_attn_factor (1 + 0.1 ln factor)
+tensor rope_freqs.weight  one divisor of every frequency; LLaMA 3.1's rule is written so
+"""
+
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from headway.checkpoints.hf.config_keys import ConfigReader, Inexpressible
 from headway.checkpoints.hf.layouts.rules import WB, Rule, TensorNames, same
+from headway.errors import ConfigError
 from headway.models import ModelSpec
 from headway.nn import Experts
 from headway.patterns import Causal
-from headway.positions import NoPositions, PositionScheme, Rotary, YaRN
+from headway.positions import (
+    LinearScaling,
+    Llama3,
+    LongRope,
+    NoPositions,
+    Pairing,
+    PositionScheme,
+    Rotary,
+    Scaling,
+    YaRN,
+    rotations,
+)
 
 SCALE, LOGIT_SCALE, LOCAL_BASE = "attention.scale", "logit_scale", "rope.freq_base_swa"
 Fields = Callable[[ConfigReader, Mapping[str, Any]], dict[str, Any]]
@@ -115,3 +141,140 @@ def with_experts(names: TensorNames) -> TensorNames:
         ]
 
     return replace(names, rules=rules)
+
+
+FACTORS, CONTEXT = "rope_freqs.weight", "context_length"
+THETA = 10000.0
+SCALING = "rope.scaling."
+ORIGINAL = f"{SCALING}original_context_length"
+LOW, HIGH, TRAINED = 1.0, 4.0, 8192
+"""Of LLaMA 3.1's rule, of which the file has the divisors alone."""
+NEAR = 1e-5
+"""Relative difference of divisors that were computed in float32."""
+YARN = tuple(
+    f"{SCALING}{name}"
+    for name in ("attn_factor", "yarn_attn_factor", "yarn_ext_factor", "yarn_beta_fast", "yarn_beta_slow")
+)
+ROPE = (
+    *("rope.freq_base", "rope.dimension_count", "rope.scale_linear", ORIGINAL, *YARN),
+    *(f"{SCALING}{name}" for name in ("type", "factor", "finetuned")),
+)
+"""The keys that are read."""
+
+
+def read_rope(keys: ConfigReader, head_dim: int, pairing: Pairing, factors: Tensor | None) -> Rotary:
+    """The rotation that a file describes. Raises ConfigError for a kind of scaling that is unknown, and keys that
+    contradict each other."""
+    theta, dims = keys.number("rope.freq_base", THETA), keys.whole("rope.dimension_count", head_dim)
+    if dims > head_dim:
+        raise ConfigError(f"{dims} dims of a head are rotated, and it has {head_dim}")
+    factor = keys.number(f"{SCALING}factor", keys.number("rope.scale_linear", 0.0)) or 1.0
+    kind = keys.text(f"{SCALING}type", "linear" if factor != 1 else "none")
+    if kind not in ("none", "linear", "yarn") or (kind == "none" and factor != 1):
+        raise ConfigError(
+            f"rotary scaling of type {kind!r} and factor {factor:g} is unsupported; supported are linear, yarn, and "
+            "none with factor 1"
+        )
+    if odd := [key for key in YARN if keys.get(key) is not None and kind != "yarn"]:
+        raise ConfigError(f'"{keys.prefix}{odd[0]}" is a key of yarn, and {SCALING}type is {kind!r}')
+    scaling: Scaling | None = None
+    if kind == "yarn":
+        scaling = _read_yarn(keys, factor)
+    elif factor != 1:
+        scaling = LinearScaling(factor)
+    plain = Rotary(theta, pairing=pairing, dims=None if dims == head_dim else dims, scaling=scaling)
+    if factors is None:
+        return plain
+    if scaling is not None:
+        raise ConfigError(f"{FACTORS} and scaling of type {kind!r}: one of the two is supported")
+    return replace(plain, scaling=_read_factors(keys, factors, plain, dims))
+
+
+def write_rope(spec: ModelSpec) -> tuple[dict[str, Any], Tensor | None]:
+    """The keys of a spec's rotary positions, those of layers that see all where others differ, and the tensor of
+    divisors, if there is one. Raises Inexpressible for positions that there are no keys for; what the keys lose is seen
+    by reading them again."""
+    of_layers = zip(spec.layer_positions, spec.patterns, strict=True)
+    seeing_all = [one for one, pattern in of_layers if pattern == Causal() and isinstance(one, Rotary)]
+    rotary = next(iter((*seeing_all, *rotations(spec.positions))), None)
+    if rotary is None:
+        raise Inexpressible("positions")
+    scaling, dims = rotary.scaling, rotary.dims or spec.head_dim
+    keys: dict[str, Any] = {"rope.dimension_count": dims, "rope.freq_base": rotary.theta}
+    if scaling is None:
+        return keys, None
+    if isinstance(scaling, LinearScaling):
+        return {**keys, f"{SCALING}type": "linear", f"{SCALING}factor": scaling.factor}, None
+    if isinstance(scaling, YaRN):
+        return {**keys, **_write_yarn(scaling)}, None
+    if scaling.length_dependent and (
+        not isinstance(scaling, LongRope) or scaling.short_factor != scaling.long_factor
+    ):
+        raise Inexpressible(f"rotary scaling ({type(scaling).__name__})")
+    if isinstance(scaling, Llama3):
+        keys[ORIGINAL] = scaling.trained_context
+    return keys, _divisors(rotary, dims)
+
+
+def _divisors(rotary: Rotary, dims: int) -> Tensor:
+    return (replace(rotary, scaling=None).frequencies(dims) / rotary.frequencies(dims)).float()
+
+
+def _read_yarn(keys: ConfigReader, factor: float) -> YaRN:
+    usual = 1 + 0.1 * math.log(factor)
+    amplitude = keys.number(f"{SCALING}attn_factor", 1.0) * keys.number(f"{SCALING}yarn_attn_factor", 1.0)
+    if keys.number(f"{SCALING}yarn_ext_factor", 1.0) != 1:
+        raise keys.wrong(f"{SCALING}yarn_ext_factor", "1", keys.get(f"{SCALING}yarn_ext_factor"))
+    return YaRN(
+        factor,
+        keys.whole(ORIGINAL, keys.whole(CONTEXT)),
+        keys.number(f"{SCALING}yarn_beta_fast", YaRN.beta_fast),
+        keys.number(f"{SCALING}yarn_beta_slow", YaRN.beta_slow),
+        # 7 digits: the quotient was rounded to 32 bits
+        attention_factor=None if amplitude == 1 else float(f"{amplitude * usual:.7g}"),
+    )
+
+
+def _write_yarn(scaling: YaRN) -> dict[str, Any]:
+    amplitude = scaling.amplitude / (1 + 0.1 * math.log(scaling.factor))
+    values = {
+        "attn_factor": (amplitude, 1.0),
+        "yarn_beta_fast": (scaling.beta_fast, YaRN.beta_fast),
+        "yarn_beta_slow": (scaling.beta_slow, YaRN.beta_slow),
+    }
+    return {
+        f"{SCALING}type": "yarn",
+        f"{SCALING}factor": scaling.factor,
+        ORIGINAL: scaling.trained_context,
+        **{f"{SCALING}{name}": value for name, (value, usual) in values.items() if value != usual},
+    }
+
+
+def _read_factors(keys: ConfigReader, factors: Tensor, plain: Rotary, dims: int) -> Scaling | None:
+    """LLaMA 3.1's rule where the divisors are those of it, else these divisors for rows of every length."""
+    values = [decimal(value) for value in factors.flatten().tolist()]
+    if len(values) != dims // 2 or not all(0 < value < math.inf for value in values):
+        raise ConfigError(
+            f"{FACTORS} must hold {dims // 2} finite numbers above 0, one for each pair that is rotated"
+        )
+    if all(value == 1 for value in values):
+        return None
+    if max(values) >= 1:
+        rule = Llama3(max(values), LOW, HIGH, keys.whole(ORIGINAL, TRAINED))
+        ours = _divisors(replace(plain, scaling=rule), dims)
+        if torch.allclose(ours, factors.flatten().float(), NEAR, 0.0):
+            return rule
+    return LongRope(tuple(values), tuple(values), keys.whole(CONTEXT), attention_factor=1.0)
+
+
+def decimal(value: float) -> float:
+    """A number that was rounded to 32 bits as the shortest decimal that rounds to it: 1e-05 of 9.99999974e-06."""
+    if rounded(value) != value:
+        return value
+    shortest = (float(f"{value:.{digits}g}") for digits in range(1, 10))
+    return next(one for one in shortest if rounded(one) == value)
+
+
+def rounded(value: float) -> float:
+    """To 32 bits; beyond the largest of these, an infinity."""
+    return float(torch.tensor(value, dtype=torch.float32))

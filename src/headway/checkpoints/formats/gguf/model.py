@@ -11,8 +11,8 @@ from torch import Tensor
 
 from headway.block_quantization import CodedMatrix
 from headway.checkpoints.formats.gguf.architectures import ARCHITECTURES
+from headway.checkpoints.formats.gguf.derived import FACTORS
 from headway.checkpoints.formats.gguf.metadata import architecture_of, write_spec
-from headway.checkpoints.formats.gguf.rope import FACTORS
 from headway.checkpoints.formats.gguf.writer import write_gguf
 from headway.checkpoints.hf.config_keys import ConfigReader, reading
 from headway.checkpoints.hf.layouts.rules import Rule
