@@ -10,8 +10,7 @@ import pytest
 from huggingface_hub import errors
 
 from headway.checkpoints import save_folder
-from headway.checkpoints.hub import asking
-from headway.checkpoints.remote import local_model
+from headway.checkpoints.remote import asking, local_model
 from headway.cli import run
 from headway.errors import CheckpointError, ConfigError, HubError
 from tests.generate.conftest import small

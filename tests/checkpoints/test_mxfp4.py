@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from headway.checkpoints.folder import load_folder
-from headway.checkpoints.quantized.mxfp4 import numbers, unpacked
+from headway.checkpoints.quantized.packed import mxfp4_numbers, unpack_mxfp4
 from headway.checkpoints.quantized.scheme import Scheme, written_config
 from headway.checkpoints.restore import build_model
 from headway.checkpoints.saving import save_folder
@@ -28,9 +28,9 @@ def packed(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_numbers_are_theirs() -> None:
     blocks, scales = packed(3, 10, 64)
-    assert torch.equal(numbers(blocks, scales).mT, convert_moe_packed_tensors(blocks, scales))
+    assert torch.equal(mxfp4_numbers(blocks, scales).mT, convert_moe_packed_tensors(blocks, scales))
     one = torch.tensor([[0x21] + [0] * 15], dtype=torch.uint8)
-    assert numbers(one, torch.tensor([128], dtype=torch.uint8))[:3].tolist() == [1.0, 2.0, 0.0]
+    assert mxfp4_numbers(one, torch.tensor([128], dtype=torch.uint8))[:3].tolist() == [1.0, 2.0, 0.0]
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_blocks_without_scales_are_refused(tmp_path: Path) -> None:
         ({"a_blocks": blocks.int(), "a_scales": scales}, "a in mxfp4 is uint8"),
     ):
         with pytest.raises(CheckpointError, match=says):
-            unpacked(lazy(state), tmp_path)
+            unpack_mxfp4(lazy(state), tmp_path)
 
 
 def test_codes_of_single_experts_are_refused_where_a_family_has_them_in_one_tensor(folder: Path) -> None:

@@ -19,6 +19,7 @@ from headway.checkpoints import (
 )
 from headway.checkpoints.hf.config_keys import ConfigReader, FieldMap, Key
 from headway.checkpoints.hf.layouts import LAYOUTS, Layout, family_rows
+from headway.checkpoints.hf.layouts.base import Part
 from headway.checkpoints.hf.layouts.rules import decoder_names
 from headway.cli import run
 from headway.errors import CheckpointError, ConfigError
@@ -58,7 +59,7 @@ MODULES = {
 }
 
 
-def read(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+def read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     return {"hidden": given.whole("ratio") * fields["width"]}
 
 
@@ -70,9 +71,7 @@ LAYOUT = Layout(
     family="harbour",
     architectures={"HarbourForCausalLM": "lm"},
     keys=KEYS,
-    more={"ratio": 4},
-    read=read,
-    write=write,
+    parts=(Part({"ratio": 4}, read, write),),
     tensors=decoder_names("net.", "net.words", "net.last", "net.blocks.#.", MODULES, by_group=True),
 )
 

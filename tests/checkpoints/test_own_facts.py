@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from headway.checkpoints.hf.headway_config import own_facts
+from headway.checkpoints.hf.config import own_facts
 from headway.checkpoints.hf.rope import _stretch
 from headway.errors import ConfigError
 

@@ -9,7 +9,7 @@ from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from headway.attention import attend
-from headway.checkpoints.hf.headway_config import own_config, spec_from_own
+from headway.checkpoints.hf.config import own_config, spec_from_own
 from headway.errors import ConfigError, PatternError
 from headway.models import ModelSpec
 from headway.patterns import Causal

@@ -16,9 +16,8 @@ from headway.checkpoints.formats.sentence_transformers import read_sentence_conf
 from headway.checkpoints.hf.config import spec_from_config, tensor_names
 from headway.checkpoints.hf.layouts.tensors import imported
 from headway.checkpoints.hf.wrapped import text_tensors
-from headway.checkpoints.quantized import mxfp4
 from headway.checkpoints.quantized.layers import own_layers, without_empty_biases
-from headway.checkpoints.quantized.packed import PackedLayer, dequantized, packed_layers
+from headway.checkpoints.quantized.packed import PackedLayer, dequantized, packed_layers, unpack_mxfp4
 from headway.checkpoints.quantized.scheme import split_config
 from headway.choice import Choice
 from headway.errors import CheckpointError, check_known
@@ -164,7 +163,7 @@ def _hugging_face(path: Path, folder: Path, allow_pickle: bool, head: Head | Non
     packed: Mapping[str, PackedLayer] = {}
     plain: LazyTensors = tensors
     if scheme is not None and scheme.form == "mxfp4":
-        plain = mxfp4.unpacked(tensors, path)
+        plain = unpack_mxfp4(tensors, path)
     elif scheme is not None:
         packed = packed_layers(tensors, scheme, path)
         plain = dequantized(tensors, packed, scheme)

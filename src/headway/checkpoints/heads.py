@@ -56,21 +56,22 @@ def change_pairing(
             "cannot change the pairing of keys that values are made of, too (tied_values): values and what reads them "
             "would need to change with them; keep the pairing"
         )
+    turned: dict[str, tuple[PositionScheme, PositionScheme]] = {}
     for name in state:
         found = _NAME.search(name) if attends(spec, name) else None
-        if found is not None:
-            _of_layer(spec, name)
-        if found is not None and found[2] not in (_INPUT, *_OUTPUT):
+        if found is None:
+            continue
+        schemes = _of_layer(spec, name), _of_layer(new, name)
+        if found[2] in _OUTPUT:
+            turned[name] = schemes
+        elif found[2] != _INPUT:
             raise CheckpointError(
                 f"cannot change the pairing of {name}: whether {found[2]!r} lives in the basis of the heads is not "
                 "known"
             )
 
     def change(name: str, tensor: Tensor) -> Tensor:
-        found = _NAME.search(name) if attends(spec, name) else None
-        if found is None or found[2] == _INPUT:
-            return tensor
-        rotary, target = (_of_layer(one, name) for one in (spec, new))
+        rotary, target = turned.get(name, (None, None))
         if not isinstance(rotary, Rotary) or not isinstance(target, Rotary):
             return tensor
         layer = _LAYER.search(name)

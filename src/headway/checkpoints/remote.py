@@ -1,4 +1,5 @@
-"""Where a model is: a folder or a file here, or a repository of the Hugging Face Hub, fetched once.
+"""Where a model is: a folder or a file here, or a repository of the Hugging Face Hub, fetched once; and the Hub's
+errors in our words.
 
 | what is given | |
 |---|---|
@@ -8,10 +9,11 @@
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from headway.errors import CheckpointError, ConfigError, did_you_mean
+from headway.errors import CheckpointError, ConfigError, HubError, did_you_mean
 from headway.storage.files import current_folder
 
 # Files of a model: configs, weights, tokenizers; without pickles, which can run code where they are read by others.
@@ -92,3 +94,39 @@ def _beside(source: str | Path) -> str:
     there = sorted(p.name for p in path.parent.iterdir() if p.is_dir()) if path.parent.is_dir() else []
     near = did_you_mean(path.name, there)
     return near or (f" ({path.parent} has {', '.join(there[:8])})" if there else "")
+
+
+@contextmanager
+def asking(what: str) -> Iterator[None]:
+    """While open, errors of the Hub about `what` become HubErrors that say what to do."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise HubError(
+            f"{what}: its owner grants access; ask for it on the page of the Hub, then set HF_TOKEN to a token of yours"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise HubError(
+            f"{what}: the Hub has no such repository, or it is private; check owner and name, and set HF_TOKEN to a "
+            "token that may read it"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise HubError(f"{what}: it has no such revision; give a branch, a tag or a commit") from error
+    except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
+        raise HubError(
+            f"{what}: it was not fetched before, and the Hub is not asked (HF_HUB_OFFLINE=1), or not reached"
+        ) from error
+    except errors.EntryNotFoundError as error:
+        raise HubError(f"{what}: the repository has no such file") from error
+    except errors.HFValidationError as error:
+        raise HubError(f"{what}: no name of a repository; it is OWNER/NAME ({error})") from error
+    except errors.HfHubHTTPError as error:
+        code = error.response.status_code
+        hint = "; the token (HF_TOKEN) is not accepted, or may not do this" if code in (401, 403) else ""
+        raise HubError(f"{what}: the Hub says {code}: {error.server_message or error}{hint}") from error
+    except (errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]
+        raise HubError(
+            f"{what}: the Hub is not reached ({error}); what is here stays, and the same goes on"
+        ) from error

@@ -46,7 +46,7 @@ def command(
     shard_size: largest file of a folder's weights: bytes, or 500MB, 4GB [default: 4GB]
     """
     from headway.checkpoints import convert
-    from headway.checkpoints.formats.storing import PACKINGS
+    from headway.checkpoints.formats.conversion import PACKINGS
     from headway.storage.dtypes import DTYPES
     from headway.text import Tokenizer
 

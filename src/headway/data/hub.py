@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from headway.checkpoints.hub import asking
+from headway.checkpoints.remote import asking
 from headway.errors import ConfigError, DataError, as_error
 from headway.storage.appending import open_lines
 

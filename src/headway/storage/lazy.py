@@ -176,11 +176,14 @@ def changed(
 
 
 def with_values(
-    state: Mapping[str, Tensor], known: Mapping[str, Form], make: Callable[[str], Tensor]
+    state: Mapping[str, Tensor],
+    known: Mapping[str, Form],
+    make: Callable[[str], Tensor],
+    own: Callable[[str, tuple[slice, ...]], Tensor] | None = None,
 ) -> LazyTensors:
-    """The same values, and those of the names in `known`, which are not taken from `state` but made when asked for."""
-
-    there = lazy(state)
+    """The same values, and those of the names in `known`, which are not taken from `state` but made when asked for;
+    `own` is `part` of these, where that takes less than a value."""
+    there, parts = lazy(state), own or (lambda name, box: make(name)[box])
 
     def copy(name: str, target: Tensor) -> None:
         if name in known:
@@ -189,7 +192,7 @@ def with_values(
             there.copy_into(name, target)
 
     def part(name: str, box: tuple[slice, ...]) -> Tensor:
-        return make(name)[box] if name in known else there.part(name, box)
+        return parts(name, box) if name in known else there.part(name, box)
 
     return Made(
         {**there.forms, **known}, lambda name: make(name) if name in known else there[name], copy, part

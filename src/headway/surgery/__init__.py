@@ -9,9 +9,8 @@ from headway.checkpoints.rewriting import Change, Rewritten
 from headway.surgery.context import METHODS, open_layers, parse_layers, put_window, stretch_context
 from headway.surgery.heads import POOLS, Pooled, compare_pools, kept_by_mean, pool_heads, verdict
 from headway.surgery.longformer import lengthen, make_longformer
-from headway.surgery.operation import operate, row_length
+from headway.surgery.operation import Text, operate, row_length
 from headway.surgery.quantize import quantize_folder
-from headway.surgery.text import Text
 
 __all__ = [
     "METHODS",

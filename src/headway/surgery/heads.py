@@ -18,7 +18,7 @@ from headway.checkpoints.heads import attends, check_uniform
 from headway.checkpoints.restore import fill
 from headway.errors import CheckpointError, ConfigError, check_known
 from headway.models import ModelSpec
-from headway.surgery.text import Text
+from headway.surgery.operation import Text
 
 Pool = Literal["mean", "first", "random"]
 POOLS: Mapping[Pool, str] = MappingProxyType(

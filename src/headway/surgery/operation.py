@@ -1,10 +1,15 @@
-"""A folder, what an operation made of its model, a new folder, with a report."""
+"""A folder, what an operation made of its model, a new folder, with a report; and held-out text, on which models are
+measured before and after.
+"""
 
-from collections.abc import Sequence
-from dataclasses import replace
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,11 +17,52 @@ from headway.checkpoints import Folder, build_model, load_folder
 from headway.checkpoints.restore import as_decoder
 from headway.checkpoints.rewriting import Change, Difference, Measured, Rewritten, probe, rewrite
 from headway.checkpoints.saving import check_target
+from headway.data import Rows, TokenFile, encode_corpus
 from headway.errors import DataError
 from headway.models import Decoder, ModelSpec
-from headway.surgery.text import Text
+from headway.text import Tokenizer
 from headway.tokens import Tokens
-from headway.train.evaluation import Evaluation
+from headway.train.evaluation import Evaluation, evaluate
+from headway.train.microbatch_pool import MicrobatchPool
+
+
+@dataclass(frozen=True)
+class Text:
+    """Held-out text in a model's own tokens; of these, about the first `limit` are predicted."""
+
+    file: TokenFile
+    tokenizer: Tokenizer
+    limit: int | None = None
+
+    @staticmethod
+    @contextmanager
+    def read(
+        path: str | Path, folder: Folder, limit: int | None = None, *, framed: bool = True
+    ) -> "Iterator[Text]":
+        """Text files are encoded by the tokenizer of `folder`, with BOS and EOS around each document if `framed`; a
+        .tokens file is opened.
+
+        Raises DataError or CheckpointError for a text or a tokenizer that is not there, or does not fit."""
+        tokenizer = Tokenizer.load(folder.path)
+        tokenizer.require_fits(folder.spec.vocab)
+        with tempfile.TemporaryDirectory() as scratch:
+            encoded = Path(path).suffix == ".tokens"
+            own = Path(scratch) / "text.tokens"
+            file = TokenFile(path) if encoded else encode_corpus(path, tokenizer, own, bos=framed, eos=framed)
+            file.require_tokenizer(tokenizer.fingerprint)
+            yield Text(file, tokenizer, limit)
+
+    def evaluate(self, model: Decoder, context: int) -> Evaluation:
+        """The model's loss in rows of `context` tokens, as `headway eval` measures it."""
+        with MicrobatchPool(torch.get_num_threads()) as pool:
+            return evaluate(model, Rows(self.file, context), limit=self.limit, pool=pool)
+
+    @property
+    def longest_document(self) -> int:
+        """In tokens."""
+        ends = np.asarray(self.file.ends, dtype=np.int64)
+        return int(np.diff(ends, prepend=0).max())
+
 
 LONGEST_ROW = 2048
 PROBED = 64

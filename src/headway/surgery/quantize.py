@@ -18,8 +18,7 @@ from headway.errors import ConfigError
 from headway.models import Decoder
 from headway.models.quantize import quantize_model, quantized_layers
 from headway.nn import IGNORE_INDEX
-from headway.surgery.operation import row_length
-from headway.surgery.text import Text
+from headway.surgery.operation import Text, row_length
 from headway.train.evaluation import Evaluation
 
 CALIBRATION_TOKENS = 1 << 16

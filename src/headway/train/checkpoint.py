@@ -27,8 +27,7 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints.folder import load_folder
-from headway.checkpoints.hf.config import config_from_spec
-from headway.checkpoints.hf.headway_config import own_config
+from headway.checkpoints.hf.config import config_from_spec, own_config
 from headway.checkpoints.saving import describe, save_folder
 from headway.errors import CheckpointError, ConfigError
 from headway.parallel import Parallel

@@ -121,7 +121,7 @@ def step_bytes(model: Decoder, context: int, rows: int) -> int:
 
 def _kept(module: nn.Module) -> int:
     """Bytes of the weights of a module, whatever their form."""
-    forms = [m for m in module.modules() if isinstance(m, Keeps) and m.weight is None]
+    forms = [m for m in module.modules() if isinstance(m, Keeps) and getattr(m, "weight", None) is None]
     return sum(p.nbytes for p in module.parameters()) + sum(m.nbytes for m in forms)
 
 

@@ -148,10 +148,13 @@ def check_keys(
 
 
 class ConfigReader:
-    """Typed access to the keys of a config that begin with `prefix`, with the family's defaults for what is absent."""
+    """Typed access to the keys of a config that begin with `prefix`, with the family's defaults for what is absent;
+    `task` is that of the head that its class has."""
 
-    def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = "") -> None:
-        self.config, self.defaults, self.prefix = config, defaults, prefix
+    def __init__(
+        self, config: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = "", task: str = "lm"
+    ) -> None:
+        self.config, self.defaults, self.prefix, self.task = config, defaults, prefix, task
 
     def below(self, prefix: str) -> "ConfigReader":
         """The keys that begin so, by what follows."""

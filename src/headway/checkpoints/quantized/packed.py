@@ -8,9 +8,15 @@ codes:
     awq              X.qweight int32 [I, O / n], words along O in an order of their own; .qzeros int32 [G, O / n];
                      .scales [G, O]
 
-(vllm-project/compressed-tensors, `compressors/`; Frantar et al.'s and AutoGPTQ's `qlinear`; AutoAWQ's `WQLinear_GEMM`.)
+Experts in mxfp4, 32 numbers of 4 bits with one power of two, are read as numbers, which bf16 holds exactly: X [E, I, O]
 
-Legend: I inputs, O outputs, G groups of inputs.
+    X_blocks         uint8 [E, O, I / 32, 16], two numbers each, the first in the low bits: a sign, and E2M1 (`VALUES`)
+    X_scales         uint8 [E, O, I / 32], exponents of 2, with 127 added
+
+(vllm-project/compressed-tensors, `compressors/`; Frantar et al.'s and AutoGPTQ's `qlinear`; AutoAWQ's `WQLinear_GEMM`;
+OCP Microscaling Formats 1.0, 2023, section 5.3.)
+
+Legend: I inputs, O outputs, G groups of inputs, E experts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from headway.block_quantization import CodedMatrix
@@ -229,3 +236,57 @@ def from_words(words: Tensor, bits: int, columns: int) -> Tensor:
         torch.bitwise_and(packed, 15, out=found[:, ::2])
         torch.bitwise_right_shift(packed, 4, out=found[:, 1::2])
     return found[:, :columns].contiguous()
+
+
+BLOCK = 32
+BLOCKS, SCALES = "_blocks", "_scales"
+VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def unpack_mxfp4(tensors: LazyTensors, path: Path) -> LazyTensors:
+    """The tensors of a folder with the matrices that its blocks and scales stand for, made when asked for.
+
+    Raises CheckpointError for blocks without scales, scales without blocks, and others than these."""
+    names = {name.removesuffix(end) for name in tensors for end in (BLOCKS, SCALES) if name.endswith(end)}
+    made = {name: _mxfp4_form(name, tensors.forms, path) for name in sorted(names)}
+    hidden = {f"{name}{end}" for name in made for end in (BLOCKS, SCALES)}
+
+    def part(name: str, box: tuple[slice, ...]) -> Tensor:
+        found = []
+        for end in (BLOCKS, SCALES):
+            _, *inner = tensors.forms[f"{name}{end}"].shape
+            found.append(tensors.part(f"{name}{end}", (box[0], *(slice(0, size) for size in inner))))
+        return mxfp4_numbers(*found).transpose(-1, -2)[(slice(None), *box[1:])]
+
+    def whole(name: str) -> Tensor:
+        return part(name, tuple(slice(0, size) for size in made[name].shape))
+
+    return with_values(
+        tensors.renamed({name: name for name in tensors if name not in hidden}), made, whole, part
+    )
+
+
+def mxfp4_numbers(blocks: Tensor, scales: Tensor) -> Tensor:
+    """[..., I / 32, 16] and [..., I / 32] -> bf16 [..., I]."""
+    values = torch.tensor([*VALUES, *(-value for value in VALUES)])
+    pairs = torch.stack((values.repeat(16), values.repeat_interleave(16)), 1)
+    halves = F.embedding(blocks.int(), pairs).flatten(-2)
+    return torch.ldexp(halves, scales[..., None].int() - 127).flatten(-2).to(torch.bfloat16)
+
+
+def _mxfp4_form(name: str, forms: Mapping[str, Form], path: Path) -> Form:
+    blocks, scales = (forms.get(f"{name}{end}") for end in (BLOCKS, SCALES))
+    if blocks is None or scales is None:
+        raise CheckpointError(f"{path}: {name} has {BLOCKS} without {SCALES}, or the other way round")
+    if (
+        {blocks.dtype, scales.dtype} != {torch.uint8}
+        or len(blocks.shape) != 4
+        or blocks.shape[-1] != BLOCK // 2
+        or scales.shape != blocks.shape[:-1]
+    ):
+        raise CheckpointError(
+            f"{path}: {name} in mxfp4 is uint8 {BLOCKS} [experts, outputs, groups, {BLOCK // 2}] and {SCALES} without "
+            f"the last axis, got {blocks.dtype} {list(blocks.shape)} and {scales.dtype} {list(scales.shape)}"
+        )
+    experts, outputs, groups, _ = blocks.shape
+    return Form((experts, groups * BLOCK, outputs), torch.bfloat16)

@@ -5,13 +5,14 @@ compressed-tensors  weights alone, of integers: "pack-quantized" (4 or 8 bits), 
                     inputs, symmetric or with zeros
 gptq                4 or 8 bits, groups of neighbouring inputs, with or without a checkpoint_format "gptq_v2"
 awq                 4 bits, version "gemm", with zeros
-mxfp4               4 bits, of experts (`headway.checkpoints.quantized.mxfp4`)
+mxfp4               4 bits, of experts (`headway.checkpoints.quantized.packed`)
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from headway.checkpoints.hf.config_keys import Allowed, check_keys
+from headway.checkpoints.hf.harmless import words
 from headway.errors import ConfigError, did_you_mean
 from headway.native.panels import GROUP
 
@@ -33,19 +34,14 @@ COMPRESSED_WEIGHTS: Allowed = {
 }
 GPTQ: Allowed = {
     **dict.fromkeys(
-        ("quant_method", "group_size", "desc_act", "sym", "true_sequential", "static_groups", "meta")
+        words(
+            "quant_method group_size desc_act sym true_sequential static_groups meta damp_percent "
+            "damp_auto_increment mse quantizer model_name_or_path tokenizer model_file_base_name dataset batch_size "
+            "pad_token_id max_input_length backend model_seqlen block_name_to_quantize lm_head "
+            "module_name_preceding_first_block modules_in_block_to_quantize use_exllama exllama_config "
+            "disable_exllama cache_block_outputs use_cuda_fp16"
+        )
     ),
-    **dict.fromkeys(
-        ("damp_percent", "damp_auto_increment", "mse", "quantizer", "model_name_or_path", "tokenizer")
-    ),
-    **dict.fromkeys(
-        ("model_file_base_name", "dataset", "batch_size", "pad_token_id", "max_input_length", "backend")
-    ),
-    **dict.fromkeys(
-        ("model_seqlen", "block_name_to_quantize", "module_name_preceding_first_block", "lm_head")
-    ),
-    **dict.fromkeys(("modules_in_block_to_quantize", "use_exllama", "exllama_config", "disable_exllama")),
-    **dict.fromkeys(("cache_block_outputs", "use_cuda_fp16")),
     "bits": (4, 8),
     "checkpoint_format": ("gptq", "gptq_v2"),
     "pack_dtype": ("int32",),

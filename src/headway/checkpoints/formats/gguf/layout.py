@@ -12,6 +12,7 @@ from headway.checkpoints.formats.gguf.mixers import KV_HEADS, Mixing, with_mixer
 from headway.checkpoints.formats.gguf.rope import FACTORS, ROPE, read_rope, write_rope
 from headway.checkpoints.hf.config_keys import ConfigReader, Key
 from headway.checkpoints.hf.layouts import Inexpressible, Layout
+from headway.checkpoints.hf.layouts.base import Part
 from headway.checkpoints.hf.layouts.rules import FUSED, Modules, decoder_names
 from headway.checkpoints.hf.windows import from_foreign, last_keys
 from headway.errors import ConfigError
@@ -90,7 +91,7 @@ def gguf_layout(
     `schemes`. `further` are fields that `more` keys say, as `written` writes them; keys of `only` have one value.
     `experts` are those that layers may have, `mixing` is what some mix tokens with."""
 
-    def read(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
         keys, width, heads = given.below(f"{name}."), fields["width"], fields["heads"]
         lengths = {keys.whole(key, width // heads or None) for key in HEAD_DIMS}
         if len(lengths) > 1:
@@ -160,15 +161,13 @@ def gguf_layout(
         | {field: Key(field) for field in biases}
         | ({"tied": Key("tied")} if tied is None else {})
         | own,
-        more=dict.fromkeys((FACTORS, *(f"{name}.{key}" for key in read_keys))),
         only={
             f"{name}.attention.causal": (True,),
             **{f"{name}.{key}": values for key, values in only.items()},
             **({} if tied is None else {"tied": (tied,)}),
         },
         harmless=tuple(f"{name}.{key}" for key in ("tensor_data_layout", *harmless)),
-        read=read,
-        write=write,
+        parts=(Part(dict.fromkeys((FACTORS, *(f"{name}.{key}" for key in read_keys))), read, write),),
         tensors=tensors if mixing is None else with_mixers(tensors, mixing),
         pairing=pairing or "halves",
         also=also,

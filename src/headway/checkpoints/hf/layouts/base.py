@@ -41,10 +41,11 @@ class Part(NamedTuple):
     """Keys of a config and fields of a spec that say the same in other words.
 
     Attributes:
-        keys: and what transformers takes where they are absent, or None.
+        keys: and what transformers takes where they are absent, or None, unless the layout says another.
         read: the fields, from the config (typed access) and the fields that are known before. Raises ConfigError for
             keys that contradict each other or the fields.
-        write: the keys, from a spec, as in `Layout`.
+        write: the keys, from a spec; reading them again shows what they cannot express. Raises Inexpressible for what
+            would give another error in transformers, or another model.
     """
 
     keys: Mapping[str, Any] = MappingProxyType({})
@@ -61,16 +62,12 @@ class Layout:
         architectures: class of transformers -> the kind of head that it has; the first is written.
         keys: fields of the spec that are keys of `config.json`.
         encoder_keys: those of the encoder's own, which go before; None unless the family is of encoder-decoders.
-        more: further keys that `read` uses -> what transformers takes where they are absent, or None.
+        more: further keys that `rope` and `parts` read -> what transformers takes where they are absent, or None.
         only: keys that change nothing at these values, and are refused at others.
         harmless: keys that change nothing that this family computes, whatever they are.
         rope: of a family with rotary positions the key of the share of each head that is rotated, "" where all of it
             is; its positions and its context are then read from the keys of `headway.checkpoints.hf.rope`.
-        read: the spec's other fields from the config (typed access, the head's kind, and the fields of `keys`), without
-            the family; they go before those of `keys`.
-        write: the other config keys from a spec; reading them again shows what they cannot express. Raises
-            Inexpressible for what would give another error in transformers, or another model.
-        parts: what else is both read and written, behind `read` and `write`, one after the other.
+        parts: what else is both read and written, one after the other; their fields go before those of `keys`.
         tensors: how its tensors are named.
         pairing: of rotary positions, in their files.
         ids: token ids that transformers takes as numbers alone: a folder that has none leaves them out.
@@ -83,8 +80,6 @@ class Layout:
     architectures: Mapping[str, str]
     keys: FieldMap
     tensors: TensorNames
-    read: Callable[[ConfigReader, str, Mapping[str, Any]], dict[str, Any]] = lambda given, kind, fields: {}
-    write: Callable[[ModelSpec], dict[str, Any]] = lambda spec: {}
     parts: Sequence[Part] = ()
     encoder_keys: FieldMap | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
@@ -116,20 +111,19 @@ class Layout:
                 f"config.json: architectures {classes} is not one of model_type {self.family!r}"
                 f"{did_you_mean(str(classes), self.architectures)}; known are {', '.join(self.architectures)}"
             )
-        given = ConfigReader(config, self.defaults)
+        task = self.architectures[known[0]]
+        given = ConfigReader(config, self.defaults, task=task)
         fields = {**checked_sizes(read_fields(given, self.keys))}
         head_dim = fields.get("head_dim", max(fields["width"] // fields["heads"], 1))
         if self.rope is not None:
             share = given.number(self.rope) if self.rope else None
             fields |= read_rope(given, head_dim, pairing=self.pairing, share=share)
-        fields |= self.read(given, self.architectures[known[0]], fields)
         for part in self.parts:
             fields |= part.read(given, fields)
         checked_sizes({"head_dim": head_dim, **fields})
         if self.encoder_keys is None:
             spec = ModelSpec.of(self.family, **fields)
-            bare = spec.causal and self.architectures[known[0]] == "states"
-            return spec.with_head(Head("states")) if bare else spec
+            return spec.with_head(Head("states")) if spec.causal and task == "states" else spec
         encoder = checked_sizes(read_fields(given, self.encoder_keys))
         return ModelSpec.of_pair(self.family, encoder=encoder, **fields)
 
@@ -149,6 +143,6 @@ class Layout:
             config |= {"is_encoder_decoder": True, **write_fields(spec.encoder, self.encoder_keys)}
         if self.rope is not None:
             config |= write_rope(spec, share=self.rope or None)
-        for write in (self.write, *(part.write for part in self.parts)):
-            config |= write(spec)
+        for part in self.parts:
+            config |= part.write(spec)
         return config

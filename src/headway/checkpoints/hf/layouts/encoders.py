@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headway.checkpoints.hf.config_keys import OLD_GELU, SIZES, ConfigReader, FieldMap, Key
 from headway.checkpoints.hf.harmless import words
-from headway.checkpoints.hf.layouts.base import Layout
+from headway.checkpoints.hf.layouts.base import Layout, Part
 from headway.checkpoints.hf.layouts.rules import Modules, Rule, TensorNames, block, module_rules, within
 from headway.errors import ConfigError
 from headway.models import Head, ModelSpec
@@ -87,6 +87,8 @@ def encoder_layout(
     pooler: Mapping[str, str] = MappingProxyType({"states": "pooler.dense"}),
     split: bool = False,
     decoder: str = "",
+    head: Part | None = None,
+    parts: Sequence[Part] = (),
     **own: Any,
 ) -> Layout:
     """The layout of one of them.
@@ -97,7 +99,8 @@ def encoder_layout(
     base: what a class with a head calls the stack, the family unless given.   layer: what a layer's names begin with
     there.   modules: of a layer.   stack: modules outside of the layers that have other names or are further ones.
     pooler: the linear layer that its bare class has besides.   split: as in `TensorNames`.   decoder: how the name of
-    its class ends that is a decoder of the same layers, with the masked-lm head's; "" is none."""
+    its class ends that is a decoder of the same layers, with the masked-lm head's; "" is none.   head: what a config
+    says of the head, where that is otherwise."""
     base = family if base is None else base
     top = {**STACK, **stack}
     named = {
@@ -116,8 +119,8 @@ def encoder_layout(
     def rules(spec: ModelSpec) -> list[Rule]:
         # transformers has two biases of an output that is not tied, and adds that of the matrix
         out = masked["out"].removesuffix(".decoder") if spec.tied else masked["out"]
-        head = {**heads[spec.head.task], **({"out": out} if spec.head.needs_vocab else {})}
-        return module_rules(spec, {**named, **within("head.", "", head), "lm_head": out})
+        own = {**heads[spec.head.task], **({"out": out} if spec.head.needs_vocab else {})}
+        return module_rules(spec, {**named, **within("head.", "", own), "lm_head": out})
 
     out = f"{masked['out']}.weight", f"{masked['out']}.bias"
     firsts = {part.partition(".")[0] for one in heads.values() for part in one.values()} - {base}
@@ -142,23 +145,23 @@ def encoder_layout(
         "keys": KEYS,
         "only": ONLY,
         "harmless": POOLER,
-        "more": {"tie_word_embeddings": True},
-        "read": partial(_read, activations),
-        "write": write_encoder,
+        "parts": (
+            head or Part({"tie_word_embeddings": True}, partial(_read, activations), write_encoder),
+            *parts,
+        ),
         **own,
     }
     if decoder:
         classes = {**classes, decoder: "lm"}
-        fields["more"] = {**fields["more"], "is_decoder": None}
+        fields["more"] = {"is_decoder": None}
         fields["only"] = {key: values for key, values in fields["only"].items() if key != "is_decoder"}
     architectures = {f"{name}{ending}": kind for ending, kind in classes.items()}
     return Layout(family=family, architectures=architectures, tensors=tensors, **fields)
 
 
-def _read(
-    activations: tuple[str, str], given: ConfigReader, kind: str, fields: Mapping[str, Any]
-) -> dict[str, Any]:
+def _read(activations: tuple[str, str], given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The head of a kind, and what goes with it. Raises ConfigError for a decoder that is_decoder says is none."""
+    kind = given.task
     if given.flag("is_decoder") != (kind == "lm"):
         raise ConfigError(
             f"config.json: is_decoder is {given.get('is_decoder')}, and architectures has a class of another kind: "

@@ -1,22 +1,19 @@
 """What layouts of mixtures of experts share: keys of `Experts`, which layers have them, names of their tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from headway.checkpoints.hf.config_keys import ConfigReader, FieldMap, Inexpressible, checked_sizes
-from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.llama import NONE, Windows, llama_layout, read_windows, write_windows
-from headway.checkpoints.hf.layouts.rules import Modules, Rule, TensorNames, layered, own_shapes, same
-from headway.checkpoints.hf.layouts.tensors import OWN_NAMES
+from headway.checkpoints.hf.config_keys import ConfigReader, Inexpressible, checked_sizes
+from headway.checkpoints.hf.layouts.base import Part
+from headway.checkpoints.hf.layouts.rules import Modules, Rule
 from headway.models import ModelSpec
 from headway.nn import Experts
 
-Read = Callable[[ConfigReader, str, Mapping[str, Any]], dict[str, Any]]
 LAYER = "model.layers.#."
 TRAINING = ("output_router_logits", "router_aux_loss_coef")
 """Keys of a loss of training that balances experts, which is no part of a model."""
+NORMALIZED = {"normalized": "norm_topk_prob"}
 
 
 class Sparse(NamedTuple):
@@ -111,6 +108,12 @@ class ExpertKeys:
             "hidden": hidden if all(sparse) else given.whole(self.dense),
         }
 
+    @property
+    def part(self) -> Part:
+        """All of it, with every key."""
+        needed = {*self.count, self.top, self.hidden, self.dense, self.shared, *self.others.values()} - {""}
+        return Part({**dict.fromkeys(needed), **self.sparse.keys, **self.usual}, self.read, self.write)
+
     def write(self, spec: ModelSpec) -> dict[str, Any]:
         """The keys; reading them again shows what they cannot express. Raises Inexpressible for a model without
         experts, or with several kinds of them."""
@@ -128,65 +131,6 @@ class ExpertKeys:
             **{key: getattr(experts, name) for name, key in self.others.items()},
             **self.sparse.write([one is not None for one in spec.experts]),
         }
-
-
-def expert_layout(
-    family: str,
-    architecture: str,
-    windows: Windows,
-    context: int,
-    keys: FieldMap,
-    experts: ExpertKeys,
-    *,
-    read: Read | None = None,
-    write: Callable[[ModelSpec], dict[str, Any]] | None = None,
-    heads_divide: bool = False,
-    more: Mapping[str, Any] = NONE,
-    harmless: Sequence[str] = (),
-    **own: Any,
-) -> Layout:
-    """`llama_layout` of a family whose layers have experts; `read` and `write` are of all other fields."""
-
-    def seen(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-        return {"patterns": read_windows(given, windows, fields["layers"])}
-
-    others = read or seen
-    rest = write or partial(write_windows, windows=windows, heads_divide=heads_divide)
-    needed = {
-        *experts.count,
-        experts.top,
-        experts.hidden,
-        experts.dense,
-        experts.shared,
-        *experts.others.values(),
-    }
-    return llama_layout(
-        *(family, architecture, windows, context, keys),
-        without=("hidden", *own.pop("without", ())),
-        more={**dict.fromkeys(needed - {""}), **experts.sparse.keys, **experts.usual, **more},
-        harmless=(*TRAINING, *harmless),
-        read=lambda given, kind, fields: {**others(given, kind, fields), **experts.read(given, fields)},
-        write=lambda spec: {**rest(spec), **experts.write(spec)},
-        **own,
-    )
-
-
-def renamed(
-    names: Mapping[str, str], made: Callable[[ModelSpec], list[Rule]] = lambda spec: [], **fields: Any
-) -> TensorNames:
-    """Our names, with parts of them under other names, but for tensors that are `made` by rules of their own."""
-
-    def theirs(ours: str) -> str:
-        for part, other in names.items():
-            ours = ours.replace(part, other)
-        return ours
-
-    def rules(spec: ModelSpec) -> list[Rule]:
-        own = layered(made(spec), spec)
-        taken = {name for rule in own for name in rule.ours}
-        return [*own, *(same(name, theirs(name)) for name in own_shapes(spec) if name not in taken)]
-
-    return replace(OWN_NAMES, rules=rules, **fields)
 
 
 def stacked(spec: ModelSpec, gate_up: Modules, down: Modules, *, turned: bool = False) -> list[Rule]:

@@ -1,32 +1,36 @@
-"""Gemma 1, 2 and 3 (text), and VaultGemma, as `transformers` stores them; tensors have our own names, but for one norm
-of VaultGemma (Gemma team 2024, 2024, 2025; VaultGemma team 2025).
+"""Gemma 1, 2, 3 and 4 (text), and VaultGemma, as `transformers` stores them; tensors of the first three have our own
+names, but for one norm of VaultGemma (Gemma team 2024, 2024, 2025, 2026; VaultGemma team 2025).
 
 Norms are x / |x| * (1 + w) with w stored, embeddings are times sqrt(M), the activation is GELU by tanh. Gemma 2 norms
 what sub-layers are given and give, caps scores and logits, and has a window in every other layer; VaultGemma norms
 what they are given alone; Gemma 3 norms queries and keys instead of the caps, and has a window, and a base of its own,
-in five layers of six.
+in five layers of six. In Gemma 4 (E2B, E4B and 31B) layers that see all have heads of another size than those with
+windows, and rotate a share of it; the last layers attend to the keys and values of the last of their kind before them,
+and may have twice as wide feed-forwards. Where `per_layer_config` does not say the sizes, `global_head_dim` and
+`num_global_key_value_heads` do.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import DECODER, ConfigReader, Inexpressible, Key
-from headway.checkpoints.hf.layer_types import (
+from headway.checkpoints.hf.layouts.base import Layout, Part
+from headway.checkpoints.hf.layouts.parts import rope_by_kind, windows
+from headway.checkpoints.hf.layouts.tensors import OWN_NAMES, renamed
+from headway.checkpoints.hf.windows import (
     FULL,
     SLIDING,
     UNUSED,
     every,
     read_kinds,
     read_rope_by_kind,
-    read_windows,
     window_keys,
-    write_by_kind,
 )
-from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.tensors import OWN_NAMES, renamed_own
+from headway.errors import ConfigError
 from headway.models import ModelSpec
 from headway.models.family import scaled_embedding
+from headway.models.mixers import Softmax
 
 CAUSAL = {"use_bidirectional_attention": (False, None)}
 BASES = {FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)}
@@ -61,27 +65,18 @@ def _write_scale(spec: ModelSpec) -> dict[str, Any]:
     return {"query_pre_attn_scalar": number}
 
 
-def _read2(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    kinds = read_kinds(given, fields["layers"], every(2, 1))
-    return {"patterns": read_windows(given, kinds), **scaled_embedding(fields), **_read_scale(given, fields)}
+def _tanh(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Their first files say "gelu", and mean the one by tanh."""
+    return {"activation": "gelu_pytorch_tanh"} if fields["activation"] == "gelu" else {}
 
 
-def _read3(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    kinds = read_kinds(given, fields["layers"], every(given.whole(PERIOD, 6), -1))
-    return {
-        "patterns": read_windows(given, kinds),
-        **read_rope_by_kind(given, kinds, fields["head_dim"], BASES),
-        **scaled_embedding(fields),
-        **_read_scale(given, fields),
-    }
-
-
+SCALE = Part({"query_pre_attn_scalar": 256}, _read_scale, _write_scale)
+EMBEDDING = Part(read=lambda given, fields: dict(scaled_embedding(fields)))
 CAPS = {
     "score_cap": Key("attn_logit_softcapping", 50.0),
     "logit_cap": Key("final_logit_softcapping", 30.0),
 }
 NO_CAPS = {field: key._replace(default=None) for field, key in CAPS.items()}
-WINDOWS = {"query_pre_attn_scalar": 256, "sliding_window": 4096, "layer_types": None}
 GEMMA = Layout(
     family="gemma",
     architectures={"GemmaForCausalLM": "lm"},
@@ -89,23 +84,18 @@ GEMMA = Layout(
     more={"max_position_embeddings": 8192},
     only={**CAUSAL, "hidden_activation": ("gelu_pytorch_tanh", None)},
     rope="",
-    # their first files say "gelu", and mean the one by tanh
-    read=lambda given, kind, fields: {
-        **scaled_embedding(fields),
-        **({"activation": "gelu_pytorch_tanh"} if fields["activation"] == "gelu" else {}),
-    },
+    parts=(EMBEDDING, Part(read=_tanh)),
     tensors=OWN_NAMES,
 )
 GEMMA2 = Layout(
     family="gemma2",
     architectures={"Gemma2ForCausalLM": "lm"},
     keys={**gemma_keys("hidden_activation", 4), **CAPS},
-    more={"max_position_embeddings": 8192, **WINDOWS},
+    more={"max_position_embeddings": 8192},
     only={**CAUSAL, "hidden_act": ("gelu_pytorch_tanh", None)},
     harmless=("cache_implementation",),
     rope="",
-    read=_read2,
-    write=lambda spec: {**window_keys(spec, UNUSED), **_write_scale(spec)},
+    parts=(windows("layer", every(2, 1), unused=UNUSED), EMBEDDING, SCALE),
     tensors=OWN_NAMES,
 )
 VAULTGEMMA = replace(
@@ -113,20 +103,149 @@ VAULTGEMMA = replace(
     family="vaultgemma",
     architectures={"VaultGemmaForCausalLM": "lm"},
     only={},
-    tensors=renamed_own({"post_attention_layernorm": "pre_feedforward_layernorm"}),
+    tensors=renamed({".post_attention_layernorm.": ".pre_feedforward_layernorm."}),
 )
 GEMMA3 = Layout(
     family="gemma3_text",
     architectures={"Gemma3ForCausalLM": "lm"},
     keys={**gemma_keys("hidden_activation", 4), **NO_CAPS},
-    more={
-        "max_position_embeddings": 131072,
-        **WINDOWS,
-        **dict.fromkeys(("rope_parameters", "rope_theta", "rope_local_base_freq", "rope_scaling", PERIOD)),
-    },
+    more={"max_position_embeddings": 131072, PERIOD: None},
     only=CAUSAL,
     harmless=("cache_implementation", "_sliding_window_pattern"),
-    read=_read3,
-    write=lambda spec: {**write_by_kind(spec, BASES), **_write_scale(spec)},
+    parts=(
+        windows("layer", every(6, -1, key=PERIOD), unused=UNUSED),
+        rope_by_kind(BASES),
+        EMBEDDING,
+        SCALE,
+    ),
     tensors=OWN_NAMES,
+)
+
+
+POSITIONS = rope_by_kind(BASES, old=False)
+ROPE4: Mapping[str, Mapping[str, Any]] = {
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+}
+COLUMNS, VOCAB = "hidden_size_per_layer_input", "vocab_size_per_layer_input"
+SIZES = {"head_dim": "head_dim", "kv_heads": "num_key_value_heads"}
+"""Fields of `Softmax` and their keys in `per_layer_config`."""
+
+
+def _sizes(given: ConfigReader, kinds: Sequence[str], fields: Mapping[str, Any]) -> list[dict[str, int]]:
+    """Sizes of heads in each layer."""
+    each, tied = given.get("per_layer_config"), given.flag("attention_k_eq_v")
+    if each is None:
+        wide = {"head_dim": given.whole("global_head_dim", 512)}
+        if tied and given.get("num_global_key_value_heads") is not None:
+            wide["num_key_value_heads"] = given.whole("num_global_key_value_heads")
+        each = {str(i): wide for i, kind in enumerate(kinds) if kind == FULL}
+    numbers = {str(i) for i in range(len(kinds))}
+    if not isinstance(each, Mapping) or not all(
+        str(i) in numbers and isinstance(sizes, Mapping) and {*sizes} <= {*SIZES.values()}
+        for i, sizes in each.items()
+    ):
+        raise given.wrong("per_layer_config", f"layers and their {' and '.join(SIZES.values())}", each)
+    by_layer = [ConfigReader(each.get(str(i), {}), {}) for i in range(len(kinds))]
+    return [{name: own.whole(key, fields[name]) for name, key in SIZES.items()} for own in by_layer]
+
+
+def _mixers(given: ConfigReader, kinds: Sequence[str], sizes: Sequence[Mapping[str, int]]) -> list[Softmax]:
+    """The attention of each layer: the last `num_kv_shared_layers` have keys and values of others."""
+    tied, shared = given.flag("attention_k_eq_v"), given.whole("num_kv_shared_layers", 0, least=0)
+    first = len(kinds) - shared
+    before = {kind: i for i, kind in enumerate(kinds[: max(first, 0)])}
+    mixers = []
+    for i, kind in enumerate(kinds):
+        if i < first:
+            mixers.append(Softmax(v_norm=True, tied_values=tied and kind == FULL, **sizes[i]))
+            continue
+        source = before.get(kind)
+        if source is None or sizes[source] != sizes[i]:
+            raise ConfigError(
+                f"config.json: num_kv_shared_layers is {shared}, so that layer {i} ({kind}) has keys of the last such "
+                f"layer before layer {first}, and there is none of its sizes"
+            )
+        mixers.append(Softmax(kv_from=source))
+    return mixers
+
+
+def _usual(given: ConfigReader, layers: int) -> list[str]:
+    return [*every(6, -1)(given, layers)[:-1], FULL]
+
+
+def _read4(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    kinds = read_kinds(given, fields["layers"], _usual)
+    if kinds[-1] != FULL:
+        raise ConfigError(f"config.json: layer_types ends with {kinds[-1]}, and transformers makes it {FULL}")
+    sizes, columns = _sizes(given, kinds, fields), given.whole(COLUMNS, least=0)
+    if columns and given.whole(VOCAB) != fields["vocab"]:
+        raise ConfigError(
+            f"config.json: {VOCAB} {given.get(VOCAB)} and vocab_size {fields['vocab']}: headway has one vocab for both"
+        )
+    wide = given.flag("use_double_wide_mlp")
+    mixers = _mixers(given, kinds, sizes)
+    rope = {**given.config, "rope_parameters": given.get("rope_parameters") or ROPE4}
+    head_dims = {kind: own["head_dim"] for kind, own in zip(kinds, sizes, strict=True)}
+    return {
+        "mixers": mixers,
+        "layer_hidden": tuple(0 if m.kv_from is None or not wide else 2 * fields["hidden"] for m in mixers),
+        "per_layer_embedding": columns,
+        **read_rope_by_kind(ConfigReader(rope, {}), kinds, {SLIDING: fields["head_dim"], **head_dims}, BASES),
+    }
+
+
+def _write4(spec: ModelSpec) -> dict[str, Any]:
+    kinds = window_keys(spec)["layer_types"]
+    if len({*zip(kinds, spec.key_sizes, strict=True)}) > len({*kinds}):
+        raise Inexpressible("mixers")
+    softmax = [mixer for mixer in spec.mixers if isinstance(mixer, Softmax)]
+    sizes = {
+        str(i): {"head_dim": head_dim, "num_key_value_heads": kv_heads}
+        for i, (kv_heads, head_dim) in enumerate(spec.key_sizes)
+    }
+    return {
+        **POSITIONS.write(spec),
+        "per_layer_config": sizes,
+        "attention_k_eq_v": any(mixer.tied_values for mixer in softmax),
+        "num_kv_shared_layers": sum(mixer.kv_from is not None for mixer in softmax),
+        "use_double_wide_mlp": any(spec.layer_hidden),
+        COLUMNS: spec.per_layer_embedding,
+        VOCAB: spec.vocab,
+    }
+
+
+KEYS = {
+    COLUMNS: 256,
+    VOCAB: 262144,
+    **dict.fromkeys(("rope_parameters", "per_layer_config", "global_head_dim", "use_double_wide_mlp")),
+    **dict.fromkeys(("num_global_key_value_heads", "attention_k_eq_v", "num_kv_shared_layers")),
+}
+PLACES = {
+    "model.per_layer.embed_tokens.": "model.embed_tokens_per_layer.",
+    "model.per_layer.proj.": "model.per_layer_model_projection.",
+    "model.per_layer.norm.": "model.per_layer_projection_norm.",
+    ".per_layer.gate.": ".per_layer_input_gate.",
+    ".per_layer.proj.": ".per_layer_projection.",
+    ".per_layer.norm.": ".post_per_layer_input_norm.",
+}
+"""Parts of our names -> theirs."""
+
+
+GEMMA4 = Layout(
+    family="gemma4_text",
+    architectures={"Gemma4ForCausalLM": "lm"},
+    keys={**gemma_keys("hidden_activation", 4), "logit_cap": NO_CAPS["logit_cap"]},
+    more={"max_position_embeddings": 131072, "sliding_window": 512},
+    only={
+        "use_bidirectional_attention": (None, "vision"),  # of images
+        "enable_moe_block": (False, None),
+        **dict.fromkeys(("num_experts", "top_k_experts", "moe_intermediate_size"), (None,)),
+    },
+    parts=(windows("layer", _usual, unused=UNUSED), Part(KEYS, _read4, _write4), EMBEDDING),
+    tensors=renamed(
+        PLACES,
+        # published files have them in layers that attend to others' keys, too
+        unused=tuple(f".self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm")),
+    ),
 )

@@ -8,21 +8,17 @@ from functools import partial
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import ConfigReader, Key
-from headway.checkpoints.hf.layer_types import UNUSED, every, window_keys
-from headway.checkpoints.hf.layouts.experts import LAYER, ExpertKeys, expert_layout, renamed, stacked
-from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, llama_layout, read_windows
+from headway.checkpoints.hf.layouts.base import Part
+from headway.checkpoints.hf.layouts.experts import LAYER, ExpertKeys, stacked
+from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, llama_layout
 from headway.checkpoints.hf.layouts.rules import Modules, Rule, decoder_names, same, same_names
-from headway.checkpoints.hf.layouts.tensors import renamed_own
+from headway.checkpoints.hf.layouts.tensors import renamed
+from headway.checkpoints.hf.windows import UNUSED, every
 from headway.models import ModelSpec
 from headway.positions import NoPositions, PerLayer, Rotary
 
 
-def _read(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {"patterns": read_windows(given, "none", fields["layers"]), **numbers(given, fields)}
-
-
-def numbers(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The factors of scores and logits."""
+def _read_numbers(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     divisor, factor = given.number("logits_scaling"), given.number("attention_multiplier")
     if not divisor:
         raise given.wrong("logits_scaling", "a number above 0", divisor)
@@ -32,8 +28,7 @@ def numbers(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def write_numbers(spec: ModelSpec) -> dict[str, Any]:
-    """The keys that `numbers` reads."""
+def _write_numbers(spec: ModelSpec) -> dict[str, Any]:
     factor = spec.head_dim**-0.5 if spec.attention_scale is None else spec.attention_scale
     divisor = 1 / spec.logit_scale
     near = max(round(divisor), 1)
@@ -48,14 +43,13 @@ FACTORS = {
     "embedding_scale": Key("embedding_multiplier", 1.0),
     "residual_scale": Key("residual_multiplier", 1.0),
 }
-_granite = partial(llama_layout, head_dim=FREE)
-NUMBERS = {"logits_scaling": 1.0, "attention_multiplier": 1.0}
-GRANITE = _granite(
-    *("granite", "GraniteForCausalLM", "none", 2048, FACTORS), more=NUMBERS, read=_read, write=write_numbers
-)
+NUMBERS = Part({"logits_scaling": 1.0, "attention_multiplier": 1.0}, _read_numbers, _write_numbers)
+"""The factors of scores and logits."""
+_granite = partial(llama_layout, head_dim=FREE, parts=(NUMBERS,))
+GRANITE = _granite("granite", "GraniteForCausalLM", "none", 2048, FACTORS)
 
 
-def _read_swa(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _read_bases(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     layers, rotary, bases = fields["layers"], fields["positions"], given.get("layer_rope_theta")
     if bases is None:
         bases = [rotary.theta] * layers
@@ -68,27 +62,25 @@ def _read_swa(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict
             "layer_rope_theta", f"a base, or 0 for no positions, for each of {layers} layers", bases
         )
     positions = [replace(rotary, theta=base) if base else NoPositions() for base in bases]
-    return {
-        **numbers(given, fields),
-        "patterns": read_windows(given, "layer", layers, every(4)(layers)),
-        "positions": PerLayer.of(positions),
-    }
+    return {"positions": PerLayer.of(positions)}
 
 
-def _write_swa(spec: ModelSpec) -> dict[str, Any]:
-    bases = [one.theta if isinstance(one, Rotary) else 0 for one in spec.layer_positions]
-    return {**write_numbers(spec), **window_keys(spec, UNUSED), "layer_rope_theta": bases}
+def _write_bases(spec: ModelSpec) -> dict[str, Any]:
+    return {"layer_rope_theta": [one.theta if isinstance(one, Rotary) else 0 for one in spec.layer_positions]}
 
 
-SWA = {**NUMBERS, "sliding_window": 128, "layer_rope_theta": None}
+SWA: Mapping[str, Any] = {
+    "usual": every(4),
+    "unused": UNUSED,
+    "more": {"sliding_window": 128},
+    "parts": (NUMBERS, Part({"layer_rope_theta": None}, _read_bases, _write_bases)),
+}
 GRANITE_SWA = _granite(
     *("granite_swa", "GraniteSWAForCausalLM", "layer", 8192),
     {**FACTORS, "norm_eps": Key("rms_norm_eps", 1e-5), "tied": Key("tie_word_embeddings", True)},
     kv_heads=4,
-    more=SWA,
-    read=_read_swa,
-    write=_write_swa,
-    tensors=renamed_own({"sink_logit": "sinks"}),
+    tensors=renamed({".sink_logit": ".sinks"}),
+    **SWA,
 )
 DENSE = same_names(
     *("input_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
@@ -133,14 +125,10 @@ def expert_rules(
 
 
 _moe = partial(
-    expert_layout,
-    windows="none",
+    _granite,
+    where="none",
     context=2048,
     keys={key: value for key, value in FACTORS.items() if key not in MLP_BIAS},
-    head_dim=FREE,
-    more=NUMBERS,
-    read=_read,
-    write=write_numbers,
     tensors=renamed({".mlp.gate.": ".block_sparse_moe.router.layer."}, expert_rules),
 )
 COUNT = ("num_local_experts",)
@@ -152,12 +140,10 @@ GRANITE_SHARED = _moe(*("granitemoeshared", "GraniteMoeSharedForCausalLM"), expe
 GRANITE_MOE_SWA = _moe(
     *("granitemoe_swa", "GraniteMoeSWAForCausalLM"),
     experts=replace(SHARED, usual={"shared_intermediate_size": 0}),
-    windows="layer",
-    more=SWA,
-    read=_read_swa,
-    write=_write_swa,
+    where="layer",
     tensors=renamed(
         {".mlp.gate.": ".block_sparse_moe.router.", ".sink_logit": ".sinks"},
         lambda spec: expert_rules(spec, "experts.gate_up_proj", "experts.down_proj"),
     ),
+    **SWA,
 )

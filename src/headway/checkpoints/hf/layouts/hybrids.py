@@ -2,20 +2,25 @@
 
 Qwen3.5's text models (Qwen team 2026) have the gated delta rule in three layers of four, and a gate on what the fourth
 attends to, whose matrix is one with that of the queries, head by head; norms are x / |x| * (1 + w) with w stored.
+Their mixtures, and Qwen3-Next (Qwen team 2025), have the experts of Qwen2-MoE in place of the feed-forward. Qwen3-Next
+has queries, keys, values and gates of each key head in one matrix, betas and decays in another; Qwen3.5's files have
+the experts of a layer in two tensors, and those that transformers writes in matrices of each.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from headway.attention.delta import DeltaSpec
 from headway.checkpoints.hf.config_keys import ConfigReader, Inexpressible, Key
-from headway.checkpoints.hf.layer_types import FULL, every, read_kinds
-from headway.checkpoints.hf.layouts.experts import renamed
+from headway.checkpoints.hf.layouts.base import Part
+from headway.checkpoints.hf.layouts.experts import NORMALIZED, STEPS, ExpertKeys, stacked
 from headway.checkpoints.hf.layouts.llama import llama_layout
 from headway.checkpoints.hf.layouts.rules import Rule, lifted, same
-from headway.checkpoints.hf.layouts.tensors import OWN_NAMES
+from headway.checkpoints.hf.layouts.tensors import renamed
 from headway.checkpoints.hf.rope import PARTIAL, ROPE, read_rope, write_rope
+from headway.checkpoints.hf.windows import FULL, every, read_kinds
 from headway.errors import ConfigError
 from headway.models import ModelSpec
 from headway.models.mixers import Softmax
@@ -36,6 +41,11 @@ DELTA_SIZES = {
 def by_mixer(spec: ModelSpec, rules: Mapping[type, Sequence[Rule]]) -> list[Rule]:
     """Rules of what mixes tokens, for each layer by the type of its mixer."""
     return [rule.at(str(i)) for i, mixer in enumerate(spec.mixers) for rule in rules.get(type(mixer), ())]
+
+
+def mixed(kinds: Sequence[str], other: Any) -> dict[str, Any]:
+    """The fields `mixers` and `patterns` where layers have softmax attention over all before them, or `other`."""
+    return {"mixers": tuple(Softmax() if kind == FULL else other for kind in kinds), "patterns": Causal()}
 
 
 def mixer_keys(spec: ModelSpec, kind: type, name: str) -> tuple[Any, list[str]]:
@@ -64,25 +74,24 @@ def rope_of(given: ConfigReader) -> Mapping[str, Any]:
     return found or {}
 
 
-def read_qwen(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _read_qwen(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Mixers, patterns and positions of Qwen3-Next and Qwen3.5."""
     check_silu(fields)
-    interval = given.whole("full_attention_interval", 4)
-    kinds = read_kinds(given, fields["layers"], every(interval, -1, LINEAR), (FULL, LINEAR))
+    usual = every(4, -1, LINEAR, key="full_attention_interval")
+    kinds = read_kinds(given, fields["layers"], usual, (FULL, LINEAR))
     sizes: dict[str, Any] = {name: given.whole(key) for name, key in DELTA_SIZES.items()}
     delta = DeltaSpec(**sizes)
     # three positions of an image's patch, which are one and the same in a text
     rope = {key: value for key, value in rope_of(given).items() if not key.startswith("mrope_")}
     keys = {**{key: given.get(key) for key in ROPE}, "rope_parameters": rope}
     return {
-        "mixers": tuple(Softmax() if kind == FULL else delta for kind in kinds),
-        "patterns": Causal(),
+        **mixed(kinds, delta),
         **read_rope(ConfigReader(keys, given.defaults), fields["head_dim"], share=given.number(PARTIAL)),
     }
 
 
-def write_qwen(spec: ModelSpec) -> dict[str, Any]:
-    """The keys that `read_qwen` reads."""
+def _write_qwen(spec: ModelSpec) -> dict[str, Any]:
+    """The keys that `_read_qwen` reads."""
     delta, kinds = mixer_keys(spec, DeltaSpec, LINEAR)
     sizes = {key: getattr(delta, name) for name, key in DELTA_SIZES.items()} if delta else {}
     return {"layer_types": kinds, **sizes, **write_rope(spec, share=PARTIAL)}
@@ -136,6 +145,15 @@ def delta_rules(spec: ModelSpec, place: str, names: Mapping[str, str]) -> list[R
     return rules
 
 
+_names = partial(renamed, {}, unused=("mtp.",))
+QWEN_MIXERS = Part(
+    {
+        **dict.fromkeys((*ROPE, "full_attention_interval")),
+        **dict(zip(DELTA_SIZES.values(), (32, 16, 128, 128, 4), strict=True)),
+    },
+    _read_qwen,
+    _write_qwen,
+)
 QWEN: Mapping[str, Any] = {
     "head_dim": Key("head_dim", 256),
     "harmless": ("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
@@ -144,21 +162,60 @@ QWEN: Mapping[str, Any] = {
         "mlp_only_layers": ([], None),
         "output_gate_type": ("swish", None),
     },
-    "more": {
-        **dict.fromkeys(ROPE),
-        "max_position_embeddings": 32768,
-        PARTIAL: 0.25,
-        "full_attention_interval": None,
-        **dict(zip(DELTA_SIZES.values(), (32, 16, 128, 128, 4), strict=True)),
-    },
+    "more": {PARTIAL: 0.25},
     "rope": None,
-    "read": read_qwen,
-    "write": write_qwen,
+    "parts": (QWEN_MIXERS,),
 }
 """What layouts of Qwen3-Next and Qwen3.5 share."""
 QWEN3_5 = llama_layout(
-    *("qwen3_5_text", "Qwen3_5ForCausalLM", "none", 32768),
+    *("qwen3_5_text", "Qwen3_5ForCausalLM", None, 32768),
     kv_heads=4,
-    tensors=renamed({}, qwen_rules, unused=(*OWN_NAMES.unused, "mtp.")),
+    tensors=_names(qwen_rules),
     **QWEN,
+)
+
+
+SHARED: Mapping[str, Any] = {"shared": "shared_expert_intermediate_size", "always": {"shared_gate": True}}
+WIDTHS = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
+
+
+def _next_rules(spec: ModelSpec) -> list[Rule]:
+    place, rules = "model.layers.#.linear_attn.", delta_rules(spec, "linear_attn", INNER)
+    delta = next((mixer for mixer in spec.mixers if isinstance(mixer, DeltaSpec)), None)
+    if delta is not None:
+        fused = {"qkvz": ("q", "k", "v", "gate"), "ba": ("beta", "decay")}
+        values = delta.heads * delta.value_size
+        rows = {"qkvz": (*delta.channels, values), "ba": (delta.heads, delta.decays)}
+        rules += [
+            Rule(
+                tuple(f"{MIXER}{part}_proj.weight" for part in parts),
+                f"{place}in_proj_{name}.weight",
+                rows[name],
+                delta.key_heads,
+            )
+            for name, parts in fused.items()
+        ]
+    return by_mixer(spec, {Softmax: gated_rules(spec), DeltaSpec: rules})
+
+
+QWEN3_NEXT = llama_layout(
+    *("qwen3_next", "Qwen3NextForCausalLM", None, 32768),
+    experts=ExpertKeys(**SHARED, others=NORMALIZED, sparse=STEPS, usual={**WIDTHS, "norm_topk_prob": True}),
+    kv_heads=2,
+    tensors=_names(_next_rules),
+    **QWEN,
+)
+
+
+def _stacked(spec: ModelSpec) -> list[Rule]:
+    names = [f"mlp.experts.{name}_proj" for name in ("gate_up", "down")]
+    return [*qwen_rules(spec), *stacked(spec, {"weight": names[0]}, {"weight": names[1]})]
+
+
+QWEN3_5_MOE = llama_layout(
+    *("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", None, 32768),
+    experts=ExpertKeys(**SHARED, dense="moe_intermediate_size", usual=WIDTHS),
+    kv_heads=2,
+    tensors=_names(qwen_rules, others={".mlp.experts.gate_up_proj": _names(_stacked)}),
+    **{**QWEN, "harmless": (*QWEN["harmless"], "intermediate_size")},
 )

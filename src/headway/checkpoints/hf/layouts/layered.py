@@ -6,14 +6,14 @@ layers of four. Command R, R+ and A, and Aya (Cohere 2024, 2025) have attention 
 LayerNorm without a bias, adjacent pairs, and scaled logits.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import ConfigReader, Key
-from headway.checkpoints.hf.layer_types import LAYER_TYPES, UNUSED, every, in_windows
 from headway.checkpoints.hf.layouts.base import Part
 from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, llama_layout
-from headway.checkpoints.hf.layouts.parts import stated
+from headway.checkpoints.hf.layouts.parts import in_windows, stated
+from headway.checkpoints.hf.windows import LAYER_TYPES, UNUSED, every
 from headway.errors import ConfigError
 from headway.positions import NoPositions, PerLayer, Rotary
 
@@ -33,9 +33,9 @@ def _marks(given: ConfigReader, layers: int) -> list[int]:
     return marks[:layers]
 
 
-def _windows_without_positions(given: ConfigReader) -> Callable[[int], list[str]]:
+def _windows_without_positions(given: ConfigReader, layers: int) -> list[str]:
     windowed = given.flag("use_sliding_window") and given.get("sliding_window") is not None
-    return lambda layers: [LAYER_TYPES[windowed and not mark] for mark in _marks(given, layers)]
+    return [LAYER_TYPES[windowed and not mark] for mark in _marks(given, layers)]
 
 
 def _read_smollm3(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,17 +60,17 @@ SMOLLM3 = llama_layout(
 )
 
 
-def _usual_exaone4(given: ConfigReader) -> Callable[[int], list[str]]:
+def _usual_exaone4(given: ConfigReader, layers: int) -> list[str]:
     if given.get("sliding_window") is None:
         raise ConfigError(
             "config.json: an exaone4 without sliding_window needs layer_types, as in transformers"
         )
-    return every(given.whole(PERIOD), -1)
+    return every(given.whole(PERIOD), -1)(given, layers)
 
 
 def _read_exaone4(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Without any windows all layers have rotary positions."""
-    return {} if given.get("sliding_window") is None else in_windows(fields["patterns"], fields["positions"])
+    return {} if given.get("sliding_window") is None else in_windows(given, fields)
 
 
 EXAONE4 = llama_layout(
@@ -86,7 +86,7 @@ CWM = llama_layout(
     kv_heads=8,
     head_dim=Key("head_dim", 128),
     more={"sliding_window": 8192, "rope_theta": 1e6},
-    usual=lambda given: every(4),
+    usual=every(4),
     unused=UNUSED,
     parts=(stated("cwm"),),
     ids=("bos_token_id",),
@@ -120,13 +120,13 @@ def _read_cohere2(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, A
             f"config.json: head_dim is {fields['head_dim']}, but transformers makes it hidden_size {fields['width']} / "
             f"{fields['heads']} heads"
         )
-    return in_windows(fields["patterns"], fields["positions"])
+    return in_windows(given, fields)
 
 
 COHERE2 = llama_layout(
     *("cohere2", "Cohere2ForCausalLM", "layer", 8192, COHERE_KEYS),
     heads_divide=True,
-    usual=lambda given: every(given.whole(PERIOD, 4), -1),
+    usual=every(4, -1, key=PERIOD),
     parts=(Part(dict.fromkeys(("layer_switch", PERIOD)), _read_cohere2),),
     only={
         # of Cohere's own code; transformers has no others

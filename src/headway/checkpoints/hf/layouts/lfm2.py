@@ -5,26 +5,27 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import ConfigReader, Key
-from headway.checkpoints.hf.layer_types import FULL, layer_types, read_kinds
-from headway.checkpoints.hf.layouts.experts import ExpertKeys, behind_first, expert_layout, renamed
-from headway.checkpoints.hf.layouts.hybrids import MIXER, by_mixer, mixer_keys
+from headway.checkpoints.hf.layouts.base import Part
+from headway.checkpoints.hf.layouts.experts import ExpertKeys, behind_first
+from headway.checkpoints.hf.layouts.hybrids import MIXER, by_mixer, mixed, mixer_keys
 from headway.checkpoints.hf.layouts.llama import FREE, llama_layout
 from headway.checkpoints.hf.layouts.rules import Rule, lifted, same
+from headway.checkpoints.hf.layouts.tensors import renamed
+from headway.checkpoints.hf.windows import FULL, layer_types, read_kinds
 from headway.models import ModelSpec
 from headway.models.mixers import Softmax
 from headway.nn import ShortConv
-from headway.patterns import Causal
 
 CONV = "conv"
 
 
-def _read_lfm2(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _read_lfm2(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     layers = fields["layers"]
     full = given.get("full_attn_idxs")
     if full is not None and not (isinstance(full, list) and all(type(i) is int for i in full)):
         raise given.wrong("full_attn_idxs", "a list of numbers of layers", full)
     usual = [FULL if full is None or i in full else CONV for i in range(layers)]
-    kinds = read_kinds(given, layers, lambda count: usual, (FULL, CONV))
+    kinds = read_kinds(given, layers, lambda *_: usual, (FULL, CONV))
     hidden = given.whole("intermediate_size" if given.get("block_ff_dim") is None else "block_ff_dim")
     if given.get("block_auto_adjust_ff_dim") is not False:
         hidden = int(2 * hidden / 3)
@@ -37,13 +38,12 @@ def _read_lfm2(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dic
 def _mixers(given: ConfigReader, kinds: Sequence[str]) -> dict[str, Any]:
     short = ShortConv(conv=given.whole("conv_L_cache"), bias=given.flag("conv_bias"))
     return {
-        "mixers": tuple(Softmax() if kind == FULL else short for kind in kinds),
-        "patterns": Causal(),
+        **mixed(kinds, short),
         **({} if given.get("tie_embedding") is None else {"tied": given.flag("tie_embedding")}),
     }
 
 
-def _read_moe(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _read_moe(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     return _mixers(given, layer_types(given.get("layer_types"), fields["layers"], (FULL, CONV)))
 
 
@@ -86,15 +86,15 @@ OTHERS = {
 }
 """Parts of other names, ours and theirs."""
 KEYS = {"norm_eps": Key("norm_eps", 1e-5), "tied": Key("tie_word_embeddings", True)}
-MORE = {"rope_theta": 1e6, "conv_L_cache": 3, "conv_bias": None, "tie_embedding": None}
+CONVS = {"conv_L_cache": 3, "conv_bias": None, "tie_embedding": None}
 LFM2 = llama_layout(
-    *("lfm2", "Lfm2ForCausalLM", "none", 128000),
+    *("lfm2", "Lfm2ForCausalLM", None, 128000),
     KEYS,
     kv_heads=8,
     head_dim=FREE,
     without=("activation", "attention_dropout", "hidden"),
     more={
-        **MORE,
+        "rope_theta": 1e6,
         "intermediate_size": 12288,
         "block_ff_dim": None,
         "block_auto_adjust_ff_dim": None,
@@ -110,13 +110,12 @@ LFM2 = llama_layout(
         ),
         *("conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "theta"),
     ),
-    read=_read_lfm2,
-    write=_write_lfm2,
+    parts=(Part(CONVS, _read_lfm2, _write_lfm2),),
     tensors=renamed(OTHERS, mixer_rules),
 )
-LFM2_MOE = expert_layout(
-    *("lfm2_moe", "Lfm2MoeForCausalLM", "none", 128000, KEYS),
-    ExpertKeys(
+LFM2_MOE = llama_layout(
+    *("lfm2_moe", "Lfm2MoeForCausalLM", None, 128000, KEYS),
+    experts=ExpertKeys(
         others={
             "normalized": "norm_topk_prob",
             "scale": "routed_scaling_factor",
@@ -129,9 +128,8 @@ LFM2_MOE = expert_layout(
     kv_heads=8,
     head_dim=FREE,
     without=("activation", "attention_dropout"),
-    more=MORE,
+    more={"rope_theta": 1e6},
     harmless=("theta",),
-    read=_read_moe,
-    write=_write,
+    parts=(Part(CONVS, _read_moe, _write),),
     tensors=renamed(OTHERS, mixer_rules),
 )

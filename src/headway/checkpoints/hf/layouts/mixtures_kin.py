@@ -5,35 +5,25 @@ Ernie 4.5 (Baidu 2025), dots.llm1 (rednote 2025), GLM-4.5 (GLM team 2025), K-EXA
 several shared experts are one there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import ConfigReader, Key
-from headway.checkpoints.hf.layer_types import (
-    FULL,
-    SLIDING,
-    UNUSED,
-    every,
-    in_windows,
-    read_kinds,
-    read_rope_by_kind,
-    read_windows,
-    window_keys,
-    write_by_kind,
-)
 from headway.checkpoints.hf.layouts.experts import (
     LAYER,
+    NORMALIZED,
     ExpertKeys,
     Sparse,
     behind_first,
-    expert_layout,
-    renamed,
 )
-from headway.checkpoints.hf.layouts.llama import BIAS, NONE
+from headway.checkpoints.hf.layouts.llama import BIAS, llama_layout
 from headway.checkpoints.hf.layouts.llama_kin import REMOTE, TIED
+from headway.checkpoints.hf.layouts.parts import IN_WINDOWS, rope_by_kind
 from headway.checkpoints.hf.layouts.rules import Rule, lifted
+from headway.checkpoints.hf.layouts.tensors import renamed
 from headway.checkpoints.hf.rope import PARTIAL
-from headway.models import ModelSpec
+from headway.checkpoints.hf.windows import FULL, SLIDING, UNUSED, every
 
 SHARED = {".shared_expert.": ".shared_experts."}
 GROUPS = {
@@ -44,7 +34,14 @@ GROUPS = {
 }
 SIGMOID = {"score": "sigmoid", "choice_bias": True}
 USUAL = {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0}
-DEEPSEEK: Mapping[str, Any] = {"others": GROUPS, "always": SIGMOID, "shared_by_count": True}
+DEEPSEEK = ExpertKeys(
+    count=("n_routed_experts", "num_local_experts"),
+    shared="n_shared_experts",
+    shared_by_count=True,
+    others=GROUPS,
+    always=SIGMOID,
+    usual={**USUAL, "norm_topk_prob": True},
+)
 """Experts as DeepSeek-V3 has them."""
 
 
@@ -64,9 +61,9 @@ def _write_interval(sparse: Sequence[bool]) -> dict[str, Any]:
     return {"moe_layer_start_index": has[0], "moe_layer_end_index": has[-1], "moe_layer_interval": step}
 
 
-ERNIE45_MOE = expert_layout(
+ERNIE45_MOE = llama_layout(
     *("ernie4_5_moe", "Ernie4_5_MoeForCausalLM", "none", 131072, TIED),
-    ExpertKeys(
+    experts=ExpertKeys(
         count=("moe_num_experts", "num_experts"),
         top="moe_k",
         shared="moe_num_shared_experts",
@@ -97,38 +94,23 @@ ERNIE45_MOE = expert_layout(
 )
 
 
-def _read_dots(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _usual_dots(given: ConfigReader, layers: int) -> list[str]:
     first, windowed = given.whole("max_window_layers", least=0), given.get("sliding_window") is not None
-    kinds = read_kinds(
-        given, fields["layers"], lambda n: [SLIDING if windowed and i >= first else FULL for i in range(n)]
-    )
-    return {"patterns": read_windows(given, kinds)}
+    return [SLIDING if windowed and i >= first else FULL for i in range(layers)]
 
 
-DOTS1 = expert_layout(
+DOTS1 = llama_layout(
     *("dots1", "Dots1ForCausalLM", "layer", 2048, BIAS),
-    ExpertKeys(
-        **DEEPSEEK,
-        count=("n_routed_experts", "num_local_experts"),
-        shared="n_shared_experts",
-        sparse=behind_first(0),
-        usual=USUAL,
-    ),
+    experts=replace(DEEPSEEK, sparse=behind_first(0), usual=USUAL),
     kv_heads=32,
     more={"max_window_layers": 62},
-    read=_read_dots,
+    usual=_usual_dots,
     tensors=renamed(SHARED),
 )
-GLM4_MOE = expert_layout(
+GLM4_MOE = llama_layout(
     *("glm4_moe", "Glm4MoeForCausalLM", "none", 131072),
     {"qkv_bias": Key("attention_bias"), "qk_norm": Key("use_qk_norm", False, {True: "head", False: "none"})},
-    ExpertKeys(
-        **DEEPSEEK,
-        count=("n_routed_experts", "num_local_experts"),
-        shared="n_shared_experts",
-        sparse=behind_first(1),
-        usual={**USUAL, "norm_topk_prob": True},
-    ),
+    experts=replace(DEEPSEEK, sparse=behind_first(1)),
     kv_heads=8,
     more={PARTIAL: 0.5},
     harmless=("num_nextn_predict_layers", "num_mtp_layers", *REMOTE),
@@ -137,13 +119,11 @@ GLM4_MOE = expert_layout(
 )
 
 
-def _read_exaone(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Layers that see all have no positions."""
+def _usual_exaone(given: ConfigReader, layers: int) -> list[str]:
     period = given.get("sliding_window_pattern")
     if not isinstance(period, int):
         raise given.wrong("sliding_window_pattern", "a whole number", period)
-    kinds = read_kinds(given, fields["layers"], every(max(period, 1), -1))
-    return in_windows(read_windows(given, kinds), fields["positions"])
+    return every(max(period, 1), -1)(given, layers)
 
 
 MLP_TYPES = ("dense", "sparse")
@@ -169,35 +149,26 @@ def by_kind(first: int) -> Sparse:
     )
 
 
-EXAONE_MOE = expert_layout(
-    *("exaone_moe", "ExaoneMoeForCausalLM", "layer", 2048, NONE),
-    ExpertKeys(
-        **DEEPSEEK,
+EXAONE_MOE = llama_layout(
+    *("exaone_moe", "ExaoneMoeForCausalLM", "layer", 2048),
+    experts=replace(
+        DEEPSEEK,
+        count=ExpertKeys.count,
         shared="num_shared_experts",
         sparse=by_kind(1),
-        usual={
-            **USUAL,
-            "norm_topk_prob": True,
-            "routed_scaling_factor": 2.5,
-            "first_k_dense_replace": 1,
-        },
+        usual={**DEEPSEEK.usual, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1},
     ),
     kv_heads=32,
     more={"sliding_window_pattern": 4},
-    read=_read_exaone,
-    write=lambda spec: window_keys(spec, UNUSED),
+    usual=_usual_exaone,
+    unused=UNUSED,
+    parts=(IN_WINDOWS,),
     tensors=renamed({".gate.e_score_": ".e_score_", **SHARED}, unused=("mtp.",)),
 )
-SOLAR_OPEN = expert_layout(
+SOLAR_OPEN = llama_layout(
     *("solar_open", "SolarOpenForCausalLM", "none", 131072),
     {"qkv_bias": Key("attention_bias")},
-    ExpertKeys(
-        **DEEPSEEK,
-        count=("n_routed_experts", "num_local_experts"),
-        dense="moe_intermediate_size",
-        shared="n_shared_experts",
-        usual={**USUAL, "norm_topk_prob": True},
-    ),
+    experts=replace(DEEPSEEK, dense="moe_intermediate_size"),
     kv_heads=8,
     head_dim=Key("head_dim", 128),
     more={"rope_theta": 1e6},
@@ -205,37 +176,24 @@ SOLAR_OPEN = expert_layout(
     harmless=("intermediate_size",),
     tensors=renamed(SHARED),
 )
-BASES = {FULL: ("rope_theta", 5e5), SLIDING: ("rope_theta", 1e4)}
-
-
-def _read_mellum(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    kinds = read_kinds(given, fields["layers"], every(1))
-    rope = read_rope_by_kind(given, kinds, fields["head_dim"], BASES)
-    return {"patterns": read_windows(given, kinds), **rope}
-
-
-def _write_mellum(spec: ModelSpec) -> dict[str, Any]:
-    """Without keys of old readers, at which transformers fails."""
-    keys = write_by_kind(spec, BASES)
-    return {key: value for key, value in keys.items() if key not in ("rope_theta", "rope_scaling")}
-
-
-MELLUM = expert_layout(
+MELLUM = llama_layout(
     *("mellum", "MellumForCausalLM", "layer", 131072, BIAS),
-    ExpertKeys(others={"normalized": "norm_topk_prob"}, sparse=by_kind(0), usual={"norm_topk_prob": True}),
+    experts=ExpertKeys(others=NORMALIZED, sparse=by_kind(0), usual={"norm_topk_prob": True}),
     kv_heads=4,
     head_dim=Key("head_dim", 128),
-    more={"sliding_window": 1024, "rope_parameters": None},
+    usual=every(1),
+    unused=UNUSED,
+    more={"sliding_window": 1024},
     harmless=("num_mtp_layers", "num_nextn_predict_layers", "mtp_layer_types", "mtp_mlp_layer_types"),
     rope=None,
-    read=_read_mellum,
-    write=_write_mellum,
+    # without keys of old readers, at which transformers fails
+    parts=(rope_by_kind({FULL: ("rope_theta", 5e5), SLIDING: ("rope_theta", 1e4)}, old=False),),
     tensors=renamed({}, unused=("mtp.",)),
 )
-HY_V3 = expert_layout(
+HY_V3 = llama_layout(
     *("hy_v3", "HYV3ForCausalLM", "none", 131072),
     {**BIAS, "init_std": Key("initializer_range", 0.006), "norm_eps": Key("rms_norm_eps", 1e-5)},
-    ExpertKeys(
+    experts=ExpertKeys(
         shared="num_shared_experts",
         shared_by_count=True,
         others={"scale": "router_scaling_factor"},

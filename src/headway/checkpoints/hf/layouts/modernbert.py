@@ -1,27 +1,158 @@
-"""ModernBERT as `transformers` stores it (Warner et al. 2024): an encoder with the norms, rotations and gates of newer
-decoders, a window in two layers of three, and no norm in front of its first layer, whose embedding is normed; and the
-decoder that is the same but for what its layers see (Weller et al. 2025)."""
+"""Encoders with rotary positions in halves, as `transformers` stores them: Jina's third embedder, NomicBERT, EuroBERT
+and ModernBERT (Sturua et al. 2024; Nussbaum et al. 2024; Boizard et al. 2025; Warner et al. 2024).
+
+ModernBERT has the norms and gates of newer decoders, too, a window in two layers of three, and no norm in front of its
+first layer, whose embedding is normed; a decoder is the same but for what its layers see (Weller et al. 2025).
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from headway.checkpoints.hf.config_keys import SIZES, ConfigReader, Inexpressible, Key, activation
+from headway.checkpoints.hf.config_keys import (
+    SIZES,
+    ConfigReader,
+    Inexpressible,
+    Key,
+    activation,
+    per_head,
+    same_heads,
+)
 from headway.checkpoints.hf.harmless import words
-from headway.checkpoints.hf.layer_types import (
+from headway.checkpoints.hf.layouts.base import Layout, Part
+from headway.checkpoints.hf.layouts.encoders import (
+    CLASSES,
+    KEYS,
+    LM_HEAD,
+    encoder_layout,
+    head_names,
+    labels,
+    write_encoder,
+)
+from headway.checkpoints.hf.layouts.rules import (
+    OWN_BLOCK,
+    Rule,
+    TensorNames,
+    block,
+    module_rules,
+    same_names,
+    within,
+)
+from headway.checkpoints.hf.windows import (
     FULL,
     SLIDING,
     every,
+    from_foreign,
     read_kinds,
     read_rope_by_kind,
     write_rope_by_kind,
 )
-from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, block, module_rules, same_names, within
-from headway.checkpoints.hf.windows import from_foreign
+from headway.errors import ConfigError
 from headway.models import Head, ModelSpec
 from headway.patterns import Causal, Full, Pattern
 from headway.patterns.program import interval
+
+PUBLISHED: dict[str, Any] = {
+    "layer": "encoder.layers.#.",
+    "stack": {"embed_norm": "emb_ln"},
+    "split": True,
+    "only": {"classifier_dropout": (None,)},
+    "harmless": (),
+    "rope": "",
+}
+"""Names in the published files of Jina and Nomic, which transformers reads and writes, and keys of both."""
+WITHOUT_ANSWERS = {ending: kind for ending, kind in CLASSES.items() if kind != "answer"}
+
+
+def _base(usual: float) -> Part:
+    """The base of the rotation, the family's usual one where no key gives another."""
+
+    def read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+        places = [given.get(key) or {} for key in ("rope_parameters", "rope_scaling")]
+        stated = given.get("rope_theta") is not None or any("rope_theta" in place for place in places)
+        return {} if stated else {"positions": replace(fields["positions"], theta=usual)}
+
+    return Part(read=read)
+
+
+JINA = encoder_layout(
+    *("jina_embeddings_v3", "JinaEmbeddingsV3", LM_HEAD, head_names("classifier. dense out_proj")),
+    **PUBLISHED,
+    activations=("gelu", "tanh"),
+    base="roberta",
+    modules=block("norm1 norm2", "mixer. Wqkv out_proj", "mlp. fc1 fc2"),
+    keys={**KEYS, "token_types": Key("type_vocab_size", 1), "norm_eps": Key("layer_norm_eps", 1e-5)},
+    parts=(_base(20000.0),),
+)
+NOMIC_BERT = encoder_layout(
+    *("nomic_bert", "NomicBert", head_names("cls.predictions. transform.dense transform.layer_norm decoder")),
+    head_names("nomic_bert.pooler.dense classifier"),
+    **PUBLISHED,
+    classes=WITHOUT_ANSWERS,
+    modules=block("norm1 norm2", "attn. Wqkv out_proj", "mlp. fc12 fc11 fc2"),
+    keys={
+        **KEYS,
+        "head_dim": Key("head_dim", per_head),
+        "activation": Key("hidden_act", "silu"),
+        "dropout": Key("hidden_dropout_prob", 0.0),
+        "attention_dropout": Key("attention_probs_dropout_prob", 0.0),
+    },
+    parts=(_base(1000.0), Part(write=lambda spec: {"pad_token_id": 0})),  # transformers insists on one
+    pooler={},
+)
+
+POOLS = {"bos": "first", "mean": "mean"}
+
+
+def _read_eurobert(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Raises ConfigError for a classifier that pools its logits ("late")."""
+    kind = given.task
+    head: dict[str, Any] = {"task": kind}
+    if kind == "classify":
+        pool = given.text("classifier_pooling")
+        if pool not in POOLS:
+            raise ConfigError(
+                f'config.json: "classifier_pooling" is {pool!r}: the mean of every token\'s logits is unsupported; '
+                f"accepted is {' or '.join(map(repr, POOLS))}"
+            )
+        head |= {"dense": "gelu", "pool": POOLS[pool]}
+    if kind in ("classify", "tag"):
+        head["labels"] = labels(given)
+    return {"tied": kind == "masked-lm" and given.flag("tie_word_embeddings"), "head": Head(**head)}
+
+
+def _write_eurobert(spec: ModelSpec) -> dict[str, Any]:
+    said = {pool: name for name, pool in POOLS.items()}
+    return {
+        **write_encoder(spec),
+        "tie_word_embeddings": spec.tied,
+        "classifier_pooling": said.get(spec.head.pool, "bos"),
+    }
+
+
+EUROBERT = encoder_layout(
+    *("eurobert", "EuroBert", head_names("lm_head"), head_names("dense classifier")),
+    classes=WITHOUT_ANSWERS,
+    head=Part({"tie_word_embeddings": False, "classifier_pooling": "late"}, _read_eurobert, _write_eurobert),
+    base="model",
+    layer="layers.#.",
+    modules=OWN_BLOCK,
+    stack={"embed_tokens": "embed_tokens", "norm": "norm"},
+    keys={
+        **SIZES,
+        "kv_heads": Key("num_key_value_heads", same_heads),
+        "head_dim": Key("head_dim", per_head),
+        "activation": Key("hidden_act", "silu"),
+        "attention_dropout": Key("attention_dropout", 0.0),
+        "norm_eps": Key("rms_norm_eps", 1e-5),
+    },
+    only={"attention_bias": (False, None), "mlp_bias": (False, None)},
+    harmless=("mask_token_id",),
+    unused=(),
+    rope="",
+    pooler={},
+)
+
 
 BASES = {FULL: ("global_rope_theta", 1.6e5), SLIDING: ("local_rope_theta", 1e4)}
 PERIOD = "global_attn_every_n_layers"
@@ -44,13 +175,13 @@ def _rules(spec: ModelSpec) -> list[Rule]:
     return module_rules(spec, {**top, **within(layer, layer, modules)})
 
 
-def _read(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    kinds = read_kinds(given, fields["layers"], every(given.whole(PERIOD, 3)))
-    sides, words = given.whole("local_attention"), kind in ("lm", "masked-lm")
-    full: Pattern = Causal() if kind == "lm" else Full()
-    name, width = ("sliding_window", sides // 2) if kind == "lm" else ("attention_window", sides)
+def _read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    kinds, task = read_kinds(given, fields["layers"], every(3, key=PERIOD)), given.task
+    sides, words = given.whole("local_attention"), task in ("lm", "masked-lm")
+    full: Pattern = Causal() if task == "lm" else Full()
+    name, width = ("sliding_window", sides // 2) if task == "lm" else ("attention_window", sides)
     window = from_foreign(name, width)
-    head: dict[str, Any] = {"task": kind}
+    head: dict[str, Any] = {"task": task}
     if words:
         head |= {"dense": activation(given, "classifier_activation"), "bias": given.flag("classifier_bias")}
     return {
@@ -81,6 +212,16 @@ def _write(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
+USUAL = {
+    "max_position_embeddings": 8192,
+    "local_attention": 128,
+    "classifier_activation": "gelu",
+    "classifier_bias": False,
+    "decoder_bias": True,
+    "tie_word_embeddings": True,
+    **dict.fromkeys(("layer_types", "rope_parameters", "rope_scaling", PERIOD)),
+    **dict.fromkeys(key for key, _ in BASES.values()),
+}
 MODERNBERT = Layout(
     family="modernbert",
     architectures={"ModernBertForMaskedLM": "masked-lm", "ModernBertModel": "states"},
@@ -93,16 +234,6 @@ MODERNBERT = Layout(
         "mlp_bias": Key("mlp_bias"),
         "activation_dropout": Key("mlp_dropout", 0.0),
     },
-    more={
-        "max_position_embeddings": 8192,
-        "local_attention": 128,
-        "classifier_activation": "gelu",
-        "classifier_bias": False,
-        "decoder_bias": True,
-        "tie_word_embeddings": True,
-        **dict.fromkeys(("layer_types", "rope_parameters", "rope_scaling", PERIOD)),
-        **dict.fromkeys(key for key, _ in BASES.values()),
-    },
     only={
         **dict.fromkeys(("attention_dropout", "embedding_dropout"), (0.0, None)),
         "position_embedding_type": ("absolute", None),
@@ -113,8 +244,7 @@ MODERNBERT = Layout(
         "classifier_pooling classifier_dropout sparse_pred_ignore_index cls_token_id deterministic_flash_attn "
         "reference_compile repad_logits_with_grad initializer_cutoff_factor layer_norm_eps"
     ),
-    read=_read,
-    write=_write,
+    parts=(Part(USUAL, _read, _write),),
     tensors=TensorNames(
         rules=_rules,
         prefix="model.",

@@ -8,44 +8,27 @@ from typing import Any
 
 from headway.attention.delta import DeltaSpec
 from headway.checkpoints.hf.config_keys import ConfigReader, Inexpressible, Key
-from headway.checkpoints.hf.layer_types import (
-    FULL,
-    SLIDING,
-    every,
-    read_kinds,
-    read_rope_by_kind,
-    read_windows,
-    write_by_kind,
-)
-from headway.checkpoints.hf.layouts.experts import renamed
+from headway.checkpoints.hf.layouts.base import Part
 from headway.checkpoints.hf.layouts.hybrids import (
     DELTA_SIZES,
     LINEAR,
     by_mixer,
     check_silu,
     delta_rules,
+    mixed,
     mixer_keys,
     rope_of,
 )
 from headway.checkpoints.hf.layouts.llama import BIAS, FREE, llama_layout
+from headway.checkpoints.hf.layouts.parts import rope_by_kind
+from headway.checkpoints.hf.layouts.tensors import renamed
 from headway.checkpoints.hf.rope import ROPE, read_rope, write_rope
+from headway.checkpoints.hf.windows import FULL, SLIDING, UNUSED, every, read_kinds
 from headway.models import ModelSpec
-from headway.models.mixers import Softmax
-from headway.patterns import Causal
 from headway.positions import NoPositions
 
 KEYS = {**BIAS, "head_dim": FREE, "norm_eps": Key("rms_norm_eps", 1e-5)}
 BASES = {FULL: ("rope_theta", 5e5), SLIDING: ("rope_theta", 5e5)}
-
-
-def _read(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    kinds = read_kinds(given, fields["layers"], every(4, 3))
-    return {
-        "patterns": read_windows(given, kinds),
-        **read_rope_by_kind(given, kinds, fields["head_dim"], BASES),
-    }
-
-
 OLMO = llama_layout(
     *("olmo", "OlmoForCausalLM", "none", 2048, BIAS),
     head_dim=FREE,
@@ -55,10 +38,10 @@ OLMO = llama_layout(
 OLMO2 = llama_layout("olmo2", "Olmo2ForCausalLM", "none", 2048, KEYS)
 OLMO3 = llama_layout(
     *("olmo3", "Olmo3ForCausalLM", "layer", 2048, KEYS),
-    more=dict.fromkeys(("rope_parameters", "rope_theta", "rope_scaling")),
+    usual=every(4, 3),
+    unused=UNUSED,
     rope=None,
-    read=_read,
-    write=lambda spec: write_by_kind(spec, BASES),
+    parts=(rope_by_kind(BASES),),
 )
 DELTA = {
     **{f"{part}_proj.weight": f"{part}_proj.weight" for part in "qkvo"},
@@ -71,14 +54,15 @@ DELTA = {
     "decay_bias": "dt_bias",
 }
 NEGATIVE, FRONT = "linear_allow_neg_eigval", ".feedforward_layer_norm."
+HYBRID = {**dict.fromkeys((*ROPE, *DELTA_SIZES.values())), DELTA_SIZES["conv"]: 4, NEGATIVE: True}
 
 
-def _read_hybrid(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _read_hybrid(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     check_silu(fields)
     heads, width, layers = fields["heads"], fields["width"], fields["layers"]
-    usual = every(4, -1, LINEAR)(layers)
+    usual = every(4, -1, LINEAR)(given, layers)
     usual = usual if FULL in usual else [*usual[:-1], FULL]
-    kinds = read_kinds(given, layers, lambda count: usual, (FULL, LINEAR))
+    kinds = read_kinds(given, layers, lambda *_: usual, (FULL, LINEAR))
     key_heads = given.whole(DELTA_SIZES["key_heads"], heads)
     dim = given.whole(DELTA_SIZES["head_dim"], int(0.75 * width / key_heads))
     delta = DeltaSpec(
@@ -94,8 +78,7 @@ def _read_hybrid(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> d
     rotates = (rope_of(given).get("rope_theta") or given.get("rope_theta")) is not None
     nowhere = {"positions": NoPositions(), "trained_context": given.whole("max_position_embeddings")}
     return {
-        "mixers": tuple(Softmax() if kind == FULL else delta for kind in kinds),
-        "patterns": Causal(),
+        **mixed(kinds, delta),
         **(read_rope(given, fields["head_dim"]) if rotates else nowhere),
     }
 
@@ -114,20 +97,13 @@ def _write_hybrid(spec: ModelSpec) -> dict[str, Any]:
 
 
 OLMO_HYBRID = llama_layout(
-    *("olmo_hybrid", "OlmoHybridForCausalLM", "none", 65536),
+    *("olmo_hybrid", "OlmoHybridForCausalLM", None, 65536),
     {**KEYS, "norm_eps": Key("rms_norm_eps", 1e-6)},
-    more={
-        **dict.fromkeys((*ROPE, *DELTA_SIZES.values())),
-        "max_position_embeddings": 65536,
-        DELTA_SIZES["conv"]: 4,
-        NEGATIVE: True,
-    },
     harmless=tuple(
         f"linear_{name}" for name in ("a_log_min", "a_log_max", "dt_min", "dt_max", "dt_init_floor")
     ),
     rope=None,
-    read=_read_hybrid,
-    write=_write_hybrid,
+    parts=(Part(HYBRID, _read_hybrid, _write_hybrid),),
     tensors=renamed(
         {".input_layernorm.": ".attention_layer_norm.", ".post_attention_layernorm.": FRONT},
         lambda spec: by_mixer(spec, {DeltaSpec: delta_rules(spec, "linear_attn", DELTA)}),

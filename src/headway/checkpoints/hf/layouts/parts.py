@@ -1,13 +1,39 @@
 """Parts of a config that several families have, each both read and written."""
 
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
-from headway.checkpoints.hf.config_keys import ConfigReader
+from headway.checkpoints.hf.config_keys import ConfigReader, Inexpressible
 from headway.checkpoints.hf.layouts.base import Part
+from headway.checkpoints.hf.windows import (
+    FULL,
+    SLIDING,
+    Bases,
+    Kinds,
+    from_foreign,
+    layer_types,
+    read_rope_by_kind,
+    window_keys,
+    write_rope_by_kind,
+)
 from headway.errors import ConfigError
 from headway.models import ModelSpec
-from headway.positions import Learned
+from headway.patterns import Causal, Pattern
+from headway.positions import Learned, NoPositions, PerLayer, PositionScheme
+
+Windows = Literal["none", "all", "layer", "late"]
+"""Where `transformers` puts windows: nowhere; in all layers (`sliding_window`); layer by layer (`layer_types`); as
+"layer", or by `use_sliding_window` and `max_window_layers`."""
+
+WINDOW_KEYS: Mapping[Windows, Mapping[str, Any]] = {
+    "none": {},
+    "all": {"sliding_window": 4096},
+    "layer": {"sliding_window": 4096},
+    "late": {"sliding_window": 4096, "use_sliding_window": None, "max_window_layers": None},
+}
+FIRST_WINDOW = 28
+"""`max_window_layers` where it is not given."""
 
 
 def learned(rows: int, key: str = "max_position_embeddings", offset: int = 0) -> Part:
@@ -25,14 +51,12 @@ def table_size(spec: ModelSpec) -> int:
     return spec.positions.size if isinstance(spec.positions, Learned) else spec.trained_context
 
 
-def scaled_embedding(usual: bool) -> Part:
+def scaled_embedding(usual: bool | None, key: str = "scale_embedding") -> Part:
     """Embeddings times sqrt(M), or as they are."""
     return Part(
-        {"scale_embedding": usual},
-        lambda given, fields: {
-            "embedding_scale": fields["width"] ** 0.5 if given.flag("scale_embedding") else 1.0
-        },
-        lambda spec: {"scale_embedding": spec.embedding_scale != 1.0},
+        {key: usual},
+        lambda given, fields: {"embedding_scale": fields["width"] ** 0.5 if given.flag(key) else 1.0},
+        lambda spec: {key: spec.embedding_scale != 1.0},
     )
 
 
@@ -48,3 +72,98 @@ def stated(family: str) -> Part:
         return {}
 
     return Part(read=read)
+
+
+def windows(
+    where: Windows, usual: Kinds | None = None, *, unused: int | None = None, heads_divide: bool = False
+) -> Part:
+    """Windows; `usual` are the kinds of layers where `layer_types` do not say them, `unused` is the width where there
+    are none, `heads_divide` is whether transformers insists on a width that is a multiple of the heads."""
+
+    def read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return {"patterns": _read_windows(given, where, fields["layers"], usual)}
+
+    return Part(
+        {"layer_types": None, **WINDOW_KEYS[where]},
+        read,
+        partial(_write_windows, where=where, unused=unused, heads_divide=heads_divide),
+    )
+
+
+def _read_windows(
+    given: ConfigReader, where: Windows, layers: int, usual: Kinds | None
+) -> tuple[Pattern, ...]:
+    kinds = given.get("layer_types")
+    if kinds is not None:
+        kinds = layer_types(kinds, layers)
+    elif usual is not None:
+        kinds = usual(given, layers)
+    if where in ("none", "all") and set(kinds or [FULL]) != {FULL}:
+        raise ConfigError(
+            f"config.json: transformers ignores layer_types for model_type {given.get('model_type')} (it lists "
+            f"{', '.join(sorted(set(kinds or ())))}); ministral, qwen2 and qwen3 honour it"
+        )
+    size, switch = given.get("sliding_window"), given.get("use_sliding_window")
+    if where == "late" and not given.flag("use_sliding_window"):
+        size = None
+    windowed = from_foreign("sliding_window", size)
+    if where != "late" and switch is False and size is not None:
+        raise ConfigError(
+            f"config.json: use_sliding_window is false, but sliding_window is {size}, and this family has no such "
+            "switch: transformers would ignore it; set sliding_window to null for no window"
+        )
+    if where in ("none", "all") or (where == "layer" and kinds is None):
+        return (windowed,) * layers
+    if kinds is None:
+        first = given.whole("max_window_layers", FIRST_WINDOW, least=0)
+        return tuple(windowed if i >= first else Causal() for i in range(layers))
+    if SLIDING in kinds and size is None:
+        raise ConfigError(
+            "config.json: layer_types has sliding_attention layers, but there is no window "
+            f"(sliding_window {given.get('sliding_window')!r}, use_sliding_window {switch!r})"
+        )
+    return tuple(windowed if kind == SLIDING else Causal() for kind in kinds)
+
+
+def _write_windows(spec: ModelSpec, where: Windows, unused: int | None, heads_divide: bool) -> dict[str, Any]:
+    if heads_divide and spec.width % spec.heads:
+        raise Inexpressible("head_dim")
+    keys = window_keys(spec, unused)
+    kinds = keys["layer_types"]
+    if where == "none" and SLIDING not in kinds:
+        return {}
+    if where == "none" or (where == "all" and len({*kinds}) > 1):
+        raise Inexpressible("windows")
+    if where == "all":
+        return {"sliding_window": keys["sliding_window"]}
+    if where == "late":
+        keys["use_sliding_window"] = SLIDING in kinds
+        # for readers without layer_types: equal in meaning where the layers with windows come last
+        keys["max_window_layers"] = kinds.index(SLIDING) if SLIDING in kinds else len(kinds)
+    return keys
+
+
+def rope_by_kind(bases: Bases, *, old: bool = True) -> Part:
+    """Rotary positions by the kind of a layer, which its window shows; with keys of `old` files, or without."""
+
+    def read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+        kinds = [FULL if pattern == Causal() else SLIDING for pattern in fields["patterns"]]
+        return read_rope_by_kind(given, kinds, fields["head_dim"], bases)
+
+    def write(spec: ModelSpec) -> dict[str, Any]:
+        keys = write_rope_by_kind(spec, window_keys(spec)["layer_types"], bases)
+        return {key: value for key, value in keys.items() if key not in former or old}
+
+    former = ("rope_theta", "rope_scaling", *(key for key, _ in bases.values()))
+    return Part(dict.fromkeys(("rope_parameters", *(former if old else ()))), read, write)
+
+
+def in_windows(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Positions where layers that see all have none."""
+    each: list[PositionScheme] = [
+        NoPositions() if pattern == Causal() else fields["positions"] for pattern in fields["patterns"]
+    ]
+    return {"positions": PerLayer.of(each)}
+
+
+IN_WINDOWS = Part(read=in_windows)

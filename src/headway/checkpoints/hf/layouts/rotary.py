@@ -1,17 +1,29 @@
-"""GPT-NeoX, Phi, StarCoder2 and StableLM as `transformers` stores them: decoders with LayerNorm and rotary positions.
+"""Decoders with rotary positions and older norms or activations, as `transformers` stores them.
 
-GPT-NeoX, and Pythia (Black et al. 2022, section 2.1), rotate a part of each head; attention and feed-forward are
-parallel, each behind its own norm. So does Phi (1, 1.5 and 2; Li et al. 2023, section 2.1), with one norm for both.
-StarCoder2 (Lozhkov et al. 2024, section 5) has LLaMA's order, and rotates whole heads; StableLM (Stability AI 2023) has
-LLaMA's gate, too, and rotates a quarter.
+With LayerNorm: GPT-NeoX, and Pythia (Black et al. 2022, section 2.1), rotate a part of each head; attention and
+feed-forward are parallel, each behind its own norm. So does Phi (1, 1.5 and 2; Li et al. 2023, section 2.1), with one
+norm for both. StarCoder2 (Lozhkov et al. 2024, section 5) has LLaMA's order, and rotates whole heads; StableLM
+(Stability AI 2023) has LLaMA's gate, too, and rotates a quarter.
+
+With ReLU squared, and without a gate: Arcee AFM (2025) is LLaMA else; Nemotron (Parmar et al. 2024) and Jais 2 (2025)
+have LayerNorm, Nemotron's times 1 + w; Persimmon (Adept 2023) has it on queries and keys, too. nanochat (Karpathy 2025)
+has norms without weights, one behind the embedding, on queries and keys behind their rotation, and capped logits.
 """
 
-from headway.checkpoints.hf.config_keys import DECODER, OLD_GELU, Key, same_heads
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from headway.checkpoints.hf.config_keys import DECODER, OLD_GELU, ConfigReader, Key, same_heads
 from headway.checkpoints.hf.harmless import words
-from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.llama import llama_layout
-from headway.checkpoints.hf.layouts.rules import OWN_BLOCK, block, decoder_names
+from headway.checkpoints.hf.layouts.base import Layout, Part
+from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, llama_layout
+from headway.checkpoints.hf.layouts.rules import OWN_BLOCK, Change, Rule, block, decoder_names
 from headway.checkpoints.hf.rope import DEFAULT_THETA, PARTIAL
+from headway.errors import ConfigError
+from headway.models import ModelSpec
 from headway.positions import Rotary
 
 EPS = {"norm_eps": Key("layer_norm_eps", 1e-5)}
@@ -26,13 +38,20 @@ GPT_NEOX = Layout(
         **dict.fromkeys(("qkv_bias", "out_bias"), Key("attention_bias", True)),
         "dropout": Key("hidden_dropout", 0.0),
     },
-    more={"max_position_embeddings": 2048, "rotary_pct": 0.25, "rotary_emb_base": None},
+    more={"max_position_embeddings": 2048, "rotary_pct": 0.25},
     only={"is_decoder": (True, False, None)},
     harmless=("classifier_dropout",),
     rope="rotary_pct",
-    write=lambda spec: {
-        "rotary_emb_base": spec.positions.theta if isinstance(spec.positions, Rotary) else DEFAULT_THETA
-    },
+    parts=(
+        Part(
+            {"rotary_emb_base": None},  # read with the rotation
+            write=lambda spec: {
+                "rotary_emb_base": spec.positions.theta
+                if isinstance(spec.positions, Rotary)
+                else DEFAULT_THETA
+            },
+        ),
+    ),
     tensors=decoder_names(
         *("gpt_neox.", "gpt_neox.embed_in", "gpt_neox.final_layer_norm", "gpt_neox.layers.#."),
         block(
@@ -103,4 +122,93 @@ STABLELM = llama_layout(
     only={"qk_layernorm": (False, None), "hidden_dropout": (0.0, None)},
     harmless=("auto_map",),
     rope=PARTIAL,
+)
+
+
+RELU2 = {"activation": Key("hidden_act", "relu2")}
+LAYER_NORM = {**RELU2, "norm_eps": Key("layer_norm_eps", 1e-5)}
+NORMS = "input_layernorm post_attention_layernorm"
+ARCEE = llama_layout(
+    *("arcee", "ArceeForCausalLM", "none", 4096),
+    {**RELU2, **BIAS, **MLP_BIAS, "norm_eps": Key("rms_norm_eps", 1e-5)},
+    heads_divide=True,
+)
+NEMOTRON = llama_layout(
+    *("nemotron", "NemotronForCausalLM", "none", 4096),
+    {
+        **RELU2,
+        **BIAS,
+        **MLP_BIAS,
+        "norm_eps": Key("norm_eps", 1e-5),
+        "init_std": Key("initializer_range", 0.0134),
+    },
+    more={PARTIAL: 0.5},
+    rope=PARTIAL,
+)
+JAIS2 = llama_layout(
+    *("jais2", "Jais2ForCausalLM", "none", 8192),
+    {**LAYER_NORM, **{field: key._replace(default=True) for field, key in {**BIAS, **MLP_BIAS}.items()}},
+    heads_divide=True,
+)
+PERSIMMON = llama_layout(
+    *("persimmon", "PersimmonForCausalLM", "none", 16384),
+    {**LAYER_NORM, "qk_norm": Key("qk_layernorm", True, {True: "head", False: "none"})},
+    without=("head_dim", "kv_heads"),
+    heads_divide=True,
+    more={PARTIAL: 0.5},
+    only={"hidden_dropout": (0.0, None)},  # of one sub-layer of two, and ours falls on both
+    rope=PARTIAL,
+    tensors=decoder_names(
+        *("", "model.embed_tokens", "model.final_layernorm", "model.layers.#."),
+        {
+            **block(NORMS, "self_attn. query_key_value dense", "mlp. dense_h_to_4h dense_4h_to_h"),
+            "self_attn.q_norm": "self_attn.q_layernorm",
+            "self_attn.k_norm": "self_attn.k_layernorm",
+        },
+        by_group=True,
+    ),
+)
+NAMES = decoder_names(
+    *("", "model.embed_tokens", "model.norm", "model.layers.#."),
+    block("", "self_attn. q_proj k_proj v_proj o_proj", "mlp. fc1 fc2"),
+)
+
+
+def _turned(spec: ModelSpec) -> Sequence[Rule]:
+    """Rotations are by minus the angle there: by the angle, where the halves of each query and key change places."""
+    heads = {"q_proj": spec.heads, "k_proj": spec.kv_heads}
+    of_rules = ((rule, heads.get(rule.ours[0].split(".")[-2])) for rule in NAMES.rules(spec))
+    return [replace(rule, changes=(_swapped(count),)) if count else rule for rule, count in of_rules]
+
+
+def _swapped(heads: int) -> Change:
+    """The halves of each head change places."""
+
+    def turn(x: Tensor) -> Tensor:
+        halves: Tensor = x.unflatten(0, (heads, 2, -1))
+        return halves.flip(1).flatten(0, 2)
+
+    return Change(turn, turn, rows=True)
+
+
+def _check_nanochat(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    if (factor := fields["positions"].amplitude) != 1:
+        raise ConfigError(
+            f"config.json: rope_parameters of a nanochat multiply queries and keys by {factor:g} in front of their "
+            "norms, which take it away again: give another rope_type"
+        )
+    return {}
+
+
+NANOCHAT = llama_layout(
+    *("nanochat", "NanoChatForCausalLM", "none", 2048),
+    {
+        **RELU2,
+        **BIAS,
+        "norm_eps": Key("rms_norm_eps", 1e-6),
+        "logit_cap": Key("final_logit_softcapping", 15.0),
+    },
+    head_dim=FREE,
+    parts=(Part(read=_check_nanochat),),
+    tensors=replace(NAMES, rules=_turned),
 )

@@ -159,7 +159,6 @@ class TensorNames:
             nothing is tied and an alias is a tensor of its own, the other name is the one that is not needed.
             They may depend on the spec.
         renamed: ends of names in old files -> today's.
-        moved: beginnings of names in files of several models -> those in one of this model alone.
         stand_in: what transformers takes where a tensor is absent: another one, or zeros (None).
         unused: beginnings (up to a dot) or ends of names of tensors that may be in a file and are not needed.
         heads: beginnings of names of tensors of heads, not needed when another head is asked for.
@@ -174,7 +173,6 @@ class TensorNames:
     prefix: str = ""
     aliases: Mapping[str, str] | Callable[[ModelSpec], Mapping[str, str]] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
-    moved: Mapping[str, str] = field(default_factory=dict)
     stand_in: Mapping[str, str | None] = field(default_factory=dict)
     unused: Sequence[str] = ()
     heads: Sequence[str] = ()

@@ -12,25 +12,17 @@ from typing import Any
 
 from headway.attention.delta import SSDSpec
 from headway.checkpoints.hf.config_keys import SIZES, ConfigReader, Inexpressible, Key
-from headway.checkpoints.hf.layer_types import FULL, read_kinds
-from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.experts import LAYER, TRAINING, ExpertKeys, renamed
-from headway.checkpoints.hf.layouts.granite import (
-    COUNT,
-    FACTORS,
-    NUMBERS,
-    expert_rules,
-    numbers,
-    write_numbers,
-)
-from headway.checkpoints.hf.layouts.hybrids import LINEAR, MIXER, by_mixer, check_silu, mixer_keys
+from headway.checkpoints.hf.layouts.base import Layout, Part
+from headway.checkpoints.hf.layouts.experts import LAYER, TRAINING, ExpertKeys
+from headway.checkpoints.hf.layouts.granite import COUNT, FACTORS, NUMBERS, expert_rules
+from headway.checkpoints.hf.layouts.hybrids import LINEAR, MIXER, by_mixer, check_silu, mixed, mixer_keys
 from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, llama_layout
 from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, lifted, module_rules, same, within
+from headway.checkpoints.hf.layouts.tensors import renamed
 from headway.checkpoints.hf.rope import PARTIAL
+from headway.checkpoints.hf.windows import FULL, read_kinds
 from headway.errors import ConfigError
 from headway.models import ModelSpec
-from headway.models.mixers import Softmax
-from headway.patterns import Causal
 from headway.positions import NoPositions
 
 FIELDS = ("heads", "key_heads", "head_dim", "value_dim", "conv", "conv_bias", "bias")
@@ -54,9 +46,7 @@ def _read(
     given: ConfigReader, fields: Mapping[str, Any], kinds: Sequence[str], keys: Sequence[str] = MAMBA
 ) -> dict[str, Any]:
     """The mixers, one of each kind."""
-    ssd = _read_ssd(given, fields, keys) if LINEAR in kinds else None
-    mixers = tuple(Softmax() if kind == FULL else ssd for kind in kinds)
-    return {"mixers": mixers, "patterns": Causal()}
+    return mixed(kinds, _read_ssd(given, fields, keys) if LINEAR in kinds else None)
 
 
 def _read_ssd(given: ConfigReader, fields: Mapping[str, Any], keys: Sequence[str]) -> SSDSpec:
@@ -124,18 +114,22 @@ MAMBA2 = Layout(
         "init_std": Key("initializer_range", 0.1),
         "tied": Key("tie_word_embeddings"),
     },
-    more=dict(zip(MAMBA_2, (128, 8, 128, 64, 4, True, False, 2), strict=True)),
     only={**STEPS, "rms_norm": (True, None)},
     # kernels, rounding, and how they were trained
     harmless=(
         *("chunk_size", "norm_before_gate", "residual_in_fp32", "rescale_prenorm_residual"),
         *(f"time_step_{name}" for name in ("rank", "min", "max", "floor")),
     ),
-    read=lambda given, kind, fields: {
-        **_read(given, fields, [LINEAR] * fields["layers"], MAMBA_2),
-        "hidden": 0,
-    },
-    write=lambda spec: _write(spec, MAMBA_2)[0],
+    parts=(
+        Part(
+            dict(zip(MAMBA_2, (128, 8, 128, 64, 4, True, False, 2), strict=True)),
+            lambda given, fields: {
+                **_read(given, fields, [LINEAR] * fields["layers"], MAMBA_2),
+                "hidden": 0,
+            },
+            lambda spec: _write(spec, MAMBA_2)[0],
+        ),
+    ),
     tensors=TensorNames(
         rules=_mamba2_rules,
         aliases={"lm_head.weight": "backbone.embeddings.weight"},
@@ -145,7 +139,7 @@ MAMBA2 = Layout(
 )
 
 
-def _read_bamba(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _read_bamba(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     full = given.get("attn_layer_indices") or []
     if not isinstance(full, list) or not all(type(i) is int for i in full):
         raise given.wrong("attn_layer_indices", "a list of numbers of layers", full)
@@ -158,16 +152,15 @@ def _write_bamba(spec: ModelSpec) -> dict[str, Any]:
 
 
 BAMBA = llama_layout(
-    *("bamba", "BambaForCausalLM", "none", 262144),
+    *("bamba", "BambaForCausalLM", None, 262144),
     {**BIAS, **MLP_BIAS, "norm_eps": Key("rms_norm_eps", 1e-5)},
     kv_heads=8,
     head_dim=FREE,
-    more={**USUAL, PARTIAL: 0.5, "attn_layer_indices": None},
+    more={PARTIAL: 0.5},
     only=STEPS,
     harmless=("mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient"),
     rope=PARTIAL,
-    read=_read_bamba,
-    write=_write_bamba,
+    parts=(Part({**USUAL, "attn_layer_indices": None}, _read_bamba, _write_bamba),),
     tensors=renamed(
         {".mlp.": ".feed_forward.", ".post_attention_layernorm.": ".pre_ff_layernorm."},
         lambda spec: _rules(spec, "mamba", [same("model.norm.weight", "model.final_layernorm.weight")]),
@@ -176,16 +169,15 @@ BAMBA = llama_layout(
 EXPERTS = ExpertKeys(count=COUNT, hidden="intermediate_size", shared="shared_intermediate_size")
 
 
-def _read_granite(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _read_granite(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     layers, marks = fields["layers"], given.get("position_embedding_type")
     if marks not in ("rope", "nope", None):
         raise given.wrong("position_embedding_type", 'null, "nope" or "rope"', marks)
-    kinds = read_kinds(given, layers, lambda count: [LINEAR] * count, (FULL, LINEAR, *OLD))
+    kinds = read_kinds(given, layers, lambda given, n: [LINEAR] * n, (FULL, LINEAR, *OLD))
     dense = not given.whole(COUNT[0], least=0)
     return {
         **({} if marks == "rope" else {"positions": NoPositions()}),
         **({"hidden": given.whole(EXPERTS.shared)} if dense else EXPERTS.read(given, fields)),
-        **numbers(given, fields),
         **_read(given, fields, [OLD.get(kind, kind) for kind in kinds]),
     }
 
@@ -194,11 +186,7 @@ def _write_granite(spec: ModelSpec) -> dict[str, Any]:
     keys, kinds = _write(spec)
     dense = {COUNT[0]: 0, EXPERTS.dense: spec.hidden, EXPERTS.shared: spec.hidden}
     marks = None if spec.positions == NoPositions() else "rope"
-    more = {
-        "layer_types": [PUBLISHED[kind] for kind in kinds],
-        "position_embedding_type": marks,
-        **write_numbers(spec),
-    }
+    more = {"layer_types": [PUBLISHED[kind] for kind in kinds], "position_embedding_type": marks}
     return {**keys, **(EXPERTS.write(spec) if any(spec.experts) else dense), **more}
 
 
@@ -208,23 +196,21 @@ def _granite_rules(spec: ModelSpec) -> list[Rule]:
     return _rules(spec, "mamba", expert_rules(spec) if any(spec.experts) else dense)
 
 
+GRANITE_KEYS = {
+    **USUAL,
+    COUNT[0]: 8,
+    EXPERTS.top: 2,
+    EXPERTS.hidden: 11008,
+    EXPERTS.shared: 1024,
+    "position_embedding_type": None,
+}
 GRANITE_HYBRID = llama_layout(
-    *("granitemoehybrid", "GraniteMoeHybridForCausalLM", "none", 2048),
+    *("granitemoehybrid", "GraniteMoeHybridForCausalLM", None, 2048),
     {key: value for key, value in FACTORS.items() if key not in MLP_BIAS},
     head_dim=FREE,
     without=("hidden",),
-    more={
-        **USUAL,
-        **NUMBERS,
-        COUNT[0]: 8,
-        EXPERTS.top: 2,
-        EXPERTS.hidden: 11008,
-        EXPERTS.shared: 1024,
-        "position_embedding_type": None,
-    },
     only={**STEPS, "normalization_function": ("rmsnorm", None)},
     harmless=(*TRAINING, "mamba_chunk_size", "init_method"),
-    read=_read_granite,
-    write=_write_granite,
+    parts=(NUMBERS, Part(GRANITE_KEYS, _read_granite, _write_granite)),
     tensors=renamed({".mlp.gate.": ".block_sparse_moe.router.layer."}, _granite_rules),
 )

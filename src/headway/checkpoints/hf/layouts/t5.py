@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import ConfigReader, FieldMap, Key
-from headway.checkpoints.hf.layouts.base import Layout
+from headway.checkpoints.hf.layouts.base import Layout, Part
 from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, module_rules, same, within
 from headway.errors import ConfigError, check_known
 from headway.models import ModelSpec
@@ -40,7 +40,7 @@ MORE = {
 UNIT = 0.02  # init_std where initializer_factor is 1
 
 
-def _read(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     act, gated = _projection(given)
     tied = given.flag("tie_word_embeddings")
     scaled = tied if given.get("scale_decoder_outputs") is None else given.flag("scale_decoder_outputs")
@@ -127,19 +127,27 @@ T5 = Layout(
     architectures={"T5ForConditionalGeneration": "lm", "T5WithLMHeadModel": "lm"},
     keys=KEYS,
     encoder_keys={"layers": Key("num_layers")},
-    more={**MORE, "scale_decoder_outputs": None},
     only={"is_decoder": (False, None)},
     harmless=("classifier_dropout", "output_past"),
-    read=_read,
-    write=lambda spec: {**_write(spec), "scale_decoder_outputs": spec.logit_scale != 1.0},
+    parts=(
+        Part(
+            {**MORE, "scale_decoder_outputs": None},
+            _read,
+            lambda spec: {**_write(spec), "scale_decoder_outputs": spec.logit_scale != 1.0},
+        ),
+    ),
     tensors=TENSORS,
 )
 MT5 = replace(
     T5,
     family="mt5",
     architectures={"MT5ForConditionalGeneration": "lm"},
-    more={**MORE, "feed_forward_proj": "gated-gelu"},
-    # what folders say of tie_word_embeddings is not heeded there: an output layer of its own is in the file
-    read=lambda given, kind, fields: {**_read(given, kind, fields), "tied": False, "logit_scale": 1.0},
-    write=_write,
+    parts=(
+        Part(
+            {**MORE, "feed_forward_proj": "gated-gelu"},
+            # what folders say of tie_word_embeddings is not heeded: an output layer of its own is in the file
+            lambda given, fields: {**_read(given, fields), "tied": False, "logit_scale": 1.0},
+            _write,
+        ),
+    ),
 )

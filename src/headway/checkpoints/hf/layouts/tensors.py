@@ -1,9 +1,10 @@
 """Tensors under their names and ours, by the names of a family; lazily, and strict about what is there."""
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, layered, own_shapes, same
 from headway.errors import CheckpointError
 from headway.models import ModelSpec, cost
-from headway.storage.lazy import Form, LazyTensors, Made, compare, lazy, with_zeros
+from headway.storage.lazy import Form, LazyTensors, Made, compare, lazy, with_values, with_zeros
 
 OWN_NAMES = TensorNames(
     rules=lambda spec: [same(name, name) for name in own_shapes(spec)],
@@ -23,13 +24,26 @@ OWN_NAMES = TensorNames(
 """The names of our modules, which are those of LLaMA in transformers."""
 
 
-def renamed_own(parts: Mapping[str, str]) -> TensorNames:
-    """Our names, but for parts of them that transformers calls otherwise: ours -> theirs."""
+def renamed(
+    names: Mapping[str, str],
+    made: Callable[[ModelSpec], list[Rule]] = lambda spec: [],
+    unused: Sequence[str] = (),
+    **fields: Any,
+) -> TensorNames:
+    """Our names, with parts of them under other names, but for tensors that are `made` by rules of their own; more that
+    are `unused`, and other fields of `TensorNames`."""
 
-    def theirs(name: str) -> str:
-        return ".".join(parts.get(part, part) for part in name.split("."))
+    def theirs(ours: str) -> str:
+        for part, other in names.items():
+            ours = ours.replace(part, other)
+        return ours
 
-    return replace(OWN_NAMES, rules=lambda spec: [same(name, theirs(name)) for name in own_shapes(spec)])
+    def rules(spec: ModelSpec) -> list[Rule]:
+        own = layered(made(spec), spec)
+        taken = {name for rule in own for name in rule.ours}
+        return [*own, *(same(name, theirs(name)) for name in own_shapes(spec) if name not in taken)]
+
+    return replace(OWN_NAMES, rules=rules, unused=(*OWN_NAMES.unused, *unused), **fields)
 
 
 def imported(
@@ -49,8 +63,7 @@ def imported(
     _check_stored(spec, tensors, path, described_by)
     modern: dict[str, str] = {}
     for old in tensors.forms:
-        new = next((b + old.removeprefix(a) for a, b in names.moved.items() if old.startswith(a)), old)
-        new = next((new.removesuffix(a) + b for a, b in names.renamed.items() if new.endswith(a)), new)
+        new = next((old.removesuffix(a) + b for a, b in names.renamed.items() if old.endswith(a)), old)
         if new in modern:
             raise CheckpointError(f"{path}: {old} and {modern[new]} are two names of one tensor; drop one")
         modern[new] = old
@@ -225,7 +238,7 @@ def _lazily(
     rules: Iterable[Rule],
     source: Mapping[str, str],
     ours: Mapping[str, Form],
-) -> Made:
+) -> LazyTensors:
     """Our tensors from theirs: `source` is where theirs is in `tensors`."""
     at = {name: (rule, i) for rule in rules for i, name in enumerate(rule.ours)}
 
@@ -238,14 +251,9 @@ def _lazily(
         box = (slice(e, e + 1), *(slice(0, size) for size in inner))
         return replace(rule, stacked=0).split(tensors.part(source[rule.theirs], box)[0])[i]
 
-    def copy(name: str, target: Tensor) -> None:
-        rule, _ = at[name]
-        if rule.renames_only:  # piece by piece
-            tensors.copy_into(source[rule.theirs], target)
-        else:
-            target.copy_(make(name))
-
-    return Made(ours, make, copy)
+    alike = {name: source[rule.theirs] for name, (rule, _) in at.items() if rule.renames_only}
+    rest = {name: form for name, form in ours.items() if name not in alike}
+    return with_values(tensors.renamed(alike), rest, make).renamed({name: name for name in ours})
 
 
 def _check_stored(spec: ModelSpec, tensors: LazyTensors, path: Path, described_by: str) -> None:
