@@ -188,7 +188,6 @@ class TrainConfig(MachineSettings, OutputSettings):
     moments: str | None = setting(None, group="Optimizer", is_path=True)
 
     def contradictions(self) -> Iterable[str]:
-        """See `Settings`."""
         if self.average > 1 and (self.save_every is None or self.keep_last < self.average):
             yield f"average {self.average} needs save_every, and keep_last of {self.average} or more"
         if self.eval_every is None and watches(self):

@@ -107,7 +107,6 @@ class HeadRows(RecordRows):
         return None
 
     def evaluate(self, model: Any, pool: MicrobatchPool = ALONE) -> Evaluation:
-        """See `RecordRows`."""
 
         def run(indices: list[int]) -> tuple[list[int], float, int, Sequence[Any]]:
             batch = self.batch(indices)
@@ -138,8 +137,7 @@ class HeadTask(RecordsTask):
     train_rows: HeadRows
 
     @abstractmethod
-    def head(self, records: Sequence[Any], spec: ModelSpec) -> Head:
-        """See `RecordsTask`."""
+    def head(self, records: Sequence[Any], spec: ModelSpec) -> Head: ...
 
     def batches(self, step: int) -> Sequence[Any]:
         """See `Objective`: the step's rows, the shortest first."""
@@ -150,7 +148,6 @@ class HeadTask(RecordsTask):
         return self.train_rows.count(batch)
 
     def sums(self, model: Decoder | Encoder, batch: Batch) -> Sums:
-        """See `RowsTask`."""
         return self.train_rows.loss(outputs(model, batch), batch)
 
 
