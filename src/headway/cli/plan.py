@@ -185,23 +185,28 @@ def to_text(report: "Report", spec: "ModelSpec", would: "Sequence[tuple[str, Rep
         if report.source is None
         else f"{report.source} source and {report.context} target"
     )
+    numbers = [(place, n, size(report.weight_bytes[place])) for place, n in report.parameters.items()]
+    numbers.append(("total", report.parameter_count, size(report.weights)))
+    if report.active < report.parameter_count:
+        numbers.append(("... of one token", report.active, ""))
+    memory = {
+        "weights": report.weights,
+        "keys and values": report.kv,
+        "in the first pass": report.working,
+        "needed": report.needed,
+        "... once the prompt is read": report.decoding,
+        "free on this machine": machine.memory,
+        "training, at its peak": sum(report.training.values()),
+        "... with blocks computed again": report.checkpointed,
+        "gradients and moments of training": report.trained,
+        "... of an adapter of rank 16": report.adapted,
+    }
     parts = [
         f"{report.model}: {report.parameter_count:,} parameters, {spec.layers} layers of {spec.width}, {heads}\n"
         f"{report.batch} x {sides} tokens in {report.dtype}{kv} on {machine.name} "
         f"({size(machine.memory)} free, reads {machine.bandwidth / 1e9:.1f} GB/s, "
         f"multiplies at {machine.peak / 1e9:.0f} GFLOP/s)",
-        table(
-            ("parameters", "number", "bytes"),
-            [
-                *((place, n, size(report.weight_bytes[place])) for place, n in report.parameters.items()),
-                ("total", report.parameter_count, size(report.weights)),
-                *(
-                    [("... of one token", report.active, "")]
-                    if report.active < report.parameter_count
-                    else []
-                ),
-            ],
-        ),
+        table(("parameters", "number", "bytes"), numbers),
         _layer_table(report.layers, report.kind),
         *([_layer_table(report.encoder_layers, "encoder")] if report.encoder_layers else []),
         "\n".join(
@@ -210,25 +215,7 @@ def to_text(report: "Report", spec: "ModelSpec", would: "Sequence[tuple[str, Rep
             for name in ("cache", "prefill", "decode")
             if (choice := getattr(layer, name)) is not None
         ),
-        table(
-            ("memory", "bytes"),
-            [
-                ("weights", size(report.weights)),
-                ("keys and values", size(report.kv)),
-                ("in the first pass", size(report.working)),
-                ("needed", size(report.needed)),
-                *(
-                    [("... once the prompt is read", size(report.decoding))]
-                    if report.decoding is not None
-                    else []
-                ),
-                ("free on this machine", size(machine.memory)),
-                ("training, at its peak", size(sum(report.training.values()))),
-                ("... with blocks computed again", size(report.checkpointed)),
-                ("gradients and moments of training", size(report.trained)),
-                ("... of an adapter of rank 16", size(report.adapted)),
-            ],
-        ),
+        table(("memory", "bytes"), [(name, size(n)) for name, n in memory.items() if n is not None]),
         _verdict(report, would),
         _work(report),
         "\n".join(f"  note: {line}" for line in report.notes),

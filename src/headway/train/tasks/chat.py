@@ -125,15 +125,9 @@ class AnswerRows(ChatRows, RecordRows):
             too_long=config.too_long,
         )
         super().__init__(examples, config.context, pack=config.pack)
-
-    @property
-    def remarks(self) -> Sequence[str]:  # type: ignore[override]
         filled = f"{self.used / (len(self) * self.length):.1%} of their slots are filled"
-        return [*self.examples.report.lines(), f"{len(self)} rows, {filled}"]
-
-    @property
-    def amount(self) -> dict[str, int]:  # type: ignore[override]
-        return {"training examples": len(self.examples), "training tokens": self.used}
+        self.remarks = [*examples.report.lines(), f"{len(self)} rows, {filled}"]
+        self.amount = {"training examples": len(examples), "training tokens": self.used}
 
     def evaluate(self, model: Any, pool: MicrobatchPool = ALONE) -> Evaluation:
         """See `RecordRows`; by turn, where there are several."""
