@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Literal
 
-from headway.train.config import Settings, TrainConfig, setting, watches
+from headway.train.config import Settings, TrainConfig, setting
 
 
 class DataSettings(Settings):
@@ -200,7 +200,7 @@ class RowsConfig(DataSettings, ModelSettings, AdapterSettings, AdamSettings, Opt
             )
         if self.adapter is not None and self.model is None:
             yield "an adapter is trained beside a model that is there; give its folder (model=FOLDER)"
-        if watches(self) and self.validation is None and not self.validation_share:
+        if self.watches and self.validation is None and not self.validation_share:
             yield "keep_best and early_stopping_patience need something held out: give validation, or validation_share"
         if self.average > 1 and self.adapter is not None:
             yield f"average {self.average} is of whole models, and an adapter is trained; leave one of them out"

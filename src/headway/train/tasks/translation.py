@@ -232,15 +232,10 @@ def inverse_sqrt(step: int, width: int, warmup: int) -> float:
 def translation_spec(config: TranslationConfig, vocab: int) -> ModelSpec:
     """The Transformer of 2017 at the sizes of `config`; one matrix is both embeddings and output layer (3.4). Sines
     stand before cosines and the norms' epsilon is torch's, so that transformers' Marian computes the same."""
-    size = {
+    own = ("width", "layers", "heads", "hidden", "dropout", "order")
+    size = {name: getattr(config, name) for name in own} | {
         "vocab": vocab,
-        "width": config.width,
-        "layers": config.layers,
-        "heads": config.heads,
-        "hidden": config.hidden,
-        "dropout": config.dropout,
         "trained_context": config.context,
-        "order": config.order,
         "final_norm": config.order == "pre",
         "embedding_scale": config.width**0.5,
         "init_std": config.width**-0.5,
