@@ -61,8 +61,7 @@ def fits(encode: Any, record: Any, tokenizer: Any, stop: int, context: int) -> b
 
 
 def headway_side(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    from headway.data.bins import best_fit
-    from headway.data.chats import encode_examples
+    from headway.data.chats import best_fit, encode_examples
     from headway.data.record_kinds import Chat
     from headway.data.records import read_records
     from headway.text import Tokenizer

@@ -24,7 +24,7 @@ SHOWN = 4
 
 @contextmanager
 def kept(told: list[str], path: Path, width: float = 8.0, height: float = 4.5) -> Iterator[Figure]:
-    """In the place of `headway.draw.saved_figure`: the listing of each figure instead of its file."""
+    """In the place of `headway_lab.draw.saved_figure`: the listing of each figure instead of its file."""
     figure = Figure(figsize=(width, height))
     yield figure
     told.append(f"{path.name}\n{listing(figure)}\n")

@@ -9,8 +9,7 @@ import transformers
 
 import headway
 from headway.api import Tagger
-from headway.data.encoded import shortened
-from headway.data.spans import spans
+from headway.data.encoded import shortened, spans
 from headway.errors import ConfigError
 from tests.small_bert import LABELS, TEXTS, bert, theirs
 

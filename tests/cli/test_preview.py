@@ -10,8 +10,7 @@ import pytest
 from headway.checkpoints.saving import save_folder
 from headway.cli import run
 from headway.cli.preview import marked
-from headway.data.bins import ChatRows
-from headway.data.chats import encode_examples
+from headway.data.chats import ChatRows, encode_examples
 from headway.data.record_kinds import Chat
 from headway.data.records import read_records
 from headway.models import ModelSpec, build

@@ -8,9 +8,9 @@ import torch
 from matplotlib.figure import Figure
 
 from headway.cli import run
-from headway.draw import draw_pattern
 from headway.patterns import Global, PerHead, Window, draw, pairs, parse, visible
 from headway.tokens import Tokens
+from headway_lab.draw import draw_pattern
 
 PATTERNS = [
     "Full()",

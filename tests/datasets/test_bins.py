@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.data.bins import ChatRows, best_fit
-from headway.data.chats import Examples, encode_examples
+from headway.data.chats import ChatRows, Examples, best_fit, encode_examples
 from headway.data.record_kinds import Chat, Completion
 from headway.errors import DataError
 from headway.models import ModelSpec, build

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from headway.models import ModelSpec, build
-from headway.recipes import measures
+from headway.recipes import run
 
 
 def test_decoding_is_timed_without_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,7 +18,7 @@ def test_decoding_is_timed_without_the_prompt(monkeypatch: pytest.MonkeyPatch) -
         assert {len(prompt) for prompt in prompts} == {40}
         now += 3 + (settings.max_new_tokens - 1) * next(steps)
 
-    monkeypatch.setattr(measures, "generate", generated)
+    monkeypatch.setattr(run, "generate", generated)
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     model = build(ModelSpec.of_depth(1, 16, width=8, heads=1, kv_heads=1, head_dim=8))
-    assert measures.decoding_speed(model, 40) == measures.ROWS
+    assert run.decoding_speed(model, 40) == run.ROWS

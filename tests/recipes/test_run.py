@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from headway.checkpoints import load_folder
 from headway.errors import ConfigError
 from headway.recipes import Recipe, run_recipe
-from headway.recipes.claims import Claim
+from headway.recipes.recipe import Claim
 from headway.recipes.surgery import moments_after
 from headway.storage.tensors import open_tensors
 from headway.surgery import pool_heads

@@ -22,8 +22,8 @@ from headway.train.tasks.answer import Answer as AnswerTask
 from headway.train.tasks.answer import AnswerConfig
 from headway.train.tasks.embed import Embed, EmbedConfig
 from headway.train.tasks.heads import HeadTask
+from headway.train.tasks.labels import Tag, TagConfig, joined
 from headway.train.tasks.records import Reading, read_all
-from headway.train.tasks.tag import Tag, TagConfig, joined
 from tests.train.heads import DATA, labelled, questions, settings, tagged, write
 from tests.train.prepared import prepared
 

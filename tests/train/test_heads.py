@@ -26,11 +26,10 @@ from headway.text import Tokenizer, train_words
 from headway.train import train
 from headway.train.tasks.answer import Answer as AnswerTask
 from headway.train.tasks.answer import AnswerConfig, QuestionRows, Window, occurrences
-from headway.train.tasks.classify import Classify, ClassifyConfig
 from headway.train.tasks.embed import Embed, EmbedConfig
 from headway.train.tasks.heads import HeadTask, outputs
+from headway.train.tasks.labels import Classify, ClassifyConfig, Tag, TagConfig
 from headway.train.tasks.records import Reading
-from headway.train.tasks.tag import Tag, TagConfig
 from tests.small_bert import LABELS, TEXTS, bert
 from tests.train.heads import DATA, settings
 from tests.train.prepared import prepared

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from headway.checkpoints.saving import save_folder
-from headway.data.bins import ChatRows
-from headway.data.chats import Examples, encode_examples
+from headway.data.chats import ChatRows, Examples, encode_examples
 from headway.data.record_kinds import Chat
 from headway.data.records import read_records
 from headway.models import ModelSpec, build

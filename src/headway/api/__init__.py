@@ -6,7 +6,7 @@ from headway.api.language import LanguageModel
 from headway.api.loading import load
 from headway.api.looking import EncoderDecoderMaps, EncoderDecoderStates
 from headway.api.translator import Translator
-from headway.data.spans import Answer, Span
+from headway.data.encoded import Answer, Span
 from headway.models.attention_maps import AttentionMap, AttentionMaps
 from headway.models.attention_shares import Shares
 from headway.nn import Cut

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from headway.api.encoders import TextEncoder
 from headway.api.pretrained import BATCH, OneOrSeveral
-from headway.data.encoded import windows
-from headway.data.spans import Answer, Span, best_answers, spans
+from headway.data.encoded import Answer, Span, best_answers, spans, windows
 from headway.errors import ConfigError, check_whole
 from headway.models import Encoder
 from headway.text import Tokenizer

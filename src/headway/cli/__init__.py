@@ -41,43 +41,34 @@ class Command(NamedTuple):
     offers: Mapping[str, str] = MappingProxyType({})
 
 
-COMMANDS: dict[str, Command] = {
-    "train": Command(
-        "Train a language model, an encoder or a translator; resumes bit for bit", "headway.cli.train"
-    ),
-    "preview": Command("The tokens that a model would be trained on, and their mask", "headway.cli.preview"),
-    "generate": Command("Continue a prompt", "headway.cli.generate"),
-    "translate": Command("Translate texts, by beam search; BLEU against references", "headway.cli.translate"),
-    "fill-mask": Command("Find words for masked places", "headway.cli.encoders:fill_mask"),
-    "classify": Command("Label texts, pairs of texts, or spans of texts", "headway.cli.encoders:classify"),
-    "answer": Command("Find the answer to a question in a text", "headway.cli.encoders:answer"),
-    "embed": Command("One vector for each text, or how similar texts are", "headway.cli.encoders:embed"),
-    "chat": Command("Talk with a model in the terminal", "headway.cli.chat"),
-    "run": Command("Download a model if needed, serve it, and talk with it", "headway.cli.serve:run"),
-    "serve": Command("Answer over HTTP, as OpenAI's servers do", "headway.cli.serve"),
-    "eval": Command(
-        "Bits per byte of a model on a text, or tasks of lm-evaluation-harness", "headway.cli.evaluate"
-    ),
-    "instruct": Command("Make instructions from seed tasks by asking a model", "headway.cli.instruct"),
-    "judge": Command("Let a model judge the answers of two others", "headway.cli.judge"),
-    "convert": Command(
-        "Convert a checkpoint to another format, and verify that both are equal", "headway.cli.convert"
-    ),
-    "surgery": Command(
-        "Change a model: fewer kv heads, windows, longer rows; before and after", "headway.cli.surgery"
-    ),
-    "quantize": Command(
-        "Weights of 8 or 4 bits; perplexity and KL, before and after", "headway.cli.quantize"
-    ),
-    "show": Command("Draw an attention pattern and report what it costs", "headway.cli.show"),
-    "models": Command(
-        "The published sizes by name, and how Chinese encoders compare", "headway.cli.inspect:models"
-    ),
-    "inspect": Command("What a checkpoint is: sizes, positions, pairing, patterns", "headway.cli.inspect"),
-    "tokenize": Command("The tokens of a text, with ids and offsets", "headway.cli.inspect:tokenize"),
-    "plan": Command("Does it fit, what does it move, how fast: before anything runs", "headway.cli.plan"),
-    "diff": Command("What differs between two models, in words and numbers", "headway.cli.diff"),
-    "doctor": Command("What is usable on this machine, and why not", "headway.cli.doctor"),
+COMMANDS = {
+    name: Command(help, f"headway.cli.{place}")
+    for name, place, help in (
+        ("train", "train", "Train a language model, an encoder or a translator; resumes bit for bit"),
+        ("preview", "preview", "The tokens that a model would be trained on, and their mask"),
+        ("generate", "generate", "Continue a prompt"),
+        ("translate", "translate", "Translate texts, by beam search; BLEU against references"),
+        ("fill-mask", "encoders:fill_mask", "Find words for masked places"),
+        ("classify", "encoders:classify", "Label texts, pairs of texts, or spans of texts"),
+        ("answer", "encoders:answer", "Find the answer to a question in a text"),
+        ("embed", "encoders:embed", "One vector for each text, or how similar texts are"),
+        ("chat", "chat", "Talk with a model in the terminal"),
+        ("run", "serve:run", "Download a model if needed, serve it, and talk with it"),
+        ("serve", "serve", "Answer over HTTP, as OpenAI's servers do"),
+        ("eval", "evaluate", "Bits per byte of a model on a text, or tasks of lm-evaluation-harness"),
+        ("instruct", "instruct", "Make instructions from seed tasks by asking a model"),
+        ("judge", "judge", "Let a model judge the answers of two others"),
+        ("convert", "convert", "Convert a checkpoint to another format, and verify that both are equal"),
+        ("surgery", "surgery", "Change a model: fewer kv heads, windows, longer rows; before and after"),
+        ("quantize", "quantize", "Weights of 8 or 4 bits; perplexity and KL, before and after"),
+        ("show", "show", "Draw an attention pattern and report what it costs"),
+        ("models", "inspect:models", "The published sizes by name, and how Chinese encoders compare"),
+        ("inspect", "inspect", "What a checkpoint is: sizes, positions, pairing, patterns"),
+        ("tokenize", "inspect:tokenize", "The tokens of a text, with ids and offsets"),
+        ("plan", "plan", "Does it fit, what does it move, how fast: before anything runs"),
+        ("diff", "diff", "What differs between two models, in words and numbers"),
+        ("doctor", "doctor", "What is usable on this machine, and why not"),
+    )
 }
 
 USAGE = "usage: headway COMMAND [OPTIONS]   (headway COMMAND --help has more)"

@@ -44,8 +44,7 @@ def command(
     count: examples that are shown
     """
     from headway.checkpoints.folder import load_folder
-    from headway.data.bins import ChatRows
-    from headway.data.chats import encode_examples
+    from headway.data.chats import ChatRows, encode_examples
     from headway.data.record_kinds import Chat, Completion
     from headway.text import Tokenizer
     from headway.train.tasks.chat import stop_ids

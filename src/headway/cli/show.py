@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any
 
+from headway.cli import offered
 from headway.cli._options import says
 from headway.cli._shared import note, print_json
 from headway.report import table
@@ -31,7 +32,6 @@ def command(
     import sys
 
     from headway.cache import pattern_facts
-    from headway.draw import draw_patterns, saved_figure
     from headway.patterns import draw, parse
     from headway.tokens import Tokens
 
@@ -49,8 +49,7 @@ def command(
             print(draw(pattern, tokens, marked, marks))
             print("\n" + to_text(report) + "\n")
     if out is not None:
-        with saved_figure(out) as figure:
-            draw_patterns(figure, parsed, tokens, marked)
+        offered("patterns")(out, parsed, tokens, marked)
         note(f"written: {out}")
 
 

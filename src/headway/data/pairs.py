@@ -13,7 +13,7 @@ from typing import Any
 
 from headway.data.hub import local
 from headway.data.order import Permutation
-from headway.data.rows import Batch, padded
+from headway.data.rows import Batch, in_slots, padded
 from headway.data.values import existing, lines
 from headway.errors import DataError
 from headway.nn import IGNORE_INDEX
@@ -66,15 +66,8 @@ def batches(pairs: Pairs, batch_tokens: int, seed: int, epoch: int) -> list[list
     """
     drawn = Permutation(seed, epoch, len(pairs.sources))
     rows = sorted(map(drawn, range(drawn.size)), key=lambda i: (len(pairs.targets[i]), len(pairs.sources[i])))
-    found: list[list[int]] = []
-    longest = 0
-    for i in rows:
-        own = max(len(pairs.targets[i]), len(pairs.sources[i]))
-        longest = max(longest, own)
-        if not found or longest * (len(found[-1]) + 1) > batch_tokens:
-            found.append([])
-            longest = own
-        found[-1].append(i)
+    lengths = [max(map(len, both)) for both in zip(pairs.sources, pairs.targets, strict=True)]
+    found = in_slots(rows, lengths, batch_tokens)
     again = Permutation(seed + 1, epoch, len(found))
     return [found[again(i)] for i in range(len(found))]
 

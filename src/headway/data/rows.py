@@ -217,6 +217,19 @@ def batch_of(rows: Sequence[PackedRow], length: int, global_first: bool = False)
     return Batch({"ids": ids, "tokens": tokens}, targets)
 
 
+def in_slots(rows: Iterable[int], lengths: Sequence[int], slots: int) -> list[list[int]]:
+    """The rows in their order, in batches of at most `slots` slots, padding to the longest of a batch included; a row
+    that is longer is alone."""
+    found, longest = list[list[int]](), 0
+    for i in rows:
+        longest = max(longest, lengths[i])
+        if not found or longest * (len(found[-1]) + 1) > slots:
+            found.append([])
+            longest = lengths[i]
+        found[-1].append(i)
+    return found
+
+
 def padded(rows: Sequence[Sequence[int] | NDArray[np.int64]], filler: int = 0) -> Tensor:
     """Lists of ids as [B, longest], filled on the right."""
     return pad_sequence(

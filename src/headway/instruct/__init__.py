@@ -1,7 +1,6 @@
 """Instructions made by a model from a few that people wrote (Wang et al. 2022; Stanford Alpaca)."""
 
 from headway.instruct.items import Item, read_seeds
-from headway.instruct.make import Made, make_instructions
-from headway.instruct.similarity import Neighbours, lcs_length, rouge_l, words
+from headway.instruct.make import Made, Neighbours, lcs_length, make_instructions, rouge_l, words
 
 __all__ = ["Item", "Made", "Neighbours", "lcs_length", "make_instructions", "read_seeds", "rouge_l", "words"]

@@ -1,7 +1,6 @@
 """A model that compares and rates answers (Zheng et al. 2023), with its biases measured beside its verdicts."""
 
-from headway.judge.judgments import Judgment, judgments
-from headway.judge.questions import Answers, Question, ask, read_answers, read_questions
+from headway.judge.judgments import Answers, Judgment, Question, ask, judgments, read_answers, read_questions
 from headway.judge.report import Interval, Pairs, Ratings, pairs_of, ratings_of
 
 __all__ = [

@@ -2,22 +2,30 @@
 
 import itertools
 import json
+import statistics
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
+import headway
 from headway.errors import ConfigError, check_known
-from headway.recipes.measures import measures
-from headway.recipes.picture import draw_panels, panels
+from headway.generate import GenerationConfig, generate
+from headway.models import Decoder, cost
 from headway.recipes.recipe import Recipe, Stage
-from headway.recipes.report import RecipeReport
+from headway.recipes.report import RecipeReport, draw_panels, panels
 from headway.recipes.surgery import moments_after, opened, write_model
 from headway.storage.files import atomic_write, json_text
 from headway.storage.reading import read_json
 from headway.storage.safetensors import write_safetensors
 from headway.train.checkpoint import FINAL, checkpoints, moved_along, read_record
+from headway.train.config import TrainConfig
 from headway.train.lock import LOCK, locked
+from headway.train.metrics import METRICS, read_metrics
+from headway.train.microbatch_pool import DTYPES, choose_precision
 from headway.train.run import train
 
 DONE, START, MOMENTS = "stage.json", "start", "moments.safetensors"
@@ -59,7 +67,18 @@ def run_recipe(recipe: Recipe, *, resume: str = "never", quiet: bool = False) ->
         if remark is not None:
             say(remark)
         _check_files(recipe)
-        return _run(recipe, say, quiet)
+        records = [
+            [_stage(recipe, stage, seed, say=say, quiet=quiet) for stage in recipe.stages]
+            for seed in recipe.seeds
+        ]
+        report = RecipeReport(recipe, tuple(map(tuple, records)))
+        atomic_write(recipe.out / f"{REPORT}.json", json.dumps(report.plain(), indent=1) + "\n")
+        pictured = list(panels(recipe.claims, report.measured))
+        if pictured:
+            draw_panels(pictured, recipe.out / f"{REPORT}.png")
+        picture = f"\n![what the claims compare]({REPORT}.png)\n" if pictured else ""
+        atomic_write(recipe.out / f"{REPORT}.md", report.markdown() + picture)
+        return report
 
 
 def _check_files(recipe: Recipe) -> None:
@@ -72,21 +91,6 @@ def _check_files(recipe: Recipe) -> None:
     ]
     if missing:
         raise ConfigError(f"{'; '.join(dict.fromkeys(missing))}. Paths are relative to {Path.cwd()}")
-
-
-def _run(recipe: Recipe, say: Callable[[str], None], quiet: bool) -> RecipeReport:
-    records = [
-        [_stage(recipe, stage, seed, say=say, quiet=quiet) for stage in recipe.stages]
-        for seed in recipe.seeds
-    ]
-    report = RecipeReport(recipe, tuple(map(tuple, records)))
-    atomic_write(recipe.out / f"{REPORT}.json", json.dumps(report.plain(), indent=1) + "\n")
-    pictured = list(panels(recipe.claims, report.measured))
-    if pictured:
-        draw_panels(pictured, recipe.out / f"{REPORT}.png")
-    picture = f"\n![what the claims compare]({REPORT}.png)\n" if pictured else ""
-    atomic_write(recipe.out / f"{REPORT}.md", report.markdown() + picture)
-    return report
 
 
 def _stage(
@@ -151,3 +155,47 @@ def _compared(run: dict[str, Any]) -> dict[str, Any]:
     """What a stage that is done must have in common with the recipe."""
     settings = run["settings"].items()
     return {**run, "settings": {name: value for name, value in settings if name not in OF_THE_PLACE}}
+
+
+ROWS, NEW_TOKENS, TIMES = 8, 16, 5
+
+
+def measures(folder: Path, config: TrainConfig, decode: int | None) -> dict[str, Any]:
+    """What a finished run measured: its last step's, the last held-out ones (`val_..`), those before the first step
+    (`start_..`), the median speed, and what its model is; of decoders, with `decode`, the speed behind such prompts."""
+    lines = read_metrics(folder / METRICS)
+    steps = [line for line in lines if "loss" in line]
+    last = steps[-1] if steps else {}
+    names = ("loss", "accuracy", "bits_per_byte", "trained_tokens", "seconds")
+    found: dict[str, Any] = {"steps": last.get("step", 0)} | {n: last[n] for n in names if n in last}
+    if steps:
+        found["tokens_per_s"] = statistics.median(line["tokens_per_s"] for line in steps)
+    for line in lines:
+        held = {name: value for name, value in line.items() if name.startswith("val_")}
+        found |= held
+        if line.get("step") == 0:
+            found |= {f"start_{name.removeprefix('val_')}": value for name, value in held.items()}
+    spec, dtype = opened(folder / FINAL).spec, DTYPES[choose_precision(config.dtype).what]
+    found["parameters"] = cost.parameter_count(spec)
+    if spec.causal:
+        found["kv_bytes_per_token"] = cost.kv_bytes_per_token(spec, dtype)
+        if decode is not None:
+            model = headway.load(folder / FINAL, task="causal-lm", dtype=dtype).model
+            found["decode_tokens_per_s"] = decoding_speed(model, decode)
+    return found
+
+
+def decoding_speed(model: Decoder, prompt: int) -> float:
+    """Tokens per second of `ROWS` texts together, greedily, behind prompts of `prompt` tokens: the median of `TIMES`
+    runs of `NEW_TOKENS` steps, without the prompt's time."""
+    noise = torch.Generator().manual_seed(0)
+    prompts = torch.randint(model.spec.vocab, (ROWS, prompt), generator=noise).tolist()
+
+    def seconds(tokens: int) -> float:
+        begin = time.perf_counter()
+        generate(model, prompts, GenerationConfig(max_new_tokens=tokens, beyond_context=True))
+        return time.perf_counter() - begin
+
+    seconds(2)
+    spent = [seconds(NEW_TOKENS + 1) - seconds(1) for _ in range(TIMES)]
+    return ROWS * NEW_TOKENS / statistics.median(spent)

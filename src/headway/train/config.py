@@ -188,17 +188,21 @@ class TrainConfig(MachineSettings, OutputSettings):
     moments: str | None = setting(None, group="Optimizer", is_path=True)
 
     def contradictions(self) -> Iterable[str]:
-        """See `Settings`."""
         if self.average > 1 and (self.save_every is None or self.keep_last < self.average):
             yield f"average {self.average} needs save_every, and keep_last of {self.average} or more"
-        if self.eval_every is None and watches(self):
+        if self.eval_every is None and self.watches:
             yield "keep_best and early_stopping_patience compare what evaluations between steps find; give eval_every"
-        if self.best_by != "loss" and not watches(self):
+        if self.best_by != "loss" and not self.watches:
             yield "best_by says what keep_best and early_stopping_patience compare; give one of them, or leave it out"
         if self.average > 1 and self.keep_best:
             yield f"average {self.average} and keep_best both say which model is left; give one of them"
         if self.save_in_background and self.checkpoints == "folder":
             yield "checkpoints: folder is not written in the background; leave out checkpoints, or save_in_background"
+
+    @property
+    def watches(self) -> bool:
+        """Whether a run asks which of its models is the best (`headway.train.ending`)."""
+        return self.keep_best or self.early_stopping_patience is not None
 
     @property
     def paths(self) -> dict[str, str]:
@@ -236,11 +240,6 @@ class TrainConfig(MachineSettings, OutputSettings):
         groups = {name: extra(field)["group"] for name, field in cls.model_fields.items()}
         order = sorted(groups, key=lambda name: place.get(groups[name], len(GROUPS)))
         return {name: cls.model_fields[name] for name in order}
-
-
-def watches(config: TrainConfig) -> bool:
-    """Whether a run asks which of its models is the best (`headway.train.ending`)."""
-    return config.keep_best or config.early_stopping_patience is not None
 
 
 def _at_home(value: Any) -> Any:

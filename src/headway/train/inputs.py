@@ -22,7 +22,7 @@ from headway.models import FAMILIES, Decoder, Encoder, Head, Model, ModelSpec, S
 from headway.nn import Adapter, Lora, attach, block_linears
 from headway.nn.weights import WEIGHTS
 from headway.parallel.sharded import fill, own_state
-from headway.patterns import Causal, Pattern, parse
+from headway.patterns import Causal, parse
 from headway.storage.lazy import lazy
 from headway.text import Tokenizer, train_bpe, train_characters, train_words
 from headway.train.config import TrainConfig
@@ -168,7 +168,10 @@ def make_spec(config: RowsConfig, vocab: int) -> ModelSpec:
     known = FAMILIES.get(family or "")
     sees_all = known is not None and known.defaults.get("causal") is False
     text = config.patterns or (None if sees_all else "Causal()")
-    patterns = None if text is None else _layer_patterns(text)
+    with as_error(ConfigError, "patterns"):
+        patterns = (
+            None if text is None else [parse(part) for part in text.split(";")]
+        )  # one per layer, repeated
     # transformers says "a window in some layers" in ministral's config only (plain llama has none).
     family = family or ("llama" if set(patterns or ()) == {Causal()} else "ministral")
     kind = FAMILIES.get(family, FAMILIES["llama"])  # an unknown one is refused by `of_depth`
@@ -189,12 +192,6 @@ def _layer_mixers(text: str, spec: ModelSpec) -> list[object]:
     for name in names:
         check_known(name, known, "mixers: there is no")
     return [known[name] for name in names]
-
-
-def _layer_patterns(text: str) -> list[Pattern]:
-    """`Window.last(128); Causal()` as patterns, one per layer, to be repeated."""
-    with as_error(ConfigError, "patterns"):
-        return [parse(part) for part in text.split(";")]
 
 
 NAME = "default"

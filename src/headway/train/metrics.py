@@ -75,24 +75,15 @@ class Reporter:
 
     def step(self, record: dict[str, Any]) -> None:
         """After a step; `record` is its line of metrics.jsonl."""
-        with self._unread():
-            self._step(record)
-
-    @contextmanager
-    def _unread(self) -> Iterator[None]:
-        """A terminal that was closed, or a pipe whose reader is gone, does not end a run, which says nothing more."""
-        try:
-            yield
-        except OSError:
-            self.quiet, self._bar = True, None
-
-    def _step(self, record: dict[str, Any]) -> None:
         if self._bar is not None:
             done, total = record["step"], self.total
             if total is None:  # a run by the clock fills its bar by the clock
                 done, total = record["seconds"], record["seconds"] + record["eta_s"]
             said = summary(record, short=True)
-            self._bar.update(self._task, completed=done, total=total, description=said, step=record["step"])
+            with self._unread():
+                self._bar.update(
+                    self._task, completed=done, total=total, description=said, step=record["step"]
+                )
         elif (
             record["step"] % self.every == 0
             or record["step"] == self.total
@@ -101,6 +92,14 @@ class Reporter:
             self._said = record["seconds"]
             of = f"/{self.total}" if self.total else ""
             self.note(f"step {record['step']}{of}  {summary(record)}")
+
+    @contextmanager
+    def _unread(self) -> Iterator[None]:
+        """A terminal that was closed, or a pipe whose reader is gone, does not end a run, which says nothing more."""
+        try:
+            yield
+        except OSError:
+            self.quiet, self._bar = True, None
 
     def note(self, text: str) -> None:
         """A remark on a line of its own."""

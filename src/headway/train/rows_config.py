@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Literal
 
-from headway.train.config import Settings, TrainConfig, setting, watches
+from headway.train.config import Settings, TrainConfig, setting
 
 
 class DataSettings(Settings):
@@ -31,7 +31,6 @@ class DataSettings(Settings):
     vocab: int | None = setting(None, unit="tokens", ge=257)
 
     def contradictions(self) -> Iterable[str]:
-        """See `Settings`."""
         if self.tokenizer is not None and self.vocab is not None:
             yield "vocab is the size of a tokenizer to be trained, but tokenizer is given too; give one of them"
         if self.tokenizer is not None and self.units is not None:
@@ -77,7 +76,6 @@ class ModelSettings(Settings):
     tied: bool | None = setting(None)
 
     def contradictions(self) -> Iterable[str]:
-        """See `Settings`."""
         if self.model is not None and (shaped := ", ".join(self.present(FROM_SCRATCH))):
             yield f"model {self.model!r} already fixes {shaped}; leave those out, or leave out model"
         if self.mixers is not None and self.patterns is not None:
@@ -108,7 +106,6 @@ class AdapterSettings(Settings):
     base: Literal["nf4"] | None = setting(None)
 
     def contradictions(self) -> Iterable[str]:
-        """See `Settings`."""
         details = self.present(name for name in AdapterSettings.model_fields if name != "adapter")
         if self.adapter is None and details:
             names = " and ".join(details)
@@ -136,7 +133,6 @@ class OptimizerSettings(Settings):
     weight_decay: float = setting(0.1, ge=0.0)
 
     def contradictions(self) -> Iterable[str]:
-        """See `Settings`."""
         if self.matrix_lr is not None and self.optimizer != "muon":
             yield f"matrix_lr is Muon's learning rate, but optimizer is {self.optimizer}; use lr"
 
@@ -191,7 +187,6 @@ class RowsConfig(DataSettings, ModelSettings, AdapterSettings, AdamSettings, Opt
         return False
 
     def contradictions(self) -> Iterable[str]:
-        """See `Settings`."""
         lengths = self.present(("steps", "epochs", "max_seconds"))
         untrained = " and ".join(self.present(("vocab", "units")))
         if len(lengths) > 1:
@@ -205,7 +200,7 @@ class RowsConfig(DataSettings, ModelSettings, AdapterSettings, AdamSettings, Opt
             )
         if self.adapter is not None and self.model is None:
             yield "an adapter is trained beside a model that is there; give its folder (model=FOLDER)"
-        if watches(self) and self.validation is None and not self.validation_share:
+        if self.watches and self.validation is None and not self.validation_share:
             yield "keep_best and early_stopping_patience need something held out: give validation, or validation_share"
         if self.average > 1 and self.adapter is not None:
             yield f"average {self.average} is of whole models, and an adapter is trained; leave one of them out"
@@ -221,11 +216,9 @@ class PackedConfig(RowsConfig):
 
     @property
     def rows_per_step(self) -> int:
-        """See `RowsConfig`."""
         return self.batch_tokens // self.context
 
     def contradictions(self) -> Iterable[str]:
-        """See `Settings`."""
         if self.rows_per_step < 1:
             yield (
                 f"batch_tokens {self.batch_tokens} holds no row of context {self.context}; raise it to at least "
@@ -243,7 +236,6 @@ class ExamplesConfig(RowsConfig):
 
     @property
     def rows_per_step(self) -> int:
-        """See `RowsConfig`."""
         return self.batch
 
 
@@ -281,11 +273,9 @@ class TextConfig(PackedConfig):
 
     @property
     def paths(self) -> dict[str, str]:
-        """See `TrainConfig`."""
         cached = ("data", "validation") if self.cached_tokens else ()
         return {name: value for name, value in super().paths.items() if name not in cached}
 
     def contradictions(self) -> Iterable[str]:
-        """See `Settings`."""
         if self.sample_every is not None and not self.sample_prompts:
             yield "sample_every is given without sample_prompts: there is nothing to continue"

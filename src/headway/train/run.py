@@ -22,7 +22,7 @@ from headway.parallel.sharded import Divided
 from headway.storage.files import atomic_write
 from headway.train.callbacks import Callback, CallbackContext, Interrupted, TrainResult, stop_request
 from headway.train.checkpoint import CONFIG, FINAL, State
-from headway.train.config import TrainConfig, watches
+from headway.train.config import TrainConfig
 from headway.train.config_io import config_yaml
 from headway.train.ending import Deadline, choose_weights, count, leave_model, result, waited_enough
 from headway.train.evaluation import Evaluation
@@ -165,7 +165,7 @@ class Run:
             with self.pool:
                 if self.config.eval_at_start:
                     self.measure(whole=True)
-                if watches(self.config):  # what it begins with may be the best, and shows what is measured
+                if self.config.watches:  # what it begins with may be the best, and shows what is measured
                     self.compare()
             self.save()  # shows, before any work is done, that saving works
         record: dict[str, Any] = {}
@@ -263,7 +263,7 @@ class Run:
     def compare(self) -> bool:
         """Evaluate between steps; whether the model is the best so far, where the settings ask for that."""
         found = self.measure(whole=False)
-        return watches(self.config) and count(self.config, self.state.progress, found)
+        return self.config.watches and count(self.config, self.state.progress, found)
 
     def measure(self, *, whole: bool) -> Evaluation | None:
         """Evaluate on held-out data, if there is any."""

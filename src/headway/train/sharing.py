@@ -28,7 +28,6 @@ class SharedPool(MicrobatchPool):
         self.pool, self.parallel = pool, parallel
 
     def map(self, run: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
-        """See `MicrobatchPool`."""
         return self.parallel.map(lambda own: self.pool.map(run, own), items)
 
 

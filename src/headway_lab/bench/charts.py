@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headway.draw import BLUE, GREEN, GREY, INK, ORANGE, RED, VIOLET, saved_figure
 from headway_lab.bench.rows import Row
+from headway_lab.draw import BLUE, GREEN, GREY, INK, ORANGE, RED, VIOLET, saved_figure
 
 CYAN, PINK, BROWN = "#3aa6b9", "#c9659b", "#8c6d4f"
 COLOURS = {

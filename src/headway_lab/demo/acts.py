@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from headway.cache import PAGE
-from headway.draw import draw_patterns, saved_figure
 from headway.models import Decoder, catalog, cost
 from headway.patterns import Causal, Full, Global, GlobalKeys, Pattern, Sink, Window, draw
 from headway.report import size, table
@@ -21,6 +20,7 @@ from headway_lab.bench.attention import measure
 from headway_lab.bench.cases import CASES, FORWARD
 from headway_lab.bench.measure import Effort
 from headway_lab.bench.rows import Row
+from headway_lab.draw import draw_patterns, saved_figure
 from headway_lab.profiling import doublings
 
 PATTERNS: tuple[tuple[str, Pattern], ...] = (

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from headway.draw import GREY, saved_figure
 from headway.report import table
+from headway_lab.draw import GREY, saved_figure
 
 LABELLED = 24  # tokens up to which their text is legible
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from headway.checkpoints.restore import as_decoder
 from headway.data import Piece, TokenFile, encode_corpus
-from headway.draw import BLUE, GREY, ORANGE, saved_figure
 from headway.generate import GenerationConfig, Sampling, generate
 from headway.models import cost
 from headway.report import table
@@ -18,6 +17,7 @@ from headway.text import Tokenizer, train_bpe
 from headway.train import Callback, CallbackContext, TextConfig, TrainResult, train
 from headway.train.inputs import make_spec
 from headway_lab.demo.corpus import Corpus, Document, gzip_bits, unigram_bits, xz_bits
+from headway_lab.draw import BLUE, GREY, ORANGE, saved_figure
 
 PROMPT = "class Reader:\n    def __init__(self, path"
 SAMPLE_SECONDS, SAMPLE_TOKENS = 20.0, 48

@@ -65,7 +65,7 @@ def explain(name: str, out: Path | None = None, *, quick: bool = False, **settin
     report = told(name, replace(found, claims=claims), **settings)
     if out is None:
         return report
-    from headway.draw import saved_figure
+    from headway_lab.draw import saved_figure
 
     out.mkdir(parents=True, exist_ok=True)
     table_path, figure_path = out / f"{name}.csv", out / f"{name}.png"

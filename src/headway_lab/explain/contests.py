@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headway.draw import BLUE, GREY, ORANGE
 from headway.models import cost
 from headway.positions import (
     Learned,
@@ -18,6 +17,7 @@ from headway.positions import (
     Sinusoidal,
     T5Bias,
 )
+from headway_lab.draw import BLUE, GREY, ORANGE
 from headway_lab.explain.figures import Axes, Figure, Panel, panels
 from headway_lab.explain.report import Report, Rows, by_seed
 from headway_lab.explain.runs import Budget, Run, Runs, contend, small

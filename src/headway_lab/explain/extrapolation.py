@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from headway.data import Batch
-from headway.draw import INK
 from headway.models import ModelSpec, build
 from headway.nn import IGNORE_INDEX
 from headway.patterns import Window
 from headway.positions import DynamicNTK, LinearScaling, Rotary, YaRN
+from headway_lab.draw import INK
 from headway_lab.explain.contests import position_schemes
 from headway_lab.explain.figures import Axes, Panel, label_axes, panels
 from headway_lab.explain.report import Report, Row

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from headway.draw import BLUE, GREEN, GREY, INK, ORANGE, RED, VIOLET
+from headway_lab.draw import BLUE, GREEN, GREY, INK, ORANGE, RED, VIOLET
 from headway_lab.explain.report import Report, Row, by_seed
 
 Figure = Any  # of matplotlib, like its axes: imported where one is written

@@ -13,12 +13,12 @@ from torch import Tensor
 from headway.attention import attend, attention_weights
 from headway.cache import CacheSpec, PagedCache, PagedLayer
 from headway.checkpoints.restore import as_decoder
-from headway.draw import GREY
 from headway.errors import ConfigError
 from headway.heads import Heads
 from headway.models import ModelSpec, build, cost
 from headway.nn import Attention
 from headway.patterns import Causal
+from headway_lab.draw import GREY
 from headway_lab.explain.figures import Axes, Figure, Panel, bars, panels
 from headway_lab.explain.report import Report, Row, Rows, ranged
 from headway_lab.explain.spread import Gap, log_gap

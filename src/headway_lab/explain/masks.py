@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from headway.attention import attend
-from headway.draw import GREY, PALE, draw_pattern
 from headway.patterns import Causal, Full, Global, GlobalKeys, Pattern, Window, visible
 from headway.tokens import Tokens
+from headway_lab.draw import GREY, PALE, draw_pattern
 from headway_lab.explain.figures import Figure, bare
 from headway_lab.explain.report import Report
 

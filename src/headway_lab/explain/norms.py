@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headway.draw import BLUE, GREY, PALE
 from headway.nn import LayerNorm, RMSNorm
+from headway_lab.draw import BLUE, GREY, PALE
 from headway_lab.explain.figures import Axes, Panel, bars, panels
 from headway_lab.explain.report import Report, Row, Rows
 from headway_lab.profiling import normal

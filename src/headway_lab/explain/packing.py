@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from headway.data.bins import best_fit
-from headway.draw import BLUE
+from headway.data.chats import best_fit
 from headway.models import ModelSpec, build
 from headway.tokens import Tokens
+from headway_lab.draw import BLUE
 from headway_lab.explain.figures import Axes, bars, label_axes, panels
 from headway_lab.explain.report import Report, Row, Rows
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from headway.draw import RED
 from headway.positions import Rotary
+from headway_lab.draw import RED
 from headway_lab.explain.figures import Axes, curves, panels
 from headway_lab.explain.report import Report
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headway.draw import BLUE, RED
+from headway_lab.draw import BLUE, RED
 from headway_lab.explain.figures import Axes, bars, label_axes, panels
 from headway_lab.explain.report import Report, Rows
 from headway_lab.explain.rotary_identity import turn

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from headway.draw import BLUE, GREEN, ORANGE, VIOLET
 from headway.positions import Rotary, RotaryTable
+from headway_lab.draw import BLUE, GREEN, ORANGE, VIOLET
 from headway_lab.explain.figures import Axes, label_axes, panels
 from headway_lab.explain.report import Report, Row, Rows
 from headway_lab.profiling import power

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from headway.draw import GREY, INK
 from headway.nn import ACTIVATIONS
 from headway.nn.feedforward import swish
+from headway_lab.draw import GREY, INK
 from headway_lab.explain.figures import Axes, Panel, label_axes, panels
 from headway_lab.explain.report import Report, Row, Rows
 

@@ -52,7 +52,7 @@ class Count:
 
 
 def package(file: str) -> str:
-    """src/headway/nn/block.py is of headway/nn, src/headway/draw.py of headway/draw."""
+    """src/headway/nn/block.py is of headway/nn, src/headway/report.py of headway/report."""
     if file.startswith(f"src/{KERNELS}/"):
         return KERNELS
     parts = Path(file).with_suffix("").parts

@@ -20,8 +20,8 @@ TASKS = {
     "translation": "headway.train.tasks.translation:Translation",
     "chat": "headway.train.tasks.chat:Chat",
     "preference": "headway.train.tasks.preference:PreferenceTuning",
-    "classify": "headway.train.tasks.classify:Classify",
-    "tag": "headway.train.tasks.tag:Tag",
+    "classify": "headway.train.tasks.labels:Classify",
+    "tag": "headway.train.tasks.labels:Tag",
     "answer": "headway.train.tasks.answer:Answer",
     "embed": "headway.train.tasks.embed:Embed",
 }

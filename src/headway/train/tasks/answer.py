@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from headway.data import Batch
-from headway.data.encoded import windows, without_places
+from headway.data.encoded import best_answers, windows, without_places
 from headway.data.record_kinds import NOWHERE, Question
-from headway.data.spans import best_answers
 from headway.errors import DataError
 from headway.metrics import CHINESE, answer_measures
 from headway.models import Head, ModelSpec

@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from headway.data.bins import ChatRows
-from headway.data.chats import encode_examples
+from headway.data.chats import ChatRows, encode_examples
 from headway.data.record_kinds import Chat as Conversation
 from headway.data.record_kinds import Completion, Messages, Record
 from headway.errors import ConfigError, DataError, did_you_mean
@@ -126,17 +125,9 @@ class AnswerRows(ChatRows, RecordRows):
             too_long=config.too_long,
         )
         super().__init__(examples, config.context, pack=config.pack)
-
-    @property
-    def remarks(self) -> Sequence[str]:  # type: ignore[override]
-        """See `RecordRows`."""
         filled = f"{self.used / (len(self) * self.length):.1%} of their slots are filled"
-        return [*self.examples.report.lines(), f"{len(self)} rows, {filled}"]
-
-    @property
-    def amount(self) -> dict[str, int]:  # type: ignore[override]
-        """See `RecordRows`."""
-        return {"training examples": len(self.examples), "training tokens": self.used}
+        self.remarks = [*examples.report.lines(), f"{len(self)} rows, {filled}"]
+        self.amount = {"training examples": len(examples), "training tokens": self.used}
 
     def evaluate(self, model: Any, pool: MicrobatchPool = ALONE) -> Evaluation:
         """See `RecordRows`; by turn, where there are several."""
@@ -171,7 +162,6 @@ class Chat(ConversationTask):
         self.data = {"examples": len(self.train_rows.examples), "digest": digest}
 
     def estimated(self, records: Sequence[Any]) -> tuple[dict[str, int], int]:
-        """See `RecordsTask`."""
         tokens = max(2, int(sum(len(text.encode()) for text in self.texts(records)) / BYTES_PER_TOKEN))
         rows = -(-tokens // self.config.context) if self.config.pack else len(records)
         return {"training tokens": tokens}, rows

@@ -46,11 +46,9 @@ class EmbedConfig(WholeConfig):
 
     @property
     def in_one_pass(self) -> bool:
-        """See `RowsConfig`."""
         return self.loss == "infonce"
 
     def contradictions(self) -> Iterable[str]:
-        """See `Settings`."""
         if self.in_one_pass and self.present(("micro_batch", "workers")):
             yield (
                 "loss infonce compares all texts of a step, which is one forward pass; leave micro_batch and workers "

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from headway.data import Batch
 from headway.data.encoded import encoder_inputs, shortened, without_places
+from headway.data.rows import in_slots
 from headway.errors import DataError
 from headway.metrics import Confusion
 from headway.models import Decoder, Encoder, Head, ModelSpec
@@ -107,7 +108,6 @@ class HeadRows(RecordRows):
         return None
 
     def evaluate(self, model: Any, pool: MicrobatchPool = ALONE) -> Evaluation:
-        """See `RecordRows`."""
 
         def run(indices: list[int]) -> tuple[list[int], float, int, Sequence[Any]]:
             batch = self.batch(indices)
@@ -115,7 +115,8 @@ class HeadRows(RecordRows):
             return indices, float(self.loss(out, batch).loss), self.count(batch), self.predicted(out, batch)
 
         total, count, predictions = 0.0, 0, dict[int, Any]()
-        parts, seconds = measured(model, run, evaluation_batches(self.lengths), pool)
+        alike = sorted(range(len(self)), key=self.lengths.__getitem__)  # rows of like length together
+        parts, seconds = measured(model, run, in_slots(alike, self.lengths, EVALUATION_SLOTS), pool)
         for indices, loss, n, said in parts:
             total, count = total + loss, count + n
             predictions.update(zip(indices, said, strict=True))
@@ -138,8 +139,7 @@ class HeadTask(RecordsTask):
     train_rows: HeadRows
 
     @abstractmethod
-    def head(self, records: Sequence[Any], spec: ModelSpec) -> Head:
-        """See `RecordsTask`."""
+    def head(self, records: Sequence[Any], spec: ModelSpec) -> Head: ...
 
     def batches(self, step: int) -> Sequence[Any]:
         """See `Objective`: the step's rows, the shortest first."""
@@ -150,7 +150,6 @@ class HeadTask(RecordsTask):
         return self.train_rows.count(batch)
 
     def sums(self, model: Decoder | Encoder, batch: Batch) -> Sums:
-        """See `RowsTask`."""
         return self.train_rows.loss(outputs(model, batch), batch)
 
 
@@ -158,17 +157,6 @@ def outputs(model: Any, batch: Batch) -> Tensor:
     """What a model's head gives for a batch, in float32 or better."""
     made: Tensor = model(**batch.inputs)
     return made.to(torch.promote_types(made.dtype, torch.float32))
-
-
-def evaluation_batches(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Rows of like length together, as many as fit `EVALUATION_SLOTS`, or one."""
-    part: list[int] = []
-    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if part and lengths[i] * (len(part) + 1) > EVALUATION_SLOTS:
-            yield part
-            part = []
-        part.append(i)
-    yield part
 
 
 def encoded_whole(

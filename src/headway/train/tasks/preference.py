@@ -53,7 +53,6 @@ class PreferenceConfig(ConversationConfig, ExamplesConfig):
     beta: float = setting(0.1, group="Task", gt=0)
 
     def contradictions(self) -> Iterable[str]:
-        """See `Settings`."""
         if self.loss == "orpo" and self.reference is not None:
             yield "reference is of dpo, and loss is orpo; leave it out"
 
@@ -192,7 +191,6 @@ class PreferenceTuning(ConversationTask):
         return batch.reference.shape[1]
 
     def sums(self, model: Decoder | Encoder, batch: PairBatch) -> Sums:
-        """See `RowsTask`."""
         return self.train_rows.sums(model, batch)
 
 

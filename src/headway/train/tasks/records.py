@@ -131,7 +131,6 @@ class RecordsTask(RowsTask):
     def measure(
         self, model: Any, pool: MicrobatchPool, limit: int | None = None
     ) -> tuple[Evaluation, Sequence[str]]:
-        """See `Task`."""
         config, tokenizer, task = self.config, self.inputs.tokenizer, model.spec.head.task
         if self.head_task not in (None, task):
             raise ConfigError(

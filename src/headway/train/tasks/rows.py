@@ -35,7 +35,6 @@ class RowsTask(Task[Decoder | Encoder]):
     plan: Plan
 
     def check_settings(self) -> None:
-        """See `Task`."""
         self.check(self.inputs.spec(), self.config.context)
 
     def check(self, spec: ModelSpec, context: int) -> None:
@@ -92,7 +91,6 @@ class RowsTask(Task[Decoder | Encoder]):
 
     @property
     def held_steps(self) -> float:
-        """See `Task`."""
         return 0.0 if self.held_rows is None else len(self.held_rows) / self.config.rows_per_step
 
     def optimizer(self, pool: MicrobatchPool) -> Optimizer:

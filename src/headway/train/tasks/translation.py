@@ -84,7 +84,6 @@ class TranslationConfig(AdamSettings, TrainConfig):
     label_smoothing: float = setting(0.1, group="Optimizer", ge=0.0, lt=1.0)
 
     def contradictions(self) -> Iterable[str]:
-        """See `Settings`."""
         if (self.validation_source is None) != (self.validation_target is None):
             yield "validation_source and validation_target belong together; give both, or none"
         if self.eval_every is not None and self.validation_source is None:
@@ -130,7 +129,6 @@ class Translation(Task[EncoderDecoder]):
         self.micro_batch, self.ranks = config.micro_batch, 1
 
     def check_settings(self) -> None:
-        """See `Task`."""
         translation_spec(self.config, self.config.vocab)
 
     def foresee(self) -> Foreseen:
@@ -150,7 +148,6 @@ class Translation(Task[EncoderDecoder]):
 
     @property
     def held_steps(self) -> float:
-        """See `Task`."""
         return 0.0 if self.held is None else len(batches(self.held, self.config.batch_tokens, 0, 0))
 
     def optimizer(self, pool: MicrobatchPool) -> Optimizer:
@@ -166,7 +163,6 @@ class Translation(Task[EncoderDecoder]):
         return inverse_sqrt(step + 1, self.config.width, self.config.warmup)
 
     def spread(self, ranks: int) -> None:
-        """See `Task`."""
         self.ranks = ranks
 
     def batches(self, step: int) -> Sequence[Any]:
@@ -189,7 +185,6 @@ class Translation(Task[EncoderDecoder]):
     def measure(
         self, model: EncoderDecoder, pool: MicrobatchPool, limit: int | None = None
     ) -> tuple[Evaluation, Sequence[str]]:
-        """See `Task`."""
         config, folder, tokenizer = self.config, self.inputs.folder, self.inputs.tokenizer
         assert folder is not None, "it is measured"
         assert tokenizer is not None
@@ -237,15 +232,10 @@ def inverse_sqrt(step: int, width: int, warmup: int) -> float:
 def translation_spec(config: TranslationConfig, vocab: int) -> ModelSpec:
     """The Transformer of 2017 at the sizes of `config`; one matrix is both embeddings and output layer (3.4). Sines
     stand before cosines and the norms' epsilon is torch's, so that transformers' Marian computes the same."""
-    size = {
+    own = ("width", "layers", "heads", "hidden", "dropout", "order")
+    size = {name: getattr(config, name) for name in own} | {
         "vocab": vocab,
-        "width": config.width,
-        "layers": config.layers,
-        "heads": config.heads,
-        "hidden": config.hidden,
-        "dropout": config.dropout,
         "trained_context": config.context,
-        "order": config.order,
         "final_norm": config.order == "pre",
         "embedding_scale": config.width**0.5,
         "init_std": config.width**-0.5,

@@ -1,4 +1,4 @@
-"""Pictures: one look for every figure that headway writes. matplotlib's Agg canvas, no window."""
+"""Pictures: one look for every figure of the laboratory. matplotlib's Agg canvas, no window."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -92,6 +92,12 @@ def draw_patterns(
     figure.set_size_inches(3.1 * columns + 0.2, 3.55 * rows + 0.1)
     for place, (pattern, name) in enumerate(panels, start=1):
         draw_pattern(figure.add_subplot(rows, columns, place), pattern, tokens, name, legend)
+
+
+def command(path: Path, patterns: Sequence[Pattern], count: int, tokens: Tokens) -> None:
+    """Of `headway show --out`: the patterns as a file."""
+    with saved_figure(path) as figure:
+        draw_patterns(figure, patterns, count, tokens)
 
 
 def draw_pattern(axes: Any, pattern: Pattern, tokens: Tokens, title: str = "", legend: bool = True) -> None:
