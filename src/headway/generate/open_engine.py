@@ -74,11 +74,8 @@ class OpenEngine:
         with self._lock:
             self._engine = self._of = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"model": self.model, "keep": self.keep}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OpenEngine, (self.model, self.keep)
 
 
 def weights_of(model: nn.Module) -> Hashable:
