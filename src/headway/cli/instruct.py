@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Annotated
 
-from headway.cli._endpoints import check_timeout, opened
 from headway.cli._options import Count, Whole, says
-from headway.cli._shared import note, print_report, set_threads
+from headway.cli._shared import check_timeout, note, opened, print_report, set_threads
 from headway.report import table
 
 

@@ -4,10 +4,9 @@ from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from headway.cli._endpoints import check_timeout, opened
 from headway.cli._options import Count, Whole, says
 from headway.cli._progress import progress
-from headway.cli._shared import print_report, set_threads
+from headway.cli._shared import check_timeout, opened, print_report, set_threads
 
 
 def command(

@@ -19,7 +19,7 @@ from headway.api.loading import AnyModel
 from headway.errors import ConfigError
 from headway.generate import Engine, GenerationConfig
 from headway.generate.constraints import Text
-from headway.generate.open_engine import OpenEngine
+from headway.generate.loop import OpenEngine
 from headway.generate.ranks import reader_of
 from headway.generate.requests import Request
 from headway.generate.sequences import Job
@@ -190,13 +190,13 @@ class Translating(Called):
         return Engine(reader_of(self.model.model, exact=self.exact))
 
     def asking(self, run: Run) -> Translator:
-        def write(jobs: Sequence[Job], draft: Any = None, most: Any = None) -> Iterator[None]:
+        def write(model: Any, jobs: Sequence[Job], draft: Any = None, most: Any = None) -> Iterator[None]:
             run(jobs)
             yield
 
         model: Translator = copy(self.model)
-        model._engine = OpenEngine(model.model, keep=0)
-        model._engine.run = write  # type: ignore[method-assign]
+        model.engine = OpenEngine(keep=0)
+        model.engine.run = write  # type: ignore[method-assign]
         return model
 
 

@@ -5,7 +5,6 @@ Prometheus is told vLLM's names where it has one, `headway_...` for the rest, an
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -73,11 +72,17 @@ GAUGES = (*RATES, "requests_processing", "requests_deferred")
 LLAMA_NAME = "llamacpp:"
 
 
-class Metrics(Collector):
-    """Counts what visits came to; what there is now is looked at when it is asked for."""
+class Server(Collector):
+    """All that its routes need. It counts what visits came to; what there is now is looked at when it is asked for.
 
-    def __init__(self, models: Models, worker: Worker) -> None:
-        self._models, self._worker, self.registry = models, worker, CollectorRegistry()
+    strict: fields of requests that are unknown are refused, where otherwise warnings tell that they change nothing.
+    ending: whether it takes no more requests.   open: those that are being answered.
+    """
+
+    def __init__(self, models: Models, worker: Worker, strict: bool = False) -> None:
+        self.models, self.worker, self.strict = models, worker, strict
+        self.ending, self.open, self.begun = False, set[Visit](), time.time()
+        self.registry = CollectorRegistry()
         own: dict[str, Any] = {"registry": self.registry}
         self._counts = {name: Counter(name, about, MODEL, **own) for name, about in COUNTS.items()}
         times = TIMES.items()
@@ -89,14 +94,21 @@ class Metrics(Collector):
         self._before: dict[str, float] = {}  # what llama.cpp's rates are since
         self.registry.register(self)
 
-    def tell(self) -> bytes:
-        """All of it, as Prometheus reads it."""
+    async def begin(self, asked: ModelRequest, kind: type[S], *tasks: str) -> tuple[S, list[str]]:
+        """The model of a request, as `Models.find` finds and raises, and warnings of its fields."""
+        if asked.unknown and self.strict:
+            raise ConfigError(f"unknown fields: {', '.join(asked.unknown)}; leave them out")
+        warnings = [f"{name} is unknown here and changes nothing" for name in asked.unknown]
+        return await self.models.find(asked.model, kind, *tasks), warnings
+
+    def metrics(self) -> bytes:
+        """All that it counts, as Prometheus reads it."""
         sums: dict[str, float] = defaultdict(float)
         for metric in self.registry.collect():
             for sample in metric.samples:
                 sums[sample.name] += sample.value
         now = {name: sums[first] - sum(sums[each] for each in rest) for name, (first, *rest) in LLAMA.items()}
-        now["requests_deferred"] += len(self._worker.waiting)
+        now["requests_deferred"] += len(self.worker.waiting)
         for rate, of in RATES.items():
             count, over = (now[name] - self._before.get(name, 0) for name in of)
             now[rate] = count / over if over else 0.0
@@ -108,7 +120,7 @@ class Metrics(Collector):
         )
         return generate_latest(self.registry) + llama.encode()
 
-    def add(self, visit: Visit) -> None:
+    def count(self, visit: Visit) -> None:
         """A visit that is over."""
         self._answers.labels(visit.route, visit.status).inc()
         for name, texts in visit.texts:
@@ -137,13 +149,13 @@ class Metrics(Collector):
         now = {name: GaugeMetricFamily(name, about, labels=MODEL) for name, (about, _) in NOW.items()}
         pages = GaugeMetricFamily("headway_page_bytes", "Bytes of pages", labels=(*MODEL, "state"))
         loaded = GaugeMetricFamily("headway_model_loaded", "1 where a model is loaded", labels=MODEL)
-        restarts, steps = self._worker.restarts, self._worker.steps
+        restarts, steps = self.worker.restarts, self.worker.steps
         yield CounterMetricFamily(
             "headway_engine_restarts", "Times that the engines' thread came back", restarts
         )
         yield CounterMetricFamily("headway_engine_steps", "Steps of all engines", steps)
         yield GaugeMetricFamily("headway_longest_text", "Tokens of the longest text", self._longest)
-        for name, place in self._models.places.items():
+        for name, place in self.models.places.items():
             loaded.add_metric((name,), float(place.model is not None))
             if isinstance(place.model, Decoding) and place.base is None:
                 engine = place.model.engine
@@ -153,27 +165,3 @@ class Metrics(Collector):
                 pages.add_metric((name, "used"), pool.held - pool.idle)
                 pages.add_metric((name, "kept"), pool.idle)
         yield from (*now.values(), pages, loaded)
-
-
-@dataclass
-class Server:
-    """All that its routes need. `strict`: fields of requests that are unknown are refused, where otherwise warnings
-    tell that they change nothing."""
-
-    models: Models
-    worker: Worker
-    strict: bool = False
-    ending: bool = False
-    """Whether it takes no more requests."""
-
-    def __post_init__(self) -> None:
-        self.metrics = Metrics(self.models, self.worker)
-        self.open: set[Visit] = set()
-        self.begun = time.time()
-
-    async def begin(self, asked: ModelRequest, kind: type[S], *tasks: str) -> tuple[S, list[str]]:
-        """The model of a request, as `Models.find` finds and raises, and warnings of its fields."""
-        if asked.unknown and self.strict:
-            raise ConfigError(f"unknown fields: {', '.join(asked.unknown)}; leave them out")
-        warnings = [f"{name} is unknown here and changes nothing" for name in asked.unknown]
-        return await self.models.find(asked.model, kind, *tasks), warnings

@@ -49,15 +49,15 @@ async def unless_gone(work: Awaitable[T], request: Request) -> T:
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        task.cancel()
 
     leaves = asyncio.ensure_future(gone())
     try:
-        return await task
-    except asyncio.CancelledError:
-        if leaves.done():
-            raise Refused("the client has left", 499) from None
-        raise
+        await asyncio.wait((task, leaves), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            raise Refused("the client has left", 499)
+        return task.result()
     finally:
         leaves.cancel()
 
