@@ -16,7 +16,7 @@ from torch.multiprocessing import start_processes
 
 from headway.errors import ConfigError
 from headway.generate import Engine, GenerationConfig, ModelDraft, NgramDraft, Reader, generate
-from headway.generate.open_engine import OpenEngine
+from headway.generate.loop import OpenEngine
 from headway.generate.ranks import led, reader_of
 from headway.generate.requests import Request
 from headway.models import Decoder, EncoderDecoder, build
@@ -107,7 +107,7 @@ def test_calls_one_after_the_other_and_from_several_threads() -> None:
     expected = [made.ids for made in generate(double, prompts, config)]
 
     def body(model: Decoder) -> list[list[int]]:
-        opened, found = OpenEngine(model), [list[int]()] * 3
+        opened, found = OpenEngine(), [list[int]()] * 3
 
         def call(i: int) -> None:
             found[i] = generate(model, [prompts[i]], config, requests=[i], engine=opened)[0].ids

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from headway.generate import Delta, GenerationConfig
 from headway.generate.requests import Request
 from headway.generate.sequences import SampledText
-from headway.serve.answers import Writing
-from headway.serve.blocks import BlockAnswer
+from headway.serve.answers import BlockAnswer
 from headway.serve.markup import Part
 from headway.serve.messages import MessageAnswer
 from headway.serve.responses import ResponseAnswer, Responses
@@ -43,8 +42,7 @@ class Cut:
 def told(kind: Any, parts: list[Part], counts: list[int], reason: str) -> tuple[BlockAnswer, list[Any]]:
     """An answer and its events."""
     text = SampledText(Request(0, [1, 2], GenerationConfig(), 99), None)
-    writing = Writing(SimpleNamespace(name="m"), [text], [], lambda: Cut(parts, counts))  # type: ignore[arg-type]
-    answer = kind(writing, Responses())
+    answer = kind(Responses(), SimpleNamespace(name="m"), [text], [], reader=lambda: Cut(parts, counts))
     events = [*answer.begin()]
     for i in range(len(counts) + 1):
         ends = i == len(counts)

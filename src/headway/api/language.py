@@ -1,14 +1,13 @@
 """A decoder with its tokenizer: text in, text out."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Unpack, overload
 
 import torch
 from torch import Tensor
 
 from headway.api.looking import Looks
-from headway.api.options import Scoring, config_of, make_draft, prompt_ids, scoring_of
-from headway.api.pretrained import OneOrSeveral, Writer
+from headway.api.pretrained import OneOrSeveral, Scoring, Writer, config_of, make_draft, scoring_of
 from headway.cache import kv_dtype
 from headway.choice import Choice
 from headway.errors import DataError
@@ -76,7 +75,7 @@ class LanguageModel(Writer[Decoder, Tokenizer], Looks):
         steps for the same text where the next tokens can be guessed, at most `draft_tokens` at a time: from the text
         itself ("ngram"), by a smaller `LanguageModel` of the same tokenizer, or by a `Draft`.
         """
-        prompts, one = prompt_ids(self, prompt, special)
+        prompts, one = self._prompts(prompt, special)
         config, draft = self._settings(options)
         found = generate_ids(
             self.model, prompts, config, tokenizer=self.tokenizer, batch_size=batch_size, draft=draft,
@@ -87,7 +86,7 @@ class LanguageModel(Writer[Decoder, Tokenizer], Looks):
     def stream(self, prompt: OnePrompt, *, special: bool = False, **options: Any) -> Iterator[Delta]:
         """Continues one prompt token by token: `delta.text` is what became certain. All texts together are the
         text of `generate` with the same arguments."""
-        rows, one = prompt_ids(self, prompt, special)
+        rows, one = self._prompts(prompt, special)
         if not one:
             raise DataError("stream continues one prompt, got several; use generate, or generate.stream")
         config, draft = self._settings(options)
@@ -185,7 +184,7 @@ class LanguageModel(Writer[Decoder, Tokenizer], Looks):
         return (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
 
     def _row(self, text: OnePrompt, special: bool) -> dict[str, Any]:
-        rows, one = prompt_ids(self, text, special)
+        rows, one = self._prompts(text, special)
         if not one:
             raise DataError("one text, or the ids of one, is looked at in a call; got several")
         ids = torch.tensor(check_prompts(rows, self.spec.vocab), device=self.model.model.like.device)
@@ -204,6 +203,32 @@ class LanguageModel(Writer[Decoder, Tokenizer], Looks):
                 f"continuation {i} ({continuation!r}) has no token of its own after its context: give it some text"
             )
         return before, whole[len(before) :]
+
+    def _prompts(self, prompt: Any, special: bool) -> tuple[list[list[int]], bool]:
+        """The prompts as ids, and whether it was one."""
+        if prompt is None:
+            raise DataError("the prompt is None; give a text, token ids, or a list of either")
+        if isinstance(prompt, Tensor):
+            if prompt.dim() not in (1, 2) or prompt.is_floating_point():
+                raise DataError(
+                    f"ids are an integer tensor [T] or [B, T], got {prompt.dtype} {[*prompt.shape]}"
+                )
+            ids, one = prompt.tolist(), prompt.dim() == 1
+            return ([ids] if one else ids), one
+        if isinstance(prompt, str):
+            return [self.need_tokenizer().encode(prompt, eos=False, special=special)], True
+        if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | Mapping):
+            raise DataError(
+                f"a prompt is a text, token ids, or a list of either; got {prompt!r} of type {type(prompt).__name__}"
+            )
+        prompts = [one.tolist() if hasattr(one, "tolist") else one for one in prompt]
+        if prompts and isinstance(prompts[0], str):
+            return self.need_tokenizer().encode_batch(prompts, eos=False, special=special), False
+        if prompts and isinstance(prompts[0], int):
+            return [prompts], True
+        if any(isinstance(p, Mapping) for p in prompts):
+            raise DataError("these are messages of a conversation, not prompts; use chat(messages)")
+        return prompts, False
 
     def _settings(self, options: Mapping[str, Any]) -> tuple[GenerationConfig, Draft | None]:
         unused = self.tokenizer.unused_ids(self.spec.vocab) if self.tokenizer else []

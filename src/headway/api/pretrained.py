@@ -1,14 +1,21 @@
-"""What all models with a tokenizer share."""
+"""What all models with a tokenizer share, and what their calls can be given: prompts, and what is asked beside them.
+
+Options of writing are the fields of `GenerationConfig`, of its `Sampling` (temperature, top_k, ...) and of `Beams`
+(length_penalty, n_best, ...), by name; `beams` is a number of them, or a `Beams`. What a model or a call says itself is
+none: ids that are forbidden, forced or a prefix.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import update_wrapper
+from dataclasses import fields
+from functools import cached_property, update_wrapper
 from pathlib import Path
-from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypedDict, TypeVar, overload
 
 from headway.checkpoints.saving import save_folder
-from headway.errors import DataError, check_known
-from headway.generate.open_engine import OpenEngine
-from headway.models import Decoder, EncoderDecoder, Model, ModelSpec, cost
+from headway.errors import ConfigError, DataError, check_known, did_you_mean
+from headway.generate import Beams, Draft, GenerationConfig, ModelDraft, NgramDraft, Sampling
+from headway.generate.loop import OpenEngine
+from headway.models import Decoder, Model, ModelSpec, cost
 from headway.text import MarianTokenizer, Tokenizer
 from headway.text.tokenizer import Text
 
@@ -100,23 +107,109 @@ class Writer(Pretrained[AModel, ATokenizer]):
     """What models that write texts share: one engine, which stays open. Any thread may call: what they ask for is read
     together."""
 
-    _engine: OpenEngine | None = None
-
-    @property
+    @cached_property
     def engine(self) -> OpenEngine:
         """What writes the texts. Its `keep` bounds what stays for texts that begin as earlier ones did."""
-        if self._engine is None or self._engine.model is not self.model:
-            assert isinstance(self.model, Decoder | EncoderDecoder)
-            self._engine = OpenEngine(self.model)
-        return self._engine
+        return OpenEngine()
 
     def close(self) -> None:
         """Gives back the memory that earlier texts left, when the calls that run have ended. Later calls go on."""
-        if self._engine is not None:
-            self._engine.close()
+        self.engine.close()
 
 
 def check_options(call: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
     """Raises ConfigError for an option that is not known."""
     for name in given:
         check_known(name, known, f"{call} has no option")
+
+
+_SAMPLING, _BEAMS, _CONFIG = (
+    tuple(field.name for field in fields(kind) if field.name not in own)
+    for kind, own in (
+        (Sampling, ()),
+        (Beams, ("width",)),
+        (GenerationConfig, ("sampling", "forbidden", "prefix", "forced_first", "forced_last")),
+    )
+)
+
+
+class Scoring(TypedDict, total=False):
+    """How to score texts.
+
+    batch_size: rows read at once; changes no result but by rounding.   beyond_context: go on past the trained context.
+    special: control tokens written in the texts are control tokens, not text.
+    """
+
+    batch_size: int
+    beyond_context: bool
+    special: bool
+
+
+def config_of(
+    call: str, options: Mapping[str, Any], unused: Sequence[int], also: Sequence[str] = ()
+) -> tuple[GenerationConfig, dict[str, Any]]:
+    """The config of a call's options, for a model that never has an `unused` id; and those of them in `also`.
+
+    Raises ConfigError for an option that is none, for what a search is asked where no number of beams is given, and as
+    `GenerationConfig`."""
+    check_options(call, options, (*_CONFIG, *_SAMPLING, *_BEAMS, *also))
+    sampling, search, more, given = (
+        {name: options[name] for name in names if name in options}
+        for names in (_SAMPLING, _BEAMS, also, _CONFIG)
+    )
+    if isinstance(given.get("beams"), int):
+        given["beams"] = Beams(given["beams"], **search)
+    elif search:
+        raise ConfigError(
+            f"{next(iter(search))} is about a beam search, and no number of beams was given; add beams=4 (--beams 4), "
+            "or leave it out"
+        )
+    return GenerationConfig(**given, sampling=Sampling(**sampling), forbidden=unused), more
+
+
+def scoring_of(call: str, how: Scoring) -> tuple[dict[str, Any], bool]:
+    """The options of `headway.generate.score`, and `special`."""
+    check_options(call, how, tuple(Scoring.__annotations__))
+    options: dict[str, Any] = {"batch_size": BATCH, **how}
+    return options, options.pop("special", False)
+
+
+AnyDraft = str | Draft | Pretrained[Any, Any]
+
+
+def make_draft(asked: AnyDraft | None, tokens: int | None, target: Pretrained[Any, Any]) -> Draft | None:
+    """The draft for texts of `target`: "ngram" is `NgramDraft`, a loaded model `ModelDraft`, a `Draft` itself.
+
+    `tokens`: at most so many at a time; the draft's usual number unless given. Raises ConfigError for what is no draft,
+    a model that is no decoder or has another tokenizer, and tokens without a draft or beside one that has its own.
+    """
+    own: dict[str, int] = {} if tokens is None else {"tokens": tokens}
+    if asked is None:
+        if own:
+            raise ConfigError(
+                f'draft_tokens={tokens} is about drafts, and none were asked for; add draft="ngram", or leave it out'
+            )
+        return None
+    if asked == "ngram":
+        return NgramDraft(**own)
+    if isinstance(asked, Pretrained):
+        if not isinstance(asked.model, Decoder):
+            raise ConfigError(
+                f'draft: a draft model is a decoder, and {asked!r} is none; give one, or "ngram"'
+            )
+        theirs, ours = asked.tokenizer, target.tokenizer
+        if theirs is not None and ours is not None and theirs.fingerprint != ours.fingerprint:
+            raise ConfigError(
+                "draft: the draft model has another tokenizer than the model, so that its ids mean something else; "
+                "give one with the same tokenizer"
+            )
+        return ModelDraft(model=asked.model, **own)
+    if not isinstance(asked, Draft):
+        close = did_you_mean(asked, ["ngram"]) if isinstance(asked, str) else ""
+        raise ConfigError(
+            f'draft is "ngram", a LanguageModel or a Draft, got {asked!r}{close}; load a folder first: '
+            "draft=headway.load(FOLDER)"
+        )
+    if own:
+        raise ConfigError(f"draft_tokens={tokens}, but the draft has tokens={asked.tokens}; leave out one")
+    return asked

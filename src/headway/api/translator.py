@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headway.api.looking import LooksBoth, Side
-from headway.api.options import config_of
-from headway.api.pretrained import BATCH, OneOrSeveral, Writer, refuse_empty
+from headway.api.pretrained import BATCH, OneOrSeveral, Writer, config_of, refuse_empty
 from headway.errors import DataError, HeadwayError
 from headway.generate import Beams, Generation, GenerationConfig
 from headway.generate.sequences import AnyTokenizer
@@ -82,7 +81,7 @@ class Translator(Writer[EncoderDecoder, AnyTokenizer], LooksBoth):
                 '">>fra<< Hello")'
             )
         found = copy(self)
-        found.tokenizer, found._engine = tokenizer.between(source, target), self.engine
+        found.tokenizer, found.engine = tokenizer.between(source, target), self.engine
         return found
 
     def _generation(self) -> Mapping[str, Any]:

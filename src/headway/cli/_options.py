@@ -101,12 +101,10 @@ def click_command(function: Any) -> Any:
     """The command of a function; a click command, or one of its kind, as it is."""
     if hasattr(function, "make_context"):
         return function
-    app = application()
-    app.command()(with_options(function))
-    return typer.main.get_command(app)
+    return typer.main.get_command(application(None, function))
 
 
-def application(group: str | None = None, *functions: Callable[..., Any]) -> typer.Typer:
+def application(group: str | None, *functions: Callable[..., Any]) -> typer.Typer:
     """A typer application in the one style; with `group`, the help of a command whose own commands are `functions`."""
     app = typer.Typer(
         add_completion=False,

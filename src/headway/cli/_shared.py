@@ -1,5 +1,5 @@
-"""What several commands have: the model that they run or ask, how torch is started, texts are read and reports are
-printed. Imports nothing heavy."""
+"""What several commands have: the model that they run, the endpoints that they ask, how torch is started, texts are
+read and reports are printed. Imports nothing heavy."""
 
 import json
 import sys
@@ -110,6 +110,21 @@ def read_prompt() -> str:
     if sys.stdin.isatty():
         note("the prompt, ended by Ctrl-D:")
     return read_stdin().removesuffix("\n")
+
+
+def check_timeout(timeout: float | None, *sources: str) -> None:
+    """ConfigError for a timeout where no source is a server."""
+    from headway.endpoints import is_server
+
+    if timeout is not None and not any(map(is_server, sources)):
+        raise ConfigError("--timeout is of servers, and none is asked; leave it out")
+
+
+def opened(source: str, timeout: float | None) -> "Endpoint":
+    """The endpoint of an address; what it says of failed tries goes to stderr."""
+    from headway.endpoints import is_server, open_endpoint
+
+    return open_endpoint(source, timeout=timeout if is_server(source) else None, say=note)
 
 
 def attributes(value: object, *names: str) -> dict[str, Any]:

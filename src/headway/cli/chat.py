@@ -3,9 +3,8 @@
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from headway.cli._options import says
 from headway.cli._shared import note, read_stdin
 from headway.cli.generate import SamplingRun, sentence
 from headway.errors import ConfigError, DataError, HeadwayError
@@ -38,7 +37,6 @@ def command(
     *,
     url: str | None = None,
     system: str | None = None,
-    temperature: Annotated[float, says(short="-t")] = 0.8,
     template: str | None = None,
     plain: bool = False,
 ) -> None:
@@ -48,7 +46,6 @@ def command(
     url: talk with a model of this server, as http://127.0.0.1:8080/v1, which says how long a reply without
         --max-new-tokens may be
     system: what the model is told first
-    temperature: 0 is greedy
     template: alpaca | chatml | llama2 | vicuna, or a file of Jinja [default: its own]
     plain: no template, for a model that was not trained to talk: lines of one text
     """
@@ -57,7 +54,7 @@ def command(
             raise ConfigError("--url: the server has the template; leave out --plain and --template")
         from headway.endpoints import ServerEndpoint
 
-        talk_with(ServerEndpoint(url, run.model or None, say=note), system, asked(run, temperature))
+        talk_with(ServerEndpoint(url, run.model or None, say=note), system, asked(run))
         return
     if not run.model:
         raise ConfigError("chat: name a model, or a server by --url")
@@ -72,9 +69,9 @@ def command(
             "model was not trained to talk; talk all the same with --plain or --template NAME, or continue a text "
             f"with: headway generate {run.model}"
         )
-    options = run.options(temperature=temperature)
+    options = run.options()
     if plain:
-        options["stop"] = [*options["stop"], "\n"]
+        options["stop"] = [*options.get("stop", ()), "\n"]
     talk(lm, system, options)
 
 
@@ -134,11 +131,11 @@ def talk_with(endpoint: "ServerEndpoint", system: str | None, settings: dict[str
     converse(answer, system, settings["seed"])
 
 
-def asked(run: SamplingRun, temperature: float) -> dict[str, Any]:
+def asked(run: SamplingRun) -> dict[str, Any]:
     """Fields of requests to a server. Raises ConfigError for options that are of models here."""
-    given: dict[str, Any] = {"temperature": temperature, "seed": run.seed}
+    given: dict[str, Any] = {"temperature": run.temperature, "seed": run.seed}
     for field in fields(run):
-        if field.name in ("model", "seed", "threads", "backend") or getattr(run, field.name) == field.default:
+        if field.name in ("model", "threads", "backend", *given) or getattr(run, field.name) == field.default:
             continue
         if field.name not in FIELDS:
             option = f"--{field.name.replace('_', '-')}"

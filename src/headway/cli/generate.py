@@ -19,6 +19,7 @@ class SamplingRun(ModelRun):
     """A model that continues a text, and how its tokens are drawn.
 
     max_new_tokens: at most so many [default: 128, or what the context has room for]
+    temperature: 0 is greedy
     top_k: 0 is no filter
     top_p: 1 is no filter
     min_p: 0 is no filter
@@ -31,6 +32,7 @@ class SamplingRun(ModelRun):
     """
 
     max_new_tokens: Annotated[Whole | None, says(short="-n")] = None
+    temperature: Annotated[float | None, says(short="-t")] = 0.8
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
@@ -43,9 +45,10 @@ class SamplingRun(ModelRun):
     draft_tokens: Count | None = None
 
     def options(self, **more: Any) -> Any:
-        """As `LanguageModel.generate` takes them, and more."""
+        """As `LanguageModel.generate` takes them, and more; what is None is left out."""
         own = {field.name for field in fields(self)} - {field.name for field in fields(ModelRun)}
-        given = {**attributes(self, *own), "stop": self.stop or [], **more}
+        asked = {**attributes(self, *own), **more}
+        given = {name: value for name, value in asked.items() if value is not None}
         if self.draft not in (None, "ngram"):
             given["draft"] = replace(self, model=self.draft, adapter=None, any_base=False).load(
                 task="causal-lm"
@@ -53,58 +56,60 @@ class SamplingRun(ModelRun):
         return given
 
 
-def command(
-    run: SamplingRun,
-    prompt: Annotated[str | None, says(metavar="PROMPT")] = None,
-    *,
-    temperature: Annotated[float | None, says(short="-t")] = None,
-    beams: Count | None = None,
-    length_penalty: float | None = None,
-    early_stopping: str | None = None,
-    n_best: Count | None = None,
-    special: bool = False,
-    beyond_context: bool = False,
-    cache: bool = True,
-    prefill_chunk: Count | None = None,
-    log_probs: bool = False,
-    top_log_probs: Whole = 0,
-    json: bool = False,
-) -> None:
-    """Continue a prompt. The new text goes to stdout, what it took to stderr.
+@dataclass(frozen=True, kw_only=True)
+class GenerateRun(SamplingRun):
+    """How else a text is continued.
 
-    prompt: the text to continue; from standard input when missing or -
     temperature: 0 is greedy [default: 0.8; with --beams 0]
     beams: search for the text of the highest score with so many beams
     length_penalty: a score is log probability / tokens ** this; more is longer [default: 1]
     early_stopping: true | false | never: once as many texts as beams have ended [default: false]
     n_best: print so many texts with their scores [default: 1]
-    special: control tokens in the prompt are no text
     beyond_context: go on past the trained context
-    cache: no cache: slow, the same text
+    use_cache: no cache: slow, the same text
     prefill_chunk: read the prompt so many tokens at a time
     log_probs: in --json, ln p of each new token under the model's own distribution
     top_log_probs: and so many of the likeliest tokens in its place
     """
+
+    temperature: Annotated[float | None, says(short="-t")] = None
+    beams: Count | None = None
+    length_penalty: float | None = None
+    early_stopping: str | None = None
+    n_best: Count | None = None
+    beyond_context: bool = False
+    use_cache: Annotated[bool, says(flag="cache")] = True
+    prefill_chunk: Count | None = None
+    log_probs: bool = False
+    top_log_probs: Whole = 0
+
+
+def command(
+    run: GenerateRun,
+    prompt: Annotated[str | None, says(metavar="PROMPT")] = None,
+    *,
+    special: bool = False,
+    json: bool = False,
+) -> None:
+    """Continue a prompt. The new text goes to stdout, what it took to stderr.
+
+    prompt: the text to continue; from standard input when missing or -
+    special: control tokens in the prompt are no text
+    """
     if prompt is None or prompt == "-":
         prompt = read_prompt()
-    if log_probs and not json:
+    if run.log_probs and not json:
         raise ConfigError("--log-probs: they are in the report; add --json")
     lm = run.load(task="causal-lm")
     from headway.generate.loop import collect
     from headway.nn.kept import kept_as
 
     ids = lm.tokenizer.encode(prompt, eos=False, special=special) if lm.tokenizer else None
-    if temperature is None:
-        temperature = 0.8 if beams is None else 0.0
-    early: Any = {"true": True, "false": False}.get(early_stopping or "", early_stopping)
-    search = {"beams": beams, "length_penalty": length_penalty, "early_stopping": early, "n_best": n_best}
-    given = {name: value for name, value in search.items() if value is not None}
-    options = run.options(
-        temperature=temperature, beyond_context=beyond_context, use_cache=cache, prefill_chunk=prefill_chunk,
-        log_probs=log_probs, top_log_probs=top_log_probs, **given,
-    )  # fmt: skip
+    early: Any = {"true": True, "false": False}.get(run.early_stopping or "", run.early_stopping)
+    usual = 0.8 if run.beams is None and run.temperature is None else run.temperature
+    options = run.options(early_stopping=early, temperature=usual)
     asked = prompt if ids is None else ids
-    live = beams is None and not json  # a beam search is certain of no token before its end
+    live = run.beams is None and not json  # a beam search is certain of no token before its end
     if live:
         deltas = []
         for delta in lm.stream(asked, **options):
@@ -113,12 +118,12 @@ def command(
         found = collect(deltas, len(ids or ()))
     else:
         found = lm.generate(asked, **options)
-    decoding = lm.decoding(kv_cache_dtype=run.kv_cache_dtype) if cache else None
+    decoding = lm.decoding(kv_cache_dtype=run.kv_cache_dtype) if run.use_cache else None
     if json:
         measured = ["seconds_to_first_token", "tokens_per_second", "seconds"]
-        measured += [] if beams is None else ["score", "hypotheses"]
+        measured += [] if run.beams is None else ["score", "hypotheses"]
         measured += [] if run.draft is None else ["drafted", "accepted"]
-        measured += ["log_probs"] if log_probs else []
+        measured += ["log_probs"] if run.log_probs else []
         report = {
             **attributes(found, "prompt_tokens", "finish_reason", "text", "ids", *measured),
             "new_tokens": len(found.ids),
@@ -126,7 +131,7 @@ def command(
             "prompt": prompt,
             "decoding": decoding and {"what": decoding.what, "why": decoding.why},
         }
-        if top_log_probs:
+        if run.top_log_probs:
             report["top_log_probs"] = [[told(lm, *one) for one in place] for place in found.top_log_probs]
         print_json(report)
         return

@@ -214,7 +214,7 @@ def run(
     listener = Listener(server, make_app(server, hosts=OWN), host="127.0.0.1", port=0, say=urls.put)
     thread = threading.Thread(target=listener.run, daemon=True)
     thread.start()
-    settings = asked(SamplingRun(model, max_new_tokens=max_new_tokens, seed=seed), temperature)
+    settings = asked(SamplingRun(model, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed))
     try:
         talk_with(ServerEndpoint(f"{urls.get()}/v1", *server.models.places, say=note), system, settings)
     finally:

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 
-from headway.endpoints.base import Endpoint, Reply
 from headway.endpoints.local import LocalEndpoint
 from headway.endpoints.server import USUAL_TIMEOUT, ServerEndpoint
-from headway.endpoints.transcript import Transcript, in_order
+from headway.endpoints.transcript import Endpoint, Reply, Transcript, in_order
 from headway.errors import ConfigError
 
 __all__ = [

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from headway.api import LanguageModel, load
-from headway.endpoints.base import Endpoint, Reply
+from headway.endpoints.transcript import Endpoint, Reply
 from headway.errors import DataError
 from headway.text.chat import Message
 

@@ -10,7 +10,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from headway.endpoints.base import Endpoint, Reply
+from headway.endpoints.transcript import Endpoint, Reply
 from headway.errors import EndpointError
 from headway.text.chat import Message
 

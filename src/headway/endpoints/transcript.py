@@ -1,20 +1,39 @@
-"""What endpoints were asked and said: an append-only file, from which a run that goes on is replayed."""
+"""What endpoints are asked, and what they answer; what they were asked and said: an append-only file, from which a run
+that goes on is replayed."""
 
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from headway.endpoints.base import Endpoint, Reply
 from headway.errors import ConfigError, DataError, as_error
 from headway.storage.appending import open_lines
 from headway.text.chat import Message
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """text: verbatim. finish_reason: as the endpoint says it; "length" where the text was cut off by `max_tokens`."""
+
+    text: str
+    finish_reason: str
+
+
+class Endpoint(Protocol):
+    """Answers conversations. `name` tells it from others, and stands in transcripts."""
+
+    name: str
+
+    def chat(self, messages: Sequence[Message], *, seed: int, temperature: float, max_tokens: int) -> Reply:
+        """The reply to [{"role": "user", "content": "..."}, ...], of at most `max_tokens` tokens; temperature 0 takes
+        the most probable ones. Raises HeadwayError where there is none."""
 
 
 class Transcript:

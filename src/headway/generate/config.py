@@ -4,16 +4,36 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from numbers import Integral
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
+
+from torch import Tensor
 
 from headway.cache import kv_dtype
 from headway.errors import ConfigError, check_whole
-from headway.generate.grammar import Grammar
 from headway.generate.sampling import Sampling
 from headway.generate.stop import StopScanner
 
 LARGEST_BIAS = 1e6
 LARGEST_LENGTH_PENALTY = 10  # lengths to this power are still finite
+
+
+class Grammar(Protocol):
+    """What a text may say: where it stands in a grammar, a function of its new tokens, and at first the grammar
+    itself. V is the vocabulary."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more can follow, an EOS apart."""
+
+    def allowed(self) -> Tensor:
+        """The tokens that may come next: bool [V], on the CPU. An EOS is one of them where the text may end; none
+        are where the grammar has become too large to tell."""
+
+    def advance(self, token: int) -> None:
+        """One token more, which was allowed."""
+
+    def copy(self) -> "Grammar":
+        """The same place, for another text."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +171,9 @@ class GenerationConfig:
         dtype, whole_text = self.kv_cache_dtype, "without it every step reads the whole text"
         is_rounded, is_search = kv_dtype(dtype) is not None, beams is None or isinstance(beams, Beams)
         eos_are_ids = isinstance(self.eos, Collection) and all(type(i) is int for i in self.eos)
+        names: object = () if self.adapters is None else self.adapters
+        is_list = isinstance(names, Sequence) and not isinstance(names, str)
+        are_names = is_list and all(isinstance(name, str) for name in names)
         wrong: dict[str, object] = {}  # what is said, and whether it is so
         if not self.use_cache:
             wrong |= {
@@ -160,9 +183,7 @@ class GenerationConfig:
                 "exact needs the cache: its kernels read what is new of a text, never all of it": self.exact,
             }
         wrong |= {
-            f"adapters is a list of names, got {self.adapters!r}; write a single name as [name]": (
-                self.adapters is not None and not _are_names(self.adapters)
-            ),
+            f"adapters is a list of names, got {self.adapters!r}; write a single name as [name]": not are_names,
             f"eos is a list of token ids, got {self.eos!r}; write a single id as [id]": not eos_are_ids,
             f"min_new_tokens is {self.min_new_tokens}, but max_new_tokens {self.max_new_tokens}": (
                 self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens
@@ -196,8 +217,3 @@ class GenerationConfig:
         """What all requests of a call share."""
         names = "use_cache", "kv_cache_dtype", "prefill_chunk", "exact"
         return {name: getattr(self, name) for name in names}
-
-
-def _are_names(value: object) -> bool:
-    is_list = isinstance(value, Sequence) and not isinstance(value, str)
-    return is_list and all(isinstance(name, str) for name in value)  # type: ignore[attr-defined]

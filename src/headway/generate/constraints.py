@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from headway.cache import PageTable
-from headway.generate.config import GenerationConfig
-from headway.generate.grammar import Grammar
+from headway.generate.config import GenerationConfig, Grammar
 from headway.generate.requests import Request
 from headway.generate.sampling import penalize_counts, penalize_repetition
 

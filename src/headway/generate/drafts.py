@@ -27,7 +27,7 @@ from headway.errors import ConfigError, check_whole
 from headway.generate.constraints import Text
 from headway.generate.reader import Reader
 from headway.generate.requests import Request
-from headway.generate.sampling import check_logits
+from headway.generate.sampling import broken_rows, no_numbers
 from headway.generate.sequences import Job, SampledText, choose_tokens
 from headway.models import Decoder
 from headway.models.mixers import state_kinds
@@ -162,8 +162,9 @@ def _guess(
         chunks = [(tables[texts[i]], pieces[i]) for i in wanted]
         last = reader.read(chunks, [[len(pieces[i]) - 1] for i in wanted])
         reader.end()
-        places = [(texts[i].request.number, len(guesses[i].ids)) for i in wanted]
-        check_logits(last, places, "the draft model")
+        if bad := broken_rows(last):
+            guess = guesses[wanted[bad[0]]]
+            raise no_numbers(guess.request.number, len(guess.ids), "the draft model")
         chosen = dict(zip(wanted, choose_tokens(last, [guesses[i] for i in wanted]), strict=True))
         wanted = []
         for i, token in chosen.items():

@@ -1,25 +1,104 @@
 """Generation by a decoder, as a list or as a stream.
 
-An engine writes the texts of a call: the one that a caller keeps open, or one of its own.
+An engine writes the texts of a call: the one that a caller keeps open, or one of its own. Calls of several threads that
+have an open one are read together, and what their texts stored is found by those that begin as they did.
 """
 
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from headway.cache import kv_dtype
 from headway.errors import ConfigError, check_whole
 from headway.generate.beams import BeamSearch
 from headway.generate.config import GenerationConfig
 from headway.generate.drafts import Draft, check_draft
-from headway.generate.open_engine import OpenEngine
+from headway.generate.engine import Engine
+from headway.generate.ranks import reader_of
 from headway.generate.requests import Request, check_prompts, make_requests
 from headway.generate.results import Delta, Generation, Hypothesis
-from headway.generate.sequences import AnyTokenizer, SampledText, decoded
+from headway.generate.sequences import AnyTokenizer, Job, SampledText, decoded
+from headway.hardware import memory_total
 from headway.models import Decoder, EncoderDecoder
 from headway.text import Tokenizer
+
+AnyModel = Decoder | EncoderDecoder
+SHARE = 16
+"""Of the memory of the machine the 16th is kept for prefixes, unless told otherwise."""
+SAMPLES = 8
+"""Numbers of each weight that are looked at."""
+
+
+class OpenEngine:
+    """Writes texts with one engine for all calls, as long as the model computes what it did (`weights_of`).
+
+    Any thread may call. Calls of another model, or with other `session_options`, than the one before open another
+    engine, and those with a draft have engines of their own.
+
+    Args:
+        keep: bytes of keys and values that stay for texts that begin as earlier ones did (`prefix_cache`); a 16th of
+            the machine's memory unless given. It may hold twice as much.
+    """
+
+    def __init__(self, keep: int | None = None) -> None:
+        self.keep = memory_total() // SHARE if keep is None else keep
+        self._lock = threading.Lock()
+        self._engine: Engine | None = None
+        self._of: Hashable = None
+
+    def run(
+        self, model: AnyModel, jobs: Sequence[Job], draft: Draft | None = None, most: int | None = None
+    ) -> Iterator[None]:
+        """As `Engine.run`."""
+        config = jobs[0].request.config
+        engine = self.engine(model, config) if draft is None else self._make(model, config, draft)
+        return engine.run(jobs, most)
+
+    def engine(self, model: AnyModel, config: GenerationConfig) -> Engine:
+        """The engine that is open, where it fits."""
+        of = tuple(config.session_options.items()), weights_of(model)
+        with self._lock:
+            if self._engine is None or self._of != of:
+                self._engine, self._of = self._make(model, config), of
+            return self._engine
+
+    def _make(self, model: AnyModel, config: GenerationConfig, draft: Draft | None = None) -> Engine:
+        """An engine for requests of this config; one with a draft serves a single call, and keeps nothing."""
+        dtype, keep = kv_dtype(config.kv_cache_dtype), self.keep if draft is None else 0
+        how = {"use_cache": config.use_cache, "kv_dtype": dtype, "keep": keep, "exact": config.exact}
+        return Engine(reader_of(model, **how), step_tokens=config.prefill_chunk, draft=draft)
+
+    def close(self) -> None:
+        """Gives its memory back, when the calls that run have ended. A later call opens it again."""
+        with self._lock:
+            self._engine = self._of = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OpenEngine, (self.keep,)
+
+
+def weights_of(model: nn.Module) -> Hashable:
+    """What tells whether a model computes what it did before: its tensors, how often torch changed them, and some
+    numbers of each (what is written by way of `.data` or from outside of torch is not counted); which adapters are
+    added and which hooks are there."""
+    parts: list[Hashable] = []
+    samples: list[Tensor] = []
+    for module in model.modules():
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        parts.append((id(module), getattr(module, "active", None), tuple(map(id, hooks))))
+        for t in (*module._parameters.values(), *module._buffers.values()):
+            if t is None:
+                continue
+            parts.append((t.data_ptr(), tuple(t.shape), 0 if t.is_inference() else t._version))
+            flat = t.detach().flatten() if t.is_contiguous() else t.detach().reshape(-1)
+            samples.append(flat[:: max(1, flat.numel() // SAMPLES)][:SAMPLES].double())
+    return tuple(parts), tuple(torch.cat(samples).tolist()) if samples else ()
 
 
 def stream(
@@ -51,7 +130,7 @@ def stream(
 
     def deltas() -> Iterator[Delta]:
         sent = [0] * len(texts)
-        for _ in chain([None], (engine or OpenEngine(model, keep=0, once=True)).run(texts, draft)):
+        for _ in chain([None], (engine or OpenEngine(keep=0)).run(model, texts, draft)):
             for i, text in enumerate(texts):
                 yield from text.deltas[sent[i] :]
                 sent[i] = len(text.deltas)
@@ -80,7 +159,7 @@ def generate(
 
 
 def complete(
-    model: Decoder | EncoderDecoder,
+    model: AnyModel,
     requests: Sequence[Request],
     tokenizer: AnyTokenizer | None = None,
     *,
@@ -95,7 +174,7 @@ def complete(
     for request in requests:
         beams = request.config.beams
         jobs.append(SampledText(request, tokenizer) if beams is None else BeamSearch(request, beams))
-    for _ in (engine or OpenEngine(model, keep=0, once=True)).run(jobs, draft, batch_size):
+    for _ in (engine or OpenEngine(keep=0)).run(model, jobs, draft, batch_size):
         pass
     seconds = time.perf_counter() - begun
     return [

@@ -142,12 +142,6 @@ def draw(logits: Tensor, noise: Sequence[float]) -> Tensor:
     return torch.minimum(torch.searchsorted(cumulative, at, right=True), last).squeeze(1)
 
 
-def check_logits(logits: Tensor, places: Sequence[tuple[int, int]], model: str = "the model") -> None:
-    """Raises HeadwayError when a row of logits [R, V] of `model` has NaN or infinity, naming its (request, step)."""
-    if bad := broken_rows(logits):
-        raise no_numbers(*places[bad[0]], model)
-
-
 def broken_rows(logits: Tensor) -> list[int]:
     """Which rows of logits [R, V] have NaN or infinity as their largest."""
     return [row for row, largest in enumerate(logits.amax(-1).tolist()) if not math.isfinite(largest)]

@@ -75,15 +75,13 @@ def score(
     for at in range(0, len(rows), batch_size):
         batch = order[at : at + batch_size]
         log_probs, hits = _scored(model, [rows[i] for i in batch], [len(contexts[i]) for i in batch])
-        begin = 0
-        for i in batch:
-            end = begin + len(wanted[i])
-            found[i] = Score.of(wanted[i], log_probs[begin:end], all(hits[begin:end]))
-            begin = end
+        sizes = [len(wanted[i]) for i in batch]
+        for i, values, greedy in zip(batch, log_probs.split(sizes), hits.split(sizes), strict=True):
+            found[i] = Score.of(wanted[i], values.tolist(), bool(greedy.all()))
     return [found[i] for i in range(len(rows))]
 
 
-def _scored(model: Decoder, rows: list[list[int]], begins: list[int]) -> tuple[list[float], list[bool]]:
+def _scored(model: Decoder, rows: list[list[int]], begins: list[int]) -> tuple[Tensor, Tensor]:
     """ln p of the tokens of each row from its place in `begins` on, row after row [N], and whether they are greedy."""
     ids, lengths = _padded([row[:-1] for row in rows])
     targets, _ = _padded([row[1:] for row in rows])
@@ -95,7 +93,7 @@ def _scored(model: Decoder, rows: list[list[int]], begins: list[int]) -> tuple[l
         hidden = model.hidden(ids.to(device), tokens=Tokens.from_lengths(lengths).to(device))
         losses = model.cross_entropy(hidden[scored.to(device)], targets, hits=True)
     assert losses.hits is not None
-    return (-losses.each.double()).tolist(), losses.hits.tolist()
+    return -losses.each.double().cpu(), losses.hits.cpu()
 
 
 def _padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, list[int]]:

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from headway.errors import ConfigError, DataError
 from headway.generate.config import GenerationConfig
-from headway.generate.loop import complete
-from headway.generate.open_engine import OpenEngine
+from headway.generate.loop import OpenEngine, complete
 from headway.generate.requests import check_prompts, context_limit, make_requests
 from headway.generate.results import Generation
 from headway.models import EncoderDecoder, ModelSpec

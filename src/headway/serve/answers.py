@@ -1,15 +1,17 @@
 """What is answered to requests that ask for texts: whole, or event by event, in the shape of each protocol."""
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import exp
-from typing import Any
+from typing import Any, Literal
+from uuid import uuid4
 
 from headway.generate import Delta
 from headway.generate.sequences import SampledText
 from headway.serve.errors import shaped
-from headway.serve.markup import CallReader
+from headway.serve.markup import CallReader, Part
 from headway.serve.served import Decoding
 from headway.serve.visits import prompts_of
 from headway.serve.worker import Reading
@@ -22,43 +24,48 @@ REASONS = {"eos": "stop", "stop": "stop", "length": "length", None: None}
 
 @dataclass
 class Written:
-    """A text so far: what its deltas have said."""
+    """A text so far: what its deltas have said, and the parts that a reader divides it into."""
 
+    reader: CallReader
     text: str = ""
     finish_reason: str | None = None
     tokens: int = 0
     deltas: list[Delta] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
 
-    def add(self, delta: Delta) -> None:
+    def add(self, delta: Delta) -> list[Part]:
+        """Takes what a step added; the parts that became certain with it."""
         self.text += delta.text
         self.tokens += delta.token is not None
         self.finish_reason = REASONS[delta.finish_reason]
         self.deltas.append(delta)
-
-
-@dataclass(frozen=True)
-class Writing:
-    """The texts that answer a request, what is to be said of its fields, and what divides a text into its parts.
-
-    echoes: what stands before each text."""
-
-    model: Decoding
-    texts: Sequence[SampledText]
-    warnings: Sequence[str]
-    reader: Callable[[], CallReader] = CallReader
-    echoes: Sequence[str] = ()
+        parts = self.reader.push(delta.text, last=delta.finish_reason is not None)
+        self.parts += parts
+        return parts
 
 
 class Answer(ABC):
     """The answer to a request, in the shape of its protocol.
 
-    asked: the request.   reading: how far a prompt has been read, where that is told.
+    asked: the request.   texts: those that the model writes for it.   warnings: what is to be said of its fields.
+    reader: makes what divides a text into its parts.   echoes: what stands before each text.
+    key: a name of its own.   reading: how far a prompt has been read, where that is told.
     """
 
-    def __init__(self, writing: Writing, asked: Any) -> None:
-        self.model, self.texts, self.warnings = writing.model, writing.texts, writing.warnings
-        self.asked = asked
-        self.written = [Written() for _ in self.texts]
+    def __init__(
+        self,
+        asked: Any,
+        model: Decoding,
+        texts: Sequence[SampledText],
+        warnings: Sequence[str],
+        *,
+        reader: Callable[[], CallReader] = CallReader,
+        echoes: Sequence[str] = (),
+    ) -> None:
+        self.asked, self.model, self.texts, self.warnings = asked, model, texts, warnings
+        self.echoes = echoes or [""] * len(texts)
+        self.written = [Written(reader()) for _ in texts]
+        self.key, self.created = uuid4().hex, int(time.time())
         self.reading: Reading | None = None
 
     @abstractmethod
@@ -133,6 +140,11 @@ class Answer(ABC):
         return self.model.lm.need_tokenizer()
 
 
+def event(kind: str, **more: Any) -> Event:
+    """An event whose data tells its name, too."""
+    return kind, {"type": kind, **more}
+
+
 def _pace(what: str, count: int, steps: int, seconds: float) -> dict[str, float]:
     each = seconds / steps if steps else 0.0
     rate = steps / seconds if steps and seconds else 0.0
@@ -160,3 +172,65 @@ def told_tokens(vocabulary: Vocabulary, deltas: Sequence[Delta], *, drawn: bool 
 def token_text(vocabulary: Vocabulary, token: int) -> str:
     """A token as text; bytes that are no whole character are replaced."""
     return (vocabulary.text_bytes(token, special=True) or b"").decode(errors="replace")
+
+
+@dataclass
+class Block:
+    """Parts of one kind in a row.
+
+    index: its place.   name: of the function, of a call, whose text is its arguments.   key: a name of its own.
+    """
+
+    index: int
+    kind: Literal["text", "reasoning", "call"]
+    name: str = ""
+    text: str = ""
+    key: str = field(default_factory=lambda: uuid4().hex)
+
+
+class BlockAnswer(Answer):
+    """The one text of a conversation as blocks (reasoning, text, calls of tools), each told from its beginning to its
+    end; there is at least one when it has ended."""
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self.blocks: list[Block] = []
+        self.reasoning_tokens = 0
+
+    @abstractmethod
+    def open(self, block: Block) -> Sequence[Event]:
+        """Events of a block that begins."""
+
+    @abstractmethod
+    def grow(self, block: Block, more: str) -> Sequence[Event]:
+        """Events of a block that has got more text."""
+
+    @abstractmethod
+    def close(self, block: Block) -> Sequence[Event]:
+        """Events of a block that has ended."""
+
+    def add(self, i: int, delta: Delta) -> Sequence[Event]:
+        ends = delta.finish_reason is not None
+        parts = [part for part in self.written[i].add(delta) if part.text]
+        if ends and not parts and not self.blocks:
+            parts = [Part("text", "")]
+        events = [event for part in parts for event in self._take(part)]
+        if delta.token is not None and self.blocks and self.blocks[-1].kind == "reasoning":
+            self.reasoning_tokens += 1
+        return [*events, *self.close(self.blocks[-1])] if ends else events
+
+    def _take(self, part: Part) -> list[Event]:
+        kind: Any = "call" if part.kind == "arguments" else part.kind
+        events: list[Event] = []
+        if part.kind == "call" or not self.blocks or self.blocks[-1].kind != kind:
+            self.blocks.append(Block(len(self.blocks), kind, part.text if part.kind == "call" else ""))
+            before = self.blocks[-2:-1]
+            events += [
+                *(event for block in before for event in self.close(block)),
+                *self.open(self.blocks[-1]),
+            ]
+        block = self.blocks[-1]
+        if part.kind != "call" and part.text:
+            block.text += part.text
+            events += self.grow(block, part.text)
+        return events

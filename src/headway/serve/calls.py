@@ -19,7 +19,7 @@ from headway.api.loading import AnyModel
 from headway.errors import ConfigError
 from headway.generate import Engine, GenerationConfig
 from headway.generate.constraints import Text
-from headway.generate.open_engine import OpenEngine
+from headway.generate.loop import OpenEngine
 from headway.generate.ranks import reader_of
 from headway.generate.requests import Request
 from headway.generate.sequences import Job
@@ -61,24 +61,21 @@ class Packing:
 
     Args:
         read: gives the outputs of texts that are read side by side (`TextEncoder.read`).
+
+    waiting: texts that are to be read, and those that need not be any longer.
     """
 
     def __init__(self, read: Callable[[Sequence[Encoded]], list[Tensor]], budget: int = BUDGET) -> None:
         self.budget, self._read = budget, read
         self._lock = threading.Lock()
-        self._waiting: list[Packed] = []
+        self.waiting: list[Packed] = []
         self._now = 0  # the turn of what was read last
-
-    @property
-    def waiting(self) -> int:
-        """Texts that are to be read."""
-        return sum(not text.ended for text in self._waiting)
 
     def add(self, job: Packed) -> None:
         """A text more."""
         with self._lock:
             job.turn = self._now + job.before
-            self._waiting.append(job)
+            self.waiting.append(job)
 
     def cancel(self, job: Packed) -> None:
         """It need not be read any longer."""
@@ -106,14 +103,14 @@ class Packing:
     def _next(self) -> list[Packed]:
         """Takes the texts of a step from those that wait."""
         with self._lock:
-            waiting = sorted((text for text in self._waiting if not text.ended), key=lambda text: text.turn)
+            waiting = sorted((text for text in self.waiting if not text.ended), key=lambda text: text.turn)
             count, tokens = 0, 0
             for text in waiting:
                 tokens += len(text.text.ids)
                 if count and tokens > self.budget:
                     break
                 count += 1
-            self._waiting = waiting[count:]
+            self.waiting = waiting[count:]
             self._now = max([self._now, *(text.turn for text in waiting[:count])])
             return waiting[:count]
 
@@ -193,13 +190,13 @@ class Translating(Called):
         return Engine(reader_of(self.model.model, exact=self.exact))
 
     def asking(self, run: Run) -> Translator:
-        def write(jobs: Sequence[Job], draft: Any = None, most: Any = None) -> Iterator[None]:
+        def write(model: Any, jobs: Sequence[Job], draft: Any = None, most: Any = None) -> Iterator[None]:
             run(jobs)
             yield
 
         model: Translator = copy(self.model)
-        model._engine = OpenEngine(model.model, keep=0)
-        model._engine.run = write  # type: ignore[method-assign]
+        model.engine = OpenEngine(keep=0)
+        model.engine.run = write  # type: ignore[method-assign]
         return model
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from headway.errors import ConfigError
-from headway.serve.answers import Writing
+from headway.serve.answers import Answer
 from headway.serve.bodies import Chat, TextRequest
 from headway.serve.served import Decoding
 from headway.serve.tools import Prepared
@@ -18,13 +18,16 @@ class Conversational(Protocol):
     def chat(self) -> Chat: ...
 
 
-async def answered(model: Decoding, asked: Conversational, warnings: list[str]) -> Writing:
-    """The texts that answer a conversation. Raises as `prepare` and `Decoding.texts`."""
+async def answered(
+    answer: type[Answer], model: Decoding, asked: Conversational, warnings: list[str]
+) -> Answer:
+    """The answer to a conversation. Raises as `prepare` and `Decoding.texts`."""
     prepared = await prepare(model, asked, warnings)
     config = prepared.chat.config(grammar=await model.grammar(*prepared.grammar), shown=prepared.shown)
     if config.max_new_tokens is None:  # an answer ends where the model ends it
         config = replace(config, max_new_tokens=model.room(len(prepared.ids)))
-    return Writing(model, model.texts([prepared.ids], config, prepared.chat.n), warnings, prepared.reader)
+    texts = model.texts([prepared.ids], config, prepared.chat.n)
+    return answer(asked, model, texts, warnings, reader=prepared.reader)
 
 
 async def prepare(model: Decoding, asked: Conversational, warnings: list[str]) -> Prepared:

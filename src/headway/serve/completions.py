@@ -1,15 +1,13 @@
 """OpenAI's completions and chat completions, as they are answered."""
 
 import asyncio
-import time
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
-from uuid import uuid4
 
 from headway import __version__
 from headway.generate import Delta, ToldToken
-from headway.serve.answers import Answer, Event, Writing, token_text, told_tokens
+from headway.serve.answers import Answer, Event, token_text, told_tokens
 from headway.serve.bodies import Body, Completion
 from headway.serve.errors import warned
 from headway.serve.markup import Part
@@ -19,8 +17,8 @@ from headway.text import infill
 Content = dict[str, Any]
 
 
-async def continued(model: Decoding, asked: Completion, warnings: list[str]) -> Writing:
-    """The texts that continue prompts. Raises DataError as `infill`, and as `Decoding.texts`."""
+async def continued(answer: type[Answer], model: Decoding, asked: Completion, warnings: list[str]) -> Answer:
+    """The answer whose texts continue prompts. Raises DataError as `infill`, and as `Decoding.texts`."""
     tokenizer = model.lm.need_tokenizer()
 
     def ids(prompt: str | list[int]) -> list[int]:
@@ -32,7 +30,7 @@ async def continued(model: Decoding, asked: Completion, warnings: list[str]) -> 
     prompts = await asyncio.to_thread(lambda: [*map(ids, asked.prompts)])
     texts = model.texts(prompts, asked.config(grammar=await model.grammar(asked.asked_grammar)), asked.n)
     echoes = [p if isinstance(p, str) else tokenizer.decode(p) for p in asked.prompts if asked.echo]
-    return Writing(model, texts, warnings, echoes=[echo for echo in echoes for _ in range(asked.n)])
+    return answer(asked, model, texts, warnings, echoes=[echo for echo in echoes for _ in range(asked.n)])
 
 
 class CompletionAnswer(Answer):
@@ -46,20 +44,18 @@ class CompletionAnswer(Answer):
     """Whether a chunk of its own tells why a text has ended."""
     asked: Body
 
-    def __init__(self, writing: Writing, asked: Body) -> None:
-        super().__init__(writing, asked)
-        self.echoes = writing.echoes or [""] * len(self.texts)
-        self._tells_tokens = asked.likely is not None or asked.return_token_ids
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
         self._begun: set[int] = set()
         self._lengths = [0] * len(self.texts)  # of the tokens whose probabilities were told
         self.head = {
-            "id": f"{self.prefix}-{uuid4().hex}",
+            "id": f"{self.prefix}-{self.key}",
             "object": self.kind,
-            "created": int(time.time()),
+            "created": self.created,
             "model": self.model.name,
             "system_fingerprint": f"build-{__version__}",
         }
-        self.tail = warned(self.warnings) | ({"usage": None} if asked.tells_usage else {})
+        self.tail = warned(self.warnings) | ({"usage": None} if self.asked.tells_usage else {})
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -73,9 +69,9 @@ class CompletionAnswer(Answer):
 
     def add(self, i: int, delta: Delta) -> Sequence[Event]:
         written = self.written[i]
-        written.add(delta)
-        said, reason = self.said(i, delta), written.finish_reason
-        tells = said or (self._tells_tokens and delta.token is not None)
+        said = self.said(i, delta, written.add(delta))
+        reason, is_asked = written.finish_reason, self.asked.likely is not None or self.asked.return_token_ids
+        tells = said or (is_asked and delta.token is not None)
         if not self.apart:
             return [self.choice(i, said, delta, reason)] if tells or reason else []
         events = [self.choice(i, said, delta)] if tells else []
@@ -117,7 +113,7 @@ class CompletionAnswer(Answer):
     def blank(self, i: int) -> Event:
         return self.choice(i)
 
-    def said(self, i: int, delta: Delta) -> Any:
+    def said(self, i: int, delta: Delta, parts: Sequence[Part]) -> Any:
         """What a step says of a text; nothing where nothing became certain."""
         return ("" if self.written[i].deltas[1:] else self.echoes[i]) + delta.text
 
@@ -151,24 +147,17 @@ class ChatAnswer(CompletionAnswer):
     kind, prefix, chunk = "chat.completion", "chatcmpl", "chat.completion.chunk"
     field, empty, apart = "delta", {}, True
 
-    def __init__(self, writing: Writing, asked: Body) -> None:
-        super().__init__(writing, asked)
-        self._readers = [writing.reader() for _ in self.texts]
-        self._parts: list[list[Part]] = [[] for _ in self.texts]
-        self._key = uuid4().hex[:16]
-
     def begin(self) -> Sequence[Event]:
         return [self.choice(i, {"role": "assistant", "content": None}) for i in range(len(self.texts))]
 
-    def said(self, i: int, delta: Delta) -> Any:
-        parts = self._readers[i].push(delta.text, last=delta.finish_reason is not None)
-        self._parts[i] += parts
-        if self.written[i].finish_reason == "stop" and any(part.kind == "call" for part in self._parts[i]):
-            self.written[i].finish_reason = "tool_calls"
+    def said(self, i: int, delta: Delta, parts: Sequence[Part]) -> Any:
+        written = self.written[i]
+        if written.finish_reason == "stop" and any(part.kind == "call" for part in written.parts):
+            written.finish_reason = "tool_calls"
         return self._told(i, parts)
 
     def full(self, i: int) -> dict[str, Any]:
-        told = self._told(i, self._parts[i])
+        told = self._told(i, self.written[i].parts)
         for call in told.get("tool_calls", ()):
             del call["index"]
         empty = None if "tool_calls" in told else ""
@@ -184,7 +173,7 @@ class ChatAnswer(CompletionAnswer):
         for part in parts:
             if part.kind == "call":
                 begun = {"name": part.text, "arguments": ""}
-                key = f"call_{self._key}{i:04x}{part.call:04x}"
+                key = f"call_{self.key[:16]}{i:04x}{part.call:04x}"
                 calls[part.call] = {"index": part.call, "id": key, "type": "function", "function": begun}
             elif part.kind == "arguments":
                 call = calls.setdefault(part.call, {"index": part.call, "function": {"arguments": ""}})

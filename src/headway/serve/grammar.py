@@ -39,18 +39,10 @@ Asked = tuple[str, Any]
 ANY_OBJECT: Asked = "json", {"type": "object"}
 
 
-class _Pool:
-    """The thread in which allowed tokens are found; a forked process has none of its parent's, and starts its own."""
-
-    def __init__(self) -> None:
-        self._open()
-        os.register_at_fork(after_in_child=self._open)
-
-    def _open(self) -> None:
-        self.submit = ThreadPoolExecutor(1, "headway-grammar").submit
-
-
-_POOL = _Pool()
+@lru_cache(1)
+def _thread(process: int) -> ThreadPoolExecutor:
+    """That in which allowed tokens are found; a forked process has none of its parent's, and starts its own."""
+    return ThreadPoolExecutor(1, "headway-grammar")
 
 
 class NamedSchema(BaseModel, extra="allow"):
@@ -237,7 +229,7 @@ class _Spelling:
 
 
 class CompiledGrammar:
-    """Where a text stands in a grammar (`headway.generate.grammar.Grammar`)."""
+    """Where a text stands in a grammar (`headway.generate.config.Grammar`)."""
 
     ended = False
     """Whether nothing more can follow, an EOS apart."""
@@ -253,7 +245,7 @@ class CompiledGrammar:
         """One token more; begins to look for those that may come next."""
         self._found.result()
         self.ended = self._matcher.consume_token(token) and self._matcher.is_stopped()
-        self._found = _POOL.submit(partial(allowed, self._matcher, self._vocab))
+        self._found = _thread(os.getpid()).submit(partial(allowed, self._matcher, self._vocab))
 
     def copy(self) -> "CompiledGrammar":
         """The same place, for another text."""

@@ -70,7 +70,7 @@ class Guard:
             self.server.open.remove(visit)
             visit.route = getattr(scope.get("route"), "path", visit.route)
             visit.end()
-            self.server.metrics.add(visit)
+            self.server.count(visit)
 
     async def _answer(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from headway.api import Answerer, Classifier, Embedder, MaskedLM, Tagger, Translator
 from headway.errors import ConfigError
@@ -18,6 +18,7 @@ ALL = 1 << 20
 Texts = Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
 Ids = Annotated[list[int], Field(min_length=1)]
 ManyIds = Annotated[list[list[int]], Field(min_length=1, max_length=MOST_TEXTS)]
+Document = Annotated[dict[Literal["text"], str], Field(min_length=1)]
 Content = dict[str, Any]
 Scorer = Embedder | Classifier
 
@@ -33,17 +34,12 @@ class Task(ModelRequest, ABC):
         """What such a model gives; `completion_tokens`, where texts are written. Raises as the calls do."""
 
 
-class Truncatable(Task):
-    """One for which texts may be read as far as the model reads."""
-
-    truncate: bool = False
-
-
-class Embed(Truncatable):
+class Embed(Task):
     """Texts, or ids that are read as they are."""
 
     tasks, path = ("embed",), "/v1/embeddings"
     input: str | Ids | Texts | ManyIds
+    truncate: bool = False
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1)
 
@@ -57,10 +53,11 @@ class Embed(Truncatable):
         return listed([{"object": "embedding", "embedding": row} for row in rows])
 
 
-class Scored(Truncatable):
+class Scored(Task):
     """One for the scores of pairs."""
 
     tasks = "embed", "classify"
+    truncate: bool = False
     raw_scores: bool = False
 
     def scores(self, model: Scorer, pairs: Sequence[tuple[str, str]]) -> tuple[str, list[float]]:
@@ -79,12 +76,6 @@ class Scored(Truncatable):
         return ("logit", logits.tolist()) if self.raw_scores else ("sigmoid", logits.sigmoid().tolist())
 
 
-class Document(BaseModel, extra="forbid"):
-    """One that is ranked."""
-
-    text: str
-
-
 class Rerank(Scored):
     """Documents, as texts or {"text": ...}, by how well they go with a query."""
 
@@ -95,7 +86,7 @@ class Rerank(Scored):
     return_documents: bool = False
 
     def told(self, model: Scorer) -> Content:
-        texts = [one if isinstance(one, str) else one.text for one in self.documents]
+        texts = [one if isinstance(one, str) else one["text"] for one in self.documents]
         kind, scores = self.scores(model, [(self.query, text) for text in texts])
         order = sorted(range(len(scores)), key=lambda i: -scores[i])[: self.top_n]
         results: list[Content] = [{"index": i, "relevance_score": scores[i]} for i in order]
@@ -122,11 +113,12 @@ class Score(Scored):
         return {"score": kind, **listed([{"object": "score", "score": score} for score in scores])}
 
 
-class Classify(Truncatable):
+class Classify(Task):
     """The label of each text, and the probabilities of all."""
 
     tasks, path = ("classify",), "/v1/classify"
     input: str | Texts
+    truncate: bool = False
 
     def told(self, model: Classifier) -> Content:
         names, data = model.spec.head.labels, list[Content]()

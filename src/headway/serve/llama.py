@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, Field
 
 from headway.generate import Delta, GenerationConfig
-from headway.serve.answers import Answer, Event, Writing, told_tokens
+from headway.serve.answers import Answer, Event, told_tokens
 from headway.serve.bodies import MOST_BIASED, MOST_LIKELY, Completion, Stops, TextRequest
 from headway.serve.errors import warned
 from headway.serve.served import Decoding
@@ -115,11 +115,13 @@ class Infill(LlamaCompletion):
         return [infill(tokenizer, self.input_prefix + self.prompt, self.input_suffix, files)]
 
 
-async def filled(model: Decoding, asked: LlamaCompletion, warnings: list[str]) -> Writing:
-    """The texts that continue prompts, or fill a gap. Raises DataError as `infill`, and as `Decoding.texts`."""
+async def filled(
+    answer: type[Answer], model: Decoding, asked: LlamaCompletion, warnings: list[str]
+) -> Answer:
+    """The answer whose texts continue prompts, or fill a gap. Raises DataError as `infill`, and as `Decoding.texts`."""
     ids = await asyncio.to_thread(asked.ids, model.lm.need_tokenizer())
     room = None if model.context is None else max(0, model.context - max(map(len, ids), default=0))
-    return Writing(model, model.texts(ids, await asked.config(model, room)), warnings)
+    return answer(asked, model, model.texts(ids, await asked.config(model, room)), warnings)
 
 
 class LlamaAnswer(Answer):

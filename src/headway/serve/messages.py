@@ -8,8 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, Field
 
 from headway.errors import ConfigError
-from headway.serve.answers import Event
-from headway.serve.blocks import Block, BlockAnswer, event
+from headway.serve.answers import Block, BlockAnswer, Event, event
 from headway.serve.bodies import Chat, Stops, TextRequest, text_of
 from headway.serve.chats import Turns, chat_of, functions
 from headway.serve.errors import warned

@@ -1,7 +1,6 @@
 """OpenAI's responses: what requests may say, and what is answered. Nothing is kept: each request has all of its
 conversation."""
 
-import time
 from collections.abc import Collection, Sequence
 from itertools import count
 from typing import Any, ClassVar, Literal
@@ -9,8 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, Field
 
 from headway.errors import ConfigError
-from headway.serve.answers import Event, Writing
-from headway.serve.blocks import Block, BlockAnswer, event
+from headway.serve.answers import Block, BlockAnswer, Event, event
 from headway.serve.bodies import HARMLESS, Chat, TextRequest, text_of
 from headway.serve.chats import Turns, chat_of, functions
 from headway.serve.errors import warned
@@ -141,9 +139,9 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
 class ResponseAnswer(BlockAnswer):
     """Of `POST /v1/responses`."""
 
-    def __init__(self, writing: Writing, asked: Responses) -> None:
-        super().__init__(writing, asked)
-        self._told, self._created, self._numbers = asked.told, int(time.time()), count()
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self._told, self._numbers = self.asked.told, count()
 
     def begin(self) -> Sequence[Event]:
         started = self._response("in_progress")
@@ -191,7 +189,7 @@ class ResponseAnswer(BlockAnswer):
         return self._response("incomplete" if cut else "completed", output=output, usage=usage, **why)
 
     def _response(self, status: str, **more: Any) -> dict[str, Any]:
-        told = {"id": f"resp_{self.key}", "object": "response", "created_at": self._created, "status": status}
+        told = {"id": f"resp_{self.key}", "object": "response", "created_at": self.created, "status": status}
         none: dict[str, Any] = {"error": None, "incomplete_details": None, "output": [], "usage": None}
         return {**told, "model": self.model.name, **none, **self._told, **warned(self.warnings), **more}
 

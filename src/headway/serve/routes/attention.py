@@ -31,7 +31,7 @@ SAMPLED = 64
 """Queries of a text, evenly apart, over which a head's shares are averaged."""
 LIKELY, MOST_CUTS = 10, 64
 Told = dict[str, Any]
-Tell = Callable[[Decoding, list[int], int], Told]
+Tell = Callable[[Decoding, list[int], int, str], Told]
 
 
 class LookedAt(ModelRequest):
@@ -74,20 +74,20 @@ def routes(server: Server) -> APIRouter:
 
     async def looked(body: LookedAt, request: Request, tell: Tell) -> Json:
         model, warnings = await server.begin(body, Decoding)
+        salt = own_salt()  # `look` runs in a thread that knows no request
 
         def look() -> Told:
             ids = body.ids(model)
             query = body.query % len(ids)
-            return {"query": query, **tell(model, ids, query)}
+            return {"query": query, **tell(model, ids, query, salt)}
 
         return Json(await looking.run(look, request) | warned(warnings))
 
     @router.post("/attention/heads")
     async def heads(body: LookedAt, request: Request) -> Response:
         """The tokens of a text, and of one of them what follows it and where each head looks."""
-        salt = own_salt()  # `tell` runs in a thread that knows no request
 
-        def tell(model: Decoding, ids: list[int], query: int) -> Told:
+        def tell(model: Decoding, ids: list[int], query: int, salt: str) -> Told:
             look = looking.at(model, ids, salt)
             maps, (at,) = look.maps(model, [query])
             with torch.inference_mode():
@@ -107,9 +107,8 @@ def routes(server: Server) -> APIRouter:
     @router.post("/attention")
     async def attention(body: Row, request: Request) -> Response:
         """The weights of a layer, a head and a token as one row over the text, and what is to be said of them."""
-        salt = own_salt()
 
-        def tell(model: Decoding, ids: list[int], query: int) -> Told:
+        def tell(model: Decoding, ids: list[int], query: int, salt: str) -> Told:
             (layer,) = numbers_of("layer", body.layer, model.lm.spec.layers)
             (head,) = numbers_of("head", body.head, model.lm.spec.heads)
             look = looking.at(model, ids, salt)
@@ -139,7 +138,7 @@ def routes(server: Server) -> APIRouter:
     async def what_if(body: WhatIf, request: Request) -> Response:
         """What follows a token, as it is and without the pairs that are cut."""
 
-        def tell(model: Decoding, ids: list[int], query: int) -> Told:
+        def tell(model: Decoding, ids: list[int], query: int, salt: str) -> Told:
             text = ids[: query + 1]
             check_size(model, len(text))
             with model.alone():

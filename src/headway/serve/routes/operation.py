@@ -57,7 +57,7 @@ def routes(server: Server) -> APIRouter:
     def metrics() -> Response:
         """Numbers for Prometheus."""
         begun = {"Process-Start-Time-Unix": f"{server.begun:.0f}"}
-        return Response(server.metrics.tell(), media_type=CONTENT_TYPE_LATEST, headers=begun)
+        return Response(server.metrics(), media_type=CONTENT_TYPE_LATEST, headers=begun)
 
     @router.post("/v1/load_lora_adapter")
     async def load(body: Loaded, _: Admin) -> dict[str, str]:

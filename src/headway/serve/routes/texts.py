@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from headway.serve import chats
-from headway.serve.answers import Answer, Writing
+from headway.serve.answers import Answer
 from headway.serve.bodies import MOST_TEXTS, Chat, Completion, ModelRequest, TextRequest
 from headway.serve.calls import Called
 from headway.serve.completions import ChatAnswer, CompletionAnswer, continued
@@ -31,8 +31,8 @@ class Exchange(NamedTuple):
     """A request, what makes texts of it, and how these are told."""
 
     body: type[TextRequest]
-    begin: Callable[[Decoding, Any, list[str]], Awaitable[Writing]]
-    answer: Callable[[Writing, Any], Answer]
+    begin: Callable[[type[Answer], Decoding, Any, list[str]], Awaitable[Answer]]
+    answer: type[Answer]
 
 
 WRITTEN = {
@@ -72,7 +72,7 @@ def routes(server: Server) -> APIRouter:
         """The answer to a request, of which nothing has been written yet."""
         body.check()
         model, warnings = await server.begin(body, Decoding)
-        return how.answer(await how.begin(model, body, warnings), body)
+        return await how.begin(how.answer, model, body, warnings)
 
     async def write(how: Exchange, body: TextRequest, request: Request) -> Response:
         return await respond(await begun(how, body), request)
