@@ -15,8 +15,10 @@ from headway.nn import Experts
 
 Read = Callable[[ConfigReader, str, Mapping[str, Any]], dict[str, Any]]
 LAYER = "model.layers.#."
-TRAINING = ("output_router_logits", "router_aux_loss_coef")
-"""Keys of a loss of training that balances experts, which is no part of a model."""
+AUX = "router_aux_loss_coef"
+TRAINING = ("output_router_logits", AUX)
+"""Keys of a loss of training that balances experts: whether `transformers` adds it, and its coefficient, in families
+whose config has none there."""
 
 
 class Sparse(NamedTuple):
@@ -73,6 +75,8 @@ class ExpertKeys:
         others: further fields that are keys.
         always: fields that are so in all of a family.
         sparse: which layers have experts.
+        aux: what transformers takes for an absent coefficient of the loss that balances experts; None in families that
+            have none.
         usual: what transformers takes for absent keys.
     """
 
@@ -85,7 +89,13 @@ class ExpertKeys:
     others: Mapping[str, str] = field(default_factory=dict)
     always: Mapping[str, Any] = field(default_factory=dict)
     sparse: Sparse = EVERY
+    aux: float | None = None
     usual: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def keyed(self) -> Mapping[str, str]:
+        """`others`, and the coefficient where there is one."""
+        return self.others if self.aux is None else {**self.others, "aux_loss_coef": AUX}
 
     def read(self, given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
         """The fields `experts` and `hidden`. Raises ConfigError for two counts that differ, and as `Experts` does."""
@@ -103,7 +113,7 @@ class ExpertKeys:
             top=given.whole(self.top),
             hidden=hidden,
             shared=shared,
-            **{name: typed[type(getattr(Experts, name))](key) for name, key in self.others.items()},
+            **{name: typed[type(getattr(Experts, name))](key) for name, key in self.keyed.items()},
             **self.always,
         )
         return {
@@ -125,7 +135,7 @@ class ExpertKeys:
             self.dense: spec.hidden,
             self.hidden: experts.hidden,
             **({self.shared: shared} if self.shared else {}),
-            **{key: getattr(experts, name) for name, key in self.others.items()},
+            **{key: getattr(experts, name) for name, key in self.keyed.items()},
             **self.sparse.write([one is not None for one in spec.experts]),
         }
 
@@ -160,11 +170,12 @@ def expert_layout(
         experts.shared,
         *experts.others.values(),
     }
+    balanced = {} if experts.aux is None else {AUX: experts.aux}
     return llama_layout(
         *(family, architecture, windows, context, keys),
         without=("hidden", *own.pop("without", ())),
-        more={**dict.fromkeys(needed - {""}), **experts.sparse.keys, **experts.usual, **more},
-        harmless=(*TRAINING, *harmless),
+        more={**dict.fromkeys(needed - {""}), **experts.sparse.keys, **experts.usual, **balanced, **more},
+        harmless=(*(key for key in TRAINING if key not in balanced), *harmless),
         read=lambda given, kind, fields: {**others(given, kind, fields), **experts.read(given, fields)},
         write=lambda spec: {**rest(spec), **experts.write(spec)},
         **own,

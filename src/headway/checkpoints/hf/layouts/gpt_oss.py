@@ -39,7 +39,10 @@ GPT_OSS = expert_layout(
     *("gpt_oss", "GptOssForCausalLM", "layer", 131072),
     dict.fromkeys(("qkv_bias", "out_bias"), Key("attention_bias", True)),
     ExpertKeys(
-        count=("num_local_experts", "num_experts"), hidden="intermediate_size", always={"router_bias": True}
+        count=("num_local_experts", "num_experts"),
+        hidden="intermediate_size",
+        always={"router_bias": True},
+        aux=0.001,
     ),
     kv_heads=8,
     head_dim=Key("head_dim", 64),

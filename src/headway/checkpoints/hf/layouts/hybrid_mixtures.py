@@ -52,7 +52,9 @@ def _next_rules(spec: ModelSpec) -> list[Rule]:
 
 QWEN3_NEXT = expert_layout(
     *("qwen3_next", "Qwen3NextForCausalLM", "none", 32768, NONE),
-    ExpertKeys(**SHARED, others=NORMALIZED, sparse=STEPS, usual={**WIDTHS, "norm_topk_prob": True}),
+    ExpertKeys(
+        **SHARED, others=NORMALIZED, sparse=STEPS, aux=0.001, usual={**WIDTHS, "norm_topk_prob": True}
+    ),
     kv_heads=2,
     tensors=renamed({}, _next_rules, unused=UNUSED),
     **QWEN,
@@ -66,7 +68,7 @@ def _stacked(spec: ModelSpec) -> list[Rule]:
 
 QWEN3_5_MOE = expert_layout(
     *("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", "none", 32768, NONE),
-    ExpertKeys(**SHARED, dense="moe_intermediate_size", usual=WIDTHS),
+    ExpertKeys(**SHARED, dense="moe_intermediate_size", aux=0.001, usual=WIDTHS),
     kv_heads=2,
     tensors=renamed(
         {},

@@ -21,7 +21,7 @@ NORMALIZED = {"normalized": "norm_topk_prob"}
 W = {".mlp.": ".block_sparse_moe.", ".gate_proj.": ".w1.", ".up_proj.": ".w3.", ".down_proj.": ".w2."}
 MIXTRAL = expert_layout(
     *("mixtral", "MixtralForCausalLM", "all", 131072, NONE),
-    ExpertKeys(count=("num_local_experts", "num_experts"), hidden="intermediate_size"),
+    ExpertKeys(count=("num_local_experts", "num_experts"), hidden="intermediate_size", aux=0.001),
     kv_heads=8,
     more={"rope_theta": 1e6, "sliding_window": None},
     only={"router_jitter_noise": (0.0, None)},
@@ -47,6 +47,7 @@ QWEN2_MOE = expert_layout(
         others=NORMALIZED,
         always={"shared_gate": True},
         sparse=STEPS,
+        aux=0.001,
     ),
     kv_heads=16,
     head_dim=FREE,
@@ -55,21 +56,21 @@ QWEN2_MOE = expert_layout(
 )
 QWEN3_MOE = expert_layout(
     *("qwen3_moe", "Qwen3MoeForCausalLM", "none", 32768, BIAS),
-    ExpertKeys(others=NORMALIZED, sparse=STEPS),
+    ExpertKeys(others=NORMALIZED, sparse=STEPS, aux=0.001),
     kv_heads=4,
     harmless=WINDOWS,
     read=_full,
 )
 OLMOE = expert_layout(
     *("olmoe", "OlmoeForCausalLM", "none", 4096, OLMO),
-    ExpertKeys(hidden="intermediate_size", others=NORMALIZED),
+    ExpertKeys(hidden="intermediate_size", others=NORMALIZED, aux=0.01),
     heads_divide=True,
     only={"clip_qkv": (None,)},
 )
 FLEX_OLMO = expert_layout(
     *("flex_olmo", "FlexOlmoForCausalLM", "none", 4096),
     {**OLMO, "norm_eps": Key("rms_norm_eps", 1e-6)},
-    ExpertKeys(hidden="intermediate_size", others=NORMALIZED),
+    ExpertKeys(hidden="intermediate_size", others=NORMALIZED, aux=0.01),
     more={"rope_theta": 5e5},
 )
 
@@ -95,6 +96,7 @@ MINIMAX_M2 = expert_layout(
         count=("num_local_experts", "num_experts"),
         hidden="intermediate_size",
         always={"score": "sigmoid", "choice_bias": True},
+        aux=0.001,
     ),
     kv_heads=8,
     head_dim=Key("head_dim", 128),

@@ -77,6 +77,7 @@ ERNIE45_MOE = expert_layout(
             _read_interval,
             _write_interval,
         ),
+        aux=0.001,
     ),
     kv_heads=4,
     more={"rope_theta": 5e5},
@@ -222,7 +223,9 @@ def _write_mellum(spec: ModelSpec) -> dict[str, Any]:
 
 MELLUM = expert_layout(
     *("mellum", "MellumForCausalLM", "layer", 131072, BIAS),
-    ExpertKeys(others={"normalized": "norm_topk_prob"}, sparse=by_kind(0), usual={"norm_topk_prob": True}),
+    ExpertKeys(
+        others={"normalized": "norm_topk_prob"}, sparse=by_kind(0), aux=0.001, usual={"norm_topk_prob": True}
+    ),
     kv_heads=4,
     head_dim=Key("head_dim", 128),
     more={"sliding_window": 1024, "rope_parameters": None},

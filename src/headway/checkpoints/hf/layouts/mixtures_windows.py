@@ -80,6 +80,7 @@ FLINT = expert_layout(
         always={"score": "sigmoid"},
         shared="shared_expert_intermediate_size",
         sparse=STEPS,
+        aux=0.0005,
         usual={
             "norm_topk_prob": True,
             "shared_expert_intermediate_size": 1024,

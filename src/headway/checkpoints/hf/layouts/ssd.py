@@ -14,7 +14,7 @@ from headway.attention.delta import SSDSpec
 from headway.checkpoints.hf.config_keys import SIZES, ConfigReader, Inexpressible, Key
 from headway.checkpoints.hf.layer_types import FULL, read_kinds
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.experts import LAYER, TRAINING, ExpertKeys, renamed
+from headway.checkpoints.hf.layouts.experts import AUX, LAYER, ExpertKeys, renamed
 from headway.checkpoints.hf.layouts.granite import (
     COUNT,
     FACTORS,
@@ -172,7 +172,7 @@ BAMBA = llama_layout(
         lambda spec: _rules(spec, "mamba", [same("model.norm.weight", "model.final_layernorm.weight")]),
     ),
 )
-EXPERTS = ExpertKeys(count=COUNT, hidden="intermediate_size", shared="shared_intermediate_size")
+EXPERTS = ExpertKeys(count=COUNT, hidden="intermediate_size", shared="shared_intermediate_size", aux=0.001)
 
 
 def _read_granite(given: ConfigReader, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,10 +215,11 @@ GRANITE_HYBRID = llama_layout(
         EXPERTS.top: 2,
         EXPERTS.hidden: 11008,
         EXPERTS.shared: 1024,
+        AUX: EXPERTS.aux,
         "position_embedding_type": None,
     },
     only={**STEPS, "normalization_function": ("rmsnorm", None)},
-    harmless=(*TRAINING, "mamba_chunk_size", "init_method"),
+    harmless=("output_router_logits", "mamba_chunk_size", "init_method"),
     read=_read_granite,
     write=_write_granite,
     tensors=renamed({".mlp.gate.": ".block_sparse_moe.router.layer."}, _granite_rules),
