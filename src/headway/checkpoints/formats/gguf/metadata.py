@@ -104,8 +104,8 @@ def write_spec(spec: ModelSpec) -> tuple[dict[str, Any], Tensor | None]:
     Raises ConfigError, naming the fields, for a spec that the keys cannot express."""
     name = architecture_of(spec)
     layout = ARCHITECTURES[name]
-    plain = [one and replace(one, aux_loss_coef=0.0, z_loss_coef=0.0) for one in spec.experts]
-    spec = replace(spec, experts=plain)
+    plain = (one and replace(one, aux_loss_coef=0.0, z_loss_coef=0.0) for one in spec.experts)
+    spec = replace(spec, experts=tuple(plain))
     try:
         config = layout.config(spec)
     except Inexpressible as error:
