@@ -28,6 +28,7 @@ from headway.nn import (
     set_active,
 )
 from headway.nn.block import ORDERS
+from headway.nn.experts import Router
 from headway.nn.feedforward import TRAINED
 from headway.nn.norms import NORMS
 from headway.nn.weights import WEIGHTS
@@ -361,3 +362,19 @@ def test_the_reason_is_said_once_and_a_reader_knows_it(caplog: pytest.LogCapture
         "decoding by modules, not by native steps: the kernels know no rotation that depends on the length",
     ]
     assert str(Reader(model(), use_cache=False).steps) == "modules: no cache is used"
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_scores_of_experts_that_are_no_numbers_give_none(use: Use, level: str) -> None:  # noqa: F811
+    """Of one expert, of some in all groups, and of all; there are more groups than std::sort inserts one by one."""
+    use(level)
+    for which in (slice(5, 6), slice(0, None, 2), slice(None)):
+        experts = Experts(count=72, top=3, score="sigmoid", choice_bias=True, groups=36, top_groups=3)
+        made = model(experts=experts)
+        before, ids = read(made, 3), torch.tensor([[7], [9], [2]])
+        with torch.no_grad():
+            for layer in made.modules():
+                if isinstance(layer, Router):
+                    layer.weight[which] = torch.nan
+            assert native(DecodeStep(made, before.pages), before, ids).isnan().all()
+            assert made(ids).isnan().all()

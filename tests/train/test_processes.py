@@ -246,7 +246,7 @@ def test_what_cannot_be_shared_is_refused(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("dp=2,pd=2", r"'pd=2' is no axis; write dp, fsdp, cp and tp"),
+        ("dp=2,pd=2", r"'pd=2' is no axis; write dp, fsdp, expert, cp and tp"),
         ("dp=2,dp=2", "'dp=2' is no axis"),
         ("dp=0", "'dp=0' is no axis"),
         ("dp", "'dp' is no axis"),

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from headway.attention.delta import DeltaSpec
+from headway.attention.delta import DeltaSpec, SSDSpec
 from headway.attention.linear_attention import LinearAttentionSpec
+from headway.checkpoints import load_folder
 from headway.data import Piece, TokenFile
 from headway.errors import ConfigError, DataError
 from headway.models import Softmax, cost
@@ -18,6 +19,7 @@ from headway.train import (
 )
 from headway.train.dry_run import describe_run
 from headway.train.inputs import make_spec
+from headway.train.metrics import read_metrics
 from headway.train.texts import hold_out
 from tests.train.test_run import HOME_MADE
 
@@ -73,7 +75,20 @@ def test_layers_mix_tokens_with_what_is_named() -> None:
         make_spec(TextConfig.of({**given, "mixers": "attention; delta"}), 500).mixers
         == (Softmax(), delta) * 2
     )
+    ssd = SSDSpec(heads=8, key_heads=1, head_dim=128, value_dim=16)
+    assert make_spec(TextConfig.of({**given, "mixers": "ssd; attention"}), 500).mixers == (ssd, Softmax()) * 2
     assert make_spec(TextConfig.of(given), 500).mixers == (Softmax(),) * 4
+
+
+def test_layers_of_state_space_duality_are_trained_by_name(settings: Make) -> None:
+    """And the folder that is left has them."""
+    config = settings(patterns=None, mixers="ssd; attention", steps=8)
+    result = train(config, quiet=True)
+    spec = load_folder(Path(config.out) / "final").spec
+    assert [type(mixer) for mixer in spec.mixers] == [SSDSpec, Softmax]
+    first, *_, last = [r["loss"] for r in read_metrics(Path(config.out) / "metrics.jsonl") if "lr" in r]
+    assert last < first
+    assert result.loss == last
 
 
 @pytest.mark.parametrize(

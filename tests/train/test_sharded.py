@@ -189,7 +189,7 @@ def test_a_step_of_parts_has_the_bits_of_one_of_the_whole(tmp_path: Path) -> Non
                 p.grad = sharded_like(p, slope.clone())
             optimizer.step(1.0)
         values = {str(i): p.detach() for i, p in enumerate(net.parameters())} | optimizer.state_tensors()
-        return [*whole(values).values()]
+        return [*whole(values, net).values()]
 
     expected = weights()
 

@@ -41,13 +41,13 @@ def test_row_45_four_micro_batches_by_one_two_and_four(tmp_path: Path, ranks: in
     together(ranks, rank, tmp_path)
 
 
-def mean_of_means(parallel: Parallel, tensors: Iterable[torch.Tensor]) -> None:
+def mean_of_means(parallel: Parallel, tensors: Iterable[torch.Tensor], *axes: str) -> None:
     """Each process's gradient divided by its own trained tokens."""
     given = Given(ragged(4))
     counts = parallel.gather(sum(given.count(batch) for _, batch in parallel.share(ragged(4))))
     for t in (held := list(tensors)):
         t.mul_(sum(counts) / counts[parallel.rank] / parallel.mesh.ranks)
-    add_up(parallel, held)
+    add_up(parallel, held, *axes)
 
 
 def repeated(parallel: Parallel, items: Sequence[Any]) -> list[tuple[int, Any]]:
@@ -58,7 +58,7 @@ def repeated(parallel: Parallel, items: Sequence[Any]) -> list[tuple[int, Any]]:
 add_up, share = Parallel.add_up, Parallel.share
 WRONG: dict[str, tuple[str, Any]] = {
     "a mean of means": ("add_up", mean_of_means),
-    "a lost sum": ("add_up", lambda parallel, tensors: None),
+    "a lost sum": ("add_up", lambda parallel, tensors, *axes: None),
     "a repeated row": ("share", repeated),
 }
 

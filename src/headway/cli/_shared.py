@@ -149,18 +149,3 @@ def print_json(value: Any) -> None:
     """Print one JSON document on stdout. Dataclasses, paths, tuples and numpy or torch numbers are converted;
     infinity and NaN, which JSON lacks, become null."""
     print(json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False))
-
-
-def check_timeout(timeout: float | None, *sources: str) -> None:
-    """ConfigError for a timeout where no source is a server."""
-    from headway.endpoints import is_server
-
-    if timeout is not None and not any(map(is_server, sources)):
-        raise ConfigError("--timeout is of servers, and none is asked; leave it out")
-
-
-def opened(source: str, timeout: float | None) -> "Endpoint":
-    """The endpoint of an address; what it says of failed tries goes to stderr."""
-    from headway.endpoints import is_server, open_endpoint
-
-    return open_endpoint(source, timeout=timeout if is_server(source) else None, say=note)

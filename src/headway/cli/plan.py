@@ -106,7 +106,7 @@ def command(
 
 def shares_table(shares: "Sequence[ProcessShare]") -> str:
     """A row for each process of a training step."""
-    sent = ("gradients_sent", "weights_sent", "sums_sent", "keys_sent")
+    sent = ("gradients_sent", "weights_sent", "sums_sent", "rows_sent", "keys_sent")
     names = ("process", "rows x tokens", "holds", *(name.replace("_", " ") for name in sent), "hops")
     rows = [
         (

@@ -22,6 +22,8 @@ def experts_of(
     """The operations of a mixture of norm(x), rows x, and the rows that they leave.
 
     The router is read in float32. Raises NotLowered where the kernels do not compute what the layer does."""
+    if layer.ranks is not None:
+        raise NotLowered("the kernels know no experts that processes share")
     how, like = layer.gate.how, layer.experts[0]
     assert isinstance(like, FeedForward)
     if like.act not in c.ACTIVATIONS:

@@ -12,6 +12,7 @@ from headway.attention import KeyValues
 from headway.cache.paged_cache import LayerCache
 from headway.errors import ConfigError, check_known
 from headway.nn.attention_layer import AttentionLayer
+from headway.nn.experts import MixtureOfExperts
 from headway.nn.mixers import MixingLayer, SharedKeys
 from headway.nn.norms import normed_sum
 from headway.nn.per_layer import PerLayerInput
@@ -191,8 +192,8 @@ class Block(nn.Module):
             normed, scale = first(x_BTM), self.residual_scale
             attended = scaled(attend(self.self_attn, normed, **given), scale)
             if selected is not None:
-                x_BTM, normed = selected.take(x_BTM), selected.take(normed)
-            fed = feed(self._feed_forward, normed if last is None else last(x_BTM))
+                x_BTM, normed, tokens = selected.take(x_BTM), selected.take(normed), selected.tokens
+            fed = feed(self._feed_forward, normed if last is None else last(x_BTM), tokens=tokens)
             return x_BTM + attended + scaled(fed, scale)
         x = x_BTM if post or first is None else first(x_BTM)
         y = next(added)(attend(self.self_attn, x, **given))
@@ -207,7 +208,7 @@ class Block(nn.Module):
         if self.mlp is None:
             return self._join(x_BTM, y, first if post else None)[1]
         x, x_BTM = self._join(x_BTM, y, first if post else last)
-        y = next(added)(feed(self._feed_forward, x))
+        y = next(added)(feed(self._feed_forward, x, tokens=tokens))
         return self._join(x_BTM, y, last if post else None)[1]
 
     def _added(self, norm: nn.Module | None, y: Tensor) -> Tensor:
@@ -222,9 +223,9 @@ class Block(nn.Module):
         normed, total = normed_sum(norm, x, y)
         return (normed, normed if self.order == "post" else total)
 
-    def _feed_forward(self, x: Tensor) -> Tensor:
+    def _feed_forward(self, x: Tensor, tokens: Tokens | None) -> Tensor:
         assert self.mlp is not None
-        y: Tensor = self.mlp(x)
+        y: Tensor = self.mlp(x, tokens) if isinstance(self.mlp, MixtureOfExperts) else self.mlp(x)
         return nn.functional.dropout(y, self.dropout) if self.training else y
 
     def extra_repr(self) -> str:

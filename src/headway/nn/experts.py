@@ -6,7 +6,7 @@ Legend: R rows (tokens), M width of the model, E experts, K of them for each row
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from headway.errors import ConfigError, check_known, check_whole
 from headway.nn.feedforward import FeedForward
+from headway.parallel import ExpertParallel
+from headway.tokens import Tokens
 
 RouterScore = Literal["softmax", "sigmoid"]
 TINY = 1e-20
@@ -45,6 +47,7 @@ class Experts:
             s + c add up to most.
         scale: factor on the weights.
         sum_eps: of `normalized` weights, in front of `scale`.
+        aux_loss_coef, z_loss_coef: factors on the losses that training adds (`headway.nn.router_losses`); 0 adds none.
     """
 
     count: int
@@ -60,6 +63,8 @@ class Experts:
     top_groups: int = 1
     scale: float = 1.0
     sum_eps: float = 0.0
+    aux_loss_coef: float = 0.0
+    z_loss_coef: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("count", "top", "hidden", "shared", "groups", "top_groups"):
@@ -74,7 +79,12 @@ class Experts:
             f"top={self.top} of {self.top_groups * each} experts": self.top > self.top_groups * each,
             "shared_gate is of a shared expert, and shared=0 is none": self.shared_gate and not self.shared,
             f"scale must be a number above 0, got {self.scale!r}": not 0 < self.scale < math.inf,
-            f"sum_eps must be a number of at least 0, got {self.sum_eps!r}": not 0 <= self.sum_eps < math.inf,
+            **{
+                f"{name} must be a number of at least 0, got {getattr(self, name)!r}": (
+                    not 0 <= getattr(self, name) < math.inf
+                )
+                for name in ("sum_eps", "aux_loss_coef", "z_loss_coef")
+            },
         }
         for what, is_so in wrong.items():
             if is_so:
@@ -86,26 +96,38 @@ class Experts:
         return self.top * self.hidden + self.shared
 
 
+class Routed(NamedTuple):
+    """What a router gave to the rows of a layer: logits [R, E], and which rows are tokens, None where all are [R]."""
+
+    experts: Experts
+    logits: Tensor
+    real: Tensor | None
+
+
 class Router(nn.Linear):
     """Which experts each row is given to, and with which weights. Computed in float32 or wider, whatever the dtype of
     its matrix [E, M] is: a rounded score may choose another expert.
 
-    `e_score_correction_bias` is c, float32 in models of every dtype. No gradient reaches it."""
+    `e_score_correction_bias` is c, float32 in models of every dtype. No gradient reaches it, and training leaves it
+    as it is. `heard` is told what it gives with gradients, where somebody listens."""
 
     e_score_correction_bias: Tensor | None
+    heard: list[Routed] | None
 
     def __init__(self, experts: Experts, width: int) -> None:
         super().__init__(width, experts.count, bias=experts.router_bias)
-        self.how = experts
+        self.how, self.heard = experts, None
         bias = torch.zeros(experts.count) if experts.choice_bias else None
         self.register_buffer("e_score_correction_bias", bias)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(self, x: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """[R, M] -> numbers of the experts, and their weights, both [R, K], the largest s + c first."""
         how, wide = self.how, torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             bias = None if self.bias is None else self.bias.to(wide)
             logits = F.linear(x.to(wide), self.weight.to(wide), bias)
+        if self.heard is not None and torch.is_grad_enabled():
+            self.heard.append(Routed(how, logits, real))
         scores = logits.softmax(-1) if how.score == "softmax" else logits.sigmoid()
         choice = scores.detach()
         if self.e_score_correction_bias is not None:
@@ -164,29 +186,50 @@ class MixtureOfExperts(nn.Module):
         self.experts = nn.ModuleList(feed_forward(experts.hidden) for _ in range(experts.count))
         self.shared_expert = feed_forward(experts.shared) if experts.shared else None
         self.shared_expert_gate = nn.Linear(width, 1, bias=False) if experts.shared_gate else None
+        self.ranks: ExpertParallel | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., M] -> [..., M]."""
+    def divide(self, ranks: ExpertParallel) -> range:
+        """Leave of the experts those of a rank, which then exchanges rows with the others; their numbers."""
+        own = ranks.share(len(self.experts))
+        for i in {*range(len(self.experts))} - {*own}:
+            self.experts[i] = nn.Identity()
+        self.ranks = ranks
+        return own
+
+    def forward(self, x: Tensor, tokens: Tokens | None = None) -> Tensor:
+        """[..., M] -> [..., M]; `tokens` of x [B, T, M] say which rows are some, where losses of routers are wanted."""
         rows = x.reshape(-1, x.shape[-1])
-        chosen, weights = self.gate(rows)
-        order = chosen.flatten().argsort(stable=True)
-        back = order.argsort()
-        counts = chosen.flatten().bincount(minlength=len(self.experts)).tolist()
-        given: Tensor = _Reordered.apply(rows, order, back)  # type: ignore[no-untyped-call]
-        every = torch.is_grad_enabled() or not len(rows)
-        made = [
-            expert(part)
-            for expert, part in zip(self.experts, given.split(counts), strict=True)
-            if every or len(part)
-        ]
-        each: Tensor = _Reordered.apply(torch.cat(made), back, order)  # type: ignore[no-untyped-call]
-        y = torch.bmm(weights[:, None].to(each.dtype), each.view(*chosen.shape, rows.shape[-1]))[:, 0]
+        listens = tokens is not None and self.gate.heard is not None
+        real = tokens.valid.expand(x.shape[:-1]).flatten() if tokens is not None and listens else None
+        if self.ranks is not None and self.ranks.same_rows:
+            y = self.ranks.of_parts(rows, self._routed)
+        else:
+            y = self._routed(rows, real)
         if self.shared_expert is not None:
             shared = self.shared_expert(rows)
             if self.shared_expert_gate is not None:
                 shared = self.shared_expert_gate(rows).sigmoid() * shared
             y = y + shared
         return y.view(x.shape)
+
+    def _routed(self, rows: Tensor, real: Tensor | None = None) -> Tensor:
+        """What the chosen experts give to each row."""
+        chosen, weights = self.gate(rows, real)
+        order = chosen.flatten().argsort(stable=True)
+        back = order.argsort()
+        counts = chosen.flatten().bincount(minlength=len(self.experts))
+        given: Tensor = _Reordered.apply(rows, order, back)  # type: ignore[no-untyped-call]
+        ranks = self.ranks
+        made = self._each(given, counts.tolist()) if ranks is None else ranks.apply(given, counts, self._each)
+        each: Tensor = _Reordered.apply(made, back, order)  # type: ignore[no-untyped-call]
+        return torch.bmm(weights[:, None].to(each.dtype), each.view(*chosen.shape, rows.shape[-1]))[:, 0]
+
+    def _each(self, rows: Tensor, counts: list[int]) -> Tensor:
+        """What the experts that are here make of the rows of each, side by side."""
+        own = [expert for expert in self.experts if not isinstance(expert, nn.Identity)]
+        every = torch.is_grad_enabled() or not len(rows)
+        parts = zip(own, rows.split(counts), strict=True)
+        return torch.cat([expert(part) for expert, part in parts if every or len(part)])
 
 
 class _Reordered(torch.autograd.Function):

@@ -1,8 +1,9 @@
 """The processes of a run, and what is shared by them: rows by context parallel for declared patterns, by the law that
-partials merge; heads and hidden units by tensor parallel."""
+partials merge; heads and hidden units by tensor parallel; experts by expert parallel."""
 
 from headway.parallel.context import ContextParallel
 from headway.parallel.exchange import DistributedExchange, Exchange
+from headway.parallel.experts import ExpertParallel
 from headway.parallel.layout import ShardLayout, choose_layout
 from headway.parallel.mesh import Mesh
 from headway.parallel.plan import ContextPlan
@@ -14,6 +15,7 @@ __all__ = [
     "ContextPlan",
     "DistributedExchange",
     "Exchange",
+    "ExpertParallel",
     "Mesh",
     "Parallel",
     "ShardLayout",

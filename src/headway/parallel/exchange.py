@@ -28,6 +28,18 @@ class Exchange(ABC):
             self.start(own, to, found[source], source)()
         return found
 
+    def all_to_all(self, own: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        """The rows that ranks send to this one, `received` of each, in the order of ranks. Of its own it sends `sent`
+        to each, in that order; any of them may be 0."""
+        parts = [*own.contiguous().split(sent)]
+        found = [own.new_empty(count, *own.shape[1:]) for count in received]
+        found[self.rank] = parts[self.rank]
+        for hop in range(1, self.ranks):
+            to, source = (self.rank + hop) % self.ranks, (self.rank - hop) % self.ranks
+            given, room = parts[to] if sent[to] else None, found[source] if received[source] else None
+            self.start(given, to, room, source)()
+        return torch.cat(found)
+
     def sum(self, own: Tensor) -> Tensor:
         """The sum over ranks, in their order: the same bits on all of them."""
         first, *others = self.gather(own)
@@ -57,6 +69,12 @@ class DistributedExchange(Exchange):
             messages.clear()  # until here they keep what is sent alive
 
         return wait
+
+    def all_to_all(self, own: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        """All of it at once."""
+        found = own.new_empty(sum(received), *own.shape[1:])
+        dist.all_to_all_single(found, own.contiguous(), received, sent, group=self.group)
+        return found
 
     def sum(self, own: Tensor) -> Tensor:
         """By a ring, which adds each part of the tensor up on one rank."""

@@ -9,19 +9,33 @@ from headway.errors import ConfigError, listed
 
 @dataclass(frozen=True)
 class Mesh:
-    """Processes numbered along four axes, the last fastest: of place (d, f, c, t), rank ((d fsdp + f) cp + c) tp + t.
+    """Processes numbered along five axes, the last fastest: of place (d, f, e, c, t), rank
+    (((d fsdp + f) expert + e) cp + c) tp + t.
 
     Attributes:
         dp: data parallel: processes that share the micro batches of a step.
         fsdp: fully sharded data parallel: these share micro batches, too, and have a part of every weight each.
+        expert: expert parallel: these share micro batches, too, and have experts of their own in each layer
+            (`ExpertParallel`); not beside fsdp or tp.
         cp: context parallel: processes that share the tokens of each row (`ContextParallel`).
         tp: tensor parallel: processes that share the heads and the hidden units of each layer.
+
+    Raises ConfigError for axes that do not go together.
     """
 
     dp: int = 1
     fsdp: int = 1
+    expert: int = 1
     cp: int = 1
     tp: int = 1
+
+    def __post_init__(self) -> None:
+        if self.expert > 1 and self.fsdp * self.tp > 1:
+            other = "fsdp" if self.fsdp > 1 else "tp"
+            raise ConfigError(
+                f"mesh {self}: processes cannot share whole experts (expert) and parts of all weights ({other}) yet; "
+                f"leave out expert or {other}"
+            )
 
     @staticmethod
     def of(text: str | None, ranks: int) -> "Mesh":
@@ -61,12 +75,11 @@ class Mesh:
     @property
     def batches(self) -> int:
         """How many share the micro batches of a step."""
-        return self.dp * self.fsdp
+        return self.dp * self.fsdp * self.expert
 
     def share(self, rank: int, count: int) -> range:
-        """The numbers of a process's micro batches, or rows, of `count`: each once over the axes dp and fsdp."""
-        place = self.place(rank)
-        return range(place.dp * self.fsdp + place.fsdp, count, self.batches)
+        """A process's micro batches, or rows, of `count`, by number: each once over the axes dp, fsdp and expert."""
+        return range(rank // (self.cp * self.tp), count, self.batches)
 
     def place(self, rank: int) -> "Mesh":
         """The number of a process along each axis."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from headway.errors import RankError, as_error
 from headway.parallel.exchange import DistributedExchange
+from headway.parallel.experts import ExpertParallel
 from headway.parallel.mesh import Mesh
 from headway.parallel.roll import FOLLOWED, Roll
 from headway.parallel.tensor import TensorParallel
@@ -32,6 +33,7 @@ class Parallel:
         place: its number along each axis of the mesh.
         exchange: among the processes that share the tokens of a row with this one; None where none does.
         tensor: among those that share the heads and hidden units of each layer with it; None where none does.
+        experts: among those that share its experts with it; None where none does.
 
     Raises RankError, at a message, when another process died, stopped or hangs: which one.
     """
@@ -48,14 +50,20 @@ class Parallel:
         self._groups: dict[tuple[str, ...], dist.ProcessGroup] = {}
         self.exchange = DistributedExchange(self.group("cp")) if mesh.cp > 1 else None
         self.tensor = TensorParallel(DistributedExchange(self.group("tp"))) if mesh.tp > 1 else None
+        self.experts = ExpertParallel(DistributedExchange(self.group("expert"))) if mesh.expert > 1 else None
         self._turns = itertools.count()
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a forward sends messages to processes with other rows, so that all make as many."""
+        return self.mesh.fsdp * self.mesh.expert > 1
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
 
     def share(self, items: Sequence[T]) -> list[tuple[int, T]]:
-        """This process's of the items of a step, with their numbers, each once over the axes dp and fsdp."""
+        """This process's of the items of a step, with their numbers, each once over those that share them."""
         return [(i, items[i]) for i in self.mesh.share(self.rank, len(items))]
 
     def gather(self, value: T) -> list[T]:
@@ -74,11 +82,11 @@ class Parallel:
         """The main process's value."""
         return self.gather(value)[0]
 
-    def add_up(self, tensors: Iterable[Tensor]) -> None:
-        """Every tensor becomes its sum over the processes that have the same part of each weight (the axes dp and cp),
+    def add_up(self, tensors: Iterable[Tensor], *axes: str) -> None:
+        """Every tensor becomes its sum over the processes along these axes, which have the same part of each weight,
         with the same bits in all of them."""
-        if self.mesh.dp * self.mesh.cp > 1:
-            group = self.group("dp", "cp")
+        if any(getattr(self.mesh, axis) > 1 for axis in axes):
+            group = self.group(*axes)
             self._in_buckets(tensors, lambda flat: dist.all_reduce(flat, group=group))
 
     @torch.no_grad()
@@ -91,7 +99,7 @@ class Parallel:
         all of them."""
         given, number = list(items), self.mesh.ranks // self.mesh.tp
         own = given[self.rank // self.mesh.tp :: number]
-        if self.mesh.fsdp > 1:  # all of them gather weights, or none does
+        if self.in_step:
             own += given[:1] * (-(-len(given) // number) - len(own))
         with self.named():
             found = list(run(own))
@@ -101,6 +109,7 @@ class Parallel:
     def group(self, *axes: str) -> dist.ProcessGroup:
         """The processes that differ from this one in their places along these axes alone. Every process asks for it;
         the first time all groups are made, in their order, and each keeps its own."""
+        axes = tuple(axis for axis in axes if getattr(self.mesh, axis) > 1)
         if axes not in self._groups:
             with self.named():
                 made = [(ranks, dist.new_group(ranks, self._patience)) for ranks in self.mesh.groups(*axes)]

@@ -36,7 +36,7 @@ class Divided(Generic[M]):
     def whole(self, *, here: bool = True) -> M | None:
         """A plain module with the weights of all parts, which every process asks for; None where it is not wanted
         `here`."""
-        state = whole(own_state(self.model), here=here)
+        state = whole(own_state(self.model), self.model, here=here)
         if not here:
             return None
         plain = copy.deepcopy(self._form, {id(b): b for b in self._form.buffers()})
@@ -88,9 +88,11 @@ def own_state(model: nn.Module) -> dict[str, Tensor]:
     return state if shards is None else {name: shards.placed(name, value) for name, value in state.items()}
 
 
-def whole(tensors: Mapping[str, Tensor], *, here: bool = True) -> dict[str, Tensor]:
-    """The tensors of all parts, which every process asks for; none of them where they are not wanted `here`."""
-    found = {}
+def whole(tensors: Mapping[str, Tensor], model: nn.Module, *, here: bool = True) -> dict[str, Tensor]:
+    """The tensors of all parts of a model, which every process asks for; none of them where they are not wanted
+    `here`."""
+    found, shards = {}, getattr(model, "shards", None)
+    tensors = tensors if shards is None else shards.with_others(tensors)
     for name, value in tensors.items():
         full = _full(value) if isinstance(value, DTensor) else value
         if here:

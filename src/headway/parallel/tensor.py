@@ -6,7 +6,7 @@ the residual stream is a sum over ranks, and so is the gradient of what they all
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-def share(count: int, what: str, ranks: int, rank: int) -> range:
-    """A rank's of `count` heads or units. Raises ConfigError where ranks do not divide them."""
+def share(count: int, what: str, ranks: int, rank: int, axis: str = "tp") -> range:
+    """A rank's of `count` heads, units or experts. Raises ConfigError where ranks do not divide them."""
     if count % ranks:
+        name = "tensor" if axis == "tp" else axis
         raise ConfigError(
-            f"tensor parallel: {count} {what} cannot be shared evenly by {ranks} processes; tp must divide {count}"
+            f"{name} parallel: {count} {what} cannot be shared evenly by {ranks} processes; {axis} must divide {count}"
         )
     each = count // ranks
     return range(rank * each, (rank + 1) * each)
@@ -77,11 +78,34 @@ class Shards:
             ranks.
         summed: parameters that ranks have as a whole, but of whose gradient each has what its own heads give: it is to
             be summed over ranks. The gradient of all others is the same on all ranks.
+        owned: parameters that this rank alone has, whole (experts); and what they are called that stand in their place
+            on each rank, in the order of ranks.
     """
 
     tensor: TensorParallel
     axes: Mapping[str, int]
     summed: frozenset[str]
+    owned: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def elsewhere(self) -> frozenset[str]:
+        """Parameters that other ranks alone have."""
+        return frozenset(name for names in self.owned.values() for name in names) - self.owned.keys()
+
+    def is_part(self, name: str) -> bool:
+        """Whether other ranks have something else in the place of a parameter, or another part of it."""
+        return name in self.axes or name in self.owned
+
+    @torch.no_grad()
+    def with_others(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """These tensors, by parameters or `PARAMETER/what`, and those that other ranks alone have; all of them ask."""
+        found = dict(tensors)
+        for name, own in tensors.items():
+            parameter, slash, what = name.partition("/")
+            names = self.owned.get(parameter, ())
+            parts = self.tensor.exchange.gather(own) if names else []
+            found |= {f"{other}{slash}{what}": part for other, part in zip(names, parts, strict=True)}
+        return found
 
     def placed(self, name: str, own: Tensor) -> Tensor:
         """What is of the shape of a parameter (its moments, say) as a DTensor, in the memory of this rank's part; as it

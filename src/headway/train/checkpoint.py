@@ -55,7 +55,7 @@ NAME = re.compile(r"checkpoint-\d+")
 class State:
     """A run's state: settings, what is trained, the optimizer, and how far it has come; and on what machine, since bits
     depend on it: CPU threads, workers, rows per pass (None: all of the step's), the version of torch, and processes:
-    those that add up a step, share layers (tp) or rows (cp).
+    those that add up a step, share experts, layers (tp) or rows (cp).
 
     `save` and `load` are its way to a folder and back."""
 
@@ -166,7 +166,8 @@ class State:
         folder, own = load_folder(path), own_state(model)
         # The folder has its patterns in their shortest form, the settings need not.
         same = config_from_spec(folder.spec) == config_from_spec(model.spec)
-        if not same or own.keys() != folder.tensors.keys():
+        elsewhere = () if model.shards is None else model.shards.elsewhere
+        if not same or {*own, *elsewhere} != folder.tensors.keys():
             raise CheckpointError(
                 f"{path} holds another model than the settings make; resume with its own settings"
             )

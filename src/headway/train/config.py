@@ -107,8 +107,8 @@ class MachineSettings(Settings):
     backend: attention backend; fails rather than falls back
     threads: CPU threads [default: torch's]
     mesh: how the processes of the run share its work: dp=N, micro batches of a step; fsdp=N, these and all
-        weights; tp=N, each layer; cp=N, the tokens of each row; dp=2,cp=4 for 8 of them [default: dp, all of
-        them]
+        weights; expert=N, these and the experts of each layer; tp=N, each layer; cp=N, the tokens of each row;
+        dp=2,cp=4 for 8 of them [default: dp, all of them]
     patience: how long processes wait for each other before the run ends
     seed: seed of weights, order of the data and dropout
     """

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.attention.delta import DeltaSpec
+from headway.attention.delta import DeltaSpec, SSDSpec
 from headway.attention.linear_attention import FEATURES, LinearAttentionSpec
 from headway.checkpoints import Base
 from headway.checkpoints.adapters import check_named
@@ -186,7 +186,8 @@ def make_spec(config: RowsConfig, vocab: int) -> ModelSpec:
 def _layer_mixers(text: str, spec: ModelSpec) -> list[object]:
     """`delta; delta; delta; attention` as mixers, one per layer, to be repeated."""
     delta = DeltaSpec(heads=spec.heads, key_heads=spec.kv_heads, head_dim=spec.head_dim)
-    known: dict[str, object] = {"attention": Softmax(), "delta": delta}
+    ssd = SSDSpec(heads=2 * spec.heads, key_heads=1, head_dim=128, value_dim=spec.head_dim)  # as Mamba-2's
+    known: dict[str, object] = {"attention": Softmax(), "delta": delta, "ssd": ssd}
     known |= {name: LinearAttentionSpec(name) for name in (*FEATURES, "cosine")}
     names = [name.strip() for name in text.split(";")]
     for name in names:

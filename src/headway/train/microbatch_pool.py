@@ -81,8 +81,11 @@ def choose_workers(config: RowsConfig, spec: ModelSpec, gradient: int) -> Choice
         return Choice("1", "dropout draws its seeds in the order of the micro batches")
     if asked is not None:
         return Choice(str(min(asked, micro_batches)), "asked for")
-    if config.mesh is not None and Mesh.read(config.mesh).fsdp > 1:
+    mesh = Mesh() if config.mesh is None else Mesh.read(config.mesh)
+    if mesh.fsdp > 1:
         return Choice("1", "sharded weights are gathered for one micro batch at a time")
+    if mesh.expert > 1:
+        return Choice("1", "rows are sent to their experts for one micro batch at a time")
     held = threads * gradient
     if threads > 1 and held > GRADIENT_BYTES:
         return Choice("1", f"the gradients of {threads} workers would take {held / 2**30:.1f} GiB")

@@ -111,11 +111,11 @@ class Optimizer:
         return Optimizer(trained, [(optimizer.param_groups[0]["lr"], optimizer)])
 
     def own(self, parallel: Parallel, shards: Shards | None = None) -> None:
-        """Before the first step: processes share Muon's matrices (`OwnedMuon`), unless workers of each do. `shards`: of
-        the parameters, where these are shared by the axis tp."""
+        """Before the first step: processes share Muon's matrices (`OwnedMuon`), unless workers of each do, or experts
+        are not the same ones in all of them. `shards`: of the parameters, where ranks share these."""
         self._shards = shards
         muons = [part for _, part in self._parts if isinstance(part, torch.optim.Muon)]
-        if parallel.mesh.ranks == 1 or len(muons) != 1:
+        if parallel.mesh.ranks == 1 or parallel.mesh.expert > 1 or len(muons) != 1:
             return
         muon = muons[0]
         (group,) = muon.param_groups
@@ -162,6 +162,8 @@ class Optimizer:
         states: dict[str, dict[str, Form]] = {}
         for key, form in lazy(tensors).forms.items():
             name, _, field = key.rpartition("/")
+            if self._shards is not None and name in self._shards.elsewhere:
+                continue
             states.setdefault(name, {})[field] = form
         misfits = {name: reason for name, state in states.items() if (reason := self._misfit(name, state))}
         fit = [name for name in states if name not in misfits]

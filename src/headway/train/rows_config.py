@@ -55,8 +55,8 @@ class ModelSettings(Settings):
     patterns: attention pattern of each layer, alternating, separated by ';' [default: Causal(), or the
         encoder's own]; for example 'Window.last(128); Causal()'
     mixers: what each layer mixes tokens with, alternating, separated by ';' (docs/linear.md): attention, delta (the
-        gated delta rule with the model's heads), or linear attention by its feature map: elu+1, cosine, ...
-        [default: attention]
+        gated delta rule with the model's heads), ssd (Mamba-2's layer with twice as many, a state of 128), or
+        linear attention by its feature map: elu+1, cosine, ... [default: attention]
     dropout: share of states and attention weights that is dropped in training [default: the family's]
     tied: one matrix for embedding and output [default: yes for a home-made model]
     """

@@ -16,6 +16,7 @@ import torch
 
 from headway.errors import CheckpointError, RankError
 from headway.models.tensor_parallel import shards_of
+from headway.nn.router_losses import LOSSES
 from headway.parallel import Parallel, joined
 from headway.parallel.processes import count_ranks
 from headway.parallel.sharded import Divided
@@ -121,6 +122,7 @@ class Run:
             "processes": added_up_by(task, parallel),
             "tp": parallel.mesh.tp,
             "cp": parallel.mesh.cp,
+            "expert": parallel.mesh.expert,
         }
         self.state = State(config, task, task.optimizer(self.pool), machine, Progress())
         self.state.optimizer.own(parallel, shards_of(task.model))
@@ -223,6 +225,7 @@ class Run:
             "tokens_per_s": stats.count / stats.seconds,
             "lr": stats.lr,
             "grad_norm": stats.grad_norm,
+            **{name: stats.extra[name] / stats.count for name in LOSSES if name in stats.extra},
             **self.task.metrics(stats),
             "seconds": self.trainer.seconds,
             "eta_s": min(by_steps, self.deadline.left(self.trainer.seconds)),

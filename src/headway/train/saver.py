@@ -61,7 +61,7 @@ class Saver:
         trained, moments = self.trained(), self.state.optimizer.state_tensors()
         if self.divided is not None:
             with self.parallel.named():
-                moments = whole(moments, here=self.parallel.is_main)
+                moments = whole(moments, self.state.task.model, here=self.parallel.is_main)
         if self.parallel.is_main:
             self.state.save(path, trained, moments)
             self._drop_old()
@@ -77,7 +77,7 @@ class Saver:
         with self.parallel.named():
             if adapter is None:
                 return self.divided.whole(here=here)
-            return replace(adapter, tensors=whole(adapter.tensors, here=here))
+            return replace(adapter, tensors=whole(adapter.tensors, state.task.model, here=here))
 
     @property
     def outcome(self) -> str | None:

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 from headway.data import Batch
 from headway.errors import ConfigError
 from headway.models import tensor_parallel
+from headway.models.expert_parallel import shard_experts
 from headway.nn import Block, linears
 from headway.nn.weights import Plain
 from headway.parallel import ContextParallel, Parallel, choose_layout
@@ -82,15 +83,19 @@ def spread(task: Task[Any], parallel: Parallel) -> None:
 
 def divide(task: Task[Any], parallel: Parallel, dtype: torch.dtype) -> Divided[Any] | None:
     """Leave of a task's model what this process has of it: of all weights its part, on the axis fsdp; of layers its
-    heads and hidden units, on the axis tp. None where it has all. `dtype` computes.
+    heads and hidden units, on the axis tp; of experts its own, on the axis expert. None where it has all. `dtype`
+    computes.
 
-    Raises ConfigError for a frozen model in 4 bits, of which there are no parts, and as `tensor_parallel.shard`."""
+    Raises ConfigError for a frozen model in 4 bits, of which there are no parts, and as `tensor_parallel.shard` and
+    `shard_experts`."""
     model: nn.Module = task.model
-    if parallel.mesh.fsdp * parallel.mesh.tp == 1:
+    if parallel.mesh.fsdp * parallel.mesh.expert * parallel.mesh.tp == 1:
         return None
     divided = Divided(model)
     if parallel.tensor is not None:
         tensor_parallel.shard(task.model, parallel.tensor)
+    if parallel.experts is not None:
+        shard_experts(task.model, parallel.experts)
     if parallel.mesh.fsdp > 1:
         _shard_units(model, parallel, dtype)
     return divided
@@ -131,7 +136,10 @@ def add_gradients(model: nn.Module, parallel: Parallel) -> None:
         if there and p.grad is None:
             p.grad = torch.zeros_like(p)
     own = {name: own_part(p.grad) for name, p in model.named_parameters() if p.grad is not None}
-    parallel.add_up(own.values())
-    if (shards := tensor_parallel.shards_of(model)) is not None:
+    shards = tensor_parallel.shards_of(model)
+    owned = () if shards is None else shards.owned
+    parallel.add_up((gradient for name, gradient in own.items() if name in owned), "dp", "cp")
+    parallel.add_up((gradient for name, gradient in own.items() if name not in owned), "dp", "expert", "cp")
+    if shards is not None:
         with parallel.named():
             shards.add_up(own)

@@ -13,6 +13,7 @@ import torch
 
 from headway.attention.select import AUTO, named
 from headway.errors import ConfigError
+from headway.models.expert_parallel import check_experts
 from headway.parallel import Mesh
 from headway.report import size
 from headway.storage import disk
@@ -55,7 +56,8 @@ def checked(config: TrainConfig, ranks: int) -> Task[Any]:
     if config.backend != AUTO:
         named(config.backend)
     check_trackers(config)
-    Mesh.of(config.mesh, ranks)
+    if (mesh := Mesh.of(config.mesh, ranks)).expert > 1:
+        check_experts(inputs.spec(), mesh.expert)
     task = kind(replace(inputs, config=inputs.config.model_copy(update={"task": name})))
     choose_precision(config.dtype)
     task.check_settings()

@@ -17,6 +17,7 @@ from torch import Tensor
 from headway.data.order import keyed
 from headway.errors import HeadwayError
 from headway.models.tensor_parallel import shards_of
+from headway.nn.router_losses import router_losses, routing_of
 from headway.parallel.processes import ALONE, Parallel
 from headway.parallel.sharded import own_part
 from headway.train.microbatch_pool import M, MasterWeights, MicrobatchPool
@@ -126,9 +127,9 @@ class Trainer(Generic[M]):
         named, step = dict(self.weights.master.named_parameters()), self.progress.step
         gradients = {name: p.grad for name, p in named.items() if p.grad is not None}
         own, shards = {name: own_part(g) for name, g in gradients.items()}, shards_of(self.weights.master)
-        axes = own if shards is None else shards.axes
-        parts = [g for name, g in own.items() if name in axes]
-        total = gradient_norm(parts, self.parallel, [g for name, g in own.items() if name not in axes])
+        wholes = set() if shards is None else {name for name in own if not shards.is_part(name)}
+        parts = [g for name, g in own.items() if name not in wholes]
+        total = gradient_norm(parts, self.parallel, [own[name] for name in wholes])
         norm = float(total)
         if not (math.isfinite(loss_sum) and math.isfinite(norm)):
             what = "loss" if not math.isfinite(loss_sum) else "gradient"
@@ -157,6 +158,7 @@ def accumulate(
 ) -> tuple[float, int, dict[str, float]]:
     """Add the gradient of a step to `.grad` of the fp32 weights; the sum of its losses, its targets, further sums.
 
+    To the loss of each target that of the routers is added, over the tokens of its own micro batch (`router_losses`).
     Gradients are added up in the order of the micro batches, whichever of them is done first; each process adds up
     those of its own, and then the processes theirs, once. Batches without a target have no gradient. `seed` is of the
     step's dropout."""
@@ -165,7 +167,7 @@ def accumulate(
     if not count:
         return 0.0, 0, {}
     loss_sum, extra = 0.0, dict[str, float]()
-    if parallel.mesh.fsdp > 1:  # all of them gather weights, or none does
+    if parallel.in_step:
         idle = -(-len(batches) // parallel.mesh.batches) - len(own)
         own += [(0, own_batch(batches[0], weights.master, parallel), 0)] * idle
 
@@ -174,9 +176,15 @@ def accumulate(
         if seed is not None:
             torch.manual_seed(keyed(seed, number, parallel.place.cp))
         with parallel.named():
-            found = objective.loss(replica, batch)
-            (times * found.total / count).backward()
-        return times * float(found.loss), found.extra if times else {}
+            with routing_of(replica) as routed:
+                found = objective.loss(replica, batch)
+            total, sums = found.total, dict(found.extra)
+            if routed and (targets := objective.count(batch)):
+                added = router_losses(routed)
+                total = total + targets * added.total
+                sums |= {name: targets * loss for name, loss in added.each.items()}
+            (times * total / count).backward()
+        return times * float(found.loss), sums if times else {}
 
     for start in range(0, len(own), pool.count):  # no more gradients wait than there are replicas
         jobs = zip(weights.replicas, own[start : start + pool.count], strict=False)
@@ -248,11 +256,11 @@ def gradient_norm(
     Each row of a parameter's first axis is summed by itself, and all of these sums are added exactly (`math.fsum`: one
     rounding), so that the bits depend neither on how parameters are sharded, nor on the number of threads.
 
-    It is of what this process has of the gradients, and the others of the axes fsdp and tp of the rest; `wholes` are
-    those that all of the axis tp have alike."""
+    It is of what this process has of the gradients, and the others of the axes fsdp, expert and tp of the rest;
+    `wholes` are those that all of the axes expert and tp have alike."""
     own, mesh = (_squares(parts), _squares(wholes)), parallel.mesh
-    found = parallel.gather(own) if mesh.fsdp * mesh.tp > 1 else [own]
-    squares = [found[rank][0] for rank in mesh.groups("fsdp", "tp")[0]]
+    found = parallel.gather(own) if mesh.fsdp * mesh.expert * mesh.tp > 1 else [own]
+    squares = [found[rank][0] for rank in mesh.groups("fsdp", "expert", "tp")[0]]
     squares += [found[rank][1] for rank in mesh.groups("fsdp")[0]]
     return torch.tensor(math.sqrt(math.fsum(torch.cat(squares).tolist())), dtype=torch.float64)
 

@@ -204,15 +204,17 @@ def _per_layer_bytes(spec: ModelSpec, layers: int, e: int) -> int:
 
 
 def _routing_bytes(spec: ModelSpec, experts: Experts | None, e: int) -> int:
-    """Of one token beside the hidden units of its experts: the router's input where it is widened, its scores, and
-    twice what weights are divided by; of each chosen expert the weight (twice where it is normalized, and once more in
-    the dtype of the rest), number, and places in both orders, 8 bytes each; rows given and made. Of a shared one behind
-    a gate its output, and the gate's."""
+    """Of one token beside the hidden units of its experts: the router's input where it is widened, its scores, in
+    training once more for each of its losses (`headway.nn.router_losses`), and twice what weights are divided by; of
+    each chosen expert the weight (twice where it is normalized, and once more in the dtype of the rest), number, and
+    places in both orders, 8 bytes each; rows given and made. Of a shared one behind a gate its output, and the
+    gate's."""
     if experts is None:
         return 0
     w, m, k = max(e, 4), spec.width, experts.top
     weights = w * (1 + experts.normalized) + e * (w > e)
-    routing = w * (m * (w > e) + experts.count + 2 * experts.normalized)
+    scores = experts.count * (1 + bool(experts.aux_loss_coef) + bool(experts.z_loss_coef))
+    routing = w * (m * (w > e) + scores + 2 * experts.normalized)
     return routing + k * (weights + 24 + 2 * e * m) + experts.shared_gate * e * (m + 1)
 
 

@@ -32,6 +32,7 @@ def training_bytes(
     workers: int = 1,
     adapter: int | None = None,
     parts: int = 1,
+    elsewhere: int = 0,
     **options: Unpack[TrainingOptions],
 ) -> dict[str, int]:
     """Bytes that a training step holds at its peak, by cause: `passes` of `batch` rows each, AdamW, weights in float32
@@ -66,10 +67,11 @@ def training_bytes(
         passes: micro batches of a step. workers: how many of them run at the same time.
         adapter: how many numbers are trained beside frozen weights; all of the model's unless given.
         parts: processes that weights are cut for; each has one pass, and no adapter.
+        elsewhere: how many numbers of weights other processes have (`headway.parallel.ExpertParallel`).
         options: those of `activation_bytes`; what `gradient_checkpointing` names is there one layer at a time.
     """
     e, w = dtype.itemsize, max(dtype.itemsize, 4)
-    n = parameter_count(spec) if adapter is None else adapter
+    n = parameter_count(spec) - elsewhere if adapter is None else adapter
     redone = options.get("gradient_checkpointing") == "block"
     kept = activation_bytes(spec, context, batch, dtype, **options)
     again: TrainingOptions = {**options, "gradient_checkpointing": "block"}

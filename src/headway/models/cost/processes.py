@@ -9,7 +9,8 @@ import torch
 from headway.errors import ConfigError
 from headway.models.cost.activations import TrainingOptions
 from headway.models.cost.peak import training_bytes
-from headway.models.cost.weights import block_numbers, parameter_count, stacks
+from headway.models.cost.weights import block_numbers, parameter_count, parameters, stacks
+from headway.models.expert_parallel import check_experts
 from headway.models.mixers import order_of, state_kinds
 from headway.models.spec import ModelSpec
 from headway.models.tensor_parallel import share_of, shares_vocab
@@ -35,6 +36,8 @@ class ProcessShare:
         weights_sent: bytes of weights that a ring sends to S such processes: (S - 1) / S of them, of blocks twice.
         sums_sent: bytes that a ring sends for the sums of tensor parallel, forward and backward: `numbers_summed`
             and `softmax_bytes`; without the few of gradients of what heads share.
+        rows_sent: bytes of rows that go to experts of other processes and back, forward and backward, over all layers:
+            as many of a token's K as there are, where tokens choose evenly; without the few that say how many.
         keys_sent: bytes of keys, values and their gradients, over all layers, forward and backward.
         hops: that are made at most in a layer, of cp - 1.
         pairs: its (query, key) pairs over the mean.
@@ -47,6 +50,7 @@ class ProcessShare:
     gradients_sent: int
     weights_sent: int
     sums_sent: int
+    rows_sent: int
     keys_sent: int
     hops: int
     pairs: float
@@ -62,8 +66,8 @@ def process_shares(
 ) -> list[ProcessShare]:
     """The share of each process in a step of `batch` rows of `context` tokens, computed in `dtype`.
 
-    Raises ConfigError for fewer rows than dp fsdp, for an encoder-decoder whose rows would be sharded, for heads and
-    hidden units that cannot be shared, and for rows of more than `MOST` tokens."""
+    Raises ConfigError for fewer rows than dp fsdp expert, for an encoder-decoder whose rows would be sharded, for
+    heads, hidden units and experts that cannot be shared, and for rows of more than `MOST` tokens."""
     if context > MOST:
         raise ConfigError(
             f"mesh {mesh}: what each process reads of a row is found tile by tile, in rows of at most {MOST} tokens, "
@@ -78,6 +82,8 @@ def process_shares(
         raise ConfigError(f"mesh {mesh}: the rows of an encoder-decoder cannot be sharded; leave cp out")
     if mesh.cp > 1 and (names := state_kinds(spec)):
         raise ConfigError(f"mesh {mesh}: ranks do not pass on the states of {names}; leave cp out")
+    if mesh.expert > 1:
+        check_experts(spec, mesh.expert)
     layout, _ = choose_layout(spec.patterns, Tokens.range(context), mesh.cp)
     shards = layout.shards(Tokens.range(context))
     owns = [share_of(spec, mesh.tp, rank) for rank in range(mesh.tp)]
@@ -87,7 +93,9 @@ def process_shares(
         for some in plans
     ]
     alike, parts = mesh.dp * mesh.cp, mesh.fsdp
-    again = options.get("gradient_checkpointing") == "block"
+    redo = options.get("gradient_checkpointing", "none")
+    again = redo == "block"
+    there_and_back = 2 * (2 + (redo in ("block", "feed_forward")))
     found = []
     for rank in range(mesh.ranks):
         place = mesh.place(rank)
@@ -95,11 +103,18 @@ def process_shares(
         rows, tokens = len(mesh.share(rank, batch)), shards[cp].count
         size: dict[str, Any] = {"rows": rows, "kv_heads": own.kv_heads, "head_dim": own.head_dim}
         sent = sum(plan.bytes_sent(cp, dtype=dtype, **size) * layers // heads for plan, layers, heads in some)
-        held = training_bytes(own, tokens, rows, dtype, parts=parts, **options)
+        of_experts = parameters(own).get("experts", 0) if mesh.expert > 1 else 0
+        elsewhere = of_experts - of_experts // mesh.expert
+        held = training_bytes(own, tokens, rows, dtype, parts=parts, elsewhere=elsewhere, **options)
         n = parameter_count(own)
         blocks = sum(block_numbers(own).values())
-        gradients = (parts - 1) * 4 * n // parts + 2 * (alike - 1) * 4 * n // (alike * parts)
-        numbers = numbers_summed(stacks(spec, tokens, options.get("source")), mesh.tp, again)
+        rings = ((n - of_experts, alike * mesh.expert), (of_experts // mesh.expert, alike))
+        gradients = (parts - 1) * 4 * n // parts
+        gradients += sum(2 * (ranks - 1) * 4 * numbers // (ranks * parts) for numbers, ranks in rings)
+        each = stacks(spec, tokens, options.get("source"))
+        chosen = sum(count * one.top for stack, count in each for one in stack.experts if one is not None)
+        exchanged = there_and_back * rows * chosen * spec.width * dtype.itemsize
+        numbers = numbers_summed(each, mesh.tp, again)
         sums = 2 * (mesh.tp - 1) * rows * numbers * dtype.itemsize // mesh.tp
         found.append(
             ProcessShare(
@@ -110,6 +125,7 @@ def process_shares(
                 gradients_sent=gradients,
                 weights_sent=(parts - 1) * dtype.itemsize * (n + blocks) // parts,
                 sums_sent=sums + softmax_bytes(spec, rows * tokens, mesh.tp, max(dtype.itemsize, 4)),
+                rows_sent=(mesh.expert - 1) * exchanged // mesh.expert,
                 keys_sent=sent,
                 hops=max(len(plan.hops) for plan, _, _ in some),
                 pairs=pairs[cp] * mesh.cp / sum(pairs),

@@ -120,6 +120,8 @@ struct Mixture {
     }
     std::vector<float> by(s, s + c.count);
     for (int64_t e = 0; c.choice && e < c.count; e++) by[e] += c.choice[e];
+    for (float& one : by)
+      if (isnan(one)) one = INFINITY;  // as torch.topk: it is chosen, and what it gives is NaN; an order has none
     if (c.groups > 1) leave_groups(by);
     std::vector<int64_t> order(c.count);
     for (int64_t e = 0; e < c.count; e++) order[e] = e;
@@ -143,7 +145,7 @@ struct Mixture {
       std::partial_sort(some.begin(), some.begin() + 2, some.end(), std::greater<float>());
       best.push_back({-(some[0] + some[1]), g});
     }
-    std::sort(best.begin(), best.end());
+    std::partial_sort(best.begin(), best.begin() + c.top_groups, best.end());
     for (int64_t i = c.top_groups; i < c.groups; i++)
       std::fill_n(by.begin() + best[i].second * each, each, -INFINITY);
   }

@@ -94,11 +94,13 @@ def architecture_of(spec: ModelSpec) -> str:
 
 def write_spec(spec: ModelSpec) -> tuple[dict[str, Any], Tensor | None]:
     """The keys of a spec, whose positions must have the pairing of its architecture, and the divisors of its rotary
-    frequencies; reading them again gives the spec.
+    frequencies; reading them again gives the spec, but for coefficients of losses of training.
 
     Raises ConfigError, naming the fields, for a spec that the keys cannot express."""
     name = architecture_of(spec)
     layout = ARCHITECTURES[name]
+    plain = (one and replace(one, aux_loss_coef=0.0, z_loss_coef=0.0) for one in spec.experts)
+    spec = replace(spec, experts=tuple(plain))
     try:
         config = layout.config(spec)
     except Inexpressible as error:

@@ -11,8 +11,7 @@ from headway.models import ModelSpec
 from headway.nn import Experts
 
 LAYER = "model.layers.#."
-TRAINING = ("output_router_logits", "router_aux_loss_coef")
-"""Keys of a loss of training that balances experts, which is no part of a model."""
+AUX = "router_aux_loss_coef"
 NORMALIZED = {"normalized": "norm_topk_prob"}
 
 
@@ -70,6 +69,8 @@ class ExpertKeys:
         others: further fields that are keys.
         always: fields that are so in all of a family.
         sparse: which layers have experts.
+        aux: what transformers takes for an absent coefficient of the loss that balances experts; None in families that
+            have none.
         usual: what transformers takes for absent keys.
     """
 
@@ -82,7 +83,13 @@ class ExpertKeys:
     others: Mapping[str, str] = field(default_factory=dict)
     always: Mapping[str, Any] = field(default_factory=dict)
     sparse: Sparse = EVERY
+    aux: float | None = None
     usual: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def keyed(self) -> Mapping[str, str]:
+        """`others`, and the coefficient where there is one."""
+        return self.others if self.aux is None else {**self.others, "aux_loss_coef": AUX}
 
     def read(self, given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
         """The fields `experts` and `hidden`. Raises ConfigError for two counts that differ, and as `Experts` does."""
@@ -100,7 +107,7 @@ class ExpertKeys:
             top=given.whole(self.top),
             hidden=hidden,
             shared=shared,
-            **{name: typed[type(getattr(Experts, name))](key) for name, key in self.others.items()},
+            **{name: typed[type(getattr(Experts, name))](key) for name, key in self.keyed.items()},
             **self.always,
         )
         return {
@@ -111,8 +118,15 @@ class ExpertKeys:
     @property
     def part(self) -> Part:
         """All of it, with every key."""
-        needed = {*self.count, self.top, self.hidden, self.dense, self.shared, *self.others.values()} - {""}
-        return Part({**dict.fromkeys(needed), **self.sparse.keys, **self.usual}, self.read, self.write)
+        needed = {*self.count, self.top, self.hidden, self.dense, self.shared, *self.keyed.values()} - {""}
+        usual = {**self.sparse.keys, **self.usual, **({} if self.aux is None else {AUX: self.aux})}
+        return Part({**dict.fromkeys(needed), **usual}, self.read, self.write)
+
+    @property
+    def harmless(self) -> tuple[str, ...]:
+        """Keys of the loss that balances experts that say nothing of a model: whether `transformers` adds it, and its
+        coefficient where the family's config has none."""
+        return ("output_router_logits", *((AUX,) if self.aux is None else ()))
 
     def write(self, spec: ModelSpec) -> dict[str, Any]:
         """The keys; reading them again shows what they cannot express. Raises Inexpressible for a model without
@@ -128,7 +142,7 @@ class ExpertKeys:
             self.dense: spec.hidden,
             self.hidden: experts.hidden,
             **({self.shared: shared} if self.shared else {}),
-            **{key: getattr(experts, name) for name, key in self.others.items()},
+            **{key: getattr(experts, name) for name, key in self.keyed.items()},
             **self.sparse.write([one is not None for one in spec.experts]),
         }
 

@@ -133,9 +133,10 @@ _moe = partial(
 )
 COUNT = ("num_local_experts",)
 GRANITE_MOE = _moe(
-    *("granitemoe", "GraniteMoeForCausalLM"), experts=ExpertKeys(count=COUNT, hidden="intermediate_size")
+    *("granitemoe", "GraniteMoeForCausalLM"),
+    experts=ExpertKeys(count=COUNT, hidden="intermediate_size", aux=0.001),
 )
-SHARED = ExpertKeys(count=COUNT, hidden="intermediate_size", shared="shared_intermediate_size")
+SHARED = ExpertKeys(count=COUNT, hidden="intermediate_size", shared="shared_intermediate_size", aux=0.001)
 GRANITE_SHARED = _moe(*("granitemoeshared", "GraniteMoeSharedForCausalLM"), experts=SHARED)
 GRANITE_MOE_SWA = _moe(
     *("granitemoe_swa", "GraniteMoeSWAForCausalLM"),

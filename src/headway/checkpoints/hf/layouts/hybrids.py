@@ -200,7 +200,9 @@ def _next_rules(spec: ModelSpec) -> list[Rule]:
 
 QWEN3_NEXT = llama_layout(
     *("qwen3_next", "Qwen3NextForCausalLM", None, 32768),
-    experts=ExpertKeys(**SHARED, others=NORMALIZED, sparse=STEPS, usual={**WIDTHS, "norm_topk_prob": True}),
+    experts=ExpertKeys(
+        **SHARED, others=NORMALIZED, sparse=STEPS, aux=0.001, usual={**WIDTHS, "norm_topk_prob": True}
+    ),
     kv_heads=2,
     tensors=_names(_next_rules),
     **QWEN,
@@ -214,7 +216,7 @@ def _stacked(spec: ModelSpec) -> list[Rule]:
 
 QWEN3_5_MOE = llama_layout(
     *("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", None, 32768),
-    experts=ExpertKeys(**SHARED, dense="moe_intermediate_size", usual=WIDTHS),
+    experts=ExpertKeys(**SHARED, dense="moe_intermediate_size", aux=0.001, usual=WIDTHS),
     kv_heads=2,
     tensors=_names(qwen_rules, others={".mlp.experts.gate_up_proj": _names(_stacked)}),
     **{**QWEN, "harmless": (*QWEN["harmless"], "intermediate_size")},

@@ -10,7 +10,7 @@ from typing import Any
 
 from headway.checkpoints.hf.config_keys import DECODER, FieldMap, Key, names, per_head, same_heads
 from headway.checkpoints.hf.layouts.base import Layout, Part
-from headway.checkpoints.hf.layouts.experts import TRAINING, ExpertKeys
+from headway.checkpoints.hf.layouts.experts import ExpertKeys
 from headway.checkpoints.hf.layouts.parts import Windows, windows
 from headway.checkpoints.hf.layouts.tensors import OWN_NAMES
 from headway.checkpoints.hf.windows import Kinds
@@ -71,7 +71,7 @@ def llama_layout(
     }
     without = (*without, *(() if experts is None else ("hidden",)))
     every = {field: key for field, key in every.items() if field not in without}
-    harmless = (*(() if experts is None else TRAINING), *harmless)
+    harmless = (*(() if experts is None else experts.harmless), *harmless)
     classes = (architectures,) if isinstance(architectures, str) else architectures
     more = {"max_position_embeddings": context, "layer_types": None, **more}
     seen = () if where is None else (windows(where, usual, unused=unused, heads_divide=heads_divide),)

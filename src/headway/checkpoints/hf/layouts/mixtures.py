@@ -36,7 +36,7 @@ from headway.models import ModelSpec
 W = {".mlp.": ".block_sparse_moe.", ".gate_proj.": ".w1.", ".up_proj.": ".w3.", ".down_proj.": ".w2."}
 MIXTRAL = llama_layout(
     *("mixtral", "MixtralForCausalLM", "all", 131072),
-    experts=ExpertKeys(count=("num_local_experts", "num_experts"), hidden="intermediate_size"),
+    experts=ExpertKeys(count=("num_local_experts", "num_experts"), hidden="intermediate_size", aux=0.001),
     kv_heads=8,
     more={"rope_theta": 1e6, "sliding_window": None},
     only={"router_jitter_noise": (0.0, None)},
@@ -63,6 +63,7 @@ QWEN2_MOE = llama_layout(
         others=NORMALIZED,
         always={"shared_gate": True},
         sparse=STEPS,
+        aux=0.001,
     ),
     kv_heads=16,
     head_dim=FREE,
@@ -71,21 +72,21 @@ QWEN2_MOE = llama_layout(
 )
 QWEN3_MOE = llama_layout(
     *("qwen3_moe", "Qwen3MoeForCausalLM", None, 32768, BIAS),
-    experts=ExpertKeys(others=NORMALIZED, sparse=STEPS),
+    experts=ExpertKeys(others=NORMALIZED, sparse=STEPS, aux=0.001),
     kv_heads=4,
     harmless=WINDOWS,
     parts=(FULL_ALONE,),
 )
 OLMOE = llama_layout(
     *("olmoe", "OlmoeForCausalLM", "none", 4096, OLMO),
-    experts=ExpertKeys(hidden="intermediate_size", others=NORMALIZED),
+    experts=ExpertKeys(hidden="intermediate_size", others=NORMALIZED, aux=0.01),
     heads_divide=True,
     only={"clip_qkv": (None,)},
 )
 FLEX_OLMO = llama_layout(
     *("flex_olmo", "FlexOlmoForCausalLM", "none", 4096),
     {**OLMO, "norm_eps": Key("rms_norm_eps", 1e-6)},
-    experts=ExpertKeys(hidden="intermediate_size", others=NORMALIZED),
+    experts=ExpertKeys(hidden="intermediate_size", others=NORMALIZED, aux=0.01),
     more={"rope_theta": 5e5},
 )
 
@@ -111,6 +112,7 @@ MINIMAX_M2 = llama_layout(
         count=("num_local_experts", "num_experts"),
         hidden="intermediate_size",
         always={"score": "sigmoid", "choice_bias": True},
+        aux=0.001,
     ),
     kv_heads=8,
     head_dim=Key("head_dim", 128),
@@ -149,7 +151,10 @@ GPT_OSS = llama_layout(
     *("gpt_oss", "GptOssForCausalLM", "layer", 131072),
     dict.fromkeys(("qkv_bias", "out_bias"), Key("attention_bias", True)),
     experts=ExpertKeys(
-        count=("num_local_experts", "num_experts"), hidden="intermediate_size", always={"router_bias": True}
+        count=("num_local_experts", "num_experts"),
+        hidden="intermediate_size",
+        always={"router_bias": True},
+        aux=0.001,
     ),
     kv_heads=8,
     head_dim=Key("head_dim", 64),
@@ -207,6 +212,7 @@ FLINT = llama_layout(
         always={"score": "sigmoid"},
         shared="shared_expert_intermediate_size",
         sparse=STEPS,
+        aux=0.0005,
         usual={
             "norm_topk_prob": True,
             "shared_expert_intermediate_size": 1024,

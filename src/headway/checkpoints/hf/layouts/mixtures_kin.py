@@ -74,6 +74,7 @@ ERNIE45_MOE = llama_layout(
             _read_interval,
             _write_interval,
         ),
+        aux=0.001,
     ),
     kv_heads=4,
     more={"rope_theta": 5e5},
@@ -178,7 +179,7 @@ SOLAR_OPEN = llama_layout(
 )
 MELLUM = llama_layout(
     *("mellum", "MellumForCausalLM", "layer", 131072, BIAS),
-    experts=ExpertKeys(others=NORMALIZED, sparse=by_kind(0), usual={"norm_topk_prob": True}),
+    experts=ExpertKeys(others=NORMALIZED, sparse=by_kind(0), aux=0.001, usual={"norm_topk_prob": True}),
     kv_heads=4,
     head_dim=Key("head_dim", 128),
     usual=every(1),

@@ -13,7 +13,7 @@ from typing import Any
 from headway.attention.delta import SSDSpec
 from headway.checkpoints.hf.config_keys import SIZES, ConfigReader, Inexpressible, Key
 from headway.checkpoints.hf.layouts.base import Layout, Part
-from headway.checkpoints.hf.layouts.experts import LAYER, TRAINING, ExpertKeys
+from headway.checkpoints.hf.layouts.experts import AUX, LAYER, ExpertKeys
 from headway.checkpoints.hf.layouts.granite import COUNT, FACTORS, NUMBERS, expert_rules
 from headway.checkpoints.hf.layouts.hybrids import LINEAR, MIXER, by_mixer, check_silu, mixed, mixer_keys
 from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, llama_layout
@@ -166,7 +166,7 @@ BAMBA = llama_layout(
         lambda spec: _rules(spec, "mamba", [same("model.norm.weight", "model.final_layernorm.weight")]),
     ),
 )
-EXPERTS = ExpertKeys(count=COUNT, hidden="intermediate_size", shared="shared_intermediate_size")
+EXPERTS = ExpertKeys(count=COUNT, hidden="intermediate_size", shared="shared_intermediate_size", aux=0.001)
 
 
 def _read_granite(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,6 +202,7 @@ GRANITE_KEYS = {
     EXPERTS.top: 2,
     EXPERTS.hidden: 11008,
     EXPERTS.shared: 1024,
+    AUX: EXPERTS.aux,
     "position_embedding_type": None,
 }
 GRANITE_HYBRID = llama_layout(
@@ -210,7 +211,7 @@ GRANITE_HYBRID = llama_layout(
     head_dim=FREE,
     without=("hidden",),
     only={**STEPS, "normalization_function": ("rmsnorm", None)},
-    harmless=(*TRAINING, "mamba_chunk_size", "init_method"),
+    harmless=(*EXPERTS.harmless, "mamba_chunk_size", "init_method"),
     parts=(NUMBERS, Part(GRANITE_KEYS, _read_granite, _write_granite)),
     tensors=renamed({".mlp.gate.": ".block_sparse_moe.router.layer."}, _granite_rules),
 )

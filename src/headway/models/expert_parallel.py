@@ -1,0 +1,54 @@
+"""A model whose experts are shared by ranks: each has the others' layers whole, and of every mixture its own experts.
+
+shards = shard_experts(model, ExpertParallel(exchange))          in place, on every rank
+"""
+
+from headway.errors import ConfigError
+from headway.models.build import Model
+from headway.models.spec import ModelSpec
+from headway.nn import MixtureOfExperts, adapter_names
+from headway.parallel import ExpertParallel, Shards, TensorParallel
+from headway.parallel.tensor import share
+
+
+def shard_experts(model: Model, ranks: ExpertParallel) -> Shards:
+    """Leave of every mixture of experts of `model` this rank's, in place; `model.shards` says which they are.
+
+    Ranks have tokens of their own, as data parallel has, unless `ranks.same_rows`. The gradient of an expert is that of
+    the rows of all of them; those of all else are to be summed over ranks.
+
+    Raises ConfigError for a model with adapters, and as `check_experts`."""
+    if model.shards is not None:
+        raise ConfigError("this model is shared by ranks already; build it anew")
+    if adapter_names(model):
+        raise ConfigError(
+            "expert parallel: ranks cannot share experts of a model with adapters; leave expert out"
+        )
+    check_experts(model.spec, ranks.exchange.ranks)
+    owned: dict[str, tuple[str, ...]] = {}
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, MixtureOfExperts)}
+    for name, layer in layers.items():
+        own = layer.divide(ranks)
+        for expert in own:
+            stands = [i * len(own) + expert - own.start for i in range(ranks.exchange.ranks)]
+            for leaf in layer.experts[expert].state_dict():
+                owned[f"{name}.experts.{expert}.{leaf}"] = tuple(f"{name}.experts.{i}.{leaf}" for i in stands)
+    model.shards = Shards(TensorParallel(ranks.exchange), {}, frozenset(), owned)
+    return model.shards
+
+
+def check_experts(spec: ModelSpec, ranks: int) -> None:
+    """Raises ConfigError where so many ranks do not divide a model's experts, where it has none, and for dropout within
+    experts, which one process would draw otherwise."""
+    layers = (*spec.experts, *(() if spec.encoder is None else spec.encoder.experts))
+    if not any(layers):
+        raise ConfigError(
+            "expert parallel: this model has no experts that ranks could share; leave expert out"
+        )
+    for experts in layers:
+        share(0 if experts is None else experts.count, "experts", ranks, 0, "expert")
+    if spec.activation_dropout:
+        raise ConfigError(
+            f"expert parallel: activation_dropout={spec.activation_dropout} would be drawn otherwise within experts "
+            "than by one process; set it to 0"
+        )

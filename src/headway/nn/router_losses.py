@@ -1,0 +1,74 @@
+"""Losses of training that keep a router from giving all tokens to the same experts, and its scores small.
+
+Legend: R rows (tokens) that count, of all layers together, E experts, K of them for each row.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from headway.nn.experts import MixtureOfExperts, Routed
+
+LOSSES = ("router_aux_loss", "router_z_loss")
+
+
+class RouterLosses(NamedTuple):
+    """What a pass adds to the loss of each of its targets, and by name what that is made of, without coefficients.
+
+    total   scalar, differentiable: each loss times its coefficient
+    each    those of `LOSSES` that a layer asks for
+    """
+
+    total: Tensor
+    each: dict[str, float]
+
+
+@contextmanager
+def routing_of(model: nn.Module) -> Iterator[list[Routed]]:
+    """While open, what the routers of a model that have a coefficient give with gradients, pass after pass."""
+    found: list[Routed] = []
+    layers = [m for m in model.modules() if isinstance(m, MixtureOfExperts)]
+    routers = [m.gate for m in layers if m.gate.how.aux_loss_coef or m.gate.how.z_loss_coef]
+    for router in routers:
+        router.heard = found
+    try:
+        yield found
+    finally:
+        for router in routers:
+            router.heard = None
+
+
+def router_losses(routed: Sequence[Routed]) -> RouterLosses:
+    """The losses of what routers gave, logits x [R, E] of all layers together:
+
+        p = softmax(x)
+        aux = E sum over e of f_e P_e      f_e: how many of the K largest p of a row are e, P_e: p_e, as means over rows
+        z   = mean over rows of (ln sum over e of exp x_e)^2
+
+    aux is K where all experts have the same share. The choice f has no gradient. Whatever a router's own score,
+    bias and groups are, p is a softmax, as it is in `transformers`. Layers of other numbers of experts, or of other
+    coefficients, have losses of their own, which are added up.
+
+    (Fedus et al. 2022, "Switch Transformers", equations 4 to 6; Zoph et al. 2022, "ST-MoE", equation 5.)"""
+    kinds: dict[tuple[int, int, float, float], list[Routed]] = {}
+    for one in routed:
+        how = one.experts
+        kinds.setdefault((how.count, how.top, how.aux_loss_coef, how.z_loss_coef), []).append(one)
+    total, each = torch.zeros(()), dict[str, float]()
+    for (count, top, *coefs), some in kinds.items():
+        logits = torch.cat([one.logits if one.real is None else one.logits[one.real] for one in some])
+        losses = (_balance(logits, count, top), logits.logsumexp(-1).square().mean())
+        for name, coef, loss in zip(LOSSES, coefs, losses, strict=True):
+            if coef:
+                total = total + coef * loss
+                each[name] = each.get(name, 0.0) + float(loss.detach())
+    return RouterLosses(total, each)
+
+
+def _balance(logits: Tensor, count: int, top: int) -> Tensor:
+    p = logits.softmax(-1)
+    chosen = p.detach().topk(top).indices.flatten().bincount(minlength=count)
+    return count * (chosen.to(p.dtype) / len(p) * p.mean(0)).sum()

@@ -1,0 +1,293 @@
+"""A model whose experts ranks share has the loss, the gradients and the text that it has in one process."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from headway.data import Batch
+from headway.errors import ConfigError
+from headway.generate import GenerationConfig, Sampling, generate
+from headway.generate.ranks import led, reader_of
+from headway.models import Decoder, ModelSpec, build, cost
+from headway.models.cost.processes import process_shares
+from headway.models.expert_parallel import shard_experts
+from headway.nn import IGNORE_INDEX, Experts, Lora, MixtureOfExperts
+from headway.nn.adapters import Adapter, attach
+from headway.parallel import Exchange, ExpertParallel, Mesh, Parallel, joined
+from headway.parallel.processes import ALONE
+from headway.tokens import Tokens
+from headway.train.optimizer import Optimizer
+from headway.train.sharing import divide
+from headway.train.trainer import Trainer
+from tests.parallel.simulation import simulate
+from tests.train.objectives import Given
+from tests.train.processes import together
+
+SUM = {"rtol": 1e-10, "atol": 1e-12}
+"""Sums of float64 in another order."""
+EXPERTS = Experts(count=8, top=2, hidden=12, shared=10, shared_gate=True, aux_loss_coef=0.3, z_loss_coef=0.1)
+
+
+def layer_of(experts: Experts = EXPERTS, width: int = 10) -> MixtureOfExperts:
+    torch.manual_seed(0)
+    return MixtureOfExperts(experts, width, gated=True).double()
+
+
+def rows_of(sizes: Sequence[int], width: int = 10) -> list[Tensor]:
+    g = torch.Generator().manual_seed(1)
+    return [torch.randn(size, width, generator=g, dtype=torch.float64) for size in sizes]
+
+
+@pytest.mark.parametrize("sizes", [(7, 12), (0, 5), (1, 0, 9, 4)], ids=str)
+@pytest.mark.parametrize("crowded", [False, True], ids=["", "all choose the experts of one rank"])
+def test_rows_go_to_their_experts_and_back(sizes: Sequence[int], crowded: bool) -> None:
+    """With every gradient; ranks without rows, and without rows for their experts, among them."""
+    whole, rows = layer_of(), rows_of(sizes)
+    if crowded:
+        with torch.no_grad():
+            whole.gate.weight[2:] = 0
+            whole.gate.weight[:2] = 9
+        rows = [part.abs() for part in rows]
+    x = [part.clone().requires_grad_() for part in rows]
+    made = whole(torch.cat(x))
+    names, parameters = zip(*whole.named_parameters(), strict=True)
+    every = torch.autograd.grad(made.square().sum(), [*x, *parameters])
+    expected = dict(zip(names, every[len(x) :], strict=True))
+
+    def rank(exchange: Exchange) -> Any:
+        own = copy.deepcopy(whole)
+        own.divide(ExpertParallel(exchange))
+        given = rows[exchange.rank].clone().requires_grad_()
+        y = own(given)
+        named = dict(own.named_parameters())
+        dx, *gradients = torch.autograd.grad(y.square().sum(), [given, *named.values()])
+        return y.detach(), dx, dict(zip(named, gradients, strict=True))
+
+    found = simulate(len(sizes), rank)
+    torch.testing.assert_close(torch.cat([y for y, _, _ in found]), made.detach(), **SUM)
+    for (_, dx, _), want in zip(found, every, strict=False):
+        torch.testing.assert_close(dx, want, **SUM)
+    of_experts = [name for name in names if name.startswith("experts.")]
+    assert sorted(name for _, _, one in found for name in one if name in of_experts) == sorted(of_experts)
+    for name, want in expected.items():
+        torch.testing.assert_close(sum(one[name] for _, _, one in found if name in one), want, **SUM)
+
+
+@torch.no_grad()
+def test_of_the_same_rows_each_rank_sends_out_its_part() -> None:
+    """Fewer than ranks, too; all have the same bits."""
+    whole, many = layer_of(), rows_of([9])[0]
+    for x in (many, many[:1], many[:0]):
+
+        def rank(exchange: Exchange, x: Tensor = x) -> Tensor:
+            own = copy.deepcopy(whole)
+            own.divide(ExpertParallel(exchange, same_rows=True))
+            with torch.no_grad():
+                y: Tensor = own(x)
+            return y
+
+        first, second = simulate(2, rank)
+        assert torch.equal(first, second)
+        torch.testing.assert_close(first, whole(x), **SUM)
+
+
+def model_of(**fields: Any) -> Decoder:
+    sizes: dict[str, Any] = {"vocab": 31, "width": 16, "layers": 4, "heads": 4, "hidden": 24, "init_std": 0.3}
+    experts = [None, replace(EXPERTS, shared=0, shared_gate=False)]
+    made = build(ModelSpec.of("qwen3_moe", **{**sizes, "experts": experts, **fields}), seed=0).double()
+    assert isinstance(made, Decoder)
+    return made
+
+
+def batches(count: int) -> list[Batch]:
+    """Of other lengths each, with targets that are not trained."""
+    g = torch.Generator().manual_seed(3)
+    found = []
+    for i in range(count):
+        ids = torch.randint(31, (2, 12 + i), generator=g)
+        targets = torch.randint(31, ids.shape, generator=g)
+        targets[torch.rand(ids.shape, generator=g) < 0.3] = IGNORE_INDEX
+        found.append(Batch({"ids": ids, "tokens": Tokens.from_lengths([12 + i, 9])}, targets))
+    return found
+
+
+def stepped(count: int, parallel: Parallel = ALONE, *, muon: bool = False, crowded: bool = False) -> Any:
+    """Losses, norms, sums and weights of three clipped steps in float64 of so many micro batches."""
+    net: Any = model_of()
+    net.gradient_checkpointing = "block" if crowded else "none"
+    if crowded:
+        with torch.no_grad():
+            for layer in net.modules():
+                if isinstance(layer, MixtureOfExperts):
+                    layer.gate.weight[4:] *= 1e-3
+                    layer.gate.weight[:4] *= 30
+    divided = divide(SimpleNamespace(model=net), parallel, torch.float32)  # type: ignore[arg-type]
+    for p in net.parameters():
+        p.requires_grad_(p.dim() == 2 or not muon)
+    trained = [p for p in net.parameters() if p.requires_grad]
+    kind = torch.optim.Muon(trained, 0.05) if muon else torch.optim.SGD(trained, 0.1)
+    optimizer = Optimizer.single(net, kind)
+    trainer = Trainer(Given(batches(count)), net, optimizer, clip=0.5, seed=0, parallel=parallel)
+    trainer.optimizer.own(parallel, net.shards)
+    done = [trainer.step() for _ in range(3)]
+    whole: Any = net if divided is None else divided.whole()
+    stats = [(one.loss, one.grad_norm, dict(one.extra)) for one in done]
+    return stats, dict(whole.state_dict())
+
+
+SLOW = [
+    pytest.param(mesh, 5, crowded, marks=pytest.mark.slow)
+    for mesh in ("expert=4", "dp=2,expert=2")
+    for crowded in (False, True)
+]
+
+
+@pytest.mark.parametrize(("mesh", "count", "crowded"), [("expert=2", 3, False), ("expert=2", 2, True), *SLOW])
+def test_row_45_steps_of_shared_experts_are_those_of_one_process(
+    mesh: str, count: int, crowded: bool, tmp_path: Path
+) -> None:
+    """Processes over gloo; of an odd number of micro batches one process has a dummy. Greedy text, too, by `led`."""
+    expected = stepped(count, crowded=crowded)
+    prompts, config = [[1, 2, 3], [7]], GenerationConfig(max_new_tokens=8, sampling=Sampling(temperature=0.0))
+    texts = [made.ids for made in generate(model_of().eval(), prompts, config)]
+
+    def rank(number: int) -> None:
+        with joined(mesh) as parallel:
+            stats, weights = stepped(count, parallel, crowded=crowded)
+            torch.testing.assert_close(stats, expected[0], **SUM)
+            torch.testing.assert_close(weights, expected[1], **SUM)
+            if mesh == "expert=2":
+                own = model_of().eval()
+                assert parallel.experts is not None
+                shard_experts(own, replace(parallel.experts, same_rows=True))
+                found = led(own, lambda: [made.ids for made in generate(own, prompts, config)])
+                assert found == (None if number else texts)
+
+    together(Mesh.read(mesh).ranks, rank, tmp_path)
+
+
+def test_muon_steps_each_process_by_itself(tmp_path: Path) -> None:
+    expected = stepped(2, muon=True)
+
+    def rank(number: int) -> None:
+        with joined("expert=2") as parallel:
+            stats, weights = stepped(2, parallel, muon=True)
+            torch.testing.assert_close(stats[0], expected[0][0], **SUM)
+            # orthogonalised in bfloat16
+            torch.testing.assert_close(weights, expected[1], rtol=0.02, atol=0.02)
+
+    together(2, rank, tmp_path)
+
+
+def test_text_of_ranks_as_threads_and_what_they_keep() -> None:
+    whole = model_of().eval()
+    prompts, config = [[1, 2, 3], [7], [4] * 30], GenerationConfig(max_new_tokens=6)
+    expected = [made.ids for made in generate(whole, prompts, config)]
+
+    def rank(exchange: Exchange) -> Any:
+        own = copy.deepcopy(whole)
+        shards = shard_experts(own, ExpertParallel(exchange, same_rows=True))
+        numbers = sum(p.numel() for p in own.parameters())
+
+        def body() -> Any:
+            with pytest.raises(ConfigError, match="exact"):
+                reader_of(own, exact=True)
+            return [made.ids for made in generate(own, prompts, config)]
+
+        return numbers, led(own, body), {*own.state_dict()} | shards.elsewhere
+
+    found = simulate(2, rank)
+    assert [texts for _, texts, _ in found] == [expected, None]
+    assert all(names == {*whole.state_dict()} for _, _, names in found)
+    half = cost.parameters(whole.spec)["experts"] // 2
+    assert [numbers for numbers, _, _ in found] == [cost.parameter_count(whole.spec) - half] * 2
+
+
+class Counting(Exchange):
+    """Bytes of rows, which are floating numbers, that go to other ranks."""
+
+    def __init__(self, inner: Exchange) -> None:
+        self.inner, self.rank, self.ranks, self.sent = inner, inner.rank, inner.ranks, 0
+
+    def start(self, sent: Tensor | None, to: int, received: Tensor | None, source: int) -> Callable[[], None]:
+        self.sent += sent.nbytes if sent is not None and sent.is_floating_point() else 0
+        return self.inner.start(sent, to, received, source)
+
+
+@pytest.mark.parametrize("redo", ["none", "attention", "feed_forward", "block"])
+def test_bytes_of_rows_are_those_of_the_plan(redo: Any) -> None:
+    """Where tokens choose evenly: here token i of every rank chooses the experts i and i + 4 of 8."""
+    spec, ids = model_of().spec, torch.arange(8)[None]
+    planned = process_shares(spec, Mesh(expert=2), 8, 2, torch.float64, gradient_checkpointing=redo)
+
+    def rank(exchange: Exchange) -> int:
+        own: Any = build(spec, seed=0).double()
+        own.gradient_checkpointing = redo
+        counting = Counting(exchange)
+        shard_experts(own, ExpertParallel(counting))
+        for layer in own.modules():
+            if isinstance(layer, MixtureOfExperts):
+                layer.gate.register_forward_hook(lambda gate, given, made: (even(len(given[0])), made[1]))
+        own(ids, targets=ids).total.backward()
+        return counting.sent
+
+    def even(rows: int) -> Tensor:
+        return torch.stack([torch.arange(rows) % 4, torch.arange(rows) % 4 + 4], 1)
+
+    assert simulate(2, rank) == [share.rows_sent for share in planned]
+
+
+def test_what_a_process_holds_and_adds_up() -> None:
+    spec = model_of().spec
+    two = process_shares(spec, Mesh(expert=2), 64, 4)[0]
+    experts, every = cost.parameters(spec)["experts"], cost.parameter_count(spec)
+    plain, own = (cost.training_bytes(spec, 64, 2, elsewhere=numbers) for numbers in (0, experts // 2))
+    assert plain["parameters"] - own["parameters"] == 4 * experts // 2
+    assert plain["optimizer"] - own["optimizer"] == 8 * experts // 2
+    assert two.memory == sum(own.values()) < sum(plain.values())
+    assert two.rows == 2
+    assert two.gradients_sent == 4 * (every - experts)
+    four = process_shares(spec, Mesh(dp=2, expert=2), 64, 4)[0]
+    assert four.gradients_sent == 4 * experts // 2 + 6 * (every - experts)
+
+
+def test_what_cannot_be_shared_is_refused_by_name() -> None:
+    for text in ("fsdp=2,expert=2", "expert=2,tp=2"):
+        with pytest.raises(
+            ConfigError, match=r"cannot share whole experts .* yet; leave out expert or (fsdp|tp)"
+        ):
+            Mesh.read(text)
+
+    def rank(exchange: Exchange) -> None:
+        ranks = ExpertParallel(exchange)
+        with pytest.raises(
+            ConfigError, match="expert parallel: 8 experts cannot be shared evenly by 3 processes"
+        ):
+            shard_experts(model_of(), ranks)
+        with pytest.raises(ConfigError, match="has no experts that ranks could share"):
+            shard_experts(model_of(experts=None), ranks)
+
+    simulate(3, rank)
+
+    def of_two(exchange: Exchange) -> None:
+        ranks, adapted = ExpertParallel(exchange), model_of()
+        attach(adapted, Adapter.fresh(adapted, Lora(rank=2)))
+        with pytest.raises(ConfigError, match="experts of a model with adapters"):
+            shard_experts(adapted, ranks)
+        with pytest.raises(ConfigError, match=r"activation_dropout=0.1 would be drawn otherwise"):
+            shard_experts(model_of(activation_dropout=0.1), ranks)
+        own = model_of()
+        shard_experts(own, replace(ranks, same_rows=True))
+        with pytest.raises(ConfigError, match="is shared by ranks already"):
+            shard_experts(own, ranks)
+        with pytest.raises(ConfigError, match="same rows compute no gradients"):
+            own(torch.arange(4)[None])
+
+    simulate(2, of_two)
