@@ -11,8 +11,9 @@ from headway.native.linear import MOST_ROWS, linear
 from headway.native.nf4 import Nf4Matrix
 from headway.nn import Lora
 from headway.nn.weights import Nf4
+from tests.models.changes import adapted, both, kept_as
+from tests.models.kinds import WIDE
 from tests.models.test_decode_step import model, steps
-from tests.models.test_lowering import WIDE, adapted, both, kept_as
 from tests.native.conftest import LEVELS, Use
 from tests.native.test_linear import DTYPES, assert_sums
 
