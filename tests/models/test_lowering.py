@@ -13,7 +13,7 @@ from headway.positions import Rotary
 from tests.models.changes import adapted
 from tests.models.kinds import DYNAMIC, KINDS
 from tests.models.test_decode_step import model, native, read, steps
-from tests.native.conftest import LEVELS, Use, use  # noqa: F401
+from tests.native.conftest import Use, at_levels, use  # noqa: F401
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -36,7 +36,7 @@ def test_native_steps_are_those_of_the_modules_or_have_a_reason(kind: str, dtype
     assert reason in choice.why
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(0)
 def test_operations_beside_products_at_every_level(use: Use, level: str) -> None:  # noqa: F811
     use(level)
     beside = (

@@ -7,7 +7,7 @@ from torch import Tensor
 from headway.nn.fused import (
     rotate,
 )
-from tests.native.conftest import LEVELS, Use
+from tests.native.conftest import Use, at_levels
 from tests.native.test_rows import DTYPES, assert_as_the_formula, draw, rotated
 
 
@@ -18,7 +18,7 @@ def assert_rotated(xs: list[Tensor], cos: Tensor, sin: Tensor, pairing: str | Te
     assert_as_the_formula("rotation", lambda *xs: rotate(xs, cos, sin, pairing), plain, xs, what, plain)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(0)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("pairing", ["halves", "adjacent", "pairs"])
 def test_rotations(use: Use, threads: None, level: str, dtype: torch.dtype, pairing: str) -> None:

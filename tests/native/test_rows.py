@@ -21,7 +21,7 @@ from headway.nn.fused import (
     rotate,
 )
 from headway.positions import tables
-from tests.native.conftest import LEVELS, Use
+from tests.native.conftest import Use, at_levels
 from tests.tolerance import assert_rounded_once, assert_within_reference
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -86,7 +86,7 @@ def rotated(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, pairing: str | Tenso
     return [tables.rotate(x, *angles, pairing) for x in xs]
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(0)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["rms", "layer"])
 def test_norms(use: Use, threads: None, level: str, dtype: torch.dtype, kind: Norm) -> None:
@@ -144,7 +144,7 @@ def test_what_the_kernels_do_not_take_is_broadcast_as_in_the_formula() -> None:
     assert torch.equal(gated(x, one, "silu"), plain_gated(x, one, "silu"))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("act", [act for act in ACTIVATIONS if act not in UPS])
 def test_gates(use: Use, threads: None, level: str, dtype: torch.dtype, act: str) -> None:
@@ -171,7 +171,7 @@ def test_gates(use: Use, threads: None, level: str, dtype: torch.dtype, act: str
         )
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(2)
 def test_a_sum_or_product_of_two_numbers_is_rounded_to_the_even_one_of_equally_near(
     use: Use, level: str
 ) -> None:
@@ -189,7 +189,7 @@ def test_a_sum_or_product_of_two_numbers_is_rounded_to_the_even_one_of_equally_n
         assert all(torch.equal(a, b.bfloat16()) for a, b in zip(made, right, strict=True))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(3)
 def test_what_is_no_number_stays_visible(use: Use, level: str) -> None:
     use(level)
     for dtype in DTYPES:
