@@ -13,7 +13,8 @@ from headway_lab.explain import explain, permutation, rotary_decay
 from tests.positions.test_schemes import GOLDEN
 
 
-def test_decay_is_seen_with_the_golden_numbers(tmp_path: Path) -> None:
+def test_decay_is_seen_with_the_golden_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rotary_decay, "PAIRS", 128)
     report = explain("rotary-decay", tmp_path)
     assert report.seen
     assert report.figure is not None
