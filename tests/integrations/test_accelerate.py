@@ -25,10 +25,11 @@ from headway.integrations.transformers.modules import relative
 from headway.integrations.transformers.own_attention import attention_layers
 from headway.integrations.transformers.products import side_by_side
 from headway.native.linear import MOST_ROWS
+from tests.checkpoints.shares import share
 from tests.integrations.accelerated import FAMILIES, GROUPED, LENGTH, VOCAB, close, inputs, made, run
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@share("family", FAMILIES, 0, 2)
 def test_loss_logits_and_gradients_are_as_before(family: str) -> None:
     model = made(family)
     given = inputs(model)
@@ -108,7 +109,7 @@ def graph(model: Any) -> list[Any]:
     return [*found, model.config._attn_implementation]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@share("family", FAMILIES, 1, 2)
 def test_restore_gives_back_the_same_objects(family: str) -> None:
     model = made(family)
     before = graph(model)

@@ -14,10 +14,10 @@ from tests.models.changes import adapted
 from tests.models.kinds import DYNAMIC, KINDS
 from tests.models.test_decode_step import model, native, read, steps
 from tests.native.conftest import Use, at_levels, use  # noqa: F401
+from tests.pairwise import chequered
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", KINDS)
+@chequered("kind,dtype", list(KINDS), [torch.float32, torch.bfloat16])
 def test_native_steps_are_those_of_the_modules_or_have_a_reason(kind: str, dtype: torch.dtype) -> None:
     fields, reason, change = KINDS[kind]
     made = model(**fields).to(dtype)
