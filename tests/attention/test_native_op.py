@@ -19,6 +19,7 @@ from headway.native import loader as native
 from headway.patterns import And, Causal, Global, Or, Pattern, PerHead, Sink, Window
 from headway.scores import ALiBi, RelativeBias, Score, SoftCap
 from headway.tokens import Tokens
+from tests.checkpoints.shares import share
 
 N = 33
 WINDOW = Window.last(9) | Causal() & Sink(2)
@@ -62,7 +63,7 @@ def by_token(t: Tensor) -> Tensor:
     "way",
     [pytest.param(lambda t: t, id="by head", marks=pytest.mark.slow), pytest.param(by_token, id="by token")],
 )
-@pytest.mark.parametrize("name", CALLS)
+@share("name", CALLS, 1, 2)
 def test_the_operators_pass_torchs_own_checks(name: str, way: Callable[[Tensor], Tensor]) -> None:
     asked = call(*CALLS[name])
     asked = replace(asked, q=way(asked.q))
@@ -131,7 +132,7 @@ GRAPHS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@share("name", GRAPHS, 0, 2)
 def test_attention_is_one_whole_graph_forward_and_backward(name: str) -> None:
     same(GRAPHS[name], *tensors())
 
@@ -238,7 +239,7 @@ BEYOND: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", BEYOND)
+@share("name", BEYOND, 0, 2)
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 def test_what_the_kernels_cannot_run_runs_elsewhere_in_a_graph_as_outside(name: str) -> None:
     given, f = tensors(gradient=False), BEYOND[name]

@@ -11,9 +11,10 @@ from headway.errors import CacheError
 from headway.patterns import Retention
 from tests.cache.page_counts import page_counts
 from tests.cache.texts import FULL, KINDS, STATE, WINDOW, Texts
+from tests.checkpoints.shares import share
 
 
-@pytest.mark.parametrize("name", KINDS)
+@share("name", KINDS, 1, 2)
 def test_texts_may_do_what_they_like(name: str) -> None:
     """A failure is shown as it came: making it smaller takes minutes (Phase.shrink)."""
     machine = type("Machine", (Texts,), {"kinds": KINDS[name]})
