@@ -25,6 +25,7 @@ from tests import operators
 settings.register_profile(
     "fast", max_examples=20, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+settings.register_profile("quick", settings.get_profile("fast"), max_examples=10)
 settings.register_profile("thorough", settings.get_profile("fast"), max_examples=200)
 settings.register_profile("explore", settings.get_profile("thorough"), derandomize=False, print_blob=True)
 
@@ -44,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
         pytest.exit(f"the native library is stale ({', '.join(stale)}): {build.COMMAND}", returncode=2)
     torch.set_num_threads(1)
     if not config.getoption("--hypothesis-profile"):
-        settings.load_profile("thorough" if config.getoption("--slow") else "fast")
+        settings.load_profile("thorough" if config.getoption("--slow") else "quick")
     if not config.getoption("--slow"):  # a third of the time of a small run
         os.fsync = lambda descriptor: None  # type: ignore[assignment]
         ending.draw_curve = drawn_once(ending.draw_curve)
@@ -119,7 +120,10 @@ def collected(pytestconfig: pytest.Config) -> list[str]:
 def _seeds() -> None:
     random.seed(0)
     np.random.seed(0)
-    torch.manual_seed(0)
+    if torch.accelerator.is_available():
+        torch.manual_seed(0)
+    else:  # the same without a look for other devices, which takes longer than most tests
+        torch.default_generator.manual_seed(0)
 
 
 def poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -1,10 +1,11 @@
-"""Covering products: few cases that contain every pair of values of any two axes."""
+"""Covering products: few cases that contain every pair of values of any two axes, or every value of each."""
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
+import pytest
 
 
 def pairwise(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -23,3 +24,17 @@ def pairwise(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
         for (i, j), pairs in missing.items():
             pairs[best[i], best[j]] = False
     return cases
+
+
+def chequered(names: str, *axes: Sequence[Any], of: int = 2) -> pytest.MarkDecorator:
+    """`parametrize` of a product: quick are the cases whose places in the axes sum to a multiple of `of`, so that each
+    value is met, beside others each time; all other cases are slow."""
+    places = product(*map(range, map(len, axes)))
+    cases = [
+        pytest.param(
+            *(axis[i] for axis, i in zip(axes, place, strict=True)),
+            marks=pytest.mark.slow if sum(place) % of else (),
+        )
+        for place in places
+    ]
+    return pytest.mark.parametrize(names, cases, ids=str)

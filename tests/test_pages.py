@@ -139,9 +139,9 @@ def test_tables_have_no_row_that_nothing_needs() -> None:
 )
 def test_a_broken_command_of_a_new_page_fails(block: str, says: str, tmp_path: Path, store: Store) -> None:
     page = tmp_path / "new.md"
-    page.write_text(f"# New\n\n```sh\nheadway models\n```\n\n{block}\n", encoding="utf-8")
+    page.write_text(f"# New\n\n```sh\nheadway show 'Causal()'\n```\n\n{block}\n", encoding="utf-8")
     (_, sound), (_, broken) = sessions_of(page)
-    assert sound == ("headway models",)
+    assert sound == ("headway show 'Causal()'",)
     try_out(sound, tmp_path, store)
     with pytest.raises(AssertionError, match=says):
         try_out(broken, tmp_path, store)

@@ -5,6 +5,7 @@ import ast
 import graphlib
 import traceback
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,7 @@ from headway.patterns.base import Pattern
 from headway.train.tasks import TASKS
 
 SOURCE = Path(__file__).parents[1] / "src"
-TREES = {
-    path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text()) for path in sorted(SOURCE.rglob("*.py"))
-}
+PLACES = {path.relative_to(SOURCE).as_posix(): path for path in sorted(SOURCE.rglob("*.py"))}
 LEAVES = {
     name for name, value in vars(leaves).items() if isinstance(value, type) and issubclass(value, Pattern)
 }
@@ -53,7 +52,19 @@ def module(place: str) -> str:
     return place.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-MODULES = {module(place) for place in TREES}
+MODULES = {module(place) for place in PLACES}
+
+
+@cache
+def trees() -> Mapping[str, ast.Module]:
+    """All modules, read once."""
+    return {place: ast.parse(path.read_text()) for place, path in PLACES.items()}
+
+
+@cache
+def asked(place: str) -> tuple[tuple[int, set[str]], ...]:
+    """The texts that something is compared with in a module."""
+    return tuple(compared_texts(trees()[place]))
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
@@ -67,7 +78,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
 
 
 def test_no_module_imports_itself_through_others() -> None:
-    graph = {module(place): {*imported(tree)} & MODULES for place, tree in TREES.items()}
+    graph = {module(place): {*imported(tree)} & MODULES for place, tree in trees().items()}
     assert (
         "headway.attention.attend" in graph["headway"]
     )  # seen, though it is imported for type checking only
@@ -130,8 +141,8 @@ def test_there_is_something_to_look_for() -> None:
 def test_leaves_of_patterns_are_asked_for_in_their_file_their_table_and_the_lowering_only() -> None:
     wrong = [
         f"{place}:{line} asks for {', '.join(sorted(found))}"
-        for place in TREES.keys() - OF_LEAVES
-        for line, found in leaf_matches(TREES[place])
+        for place in PLACES.keys() - OF_LEAVES
+        for line, found in leaf_matches(trees()[place])
         if found
     ]
     assert not wrong
@@ -142,9 +153,9 @@ def test_no_code_asks_for_a_name_of_a_table(kind: str) -> None:
     """What is so for one backend, family or task stands in its own file and in its row of the table."""
     wrong = [
         f"{place}:{line} compares with {', '.join(sorted(found & NAMES[kind].keys()))}"
-        for place, tree in TREES.items()
+        for place in PLACES
         if not place.startswith(OWN[kind])
-        for line, found in compared_texts(tree)
+        for line, found in asked(place)
         if found & NAMES[kind].keys()
     ]
     assert not wrong

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from headway.attention import attend
-from headway.errors import PatternError
 from headway.patterns import (
     Causal,
     Full,
@@ -87,28 +86,6 @@ def test_keep_is_true_where_a_pair_may_be_seen(backend: str, shape: tuple[int, .
     assert (inverted - ours[0]).abs().max() > 0.1
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.int64, torch.int32, torch.uint8, torch.float32, torch.bfloat16], ids=str
-)
-def test_a_mask_of_numbers_is_no_keep_mask(dtype: torch.dtype) -> None:
-    q, k, v = qkv(9)
-    keep = (torch.rand(2, 1, 9, 9) < 0.5).to(dtype)
-    with pytest.raises(
-        PatternError, match=rf"keep must be bool \(True = may be seen\), got {dtype}; .*mask.bool"
-    ):
-        attend(q, k, v, keep=keep)
-
-
-@pytest.mark.parametrize("shape", [(9, 9), (2, 9, 9), (2, 9), (9,), (2, 1, 1, 9, 9)], ids=str)
-def test_a_keep_mask_has_four_axes(shape: tuple[int, ...]) -> None:
-    q, k, v = qkv(9)
-    with pytest.raises(
-        PatternError,
-        match=rf"\[batch, heads, queries, keys\] = \[2, 4, 9, 9\], got \[{', '.join(map(str, shape))}\]",
-    ):
-        attend(q, k, v, keep=torch.ones(shape, dtype=torch.bool))
-
-
 def test_an_attention_mask_is_the_row_alone_in_every_dtype_and_not_its_inverse() -> None:
     mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0], [0, 1, 0, 1, 1, 0]])
     q, k, v = qkv(6, rows=3)
@@ -121,23 +98,6 @@ def test_an_attention_mask_is_the_row_alone_in_every_dtype_and_not_its_inverse()
             torch.testing.assert_close(out[b : b + 1, :, real], alone, **EXACT)
             assert not out[b, :, ~real].any()
     assert Tokens.from_attention_mask(1 - mask).index.tolist()[0] == [0, 1, -1, -1, -1, -1]
-
-
-@pytest.mark.parametrize(
-    ("mask", "text"),
-    [
-        (torch.ones(2, 3, 3), r"\[batch, slots\] is needed, got \(2, 3, 3\); .* patterns, or `keep`"),
-        (torch.ones(2, 1, 3, 3), r"got \(2, 1, 3, 3\)"),
-        (torch.tensor([[0.0, torch.finfo(torch.float32).min]]), "an additive mask"),
-        (torch.tensor([[0.0, -1e4]]), "an additive mask"),
-        (torch.tensor([[1.0, float("nan")]]), "this mask has others"),
-        (torch.tensor([[1.0, 0.5]]), "this mask has others"),
-        (torch.tensor([[-100, 1]]), "this mask has others"),
-    ],
-)
-def test_attention_masks_that_are_none(mask: Tensor, text: str) -> None:
-    with pytest.raises(PatternError, match=text):
-        Tokens.from_attention_mask(mask)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -6,19 +6,12 @@ from torch import Tensor
 
 from headway.attention import attend
 from headway.cache import BatchCache, CacheSpec, PagedCache
-from headway.errors import HeadwayError, PatternError
-from headway.patterns import Causal, Full, Window, parse
+from headway.patterns import Causal, Full, Window
 from headway.scores import ALiBi, Bias, RelativeBias, RelativeKey, Score, SoftCap
 from headway.tokens import Tokens
 from tests.attention.small import BACKENDS, EXACT, by_mask, qkv
 from tests.cache.layers import attended
 from tests.naive import with_gradients
-
-
-def test_more_queries_than_keys_must_say_which_tokens_they_are() -> None:
-    q, k, v = qkv(9, 4)
-    with pytest.raises(PatternError, match=r"9 queries and 4 keys under Causal\(\): say which tokens"):
-        attend(q, k, v, Causal())
 
 
 @pytest.mark.parametrize("backend", BACKENDS[:4])
@@ -35,26 +28,6 @@ def test_tokens_align_a_causal_mask_whichever_side_is_longer(backend: str, queri
     )
     for a, b in zip(ours, with_gradients(lambda *t: by_mask(*t, keep), grad, q, k, v), strict=True):
         torch.testing.assert_close(a, b, **EXACT)
-
-
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (lambda: Window.last(0), "got 0; for no window at all use Causal"),
-        (lambda: Window.last(-1), "keys must be 1 or more, got -1"),
-        (lambda: Window.last(True), "keys must be 1 or more, got True"),
-        (lambda: Window.last(None), "got None"),
-        (lambda: Window.around(-1), "before must be a whole number of at least 0, got -1"),
-        (lambda: Window.around(None), "before must be a whole number of at least 0, got None"),
-        (lambda: Window(1, -2), "after must be a whole number of at least 0, got -2"),
-        (lambda: Window(None), "before must be a whole number of at least 0, got None"),
-        (lambda: parse("Window.last(-1)"), r"'Window.last\(-1\)': .*got -1"),
-        (lambda: parse("Window.last(None)"), "'None' at character 13 must be a whole number"),
-    ],
-)
-def test_windows_that_are_none(make, text: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(PatternError, match=text):
-        make()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -102,22 +75,22 @@ STEPS: dict[str, Score] = {
 
 
 @pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("scale", [0.7, 1.0, -0.3, 0.0])
-def test_a_scale_and_a_finite_bias_are_both_applied(name: str, scale: float) -> None:
+@pytest.mark.parametrize("scale", [None, 0.7, 1.0, -0.3, 0.0])
+def test_a_scale_and_a_finite_bias_are_both_applied(name: str, scale: float | None) -> None:
     """scale times the product (and the relative keys), then the bias, which is not scaled; with gradients."""
     q, k, v = qkv()
     step = STEPS[name]
-    away = torch.arange(11) - torch.arange(11).unsqueeze(1)
+    away, factor = torch.arange(11) - torch.arange(11).unsqueeze(1), 6**-0.5 if scale is None else scale
 
     def formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        s = q @ k.repeat_interleave(2, 1).transpose(-1, -2) * scale
+        s = q @ k.repeat_interleave(2, 1).transpose(-1, -2) * factor
         if isinstance(step, Bias):
             s = s + step.parameters[0]
         elif isinstance(step, ALiBi):
             slopes = torch.tensor([0.5, 0.25, 0.125, 1.0], dtype=torch.float64)
             s = s - slopes.view(1, 4, 1, 1) * away.abs()
         elif isinstance(step, RelativeKey):
-            s = s + torch.einsum("bhtd,tsd->bhts", q, step.parameters[0][away.clamp(-4, 4) + 4]) * scale
+            s = s + torch.einsum("bhtd,tsd->bhts", q, step.parameters[0][away.clamp(-4, 4) + 4]) * factor
         elif isinstance(step, RelativeBias):
             at = Tokens.range(11)
             s = s + step.apply(torch.zeros_like(s), q, at, at, 1.0)
@@ -176,13 +149,3 @@ def test_strides_do_not_matter_for_gradients_either(backend: str) -> None:
         (dv.flip(-1), plain[3]),
     ):
         torch.testing.assert_close(a, b, **EXACT)
-
-
-@pytest.mark.parametrize("which", [0, 1, 2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_mixed_dtypes_are_named(which: int, dtype: torch.dtype) -> None:
-    mixed = [t.to(dtype) if i == which else t for i, t in enumerate(qkv())]
-    with pytest.raises(HeadwayError, match=r"share dtype and device; got .*") as caught:
-        attend(*mixed, Causal())
-    assert str(dtype) in str(caught.value)
-    assert "torch.float64" in str(caught.value)

@@ -3,14 +3,18 @@
 import gc
 import weakref
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.testing
+from torch import Tensor
 
 from headway.attention import KeyValues, attend, attend_keys
+from headway.attention.backends.native import torch_op as native_op
 from headway.attention.backends.native.backend import NATIVE
 from headway.attention.backends.native.plan_arrays import PlanArrays, plan_arrays, program
-from headway.attention.call import validate
+from headway.attention.call import Call, validate
 from headway.errors import BackendError, PatternError
 from headway.native import interface as c
 from headway.native import loader as native
@@ -19,6 +23,7 @@ from headway.patterns.primitives import Kind
 from headway.patterns.program import OTHERS, height, lower
 from headway.scores import ALiBi, Bias, RelativeBias, RelativeKey, Score, SoftCap
 from headway.tokens import Tokens
+from tests.attention.test_native_op import N, tensors
 from tests.native.plain import Problem
 from tests.native.presence import pretend
 
@@ -202,3 +207,48 @@ def test_sets_of_keys_share_a_gradient_and_a_score() -> None:
         torch.testing.assert_close(
             one.float(), three.float(), rtol=4 * ulp, atol=4 * ulp * one.abs().max().item()
         )
+
+
+def test_what_the_operator_cannot_say_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = tensors()
+
+    def asked(t: Tensor = q, **more: Any) -> Call:
+        own = validate(
+            t,
+            Tokens.range(N),
+            [KeyValues(k.to(t), v.to(t), Tokens.range(N))],
+            Causal(),
+            None,
+            (),
+            None,
+            0.0,
+            None,
+        )
+        return own if not more else Call(**{**vars(own), **more})
+
+    def takes(call: Call) -> bool:
+        return NATIVE.unsupported_reason(call, True, "cpu") is None
+
+    assert takes(asked())
+    assert not takes(asked(keep=torch.ones(1, 1, N, N, dtype=torch.bool)))
+    assert not takes(asked(score=(RelativeKey(torch.ones(3, 16)),)))
+    assert not takes(asked(q.double()))
+    pretend(monkeypatch, there=False)
+    assert not takes(asked())
+
+
+def test_what_the_kernels_cannot_run_is_named() -> None:
+    q, k, v = tensors()
+    wrong = validate(
+        q,
+        Tokens.range(N),
+        [KeyValues(k, v, Tokens.range(N))],
+        Causal(),
+        None,
+        (ALiBi((1.0,)),),
+        None,
+        0.0,
+        None,
+    )
+    with pytest.raises(BackendError, match=r"headway::attend cannot run this call: ALiBi is for 1 heads"):
+        native_op.run(wrong)

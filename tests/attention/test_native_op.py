@@ -13,15 +13,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from headway.attention import KeyValues, attend, attend_keys
 from headway.attention.backends.native import torch_op as native_op
-from headway.attention.backends.native.backend import NATIVE
 from headway.attention.call import Call, validate
-from headway.errors import BackendError
 from headway.native import interface as c
 from headway.native import loader as native
 from headway.patterns import And, Causal, Global, Or, Pattern, PerHead, Sink, Window
-from headway.scores import ALiBi, RelativeBias, RelativeKey, Score, SoftCap
+from headway.scores import ALiBi, RelativeBias, Score, SoftCap
 from headway.tokens import Tokens
-from tests.native.presence import pretend
+from tests.checkpoints.shares import share
 
 N = 33
 WINDOW = Window.last(9) | Causal() & Sink(2)
@@ -65,7 +63,7 @@ def by_token(t: Tensor) -> Tensor:
     "way",
     [pytest.param(lambda t: t, id="by head", marks=pytest.mark.slow), pytest.param(by_token, id="by token")],
 )
-@pytest.mark.parametrize("name", CALLS)
+@share("name", CALLS, 1, 2)
 def test_the_operators_pass_torchs_own_checks(name: str, way: Callable[[Tensor], Tensor]) -> None:
     asked = call(*CALLS[name])
     asked = replace(asked, q=way(asked.q))
@@ -134,7 +132,7 @@ GRAPHS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@share("name", GRAPHS, 0, 2)
 def test_attention_is_one_whole_graph_forward_and_backward(name: str) -> None:
     same(GRAPHS[name], *tensors())
 
@@ -241,7 +239,7 @@ BEYOND: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", BEYOND)
+@share("name", BEYOND, 0, 2)
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 def test_what_the_kernels_cannot_run_runs_elsewhere_in_a_graph_as_outside(name: str) -> None:
     given, f = tensors(gradient=False), BEYOND[name]
@@ -266,48 +264,3 @@ def test_fake_tensors_have_the_shapes_of_real_ones() -> None:
     assert part.out.shape == (2, 4, N, 16)
     assert part.lse.shape == (2, 4, N)
     assert part.out.dtype == part.lse.dtype == torch.float32
-
-
-def test_what_the_operator_cannot_say_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    q, k, v = tensors()
-
-    def asked(t: Tensor = q, **more: Any) -> Call:
-        own = validate(
-            t,
-            Tokens.range(N),
-            [KeyValues(k.to(t), v.to(t), Tokens.range(N))],
-            Causal(),
-            None,
-            (),
-            None,
-            0.0,
-            None,
-        )
-        return own if not more else Call(**{**vars(own), **more})
-
-    def takes(call: Call) -> bool:
-        return NATIVE.unsupported_reason(call, True, "cpu") is None
-
-    assert takes(asked())
-    assert not takes(asked(keep=torch.ones(1, 1, N, N, dtype=torch.bool)))
-    assert not takes(asked(score=(RelativeKey(torch.ones(3, 16)),)))
-    assert not takes(asked(q.double()))
-    pretend(monkeypatch, there=False)
-    assert not takes(asked())
-
-
-def test_what_the_kernels_cannot_run_is_named() -> None:
-    q, k, v = tensors()
-    wrong = validate(
-        q,
-        Tokens.range(N),
-        [KeyValues(k, v, Tokens.range(N))],
-        Causal(),
-        None,
-        (ALiBi((1.0,)),),
-        None,
-        0.0,
-        None,
-    )
-    with pytest.raises(BackendError, match=r"headway::attend cannot run this call: ALiBi is for 1 heads"):
-        native_op.run(wrong)

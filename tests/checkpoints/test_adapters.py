@@ -27,12 +27,12 @@ from headway.nn import Adapter, Lora, adapted, attach, set_active
 from headway.positions import Rotary
 from headway.surgery.quantize import quantize_folder
 from tests.checkpoints.adapters import IDS, KINDS, SIZE, small, trained
+from tests.pairwise import chequered
 
 FAMILIES = ("llama", "gpt2", "falcon", "gpt_bigcode", "roformer")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", FAMILIES)
+@chequered("family,kind", FAMILIES, list(KINDS))
 def test_there_and_back_is_the_same_function(family: str, kind: str, tmp_path: Path) -> None:
     """Fused layers come back as one adapter of more columns."""
     model = small(family)

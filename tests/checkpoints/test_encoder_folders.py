@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +241,10 @@ def test_row_85_nezha_is_headway_s_own(tmp_path: Path) -> None:
     assert all(pattern == Full() for pattern in spec.patterns)
 
 
-def test_row_85_models_prints_the_comparison(capsys: pytest.CaptureFixture[str]) -> None:
+def test_row_85_models_prints_the_comparison(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog, "row", cache(catalog.row))
     assert cli(["models"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     four = {

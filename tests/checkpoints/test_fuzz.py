@@ -30,7 +30,8 @@ def faults(groups: str, first: int, count: int) -> list[object]:
 
 
 def test_some_broken_checkpoints_fail_well() -> None:
-    assert faults(",".join(fuzz.GROUPS), 0, 30) == []
+    """Of the kinds whose whole folders are soon made; slow tests break those of every family."""
+    assert faults("llama,meta,tokenizers", 0, 30) == []
 
 
 @pytest.mark.slow

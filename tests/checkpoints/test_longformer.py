@@ -19,6 +19,7 @@ from headway.models import Encoder, Head, ModelSpec, build, cost
 from headway.patterns import Global, PerHead, Window
 from headway.positions import Learned
 from headway.tokens import Tokens
+from tests.pairwise import chequered
 
 from .hf import off
 
@@ -127,8 +128,7 @@ def test_logits_and_gradients_are_those_of_transformers(
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("windows", [4, 6, 40, [4, 8], [40, 4], [12, 6]], ids=str)
-@pytest.mark.parametrize("total", [1, 12, 13, 24, 37])
+@chequered("windows,total", [4, 6, 40, [4, 8], [40, 4], [12, 6]], [1, 12, 13, 24, 37])
 def test_any_window_by_layer_at_lengths_that_are_and_are_not_its_multiples(
     windows: int | list[int], total: int, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from headway.patterns import Full, Window
 from headway.positions import PerLayer, Rotary
 from headway.tokens import Tokens
 from tests.checkpoints.hf import off
+from tests.checkpoints.shares import share
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 61,
@@ -55,7 +56,7 @@ def output(model: Any, **given: Tensor) -> Tensor:
     return found.logits if "logits" in found else found.last_hidden_state  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("name", CASES)
+@share("name", CASES, 0, 2)
 def test_it_is_theirs_with_its_gradients_padded_and_packed_and_saved_again(name: str, tmp_path: Path) -> None:
     model = peer(name)
     model.save_pretrained(tmp_path / "theirs")

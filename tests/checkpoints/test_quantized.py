@@ -18,6 +18,7 @@ from headway.models.quantize import quantize_model, quantized_layers
 from headway.nn import Adapter, Lora, block_linears
 from headway.nn.weights import from_codes
 from headway.quantization import quantize_weights
+from tests.pairwise import chequered
 
 SIZE: dict[str, Any] = {"vocab": 61, "width": 64, "layers": 2, "heads": 4, "hidden": 96, "init_std": 0.2}
 LLAMA = ModelSpec.of("llama", **SIZE, kv_heads=2, tied=False)
@@ -46,8 +47,7 @@ def quantized(spec: ModelSpec, weights: str, dtype: torch.dtype | None = None) -
     return model
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4"])
-@pytest.mark.parametrize("name", SPECS)
+@chequered("name,weights", list(SPECS), ["int8", "int4"])
 def test_a_folder_gives_back_the_same_bits_whatever_its_family_calls_them(
     name: str, weights: str, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from tests.checkpoints import gemma4_rows
 from tests.checkpoints.decoder_rows import LLAMA, MINISTRAL, YARN
 from tests.checkpoints.decoders import IDS
 from tests.checkpoints.hf import off
+from tests.pairwise import chequered
 
 TEXTS: dict[str, Any] = {**LLAMA, "head_dim": 8}
 VISION: dict[str, Any] = {
@@ -90,8 +91,7 @@ def theirs(name: str) -> Any:
     return model.eval()
 
 
-@pytest.mark.parametrize("old", [True, False])
-@pytest.mark.parametrize("name", CASES)
+@chequered("name,old", list(CASES), [True, False])
 @torch.no_grad()
 def test_text_is_read_as_they_read_it(name: str, old: bool, tmp_path: Path) -> None:
     """Under the names of today's files, and under those of published ones."""

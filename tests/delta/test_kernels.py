@@ -7,7 +7,7 @@ from headway.attention.delta import delta_attend, forms
 from headway.native import delta as native
 from headway.tokens import Tokens
 from tests.delta.cases import draw, results
-from tests.native.conftest import LEVELS, Use, threads, use  # noqa: F401  (fixtures)
+from tests.native.conftest import Use, at_levels, threads, use  # noqa: F401  (fixtures)
 from tests.tolerance import assert_within_reference
 
 CASES = [
@@ -28,7 +28,7 @@ def layout(kind: str, count: int) -> Tokens | None:
     return None if kind == "range" else Tokens.from_lengths([count - 3, count], count, "left")
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(0)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("erases", [True, False])
 @pytest.mark.parametrize("channels", [False, True])
@@ -56,7 +56,7 @@ def test_results_and_gradients(
             assert_within_reference(a, right, rough, f"{count} {d} {e} {kind}", 1.0, check)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(1)
 @pytest.mark.parametrize("channels", [False, True])
 def test_however_strong_the_decay(use: Use, level: str, channels: bool) -> None:  # noqa: F811
     """To what a sum of logarithms loses, which is 3200 behind 64 slots: 2e-4."""

@@ -7,12 +7,6 @@ import pytest
 
 from headway_lab.explain import adapters, packing
 from headway_lab.explain.report import Claim, Report
-from tests.explain import toys
-
-
-@pytest.fixture
-def reports() -> Mapping[ModuleType, Report]:
-    return toys.Reports()
 
 
 @pytest.mark.parametrize("module", [adapters, packing], ids=lambda m: m.__name__)

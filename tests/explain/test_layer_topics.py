@@ -21,15 +21,8 @@ from headway_lab.explain import (
     swish,
 )
 from headway_lab.explain.report import Report, Row
-from tests.explain import toys
 
 MODULES = (multi_head, complexity, receptive_field, norms, residual_order, sinusoids, swish)
-
-
-@pytest.fixture
-def reports() -> Mapping[ModuleType, Report]:
-    """Heads trained with two seeds, stacks up to 16 layers."""
-    return toys.Reports()
 
 
 @pytest.mark.parametrize(

@@ -34,11 +34,6 @@ def toy_size() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def reports() -> Mapping[str, Report]:
-    return toys.Reports()
-
-
 def made(*losses: float, size: int = 1) -> tuple[Run, ...]:
     """Runs whose losses are given."""
     model = build(small(layers=size), device="meta")

@@ -11,14 +11,8 @@ from headway_lab.explain import delta, experts, gates, norm_orders, sink_logit
 from headway_lab.explain.report import Claim, Report
 from headway_lab.profiling import normal
 from tests.command_lines import ROOT
-from tests.explain import toys
 
 MODULES = (sink_logit, gates, delta, norm_orders, experts)
-
-
-@pytest.fixture
-def reports() -> Mapping[ModuleType, Report]:
-    return toys.Reports()
 
 
 def lost(found: Report) -> list[Claim]:

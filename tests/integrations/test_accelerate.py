@@ -25,116 +25,11 @@ from headway.integrations.transformers.modules import relative
 from headway.integrations.transformers.own_attention import attention_layers
 from headway.integrations.transformers.products import side_by_side
 from headway.native.linear import MOST_ROWS
-
-LENGTH, VOCAB = 23, 61
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 256,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-}
-GROUPED = {**SIZES, "num_key_value_heads": 2}
-WINDOWED = {"sliding_window": 5}
-EXPERTS = {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
-PAIR = {
-    "vocab_size": VOCAB,
-    "d_model": 32,
-    **{f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in
-       (("layers", 2), ("attention_heads", 4), ("ffn_dim", 48))},
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 0,
-}  # fmt: skip
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "Llama": ("ForCausalLM", GROUPED),
-    "Mistral": ("ForCausalLM", {**GROUPED, **WINDOWED}),
-    "Qwen2": ("ForCausalLM", {**GROUPED, **WINDOWED, "use_sliding_window": True, "max_window_layers": 1}),
-    "Qwen3": ("ForCausalLM", {**GROUPED, "head_dim": 8}),
-    "Gemma2": ("ForCausalLM", {**GROUPED, **WINDOWED, "head_dim": 8, "attn_logit_softcapping": 2.0}),
-    "Phi3": ("ForCausalLM", {**GROUPED, **WINDOWED}),
-    "GPT2": ("LMHeadModel", SIZES),
-    "GPTNeoX": ("ForCausalLM", SIZES),
-    "Phi": ("ForCausalLM", GROUPED),
-    "Starcoder2": ("ForCausalLM", {**GROUPED, **WINDOWED}),
-    "Olmo2": ("ForCausalLM", GROUPED),
-    "Cohere": ("ForCausalLM", GROUPED),
-    "Qwen2Moe": ("ForCausalLM", {**GROUPED, **EXPERTS}),  # makes the mask of a window that no layer has
-    "Qwen3Moe": ("ForCausalLM", {**GROUPED, **EXPERTS, "num_experts_per_tok": 2, "head_dim": 8}),
-    "Mixtral": ("ForCausalLM", {**GROUPED, **WINDOWED, "num_local_experts": 4}),
-    "GptOss": ("ForCausalLM", {**GROUPED, **WINDOWED, "num_local_experts": 4, "head_dim": 8}),
-    "Granite": ("ForCausalLM", {**GROUPED, "residual_multiplier": 0.22, "logits_scaling": 3.0}),
-    "Lfm2": (
-        "ForCausalLM",
-        {**GROUPED, "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "full_attention"]},
-    ),
-    "ModernBert": ("ForMaskedLM", {**SIZES, "cls_token_id": 1, "sep_token_id": 2}),
-    "Bert": ("ForMaskedLM", SIZES),
-    "Roberta": ("ForMaskedLM", {**SIZES, "pad_token_id": 0}),
-    "Longformer": ("ForMaskedLM", {**SIZES, "attention_window": 4}),
-    "Marian": ("MTModel", PAIR),
-}
-DECODERS = ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Phi3", "GPT2", "Phi", "Cohere"]
+from tests.checkpoints.shares import share
+from tests.integrations.accelerated import FAMILIES, GROUPED, LENGTH, VOCAB, close, inputs, made, run
 
 
-def made(family: str) -> Any:
-    """A small model with random weights."""
-    task, sizes = FAMILIES[family]
-    model = getattr(transformers, family + task)(getattr(transformers, family + "Config")(**sizes))
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            nn.init.normal_(parameter, std=0.3)
-    return model.eval()
-
-
-def inputs(model: Any) -> dict[str, Tensor]:
-    """Two rows, one of which has padding on the left (on the right for encoders), and a target for most tokens."""
-    ids, mask = torch.randint(3, VOCAB, (2, LENGTH)), torch.ones(2, LENGTH, dtype=torch.long)
-    decoder = model.can_generate() and not model.config.is_encoder_decoder
-    mask[0, slice(0, 9) if decoder else slice(-9, None)] = 0
-    labels = ids.masked_fill(mask == 0, -100)
-    labels[0, 9] = -100  # of a decoder: what padding would predict
-    given = {"input_ids": ids, "attention_mask": mask, "labels": labels}
-    if model.config.model_type == "longformer":
-        given["global_attention_mask"] = torch.zeros_like(mask).index_fill(1, torch.tensor([0, 3]), 1)
-    return given
-
-
-def run(model: Any, given: dict[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Loss, logits without gradient, and gradients of a step in training mode."""
-    model.zero_grad()
-    dropout_free(model.train())
-    loss = model(**given).loss
-    loss.backward()
-    with torch.no_grad():
-        logits = model.eval()(
-            **{name: t for name, t in given.items() if name != "labels" or model.config.is_encoder_decoder}
-        )
-    return (
-        loss.detach(),
-        logits.logits,
-        {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None},
-    )
-
-
-def dropout_free(model: nn.Module) -> None:
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        elif isinstance(getattr(module, "dropout", None), float):
-            module.dropout = 0.0
-
-
-def close(ours: Tensor, theirs: Tensor, share: float) -> None:
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=share * float(theirs.abs().max()) + 1e-30)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
+@share("family", FAMILIES, 0, 2)
 def test_loss_logits_and_gradients_are_as_before(family: str) -> None:
     model = made(family)
     given = inputs(model)
@@ -214,7 +109,7 @@ def graph(model: Any) -> list[Any]:
     return [*found, model.config._attn_implementation]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@share("family", FAMILIES, 1, 2)
 def test_restore_gives_back_the_same_objects(family: str) -> None:
     model = made(family)
     before = graph(model)

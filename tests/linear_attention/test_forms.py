@@ -225,47 +225,6 @@ def test_low_precision_errs_no_more_than_the_formula_in_it(
     assert_within_reference(got, exact, low.to(dtype))
 
 
-def test_row_80_weights_may_be_negative_and_need_not_sum_to_1() -> None:
-    q, k, _ = tensors(12, 40, d=8)
-    far = table(torch.arange(40) * 1000, 8)
-    got = linear_weights(q, k, LinearAttentionSpec("relu"), rotation=far)
-    assert got.min() < -0.01
-    assert (got.sum(-1) - 1).abs().max() > 0.1
-    assert not LinearAttentionSpec("relu").is_distribution
-
-
-@pytest.mark.parametrize("form", ["parallel", "chunked"])
-@pytest.mark.parametrize("linear", [LinearAttentionSpec(), LinearAttentionSpec("cosine")], ids=str)
-def test_row_80_row_81_a_shift_of_all_positions_changes_nothing(
-    linear: LinearAttentionSpec, form: str
-) -> None:
-    q, k, v = tensors(13, N)
-    here, there, stretched = (
-        linear_attend(q, k, v, linear, Causal(), rotation=table(at, 6), form=form)
-        for at in (torch.arange(N), torch.arange(N) + 12345, torch.arange(N) * 2)
-    )
-    assert torch.allclose(here, there, rtol=0, atol=1e-10)
-    assert not torch.allclose(here, stretched, rtol=0, atol=1e-3), "distances matter"
-
-
-@pytest.mark.parametrize("pattern", [Causal(), Full()], ids=str)
-def test_row_81_the_cosine_kind_stays_a_distribution_under_rotation(pattern: Pattern) -> None:
-    linear = LinearAttentionSpec("cosine")
-    assert linear.is_distribution
-    q, k, _ = tensors(14, 40, d=8)
-    got = linear_weights(q, k, linear, pattern, rotation=table(torch.arange(40) * 1000, 8))
-    assert got.min() >= 0
-    assert torch.allclose(got.sum(-1), torch.ones(2, 4, 40, dtype=torch.float64))
-    free = linear_weights(q, k, linear, pattern)
-    assert not torch.allclose(got, free, atol=1e-3), "and positions matter"
-
-
-def test_row_81_a_zero_vector_has_no_direction() -> None:
-    q, k, _ = tensors(15, N)
-    got = linear_weights(q * 0, k, LinearAttentionSpec("cosine"))
-    assert torch.allclose(got, torch.full_like(got, 1 / N))
-
-
 @given(st.lists(st.integers(0, 7), min_size=1, max_size=6))
 def test_states_of_disjoint_keys_add(sizes: list[int]) -> None:
     total = sum(sizes)

@@ -2,13 +2,20 @@
 
 import random
 
+import pytest
 import torch
 from torch import Tensor
 
-from headway.attention.linear_attention import FORMS, LinearAttentionSpec, linear_attend, linear_weights
-from headway.patterns import Causal
+from headway.attention.linear_attention import (
+    FORMS,
+    LinearAttentionSpec,
+    linear_attend,
+    linear_weights,
+)
+from headway.patterns import Causal, Full, Pattern
 from headway.positions import Rotary
-from tests.linear_attention.oracle import table
+from tests.linear_attention.oracle import table, tensors
+from tests.linear_attention.test_forms import N
 
 BOTH, NUMERATOR, COSINE = (
     LinearAttentionSpec(rotary="both"),
@@ -105,3 +112,44 @@ def test_row_80_gradients_are_finite_where_row_79_breaks() -> None:
         sizes[linear] = max(float(t.grad.abs().max()) for t in leaves if t.grad is not None)
     assert sizes[BOTH] > 1e6
     assert sizes[NUMERATOR] < 100
+
+
+def test_row_80_weights_may_be_negative_and_need_not_sum_to_1() -> None:
+    q, k, _ = tensors(12, 40, d=8)
+    far = table(torch.arange(40) * 1000, 8)
+    got = linear_weights(q, k, LinearAttentionSpec("relu"), rotation=far)
+    assert got.min() < -0.01
+    assert (got.sum(-1) - 1).abs().max() > 0.1
+    assert not LinearAttentionSpec("relu").is_distribution
+
+
+@pytest.mark.parametrize("form", ["parallel", "chunked"])
+@pytest.mark.parametrize("linear", [LinearAttentionSpec(), LinearAttentionSpec("cosine")], ids=str)
+def test_row_80_row_81_a_shift_of_all_positions_changes_nothing(
+    linear: LinearAttentionSpec, form: str
+) -> None:
+    q, k, v = tensors(13, N)
+    here, there, stretched = (
+        linear_attend(q, k, v, linear, Causal(), rotation=table(at, 6), form=form)
+        for at in (torch.arange(N), torch.arange(N) + 12345, torch.arange(N) * 2)
+    )
+    assert torch.allclose(here, there, rtol=0, atol=1e-10)
+    assert not torch.allclose(here, stretched, rtol=0, atol=1e-3), "distances matter"
+
+
+@pytest.mark.parametrize("pattern", [Causal(), Full()], ids=str)
+def test_row_81_the_cosine_kind_stays_a_distribution_under_rotation(pattern: Pattern) -> None:
+    linear = LinearAttentionSpec("cosine")
+    assert linear.is_distribution
+    q, k, _ = tensors(14, 40, d=8)
+    got = linear_weights(q, k, linear, pattern, rotation=table(torch.arange(40) * 1000, 8))
+    assert got.min() >= 0
+    assert torch.allclose(got.sum(-1), torch.ones(2, 4, 40, dtype=torch.float64))
+    free = linear_weights(q, k, linear, pattern)
+    assert not torch.allclose(got, free, atol=1e-3), "and positions matter"
+
+
+def test_row_81_a_zero_vector_has_no_direction() -> None:
+    q, k, _ = tensors(15, N)
+    got = linear_weights(q * 0, k, LinearAttentionSpec("cosine"))
+    assert torch.allclose(got, torch.full_like(got, 1 / N))

@@ -24,6 +24,7 @@ from headway.nn.block import BESIDE, ORDERS
 from headway.patterns import Causal
 from headway.positions import NoPositions, Relative, Rotary, SpecialOrthogonal, T5Bias
 from headway.tokens import Tokens
+from tests.pairwise import chequered
 
 TOLERANCE = 0.02
 SIZE: dict[str, Any] = {"vocab": 97, "width": 48, "layers": 2, "heads": 4, "hidden": 80}
@@ -150,8 +151,7 @@ def measured(spec: ModelSpec, dtype: torch.dtype, fused: bool, backend: str) -> 
     return found, sum(want.values())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("specs", [llamas, linears, hybrids, heads, pairs])
+@chequered("specs,dtype", [llamas, linears, hybrids, heads, pairs], [torch.float32, torch.bfloat16])
 def test_rows_91_and_109_kept_bytes_are_what_autograd_keeps(
     specs: Callable[[], Iterator[ModelSpec]], dtype: torch.dtype
 ) -> None:

@@ -18,7 +18,7 @@ from headway.nn.weights import WEIGHTS
 from headway.patterns import Causal, Pattern, Sink, Window
 from headway.positions import Rotary
 from tests.cache.page_counts import page_counts
-from tests.native.conftest import LEVELS, Use, use  # noqa: F401
+from tests.native.conftest import Use, at_levels, use  # noqa: F401
 from tests.tolerance import assert_rounded_once, assert_unbiased, assert_within_reference
 
 CAUSAL = Causal()
@@ -111,7 +111,7 @@ def test_several_tokens_of_each_row_and_some_taken_back(dtype: torch.dtype) -> N
     assert ours.lengths == plain.lengths
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(0)
 @pytest.mark.parametrize("family", ["qwen3", "gpt2"])
 def test_what_lies_between_products_is_rounded_as_in_the_model(use: Use, level: str, family: str) -> None:  # noqa: F811
     """Norms, activations, gates, rotations, sums: what is stored of them is the model's, and prefers no side."""
@@ -142,7 +142,7 @@ def stored(*caches: BatchCache) -> list[tuple[torch.Tensor, ...]]:
     return list(zip(*kept, strict=True))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_values_are_rotated_where_positions_say_so(use: Use, level: str, dtype: torch.dtype) -> None:  # noqa: F811
     use(level)
@@ -150,7 +150,7 @@ def test_values_are_rotated_where_positions_say_so(use: Use, level: str, dtype: 
         steps(model(positions=Rotary(pairing=pairing, values=True)).to(dtype), 3, 3)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_windows_and_rows_that_differ(use: Use, level: str, dtype: torch.dtype) -> None:  # noqa: F811
     use(level)

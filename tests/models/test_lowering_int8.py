@@ -11,7 +11,7 @@ from headway.models import Decoder
 from headway.patterns import Causal, Sink, Window
 from headway.quantization import quantize
 from tests.generate.conftest import small
-from tests.native.conftest import LEVELS, Use, use  # noqa: F401
+from tests.native.conftest import Use, at_levels, use  # noqa: F401
 from tests.tolerance import assert_within_reference
 
 PATTERNS = (Window.last(70) | (Causal() & Sink(2)), Causal())
@@ -38,7 +38,7 @@ def read_together(readers: list[Reader]) -> list[torch.Tensor]:
     return [torch.cat(of_reader) for of_reader in zip(*results, strict=True)]
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(0)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_they_are_those_of_the_modules(use: Use, level: str, dtype: torch.dtype) -> None:  # noqa: F811
     use(level)
@@ -50,7 +50,7 @@ def test_they_are_those_of_the_modules(use: Use, level: str, dtype: torch.dtype)
     assert_within_reference(ours, exact, modules)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_codes_are_those_of_quantize(use: Use, level: str, dtype: torch.dtype) -> None:  # noqa: F811
     """To the bit, of a token that is no number and of a head of zeros, too."""

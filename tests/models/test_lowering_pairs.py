@@ -9,7 +9,7 @@ import torch
 from headway.generate import Reader
 from headway.models import EncoderDecoder, ModelSpec, build
 from headway.nn import RMSNorm
-from tests.native.conftest import LEVELS, Use, use  # noqa: F401
+from tests.native.conftest import Use, at_levels, use  # noqa: F401
 from tests.tolerance import assert_within_reference
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -68,7 +68,7 @@ def read_together(readers: list[Reader], dtype: torch.dtype) -> None:
     assert_within_reference(ours, exact, low)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(0)
 def test_norms_behind_layers_are_those_of_the_modules(use: Use, level: str) -> None:  # noqa: F811
     use(level)
     test_they_are_those_of_the_modules("bart", torch.float32)

@@ -10,7 +10,7 @@ from headway.attention.linear_attention import LinearAttentionSpec, LinearState
 from headway.generate import Reader
 from headway.models import Decoder, ModelSpec, build
 from headway.positions import NoPositions, Rotary
-from tests.native.conftest import LEVELS, Use, use  # noqa: F401
+from tests.native.conftest import Use, at_levels, use  # noqa: F401
 from tests.tolerance import assert_within_reference
 
 SPECS: dict[str, tuple[LinearAttentionSpec, dict[str, Any]]] = {
@@ -84,7 +84,7 @@ def test_they_are_those_of_the_modules(kind: str, dtype: torch.dtype) -> None:
     check(kind, dtype)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(0)
 def test_at_every_level(use: Use, level: str) -> None:  # noqa: F811
     use(level)
     check("cosine", torch.float32)

@@ -10,7 +10,7 @@ from headway.generate import Reader
 from headway.models.paged_past import PagedPast
 from headway.patterns import Causal, Pattern, Window
 from tests.generate.conftest import small
-from tests.native.conftest import LEVELS, Use, use  # noqa: F401
+from tests.native.conftest import Use, at_levels, use  # noqa: F401
 from tests.tolerance import assert_within_reference
 
 
@@ -77,7 +77,7 @@ def test_windows_that_begin_later_share_nothing() -> None:
     check(Window.last(70), torch.float32, [700] * 4)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(0)
 def test_at_every_level(use: Use, level: str) -> None:  # noqa: F811
     use(level)
     check(Causal(), torch.float32, [500] * 3, 3)

@@ -18,6 +18,15 @@ LEVELS = [level for level in build.levels() if loader.NEEDS[level] <= hardware.c
 Use = Callable[[str], None]
 
 
+def at_levels(law: int) -> pytest.MarkDecorator:
+    """`parametrize` of the level. Quick are the best one of this CPU and one of the others, for each law the next; slow
+    ones try every level."""
+    quick = {LEVELS[0], LEVELS[1:][law % (len(LEVELS) - 1)]} if LEVELS[1:] else set(LEVELS)
+    return pytest.mark.parametrize(
+        "level", [pytest.param(level, marks=() if level in quick else pytest.mark.slow) for level in LEVELS]
+    )
+
+
 @dataclass(frozen=True)
 class Small:
     """Libraries in `folder`, built from the few `sources`."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from headway.patterns import Causal, Full, Global, Window
 from headway.tokens import Tokens
 from tests.native.calls import DTYPES, equal, outcome, problem
-from tests.native.conftest import LEVELS, Use
+from tests.native.conftest import Use, at_levels
 from tests.native.plain import Problem
 
 LAID_OUT: dict[str, Callable[[Tensor], Tensor]] = {
@@ -23,7 +23,7 @@ LAID_OUT: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(0)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_where_tensors_lie_changes_nothing(use: Use, level: str, dtype: torch.dtype) -> None:
     use(level)
@@ -34,7 +34,7 @@ def test_where_tensors_lie_changes_nothing(use: Use, level: str, dtype: torch.dt
             equal(outcome(replace(case, q=change(case.q), k=change(case.k), v=change(case.v))), expected)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(1)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_one_head_or_row_repeated_by_strides(use: Use, level: str, dtype: torch.dtype) -> None:
     use(level)
@@ -57,7 +57,7 @@ BIG = {
 }
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(2)
 @pytest.mark.parametrize("name", BIG)
 def test_bits_do_not_depend_on_threads_or_on_the_run(use: Use, level: str, name: str) -> None:
     use(level)
@@ -68,7 +68,7 @@ def test_bits_do_not_depend_on_threads_or_on_the_run(use: Use, level: str, name:
         equal(outcome(case, threads), once)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_result_of_a_row_does_not_depend_on_rows_beside_it(
     use: Use, level: str, dtype: torch.dtype
@@ -96,7 +96,7 @@ def test_the_result_of_a_row_does_not_depend_on_rows_beside_it(
             assert torch.equal(together.lse[b], part.lse[0])
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(4)
 def test_nothing_to_compute_is_computed(use: Use, level: str) -> None:
     use(level)
     for queries, keys, rows in ((0, 5, 2), (5, 0, 2), (0, 0, 2), (3, 3, 0)):

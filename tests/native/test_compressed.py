@@ -10,7 +10,7 @@ from torch import Tensor
 from headway.errors import BackendError
 from headway.native.compressed import BEHIND, CODES, Compressed
 from headway.native.linear import linear
-from tests.native.conftest import LEVELS, Use
+from tests.native.conftest import Use, at_levels
 from tests.native.test_linear import DTYPES, SIZES
 
 PLACES = 64
@@ -55,7 +55,7 @@ def test_the_format_is_what_it_is_said_to_be() -> None:
     assert packed.data[-BEHIND:].eq(0).all()
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(0)
 def test_to_the_bit(use: Use, level: str) -> None:
     use(level)
     before = torch.get_num_threads()
@@ -81,7 +81,7 @@ def test_to_the_bit(use: Use, level: str) -> None:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_products_are_those_of_plain_weights(use: Use, level: str, dtype: torch.dtype) -> None:
     """Rows that are streamed for, and more; a row longer than a line of plain weights."""

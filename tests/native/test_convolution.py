@@ -2,18 +2,17 @@
 
 from itertools import product
 
-import pytest
 import torch
 
 from headway.attention.delta.convolution import _plain, short_convolution
 from headway.native import convolution
-from tests.native.conftest import LEVELS, Use, use  # noqa: F401
+from tests.native.conftest import Use, at_levels, use  # noqa: F401
 
 SIZES = (1, 1, 5, 4), (2, 7, 300, 4), (3, 33, 16, 3), (1, 20, 40, 8), (2, 9, 17, 1)
 """Rows, slots, channels, window."""
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(0)
 def test_the_convolution_and_its_gradients(use: Use, level: str) -> None:  # noqa: F811
     use(level)
     random = torch.Generator().manual_seed(0)

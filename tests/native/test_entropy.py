@@ -7,13 +7,13 @@ import torch.nn.functional as F
 from headway.native import rows
 from headway.nn.cross_entropy import fused_cross_entropy
 from tests.native.calls import DTYPES
-from tests.native.conftest import LEVELS, Use
+from tests.native.conftest import Use, at_levels
 from tests.native.test_rows import draw
 from tests.nn.plain import plain_cross_entropy
 from tests.tolerance import assert_rounded_once, assert_within_reference
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(0)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_cross_entropy(use: Use, threads: None, level: str, dtype: torch.dtype) -> None:
     use(level)
@@ -54,7 +54,7 @@ def test_the_first_of_equal_logits_is_the_hit() -> None:
     assert hits.tolist() == [True, False]
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_no_number_stays_visible(use: Use, level: str, dtype: torch.dtype) -> None:
     use(level)

@@ -10,7 +10,7 @@ from headway.attention import KeyValues, attend_keys
 from headway.partial import Partial
 from headway.patterns import Causal, GlobalKeys, Pattern, Sink, Window
 from headway.tokens import Tokens
-from tests.native.conftest import LEVELS, Use
+from tests.native.conftest import Use, at_levels
 from tests.native.plain import Problem
 from tests.tolerance import assert_within_reference
 
@@ -78,7 +78,7 @@ def same(got: Partial, case: Problem, keys: KeyValues, level: str) -> None:
         assert_within_reference(got.out, exact.out, low.out, "out")
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(0)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", ["step", "chunk", "row", "ring", "wrapped", "ragged", "pinned"])
 def test_int8_is_what_it_stands_for(use: Use, level: str, dtype: torch.dtype, kind: str) -> None:
@@ -91,7 +91,7 @@ def test_int8_is_what_it_stands_for(use: Use, level: str, dtype: torch.dtype, ki
         same(run(case, keys), case, keys, level)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(1)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_where_int8_and_scales_lie_changes_nothing(use: Use, level: str, dtype: torch.dtype) -> None:
     """A view of a larger cache, slots apart, rows or heads that are one, and any address."""
@@ -121,7 +121,7 @@ def test_where_int8_and_scales_lie_changes_nothing(use: Use, level: str, dtype: 
     assert torch.equal(got.out, same_rows.out)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_slots_that_nobody_sees_may_hold_any_scale(use: Use, level: str, dtype: torch.dtype) -> None:
     use(level)
@@ -139,7 +139,7 @@ def test_slots_that_nobody_sees_may_hold_any_scale(use: Use, level: str, dtype: 
             assert torch.equal(got.lse, want.lse)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_fault_in_a_key_is_seen_by_those_who_see_the_key(

@@ -11,9 +11,10 @@ from headway.native.linear import MOST_ROWS, linear
 from headway.native.nf4 import Nf4Matrix
 from headway.nn import Lora
 from headway.nn.weights import Nf4
+from tests.models.changes import adapted, both, kept_as
+from tests.models.kinds import WIDE
 from tests.models.test_decode_step import model, steps
-from tests.models.test_lowering import WIDE, adapted, both, kept_as
-from tests.native.conftest import LEVELS, Use
+from tests.native.conftest import Use, at_levels
 from tests.native.test_linear import DTYPES, assert_sums
 
 SIZES = [
@@ -56,7 +57,7 @@ def check_products(x: Tensor, weight: Nf4, b: Tensor) -> None:
     assert_sums("products of nf4", got, right, low, terms)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(0)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_products_are_those_of_the_numbers(use: Use, level: str, dtype: torch.dtype) -> None:
     """Of whole matrices, and of rows and columns of them, which begin within the blocks of a largest scale."""
@@ -71,7 +72,7 @@ def test_products_are_those_of_the_numbers(use: Use, level: str, dtype: torch.dt
         check_products(x[:, begin:], weight.part(1, range(begin, inputs)), b)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 64])
 def test_weights_are_the_dequantized_ones_to_the_bit(
@@ -89,7 +90,7 @@ def test_weights_are_the_dequantized_ones_to_the_bit(
             assert not left.any()
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bits_do_not_depend_on_other_rows_nor_on_threads_nor_on_where_a_part_was_cut(
     use: Use, level: str, dtype: torch.dtype
@@ -122,7 +123,7 @@ def test_bits_do_not_depend_on_other_rows_nor_on_threads_nor_on_where_a_part_was
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [3, 70])
 def test_what_is_no_number_stays_in_its_row(use: Use, level: str, dtype: torch.dtype, rows: int) -> None:
@@ -134,7 +135,7 @@ def test_what_is_no_number_stays_in_its_row(use: Use, level: str, dtype: torch.d
     assert y[torch.arange(rows) != 1].isfinite().all()
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_steps_of_decoding_are_those_of_the_modules(use: Use, level: str, dtype: torch.dtype) -> None:
     """With an adapter, and one that has magnitudes, too."""

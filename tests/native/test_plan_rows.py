@@ -10,7 +10,7 @@ from headway.errors import BackendError
 from headway.native.plan_rows import plan_rows
 from headway.patterns import Causal, Chunk, Pattern, Sink, Window, visible
 from headway.tokens import Tokens
-from tests.native.conftest import LEVELS, Use, use  # noqa: F401
+from tests.native.conftest import Use, at_levels, use  # noqa: F401
 
 PATTERNS = [
     Causal(),
@@ -24,7 +24,7 @@ PATTERNS = [
 ]
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(0)
 def test_runs_are_those_that_each_pair_of_tokens_says(use: Use, level: str) -> None:  # noqa: F811
     use(level)
     for pattern in PATTERNS:

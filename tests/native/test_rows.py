@@ -21,7 +21,7 @@ from headway.nn.fused import (
     rotate,
 )
 from headway.positions import tables
-from tests.native.conftest import LEVELS, Use
+from tests.native.conftest import Use, at_levels
 from tests.tolerance import assert_rounded_once, assert_within_reference
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -80,7 +80,13 @@ def stepwise_norm(kind: Norm, x: Tensor, weight: Tensor, bias: Tensor | None) ->
     return y if bias is None else kept(y) + bias
 
 
-@pytest.mark.parametrize("level", LEVELS)
+def rotated(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, pairing: str | Tensor) -> list[Tensor]:
+    """In float32 as the model does, in float64 where the tensors are."""
+    angles = [t.double() if xs[0].dtype == torch.float64 else t for t in (cos, sin)]
+    return [tables.rotate(x, *angles, pairing) for x in xs]
+
+
+@at_levels(0)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["rms", "layer"])
 def test_norms(use: Use, threads: None, level: str, dtype: torch.dtype, kind: Norm) -> None:
@@ -138,7 +144,7 @@ def test_what_the_kernels_do_not_take_is_broadcast_as_in_the_formula() -> None:
     assert torch.equal(gated(x, one, "silu"), plain_gated(x, one, "silu"))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("act", [act for act in ACTIVATIONS if act not in UPS])
 def test_gates(use: Use, threads: None, level: str, dtype: torch.dtype, act: str) -> None:
@@ -165,61 +171,7 @@ def test_gates(use: Use, threads: None, level: str, dtype: torch.dtype, act: str
         )
 
 
-def rotated(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, pairing: str | Tensor) -> list[Tensor]:
-    """In float32 as the model does, in float64 where the tensors are."""
-    angles = [t.double() if xs[0].dtype == torch.float64 else t for t in (cos, sin)]
-    return [tables.rotate(x, *angles, pairing) for x in xs]
-
-
-def assert_rotated(xs: list[Tensor], cos: Tensor, sin: Tensor, pairing: str | Tensor, what: str) -> None:
-    def plain(*xs: Tensor) -> list[Tensor]:
-        return rotated(xs, cos, sin, pairing)
-
-    assert_as_the_formula("rotation", lambda *xs: rotate(xs, cos, sin, pairing), plain, xs, what, plain)
-
-
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("pairing", ["halves", "adjacent", "pairs"])
-def test_rotations(use: Use, threads: None, level: str, dtype: torch.dtype, pairing: str) -> None:
-    use(level)
-    for size, dim, batch in ((2, 2, 1), (6, 7, 2), (16, 16, 1), (34, 40, 2), (64, 64, 2)):
-        partner: str | Tensor = pairing
-        if pairing == "pairs":
-            order = torch.randperm(size, generator=torch.Generator().manual_seed(size))
-            partner = torch.empty(size, dtype=torch.int64)
-            partner[order[::2]], partner[order[1::2]] = order[1::2], order[::2]
-            first = order[::2]
-        else:
-            first = torch.arange(size // 2) if pairing == "halves" else torch.arange(0, size, 2)
-        other = (
-            partner[first]
-            if isinstance(partner, Tensor)
-            else first + (size // 2 if pairing == "halves" else 1)
-        )
-        angle = 3 * draw(batch, 33, size // 2, seed=5, dtype=torch.float32)
-        cos, sin = torch.empty(batch, 33, size), torch.empty(batch, 33, size)
-        cos[..., first] = cos[..., other] = angle.cos()
-        sin[..., first], sin[..., other] = -angle.sin(), angle.sin()
-        q, k, v = (draw(2, 33, heads, dim, seed=heads, dtype=dtype).transpose(1, 2) for heads in (8, 3, 1))
-        v = v.contiguous()  # in another layout
-
-        for some in ([q, k], [q], [q, k, v]):
-            assert_rotated(some, cos, sin, partner, f"{pairing} {size} of {dim}")
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("sizes", [((4, 8), (4, 12)), ((4, 8), (5, 8)), ((3, 514),), ((1, 516), (1, 8))])
-def test_rotations_of_unequal_and_of_wide_heads(dtype: torch.dtype, sizes: tuple[tuple[int, int]]) -> None:
-    xs = [draw(2, 3, *size, seed=size[1], dtype=dtype) for size in sizes]
-    count = 1 if sizes[0][0] != sizes[-1][0] else sizes[0][0]
-    angle = draw(count, 4, seed=1, dtype=torch.float32).repeat(1, 2)
-    cos, sin = angle.cos(), torch.cat((-angle[:, :4].sin(), angle[:, 4:].sin()), -1)
-
-    assert_rotated(xs, cos, sin, "halves", str(sizes))
-
-
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(2)
 def test_a_sum_or_product_of_two_numbers_is_rounded_to_the_even_one_of_equally_near(
     use: Use, level: str
 ) -> None:
@@ -237,7 +189,7 @@ def test_a_sum_or_product_of_two_numbers_is_rounded_to_the_even_one_of_equally_n
         assert all(torch.equal(a, b.bfloat16()) for a, b in zip(made, right, strict=True))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(3)
 def test_what_is_no_number_stays_visible(use: Use, level: str) -> None:
     use(level)
     for dtype in DTYPES:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from headway.patterns import Causal, Global, Sink, Window
 from tests.native.calls import DTYPES, PATTERNS, TOKENS, equal, outcome, problem
-from tests.native.conftest import LEVELS, Use
+from tests.native.conftest import Use, at_levels
 from tests.native.plain import Problem
 from tests.pairwise import pairwise
 
@@ -20,7 +20,7 @@ def weights(case: Problem) -> Tensor:
     return replace(case, v=eye).run().out
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(0)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_weights_are_0_exactly_where_a_key_is_not_visible(use: Use, level: str, dtype: torch.dtype) -> None:
     use(level)
@@ -29,7 +29,7 @@ def test_weights_are_0_exactly_where_a_key_is_not_visible(use: Use, level: str, 
         assert torch.equal(weights(case) != 0, case.visible), (pattern, kind)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(1)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_what_dropout_drops_is_known_beforehand(use: Use, level: str, dtype: torch.dtype) -> None:
     """Bit for bit the words of attention/dropout.py: for any seed, number of keys before, and order of slots."""
@@ -42,7 +42,7 @@ def test_what_dropout_drops_is_known_beforehand(use: Use, level: str, dtype: tor
             assert torch.equal(weights(replace(case, split=split)) != 0, seen), (kind, seed, split)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_slots_that_are_empty_or_unseen_may_hold_anything(
@@ -62,7 +62,7 @@ def test_slots_that_are_empty_or_unseen_may_hold_anything(
         equal(outcome(replace(case, k=k, v=v, q=case.q.masked_fill(idle, bad))), outcome(case))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_a_bad_key_or_value_spoils_only_the_queries_that_see_it(
@@ -86,7 +86,7 @@ def test_a_bad_key_or_value_spoils_only_the_queries_that_see_it(
                     assert wrong[sees].isnan().all(), (pattern, at, name)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_bad_query_spoils_only_itself_and_the_keys_that_it_sees(
@@ -108,7 +108,7 @@ def test_a_bad_query_spoils_only_itself_and_the_keys_that_it_sees(
             assert not out[:, :, at].isfinite().all()
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(5)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_bad_query_hides_no_large_score_of_its_neighbour(use: Use, level: str, dtype: torch.dtype) -> None:
     """Rows 48 to 53 are computed together: the maximum of 48 must still be seen to rise."""
@@ -126,7 +126,7 @@ def test_a_bad_query_hides_no_large_score_of_its_neighbour(use: Use, level: str,
     assert torch.equal(got.lse[:, :, other], clean.lse[:, :, other])
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(6)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_bad_gradient_spoils_only_its_query_and_the_keys_that_it_sees(
     use: Use, level: str, dtype: torch.dtype
@@ -147,7 +147,7 @@ def test_a_bad_gradient_spoils_only_its_query_and_the_keys_that_it_sees(
                 assert x[:, :, ~rows].isnan().any()
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(7)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gradients_are_0_where_nothing_is_seen(use: Use, level: str, dtype: torch.dtype) -> None:
     use(level)

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headway.nn import Attention, GlobalAttention, RMSNorm
-from headway.patterns import Causal, Full, Global, Pattern, PerHead, Window, visible
+from headway.nn import Attention, RMSNorm
+from headway.patterns import Full, PerHead, Window, visible
 from headway.positions import DynamicNTK, LongRope, Rotary
 from headway.scores import RelativeBias, SoftCap
 from headway.tokens import Tokens
@@ -199,24 +199,6 @@ def in_chunks(layer: Attention, x: Tensor, edges: list[int]) -> Tensor:
         return torch.cat([continued(layer, part, cache) for part in x.split(sizes, 1)], 1)
 
 
-@pytest.mark.parametrize("case", ["plain", "window", "normed", "biased", "values of another width"])
-@pytest.mark.parametrize("edges", [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [5], [3, 4, 9]])
-def test_a_cache_continues_by_itself(case: str, edges: list[int]) -> None:
-    layer = layer_of(2, **CASES[case])
-    got = in_chunks(layer, X, edges)
-    assert torch.allclose(got, layer(X), rtol=0, atol=1e-12)
-
-
-def test_without_a_cache_nothing_is_remembered() -> None:
-    layer = layer_of()
-    cache = cache_of(layer, 2)
-    with torch.no_grad():
-        continued(layer, X[:, :4], cache)
-        kept = cache.lengths, cache.nbytes
-        layer(X[:, 4:])
-    assert (cache.lengths, cache.nbytes) == kept
-
-
 TRAINED = 6
 MOVING = {
     "dynamic": Rotary(100.0, pairing="halves", scaling=DynamicNTK(2.0, TRAINED)),
@@ -224,39 +206,6 @@ MOVING = {
         100.0, pairing="halves", scaling=LongRope((1.0, 1.1, 1.2), (2.0, 3.0, 4.0), TRAINED, factor=2.0)
     ),
 }
-
-
-@pytest.mark.parametrize("pattern", [Causal(), Window.last(4)], ids=str)
-@pytest.mark.parametrize("name", MOVING)
-def test_frequencies_that_move_with_the_length_decode_alike(name: str, pattern: Pattern) -> None:
-    """The cache keeps keys unrotated: after t tokens a query sees what a full forward over t tokens gives it."""
-    layer = layer_of(2, positions=MOVING[name], pattern=pattern)
-    stepped = in_chunks(layer, X, list(range(1, LENGTH)))
-    for t in range(1, LENGTH + 1):
-        assert torch.allclose(stepped[:, t - 1], layer(X[:, :t])[:, -1], rtol=0, atol=1e-12), t
-    assert not torch.allclose(layer(X)[:, 1], layer(X[:, :2])[:, 1], rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", MOVING)
-def test_frequencies_are_those_of_each_row_and_each_document(name: str) -> None:
-    layer = layer_of(2, positions=MOVING[name])
-    ragged = layer(X, tokens=Tokens.from_lengths([LENGTH, 5], side="left"))
-    assert torch.allclose(ragged[0], layer(X[:1])[0], rtol=0, atol=1e-12)
-    assert torch.allclose(ragged[1, -5:], layer(X[1:, -5:])[0], rtol=0, atol=1e-12)
-    packed = layer(X[:1], tokens=Tokens.packed([8, 3]))
-    assert torch.allclose(packed[0, :8], layer(X[:1, :8])[0], rtol=0, atol=1e-12)
-    assert torch.allclose(packed[0, 8:], layer(X[:1, 8:])[0], rtol=0, atol=1e-12)
-
-
-def test_a_ragged_cache_turns_keys_by_each_row_s_length() -> None:
-    layer = layer_of(2, positions=MOVING["dynamic"])
-    cache = cache_of(layer, 2)
-    with torch.no_grad():
-        continued(layer, X[:, :8], cache, Tokens.from_lengths([8, 3]))
-        got = continued(layer, X[:, 8:9], cache)
-        for b, n in enumerate((8, 3)):
-            alone = torch.cat([X[b : b + 1, :n], X[b : b + 1, 8:9]], 1)
-            assert torch.allclose(got[b, 0], layer(alone)[0, -1], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -304,22 +253,3 @@ def test_wrong_calls_are_refused() -> None:
         cross(X, memory=X, rotation=table)
     with pytest.raises(ValueError, match="unknown backend 'sdap'"):
         layer_of(backend="sdap")(X)
-
-
-def test_global_queries_are_rotated_by_the_length_of_their_row() -> None:
-    """Where frequencies move with the length, a global query's are those of its whole row (or document), not of the
-    global tokens alone."""
-    torch.manual_seed(2)
-    layer = GlobalAttention(
-        WIDTH, HEADS, head_dim=6, pattern=Window.around(2) | Global(), positions=MOVING["dynamic"]
-    ).double()
-    tokens = Tokens.from_lengths([LENGTH, 8]).with_global([[0, 3], [5]])
-    got = layer(X, tokens=tokens)
-    for row, length, marks in ((0, LENGTH, (0, 3)), (1, 8, (5,))):
-        x, at = X[row : row + 1, :length], torch.arange(length)
-        q, k, v = layer.projected(x, of_global=True)
-        q, k = (MOVING["dynamic"].rotate(t, at, length) for t in (q, k))
-        out = ((q @ k.mT) * 6**-0.5).softmax(-1) @ v
-        want = layer.o_proj(out.transpose(1, 2).flatten(2))
-        for slot in marks:
-            assert torch.allclose(got[row, slot], want[0, slot], rtol=0, atol=1e-12)

@@ -13,6 +13,7 @@ from headway.nn import Linear, Lora, LowRank, Share, linears
 from headway.nn.linear import products
 from headway.nn.weights import WEIGHTS, BlockQuantized, Packed, Weight
 from headway.parallel import Exchange, TensorParallel
+from tests.pairwise import chequered
 from tests.parallel.simulation import simulate
 
 OUTPUTS, INPUTS, RANKS = 48, 512, 2
@@ -101,9 +102,7 @@ def shared(layer: Linear, x: Tensor, use: str, axis: int | None) -> list[Found]:
     return simulate(RANKS, rank)
 
 
-@pytest.mark.parametrize("adapters", ADAPTERS)
-@pytest.mark.parametrize("share", SHARES)
-@pytest.mark.parametrize("weights", WEIGHTS)
+@chequered("weights,share,adapters", list(WEIGHTS), list(SHARES), list(ADAPTERS))
 def test_every_cell_is_the_formula(weights: str, share: str, adapters: str) -> None:
     """Within twice the error of the same formula in float32, and for codes without gradients what rounding of x costs:
     at most m / 254 sum |w| of a group of 32."""

@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 
 from headway.errors import ConfigError
 from headway.positions import DynamicNTK, LinearScaling, LongRope, NoPositions, Rotary, RotaryTable, YaRN
-from headway_lab.explain.rotary_forms import rotation_matrix
 
 PAIRINGS = ["adjacent", "halves", ((0, 3), (5, 1), (2, 4))]
-positions = st.integers(-(10**6), 10**6)
 seeds = st.integers(0, 2**31)
 
 
@@ -24,27 +22,6 @@ def turned(rotary: Rotary, x: torch.Tensor, position: int) -> torch.Tensor:
     return rotary.rotate(x.view(1, 1, 1, -1), torch.tensor([position])).flatten()
 
 
-@given(m=positions, n=positions, seed=seeds, pairing=st.sampled_from(PAIRINGS))
-def test_scores_depend_on_the_difference_of_positions_only(m, n, seed, pairing):
-    rotary = Rotary(pairing=pairing)
-    q, k = vectors(seed, 2, 6)
-    score = turned(rotary, q, m) @ turned(rotary, k, n)
-    torch.testing.assert_close(score, q @ turned(rotary, k, n - m), rtol=0, atol=1e-8)
-    torch.testing.assert_close(
-        score, turned(rotary, q, m + 1000) @ turned(rotary, k, n + 1000), rtol=0, atol=1e-8
-    )
-
-
-@given(m=positions, seed=seeds, pairing=st.sampled_from(PAIRINGS))
-def test_rotation_is_orthogonal_and_position_zero_is_the_identity(m, seed, pairing):
-    rotary = Rotary(pairing=pairing)
-    q = vectors(seed, 6)
-    assert torch.equal(turned(rotary, q, 0), q)
-    torch.testing.assert_close(turned(rotary, q, m).norm(), q.norm(), rtol=1e-14, atol=0)
-    matrix = rotation_matrix(m, 6)
-    torch.testing.assert_close(matrix.T @ matrix, torch.eye(6, dtype=torch.float64), rtol=0, atol=1e-14)
-
-
 @given(m=st.integers(0, 500), n=st.integers(0, 500), seed=seeds)
 def test_expansion_of_one_pair_has_sine_of_m_minus_n(m, n, seed):
     """E10: a reader's expansion is printed with sin(n - m); the sign that holds is sin(m - n)."""
@@ -53,26 +30,6 @@ def test_expansion_of_one_pair_has_sine_of_m_minus_n(m, n, seed):
     score = turned(rotary, q, m) @ turned(rotary, k, n)
     expansion = math.cos(m - n) * (q @ k) + math.sin(m - n) * (q[0] * k[1] - q[1] * k[0])
     torch.testing.assert_close(score, expansion, rtol=0, atol=1e-12)
-
-
-def test_positions_from_zero_and_from_one_give_the_same_scores():
-    """E3: documents count positions from 0 or from 1; scores cannot tell."""
-    rotary = Rotary(pairing="halves")
-    q, k = vectors(1, 2, 1, 2, 9, 8)
-    zero, one = torch.arange(9), torch.arange(1, 10)
-    scores = rotary.rotate(q, zero) @ rotary.rotate(k, zero).mT
-    torch.testing.assert_close(scores, rotary.rotate(q, one) @ rotary.rotate(k, one).mT, rtol=0, atol=1e-12)
-
-
-def test_frequencies_counted_from_zero_or_one_are_one_table():
-    d = 16
-    zero = torch.tensor([10000.0 ** (-2 * i / d) for i in range(d // 2)], dtype=torch.float64)
-    one = torch.tensor([10000.0 ** (-2 * (i - 1) / d) for i in range(1, d // 2 + 1)], dtype=torch.float64)
-    ours = Rotary(pairing="halves").frequencies(d)
-    assert ours.dtype == torch.float64
-    torch.testing.assert_close(ours, zero, rtol=1e-15, atol=0)
-    torch.testing.assert_close(ours, one, rtol=1e-15, atol=0)
-    assert Rotary(500000.0, pairing="halves").frequencies(4)[1] == pytest.approx(500000.0**-0.5, rel=1e-15)
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS)
@@ -186,58 +143,6 @@ def test_is_a_value():
     assert (a.marks, NoPositions().marks) == ("queries and keys", "nothing")
     assert a.amplitude == 1.0
     assert not a.length_dependent
-
-
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (
-            lambda: Rotary(pairing="half"),
-            r"beside pairs, there is no 'half' \(did you mean \"halves\"",
-        ),
-        (lambda: Rotary(pairing=None), r"or a tuple of pairs, got None"),
-        (lambda: Rotary(pairing=((0, 1), (1, 2))), r"every coordinate 0..d-1 exactly once"),
-        (lambda: Rotary(pairing=((0, 1, 2),)), r"every pair is two integers, got \(0, 1, 2\)"),
-        (lambda: Rotary(pairing=()), r"every coordinate"),
-        (lambda: Rotary("halves", pairing="halves"), r"theta must be a finite number >= 1, got 'halves'"),
-        (lambda: Rotary(0.5, pairing="halves"), r"theta must be a finite number >= 1, got 0.5"),
-        (lambda: Rotary(float("nan"), pairing="halves"), r"theta must be a finite number >= 1"),
-        (
-            lambda: Rotary(pairing="halves", dims=5),
-            r"even \(coordinates are rotated in pairs\) and at least 2, got 5",
-        ),
-        (lambda: Rotary(pairing="halves", dims=0), r"at least 2, got 0"),
-        (lambda: Rotary(pairing="halves", scaling="linear"), r"must be a Scaling such as Linear"),
-        (lambda: Rotary(pairing="halves").frequencies(65), r"head_dim 65 is odd.*dims=64"),
-        (lambda: Rotary(pairing="halves", dims=64).frequencies(32), r"dims=64 does not fit heads of 32"),
-        (lambda: Rotary(pairing=((0, 1),)).frequencies(4), r"lists 1 pairs, but 4 rotated dims are 2 pairs"),
-    ],
-)
-def test_what_cannot_be_is_refused(make, text):
-    with pytest.raises(ConfigError, match=text):
-        make()
-
-
-def test_pairing_is_required():
-    with pytest.raises(TypeError, match="pairing"):
-        Rotary()  # type: ignore[call-arg]
-
-
-@pytest.mark.parametrize(
-    ("x", "position", "text"),
-    [
-        ((1, 1, 3, 8), torch.arange(3).bfloat16(), r"positions must be integers.*got torch.bfloat16"),
-        ((1, 1, 3, 8), torch.arange(3).half(), r"got torch.float16"),
-        ((1, 1, 3, 8), torch.ones(3, dtype=torch.bool), r"got torch.bool"),
-        ((1, 1, 3, 8), torch.arange(4), r"T = 4 positions and D >= 8, got \(1, 1, 3, 8\)"),
-        ((1, 3, 8), torch.arange(3), r"are \[B, H, T, D\]"),
-        ((3, 1, 3, 8), torch.zeros(2, 3, dtype=torch.long), r"2 rows do not fit a batch of 3"),
-        ((1, 1, 3, 8), torch.zeros(1, 1, 3, dtype=torch.long), r"\[T\] or \[B, T\], got shape \(1, 1, 3\)"),
-    ],
-)
-def test_wrong_shapes_and_types_are_refused(x, position, text):
-    with pytest.raises(ConfigError, match=text):
-        Rotary(pairing="halves").rotate(torch.zeros(x), position)
 
 
 SCALED = [DynamicNTK(4.0, 8), LongRope((1.0,) * 4, (2.0, 3.0, 4.0, 5.0), 8, factor=4.0)]

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from headway.errors import ConfigError
 from headway.patterns import Causal
-from headway.positions import DynamicNTK, LinearScaling, PositionScheme, Rotary
+from headway.positions import PositionScheme, Rotary
 from headway.tokens import Tokens
 from headway_lab.explain.rotary_decay import decay
 from tests.data import data_path
@@ -154,48 +153,3 @@ def test_row_62_training_the_frequencies_hardly_changes_the_loss():
         print(f"frequency {start:.4f}: offset {offset:+.4f} radians per position")
     assert rotary.frequency_offset.abs().min() > 0
     assert 4 * abs(trained - fixed) < none - fixed
-
-
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (lambda: Rotary(pairing="halves", schedule="lineal"), r'got "lineal" \(did you mean "linear"\?\)'),
-        (lambda: Rotary(pairing="halves", schedule=()), r"d/2 finite numbers, got \(\)"),
-        (lambda: Rotary(pairing="halves", schedule=(1.0, float("inf"))), r"d/2 finite numbers"),
-        (lambda: Rotary(pairing="halves", schedule=(True,)), r"d/2 finite numbers"),
-        (lambda: Rotary(pairing="halves", schedule=2.0), r"d/2 finite numbers, got 2.0"),
-        (lambda: Rotary(500.0, pairing="halves", schedule="linear"), r"theta=500 is the base of schedule"),
-        (
-            lambda: Rotary(pairing="halves", schedule=(1.0,)).frequencies(4),
-            r"lists 1 frequencies, but 4 rotated",
-        ),
-        (lambda: Rotary(pairing="halves", schedule=(1.0,), dims=4), r"lists 1 frequencies, but 4 rotated"),
-        (
-            lambda: Rotary(pairing="halves", schedule="linear", scaling=LinearScaling(2)),
-            r"LinearScaling is a rule for frequencies",
-        ),
-        (
-            lambda: Rotary(pairing="halves", trainable=True, scaling=LinearScaling(2)),
-            r"trainable=True trains them",
-        ),
-        (lambda: Rotary(pairing="halves", trainable=True, scaling=DynamicNTK(2, 8)), r"drop one of them"),
-        (lambda: Rotary(pairing="halves", trainable=1), r"trainable must be True or False, got 1"),
-        (
-            lambda: Rotary(pairing="halves", trainable=True).rotation(torch.arange(3), 8),
-            r"given as offset=\[4\], as nn.RotaryEmbedding does.*got offset=None",
-        ),
-        (
-            lambda: Rotary(pairing="halves", trainable=True).rotation(
-                torch.arange(3), 8, offset=torch.ones(3)
-            ),
-            r"given as offset=\[4\].*got offset=\[3\]",
-        ),
-        (
-            lambda: Rotary(pairing="halves").rotation(torch.arange(3), 8, offset=torch.ones(4)),
-            r"others are computed; got offset=\[4\] for Rotary",
-        ),
-    ],
-)
-def test_what_contradicts_itself_is_refused(make, text):
-    with pytest.raises(ConfigError, match=text):
-        make()

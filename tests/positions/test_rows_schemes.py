@@ -16,7 +16,6 @@ from headway.models import ModelSpec, build
 from headway.nn import Attention, RotaryEmbedding
 from headway.positions import (
     DynamicNTK,
-    Learned,
     LinearBias,
     LinearScaling,
     PerLayer,
@@ -25,26 +24,32 @@ from headway.positions import (
     Sinusoidal,
     SpecialOrthogonal,
     T5Bias,
-    YaRN,
 )
 from headway.tokens import Tokens
 from tests.positions.small import EVERY, HEAD_DIM, HEADS, LENGTH, NONE, ROTARY, WIDTH, inputs, shifted, small
 
+near = st.integers(-5000, 5000)
+
 # -- row 22 ----------------------------------------------------------------------------------------------------
 
 
-@given(p=st.integers(-(10**6), 10**6), k=st.integers(-5000, 5000), width=st.sampled_from([2, 10, 64]))
+@given(
+    p=st.integers(-5000, 5000) | st.integers(-(10**6), 10**6),
+    k=st.integers(-5000, 5000),
+    width=st.sampled_from([2, 10, 64]),
+)
 def test_row_22_sinusoids_are_the_formula_and_turn_with_distance(p, k, width):
     table = Sinusoidal().embedding(torch.tensor([p, p + k]), width, torch.float64)
+    limit = 1e-12 if max(abs(p), abs(k)) <= 5000 else 1e-9
     for i in range(width // 2):
         angle = p / 10000 ** (2 * i / width)
         assert table[0, 2 * i : 2 * i + 2].tolist() == pytest.approx(
-            [math.sin(angle), math.cos(angle)], abs=1e-9
+            [math.sin(angle), math.cos(angle)], abs=limit
         )
     swap = table[0].unflatten(-1, (-1, 2)).flip(-1).flatten()  # (cos, sin): a turn by k is Rotary's by -k
     moved = Rotary(pairing="adjacent").rotate(swap.view(1, 1, 1, -1), torch.tensor([k]))
     torch.testing.assert_close(
-        moved.flatten().unflatten(-1, (-1, 2)).flip(-1).flatten(), table[1], rtol=0, atol=1e-9
+        moved.flatten().unflatten(-1, (-1, 2)).flip(-1).flatten(), table[1], rtol=0, atol=limit
     )
 
 
@@ -80,32 +85,6 @@ def test_row_69_rotary_in_the_first_layer_only():
     assert torch.equal(first(x, tokens), nowhere(x, tokens))
     everywhere.rotary[1] = everywhere.rotary[0]
     assert not torch.allclose(first(x, tokens), everywhere(x, tokens), atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (lambda: PerLayer(()), r"give a scheme for each layer, got \(\)"),
-        (lambda: PerLayer(ROTARY), r"give a scheme for each layer, got Rotary"),
-        (lambda: PerLayer((ROTARY, "none")), r"a layer's scheme is one such as NoPositions\(\), got 'none'"),
-        (lambda: PerLayer((PerLayer((ROTARY,)),)), r"got PerLayer"),
-        (
-            lambda: PerLayer((ROTARY, Learned(8))),
-            r"Learned\(size=8, offset=0\) is added to the embeddings, once",
-        ),
-        (lambda: PerLayer((ROTARY, T5Bias())), r"some layers mark queries and keys and others scores"),
-        (lambda: PerLayer((ROTARY, NONE)).expand(5), r"2 schemes do not go evenly into 5 layers"),
-        (lambda: PerLayer((ROTARY, NONE)).at(-1), r"numbered from 0, got -1"),
-        (lambda: PerLayer((T5Bias(), NONE)).scores(4, 8, False), r"ask at\(layer\).scores"),
-        (
-            lambda: RotaryEmbedding(PerLayer((ROTARY, NONE)), 8),
-            r"make one for each different positions.at\(layer\)",
-        ),
-    ],
-)
-def test_row_69_what_cannot_be_by_layer_is_refused(make, text):
-    with pytest.raises(ConfigError, match=text):
-        make()
 
 
 # -- row 70 ----------------------------------------------------------------------------------------------------
@@ -146,29 +125,6 @@ def test_row_70_turned_values_break_shift_invariance(by):
     assert not torch.allclose(out(True, by), out(True, 0), atol=0.1)
     turned = ROTARY.rotate(out(True, 0), torch.full((LENGTH,), by))
     torch.testing.assert_close(out(True, by), turned, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (
-            lambda: Rotary(pairing="halves", values=True, scaling=DynamicNTK(2, 8)),
-            r"under DynamicNTK rotations change as a row grows, and values in a cache are not rotated again",
-        ),
-        (
-            lambda: Rotary(pairing="halves", values=True, scaling=YaRN(4.0, 32)),
-            r"YaRN has amplitude 1.13863, meant for scores",
-        ),
-        (lambda: Rotary(pairing="halves", values="yes"), r"values must be True or False, got 'yes'"),
-        (
-            lambda: Rotary(pairing="halves", values=True).with_pairing("adjacent"),
-            r"values=True puts values and the output projection into the basis",
-        ),
-    ],
-)
-def test_row_70_what_cannot_be_turned_is_refused(make, text):
-    with pytest.raises(ConfigError, match=text):
-        make()
 
 
 def test_row_70_values_turn_under_a_scaling_without_amplitude():

@@ -19,6 +19,7 @@ from headway.train.metrics import read_metrics
 from headway.train.tasks.base import Objective
 from headway.train.tasks.text import CausalLM
 from headway.train.trainer import Progress
+from tests.checkpoints.shares import share
 from tests.train.reversal import Reversal, ReversalConfig
 from tests.train.test_dry_run import RECORDS, of
 from tests.train.test_processes import as_one
@@ -46,7 +47,7 @@ def same_weights(a: Path, b: Path) -> bool:
     return all(torch.equal(one[name], other[name]) for name in other)
 
 
-@pytest.mark.parametrize("task", [*RECORDS, "translation"])
+@share("task", [*RECORDS, "translation"], 0, 2)
 def test_of_every_task_the_best_model_is_left(task: str, tmp_path: Path) -> None:
     """At a rate at which a model gets worse before long; one checkpoint is kept besides."""
     held: dict[str, Any] = {"validation_share": 0.2, "epochs": None, "lr": 0.3, "micro_batch": None}

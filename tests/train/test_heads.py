@@ -30,6 +30,7 @@ from headway.train.tasks.embed import Embed, EmbedConfig
 from headway.train.tasks.heads import HeadTask, outputs
 from headway.train.tasks.labels import Classify, ClassifyConfig, Tag, TagConfig
 from headway.train.tasks.records import Reading
+from tests.checkpoints.shares import share
 from tests.small_bert import LABELS, TEXTS, bert
 from tests.train.heads import DATA, settings
 from tests.train.prepared import prepared
@@ -184,7 +185,7 @@ def small(tokenizer: Tokenizer, head: Head, family: str = "roformer", **more: An
 # --- how it is trained
 
 
-@pytest.mark.parametrize("task", TASKS)
+@share("task", TASKS, 1, 2)
 def test_micro_batches_are_the_whole_batch(task: str, tmp_path: Path) -> None:
     """In float64, to the order of summation; infonce has no micro batches."""
     own = {"loss": "margin"} if task == "embed" else {}
@@ -209,7 +210,7 @@ def test_infonce_is_one_forward_pass(tmp_path: Path) -> None:
         settings("embed", tmp_path, micro_batch=4)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@share("task", TASKS, 0, 4)
 def test_killed_and_resumed_is_uninterrupted(task: str, tmp_path: Path) -> None:
     """With dropout; killed between two micro batches of step 4, across the end of an epoch."""
     usual = {"dropout": 0.1, "steps": 8, "width": 16, "save_every": 2}

@@ -24,6 +24,7 @@ from headway.text import Tokenizer
 from headway.train import TextConfig, evaluate, train
 from headway.train.metrics import read_metrics
 from headway.train.microbatch_pool import MasterWeights
+from tests.checkpoints.shares import share
 from tests.data import data_path
 from tests.nn.plain import plain_cross_entropy
 from tests.train.objectives import accumulated
@@ -177,7 +178,7 @@ def test_the_loss_has_a_bias_and_counts_what_is_found(monkeypatch: pytest.Monkey
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("family", ["bert", "roformer"])
+@share("family", ["bert", "roformer"], 1, 2)
 def test_transformers_goes_on_with_what_was_trained(encoder: Make, family: str) -> None:
     """The saved folder is its BertForMaskedLM or RoFormerForMaskedLM; loss by its own labels, rows with padding."""
     import transformers

@@ -14,6 +14,7 @@ from headway.train.config import TrainConfig
 from headway.train.metrics import read_metrics
 from headway.train.tasks import TASKS
 from headway.train.tasks.translation import TranslationConfig
+from tests.checkpoints.shares import share
 from tests.train import heads, test_chat, test_preference, test_translation
 from tests.train.conftest import documents
 from tests.train.test_chat import SHORT, conversations, written
@@ -112,7 +113,7 @@ def report(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str
     return found
 
 
-@pytest.mark.parametrize("case", CASES)
+@share("case", CASES, 1, 2)
 def test_eval_of_what_a_run_left_is_the_runs_last_evaluation(
     case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

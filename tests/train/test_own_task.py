@@ -12,6 +12,7 @@ from headway.errors import ConfigError
 from headway.train import TextConfig, train
 from headway.train.checkpoint import checkpoints
 from headway.train.metrics import read_metrics
+from tests.checkpoints.shares import share
 from tests.train.reversal import Reversal, ReversalConfig
 from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch
 
@@ -36,7 +37,7 @@ def test_it_trains_evaluates_and_leaves_a_model(tmp_path: Path, capsys: pytest.C
     assert "not bit for bit" not in err
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@share("dtype", ["fp32", "bf16"], 1, 2)
 def test_it_goes_on_to_the_bit(tmp_path: Path, dtype: str) -> None:
     def config(name: str) -> ReversalConfig:
         return ReversalConfig(out=str(tmp_path / name), save_every=2, dtype=dtype)  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from headway.train import train
 from headway.train.metrics import read_metrics
 from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.tasks.preference import AT_ONCE, PreferenceConfig, PreferenceTuning
+from tests.checkpoints.shares import share
 from tests.train.prepared import prepared
 from tests.train.test_chat import COLOURS, SHORT, written
 from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch
@@ -145,7 +146,7 @@ def test_what_is_held_out_is_measured_pair_by_pair(tmp_path: Path) -> None:
     assert found.record == pytest.approx({f"val_{name}": sums[name] / 11 for name in sums}, rel=1e-4)
 
 
-@pytest.mark.parametrize("loss", ["dpo", "orpo"])
+@share("loss", ["dpo", "orpo"], 0, 2)
 def test_it_goes_on_to_the_bit(loss: str, tmp_path: Path) -> None:
     def named(name: str) -> PreferenceConfig:
         return config(tmp_path, loss=loss, save_every=2, dtype="bf16", out=str(tmp_path / name))

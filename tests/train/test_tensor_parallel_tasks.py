@@ -9,6 +9,7 @@ import pytest
 from headway.parallel import Mesh
 from headway.train import TextConfig, train
 from headway.train.config import TrainConfig
+from tests.checkpoints.shares import share
 from tests.train import heads, test_chat, test_preference
 from tests.train.conftest import ENCODER
 from tests.train.test_processes import pairs
@@ -40,7 +41,7 @@ TASKS: dict[str, Callable[[Make, Path], TrainConfig]] = {
 }
 
 
-@pytest.mark.parametrize("task", TASKS)
+@share("task", TASKS, 0, 3)
 def test_row_45_tasks_of_shared_models(task: str, settings: Make, tmp_path: Path) -> None:
     """Losses, norms and held-out losses, with dropout, which is drawn alike by both."""
     config = TASKS[task](settings, tmp_path)

@@ -18,6 +18,7 @@ from headway.train.checkpoint import checkpoints
 from headway.train.tasks.base import StepStats
 from headway.train.tasks.translation import TranslationConfig
 from headway.train.trainer import Trainer
+from tests.checkpoints.shares import share
 from tests.train.test_resume import (
     assert_same_bits,
     in_a_child,
@@ -53,7 +54,7 @@ def interrupted_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Trainer, "step", interrupting)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@share("dtype", ["fp32", "bf16"], 1, 2)
 def test_killed_inside_steps_and_inside_a_save(translation: Make, tmp_path: Path, dtype: str) -> None:
     held = {f"validation_{side}": getattr(translation(), side) for side in ("source", "target")}
     usual = translation(dtype=dtype, out=str(tmp_path / "killed"), eval_every=2, **held)

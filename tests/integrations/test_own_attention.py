@@ -1,0 +1,70 @@
+"""Models that keep an attention of their own, in whole or in part, and such as have none."""
+
+from typing import Any
+
+import pytest
+from transformers import (
+    AutoModel,
+    BertConfig,
+    EncoderDecoderConfig,
+)
+
+from headway.errors import BackendError
+from tests.integrations.test_transformers import (
+    VOCAB,
+)
+from tests.integrations.test_transformers_masks import KEEPING, WITHOUT, Pair
+
+
+@pytest.mark.parametrize("config", KEEPING.values(), ids=KEEPING)
+def test_a_model_that_keeps_its_own_attention_is_named(config: Any) -> None:
+    named = rf"{type(config).__name__.removesuffix('Config')}\w* keeps its own attention"
+    with pytest.raises(BackendError, match=named):
+        AutoModel.from_config(config, attn_implementation="headway")
+    config._attn_implementation = "eager"
+    model = AutoModel.from_config(config)
+    for given in ("headway", {"": "headway"}):
+        with pytest.raises(BackendError, match=named):
+            model.set_attn_implementation(attn_implementation=given)
+    model.set_attn_implementation({"": "eager"})
+    assert model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("config", WITHOUT.values(), ids=WITHOUT)
+def test_a_model_without_attention_is_named(config: Any) -> None:
+    named = r"Model has no attention that it asks `transformers` for.*leave it out for this model"
+    with pytest.raises(BackendError, match=named):
+        AutoModel.from_config(config, attn_implementation="headway")
+    config._attn_implementation = "eager"
+    model = AutoModel.from_config(config)
+    with pytest.raises(BackendError, match=named):
+        model.set_attn_implementation("headway")
+    model.set_attn_implementation("eager")
+
+
+def test_a_part_without_attention_is_no_error_unless_it_is_named() -> None:
+    """A convolution beside an encoder: the string of the whole is for the encoder."""
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = EncoderDecoderConfig.from_encoder_decoder_configs(BertConfig(**sizes), WITHOUT["convnext"])
+    config._attn_implementation = "headway"
+    assert Pair(config).encoder.config._attn_implementation == "headway"
+    config._attn_implementation = "eager"
+    model = Pair(config)
+    model.set_attn_implementation("headway")
+    assert model.encoder.config._attn_implementation == "headway"
+    with pytest.raises(
+        BackendError, match=r"ConvNextModel has no attention.*the configs of the parts that do"
+    ):
+        model.set_attn_implementation({"decoder": "headway"})
+
+
+def test_a_part_that_keeps_its_own_attention_is_named_and_may_be_left_out() -> None:
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    model = Pair(EncoderDecoderConfig.from_encoder_decoder_configs(BertConfig(**sizes), KEEPING["gptj"]))
+    with pytest.raises(
+        BackendError, match=r"GPTJModel keeps its own.*the parts that do, as in .\"text_config\": "
+    ):
+        model.set_attn_implementation("headway")
+    model.set_attn_implementation({"encoder": "headway"})
+    found = model.encoder.config._attn_implementation, model.decoder.config._attn_implementation
+    assert found == ("headway", "eager")
