@@ -14,7 +14,12 @@ from headway import hardware
 from headway.errors import BackendError, BuildError
 from headway.native import build, loader
 
-LEVELS = [level for level in build.levels() if loader.NEEDS[level] <= hardware.cpu_flags()]
+EVERY_LEVEL = loader.levels_of(hardware.cpu_flags(), tiles=not hardware.tiles_refused())
+BASES = [level for level in EVERY_LEVEL if level not in build.STANDS_ON]
+"""Those that differ in more than how they multiply bytes, which changes no bit (test_levels.py)."""
+LEVELS = [level if level in BASES else pytest.param(level, marks=pytest.mark.slow) for level in EVERY_LEVEL]
+OF_PAIRS = ("amx", "avx512bf16")
+"""The levels that multiply pairs of bf16."""
 Use = Callable[[str], None]
 
 
@@ -35,7 +40,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
     root = tmp_path_factory.mktemp("native")
     made = Small(root / "lib", root / "csrc")
     made.sources.mkdir()
-    for name in ("headway.h", "team.h", "vec.h", "words.h", "measure.cpp"):
+    vectors = [path.name for path in build.SOURCES.glob("vec_*.h")]
+    for name in ("headway.h", "team.h", "vec.h", "words.h", "measure.cpp", *vectors):
         shutil.copy(build.SOURCES / name, made.sources)
     try:
         build.compiler()
