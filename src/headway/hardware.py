@@ -155,11 +155,13 @@ def cpu_flags() -> frozenset[str]:
 def tiles_refused() -> str:
     """Why the operating system does not let this process use the tile registers of AMX; "" where it does.
 
-    Linux keeps their state, 8 KiB a thread, for a process that has asked for it: this asks. It is so for all threads, and
-    for processes that are forked. https://docs.kernel.org/arch/x86/xstate.html"""
-    arch_prctl, request, tile_data = 158, 0x1023, 18  # on x86-64: SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    Linux keeps their state, 8 KiB a thread, for a process that has asked for it: this asks, for all threads and for
+    processes that are forked. https://docs.kernel.org/arch/x86/xstate.html"""
+    arch_prctl, request, tile_data = 158, 0x1023, 18  # SYS_, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     if sys.platform != "linux" or platform.machine() != "x86_64":
-        return f"tile registers are known of Linux on x86-64 only, not of {sys.platform} on {platform.machine()}"
+        return (
+            f"tile registers are known of Linux on x86-64 only, not of {sys.platform} on {platform.machine()}"
+        )
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syscall(*(ctypes.c_long(word) for word in (arch_prctl, request, tile_data))) == 0:
         return ""

@@ -74,7 +74,9 @@ def foreign(library: Path, flags: tuple[str, ...]) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("objdump") or build.levels() == ("portable",), reason="binutils of x86-64")
+@pytest.mark.skipif(
+    not shutil.which("objdump") or build.levels() == ("portable",), reason="binutils of x86-64"
+)
 @pytest.mark.parametrize("level", build.LEVELS)
 def test_no_library_has_an_instruction_that_its_level_lacks(level: str) -> None:
     path = Path(os.environ.get("HEADWAY_NATIVE_DIR") or build.LIBRARIES) / build.file_name(level)

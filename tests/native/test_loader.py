@@ -17,7 +17,8 @@ from headway.errors import BackendError
 from headway.native import build, loader
 from tests.native.conftest import LEVELS, OF_PAIRS, Small, Use
 
-ALL_LEVELS = BEST, *LOWER = build.levels()
+ALL_LEVELS = build.levels()
+BEST, *LOWER = loader.levels_of(loader.NEEDS[ALL_LEVELS[0]], tiles=True)
 
 
 def find(small: Small, wanted: str = "", level: str = BEST) -> loader.Found:
@@ -99,7 +100,7 @@ def test_the_system_is_asked_for_tiles_where_they_would_be_used(
 
 @pytest.mark.parametrize("level", build.levels())
 def test_a_level_can_be_asked_for(small: Small, level: str) -> None:
-    found = find(small, level)
+    found = find(small, level, level)
     assert found.library is not None
     assert found.library.level == level
 

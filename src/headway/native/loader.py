@@ -151,7 +151,9 @@ def find(
             continue
         reasons = [_mend(amiss)] if amiss else []
         if denied and not wanted:
-            reasons.append(f"{refused}, which {denied[0]} needs; HEADWAY_NATIVE={level} is that without this warning")
+            reasons.append(
+                f"{refused}, which {denied[0]} needs; HEADWAY_NATIVE={level} is that without this warning"
+            )
         trouble = f"headway runs its native kernels at level {level} only: {'; and '.join(reasons)}"
         return Found(opened, trouble=trouble if reasons else None)
     if wanted:

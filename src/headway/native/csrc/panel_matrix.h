@@ -96,6 +96,8 @@ void add_squares(float* y, const Rounded& x, int64_t rows, Tiles<F::QUADS>& tile
         if (first + 3 < parts) f(Count<3>(), first + 3);
       };
       onward.some();
+      const char* next = (const char*)in.q + (first + 4) / PARTS * GROUP * UNIT;  // more than stays in the first cache
+      UNROLL for (int i = 0; i < 4 * GROUP * UNIT / PARTS; i += 64) __builtin_prefetch(next + i);
       each([&](auto i, int64_t part) __attribute__((always_inline)) {
         const int8_t* inputs = (const int8_t*)in.q + part / PARTS * GROUP * UNIT + part % PARTS * (GROUP / PARTS);
         tiles.template start<i.value>(inputs, w.codes[0][0][0] + part * WEIGHTS);
@@ -123,6 +125,17 @@ void panel_squares(float* y, const Rounded& x, int64_t rows, Panel p) {
     });
     p.at += p.bytes(count);
   }
+}
+
+constexpr int SQUARE = HAS_TILES ? UNIT : FEW_TALL;
+
+// All rows against P panels, by squares where TALL says so: y [P][side / 16][16].
+template <class F, int TALL, int P>
+INLINE void many_rows(float* y, int64_t side, const Rounded& x, int64_t rows, Panel (&p)[P]) {
+  if constexpr (HAS_TILES && TALL == SQUARE)
+    for (int s = 0; s < P; s++) panel_squares<F>(y + s * side, x, rows, p[s]);
+  else
+    panel_tiles<F, TALL>(y, side, x, rows, p);
 }
 
 }  // namespace

@@ -148,26 +148,14 @@ struct Products {
   // Panels [from, to) of a matrix.
   void run(const headway_matrix& m, int64_t from, int64_t to) const {
     alignas(64) float y[MOST_ROWS * 4 * UNIT];
-    if (many && is_packed(m.type)) {
-      if (by_squares(count))
-        squares(m, from, to, y);
-      else
-        count > FEW_TILED ? tiles<MANY_TALL, MANY_WIDE>(m, from, to, y) : tiles<FEW_TALL, FEW_WIDE>(m, from, to, y);
-      return;
-    }
+    if (many && is_packed(m.type))
+      return by_squares(count)   ? tiles<SQUARE, 1>(m, from, to, y)
+             : count > FEW_TILED ? tiles<MANY_TALL, MANY_WIDE>(m, from, to, y)
+                                 : tiles<FEW_TALL, FEW_WIDE>(m, from, to, y);
     switch (sides(count, is_packed(m.type))) {
       case 4: side_by_side<4>(m, from, to, y); break;
       case 2: side_by_side<2>(m, from, to, y); break;
       default: side_by_side<1>(m, from, to, y);
-    }
-  }
-
-  void squares(const headway_matrix& m, int64_t from, int64_t to, float* y) const {
-    for (; from < to; from++) {
-      with_form(m.type, [&](auto form) {
-        if constexpr (HAS_TILES) panel_squares<decltype(form)>(y, rounded, count, panel(m, from));
-      });
-      write(m, from * UNIT, y);
     }
   }
 
@@ -177,7 +165,7 @@ struct Products {
     for (; from + P <= to; from += P) {
       Panel panels[P];
       for (int s = 0; s < P; s++) panels[s] = panel(m, from + s);
-      with_form(m.type, [&](auto form) { panel_tiles<decltype(form), TALL>(y, rows * UNIT, rounded, count, panels); });
+      with_form(m.type, [&](auto form) { many_rows<decltype(form), TALL>(y, rows * UNIT, rounded, count, panels); });
       for (int s = 0; s < P; s++) write(m, (from + s) * UNIT, y + s * rows * UNIT);
     }
     if constexpr (P > 1) tiles<TALL, 1>(m, from, to, y);
