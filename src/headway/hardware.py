@@ -151,6 +151,23 @@ def cpu_flags() -> frozenset[str]:
     return frozenset((cpu.get("flags") or cpu.get("Features", "")).split())
 
 
+@cache
+def tiles_refused() -> str:
+    """Why the operating system does not let this process use the tile registers of AMX; "" where it does.
+
+    Linux keeps their state, 8 KiB a thread, for a process that has asked for it: this asks, for all threads and for
+    processes that are forked. https://docs.kernel.org/arch/x86/xstate.html"""
+    arch_prctl, request, tile_data = 158, 0x1023, 18  # SYS_, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return (
+            f"tile registers are known of Linux on x86-64 only, not of {sys.platform} on {platform.machine()}"
+        )
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(*(ctypes.c_long(word) for word in (arch_prctl, request, tile_data))) == 0:
+        return ""
+    return f"the system refuses tile registers (arch_prctl, ARCH_REQ_XCOMP_PERM: {os.strerror(ctypes.get_errno())})"
+
+
 def multiplies(dtype: torch.dtype) -> bool:
     """Whether this CPU multiplies bfloat16, or float16, in hardware. Without it bfloat16 saves memory and costs time,
     and a product of float16 is hundreds of times slower than one of bfloat16."""

@@ -3,7 +3,7 @@ compiled in a second."""
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,16 +14,21 @@ from headway import hardware
 from headway.errors import BackendError, BuildError
 from headway.native import build, loader
 
-LEVELS = [level for level in build.levels() if loader.NEEDS[level] <= hardware.cpu_flags()]
+EVERY_LEVEL = loader.levels_of(hardware.cpu_flags(), tiles=not hardware.tiles_refused())
+BASES = [level for level in EVERY_LEVEL if level not in build.STANDS_ON]
+"""Those that differ in more than how they multiply bytes, which changes no bit (test_levels.py)."""
+OF_PAIRS = ("amx", "avx512bf16")
+"""The levels that multiply pairs of bf16."""
 Use = Callable[[str], None]
 
 
-def at_levels(law: int) -> pytest.MarkDecorator:
-    """`parametrize` of the level. Quick are the best one of this CPU and one of the others, for each law the next; slow
-    ones try every level."""
-    quick = {LEVELS[0], LEVELS[1:][law % (len(LEVELS) - 1)]} if LEVELS[1:] else set(LEVELS)
+def at_levels(law: int, levels: Sequence[str] = BASES) -> pytest.MarkDecorator:
+    """`parametrize` of the level, each that this CPU has. Quick are the best of `levels` and another of them, for each
+    law the next."""
+    quick = {levels[0], levels[1 + law % (len(levels) - 1)] if levels[1:] else levels[0]}
     return pytest.mark.parametrize(
-        "level", [pytest.param(level, marks=() if level in quick else pytest.mark.slow) for level in LEVELS]
+        "level",
+        [pytest.param(level, marks=() if level in quick else pytest.mark.slow) for level in EVERY_LEVEL],
     )
 
 
@@ -44,7 +49,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
     root = tmp_path_factory.mktemp("native")
     made = Small(root / "lib", root / "csrc")
     made.sources.mkdir()
-    for name in ("headway.h", "team.h", "vec.h", "words.h", "measure.cpp"):
+    vectors = [path.name for path in build.SOURCES.glob("vec_*.h")]
+    for name in ("headway.h", "team.h", "vec.h", "words.h", "measure.cpp", *vectors):
         shutil.copy(build.SOURCES / name, made.sources)
     try:
         build.compiler()

@@ -16,6 +16,7 @@ from headway.partial import Partial
 from headway.patterns import Pattern, visible
 from headway.scores import Score
 from headway.tokens import Tokens
+from tests.native.conftest import OF_PAIRS
 from tests.tolerance import assert_rounded_once, assert_unbiased, assert_within_reference
 
 NAMES = ("out", "lse", "dq", "dk", "dv", "dtable")
@@ -200,7 +201,7 @@ def check(problem: Problem, how: str = "native") -> None:
 def assert_rounded(got: Tensor, exact: Tensor, size: Tensor | float, problem: Problem, how: str) -> None:
     """Sums in float32 are rounded once, but for those over each of several sets. Where weights are rounded before,
     that prefers no side either, unless they are alike or all multiplied with the same factor first."""
-    if how == "native" and problem.split is None and loader.search().library.level != "avx512bf16":
+    if how == "native" and problem.split is None and loader.search().library.level not in OF_PAIRS:
         assert_rounded_once(got, exact, str(problem.pattern), size)
     elif problem.scale and not problem.more.get("dropout"):
         assert_unbiased(got, exact, str(problem.pattern))

@@ -13,7 +13,7 @@ from headway.native.block_panels import BlockPanels
 from headway.native.linear import linear
 from headway.native.panels import Panels
 from headway.quantization import quantize_weights
-from tests.native.conftest import Use, at_levels
+from tests.native.conftest import EVERY_LEVEL, Use, at_levels
 from tests.native.test_linear import DTYPES, assert_sums, rounded
 
 SIZES = [(1, 1, 256), (2, 17, 512), (3, 70, 256), (5, 16, 768), (9, 33, 2304), (23, 50, 256), (70, 20, 1280)]
@@ -37,7 +37,7 @@ def drawn(outputs: int, inputs: int, bits: int, seed: int = 0) -> BlockMatrix:
     return BlockMatrix(codes, whole(0, 64, parts), whole(0, 64, parts), d, dmin, bits)
 
 
-@at_levels(0)
+@at_levels(0, EVERY_LEVEL)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bits", BITS)
 def test_products_are_those_of_the_numbers_with_inputs_in_8_bits(
@@ -58,7 +58,7 @@ def test_products_are_those_of_the_numbers_with_inputs_in_8_bits(
         assert_sums(f"products of {bits} bits in blocks", got, right, low, terms)
 
 
-@at_levels(1)
+@at_levels(1, EVERY_LEVEL)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bits", BITS)
 def test_a_row_gets_the_same_bits_alone_and_among_many(
@@ -83,7 +83,7 @@ def test_a_row_gets_the_same_bits_alone_and_among_many(
         assert torch.equal(beside, linear(x, [other])[0])
 
 
-@at_levels(2)
+@at_levels(2, EVERY_LEVEL)
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("rows", [3, 70])
 def test_what_is_no_number_stays_in_its_row(use: Use, level: str, bits: int, rows: int) -> None:

@@ -1,6 +1,7 @@
 """One library per CPU level: built from exactly these sources, replaced at once, left out aloud."""
 
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -71,6 +72,21 @@ def test_what_is_up_to_date_is_left_alone(small: Small, tmp_path: Path) -> None:
     assert build.built_hash(path) == build.source_hash("portable", made.sources)
 
 
+def test_levels_share_the_sources_that_multiply_no_bytes() -> None:
+    """And each has those of its own that do, or that say which it is."""
+
+    def included(name: str) -> set[str]:
+        found = re.findall(r'#include "(\S+)"', (build.SOURCES / name).read_text())
+        return {name}.union(*map(included, found))
+
+    sources = {unit.name: included(unit.name) for unit in build.SOURCES.glob("*.cpp")}
+    different = {name for name, files in sources.items() if {"rounded.h", "measure.cpp"} & files}
+    assert different == set(build.OWN) < set(sources)
+    for level, base in build.STANDS_ON.items():
+        assert set(build.LEVELS[base]) < set(build.LEVELS[level])
+        assert not {base, level} & {x for x in build.STANDS_ON if x != level}
+
+
 def test_sources_that_change_meanwhile_leave_a_stale_library(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,10 +131,10 @@ def test_levels_that_the_compiler_is_too_old_for_are_left_out(
     monkeypatch.setenv("CXX", program(tmp_path / "c++", old))
     said: list[str] = []
     made = build.build(tmp_path / "lib", sources=small.sources, say=said.append)
-    assert [path.name for path in made] == ["libheadway_avx2.so", "libheadway_portable.so"]
-    assert [line.split(",")[0] for line in said[:2]] == [
-        "level avx512bf16 is left out",
-        "level avx512 is left out",
+    known = ("avxvnni", "avx2", "portable")
+    assert made == [tmp_path / "lib" / build.file_name(level) for level in known]
+    assert [line.split(",")[0] for line in said[:4]] == [
+        f"level {level} is left out" for level in ("amx", "avx512bf16", "avx512vnni", "avx512")
     ]
     assert "too old for it: no such option -mavx512" in said[0]
     with pytest.raises(BuildError, match="no such option -mavx512"):

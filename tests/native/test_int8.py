@@ -10,7 +10,7 @@ from headway.attention import KeyValues, attend_keys
 from headway.partial import Partial
 from headway.patterns import Causal, GlobalKeys, Pattern, Sink, Window
 from headway.tokens import Tokens
-from tests.native.conftest import Use, at_levels
+from tests.native.conftest import OF_PAIRS, Use, at_levels
 from tests.native.plain import Problem
 from tests.tolerance import assert_within_reference
 
@@ -69,7 +69,7 @@ def same(got: Partial, case: Problem, keys: KeyValues, level: str) -> None:
     """Where products are of the dtype of q, the very bits that the kernels make of the numbers themselves; in 16 bits
     within twice the error of the formula."""
     dtype = case.q.dtype
-    if dtype == torch.float32 or level == "avx512bf16":
+    if dtype == torch.float32 or level in OF_PAIRS:
         plain = standing(case, keys, dtype).run()
         assert torch.equal(got.out, plain.out)
         assert torch.equal(got.lse, plain.lse)

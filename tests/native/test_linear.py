@@ -11,7 +11,7 @@ from headway.errors import BackendError
 from headway.native.linear import linear
 from headway.native.panels import GROUP, Panels
 from headway.quantization import QuantizedMatrix, quantize_weights
-from tests.native.conftest import Use, at_levels
+from tests.native.conftest import EVERY_LEVEL, Use, at_levels
 from tests.tolerance import assert_rounded_once, assert_within_reference
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -61,7 +61,7 @@ def assert_sums(check: str, got: Tensor, right: Tensor, low: Tensor, terms: Tens
         assert_within_reference(got, right, low, check, terms, check)
 
 
-@at_levels(0)
+@at_levels(0, EVERY_LEVEL)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("weights", DTYPES)
 def test_float_weights(use: Use, level: str, dtype: torch.dtype, weights: torch.dtype) -> None:
@@ -76,7 +76,7 @@ def test_float_weights(use: Use, level: str, dtype: torch.dtype, weights: torch.
         assert_sums("products", got, right, F.linear(x.float(), w.float(), b), inputs**0.5)
 
 
-@at_levels(1)
+@at_levels(1, EVERY_LEVEL)
 def test_what_lies_in_the_middle_of_two_numbers_is_rounded_to_the_even_one(use: Use, level: str) -> None:
     """Sums of whole numbers, exact in float32; every tenth of them in the middle of two numbers of bf16."""
     use(level)
@@ -87,7 +87,7 @@ def test_what_lies_in_the_middle_of_two_numbers_is_rounded_to_the_even_one(use: 
             assert torch.equal(linear(x, [weights])[0], right)
 
 
-@at_levels(2)
+@at_levels(2, EVERY_LEVEL)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("bits", "group", "symmetric"), FORMS)
 def test_codes(
@@ -111,7 +111,7 @@ def test_codes(
         assert_sums(f"products of {bits} bits", got, right, low, terms)
 
 
-@at_levels(3)
+@at_levels(3, EVERY_LEVEL)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_gets_the_same_bits_alone_and_among_many(use: Use, level: str, dtype: torch.dtype) -> None:
     use(level)
@@ -133,7 +133,7 @@ def test_a_row_gets_the_same_bits_alone_and_among_many(use: Use, level: str, dty
             assert torch.equal(many, torch.cat(few)), (rows, outputs, inputs, bits, group, symmetric)
 
 
-@at_levels(4)
+@at_levels(4, EVERY_LEVEL)
 @pytest.mark.parametrize("rows", [12, 250])
 def test_several_matrices_share_rows_and_threads_change_no_bit(use: Use, level: str, rows: int) -> None:
     use(level)
@@ -155,7 +155,7 @@ def test_several_matrices_share_rows_and_threads_change_no_bit(use: Use, level: 
         assert all(torch.equal(y, one) for y, one in zip(result, alone, strict=True))
 
 
-@at_levels(5)
+@at_levels(5, EVERY_LEVEL)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("rows", [3, 70])
 def test_what_is_no_number_stays_in_its_row(use: Use, level: str, bad: float, rows: int) -> None:

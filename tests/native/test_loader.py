@@ -15,9 +15,10 @@ import torch
 from headway import hardware
 from headway.errors import BackendError
 from headway.native import build, loader
-from tests.native.conftest import LEVELS, Small, Use
+from tests.native.conftest import OF_PAIRS, Small, Use, at_levels
 
-BEST, *LOWER = build.levels()
+ALL_LEVELS = build.levels()
+BEST, *LOWER = loader.levels_of(loader.NEEDS[ALL_LEVELS[0]], tiles=True)
 
 
 def find(small: Small, wanted: str = "", level: str = BEST) -> loader.Found:
@@ -49,15 +50,57 @@ def test_one_missing_instruction_set_rules_a_level_out(small: Small, lacking: st
 
 def test_the_names_of_instruction_sets_are_those_of_the_system() -> None:
     """As Linux spells them: the best level is that of the newest instructions of its that are there."""
-    flags = {"avx512_bf16": "avx512bf16", "avx512f": "avx512", "avx2": "avx2"}
+    flags = {"amx_int8": "amx", "avx512_bf16": "avx512bf16", "avx512_vnni": "avx512vnni", "avx512f": "avx512"}
+    flags |= {"avx_vnni": "avxvnni", "avx2": "avx2"}
     system = Path("/proc/cpuinfo").read_text().split()
     level = next((level for flag, level in flags.items() if flag in system), "portable")
-    assert next(x for x in build.levels() if loader.NEEDS[x] <= hardware.cpu_flags()) == level
+    assert loader.levels_of(hardware.cpu_flags(), tiles=True)[0] == level
+
+
+REFUSED = "the system refuses tile registers (some error)"
+
+
+@pytest.mark.skipif("amx" not in build.levels(), reason="this architecture has no tiles")
+def test_the_next_level_takes_over_where_the_system_refuses_tiles(small: Small, tmp_path: Path) -> None:
+    has = loader.NEEDS["amx"]
+    found = loader.find(small.folder, "", has, small.sources, REFUSED)
+    assert found.library is not None
+    assert found.library.level == "avx512bf16"
+    assert found.trouble == (
+        f"headway runs its native kernels at level avx512bf16 only: {REFUSED}, which amx needs; "
+        "HEADWAY_NATIVE=avx512bf16 is that without this warning"
+    )
+    assert loader.find(small.folder, "avx512bf16", has, small.sources, REFUSED).trouble is None
+    with pytest.raises(
+        BackendError, match=r"HEADWAY_NATIVE=amx cannot be had: .*\(some error\); .*take avx512bf16"
+    ):
+        loader.find(small.folder, "amx", has, small.sources, REFUSED)
+    made = small.copy(tmp_path)
+    outdate(made, "avx512bf16")
+    found = loader.find(made.folder, "", has, made.sources, REFUSED)
+    assert found.library is not None
+    assert found.library.level == "avx512vnni"
+    assert found.trouble is not None
+    assert "libheadway_avx512bf16.so is stale" in found.trouble
+    assert f"and {REFUSED}, which amx needs" in found.trouble
+
+
+@pytest.mark.parametrize(("asked", "asks"), [("", True), ("amx", True), ("avx512bf16", False), ("0", False)])
+def test_the_system_is_asked_for_tiles_where_they_would_be_used(
+    asked: str, asks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setenv("HEADWAY_NATIVE", asked)
+    monkeypatch.setattr(loader, "cpu_flags", lambda: loader.NEEDS[BEST])
+    monkeypatch.setattr(loader, "tiles_refused", lambda: said.append("asked") or REFUSED)
+    monkeypatch.setattr(loader, "find", lambda *_, refused: loader.Found(None, refused))
+    assert loader.search.__wrapped__().why == (REFUSED if asks and "amx" in ALL_LEVELS else "")
+    assert bool(said) == (asks and "amx" in ALL_LEVELS)
 
 
 @pytest.mark.parametrize("level", build.levels())
 def test_a_level_can_be_asked_for(small: Small, level: str) -> None:
-    found = find(small, level)
+    found = find(small, level, level)
     assert found.library is not None
     assert found.library.level == level
 
@@ -102,27 +145,29 @@ def test_a_stale_library_is_not_used(small: Small, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not LOWER, reason="this architecture has one level")
 @pytest.mark.parametrize("damage", ["stale", "missing", "cut"])
+@pytest.mark.parametrize("level", build.levels()[:-1])
 def test_the_next_level_takes_over_from_one_that_is_unusable(
-    small: Small, tmp_path: Path, damage: str
+    small: Small, tmp_path: Path, damage: str, level: str
 ) -> None:
     made = small.copy(tmp_path)
-    path = made.folder / build.file_name(BEST)
+    path = made.folder / build.file_name(level)
     words = {
         "stale": "is stale",
-        "missing": f"{BEST} was not built",
+        "missing": f"{level} was not built",
         "cut": "cannot be opened",
     }
     if damage == "stale":
-        outdate(made, BEST)
+        outdate(made, level)
     elif damage == "missing":
         path.unlink()
     else:
-        path.write_bytes(f"headway-source-hash:{build.source_hash(BEST, made.sources)}\0".encode())
-    found = find(made)
+        path.write_bytes(f"headway-source-hash:{build.source_hash(level, made.sources)}\0".encode())
+    found = loader.find(made.folder, "", loader.NEEDS[level], made.sources)
+    others = [x for x in loader.levels_of(loader.NEEDS[level], tiles=True) if x != level]
     assert found.library is not None
-    assert found.library.level == LOWER[0]
+    assert found.library.level == others[0]
     assert found.trouble is not None
-    assert found.trouble.startswith(f"headway runs its native kernels at level {LOWER[0]} only: ")
+    assert found.trouble.startswith(f"headway runs its native kernels at level {others[0]} only: ")
     assert words[damage] in found.trouble
 
 
@@ -167,7 +212,7 @@ def test_the_environment_decides_once_a_process(tmp_path: Path, monkeypatch: pyt
         search()
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(1)
 def test_roofs_are_those_of_a_machine_and_bf16_has_one_where_there_is_an_instruction(
     use: Use, level: str
 ) -> None:
@@ -179,7 +224,7 @@ def test_roofs_are_those_of_a_machine_and_bf16_has_one_where_there_is_an_instruc
     library = loader.search().library
     assert library is not None
     for threads in (1, 2):
-        for dtype, present in ((torch.float32, True), (torch.bfloat16, level == "avx512bf16")):
+        for dtype, present in ((torch.float32, True), (torch.bfloat16, level in OF_PAIRS)):
             peak = max(library.peak(dtype, threads, seconds=0.01) for _ in range(5))
             assert 1e9 < peak < 1e14 if present else peak == 0
     for size in (0, 1, 1001, 1 << 20):
@@ -215,7 +260,7 @@ def process(script: str, small: Small) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(2)
 def test_each_byte_is_read_once(small: Small, level: str) -> None:
     """The exclusive or of all words is that of numpy, wherever the bytes are cut into parts and streams."""
     library = loader.open_library(small.folder, level, small.sources)

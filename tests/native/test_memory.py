@@ -9,7 +9,7 @@ import pytest
 
 from headway.errors import BuildError
 from headway.native import build
-from tests.native.conftest import LEVELS
+from tests.native.conftest import EVERY_LEVEL
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD is for ELF")
@@ -25,7 +25,7 @@ def test_kernels_stay_in_their_memory_and_say_where_there_is_none(tmp_path: Path
         [*compiler, "-x", "c", str(source), "-O1", "-shared", "-fPIC", "-o", str(fence), "-ldl"], check=True
     )
     done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-m", "tests.native.fenced", *LEVELS],
+        [sys.executable, "-X", "faulthandler", "-m", "tests.native.fenced", *EVERY_LEVEL],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

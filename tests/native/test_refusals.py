@@ -15,7 +15,7 @@ from headway.native import loader, rows
 from headway.native.linear import linear
 from headway.patterns import Causal
 from headway.scores import SoftCap
-from tests.native.conftest import LEVELS, Use
+from tests.native.conftest import Use, at_levels
 
 UNKNOWN = c.ERRORS[3]
 
@@ -77,7 +77,7 @@ UNKNOWN_VALUES = {
 }
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@at_levels(2)
 @pytest.mark.parametrize("function", RUNS)
 def test_what_a_library_does_not_know_is_named(
     use: Use, level: str, function: str, monkeypatch: pytest.MonkeyPatch

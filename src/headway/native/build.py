@@ -32,14 +32,23 @@ JOBS = 2
 
 _AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", *_AVX2)
+_VNNI = ("-mavx512vnni", *_AVX512)
+_BF16 = ("-mavx512bf16", "-mavx512vbmi2", *_VNNI)
 LEVELS: dict[str, tuple[str, ...]] = {
-    "avx512bf16": ("-mavx512bf16", "-mavx512vnni", "-mavx512vbmi2", *_AVX512),
+    "amx": ("-mamx-tile", "-mamx-int8", *_BF16),
+    "avx512bf16": _BF16,
+    "avx512vnni": _VNNI,
     "avx512": _AVX512,
+    "avxvnni": ("-mavxvnni", *_AVX2),
     "avx2": _AVX2,
     "portable": (),
 }
-"""The CPU levels, best first, and the instruction sets that each may use. Never -march=native: a library is built
-where it does not run."""
+"""The CPU levels, best first, and the instruction sets that each may use; `csrc/vec_LEVEL.h` has what it does with
+them. Never -march=native: a library is built where it does not run."""
+STANDS_ON = {"amx": "avx512bf16", "avx512vnni": "avx512", "avxvnni": "avx2"}
+OWN = ("linear.cpp", "measure.cpp", "step.cpp")
+"""Levels that differ from another in products of bytes alone, and the sources that have such: all others are compiled
+once for both."""
 
 FLAGS = (
     "-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden",
@@ -135,7 +144,8 @@ def build(
     if able:
         say(f"{shlex.join(command)}: {', '.join(able)}, {JOBS} at a time")
         more = SANITIZE if sanitize else ()
-        _compile({x: [*command, *_flags(x, sources), *more] for x in able}, sources, out)
+        commands = {x: [*command, *_flags(x, sources), *more] for x in levels()}
+        _compile(commands, sources, out, able)
     return [out / file_name(level) for level in wanted if level in able or level not in stale]
 
 
@@ -151,23 +161,28 @@ def _able(command: list[str], level: str, must: bool, say: Callable[[str], None]
     return True
 
 
-def _compile(commands: dict[str, list[str]], sources: Path, out: Path) -> None:
-    """One library per level and command. The commands hold the hash of the sources as it was before any was read:
-    one that is edited meanwhile leaves a stale library, never one that passes for fresh."""
+def _compile(commands: dict[str, list[str]], sources: Path, out: Path, wanted: Iterable[str]) -> None:
+    """The libraries of the levels `wanted`, by the commands of all. These hold the hash of the sources as it was before
+    any was read: one that is edited meanwhile leaves a stale library, never one that passes for fresh."""
     out.mkdir(parents=True, exist_ok=True)
-    units = [str(unit) for unit in sorted(sources.glob("*.cpp"))]
+    units = sorted(sources.glob("*.cpp"))
     with tempfile.TemporaryDirectory(prefix="headway-") as scratch, ThreadPoolExecutor(JOBS) as pool:
         exports = Path(scratch, "exports")
         exports.write_text("{ global: headway_*; local: *; };\n")
         hide = [f"-Wl,--version-script={exports}"] if sys.platform == "linux" else []
-        fresh = {x: out / f".{file_name(x)}.{os.getpid()}" for x in commands}
-        jobs = [
-            pool.submit(_run, [*command, "-shared", *hide, *units, "-o", str(fresh[x])])
-            for x, command in commands.items()
-        ]
+        fresh = {x: out / f".{file_name(x)}.{os.getpid()}" for x in wanted}
+        parts = {x: [(x if unit.name in OWN else STANDS_ON.get(x, x), unit) for unit in units] for x in fresh}
+        objects = {
+            (x, unit): str(Path(scratch, f"{x}-{unit.stem}.o")) for part in parts.values() for x, unit in part
+        }
         try:
-            for job in jobs:
+            for job in [
+                pool.submit(_run, [*commands[x], "-c", str(unit), "-o", target])
+                for (x, unit), target in objects.items()
+            ]:
                 job.result()
+            for x, made in fresh.items():
+                _run([*commands[x], "-shared", *hide, *(objects[part] for part in parts[x]), "-o", str(made)])
             for x, made in fresh.items():
                 made.replace(out / file_name(x))
         finally:
@@ -177,8 +192,8 @@ def _compile(commands: dict[str, list[str]], sources: Path, out: Path) -> None:
 
 
 def _flags(level: str, sources: Path) -> list[str]:
-    number = len(LEVELS) - 1 - list(LEVELS).index(level)
-    names = {"LEVEL": number, "SOURCE_HASH": f'"{source_hash(level, sources)}"'}
+    stamp = f'"{source_hash(level, sources)}"'
+    names = {"LEVEL": level, "VEC": f'"vec_{level}.h"', "SOURCE_HASH": stamp}
     return [*FLAGS, *LEVELS[level], *(f"-DHEADWAY_{name}={value}" for name, value in names.items())]
 
 

@@ -17,11 +17,14 @@ import torch
 from torch import Tensor
 
 from headway.errors import BackendError, BuildError, as_error, did_you_mean
-from headway.hardware import cpu_flags
+from headway.hardware import cpu_flags, tiles_refused
 from headway.native import build
 from headway.threads import MOST_THREADS
 
 _CPU_NAMES = {
+    "amx-tile": "amx_tile",
+    "amx-int8": "amx_int8",
+    "avxvnni": "avx_vnni",
     "avx512bf16": "avx512_bf16",
     "avx512vnni": "avx512_vnni",
     "avx512vbmi2": "avx512_vbmi2",
@@ -32,6 +35,15 @@ NEEDS = {
     for level, flags in build.LEVELS.items()
 }
 """What the code of a level may use, as `hardware.cpu_flags` names it."""
+TILES = "amx_tile"
+"""The instruction set whose registers the operating system must let a process use."""
+
+
+def levels_of(flags: Set[str], tiles: bool) -> list[str]:
+    """The levels, best first, that a CPU with these flags can run; those of tile registers where the operating system
+    gives them (`tiles`). The flags are those that the system names: it leaves out what it or a virtual machine has
+    turned off."""
+    return [x for x in build.levels() if NEEDS[x] <= flags and (tiles or TILES not in NEEDS[x])]
 
 
 @dataclass(frozen=True)
@@ -96,7 +108,9 @@ def why_missing() -> str | None:
 def search() -> Found:
     """`find` as this process's environment and CPU have it."""
     folder = Path(os.environ.get("HEADWAY_NATIVE_DIR") or build.LIBRARIES)
-    return find(folder, os.environ.get("HEADWAY_NATIVE", ""), cpu_flags())
+    wanted, flags = os.environ.get("HEADWAY_NATIVE", ""), cpu_flags()
+    asks = any(wanted in ("", x) and TILES in NEEDS[x] for x in levels_of(flags, tiles=True))
+    return find(folder, wanted, flags, refused=tiles_refused() if asks else "")
 
 
 @cache
@@ -104,11 +118,13 @@ def _announce(trouble: str) -> None:
     warnings.warn(trouble, stacklevel=3)
 
 
-def find(folder: Path, wanted: str, flags: Set[str], sources: Path = build.SOURCES) -> Found:
+def find(
+    folder: Path, wanted: str, flags: Set[str], sources: Path = build.SOURCES, refused: str = ""
+) -> Found:
     """The best library in `folder` of these `sources` for a CPU with these flags; `wanted` as HEADWAY_NATIVE says
-    it, "" the best.
+    it, "" the best; `refused` says why the system gives no tile registers, "" that it does.
 
-    Raises BackendError where a wanted level is unknown, beyond this CPU, missing or unusable."""
+    Raises BackendError where a wanted level is unknown, beyond this CPU, refused, missing or unusable."""
     if wanted == "0":
         return Found(None, "HEADWAY_NATIVE=0 turns the native kernels off; unset it to use them")
     known = build.levels()
@@ -117,7 +133,10 @@ def find(folder: Path, wanted: str, flags: Set[str], sources: Path = build.SOURC
             f"HEADWAY_NATIVE={wanted} names no level{did_you_mean(wanted, known)}; "
             f"known: 0 (no native kernels), {', '.join(known)}"
         )
-    able = [level for level in known if NEEDS[level] <= flags]
+    able = levels_of(flags, tiles=not refused)
+    denied = [level for level in levels_of(flags, tiles=True) if level not in able]
+    if wanted in denied:
+        raise BackendError(f"HEADWAY_NATIVE={wanted} cannot be had: {refused}; unset it, or take {able[0]}")
     if wanted and wanted not in able:
         raise BackendError(
             f"HEADWAY_NATIVE={wanted} is beyond this CPU, which lacks {', '.join(sorted(NEEDS[wanted] - flags))}; "
@@ -130,8 +149,13 @@ def find(folder: Path, wanted: str, flags: Set[str], sources: Path = build.SOURC
         except BackendError as error:
             amiss[level] = str(error)
             continue
-        trouble = f"headway runs its native kernels at level {level} only: {_mend(amiss)}" if amiss else None
-        return Found(opened, trouble=trouble)
+        reasons = [_mend(amiss)] if amiss else []
+        if denied and not wanted:
+            reasons.append(
+                f"{refused}, which {denied[0]} needs; HEADWAY_NATIVE={level} is that without this warning"
+            )
+        trouble = f"headway runs its native kernels at level {level} only: {'; and '.join(reasons)}"
+        return Found(opened, trouble=trouble if reasons else None)
     if wanted:
         raise BackendError(f"HEADWAY_NATIVE={wanted} cannot be had: {_mend(amiss)}")
     if not any((folder / build.file_name(level)).exists() for level in able):

@@ -42,10 +42,10 @@ class DoesNotCompileError(Exception):
 @functools.cache
 def level() -> str:
     """The best CPU level here."""
-    from headway.hardware import cpu_flags
-    from headway.native.loader import NEEDS
+    from headway.hardware import cpu_flags, tiles_refused
+    from headway.native.loader import levels_of
 
-    return next(name for name, needs in NEEDS.items() if needs <= cpu_flags())
+    return levels_of(cpu_flags(), tiles=not tiles_refused())[0]
 
 
 def command(sources: Path) -> list[str]:

@@ -119,21 +119,20 @@ struct Worker {
 
   // Blocks first .. last - 1 of a tile, as far as they are seen whole, where they lie; false where that cannot be.
   bool read_directly(int64_t b, int64_t kv, int64_t at, int64_t first, int64_t last, const Tokens& keys) {
-#if HEADWAY_LEVEL >= 2
-    Tile<HALF>& x = *tile;
-    if (!is_direct<HALF>(c, x.count)) return false;
-    const headway_plan& p = c.plan;
-    Rows k_rows = blocks.key_rows(b, kv, keys), v_rows = blocks.value_rows(b, kv, keys);
-    float* words = blocks.scratch();
-    bool any = false;
-    each_block(p, at, first, last, [&](int32_t r, int64_t k) __attribute__((always_inline)) {
-      if (extra.whole(r, k)) direct_block(x, k_rows, v_rows, k, words), any = true;
-    });
-    if (any) arrange(x);
-    return true;
-#else
+    if constexpr (W == 16) {
+      Tile<HALF>& x = *tile;
+      if (!is_direct<HALF>(c, x.count)) return false;
+      const headway_plan& p = c.plan;
+      Rows k_rows = blocks.key_rows(b, kv, keys), v_rows = blocks.value_rows(b, kv, keys);
+      float* words = blocks.scratch();
+      bool any = false;
+      each_block(p, at, first, last, [&](int32_t r, int64_t k) __attribute__((always_inline)) {
+        if (extra.whole(r, k)) direct_block(x, k_rows, v_rows, k, words), any = true;
+      });
+      if (any) arrange(x);
+      return true;
+    }
     return false;
-#endif
   }
 
   void write(int64_t b, const Tokens& queries, const bool* now) const {

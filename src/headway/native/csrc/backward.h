@@ -12,31 +12,20 @@
 
 namespace {
 
-#if HEADWAY_LEVEL >= 3
-// Row a and row b as pairs of bf16, word by word.
-INLINE __m512i pairs_of(vf a, vf b) {
-  const __m512i way = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
-                                       5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-  return _mm512_permutexvar_epi16(way, (__m512i)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a));
-}
-#endif
-
 // The weights of the next panels of a group, in the place of their exponents and where products over rows read them. In
 // bf16 those are pairs of rows, so they are computed by two; in float the same, unless something else needs that place.
 template <bool HALF, int R, int C, bool EXTRA>
 INLINE void weigh(BackTile<HALF>& t, const Group& g, int& r, int& c) {
   int at = (g.row + r) * BLOCK + (g.first + c) * UNIT;
   vf p[AT_ONCE<HALF> * N];
-#if HEADWAY_LEVEL >= 3
-  if (HALF) {
+  if constexpr (HALF) {
     uint16_t bits[2] = {g.bits[r][c], R > 1 ? g.bits[r + 1][c] : (uint16_t)0};
     exp2_of(p, bits, t.x + at, BLOCK);
     store(t.x + at, p[0]), store(t.x + at + BLOCK, p[1]);
-    _mm512_store_si512(t.p + (g.row + r) / 2 * BLOCK + (g.first + c) * UNIT, pairs_of(p[0], p[1]));
+    store(t.p + (g.row + r) / 2 * BLOCK + (g.first + c) * UNIT, row_pairs(p[0], p[1]));
     if (++c == C) c = 0, r += 2;
     return;
   }
-#endif
   exp2_only<HALF>(p, g.bits[r] + c, t.x + at);
   const int count = c + AT_ONCE<HALF> <= C ? AT_ONCE<HALF> : C - c;
   UNROLL for (int i = 0; i < AT_ONCE<HALF> * N && i < count * N; i++) {
@@ -119,21 +108,18 @@ __attribute__((noinline)) void gradients_of(BackTile<HALF>& t, const Group& g, c
       extra->pull_back(t.rows[g.row + r].head, t.rows[g.row + r].place, g.first, C, t.raw + at + r * BLOCK, x, gradients);
       UNROLL for (int i = 0; i < C * N; i++) ds[r][i] = load(x + i * W);
     }
-#if HEADWAY_LEVEL >= 3
-  if (HALF) {
+  if constexpr (HALF) {
     UNROLL for (int r = 0; r < R; r++) {
       float* to = t.of_row + (at + r * BLOCK) / 2;
       UNROLL for (int i = 0; i + 1 < C; i += 2)
-        _mm512_storeu_si512(to + i * UNIT / 2, (__m512i)_mm512_cvtne2ps_pbh((__m512)ds[r][i + 1], (__m512)ds[r][i]));
-      if (C % 2) _mm256_storeu_si256((__m256i*)(to + C / 2 * UNIT), (__m256i)_mm512_cvtneps_pbh((__m512)ds[r][C - 1]));
+        store(to + i * UNIT / 2, joined(ds[r][i], ds[r][i + 1]));
+      if (C % 2) put<true>(to + C / 2 * UNIT, 0, ds[r][C - 1]);
     }
     UNROLL for (int r = 0; r < R; r += 2)
       UNROLL for (int i = 0; i < C; i++)
-        _mm512_store_si512(t.ds + (g.row + r) / 2 * BLOCK + (g.first + i) * UNIT,
-                           pairs_of(ds[r][i], r + 1 < R ? ds[r + 1][i] : vf{}));
+        store(t.ds + (g.row + r) / 2 * BLOCK + (g.first + i) * UNIT, row_pairs(ds[r][i], r + 1 < R ? ds[r + 1][i] : vf{}));
     return;
   }
-#endif
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int i = 0; i < C * N; i++) store(t.ds + at + r * BLOCK + i * W, ds[r][i]);
 }

@@ -41,7 +41,7 @@ struct Block {
 // Calls f(Count<whether products are of bf16 pairs>).
 template <class F>
 INLINE int by_words(const headway_call& c, F f) {
-  if constexpr (HEADWAY_LEVEL >= 3)
+  if constexpr (HAS_PAIRS)
     if (c.type == HEADWAY_BFLOAT16) return f(Count<true>());
   return f(Count<false>());
 }

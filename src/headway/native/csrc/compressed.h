@@ -12,12 +12,7 @@
 
 namespace {
 
-constexpr int PLACES = 64, PLANES = 24, FIXED = PLANES + PLACES, OTHER = 7;
-
-INLINE int input_of(int place) {
-  int lane = place / 16, at = place % 16;
-  return at < 8 ? lane * 8 + at : 32 + lane * 8 + at - 8;
-}
+constexpr int PLANES = 24, FIXED = PLANES + PLACES;
 
 // Eight bytes: each word by itself, as compilers take an array of them through memory.
 INLINE uint64_t word_at(const char* p) {
@@ -32,28 +27,9 @@ INLINE void fetch_block(const char* block) { fetch(block), fetch(block, FETCH + 
 // Writes the 64 weights of a block, and gives the next block. Reads up to 63 bytes behind it.
 INLINE const char* unpack(uint16_t* w, const char* block, uint64_t table) {
   const uint64_t low_bits = word_at(block), mid_bits = word_at(block + 8), high_bits = word_at(block + 16);
-  const uint64_t others = low_bits & mid_bits & high_bits;
   const char *rest = block + PLANES, *next = block + FIXED;
-#if HEADWAY_LEVEL >= 3
-  __m512i code = _mm512_maskz_set1_epi8(low_bits, 1);
-  code = _mm512_or_si512(code, _mm512_maskz_set1_epi8(mid_bits, 2));
-  code = _mm512_or_si512(code, _mm512_maskz_set1_epi8(high_bits, 4));
-  __m512i exponent = _mm512_shuffle_epi8(_mm512_set1_epi64((long long)table), code);
-  exponent = _mm512_mask_expand_epi8(exponent, others, _mm512_loadu_si512(next));
-  const __m512i own = _mm512_loadu_si512(rest), sign = _mm512_set1_epi8((char)0x80);
-  const __m512i high = _mm512_ternarylogic_epi64(sign, own, _mm512_srli_epi16(exponent, 1), 0xCA);
-  const __m512i low = _mm512_ternarylogic_epi64(sign, _mm512_slli_epi16(exponent, 7), own, 0xCA);
-  _mm512_store_si512(w, _mm512_unpacklo_epi8(low, high));
-  _mm512_store_si512(w + 32, _mm512_unpackhi_epi8(low, high));
-#else
-  const char* other = next;
-  for (int j = 0; j < PLACES; j++) {
-    const int code = (int)((low_bits >> j & 1) | (mid_bits >> j & 1) << 1 | (high_bits >> j & 1) << 2);
-    const uint8_t exponent = code == OTHER ? (uint8_t)*other++ : (uint8_t)(table >> 8 * code), own = (uint8_t)rest[j];
-    w[input_of(j)] = (uint16_t)((own & 0x80) << 8 | exponent << 7 | (own & 0x7F));
-  }
-#endif
-  return next + __builtin_popcountll(others);
+  unpack_places(w, low_bits, mid_bits, high_bits, rest, next, table);
+  return next + __builtin_popcountll(low_bits & mid_bits & high_bits);
 }
 
 // The weights of S rows, up to 63 more, from streams at w, which are then theirs.

@@ -3,7 +3,6 @@
 #pragma once
 #include "forward.h"
 
-#if HEADWAY_LEVEL >= 2
 namespace {
 
 // Lane i of the result is the sum of the lanes of x[i].
@@ -98,15 +97,12 @@ struct Direct {
       vf p[EACH];
       exp2_only<HALF>(p, all, t.s + g * 16);
       UNROLL for (int i = 0; i < EACH; i++) total += p[i];
-#if HEADWAY_LEVEL >= 3
-      if (HALF) {
-        const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3F80);
-        __m512bh pairs = _mm512_cvtne2ps_pbh((__m512)p[1], (__m512)p[0]);
-        _mm512_store_si512(t.p + g * 8, (__m512i)pairs);
-        rounded = (vf)_mm512_dpbf16_ps((__m512)rounded, pairs, ones);
+      if constexpr (HALF) {
+        const vf pairs = joined(p[0], p[1]);
+        store(t.p + g * 8, pairs);
+        rounded = add_pairs(rounded, pairs, (vf)splat_int(0x3F803F80));
         continue;
       }
-#endif
       UNROLL for (int i = 0; i < EACH; i++) store(t.p + (g + i) * 16, p[i]);
     }
     store(t.sum[row], total);
@@ -134,11 +130,11 @@ struct Direct {
       const float* p = t.p + g * WORDS;
       UNROLL for (int j = 0; j < KEYS; j += HALF ? 2 : 1) {
         vf y[C];
-        if (HALF) {
+        if constexpr (HALF) {
           UNROLL for (int i = 0; i < C; i += 2) {
-            __m512i a = (__m512i)load(v[j] + c / 2 + i * 8), b = (__m512i)load(v[j + 1] + c / 2 + i * 8);
+            const vf a = load(v[j] + c / 2 + i * 8), b = load(v[j + 1] + c / 2 + i * 8);
             fetch_onward<FIRST>(v[j] + c / 2 + i * 8), fetch_onward<FIRST>(v[j + 1] + c / 2 + i * 8);
-            y[i] = (vf)_mm512_unpacklo_epi16(a, b), y[i + 1] = (vf)_mm512_unpackhi_epi16(a, b);
+            y[i] = low_halves(a, b), y[i + 1] = high_halves(a, b);
           }
         } else {
           UNROLL for (int i = 0; i < C; i++) {
@@ -213,4 +209,3 @@ INLINE void arrange(Tile<HALF>& t) {
 }
 
 }  // namespace
-#endif

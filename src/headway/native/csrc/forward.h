@@ -19,23 +19,19 @@ namespace {
 template <bool HALF>
 INLINE vf weigh(Tile<HALF>& t, int r, int c) {
   vf p[AT_ONCE<HALF> * N];
-#if HEADWAY_LEVEL >= 2
-  exp2_only<HALF>(p, t.pending.of.bits[r] + c, t.s + r * BLOCK + c * UNIT);
-#else
-  UNROLL for (int i = 0; i < N; i++) p[i] = exp2_of(load(t.s + r * BLOCK + c * UNIT + i * W));
-#endif
+  if (WIDE < 4)
+    UNROLL for (int i = 0; i < N; i++) p[i] = exp2_of_each(load(t.s + r * BLOCK + c * UNIT + i * W));
+  else
+    exp2_only<HALF>(p, t.pending.of.bits[r] + c, t.s + r * BLOCK + c * UNIT);
   vf total = p[0];
   UNROLL for (int i = 1; i < AT_ONCE<HALF> * N; i++) total += p[i];
-#if HEADWAY_LEVEL >= 3
-  if (HALF) {
+  if constexpr (HALF) {
     float* rounded = t.rounded[t.pending.row + r];
-    const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3F80);
-    __m512bh pairs = _mm512_cvtne2ps_pbh((__m512)p[1], (__m512)p[0]);
-    _mm512_store_si512((uint16_t*)t.p + r * BLOCK + c * UNIT, (__m512i)pairs);
-    store(rounded, (vf)_mm512_dpbf16_ps((__m512)load(rounded), pairs, ones));
+    const vf pairs = joined(p[0], p[1]);
+    store((float*)((uint16_t*)t.p + r * BLOCK + c * UNIT), pairs);
+    store(rounded, add_pairs(load(rounded), pairs, (vf)splat_int(0x3F803F80)));
     return total;
   }
-#endif
   UNROLL for (int i = 0; i < AT_ONCE<HALF> * N; i++) store(t.p + r * BLOCK + c * UNIT + i * W, p[i]);
   return total;
 }

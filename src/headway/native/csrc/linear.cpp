@@ -21,9 +21,9 @@ int by_outputs(const headway_products& c) {
 }
 
 // Threads take rows as they are done with others: as many as stay in their second cache while all weights pass.
-// Parts are multiples of 24 rows, whole groups of all kernels: sums do not depend on how many threads there are.
+// Parts are multiples of 24 or 48 rows, whole groups of all kernels: sums do not depend on how many threads there are.
 int by_rows(const headway_products& c) {
-  constexpr int64_t UNITS = 24, MOST = 96;
+  constexpr int64_t UNITS = HAS_TILES ? 48 : 24, MOST = 96;
   const int64_t units = (c.rows + UNITS - 1) / UNITS;
   const int threads = team_of(c.threads, units);
   int64_t parts = threads * ((c.rows + threads * MOST - 1) / (threads * MOST));

@@ -10,11 +10,12 @@ namespace {
 // Found by searching the file, without opening it as a library.
 __attribute__((used)) const char STAMP[] = "headway-source-hash:" HEADWAY_SOURCE_HASH;
 
-#if HEADWAY_LEVEL >= 2 || defined(__aarch64__)
-constexpr int CHAINS = 24;  // of 32 registers; at least units x latency of any known core
+#if defined(__aarch64__)
+constexpr bool MANY_REGISTERS = true;
 #else
-constexpr int CHAINS = 12;  // of 16 registers
+constexpr bool MANY_REGISTERS = W == 16;
 #endif
+constexpr int CHAINS = MANY_REGISTERS ? 24 : 12;  // of 32 or 16; at least units x latency of any known core
 constexpr int64_t STEPS = 1 << 16;  // some 200 us: long beside a barrier, short beside a time slice
 
 // STEPS rounds of one multiply-add in each of CHAINS independent registers, in bf16 of pairs. The empty statements keep
@@ -91,9 +92,9 @@ uint64_t read_span(const char* from, const char* to) {
 // has no instruction for them.
 extern "C" HEADWAY_EXPORT double headway_peak(int bf16, int threads, double seconds) {
   threads = team_of(threads, INT64_MAX);
-  if (bf16 && HEADWAY_LEVEL < 3) return 0;
+  if (bf16 && !HAS_PAIRS) return 0;
   const double products = (bf16 ? 4.0 : 2.0) * STEPS * CHAINS * W * threads;
-  return products / best_time(bf16 ? multiply_add_rounds<true> : multiply_add_rounds<false>, threads, seconds);
+  return products / best_time(bf16 ? multiply_add_rounds<HAS_PAIRS> : multiply_add_rounds<false>, threads, seconds);
 }
 
 // Seconds that `threads` threads need to read `bytes` bytes once, each its own part; `folded` becomes the exclusive

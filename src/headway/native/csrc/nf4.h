@@ -58,50 +58,15 @@ INLINE void read_scales(float* __restrict to, const headway_nf4& n, const Coded&
 
 constexpr int64_t LINE_BLOCKS = LONGEST_LINE / SCALED;  // whose scales are read at a time
 
-// The first of two codes in a byte is in its high bits.
-constexpr int shift_of(int code) { return code / 2 * 8 + (code % 2 ? 0 : 4); }
-
 // Calls f(at, weights) for all inputs of the codes at p, of a block whose values are scaled by `scale`: W words at a time.
 template <Floats KIND, class F>
 INLINE void each_weight(const char* p, const float* values, float scale, F f) {
   vf table[N];
   UNROLL for (int i = 0; i < N; i++) table[i] = kept<KIND == Floats::WIDENED>(load(values + i * W) * scale);
-#if HEADWAY_LEVEL >= 3
-  if constexpr (KIND == Floats::PAIRS) {
-    const __m512i codes = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i*)p));
-    // twice: a fifth bit of a code means nothing
-    const __m512i pairs = (__m512i)_mm512_cvtne2ps_pbh((__m512)table[0], (__m512)table[0]);
-    UNROLL for (int c = 0; c < 4; c += 2) {
-      const __m512i shift = _mm512_inserti64x4(_mm512_set1_epi16(shift_of(c)), _mm256_set1_epi16(shift_of(c + 1)), 1);
-      f(c / 2 * W, (vf)_mm512_permutexvar_epi16(_mm512_srlv_epi16(codes, shift), pairs));
-    }
-    return;
-  }
-#endif
-#if HEADWAY_LEVEL >= 2
-  const __m512i codes = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i*)p));
-  UNROLL for (int c = 0; c < 8; c += 2) {
-    const __m512i shift = _mm512_inserti64x4(_mm512_set1_epi32(shift_of(c)), _mm256_set1_epi32(shift_of(c + 1)), 1);
-    f(c / 2 * W, (vf)_mm512_permutexvar_ps(_mm512_srlv_epi32(codes, shift), (__m512)table[0]));
-  }
-#elif HEADWAY_LEVEL == 1
-  const vu codes = (vu)load_int((const int32_t*)p);
-  UNROLL for (int c = 0; c < 8; c++) {
-    const __m256i at = (__m256i)(codes >> shift_of(c));
-    const __m256 low = _mm256_permutevar8x32_ps((__m256)table[0], at);
-    const __m256 high = _mm256_permutevar8x32_ps((__m256)table[1], at);
-    f(c * W, (vf)_mm256_blendv_ps(low, high, (__m256)_mm256_slli_epi32(at, 28)));
-  }
-#else
-  const vu codes = (vu)load_int((const int32_t*)p);
-  float scaled[16];
-  memcpy(scaled, table, sizeof scaled);
-  UNROLL for (int c = 0; c < 8; c++) {
-    vf w;
-    for (int i = 0; i < W; i++) w[i] = scaled[codes[i] >> shift_of(c) & 15];
-    f(c * W, w);
-  }
-#endif
+  if constexpr (KIND == Floats::PAIRS)
+    look_up_pairs(table, p, f);
+  else
+    look_up(table, p, f);
 }
 
 // As `dots`, of coded outputs, with the same sums; x lies spread.

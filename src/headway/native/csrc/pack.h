@@ -84,27 +84,8 @@ INLINE vi not_numbers(const float* w, int count) {
   return found;
 }
 
-// Lanes of x and y in turn, of each four the first two or the last two; the same of pairs of lanes; and fours of lanes, the
-// even ones of x and then those of y, or the odd ones.
-#if HEADWAY_LEVEL >= 2
-INLINE vf low_lanes(vf x, vf y) { return (vf)_mm512_unpacklo_ps((__m512)x, (__m512)y); }
-INLINE vf high_lanes(vf x, vf y) { return (vf)_mm512_unpackhi_ps((__m512)x, (__m512)y); }
-INLINE vf low_pairs(vf x, vf y) { return (vf)_mm512_unpacklo_pd((__m512d)x, (__m512d)y); }
-INLINE vf high_pairs(vf x, vf y) { return (vf)_mm512_unpackhi_pd((__m512d)x, (__m512d)y); }
-INLINE vf even_fours(vf x, vf y) { return (vf)_mm512_shuffle_f32x4((__m512)x, (__m512)y, 0x88); }
-INLINE vf odd_fours(vf x, vf y) { return (vf)_mm512_shuffle_f32x4((__m512)x, (__m512)y, 0xDD); }
-#elif HEADWAY_LEVEL == 1
-INLINE vf low_lanes(vf x, vf y) { return (vf)_mm256_unpacklo_ps((__m256)x, (__m256)y); }
-INLINE vf high_lanes(vf x, vf y) { return (vf)_mm256_unpackhi_ps((__m256)x, (__m256)y); }
-INLINE vf low_pairs(vf x, vf y) { return (vf)_mm256_unpacklo_pd((__m256d)x, (__m256d)y); }
-INLINE vf high_pairs(vf x, vf y) { return (vf)_mm256_unpackhi_pd((__m256d)x, (__m256d)y); }
-INLINE vf even_fours(vf x, vf y) { return (vf)_mm256_permute2f128_ps((__m256)x, (__m256)y, 0x20); }
-INLINE vf odd_fours(vf x, vf y) { return (vf)_mm256_permute2f128_ps((__m256)x, (__m256)y, 0x31); }
-#endif
-
 // 16 by 16 numbers.
 INLINE void transpose16(const float* rows, int64_t step, float* out) {
-#if HEADWAY_LEVEL >= 1
   for (int from = 0; from < UNIT * UNIT / W; from += W) {
     const float* corner = rows + from / UNIT * W * step + from % UNIT;
     vf a[W], b[W];
@@ -122,27 +103,22 @@ INLINE void transpose16(const float* rows, int64_t step, float* out) {
       }
       UNROLL for (int i = 0; i < W; i++) a[i] = b[i];
     };
-    regroup();
-    if (W == 16) regroup();
+    for (int fours = 1; fours < W / 4; fours *= 2) regroup();
     UNROLL for (int i = 0; i < W; i++) store(out + (from % UNIT + i) * LINE + from / UNIT * W, a[i]);
   }
-#else
-  for (int i = 0; i < 16; i++)
-    for (int j = 0; j < 16; j++) out[j * LINE + i] = rows[i * step + j];
-#endif
 }
 
 // The sum of each of 16 rows of W lanes.
 INLINE void sums_of(const float (*rows)[W], float* out) {
-#if HEADWAY_LEVEL >= 2
+  if (W < 16) {
+    for (int i = 0; i < 16; i++) out[i] = sum_of(load(rows[i]));
+    return;
+  }
   alignas(64) float columns[16 * LINE];
   transpose16(rows[0], W, columns);
   vf total = load(columns);
   UNROLL for (int i = 1; i < 16; i++) total += load(columns + i * LINE);
   store(out, total);
-#else
-  for (int i = 0; i < 16; i++) out[i] = sum_of(load(rows[i]));
-#endif
 }
 
 // Panel of 16 word rows, `step` words apart: out [count][LINE]; count words are written, whole units are read.
@@ -164,26 +140,11 @@ INLINE void pack_rows(const float* rows, int64_t step, int columns, float* out) 
     for (int i = 0; i < 16; i++) copy_words(out + i * whole, rows + i * step, whole);
     return;
   }
-#if HEADWAY_LEVEL >= 3
-  for (int i = 0; i < 8; i++) {
-    const uint16_t *a = (const uint16_t*)(rows + 2 * i * step), *b = a + 2 * step;
-    float* to = out + i * whole;
-    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
-                                         37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-    int at = 0;
-    for (; at + 32 <= whole; at += 32) {
-      __m512i x = _mm512_loadu_si512(a + at), y = _mm512_loadu_si512(b + at);
-      _mm512_storeu_si512(to + at, _mm512_permutex2var_epi16(x, low, y));
-      _mm512_storeu_si512(to + at + 16, _mm512_permutex2var_epi16(x, high, y));
+  if constexpr (HALF)
+    for (int i = 0; i < 8; i++) {
+      const uint16_t* pair = (const uint16_t*)(rows + 2 * i * step);
+      interleave(out + i * whole, pair, pair + 2 * step, whole);
     }
-    if (at < whole) {
-      __m512i x = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)(a + at)));
-      __m512i y = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)(b + at)));
-      _mm512_storeu_si512(to + at, _mm512_permutex2var_epi16(x, low, y));
-    }
-  }
-#endif
 }
 
 }  // namespace

@@ -13,7 +13,8 @@ constexpr int MANY_TALL = W < 16 ? FEW_TALL : 6, MANY_WIDE = W < 16 ? 1 : 2;
 constexpr int64_t FEW_TILED = 16;  // rows
 constexpr int DEEP = 32;           // groups of weights at a time, of one panel
 
-INLINE int64_t tall_of(int64_t rows) { return rows > FEW_TILED ? MANY_TALL : FEW_TALL; }
+INLINE bool by_squares(int64_t rows) { return HAS_TILES && rows > FEW_TILED; }  // panel_matrix.h
+INLINE int64_t tall_of(int64_t rows) { return by_squares(rows) ? UNIT : rows > FEW_TILED ? MANY_TALL : FEW_TALL; }
 
 // Memory from `at` to `end`, to be fetched `lines` at a time.
 struct Onward {

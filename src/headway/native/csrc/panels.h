@@ -7,50 +7,8 @@
 
 namespace {
 
-// acc[output] += the products of four unsigned weights and four inputs.
-INLINE vi add_four(vi acc, vi w, const int32_t* x) {
-#if HEADWAY_LEVEL >= 3
-  return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(*x));
-#else
-  vi even = w & 0x00FF00FF, odd = (vi)((w >> 8) & 0x00FF00FF);
-#if HEADWAY_LEVEL == 2
-  return acc + (vi)_mm512_madd_epi16((__m512i)even, _mm512_set1_epi32(x[0])) +
-         (vi)_mm512_madd_epi16((__m512i)odd, _mm512_set1_epi32(x[1]));
-#elif HEADWAY_LEVEL == 1
-  return acc + (vi)_mm256_madd_epi16((__m256i)even, _mm256_set1_epi32(x[0])) +
-         (vi)_mm256_madd_epi16((__m256i)odd, _mm256_set1_epi32(x[1]));
-#else
-  return acc + (even & 0xFFFF) * (int32_t)(int16_t)x[0] + ((even >> 16) & 0xFFFF) * (x[0] >> 16) +
-         (odd & 0xFFFF) * (int32_t)(int16_t)x[1] + ((odd >> 16) & 0xFFFF) * (x[1] >> 16);
-#endif
-#endif
-}
-
-INLINE float from_half(uint16_t h) {
-  uint32_t sign = (uint32_t)(h >> 15) << 31, rest = h & 0x7FFF, bits;
-  float f;
-  if (rest < 0x400) {
-    f = (float)rest * 0x1p-24f;
-    memcpy(&bits, &f, 4);
-  } else {
-    bits = (rest << 13) + (rest >= 0x7C00 ? 0x70000000 : 0x38000000);
-  }
-  bits |= sign;
-  memcpy(&f, &bits, 4);
-  return f;
-}
 INLINE void read_halves(vf (&s)[N], const char* p) {
-  UNROLL for (int i = 0; i < N; i++) {
-#if HEADWAY_LEVEL >= 2
-    s[i] = (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
-#elif HEADWAY_LEVEL == 1
-    s[i] = (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + i * 2 * W)));
-#else
-    uint16_t h[W];
-    memcpy(h, p + i * 2 * W, sizeof h);
-    for (int j = 0; j < W; j++) s[i][j] = from_half(h[j]);
-#endif
-  }
+  UNROLL for (int i = 0; i < N; i++) s[i] = read_halves(p + i * 2 * W);
 }
 template <bool SIGNED = false>
 INLINE void read_bytes(vi (&z)[N], const char* p) {
@@ -74,6 +32,7 @@ struct Form {
   static constexpr int HIGH = TYPE == HEADWAY_Q5_K ? 1 : TYPE == HEADWAY_Q6_K ? 2 : 0;
   static constexpr bool WHOLE = TYPE == HEADWAY_INT8, LOWS = BLOCKS && HIGH < 2;  // LOWS: least numbers, too
   static constexpr int LOADS = WHOLE ? 8 : 4, BYTES = 64 * (LOADS + HIGH), PARTS = HIGH == 2 ? 2 : 1;
+  static constexpr int QUADS = GROUP / 4 / PARTS;  // of a part
   static constexpr int HEAD = !BLOCKS ? 0 : LOWS ? 4 * UNIT : 2 * UNIT;
   static constexpr int MIDDLE = WHOLE ? 0 : HIGH == 2 ? 2 : 4;  // the code of 0 is 128 >> MIDDLE, if there are no LOWS
 

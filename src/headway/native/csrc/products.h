@@ -5,7 +5,7 @@
 #include <array>
 
 #include "nf4.h"
-#include "panel_tile.h"
+#include "panel_matrix.h"
 #include "prologue.h"
 #include "team.h"
 
@@ -79,7 +79,7 @@ struct Products {
     for (int i = 0; i < 8; i++) at[i] = next, next += ::rounded(bytes[i], 64);
     words = (float*)at[0], floats = (float*)at[1], spread = (float*)at[7];
     rounded = Rounded{(int32_t*)at[2], (float*)at[3], (int32_t*)at[4], halves ? (int32_t*)at[6] : nullptr,
-                      (float*)at[5],   groups,         many ? tall_of(count) : 1};
+                      (float*)at[5],   groups,         many ? tall_of(count) : 1, many && by_squares(count)};
   }
   bool ready(Scratch& scratch) { return scratch.grow(room()) && (place(scratch.at), true); }
 
@@ -119,10 +119,10 @@ struct Products {
   }
   static int64_t panels_of(const headway_matrix& m) { return (m.outputs + UNIT - 1) / UNIT; }
   bool takes_pairs(int64_t type) const {
-    return HEADWAY_LEVEL >= 3 && type != HEADWAY_FLOAT32 && c.type == HEADWAY_BFLOAT16;
+    return HAS_PAIRS && type != HEADWAY_FLOAT32 && c.type == HEADWAY_BFLOAT16;
   }
 
-  static constexpr Floats HALVES = HEADWAY_LEVEL >= 3 ? Floats::PAIRS : Floats::WIDENED;  // weights beside bf16 inputs
+  static constexpr Floats HALVES = HAS_PAIRS ? Floats::PAIRS : Floats::WIDENED;  // weights beside bf16 inputs
   int64_t spread_row() const { return takes_pairs(HEADWAY_NF4) ? c.inputs / 2 : c.inputs; }
 
   // 32 inputs of a row from `from`.
@@ -148,10 +148,10 @@ struct Products {
   // Panels [from, to) of a matrix.
   void run(const headway_matrix& m, int64_t from, int64_t to) const {
     alignas(64) float y[MOST_ROWS * 4 * UNIT];
-    if (many && is_packed(m.type)) {
-      count > FEW_TILED ? tiles<MANY_TALL, MANY_WIDE>(m, from, to, y) : tiles<FEW_TALL, FEW_WIDE>(m, from, to, y);
-      return;
-    }
+    if (many && is_packed(m.type))
+      return by_squares(count)   ? tiles<SQUARE, 1>(m, from, to, y)
+             : count > FEW_TILED ? tiles<MANY_TALL, MANY_WIDE>(m, from, to, y)
+                                 : tiles<FEW_TALL, FEW_WIDE>(m, from, to, y);
     switch (sides(count, is_packed(m.type))) {
       case 4: side_by_side<4>(m, from, to, y); break;
       case 2: side_by_side<2>(m, from, to, y); break;
@@ -165,7 +165,7 @@ struct Products {
     for (; from + P <= to; from += P) {
       Panel panels[P];
       for (int s = 0; s < P; s++) panels[s] = panel(m, from + s);
-      with_form(m.type, [&](auto form) { panel_tiles<decltype(form), TALL>(y, rows * UNIT, rounded, count, panels); });
+      with_form(m.type, [&](auto form) { many_rows<decltype(form), TALL>(y, rows * UNIT, rounded, count, panels); });
       for (int s = 0; s < P; s++) write(m, (from + s) * UNIT, y + s * rows * UNIT);
     }
     if constexpr (P > 1) tiles<TALL, 1>(m, from, to, y);

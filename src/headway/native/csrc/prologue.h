@@ -4,20 +4,6 @@
 
 namespace {
 
-// 2^x as weights of attention have it.
-INLINE vf exp2_of_each(vf x) {
-#if HEADWAY_LEVEL >= 2
-  const uint16_t bits[4] = {0xFFFF};
-  alignas(64) float all[4 * UNIT] = {};
-  store(all, x);
-  vf p[4];
-  exp2_of(p, bits, all);
-  return p[0];
-#else
-  return exp2_of(x);
-#endif
-}
-
 // act(x) of 16 numbers.
 INLINE void activate_16(int64_t act, float* y, const float* x) {
   if (act == HEADWAY_GELU) {

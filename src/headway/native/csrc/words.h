@@ -8,15 +8,8 @@ namespace {
 // acc + a b of words: floats, or pairs of bf16 that a dot product takes at once.
 template <bool HALF>
 INLINE vf multiply_add(vf acc, vf a, vf b) {
-#if HEADWAY_LEVEL >= 3
-  if (HALF) return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)(__m512)a, (__m512bh)(__m512)b);
-#endif
-#if HEADWAY_LEVEL == 1
-  // Sums stay where they are: left to themselves, compilers have them change registers, and spill one for lack of room.
-  asm("vfmadd231ps %2, %1, %0" : "+x"(acc) : "x"(a), "x"(b));
-  return acc;
-#endif
-  return a * b + acc;
+  if constexpr (HALF) return add_pairs(acc, a, b);
+  return add_product(acc, a, b);
 }
 
 INLINE float from_bf16(uint16_t x) {
@@ -30,28 +23,6 @@ INLINE uint16_t to_bf16(float f) {
   memcpy(&x, &f, 4);
   if ((x & 0x7FFFFFFF) > 0x7F800000) return (uint16_t)(x >> 16 | 0x40);
   return (uint16_t)((x + 0x7FFF + (x >> 16 & 1)) >> 16);
-}
-
-typedef uint16_t vh __attribute__((vector_size(2 * W)));
-typedef uint16_t vh_any __attribute__((vector_size(2 * W), aligned(2), may_alias));
-
-// bf16 of each lane, rounded to nearest even; what is no number stays none.
-INLINE vh halves_of(vf x) {
-#if HEADWAY_LEVEL >= 3
-  return (vh)_mm512_cvtneps_pbh((__m512)x);
-#else
-  vi bits = (vi)x, up = bits + 0x7FFF + (bits >> 16 & 1);
-  return __builtin_convertvector((x == x ? up : bits | 0x400000) >> 16, vh);
-#endif
-}
-INLINE vf widened(vh x) {
-#if HEADWAY_LEVEL >= 2
-  return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)x), 16);
-#elif HEADWAY_LEVEL == 1
-  return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32((__m128i)x), 16);
-#else
-  return (vf)(__builtin_convertvector(x, vi) << 16);
-#endif
 }
 
 // `count` numbers from place `at`; lanes behind them are 0.
@@ -98,22 +69,6 @@ struct Sum {
   float total() const { return sum_of(parts[0] + parts[1] + (parts[2] + parts[3])); }
 };
 
-// The numbers of W bytes, signed or not.
-template <bool SIGNED>
-INLINE vi read_bytes(const void* p) {
-#if HEADWAY_LEVEL >= 2
-  const __m128i bytes = _mm_loadu_si128((const __m128i*)p);
-  return (vi)(SIGNED ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
-#elif HEADWAY_LEVEL == 1
-  const __m128i bytes = _mm_loadl_epi64((const __m128i*)p);
-  return (vi)(SIGNED ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
-#else
-  vi x;
-  for (int i = 0; i < W; i++) x[i] = SIGNED ? ((const int8_t*)p)[i] : ((const uint8_t*)p)[i];
-  return x;
-#endif
-}
-
 // Calls f(Count<whether it is bf16>) for a type of rows; 3 where it is none.
 template <class F>
 INLINE int by_type(int64_t type, F f) {
@@ -149,16 +104,6 @@ INLINE void round_words(float* x, bool half, int count) {
 
 INLINE vf vmin(vf a, vf b) { return -vmax(-a, -b); }
 
-// 2^x for -127 < x < 127, relative error 1.2e-7.
-INLINE vf power_of_2(vf x) {
-#if HEADWAY_LEVEL >= 2
-  vf whole = (vf)_mm512_roundscale_ps((__m512)x, 9), f = x - whole, sum = splat(EXP2[0]);
-  UNROLL for (int i = 1; i < 6; i++) sum = sum * f + splat(EXP2[i]);
-  return (vf)_mm512_scalef_ps((__m512)sum, (__m512)whole);
-#else
-  return exp2_of(x);
-#endif
-}
 // e^x for x <= 0; below -87 it is e^-87, 1.6e-38. What is no number stays none.
 INLINE vf exp_below_0(vf x) { return power_of_2(vmax(splat(-126.0f), x * 1.44269504f)); }
 
