@@ -47,8 +47,8 @@ class LayerCache:
         """Room for so many pages."""
         with torch.inference_mode(False):
             new = self.empty(pages)
-            for own, more in zip(self.tensors, new, strict=True):
-                more.narrow(self.axis, 0, own.shape[self.axis]).copy_(own)
+            for old, more in zip(self.tensors, new, strict=True):
+                more.narrow(self.axis, 0, old.shape[self.axis]).copy_(old)
         self.tensors = new
 
     def copy(self, old: Tensor, new: Tensor) -> None:
@@ -85,9 +85,8 @@ class PagedLayer(LayerCache):
         k, v = (
             torch.empty(*shape, n, dtype=spec.dtype, device=device) for n in (spec.head_dim, spec.value_size)
         )
-        return (
-            (k, v, *(torch.empty(shape, device=device) for _ in "kv")) if spec.dtype == torch.int8 else (k, v)
-        )
+        scales = [torch.empty(shape, device=device) for _ in "kv"] if spec.dtype == torch.int8 else []
+        return (k, v, *scales)
 
     def update(self, k: Tensor, v: Tensor, tokens: Tokens) -> KeyValues:
         """Stores the keys [1, K, T, D] and values [1, K, T, E] of the tokens of the step, and returns what their
@@ -101,8 +100,7 @@ class PagedLayer(LayerCache):
             own[:, :, step.runs[self.of]] = new.to(own.dtype)
         if step.is_fresh and stored is given:
             return given if len(step.tables) == 1 else replace(given, slots=step.in_place)
-        places = step.places(self.of)
-        return stored_keys(self.tensors, places)
+        return stored_keys(self.tensors, step.places(self.of))
 
 
 class PagedStates(LayerCache):

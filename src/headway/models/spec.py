@@ -226,12 +226,7 @@ class ModelSpec:
         return min(known, default=None)
 
     @staticmethod
-    def of(
-        family: str,
-        *,
-        patterns: Pattern | Sequence[Pattern] | None = None,
-        **fields: Any,
-    ) -> ModelSpec:
+    def of(family: str, *, patterns: Pattern | Sequence[Pattern] | None = None, **fields: Any) -> ModelSpec:
         """A spec with the usual values of `family` for whatever is not given.
 
         kv_heads = heads, head_dim = width / heads, patterns = Causal(), positions = Rotary(the family's theta,

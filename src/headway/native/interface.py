@@ -1,4 +1,5 @@
-"""The structures of csrc/headway.h for ctypes, read from it, and what its error codes mean."""
+"""The structures of csrc/headway.h and the headers that it includes for ctypes, read from them, and what error codes
+mean."""
 
 import re
 from collections.abc import Callable
@@ -29,7 +30,8 @@ _NUMBERS: dict[str, Any] = {
     "double": c_double,
     "float": c_float,
 }
-_HEADER = re.sub("//.*", "", (SOURCES / "headway.h").read_text())
+_FILES = ("headway.h", "headway_rows.h", "headway_step.h")
+_HEADER = re.sub("//.*", "", "".join((SOURCES / name).read_text() for name in _FILES))
 _SIZES = {name: int(value) for name, value in re.findall(r"(HEADWAY_MOST_\w+) = (\d+)", _HEADER)}
 MOST_SCORES, MOST_ROTATED = _SIZES["HEADWAY_MOST_SCORES"], _SIZES["HEADWAY_MOST_ROTATED"]
 _BODIES = {name: body for body, name in re.findall(r"typedef struct {(.*?)} (\w+);", _HEADER, re.DOTALL)}

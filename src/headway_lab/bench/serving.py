@@ -221,10 +221,9 @@ def serve(
         loads = [drawn(written.spec.vocab, LOADED, effort, 100 + seed) for seed in range(effort.rounds)]
         arrivals = {
             name: [
-                (arriving(asks, SHARE * (rate or best[OURS]) / effort.new, seed), LOADED)
-                for seed, asks in enumerate(loads)
+                (arriving(asks, SHARE * rate / effort.new, seed), LOADED) for seed, asks in enumerate(loads)
             ]
-            for name, rate in best.items()
+            for name, rate in ((name, rate or best[OURS]) for name, rate in best.items())
         }
         yield _row(*about, f"load={SHARE:.0%}", arrivals, max(clients))
         asks, again = sessions(written.spec.vocab, 4, 4, effort, 7)
