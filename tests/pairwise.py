@@ -37,4 +37,4 @@ def chequered(names: str, *axes: Sequence[Any], of: int = 2) -> pytest.MarkDecor
         )
         for place in places
     ]
-    return pytest.mark.parametrize(names, cases, ids=str)
+    return pytest.mark.parametrize(names, cases, ids=lambda value: getattr(value, "__name__", str(value)))
