@@ -49,8 +49,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
     root = tmp_path_factory.mktemp("native")
     made = Small(root / "lib", root / "csrc")
     made.sources.mkdir()
-    vectors = [path.name for path in build.SOURCES.glob("vec_*.h")]
-    for name in ("headway.h", "team.h", "vec.h", "words.h", "measure.cpp", *vectors):
+    headers = [path.name for kind in ("vec_*.h", "headway*.h") for path in build.SOURCES.glob(kind)]
+    for name in ("team.h", "vec.h", "words.h", "measure.cpp", *headers):
         shutil.copy(build.SOURCES / name, made.sources)
     try:
         build.compiler()

@@ -93,10 +93,10 @@ def test_loss_and_gradients_are_those_of_transformers(family: str, tmp_path: Pat
     for batch in (padded, batch_of([0, 1], "left"), packed()):
         before = {name: p.detach().clone() for name, p in trained.items()}
         stats, _ = sgd_step(Given([batch]), ours)
-        assert stats.extra["router_aux_loss"] / stats.count == pytest.approx(float(out.aux_loss), rel=FLOAT)
-        assert stats.loss == pytest.approx(float(plain.loss), rel=FLOAT)
+        assert stats.extra["router_aux_loss"] / stats.count == pytest.approx(out.aux_loss.item(), rel=FLOAT)
+        assert stats.loss == pytest.approx(plain.loss.item(), rel=FLOAT)
         total = stats.loss + COEF * stats.extra["router_aux_loss"] / stats.count
-        assert total == pytest.approx(float(out.loss), rel=FLOAT)
+        assert total == pytest.approx(out.loss.item(), rel=FLOAT)
         for name, p in trained.items():
             taken = before[name] - p.detach()
             theirs = theirs_of(name, want, ours.spec)
