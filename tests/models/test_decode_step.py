@@ -11,8 +11,8 @@ from torch import Tensor
 from headway.cache import BatchCache, PagedLayer
 from headway.cache.paged_step import places, stored_keys
 from headway.generate import Reader
-from headway.models import Decoder, ModelSpec, build
-from headway.models.decode_step import DecodeStep
+from headway.models import Decoder, ModelSpec, build, decode_step
+from headway.models.decode_step import DecodeStep, choose_step
 from headway.nn import linears
 from headway.nn.weights import WEIGHTS
 from headway.patterns import Causal, Pattern, Sink, Window
@@ -196,3 +196,55 @@ def test_texts_of_a_reader_are_what_each_is_alone(patterns: Pattern, native: boo
     for table, _ in texts:
         reader.cache.pool.close(table)
     assert not any(counts["used"] for counts in page_counts(reader.cache.pool))
+
+
+TILES = frozenset({"avx512_bf16", "amx_bf16"})
+
+
+@pytest.mark.parametrize(
+    ("flags", "weights", "dtype", "worth", "most"),
+    [
+        (TILES, "plain", torch.bfloat16, 12, 12),
+        (TILES, "plain", torch.bfloat16, 0, 8),
+        (TILES, "plain", torch.bfloat16, 100, 64),
+        (TILES, "plain", torch.float32, 0, 64),
+        (TILES, "int8", torch.bfloat16, 0, 64),
+        (frozenset({"avx512_bf16"}), "plain", torch.bfloat16, 0, 64),
+    ],
+)
+def test_many_rows_are_left_to_modules_where_torch_has_tiles(
+    flags: frozenset[str],
+    weights: str,
+    dtype: torch.dtype,
+    worth: int,
+    most: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of plain bf16, from the rows on at which a layer's products are worth its modules, here `worth`; never where steps
+    are to be exact. A reader says it."""
+    monkeypatch.setattr(decode_step, "cpu_flags", lambda: flags)
+    made = model(width=48, hidden=44, heads=4, head_dim=12, kv_heads=4).to(dtype)
+    for layer in linears(made.requires_grad_(False)).values():
+        layer.keep(WEIGHTS[weights].pack(layer.matrix))
+    per_layer = sum(layer.matrix.numel() for layer in linears(made).values()) // 2
+    monkeypatch.setattr(decode_step, "MODULES_COST", worth * per_layer)
+    step, choice = choose_step(made, read(made, 1).pages)
+    assert step is not None
+    assert step.most_rows == most
+    assert (f"up to {most} tokens" in choice.why) == (most < 64)
+    calls: list[int] = []
+    whole = DecodeStep.read
+
+    def recorded(self: DecodeStep, ids: Tensor, *given: Any) -> Tensor:
+        calls.append(ids.shape[1])
+        return whole(self, ids, *given)
+
+    monkeypatch.setattr(DecodeStep, "read", recorded)
+    for exact in (False, True):
+        reader = Reader(made, exact=exact)
+        for count in (most, most + 1):
+            tables = [reader.cache.open() for _ in range(count)]
+            reader.read([(table, [7]) for table in tables], [[0]] * count)
+            reader.end()
+        assert calls == ([most, most + 1] if exact else [most])
+        calls.clear()

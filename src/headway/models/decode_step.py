@@ -190,9 +190,13 @@ def choose_step(
 ) -> tuple[DecodeStep | None, Choice]:
     """Steps as native calls where the kernels take them; and what computes steps, "native" calls or "modules"."""
     try:
-        return DecodeStep(model, cache, sources, exact), Choice("native", "a step is one call of the kernels")
+        step = DecodeStep(model, cache, sources, exact)
     except NotLowered as reason:
         return None, Choice("modules", str(reason))
+    why = "a step is one call of the kernels"
+    if not exact and step.most_rows < MOST_ROWS:
+        why += f", of up to {step.most_rows} tokens; modules read more, whose products have tile registers"
+    return step, Choice("native", why)
 
 
 @cached
