@@ -220,8 +220,8 @@ def test_many_rows_are_left_to_modules_where_torch_has_tiles(
     most: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of plain bf16, from the rows on at which a layer's products are worth its modules, here `worth`; never where steps
-    are to be exact. A reader says it."""
+    """Of plain bf16, from the rows on at which a layer's products are worth its modules, here `worth`; never where
+    steps are to be exact. A reader says it."""
     monkeypatch.setattr(decode_step, "cpu_flags", lambda: flags)
     made = model(width=48, hidden=44, heads=4, head_dim=12, kv_heads=4).to(dtype)
     for layer in linears(made.requires_grad_(False)).values():
