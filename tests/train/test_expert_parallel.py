@@ -26,7 +26,8 @@ def same(out: str, reference: str) -> bool:
     return all(torch.equal(t, weights(reference)[name]) for name, t in weights(out).items())
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_row_45_a_run_of_shared_experts_goes_on_at_any_mesh(
     settings: Make, tmp_path: Path, optimizer: str
 ) -> None:
