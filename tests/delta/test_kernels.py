@@ -121,3 +121,13 @@ def test_only_what_is_given_is_kept_for_the_backward() -> None:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
         delta_attend(*given[:5], past=given.past, form="kernel")
     assert kept <= sum(t.nbytes for t in given)
+
+
+@at_levels(2)
+def test_what_is_smaller_than_a_normal_number_counts_as_none(use: Use, level: str) -> None:  # noqa: F811
+    """Decays make such numbers, on which Intel's processors take some hundred cycles each."""
+    use(level)
+    k, v, zero = torch.zeros(1, 1, 3, 16), torch.zeros(1, 1, 3, 16), torch.zeros(1, 1, 3)
+    for size, kept in ((1e-36, True), (1e-39, False)):
+        state = delta_attend(k, k, v, zero, zero, past=torch.full((1, 1, 16, 16), size), form="kernel").state
+        assert bool((state != 0).all()) == bool((state != 0).any()) == kept

@@ -17,13 +17,13 @@ import torch
 from torch import nn
 
 from headway.generate import Reader
-from headway.models import Decoder
+from headway.models import Decoder, ModelSpec
 from headway.models.cost import kv_bytes_read, prefill_flops
 from headway.models.cost.weights import expert_share
 from headway.nn import MixtureOfExperts
 from headway.nn.kept import Keeps
 from headway_lab.bench.attention import Say
-from headway_lab.bench.inputs import OURS, Problem, Side
+from headway_lab.bench.inputs import OURS, Problem, Side, UnsupportedCase
 from headway_lab.bench.llama_cpp import NAME as LLAMA_CPP
 from headway_lab.bench.llama_cpp import LlamaCpp
 from headway_lab.bench.measure import THOROUGH, Effort, measured
@@ -74,7 +74,7 @@ def _decode(
     problem = Problem(sides, work, "reads", tolerance=APART[kind], tokens=rows)
     peers = {LLAMA_CPP: lambda: llama_cpp_steps(written.gguf(kind), prompt, rows)}
     if kind == "bf16":
-        peers[TRANSFORMERS] = lambda: transformers_steps(theirs(), prompt, rows)
+        peers[TRANSFORMERS] = lambda: transformers_steps(theirs(), prompt, rows, forgets(written.spec))
     problem.add_peers(peers)
     if rows > 1:
         problem.set_beside(ONE_ROW, our_steps(model(), prompt, 1), rows)
@@ -131,7 +131,8 @@ def _kept(module: nn.Module) -> int:
 def our_steps(model: Decoder, prompt: Sequence[int], rows: int) -> Side:
     """Steps of texts that each have keys of their own; where layers have states, which forget nothing, each step is one
     token further."""
-    reader, forgets = Reader(model, slack=1), len(model.spec.softmax_layers) == model.spec.layers
+    trims = forgets(model.spec)
+    reader = Reader(model, slack=int(trims))
     tables = [reader.cache.open() for _ in range(rows)]
     for table in tables:
         reader.read([(table, prompt)], [[len(prompt) - 1]])
@@ -140,7 +141,7 @@ def our_steps(model: Decoder, prompt: Sequence[int], rows: int) -> Side:
 
     def side() -> Sequence[torch.Tensor]:
         logits = reader.read(chunks, [[0]] * rows)
-        for table in tables if forgets else ():
+        for table in tables if trims else ():
             reader.trim(table, 1)
         reader.end()
         return (logits,)
@@ -158,18 +159,27 @@ def our_prompt(model: Decoder, prompt: Sequence[int]) -> Side:
     return side
 
 
-def transformers_steps(model: Any, prompt: Sequence[int], rows: int) -> Side:
-    """Calls of its model with its cache, which is cropped after each."""
-    past = transformers().DynamicCache()
+def forgets(spec: ModelSpec) -> bool:
+    """Whether a token can be taken back: states forget nothing."""
+    return len(spec.softmax_layers) == spec.layers
+
+
+def transformers_steps(model: Any, prompt: Sequence[int], rows: int, crops: bool) -> Side:
+    """Calls of its model with its cache, which is cropped after each where it can be."""
+    if rows > 1 and not crops:
+        raise UnsupportedCase("its cache cannot repeat states for several rows")
+    past = transformers().DynamicCache(config=model.config)
     with torch.inference_mode():
         model(input_ids=torch.tensor([prompt]), past_key_values=past, logits_to_keep=1)
-        past.batch_repeat_interleave(rows)
+        if rows > 1:
+            past.batch_repeat_interleave(rows)
     ids = torch.tensor([[prompt[-1]]] * rows)
 
     def side() -> Sequence[torch.Tensor]:
         with torch.inference_mode():
             logits = model(input_ids=ids, past_key_values=past, use_cache=True).logits[:, -1]
-            past.crop(-1)
+            if crops:
+                past.crop(-1)
         return (logits,)
 
     return side
@@ -177,7 +187,7 @@ def transformers_steps(model: Any, prompt: Sequence[int], rows: int) -> Side:
 
 def transformers_prompt(model: Any, prompt: Sequence[int]) -> Side:
     """A call of its model with an empty cache."""
-    ids, empty = torch.tensor([prompt]), transformers().DynamicCache
+    ids, empty = torch.tensor([prompt]), partial(transformers().DynamicCache, config=model.config)
 
     def side() -> Sequence[torch.Tensor]:
         with torch.inference_mode():

@@ -66,8 +66,8 @@ def delta_attend(
             blocks of slots: linear time), "parallel" (one block: all products), "recurrent" (token by token: the
             definition); "auto" takes "kernel" where it runs, "recurrent" for one token, else "chunked".
 
-    Computed in float32 (float64 for float64 inputs) and rounded once. All forms have all derivatives; those of
-    "kernel" beyond the first are those of "chunked".
+    Computed in float32 (float64 for float64 inputs) and rounded once; in "kernel" numbers below 2^-126 count as 0. All
+    forms have all derivatives; those of "kernel" beyond the first are those of "chunked".
 
     Raises:
         PatternError: shapes, dtypes, devices or tokens that do not fit together; an unknown form.

@@ -13,6 +13,7 @@ extern "C" int headway_delta_rule(const headway_delta* call) {
       const int64_t heads = c.batch * c.heads;
 #pragma omp parallel num_threads(team_of(c.threads, heads)) reduction(max : failed)
       {
+        NoSubnormals while_it_runs;
         Delta<decltype(half)::value, decltype(channels)::value> delta(c);
         failed = delta.ready() ? 0 : 2;
         Share mine(heads, omp_get_thread_num(), omp_get_num_threads());

@@ -257,6 +257,7 @@ struct Step {
         case HEADWAY_TAPS: taps(*(const headway_taps*)of, me, team); break;
         case HEADWAY_DELTA: {
           const auto& c = *(const headway_delta_step*)of;
+          NoSubnormals while_it_runs;
           by_type(c.type, [&](auto half) { return DeltaStep<half.value>(c).run(me, team), 0; });
           break;
         }
