@@ -20,7 +20,7 @@ from tests.checkpoints.hf import off
 from tests.checkpoints.llama_cpp import converted, served
 from tests.data import data_path, llama_cpp_path
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 BYTES = {
     **dict.fromkeys(
         (
