@@ -97,7 +97,7 @@ class Run:
 class ModelsRun(Run):
     """A bench of whole decoders, with weights kept in several ways.
 
-    model: tiny, 32m or 1.1b (repeatable) [default: 32m and 1.1b; 32m with --quick]
+    model: tiny, 32m or 1.1b, LLaMAs, moe-166m or hybrid-0.8b (repeatable) [default: 32m and 1.1b; 32m with --quick]
     weights: bf16, int8, int4, q4_K, q5_K, q6_K, nf4, int8-row (one scale a row) or compressed (bf16 without
         loss); repeatable [default: bf16, int8, int4, as far as they apply]
     """
