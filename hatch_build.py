@@ -1,6 +1,8 @@
 """Compiles the native kernels while the package is built, as HEADWAY_BUILD asks: auto, require or off.
 
-A wheel takes freshly compiled libraries with it and is tagged for its platform; without them it is a pure one.
+Without HEADWAY_LEVELS it is the level of this machine alone, which takes minutes; wheels for others have
+HEADWAY_LEVELS=all. A wheel takes freshly compiled libraries with it and is tagged for its platform; without them it is
+a pure one.
 An editable install keeps them beside the sources, where `python -m headway.native.build` renews them.
 """
 
@@ -27,7 +29,8 @@ class NativeHook(BuildHookInterface):  # type: ignore[type-arg]
         self.scratch = None if editable else tempfile.TemporaryDirectory(prefix="headway-wheel-")
         out = Path(self.scratch.name) if self.scratch else build.LIBRARIES
         try:
-            made = build.build(out, force=not editable, say=self.app.display_info)
+            only, best = build.asked_levels()
+            made = build.build(out, only, best=best, force=not editable, say=self.app.display_info)
         except BuildError as error:
             if how == "require":
                 raise

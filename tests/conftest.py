@@ -17,8 +17,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from headway.hardware import cpu_flags
-from headway.native import build, loader
+from headway.native import build, levels
+from headway.processor import cpu_flags
 from headway.train import ending
 from tests import operators
 
@@ -69,7 +69,7 @@ def stale_levels() -> list[str]:
     """The levels of this CPU whose library was built from other sources than are here: their tests would be skipped,
     and the warning of them would fail every test that attends."""
     folder = Path(os.environ.get("HEADWAY_NATIVE_DIR") or build.LIBRARIES)
-    built = [x for x in loader.levels_of(cpu_flags(), tiles=True) if (folder / build.file_name(x)).exists()]
+    built = [x for x in levels.runnable(cpu_flags(), tiles=True) if (folder / build.file_name(x)).exists()]
     return [x for x in built if build.built_hash(folder / build.file_name(x)) != build.source_hash(x)]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from headway import hardware
+from headway import hardware, processor
 from headway.errors import BackendError
 
 
@@ -88,8 +88,8 @@ def test_a_name_without_numbers_is_told_by_family_and_model(
     monkeypatch: pytest.MonkeyPatch, model: str, name: str
 ) -> None:
     told = f"processor\t: 0\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: {model}\n\nprocessor\t: 1\nmodel\t: 18\n"
-    monkeypatch.setattr(hardware, "_read", lambda path: told)
-    assert hardware.cpu_name.__wrapped__() == name
+    monkeypatch.setattr(processor, "read", lambda path: told)
+    assert processor.cpu_name.__wrapped__() == name
 
 
 @pytest.mark.parametrize(
@@ -123,9 +123,9 @@ def test_products_in_hardware_follow_from_the_flags(
 def test_flags_and_vendor_are_those_that_the_system_names(
     monkeypatch: pytest.MonkeyPatch, text: str, flags: set[str], vendor: str
 ) -> None:
-    monkeypatch.setattr(hardware, "_read", lambda path: text)
-    assert hardware.cpu_flags.__wrapped__() == flags
-    assert hardware.cpu_vendor() == vendor
+    monkeypatch.setattr(processor, "read", lambda path: text)
+    assert processor.cpu_flags.__wrapped__() == flags
+    assert processor.cpu_vendor() == vendor
 
 
 def test_rates_are_measured_once() -> None:

@@ -7,7 +7,6 @@ which reports state their shares. A busy machine measures low; nothing here corr
 import ctypes
 import mmap
 import os
-import platform
 import resource
 import sys
 import timeit
@@ -19,10 +18,11 @@ import torch
 from torch import Tensor
 
 from headway.errors import BackendError
+from headway.processor import cpu_flags, fields, read
 
 MEASURE_SECONDS = 0.15
 LARGE_PAGE = 2 << 20
-CPU, MEMORY, STATUS = Path("/proc/cpuinfo"), Path("/proc/meminfo"), Path("/proc/self/status")
+MEMORY, STATUS = Path("/proc/meminfo"), Path("/proc/self/status")
 GROUPS = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")
 MULTIPLIES = {
     torch.bfloat16: {"avx512_bf16", "amx_bf16", "bf16"},
@@ -113,7 +113,7 @@ def memory_available() -> int:
     used = _group("memory.current", "memory.usage_in_bytes")
     if limit is not None and used is not None:
         # page cache is counted as used, and given back when asked for
-        stat = next((found for folder in GROUPS if (found := _fields(folder / "memory.stat"))), {})
+        stat = next((found for folder in GROUPS if (found := fields(folder / "memory.stat"))), {})
         free = min(free, max(0, limit - used + int(stat.get("inactive_file", 0))))
     return free
 
@@ -127,47 +127,6 @@ def peak_rss() -> int:
     return _kilobytes(STATUS, "VmHWM") or (peak if sys.platform == "darwin" else peak * 1024)
 
 
-@cache
-def cpu_name() -> str:
-    """The processor's name as the system gives it; its family and model too where the name has no numbers, as in
-    virtual machines ("AMD EPYC, family 25 model 17" is another generation than family 26)."""
-    cpu = _fields(CPU)
-    name = cpu.get("model name") or platform.processor() or platform.machine()
-    if any(c.isdigit() for c in name) or not {"cpu family", "model"} <= cpu.keys():
-        return name
-    return f"{name}, family {cpu['cpu family']} model {cpu['model']}"
-
-
-def cpu_vendor() -> str:
-    """The processor's vendor ("GenuineIntel") as the system names it; empty where it does not."""
-    return _fields(CPU).get("vendor_id", "")
-
-
-@cache
-def cpu_flags() -> frozenset[str]:
-    """The instruction sets that the system names ("avx2", "avx512_bf16", on ARM "bf16"); empty where it
-    names none."""
-    cpu = _fields(CPU)
-    return frozenset((cpu.get("flags") or cpu.get("Features", "")).split())
-
-
-@cache
-def tiles_refused() -> str:
-    """Why the operating system does not let this process use the tile registers of AMX; "" where it does.
-
-    Linux keeps their state, 8 KiB a thread, for a process that has asked for it: this asks, for all threads and for
-    processes that are forked. https://docs.kernel.org/arch/x86/xstate.html"""
-    arch_prctl, request, tile_data = 158, 0x1023, 18  # SYS_, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        return (
-            f"tile registers are known of Linux on x86-64 only, not of {sys.platform} on {platform.machine()}"
-        )
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syscall(*(ctypes.c_long(word) for word in (arch_prctl, request, tile_data))) == 0:
-        return ""
-    return f"the system refuses tile registers (arch_prctl, ARCH_REQ_XCOMP_PERM: {os.strerror(ctypes.get_errno())})"
-
-
 def multiplies(dtype: torch.dtype) -> bool:
     """Whether this CPU multiplies bfloat16, or float16, in hardware. Without it bfloat16 saves memory and costs time,
     and a product of float16 is hundreds of times slower than one of bfloat16."""
@@ -179,31 +138,15 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def _fields(path: Path) -> dict[str, str]:
-    """The first value of each key in lines such as "key : value" or "key value"."""
-    found: dict[str, str] = {}
-    for line in _read(path).splitlines():
-        key, _, value = line.partition(":" if ":" in line else " ")
-        found.setdefault(key.strip(), value.strip())
-    return found
-
-
 def _kilobytes(path: Path, name: str) -> int | None:
-    value = _fields(path).get(name)
+    value = fields(path).get(name)
     return None if value is None else int(value.split()[0]) * 1024
 
 
 def _group(v2: str, v1: str) -> int | None:
     """A number of bytes of the control group, by its name in either version; None where it is "max" or absent."""
     for folder, name in zip(GROUPS, (v2, v1), strict=True):
-        text = _read(folder / name).strip()
+        text = read(folder / name).strip()
         if text.isdigit():
             return int(text)
     return None

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from headway.hardware import cores, cpu_name
+from headway.hardware import cores
+from headway.processor import cpu_name
 from headway.report import cell
 from headway_lab.explain import GROUPS
 

@@ -46,9 +46,8 @@ LIMIT = 240.0
 PYTEST = ("-m", "pytest", "-p", "no:cacheprovider", "--no-header", "--slow", "--hypothesis-profile=fast")
 TRIED = ("-x", "--no-skips", "--tb=line")
 LEVELS_HERE = """
-from headway.hardware import cpu_flags, tiles_refused
-from headway.native.loader import levels_of
-print(*levels_of(cpu_flags(), tiles=not tiles_refused()))
+from headway.native.levels import of_this_machine
+print(*of_this_machine())
 """
 
 

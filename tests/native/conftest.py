@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from headway import hardware
 from headway.errors import BackendError, BuildError
-from headway.native import build, loader
+from headway.native import build, levels, loader
 
-EVERY_LEVEL = loader.levels_of(hardware.cpu_flags(), tiles=not hardware.tiles_refused())
-BASES = [level for level in EVERY_LEVEL if level not in build.STANDS_ON]
+EVERY_LEVEL = levels.of_this_machine()
+BASES = [level for level in EVERY_LEVEL if level not in levels.STANDS_ON]
 """Those that differ in more than how they multiply bytes, which changes no bit (test_levels.py)."""
 OF_PAIRS = ("amx", "avx512bf16")
 """The levels that multiply pairs of bf16."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headway.errors import BuildError
-from headway.native import build
+from headway.native import build, levels
 from tests.native.conftest import Small
 
 ROOT = Path(__file__).parents[2]
@@ -27,14 +27,14 @@ def program(path: Path, script: str) -> str:
 
 
 def test_every_level_carries_the_hash_of_its_sources(small: Small) -> None:
-    hashes = {level: build.built_hash(small.folder / build.file_name(level)) for level in build.levels()}
-    assert hashes == {level: build.source_hash(level, small.sources) for level in build.levels()}
+    hashes = {level: build.built_hash(small.folder / build.file_name(level)) for level in levels.known()}
+    assert hashes == {level: build.source_hash(level, small.sources) for level in levels.known()}
     assert len(set(hashes.values())) == len(hashes)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="nm -D is for ELF")
 def test_a_library_exports_the_c_interface_and_nothing_else(small: Small) -> None:
-    for level in build.levels():
+    for level in levels.known():
         command = ["nm", "-D", "--defined-only", str(small.folder / build.file_name(level))]
         lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
         assert lines
@@ -84,10 +84,10 @@ def test_levels_share_the_sources_that_multiply_no_bytes() -> None:
 
     sources = {unit.name: included(unit.name, set()) for unit in build.SOURCES.glob("*.cpp")}
     different = {name for name, files in sources.items() if {"rounded.h", "measure.cpp"} & files}
-    assert different == set(build.OWN) < set(sources)
-    for level, base in build.STANDS_ON.items():
-        assert set(build.LEVELS[base]) < set(build.LEVELS[level])
-        assert not {base, level} & {x for x in build.STANDS_ON if x != level}
+    assert different == set(levels.OWN) < set(sources)
+    for level, base in levels.STANDS_ON.items():
+        assert set(levels.LEVELS[base]) < set(levels.LEVELS[level])
+        assert not {base, level} & {x for x in levels.STANDS_ON if x != level}
 
 
 def test_sources_that_change_meanwhile_leave_a_stale_library(
@@ -126,7 +126,7 @@ def test_the_compiler_may_come_with_arguments(small: Small, monkeypatch: pytest.
     assert build.compiler()[1:] == ["-pipe"]
 
 
-@pytest.mark.skipif("avx2" not in build.levels(), reason="this architecture has one level")
+@pytest.mark.skipif("avx2" not in levels.known(), reason="this architecture has one level")
 def test_levels_that_the_compiler_is_too_old_for_are_left_out(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,13 +144,39 @@ def test_levels_that_the_compiler_is_too_old_for_are_left_out(
         build.build(tmp_path / "lib", ["avx512"], sources=small.sources, **quiet)
 
 
+@pytest.mark.skipif("avx2" not in levels.known(), reason="this architecture has one level")
+def test_the_best_level_that_the_compiler_knows_is_built_and_kept(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    old = f'case "$*" in *-mavx512bf16*) exit 1;; *) echo "$*" >> {log};; esac'
+    monkeypatch.setenv("CXX", program(tmp_path / "c++", old))
+    for calls in (True, False):  # the second time nothing is compiled
+        log.write_text("")
+        made = build.build(
+            tmp_path / "lib", levels.known(), best=True, force=False, sources=small.sources, **quiet
+        )
+        assert made == [tmp_path / "lib" / build.file_name("avx512vnni")]
+        assert [*(tmp_path / "lib").iterdir()] == made
+        assert ("-c" in log.read_text().split()) is calls
+
+
+def test_an_installation_compiles_this_machines_level_unless_others_are_asked_for() -> None:
+    assert build.asked_levels({}) == build.asked_levels({"HEADWAY_LEVELS": "native"})
+    assert build.asked_levels({}) == (levels.of_this_machine(), True)
+    assert build.asked_levels({"HEADWAY_LEVELS": "all"}) == ([*levels.known()], False)
+    assert build.asked_levels({"HEADWAY_LEVELS": "avx2,portable"}) == (["avx2", "portable"], False)
+    with pytest.raises(BuildError, match="has no level 'best'"):
+        build.build(only=build.asked_levels({"HEADWAY_LEVELS": "best"})[0])
+
+
 def test_only_x86_has_the_x86_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build.platform, "machine", lambda: "aarch64")
-    assert build.levels() == ("portable",)
+    assert levels.known() == ("portable",)
     with pytest.raises(BuildError, match="aarch64 has no level 'avx2'; there are portable"):
         build.build(only=["avx2"])
     monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
-    assert build.levels() == tuple(build.LEVELS)
+    assert levels.known() == tuple(levels.LEVELS)
     with pytest.raises(BuildError, match=r"no level 'avx521' \(did you mean \"avx512\"\?\)"):
         build.build(only=["avx521"])
 
@@ -241,12 +267,12 @@ def wheel(project: Path, **environment: str) -> tuple[str, set[str], str]:
 def test_a_wheel_takes_its_libraries_and_their_sources_with_it(project: Path) -> None:
     (project / "src/headway/native/lib").mkdir()
     (project / "src/headway/native/lib/libheadway_old.so").touch()
-    name, files, _ = wheel(project, HEADWAY_BUILD="require")
+    name, files, _ = wheel(project, HEADWAY_BUILD="require", HEADWAY_LEVELS="all")
     assert name.startswith("headway-")
     assert "-py3-none-" in name
     assert not name.endswith("-any.whl")
     assert {file for file in files if file.startswith("lib/")} == {
-        f"lib/{build.file_name(level)}" for level in build.levels()
+        f"lib/{build.file_name(level)}" for level in levels.known()
     }
     assert {"csrc/measure.cpp", "csrc/headway.h", "build.py"} <= files
 
@@ -275,9 +301,10 @@ def test_an_editable_install_keeps_its_libraries_beside_the_sources(project: Pat
         [sys.executable, "-c", script], cwd=project, check=True, capture_output=True, env=environment
     )
     package = project / "src/headway/native"
-    for level in build.levels():
-        found = build.built_hash(package / "lib" / build.file_name(level))
-        assert found == build.source_hash(level, package / "csrc")
+    level = levels.of_this_machine()[0]
+    library = package / "lib" / build.file_name(level)
+    assert [*library.parent.iterdir()] == [library]
+    assert build.built_hash(library) == build.source_hash(level, package / "csrc")
     (path,) = (project / "dist").glob("*.whl")
     with zipfile.ZipFile(path) as archive:
         assert not [name for name in archive.namelist() if name.endswith(".so")]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headway.block_quantization import PARTS
-from headway.native import build, loader
+from headway.native import build, levels
 from headway.native.block_panels import BlockPanels
 from headway.native.linear import linear
 from headway.native.panels import Panels
@@ -34,13 +34,13 @@ def products(rows: int, dtype: torch.dtype) -> list[Tensor]:
     return results
 
 
-@pytest.mark.parametrize("level", [level for level in build.STANDS_ON if level in EVERY_LEVEL])
+@pytest.mark.parametrize("level", [level for level in levels.STANDS_ON if level in EVERY_LEVEL])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_sums_of_bytes_are_those_of_the_level_below(use: Use, level: str, dtype: torch.dtype) -> None:
     """Sums of a group are whole numbers: they do not depend on how they are added."""
     for rows in (1, 4, 8, 9, 16, 17, 48, 131, 300):
         of_levels = []
-        for each in (level, build.STANDS_ON[level]):
+        for each in (level, levels.STANDS_ON[level]):
             use(each)
             of_levels.append(products(rows, dtype))
         assert all(torch.equal(a, b) for a, b in zip(*of_levels, strict=True)), rows
@@ -75,13 +75,13 @@ def foreign(library: Path, flags: tuple[str, ...]) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    not shutil.which("objdump") or build.levels() == ("portable",), reason="binutils of x86-64"
+    not shutil.which("objdump") or levels.known() == ("portable",), reason="binutils of x86-64"
 )
-@pytest.mark.parametrize("level", build.LEVELS)
+@pytest.mark.parametrize("level", levels.LEVELS)
 def test_no_library_has_an_instruction_that_its_level_lacks(level: str) -> None:
     path = Path(os.environ.get("HEADWAY_NATIVE_DIR") or build.LIBRARIES) / build.file_name(level)
     if not path.exists():
         pytest.skip(f"{level} is not built")
-    assert foreign(path, build.LEVELS[level]) == []
-    for lower in loader.levels_of(loader.NEEDS[level], tiles=True)[1:2]:
-        assert foreign(path, build.LEVELS[lower]), f"it could be of level {lower}"
+    assert foreign(path, levels.LEVELS[level]) == []
+    for lower in levels.runnable(levels.NEEDS[level], tiles=True)[1:2]:
+        assert foreign(path, levels.LEVELS[lower]), f"it could be of level {lower}"

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from headway import hardware
+from headway import processor
 from headway.errors import BackendError
-from headway.native import build, loader
+from headway.native import build, levels, loader
 from tests.native.conftest import OF_PAIRS, Small, Use, at_levels
 
-ALL_LEVELS = build.levels()
-BEST, *LOWER = loader.levels_of(loader.NEEDS[ALL_LEVELS[0]], tiles=True)
+ALL_LEVELS = levels.known()
+BEST, *LOWER = levels.runnable(levels.NEEDS[ALL_LEVELS[0]], tiles=True)
 
 
 def find(small: Small, wanted: str = "", level: str = BEST) -> loader.Found:
     """What is found for a CPU that has just this level."""
-    return loader.find(small.folder, wanted, loader.NEEDS[level], small.sources)
+    return loader.find(small.folder, wanted, levels.NEEDS[level], small.sources)
 
 
 def outdate(small: Small, level: str) -> None:
@@ -33,7 +33,7 @@ def outdate(small: Small, level: str) -> None:
     path.write_bytes(path.read_bytes().replace(right, b"0123456789abcdef"))
 
 
-@pytest.mark.parametrize("level", build.levels())
+@pytest.mark.parametrize("level", levels.known())
 def test_each_cpu_gets_the_best_level_that_it_can_run(small: Small, level: str) -> None:
     found = find(small, level=level)
     assert found.library is not None
@@ -41,11 +41,11 @@ def test_each_cpu_gets_the_best_level_that_it_can_run(small: Small, level: str) 
     assert found.why is found.trouble is None
 
 
-@pytest.mark.parametrize("lacking", sorted(loader.NEEDS[BEST]))
+@pytest.mark.parametrize("lacking", sorted(levels.NEEDS[BEST]))
 def test_one_missing_instruction_set_rules_a_level_out(small: Small, lacking: str) -> None:
-    found = loader.find(small.folder, "", loader.NEEDS[BEST] - {lacking}, small.sources)
+    found = loader.find(small.folder, "", levels.NEEDS[BEST] - {lacking}, small.sources)
     assert found.library is not None
-    assert lacking not in loader.NEEDS[found.library.level]
+    assert lacking not in levels.NEEDS[found.library.level]
 
 
 def test_the_names_of_instruction_sets_are_those_of_the_system() -> None:
@@ -54,15 +54,15 @@ def test_the_names_of_instruction_sets_are_those_of_the_system() -> None:
     flags |= {"avx_vnni": "avxvnni", "avx2": "avx2"}
     system = Path("/proc/cpuinfo").read_text().split()
     level = next((level for flag, level in flags.items() if flag in system), "portable")
-    assert loader.levels_of(hardware.cpu_flags(), tiles=True)[0] == level
+    assert levels.runnable(processor.cpu_flags(), tiles=True)[0] == level
 
 
 REFUSED = "the system refuses tile registers (some error)"
 
 
-@pytest.mark.skipif("amx" not in build.levels(), reason="this architecture has no tiles")
+@pytest.mark.skipif("amx" not in levels.known(), reason="this architecture has no tiles")
 def test_the_next_level_takes_over_where_the_system_refuses_tiles(small: Small, tmp_path: Path) -> None:
-    has = loader.NEEDS["amx"]
+    has = levels.NEEDS["amx"]
     found = loader.find(small.folder, "", has, small.sources, REFUSED)
     assert found.library is not None
     assert found.library.level == "avx512bf16"
@@ -91,14 +91,14 @@ def test_the_system_is_asked_for_tiles_where_they_would_be_used(
 ) -> None:
     said: list[str] = []
     monkeypatch.setenv("HEADWAY_NATIVE", asked)
-    monkeypatch.setattr(loader, "cpu_flags", lambda: loader.NEEDS[BEST])
+    monkeypatch.setattr(loader, "cpu_flags", lambda: levels.NEEDS[BEST])
     monkeypatch.setattr(loader, "tiles_refused", lambda: said.append("asked") or REFUSED)
     monkeypatch.setattr(loader, "find", lambda *_, refused: loader.Found(None, refused))
     assert loader.search.__wrapped__().why == (REFUSED if asks and "amx" in ALL_LEVELS else "")
     assert bool(said) == (asks and "amx" in ALL_LEVELS)
 
 
-@pytest.mark.parametrize("level", build.levels())
+@pytest.mark.parametrize("level", levels.known())
 def test_a_level_can_be_asked_for(small: Small, level: str) -> None:
     found = find(small, level, level)
     assert found.library is not None
@@ -145,7 +145,7 @@ def test_a_stale_library_is_not_used(small: Small, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not LOWER, reason="this architecture has one level")
 @pytest.mark.parametrize("damage", ["stale", "missing", "cut"])
-@pytest.mark.parametrize("level", build.levels()[:-1])
+@pytest.mark.parametrize("level", levels.known()[:-1])
 def test_the_next_level_takes_over_from_one_that_is_unusable(
     small: Small, tmp_path: Path, damage: str, level: str
 ) -> None:
@@ -162,8 +162,8 @@ def test_the_next_level_takes_over_from_one_that_is_unusable(
         path.unlink()
     else:
         path.write_bytes(f"headway-source-hash:{build.source_hash(level, made.sources)}\0".encode())
-    found = loader.find(made.folder, "", loader.NEEDS[level], made.sources)
-    others = [x for x in loader.levels_of(loader.NEEDS[level], tiles=True) if x != level]
+    found = loader.find(made.folder, "", levels.NEEDS[level], made.sources)
+    others = [x for x in levels.runnable(levels.NEEDS[level], tiles=True) if x != level]
     assert found.library is not None
     assert found.library.level == others[0]
     assert found.trouble is not None

@@ -41,7 +41,7 @@ def examine(measure: bool = False) -> dict[str, Any]:
     """Everything that the report says, in JSON's types."""
     import torch
 
-    from headway import hardware
+    from headway import hardware, processor
     from headway.attention import BACKENDS, Status
 
     states = [(b.name, Status(True, b.about) if b.status is None else b.status()) for b in BACKENDS.values()]
@@ -51,9 +51,9 @@ def examine(measure: bool = False) -> dict[str, Any]:
         "python": platform.python_version(),
         "system": platform.platform(),
         "cpu": {
-            "name": hardware.cpu_name(),
+            "name": processor.cpu_name(),
             "cores": hardware.cores(),
-            "flags": sorted(f for f in hardware.cpu_flags() if f.startswith(VECTOR_FLAGS)),
+            "flags": sorted(f for f in processor.cpu_flags() if f.startswith(VECTOR_FLAGS)),
             "bf16": hardware.multiplies(torch.bfloat16),
             "fp16": hardware.multiplies(torch.float16),
         },
@@ -85,7 +85,7 @@ def native() -> dict[str, Any]:
     """The native library that is used here, or why there is none; `trouble` is what makes it less than it could
     be, `levels` are those that this architecture can have."""
     from headway.errors import BackendError
-    from headway.native import build, loader
+    from headway.native import levels, loader
 
     try:
         found = loader.search()
@@ -97,7 +97,7 @@ def native() -> dict[str, Any]:
         "path": library and str(library.path),
         "why_missing": found.why,
         "trouble": found.trouble,
-        "levels": list(build.levels()),
+        "levels": list(levels.known()),
     }
 
 

@@ -19,7 +19,6 @@ from headway.cache import PagedCache, PagedLayer, PagedStates, PageTable
 from headway.cache.paged_cache import LayerCache
 from headway.choice import Choice
 from headway.errors import BackendError
-from headway.hardware import cpu_flags
 from headway.models.decoder import Decoder
 from headway.models.encoder_decoder import EncoderDecoder
 from headway.models.lowered_states import PagedTexts, Stated
@@ -32,6 +31,7 @@ from headway.native.loader import library, threads
 from headway.nn import linears
 from headway.nn.scale import capped
 from headway.nn.weights import Plain
+from headway.processor import cpu_flags
 from headway.tokens import Tokens
 
 BEFORE_TILES, MODULES_COST = 8, 100_000_000

@@ -2,8 +2,10 @@
 
     python -m headway.native.build [--level LEVEL ...] [--out FOLDER] [--force] [--sanitize]
 
-The installation calls the same functions. The variable HEADWAY_BUILD says how much it matters: `auto` (build, and
-go on without where that fails), `require` (fail), `off` (do not build). By hand, `require` is the default.
+The installation calls the same functions, for the level of the machine that it runs on; HEADWAY_LEVELS=all takes all,
+as wheels for others do, HEADWAY_LEVELS=avx2,portable those two. HEADWAY_BUILD says how much it matters: `auto` (build,
+and go on without where that fails), `require` (fail), `off` (do not build). By hand, all levels and `require` are the
+default.
 """
 
 import argparse
@@ -21,34 +23,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from headway.errors import BuildError, check_known, did_you_mean
+from headway.native import levels
+from headway.native.levels import LEVELS, OWN, STANDS_ON
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE / "csrc"
 LIBRARIES = HERE / "lib"
 COMMAND = "python -m headway.native.build"
 MODES = ("auto", "require", "off")
+OF_THIS_MACHINE, ALL = "native", "all"
 COMPILERS = ("g++", "clang++", "c++")
 JOBS = 2
-
-_AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2")
-_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", *_AVX2)
-_VNNI = ("-mavx512vnni", *_AVX512)
-_BF16 = ("-mavx512bf16", "-mavx512vbmi2", *_VNNI)
-LEVELS: dict[str, tuple[str, ...]] = {
-    "amx": ("-mamx-tile", "-mamx-int8", *_BF16),
-    "avx512bf16": _BF16,
-    "avx512vnni": _VNNI,
-    "avx512": _AVX512,
-    "avxvnni": ("-mavxvnni", *_AVX2),
-    "avx2": _AVX2,
-    "portable": (),
-}
-"""The CPU levels, best first, and the instruction sets that each may use; `csrc/vec_LEVEL.h` has what it does with
-them. Never -march=native: a library is built where it does not run."""
-STANDS_ON = {"amx": "avx512bf16", "avx512vnni": "avx512", "avxvnni": "avx2"}
-OWN = ("linear.cpp", "measure.cpp", "step.cpp")
-"""Levels that differ from another in products of bytes alone, and the sources that have such: all others are compiled
-once for both."""
 
 FLAGS = (
     "-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden",
@@ -62,11 +47,6 @@ SANITIZE = (
     "-fno-sanitize-recover=all",
 )
 STAMP = re.compile(rb"headway-source-hash:([0-9a-f]{16})\0")
-
-
-def levels() -> tuple[str, ...]:
-    """The levels that this architecture can have, best first."""
-    return tuple(LEVELS) if platform.machine() in ("x86_64", "AMD64") else ("portable",)
 
 
 def file_name(level: str) -> str:
@@ -100,6 +80,17 @@ def mode(environment: Mapping[str, str] = os.environ, default: str = "auto") -> 
     return asked
 
 
+def asked_levels(
+    environment: Mapping[str, str] = os.environ, default: str = OF_THIS_MACHINE
+) -> tuple[list[str], bool]:
+    """The levels that HEADWAY_LEVELS asks for, and whether only the best of them that the compiler knows: "native",
+    those that this machine runs; "all"; or names with commas."""
+    asked = environment.get("HEADWAY_LEVELS") or default
+    if asked == OF_THIS_MACHINE:
+        return levels.of_this_machine(), True
+    return [*levels.known()] if asked == ALL else asked.split(","), False
+
+
 def compiler() -> list[str]:
     """The command of the C++ compiler: what CXX says, else the first of g++, clang++ and c++ in PATH.
 
@@ -120,33 +111,38 @@ def build(
     out: Path = LIBRARIES,
     only: Iterable[str] = (),
     *,
+    best: bool = False,
     sources: Path = SOURCES,
     sanitize: bool = False,
     force: bool = True,
     say: Callable[[str], None] = print,
 ) -> list[Path]:
-    """Compiles the levels `only` (default: all of this architecture) into the folder `out`; returns the library
-    files of `out`, best level first.
+    """Compiles the levels `only` (default: all of this architecture) into the folder `out`, where `best`, of them the
+    best that the compiler knows; returns the library files, best level first.
 
     Each file is replaced at once, so that a process sees the old library or the new one. `force=False` keeps
     those that were built from these very sources. Levels that the compiler is too old for are left out, which is
-    said; where `only` names one, or the sources do not compile, it is a BuildError with the compiler's last
-    words."""
+    said; where `only` names one that is not one of several, or the sources do not compile, it is a BuildError with the
+    compiler's last words."""
     asked = tuple(only)
     for level in asked:
-        check_known(level, levels(), f"{platform.machine()} has no level", error=BuildError)
-    wanted = [level for level in levels() if level in asked or not asked]
-    stale = [x for x in wanted if force or built_hash(out / file_name(x)) != source_hash(x, sources)]
-    command = compiler() if stale else []
-    able = [
-        level for level in stale if _able(command, level, must=level in asked or level == "portable", say=say)
-    ]
-    if able:
-        say(f"{shlex.join(command)}: {', '.join(able)}, {JOBS} at a time")
-        more = SANITIZE if sanitize else ()
-        commands = {x: [*command, *_flags(x, sources), *more] for x in levels()}
-        _compile(commands, sources, out, able)
-    return [out / file_name(level) for level in wanted if level in able or level not in stale]
+        check_known(level, levels.known(), f"{platform.machine()} has no level", error=BuildError)
+    built: list[str] = []
+    stale: list[str] = []
+    for level in (x for x in levels.known() if x in asked or not asked):
+        must = level == "portable" or (level in asked and not best)
+        if force or built_hash(out / file_name(level)) != source_hash(level, sources):
+            if not _able(compiler(), level, must, say):
+                continue
+            stale.append(level)
+        built.append(level)
+        if best:
+            break
+    if stale:
+        command, more = compiler(), SANITIZE if sanitize else ()
+        say(f"{shlex.join(command)}: {', '.join(stale)}, {JOBS} at a time")
+        _compile({x: [*command, *_flags(x, sources), *more] for x in levels.known()}, sources, out, stale)
+    return [out / file_name(level) for level in built]
 
 
 def _able(command: list[str], level: str, must: bool, say: Callable[[str], None]) -> bool:
@@ -223,7 +219,9 @@ def main(arguments: list[str] | None = None) -> int:
         if how == "off":
             _say("HEADWAY_BUILD=off: nothing built")
         else:
-            print(*build(out, given.level, sanitize=given.sanitize, force=given.force, say=_say), sep="\n")
+            only, best = (given.level, False) if given.level else asked_levels(default=ALL)
+            made = build(out, only, best=best, sanitize=given.sanitize, force=given.force, say=_say)
+            print(*made, sep="\n")
             if given.sanitize:
                 asan = shlex.join([*compiler(), "-print-file-name=libasan.so"])
                 _say(

@@ -17,33 +17,10 @@ import torch
 from torch import Tensor
 
 from headway.errors import BackendError, BuildError, as_error, did_you_mean
-from headway.hardware import cpu_flags, tiles_refused
-from headway.native import build
+from headway.native import build, levels
+from headway.native.levels import NEEDS, TILES, runnable
+from headway.processor import cpu_flags, tiles_refused
 from headway.threads import MOST_THREADS
-
-_CPU_NAMES = {
-    "amx-tile": "amx_tile",
-    "amx-int8": "amx_int8",
-    "avxvnni": "avx_vnni",
-    "avx512bf16": "avx512_bf16",
-    "avx512vnni": "avx512_vnni",
-    "avx512vbmi2": "avx512_vbmi2",
-    "bmi": "bmi1",
-}
-NEEDS = {
-    level: frozenset(_CPU_NAMES.get(flag[2:], flag[2:]) for flag in flags)
-    for level, flags in build.LEVELS.items()
-}
-"""What the code of a level may use, as `hardware.cpu_flags` names it."""
-TILES = "amx_tile"
-"""The instruction set whose registers the operating system must let a process use."""
-
-
-def levels_of(flags: Set[str], tiles: bool) -> list[str]:
-    """The levels, best first, that a CPU with these flags can run; those of tile registers where the operating system
-    gives them (`tiles`). The flags are those that the system names: it leaves out what it or a virtual machine has
-    turned off."""
-    return [x for x in build.levels() if NEEDS[x] <= flags and (tiles or TILES not in NEEDS[x])]
 
 
 @dataclass(frozen=True)
@@ -109,7 +86,7 @@ def search() -> Found:
     """`find` as this process's environment and CPU have it."""
     folder = Path(os.environ.get("HEADWAY_NATIVE_DIR") or build.LIBRARIES)
     wanted, flags = os.environ.get("HEADWAY_NATIVE", ""), cpu_flags()
-    asks = any(wanted in ("", x) and TILES in NEEDS[x] for x in levels_of(flags, tiles=True))
+    asks = any(wanted in ("", x) and TILES in NEEDS[x] for x in runnable(flags, tiles=True))
     return find(folder, wanted, flags, refused=tiles_refused() if asks else "")
 
 
@@ -127,14 +104,14 @@ def find(
     Raises BackendError where a wanted level is unknown, beyond this CPU, refused, missing or unusable."""
     if wanted == "0":
         return Found(None, "HEADWAY_NATIVE=0 turns the native kernels off; unset it to use them")
-    known = build.levels()
+    known = levels.known()
     if wanted and wanted not in known:
         raise BackendError(
             f"HEADWAY_NATIVE={wanted} names no level{did_you_mean(wanted, known)}; "
             f"known: 0 (no native kernels), {', '.join(known)}"
         )
-    able = levels_of(flags, tiles=not refused)
-    denied = [level for level in levels_of(flags, tiles=True) if level not in able]
+    able = runnable(flags, tiles=not refused)
+    denied = [level for level in runnable(flags, tiles=True) if level not in able]
     if wanted in denied:
         raise BackendError(f"HEADWAY_NATIVE={wanted} cannot be had: {refused}; unset it, or take {able[0]}")
     if wanted and wanted not in able:

@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headway.hardware import cpu_vendor
 from headway.native.rows import visible
+from headway.processor import cpu_vendor
 
 FEW = 64
 """Rows below which torch's own path is left alone."""

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from headway.choice import Choice
 from headway.errors import ConfigError
-from headway.hardware import cpu_name, multiplies
+from headway.hardware import multiplies
 from headway.models import ModelSpec
 from headway.parallel import Mesh
+from headway.processor import cpu_name
 from headway.train.rows_config import RowsConfig
 
 GRADIENT_BYTES = 1 << 30

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from headway import hardware
+from headway import hardware, processor
 from headway.native.loader import search
 from headway.report import cell, plain, table
 from headway_lab.bench.inputs import OURS
@@ -78,7 +78,7 @@ def machine(backend: str, notes: Sequence[str] = ()) -> dict[str, Any]:
     """Processor, threads and versions of this process, and the backend asked for, in JSON's types."""
     found = search().library
     return {
-        "cpu": hardware.cpu_name(),
+        "cpu": processor.cpu_name(),
         "cores": hardware.cores(),
         "native": found.level if found is not None else None,
         "threads": torch.get_num_threads(),

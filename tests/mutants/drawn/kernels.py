@@ -42,10 +42,9 @@ class DoesNotCompileError(Exception):
 @functools.cache
 def level() -> str:
     """The best CPU level here."""
-    from headway.hardware import cpu_flags, tiles_refused
-    from headway.native.loader import levels_of
+    from headway.native.levels import of_this_machine
 
-    return levels_of(cpu_flags(), tiles=not tiles_refused())[0]
+    return of_this_machine()[0]
 
 
 def command(sources: Path) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headway import hardware
+from headway import hardware, processor
 from headway.choice import Choice
 
 
@@ -25,7 +25,7 @@ class Machine:
     def here(dtype: torch.dtype) -> "Machine":
         """This machine, measured (a second or two)."""
         return Machine(
-            name=hardware.cpu_name(),
+            name=processor.cpu_name(),
             memory=hardware.memory_available(),
             bandwidth=hardware.read_bandwidth(),
             peak=hardware.gemm_peak(dtype),

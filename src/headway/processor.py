@@ -1,0 +1,68 @@
+"""Which processor this is, as the operating system tells it. Imports the standard library only: the installation asks
+too."""
+
+import ctypes
+import os
+import platform
+import sys
+from functools import cache
+from pathlib import Path
+
+CPU = Path("/proc/cpuinfo")
+
+
+@cache
+def cpu_name() -> str:
+    """The processor's name as the system gives it; its family and model too where the name has no numbers, as in
+    virtual machines ("AMD EPYC, family 25 model 17" is another generation than family 26)."""
+    cpu = fields(CPU)
+    name = cpu.get("model name") or platform.processor() or platform.machine()
+    if any(c.isdigit() for c in name) or not {"cpu family", "model"} <= cpu.keys():
+        return name
+    return f"{name}, family {cpu['cpu family']} model {cpu['model']}"
+
+
+def cpu_vendor() -> str:
+    """The processor's vendor ("GenuineIntel") as the system names it; empty where it does not."""
+    return fields(CPU).get("vendor_id", "")
+
+
+@cache
+def cpu_flags() -> frozenset[str]:
+    """The instruction sets that the system names ("avx2", "avx512_bf16", on ARM "bf16"); empty where it
+    names none."""
+    cpu = fields(CPU)
+    return frozenset((cpu.get("flags") or cpu.get("Features", "")).split())
+
+
+@cache
+def tiles_refused() -> str:
+    """Why the operating system does not let this process use the tile registers of AMX; "" where it does.
+
+    Linux keeps their state, 8 KiB a thread, for a process that has asked for it: this asks, for all threads and for
+    processes that are forked. https://docs.kernel.org/arch/x86/xstate.html"""
+    arch_prctl, request, tile_data = 158, 0x1023, 18  # SYS_, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return (
+            f"tile registers are known of Linux on x86-64 only, not of {sys.platform} on {platform.machine()}"
+        )
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(*(ctypes.c_long(word) for word in (arch_prctl, request, tile_data))) == 0:
+        return ""
+    return f"the system refuses tile registers (arch_prctl, ARCH_REQ_XCOMP_PERM: {os.strerror(ctypes.get_errno())})"
+
+
+def read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def fields(path: Path) -> dict[str, str]:
+    """The first value of each key in lines such as "key : value" or "key value"."""
+    found: dict[str, str] = {}
+    for line in read(path).splitlines():
+        key, _, value = line.partition(":" if ":" in line else " ")
+        found.setdefault(key.strip(), value.strip())
+    return found
