@@ -17,6 +17,7 @@ from headway.data.encoded import encoder_inputs, shortened
 from headway.errors import ConfigError, DataError, check_whole
 from headway.generate.requests import check_prompts
 from headway.models import Encoder
+from headway.nn.products import FEW, filled_rows
 from headway.similarity import normalize
 from headway.text import Encoded, Tokenizer
 from headway.text.tokenizer import Text
@@ -62,15 +63,21 @@ class TextEncoder(Pretrained[Encoder, Tokenizer], Looks):
     @torch.inference_mode()
     def read(self, texts: Sequence[Encoded]) -> list[Tensor]:
         """What the head gives for each text, [T, ...] of its slots or one vector, in one forward pass: they stand side
-        by side in a row without padding, and none sees another."""
-        inputs = encoder_inputs(texts, self.spec, self.device, packed=True)
+        by side in a row, and none sees another."""
+        inputs = encoder_inputs([*texts, *self._filling(texts)], self.spec, self.device, packed=True)
         if self.spec.head.task in ("classify", "embed"):
-            return [*self.model(**inputs).float()]
+            return [*self.model(**inputs)[: len(texts)].float()]
         states, wanted = self.model.hidden(**inputs), [self._wanted(text) for text in texts]
         firsts = accumulate((len(text.ids) for text in texts), initial=0)
         at = [first + i for first, own in zip(firsts, wanted, strict=False) for i in own]
         out = self.model.head(states[:, at], inputs["tokens"])
         return [*out[0].float().split([len(own) for own in wanted])]
+
+    def _filling(self, texts: Sequence[Encoded]) -> list[Encoded]:
+        """A text that fills the row up to a number of slots of which products need no copy (`filled_rows`)."""
+        slots = sum(len(text.ids) for text in texts)
+        missing = filled_rows(slots) - slots if slots >= FEW else 0
+        return [Encoded.of([0] * missing)] if 0 < missing <= self.limit else []
 
     def _wanted(self, text: Encoded) -> Sequence[int]:
         """The slots of a text for which the head is computed."""

@@ -27,7 +27,7 @@ from headway_lab.bench.inputs import OURS, Problem, Side, UnsupportedCase
 from headway_lab.bench.llama_cpp import NAME as LLAMA_CPP
 from headway_lab.bench.llama_cpp import LlamaCpp
 from headway_lab.bench.measure import THOROUGH, Effort, measured
-from headway_lab.bench.models import WEIGHTS, Written, ids_of, transformers, written_models
+from headway_lab.bench.models import Written, ids_of, transformers, written_models
 from headway_lab.bench.rows import Row
 
 TRANSFORMERS = "transformers"
