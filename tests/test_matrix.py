@@ -54,7 +54,7 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"patterns": Window.last(20)}),
     "qwen2-moe": ("qwen2_moe", {}),
     "glm-4.5": ("glm4_moe", {"experts": (None, Experts(count=4, top=2, score="sigmoid", choice_bias=True))}),
-    "qwen3.5": ("qwen3_5_text", {"layers": 4}),
+    "qwen3.5": ("qwen3_5_text", {"layers": 4, "head_dim": 32}),
     "lfm2": ("lfm2", {"layers": 3}),
     "falcon": ("falcon", {"kv_heads": 2, "order": "parallel"}),
     "gpt-j": ("gptj", {"kv_heads": 4}),
@@ -283,9 +283,12 @@ OF_ANY = ("adapters", "int8", "int4", "nf4", "ranks")
 """Columns of encoders, too."""
 EXPERTS = "gpt-oss qwen3-moe mixtral qwen2-moe glm-4.5"
 NORMED = "the kernels norm queries and keys before they rotate them"
+CLAMPED = "the kernels do not know the activation 'clamped_swiglu'"
 HOLES: Mapping[tuple[str, str], str] = {
     ("native steps", "hunyuan"): NORMED,
     ("exact", "hunyuan"): f"{NORMED}; leave exact out",
+    ("native steps", "gpt-oss"): CLAMPED,
+    ("exact", "gpt-oss"): f"{CLAMPED}; leave exact out",
     (
         "drafts",
         "qwen3.5 lfm2",

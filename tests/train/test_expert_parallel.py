@@ -32,11 +32,13 @@ def test_row_45_a_run_of_shared_experts_goes_on_at_any_mesh(
     settings: Make, tmp_path: Path, optimizer: str
 ) -> None:
     """Folders and shards have the bits of all weights and moments; two read one's, one reads two's, prompts are
-    completed by all experts."""
+    completed by all experts. Updates of Muon are computed in bfloat16: a sum that is rounded otherwise turns numbers of
+    them by 2^-8."""
+    rtol = {"adamw": 1e-4, "muon": 2.0**-8}[optimizer]
     config = settings(**SPARSE, optimizer=optimizer, sample_prompts=["one"], sample_tokens=3, sample_every=2)
     train(config, quiet=True)
     shared = by(TWO, config, tmp_path / "shared")
-    assert_close(shared.out, config.out, after=0)
+    assert_close(shared.out, config.out, after=0, rtol=rtol)
     shards = by(TWO, config.model_copy(update={"checkpoints": "shards"}), tmp_path / "shards")
     parts = Path(shards.out) / "checkpoint-4"
     assert len(list(parts.glob("model-shard-*"))) == len(list(parts.glob("optimizer-shard-*"))) == 2
@@ -48,9 +50,9 @@ def test_row_45_a_run_of_shared_experts_goes_on_at_any_mesh(
         assert same(again.out, shared.out)
         alone = config.model_copy(update={"out": str(tmp_path / f"alone {Path(there).name}")})
         train(alone, resume=str(there), quiet=True)
-        assert_close(alone.out, config.out, after=4)
+        assert_close(alone.out, config.out, after=4, rtol=rtol)
     last = by(TWO, config, tmp_path / "last", f"{config.out}/checkpoint-4")
-    assert_close(last.out, config.out, after=4)
+    assert_close(last.out, config.out, after=4, rtol=rtol)
 
 
 def test_a_mesh_that_does_not_fit_is_refused_before_data_is_read(settings: Make) -> None:

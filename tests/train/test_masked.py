@@ -205,7 +205,7 @@ def test_transformers_goes_on_with_what_was_trained(encoder: Make, family: str) 
 @pytest.mark.parametrize("changes", [
     {"family": "bert"},
     pytest.param(
-        {"family": "roformer", "linear": "elu+1", "units": "characters", "vocab": 278, "pack": False},
+        {"family": "roformer", "mixers": "elu+1", "units": "characters", "vocab": 278, "pack": False},
         marks=pytest.mark.slow),
     pytest.param(
         {"family": "longformer", "patterns": "Window.around(4) | Global()", "whole_words": True},
@@ -295,8 +295,8 @@ def test_the_command_line(encoder: Make, tmp_path: Path, capsys: pytest.CaptureF
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [
-    {"units": "characters"}, {"units": "words", "vocab": 4000}, {"units": "characters", "linear": "elu+1"},
-    {"units": "characters", "linear": "cosine"},
+    {"units": "characters"}, {"units": "words", "vocab": 4000}, {"units": "characters", "mixers": "elu+1"},
+    {"units": "characters", "mixers": "cosine"},
 ], ids=lambda c: "-".join(map(str, c.values())))  # fmt: skip
 def test_a_small_roformer_learns_chinese(tmp_path: Path, changes: dict[str, Any]) -> None:
     """Rows 82, 84, 86: the loss falls with linear attention too; held-out accuracy beats naming the most frequent

@@ -138,7 +138,7 @@ def by_kind(first: int) -> Sparse:
         if kinds is None:
             dense = given.whole("first_k_dense_replace", first, least=0)
             return [i >= dense for i in range(layers)]
-        known = isinstance(kinds, list) and {*kinds} <= {*MLP_TYPES}
+        known = isinstance(kinds, list) and all(kind in MLP_TYPES for kind in kinds)
         if not known or len(kinds) != layers:
             raise given.wrong("mlp_layer_types", f"a list of dense or sparse for {layers} layers", kinds)
         return [kind == "sparse" for kind in kinds]
