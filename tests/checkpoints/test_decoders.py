@@ -64,7 +64,7 @@ def test_gradients_are_theirs(pair: tuple[Any, Any, Path]) -> None:
     found = {key: value for key, value in found.items() if key not in names.constants(ours.spec)}
     stored = {"lm_head.weight": "embed_out.weight"} if ours.spec.family == "gpt_neox" else {}
     grads = {stored.get(key, key): p.grad for key, p in model.named_parameters() if p.grad is not None}
-    aliases = names.aliases(ours.spec) if callable(names.aliases) else names.aliases
+    aliases = names.aliases(ours.spec)
     wanted = revert_weight_conversion(model, grads)
     wanted = {key if key in found else aliases[key]: grad for key, grad in wanted.items()}
     choosing = ("e_score_correction_bias", "expert_bias", "layer_scalar")

@@ -141,6 +141,7 @@ def test_a_folder_for_another_purpose(tmp_path: Path) -> None:
         ("roberta", {"pad_token_id": 19}, "must be in 0..18; got 19"),
         ("roformer", {"rotary_value": "yes"}, "must be true or false"),
         ("roformer", {"headway": {"family": "bert"}}, "not of model_type 'roformer'"),
+        ("modernbert", {"embedding_dropout": 0.1}, "embedding_dropout"),
     ],
 )
 def test_what_is_not_known_is_refused(family: str, changes: dict[str, Any], message: str) -> None:

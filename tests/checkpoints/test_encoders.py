@@ -36,7 +36,8 @@ from tests.checkpoints.encoders import (
 from tests.checkpoints.shares import share
 
 FIRST = ("bert", "roberta", "roformer")
-KIN = [Case(family, "classify") for family in CLASSES if family not in FIRST]
+KIN = [Case(family, "classify") for family in CLASSES if family not in (*FIRST, "modernbert")]
+BIASES = dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), True)
 CASES = [Case(family, task) for family in FIRST for task in NAMES] + [
     Case("bert", "masked-lm", {"tie_word_embeddings": False}),
     Case("bert", "masked-lm", {"hidden_act": "gelu_new", "num_attention_heads": 12}),
@@ -64,6 +65,8 @@ CASES = [Case(family, task) for family in FIRST for task in NAMES] + [
     Case("eurobert", "masked-lm", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
     Case("eurobert", "classify", {"classifier_pooling": "bos", "rms_norm_eps": 1e-2}),
     Case("eurobert", "tag"),
+    Case("modernbert", "masked-lm", {**BIASES, "tie_word_embeddings": False}),
+    Case("modernbert", "states", {"global_attn_every_n_layers": 2, "global_rope_theta": 500.0}),
 ]
 
 
