@@ -266,22 +266,6 @@ def test_theta_is_kept_when_scaling_is_added():
     assert spec.positions == Rotary(500.0, pairing="halves", scaling=LinearScaling(2.0))
 
 
-def test_why_a_spec_is_not_plain():
-    spec = spec_from_config(config_dict("llama"))
-    assert unsupported_by_transformers(spec) is None
-    assert (
-        unsupported_by_transformers(replace(spec, positions=spec.positions.with_pairing("adjacent")))
-        == "rotary pairing"
-    )
-    assert (
-        unsupported_by_transformers(spec.with_patterns(Causal() & (Window.last(2) | Sink(1)))) == "patterns"
-    )
-    assert (
-        unsupported_by_transformers(spec.with_patterns([Window.last(2), Window.last(3), Causal()]))
-        == "windows"
-    )
-
-
 def test_a_newer_format_is_refused():
     spec = replace(spec_from_config(config_dict("llama")), positions=NoPositions())
     config = config_from_spec(spec)

@@ -12,7 +12,6 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 
-from headway.attention.linear_attention import LinearAttentionSpec
 from headway.checkpoints import inspect, load_folder, save_folder, spec_from_config
 from headway.checkpoints.heads import change_pairing
 from headway.checkpoints.hf.config import config_from_spec, unsupported_by_transformers
@@ -22,7 +21,7 @@ from headway.cli.inspect import text as inspect_text
 from headway.errors import CheckpointError, ConfigError
 from headway.models import Encoder, EncoderDecoder, Head, ModelSpec, build, catalog
 from headway.patterns import Full, Global, Window
-from headway.positions import Learned, Relative, Rotary
+from headway.positions import Relative, Rotary
 from headway.tokens import Tokens
 from tests.checkpoints.encoders import (
     CLASSES,
@@ -179,38 +178,6 @@ def test_projections_of_global_tokens_change_their_pairing_too() -> None:
     ids = torch.randint(0, 61, (1, 9), generator=torch.Generator().manual_seed(0))
     tokens = Tokens.range(9).with_global([[0, 4]])
     assert off(restore(other, state)(ids, tokens=tokens), model(ids, tokens=tokens)) < 1e-5
-
-
-@pytest.mark.parametrize(
-    ("family", "changes", "why"),
-    [
-        ("bert", {"token_types": 0}, "type_vocab_size"),
-        ("bert", {"order": "pre", "final_norm": True}, "order, final_norm"),
-        ("bert", {"patterns": Window.around(4)}, "patterns"),
-        (
-            "bert",
-            {"head": Head("classify", ("a", "b"), "mean", "tanh"), "tied": False, "output_bias": False},
-            'head (pool="mean")',
-        ),
-        ("bert", {"kv_heads": 2}, "kv_heads"),
-        ("roberta", {"positions": Learned(512)}, "positions"),
-        ("roformer", {"positions": Rotary(500.0, pairing="adjacent")}, "positions"),
-        ("roformer", {"positions": Rotary(pairing="adjacent", trainable=True)}, "positions"),
-        ("roformer", {"mixers": LinearAttentionSpec("elu+1"), "attention_dropout": 0.0}, "mixers"),
-    ],
-    ids=str,
-)
-def test_what_transformers_cannot_say_is_saved_as_headway_s_own(
-    family: str, changes: dict[str, Any], why: str, tmp_path: Path
-) -> None:
-    model = build(ModelSpec.of(family, **{**SMALL, **changes}), seed=1).eval()
-    assert why in str(unsupported_by_transformers(model.spec))
-    save_folder(tmp_path / "m", model)
-    folder = load_folder(tmp_path / "m")
-    assert folder.config["model_type"] == "headway"
-    assert folder.spec == model.spec
-    ids = torch.randint(0, 61, (2, 9), generator=torch.Generator().manual_seed(0))
-    assert torch.equal(build_model(folder)(ids), model(ids))
 
 
 def test_row_85_wobert_is_saved_as_the_bert_that_it_is(tmp_path: Path) -> None:

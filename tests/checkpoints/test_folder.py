@@ -15,7 +15,7 @@ from headway.checkpoints.restore import load_model
 from headway.checkpoints.saving import save_folder
 from headway.errors import CheckpointError
 from headway.models import ModelSpec, build
-from headway.patterns import Causal, Sink, Window
+from headway.patterns import Causal, Window
 from headway.positions import Rotary
 from headway.storage.dtypes import choose_dtype
 from tests.checkpoints.hf import config_dict, off, peer
@@ -79,25 +79,6 @@ def test_what_transformers_saves_in_shards_we_load(tmp_path, name):
     assert len(list((tmp_path / "m").glob("*.safetensors"))) > 2
     with torch.no_grad():
         assert off(load_model(tmp_path / "m")(ids(2)), theirs(ids(2)).logits) < 1e-5
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        tiny(positions=Rotary(pairing="adjacent")),
-        tiny(patterns=Causal() & (Window.last(3) | Sink(1))),
-        tiny(patterns=(Window.last(3), Window.last(4))),
-    ],
-    ids=["adjacent", "sinks", "two windows"],
-)
-def test_what_transformers_would_misread_it_refuses(tmp_path, spec):
-    model = build(spec, seed=1).eval()
-    save_folder(tmp_path / "m", model, keep_pairing=True)
-    again = load_model(tmp_path / "m")
-    assert again.spec == spec
-    assert torch.equal(again(ids()), model(ids()))
-    with pytest.raises(ValueError, match="headway"):
-        AutoModelForCausalLM.from_pretrained(tmp_path / "m")
 
 
 def test_shards_of_ours(tmp_path):

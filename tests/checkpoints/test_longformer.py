@@ -10,14 +10,12 @@ import transformers
 from torch import Tensor
 
 from headway.checkpoints import load_folder, save_folder
-from headway.checkpoints.hf.config import config_from_spec, spec_from_config, unsupported_by_transformers
+from headway.checkpoints.hf.config import config_from_spec, spec_from_config
 from headway.checkpoints.hf.layouts import LAYOUTS
 from headway.checkpoints.hf.layouts.tensors import exported
 from headway.checkpoints.restore import build_model
 from headway.errors import ConfigError
-from headway.models import Encoder, Head, ModelSpec, build, cost
-from headway.patterns import Global, PerHead, Window
-from headway.positions import Learned
+from headway.models import Encoder, ModelSpec, build, cost
 from headway.tokens import Tokens
 from tests.pairwise import chequered
 
@@ -205,39 +203,6 @@ def test_the_config_is_read_back_as_it_was_written(windows: Any) -> None:
     written = config_from_spec(spec)
     assert written["attention_window"] == windows
     assert spec_from_config(written) == spec
-
-
-@pytest.mark.parametrize(
-    ("fields", "what"),
-    [
-        ({"patterns": Window.around(2, step=2) | Global()}, "patterns"),
-        ({"patterns": Window(4, 2) | Global()}, "patterns"),
-        ({"patterns": Window.around(0) | Global()}, "patterns"),
-        ({"patterns": PerHead(*[Window.around(i + 1) for i in range(4)]) | Global()}, "patterns"),
-        ({"global_projections": False}, "global_projections"),
-        ({"positions": Learned(40)}, "positions"),
-        ({"head": Head("classify", labels=("a", "b"), pool="mean")}, "head"),
-        ({"head": Head("embed")}, "head"),
-    ],
-    ids=str,
-)
-def test_what_transformers_cannot_say_it_is_not_given(
-    fields: dict[str, Any], what: str, tmp_path: Path
-) -> None:
-    head = fields.pop("head", None)
-    spec = ModelSpec.of("longformer", vocab=VOCAB, width=32, layers=2, heads=4, hidden=48,
-                        **{"positions": Learned(40, offset=2), "trained_context": 40, **fields})  # fmt: skip
-    spec = spec if head is None else spec.with_head(head)
-    assert unsupported_by_transformers(spec) == what
-    model = build(spec, seed=0).eval()
-    save_folder(tmp_path / "m", model)
-    assert json.loads((tmp_path / "m" / "config.json").read_text())["model_type"] == "headway"
-    again = build_model(load_folder(tmp_path / "m"))
-    assert again.spec == spec
-    ids, tokens, _ = rows([9, 5], 9)
-    tokens = tokens.with_global([[0], [1]])
-    with torch.no_grad():
-        assert torch.equal(again(ids, tokens=tokens), model(ids, tokens=tokens))
 
 
 @pytest.mark.parametrize(
