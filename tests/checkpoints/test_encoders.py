@@ -244,20 +244,6 @@ def test_row_84_a_roformer_takes_any_length(tmp_path: Path) -> None:
     assert float((mine - table).abs().max()) <= torch.finfo(torch.float32).eps
 
 
-def test_pretraining_models_of_bert(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    theirs: Any = transformers.BertForPreTraining(Case("bert", "masked-lm").config)
-    theirs.eval()
-    theirs.save_pretrained(tmp_path / "m")
-    folder = load_folder(tmp_path / "m")
-    given, tokens = inputs(theirs)
-    ours = build_model(folder)
-    assert isinstance(ours, Encoder)
-    wanted = theirs(**given).prediction_logits
-    assert off(seen(run(ours, given, tokens), tokens), seen(wanted, tokens)) < 1e-5
-    assert {name.rsplit(".", 1)[0] for name in folder.unused} == {"bert.pooler.dense", "cls.seq_relationship"}
-
-
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_a_pooled_vector_is_the_pooler_s(family: str, tmp_path: Path) -> None:
     theirs = peer(Case(family, "states"))

@@ -50,6 +50,7 @@ LOST: list[tuple[ModelSpec, str | None]] = [
     (one("llama", patterns=Causal() & (Window.last(3) | Sink(1))), "patterns"),
     (one("llama", patterns=(Window.last(3), Window.last(4))), "windows"),
     (one("llama", patterns=(Window.last(2), Window.last(3), Causal(), Causal())), "windows"),
+    (one("nezha"), "family (nezha)"),
     (one("bert", token_types=0), "type_vocab_size"),
     (one("bert", order="pre", final_norm=True), "order, final_norm"),
     (one("bert", patterns=Window.around(4)), "patterns"),
