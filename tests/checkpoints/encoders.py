@@ -46,10 +46,16 @@ CLASSES = {
     "jina_embeddings_v3": "JinaEmbeddingsV3",
     "nomic_bert": "NomicBert",
     "eurobert": "EuroBert",
+    "modernbert": "ModernBert",
 }
 OWN: dict[str, dict[str, Any]] = {
     "jina_embeddings_v3": {"max_position_embeddings": 22},
     "eurobert": {"num_key_value_heads": 2, "head_dim": 10, "pad_token_id": 1, "classifier_pooling": "mean"},
+    "modernbert": {
+        "num_hidden_layers": 4,
+        "local_attention": 6,
+        **dict.fromkeys(("pad_token_id", "bos_token_id", "cls_token_id", "eos_token_id", "sep_token_id"), 0),
+    },
 }
 """What is other in a family's `SHAPE`."""
 DISTILBERT = {

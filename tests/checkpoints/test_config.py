@@ -135,22 +135,8 @@ def rope(**values):
 
 
 BAD = {
-    "unknown family": (
-        {"model_type": "lama"},
-        r'knows no model_type .lama. .*did you mean "llama".*qwen3',
-    ),
-    "another task": ({"architectures": ["LlamaForSequenceClassification"]}, "known are LlamaForCausalLM"),
-    "unknown key": (
-        {"rms_norm_epsilon": 1e-5},
-        r'unknown key "rms_norm_epsilon" .did you mean "rms_norm_eps"',
-    ),
     "missing key": ({"hidden_size": None}, 'lacks "hidden_size"'),
-    "wrong type": (
-        {"num_hidden_layers": "3"},
-        '"num_hidden_layers" must be a positive whole number, got .3.',
-    ),
     "wrong bool": ({"tie_word_embeddings": "yes"}, '"tie_word_embeddings" must be true or false'),
-    "heads": ({"num_key_value_heads": 4}, r"6.*4|4.*6"),
     "width": ({"hidden_size": 50}, "hidden_size 50 is not a multiple of num_attention_heads 6"),
     "odd head_dim": ({"head_dim": 7}, "head_dim 7 is odd"),
     "quantized": ({"quantization_config": {"bits": 4}}, "quantization_config"),
@@ -164,7 +150,6 @@ BAD = {
         {"rope_scaling": "yarn"},
         r"rope_scaling must be null or an object such as .*got 'yarn'",
     ),
-    "rope type": (rope(type="yarm", factor=2.0), r'unknown rope_type .yarm. .did you mean "yarn".*longrope'),
     "rope without type": (rope(factor=2.0), "has no rope_type"),
     "two types": (
         rope(type="yarn", rope_type="linear", factor=2.0),
@@ -174,15 +159,6 @@ BAD = {
         rope(rope_type="yarn", factor=2.0, beta_fats=3),
         r'unknown key "beta_fats" .did you mean "beta_fast"',
     ),
-    "factor missing": (rope(rope_type="linear"), 'rope_type "linear" needs factor'),
-    "factor below 1": (rope(rope_type="linear", factor=0.5), "factor must be >= 1.*0.5"),
-    "factor text": (rope(rope_type="yarn", factor="4"), "factor must be a number, got .4."),
-    "yarn disagrees": (
-        rope(rope_type="yarn", factor=8.0, original_max_position_embeddings=16),
-        r"YaRN factor is 8, but .*64 / 16 = 4",
-    ),
-    "yarn without factor": (rope(rope_type="yarn"), "rope_type yarn needs factor"),
-    "llama3 incomplete": (rope(rope_type="llama3", factor=8.0), "needs low_freq_factor, high_freq_factor"),
     "longrope length": (
         rope(rope_type="longrope", short_factor=[1.0], long_factor=[1.0] * 4, factor=2.0),
         r"short_factor must list a number for each of 4 pairs of a head, got 1 numbers",
@@ -223,23 +199,14 @@ BAD = {
         },
         "different rotary positions",
     ),
-    "headway fact": (
-        {"headway": {"trained_contxt": 3}},
-        r"headway has no key 'trained_contxt' .did you mean \"trained_context\"",
-    ),
 }
 BAD_WINDOWS = {
     "zero": (
         {"sliding_window": 0},
         "sliding_window must be a whole number of at least 1 .*or null for no window, got 0",
     ),
-    "negative": ({"sliding_window": -1}, "got -1"),
     "fraction": ({"sliding_window": 4.0}, "got 4.0"),
-    "layer types short": ({"layer_types": ["full_attention"]}, "lists 1 layers, but num_hidden_layers is 3"),
-    "layer types text": (
-        {"layer_types": "full_attention"},
-        "layer_types. must be a list .* got .full_attention.",
-    ),
+    "true": ({"sliding_window": True}, "got True"),
     "layer types kind": (
         {"layer_types": ["full_attention", "slidng_attention", "full_attention"]},
         r'layer_types\[1\] is .slidng_attention. .did you mean "sliding_attention"',
@@ -271,16 +238,6 @@ def test_bad_windows_are_named(name):
         spec_from_config(base | changes)
 
 
-def test_null_and_switched_off_windows_are_full():
-    for family, changes in (
-        ("mistral", {"sliding_window": None}),
-        ("qwen2", {"use_sliding_window": False, "sliding_window": 4, "max_window_layers": 0}),
-        ("qwen2", {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0}),
-        ("qwen2", {}),
-    ):
-        assert spec_from_config(config_dict(family, **changes)).patterns == (Causal(),) * 3
-
-
 def test_the_context_before_scaling_and_the_one_served_are_kept_apart():
     yarn = {"rope_type": "yarn", "factor": 4.0}
     for changes, before, served in (
@@ -293,27 +250,6 @@ def test_the_context_before_scaling_and_the_one_served_are_kept_apart():
         spec = spec_from_config(config_dict("llama", **changes))
         assert getattr(spec.positions.scaling, "trained_context", None) == before
         assert (spec.trained_context, spec.max_context) == (served, None)
-
-
-def test_theta_is_kept_when_scaling_is_added():
-    spec = spec_from_config(config_dict("llama", rope_theta=500.0, **rope(type="linear", factor=2.0)))
-    assert spec.positions == Rotary(500.0, pairing="halves", scaling=LinearScaling(2.0))
-
-
-def test_why_a_spec_is_not_plain():
-    spec = spec_from_config(config_dict("llama"))
-    assert unsupported_by_transformers(spec) is None
-    assert (
-        unsupported_by_transformers(replace(spec, positions=spec.positions.with_pairing("adjacent")))
-        == "rotary pairing"
-    )
-    assert (
-        unsupported_by_transformers(spec.with_patterns(Causal() & (Window.last(2) | Sink(1)))) == "patterns"
-    )
-    assert (
-        unsupported_by_transformers(spec.with_patterns([Window.last(2), Window.last(3), Causal()]))
-        == "windows"
-    )
 
 
 def test_a_newer_format_is_refused():

@@ -1,7 +1,6 @@
 """`convert`: pairings, repeated kv heads, dtypes and shards; nothing is left at the target unless equality was seen."""
 
 import json
-import re
 from collections import Counter
 
 import pytest
@@ -15,7 +14,7 @@ from headway.checkpoints.rewriting import probe
 from headway.cli import run
 from headway.errors import CheckpointError
 from headway.models import ModelSpec, build
-from headway.positions import NoPositions, Rotary
+from headway.positions import Rotary
 from headway.storage.tensors import open_tensors
 from tests.checkpoints.hf import off
 
@@ -67,22 +66,6 @@ def test_row_61_the_pairs_of_the_documents_are_halves_under_another_name(tmp_pat
     assert load_folder(tmp_path / "1").spec.positions.pairing == MISSION_PAIRS
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("(0,1),(2,3)", "lists 2 pairs, but 6 rotated dims are 3"),
-        ("(0,1),(2,3),(4,4)", "must use every coordinate"),
-        ("(0,1,2)", "must be halves or adjacent, or pairs such as"),
-        ("0-1", "must be halves or adjacent, or pairs such as"),
-        ("", "must be halves or adjacent, or pairs such as"),
-    ],
-)
-def test_row_61_pairs_that_are_none_are_named(tmp_path, capsys, text, message):
-    assert run(["convert", str(save(tmp_path / "0")), str(tmp_path / "1"), "--to-pairing", text]) == 1
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "1").exists()
-
-
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize(("before", "after"), [(1, 4), (2, 4), (1, 2), (4, 4)])
 def test_row_53_grouped_heads_written_out_are_the_same_function(tmp_path, family, before, after):
@@ -102,16 +85,6 @@ def test_row_53_grouped_heads_written_out_are_the_same_function(tmp_path, family
             assert torch.equal(copies, old[name].reshape(before, 1, 6, -1).expand_as(copies))
         else:
             assert torch.equal(value, old[name])
-
-
-@pytest.mark.parametrize("asked", [1, 3, 5, 8])
-def test_row_53_other_numbers_of_heads_are_no_repetition(tmp_path, capsys, asked):
-    start = save(tmp_path / "0", kv_heads=2)
-    assert run(["convert", str(start), str(tmp_path / "1"), "--kv-heads", str(asked)]) == 1
-    assert f"2 kv heads cannot become {asked} by repetition under 4 query heads: possible are 2, 4" in (
-        capsys.readouterr().err
-    )
-    assert not (tmp_path / "1").exists()
 
 
 def test_row_53_a_wrong_order_of_copies_is_seen_and_nothing_is_left(tmp_path, monkeypatch):
@@ -191,35 +164,10 @@ def test_shards_of_a_size(tmp_path, size, limit):
     assert all(torch.equal(open_tensors(tmp_path / "1")[n], v) for n, v in open_tensors(start).items())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--shard-size", "0"], "--shard-size 0: must be a number of bytes"),
-        (["--shard-size", "4GiB"], "--shard-size 4GiB: must be a number of bytes, or one such as 500MB"),
-        (["--dtype", "bfloat"], '--dtype bfloat: must be one of float32, .* .did you mean "bfloat16"'),
-        (["--dtype", "int8"], "--dtype int8: must be one of"),
-    ],
-)
-def test_options_that_cannot_be_are_named(tmp_path, capsys, arguments, message):
-    assert run(["convert", str(save(tmp_path / "0")), str(tmp_path / "1"), *arguments]) == 1
-    assert re.search(message, capsys.readouterr().err)
-    assert not (tmp_path / "1").exists()
-
-
 def test_all_changes_at_once_are_shown_equal(tmp_path, capsys):
     start = save(tmp_path / "0", kv_heads=1)
-    arguments = [
-        "--kv-heads",
-        "4",
-        "--to-pairing",
-        "adjacent",
-        "--dtype",
-        "bfloat16",
-        "--shard-size",
-        "4KB",
-        "--json",
-    ]
-    assert run(["convert", str(start), str(tmp_path / "1"), *arguments]) == 0
+    how = "--kv-heads 4 --to-pairing adjacent --dtype bfloat16 --shard-size 4KB --json"
+    assert run(["convert", str(start), str(tmp_path / "1"), *how.split()]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [row[0] for row in report["changed"]] == ["positions", "heads", "weights"]
     assert load_folder(tmp_path / "1").spec.kv_heads == 4
@@ -232,11 +180,3 @@ def test_all_changes_at_once_are_shown_equal(tmp_path, capsys):
     ids = torch.arange(20)[None]
     result = load_model(tmp_path / "1", dtype=torch.float64)(ids).detach()
     assert off(result, rounded.double()(ids).detach()) < 1e-13
-
-
-def test_a_pairing_is_refused_where_nothing_rotates(tmp_path):
-
-    spec = ModelSpec.of("llama", vocab=61, width=24, layers=1, heads=4, hidden=24, positions=NoPositions())
-    save_folder(tmp_path / "0", build(spec, seed=0))
-    with pytest.raises(CheckpointError, match="has no rotary positions, and so no pairing to change"):
-        convert(tmp_path / "0", tmp_path / "1", to_pairing="adjacent")

@@ -47,20 +47,6 @@ def test_greedy_texts_are_theirs(name: str, tmp_path: Path) -> None:
     assert [one.ids for one in found] == want[:, 9:].tolist()
 
 
-def test_a_window_is_decoded_from_pages_and_keys_are_stored_in_int8(tmp_path: Path) -> None:
-    model = theirs("starcoder2, window, theta")
-    model.save_pretrained(tmp_path)
-    ours = load_model(tmp_path)
-    plain, rounded = ours.make_cache(2), ours.make_cache(2, dtype=torch.int8)
-    with torch.no_grad():
-        want = ours(IDS)
-        for cache, bound in ((plain, 1e-5), (rounded, 0.05)):
-            steps = [ours(IDS[:, i : i + 1], cache=cache) for i in range(19)]
-            assert off(torch.cat(steps, 1), want) < bound
-    assert {*plain.slots} == {64}
-    assert rounded.nbytes < plain.nbytes / 2
-
-
 @share("name", MAIN, 0, 3)
 def test_convert_inspect_and_plan(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = theirs(name)

@@ -14,7 +14,6 @@ import pytest
 from headway.errors import CheckpointError
 from headway.storage import disk
 from headway.storage.files import atomic_folder, atomic_write, current_folder, remove_folder, write_file
-from headway.storage.reading import read_json
 from tests.faults import watch
 from tests.train.test_resume import in_a_child, kill_me
 
@@ -195,32 +194,6 @@ def test_a_file_where_the_folder_should_go_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="a file of that name is there"), atomic_folder(tmp_path / "m"):
         pass
     assert (tmp_path / "m").read_text() == "a file"
-
-
-@pytest.mark.parametrize(
-    ("raw", "message"),
-    [
-        (b"", "empty .0 bytes."),
-        (
-            b"version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 3\n",
-            "git-lfs pointer.*git lfs pull",
-        ),
-        (b"<!DOCTYPE html><html>Sign in</html>", "HTML page"),
-        (b'{"a": 1', "not valid JSON"),
-        (b'{"a": NaN}', "NaN is not JSON"),
-        (b"[1]", "must hold a JSON object, but holds a list"),
-        (b"\xff\xfe", "not valid JSON"),
-    ],
-)
-def test_json_that_is_not(tmp_path, raw, message):
-    (tmp_path / "config.json").write_bytes(raw)
-    with pytest.raises(CheckpointError, match=rf"config\.json.*{message}"):
-        read_json(tmp_path / "config.json")
-
-
-def test_json_with_a_byte_order_mark(tmp_path):
-    (tmp_path / "c.json").write_bytes(b'\xef\xbb\xbf{"a": 1}')
-    assert read_json(tmp_path / "c.json") == {"a": 1}
 
 
 def test_a_process_killed_in_removing_leaves_no_part_of_a_folder(

@@ -36,6 +36,7 @@ def folder(tmp_path):
         ('{"a": 1}'.encode("utf-16"), "it is not UTF-8"),
         (b'{"a": ' + b"[" * 65 + b"]" * 65 + b"}", "nested more than 64 levels"),
         (b'{"a": ' + b'{"a": ' * 100_000, "nested more than 64 levels"),
+        (b'{"a": ' + b"1" * 5000 + b"}", "is not valid JSON: Exceeds the limit"),
         (b"<html>404</html>", "it is an HTML page"),
         (b"version https://git-lfs.github.com/spec/v1\n", "it is a git-lfs pointer"),
     ],

@@ -10,14 +10,12 @@ import transformers
 from torch import Tensor
 
 from headway.checkpoints import load_folder, save_folder
-from headway.checkpoints.hf.config import config_from_spec, spec_from_config, unsupported_by_transformers
+from headway.checkpoints.hf.config import config_from_spec, spec_from_config
 from headway.checkpoints.hf.layouts import LAYOUTS
 from headway.checkpoints.hf.layouts.tensors import exported
 from headway.checkpoints.restore import build_model
 from headway.errors import ConfigError
-from headway.models import Encoder, Head, ModelSpec, build, cost
-from headway.patterns import Global, PerHead, Window
-from headway.positions import Learned
+from headway.models import Encoder, ModelSpec, build, cost
 from headway.tokens import Tokens
 from tests.pairwise import chequered
 
@@ -68,10 +66,10 @@ def peer(name: str, **changes: Any) -> Any:
     return model.eval()
 
 
-def ours(model: Any, path: Path, head: Head | None = None) -> Encoder:
+def ours(model: Any, path: Path) -> Encoder:
     """The same model, read from the folder that transformers writes."""
     model.save_pretrained(path)
-    loaded = build_model(load_folder(path, head=head))
+    loaded = build_model(load_folder(path))
     assert isinstance(loaded, Encoder)
     return loaded
 
@@ -178,57 +176,6 @@ def test_what_is_written_transformers_reads(name: str, tmp_path: Path) -> None:
     assert off(found, said[mask.bool() if said.dim() == 3 else slice(None)]) < 1e-5
 
 
-@torch.no_grad()
-def test_an_untied_output_layer(tmp_path: Path) -> None:
-    own, _, found, said = both(
-        "LongformerForMaskedLM", tmp_path, [[0], []], [9, 5], 9, tie_word_embeddings=False
-    )
-    assert not own.spec.tied
-    assert off(found, said) < 1e-5
-
-
-@torch.no_grad()
-def test_the_masked_head_is_gelu_whatever_the_layers_are(tmp_path: Path) -> None:
-    own, _, found, said = both("LongformerForMaskedLM", tmp_path, [[0], []], [9, 5], 9, hidden_act="relu")
-    assert (own.spec.activation, own.spec.head.dense) == ("relu", "gelu")
-    assert off(found, said) < 1e-5
-
-
-@torch.no_grad()
-def test_padding_on_the_left_is_padding(tmp_path: Path) -> None:
-    model = peer("LongformerModel")
-    own = ours(model, tmp_path)
-    ids, _, _ = rows([12, 12], 12)
-    ids[1, :5] = PAD
-    tokens = Tokens.from_lengths([12, 7], 12, side="left").with_global([[2], [0]])
-    mask, types = tokens.valid.long(), torch.zeros_like(ids)
-    found = own(ids, tokens=tokens)
-    said = theirs(model, ids, mask, tokens.globals.long(), types)
-    assert off(found[mask.bool()], said[mask.bool()]) < 1e-5
-
-
-@torch.no_grad()
-def test_a_pad_id_within_a_text_has_no_position_in_transformers(tmp_path: Path) -> None:
-    """It counts ids that are not pad_token_id; here, tokens count, whatever their ids."""
-    model = peer("LongformerModel")
-    own = ours(model, tmp_path)
-    ids = torch.tensor([[5, 6, PAD, 7]])
-    given = {"attention_mask": torch.ones_like(ids)}
-    assert off(own(ids), model(ids, **given).last_hidden_state) > 0.1
-    counted = torch.arange(2, 6)[None]
-    assert off(own(ids), model(ids, position_ids=counted, **given).last_hidden_state) < 1e-5
-
-
-@torch.no_grad()
-def test_an_encoder_is_taken_for_another_purpose(tmp_path: Path) -> None:
-    """The tensors of the head that it was saved with are not needed; those of the stack are the same."""
-    model = peer("LongformerForMaskedLM")
-    states = ours(model, tmp_path, Head("states"))
-    ids, tokens, mask = rows([9, 5], 9)
-    said = model.longformer(ids, attention_mask=mask).last_hidden_state
-    assert off(states(ids, tokens=tokens)[mask.bool()], said[mask.bool()]) < 1e-5
-
-
 def config(**changes: Any) -> dict[str, Any]:
     return {"model_type": "longformer", **CONFIG, **changes}
 
@@ -256,39 +203,6 @@ def test_the_config_is_read_back_as_it_was_written(windows: Any) -> None:
     written = config_from_spec(spec)
     assert written["attention_window"] == windows
     assert spec_from_config(written) == spec
-
-
-@pytest.mark.parametrize(
-    ("fields", "what"),
-    [
-        ({"patterns": Window.around(2, step=2) | Global()}, "patterns"),
-        ({"patterns": Window(4, 2) | Global()}, "patterns"),
-        ({"patterns": Window.around(0) | Global()}, "patterns"),
-        ({"patterns": PerHead(*[Window.around(i + 1) for i in range(4)]) | Global()}, "patterns"),
-        ({"global_projections": False}, "global_projections"),
-        ({"positions": Learned(40)}, "positions"),
-        ({"head": Head("classify", labels=("a", "b"), pool="mean")}, "head"),
-        ({"head": Head("embed")}, "head"),
-    ],
-    ids=str,
-)
-def test_what_transformers_cannot_say_it_is_not_given(
-    fields: dict[str, Any], what: str, tmp_path: Path
-) -> None:
-    head = fields.pop("head", None)
-    spec = ModelSpec.of("longformer", vocab=VOCAB, width=32, layers=2, heads=4, hidden=48,
-                        **{"positions": Learned(40, offset=2), "trained_context": 40, **fields})  # fmt: skip
-    spec = spec if head is None else spec.with_head(head)
-    assert unsupported_by_transformers(spec) == what
-    model = build(spec, seed=0).eval()
-    save_folder(tmp_path / "m", model)
-    assert json.loads((tmp_path / "m" / "config.json").read_text())["model_type"] == "headway"
-    again = build_model(load_folder(tmp_path / "m"))
-    assert again.spec == spec
-    ids, tokens, _ = rows([9, 5], 9)
-    tokens = tokens.with_global([[0], [1]])
-    with torch.no_grad():
-        assert torch.equal(again(ids, tokens=tokens), model(ids, tokens=tokens))
 
 
 @pytest.mark.parametrize(

@@ -154,19 +154,3 @@ def test_after_20_steps_both_trainers_hold_the_same_adapter(kind: str, tmp_path:
         torch.testing.assert_close(found.tensors[name], value, rtol=0, atol=1e-5)
         assert (value - adapter.tensors[name]).abs().max() > 5e-3  # it was trained
     assert len(dict(adapted(model))) == 14
-
-
-def test_a_wrong_prefix_is_an_error_here_and_a_warning_there(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    model = small("llama")
-    save_folder(tmp_path / "base", model)
-    save_adapter(tmp_path / "a", trained(Adapter.fresh(model, KINDS["lora"])), model.spec)
-    file = tmp_path / "a" / "adapter_model.safetensors"
-    save_file({f"x.{name}": value for name, value in load_file(file).items()}, file)
-    with pytest.warns(UserWarning, match="missing adapter keys"):
-        peer = peft_of(tmp_path / "base", tmp_path / "a")
-    torch.testing.assert_close(peer(IDS).logits, model(IDS), rtol=0, atol=1e-5)  # of the base alone
-    with pytest.raises(Exception, match="missing: base_model"):
-        load_adapter(tmp_path / "a", model.spec)
-    assert json.loads((tmp_path / "a" / "adapter_config.json").read_text())["r"] == 4

@@ -4,8 +4,8 @@ import pytest
 
 from headway.checkpoints import config_from_spec, spec_from_config
 from headway.models import catalog, cost
-from headway.patterns import Causal, Window
-from headway.positions import LinearScaling, Llama3, Rotary, YaRN
+from headway.patterns import Causal, Full, Window
+from headway.positions import LinearScaling, Llama3, PerLayer, Rotary, YaRN
 
 COMMON = {"hidden_act": "silu", "initializer_range": 0.02, "use_cache": True, "transformers_version": "4.4x"}
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **COMMON}
@@ -79,6 +79,19 @@ PUBLISHED = {
          "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": True,
          "torch_dtype": "bfloat16", "use_sliding_window": False, "vocab_size": 151936},
         596_049_920, Rotary(1e6, pairing="halves"), {Causal()}, 40960),
+    "ModernBERT base (of its card: 149 million, and the bias of the output)": (
+        {"model_type": "modernbert", "architectures": ["ModernBertForMaskedLM"], "attention_bias": False,
+         "attention_dropout": 0.0, "classifier_activation": "gelu", "classifier_bias": False, "classifier_dropout": 0.0,
+         "classifier_pooling": "mean", "decoder_bias": True, "deterministic_flash_attn": False,
+         "embedding_dropout": 0.0, "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0,
+         "gradient_checkpointing": False, "hidden_activation": "gelu", "hidden_size": 768,
+         "initializer_cutoff_factor": 2.0, "initializer_range": 0.02, "intermediate_size": 1152,
+         "layer_norm_eps": 1e-05, "local_attention": 128, "local_rope_theta": 10000.0, "max_position_embeddings": 8192,
+         "mlp_bias": False, "mlp_dropout": 0.0, "norm_bias": False, "norm_eps": 1e-05, "num_attention_heads": 12,
+         "num_hidden_layers": 22, "position_embedding_type": "absolute", "sep_token_id": 50282,
+         "cls_token_id": 50281, "tie_word_embeddings": True, "vocab_size": 50368},
+        149_655_232, PerLayer((Rotary(1.6e5, pairing="halves"), *[Rotary(1e4, pairing="halves")] * 2)),
+        {Full(), Window.around(64)}, 8192),
 }  # fmt: skip
 
 

@@ -133,12 +133,6 @@ def test_transformers_trains_a_folder_of_ours_from_labels(family: str, tmp_path:
         assert float(theirs(input_ids=SOURCE, labels=TARGET).loss) == pytest.approx(float(loss), rel=1e-4)
 
 
-def test_names_of_one_embedding_must_agree(tmp_path: Path) -> None:
-    path = saved(tmp_path, "bart", PAIR)
-    with pytest.raises(CheckpointError, match=r"lm_head\.weight and model\.shared\.weight are one tensor"):
-        load_folder(rewritten(path, lambda state: state.update({"lm_head.weight": torch.ones(V, 48)})))
-
-
 def test_the_stack_alone_has_the_same_tensors_without_prefix(tmp_path: Path) -> None:
     model = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model("bart", **PAIR)).eval()
     model.model.save_pretrained(tmp_path)
@@ -183,22 +177,3 @@ def test_an_output_layer_of_its_own_is_the_embedding_where_a_t5_file_has_none(tm
 def test_what_cannot_be_is_refused(family: str, change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         spec_from_config({"model_type": family, **(T5 if "t5" in family else PAIR), **change})
-
-
-def test_what_the_family_cannot_say_is_saved_as_our_own(tmp_path: Path) -> None:
-    """A post-norm T5, one whose last states are not dropped, a Marian without the bias of its logits."""
-    size: dict[str, Any] = {"vocab": V, "width": 48, "layers": 2, "heads": 4, "hidden": 64}
-    for spec in (
-        ModelSpec.of_pair("t5", **size, order="post"),
-        ModelSpec.of_pair("t5", **size, final_dropout=False),
-        ModelSpec.of_pair("marian", **size, output_bias=False),
-        ModelSpec.of_pair("transformer", **size, encoder={"layers": 3, "vocab": 9}),
-    ):
-        model = build(spec, seed=0).eval()
-        save_folder(tmp_path / "model", model, overwrite=True)
-        folder = load_folder(tmp_path / "model")
-        assert folder.config["model_type"] == "headway"
-        assert folder.spec == spec
-        source = SOURCE % 9
-        with torch.no_grad():
-            assert torch.equal(build_model(folder)(source, TARGET), model(source, TARGET))

@@ -153,11 +153,6 @@ def test_every_truncation_length_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (b"", "empty .0 bytes."),
-        (
-            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
-            "git-lfs pointer.*git lfs pull",
-        ),
         (b"\n<!DOCTYPE html>\n<html><body>404</body></html>", "HTML page.*fetch"),
         (b"GGUF\x03\x00\x00\x00\x00\x00\x00\x00", "not a safetensors file: it begins with b'GGUF"),
         (struct.pack("<Q", 8) + b"{not js}", "damaged safetensors header"),
@@ -168,78 +163,6 @@ def test_files_that_are_something_else(tmp_path, raw, message):
     (tmp_path / "model.safetensors").write_bytes(raw)
     with pytest.raises(CheckpointError, match=rf"model\.safetensors .*{message}"):
         open_tensors(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"dtype": "F4"}, "there is no dtype 'F4' .*there are F64"),
-        ({"shape": [3]}, "span of a, 0 to 8, does not fit its shape"),
-        ({"data_offsets": [4, 12]}, "span of a, 4 to 12, leaves a gap"),
-    ],
-)
-def test_headers_that_contradict_themselves(tmp_path, change, message):
-    header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **change}}).encode()
-    (tmp_path / "x.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
-    with pytest.raises(CheckpointError, match=message):
-        open_tensors(tmp_path / "x.safetensors")
-
-
-@pytest.fixture
-def shards(tmp_path):
-    with atomic_folder(tmp_path / "m") as folder:
-        write_tensors(folder, {name: torch.ones(4) for name in "abcd"}, 32)
-    return tmp_path / "m"
-
-
-def test_missing_shards_are_all_named(shards):
-    (shards / "model-00001-of-00002.safetensors").unlink()
-    with pytest.raises(
-        CheckpointError, match=r"names 1 of 2 files.*model-00001-of-00002\.safetensors.*incomplete"
-    ):
-        open_tensors(shards)
-
-
-def test_an_index_and_shards_of_different_saves(shards):
-    index = json.loads((shards / "model.safetensors.index.json").read_text())
-    index["weight_map"]["z"] = index["weight_map"].pop("a")
-    (shards / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(
-        CheckpointError, match=r"disagree.*listed but not there: z .*there but not listed: a "
-    ):
-        open_tensors(shards)
-
-
-def test_an_index_that_points_outside(shards):
-    (shards / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../../secret.safetensors"}}')
-    with pytest.raises(CheckpointError, match=r"outside its folder: .*secret"):
-        open_tensors(shards)
-
-
-def test_an_index_without_a_map(shards):
-    (shards / "model.safetensors.index.json").write_text('{"metadata": {}}')
-    with pytest.raises(CheckpointError, match="no weight_map"):
-        open_tensors(shards)
-
-
-def test_shards_without_their_index(shards):
-    (shards / "model.safetensors.index.json").unlink()
-    with pytest.raises(CheckpointError, match=r"holds shards .*but no model\.safetensors\.index\.json"):
-        open_tensors(shards)
-
-
-def test_two_sets_of_weights(shards):
-    write_safetensors(shards / "model.safetensors", {"a": torch.ones(1)})
-    with pytest.raises(CheckpointError, match="two sets of weights"):
-        open_tensors(shards)
-
-
-def test_a_folder_without_weights(tmp_path):
-    (tmp_path / "readme.md").write_text("hello")
-    with pytest.raises(CheckpointError, match=r"holds no weights: .*found readme\.md"):
-        open_tensors(tmp_path)
-    with pytest.raises(CheckpointError, match="no file or folder"):
-        open_tensors(tmp_path / "nowhere")
 
 
 class Evil:
@@ -253,10 +176,12 @@ def test_pickles_are_refused_unless_asked_for_and_run_nothing(tmp_path, capsys, 
     with pytest.raises(CheckpointError, match=rf"{name} is a pickle.*allow_pickle=True"):
         open_tensors(tmp_path)
     same(dict(open_tensors(tmp_path, allow_pickle=True)), {"a": torch.ones(2)})
-    (tmp_path / name).write_bytes(pickle.dumps({"a": Evil()}, protocol=2))
-    for allowed in (False, True):
-        with pytest.raises(CheckpointError, match=r"pickle|cannot be read as tensors only"):
-            open_tensors(tmp_path, allow_pickle=allowed)
+    for protocol in (2, 3, 4, 5):
+        (tmp_path / name).write_bytes(pickle.dumps({"a": Evil()}, protocol=protocol))
+        with pytest.raises(CheckpointError, match=rf"{name} is a pickle .*allow_pickle"):
+            open_tensors(tmp_path)
+        with pytest.raises(CheckpointError, match=r"cannot be read as tensors only|not tensors"):
+            open_tensors(tmp_path, allow_pickle=True)
     assert "pickle ran" not in capsys.readouterr().out
 
 

@@ -152,6 +152,8 @@ def test_every_key_around_of_theirs_is_known() -> None:
 def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match='"text_config" must be an object'):
         spec_from_config({"model_type": "gemma3", "text_config": 3})
+    with pytest.raises(ConfigError, match='unknown key "hiden_size"'):
+        spec_from_config({"model_type": "gemma3", "text_config": {"hiden_size": 3}})
     with pytest.raises(ConfigError, match="no model_type 'dbrx'"):
         spec_from_config({"model_type": "llava", "text_config": {"model_type": "dbrx"}})
     theirs("llava").save_pretrained(tmp_path)

@@ -151,14 +151,7 @@ def test_n_best_are_listed_with_their_scores(folder: str, capsys: pytest.Capture
         "generate",
         folder,
         "the cat",
-        "-n",
-        "9",
-        "--beams",
-        "4",
-        "--n-best",
-        "3",
-        "--early-stopping",
-        "true",
+        *["-n", "9", "--beams", "4", "--n-best", "3", "--early-stopping", "true"],
     ]
     assert run(ask) == 0
     assert capsys.readouterr().out == "".join(

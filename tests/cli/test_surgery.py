@@ -3,12 +3,10 @@
 import json
 
 import pytest
-import torch
 
 from headway.checkpoints import load_folder, save_folder
 from headway.cli import run
 from headway.models import ModelSpec, build
-from headway.positions import NoPositions
 from headway.text import train_bpe
 
 WORDS = "one two three four five six seven eight nine ten eleven twelve "
@@ -182,13 +180,6 @@ def test_what_is_wrong_is_said_and_nothing_is_written(home, capsys, arguments, c
     assert run(["surgery", *arguments]) == code
     assert message in capsys.readouterr().err
     assert sorted(home.iterdir()) == before
-
-
-def test_a_model_without_rotary_is_refused_with_the_reason(home, capsys):
-    spec = ModelSpec.of("llama", vocab=280, width=16, layers=1, heads=4, hidden=24, positions=NoPositions())
-    save_folder("plain", build(spec, seed=0, dtype=torch.float32).eval())
-    assert run(["surgery", "context", "plain", "n", "--method", "ntk", "--factor", "2"]) == 1
-    assert "positions are NoPositions(), not rotary: there are no frequencies" in capsys.readouterr().err
 
 
 def test_a_text_needs_a_tokenizer(home, capsys):

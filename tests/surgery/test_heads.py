@@ -6,7 +6,7 @@ import torch
 from headway.checkpoints.restore import fill
 from headway.errors import CheckpointError, ConfigError
 from headway.models import ModelSpec, build
-from headway.positions import Rotary, YaRN
+from headway.positions import Rotary
 from headway.surgery import POOLS, Pooled, kept_by_mean, pool_heads, verdict
 
 FAMILIES = ("llama", "qwen2", "qwen3")  # plain; biases; normed queries and keys
@@ -94,14 +94,6 @@ def test_pooling_to_as_many_heads_changes_nothing_but_random():
         spec, state = pool_heads(*model, 4, pool)
         assert spec == model[0]
         assert all(torch.equal(state[n], model[1][n]) for n in state)
-
-
-def test_the_mean_of_turned_keys_is_the_turned_mean():
-    rotary = Rotary(pairing="adjacent", scaling=YaRN(4.0, 16))
-    keys = torch.randn(1, 4, 9, 8, dtype=torch.float64)
-    at = torch.arange(9)
-    turned = rotary.rotate(keys, at).mean(1, keepdim=True)
-    assert torch.allclose(rotary.rotate(keys.mean(1, keepdim=True), at), turned, rtol=1e-13, atol=1e-14)
 
 
 def test_sums_are_float32_and_rounded_once():

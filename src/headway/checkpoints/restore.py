@@ -24,8 +24,6 @@ def load_model(
     path: str | Path,
     *,
     dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
-    backend: str = "auto",
     allow_pickle: bool = False,
     dequantize: bool = False,
 ) -> Decoder:
@@ -37,7 +35,7 @@ def load_model(
     ConfigError for a model that is no decoder.
     """
     folder = load_folder(path, allow_pickle=allow_pickle)
-    return as_decoder(build_model(folder, dtype=dtype, device=device, backend=backend, dequantize=dequantize))
+    return as_decoder(build_model(folder, dtype=dtype, dequantize=dequantize))
 
 
 def build_model(
@@ -48,7 +46,10 @@ def build_model(
     backend: str = "auto",
     dequantize: bool = False,
 ) -> Model:
-    """The model of a folder that `load_folder` has read, with the adapters beside it; arguments as in `load_model`."""
+    """The model of a folder that `load_folder` has read, with the adapters beside it.
+
+    It is on the CPU unless `device` is another; `backend` is what it attends with (`headway.attend`). The other
+    arguments are as in `load_model`."""
     where = torch.device("cpu" if device is None else device)
     wanted, choice = folder.choose_dtype(dtype, where)
     if dtype == torch.float16 and where.type == "cpu":

@@ -240,5 +240,5 @@ def _cut(path: Path) -> CheckpointError:
     return CheckpointError(f"{path} has become shorter since it was opened; open it again")
 
 
-def _some(names: list[str], most: int = 8) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

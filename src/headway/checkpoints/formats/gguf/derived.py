@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import ConfigReader
+from headway.checkpoints.hf.layouts.granite import NUMBERS
 from headway.models import ModelSpec
 from headway.patterns import Causal
 from headway.positions import NoPositions, PositionScheme, Rotary, YaRN
@@ -75,8 +76,5 @@ def read_granite(keys: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any
 
 def write_granite(spec: ModelSpec) -> dict[str, Any]:
     """The same keys."""
-    divisor = 1 / spec.logit_scale
-    return {
-        SCALE: spec.head_dim**-0.5 if spec.attention_scale is None else spec.attention_scale,
-        LOGIT_SCALE: float(round(divisor)) if 1 / max(round(divisor), 1) == spec.logit_scale else divisor,
-    }
+    numbers = NUMBERS.write(spec)
+    return {SCALE: numbers["attention_multiplier"], LOGIT_SCALE: numbers["logits_scaling"]}

@@ -29,7 +29,7 @@ from headway.checkpoints.hf.harmless import words
 from headway.checkpoints.hf.layouts.base import Layout, Part
 from headway.checkpoints.hf.layouts.parts import learned
 from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, block, decoder_names
-from headway.checkpoints.hf.windows import from_foreign, last_keys
+from headway.checkpoints.hf.windows import SLIDING, from_foreign, window_keys
 from headway.errors import ConfigError
 from headway.models import ModelSpec
 from headway.patterns import Causal
@@ -153,13 +153,13 @@ def _read_kinds(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any
 
 
 def _write_kinds(spec: ModelSpec) -> dict[str, Any]:
-    each = [last_keys(pattern) for pattern in spec.patterns]
-    sizes = {size for size in each if size is not None}
-    if len(sizes) > 1:
-        raise Inexpressible("windows")
-    kinds = [KINDS[size is not None] for size in each]
-    window = sizes.pop() if sizes else 256
-    return {"attention_types": [[kinds, 1]], "attention_layers": kinds, "window_size": window}
+    keys = window_keys(spec, 256)
+    kinds = [KINDS[kind == SLIDING] for kind in keys["layer_types"]]
+    return {
+        "attention_types": [[kinds, 1]],
+        "attention_layers": kinds,
+        "window_size": keys["sliding_window"],
+    }
 
 
 GPT_NEO = Layout(

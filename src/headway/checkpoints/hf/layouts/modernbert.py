@@ -248,7 +248,7 @@ MODERNBERT = Layout(
     tensors=TensorNames(
         rules=_rules,
         prefix="model.",
-        aliases={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
+        aliases=lambda spec: {"decoder.weight": "model.embeddings.tok_embeddings.weight"},
         heads=("head.", "decoder.", "classifier."),
         outputs=dict.fromkeys(("lm", "masked-lm"), "decoder"),
     ),

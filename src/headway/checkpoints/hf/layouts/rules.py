@@ -171,7 +171,7 @@ class TensorNames:
 
     rules: Callable[[ModelSpec], Sequence[Rule]]
     prefix: str = ""
-    aliases: Mapping[str, str] | Callable[[ModelSpec], Mapping[str, str]] = field(default_factory=dict)
+    aliases: Callable[[ModelSpec], Mapping[str, str]] = lambda spec: {}
     renamed: Mapping[str, str] = field(default_factory=dict)
     stand_in: Mapping[str, str | None] = field(default_factory=dict)
     unused: Sequence[str] = ()
@@ -289,7 +289,7 @@ def decoder_names(
     return TensorNames(
         rules=rules,
         prefix=prefix,
-        aliases={f"{head}.weight": f"{embedding}.weight"},
+        aliases=lambda spec: {f"{head}.weight": f"{embedding}.weight"},
         unused=unused,
         outputs={"lm": output},
     )

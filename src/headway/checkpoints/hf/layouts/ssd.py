@@ -132,7 +132,7 @@ MAMBA2 = Layout(
     ),
     tensors=TensorNames(
         rules=_mamba2_rules,
-        aliases={"lm_head.weight": "backbone.embeddings.weight"},
+        aliases=lambda spec: {"lm_head.weight": "backbone.embeddings.weight"},
         renamed={"backbone.embedding.weight": "backbone.embeddings.weight"},
         outputs={"lm": "lm_head"},
     ),

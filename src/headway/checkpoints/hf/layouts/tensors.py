@@ -187,8 +187,7 @@ class _Resolved:
         They are not where an alias is a tensor of its own (nothing is tied) and the other name is not wanted:
         transformers then reads the alias, and has the other for nothing."""
         found = {}
-        aliases = self.names.aliases
-        for alias, name in (aliases(self.spec) if callable(aliases) else aliases).items():
+        for alias, name in self.names.aliases(self.spec).items():
             alias, name = self.place(alias), self.place(name)
             if name in self.rules and alias not in self.rules:
                 found[alias] = (name, True)
