@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import signal
 import zipfile
 from collections.abc import Callable
@@ -243,6 +244,10 @@ def test_rows_49_and_50_the_curve_has_its_controls_and_each_published_figure_its
     assert all(f"{number} *" in rules for number in (1.003, 1.01, 0.993, 1.5, 0.85, 0.9))
     assert recipe.decode is not None
     assert len(recipe.seeds) == 3
+    losses = [claim for claim in recipe.claims if re.search(r"val_loss .*(\d\.|1\.)\d+ \*", claim.rule)]
+    assert losses
+    assert all("loss" in claim.text or "lost" in claim.text or "of it" in claim.text for claim in losses)
+    assert not any("section 2.2" in claim.text for claim in recipe.claims), "uptraining is section 2.1"
 
 
 def test_row_107_all_character_models_have_equal_parameters_and_tokens(tmp_path: Path) -> None:

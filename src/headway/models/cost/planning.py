@@ -279,10 +279,10 @@ def _notes(spec: ModelSpec, context: int, machine: Machine, quantized: Quantized
             "runs, but nothing vouches for what it says there"
         )
     field = receptive_field(spec)
-    if field is not None and field + 1 < context:
+    if field is not None and field < context:
         who = "a token" if spec.kind == "encoder" else "the last token"
         notes.append(
-            f"all layers are windows: {who} cannot depend on more than {field + 1} of the {context} tokens"
+            f"all layers are windows: {who} cannot depend on more than {field} of the {context} tokens"
         )
     for mixer in dict.fromkeys(spec.mixers):
         if not isinstance(mixer, Softmax):
