@@ -105,7 +105,9 @@ def test_every_slip_is_put_right_on_both_pages_of_its_document(language: str) ->
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_row_100_the_kernels_of_windows_are_those_that_are_chosen(language: str) -> None:
     """On either device, the page names the backend that `auto` takes for a window, and no other."""
-    rows = [line for line in text_of("longformer-rope-gqa", language).splitlines() if line.startswith("| cuda |")]
+    rows = [
+        line for line in text_of("longformer-rope-gqa", language).splitlines() if line.startswith("| cuda |")
+    ]
     for device, row in zip(("cpu", "cuda"), rows, strict=True):
         for window in (Window.last(512), Window.last(512, step=2), Window.around(256)):
             taken = choose(window, queries=8192, keys=8192, heads=12, gradient=True, device=device).what
@@ -120,7 +122,9 @@ def test_row_104_the_page_s_spans_are_those_that_are_counted(language: str) -> N
     formula = 1 + sum((window.before + window.after) * window.step for window in kernels)
     assert span(kernels) == formula == 13
     assert (span([dilated]), draw(dilated, 64).splitlines()[-1].count("#")) == (17, 3)
-    assert [re.findall(r"\d+", part) for part in re.findall(r"(?:together they|三层合起来)[^)）]*", text)] == [["13"]]
+    assert [
+        re.findall(r"\d+", part) for part in re.findall(r"(?:together they|三层合起来)[^)）]*", text)
+    ] == [["13"]]
     assert re.search(r"`Window.last\(3, step=8\)` \D*17\D+3 *\D", text)
 
 

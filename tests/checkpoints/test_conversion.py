@@ -195,7 +195,7 @@ def test_shards_of_a_size(tmp_path, size, limit):
     ("arguments", "message"),
     [
         (["--shard-size", "0"], "--shard-size 0: must be a number of bytes"),
-        (["--shard-size", "4GiB"], "--shard-size 4GiB: must be a number of bytes, or one such as 500MB"),
+        (["--shard-size", "4GXB"], "--shard-size 4GXB: must be a number of bytes, or one such as 500MB"),
         (["--dtype", "bfloat"], '--dtype bfloat: must be one of float32, .* .did you mean "bfloat16"'),
         (["--dtype", "int8"], "--dtype int8: must be one of"),
     ],

@@ -45,7 +45,7 @@ def test_row_104_the_field_by_gradient_is_the_predicted_one(patterns: list[Patte
 
 
 def test_row_104_the_paper_s_number() -> None:
-    """l layers of window w span l w others: 12 of 512 are 6144, more than the 4096 that there are; and the token itself."""
+    """l layers of window w span l w others: 12 of 512 are 6144, more than the 4096 that there are, and itself."""
     spec = encoder([Window.around(256)], 12)
     assert cost.receptive_field(spec) == 1 + 12 * 512
     assert cost.reach(spec) == (12 * 256, 12 * 256)
