@@ -61,7 +61,8 @@ def test_the_files_of_all_stages_are_looked_at_before_the_first_is_run(make: Mak
     lost = [{"name": "one"}, {"name": "two", "data": "a.txt"}, {"name": "three", **held}]
     recipe = make("out", lost)
     with pytest.raises(
-        ConfigError, match=r"stage two: data a\.txt: no such file or folder; stage three: validation b\.t"
+        ConfigError,
+        match=r"two: data a\.txt: no such file or folder\nthree: validation b\.txt: .*\nPaths are",
     ):
         run_recipe(recipe, quiet=True)
     assert not (recipe.stage_folder(recipe.stages[0], 0) / "config.yaml").exists()
