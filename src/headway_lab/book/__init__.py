@@ -43,7 +43,7 @@ def write_book(
     names = list(topics)
     reports = {}
     for number, topic in enumerate(names, 1):
-        small = quick and TOPICS[topic].quick
+        small = quick and bool(TOPICS[topic].quick)
         time = "its quick run" if small else f"about {duration(TOPICS[topic].seconds)} of one core"
         reports[topic] = report_of(
             topic, out, small, partial(say, f"{number} of {len(names)}: {topic}, {time}")
