@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from headway.attention import choose
+from headway.patterns import Window, draw
+from headway.patterns.count import span
 from tests.command_lines import (
     BLOCK,
     ROOT,
@@ -97,6 +100,32 @@ def test_every_slip_is_put_right_on_both_pages_of_its_document(language: str) ->
     found = {name: sorted(MENTIONED.findall(text_of(name, language))) for name in NAMES}
     named = {name: sorted(slip.name for slip in slips() if slip.page == name) for name in NAMES}
     assert found == named
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_row_100_the_kernels_of_windows_are_those_that_are_chosen(language: str) -> None:
+    """On either device, the page names the backend that `auto` takes for a window, and no other."""
+    rows = [
+        line for line in text_of("longformer-rope-gqa", language).splitlines() if line.startswith("| cuda |")
+    ]
+    for device, row in zip(("cpu", "cuda"), rows, strict=True):
+        for window in (Window.last(512), Window.last(512, step=2), Window.around(256)):
+            taken = choose(window, queries=8192, keys=8192, heads=12, gradient=True, device=device).what
+            assert re.findall(r"`(\w+)`", row) == [taken]
+            assert {"cpu": "CPU", "cuda": "GPU"}[device] in row
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_row_104_the_page_s_spans_are_those_that_are_counted(language: str) -> None:
+    text = text_of("longformer-rope-gqa", language)
+    kernels, dilated = [Window.around(n) for n in (3, 2, 1)], Window.last(3, step=8)
+    formula = 1 + sum((window.before + window.after) * window.step for window in kernels)
+    assert span(kernels) == formula == 13
+    assert (span([dilated]), draw(dilated, 64).splitlines()[-1].count("#")) == (17, 3)
+    assert [
+        re.findall(r"\d+", part) for part in re.findall(r"(?:together they|三层合起来)[^)）]*", text)
+    ] == [["13"]]
+    assert re.search(r"`Window.last\(3, step=8\)` \D*17\D+3 *\D", text)
 
 
 def test_papers_have_their_own_numbers() -> None:

@@ -49,6 +49,7 @@ NAMES = [
 ]
 SUBCOMMANDS = [
     "train",
+    "data",
     "preview",
     "generate",
     "translate",

@@ -1,5 +1,5 @@
-"""Numbers as text: aligned tables, units, values in JSON's own types; and what a docstring says of names. Standard
-library only."""
+"""Numbers as text: aligned tables, units, values in JSON's own types; and what a docstring says of names. Imports no
+more than the standard library and our errors."""
 
 import inspect
 import math
@@ -7,6 +7,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
+
+from headway.errors import ConfigError
+
+_SIZE = re.compile(r"(\d{1,18})\s*(?:([KMGT])(I?))?B?", re.IGNORECASE)
 
 
 def plain(value: Any) -> Any:
@@ -65,6 +69,16 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
         count /= 1024
     return f"{count:.2f} TiB"
+
+
+def bytes_of(text: str, what: str) -> int:
+    """The other way: bytes of `500MB` (powers of 1000), `24GiB` (of 1024) or a plain number, not 0. Raises ConfigError
+    for other text, which is that of `what`."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None or int(found[1]) == 0:
+        raise ConfigError(f"{what} {text}: must be a number of bytes, or one such as 500MB, 4GB or 24GiB")
+    power = "KMGT".index(found[2].upper()) + 1 if found[2] else 0
+    return int(found[1]) * int((1024 if found[3] else 1000) ** power)
 
 
 def duration(seconds: float) -> str:

@@ -71,6 +71,7 @@ def test_row_102_verdicts_are_seen_where_the_numbers_are_so() -> None:
         ("full", Curve("full", {n: Step(16 * n * n, n * n) for n in LENGTHS}), [False, True, True, True]),
         ("full", Curve("full", {n: Step(n, n) for n in LENGTHS}, 9, "memory"), [False, True, True, True]),
         ("banded", Curve("banded", {n: Step(n, 1e-9 * n**1.5) for n in LENGTHS}), [True, False, True, True]),
+        ("banded", Curve("banded", {n: Step(int(n**0.6), 1e-9 * n**0.6) for n in LENGTHS}), [True] * 4),
         ("loop", Curve("loop", {n: Step(8192 * n, 2e-5 * n) for n in LENGTHS}), [True, True, False, True]),
         ("native", Curve("native", {n: Step(n, 3e-5 * n) for n in LENGTHS}), [True, True, False, True]),
         (
@@ -79,7 +80,15 @@ def test_row_102_verdicts_are_seen_where_the_numbers_are_so() -> None:
             [True, True, True, False],
         ),
     ],
-    ids=["not stopped", "linear", "not linear", "loop is fast", "kernel is slow", "chunks are small"],
+    ids=[
+        "not stopped",
+        "linear",
+        "not linear",
+        "slower than linear",
+        "loop is fast",
+        "kernel is slow",
+        "chunks are small",
+    ],
 )
 def test_a_verdict_follows_from_its_own_numbers(name: str, other: Curve, expected: list[bool]) -> None:
     assert seen(**{name: other}) == expected

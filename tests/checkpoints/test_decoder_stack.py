@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from headway.checkpoints.folder import load_folder
 from headway.checkpoints.restore import load_model
 from headway.cli import run
-from headway.cli.plan import to_text
+from headway.cli._plan_text import to_text
 from headway.generate import GenerationConfig, generate
 from headway.models import FAMILIES, Head, ModelSpec, build, catalog, cost
 from headway.models.cost.planning import Machine, plan

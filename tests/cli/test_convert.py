@@ -65,7 +65,7 @@ PAIRS = "must be halves or adjacent, or pairs such as"
         ("--to gguf --to-pairing halves", 1, "one file in the pairing of its architecture"),
         ("--to gguf --shard-size 1GB", 1, "one file in the pairing of its architecture"),
         ("--shard-size 0", 1, "--shard-size 0: must be a number of bytes"),
-        ("--shard-size 4GiB", 1, "--shard-size 4GiB: must be a number of bytes, or one such as 500MB"),
+        ("--shard-size 4GXB", 1, "--shard-size 4GXB: must be a number of bytes, or one such as 500MB"),
         ("--to-pairing half", 1, f"--to-pairing half: {PAIRS}"),
         ("--to-pairing (0,1,2)", 1, PAIRS),
         ("--to-pairing 0-1", 1, PAIRS),

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from headway.patterns import Causal, Window, visible
 from headway.tokens import Tokens
 from headway_lab.explain import GROUPS, TOPICS, explain, find_topic, judged, masks, scale, settings_of
 from headway_lab.explain.report import Report, Row
+from headway_lab.explain.spread import Gap
 
 
 def report(**change: object) -> Report:
@@ -91,10 +93,10 @@ def test_without_a_topic_the_questions_are_listed(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["swish", "--heads", "4"], "explain swish: the topic takes no --heads; it takes no settings"),
+        (["swish", "--heads", "4"], "explain swish: the topic takes no --heads; it takes --quick"),
         (
             ["scale", "--quick", "--n", "4"],
-            "explain scale: the topic takes no --n and --quick; it takes --seeds",
+            "explain scale: the topic takes no --n; it takes --seeds and --quick",
         ),
         (["heads", "--d", "4"], "takes no --d; it takes --heads, --kv-heads, --context, --seeds and --quick"),
         (["heads", "--heads", "12", "--kv-heads", "5"], "12"),
@@ -118,6 +120,23 @@ def test_a_setting_that_a_topic_does_not_take_is_refused_by_name(
 @pytest.mark.parametrize("topic", TOPICS)
 def test_a_quick_run_is_made_of_settings_that_the_topic_takes(topic: str) -> None:
     assert set(TOPICS[topic].quick) <= set(settings_of(topic))
+
+
+def test_quick_is_taken_by_every_topic(capsys: pytest.CaptureFixture[str]) -> None:
+    """One that has no smaller run says so, and its verdict is that of its run."""
+    assert all("quick" in settings_of(topic) for topic in TOPICS)
+    assert run(["explain", "swish", "--quick", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["verdict"] == explain("swish").verdict
+    assert "swish: 1 s of one core, and no smaller run" in err
+
+
+def test_a_gap_within_its_bound_is_too_small_to_tell() -> None:
+    sentence = "{gap}"
+    topic = replace(TOPICS["scale"], finding=sentence, setting="", picture="", claims={})
+    for mean, word in ((0.3, "seen"), (0.1, "too small to tell"), (-0.3, "seen")):
+        told = topic.told("scale", report(claims={}, values={"gap": Gap(mean, 0.2)}))
+        assert told.finding == f"{mean:+.3f} ± 0.200, {word}"
 
 
 def test_settings_reach_the_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from headway.models import ModelSpec, cost
 from headway.patterns import Causal, Window
+from headway.patterns.count import span
 from headway.positions import Sinusoidal
 from headway_lab.explain import (
     complexity,
@@ -212,17 +213,21 @@ def test_row_104_fields_are_predicted_for_any_stack(reports: Mapping[ModuleType,
         assert torch.equal(receptive_field.predicted(stack), receptive_field.measured(stack))
 
 
-def test_the_reach_of_a_stack_is_the_receptive_field_of_its_spec() -> None:
+def test_row_104_the_topic_s_span_is_the_receptive_field_of_a_spec(
+    reports: Mapping[ModuleType, Report],
+) -> None:
     stack = (Window.last(4), Window.last(3, step=2), Window.last(2))
     spec = ModelSpec.of("llama", vocab=16, width=16, layers=3, heads=2, hidden=16, patterns=stack)
-    assert receptive_field.reach(stack) == cost.receptive_field(spec) == 3 + 4 + 1
-    assert receptive_field.reach((*stack, Causal())) is None
+    (row,) = (row for row in reports[receptive_field].rows if row["stack"] == "two-sided, then causal")
+    assert span(stack) == cost.receptive_field(spec) == 1 + 3 + 4 + 1
+    assert span((*stack, Causal())) is None
+    assert row["span, predicted"] == row["span, by gradient"] == 1 + (3 + 3) + 5, "both sides count"
 
 
 def test_a_field_that_differs_is_not_seen(reports: Mapping[ModuleType, Report]) -> None:
     first, *rest = reports[receptive_field].rows
     assert not receptive_field.judge([{**first, "differing pairs": 1}, *rest]).seen
-    assert not receptive_field.judge([{**first, "farthest back seen": 11}, *rest]).seen
+    assert not receptive_field.judge([{**first, "span, by gradient": 12}, *rest]).seen
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ SCORES = [
 ]
 REASON = (
     "never computes the weights of pairs.*known in 2021 only rotary ones, which turn queries and keys.*"
-    "of later ones decay by distance .RetNet. and PaTH, which are not here"
+    "later ones act on the state: decay by distance .RetNet., which is not here, and the gated delta rule"
 )
 
 

@@ -26,7 +26,7 @@ def test_row_104_the_field_by_gradient_is_the_predicted_one(patterns: list[Patte
     before, after = cost.reach(spec)
     assert before is not None
     assert after is not None
-    assert cost.receptive_field(spec) == before + after
+    assert cost.receptive_field(spec) == 1 + before + after
     model = made(spec)
     embedded: list[Tensor] = []
 
@@ -45,11 +45,11 @@ def test_row_104_the_field_by_gradient_is_the_predicted_one(patterns: list[Patte
 
 
 def test_row_104_the_paper_s_number() -> None:
-    """l layers of window w span l w others: 12 of 512 are 6144, more than the 4096 that there are."""
+    """l layers of window w span l w others: 12 of 512 are 6144, more than the 4096 that there are, and itself."""
     spec = encoder([Window.around(256)], 12)
-    assert cost.receptive_field(spec) == 12 * 512
+    assert cost.receptive_field(spec) == 1 + 12 * 512
     assert cost.reach(spec) == (12 * 256, 12 * 256)
-    assert cost.receptive_field(spec.with_patterns(Window.around(256, step=3))) == 3 * 12 * 512
+    assert cost.receptive_field(spec.with_patterns(Window.around(256, step=3))) == 1 + 3 * 12 * 512
     assert cost.receptive_field(encoder(Window.around(256) | Global())) is None
 
 

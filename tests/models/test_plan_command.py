@@ -32,7 +32,7 @@ def test_the_command_prints_the_report(
         in out
     )
     assert (
-        "4 x 32768 tokens in bfloat16 on box (32.00 GiB free, reads 20.0 GB/s, multiplies at 500 GFLOP/s)"
+        "4 x 32768 tokens in bfloat16 on box (32.00 GiB of memory, reads 20.0 GB/s, multiplies at 500 GFLOP/s)"
         in out
     )
     assert "Window.last(4096)  window  4 096" in out
@@ -135,6 +135,10 @@ def test_the_command_reads_a_folder(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["./nowhere"], "./nowhere is neither a folder with a config.json nor a name of the catalog"),
         (["mistral-7b", "--dtype", "float16"], "float16 products are hundreds of times slower"),
         (["mistral-7b", "--patterns", "Window.last(8); Causal(); Full()"], "3 patterns do not fit 32 layers"),
+        (["mistral-7b", "--epochs", "3"], "--epochs and --hours are of a training; say on how many --rows"),
+        (["mistral-7b", "--rows", "9", "--hours", "0"], "a training takes hours above 0, got 0"),
+        (["mistral-7b", "--device", "A100"], "there is no device 'A100' (did you mean \"A100-"),
+        (["mistral-7b", "--memory", "24gigs"], "--memory 24gigs: must be a number of bytes, or one such as"),
         (["mistral-7b", "--patterns", "Full()"], "lets a token see later ones"),
     ],
 )

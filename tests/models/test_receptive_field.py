@@ -60,7 +60,7 @@ def test_the_field_is_what_the_patterns_say(patterns: tuple[Pattern, ...]) -> No
         assert Causal() in patterns
         assert seen[0] == 0
     else:
-        assert LENGTH - 1 - seen[0] == field
+        assert LENGTH - seen[0] == field
 
 
 def test_sinks_have_no_bound() -> None:

@@ -48,6 +48,8 @@ DOCUMENTS = {
     "L2 归一化": "similarity",
     "下词预测任务": "next-token",
     "CoCA这个想法怎么看": "extrapolation",
+    "在8张80G的A100上训练了3小时": "training-time",
+    "使用Pytorch FSDP在8张A100上训练了一天": "training-time",
 }
 
 
@@ -108,6 +110,25 @@ def test_scores_are_those_of_the_formula() -> None:
     assert first.entry.topic == "a"
     assert first.score == pytest.approx((own / (whole * own) ** 0.5 + own / whole) / 2)
     assert first.terms == ("cat", "red")
+
+
+def test_numbers_and_single_characters_are_no_reason_to_answer() -> None:
+    """What is not there is declined, whatever small words it shares with what is."""
+    index = Index([Entry("a", "", "", ("8 heads of q", "多"), ""), Entry("b", "", "", ("owl",), "")])
+    assert index.find("8 attention") == ()
+    assert index.find("注意力多") == ()
+    assert [match.entry.topic for match in index.find("8 heads")] == ["a"]
+    assert [match.entry.topic for match in index.find("q of attention")] == ["a"]
+    assert Index(entries("en")).find("How much does an A100 cost?") == ()
+
+
+@pytest.mark.parametrize(
+    "question", ["8 x A100", "在8张80G的A100上训练了多久", "Was Alpaca trained on 8 x A100 in 3 hours?"]
+)
+def test_what_the_documents_trained_on_is_answered_by_the_plan_of_devices(question: str) -> None:
+    best = Index(entries(language_of(question))).find(question)[0]
+    assert best.entry.topic == "training-time"
+    assert "--device A100-80G" in best.entry.command
 
 
 def test_terms_have_no_endings_and_chinese_has_neighbours() -> None:

@@ -61,7 +61,8 @@ def test_the_files_of_all_stages_are_looked_at_before_the_first_is_run(make: Mak
     lost = [{"name": "one"}, {"name": "two", "data": "a.txt"}, {"name": "three", **held}]
     recipe = make("out", lost)
     with pytest.raises(
-        ConfigError, match=r"stage two: data a\.txt: no such file or folder; stage three: validation b\.t"
+        ConfigError,
+        match=r"two: data a\.txt: no such file or folder\nthree: validation b\.txt: .*\nPaths are",
     ):
         run_recipe(recipe, quiet=True)
     assert not (recipe.stage_folder(recipe.stages[0], 0) / "config.yaml").exists()
@@ -105,7 +106,7 @@ def test_seeds_make_runs_of_their_own_and_a_table_with_spread(make: Make) -> Non
     recipe = make("out", [{"name": "one", "published": {"loss": 1.7}}], seeds=[0, 1], claims=claims)
     report = run_recipe(recipe, quiet=True)
     assert report.measures(0)["one"]["loss"] != report.measures(1)["one"]["loss"]
-    verdicts = ["seen (2 of 2 seeds)", "not seen at this size (0 of 2 seeds)"]
+    verdicts = ["two seeds, it holds in both", "two seeds, it does not hold"]
     assert [said for _, _, said in report.verdicts] == verdicts
     losses = [report.measures(i)["one"]["val_loss"] for i in (0, 1)]
     head, (row,) = report.rows()
@@ -149,11 +150,22 @@ def test_an_adapter_is_in_the_weights_that_the_next_stage_begins_with(make: Make
     assert measures["lora"]["decode_tokens_per_s"] > 0
 
 
+def test_fewer_than_three_seeds_are_told_and_are_no_verdict() -> None:
+    claim = Claim.read("order", "a.x < b.x", ["a", "b"])
+    holds, fails = ({"a": {"x": 1.0}, "b": {"x": x}} for x in (2.0, 0.0))
+    assert claim.verdict([holds]) == "one seed, it holds"
+    assert claim.verdict([fails]) == "one seed, it does not hold"
+    assert claim.verdict([holds, holds]) == "two seeds, it holds in both"
+    assert claim.verdict([fails, holds]) == "two seeds, it holds in one"
+    assert claim.verdict([fails, fails]) == "two seeds, it does not hold"
+
+
 def test_a_claim_is_seen_when_every_seed_shows_it() -> None:
     claim = Claim.read("order", "a.x < b.x < c.x", ["a", "b", "c"])
     ordered = {"a": {"x": 1.0}, "b": {"x": 2.0}, "c": {"x": 3.0}}
-    assert claim.verdict([ordered, ordered]) == "seen (2 of 2 seeds)"
-    assert claim.verdict([ordered, {**ordered, "c": {"x": 1.5}}]) == "not seen at this size (1 of 2 seeds)"
+    other = {**ordered, "c": {"x": 1.5}}
+    assert claim.verdict([ordered] * 3) == "seen (3 of 3 seeds)"
+    assert claim.verdict([ordered, other, ordered]) == "not seen at this size (2 of 3 seeds)"
     assert not claim.holds({**ordered, "c": {"x": 0.0}})
     assert Claim.read("at", "a.val_accuracy@128 > 0.5 * -a.y", ["a"]).holds(
         {"a": {"val_accuracy@128": 0.1, "y": 2}}

@@ -208,9 +208,9 @@ def test_a_long_context_is_read_in_windows_and_answered_over_all(tokenizer: Toke
     assert spans == [[(0, 0)], [(0, 0)], [(5, 6)], [(0, 0)]]
     found = [torch.zeros(n, 2) for n in rows.lengths]
     found[2][5, 0] = found[2][6, 1] = 9.0
-    assert rows.scores(found) == {"exact": 1, "f1": 1, "hit": 1}
+    assert rows.scores(found) == {"exact": 1, "f1": 1, "hit": 1, "guess": 3 / 31}
     found[1][4, 0] = found[1][4, 1] = 12.0  # f
-    assert rows.scores(found) == {"exact": 0, "f1": 0, "hit": 0}
+    assert rows.scores(found) == {"exact": 0, "f1": 0, "hit": 0, "guess": 3 / 31}
     cut = AnswerTask.rows(
         [record], AnswerConfig(data="", context=11, stride=4, too_long="cut"), Reading(tokenizer, spec)
     )
@@ -233,8 +233,8 @@ def test_a_question_without_an_answer_may_be_left_open(tokenizer: Tokenizer) -> 
     rows = AnswerTask.rows(records, AnswerConfig(data="", context=16), Reading(tokenizer, spec))
     none, some = torch.zeros(6, 2), torch.zeros(6, 2)
     none[0], some[4] = 5.0, 5.0
-    assert rows.scores([none, some]) == {"exact": 1, "f1": 1, "hit": 1}
-    assert rows.scores([some, none]) == {"exact": 0, "f1": 0, "hit": 0}
+    assert rows.scores([none, some]) == {"exact": 1, "f1": 1, "hit": 1, "guess": 1 / 6}
+    assert rows.scores([some, none]) == {"exact": 0, "f1": 0, "hit": 0, "guess": 1 / 6}
 
 
 def test_an_answer_in_other_words_is_measured_and_not_trained(tokenizer: Tokenizer) -> None:

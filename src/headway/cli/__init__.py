@@ -45,6 +45,7 @@ COMMANDS = {
     name: Command(help, f"headway.cli.{place}")
     for name, place, help in (
         ("train", "train", "Train a language model, an encoder or a translator; resumes bit for bit"),
+        ("data", "data", "The data of the shipped recipes, from files that you have; where they are from"),
         ("preview", "preview", "The tokens that a model would be trained on, and their mask"),
         ("generate", "generate", "Continue a prompt"),
         ("translate", "translate", "Translate texts, by beam search; BLEU against references"),

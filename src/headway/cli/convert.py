@@ -8,12 +8,12 @@ from headway.cli._options import Count, says
 from headway.cli._rewriting import Run, to_text
 from headway.cli._shared import note, print_report, set_threads
 from headway.errors import ConfigError, did_you_mean
+from headway.report import bytes_of
 
 if TYPE_CHECKING:
     from headway.positions import Pairing
 
 _PAIRS = re.compile(r"\(\d{1,6},\d{1,6}\)(,\(\d{1,6},\d{1,6}\))*")
-_SIZE = re.compile(r"(\d{1,18})\s*(|KB|MB|GB|TB)", re.IGNORECASE)
 
 
 def command(
@@ -66,7 +66,7 @@ def command(
         tokenizer=None if tokenizer is None else Tokenizer.load(tokenizer),
         allow_pickle=run.allow_pickle,
         overwrite=run.overwrite,
-        shard_bytes=None if shard_size is None else bytes_of(shard_size),
+        shard_bytes=None if shard_size is None else bytes_of(shard_size, "--shard-size"),
     )
     print_report(done, to_text(done), run.json)
 
@@ -82,12 +82,3 @@ def pairing_of(text: str) -> "Pairing":
         )
     numbers = [int(digits) for digits in re.findall(r"\d+", close)]
     return tuple(zip(numbers[::2], numbers[1::2], strict=True))
-
-
-def bytes_of(text: str) -> int:
-    """Bytes of `500MB`, `4GB` (powers of 1000) or a plain number. Raises ConfigError for other text."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None or int(found[1]) == 0:
-        raise ConfigError(f"--shard-size {text}: must be a number of bytes, or one such as 500MB or 4GB")
-    power = ("", "KB", "MB", "GB", "TB").index(found[2].upper())
-    return int(found[1]) * int(1000**power)

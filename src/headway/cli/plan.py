@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from headway.cli._options import Count, says
+from headway.cli._plan_text import shares_table, time_text, to_text, training_verdict
 from headway.cli._shared import note, print_report, set_threads
-from headway.report import duration, operations, size, table
+from headway.report import bytes_of
 
 if TYPE_CHECKING:
+    import torch
+
     from headway.checkpoints import Folder
-    from headway.choice import Choice
     from headway.models import ModelSpec
-    from headway.models.cost import Codes, Kept, LayerPlan, Report
+    from headway.models.cost import Codes, Kept, Machine, Report
     from headway.models.cost.processes import ProcessShare
 
 
@@ -31,6 +33,11 @@ def command(
     patterns: str | None = None,
     processes: Count | None = None,
     mesh: str | None = None,
+    device: str | None = None,
+    memory: str | None = None,
+    rows: Count | None = None,
+    epochs: Count | None = None,
+    hours: float | None = None,
     json: bool = False,
     threads: int | None = None,
 ) -> None:
@@ -45,12 +52,17 @@ def command(
     patterns: other patterns, e.g. 'Window.last(1024); Causal()', repeated
     processes: also what each of N processes of a training step takes
     mesh: how they share it: dp=2,cp=4 [default: dp, all of them]
+    device: an accelerator by its data sheet, as A100-80G, in place of this machine; each process has one
+    memory: 24GiB: so much in place of what is free here, or of what the device has
+    rows: of a data set, to train on: the time that it takes at least
+    epochs: how often [default: 1]
+    hours: that a training took: which share of the peak that is
     """
     import torch
 
     from headway.cache import kv_dtype
     from headway.errors import ConfigError
-    from headway.models.cost import Machine
+    from headway.models.cost import training_time
     from headway.models.cost.planning import plan, what_fits
     from headway.models.cost.processes import process_shares, whole_vocabs
     from headway.models.difference import BF16
@@ -65,6 +77,8 @@ def command(
             "plan: float16 products are hundreds of times slower on most CPUs; --dtype bfloat16 is what is meant, or "
             "float32, in which a file of float16 runs"
         )
+    if rows is None and (epochs, hours) != (None, None):
+        raise ConfigError("plan: --epochs and --hours are of a training; say on how many --rows")
     stored = kv_dtype(kv_cache_dtype)
     set_threads(threads)
     spec, kept = find_model(model)
@@ -75,7 +89,6 @@ def command(
         kept = kept._replace(quantized=weight_kind(weights))
     if patterns is not None:
         spec = spec.with_patterns([parse(part) for part in patterns.split(";")])
-    note("measuring this machine's memory and matrix product ...")
     asked: dict[str, Any] = {
         "model": model,
         "context": spec.trained_context if context is None else context,
@@ -85,40 +98,62 @@ def command(
         "kv_dtype": stored,
         "quantized": kept.quantized,
         "prefill_chunk": prefill_chunk,
-        "machine": Machine.here(kept.dtype),
+        "machine": machine_of(device, memory, kept.dtype),
     }
     report = plan(spec, **asked)
     would = [] if report.fits else [*what_fits(report, lambda **other: plan(spec, **{**asked, **other}))]
     report = replace(report, notes=(f"{report.dtype}: {kept.why}; --dtype asks for another", *report.notes))
     found = {**vars(report), "what_fits": {option: other.needed for option, other in would}}
     text = to_text(report, spec, would)
+    among, shares, again = Mesh.of(mesh, processes or 1), [], []
     if processes is not None or mesh is not None:
-        among = Mesh.of(mesh, processes or 1)
-        shares = process_shares(spec, among, asked["context"], batch, kept.dtype)
+        shared = (spec, among, asked["context"], batch, kept.dtype)
+        shares = process_shares(*shared)
+        again = process_shares(*shared, gradient_checkpointing="block")
         found, text = {**found, "processes": shares}, f"{text}\n\n{shares_table(shares)}"
         for vocab in whole_vocabs(spec, among.tp):
             text += (
                 f"\n\ntp={among.tp} does not divide a vocab of {vocab}: its embedding and output layer are whole in "
                 "each process"
             )
+    whole, redone = held(report, shares), held(report, again, checkpointed=True)
+    room = report.machine.memory
+    found |= {"training_needed": whole, "training_fits": whole <= room, "checkpointed_fits": redone <= room}
+    text += f"\n\n{training_verdict(report, whole, redone, len(shares))}"
+    if rows is not None:
+        took = training_time(
+            spec,
+            asked["context"],
+            rows,
+            report.machine.peak,
+            epochs=epochs or 1,
+            devices=among.ranks if device is not None else 1,
+            hours=hours,
+            source=source,
+        )
+        found["training_time"] = took
+        text += f"\n\n{time_text(took, report.machine)}"
     print_report(found, text, json)
 
 
-def shares_table(shares: "Sequence[ProcessShare]") -> str:
-    """A row for each process of a training step."""
-    sent = ("gradients_sent", "weights_sent", "sums_sent", "rows_sent", "keys_sent")
-    names = ("process", "rows x tokens", "holds", *(name.replace("_", " ") for name in sent), "hops")
-    rows = [
-        (
-            str(share.rank),
-            f"{share.rows} x {share.tokens}",
-            *(size(getattr(share, name)) for name in ("memory", *sent)),
-            share.hops,
-            f"{share.pairs:.2f}",
-        )
-        for share in shares
-    ]
-    return table((*names, "pairs, to the mean"), rows)
+def machine_of(device: str | None, memory: str | None, dtype: "torch.dtype") -> "Machine":
+    """A device by its name, or this machine, measured; with other memory where that is asked for."""
+    from headway.models.cost import Machine, device_named
+
+    room = None if memory is None else bytes_of(memory, "--memory")
+    if device is None:
+        note("measuring this machine's memory and matrix product ...")
+    machine = Machine.here(dtype) if device is None else device_named(device, dtype)
+    return machine if room is None else replace(machine, memory=room)
+
+
+def held(report: "Report", shares: "Sequence[ProcessShare]", *, checkpointed: bool = False) -> int:
+    """Bytes that training holds where memory is: in one process, in the largest one that has a device of its own, or in
+    all that share this machine."""
+    if not shares:
+        return report.checkpointed if checkpointed else sum(report.training.values())
+    each = [share.memory for share in shares]
+    return sum(each) if report.machine.device == "cpu" else max(each)
 
 
 def find_model(model: str) -> "tuple[ModelSpec, Kept | None]":
@@ -173,105 +208,3 @@ def codes_of(file: "Folder") -> "Codes | None":
         for name, layer in file.quantized.items()
     }
     return None if file.kept is None else Codes(file.kept, sizes)
-
-
-def to_text(report: "Report", spec: "ModelSpec", would: "Sequence[tuple[str, Report]]" = ()) -> str:
-    """The report for a terminal; `would` fit where it does not."""
-    heads = f"{spec.layout.kind}, {spec.heads} query heads on {spec.kv_heads} kv heads of {spec.head_dim}"
-    machine = report.machine
-    kv = "" if report.kv_dtype == report.dtype else f", keys and values in {report.kv_dtype},"
-    sides = (
-        str(report.context)
-        if report.source is None
-        else f"{report.source} source and {report.context} target"
-    )
-    numbers = [(place, n, size(report.weight_bytes[place])) for place, n in report.parameters.items()]
-    numbers.append(("total", report.parameter_count, size(report.weights)))
-    if report.active < report.parameter_count:
-        numbers.append(("... of one token", report.active, ""))
-    memory = {
-        "weights": report.weights,
-        "keys and values": report.kv,
-        "in the first pass": report.working,
-        "needed": report.needed,
-        "... once the prompt is read": report.decoding,
-        "free on this machine": machine.memory,
-        "training, at its peak": sum(report.training.values()),
-        "... with blocks computed again": report.checkpointed,
-        "gradients and moments of training": report.trained,
-        "... of an adapter of rank 16": report.adapted,
-    }
-    parts = [
-        f"{report.model}: {report.parameter_count:,} parameters, {spec.layers} layers of {spec.width}, {heads}\n"
-        f"{report.batch} x {sides} tokens in {report.dtype}{kv} on {machine.name} "
-        f"({size(machine.memory)} free, reads {machine.bandwidth / 1e9:.1f} GB/s, "
-        f"multiplies at {machine.peak / 1e9:.0f} GFLOP/s)",
-        table(("parameters", "number", "bytes"), numbers),
-        _layer_table(report.layers, report.kind),
-        *([_layer_table(report.encoder_layers, "encoder")] if report.encoder_layers else []),
-        "\n".join(
-            f"  {layer.pattern}: {name} {choice}"
-            for layer in (*report.layers, *report.encoder_layers)
-            for name in ("cache", "prefill", "decode")
-            if (choice := getattr(layer, name)) is not None
-        ),
-        table(("memory", "bytes"), [(name, size(n)) for name, n in memory.items() if n is not None]),
-        _verdict(report, would),
-        _work(report),
-        "\n".join(f"  note: {line}" for line in report.notes),
-    ]
-    return "\n\n".join(parts)
-
-
-def _layer_table(layers: "Sequence[LayerPlan]", kind: str) -> str:
-    """What each kind of layer gets: an encoder's have no cache."""
-    from headway.models.description import layer_numbers
-
-    if kind == "encoder":
-        rows = [(layer_numbers(layer.layers), layer.pattern, _what(layer.prefill)) for layer in layers]
-        return table(("encoder's layers", "pattern", "whole rows"), rows)
-    return table(
-        ("layers", "pattern", "cache", "slots", "KV stored", "KV read", "prompt", "one token"),
-        [
-            (
-                layer_numbers(layer.layers),
-                layer.pattern,
-                _what(layer.cache),
-                layer.slots,
-                size(layer.kv_stored),
-                size(layer.kv_read),
-                _what(layer.prefill),
-                _what(layer.decode),
-            )
-            for layer in layers
-        ],
-    )
-
-
-def _what(choice: "Choice | None") -> str:
-    return "sums" if choice is None else choice.what
-
-
-def _verdict(report: "Report", would: "Sequence[tuple[str, Report]]") -> str:
-    """Whether it fits, and what would."""
-    room = size(report.machine.memory)
-    if report.fits:
-        return f"  it fits: {size(report.needed)} of {room}"
-    end = "; what would:" if would else ", and neither would fewer bits"
-    fitting = [f"    {option:<40}{size(other.needed)}" for option, other in would]
-    return "\n".join([f"  it does NOT fit: {size(report.needed)} of {room}{end}", *fitting])
-
-
-def _work(report: "Report") -> str:
-    """The first pass; and one more token, where there are such steps."""
-    whole = {"decoder": "prompt", "encoder": "whole rows", "encoder-decoder": "source"}[report.kind]
-    rows = [(whole, "", operations(report.prefill_flops), duration(report.prefill_seconds))]
-    last = ""
-    if report.moved is not None and report.step_flops is not None and report.step_seconds is not None:
-        step = operations(report.step_flops), duration(report.step_seconds)
-        rows.append(("one token per row", size(report.moved), *step))
-        last = (
-            f"\n\n  at best {report.tokens_per_second:.4g} tokens/s over {report.batch} rows; one token is bound by "
-            + ("memory: bytes / bandwidth" if report.bound == "memory" else "compute: FLOPs / peak")
-        )
-    return table(("work", "bytes", "operations", "time at best"), rows) + last

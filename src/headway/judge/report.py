@@ -75,7 +75,7 @@ class Pairs:
 class Ratings:
     """Two sets of answers rated one by one.
 
-    mean_a, mean_b: over the turns that both have a rating for.   ratio: mean A / mean B ("90 % of ChatGPT" is 0.9).
+    mean_a, mean_b: over the turns that both have a rating for.   ratio: mean A / mean B, each answer rated alone.
     length_correlation: Pearson's, of an answer's length with its rating.   unparsed: ratings that were not found.
     """
 

@@ -172,6 +172,17 @@ def _blocks(tokens: Tokens, row: Tensor, at: Tensor, tile: int) -> Tokens:
     return tokens.expand(tokens.rows).select_rows(row).gather(slots)
 
 
+def span(patterns: Sequence[Pattern]) -> int | None:
+    """How many positions lie between the first and the last token that one output of a stack may depend on, both
+    counted, where a layer of each pattern follows the other: 1 + the sum of (before + after), the reaches of the
+    layers; of windows (before + after) step. None is no bound.
+
+    A span, and no count of tokens: a dilated layer sees only every step-th token of its own."""
+    reaches = [bound for pattern in patterns for bound in pattern.reach]
+    bounds = [bound for bound in reaches if bound is not None]
+    return 1 + sum(bounds) if len(bounds) == len(reaches) else None
+
+
 def draw(pattern: Pattern, n: int, tokens: Tokens | None = None, marks: str = "#.") -> str:
     """The pattern as text, a row per query and a column per key: the first mark where the key is seen, else the second;
     PerHead: head by head."""

@@ -36,6 +36,8 @@ from headway.train.tasks import settings_of
 
 Measures = Mapping[str, Mapping[str, Any]]
 """stage -> name of a measure -> value, of one seed."""
+FEWEST = 3
+"""Seeds that a verdict takes."""
 SIGNS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 PARTS = (*SIGNS, ast.Compare, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.UnaryOp, ast.USub, ast.Load)
 
@@ -81,8 +83,12 @@ class Claim:
             ) from None
 
     def verdict(self, seeds: Sequence[Measures]) -> str:
-        """`seen`, or `not seen at this size`, with the number of seeds for which it holds."""
+        """`seen`, or `not seen at this size`, with the number of seeds for which it holds; of fewer than `FEWEST`, how
+        many they are and for how many of them it holds, which is no verdict."""
         count = sum(map(self.holds, seeds))
+        if len(seeds) < FEWEST:
+            how = ("it does not hold", "it holds in one", "it holds in both")[count]
+            return f"two seeds, {how}" if len(seeds) == 2 else f"one seed, {how.removesuffix(' in one')}"
         said = "seen" if count == len(seeds) else "not seen at this size"
         return f"{said} ({count} of {len(seeds)} seeds)"
 

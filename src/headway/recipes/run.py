@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import headway
-from headway.errors import ConfigError, check_known
+from headway.errors import ConfigError, check_known, listed
 from headway.generate import GenerationConfig, generate
 from headway.models import Decoder, cost
 from headway.recipes.recipe import Recipe, Stage
@@ -83,14 +83,14 @@ def run_recipe(recipe: Recipe, *, resume: str = "never", quiet: bool = False) ->
 
 def _check_files(recipe: Recipe) -> None:
     """Raises ConfigError, before any stage is run, for all files that those which are not done name and lack."""
-    missing = [
-        f"stage {stage.name}: {line}"
-        for seed, stage in itertools.product(recipe.seeds, recipe.stages)
-        if not ((folder := recipe.stage_folder(stage, seed)) / DONE).exists()
-        for line in stage.config(folder, seed, _begins_with(recipe, stage, seed)).missing()
-    ]
+    missing: dict[str, dict[str, None]] = {}
+    for seed, stage in itertools.product(recipe.seeds, recipe.stages):
+        if not ((folder := recipe.stage_folder(stage, seed)) / DONE).exists():
+            for line in stage.config(folder, seed, _begins_with(recipe, stage, seed)).missing():
+                missing.setdefault(line, {})[stage.name] = None
     if missing:
-        raise ConfigError(f"{'; '.join(dict.fromkeys(missing))}. Paths are relative to {Path.cwd()}")
+        named = [f"{listed([*stages])}: {line}" for line, stages in missing.items()]
+        raise ConfigError("\n".join([*named, f"Paths are relative to {Path.cwd()}"]))
 
 
 def _stage(

@@ -211,9 +211,12 @@ class TrainConfig(MachineSettings, OutputSettings):
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def missing(self) -> list[str]:
-        """The files that the settings name and that are not there: a line each."""
+        """The files that the settings name and that are not there: a line each, with the command that makes one that
+        shipped recipes name."""
+        from headway.data.datasets import made_by
+
         return [
-            f"{name} {value}: no such file or folder{near_file(Path(value))}"
+            f"{name} {value}: no such file or folder{near_file(Path(value)) or made_by(Path(value))}"
             for name, value in self.paths.items()
             if not value.startswith(REMOTE) and not Path(value).exists()
         ]

@@ -164,10 +164,10 @@ def _linear(windows: Sequence[Curve]) -> tuple[str, bool]:
     for one in windows:
         memory, time = one.fitted("held"), one.fitted("seconds")
         parts.append(f"{one.name} {memory} and {time}")
-        if max(abs(memory.p - 1), abs(time.p - 1)) > APART:
+        if max(memory.p, time.p) > 1 + APART:
             others.append(one.name)
     but = f", all but {' and '.join(others)}" if others else ""
-    return f"windows are linear in memory and time ({'; '.join(parts)}){but}", not others
+    return f"windows grow no faster than linearly in memory and time ({'; '.join(parts)}){but}", not others
 
 
 def _order(by: dict[str, Curve]) -> tuple[str, bool]:

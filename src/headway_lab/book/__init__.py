@@ -14,7 +14,7 @@ from typing import Any
 
 from headway.report import cell, duration
 from headway.storage.files import atomic_write, json_text
-from headway_lab.explain import TOPICS, explain, settings_of
+from headway_lab.explain import TOPICS, explain
 from headway_lab.explain.report import word_of
 from headway_lab.questions import entries
 
@@ -43,7 +43,7 @@ def write_book(
     names = list(topics)
     reports = {}
     for number, topic in enumerate(names, 1):
-        small = quick and "quick" in settings_of(topic)
+        small = quick and bool(TOPICS[topic].quick)
         time = "its quick run" if small else f"about {duration(TOPICS[topic].seconds)} of one core"
         reports[topic] = report_of(
             topic, out, small, partial(say, f"{number} of {len(names)}: {topic}, {time}")

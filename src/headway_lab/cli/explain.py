@@ -47,7 +47,7 @@ def command(
     context: tokens of the longest row (heads, cache, memory)
     steps: of training (topics that train)
     seeds: two or more, as 0,1,2
-    quick: smaller runs of topics that take long
+    quick: a smaller run of a topic that takes long; of others the run itself
     """
     if question is not None:
         if topic is not None or out is not None or quick:
@@ -78,6 +78,8 @@ def command(
         print_report({"written": written}, f"written: {', '.join(written)}", json)
         return
     seconds = TOPICS[topic].seconds if topic in TOPICS else 0
+    if quick and topic in TOPICS and not TOPICS[topic].quick:
+        note(f"{topic}: {duration(seconds)} of one core, and no smaller run")
     less = "" if quick else ", with --quick less"
     under_way = f"{topic}: about {duration(seconds)} of one core{less}"
     with progress(under_way) if seconds >= LONG else nullcontext():

@@ -15,7 +15,6 @@ What topics ask, verify and say is data (`topics`); what answers a topic is a mo
 import csv
 import importlib
 import inspect
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,8 +35,8 @@ def find_topic(name: str) -> Any:
 
 
 def settings_of(name: str) -> tuple[str, ...]:
-    """What a topic takes: the parameters of its `run`, and "quick" where it has a smaller run."""
-    return (*inspect.signature(find_topic(name).run).parameters, *(["quick"] if TOPICS[name].quick else []))
+    """What a topic takes: the parameters of its `run`, and "quick"."""
+    return (*inspect.signature(find_topic(name).run).parameters, "quick")
 
 
 def explain(name: str, out: Path | None = None, *, quick: bool = False, **settings: Any) -> Report:
@@ -45,23 +44,24 @@ def explain(name: str, out: Path | None = None, *, quick: bool = False, **settin
 
     Args:
         quick: the topic's smaller run; `settings` come before its own. What it does not show, it is too small to tell.
+            Of a topic that takes a few seconds, the run itself.
         settings: as the topic's `run` has them (`settings_of`).
     Raises ConfigError for a topic that does not exist, for a setting that it does not take, and for seeds without a
     spread."""
     topic, taken = find_topic(name), settings_of(name)
-    given: Mapping[str, Any] = {**settings, **({"quick": True} if quick else {})}
-    if unknown := [option(key) for key in given if key not in taken]:
-        takes = f"it takes {listed([option(key) for key in taken])}" if taken else "it takes no settings"
-        raise ConfigError(f"explain {name}: the topic takes no {listed(unknown)}; {takes}")
+    if unknown := [option(key) for key in settings if key not in taken]:
+        takes = listed([option(key) for key in taken])
+        raise ConfigError(f"explain {name}: the topic takes no {listed(unknown)}; it takes {takes}")
     if small := [f"{option(key)} {value}" for key, value in settings.items() if key != "seeds" and value < 1]:
         raise ConfigError(f"explain {name}: settings are 1 or more, got {listed(small)}")
     if "seeds" in settings and len(set(settings["seeds"])) < 2:
         raise ConfigError(
             f"explain {name}: a spread needs two different seeds or more, got {tuple(settings['seeds'])}"
         )
-    settings = {**(TOPICS[name].quick if quick else {}), **settings}
+    smaller = TOPICS[name].quick if quick else {}
+    settings = {**smaller, **settings}
     found = judged(topic, **settings)
-    claims = {claim: (seen or None) if quick else seen for claim, seen in found.claims.items()}
+    claims = {claim: (seen or None) if smaller else seen for claim, seen in found.claims.items()}
     report = told(name, replace(found, claims=claims), **settings)
     if out is None:
         return report

@@ -72,7 +72,7 @@ def draw_losses(title: str) -> Panel:
             axes.plot([row["loss"]] * 2, [at - 0.3, at + 0.3], color=colour, linewidth=2)
         axes.set_yticks(range(len(table)), [row["contender"] for row in table])
         axes.invert_yaxis()
-        x = "held-out loss (nats per byte); dots: seeds, orange: gap seen, grey: not seen"
+        x = "held-out loss (nats per byte); dots: seeds, orange: gap seen, grey: too small to tell"
         axes.set_xlabel(x, fontsize=9)
         axes.set_title(title)
         axes.grid(visible=False, axis="y")

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from headway.attention import attend
 from headway.patterns import Causal, Global, Pattern, Window, visible
+from headway.patterns.count import span
 from headway.tokens import Tokens
 from headway_lab.explain.figures import Figure, bare, label_axes
 from headway_lab.explain.report import Report, Row, Rows
@@ -37,8 +38,8 @@ def run() -> Iterator[Row]:
             "stack": name,
             "layers": len(patterns),
             "patterns": ", ".join(str(pattern) for pattern in patterns),
-            "sum of reaches": reach(patterns),
-            "farthest back seen": query - int(seen.min()),
+            "span, predicted": span(patterns),
+            "span, by gradient": int(seen.max() - seen.min()) + 1,
             "tokens, predicted": int(expected[query].sum()),
             "tokens, by gradient": len(seen),
             "differing pairs": int((expected != found).sum()),
@@ -48,12 +49,6 @@ def run() -> Iterator[Row]:
 def query_of(patterns: Sequence[Pattern]) -> int:
     """The token that is looked at: the last one where none sees the future, else one in the middle."""
     return COUNT - 1 if all(pattern.is_causal for pattern in patterns) else COUNT // 2
-
-
-def reach(patterns: Sequence[Pattern]) -> int | None:
-    """How far back the stack sees: the layers' reaches added up; None is no bound."""
-    found = [pattern.reach[0] for pattern in patterns if pattern.reach[0] is not None]
-    return sum(found) if len(found) == len(patterns) else None
 
 
 def predicted(patterns: Sequence[Pattern]) -> Tensor:
@@ -88,9 +83,9 @@ def judge(rows: Rows) -> Report:
         rows=tuple(rows),
         claims={
             "predicted": differing == 0,
-            "reach": all(row["sum of reaches"] in (None, row["farthest back seen"]) for row in rows),
+            "span": all(row["span, predicted"] in (None, row["span, by gradient"]) for row in rows),
         },
-        values={"differing": differing, "pairs": len(rows) * COUNT**2, "dilated": rows[2]},
+        values={"differing": differing, "pairs": len(rows) * COUNT**2, "dilated": rows[2], "sparse": rows[3]},
     )
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from headway_lab.explain.report import TOO_SMALL
+
 # Two-sided 95 % points of Student's t with 1, 2, .. degrees of freedom.
 T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
@@ -34,6 +36,11 @@ class Gap:
     def seen(self) -> bool:
         """Whether the mean differs from 0 by more than the bound: one time in twenty where nothing differs."""
         return abs(self.mean) > self.bound
+
+    @property
+    def word(self) -> str:
+        """Seen, or that the bound does not tell."""
+        return "seen" if self.seen else TOO_SMALL
 
     @property
     def higher(self) -> bool | None:

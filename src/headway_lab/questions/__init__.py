@@ -14,7 +14,9 @@ every two neighbours and every character; the index lists what is left out, sinc
     share(Q, E) = w(Q & E) / w(Q)              what the entry's questions and words together explain of it
     score = (largest cosine among the entry's questions + share) / 2,   0 .. 1
 
-A question without a word of the subject, of which the index has a list, is declined unless the score is high.
+A question without a word of the subject, of which the index has a list, is declined unless the score is high; and
+numbers and single characters that are no word of the subject are no reason to answer: an entry that shares nothing else
+with a question does not answer it.
 (Salton and Buckley 1988, "Term-weighting approaches in automatic text retrieval", with binary term frequencies.)
 """
 
@@ -120,6 +122,11 @@ def _subject(language: str) -> frozenset[str]:
     )
 
 
+def _tells(term: str) -> bool:
+    """Whether a term says what a question is about: numbers do not, nor do single characters but q, k, v."""
+    return not term.isdigit() and (len(term) > 1 or term in _subject("en"))
+
+
 class Index:
     """Entries by their terms."""
 
@@ -144,10 +151,13 @@ class Index:
         if not asked:
             return ()
         least = LEAST if self._is_of_the_subject(question, asked) else SURE
+        telling = {term for term in asked if _tells(term)}
         ranked = sorted(
             (self._match(i, asked) for i in range(len(self.entries))), key=lambda match: -match.score
         )
-        return tuple(match for match in ranked[:most] if match.score >= least)
+        return tuple(
+            match for match in ranked[:most] if match.score >= least and not telling.isdisjoint(match.terms)
+        )
 
     @staticmethod
     def _is_of_the_subject(question: str, asked: frozenset[str]) -> bool:

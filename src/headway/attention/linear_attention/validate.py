@@ -23,8 +23,8 @@ from headway.tokens import Tokens
 NO_WEIGHTS = (
     "linear attention never computes the weights of pairs, only sums over the keys, so there is nothing that {} could "
     "act on. Of the relative positions known in 2021 only rotary ones, which turn queries and keys, work with it "
-    "(Su et al. 2021, section 3.3), and of later ones decay by distance (RetNet) and PaTH, which are not here; use "
-    "positions=Rotary(...), or softmax attention"
+    "(Su et al. 2021, section 3.3), and later ones act on the state: decay by distance (RetNet), which is not here, "
+    "and the gated delta rule (headway.nn.GatedDelta); use positions=Rotary(...), or softmax attention"
 )
 """Why what acts on scores or weights is refused."""
 

@@ -1,6 +1,7 @@
 """What a model costs, counted from its spec before it is built: functions of a `ModelSpec`."""
 
 from headway.models.cost.activations import activation_bytes
+from headway.models.cost.devices import DEVICES, device_named
 from headway.models.cost.operations import (
     attention_pairs,
     cache_slots,
@@ -18,6 +19,7 @@ from headway.models.cost.operations import (
 from headway.models.cost.peak import training_bytes
 from headway.models.cost.planning import plan
 from headway.models.cost.report import LayerPlan, Machine, Report
+from headway.models.cost.training_time import TrainingTime, training_time
 from headway.models.cost.weights import (
     Codes,
     Kept,
@@ -32,17 +34,20 @@ from headway.models.cost.weights import (
 )
 
 __all__ = [
+    "DEVICES",
     "Codes",
     "Kept",
     "LayerPlan",
     "Machine",
     "Report",
+    "TrainingTime",
     "activation_bytes",
     "active_parameters",
     "adapter_parameters",
     "attention_pairs",
     "cache_slots",
     "decode_flops",
+    "device_named",
     "head_flops",
     "kept_bytes",
     "kv_bytes_per_token",
@@ -59,5 +64,6 @@ __all__ = [
     "train_flops",
     "trained_bytes",
     "training_bytes",
+    "training_time",
     "weight_bytes_read",
 ]

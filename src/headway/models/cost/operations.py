@@ -27,6 +27,7 @@ from headway.models.cost.weights import (
 from headway.models.mixers import kind_of
 from headway.models.spec import ModelSpec
 from headway.patterns import Pattern, pairs
+from headway.patterns.count import span
 from headway.quantization import row_bytes
 
 
@@ -229,8 +230,8 @@ def reach(spec: ModelSpec) -> tuple[int | None, int | None]:
 
 
 def receptive_field(spec: ModelSpec) -> int | None:
-    """How many positions beside its own the last layer's output at a token spans, both sides of `reach` together.
+    """How many positions the last layer's output at a token spans, its own and both sides of `reach`: a span, of which
+    dilated layers see only some tokens (`headway.patterns.count.span`).
 
     None is no bound. (Beltagy et al. 2020, section 3.1: l layers of window w, w / 2 on either side, see l w.)"""
-    before, after = reach(spec)
-    return None if before is None or after is None else before + after
+    return span(spec.patterns)

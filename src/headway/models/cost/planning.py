@@ -13,6 +13,7 @@ from headway.cache import choose_cache
 from headway.choice import Choice
 from headway.errors import ConfigError
 from headway.models.cost.activations import Scores
+from headway.models.cost.notes import plan_notes
 from headway.models.cost.operations import (
     cache_slots,
     decode_flops,
@@ -20,7 +21,6 @@ from headway.models.cost.operations import (
     kv_bytes_stored,
     memory_bytes,
     prefill_flops,
-    receptive_field,
     token_bytes,
 )
 from headway.models.cost.peak import first_pass_bytes, training_bytes
@@ -38,7 +38,7 @@ from headway.models.cost.weights import (
     trained_bytes,
     weight_bytes_read,
 )
-from headway.models.mixers import Softmax, kind_of
+from headway.models.mixers import kind_of
 from headway.models.quantize import KINDS
 from headway.models.spec import ModelSpec
 from headway.nn import Lora
@@ -101,8 +101,9 @@ def plan(
             )
     machine = Machine.here(dtype) if machine is None else machine
     kv_dtype = dtype if kv_dtype is None else kv_dtype
+    on = machine.device
     layers, *encoder_layers = (
-        tuple(_layer_plan(*row, same, batch, dtype, kv_dtype) for same in _alike(row[0])) for row in rows
+        tuple(_layer_plan(*row, same, batch, dtype, kv_dtype, on) for same in _alike(row[0])) for row in rows
     )
     memory = 0 if source is None else memory_bytes(spec, source, dtype, batch)
     kept = kept_bytes(spec, Kept(dtype, quantized))
@@ -115,13 +116,11 @@ def plan(
         if place not in looked_up
     )
     working = max(first_pass_bytes(*row, batch, dtype, prefill_chunk) for row in rows)
-    scores: Scores = "stored" if any(_stores_scores(*row, batch, dtype) for row in rows) else "recomputed"
-    ways: tuple[Checkpointing, ...] = ("none", "block")
-    training, checkpointed = (
-        training_bytes(
-            spec, context, batch, dtype, source=source, scores=scores, gradient_checkpointing=again
-        )
-        for again in ways
+    scores: Scores = "stored" if any(_stores_scores(*row, batch, dtype, on) for row in rows) else "recomputed"
+    ways: tuple[tuple[Scores, Checkpointing], ...] = ((scores, "none"), (scores, "block"), ("stored", "none"))
+    training, checkpointed, stored = (
+        training_bytes(spec, context, batch, dtype, source=source, scores=how, gradient_checkpointing=again)
+        for how, again in ways
     )
     first = 1 if spec.encoder is not None else context
     logits = first if spec.kind == "encoder" and spec.head.task not in ("classify", "embed") else 1
@@ -159,6 +158,7 @@ def plan(
         fits=weights + kv + working <= machine.memory,
         training=training,
         checkpointed=sum(checkpointed.values()),
+        scores_stored=sum(stored.values()),
         trained=trained_bytes(parameter_count(spec), dtype),
         adapted=trained_bytes(adapter_parameters(spec, Lora(rank=16)), dtype),
         moved=moved,
@@ -168,7 +168,7 @@ def plan(
         tokens_per_second=rate,
         prefill_flops=prefill,
         prefill_seconds=prefill / machine.peak,
-        notes=_notes(spec, context, machine, quantized),
+        notes=plan_notes(spec, context, machine, quantized),
     )
 
 
@@ -205,6 +205,7 @@ def _backend(
     batch: int,
     dtype: torch.dtype,
     *,
+    device: str,
     paged: bool = False,
     gradient: bool = False,
 ) -> Choice:
@@ -223,6 +224,7 @@ def _backend(
         dropout=spec.attention_dropout if gradient else 0.0,
         paged=paged,
         gradient=gradient,
+        device=device,
     )
 
 
@@ -232,10 +234,11 @@ def _alike(spec: ModelSpec) -> list[list[int]]:
     return [[i for i, one in enumerate(each) if one == kind] for kind in dict.fromkeys(each)]
 
 
-def _stores_scores(spec: ModelSpec, context: int, batch: int, dtype: torch.dtype) -> bool:
+def _stores_scores(spec: ModelSpec, context: int, batch: int, dtype: torch.dtype, device: str) -> bool:
     """Whether training builds whole score matrices in a layer: the choice then says their bytes."""
     each = {(spec.patterns[i], spec.key_sizes[i]): i for i in spec.softmax_layers}
-    made = (_backend(spec, i, context, context, batch, dtype, gradient=True) for i in each.values())
+    whole = (context, context, batch, dtype)
+    made = (_backend(spec, i, *whole, device=device, gradient=True) for i in each.values())
     return any(choice.bytes is not None for choice in made)
 
 
@@ -246,6 +249,7 @@ def _layer_plan(
     batch: int,
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
+    device: str,
 ) -> LayerPlan:
     """What these layers get, which share pattern and mixer."""
     first = layers[0]
@@ -253,7 +257,7 @@ def _layer_plan(
     found = LayerPlan(
         pattern=str(pattern) if softmax else kind_of(spec.mixers[first]).name,
         layers=tuple(layers),
-        prefill=_backend(spec, first, context, context, batch, dtype) if softmax else None,
+        prefill=_backend(spec, first, context, context, batch, dtype, device=device) if softmax else None,
     )
     if spec.kind == "encoder":
         return found
@@ -267,31 +271,5 @@ def _layer_plan(
         found,
         reads=round(read / len(layers) / token_bytes(spec, first, kv_dtype) / batch),
         cache=choose_cache(pattern),
-        decode=_backend(spec, first, 1, slots, batch, dtype, paged=True),
+        decode=_backend(spec, first, 1, slots, batch, dtype, device=device, paged=True),
     )
-
-
-def _notes(spec: ModelSpec, context: int, machine: Machine, quantized: Quantized | None) -> tuple[str, ...]:
-    notes = []
-    if context > spec.trained_context:
-        notes.append(
-            f"a context of {context} exceeds the {spec.trained_context} tokens that the model was trained on: it "
-            "runs, but nothing vouches for what it says there"
-        )
-    field = receptive_field(spec)
-    if field is not None and field + 1 < context:
-        who = "a token" if spec.kind == "encoder" else "the last token"
-        notes.append(
-            f"all layers are windows: {who} cannot depend on more than {field + 1} of the {context} tokens"
-        )
-    for mixer in dict.fromkeys(spec.mixers):
-        if not isinstance(mixer, Softmax):
-            notes.append(f"{kind_of(mixer).name} ({mixer}): a state of one size at any length")
-    if not machine.native:
-        notes.append("this CPU has no bfloat16 products: they save memory and cost time; see --dtype float32")
-    notes.append(
-        "speeds are roofs (the measured bandwidth and matrix product of this machine); real runs stay below"
-    )
-    if quantized is not None:
-        notes.append(f"weights are {quantized}; training is without that")
-    return tuple(notes)

@@ -13,13 +13,15 @@ from headway.choice import Choice
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The roofs of a machine: bytes that can be allocated, bytes/s that are read, FLOP/s of a matrix product."""
+    """The roofs of a machine: bytes that can be allocated, bytes/s that are read, FLOP/s of a matrix product; and
+    whether kernels are those of a "cpu" or of "cuda"."""
 
     name: str
     memory: int
     bandwidth: float
     peak: float
     native: bool = True
+    device: str = "cpu"
 
     @staticmethod
     def here(dtype: torch.dtype) -> "Machine":
@@ -73,8 +75,8 @@ class Report:
             needed <= machine.memory. decoding: what one more token of every row holds, with the prompt read before;
             None of an encoder.
         training: bytes that training on rows of this shape holds at its peak, by cause; checkpointed: their sum when
-            blocks are computed again. trained: bytes of all gradients and Adam's moments; adapted: those of an adapter
-            of rank 16 on every linear layer of the blocks.
+            blocks are computed again; scores_stored: when every score matrix is kept. trained: bytes of all gradients
+            and Adam's moments; adapted: those of an adapter of rank 16 on every linear layer of the blocks.
         moved: bytes read for one more token of every row. step_flops: operations for that.
         step_seconds: the larger of moved / bandwidth and step_flops / peak; bound: "memory" or "compute", which of the
             two. tokens_per_second: of all rows together. All of these are None of an encoder.
@@ -105,6 +107,7 @@ class Report:
     fits: bool
     training: dict[str, int]
     checkpointed: int
+    scores_stored: int
     trained: int
     adapted: int
     moved: int | None

@@ -107,15 +107,16 @@ class QuestionRows(HeadRows):
 
     def scores(self, found: Sequence[Tensor]) -> dict[str, float]:
         """Exact match and F1 of each question's best answer over its windows, with the measures of the data's language;
-        and the share of them that have a character of a place that the data gives (`hit`). Where some question has no
-        answer, "none" is among the answers (`no_answer` 0)."""
+        the share of them that have a character of a place that the data gives (`hit`), and how often a character that
+        is drawn from the text would be one (`guess`). Where some question has no answer, "none" is among the answers
+        (`no_answer` 0)."""
         windows_of: dict[int, list[int]] = {}
         for i, part in enumerate(self.parts):
             windows_of.setdefault(part.question, []).append(i)
         open_ended = 0.0 if any(not record.answers for record in self.records) else None
         gold = [[answer.text for answer in record.answers] for record in self.records]
         exact, f1 = answer_measures([text for texts in gold for text in texts])
-        sums = [0.0, 0.0, 0.0]
+        sums = [0.0, 0.0, 0.0, 0.0]
         for question, numbers in windows_of.items():
             (best,) = best_answers(
                 self.records[question].context,
@@ -130,9 +131,10 @@ class QuestionRows(HeadRows):
             sums[2] += any(best.start < stop and start < best.end for start, stop in places) or not (
                 best.text or gold[question]
             )
-        return {
-            name: total / len(self.records) for name, total in zip(("exact", "f1", "hit"), sums, strict=True)
-        }
+            covered = {place for start, stop in places for place in range(start, stop)}
+            sums[3] += len(covered) / max(len(self.records[question].context), 1)
+        names = ("exact", "f1", "hit", "guess")
+        return {name: total / len(self.records) for name, total in zip(names, sums, strict=True)}
 
 
 class Answer(HeadTask):

@@ -1,0 +1,175 @@
+"""The data of the shipped recipes: a table with a row for each file that they name, and what makes it.
+
+Nothing is downloaded: published sets are prepared from files that a reader has, under the licence of each, and English
+text, where no file is given, from what comes with Python.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from headway.data import loaders
+from headway.data.loaders import Files
+from headway.errors import ConfigError, DataError, check_known
+from headway.storage.files import atomic_write
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One file of data.
+
+    Attributes:
+        what: it holds. files: that it is made of, "" where it can be made without any. source: who published them, and
+            under which name they are to be had. licence, size: of the files.
+        make: its text, piece by piece.
+    """
+
+    what: str
+    files: str
+    source: str
+    licence: str
+    size: str
+    make: Callable[[Files], Iterator[str]]
+
+
+def _alpaca(files: Files) -> Iterator[str]:
+    return loaders.listed(files, ("instruction", "output"))
+
+
+def _sharegpt(files: Files) -> Iterator[str]:
+    return loaders.listed(files, ("conversations",))
+
+
+def _reviews(files: Files, split: str) -> Iterator[str]:
+    return loaders.lines(record for path in files for record in loaders.reviews(path, split))
+
+
+def _news(files: Files) -> Iterator[str]:
+    return loaders.lines(loaders.articles(files))
+
+
+def _meetings(files: Files) -> Iterator[str]:
+    records = (
+        one for path in files for meeting in loaders.meetings(path) for one in loaders.questions(meeting)
+    )
+    return loaders.lines(records)
+
+
+PYTHON = "without files: Python's own help texts (pydoc_data)", "Python's (PSF-2.0), or the files'"
+NOVELS = (
+    "Chinese novels with chapters 第一回 ... (Project Gutenberg, wikisource)",
+    "public domain",
+    "0.6 to 0.9 M characters",
+)
+CAIL = "CAIL2019-SCM (github.com/china-ai-law-challenge/CAIL2019) as it is published, or novels in its place"
+THUC = "THUCNews, ten classes of titles (thuctc.thunlp.org)", "research only", "10 000 titles, 0.3 MB"
+PANG = (
+    "movie reviews, polarity 2.0 (Pang and Lee 2004; nltk_data)",
+    "CC BY 4.0 as nltk_data says",
+    "2 000 reviews, 4 MB",
+)
+IMDB = (
+    "large movie reviews (Maas et al. 2011), as lines of JSON with text and label",
+    "none stated; research",
+    "25 000 reviews, 13 MB",
+)
+QMSUM = "QMSum (Zhong et al. 2021; github.com/Yale-LILY/QMSum)", "MIT", "232 meetings, 4 MB"
+
+DATASETS: Mapping[str, Dataset] = {
+    "text.txt": Dataset("English text", "", *PYTHON, "0.5 MB", loaders.english),
+    "text8.txt": Dataset(
+        "English text in 27 symbols", "", *PYTHON, "0.5 MB; text8 itself 100 MB", loaders.letters
+    ),
+    "alpaca.json": Dataset(
+        "instructions with answers",
+        "alpaca_data.json[.gz]",
+        "Stanford Alpaca (github.com/tatsu-lab/stanford_alpaca), or records of its form",
+        "CC BY-NC 4.0",
+        "52 002 records, 23 MB",
+        _alpaca,
+    ),
+    "sharegpt.json": Dataset(
+        "conversations of several turns",
+        "CONVERSATIONS.json[.gz]",
+        "records of ShareGPT's form, as FastChat's data/dummy_conversation.json (github.com/lm-sys/FastChat)",
+        "Apache-2.0 (FastChat's)",
+        "500 conversations, 0.2 MB",
+        _sharegpt,
+    ),
+    "chapters.jsonl": Dataset("chapters of novels", "NOVEL.txt[.gz] ...", *NOVELS, loaders.novels),
+    "triplets.jsonl": Dataset(
+        "which of two documents is more like a third",
+        "train.json or NOVEL.txt[.gz] ...",
+        CAIL,
+        "the publisher's; novels public domain",
+        "8 964 triplets in all",
+        loaders.ranked,
+    ),
+    "triplets-held.jsonl": Dataset(
+        "the same, held out",
+        "valid.json or another NOVEL.txt[.gz]",
+        CAIL,
+        "the publisher's; novels public domain",
+        "8 964 triplets in all",
+        loaders.ranked,
+    ),
+    "titles-train.txt": Dataset("short titles with labels", "dev.txt[.gz]", *THUC, loaders.titles),
+    "titles-test.txt": Dataset("the same, held out", "test.txt[.gz]", *THUC, loaders.titles),
+    "reviews-train.jsonl": Dataset(
+        "long reviews with polarity", "movie_reviews.zip", *PANG, partial(_reviews, split="train")
+    ),
+    "reviews-test.jsonl": Dataset(
+        "the same, held out", "movie_reviews.zip", *PANG, partial(_reviews, split="test")
+    ),
+    "imdb-train.jsonl": Dataset(
+        "4 000 shorter reviews", "train.jsonl[.gz]", *IMDB, partial(loaders.sampled, count=4000)
+    ),
+    "imdb-test.jsonl": Dataset(
+        "1 000 held out", "test.jsonl[.gz]", *IMDB, partial(loaders.sampled, count=1000)
+    ),
+    "hyperpartisan.jsonl": Dataset(
+        "news, hyperpartisan or not",
+        "articles.xml[.gz] ground_truth.xml[.gz]",
+        "SemEval 2019 task 4, by article (Kiesel et al. 2019; zenodo.org/records/1489920)",
+        "CC BY 4.0",
+        "645 articles, 3 MB",
+        _news,
+    ),
+    "qmsum-train.jsonl": Dataset(
+        "questions about meetings", "train.jsonl[.gz], train/*.json", *QMSUM, _meetings
+    ),
+    "qmsum-test.jsonl": Dataset("the same, held out", "test.jsonl[.gz], test/*.json", *QMSUM, _meetings),
+}
+"""By the name that recipes have it by."""
+
+
+def prepare(name: str, files: Files, out: Path) -> int:
+    """Writes a file of `DATASETS`, made of these files, and returns its bytes.
+
+    Raises ConfigError for a name that is not there, for no files where some are needed, and for a file that is there
+    already; DataError for files of another kind, and where nothing comes out."""
+    check_known(name, DATASETS, "data: there is no set")
+    found = DATASETS[name]
+    if found.files and not files:
+        raise ConfigError(
+            f"data {name}: is made of {found.files}; give these files: {found.source} ({found.licence}; {found.size})"
+        )
+    if out.exists():
+        raise ConfigError(f"data {name}: {out} is there already; remove it, or give another --out")
+    text = "".join(found.make(files))
+    if not text.strip():
+        raise DataError(
+            f"data {name}: nothing was found in {', '.join(map(str, files))}; it is made of {found.files}"
+        )
+    atomic_write(out, text)
+    return len(text.encode())
+
+
+def made_by(path: Path) -> str:
+    """ "; `headway data NAME FILES` makes it ..." of a file that recipes name, else the empty string."""
+    if path.name not in DATASETS:
+        return ""
+    found = DATASETS[path.name]
+    command = " ".join(filter(None, ("headway data", path.name, found.files)))
+    return f"; `{command}` makes it: {found.source} ({found.licence}; {found.size})"

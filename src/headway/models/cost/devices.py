@@ -1,0 +1,46 @@
+"""Accelerators by name, as their data sheets have them, in the place of a machine that is measured."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from headway.errors import ConfigError, check_known
+from headway.models.cost.report import Machine
+
+GIB, BF16, FP32 = 1 << 30, torch.bfloat16, torch.float32
+
+
+class Device(NamedTuple):
+    """Of one device: memory (bytes), bandwidth (bytes/s), and the peak of dense products by dtype (FLOP/s), added up in
+    float32, without sparsity and without TF32."""
+
+    memory: int
+    bandwidth: float
+    peaks: Mapping[torch.dtype, float]
+
+
+DEVICES: Mapping[str, Device] = {
+    "A100-40G": Device(40 * GIB, 1.555e12, {BF16: 312e12, FP32: 19.5e12}),
+    "A100-80G": Device(80 * GIB, 2.039e12, {BF16: 312e12, FP32: 19.5e12}),
+    "H100-80G": Device(80 * GIB, 3.35e12, {BF16: 989e12, FP32: 67e12}),
+    "RTX-3090": Device(24 * GIB, 936e9, {BF16: 71e12, FP32: 35.6e12}),
+    "RTX-4090": Device(24 * GIB, 1.008e12, {BF16: 165e12, FP32: 82.6e12}),
+}
+"""NVIDIA's data sheets: A100 and H100 of the form SXM, and the white papers of GA102 and AD102."""
+
+
+def device_named(name: str, dtype: torch.dtype) -> Machine:
+    """The roofs of a device by its data sheet: nothing of them is measured, and a run stays below.
+
+    Raises ConfigError for a name that is not in `DEVICES`, and for a dtype that it has no peak for."""
+    check_known(name, DEVICES, "plan: there is no device")
+    found = DEVICES[name]
+    if dtype not in found.peaks:
+        raise ConfigError(
+            f"plan: the peak of {name} is known for bfloat16 and float32, not for {dtype}; ask for one of these with "
+            "--dtype"
+        )
+    return Machine(
+        name=name, memory=found.memory, bandwidth=found.bandwidth, peak=found.peaks[dtype], device="cuda"
+    )

@@ -1,0 +1,217 @@
+"""`headway data`: published sets brought into form, and the table of what recipes name."""
+
+import gzip
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from headway.cli import run
+from headway.data import loaders
+from headway.data.datasets import DATASETS, made_by, prepare
+from headway.data.record_kinds import Chat, Labelled, Question, Triplet
+from headway.data.records import read_records
+from headway.errors import ConfigError, DataError
+
+
+def test_chapters_begin_where_they_say(tmp_path: Path) -> None:
+    body = "话说天下大势，分久必合。" * 30
+    text = f"三国\n第一回 目录\n第二回 目录\n\n第一回 宴桃园\n\n  {body}\n第二回 张翼德\n {body}\n"
+    assert loaders.chapters(text) == [f"第一回 宴桃园\n{body}\n", f"第二回 张翼德\n{body}\n"]
+
+
+def test_text8_is_letters_and_single_spaces() -> None:
+    rule = loaders.text8
+    assert rule("In 1987, the U.S.; naïve") == "in one nine eight seven the u s na ve"
+    assert rule(rule("A b\n\nC 0")) == rule("A b\n\nC 0") == "a b c zero "
+
+
+def test_reviews_are_split_by_their_numbers(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "m.zip", "w") as archive:
+        for name in ("neg/cv000_1.txt", "pos/cv799_2.txt", "neg/cv899_3.txt", "pos/cv900_4.txt", "README"):
+            archive.writestr(f"movie_reviews/{name}", f"so {name}\nit  is\n")
+    read = loaders.reviews
+    found = {split: list(read(tmp_path / "m.zip", split)) for split in ("train", "dev", "test")}
+    assert found["train"] == [
+        {"text": "so neg/cv000_1.txt it is", "label": "neg"},
+        {"text": "so pos/cv799_2.txt it is", "label": "pos"},
+    ]
+    assert [len(found[split]) for split in ("dev", "test")] == [1, 1]
+
+
+def test_a_sample_has_lines_of_the_file_in_their_order(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(f"{i}\n" for i in range(1000)))
+    found, again, other = ([*loaders.sampled([tmp_path / "a.jsonl"], 100, seed)] for seed in (0, 0, 1))
+    assert found == sorted({*found}, key=int)
+    assert len(found) == 100
+    assert 300 < sum(map(int, found)) / 100 < 700  # from everywhere
+    assert found == again != other
+    assert len([*loaders.sampled([tmp_path / "a.jsonl"], 2000)]) == 1000
+
+
+def test_articles_are_joined_with_their_labels(tmp_path: Path) -> None:
+    texts, truth = tmp_path / "a.xml", tmp_path / "t.xml"
+    texts.write_text(
+        '<articles><article id="1" title="A &amp; B">one <p>two <a href="x">three</a></p></article>'
+        '<article id="2" title="C"><p>four</p></article></articles>'
+    )
+    truth.write_text(
+        '<articles><article id="2" hyperpartisan="false"/><article id="1" hyperpartisan="true"/></articles>'
+    )
+    assert list(loaders.articles([texts, truth])) == [
+        {"text": "A & B one two three", "label": "true"},
+        {"text": "C four", "label": "false"},
+    ]
+
+
+MEETING = {
+    "specific_query_list": [
+        {"query": "why ?", "answer": "so", "relevant_text_span": [["1", "2"], ["0", "0"]]},
+        {"query": "when ?", "answer": "then", "relevant_text_span": []},
+    ],
+    "meeting_transcripts": [
+        {"speaker": "A", "content": "well {vocalsound} yes"},
+        {"speaker": "B", "content": "no"},
+        {"speaker": "A", "content": "yes"},
+    ],
+}
+
+
+def test_evidence_of_meetings_are_answers(tmp_path: Path) -> None:
+    """The published files are one JSON each; a line each is read, too. What is written is what `train` reads."""
+    (tmp_path / "one.json").write_text(json.dumps(MEETING))
+    (tmp_path / "two.jsonl").write_text(f"{json.dumps(MEETING)}\n{json.dumps(MEETING)}\n")
+    assert list(loaders.meetings(tmp_path / "one.json")) == [MEETING]
+    assert list(loaders.meetings(tmp_path / "two.jsonl")) == [MEETING] * 2
+    (record,) = loaders.questions(MEETING)
+    assert record["context"] == "A: well yes\nB: no\nA: yes"
+    (tmp_path / "q.jsonl").write_text(json.dumps(record))
+    (read,) = read_records(tmp_path / "q.jsonl", Question)
+    assert isinstance(read, Question)
+    assert [answer.text for answer in read.answers] == ["A: well yes", "B: no", "A: yes"]
+
+
+def test_triplets_have_the_form_of_cail(tmp_path: Path) -> None:
+    chapters = ["a" * 40 + "b" * 40, "c" * 45, "d" * 9]
+    made = list(loaders.triplets(chapters, 20))
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(one) + "\n" for one in made))
+    read = [r for r in read_records(tmp_path / "t.jsonl", Triplet) if isinstance(r, Triplet)]
+    kinds = [(r.anchor[0], r.positive[0], str(r.negative)[0]) for r in read]
+    assert kinds == [("a", "a", "c"), ("b", "b", "c"), ("c", "c", kinds[2][2])]
+    assert {len(text) for r in read for text in (r.anchor, r.positive, str(r.negative))} == {20}
+    assert made == list(loaders.triplets(chapters, 20))
+
+
+NOVEL = "".join(f"第{number}回\n{letter * 800}\n" for number, letter in zip("一二三", "甲乙丙", strict=True))
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> dict[str, list[Path]]:
+    """Small files of the published forms, by the set that is made of them."""
+    files = {
+        "a.txt": "In 1987, the U.S.",
+        "alpaca.in": json.dumps([{"instruction": "go", "input": "", "output": "gone"}]),
+        "chats.in": json.dumps(
+            [{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}]
+        ),
+        "novel.txt": NOVEL,
+        "cail.json": json.dumps({"A": "a", "B": "b", "C": "c", "label": "B"}) + "\n",
+        "titles.in": "one\t0\ntwo\t1\n",
+        "imdb.in": "".join(json.dumps({"text": f"film {i}", "label": "pos"}) + "\n" for i in range(5)),
+        "texts.xml": '<articles><article id="1" title="A">one</article></articles>',
+        "truth.xml": '<articles><article id="1" hyperpartisan="true"/></articles>',
+        "meetings.jsonl": json.dumps(MEETING),
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_bytes(gzip.compress(text.encode()) if name.endswith(".in") else text.encode())
+    with zipfile.ZipFile(tmp_path / "movies.zip", "w") as archive:
+        for name in ("neg/cv000_1.txt", "pos/cv900_2.txt"):
+            archive.writestr(name, "so it is\n")
+    of = {
+        "text": ["a.txt"], "text8": ["a.txt"], "alpaca": ["alpaca.in"], "sharegpt": ["chats.in"],
+        "chapters": ["novel.txt"], "triplets": ["novel.txt"], "triplets-held": ["cail.json"],
+        "titles": ["titles.in"], "reviews": ["movies.zip"], "imdb": ["imdb.in"],
+        "hyperpartisan": ["texts.xml", "truth.xml"], "qmsum": ["meetings.jsonl"],
+    }  # fmt: skip
+    return {
+        name: [tmp_path / file for file in of.get(Path(name).stem) or of[name.partition("-")[0]]]
+        for name in DATASETS
+    }
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_set_is_made_of_its_files_and_is_read(name: str, given: dict[str, list[Path]]) -> None:
+    """Records are of the kind that the recipe's task reads; texts hold what was given."""
+    out = given[name][0].parent / "made" / name
+    out.parent.mkdir()
+    assert prepare(name, given[name], out) == out.stat().st_size > 0
+    kinds = {
+        "alpaca": Chat, "sharegpt": Chat, "triplets": Triplet, "titles": Labelled, "reviews": Labelled,
+        "imdb": Labelled, "hyperpartisan": Labelled, "qmsum": Question,
+    }  # fmt: skip
+    kind = kinds.get(out.stem.partition("-")[0])
+    if kind is None:
+        assert out.read_text(encoding="utf-8")[:2] in ("In", "in", '{"')
+    else:
+        records = read_records(out, kind)
+        assert records
+        assert all(isinstance(record, kind) for record in records)
+
+
+@pytest.mark.parametrize("name", ["text.txt", "text8.txt"])
+def test_english_is_there_without_a_file(name: str, tmp_path: Path) -> None:
+    count = prepare(name, [], tmp_path / name)
+    text = (tmp_path / name).read_text(encoding="utf-8")
+    assert count == len(text.encode()) > 200_000
+    assert "statement" in text
+    assert (name == "text8.txt") == ({*text} <= {*"abcdefghijklmnopqrstuvwxyz "})
+
+
+def test_what_cannot_be_made_says_what_is_asked_for(tmp_path: Path) -> None:
+    out, empty = tmp_path / "out", tmp_path / "empty.txt"
+    empty.write_text("no chapter")
+    with pytest.raises(ConfigError, match=r"there is no set 'text9'"):
+        prepare("text9", [], out)
+    with pytest.raises(ConfigError, match=r"qmsum-test.jsonl: is made of .*give these files: QMSum .*MIT"):
+        prepare("qmsum-test.jsonl", [], out)
+    with pytest.raises(DataError, match=r"nothing was found in .*empty.txt; it is made of NOVEL"):
+        prepare("chapters.jsonl", [empty], out)
+    with pytest.raises(DataError, match=r"empty.txt, line 1: must be text TAB label"):
+        prepare("titles-test.txt", [empty], out)
+    with pytest.raises(DataError, match=r"empty.txt: .*zip"):
+        prepare("reviews-test.jsonl", [empty], out)
+    with pytest.raises(DataError, match=r"two files, of articles and of their labels; got 1"):
+        prepare("hyperpartisan.jsonl", [empty], out)
+    empty.write_text("[{}]")
+    with pytest.raises(DataError, match=r"must be a JSON list of records, each with instruction, output"):
+        prepare("alpaca.json", [empty], out)
+    assert not out.exists()
+    out.write_text("mine")
+    with pytest.raises(ConfigError, match="is there already; remove it, or give another --out"):
+        prepare("text.txt", [], out)
+    assert out.read_text() == "mine"
+
+
+def test_the_command_lists_and_makes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["data", "--json"]) == 0
+    listing = json.loads(capsys.readouterr().out)
+    assert list(listing) == list(DATASETS)
+    assert all(one["licence"] and one["size"] and one["source"] for one in listing.values())
+    assert run(["data"]) == 0
+    out = capsys.readouterr().out
+    assert [name for name in DATASETS if f"{name}: " not in out] == []
+    assert run(["data", "text8.txt", "--out", str(tmp_path / "t.txt"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["bytes"] == (tmp_path / "t.txt").stat().st_size
+    assert "PSF" in told["licence"]
+    assert run(["data", "--out", "x"]) == 1
+    assert "--out is of a set" in capsys.readouterr().err
+
+
+def test_a_file_that_recipes_name_has_its_command() -> None:
+    assert made_by(Path("somewhere/qmsum-train.jsonl")).startswith(
+        "; `headway data qmsum-train.jsonl train.jsonl"
+    )
+    assert made_by(Path("text8.txt")).startswith("; `headway data text8.txt` makes it")
+    assert made_by(Path("mine.txt")) == ""
