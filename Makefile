@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-all test-page peers mutants mutants-drawn check bench clean
+.PHONY: help install demo test test-all test-families test-page peers mutants mutants-drawn check bench clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -19,6 +19,7 @@ help:
 	@echo "make demo      train a small model, sample from it, show why to trust it (writes runs/demo)"
 	@echo "make test      the tests, within 10 minutes on 2 cores"
 	@echo "make test-all  every test, the slow ones too, then the demo; a skipped test fails"
+	@echo "make test-families  what loads here, beside the newest transformers"
 	@echo "make test-page the page of headway serve in a browser (apt-get install chromium chromium-driver); pictures in runs/page"
 	@echo "make peers     what llama.cpp, built here for this processor (20 minutes), makes of our files"
 	@echo "make mutants   break the code in many places, one at a time: a test must fail each time"
@@ -75,6 +76,17 @@ test: $(VENV)/.installed-test $(VENV)/.native
 test-all: $(VENV)/.installed-all $(VENV)/.native
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --slow --no-skips
 	$(BIN)/headway demo
+
+# Beside the newest transformers, in an environment of its own; tests/newest.toml has the differences and their reasons.
+$(VENV)-newest/.installed: pyproject.toml constraints.txt hatch_build.py
+	$(PYTHON) -m venv $(VENV)-newest
+	grep -v "^transformers==" constraints.txt > $(VENV)-newest/constraints.txt
+	HEADWAY_BUILD=off $(VENV)-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade \
+	  -c $(VENV)-newest/constraints.txt -e ".[test]" transformers
+	@touch $@
+
+test-families: $(VENV)-newest/.installed $(VENV)/.native
+	$(ONE_THREAD) $(VENV)-newest/bin/python -m pytest -n $(WORKERS) --dist worksteal --newest tests/checkpoints tests/integrations
 
 test-page: $(VENV)/.installed-all $(VENV)/.native
 	$(ONE_THREAD) $(BIN)/python -m pytest --slow --no-skips tests/serve/page

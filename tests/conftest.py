@@ -8,6 +8,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 import functools
 import random
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,9 @@ COLLECTED = pytest.StashKey[list[str]]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the slow tests too, and hypothesis for longer")
     parser.addoption("--peers", action="store_true", help="run the tests that ask llama.cpp, and no others")
+    parser.addoption(
+        "--newest", action="store_true", help="the tests of newest.toml must fail, for its reasons"
+    )
     parser.addoption("--no-skips", action="store_true", help="a skipped test fails, with its reason")
 
 
@@ -81,6 +85,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         )
 
     config.stash[COLLECTED] = [item.nodeid for item in items]
+    if config.getoption("--newest"):
+        reasons = tomllib.loads(Path(__file__).with_name("newest.toml").read_text())["differences"]
+        for item in items:
+            if reason := reasons.get(item.nodeid):
+                item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
     left_out = [item for item in items if not wanted(item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)

@@ -17,7 +17,7 @@ from headway.errors import CheckpointError
 from headway.models import ModelSpec, build
 from headway.models.quantize import quantize_model, quantized_layers
 from headway.storage.tensors import open_tensors
-from tests.checkpoints import decoder_rows, decoders, encoders, expert_rows, hf, seq2seq
+from tests.checkpoints import decoder_rows, decoders, encoders, expert_rows, gemma4_rows, hf, seq2seq
 from tests.checkpoints.shares import share
 
 LONGFORMER = {**encoders.SHAPE, "attention_window": 8, "position_embedding_type": "absolute"}
@@ -33,7 +33,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("granite", "olmo2", "olmo3"), decoders.NO_HEAD_DIM),
     "gemma": decoders.NORMED,
     **dict.fromkeys(("gemma2", "gemma3_text"), decoders.GEMMA2),
-    **dict(reversed([*decoder_rows.CASES.values(), *expert_rows.CASES.values()])),
+    **dict(
+        reversed([*decoder_rows.CASES.values(), *expert_rows.CASES.values(), *gemma4_rows.CASES.values()])
+    ),
     "modernbert-decoder": {**encoders.shape("modernbert"), "pad_token_id": 0},
     "marian": seq2seq.MARIAN,
     **dict.fromkeys(("bart", "mbart", "plbart", "mvp", "blenderbot", "pegasus"), seq2seq.PAIR),

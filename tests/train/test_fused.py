@@ -13,7 +13,8 @@ from headway.train.tasks.base import Objective
 from headway.train.trainer import Trainer
 from tests.operators import plain
 
-TEXT = torch.tensor(list((Path(__file__).parents[2] / "docs" / "log.md").read_bytes()))
+TEXT = torch.tensor(list((Path(__file__).parents[2] / "docs" / "log.md").read_bytes()[: 1 << 16]))
+"""The beginning of the log, to which lines are added at its end."""
 CONTEXT, BATCH = 96, 4
 
 
@@ -46,12 +47,20 @@ def test_in_float32_twenty_steps_have_the_losses_of_the_formulas(monkeypatch: py
 
 
 @pytest.mark.slow
-def test_in_bf16_two_hundred_steps_end_within_the_spread_of_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    def end(seed: int) -> float:
-        return sum(losses(seed, 200, torch.bfloat16)[-20:]) / 20
+def test_in_bf16_two_hundred_steps_end_as_near_to_float32_as_the_formulas(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Runs of one seed part by their roundings: over four seeds, the root of the mean square of how far they end
+    from the formulas in float32 is at most four times that of the formulas in bf16 (more, by chance, once in a
+    hundred)."""
 
-    fused = [end(seed) for seed in range(3)]
+    def ends(dtype: torch.dtype) -> list[float]:
+        return [sum(losses(seed, 200, dtype)[-20:]) / 20 for seed in range(4)]
+
+    def apart(these: list[float]) -> float:
+        return sum((a - b) ** 2 for a, b in zip(these, exact, strict=True)) ** 0.5
+
+    fused = ends(torch.bfloat16)
     plain(monkeypatch)
-    formulas = [end(seed) for seed in range(3)]
-    spread = max(formulas) - min(formulas)
-    assert max(abs(a - b) for a, b in zip(fused, formulas, strict=True)) <= spread
+    formulas, exact = ends(torch.bfloat16), ends(torch.float32)
+    assert apart(fused) <= 4 * apart(formulas)
