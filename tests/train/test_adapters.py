@@ -2,8 +2,8 @@
 
 import json
 import re
-import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,42 +26,23 @@ from headway.train.dry_run import describe_run
 from headway.train.inputs import adapt
 from headway.train.metrics import read_metrics
 from headway.train.microbatch_pool import MasterWeights, MicrobatchPool
+from tests.train import runs
 from tests.train.conftest import documents
 from tests.train.prepared import prepared
-from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch
+from tests.train.runs import SIZE, llama
 
 Make = Callable[..., TextConfig]
-SIZE: dict[str, Any] = {
-    "layers": 2,
-    "width": 16,
-    "heads": 2,
-    "kv_heads": 1,
-    "hidden": 24,
-    "trained_context": 24,
-}
 
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    tokenizer = train_bpe(documents(0, 60), 300)
-    spec = ModelSpec.of("llama", vocab=tokenizer.vocab_size, **SIZE, init_std=0.2)
-    save_folder(tmp_path / "base", build(spec, seed=0).eval(), tokenizer=tokenizer)
-    return tmp_path / "base"
+    return llama(tmp_path / "base")
 
 
 @pytest.fixture
-def beside(base: Path, corpus: Path, tmp_path: Path) -> Make:
+def beside(settings: Make, tmp_path: Path, base: Path) -> Make:
     """Settings of a run beside `base`."""
-
-    def make(**changes: Any) -> TextConfig:
-        usual: dict[str, Any] = {
-            "data": str(corpus), "model": str(base), "adapter": "lora", "rank": 4, "context": 24,
-            "batch_tokens": 24 * 8, "micro_batch": 3, "steps": 6, "dtype": "fp32", "lr": 0.02,
-            "out": str(tmp_path / "run"),
-        }  # fmt: skip
-        return TextConfig.of(usual | changes)
-
-    return make
+    return partial(runs.beside, settings, tmp_path)
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("lora", "fp32"), ("rslora", "bf16"), ("dora", "bf16")])
@@ -93,27 +74,6 @@ def test_a_run_learns_and_leaves_an_adapter_and_the_model_as_it_was(
     numbers = sum(value.numel() for value in load_file(kept / "adapter.safetensors").values())
     lora = Lora(rank=4, magnitude=kind == "dora")
     assert numbers == cost.adapter_parameters(load_folder(base).spec, lora)
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        {},
-        pytest.param({"dtype": "bf16", "checkpoints": "shards"}, marks=pytest.mark.slow),
-        {"dtype": "bf16", "base": "nf4", "adapter": "dora"},
-    ],
-)
-def test_killed_and_resumed_ends_with_the_same_bits(
-    how: dict[str, Any], beside: Make, tmp_path: Path
-) -> None:
-    """Inside the third step, after the checkpoint of the second."""
-    reference = str(tmp_path / "reference")
-    train(beside(out=reference, **how), quiet=True)
-    config = beside(save_every=2, **how)
-    assert in_a_child(killed_at_micro_batch(config, 8)) == -signal.SIGKILL
-    assert checkpoints(Path(config.out))[-1].name == "checkpoint-2"
-    train(config, resume="auto", quiet=True)
-    assert_same_bits(config.out, reference)
 
 
 @pytest.mark.parametrize("how", [{"gradient_checkpointing": "block"}, {"workers": 2, "threads": 2}])

@@ -2,7 +2,6 @@
 
 import json
 import random
-import signal
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +20,6 @@ from headway.train.metrics import read_metrics
 from headway.train.tasks.chat import ChatConfig, stop_ids
 from tests.train.conftest import documents
 from tests.train.prepared import prepared
-from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch
 
 SHORT = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}A:{% generation %} {{ m.content }}"
@@ -60,15 +58,6 @@ def config(folder: Path, **changes: Any) -> ChatConfig:
         "backend": "sdpa", "out": str(folder / "run"), "workers": 1,
     }  # fmt: skip
     return ChatConfig(**usual | changes)
-
-
-def test_killed_and_resumed_is_uninterrupted(tmp_path: Path) -> None:
-    whole = config(tmp_path, out=str(tmp_path / "whole"), validation_share=0.1)
-    killed = config(tmp_path, save_every=2, validation_share=0.1)
-    train(whole, quiet=True)
-    assert in_a_child(killed_at_micro_batch(killed, 3 * 3 + 2)) == -signal.SIGKILL
-    train(killed, resume="auto", quiet=True)
-    assert_same_bits(killed.out, whole.out)
 
 
 def test_a_run_says_what_became_of_the_data_and_its_model_chats(

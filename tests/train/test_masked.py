@@ -29,7 +29,6 @@ from tests.data import data_path
 from tests.nn.plain import plain_cross_entropy
 from tests.train.objectives import accumulated
 from tests.train.prepared import prepared
-from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch, weights
 
 Make = Callable[..., TextConfig]
 FAMILIES = ("bert", "roberta", "roformer", "wobert", "nezha", "longformer")
@@ -202,30 +201,6 @@ def test_transformers_goes_on_with_what_was_trained(encoder: Make, family: str) 
     assert peers.mask_token_id == tokenizer.mask
 
 
-@pytest.mark.parametrize("changes", [
-    {"family": "bert"},
-    pytest.param(
-        {"family": "roformer", "linear": "elu+1", "units": "characters", "vocab": 278, "pack": False},
-        marks=pytest.mark.slow),
-    pytest.param(
-        {"family": "longformer", "patterns": "Window.around(4) | Global()", "whole_words": True},
-        marks=pytest.mark.slow,
-    ),
-], ids=lambda c: "-".join(map(str, c.values())))  # fmt: skip
-def test_a_resumed_run_is_the_run(encoder: Make, tmp_path: Path, changes: dict[str, Any]) -> None:
-    """With dropout too, across epochs, and killed inside a window."""
-    longer = {"batch_tokens": 24 * 30, "micro_batch": 12, "save_every": 2, "keep_last": 9, **changes}
-    whole = encoder(out=str(tmp_path / "whole"), **longer)
-    train(whole, quiet=True)
-    first = encoder(out=str(tmp_path / "first"), **longer)
-    train(first, resume=str(tmp_path / "whole" / "checkpoint-2"), quiet=True)
-    assert all(torch.equal(weights(first.out)[n], w) for n, w in weights(whole.out).items())
-    killed = encoder(out=str(tmp_path / "killed"), **longer)
-    assert in_a_child(killed_at_micro_batch(killed, 3 * (30 // longer["micro_batch"]) + 1)) < 0
-    train(killed, resume="auto", quiet=True)
-    assert_same_bits(killed.out, whole.out)
-
-
 def test_masks_do_not_depend_on_micro_batches_and_differ_by_step(encoder: Make, tmp_path: Path) -> None:
     seen: list[list[float]] = []
     for size in (8, 3):
@@ -295,8 +270,8 @@ def test_the_command_line(encoder: Make, tmp_path: Path, capsys: pytest.CaptureF
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [
-    {"units": "characters"}, {"units": "words", "vocab": 4000}, {"units": "characters", "linear": "elu+1"},
-    {"units": "characters", "linear": "cosine"},
+    {"units": "characters"}, {"units": "words", "vocab": 4000}, {"units": "characters", "mixers": "elu+1"},
+    {"units": "characters", "mixers": "cosine"},
 ], ids=lambda c: "-".join(map(str, c.values())))  # fmt: skip
 def test_a_small_roformer_learns_chinese(tmp_path: Path, changes: dict[str, Any]) -> None:
     """Rows 82, 84, 86: the loss falls with linear attention too; held-out accuracy beats naming the most frequent

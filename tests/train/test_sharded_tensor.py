@@ -3,53 +3,20 @@ for bit, and so those of one process (`test_tensor_parallel.py`, which has the s
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from headway.parallel import Mesh
 from headway.train import TextConfig, train
-from headway.train.config import TrainConfig
-from tests.train import heads
-from tests.train.test_preference import config as preference
-from tests.train.test_processes import pairs
-from tests.train.test_resume import assert_same_bits, weights
+from tests.train.test_processes import as_one
+from tests.train.test_resume import weights
 from tests.train.test_tensor_parallel import BOTH, SHARED, assert_close, by, open_state
 
 Make = Callable[..., TextConfig]
 BESIDE = Mesh(dp=2, tp=2)
 ODD = {**SHARED, "hidden": 22, "validation_share": 0.1, "eval_every": 3}
 """11 hidden units of a process are 6 and 5."""
-
-
-def same_bits(config: TrainConfig, folder: Path) -> None:
-    """The run of these settings by either mesh."""
-    beside, both = (by(mesh, config, folder / str(mesh)) for mesh in (BESIDE, BOTH))
-    assert_same_bits(both.out, beside.out)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_row_45_next_tokens(settings: Make, tmp_path: Path, dtype: str, optimizer: str) -> None:
-    """With clipping, dropout, documents of all lengths and held-out text."""
-    same_bits(settings(**ODD, dtype=dtype, optimizer=optimizer), tmp_path)
-
-
-@pytest.mark.slow
-def test_row_45_translation_and_blocks_that_are_computed_again(settings: Make, tmp_path: Path) -> None:
-    """Keys of the encoder's states are made before the decoder's blocks run; a mean of checkpoints."""
-    same_bits(pairs(tmp_path).model_copy(update={"steps": 6, "dropout": 0.0}), tmp_path / "pairs")
-    same_bits(settings(**ODD, gradient_checkpointing="block", average=2), tmp_path / "again")
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:train_words")
-def test_row_45_heads_and_preferences(tmp_path: Path) -> None:
-    how: dict[str, Any] = {"micro_batch": 8, "hidden": 44, "dropout": 0.1, "workers": 1, "eval_every": 3}
-    same_bits(heads.settings("classify", tmp_path, optimizer="muon", **how), tmp_path / "classify")
-    same_bits(preference(tmp_path, kv_heads=2, micro_batch=3, eval_every=3), tmp_path / "preference")
 
 
 @pytest.mark.slow
@@ -91,10 +58,10 @@ def test_row_45_adapters_and_their_shards(settings: Make, tmp_path: Path, kind: 
         "rank": 3,
         "lr": 0.01,
     }
-    config = settings(**how, out=str(tmp_path / "alone"))
-    same_bits(config, tmp_path)
+    config = settings(**how, out=str(tmp_path / "one"))
+    as_one(config, tmp_path, mesh=str(BOTH), other=str(BESIDE))
     train(config, quiet=True)
-    there = tmp_path / str(BOTH) / "run" / "checkpoint-4"
+    there = tmp_path / "shared" / "checkpoint-4"
     assert len(list(there.glob("adapter-shard-*"))) == 4
     again = config.model_copy(update={"out": str(tmp_path / "again")})
     train(again, resume=str(there), quiet=True)

@@ -55,6 +55,14 @@ def corpus(folder: Path, count: int = 60) -> dict[str, str]:
     return {"source": str(folder / "a.en"), "target": str(folder / "a.de")}
 
 
+def config(folder: Path, **changes: Any) -> TranslationConfig:
+    """With held-out pairs and dropout, in steps of up to 40 pairs, some three an epoch."""
+    files = corpus(folder)
+    held = {f"validation_{side}": path for side, path in files.items()}
+    how = {"batch_tokens": 128, "micro_batch": 20, "seed": 1, "steps": 10, "dropout": 0.1}
+    return TranslationConfig.of({**TINY, **files, **held, **how, "out": str(folder / "run"), **changes})
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, str]]:
     folder = tmp_path_factory.mktemp("translation")
