@@ -16,7 +16,6 @@ from headway.checkpoints.folder import load_folder
 from headway.checkpoints.restore import build_model
 from headway.cli import run
 from headway.data import HELD_OUT, MaskedRows, Masking, TokenFile
-from headway.errors import ConfigError
 from headway.models import Encoder, ModelSpec, build
 from headway.nn import IGNORE_INDEX, cross_entropy
 from headway.nn.cross_entropy import fused_cross_entropy
@@ -212,44 +211,12 @@ def test_masks_do_not_depend_on_micro_batches_and_differ_by_step(encoder: Make, 
     assert not torch.equal(rows.drawn(0).batch([0])[1], rows.drawn(1).batch([0])[1])
 
 
-def test_dropout_runs_one_after_the_other(encoder: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whichever of the two there is: both draw from torch's one generator."""
-    with pytest.raises(ConfigError, match=r"workers=2 with attention dropout 0.1: .*leave workers out"):
-        train(encoder(workers=2), quiet=True)
-    train(encoder(workers=2, dropout=0.0, steps=1), quiet=True)
-
-
 def test_the_command_line(encoder: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Train by flags, evaluate at the trained length and at four times of it (row 84)."""
     out = str(tmp_path / "run")
-    sizes = [
-        "--depth",
-        "2",
-        "--width",
-        "16",
-        "--heads",
-        "2",
-        "--vocab",
-        "300",
-        "--context",
-        "24",
-        "--batch-tokens",
-        "96",
-    ]
-    given = [
-        "--data",
-        encoder().data,
-        "--family",
-        "roformer",
-        *sizes,
-        "--steps",
-        "2",
-        "--dtype",
-        "fp32",
-        "--out",
-        out,
-    ]
-    assert run(["train", *given, "--validation-share", "0.3"]) == 0
+    sizes = "--depth 2 --width 16 --heads 2 --vocab 300 --context 24 --batch-tokens 96 --steps 2"
+    how = f"--family roformer {sizes} --dtype fp32 --validation-share 0.3"
+    assert run(["train", *how.split(), "--data", encoder().data, "--out", out]) == 0
     said = capsys.readouterr().out
     assert "held-out accuracy" in said
     assert f"next: headway eval {out}/final --data" in said

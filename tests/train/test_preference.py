@@ -147,15 +147,7 @@ def test_what_is_held_out_is_measured_pair_by_pair(tmp_path: Path) -> None:
 def test_beside_a_frozen_model_the_reference_is_the_policy_at_first(base: str | None, tmp_path: Path) -> None:
     """In its own number format, quantized or not."""
     train(config(tmp_path, steps=1, out=str(tmp_path / "base")), quiet=True)
-    fresh = {
-        "template": None,
-        "vocab": None,
-        "depth": None,
-        "width": None,
-        "heads": None,
-        "kv_heads": None,
-        "hidden": None,
-    }
+    fresh = dict.fromkeys(("template", "vocab", "depth", "width", "heads", "kv_heads", "hidden"))
     own = config(
         tmp_path, **fresh, model=str(tmp_path / "base" / "final"), adapter="lora", rank=2, base=base, dtype="bf16",
         eval_at_start=True, out=str(tmp_path / "run2"),

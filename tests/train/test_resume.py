@@ -25,20 +25,26 @@ from tests.faults import watch
 Make = Callable[..., TextConfig]
 
 
+def state(checkpoint: Path) -> dict[str, Tensor]:
+    """Weights, or the adapter of a frozen model, and moments."""
+    beside = any(checkpoint.glob("adapter*"))
+    trained = state_tensors(checkpoint, ADAPTER) if beside else load_folder(checkpoint).tensors
+    both = dict(trained) | dict(state_tensors(checkpoint, MOMENTS))
+    return {name: value.clone() for name, value in both.items()}
+
+
 def weights(out: str | Path) -> dict[str, Tensor]:
-    last = checkpoints(Path(out))[-1]
-    beside = any(last.glob("adapter*"))  # a frozen model
-    found = dict(state_tensors(last, ADAPTER) if beside else load_folder(last).tensors) | dict(
-        state_tensors(last, MOMENTS)
-    )
-    return {name: value.clone() for name, value in found.items()}
+    """The last state of a run."""
+    return state(checkpoints(Path(out))[-1])
+
+
+def assert_equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    assert a.keys() == b.keys()
+    assert not [name for name in a if not torch.equal(a[name], b[name])]
 
 
 def assert_same_bits(out: str, reference: str) -> None:
-    a, b = weights(out), weights(reference)
-    assert a.keys() == b.keys()
-    different = [name for name in a if not torch.equal(a[name], b[name])]
-    assert not different
+    assert_equal(weights(out), weights(reference))
     assert lines(out) == lines(reference)
 
 

@@ -23,7 +23,7 @@ from headway.train.trainer import Trainer
 from tests.train.objectives import Given
 from tests.train.processes import ended, start, together
 from tests.train.test_processes import HALVES, as_one
-from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch, lines, weights
+from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch, lines
 from tests.train.test_step import model, ragged
 
 Make = Callable[..., TextConfig]
@@ -72,23 +72,6 @@ def test_killed_and_resumed_by_one_and_by_two_sharded(settings: Make, tmp_path: 
     together(2, lambda rank: train(sharded, resume="auto"), tmp_path / "two")
     assert "not bit for bit" not in (tmp_path / "two" / "0").read_text()
     assert_same_bits(usual.out, whole.out)
-
-
-@pytest.mark.slow
-def test_row_45_a_sharded_base_and_its_adapter(settings: Make, tmp_path: Path) -> None:
-    first = train(settings(), quiet=True)
-    fresh = dict.fromkeys(("vocab", "depth", "width", "heads", "kv_heads", "hidden", "patterns", "dropout"))
-    how = {**HALVES, **fresh, "model": str(first.model), "adapter": "lora", "rank": 3, "optimizer": "adamw"}
-    config, folder = settings(**how, save_every=10), tmp_path / "adapter"
-    folder.mkdir()
-    as_one(config, folder, mesh="fsdp=2")
-    there = folder / "shared" / "checkpoint-10"
-    for what in ("adapter", "optimizer"):
-        assert len(list(there.glob(f"{what}-shard-*"))) == 2
-    again = config.model_copy(update={"out": str(folder / "again")})
-    train(again, resume=str(there), quiet=True)
-    ours, theirs = weights(again.out), weights(folder / "alone")
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours.keys() | theirs.keys())
 
 
 @pytest.mark.slow
