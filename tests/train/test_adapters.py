@@ -21,7 +21,7 @@ from headway.text import train_bpe
 from headway.train import TextConfig, train
 from headway.train.checkpoint import checkpoints
 from headway.train.dry_run import describe_run
-from headway.train.inputs import adapt
+from headway.train.inputs import Inputs
 from headway.train.metrics import read_metrics
 from headway.train.microbatch_pool import MasterWeights, MicrobatchPool
 from tests.train import runs
@@ -200,7 +200,7 @@ def test_a_dry_run_counts_what_is_trained(beside: Make, base: Path) -> None:
 def test_frozen_bytes_are_those_of_the_model(base: Path, beside: Make) -> None:
     for nf4 in (False, True):
         model = build(load_folder(base).spec, seed=0)
-        adapt(model, beside(base="nf4" if nf4 else None), torch.bfloat16)
+        Inputs.of(beside(base="nf4" if nf4 else None, dtype="bf16")).adapt(model)
         names = {name for name, _ in named_adapter_parameters(model)}
         held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         frozen = sum(v.numel() * v.itemsize for name, v in held.items() if name not in names)
