@@ -41,8 +41,7 @@ def measure(folder: str, kind: str, rows: int, context: int, steps: int, dtype: 
 
     from headway.models import cost
     from headway.train import TextConfig
-    from headway.train.inputs import adapt, first_model, lora_of
-    from headway.train.microbatch_pool import DTYPES
+    from headway.train.inputs import Inputs, trained_parameters
 
     torch.set_num_threads(1)
     warm_up()
@@ -50,8 +49,9 @@ def measure(folder: str, kind: str, rows: int, context: int, steps: int, dtype: 
     config = TextConfig.of(settings | {"batch_tokens": rows * context})
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
     before = held("VmRSS")
-    model = first_model(config, 0)
-    adapt(model, config, DTYPES[dtype])
+    inputs = Inputs.of(config)
+    model, _ = inputs.first_model(0)
+    inputs.adapt(model)
 
     trainer = trainer_of(model, config, rows)
     loaded, begin = held() - before, time.perf_counter()
@@ -61,7 +61,7 @@ def measure(folder: str, kind: str, rows: int, context: int, steps: int, dtype: 
         "kind": kind,
         "parameters": cost.parameter_count(model.spec),
         "trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
-        "gradients_and_moments": cost.trained_bytes(model.spec, lora_of(config)),
+        "gradients_and_moments": cost.trained_bytes(trained_parameters(config, model.spec)),
         "loaded": loaded,
         "peak": held() - before,
         "seconds_per_step": seconds,

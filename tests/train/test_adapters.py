@@ -1,9 +1,8 @@
 """Training beside a frozen model: what is trained, kept and held, and where a run goes on."""
 
 import json
-import re
-import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,51 +16,31 @@ from headway.checkpoints.bases import fingerprint
 from headway.errors import CheckpointError, ConfigError
 from headway.models import ModelSpec, build, cost
 from headway.nn import Lora, adapted, named_adapter_parameters
-from headway.storage import disk
 from headway.storage.safetensors import write_safetensors
 from headway.text import train_bpe
 from headway.train import TextConfig, train
 from headway.train.checkpoint import checkpoints
 from headway.train.dry_run import describe_run
-from headway.train.inputs import adapt
+from headway.train.inputs import Inputs
 from headway.train.metrics import read_metrics
 from headway.train.microbatch_pool import MasterWeights, MicrobatchPool
+from tests.train import runs
 from tests.train.conftest import documents
 from tests.train.prepared import prepared
-from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch
+from tests.train.runs import SIZE, llama
 
 Make = Callable[..., TextConfig]
-SIZE: dict[str, Any] = {
-    "layers": 2,
-    "width": 16,
-    "heads": 2,
-    "kv_heads": 1,
-    "hidden": 24,
-    "trained_context": 24,
-}
 
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    tokenizer = train_bpe(documents(0, 60), 300)
-    spec = ModelSpec.of("llama", vocab=tokenizer.vocab_size, **SIZE, init_std=0.2)
-    save_folder(tmp_path / "base", build(spec, seed=0).eval(), tokenizer=tokenizer)
-    return tmp_path / "base"
+    return llama(tmp_path / "base")
 
 
 @pytest.fixture
-def beside(base: Path, corpus: Path, tmp_path: Path) -> Make:
+def beside(settings: Make, tmp_path: Path, base: Path) -> Make:
     """Settings of a run beside `base`."""
-
-    def make(**changes: Any) -> TextConfig:
-        usual: dict[str, Any] = {
-            "data": str(corpus), "model": str(base), "adapter": "lora", "rank": 4, "context": 24,
-            "batch_tokens": 24 * 8, "micro_batch": 3, "steps": 6, "dtype": "fp32", "lr": 0.02,
-            "out": str(tmp_path / "run"),
-        }  # fmt: skip
-        return TextConfig.of(usual | changes)
-
-    return make
+    return partial(runs.beside, settings, tmp_path)
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("lora", "fp32"), ("rslora", "bf16"), ("dora", "bf16")])
@@ -93,27 +72,6 @@ def test_a_run_learns_and_leaves_an_adapter_and_the_model_as_it_was(
     numbers = sum(value.numel() for value in load_file(kept / "adapter.safetensors").values())
     lora = Lora(rank=4, magnitude=kind == "dora")
     assert numbers == cost.adapter_parameters(load_folder(base).spec, lora)
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        {},
-        pytest.param({"dtype": "bf16", "checkpoints": "shards"}, marks=pytest.mark.slow),
-        {"dtype": "bf16", "base": "nf4", "adapter": "dora"},
-    ],
-)
-def test_killed_and_resumed_ends_with_the_same_bits(
-    how: dict[str, Any], beside: Make, tmp_path: Path
-) -> None:
-    """Inside the third step, after the checkpoint of the second."""
-    reference = str(tmp_path / "reference")
-    train(beside(out=reference, **how), quiet=True)
-    config = beside(save_every=2, **how)
-    assert in_a_child(killed_at_micro_batch(config, 8)) == -signal.SIGKILL
-    assert checkpoints(Path(config.out))[-1].name == "checkpoint-2"
-    train(config, resume="auto", quiet=True)
-    assert_same_bits(config.out, reference)
 
 
 @pytest.mark.parametrize("how", [{"gradient_checkpointing": "block"}, {"workers": 2, "threads": 2}])
@@ -188,21 +146,6 @@ def test_another_adapter_in_the_checkpoint_is_refused(beside: Make, tmp_path: Pa
         train(beside(steps=2), resume="auto", quiet=True)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"adapter": None}, "rank: of an adapter, which was not asked for; add adapter=lora"),
-        ({"model": None}, r"an adapter is trained beside a model that is there; give its folder"),
-        ({"adapter_targets": ["q"]}, r"no linear layer 'q'; .*q_proj"),
-        ({"model": "qwen2-0.5b"}, r"beside the model of a folder, and model=qwen2-0\.5b is none"),
-        ({"lora_alpha": 3}, r'unknown setting "lora_alpha" \(here it is "alpha"'),
-    ],
-)
-def test_settings_that_do_not_fit(changes: dict[str, Any], words: str, beside: Make) -> None:
-    with pytest.raises(ConfigError, match=words):
-        train(beside(**changes), quiet=True)
-
-
 def test_an_adapter_is_no_model_to_begin_with(beside: Make) -> None:
     result = train(beside(steps=1), quiet=True)
     with pytest.raises(
@@ -257,7 +200,7 @@ def test_a_dry_run_counts_what_is_trained(beside: Make, base: Path) -> None:
 def test_frozen_bytes_are_those_of_the_model(base: Path, beside: Make) -> None:
     for nf4 in (False, True):
         model = build(load_folder(base).spec, seed=0)
-        adapt(model, beside(base="nf4" if nf4 else None), torch.bfloat16)
+        Inputs.of(beside(base="nf4" if nf4 else None, dtype="bf16")).adapt(model)
         names = {name for name, _ in named_adapter_parameters(model)}
         held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         frozen = sum(v.numel() * v.itemsize for name, v in held.items() if name not in names)
@@ -279,16 +222,3 @@ def test_a_small_share_of_gradients_and_moments_is_needed(spec: ModelSpec, share
     """r = 16 on every linear layer, at 1.1 B (TinyLlama's sizes) and at 32 M parameters."""
     adapted = cost.trained_bytes(cost.adapter_parameters(spec, Lora(rank=16)))
     assert adapted / cost.trained_bytes(cost.parameter_count(spec)) < share
-
-
-def test_room_is_asked_for_what_is_trained_alone(beside: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checkpoints of an adapter have its numbers and their moments, none of the frozen weights."""
-    config = beside(save_every=1, steps=2, keep_last=2, rank=32)
-    with monkeypatch.context() as patch:
-        patch.setattr(disk, "free", lambda path: 0)
-        with pytest.raises(ConfigError, match=r"checkpoints of (\S+) KiB") as refused:
-            train(config, quiet=True)
-    train(config, quiet=True)
-    wrote = sum(p.stat().st_size for p in checkpoints(Path(config.out))[-1].glob("*.safetensors"))
-    said = float(re.findall(r"checkpoints of (\S+) KiB", str(refused.value))[0]) * 1024
-    assert said == pytest.approx(wrote, rel=0.15)

@@ -2,13 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from headway.checkpoints import load_folder
-from headway.errors import ConfigError
 from headway.train import TextConfig, train
 from headway.train.checkpoint import checkpoints
 from tests.train.test_resume import assert_same_bits
@@ -34,19 +32,3 @@ def test_the_model_is_the_mean_of_the_last_checkpoints(settings: Make, tmp_path:
     assert result.validation is not None
     assert other.validation is not None
     assert result.validation.loss != other.validation.loss  # it is the mean that is measured
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (
-            {"average": 3, "save_every": 1, "keep_last": 2},
-            "average 3 needs save_every, and keep_last of 3 or more",
-        ),
-        ({"average": 2, "save_every": None}, "average 2 needs save_every"),
-        ({"average": 2, "save_every": 1, "adapter": "lora"}, "an adapter is trained"),
-    ],
-)
-def test_what_does_not_fit_is_said(settings: Make, given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        TextConfig.of({**settings().model_dump(exclude_none=True), **given})

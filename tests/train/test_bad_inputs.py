@@ -29,10 +29,10 @@ from headway.train.checkpoint import checkpoints
 from headway.train.metrics import read_metrics
 from headway.train.tasks.base import Plan
 from tests.train.objectives import Given, sgd_step
+from tests.train.runs import HOME_MADE
 from tests.train.test_step import VOCAB, model, token_file
 
 Make = Callable[..., TextConfig]
-HOME_MADE = dict.fromkeys(("vocab", "depth", "width", "heads", "kv_heads", "hidden", "patterns"))
 
 
 @pytest.mark.parametrize("bad", [-1, -101, 9, 10**6])

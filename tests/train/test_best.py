@@ -1,7 +1,7 @@
 """The best model of a run is kept, and a run that gets no better ends; both go on to the bit."""
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -134,19 +134,6 @@ def test_killed_and_resumed_it_is_the_run_that_was_not(dtype: str, tmp_path: Pat
     again = train(killed, resume="auto", quiet=True)  # it is over, and nothing is compared twice
     assert again.steps == ended.steps
     assert_same_bits(killed.out, whole.out)
-
-
-@pytest.mark.parametrize(("changes", "said"), [
-    ({"keep_best": True, "validation_share": 0.1}, "keep_best and early_stopping_patience compare.*give eval_every"),
-    ({"keep_best": True, "eval_every": 2}, "need something held out: give validation, or validation_share"),
-    ({"best_by": "accuracy", **HELD}, "best_by says what keep_best and early_stopping_patience compare"),
-    ({"keep_best": True, **HELD, "average": 2, "save_every": 1}, "average 2 and keep_best both say which model"),
-    ({"load_best_model_at_end": True}, 'here it is "keep_best"'),
-    ({"metric_for_best_model": "loss"}, 'here it is "best_by"'),
-])  # fmt: skip
-def test_settings_that_contradict_are_named(changes: Mapping[str, Any], said: str, settings: Make) -> None:
-    with pytest.raises(ConfigError, match=said):
-        settings(**changes)
 
 
 def test_a_measure_that_is_not_there_is_named_before_the_first_step(

@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import json
 import shlex
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from headway.checkpoints.restore import build_model
 from headway.cli import run
 from headway.data.encoded import encoder_inputs
 from headway.data.record_kinds import Answer, Labelled, Question, Tagged, Triplet
-from headway.errors import ConfigError
 from headway.metrics import accuracy, entity_f1, squad_exact
 from headway.models import Head, ModelSpec, build
 from headway.text import Tokenizer, train_words
@@ -34,7 +32,6 @@ from tests.checkpoints.shares import share
 from tests.small_bert import LABELS, TEXTS, bert
 from tests.train.heads import DATA, settings
 from tests.train.prepared import prepared
-from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch
 
 TASKS = list(DATA)
 pytestmark = pytest.mark.filterwarnings("ignore:train_words")  # of so few words
@@ -206,21 +203,6 @@ def test_micro_batches_are_the_whole_batch(task: str, tmp_path: Path) -> None:
 
 def test_infonce_is_one_forward_pass(tmp_path: Path) -> None:
     assert len(made("embed", tmp_path, batch=12).batches(0)) == 1
-    with pytest.raises(ConfigError, match=r"infonce compares all texts of a step.*leave micro_batch"):
-        settings("embed", tmp_path, micro_batch=4)
-
-
-@share("task", TASKS, 0, 4)
-def test_killed_and_resumed_is_uninterrupted(task: str, tmp_path: Path) -> None:
-    """With dropout; killed between two micro batches of step 4, across the end of an epoch."""
-    usual = {"dropout": 0.1, "steps": 8, "width": 16, "save_every": 2}
-    micro = {} if task == "embed" else {"micro_batch": 8}
-    killed = settings(task, tmp_path / "killed", **usual, **micro)
-    whole = settings(task, tmp_path / "whole", **usual, **micro)
-    train(whole, quiet=True)
-    assert in_a_child(killed_at_micro_batch(killed, 4 if task == "embed" else 8)) == -signal.SIGKILL
-    train(killed, resume="auto", quiet=True)
-    assert_same_bits(killed.out, whole.out)
 
 
 @pytest.fixture(scope="module")

@@ -33,44 +33,32 @@ def shared(settings: Make, tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.slow
-def test_the_command_starts_processes(shared: Path) -> None:
-    done = ran(sys.executable, "-m", "headway", "train", "--processes", "2", "--config", str(shared))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("next: headway generate") == 1
-    assert_same_bits(str(shared.parent / "shared"), str(shared.parent / "alone"))
+STARTED: dict[str, tuple[list[str], dict[str, str]]] = {
+    "the command": ([sys.executable, "-m", "headway", "train", "--processes", "2", "--config", "FILE"], {}),
+    "slurm": (
+        ["bash", "recipes/slurm.sh", "--config", "FILE"],
+        {"PROCESSES": "2", "PORT": "29611", "SLURM_JOB_NODELIST": "here", "SLURM_JOB_NUM_NODES": "1",
+         "SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "2"},
+    ),
+    "ray": ([sys.executable, "recipes/ray_train.py", "2", "FILE"], {"RAY_USAGE_STATS_ENABLED": "0"}),
+}  # fmt: skip
+SLURM = {"srun": 'exec "$@"', "scontrol": "echo localhost", "python": f'exec {sys.executable} "$@"'}
+"""The commands of a cluster of one node, as scripts."""
 
 
 @pytest.mark.slow
-def test_slurm_starts_a_launcher_on_each_node(shared: Path) -> None:
-    """Of a cluster of one node, whose commands are scripts."""
+@pytest.mark.parametrize("by", STARTED)
+def test_processes_are_started_and_train_as_one(by: str, shared: Path) -> None:
+    command, environment = STARTED[by]
     commands = shared.parent / "bin"
     commands.mkdir()
-    for name, does in {
-        "srun": 'exec "$@"',
-        "scontrol": "echo localhost",
-        "python": f'exec {sys.executable} "$@"',
-    }.items():
+    for name, does in SLURM.items() if by == "slurm" else ():
         (commands / name).write_text(f"#!/bin/sh\n{does}\n")
         (commands / name).chmod(0o755)
-    cluster = {
-        "SLURM_JOB_NODELIST": "here",
-        "SLURM_JOB_NUM_NODES": "1",
-        "SLURM_JOB_ID": "7",
-        "SLURM_CPUS_ON_NODE": "2",
-    }
-    path = f"{commands}:{os.environ['PATH']}"
-    done = ran(
-        "bash", "recipes/slurm.sh", "--config", str(shared), PATH=path, PROCESSES="2", PORT="29611", **cluster
-    )
+    given = [str(shared) if word == "FILE" else word for word in command]
+    done = ran(*given, PATH=f"{commands}:{os.environ['PATH']}", **environment)
     assert done.returncode == 0, done.stderr
-    assert_same_bits(str(shared.parent / "shared"), str(shared.parent / "alone"))
-
-
-@pytest.mark.slow
-def test_ray_train_starts_workers(shared: Path) -> None:
-    done = ran(sys.executable, "recipes/ray_train.py", "2", str(shared), RAY_USAGE_STATS_ENABLED="0")
-    assert done.returncode == 0, done.stderr
+    assert by == "ray" or done.stdout.count("next: headway generate") == 1
     assert_same_bits(str(shared.parent / "shared"), str(shared.parent / "alone"))
 
 

@@ -16,7 +16,6 @@ from headway.checkpoints.folder import load_folder
 from headway.checkpoints.restore import build_model
 from headway.cli import run
 from headway.data import HELD_OUT, MaskedRows, Masking, TokenFile
-from headway.errors import ConfigError
 from headway.models import Encoder, ModelSpec, build
 from headway.nn import IGNORE_INDEX, cross_entropy
 from headway.nn.cross_entropy import fused_cross_entropy
@@ -29,7 +28,6 @@ from tests.data import data_path
 from tests.nn.plain import plain_cross_entropy
 from tests.train.objectives import accumulated
 from tests.train.prepared import prepared
-from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch, weights
 
 Make = Callable[..., TextConfig]
 FAMILIES = ("bert", "roberta", "roformer", "wobert", "nezha", "longformer")
@@ -202,30 +200,6 @@ def test_transformers_goes_on_with_what_was_trained(encoder: Make, family: str) 
     assert peers.mask_token_id == tokenizer.mask
 
 
-@pytest.mark.parametrize("changes", [
-    {"family": "bert"},
-    pytest.param(
-        {"family": "roformer", "mixers": "elu+1", "units": "characters", "vocab": 278, "pack": False},
-        marks=pytest.mark.slow),
-    pytest.param(
-        {"family": "longformer", "patterns": "Window.around(4) | Global()", "whole_words": True},
-        marks=pytest.mark.slow,
-    ),
-], ids=lambda c: "-".join(map(str, c.values())))  # fmt: skip
-def test_a_resumed_run_is_the_run(encoder: Make, tmp_path: Path, changes: dict[str, Any]) -> None:
-    """With dropout too, across epochs, and killed inside a window."""
-    longer = {"batch_tokens": 24 * 30, "micro_batch": 12, "save_every": 2, "keep_last": 9, **changes}
-    whole = encoder(out=str(tmp_path / "whole"), **longer)
-    train(whole, quiet=True)
-    first = encoder(out=str(tmp_path / "first"), **longer)
-    train(first, resume=str(tmp_path / "whole" / "checkpoint-2"), quiet=True)
-    assert all(torch.equal(weights(first.out)[n], w) for n, w in weights(whole.out).items())
-    killed = encoder(out=str(tmp_path / "killed"), **longer)
-    assert in_a_child(killed_at_micro_batch(killed, 3 * (30 // longer["micro_batch"]) + 1)) < 0
-    train(killed, resume="auto", quiet=True)
-    assert_same_bits(killed.out, whole.out)
-
-
 def test_masks_do_not_depend_on_micro_batches_and_differ_by_step(encoder: Make, tmp_path: Path) -> None:
     seen: list[list[float]] = []
     for size in (8, 3):
@@ -237,44 +211,12 @@ def test_masks_do_not_depend_on_micro_batches_and_differ_by_step(encoder: Make, 
     assert not torch.equal(rows.drawn(0).batch([0])[1], rows.drawn(1).batch([0])[1])
 
 
-def test_dropout_runs_one_after_the_other(encoder: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whichever of the two there is: both draw from torch's one generator."""
-    with pytest.raises(ConfigError, match=r"workers=2 with attention dropout 0.1: .*leave workers out"):
-        train(encoder(workers=2), quiet=True)
-    train(encoder(workers=2, dropout=0.0, steps=1), quiet=True)
-
-
 def test_the_command_line(encoder: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Train by flags, evaluate at the trained length and at four times of it (row 84)."""
     out = str(tmp_path / "run")
-    sizes = [
-        "--depth",
-        "2",
-        "--width",
-        "16",
-        "--heads",
-        "2",
-        "--vocab",
-        "300",
-        "--context",
-        "24",
-        "--batch-tokens",
-        "96",
-    ]
-    given = [
-        "--data",
-        encoder().data,
-        "--family",
-        "roformer",
-        *sizes,
-        "--steps",
-        "2",
-        "--dtype",
-        "fp32",
-        "--out",
-        out,
-    ]
-    assert run(["train", *given, "--validation-share", "0.3"]) == 0
+    sizes = "--depth 2 --width 16 --heads 2 --vocab 300 --context 24 --batch-tokens 96 --steps 2"
+    how = f"--family roformer {sizes} --dtype fp32 --validation-share 0.3"
+    assert run(["train", *how.split(), "--data", encoder().data, "--out", out]) == 0
     said = capsys.readouterr().out
     assert "held-out accuracy" in said
     assert f"next: headway eval {out}/final --data" in said

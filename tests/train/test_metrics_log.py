@@ -107,15 +107,41 @@ def test_a_log_is_told_every_so_many_steps_the_last_and_after_a_minute() -> None
     assert told(11, 4, seconds, quiet=True) == []
 
 
-def test_a_stream_that_nobody_reads_ends_nothing() -> None:
-    class Gone(io.StringIO):
-        def write(self, _: str) -> int:
-            raise BrokenPipeError
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
-    with Reporter(3, 1, stream=Gone()) as reporter:
+
+def test_on_a_terminal_a_bar_is_filled_by_steps_or_by_the_clock(capsys: pytest.CaptureFixture[str]) -> None:
+    """What goes to stdout goes there, not above the bar."""
+    for total, shown in ((None, (30.0, 120.0, "step 7")), (8, (7, 8, "7/8"))):
+        terminal = Terminal()
+        with Reporter(total, 10, stream=terminal) as reporter:
+            reporter.step(RECORD | {"step": 7, "seconds": 30.0, "eta_s": 90.0})
+            reporter.note("a [bold]remark")
+            print("a result")
+            assert reporter._bar is not None
+            (task,) = reporter._bar.tasks
+        said = terminal.getvalue()
+        assert (task.completed, task.total) == shown[:2]
+        assert all(text in said for text in (shown[2], "loss 3.412", "a [bold]remark"))
+        assert capsys.readouterr().out == "a result\n"
+        assert "a result" not in said
+
+
+@pytest.mark.parametrize("kind", [Terminal, io.StringIO])
+def test_a_reader_that_is_gone_does_not_end_a_run(
+    kind: type[io.StringIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(text: str) -> int:
+        raise OSError(5, "Input/output error")
+
+    stream = kind()
+    with Reporter(None, 1, stream=stream) as reporter:
+        monkeypatch.setattr(stream, "write", gone)
+        reporter.note("a remark")
         reporter.step(RECORD)
         assert reporter.quiet
-        reporter.note("more")
 
 
 def test_a_running_mean_by_hand() -> None:

@@ -1,7 +1,6 @@
 """A task is one file: one that is no part of the package trains, evaluates, goes on to the bit, and leaves a model."""
 
 import json
-import signal
 from pathlib import Path
 
 import pytest
@@ -10,11 +9,8 @@ import headway
 from headway.cli import run
 from headway.errors import ConfigError
 from headway.train import TextConfig, train
-from headway.train.checkpoint import checkpoints
 from headway.train.metrics import read_metrics
-from tests.checkpoints.shares import share
 from tests.train.reversal import Reversal, ReversalConfig
-from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch
 
 NAME = "tests.train.reversal:Reversal"
 
@@ -35,18 +31,6 @@ def test_it_trains_evaluates_and_leaves_a_model(tmp_path: Path, capsys: pytest.C
     assert f"next: headway generate {found['model']} abcd" in out
     assert "going on from" in err
     assert "not bit for bit" not in err
-
-
-@share("dtype", ["fp32", "bf16"], 1, 2)
-def test_it_goes_on_to_the_bit(tmp_path: Path, dtype: str) -> None:
-    def config(name: str) -> ReversalConfig:
-        return ReversalConfig(out=str(tmp_path / name), save_every=2, dtype=dtype)  # type: ignore[arg-type]
-
-    train(config("whole"), quiet=True)
-    assert in_a_child(killed_at_micro_batch(config("killed"), 2 * 3 + 1)) == -signal.SIGKILL
-    assert checkpoints(tmp_path / "killed")[-1].name == "checkpoint-2"
-    train(config("killed"), resume="auto", quiet=True)
-    assert_same_bits(config("killed").out, config("whole").out)
 
 
 def test_its_settings_are_its_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

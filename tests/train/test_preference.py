@@ -1,7 +1,6 @@
 """Preference tuning: its loss is the formula on a dense model's log probabilities; its runs go on to the bit."""
 
 import random
-import signal
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,8 @@ from headway.train import train
 from headway.train.metrics import read_metrics
 from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.tasks.preference import AT_ONCE, PreferenceConfig, PreferenceTuning
-from tests.checkpoints.shares import share
 from tests.train.prepared import prepared
 from tests.train.test_chat import COLOURS, SHORT, written
-from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch
 
 
 def pairs(count: int) -> list[dict[str, Any]]:
@@ -146,32 +143,11 @@ def test_what_is_held_out_is_measured_pair_by_pair(tmp_path: Path) -> None:
     assert found.record == pytest.approx({f"val_{name}": sums[name] / 11 for name in sums}, rel=1e-4)
 
 
-@share("loss", ["dpo", "orpo"], 0, 2)
-def test_it_goes_on_to_the_bit(loss: str, tmp_path: Path) -> None:
-    def named(name: str) -> PreferenceConfig:
-        return config(tmp_path, loss=loss, save_every=2, dtype="bf16", out=str(tmp_path / name))
-
-    train(named("whole"), quiet=True)
-    assert in_a_child(killed_at_micro_batch(named("killed"), 2 * 3 + 1)) == -signal.SIGKILL
-    train(named("killed"), resume="auto", quiet=True)
-    assert_same_bits(named("killed").out, named("whole").out)
-    kept = open_tensors(tmp_path / "whole" / "data" / "reference.safetensors") if loss == "dpo" else {}
-    assert loss == "orpo" or torch.equal(kept["log_p"], task(named("whole")).train_rows.reference)
-
-
 @pytest.mark.parametrize("base", [None, "nf4"])
 def test_beside_a_frozen_model_the_reference_is_the_policy_at_first(base: str | None, tmp_path: Path) -> None:
     """In its own number format, quantized or not."""
     train(config(tmp_path, steps=1, out=str(tmp_path / "base")), quiet=True)
-    fresh = {
-        "template": None,
-        "vocab": None,
-        "depth": None,
-        "width": None,
-        "heads": None,
-        "kv_heads": None,
-        "hidden": None,
-    }
+    fresh = dict.fromkeys(("template", "vocab", "depth", "width", "heads", "kv_heads", "hidden"))
     own = config(
         tmp_path, **fresh, model=str(tmp_path / "base" / "final"), adapter="lora", rank=2, base=base, dtype="bf16",
         eval_at_start=True, out=str(tmp_path / "run2"),

@@ -21,10 +21,8 @@ from headway.train.config import TrainConfig
 from headway.train.lock import LOCK
 from headway.train.metrics import read_metrics
 from headway.train.microbatch_pool import MasterWeights
-from headway.train.tasks.translation import TranslationConfig
-from tests.train.conftest import ENCODER, documents
+from tests.train.conftest import documents
 from tests.train.processes import ended, soon, start, together
-from tests.train.test_chat import config as chat
 from tests.train.test_resume import (
     assert_same_bits,
     in_a_child,
@@ -32,23 +30,26 @@ from tests.train.test_resume import (
     killed_at_micro_batch,
     lines,
 )
-from tests.train.test_translation import TINY, corpus
+from tests.train.test_translation import config as translation
 
 Make = Callable[..., TextConfig]
 HALVES: dict[str, Any] = {"micro_batch": 4, "steps": 20, "clip": 0.3, "dropout": 0.1}
 """Of 8 rows a step."""
 
 
-def as_one(config: TrainConfig, folder: Path, ranks: int = 2, mesh: str | None = None) -> None:
-    """The run of these settings in one process and in several: weights, moments and every line of the log."""
-    alone, shared = (config.model_copy(update={"out": str(folder / name)}) for name in ("alone", "shared"))
-    shared = shared.model_copy(update={"mesh": mesh})
-    train(alone, quiet=True)
-    together(ranks, lambda rank: train(shared), folder / "said")
-    assert_same_bits(shared.out, alone.out)
-    held = [
-        [r for r in read_metrics(Path(c.out) / "metrics.jsonl") if "val_loss" in r] for c in (alone, shared)
-    ]
+def as_one(
+    config: TrainConfig, folder: Path, ranks: int = 2, mesh: str | None = None, other: str | None = None
+) -> None:
+    """The run of these settings by the processes of a mesh, and in one process or by those of another mesh: weights,
+    moments and every line of the log."""
+    runs = []
+    for name, how, count in (("alone", other, 1), ("shared", mesh, ranks)):
+        run = config.model_copy(update={"mesh": how, "out": str(folder / name)})
+        count = count if how is None else Mesh.read(how).ranks
+        together(count, lambda rank: train(run), folder / f"said {name}")  # noqa: B023
+        runs.append(run.out)
+    assert_same_bits(*reversed(runs))
+    held = [[r for r in read_metrics(Path(out) / "metrics.jsonl") if "val_loss" in r] for out in runs]
     assert held[0] == held[1]
 
 
@@ -59,38 +60,6 @@ def test_row_45_two_processes_are_one(
     one micro batch."""
     monkeypatch.setattr("headway.train.evaluation.BATCH_TOKENS", 4 * 24)
     as_one(settings(**HALVES, optimizer="muon", validation_share=0.3, eval_every=9), tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_row_45_next_tokens_and_masked_ones(
-    settings: Make, tmp_path: Path, corpus: Path, optimizer: str, dtype: str
-) -> None:
-    how = {**HALVES, "optimizer": optimizer, "dtype": dtype, "validation": str(corpus), "eval_every": 9}
-    for name, changes in {"causal": {}, "masked": ENCODER}.items():
-        (tmp_path / name).mkdir()
-        as_one(settings(**how, **changes), tmp_path / name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_row_45_conversations(tmp_path: Path, optimizer: str) -> None:
-    how = {**HALVES, "micro_batch": 3, "optimizer": optimizer, "backend": "auto"}
-    as_one(chat(tmp_path, **how, validation_share=0.1), tmp_path)
-
-
-@pytest.mark.slow
-def test_row_45_translation(tmp_path: Path) -> None:
-    as_one(pairs(tmp_path), tmp_path)
-
-
-def pairs(tmp_path: Path) -> TranslationConfig:
-    """Steps of 40 pairs, or 20."""
-    files = corpus(tmp_path)
-    held = {f"validation_{side}": path for side, path in files.items()}
-    how = {"batch_tokens": 128, "micro_batch": 20, "seed": 1, "steps": 20, "dropout": 0.1, "clip": 0.3}
-    return TranslationConfig.of({**TINY, **files, **held, **how, "eval_every": 9})
 
 
 # --- processes that come and go
@@ -296,7 +265,7 @@ def test_row_45_a_run_of_sharded_rows(settings: Make, tmp_path: Path) -> None:
 
 def test_only_sums_over_tokens_are_sharded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway.parallel.roll.SILENCE", 1.5)
-    config = TranslationConfig.of({**TINY, **corpus(tmp_path), "mesh": "cp=2", "out": str(tmp_path / "run")})
+    config = translation(tmp_path, mesh="cp=2")
     said = tmp_path / "said"
     assert ended(start(2, lambda rank: train(config), said)) == [1, 1]
     assert (

@@ -6,7 +6,6 @@ import signal
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,35 +14,37 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints.folder import load_folder
-from headway.checkpoints.restore import load_model
-from headway.checkpoints.saving import save_folder
 from headway.errors import CheckpointError, ConfigError
-from headway.models import build
-from headway.text import Tokenizer
 from headway.train import Callback, CallbackContext, Interrupted, TextConfig, train
 from headway.train.checkpoint import ADAPTER, MOMENTS, checkpoints, state_tensors
 from headway.train.config import TrainConfig
-from headway.train.metrics import read_metrics
+from headway.train.metrics import METRICS, read_metrics
 from headway.train.microbatch_pool import MasterWeights
 from tests.faults import watch
 
 Make = Callable[..., TextConfig]
 
 
+def state(checkpoint: Path) -> dict[str, Tensor]:
+    """Weights, or the adapter of a frozen model, and moments."""
+    beside = any(checkpoint.glob("adapter*"))
+    trained = state_tensors(checkpoint, ADAPTER) if beside else load_folder(checkpoint).tensors
+    both = dict(trained) | dict(state_tensors(checkpoint, MOMENTS))
+    return {name: value.clone() for name, value in both.items()}
+
+
 def weights(out: str | Path) -> dict[str, Tensor]:
-    last = checkpoints(Path(out))[-1]
-    beside = any(last.glob("adapter*"))  # a frozen model
-    found = dict(state_tensors(last, ADAPTER) if beside else load_folder(last).tensors) | dict(
-        state_tensors(last, MOMENTS)
-    )
-    return {name: value.clone() for name, value in found.items()}
+    """The last state of a run."""
+    return state(checkpoints(Path(out))[-1])
+
+
+def assert_equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    assert a.keys() == b.keys()
+    assert not [name for name in a if not torch.equal(a[name], b[name])]
 
 
 def assert_same_bits(out: str, reference: str) -> None:
-    a, b = weights(out), weights(reference)
-    assert a.keys() == b.keys()
-    different = [name for name in a if not torch.equal(a[name], b[name])]
-    assert not different
+    assert_equal(weights(out), weights(reference))
     assert lines(out) == lines(reference)
 
 
@@ -90,6 +91,23 @@ def killed_at_micro_batch(
 
         MasterWeights.collect = counted  # type: ignore[method-assign]
         trained(config, resume="auto", quiet=True)
+
+    return run
+
+
+def killed_in_step(config: TrainConfig, step: int) -> Callable[[], None]:
+    """Behind the first micro batch of a step."""
+
+    def run() -> None:
+        collect = MasterWeights.collect
+
+        def counted(weights: MasterWeights[Any]) -> None:
+            collect(weights)
+            if (Path(config.out) / METRICS).exists() and len(lines(config.out)) == step - 1:
+                kill_me()
+
+        MasterWeights.collect = counted  # type: ignore[method-assign]
+        train(config, resume="auto", quiet=True)
 
     return run
 
@@ -161,21 +179,6 @@ def test_killed_at_twenty_random_moments(settings: Make, tmp_path: Path) -> None
     assert kills == 20
     train(usual, resume="auto", quiet=True)
     assert_same_bits(usual.out, reference.out)
-
-
-@pytest.mark.parametrize("dtype", [pytest.param("fp32", marks=pytest.mark.slow), "bf16"])
-def test_resumed_from_every_step_across_epochs(settings: Make, tmp_path: Path, dtype: str) -> None:
-    reference = settings(
-        epochs=2, steps=None, batch_tokens=24 * 50, micro_batch=20, out=str(tmp_path / "whole"), save_every=1,
-        keep_last=99, dtype=dtype,
-    )  # fmt: skip
-    result = train(reference, quiet=True)
-    assert len(checkpoints(Path(reference.out))) == result.steps + 1 > 3
-    for checkpoint in checkpoints(Path(reference.out))[:-1]:
-        again = reference.model_copy(update={"out": str(tmp_path / f"from-{checkpoint.name}")})
-        train(again, resume=str(checkpoint), quiet=True)
-        a, b = weights(again.out), weights(reference.out)
-        assert all(torch.equal(a[name], b[name]) for name in b), checkpoint.name
 
 
 def test_a_pattern_that_a_folder_says_in_a_shorter_form_resumes(settings: Make, tmp_path: Path) -> None:
@@ -273,26 +276,6 @@ def test_a_checkpoint_is_not_overtaken_by_later_ones_of_another_history(
     train(other, quiet=True)
     with pytest.raises(ConfigError, match=r"other holds checkpoint-0, checkpoint-4, which do not come from"):
         train(other, resume=str(middle), quiet=True)
-
-
-def test_random_state_goes_on_where_it_was(settings: Make, tmp_path: Path) -> None:
-    """With dropout, whose seeds are drawn from torch's generator step by step."""
-    first = train(settings(steps=1), quiet=True)
-    spec = replace(load_model(first.model).spec, attention_dropout=0.3)
-    save_folder(tmp_path / "dropping", build(spec, seed=0), tokenizer=Tokenizer.load(first.model))
-    home_made = dict.fromkeys(("vocab", "depth", "width", "heads", "kv_heads", "hidden", "patterns"))
-
-    def config(out: str) -> TextConfig:
-        return settings(model=str(tmp_path / "dropping"), save_every=2, out=str(tmp_path / out), **home_made)
-
-    torch.manual_seed(1)
-    before = torch.get_rng_state()
-    train(config("whole"), quiet=True)
-    assert torch.equal(torch.get_rng_state(), before)
-    torch.manual_seed(2)  # what the caller drew before has no part in it
-    assert in_a_child(killed_at_micro_batch(config("killed"), 3 * 3 + 1)) == -signal.SIGKILL
-    train(config("killed"), resume="auto", quiet=True)
-    assert_same_bits(config("killed").out, config("whole").out)
 
 
 def test_a_text_that_has_changed_is_not_gone_on_with_unless_told(

@@ -1,18 +1,18 @@
 """A whole run: what it leaves behind, how it ends, and what it refuses to write over."""
 
-import io
-import json
 import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from matplotlib.figure import Figure
 
-from headway.checkpoints.restore import load_model
+from headway.checkpoints.folder import load_folder
+from headway.checkpoints.restore import build_model, load_model
 from headway.data import Rows, TokenFile
 from headway.errors import CheckpointError, ConfigError
 from headway.storage import disk
@@ -28,15 +28,14 @@ from headway.train import (
 )
 from headway.train.callbacks import stop_request
 from headway.train.checkpoint import checkpoints
-from headway.train.ending import Deadline
-from headway.train.metrics import Reporter, clock, draw_curve, read_metrics
+from headway.train.metrics import draw_curve, read_metrics
 from headway.train.optimizer import learning_rate
 from headway.train.start import seeded
 from tests.faults import watch
+from tests.train.runs import HOME_MADE, RUNS
 from tests.train.test_resume import assert_same_bits
 
 Make = Callable[..., TextConfig]
-HOME_MADE = dict.fromkeys(("vocab", "depth", "width", "heads", "kv_heads", "hidden", "patterns"))
 
 
 def test_a_run_learns_and_leaves_everything(settings: Make, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,11 +123,12 @@ def test_settings_that_cannot_be_written_whole_leave_the_old_ones(settings: Make
     assert saved.read_bytes() == before
 
 
-def test_training_goes_on_from_a_folder(settings: Make, tmp_path: Path) -> None:
-    first = train(settings(steps=3), quiet=True)
+@pytest.mark.parametrize("run", ["causal-lm", "masked-lm"])
+def test_training_goes_on_from_a_folder(run: str, settings: Make, tmp_path: Path) -> None:
+    first = train(RUNS[run](settings, tmp_path, steps=3), quiet=True)
     config = settings(model=str(first.model), out=str(tmp_path / "more"), steps=1, lr=1e-9, **HOME_MADE)
     more = train(config, quiet=True)
-    a, b = load_model(first.model), load_model(more.model)
+    a, b = (build_model(load_folder(done.model)) for done in (first, more))
     assert a.spec == b.spec
     for p, q in zip(a.parameters(), b.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
@@ -146,22 +146,6 @@ def test_the_clock_can_end_a_run(settings: Make, steady_clock: None) -> None:
     assert steps[-1]["lr"] == pytest.approx(0.25 * config.lr, rel=0.1)
 
 
-def test_a_deadline_leaves_time_for_what_is_behind_the_last_step() -> None:
-    deadline = Deadline(90.0, held_steps=60)
-    deadline.save_seconds = 1.0
-    assert deadline.behind == 4.0
-    deadline.count(0.5)
-    deadline.count(1.5)
-    assert deadline.behind == 0.5 * 60 * 1.0 + 4.0
-    assert not deadline.is_over(55.9)
-    assert deadline.is_over(56.0)
-    assert deadline.scheduled(28.0) == 45.0
-    assert deadline.scheduled(70.0) == 90.0
-    assert deadline.left(50.0) == 40.0
-    assert Deadline(None, 5.0).scheduled(7.0) == 7.0
-    assert not Deadline(None, 5.0).is_over(1e9)
-
-
 def test_threads_and_random_numbers_are_a_runs_own() -> None:
     before, state = torch.get_num_threads(), torch.get_rng_state()
     with seeded(3, before + 1):
@@ -171,23 +155,24 @@ def test_threads_and_random_numbers_are_a_runs_own() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.parametrize(
+    ("run", "how"), [("causal-lm", {"validation_share": 0.2}), ("adapter", {"rank": 32})]
+)
 def test_a_disk_without_room_is_seen_before_anything_is_trained(
-    settings: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run: str, how: dict[str, Any], settings: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """What is asked for is what a run writes, but for headers, settings and tokenizer."""
-    config = settings(save_every=1, steps=4, keep_last=2, validation_share=0.2)
-    asked: list[int] = []
-    monkeypatch.setattr(disk, "free", lambda path: asked.append(1) or 0)
-    with pytest.raises(
-        ConfigError, match=r"this run writes (\S+) KiB \(3 checkpoints of (\S+) KiB"
-    ) as refused:
-        train(config, quiet=True)
-    assert asked
+    """What is asked for is what a run writes, but for headers, settings and tokenizer; of an adapter none of the frozen
+    weights."""
+    config = RUNS[run](settings, tmp_path, save_every=1, steps=4, keep_last=2, **how)
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "free", lambda path: 0)
+        with pytest.raises(
+            ConfigError, match=r"this run writes (\S+) KiB \(3 checkpoints of (\S+) KiB"
+        ) as refused:
+            train(config, quiet=True)
     assert not Path(config.out).exists()
-    monkeypatch.undo()
     train(config, quiet=True)
-    last = checkpoints(Path(config.out))[-1]
-    wrote = sum(p.stat().st_size for p in last.glob("*.safetensors"))
+    wrote = sum(p.stat().st_size for p in checkpoints(Path(config.out))[-1].glob("*.safetensors"))
     said = float(re.findall(r"checkpoints of (\S+) KiB", str(refused.value))[0]) * 1024
     assert said == pytest.approx(wrote, rel=0.15)
 
@@ -248,40 +233,11 @@ def test_not_finite_stops_before_a_step_and_the_last_checkpoint_stays(settings: 
     assert all(bool(torch.isfinite(p).all()) for p in load_model(last).parameters())
 
 
-def test_metrics_survive_a_line_that_was_cut_off(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(json.dumps({"step": 1, "loss": 2.0}) + '\n{"step": 2, "lo')
-    assert read_metrics(path) == [{"step": 1, "loss": 2.0}]
-    draw_curve(read_metrics(path), tmp_path / "a.png", "one point")
-    draw_curve([], tmp_path / "b.png", "no point")
-    assert (tmp_path / "b.png").stat().st_size > 1000
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere() -> None:
-    record = {"step": 4, "loss": 2.5, "bits_per_byte": 1.25, "tokens_per_s": 1234.5, "lr": 1e-3, "grad_norm": 0.5,
-              "eta_s": 200.0, "seconds": 1.5}  # fmt: skip
-    line = "loss 2.500  1.250 bits/byte  1234 tok/s  lr 1.00e-03  |g| 0.50  eta 3:20"
-    for stream, every, wanted in (
-        (io.StringIO(), 4, f"step 4/8  {line}\n"),
-        (io.StringIO(), 3, ""),
-    ):
-        with Reporter(8, every, stream=stream) as reporter:
-            reporter.step(record)
-        assert stream.getvalue() == wanted
-    terminal = Terminal()
-    with Reporter(8, 4, stream=terminal) as reporter:
-        reporter.step(record)
-        reporter.note("a [bold]remark")
-    said = terminal.getvalue()
-    assert "loss 2.500" in said
-    assert "4/8" in said
-    assert "a [bold]remark" in said
-    assert clock(3725.0) == "1:02:05"
+def test_a_curve_of_one_point_or_none_is_drawn(tmp_path: Path) -> None:
+    for records in ([{"step": 1, "loss": 2.0}], []):
+        draw_curve(records, tmp_path / "x.png", "")
+        assert (tmp_path / "x.png").stat().st_size > 1000
+        (tmp_path / "x.png").unlink()
 
 
 @pytest.fixture

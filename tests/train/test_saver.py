@@ -14,7 +14,7 @@ import torch
 
 from headway.api import load
 from headway.checkpoints.folder import load_folder
-from headway.errors import CheckpointError, ConfigError
+from headway.errors import CheckpointError
 from headway.parallel import Mesh
 from headway.train import Callback, CallbackContext, Interrupted, TextConfig, train
 from headway.train.checkpoint import STATE, State, checkpoints, step_of
@@ -277,8 +277,3 @@ def test_a_shard_that_is_cut_off_or_gone_is_named(settings: Make) -> None:
             train(config, resume="auto", quiet=True)
         (last / f"{what}-shard-00001-of-00002.safetensors").rename(file)
     assert (last / STATE).exists()
-
-
-def test_what_does_not_go_together(settings: Make) -> None:
-    with pytest.raises(ConfigError, match="checkpoints: folder is not written in the background"):
-        settings(checkpoints="folder", **BACKGROUND)

@@ -20,74 +20,19 @@ from headway.train.checkpoint import checkpoints
 from headway.train.optimizer import Optimizer
 from headway.train.sharing import divide
 from headway.train.trainer import Trainer
-from tests.train import heads
-from tests.train.conftest import ENCODER
 from tests.train.objectives import Given
 from tests.train.processes import ended, start, together
-from tests.train.test_chat import config as chat
-from tests.train.test_preference import config as preference
-from tests.train.test_processes import HALVES, as_one, pairs
-from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch, lines, weights
+from tests.train.test_processes import HALVES, as_one
+from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch, lines
 from tests.train.test_step import model, ragged
 
 Make = Callable[..., TextConfig]
-OPTIMIZERS = pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 
 
 def test_row_45_two_sharded_processes_are_one(settings: Make, tmp_path: Path) -> None:
     """Muon and AdamW, clipping, dropout, documents of all lengths, held-out text."""
     how = {**HALVES, "steps": 8, "optimizer": "muon"}
     as_one(settings(**how, validation_share=0.1, eval_every=4), tmp_path, mesh="fsdp=2")
-
-
-@pytest.mark.slow
-@OPTIMIZERS
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_row_45_sharded_next_tokens_and_masked_ones(
-    settings: Make, tmp_path: Path, corpus: Path, optimizer: str, dtype: str
-) -> None:
-    how = {**HALVES, "optimizer": optimizer, "dtype": dtype, "validation": str(corpus), "eval_every": 9}
-    for name, changes in {"causal": {}, "masked": ENCODER}.items():
-        (tmp_path / name).mkdir()
-        as_one(settings(**how, **changes), tmp_path / name, mesh="fsdp=2")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("what", ["block", "attention", "feed_forward"])
-def test_row_45_sharded_blocks_that_are_computed_again(settings: Make, tmp_path: Path, what: str) -> None:
-    as_one(settings(**HALVES, gradient_checkpointing=what), tmp_path, mesh="fsdp=2")
-
-
-@pytest.mark.slow
-@OPTIMIZERS
-def test_row_45_sharded_conversations(tmp_path: Path, optimizer: str) -> None:
-    how = {**HALVES, "micro_batch": 3, "optimizer": optimizer, "backend": "auto"}
-    as_one(chat(tmp_path, **how, validation_share=0.1), tmp_path, mesh="fsdp=2")
-
-
-@pytest.mark.slow
-def test_row_45_sharded_translation(tmp_path: Path) -> None:
-    """Keys of the encoder's states are made before the decoder's blocks run."""
-    as_one(pairs(tmp_path), tmp_path, mesh="fsdp=2")
-
-
-HEAD: dict[str, Any] = {"micro_batch": 8, "dropout": 0.1, "clip": 0.3, "eval_every": 3, "workers": 1}
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:train_words")
-@pytest.mark.parametrize("task", ["classify", "tag", "answer", "embed"])
-def test_row_45_sharded_heads(tmp_path: Path, task: str) -> None:
-    """With measures of held-out records."""
-    how = {**HEAD, "loss": "margin"} if task == "embed" else HEAD
-    as_one(heads.settings(task, tmp_path, optimizer="muon", **how), tmp_path, mesh="fsdp=2")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("loss", ["dpo", "orpo"])
-def test_row_45_sharded_preferences(tmp_path: Path, loss: str) -> None:
-    """Log probabilities under the reference are there before weights are cut."""
-    as_one(preference(tmp_path, loss=loss, micro_batch=3, eval_every=3), tmp_path, mesh="fsdp=2")
 
 
 @pytest.mark.slow
@@ -127,23 +72,6 @@ def test_killed_and_resumed_by_one_and_by_two_sharded(settings: Make, tmp_path: 
     together(2, lambda rank: train(sharded, resume="auto"), tmp_path / "two")
     assert "not bit for bit" not in (tmp_path / "two" / "0").read_text()
     assert_same_bits(usual.out, whole.out)
-
-
-@pytest.mark.slow
-def test_row_45_a_sharded_base_and_its_adapter(settings: Make, tmp_path: Path) -> None:
-    first = train(settings(), quiet=True)
-    fresh = dict.fromkeys(("vocab", "depth", "width", "heads", "kv_heads", "hidden", "patterns", "dropout"))
-    how = {**HALVES, **fresh, "model": str(first.model), "adapter": "lora", "rank": 3, "optimizer": "adamw"}
-    config, folder = settings(**how, save_every=10), tmp_path / "adapter"
-    folder.mkdir()
-    as_one(config, folder, mesh="fsdp=2")
-    there = folder / "shared" / "checkpoint-10"
-    for what in ("adapter", "optimizer"):
-        assert len(list(there.glob(f"{what}-shard-*"))) == 2
-    again = config.model_copy(update={"out": str(folder / "again")})
-    train(again, resume=str(there), quiet=True)
-    ours, theirs = weights(again.out), weights(folder / "alone")
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours.keys() | theirs.keys())
 
 
 @pytest.mark.slow

@@ -8,27 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-import headway
-from headway.checkpoints import load_folder, save_folder
 from headway.data import Batch
 from headway.errors import ConfigError
-from headway.models import ModelSpec, build
 from headway.nn import Lora
 from headway.nn.adapters import Adapter, attach
 from headway.parallel import Mesh, Parallel, TensorParallel, joined
 from headway.parallel.processes import ALONE
-from headway.text import train_bpe
 from headway.train import Callback, CallbackContext, TextConfig, train
-from headway.train.checkpoint import MOMENTS, state_tensors
 from headway.train.metrics import read_metrics
 from headway.train.optimizer import Optimizer
 from headway.train.sharing import divide, spread
 from headway.train.trainer import Trainer
 from tests.parallel import steps
 from tests.parallel.test_tensor import Rank
-from tests.train.conftest import documents
 from tests.train.objectives import Given
 from tests.train.prepared import prepared
 from tests.train.processes import together
@@ -144,73 +137,6 @@ def test_who_resumes_a_run_of_shared_layers_or_rows_is_told_of_other_bits(
     together(2, lambda rank: train(alike, resume=str(there)), tmp_path / "said")
     assert "not bit for bit" not in (tmp_path / "said" / "0").read_text()
     assert all(torch.equal(t, weights(config.out)[name]) for name, t in weights(alike.out).items())
-
-
-def test_row_45_a_run_goes_on_at_any_mesh(settings: Make, tmp_path: Path) -> None:
-    """Folders are those of one process, with whole weights and moments; parts of them are read again to the bit."""
-    config = settings(**SHARED, optimizer="muon", validation_share=0.1, eval_every=3)
-    train(config, quiet=True)
-    shared = by(Mesh(tp=2), config, tmp_path / "shared")
-    assert_close(shared.out, config.out, after=0)
-    again = by(Mesh(tp=2), config, tmp_path / "again", f"{shared.out}/checkpoint-2")
-    assert weights(again.out).keys() == weights(config.out).keys()
-    assert all(torch.equal(t, weights(shared.out)[name]) for name, t in weights(again.out).items())
-    shards = by(Mesh(tp=2), config.model_copy(update={"checkpoints": "shards"}), tmp_path / "shards")
-    parts = f"{shards.out}/checkpoint-4"
-    assert len(list(Path(parts).glob("model-shard-*"))) == 2
-    files = [open_state(Path(out) / "checkpoint-4") for out in (shards.out, shared.out)]
-    assert all(torch.equal(files[0][name], files[1][name]) for name in files[0].keys() | files[1].keys())
-    last = by(Mesh(tp=2), config, tmp_path / "last", parts)
-    assert all(torch.equal(t, weights(shared.out)[name]) for name, t in weights(last.out).items())
-    alone = config.model_copy(update={"out": str(tmp_path / "alone")})
-    train(alone, resume=f"{shared.out}/checkpoint-2", quiet=True)
-    assert_close(alone.out, config.out, after=2)
-
-
-def open_state(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """Weights and moments."""
-    return {**load_folder(checkpoint).tensors, **state_tensors(checkpoint, MOMENTS)}
-
-
-BESIDE: dict[str, dict[str, Any]] = {
-    "lora": {"adapter": "lora", "adapter_dropout": 0.2},
-    "dora": {"adapter": "dora", "optimizer": "muon", "matrix_lr": 0.002},
-    "qlora": {"adapter": "lora", "base": "nf4"},
-    "bf16": {"adapter": "dora", "base": "nf4", "dtype": "bf16"},
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("which", BESIDE)
-def test_row_45_adapters_of_shared_layers_go_on_at_any_mesh(corpus: Path, tmp_path: Path, which: str) -> None:
-    """Checkpoints and what is left are an adapter's folders, of whole tensors; prompts are sampled by all layers."""
-    tokenizer = train_bpe(documents(0, 60), 300)
-    size = {"layers": 2, "width": 128, "heads": 4, "kv_heads": 2, "hidden": 128, "trained_context": 24}
-    spec = ModelSpec.of("llama", vocab=tokenizer.vocab_size, **size, init_std=0.1)
-    save_folder(tmp_path / "base", build(spec, seed=0).eval(), tokenizer=tokenizer)
-    config = TextConfig.of({
-        "data": str(corpus), "model": str(tmp_path / "base"), "rank": 4, "context": 24, "batch_tokens": 24 * 8,
-        "micro_batch": 4, "steps": 6, "dtype": "fp32", "lr": 0.01, "clip": 0.3, "save_every": 2, "keep_last": 9,
-        "sample_prompts": ("one",), "sample_tokens": 4, "sample_every": 2, "validation_share": 0.1,
-        "out": str(tmp_path / "run"),
-    } | BESIDE[which])  # fmt: skip
-    rtol = 2e-2 if which == "bf16" else 1e-4
-    train(config, quiet=True)
-    shared = by(Mesh(tp=2), config, tmp_path / "shared")
-    assert_close(shared.out, config.out, after=0, rtol=rtol)
-    again = by(Mesh(tp=2), config, tmp_path / "again", f"{shared.out}/checkpoint-2")
-    for name in ("checkpoint-6/adapter.safetensors", "checkpoint-6/optimizer.safetensors"):
-        ours, theirs, one = (load_file(f"{run}/{name}") for run in (again.out, shared.out, config.out))
-        assert {n: t.shape for n, t in one.items()} == {n: t.shape for n, t in ours.items()}
-        assert all(torch.equal(ours[n], theirs[n]) for n in one)
-    for run, start, mesh in (("alone", shared.out, None), ("both", config.out, Mesh(tp=2))):
-        if mesh is None:
-            other = config.model_copy(update={"out": str(tmp_path / run)})
-            train(other, resume=f"{start}/checkpoint-2", quiet=True)
-        else:
-            other = by(mesh, config, tmp_path / run, f"{start}/checkpoint-2")
-        assert_close(other.out, config.out, after=2, rtol=rtol)
-    assert headway.load(Path(shared.out) / "final").generate("one two", max_new_tokens=3).ids
 
 
 @pytest.mark.slow

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from headway.choice import Choice
 from headway.data import Rows
 from headway.errors import ConfigError
-from headway.models import ModelSpec, build, cost
+from headway.models import ModelSpec, build
 from headway.nn.block import Checkpointing
 from headway.train import TextConfig, train
 from headway.train.evaluation import evaluate
 from headway.train.inputs import Inputs
-from headway.train.microbatch_pool import GRADIENT_BYTES, MasterWeights, MicrobatchPool, choose_workers
+from headway.train.microbatch_pool import MasterWeights, MicrobatchPool, choose_workers
 from headway.train.optimizer import Optimizer, parameter_groups, shares
 from headway.train.texts import prepare
 from tests.train.objectives import accumulated
@@ -137,65 +138,53 @@ def test_evaluation_side_by_side(settings: Make, tmp_path: Path) -> None:
     assert together.nats == pytest.approx(alone.nats, rel=1e-6)
 
 
-def test_how_many_workers_and_why() -> None:
-    def chosen(
-        asked: int | None = None, micro: int = 8, dropout: float = 0.0, hidden: int = 128
-    ) -> tuple[str, str]:
-        big = ModelSpec.of_depth(2, 100, hidden=hidden, attention_dropout=dropout)
-        found = choose_workers(config(asked, micro), big, 4 * cost.parameter_count(big))
-        return found.what, found.why
+IN_TURN = "dropout draws its seeds in the order of the micro batches"
+SIDE_BY_SIDE = "micro batches side by side, one CPU thread each"
+ADAPTER = {"model": "m", "adapter": "lora", "adapter_dropout": 0.25}
+FEW = {"batch_tokens": 24 * 3}
 
-    def config(asked: int | None, micro: int) -> TextConfig:
-        length = {"context": 24, "batch_tokens": 24 * micro, "micro_batch": 1}
-        return TextConfig.of({"data": "x", "threads": 4, "workers": asked, **length})
 
-    assert chosen()[0] == "4"
-    assert chosen(micro=3)[0] == "3"
-    assert chosen(asked=2) == ("2", "asked for")
-    assert chosen(asked=9, micro=3)[0] == "3"
-    assert chosen(dropout=0.1) == ("1", "dropout draws its seeds in the order of the micro batches")
-    with pytest.raises(ConfigError, match=r"workers=2 with attention dropout 0.1: .*leave workers out"):
-        chosen(2, dropout=0.1)
-    for kind in ("dropout", "activation_dropout"):
-        dropping = ModelSpec.of_depth(2, 100, **{kind: 0.1})
-        with pytest.raises(ConfigError, match=f"workers=2 with {kind.replace('_', ' ')} 0.1"):
-            choose_workers(config(2, 8), dropping, 0)
-    assert chosen(hidden=10**6)[0] == "1"
-    assert "gradients of 4 workers would take" in chosen(hidden=10**6)[1]
+def workers(how: dict[str, Any], gradient: int = 0, **spec: float) -> Choice:
+    """Of 8 micro batches on 4 threads."""
+    usual = {"data": "x", "threads": 4, "context": 24, "batch_tokens": 24 * 8, "micro_batch": 1}
+    return choose_workers(TextConfig.of(usual | how), ModelSpec.of_depth(1, 9, **spec), gradient)
 
 
 @pytest.mark.parametrize(
-    ("mesh", "workers"),
-    [("dp=2", 4), ("fsdp=1", 4), ("fsdp=2", 1), ("dp=2, fsdp=3", 1)],
+    ("how", "spec", "gradient", "count", "why"),
+    [
+        ({}, {}, 0, 4, SIDE_BY_SIDE),
+        (FEW, {}, 0, 3, SIDE_BY_SIDE),
+        ({"workers": 2}, {}, 0, 2, "asked for"),
+        ({"workers": 9, **FEW}, {}, 0, 3, "asked for"),
+        ({}, {"attention_dropout": 0.1}, 0, 1, IN_TURN),
+        (ADAPTER, {}, 0, 1, IN_TURN),
+        ({**ADAPTER, "workers": 1}, {}, 0, 1, IN_TURN),
+        ({"mesh": "dp=2"}, {}, 0, 4, SIDE_BY_SIDE),
+        ({"mesh": "fsdp=1"}, {}, 0, 4, SIDE_BY_SIDE),
+        ({"mesh": "fsdp=2"}, {}, 0, 1, "sharded weights are gathered for one micro batch at a time"),
+        ({"mesh": "dp=2, fsdp=3"}, {}, 0, 1, "sharded weights are gathered for one micro batch at a time"),
+        ({"mesh": "fsdp=2", "workers": 2}, {}, 0, 2, "asked for"),
+        ({}, {}, 1 << 28, 4, SIDE_BY_SIDE),
+        ({}, {}, (1 << 28) + 1, 1, "the gradients of 4 workers would take 1.0 GiB"),
+        ({"threads": 1}, {}, 1 << 31, 1, SIDE_BY_SIDE),
+    ],
 )
-def test_sharded_weights_are_gathered_for_one_micro_batch_at_a_time(mesh: str, workers: int) -> None:
-    usual = {"data": "x", "threads": 4, "context": 24, "batch_tokens": 24 * 8, "micro_batch": 1, "mesh": mesh}
-    choice = choose_workers(TextConfig.of(usual), ModelSpec.of_depth(1, 9), 0)
-    assert choice.what == str(workers)
-    assert choice.why.startswith("sharded weights" if workers == 1 else "micro batches side by side")
-    asked = choose_workers(TextConfig.of(usual | {"workers": 2}), ModelSpec.of_depth(1, 9), 0)
-    assert (asked.what, asked.why) == ("2", "asked for")
+def test_how_many_workers_and_why(
+    how: dict[str, Any], spec: dict[str, float], gradient: int, count: int, why: str
+) -> None:
+    found = workers(how, gradient, **spec)
+    assert (found.what, found.why) == (str(count), why)
 
 
 @pytest.mark.parametrize(
-    ("threads", "gradient", "workers"),
-    [(4, GRADIENT_BYTES // 4, "4"), (4, GRADIENT_BYTES // 4 + 1, "1"), (1, 2 * GRADIENT_BYTES, "1")],
-)
-def test_gradients_of_all_workers_take_a_gib_at_most(threads: int, gradient: int, workers: str) -> None:
-    config = TextConfig.of(
-        {"data": "x", "threads": threads, "context": 24, "batch_tokens": 24 * 8, "micro_batch": 1}
-    )
-    choice = choose_workers(config, ModelSpec.of_depth(1, 9), gradient)
-    assert GRADIENT_BYTES == 1 << 30
-    assert choice.what == workers
-    assert ("would take" in choice.why) == (threads > 1 and workers == "1")
-
-
-def test_dropout_of_adapters_draws_in_turn_too() -> None:
-    given = {"data": "x", "threads": 4, "context": 24, "batch_tokens": 24 * 8, "micro_batch": 1}
-    given |= {"model": "m", "adapter": "lora", "adapter_dropout": 0.25}
-    spec = ModelSpec.of_depth(1, 9)
-    assert choose_workers(TextConfig.of(given), spec, 0).what == "1"
-    with pytest.raises(ConfigError, match=r"^workers=2 with adapter dropout 0\.25: its seeds are drawn"):
-        choose_workers(TextConfig.of(given | {"workers": 2}), spec, 0)
-    assert choose_workers(TextConfig.of(given | {"workers": 1}), spec, 0).what == "1"
+    ("how", "spec", "what"),
+    [
+        *(({}, {kind: 0.1}, f"{kind.replace('_', ' ')} 0.1")
+          for kind in ("dropout", "attention_dropout", "activation_dropout")),
+        (ADAPTER, {}, "adapter dropout 0.25"),
+    ],
+)  # fmt: skip
+def test_dropout_draws_in_turn(how: dict[str, Any], spec: dict[str, float], what: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^workers=2 with {what}: its seeds are drawn.*leave workers out"):
+        workers({**how, "workers": 2}, **spec)

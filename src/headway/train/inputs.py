@@ -13,6 +13,7 @@ from headway.attention.delta import DeltaSpec, SSDSpec
 from headway.attention.linear_attention import FEATURES, LinearAttentionSpec
 from headway.checkpoints import Base
 from headway.checkpoints.adapters import check_named
+from headway.checkpoints.bases import fingerprint
 from headway.checkpoints.folder import Folder, load_folder
 from headway.checkpoints.remote import is_address, local_model
 from headway.checkpoints.restore import build_model
@@ -131,6 +132,30 @@ class Inputs:
         assert isinstance(model, (Decoder, Encoder)), "the task has checked the spec"
         return model, remarks
 
+    def adapt(self, model: Model) -> Base | None:
+        """Freeze a model in `dtype`, in 4 bits where the settings say so, and put a fresh adapter in float32 on it.
+        None, and nothing is done, where the settings have no adapter.
+
+        Raises ConfigError for a model whose head would stay untrained, and for targets that it has not; CheckpointError
+        for those that its files have no name for."""
+        config, lora = self.config, lora_of(self.config)
+        if lora is None:
+            return None
+        assert self.folder is not None, "the settings ask for one"
+        if model.spec.head.outputs:
+            raise ConfigError(
+                f"adapter={config.adapter}: the head of this model ({model.spec.head.task}) lies outside of the "
+                "blocks, and would stay as it is; leave adapter out, and train the model itself"
+            )
+        model.to(self.dtype)
+        if config.base is not None:
+            for layer in block_linears(model).values():
+                layer.keep(WEIGHTS[config.base].pack(layer.matrix))
+        adapter = Adapter.fresh(model, lora, config.adapter_targets, config.seed)
+        check_named(adapter, model.spec)
+        attach(model, adapter, NAME, dtype=torch.float32)
+        return Base(self.folder.path.resolve(), fingerprint(self.folder))
+
 
 def _trained_tokenizer(config: RowsConfig, texts: Iterator[str], masked: bool) -> Tokenizer:
     vocab = config.vocab or VOCAB
@@ -218,31 +243,6 @@ def trained_parameters(config: RowsConfig, spec: ModelSpec) -> int:
     if lora is None:
         return cost.parameter_count(spec)
     return cost.adapter_parameters(spec, lora, config.adapter_targets)
-
-
-def adapt(model: Model, config: RowsConfig, dtype: torch.dtype) -> Base | None:
-    """Freeze a model in `dtype`, in 4 bits where the settings say so, and put a fresh adapter in float32 on it. None,
-    and nothing is done, where the settings have no adapter.
-
-    Raises ConfigError for a model whose head would stay untrained, and for targets that it has not; CheckpointError for
-    those that its files have no name for."""
-    lora = lora_of(config)
-    if lora is None:
-        return None
-    assert config.model is not None, "the settings ask for one"
-    if model.spec.head.outputs:
-        raise ConfigError(
-            f"adapter={config.adapter}: the head of this model ({model.spec.head.task}) lies outside of the blocks, "
-            "and would stay as it is; leave adapter out, and train the model itself"
-        )
-    model.to(dtype)
-    if config.base is not None:
-        for layer in block_linears(model).values():
-            layer.keep(WEIGHTS[config.base].pack(layer.matrix))
-    adapter = Adapter.fresh(model, lora, config.adapter_targets, config.seed)
-    check_named(adapter, model.spec)
-    attach(model, adapter, NAME, dtype=torch.float32)
-    return Base.of(Path(config.model).resolve())
 
 
 def trained_adapter(model: Model) -> Adapter:

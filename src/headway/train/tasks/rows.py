@@ -12,7 +12,7 @@ from headway.hardware import gemm_peak, peak_rss
 from headway.models import Decoder, Encoder, ModelSpec, blank, cost
 from headway.text import Tokenizer
 from headway.train.evaluation import Evaluation
-from headway.train.inputs import adapt, trained_parameters
+from headway.train.inputs import trained_parameters
 from headway.train.microbatch_pool import MicrobatchPool, choose_workers
 from headway.train.optimizer import Optimizer, learning_rate, parameter_groups
 from headway.train.rows_config import RowsConfig
@@ -77,7 +77,7 @@ class RowsTask(Task[Decoder | Encoder]):
         config, dtype = self.config, self.inputs.dtype
         tokenizer.require_fits(model.spec.vocab)
         model.gradient_checkpointing = config.gradient_checkpointing
-        self.base = adapt(model, config, dtype)
+        self.base = self.inputs.adapt(model)
         self.model, self.tokenizer, self.train_rows = model, tokenizer, rows
         self.workers = int(self.choose_workers(model.spec).what)
         self.plan = Plan.of(config, len(rows), self.workers)

@@ -1,0 +1,120 @@
+"""What no run can have, of any task, is refused before it begins, and in which words."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.errors import HeadwayError
+from headway.train import train
+from tests.train.runs import HOME_MADE, RUNS, Make
+
+pytestmark = pytest.mark.filterwarnings("ignore:train_words")  # of so few words
+HELD: dict[str, Any] = {"validation_share": 0.2, "eval_every": 1}
+LAYERS: dict[str, Any] = {"patterns": None}
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("causal-lm", {"dtype": "fp16"}, "dtype=fp16 was asked for"),
+    ("causal-lm", {"patterns": "Windw.last(8)"}, "patterns: "),
+    ("causal-lm", {"patterns": "Full()"}, "lets a token see later ones"),
+    ("causal-lm", {"patterns": "Causal(); Causal(); Causal()"}, "3 patterns do not fit 2 layers"),
+    ("causal-lm", {**LAYERS, "mixers": "detla; attention"}, "there is no 'detla' (did you mean \"delta\"?)"),
+    ("causal-lm", {**LAYERS, "mixers": "delta; attention; delta"}, "3 mixers do not fit 2 layers"),
+    ("causal-lm", {"width": 18, "heads": 4}, "width 18 cannot be split into 4 heads"),
+    ("causal-lm", {"kv_heads": 3}, "2 query heads cannot share 3 key/value heads evenly"),
+    ("causal-lm", {**HOME_MADE, "model": "llama-2-7"}, 'a name of the catalog (did you mean "llama-2-7b"?)'),
+    ("causal-lm", {"backend": "cuda"}, "unknown backend"),
+    ("causal-lm", {"sample_prompts": ["one " * 40]}, "do not fit context 24"),
+    ("causal-lm", {"eval_contexts": (12,)}, "eval_contexts are lengths of held-out rows"),
+    ("causal-lm", {"keep_best": True, "validation_share": 0.1}, "find; give eval_every"),
+    ("causal-lm", {"keep_best": True, "eval_every": 2}, "need something held out: give validation, or"),
+    ("causal-lm", {**HELD, "best_by": "accuracy"}, "best_by says what keep_best and early_stopping_patience"),
+    (
+        "causal-lm",
+        {**HELD, "keep_best": True, "average": 2, "save_every": 1},
+        "average 2 and keep_best both say which model",
+    ),
+    ("causal-lm", {"load_best_model_at_end": True}, 'here it is "keep_best"'),
+    ("causal-lm", {"metric_for_best_model": "loss"}, 'here it is "best_by"'),
+    (
+        "causal-lm",
+        {"average": 3, "save_every": 1, "keep_last": 2},
+        "average 3 needs save_every, and keep_last of 3 or more",
+    ),
+    ("causal-lm", {"average": 2, "save_every": None}, "average 2 needs save_every"),
+    (
+        "causal-lm",
+        {"checkpoints": "folder", "save_in_background": True},
+        "checkpoints: folder is not written in the background",
+    ),
+    (
+        "masked-lm",
+        {"task": "causal-lm"},
+        "but bert is no decoder (llama, qwen3, gpt2, ... are) but an encoder",
+    ),
+    (
+        "masked-lm",
+        {"family": "llama", "task": "masked-lm"},
+        "llama is no encoder (bert, roformer, longformer, ",
+    ),
+    (
+        "masked-lm",
+        {"family": "llama", "mask_share": 0.2, "pack": True},
+        "mask_share, pack: for masked-lm, but llama",
+    ),
+    ("masked-lm", {"mixers": "elu+1", "patterns": "Full()"}, "layers of mixers see all of a text"),
+    ("masked-lm", {"mixers": "elu+2"}, "mixers: there is no 'elu+2'"),
+    (
+        "masked-lm",
+        {"units": "words", "tokenizer": "t", "vocab": None},
+        "units says which tokenizer is to be trained",
+    ),
+    ("masked-lm", {"family": "nezha", "mixers": "elu+1"}, "there is nothing that RelativeKey could act on"),
+    ("masked-lm", {"sample_prompts": ["one two"]}, "must have a mask to fill in ([MASK]) and fit context 24"),
+    ("masked-lm", {"family": "bret"}, 'did you mean "bert"?'),
+    ("masked-lm", {"mask_share": 1.0}, "mask_share = 1.0: input should be less than 1"),
+    ("masked-lm", {"units": "characters", "vocab": 260}, "5 special tokens and 256 bytes need 261"),
+    ("adapter", {"adapter": None}, "rank: of an adapter, which was not asked for; add adapter=lora"),
+    ("adapter", {"model": None}, "an adapter is trained beside a model that is there; give its folder"),
+    ("adapter", {"adapter_targets": ["q"]}, "no linear layer 'q'"),
+    ("adapter", {"model": "qwen2-0.5b"}, "beside the model of a folder, and model=qwen2-0.5b is none"),
+    ("adapter", {"lora_alpha": 3}, 'unknown setting "lora_alpha" (here it is "alpha"'),
+    ("adapter", {"average": 2, "save_every": 1}, "average 2 is of whole models, and an adapter is trained"),
+    (
+        "chat",
+        {"template": None},
+        "chats.jsonl holds conversations, and the model has no chat template; give one",
+    ),
+    ("chat", {"template": "vicunna"}, 'no chat template of that name (did you mean "vicuna"?)'),
+    (
+        "chat",
+        {"stop": ("<|emd|>",)},
+        "stop '<|emd|>' is no control token of the tokenizer (did you mean \"<|end|>\"",
+    ),
+    ("chat", {"family": "roformer"}, "roformer is no decoder"),
+    ("chat", {"too_long": "error", "context": 8, "batch_tokens": 48}, "tokens, and rows have 8 slots"),
+    ("classify", {"family": "llama"}, "task classify was asked for, but llama is no encoder"),
+    (
+        "embed",
+        {"micro_batch": 4},
+        "infonce compares all texts of a step, which is one forward pass; leave micro_batch",
+    ),
+    ("translation", {"heads": 3}, "width 32 is not a multiple of 3 heads"),
+    ("translation", {"batch_tokens": 16}, "batch_tokens 16 holds no sentence of context 32"),
+    (
+        "translation",
+        {"validation_source": None, "validation_target": None, "eval_every": 5},
+        "eval_every needs validation_source",
+    ),
+    ("translation", {"validation_target": None}, "belong together"),
+    ("translation", {"label_smoothing": 1.0}, "label_smoothing = 1.0"),
+]
+
+
+@pytest.mark.parametrize(("run", "changes", "said"), REFUSED)
+def test_what_no_run_can_have_is_named(
+    run: str, changes: dict[str, Any], said: str, settings: Make, tmp_path: Path
+) -> None:
+    with pytest.raises((HeadwayError, ValueError), match=re.escape(said)):
+        train(RUNS[run](settings, tmp_path, **changes), quiet=True)
