@@ -38,6 +38,8 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 SPEC = ModelSpec.of("bert", vocab=30522, **SIZES).with_head(Head("embed", pool="mean", unit=True))
 WORDS = SPEC.vocab - len(SPECIAL)
 PEER = "sentence-transformers"
+LEAST_TEXTS = 32
+"""Of a row: fewer are not of mixed lengths."""
 
 
 def embed(clients: Sequence[int], *, effort: Effort, say: Say) -> Iterator[Row]:
@@ -50,7 +52,7 @@ def embed(clients: Sequence[int], *, effort: Effort, say: Say) -> Iterator[Row]:
         for count in clients:
             name = f"{MINILM} clients={count}"
             say(f"serve {name}")
-            problem = partial(_problem, port, theirs, count, count * effort.each)
+            problem = partial(_problem, port, theirs, count, max(LEAST_TEXTS, count * effort.each))
             row = measured("serve", name, "float32", problem, turns)
             if row.ours_ms is not None:
                 rates = {OURS: row.extra["tokens_per_second"], **row.extra["peers_tokens_per_second"]}
