@@ -111,12 +111,13 @@ MOST_ELSEWHERE = 2**31 - 1
 
 
 def checked_sizes(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same fields of a `ModelSpec`. Raises ConfigError for a whole number that is larger than any model's:
-    10,000 layers, 65,536 heads, 65,536 dims of a head, 2^31 - 1 of all else."""
+    """The same fields of a `ModelSpec`. Raises ConfigError for whole numbers, in lists too, that are larger than any
+    model's: 10,000 layers, 65,536 heads, 65,536 dims of a head, 2^31 - 1 of all else."""
     for name, value in fields.items():
         most = next((n for end, n in MOST.items() if name.removesuffix("s").endswith(end)), MOST_ELSEWHERE)
-        if isinstance(value, int) and value > most:
-            raise ConfigError(f"config.json: {name} is {value:,}, and at most {most:,} are read")
+        for size in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(size, int) and size > most:
+                raise ConfigError(f"config.json: {name} is {size:,}, and at most {most:,} are read")
     return fields
 
 

@@ -8,6 +8,7 @@ the string, and of the one that ends the construction.
 import sys
 from collections.abc import Callable
 from functools import wraps
+from inspect import unwrap
 from typing import Any
 
 from torch import nn
@@ -25,7 +26,7 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
     return {
         name: module
         for name, module in model.named_modules()
-        if (code := getattr(type(module).forward, "__code__", None)) and names <= {*code.co_names}
+        if (code := getattr(unwrap(type(module).forward), "__code__", None)) and names <= {*code.co_names}
     }
 
 
