@@ -1,19 +1,33 @@
 """Models that keep an attention of their own, in whole or in part, and such as have none."""
 
+from functools import wraps
 from typing import Any
 
 import pytest
-from transformers import (
-    AutoModel,
-    BertConfig,
-    EncoderDecoderConfig,
-)
+from transformers import AutoModel, BertConfig, EncoderDecoderConfig
+from transformers.models.bert.modeling_bert import BertSelfAttention
 
 from headway.errors import BackendError
-from tests.integrations.test_transformers import (
-    VOCAB,
-)
+from headway.integrations.transformers.own_attention import attention_layers
+from tests.integrations.test_transformers import VOCAB
 from tests.integrations.test_transformers_masks import KEEPING, WITHOUT, Pair
+
+SMALL = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+
+
+def test_a_layer_whose_forward_is_wrapped_asks_for_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As releases wrap it that warn of arguments of older ones."""
+    asks = BertSelfAttention.forward
+
+    @wraps(asks)
+    def warns(*args: Any, **kwargs: Any) -> Any:
+        return asks(*args, **kwargs)
+
+    model = AutoModel.from_config(BertConfig(**SMALL))
+    found = [*attention_layers(model)]
+    assert found
+    monkeypatch.setattr(BertSelfAttention, "forward", warns)
+    assert [*attention_layers(model)] == found
 
 
 @pytest.mark.parametrize("config", KEEPING.values(), ids=KEEPING)
@@ -44,8 +58,7 @@ def test_a_model_without_attention_is_named(config: Any) -> None:
 
 def test_a_part_without_attention_is_no_error_unless_it_is_named() -> None:
     """A convolution beside an encoder: the string of the whole is for the encoder."""
-    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
-    config = EncoderDecoderConfig.from_encoder_decoder_configs(BertConfig(**sizes), WITHOUT["convnext"])
+    config = EncoderDecoderConfig.from_encoder_decoder_configs(BertConfig(**SMALL), WITHOUT["convnext"])
     config._attn_implementation = "headway"
     assert Pair(config).encoder.config._attn_implementation == "headway"
     config._attn_implementation = "eager"
@@ -59,8 +72,7 @@ def test_a_part_without_attention_is_no_error_unless_it_is_named() -> None:
 
 
 def test_a_part_that_keeps_its_own_attention_is_named_and_may_be_left_out() -> None:
-    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
-    model = Pair(EncoderDecoderConfig.from_encoder_decoder_configs(BertConfig(**sizes), KEEPING["gptj"]))
+    model = Pair(EncoderDecoderConfig.from_encoder_decoder_configs(BertConfig(**SMALL), KEEPING["gptj"]))
     with pytest.raises(
         BackendError, match=r"GPTJModel keeps its own.*the parts that do, as in .\"text_config\": "
     ):
