@@ -95,7 +95,7 @@ NOT_RUN = {
     ),
     "headway explain all --out FOLDER --threads 1": BOOK,
     "sbatch --nodes 2 recipes/slurm.sh --config recipes/small.yaml data=/shared/text out=/shared/runs/mine": (
-        "a cluster", "tests/train/test_launch.py::test_slurm_starts_a_launcher_on_each_node"
+        "a cluster", "tests/train/test_launch.py::test_processes_are_started_and_train_as_one"
     ),
     "python recipes/ray_serve.py 2 8000 models/llama-3": (
         "Ray Serve", "tests/serve/test_routing.py::test_replicas_of_ray_serve_keep_their_sessions"

@@ -103,7 +103,7 @@ def test_steps_stay_where_they_are_and_rows_are_alike(tmp_path: Path) -> None:
     assert torch.equal(side()[0], first)
     with torch.no_grad():
         (whole,) = model(torch.tensor([[*prompt, prompt[-1]]]))
-    assert difference(first, whole[-1:].expand(3, -1)) < decoders.APART["bf16"]
+    assert difference(first, whole[-1:].expand(3, -1)) < decoders.APART_BF16
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder"])
@@ -204,5 +204,5 @@ def test_llama_cpp_gives_what_headway_gives(weights: str, tmp_path: Path) -> Non
         (reading, decoders.our_prompt(model, prompt)),
     ):
         for _ in range(2):
-            assert difference(theirs()[0], ours()[0].float()) < decoders.APART[weights]
+            assert difference(theirs()[0], ours()[0].float()) < decoders.apart(model.spec, weights)
     assert "AVX" in llama_cpp.system_info() or "NEON" in llama_cpp.system_info()

@@ -79,7 +79,8 @@ def test_a_quick_book_has_smaller_runs_where_there_are_some_and_none_of_another_
     kept = book.explain
     monkeypatch.setattr(book, "explain", fake)
     monkeypatch.setattr(book, "figure_of", lambda topic, out: out / "swish.png")
-    monkeypatch.setattr(book, "TOPICS", dict.fromkeys(("swish", "rotary-values"), TOPICS["swish"]))
+    smaller = replace(TOPICS["swish"], quick={"few": True})
+    monkeypatch.setattr(book, "TOPICS", {"swish": TOPICS["swish"], "rotary-values": smaller})
     topics = ["swish", "rotary-values"]
     for quick in (True, True, False):
         write_book(tmp_path, "en", topics, quick=quick)

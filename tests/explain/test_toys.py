@@ -67,7 +67,7 @@ def test_a_sentence_lists_what_it_is_given() -> None:
     assert told("{some}", some=("rotary, window", "none")) == "rotary, window; none"
     assert told("{some:.0f}", some={"a": 1.0, "b": 2.0}) == "a 1, b 2"
     assert told("{some}", some=[]) == "none"
-    assert told("{some}", some={"a": Gap(-0.05, 0.1)}) == "a -0.050 ± 0.100, not seen"
+    assert told("{some}", some={"a": Gap(-0.05, 0.1)}) == "a -0.050 ± 0.100, too small to tell"
     assert told("{some}", some=Gap(0.05, 0.01)) == "+0.050 ± 0.010, seen"
     assert told("{some.factor}", some=Gap(0.0, 0.7)) == "1 (0.5 to 2)"
     assert told("{some}", some=Budget(steps=3)).startswith("3 steps of 8 x 64 bytes of Python's")

@@ -83,7 +83,7 @@ def test_the_command_runs_it(make: Make, tmp_path: Path, capsys: pytest.CaptureF
     out, err = capsys.readouterr()
     assert "--- stage 2 of 2: two" in err
     assert "causal-lm from one" in out
-    assert "(1 of 1 seeds): it learns" in out
+    assert "one seed, it holds: it learns" in out
     assert run(["train", "--config", file]) == 1
     assert "is not empty" in capsys.readouterr().err
     assert run(["train", "--config", file, "--dry-run"]) == 1

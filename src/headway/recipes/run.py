@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import headway
+from headway.data.datasets import made_by
 from headway.errors import ConfigError, check_known, listed
 from headway.generate import GenerationConfig, generate
 from headway.models import Decoder, cost
@@ -86,7 +87,7 @@ def _check_files(recipe: Recipe) -> None:
     missing: dict[str, dict[str, None]] = {}
     for seed, stage in itertools.product(recipe.seeds, recipe.stages):
         if not ((folder := recipe.stage_folder(stage, seed)) / DONE).exists():
-            for line in stage.config(folder, seed, _begins_with(recipe, stage, seed)).missing():
+            for line in stage.config(folder, seed, _begins_with(recipe, stage, seed)).missing(made_by):
                 missing.setdefault(line, {})[stage.name] = None
     if missing:
         named = [f"{listed([*stages])}: {line}" for line, stages in missing.items()]

@@ -6,7 +6,7 @@ Each task has a class of settings (`headway.train.tasks`); this is what all of t
 that `headway train --help` answers at once.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -210,11 +210,9 @@ class TrainConfig(MachineSettings, OutputSettings):
         names = [name for name, field in self.grouped().items() if extra(field)["is_path"]]
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
-    def missing(self) -> list[str]:
-        """The files that the settings name and that are not there: a line each, with the command that makes one that
-        shipped recipes name."""
-        from headway.data.datasets import made_by
-
+    def missing(self, made_by: Callable[[Path], str] = lambda path: "") -> list[str]:
+        """The files that the settings name and that are not there: a line each, which ends with what `made_by` says of
+        a file that has no like one near it."""
         return [
             f"{name} {value}: no such file or folder{near_file(Path(value)) or made_by(Path(value))}"
             for name, value in self.paths.items()

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from headway.attention.select import AUTO, named
+from headway.data.datasets import made_by
 from headway.errors import ConfigError
 from headway.models.expert_parallel import check_experts
 from headway.parallel import Mesh
@@ -43,7 +44,7 @@ def checked(config: TrainConfig, ranks: int) -> Task[Any]:
 
     Raises ConfigError for what is missing, all files at once, for what does not fit, for settings of another task, and
     for a model that nothing trains; BackendError for a backend that there is not."""
-    if missing := config.missing():
+    if missing := config.missing(made_by):
         raise ConfigError(f"{'; '.join(missing)}. Paths are relative to {Path.cwd()}")
     inputs = Inputs.of(config)
     of_model = config.task is None and isinstance(config, TextConfig)

@@ -5,7 +5,7 @@ Legend: B rows of a batch, L slots.
 """
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -40,9 +40,9 @@ class ConversationConfig(RowsConfig):
     template: str | None = setting(None, group="Data")
     stop: tuple[str, ...] = setting((), group="Data")
 
-    def missing(self) -> list[str]:
+    def missing(self, made_by: Callable[[Path], str] = lambda path: "") -> list[str]:
         """See `TrainConfig`; and a template that is not there."""
-        missing = super().missing()
+        missing = super().missing(made_by)
         try:
             if self.template is not None:
                 ChatTemplate.find(self.template)
