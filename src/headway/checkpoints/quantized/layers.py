@@ -110,11 +110,14 @@ def packed_state(
     with torch.device("meta"):
         model = blank(spec)
     plain = {name for name, module in model.named_modules() if type(module) is nn.Linear}  # gates of experts
-    linear = linear_rules(rules_by_name(names, spec), plain.union(linears(model)))
+    rules = rules_by_name(names, spec)
+    linear = linear_rules(rules, plain.union(linears(model)))
     known = lazy(state).forms
     dtype = next(iter(known.values())).dtype
     made: dict[str, Rule] = {}
-    ignore: list[str] = []
+    ignore = [
+        name for name in (rule.removesuffix(".weight") for rule in rules) if name.endswith(names.linears)
+    ]
     for theirs, rule in linear.items():
         there = [name in layers for name in rule.layers]
         split = names.split and len(there) > 1

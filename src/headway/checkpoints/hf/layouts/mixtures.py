@@ -196,7 +196,8 @@ AFMOE = llama_layout(
             ".mlp.gate.": ".mlp.router.gate.",
             ".g_proj.": ".gate_proj.",
             "_feedforward_layernorm.": "_mlp_layernorm.",
-        }
+        },
+        linears=(".router.gate",),
     ),
 )
 

@@ -165,6 +165,7 @@ class TensorNames:
         constants: tensors that transformers insists on and that carry no information: name -> value for a spec.
         outputs: task -> the linear module of transformers behind the stack, as its class calls it (files may not),
             whose matrix may be the embedding's, or in no file.
+        linears: ends of names of layers that are Linear in transformers, and are none here (routers).
         split: transformers splits what is one layer in the files: it reads no codes of those.
         others: the end of a name -> the names of files in which one ends so.
     """
@@ -178,6 +179,7 @@ class TensorNames:
     heads: Sequence[str] = ()
     constants: Callable[[ModelSpec], Mapping[str, Tensor]] = lambda spec: {}
     outputs: Mapping[str, str] = field(default_factory=dict)
+    linears: tuple[str, ...] = ()
     split: bool = False
     others: Mapping[str, "TensorNames"] = field(default_factory=dict)
 
