@@ -17,7 +17,7 @@ from headway.data.encoded import encoder_inputs, shortened
 from headway.errors import ConfigError, DataError, check_whole
 from headway.generate.requests import check_prompts
 from headway.models import Encoder
-from headway.nn.products import FEW, filled_rows
+from headway.nn.products import FEW, filled_rows, fills
 from headway.similarity import normalize
 from headway.text import Encoded, Tokenizer
 from headway.text.tokenizer import Text
@@ -64,9 +64,11 @@ class TextEncoder(Pretrained[Encoder, Tokenizer], Looks):
     def read(self, texts: Sequence[Encoded]) -> list[Tensor]:
         """What the head gives for each text, [T, ...] of its slots or one vector, in one forward pass: they stand side
         by side in a row, and none sees another."""
-        inputs = encoder_inputs([*texts, *self._filling(texts)], self.spec, self.device, packed=True)
         if self.spec.head.task in ("classify", "embed"):
-            return [*self.model(**inputs)[: len(texts)].float()]
+            filled = [*texts, *self._filling(texts)]
+            vectors = self.model(**encoder_inputs(filled, self.spec, self.device, packed=True))
+            return [*vectors[: len(texts)].float()]
+        inputs = encoder_inputs(texts, self.spec, self.device, packed=True)
         states, wanted = self.model.hidden(**inputs), [self._wanted(text) for text in texts]
         firsts = accumulate((len(text.ids) for text in texts), initial=0)
         at = [first + i for first, own in zip(firsts, wanted, strict=False) for i in own]
@@ -74,9 +76,9 @@ class TextEncoder(Pretrained[Encoder, Tokenizer], Looks):
         return [*out[0].float().split([len(own) for own in wanted])]
 
     def _filling(self, texts: Sequence[Encoded]) -> list[Encoded]:
-        """A text that fills the row up to a number of slots of which products need no copy (`filled_rows`)."""
+        """A text that fills the row where products would: up to slots of which they need no copy."""
         slots = sum(len(text.ids) for text in texts)
-        missing = filled_rows(slots) - slots if slots >= FEW else 0
+        missing = filled_rows(slots) - slots if slots >= FEW and fills(self.model.model.like) else 0
         return [Encoded.of([0] * missing)] if 0 < missing <= self.limit else []
 
     def _wanted(self, text: Encoded) -> Sequence[int]:

@@ -75,6 +75,13 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     )
 
 
+def fills(like: Tensor) -> bool:
+    """Whether products of many rows of numbers like these are filled up."""
+    return like.device.type == "cpu" and (
+        like.dtype == torch.bfloat16 or (like.dtype == torch.float32 and _slow_mkl())
+    )
+
+
 def filled_rows(rows: int) -> int:
     """The next of few numbers: of multiples of 16, from 256 on of 32, from 512 on of 64, ...: 45 from 64 to 4096."""
     step = max(16, 1 << rows.bit_length() - 4)

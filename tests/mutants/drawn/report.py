@@ -14,7 +14,7 @@ FLOORS = {
         "hardware processor threads patterns tokens heads positions scores similarity metrics partial quantization "
         "block_quantization choice errors"
     ),
-    "native": "native storage report draw",
+    "native": "native storage report",
     "attention": "attention",
     "nn, cache, parallel": "parallel cache nn",
     "models": "models",
