@@ -58,7 +58,7 @@ def theirs(dtype: torch.dtype) -> nn.Module:
         "in_proj_z.weight": source.gate_proj.matrix,
         "in_proj_b.weight": source.beta_proj.matrix,
         "in_proj_a.weight": source.decay_proj.matrix,
-        "conv1d.weight": source.conv.unsqueeze(1),
+        "conv1d.weight": torch.cat([source.q_conv, source.k_conv, source.v_conv]).unsqueeze(1),
         "dt_bias": source.decay_bias,
         "A_log": source.log_rate,
         "norm.weight": source.norm.weight,
