@@ -1,9 +1,9 @@
 """Compiles the native kernels while the package is built, as HEADWAY_BUILD asks: auto, require or off.
 
 Without HEADWAY_LEVELS it is the level of this machine alone, which takes minutes; wheels for others have
-HEADWAY_LEVELS=all, and HEADWAY_MACHINE where CXX compiles for another architecture (packages/wheels.py gives all three).
-A wheel takes freshly compiled libraries with it and is tagged for its platform; without them it is a pure one. Those of a
-folder HEADWAY_KEEP are taken where they are of these sources, and new ones stay there.
+HEADWAY_LEVELS=all, and HEADWAY_MACHINE where CXX compiles for another architecture (packages/wheels.py says all three).
+A wheel takes freshly compiled libraries with it and is tagged for its platform; without them it is a pure one. Those of
+a folder HEADWAY_KEEP are taken where they are of these sources, and new ones stay there.
 An editable install keeps them beside the sources, where `python -m headway.native.build` renews them.
 """
 
@@ -29,7 +29,10 @@ class NativeHook(BuildHookInterface):  # type: ignore[type-arg]
             self.app.display_info("HEADWAY_BUILD=off: no native kernels")
             return
         editable = version == "editable"
-        kept, machine = os.environ.get("HEADWAY_KEEP"), os.environ.get("HEADWAY_MACHINE") or platform.machine()
+        kept, machine = (
+            os.environ.get("HEADWAY_KEEP"),
+            os.environ.get("HEADWAY_MACHINE") or platform.machine(),
+        )
         self.scratch = None if editable or kept else tempfile.TemporaryDirectory(prefix="headway-wheel-")
         out = build.LIBRARIES if editable else Path(self.scratch.name if self.scratch else str(kept))
         try:

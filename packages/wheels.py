@@ -1,9 +1,9 @@
-"""The distributions of a release, from what is committed: python packages/wheels.py [--out dist] [PLATFORM ...]
+"""The distributions of a release, from what is committed: python packages/wheels.py [--out dist] [MACHINE ...]
 
 An sdist of the tree of HEAD (nothing that git does not know gets in), and from it a wheel for each platform that this
-machine has a compiler for, with every level of `headway.native.levels`. One wheel serves every Python and torch of a
-platform: libraries are opened by ctypes, know nothing of torch's headers, and share the OpenMP of the torch that is
-installed, which is why none is put into the wheel.
+machine has a compiler for, with every level of `headway.native.levels`; beside them the wheel of the laboratory. One
+wheel serves every Python and torch of a platform: libraries are opened by ctypes, know nothing of torch's headers, and
+share the OpenMP of the torch that is installed, which is why none is put into the wheel.
 
 On Linux `auditwheel` names the policy, and fails where a library asks for more of glibc or libstdc++ than that has:
 kernels use little of either, so that a compiler of any age will do, and no container is needed. Wheels of macOS and
@@ -46,7 +46,9 @@ def main(arguments: list[str] | None = None) -> None:
         for machine in given.machines or machines():
             kept = given.keep and given.keep.resolve() / f"{sys.platform}-{machine}"
             made.append(wheel(source, machine, Path(scratch, machine), given.out, kept))
-    run(*PYTHON, "twine", "check", "--strict", *map(str, made))
+        lab = tree / "packages" / "lab"
+        run(*PYTHON, "build", "--no-isolation", "--wheel", "--outdir", str(given.out), str(lab))
+        made.append(newest(given.out, "headway_lab-*.whl"))
     print(*made, sep="\n")
 
 

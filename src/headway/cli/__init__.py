@@ -109,7 +109,7 @@ def run(argv: Sequence[str]) -> int:
         command = COMMANDS.get(name) or commands().get(name)
         if command is None:
             if name in LABORATORY:
-                report_error(f"{name} is a command {NEEDS_IT}")
+                report_error(f"there is no command {name!r} here, {NEEDS_IT}")
                 return 2
             kind, known = "option" if name.startswith("-") else "command", commands()
             hint = did_you_mean(name, known)

@@ -214,7 +214,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="folder of the libraries [default: beside the package]")
     parser.add_argument("--force", action="store_true", help="also those that are up to date")
     parser.add_argument("--sanitize", action="store_true", help="with the address and undefined sanitizers")
-    parser.add_argument("--machine", choices=sorted(levels.MACHINES), help="whose levels [default: this one's]")
+    parser.add_argument(
+        "--machine", choices=sorted(levels.MACHINES), help="whose levels [default: this one's]"
+    )
     given = parser.parse_args(arguments)
     out = given.out or (LIBRARIES / "sanitized" if given.sanitize else LIBRARIES)
     how = "require"
