@@ -205,6 +205,23 @@ def test_building_imports_nothing_heavy() -> None:
     assert not {"torch", "numpy", "typer"} & set(done.stdout.split())
 
 
+@pytest.mark.parametrize(
+    ("system", "name", "openmp"),
+    [
+        ("linux", "libheadway_portable.so", "-fPIC -fopenmp"),
+        ("darwin", "libheadway_portable.dylib", "-fPIC -Xclang -fopenmp"),
+        ("win32", "libheadway_portable.dll", "-fopenmp=libiomp5"),
+    ],
+)
+def test_each_system_has_its_names_and_its_openmp(system: str, name: str, openmp: str) -> None:
+    script = (
+        f"import sys; sys.platform = {system!r}; from headway.native import build as b; "
+        "print(b.file_name('portable'), *b.FLAGS)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"{name} -O3 -std=c++17 {openmp} -fno-exceptions ")
+
+
 OUTSIDE = """
 import ctypes, sys
 from pathlib import Path

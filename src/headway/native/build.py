@@ -37,8 +37,16 @@ OF_THIS_MACHINE, ALL = "native", "all"
 COMPILERS = ("g++", "clang++", "c++")
 JOBS = 2
 
+SUFFIX = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
+# Apple's clang takes OpenMP by its inner option, and its library is torch's: the loader opens that first, and what is
+# undefined here is looked up then. On Windows torch brings LLVM's and Intel's, by this name. Neither was run yet.
+OPENMP = {"darwin": ("-fPIC", "-Xclang", "-fopenmp"), "win32": ("-fopenmp=libiomp5",)}.get(
+    sys.platform, ("-fPIC", "-fopenmp")
+)
+LINKED = {"darwin": ("-undefined", "dynamic_lookup")}.get(sys.platform, ())
+
 FLAGS = (
-    "-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden",
+    "-O3", "-std=c++17", *OPENMP, "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden",
     "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
 )  # fmt: skip
 SANITIZE = (
@@ -53,7 +61,7 @@ STAMP = re.compile(rb"headway-source-hash:([0-9a-f]{16})\0")
 
 def file_name(level: str) -> str:
     """The name of a level's library."""
-    return f"libheadway_{level}.so"
+    return f"libheadway_{level}{SUFFIX}"
 
 
 def source_hash(level: str, sources: Path = SOURCES) -> str:
@@ -168,7 +176,7 @@ def _compile(commands: dict[str, list[str]], sources: Path, out: Path, wanted: I
     with tempfile.TemporaryDirectory(prefix="headway-") as scratch, ThreadPoolExecutor(JOBS) as pool:
         exports = Path(scratch, "exports")
         exports.write_text("{ global: headway_*; local: *; };\n")
-        hide = [f"-Wl,--version-script={exports}"] if sys.platform == "linux" else []
+        hide = [f"-Wl,--version-script={exports}"] if sys.platform == "linux" else LINKED
         fresh = {x: out / f".{file_name(x)}.{os.getpid()}" for x in wanted}
         parts = {x: [(x if unit.name in OWN else STANDS_ON.get(x, x), unit) for unit in units] for x in fresh}
         objects = {
