@@ -27,7 +27,6 @@ def tree(folder: Path) -> None:
         shutil.copy(ROOT / name, folder)
     for name in ("src", "recipes", "packages"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "lib"))
-    shutil.copytree(LAB, folder / "packages" / "lab", dirs_exist_ok=True)
 
 
 def built(project: Path, out: Path) -> tuple[set[str], str, dict[str, str]]:
