@@ -13,6 +13,7 @@ Windows are built where the script runs there; nothing in them wants repair, for
 import argparse
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 COMPILERS = {"x86_64": "x86_64-linux-gnu-g++", "aarch64": "aarch64-linux-gnu-g++"}
 """Of Linux, by architecture, where it is not this machine's own: Debian's and Ubuntu's g++-aarch64-linux-gnu."""
-POLICY = "manylinux_2_28"
+GLIBC_2 = 28  # of manylinux_2_28, as torch's wheels are: older systems have no use for ours
 SHARED = "libgomp.so.1"  # torch's wheels bring it by this name, and so one pool of threads serves both
 PYTHON = [sys.executable, "-m"]
 
@@ -97,9 +98,21 @@ def wheel(source: Path, machine: str, scratch: Path, out: Path, kept: Path | Non
     made = newest(place, "headway-*.whl")
     if sys.platform != "linux":
         return made
-    named = ("--plat", f"{POLICY}_{machine}", "--only-plat", "--exclude", SHARED, "--wheel-dir", str(out))
-    run(*PYTHON, "auditwheel", "repair", *named, str(made))
-    return newest(out, f"headway-*-{POLICY}_{machine}.whl")
+    audited = scratch / "audited"
+    # By name it knows the policies of this machine alone, so it says itself which one the wheel satisfies.
+    run(*PYTHON, "auditwheel", "repair", "--exclude", SHARED, "--wheel-dir", str(audited), str(made))
+    (found,) = audited.iterdir()
+    satisfied = re.search(rf"-manylinux_2_(\d+)_{machine}\.", found.name)
+    if satisfied is None or int(satisfied[1]) > GLIBC_2:
+        sys.exit(
+            f"{found.name}: its libraries ask for more than glibc 2.{GLIBC_2} has, which torch asks for; see which "
+            "symbols with objdump -T, and avoid them, or build where glibc is older"
+        )
+    run(
+        *PYTHON, "wheel", "tags", "--remove", "--platform-tag", f"manylinux_2_{GLIBC_2}_{machine}", str(found)
+    )
+    (named,) = audited.iterdir()
+    return Path(shutil.move(named, out / named.name))
 
 
 def newest(folder: Path, pattern: str) -> Path:
