@@ -2,12 +2,15 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-all test-families test-page peers mutants mutants-drawn check bench clean
+.PHONY: help install demo test test-all test-families test-page peers mutants mutants-drawn check bench wheels clean
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# The laboratory is a distribution of its own, beside headway: here both are, from these sources.
+LAB := -e packages/lab
+ASKED := pyproject.toml packages/lab/pyproject.toml packages/lab/hatch_build.py constraints.txt hatch_build.py
 WORKERS ?= 2
 # Of the native kernels: auto (go on without where they do not compile), require, off.
 HEADWAY_BUILD ?= auto
@@ -15,7 +18,7 @@ export HEADWAY_BUILD
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
 help:
-	@echo "make install   the package, its command and its server, in $(VENV)"
+	@echo "make install   the package, its command, server and laboratory, in $(VENV)"
 	@echo "make demo      train a small model, sample from it, show why to trust it (writes runs/demo)"
 	@echo "make test      the tests, within 10 minutes on 2 cores"
 	@echo "make test-all  every test, the slow ones too, then the demo; a skipped test fails"
@@ -25,6 +28,7 @@ help:
 	@echo "make mutants   break the code in many places, one at a time: a test must fail each time"
 	@echo "make mutants-drawn SEED=text   the same with 400 faults that the seed draws from all of src (hours; it goes on)"
 	@echo "make check     lint, format, types, floors"
+	@echo "make wheels    the sdist and the wheels of a release, from what is committed, in dist (half an hour)"
 	@echo "make bench     measure attention and whole models on this machine, beside what is installed"
 
 # A stamp is younger than what it was made from, so that a second run starts at once.
@@ -32,25 +36,25 @@ $(VENV)/pyvenv.cfg:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "headway needs Python 3.11 or newer; choose one with make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml constraints.txt hatch_build.py | $(VENV)/pyvenv.cfg
-	$(PIP) -e ".[serve]"
+$(VENV)/.installed: $(ASKED) | $(VENV)/pyvenv.cfg
+	$(PIP) -e ".[serve,plots]" $(LAB)
 	@touch $@
 
-$(VENV)/.installed-test: pyproject.toml constraints.txt hatch_build.py | $(VENV)/pyvenv.cfg
-	$(PIP) -e ".[test]"
+$(VENV)/.installed-test: $(ASKED) | $(VENV)/pyvenv.cfg
+	$(PIP) -e ".[test]" $(LAB)
 	@touch $@ $(VENV)/.installed
 
-$(VENV)/.installed-all: pyproject.toml constraints.txt hatch_build.py | $(VENV)/pyvenv.cfg
-	$(PIP) -e ".[test,conformance]"
+$(VENV)/.installed-all: $(ASKED) | $(VENV)/pyvenv.cfg
+	$(PIP) -e ".[test,conformance,release]" $(LAB)
 	@touch $@ $(VENV)/.installed $(VENV)/.installed-test
 
 # One job: its largest sources take a GiB of memory each.
-$(VENV)/.installed-peers: pyproject.toml constraints.txt | $(VENV)/.installed-test
-	CMAKE_ARGS="-DGGML_NATIVE=ON" CMAKE_BUILD_PARALLEL_LEVEL=1 $(PIP) --no-binary llama-cpp-python -e ".[test,peers]"
+$(VENV)/.installed-peers: $(ASKED) | $(VENV)/.installed-test
+	CMAKE_ARGS="-DGGML_NATIVE=ON" CMAKE_BUILD_PARALLEL_LEVEL=1 $(PIP) --no-binary llama-cpp-python -e ".[test,peers]" $(LAB)
 	@touch $@
 
-$(VENV)/.installed-check: pyproject.toml constraints.txt hatch_build.py | $(VENV)/pyvenv.cfg
-	$(PIP) -e ".[test,check]"
+$(VENV)/.installed-check: $(ASKED) | $(VENV)/pyvenv.cfg
+	$(PIP) -e ".[test,check]" $(LAB)
 	@touch $@ $(VENV)/.installed $(VENV)/.installed-test
 
 # Renew the kernels when their sources change; what is up to date is left alone. Running needs those of this machine's
@@ -78,11 +82,11 @@ test-all: $(VENV)/.installed-all $(VENV)/.native
 	$(BIN)/headway demo
 
 # Beside the newest transformers, in an environment of its own; tests/newest.toml has the differences and their reasons.
-$(VENV)-newest/.installed: pyproject.toml constraints.txt hatch_build.py
+$(VENV)-newest/.installed: $(ASKED)
 	$(PYTHON) -m venv $(VENV)-newest
 	grep -v "^transformers==" constraints.txt > $(VENV)-newest/constraints.txt
 	HEADWAY_BUILD=off $(VENV)-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade \
-	  -c $(VENV)-newest/constraints.txt -e ".[test]" transformers
+	  -c $(VENV)-newest/constraints.txt -e ".[test]" $(LAB) transformers
 	@touch $@
 
 test-families: $(VENV)-newest/.installed $(VENV)/.native
@@ -116,6 +120,13 @@ bench: $(VENV)/.installed $(VENV)/.native-best
 	$(BIN)/headway bench decode
 	$(BIN)/headway bench prefill
 	$(BIN)/headway bench train
+
+$(VENV)/.installed-release: $(ASKED) | $(VENV)/pyvenv.cfg
+	HEADWAY_BUILD=off $(PIP) -e ".[release]"
+	@touch $@
+
+wheels: $(VENV)/.installed-release
+	$(BIN)/python packages/wheels.py
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -82,8 +82,14 @@ SERVED = (
     "answers until it is ended",
     "tests/serve/test_operation.py::test_the_command_loads_says_drains_and_logs",
 )
+INSTALLED = (
+    "fetches from the index",
+    "tests/test_release.py::test_an_installed_wheel_runs_without_a_compiler",
+)
 # What is shown and not run: why, and the test that runs it.
 NOT_RUN = {
+    "pip install torch --index-url https://download.pytorch.org/whl/cpu": INSTALLED,
+    'pip install "headway[lab,serve]"': INSTALLED,
     "make test": ("this is what it runs", "tests/test_readme.py::test_the_section_runs"),
     "headway explain all --out book": BOOK,
     "headway serve runs/demo": SERVED,

@@ -14,6 +14,7 @@ CONTRACTS = {
     for contract in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
 }
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+LABORATORY = tomllib.loads((ROOT / "packages" / "lab" / "pyproject.toml").read_text())
 IMPORTED_AS = {"pyyaml": "yaml", "prometheus-client": "prometheus_client"}
 COME_WITH = {"cycler": "matplotlib"}
 PURE = {
@@ -99,20 +100,41 @@ def test_classic_is_plain_torch() -> None:
     assert not wrong
 
 
+def test_what_few_need_is_imported_where_it_is_needed() -> None:
+    """Inside functions: matplotlib is not there unless it was asked for, and the Hub's client costs a second."""
+    seldom = {"matplotlib", "huggingface_hub", "datasets", "sacrebleu", "transformers"}
+    at_once = {
+        f"{path.relative_to(PACKAGE)}: {module}"
+        for path in PACKAGE.rglob("*.py")
+        if PACKAGE / "integrations" not in path.parents
+        for statement in ast.parse(path.read_text()).body
+        if isinstance(statement, ast.Import | ast.ImportFrom)
+        for module, _ in imports(statement)
+        if module.split(".")[0] in seldom
+    }
+    assert not at_once
+
+
 def distributions(requirements: list[str]) -> set[str]:
     names = {re.match(r"[\w-]+", one)[0].lower() for one in requirements}  # type: ignore[index]
     return {IMPORTED_AS.get(name, name) for name in names}
 
 
 def test_what_is_declared_is_imported_and_what_is_imported_is_declared() -> None:
-    used = {
-        module.split(".")[0]
-        for path in PACKAGE.parent.rglob("*.py")
-        for module, _ in imports(ast.parse(path.read_text()))
-    }
-    used -= {*sys.stdlib_module_names, *COME_WITH, "headway", "headway_lab"}
     declared = distributions(PROJECT["dependencies"])
     optional = distributions([one for extra in PROJECT["optional-dependencies"].values() for one in extra])
-    assert declared <= used
-    assert used <= declared | optional
-    assert set(COME_WITH.values()) <= declared
+    beside = LABORATORY["tool"]["hatch"]["metadata"]["hooks"]["custom"]["beside-headway"]
+    assert declared <= used_by(PACKAGE) <= declared | optional
+    assert distributions(beside) <= used_by(PACKAGE.with_name("headway_lab")) <= declared | optional
+    assert set(COME_WITH.values()) <= distributions(beside)
+    assert beside == PROJECT["optional-dependencies"]["plots"]
+
+
+def used_by(package: Path) -> set[str]:
+    """The names that others' packages are imported by."""
+    modules = {
+        module.split(".")[0]
+        for path in package.rglob("*.py")
+        for module, _ in imports(ast.parse(path.read_text()))
+    }
+    return modules - {*sys.stdlib_module_names, *COME_WITH, "headway", "headway_lab"}

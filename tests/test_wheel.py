@@ -1,55 +1,103 @@
-"""What is installed: both packages with their types and sources, and the commands of each."""
+"""What is installed: two distributions with their types and sources, and the commands of each; of one version."""
 
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from configparser import ConfigParser
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from pathlib import Path
 
 import pytest
 
-from headway.cli import GROUP, Command
+from headway.cli import GROUP, LABORATORY, Command, overview, run
 
 ROOT = Path(__file__).parents[1]
+LAB = ROOT / "packages" / "lab"
+POINTS = tomllib.loads((LAB / "pyproject.toml").read_text())["project"]["entry-points"][GROUP]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def tree(folder: Path) -> None:
+    """The files of both distributions."""
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".gitignore"):
+        shutil.copy(ROOT / name, folder)
+    for name in ("src", "recipes", "packages"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "lib"))
+
+
+def built(project: Path, out: Path) -> tuple[set[str], str, dict[str, str]]:
+    """The files of the wheel of a project, its metadata, and its commands."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)]
+    environment = {**os.environ, "HEADWAY_BUILD": "off"}
+    subprocess.run(command, cwd=project, check=True, capture_output=True, env=environment)
+    (wheel,) = out.glob("*.whl")
+    declared = ConfigParser()
+    with zipfile.ZipFile(wheel) as archive:
+        about = {name.split("/", 1)[1]: name for name in archive.namelist() if ".dist-info/" in name}
+        declared.read_string(archive.read(about["entry_points.txt"]).decode())
+        assert archive.read(about["licenses/LICENSE"]) == (ROOT / "LICENSE").read_bytes()
+        metadata = archive.read(about["METADATA"]).decode()
+        files = {name for name in archive.namelist() if ".dist-info/" not in name}
+    return files, metadata, dict(declared[GROUP]) if GROUP in declared else {}
 
 
 @pytest.mark.slow
-def test_a_wheel_carries_both_packages(tmp_path: Path) -> None:
-    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".gitignore"):
-        shutil.copy(ROOT / name, tmp_path)
-    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "lib"))
+def test_each_distribution_carries_its_package_and_nothing_else(tmp_path: Path) -> None:
+    tree(tmp_path)
     sources = tmp_path / "src"  # before the build, which may leave bytecode beside them
     given = {str(path.relative_to(sources)) for path in sources.rglob("*") if path.is_file()}
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", "dist"]
-    subprocess.run(
-        build, cwd=tmp_path, check=True, capture_output=True, env={**os.environ, "HEADWAY_BUILD": "off"}
-    )
-    (wheel,) = (tmp_path / "dist").glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        files = {name for name in archive.namelist() if ".dist-info/" not in name}
-        (points,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
-        declared = ConfigParser()
-        declared.read_string(archive.read(points).decode())
-    assert files == given
-    assert {"headway/py.typed", "headway_lab/py.typed", "headway/native/csrc/headway.h"} <= files
-    assert set(declared[GROUP]) == {"bench", "demo", "explain"}
+    shipped = {f"headway/recipes/shipped/{path.name}" for path in (ROOT / "recipes").iterdir()}
+    files, metadata, commands = built(tmp_path, tmp_path / "dist")
+    assert files == shipped | {name for name in given if name.startswith("headway/")}
+    assert {"headway/py.typed", "headway/native/csrc/headway.h", "headway/serve/page/index.html"} <= files
+    assert not commands
+    needed = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, re.MULTILINE)
+    assert "torch" in needed
+    assert "matplotlib" not in needed
+    files, metadata, commands = built(tmp_path / "packages" / "lab", tmp_path / "lab")
+    assert files == {name for name in given if name.startswith("headway_lab/")}
+    assert "headway_lab/py.typed" in files
+    assert commands == POINTS
+    assert f"\nVersion: {PROJECT['version']}\n" in metadata
+    assert f"\nRequires-Dist: headway=={PROJECT['version']}\n" in metadata
+    assert "\nRequires-Dist: matplotlib>=" in metadata
 
 
-def test_the_installed_commands_are_those_that_the_project_declares() -> None:
+def test_the_installed_commands_are_those_that_the_laboratory_declares() -> None:
     """A stale install is renewed by `make install`."""
-    declared = re.search(
-        rf'\[project.entry-points."{GROUP}"\]\n((?:\w+ = .*\n)+)', (ROOT / "pyproject.toml").read_text()
-    )
-    assert declared
-    installed = [point for point in entry_points(group=GROUP) if point.dist and point.dist.name == "headway"]
-    assert {f'{point.name} = "{point.value}"' for point in installed} == set(declared[1].splitlines())
+    assert tuple(sorted(POINTS)) == tuple(sorted(LABORATORY))
+    installed = [
+        point for point in entry_points(group=GROUP) if point.dist and point.dist.name == "headway-lab"
+    ]
+    assert {point.name: point.value for point in installed} == POINTS
     assert all(isinstance(point.load(), Command) for point in installed)
+    assert version("headway") == version("headway-lab") == PROJECT["version"]
 
 
 def test_the_command_line_does_not_name_the_laboratory() -> None:
     for path in (ROOT / "src" / "headway").rglob("*.py"):
         assert "headway_lab" not in path.read_text(encoding="utf-8"), path
+
+
+@pytest.mark.parametrize("name", LABORATORY)
+def test_without_the_laboratory_its_commands_say_which_package_has_them(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("headway.cli.entry_points", lambda group: ())
+    assert run([name]) == 2
+    said = f'there is no command {name!r} here, which headway\'s laboratory has; pip install "headway[lab]"'
+    assert said in capsys.readouterr().err
+    assert "headway demo" not in overview()
+    assert "start here:  headway show " in overview()
+
+
+def test_the_version_and_what_is_said_of_it_agree() -> None:
+    """The changelog begins with this version, released or not, and one cites it by its number."""
+    released = PROJECT["version"].partition(".dev")[0]
+    (first, *_) = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert first == released
+    assert f"\nversion: {PROJECT['version']}\n" in (ROOT / "CITATION.cff").read_text()

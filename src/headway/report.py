@@ -6,11 +6,17 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from headway.errors import ConfigError
 
 _SIZE = re.compile(r"(\d{1,18})\s*(?:([KMGT])(I?))?B?", re.IGNORECASE)
+
+
+def no_pictures() -> str | None:
+    """Why pictures cannot be drawn here, and what to do about it; None where they can."""
+    return None if find_spec("matplotlib") else 'matplotlib is not installed; pip install "headway[plots]"'
 
 
 def plain(value: Any) -> Any:

@@ -98,5 +98,5 @@ def test_without_the_laboratory_the_error_says_what_offers_it(monkeypatch: pytes
     assert offered("ladder") is ladders.command
     known = {name: command._replace(offers={}) for name, command in commands().items()}
     monkeypatch.setattr("headway.cli.commands", lambda: known)
-    with pytest.raises(ConfigError, match="no installed package offers 'ladder'"):
+    with pytest.raises(ConfigError, match=r"offers 'ladder'.*pip install \"headway\[lab\]\""):
         offered("ladder")

@@ -36,6 +36,7 @@ COPIED = (
     "tests",
     "docs",
     "recipes",
+    "packages",
     "bench",
     "README.md",
     "CONTRIBUTING.md",

@@ -205,6 +205,23 @@ def test_building_imports_nothing_heavy() -> None:
     assert not {"torch", "numpy", "typer"} & set(done.stdout.split())
 
 
+@pytest.mark.parametrize(
+    ("system", "name", "openmp"),
+    [
+        ("linux", "libheadway_portable.so", "-fPIC -fopenmp"),
+        ("darwin", "libheadway_portable.dylib", "-fPIC -Xclang -fopenmp"),
+        ("win32", "libheadway_portable.dll", "-fopenmp=libiomp5"),
+    ],
+)
+def test_each_system_has_its_names_and_its_openmp(system: str, name: str, openmp: str) -> None:
+    script = (
+        f"import sys; sys.platform = {system!r}; from headway.native import build as b; "
+        "print(b.file_name('portable'), *b.FLAGS)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"{name} -O3 -std=c++17 {openmp} -fno-exceptions ")
+
+
 OUTSIDE = """
 import ctypes, sys
 from pathlib import Path
@@ -240,6 +257,7 @@ def project(small: Small, tmp_path: Path) -> Path:
     """The project with the small sources alone."""
     for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
     away = shutil.ignore_patterns("csrc", "lib", "__pycache__")
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=away)
     shutil.copytree(small.sources, tmp_path / "src/headway/native/csrc")
@@ -275,6 +293,24 @@ def test_a_wheel_takes_its_libraries_and_their_sources_with_it(project: Path) ->
         f"lib/{build.file_name(level)}" for level in levels.known()
     }
     assert {"csrc/measure.cpp", "csrc/headway.h", "build.py"} <= files
+
+
+@pytest.mark.slow
+def test_libraries_that_are_kept_are_taken_and_a_wheel_is_of_the_machine_that_it_is_for(
+    project: Path, tmp_path: Path
+) -> None:
+    asked = {"HEADWAY_BUILD": "require", "HEADWAY_LEVELS": "portable", "HEADWAY_KEEP": str(tmp_path / "kept")}
+    name, files, _ = wheel(project, **asked)
+    kept = tmp_path / "kept" / build.file_name("portable")
+    written = kept.stat().st_ino
+    assert f"lib/{kept.name}" in files
+    shutil.rmtree(project / "dist")
+    again, files, said = wheel(project, **asked, HEADWAY_MACHINE="riscv64", CXX="/nonexistent")
+    assert f"lib/{kept.name}" in files
+    assert kept.stat().st_ino == written
+    assert "at a time" not in said
+    if sys.platform == "linux":
+        assert again == name.replace(build.platform.machine(), "riscv64")
 
 
 @pytest.mark.slow

@@ -56,6 +56,18 @@ def test_a_stage_without_surgery_begins_where_its_source_ended(make: Make) -> No
     assert any("exp_avg_sq" in name for name in after)
 
 
+def test_without_matplotlib_a_recipe_reports_without_its_picture(
+    make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("headway.report.find_spec", lambda name: None)
+    recipe = make("out", [{"name": "one"}], claims={"it learns": "one.val_loss < one.start_loss"})
+    run_recipe(recipe)
+    assert "one.val_loss < one.start_loss" in (report := (recipe.out / "report.md").read_text())
+    assert ".png" not in report
+    assert not [*recipe.out.rglob("*.png")]
+    assert "report.png is not drawn: matplotlib is not installed" in capsys.readouterr().err
+
+
 def test_the_files_of_all_stages_are_looked_at_before_the_first_is_run(make: Make) -> None:
     held = {"validation": "b.txt", "validation_share": 0.0}
     lost = [{"name": "one"}, {"name": "two", "data": "a.txt"}, {"name": "three", **held}]

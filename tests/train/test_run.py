@@ -75,6 +75,20 @@ def test_a_run_learns_and_leaves_everything(settings: Make, capsys: pytest.Captu
     assert Tokenizer.load(result.model).fingerprint == file.fingerprint
 
 
+def test_without_matplotlib_a_run_ends_as_ever_and_says_what_draws_its_curve(
+    settings: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("headway.report.find_spec", lambda name: None)
+    result = train(settings(steps=2))
+    assert result.curve is None
+    assert (result.model / "config.json").exists()
+    assert {path.suffix for path in result.out.iterdir()}.isdisjoint({".png"})
+    said = capsys.readouterr().err
+    assert (
+        said.count('loss.png is not drawn: matplotlib is not installed; pip install "headway[plots]"\n') == 1
+    )
+
+
 def test_a_folder_that_holds_a_run_is_not_written_over(settings: Make) -> None:
     config = settings(steps=1)
     train(config, quiet=True)

@@ -72,6 +72,10 @@ COMMANDS = {
     )
 }
 
+LABORATORY = ("demo", "explain", "bench")
+"""Commands of the package that `NEEDS_IT` names."""
+NEEDS_IT = 'which headway\'s laboratory has; pip install "headway[lab]"'
+
 USAGE = "usage: headway COMMAND [OPTIONS]   (headway COMMAND --help has more)"
 
 
@@ -104,6 +108,9 @@ def run(argv: Sequence[str]) -> int:
             return 0
         command = COMMANDS.get(name) or commands().get(name)
         if command is None:
+            if name in LABORATORY:
+                report_error(f"there is no command {name!r} here, {NEEDS_IT}")
+                return 2
             kind, known = "option" if name.startswith("-") else "command", commands()
             hint = did_you_mean(name, known)
             report_error(f"there is no {kind} {name!r}{hint}; the commands are {', '.join(known)}")
@@ -165,7 +172,7 @@ def offered(name: str) -> Any:
     for command in commands().values():
         if name in command.offers:
             return importlib.import_module(command.offers[name]).command
-    raise ConfigError(f"no installed package offers {name!r}; headway's laboratory does")
+    raise ConfigError(f"no installed package offers {name!r}, {NEEDS_IT}")
 
 
 def _invoke(name: str, entry: Command, arguments: list[str]) -> int:
@@ -203,8 +210,9 @@ def overview() -> str:
     known = commands()
     width = max(map(len, known))
     lines = "\n".join(f"  {name:<{width}}   {command.help}" for name, command in known.items())
+    first = "headway demo      " if "demo" in known else ""
     return (
         f"headway: Transformer models whose attention is declared.\n\n{USAGE}\n\n{lines}\n\n"
         "  --version   print the version\n\n"
-        "start here:  headway demo      headway show 'Window.last(8) | (Causal() & Sink(2))'"
+        f"start here:  {first}headway show 'Window.last(8) | (Causal() & Sink(2))'"
     )

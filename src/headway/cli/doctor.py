@@ -10,6 +10,7 @@ from headway.cli._shared import print_report
 from headway.report import size, table
 
 OPTIONAL = {
+    "matplotlib": 'draws the curve of a run and the picture of a recipe; pip install "headway[plots]"',
     "transformers": 'reads our folders and runs on our kernels; pip install "headway[test]"',
     "sentencepiece": "reads LLaMA's tokenizer.model; pip install sentencepiece",
 }

@@ -160,7 +160,7 @@ def _print(result: "TrainResult", json: bool) -> None:
         ("model", str(result.model)),
         *([] if result.transformers is None else [("transformers", result.transformers)]),
         ("metrics", str(result.metrics)),
-        ("curve", str(result.curve)),
+        *([] if result.curve is None else [("curve", str(result.curve))]),
     ]
     print_report(report, table(("what", "value"), rows) + f"\nnext: {result.next_command}", json)
 

@@ -1,6 +1,8 @@
 """Compiles the kernels of `csrc` into one shared library per CPU level. Imports the standard library only.
 
-    python -m headway.native.build [--level LEVEL ...] [--out FOLDER] [--force] [--sanitize]
+    python -m headway.native.build [--level LEVEL ...] [--out FOLDER] [--force] [--sanitize] [--machine MACHINE]
+
+Another machine's levels are compiled with a compiler for it: CXX=aarch64-linux-gnu-g++ and --machine aarch64.
 
 The installation calls the same functions, for the level of the machine that it runs on; HEADWAY_LEVELS=all takes all,
 as wheels for others do, HEADWAY_LEVELS=avx2,portable those two. HEADWAY_BUILD says how much it matters: `auto` (build,
@@ -35,8 +37,16 @@ OF_THIS_MACHINE, ALL = "native", "all"
 COMPILERS = ("g++", "clang++", "c++")
 JOBS = 2
 
+SUFFIX = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
+# Apple's clang takes OpenMP by its inner option, and its library is torch's: the loader opens that first, and what is
+# undefined here is looked up then. On Windows torch brings LLVM's and Intel's, by this name. Neither was run yet.
+OPENMP = {"darwin": ("-fPIC", "-Xclang", "-fopenmp"), "win32": ("-fopenmp=libiomp5",)}.get(
+    sys.platform, ("-fPIC", "-fopenmp")
+)
+LINKED = {"darwin": ("-undefined", "dynamic_lookup")}.get(sys.platform, ())
+
 FLAGS = (
-    "-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden",
+    "-O3", "-std=c++17", *OPENMP, "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden",
     "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
 )  # fmt: skip
 SANITIZE = (
@@ -51,7 +61,7 @@ STAMP = re.compile(rb"headway-source-hash:([0-9a-f]{16})\0")
 
 def file_name(level: str) -> str:
     """The name of a level's library."""
-    return f"libheadway_{level}.so"
+    return f"libheadway_{level}{SUFFIX}"
 
 
 def source_hash(level: str, sources: Path = SOURCES) -> str:
@@ -81,14 +91,14 @@ def mode(environment: Mapping[str, str] = os.environ, default: str = "auto") -> 
 
 
 def asked_levels(
-    environment: Mapping[str, str] = os.environ, default: str = OF_THIS_MACHINE
+    environment: Mapping[str, str] = os.environ, default: str = OF_THIS_MACHINE, machine: str | None = None
 ) -> tuple[list[str], bool]:
     """The levels that HEADWAY_LEVELS asks for, and whether only the best of them that the compiler knows: "native",
-    those that this machine runs; "all"; or names with commas."""
+    those that this machine runs; "all" of `machine`'s (default: this one's); or names with commas."""
     asked = environment.get("HEADWAY_LEVELS") or default
     if asked == OF_THIS_MACHINE:
         return levels.of_this_machine(), True
-    return [*levels.known()] if asked == ALL else asked.split(","), False
+    return [*levels.known(machine)] if asked == ALL else asked.split(","), False
 
 
 def compiler() -> list[str]:
@@ -113,23 +123,24 @@ def build(
     *,
     best: bool = False,
     sources: Path = SOURCES,
+    machine: str | None = None,
     sanitize: bool = False,
     force: bool = True,
     say: Callable[[str], None] = print,
 ) -> list[Path]:
-    """Compiles the levels `only` (default: all of this architecture) into the folder `out`, where `best`, of them the
-    best that the compiler knows; returns the library files, best level first.
+    """Compiles the levels `only` (default: all of `machine`'s architecture, this one unless given) into the folder
+    `out`, where `best`, of them the best that the compiler knows; returns the library files, best level first.
 
     Each file is replaced at once, so that a process sees the old library or the new one. `force=False` keeps
     those that were built from these very sources. Levels that the compiler is too old for are left out, which is
     said; where `only` names one that is not one of several, or the sources do not compile, it is a BuildError with the
     compiler's last words."""
-    asked = tuple(only)
+    asked, known = tuple(only), levels.known(machine)
     for level in asked:
-        check_known(level, levels.known(), f"{platform.machine()} has no level", error=BuildError)
+        check_known(level, known, f"{machine or platform.machine()} has no level", error=BuildError)
     built: list[str] = []
     stale: list[str] = []
-    for level in (x for x in levels.known() if x in asked or not asked):
+    for level in (x for x in known if x in asked or not asked):
         must = level == "portable" or (level in asked and not best)
         if force or built_hash(out / file_name(level)) != source_hash(level, sources):
             if not _able(compiler(), level, must, say):
@@ -141,7 +152,7 @@ def build(
     if stale:
         command, more = compiler(), SANITIZE if sanitize else ()
         say(f"{shlex.join(command)}: {', '.join(stale)}, {JOBS} at a time")
-        _compile({x: [*command, *_flags(x, sources), *more] for x in levels.known()}, sources, out, stale)
+        _compile({x: [*command, *_flags(x, sources), *more] for x in known}, sources, out, stale)
     return [out / file_name(level) for level in built]
 
 
@@ -165,7 +176,7 @@ def _compile(commands: dict[str, list[str]], sources: Path, out: Path, wanted: I
     with tempfile.TemporaryDirectory(prefix="headway-") as scratch, ThreadPoolExecutor(JOBS) as pool:
         exports = Path(scratch, "exports")
         exports.write_text("{ global: headway_*; local: *; };\n")
-        hide = [f"-Wl,--version-script={exports}"] if sys.platform == "linux" else []
+        hide = [f"-Wl,--version-script={exports}"] if sys.platform == "linux" else LINKED
         fresh = {x: out / f".{file_name(x)}.{os.getpid()}" for x in wanted}
         parts = {x: [(x if unit.name in OWN else STANDS_ON.get(x, x), unit) for unit in units] for x in fresh}
         objects = {
@@ -211,6 +222,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="folder of the libraries [default: beside the package]")
     parser.add_argument("--force", action="store_true", help="also those that are up to date")
     parser.add_argument("--sanitize", action="store_true", help="with the address and undefined sanitizers")
+    parser.add_argument(
+        "--machine", choices=sorted(levels.MACHINES), help="whose levels [default: this one's]"
+    )
     given = parser.parse_args(arguments)
     out = given.out or (LIBRARIES / "sanitized" if given.sanitize else LIBRARIES)
     how = "require"
@@ -219,8 +233,10 @@ def main(arguments: list[str] | None = None) -> int:
         if how == "off":
             _say("HEADWAY_BUILD=off: nothing built")
         else:
-            only, best = (given.level, False) if given.level else asked_levels(default=ALL)
-            made = build(out, only, best=best, sanitize=given.sanitize, force=given.force, say=_say)
+            named = given.level or given.machine
+            only, best = (given.level, False) if named else asked_levels(default=ALL)
+            how_built = {"machine": given.machine, "sanitize": given.sanitize, "force": given.force}
+            made = build(out, only, best=best, **how_built, say=_say)
             print(*made, sep="\n")
             if given.sanitize:
                 asan = shlex.join([*compiler(), "-print-file-name=libasan.so"])

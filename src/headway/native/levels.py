@@ -44,9 +44,13 @@ TILES = "amx_tile"
 """The instruction set whose registers the operating system must let a process use."""
 
 
-def known() -> tuple[str, ...]:
-    """The levels that this architecture can have, best first."""
-    return tuple(LEVELS) if platform.machine() in ("x86_64", "AMD64") else ("portable",)
+MACHINES = ("x86_64", "AMD64", "aarch64", "arm64")
+"""The architectures that wheels are for, as `platform.machine` names them."""
+
+
+def known(machine: str | None = None) -> tuple[str, ...]:
+    """The levels that an architecture (default: this one), as `platform.machine` names it, can have, best first."""
+    return tuple(LEVELS) if (machine or platform.machine()) in ("x86_64", "AMD64") else ("portable",)
 
 
 def runnable(flags: Set[str], tiles: bool) -> list[str]:

@@ -6,6 +6,7 @@ another folder of libraries. Where something is amiss, a warning says so once, a
 
 import ctypes
 import os
+import sys
 import warnings
 from collections.abc import Set
 from dataclasses import dataclass
@@ -162,6 +163,8 @@ def open_library(folder: Path, level: str, sources: Path = build.SOURCES) -> Lib
     if built != here:
         raise BackendError(f"{path} is stale (built from sources {built}, here are {here})")
     with as_error(BackendError, f"{path} cannot be opened", OSError, AttributeError):
+        if sys.platform == "darwin":  # torch has opened it, but for itself alone
+            ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libomp.dylib"), mode=ctypes.RTLD_GLOBAL)
         dll = ctypes.CDLL(str(path))
         _declare(dll)
     return Library(level, path, dll)

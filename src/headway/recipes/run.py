@@ -19,6 +19,7 @@ from headway.models import Decoder, cost
 from headway.recipes.recipe import Recipe, Stage
 from headway.recipes.report import RecipeReport, draw_panels, panels
 from headway.recipes.surgery import moments_after, opened, write_model
+from headway.report import no_pictures
 from headway.storage.files import atomic_write, json_text
 from headway.storage.reading import read_json
 from headway.storage.safetensors import write_safetensors
@@ -75,6 +76,9 @@ def run_recipe(recipe: Recipe, *, resume: str = "never", quiet: bool = False) ->
         report = RecipeReport(recipe, tuple(map(tuple, records)))
         atomic_write(recipe.out / f"{REPORT}.json", json.dumps(report.plain(), indent=1) + "\n")
         pictured = list(panels(recipe.claims, report.measured))
+        if pictured and (why := no_pictures()) is not None:
+            say(f"{REPORT}.png is not drawn: {why}")
+            pictured = []
         if pictured:
             draw_panels(pictured, recipe.out / f"{REPORT}.png")
         picture = f"\n![what the claims compare]({REPORT}.png)\n" if pictured else ""

@@ -23,7 +23,8 @@ class TrainResult:
     """What a run left behind.
 
     Attributes:
-        out: the run's folder. model: in it, a Hugging Face folder. metrics, curve: metrics.jsonl and its picture.
+        out: the run's folder. model: in it, a Hugging Face folder. metrics, curve: metrics.jsonl and its picture,
+            None where matplotlib, which draws it, is not installed.
         steps, trained_tokens, seconds: of the whole run.
         loss: of the last step, per `unit`. accuracy: of its predictions, None where that is not counted.
         validation: of held-out data, after the last step.
@@ -34,7 +35,7 @@ class TrainResult:
     out: Path
     model: Path
     metrics: Path
-    curve: Path
+    curve: Path | None
     steps: int
     trained_tokens: int
     seconds: float

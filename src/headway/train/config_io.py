@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from headway.models import ModelSpec
 
 STAGES, SMALL = "stages", "small"  # keys of a recipe's file, and of any file: not of settings
+SHIPPED = Path(__file__).parents[1] / "recipes" / "shipped"  # in a wheel, the project's recipes
 
 
 def read_config(
@@ -73,9 +74,12 @@ def config_yaml(config: TrainConfig) -> str:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """A YAML mapping of settings; ConfigError names the file, and the line where it is not YAML."""
+    """A YAML mapping of settings; ConfigError names the file, and the line where it is not YAML. `recipes/NAME.yaml`
+    is the one that the package brings where no such file is here."""
+    brought = SHIPPED / Path(path).name
+    ours = Path(path).parent == Path("recipes") and brought.exists() and not Path(path).exists()
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = (brought if ours else Path(path)).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"cannot read the settings {path}: {reason}") from None

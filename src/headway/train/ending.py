@@ -13,7 +13,7 @@ from headway.checkpoints.hf.config import transformers_verdict
 from headway.checkpoints.saving import save_folder
 from headway.errors import ConfigError, did_you_mean, listed
 from headway.models import cost
-from headway.report import cell
+from headway.report import cell, no_pictures
 from headway.train.callbacks import TrainResult
 from headway.train.checkpoint import FINAL, State, checkpoints, read_record, step_of, take_mean
 from headway.train.config import TrainConfig
@@ -41,17 +41,20 @@ def choose_weights(state: State) -> str:
     return f"the model is the mean of {', '.join(path.name for path in kept)}"
 
 
-def leave_model(out: Path, task: Task[Any], trained: Any, progress: Progress) -> None:
+def leave_model(out: Path, task: Task[Any], trained: Any, progress: Progress) -> str | None:
     """Save what is trained (`Saver.trained`) in the folder `out`, of a frozen model the adapter as PEFT keeps it, and
-    draw the curve."""
+    draw the curve; or say why it is not drawn."""
     how: dict[str, Any] = {"tokenizer": task.tokenizer, "generation": task.generation, "overwrite": True}
     if task.base is None:
         save_folder(out / FINAL, trained, **how)
     else:
         save_adapter(out / FINAL, trained, task.model.spec, base=task.base, **how)
+    if (why := no_pictures()) is not None:
+        return f"{CURVE} is not drawn: {why}"
     parameters = cost.parameter_count(task.model.spec)
     title = f"{cell(parameters)} parameters, {cell(progress.trained_tokens)} trained {task.unit}s"
     draw_curve(read_metrics(out / METRICS), out / CURVE, title, task.unit)
+    return None
 
 
 def result(
@@ -63,7 +66,7 @@ def result(
         out=out,
         model=model,
         metrics=out / METRICS,
-        curve=out / CURVE,
+        curve=curve if (curve := out / CURVE).exists() else None,
         steps=progress.step,
         trained_tokens=progress.trained_tokens,
         seconds=progress.seconds,

@@ -292,7 +292,8 @@ class Run:
         if self.parallel.is_main:
             if validation is not None and validation.bits_per_byte is not None:
                 self.log.write({"val_bits_per_byte": validation.bits_per_byte})
-            leave_model(self.out, task, trained, progress)
+            if (remark := leave_model(self.out, task, trained, progress)) is not None:
+                self.say(remark)
             self.say(f"{self.out / FINAL}: {progress.step} steps in {clock(progress.seconds)}")
         self.parallel.gather(None)
         return result(self.out, task, progress, record, validation)

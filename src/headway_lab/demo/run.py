@@ -171,7 +171,8 @@ def _keep(out: Path, corpus: Corpus, learned: learn.Learned) -> None:
     for path in sorted(learned.result.model.iterdir()):
         shutil.move(path, out / path.name)
     shutil.move(learned.result.metrics, out / "metrics.jsonl")
-    shutil.move(learned.result.curve, out / "loss.png")
+    if learned.result.curve is not None:
+        shutil.move(learned.result.curve, out / "loss.png")
     learn.save_documents(corpus.train, out / "text" / "train.jsonl")
     learn.save_documents(corpus.held_out, out / HELD_OUT)
     learn.draw_bits(learned, out / "bits.png")
