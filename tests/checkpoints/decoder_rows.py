@@ -278,7 +278,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon-h1, factors, norms": (
         "falcon_h1",
         {**FALCON_H1, **FALCON_H1_FACTORS, "mamba_rms_norm": True, "mamba_norm_before_gate": False,
-         "ssm_in_multiplier": 1.5, "attention_in_multiplier": 0.75, "tie_word_embeddings": True},
+         "ssm_in_multiplier": 2.0, "attention_in_multiplier": 0.5, "tie_word_embeddings": True},
     ),
     "falcon-h1, factors, biases": (
         "falcon_h1",
@@ -289,12 +289,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone 3, biases, tied": ("exaone", {**LLAMA, **BIASED, "tie_word_embeddings": True, "rope_parameters": LLAMA3}),
     "apertus 1.5": ("apertus1p5_text", {**LLAMA, "rope_parameters": LLAMA3}),
     "nemotron-h": (
-        "nemotron_h", {**NEMOTRON, "hybrid_override_pattern": "M-*-MM-", "mlp_bias": True},
+        "nemotron_h", {**NEMOTRON, "hybrid_override_pattern": "M-*-MM-", "mlp_bias": True, "time_step_min": 0.5},
     ),
     "nemotron-h, experts, biases": (
         "nemotron_h",
         {**NEMOTRON, "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "mlp"],
-         "use_bias": True, "use_conv_bias": False, "time_step_min": 0.5, "n_routed_experts": 4,
+         "use_bias": True, "use_conv_bias": False, "n_routed_experts": 4,
          "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 40, "routed_scaling_factor": 2.5},
     ),
     "biogpt": ("biogpt", SIZES),
