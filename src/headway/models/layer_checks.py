@@ -62,10 +62,10 @@ def check_layers(spec: Any) -> None:
 def _check_beside(spec: Any, layer: int) -> None:
     mixer = spec.mixers[layer]
     kind = kind_of(mixer.beside)
-    if kind.positions or not spec.causal:
+    if kind.positions:
         raise ConfigError(
-            f"ModelSpec: layer {layer} has {kind.name} beside attention; it must be a mixer of a decoder that keeps a "
-            "state, and marks no positions"
+            f"ModelSpec: layer {layer} has {kind.name} beside attention; it must be a mixer that keeps a state, and "
+            "marks no positions"
         )
     if len(mixer.factors) != 2 or not all(0 < factor < math.inf for factor in mixer.factors):
         raise ConfigError(
