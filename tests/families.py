@@ -7,7 +7,7 @@ A model type loads where its class for `AutoModelForCausalLM` is one of its layo
 
 from collections.abc import Mapping
 
-from transformers import __version__
+from transformers import CONFIG_MAPPING, __version__
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from headway.checkpoints.hf.layouts import LAYOUTS
@@ -19,6 +19,8 @@ CLASSES: Mapping[str, tuple[str, ...]] = {
     for name, found in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()
 }
 """Model type -> its classes."""
+THERE = tuple(name for name in LAYOUTS if name in CONFIG_MAPPING)
+"""The layouts of types that this release has."""
 
 
 def loads(name: str) -> bool:

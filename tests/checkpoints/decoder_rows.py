@@ -55,6 +55,22 @@ GRANITE: dict[str, Any] = {
     **LLAMA, **MAMBA, **FACTORS, "attention_multiplier": 0.1, "shared_intermediate_size": 40,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
 }  # fmt: skip
+FALCON_H1: dict[str, Any] = {
+    **LLAMA,
+    **MAMBA,
+    "num_hidden_layers": 2,
+    "mamba_d_ssm": 40,
+    "mamba_d_head": "auto",
+}
+FALCON_H1_FACTORS: dict[str, Any] = {
+    "embedding_multiplier": 3.0, "lm_head_multiplier": 0.5, "mlp_multipliers": [0.7, 1.3], "key_multiplier": 0.6,
+    "attention_out_multiplier": 0.8, "ssm_out_multiplier": 1.2, "ssm_multipliers": [0.5, 1.5, 0.75, 1.25, 0.9],
+}  # fmt: skip
+NEMOTRON: dict[str, Any] = {
+    "vocab_size": 61, "hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 6, "num_key_value_heads": 2,
+    "head_dim": 10, "max_position_embeddings": 32, "pad_token_id": None, "mamba_num_heads": 4, "mamba_head_dim": 10,
+    "ssm_state_size": 6, "n_groups": 2, "conv_kernel": 3,
+}  # fmt: skip
 QWEN3_5 = {
     **LLAMA, "head_dim": 8, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 6,
     "linear_value_head_dim": 10,
@@ -257,6 +273,29 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "granitemoehybrid",
         {**LLAMA, **FACTORS, "layer_types": ["full_attention"] * 3, "num_local_experts": 0, "attention_bias": True,
          "position_embedding_type": "rope", "mamba_n_heads": 4},
+    ),
+    "falcon-h1": ("falcon_h1", FALCON_H1),
+    "falcon-h1, factors, norms": (
+        "falcon_h1",
+        {**FALCON_H1, **FALCON_H1_FACTORS, "mamba_rms_norm": True, "mamba_norm_before_gate": False,
+         "ssm_in_multiplier": 2.0, "attention_in_multiplier": 0.5, "tie_word_embeddings": True},
+    ),
+    "falcon-h1, factors, biases": (
+        "falcon_h1",
+        {**FALCON_H1, **FALCON_H1_FACTORS, **BIASED, "mamba_proj_bias": True, "projectors_bias": True,
+         "mamba_conv_bias": False, "mamba_d_ssm": None, "mamba_expand": 1},
+    ),
+    "exaone 3": ("exaone", {**LLAMA, "head_dim": 10}),
+    "exaone 3, biases, tied": ("exaone", {**LLAMA, **BIASED, "tie_word_embeddings": True, "rope_parameters": LLAMA3}),
+    "apertus 1.5": ("apertus1p5_text", {**LLAMA, "rope_parameters": LLAMA3}),
+    "nemotron-h": (
+        "nemotron_h", {**NEMOTRON, "hybrid_override_pattern": "M-*-MM-", "mlp_bias": True, "time_step_min": 0.5},
+    ),
+    "nemotron-h, experts, biases": (
+        "nemotron_h",
+        {**NEMOTRON, "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "mlp"],
+         "use_bias": True, "use_conv_bias": False, "n_routed_experts": 4,
+         "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 40, "routed_scaling_factor": 2.5},
     ),
     "biogpt": ("biogpt", SIZES),
     "biogpt, embeddings not scaled": ("biogpt", {**SIZES, "scale_embedding": False}),

@@ -21,6 +21,7 @@ NEXT: dict[str, Any] = {
     **QWEN3_5, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 40,
 }  # fmt: skip
+LARA = {key: value for key, value in NEXT.items() if key != "intermediate_size"}
 LFM: dict[str, Any] = {
     **LFM2, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "num_dense_layers": 1,
     "layer_types": ["conv", "full_attention", "conv"],
@@ -135,6 +136,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
          "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}},
     ),
     "qwen3.5 with experts": ("qwen3_5_moe_text", {**NEXT, "num_hidden_layers": 2, "full_attention_interval": 2}),
+    "lara": (
+        "lara_mini",
+        {**LARA, "num_hidden_layers": 5, "sliding_window": 5, "linear_conv_kernel_dim": 3},
+    ),
+    "lara, layers by name, biases, untied": (
+        "lara_mini",
+        {**LARA, "layer_types": ["full_attention", "linear_attention", "sliding_attention"], "sliding_window": 4,
+         "norm_topk_prob": False, "attention_bias": True, "tie_word_embeddings": False},
+    ),
     "lfm2 with experts": ("lfm2_moe", LFM),
     "lfm2 with experts, biases, untied": (
         "lfm2_moe",

@@ -94,14 +94,14 @@ def only(family: str) -> Mapping[str, tuple[Any, ...]]:
     return {**ONLY, **LAYOUTS[family].only}
 
 
-@pytest.mark.parametrize("family", LAYOUTS)
+@pytest.mark.parametrize("family", families.THERE)
 def test_what_is_taken_for_an_absent_key_is_what_transformers_takes(family: str) -> None:
     config = theirs(family)
     found = {key: value for key, value in LAYOUTS[family].defaults.items() if value is not None}
     assert found == {key: OLDER_DEFAULTS.get((family, key), getattr(config, key, ABSENT)) for key in found}
 
 
-@pytest.mark.parametrize("family", LAYOUTS)
+@pytest.mark.parametrize("family", families.THERE)
 def test_every_key_of_a_layout_is_one_that_files_have(family: str) -> None:
     layout, config = LAYOUTS[family], theirs(family)
     keys = {*layout.defaults, *layout.harmless}
@@ -109,7 +109,7 @@ def test_every_key_of_a_layout_is_one_that_files_have(family: str) -> None:
     assert {key for key in only(family) if not hasattr(config, key)} <= OLDER_ONLY.keys()
 
 
-@pytest.mark.parametrize("family", LAYOUTS)
+@pytest.mark.parametrize("family", families.THERE)
 def test_a_key_that_changes_nothing_does_so_at_its_value_in_transformers(family: str) -> None:
     config = theirs(family)
     for key, values in only(family).items():
@@ -127,7 +127,7 @@ def test_a_key_that_changes_nothing_does_so_at_its_value_in_transformers(family:
 def test_a_key_of_earlier_versions_changes_nothing_at_these_values(key: str) -> None:
     every = {
         repr(value)
-        for family in LAYOUTS
+        for family in families.THERE
         if key in only(family) and not hasattr(theirs(family), key)
         for value in only(family)[key]
     }

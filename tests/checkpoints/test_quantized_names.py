@@ -19,6 +19,7 @@ from headway.models.quantize import quantize_model, quantized_layers
 from headway.storage.tensors import open_tensors
 from tests.checkpoints import decoder_rows, decoders, encoders, expert_rows, gemma4_rows, hf, seq2seq
 from tests.checkpoints.shares import share
+from tests.families import THERE
 
 LONGFORMER = {**encoders.SHAPE, "attention_window": 8, "position_embedding_type": "absolute"}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -50,8 +51,8 @@ REFUSED = (
 )
 CLASSES = [
     (family, name)
-    for family, layout in LAYOUTS.items()
-    for name in {kind: name for name, kind in reversed(layout.architectures.items())}.values()
+    for family in THERE
+    for name in {kind: name for name, kind in reversed(LAYOUTS[family].architectures.items())}.values()
 ]
 """Every class that is written, with its family."""
 
@@ -64,6 +65,7 @@ def specs(family: str, name: str) -> list[ModelSpec]:
     if "is_decoder" in layout.more:
         given["is_decoder"] = layout.architectures[name] == "lm"
     ties = (True, False) if layout.architectures[name] in ("lm", "masked-lm") else (True,)
+    ties = (False,) if True not in layout.only.get("tie_word_embeddings", (True,)) else ties
     return [spec_from_config({**given, "tie_word_embeddings": tied}) for tied in ties]
 
 

@@ -125,8 +125,11 @@ DENSE = {"head": Head("lm", dense="gelu")}
 
 
 OTHER_LAYERS = {
-    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "olmo_hybrid"), "whole 16 numbers"),
-    **dict.fromkeys(("mamba2", "bamba", "granitemoehybrid"), "know no SSD"),
+    **dict.fromkeys(
+        ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "olmo_hybrid", "lara_mini"), "whole 16 numbers"
+    ),
+    **dict.fromkeys(("mamba2", "bamba", "granitemoehybrid", "nemotron_h"), "know no SSD"),
+    "falcon_h1": "no AttentionBeside",
     "gemma4_text": "no embeddings and no factors",
 }
 KINDS: dict[str, Kind] = {

@@ -1,5 +1,6 @@
 """Specs of models whose layers mix tokens in several ways."""
 
+from dataclasses import replace
 from typing import Any
 
 from headway.attention.delta import DeltaSpec, SSDSpec
@@ -21,6 +22,18 @@ SPECS: dict[str, ModelSpec] = {
     ),
     "duality": ModelSpec.of("llama", **SIZE).with_mixer(SSD),
     "duality + delta + full": ModelSpec.of("llama", **SIZE, mixers=(SSD, DELTA, SSD, Softmax())),
+    "duality beside attention": ModelSpec.of(
+        "llama",
+        **SIZE,
+        mixers=Softmax(beside=replace(SSD, norm=False, factors=(0.5, 1.5, 2.0, 0.75, 1.25)), factors=(0.5, 2.0)),
+    ),
+    "duality beside windows, some layers without a feed-forward": ModelSpec.of(
+        "llama",
+        **SIZE,
+        mixers=(SSD, Softmax(beside=replace(SSD, least_step=0.7)), Softmax(), Softmax(beside=DELTA)),
+        patterns=SEES,
+        layer_hidden=(0, None, 0, 64),
+    ),
     "decays by channel": ModelSpec.of(
         "llama",
         **SIZE,

@@ -103,11 +103,18 @@ def hybrids() -> Iterator[ModelSpec]:
         DeltaSpec(heads=2, key_heads=2, head_dim=8, value_dim=20, gate="sigmoid", decay="channel"),
         SSDSpec(heads=4, key_heads=1, head_dim=16, value_dim=8),
         SSDSpec(heads=4, key_heads=2, head_dim=16, value_dim=24, conv_bias=False),
+        SSDSpec(heads=4, key_heads=2, head_dim=16, value_dim=24, norm=False, least_step=0.1, factors=(2, 1, 1, 1, 0.5)),
     ):
         yield ModelSpec.of("llama", **GROUPED).with_mixer(delta)
         yield ModelSpec.of(
             "llama", **GROUPED, mixers=(delta, Softmax()), qk_norm="head", gate="channel", dropout=0.1
         )
+    for change in ({}, {"qk_norm": "head", "dropout": 0.1, "mlp_scale": 0.5, "mlp_gate_scale": 2.0}):
+        beside = Softmax(beside=SSDSpec(heads=4, key_heads=2, head_dim=16, value_dim=8), factors=(0.5, 2.0))
+        yield ModelSpec.of("llama", **{**GROUPED, **change}, mixers=beside)
+    for order in ("pre", "post", "sandwich", "output"):
+        some = {"layers": 4, "layer_hidden": (None, 0, 24, None), "order": order, "dropout": 0.1}
+        yield ModelSpec.of("llama", **{**GROUPED, **some})
 
 
 def heads() -> Iterator[ModelSpec]:

@@ -12,12 +12,13 @@ from headway.errors import CheckpointError, ConfigError
 from headway.models import ModelSpec, build, cost
 from headway.models.mixers import Softmax, differ
 from headway.models.tensor_parallel import share_of
-from headway.nn import Attention, Linear
+from headway.nn import Attention, AttentionBeside, Experts, Linear
 from headway.patterns import Causal, Window
 from headway.positions import PerLayer, Rotary
 from headway.positions.scaling import Proportional
 from headway.tokens import Tokens
 from tests.checkpoints.hf import off
+from tests.models.mixers import SIZE, SSD
 from tests.models.test_activations import kept, loss_of
 
 FULL = Rotary(500.0, pairing="halves", scaling=Proportional(0.4))
@@ -126,6 +127,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an odd head": ({"mixers": (Softmax(head_dim=7),)}, "head_dim 7 is odd"),
     "hidden of no layer": ({"layer_hidden": (4,)}, "hidden=28 is the width of no layer"),
     "hidden of half a list": ({"layer_hidden": (0, 4, 0, 8)}, "4 layer_hidden do not fit 6 layers"),
+    "beside, of pairs": ({"mixers": Softmax(beside=Softmax())}, "layer 0 has softmax attention beside attention; it"),
+    "factors": ({"mixers": Softmax(beside=SSD, factors=(1.0, 0.0))}, r"factors of layer 0 must be two numbers above 0"),
+    "no feed-forward beside attention": ({"layer_hidden": (0, None), "order": "joint"}, "use order=\"pre\""),
+    "none in any layer": ({"layer_hidden": (None,)}, "hidden=28 is the width of no layer"),
+    "experts where there is none": (
+        {"layer_hidden": (0, None), "experts": (Experts(count=4, top=2),)}, "of layers without experts"),
+    "hidden beside experts": (
+        {"layer_hidden": (0, None), "experts": (Experts(count=4, top=2, hidden=9), None)}, "hidden=28 is the width"),
+    "scales of experts": ({"mlp_scale": 2.0, "layer_hidden": (0,), "experts": (Experts(count=4, top=2),)}, "mlp_scale"),
+    "a scale of no gate": ({"mlp_gate_scale": 2.0, "gated": False}, "mlp_gate_scale is of feed-forwards with a gate"),
     "columns": ({"per_layer_embedding": -1}, "per_layer_embedding counts rows or columns"),
 }  # fmt: skip
 
@@ -163,3 +174,21 @@ def test_attention_alone_attends_to_keys_of_another_layer() -> None:
         Attention(12, 4, 2, kv_from=first, tied_values=True)
     with pytest.raises(ConfigError, match="tied_values are of the size of keys"):
         Attention(12, 4, 2, value_dim=5, tied_values=True)
+
+
+def test_what_stands_beside_attention_needs_its_state_and_x_alone() -> None:
+    spec = ModelSpec.of("llama", **SIZE, mixers=Softmax(beside=SSD))
+    layer = build(spec, seed=0).stack.blocks[0].self_attn
+    assert isinstance(layer, AttentionBeside)
+    x, cache = torch.zeros(1, 3, 48), build(ModelSpec.of("llama", **SIZE), seed=0).make_cache(1)
+    with pytest.raises(ConfigError, match="has a state of x alone; drop memory="):
+        layer(x, memory=x)
+    with cache.step(cache.next_tokens(3)) as packed, pytest.raises(ConfigError, match="no state beside them"):
+        layer(x, tokens=packed.tokens, cache=cache.pages[0])
+    with pytest.raises(ConfigError, match="layers of state-space duality keep a state of all tokens"):
+        build(spec, seed=0).make_cache(1, slack=2)
+    with pytest.raises(ConfigError, match="ranks cannot share the heads of state-space duality yet"):
+        share_of(spec, 2, 0)
+    repeated, wide = repeat_kv_heads(build(spec, seed=0).state_dict(), spec, 4)
+    assert (wide.kv_heads, wide.mixers) == (4, spec.mixers)
+    assert len(repeated) == len(build(spec, seed=0).state_dict())

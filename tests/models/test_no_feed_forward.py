@@ -86,6 +86,7 @@ def test_what_it_costs_is_attention_embedding_and_norms() -> None:
         name
         for name, family in FAMILIES.items()
         if family.defaults.get("order", "pre") in ("pre", "post") and "hidden" not in family.defaults
+        and name != "nemotron_h"  # whose folders say of each sub-layer what it is
     ],
 )
 def test_a_folder_of_our_own_has_it_and_transformers_has_no_name_for_it(family: str, tmp_path: Path) -> None:

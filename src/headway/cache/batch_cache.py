@@ -115,9 +115,9 @@ class BatchCache:
     def slots(self) -> tuple[int, ...]:
         """Slots of the pages in use, of the row that has most, for each layer; 64 for a layer of states."""
         held = [[sum(page is not None for page in pages) for pages in table.pages] for table in self.tables]
-        return tuple(
-            PAGE * max((counts[layer.of] for counts in held), default=0) for layer in self.pages.layers
-        )
+        layers = self.pages.layers
+        own = layers[: len(layers) - sum(layer.beside is not None for layer in layers)]  # the others are last
+        return tuple(PAGE * max((counts[layer.of] for counts in held), default=0) for layer in own)
 
     def next_tokens(
         self, count: int, lengths: Sequence[int] | Tensor | None = None, side: str = "right"

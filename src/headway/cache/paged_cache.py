@@ -26,9 +26,10 @@ from headway.tokens import Tokens
 
 
 class LayerCache:
-    """What one layer keeps: `tensors`, of which a page is `size` places of dimension `axis`."""
+    """What one layer keeps: `tensors`, of which a page is `size` places of dimension `axis`; more of it `beside`."""
 
     axis, size = 0, 1
+    beside: "LayerCache | None" = None
 
     def __init__(self, cache: "PagedCache", of: int, spec: CacheSpec) -> None:
         self.cache, self.of, self.spec = cache, of, spec
@@ -69,13 +70,12 @@ class LayerCache:
 
 class PagedLayer(LayerCache):
     """The keys and values of one layer: k [1, K, S, D] and v [1, K, S, E], page p in the slots 64 p .. 64 p + 63; in
-    int8 also their scales, float32 [1, K, S] (`headway.quantization`)."""
+    int8 also their scales, float32 [1, K, S] (`headway.quantization`). `dtype` is that of what is stored."""
 
     axis, size = 2, PAGE
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what is stored."""
         return self.spec.dtype
 
     def empty(self, pages: int) -> tuple[Tensor, ...]:

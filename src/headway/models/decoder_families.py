@@ -51,6 +51,21 @@ def _rotary_where_windows(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"patterns": each, "positions": positions}
 
 
+def _apertus(about: str) -> Family:
+    return Family(
+        about,
+        {
+            "qk_norm": "head",
+            "gated": False,
+            "activation": "xielu",
+            "norm_eps": 1e-5,
+            "trained_context": 65536,
+        },
+        theta=12e6,
+        groups=True,
+    )
+
+
 DECODERS: Mapping[str, Family] = {
     "smollm3": Family(
         "llama without positions in every fourth layer",
@@ -101,16 +116,14 @@ DECODERS: Mapping[str, Family] = {
         },
         groups=True,
     ),
-    "apertus": Family(
-        "llama with normed queries and keys, and xIELU without a gate",
-        {
-            "qk_norm": "head",
-            "gated": False,
-            "activation": "xielu",
-            "norm_eps": 1e-5,
-            "trained_context": 65536,
-        },
-        theta=12e6,
+    "apertus": _apertus("llama with normed queries and keys, and xIELU without a gate"),
+    "apertus1p5_text": _apertus(
+        "apertus with ids of images and sounds, whose outputs are there; Apertus 1.5's text"
+    ),
+    "exaone": Family(
+        "llama under names like gpt2's; EXAONE 3 and 3.5",
+        {"norm_eps": 1e-5, "trained_context": 4096},
+        theta=5e5,
         groups=True,
     ),
     "seed_oss": Family(

@@ -122,7 +122,11 @@ def _scores(spec: ModelSpec) -> str:
 
 
 def _of_values(mixer: Softmax) -> str:
-    return ", normed values" * mixer.v_norm + ", values are keys" * mixer.tied_values
+    values = ", normed values" * mixer.v_norm + ", values are keys" * mixer.tied_values
+    if mixer.beside is None:
+        return values
+    factors = "" if mixer.factors == (1.0, 1.0) else " times {:g} and {:g}".format(*mixer.factors)
+    return f"{values}, beside {kind_of(mixer.beside).name}: {brief(mixer.beside)}{factors}"
 
 
 def _feed_forward(spec: ModelSpec) -> str:
@@ -136,7 +140,7 @@ def _wide(spec: ModelSpec, layer: int) -> str:
     """Of one layer the hidden units and, where it has experts, how they are chosen."""
     experts = spec.experts[layer]
     if experts is None:
-        return f"{spec.hidden_of(layer):,} wide"
+        return f"{hidden:,} wide" if (hidden := spec.hidden_of(layer)) else "none"
     more = [
         f"{f.name.replace('_', ' ')} {value}"
         for f in fields(experts)[3:]
@@ -176,7 +180,9 @@ ASPECTS: Mapping[str, Aspect] = {
         "norm_bias norm_weight norm_offset",
     ),
     "positions": _aspect("positions", lambda spec: f"on {spec.positions.marks}: {brief(spec.positions)}"),
-    "feed-forward": _aspect("hidden layer_hidden gated activation experts", _feed_forward),
+    "feed-forward": _aspect(
+        "hidden layer_hidden gated activation experts", _feed_forward, "mlp_scale mlp_gate_scale"
+    ),
     "heads": _aspect("heads kv_heads head_dim", _heads),
     "scores": _aspect(
         "attention_scale mixers",

@@ -10,7 +10,8 @@ from headway.models.expert_families import SIGMOID, USUAL
 from headway.models.family import Family, partial_rotary
 from headway.models.mixers import Softmax
 from headway.nn import ShortConv
-from headway.positions import NoPositions
+from headway.patterns import Causal, Window
+from headway.positions import NoPositions, PerLayer, Rotary
 
 
 def _every(count: int, layers: int, mixer: object) -> tuple[object, ...]:
@@ -25,6 +26,21 @@ def _delta(given: Mapping[str, Any]) -> Mapping[str, Any]:
     half = max(given.get("head_dim", width // heads) // 2, 1)
     delta = DeltaSpec(heads=2 * heads, key_heads=heads, head_dim=half)
     return {**partial_rotary(0.25)(given), "mixers": _every(4, given["layers"], delta)}
+
+
+def _lara(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Experts as wide as a feed-forward, the gated delta rule of as many heads as attention, and windows of 512."""
+    heads, width, theta = max(given["heads"], 1), given["width"], 10000.0
+    dim = max(given.get("head_dim", width // heads), 1)
+    delta = DeltaSpec(heads=heads, key_heads=max(heads // 2, 1), head_dim=dim)
+    kinds = [("delta", "window", "delta", "full", "window")[i % 5] for i in range(given["layers"])]
+    rotary = Rotary(theta, pairing="halves")
+    return {
+        "mixers": tuple(delta if kind == "delta" else Softmax() for kind in kinds),
+        "patterns": tuple(Window.last(512) if kind == "window" else Causal() for kind in kinds),
+        "positions": PerLayer.of([rotary if kind == "window" else NoPositions() for kind in kinds]),
+        "experts": (replace(USUAL, shared=given["hidden"]),),
+    }
 
 
 def _olmo(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -65,6 +81,14 @@ def _ssd(count: int, given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"mixers": _every(count, given["layers"], ssd)}
 
 
+def _beside(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Attention, and beside it in every layer state-space duality of as many heads, one and a half as wide."""
+    heads = max(given["heads"], 1)
+    wide = max(3 * given["width"] // (2 * heads), 1)
+    ssd = SSDSpec(heads=heads, key_heads=1, head_dim=256, value_dim=wide, norm=False)
+    return {"mixers": Softmax(beside=ssd)}
+
+
 HYBRIDS: Mapping[str, Family] = {
     "qwen3_5_text": Family(
         "the gated delta rule in three layers of four, gated attention with a quarter of each head rotated in the "
@@ -83,6 +107,13 @@ HYBRIDS: Mapping[str, Family] = {
         "qwen3_next in other matrices; Qwen3.5's text with experts",
         _QWEN,
         derive=_delta_experts,
+        groups=True,
+    ),
+    "lara_mini": Family(
+        "the gated delta rule in two layers of five, qwen3's attention in windows in two, without positions in the "
+        "fifth; experts, and one that all tokens have; Lara Mini",
+        {"qk_norm": "head", "tied": True, "trained_context": 131072},
+        derive=_lara,
         groups=True,
     ),
     "olmo_hybrid": Family(
@@ -120,6 +151,21 @@ HYBRIDS: Mapping[str, Family] = {
     "granitemoehybrid": Family(
         "state-space duality, and attention without positions in every tenth layer, with granite's factors; Granite 4",
         {"positions": NoPositions()},
+        derive=partial(_ssd, 10),
+        groups=True,
+    ),
+    "falcon_h1": Family(
+        "attention and state-space duality without a norm side by side in every layer, with factors of what matrices "
+        "give; Falcon-H1",
+        {"norm_eps": 1e-5, "trained_context": 8192},
+        theta=1e11,
+        derive=_beside,
+        groups=True,
+    ),
+    "nemotron_h": Family(
+        "state-space duality, and attention without positions in every tenth layer; squared ReLUs without a gate, with "
+        "experts or without, or no feed-forward in some layers; Nemotron-H, Nemotron 3",
+        {"positions": NoPositions(), "norm_eps": 1e-5, "gated": False, "activation": "relu2"},
         derive=partial(_ssd, 10),
         groups=True,
     ),

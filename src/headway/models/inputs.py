@@ -5,6 +5,7 @@ from torch import Tensor
 
 from headway.cache import BatchCache, PagedCache
 from headway.errors import ConfigError, DataError
+from headway.models.mixers import beside_layers
 from headway.models.spec import ModelSpec
 from headway.nn.embeddings import check_ids
 from headway.parallel import ContextParallel
@@ -55,7 +56,8 @@ def checked_tokens(
         raise ConfigError(
             f"tokens are on {tokens.device}, ids on {ids.device}; move them: tokens.to(ids.device)"
         )
-    if cache is not None and (len(cache) != spec.layers or cache.batch != ids.shape[0]):
+    layers = spec.layers + len(beside_layers(spec.mixers))
+    if cache is not None and (len(cache) != layers or cache.batch != ids.shape[0]):
         raise ConfigError(
             f"the cache is for {len(cache)} layers and {cache.batch} rows, the call has "
             f"{spec.layers} layers and {ids.shape[0]} rows; make one with make_cache({ids.shape[0]})"

@@ -1,12 +1,13 @@
 """What must hold for values of a `ModelSpec` that are given by layer."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from headway.errors import ConfigError, as_error, check_whole
 from headway.heads import Heads
-from headway.models.mixers import Softmax
+from headway.models.mixers import Softmax, kind_of
 
 T = TypeVar("T")
 
@@ -29,6 +30,8 @@ def check_layers(spec: Any) -> None:
         for name in ("kv_heads", "head_dim"):
             if (size := getattr(mixer, name)) is not None:
                 check_whole(f"ModelSpec: {name} of layer {i}", size, 1)
+        if mixer.beside is not None:
+            _check_beside(spec, i)
         if mixer != Softmax() and (spec.global_projections or spec.encoder is not None):
             raise ConfigError(
                 f"ModelSpec: layer {i} is {mixer}, which is for stacks alone with one set of projections; it has "
@@ -56,16 +59,31 @@ def check_layers(spec: Any) -> None:
                 )
 
 
-def expand_hidden(hidden: Any, layers: int, usual: int) -> tuple[int, ...]:
+def _check_beside(spec: Any, layer: int) -> None:
+    mixer = spec.mixers[layer]
+    kind = kind_of(mixer.beside)
+    if kind.positions:
+        raise ConfigError(
+            f"ModelSpec: layer {layer} has {kind.name} beside attention; it must be a mixer that keeps a state, and "
+            "marks no positions"
+        )
+    if len(mixer.factors) != 2 or not all(0 < factor < math.inf for factor in mixer.factors):
+        raise ConfigError(
+            f"ModelSpec: factors of layer {layer} must be two numbers above 0, got {mixer.factors}"
+        )
+
+
+def expand_hidden(hidden: Any, layers: int, usual: int) -> tuple[int | None, ...]:
     """`ModelSpec.layer_hidden` of each layer, 0 where it is the `usual` one. Raises ConfigError for what is no whole
     number, and for a list whose length does not divide the number of layers."""
     each = tuple(hidden) if isinstance(hidden, list | tuple) else (hidden,)
     for size in each:
-        check_whole("ModelSpec: layer_hidden", size, 0)
-    if any(each) and not usual:
+        if size is not None:
+            check_whole("ModelSpec: layer_hidden", size, 0)
+    if {*each} != {0} and not usual:
         raise ConfigError(f"ModelSpec: hidden=0 is layers of attention alone, got layer_hidden={hidden}")
     each = tuple(0 if size == usual else size for size in each)
-    if all(each) and usual:
+    if 0 not in each and usual:
         raise ConfigError(
             f"ModelSpec: hidden={usual} is the width of no layer: layer_hidden={hidden}; give one of them"
         )

@@ -15,13 +15,15 @@ MISSING: Mapping[str, str] = {
     "residuals of this kind": "beam zaya",
     "positions that rotate a share of the frequencies": "lfm3",
     "state-space and recurrent layers": """
-        falcon_h1 falcon_mamba jamba mamba minimax nemotron_h recurrent_gemma rwkv xlstm zamba zamba2
+        falcon_mamba jamba mamba minimax recurrent_gemma rwkv xlstm zamba zamba2
     """,
     "keys and values of a latent (MLA)": """
         axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 dots3_note dots3_note_text glm4_moe_lite
-        glm_moe_dsa hy_v4 kimi_linear longcat_flash minicpm3 youtu
+        glm_moe_dsa hy_v4 kimi_linear longcat_flash minicpm3 sarvam_mla youtu
     """,
     "norms within sub-layers": "bitnet",
+    "layers that run several times": "dory inkling2_loop_text",
+    "states of length 1, and steps between them (nGPT)": "dory",
     "several residual streams (AltUp) and low ranks beside attention (LAuReL)": "gemma3n gemma3n_text",
     "keys and values of another model": "gemma4_assistant gemma4_unified_assistant",
     "images or sound beside text": """
@@ -33,7 +35,7 @@ MISSING: Mapping[str, str] = {
     """,
     "encoders of this kind": "bert-generation big_bird rembert roc_bert xlm-roberta-xl xmod",
     "attentions of its own kind": """
-        blt cpmant diffllama doge hrm_text inkling2_text inkling_text reformer xlm xlnet
+        blt cpmant diffllama doge hrm_text inkling2_loop_text inkling2_text inkling_text reformer xlm xlnet
     """,
     "biases in the last layer alone": "gpt_neox_japanese",
     "folders of this name, which published ones have not (they say gpt2),": "gpt-sw3",

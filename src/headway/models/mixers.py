@@ -4,7 +4,7 @@ Legend: M width, H query heads, K kv heads, D per head, E per value; e bytes per
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from headway.errors import ConfigError
 from headway.nn import (
     SSD,
     Attention,
+    AttentionBeside,
     AttentionLayer,
     GatedDelta,
     GlobalAttention,
@@ -39,6 +40,8 @@ class Softmax:
     tied_values: values are what keys are made of, before their norm and rotation, so that there is no v_proj.
     kv_from: the number of an earlier layer of the same pattern and positions, whose keys and values it attends to; it
         has no projections of its own for them, and nothing in a cache. K and D are those of that layer (Gemma 3n, 4).
+    beside: another mixer that keeps a state, of the same tokens; the layer gives the sum of what the two give, times
+        `factors` (`headway.nn.AttentionBeside`; Falcon-H1).
     """
 
     kv_heads: int | None = None
@@ -46,11 +49,34 @@ class Softmax:
     v_norm: bool = False
     tied_values: bool = False
     kv_from: int | None = None
+    beside: object | None = None
+    factors: tuple[float, ...] = (1.0, 1.0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "factors", tuple(self.factors))
 
 
 def differ(mixers: Sequence[object]) -> bool:
     """Whether layers of softmax attention have sizes of their own, or keys of other layers."""
-    return any(isinstance(mixer, Softmax) and mixer != Softmax() for mixer in mixers)
+    plain = (replace(m, beside=None, factors=(1.0, 1.0)) for m in mixers if isinstance(m, Softmax))
+    return any(mixer != Softmax() for mixer in plain)
+
+
+def beside_layers(mixers: Sequence[object]) -> list[int]:
+    """The numbers of layers that have a mixer beside attention."""
+    return [i for i, mixer in enumerate(mixers) if getattr(mixer, "beside", None) is not None]
+
+
+def parts_of(mixer: object) -> list[object]:
+    """What a layer mixes tokens with: `mixer`, and what stands beside it."""
+    beside = getattr(mixer, "beside", None)
+    return [mixer] if beside is None else [mixer, beside]
+
+
+def states_of(mixers: Iterable[object]) -> list[object]:
+    """The kinds of mixers that keep a state of a text, each once."""
+    each = dict.fromkeys(part for mixer in mixers for part in parts_of(mixer))
+    return [part for part in each if not isinstance(part, Softmax)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,10 +123,8 @@ def silent_fields(mixers: Iterable[object]) -> Mapping[str, MixerKind]:
 
 
 def state_kinds(spec: Any) -> str:
-    """The kinds of a spec's layers that keep a state of a text in place of keys and values, in words; "" for none."""
-    return " and ".join(
-        kind_of(mixer).name for mixer in dict.fromkeys(spec.mixers) if not isinstance(mixer, Softmax)
-    )
+    """The kinds of a spec's mixers that keep a state of a text in place of keys and values, in words; "" for none."""
+    return " and ".join(kind_of(mixer).name for mixer in states_of(spec.mixers))
 
 
 def order_of(spec: Any, mixer: object) -> Any:
@@ -141,8 +165,11 @@ def attention(
 ) -> AttentionLayer:
     """Softmax attention of one layer, to keys and values of `kv_from` where that is given, or `across` to an encoder's
     states."""
-    kind = GlobalAttention if spec.global_projections else Attention
+    kind: type[Attention] = GlobalAttention if spec.global_projections else Attention
     own: dict[str, Any] = {"gate": None} if across else {"score": spec.score}
+    if mixer.beside is not None:
+        beside = kind_of(mixer.beside).layer(spec, mixer.beside, pattern, positions, backend)
+        kind, own = AttentionBeside, {**own, "beside": beside, "factors": mixer.factors}
     kv_heads, head_dim = mixer.kv_heads or spec.kv_heads, mixer.head_dim or spec.head_dim
     if isinstance(kv_from, AttentionLayer):
         kv_heads, head_dim = kv_from.heads.kv_heads, kv_from.head_dim
@@ -200,6 +227,7 @@ def _rule_saved(outs: int, spec: Any, mixer: RuleSizes, e: int) -> int:
     behind gains that groups do not share), and behind its gate, and the gate; and of each head its decay and beta in
     their forms."""
     channels, out = sum(mixer.channels), mixer.heads * mixer.value_size
+    outs -= 2 * (not getattr(mixer, "norm", True))
     return e * (2 * channels + outs * out) + 4 * (3 * mixer.decays + 2 * mixer.heads)
 
 

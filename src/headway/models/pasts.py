@@ -4,9 +4,9 @@ import torch
 
 from headway.cache import CacheSpec, PagedCache
 from headway.errors import ConfigError
-from headway.models.mixers import state_kinds
+from headway.models.mixers import beside_layers, state_kinds
 from headway.models.stack import TransformerStack
-from headway.nn import AttentionLayer
+from headway.nn import AttentionLayer, MixingLayer
 
 
 def make_paged_cache(
@@ -23,11 +23,21 @@ def make_paged_cache(
     of_layers = cache_specs(stack, dtype)
     kept = stack.like.dtype if dtype is None or not dtype.is_floating_point else dtype
     states = [block.self_attn.state(kept) for block in stack.blocks]
+    patterns, there = stack.spec.patterns, beside_layers(stack.spec.mixers)
+    for i in there:  # behind those of all layers
+        beside = stack.blocks[i].self_attn.beside
+        assert isinstance(beside, MixingLayer)
+        states.append(beside.state(kept))
+    of_layers += [of_layers[i] for i in there]
     if slack and (names := state_kinds(stack.spec)):
         raise ConfigError(
             f"layers of {names} keep a state of all tokens, so there is nothing to trim; got slack={slack}"
         )
-    return PagedCache(of_layers, stack.spec.patterns, states, budget=budget, keep=keep, slack=slack)
+    patterns = (*patterns, *(patterns[i] for i in there))
+    cache = PagedCache(of_layers, patterns, states, budget=budget, keep=keep, slack=slack)
+    for number, i in enumerate(there, stack.spec.layers):
+        cache[i].beside = cache[number]
+    return cache
 
 
 def cache_specs(stack: TransformerStack, dtype: torch.dtype | None = None) -> list[CacheSpec | None]:

@@ -49,7 +49,7 @@ class ModelSpec:
         heads, kv_heads: H and K; K divides H.
         head_dim: D; need not be M / H.
         hidden: F; 0 is layers of attention alone, with neither a feed-forward nor its norm (order "pre" or "post").
-        layer_hidden: F of each layer, given as `patterns` are; 0 is `hidden`.
+        layer_hidden: F of each layer, given as `patterns` are; 0 is `hidden`, None no feed-forward (Nemotron-H).
         patterns: what each layer's queries may see, one per layer; where `causal`, none may look ahead. One
             pattern stands for all layers, a shorter list is repeated when its length divides L.
         positions: how positions are marked.
@@ -78,15 +78,14 @@ class ModelSpec:
             rotation ("rotated").
         attention_scale: factor on scores; D^-0.5 unless given.
         sink_logit: a trained logit of each query head stands beside those of the keys, with a value of 0 (gpt-oss).
-        gate: attention's output is multiplied by a gate of each "head", or of each "channel"; of gate_act "sigmoid" or
-            "softplus" (`headway.nn.AttentionLayer`).
+        gate: attention's output is times a gate of each "head" or "channel", of gate_act "sigmoid" or "softplus".
         score_cap: c of c tanh(scores / c), what scaled scores become; None is no cap.
         global_projections: global tokens have projections of their own (`headway.nn.GlobalAttention`).
         mixers: what each layer mixes tokens with, given as `patterns` are: `Softmax(...)`, which fields from `qkv_bias`
             on describe, and which has sizes of its own, or keys of another layer, where it says so; or another value of
             `MIXERS`, whose layers have the pattern of all that they may see.
         activation: of the feed-forward; a name in `headway.nn.ACTIVATIONS`, or "xielu".
-        gated: down(act(gate x) * up x) instead of down(act(up x)).
+        gated: mlp_scale down(act(mlp_gate_scale gate x) * up x) instead of mlp_scale down(act(up x)).
         experts: those of each layer in place of its feed-forward, or None; one value or a shorter list as in
             `patterns`. Where they leave their hidden width out it is F.
         tied: the output layer is the embedding.
@@ -113,7 +112,7 @@ class ModelSpec:
     causal: bool = True
     encoder: ModelSpec | None = None
     shared_embedding: bool = False
-    layer_hidden: tuple[int, ...] = (0,)
+    layer_hidden: tuple[int | None, ...] = (0,)
     head: Head = Head()  # noqa: RUF009  (a frozen value)
     order: Order = "pre"
     first_norm: bool = True
@@ -146,6 +145,8 @@ class ModelSpec:
     mixers: tuple[object, ...] = (Softmax(),)
     activation: str = "silu"
     gated: bool = True
+    mlp_gate_scale: float = 1.0
+    mlp_scale: float = 1.0
     experts: tuple[Experts | None, ...] = (None,)
     tied: bool = False
     trained_context: int = 2048
@@ -206,8 +207,9 @@ class ModelSpec:
         return tuple((m.kv_heads or self.kv_heads, m.head_dim or self.head_dim) for m in each)
 
     def hidden_of(self, layer: int) -> int:
-        """F of a layer without experts."""
-        return self.layer_hidden[layer] or self.hidden
+        """F of a layer without experts; 0 where it has no feed-forward."""
+        own = self.layer_hidden[layer]
+        return 0 if own is None else own or self.hidden
 
     @property
     def score(self) -> tuple[Score, ...]:

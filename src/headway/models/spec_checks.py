@@ -28,7 +28,7 @@ NUMBERS: Mapping[str, tuple[tuple[str, ...], Callable[[Any], bool]]] = {
     "must be a number above 0": (
         (
             *("init_std", "embedding_scale", "logit_scale", "attention_scale"),
-            *("residual_scale", "logit_cap", "score_cap"),
+            *("residual_scale", "logit_cap", "score_cap", "mlp_scale", "mlp_gate_scale"),
         ),
         lambda n: 0 < n < math.inf,
     ),
@@ -89,9 +89,11 @@ def _wrong(spec: Any) -> dict[str, bool]:
     """Fields that do not go together, and whether they are there."""
     task, all_softmax = spec.head.task, len(spec.softmax_layers) == spec.layers
     orders = {order_of(spec, mixer) for mixer in spec.mixers}
+    scaled = (spec.mlp_scale, spec.mlp_gate_scale) != (1, 1)
+    fed = [spec.hidden_of(i) if one is None else one.hidden for i, one in enumerate(spec.experts)]
     return {
         f'order {spec.order!r} has a feed-forward beside attention, hidden=0 is none; use order="pre"': (
-            not spec.hidden and spec.order in BESIDE
+            spec.order in BESIDE and not all(fed)
         ),
         f"order {spec.order!r} has no norm in front of attention alone: first_norm=False leaves out none": (
             not spec.first_norm and spec.order not in ("pre", "sandwich")
@@ -102,6 +104,8 @@ def _wrong(spec: Any) -> dict[str, bool]:
         "norm_weight=False leaves nothing that norm_offset could be added to, and no norm_bias": (
             not spec.norm_weight and bool(spec.norm_offset or spec.norm_bias)
         ),
+        "mlp_scale and mlp_gate_scale are of layers without experts": any(spec.experts) and scaled,
+        "mlp_gate_scale is of feed-forwards with a gate": spec.mlp_gate_scale != 1 and not spec.gated,
         'qk_norm="all" is for norm="rms"': spec.qk_norm == "all" and spec.norm != "rms",
         'qk_norm="rotated" is for rotations that do not depend on the length': (
             spec.qk_norm == "rotated" and spec.positions.length_dependent
@@ -111,8 +115,11 @@ def _wrong(spec: Any) -> dict[str, bool]:
             and bool(not all_softmax or spec.global_projections)
         ),
         "layer_hidden is of layers without experts": any(
-            map(all, zip(spec.layer_hidden, spec.experts, strict=True))
+            size != 0 and experts is not None
+            for size, experts in zip(spec.layer_hidden, spec.experts, strict=True)
         ),
+        f"hidden={spec.hidden} is the width of no layer: those that have no experts have no feed-forward; give that of "
+        "the experts": any(fed) and spec.hidden not in fed,
         "positions that all layers share in one table of scores are for layers of one head_dim": (
             spec.positions.marks == "scores"
             and spec.positions.shared

@@ -271,7 +271,8 @@ def _feed_forward(spec: ModelSpec, layer: int) -> FeedForward | MixtureOfExperts
     experts, hidden = spec.experts[layer], spec.hidden_of(layer)
     if experts is not None:
         return MixtureOfExperts(experts, spec.width, *more, gated=spec.gated)
-    return FeedForward(spec.width, hidden, *more, gated=spec.gated) if hidden else None
+    scales = spec.mlp_scale, spec.mlp_gate_scale
+    return FeedForward(spec.width, hidden, *more, gated=spec.gated, scales=scales) if hidden else None
 
 
 def make_output(spec: ModelSpec, width: int, stack: TransformerStack) -> Linear:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from headway.errors import ConfigError
 from headway.heads import Heads
 from headway.models.build import Model
-from headway.models.mixers import differ, kind_of
+from headway.models.mixers import differ, kind_of, parts_of
 from headway.models.spec import ModelSpec
 from headway.models.stack import TransformerStack
 from headway.nn import (
@@ -110,7 +110,8 @@ def shares_vocab(vocab: int, ranks: int) -> bool:
 def share_of(spec: ModelSpec, ranks: int, rank: int) -> ModelSpec:
     """The spec of what a rank has: all layers with its heads and hidden units, its part of the vocab, and all else.
     Raises ConfigError where ranks do not divide kv heads or hidden units, and for layers that are no attention."""
-    names = [kind_of(mixer).name for mixer in spec.mixers if not kind_of(mixer).positions]
+    parts = [kind_of(part) for mixer in spec.mixers for part in parts_of(mixer)]
+    names = [kind.name for kind in parts if not kind.positions]
     if names and ranks > 1:
         raise ConfigError(f"tensor parallel: ranks cannot share the heads of {names[0]} yet")
     if differ(spec.mixers) and ranks > 1:
@@ -129,7 +130,7 @@ def share_of(spec: ModelSpec, ranks: int, rank: int) -> ModelSpec:
         heads=len(own),
         kv_heads=len(share(spec.kv_heads, "kv heads", ranks, rank)),
         hidden=units(spec.hidden),
-        layer_hidden=tuple(map(units, spec.layer_hidden)),
+        layer_hidden=tuple(size and units(size) for size in spec.layer_hidden),
         experts=tuple(
             one and replace(one, hidden=units(one.hidden), shared=units(one.shared)) for one in spec.experts
         ),

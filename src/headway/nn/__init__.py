@@ -14,6 +14,7 @@ from headway.nn.adapters import (
 )
 from headway.nn.attention import Attention, GlobalAttention
 from headway.nn.attention_layer import AttentionLayer
+from headway.nn.beside import AttentionBeside
 from headway.nn.block import Block
 from headway.nn.cross_entropy import IGNORE_INDEX, Losses
 from headway.nn.cuts import Cut
@@ -41,6 +42,7 @@ __all__ = [
     "SSD",
     "Adapter",
     "Attention",
+    "AttentionBeside",
     "AttentionLayer",
     "Block",
     "Cut",

@@ -14,6 +14,7 @@ from headway.errors import check_known
 from headway.native import rows
 from headway.nn.fused import ACTIVATIONS, gated
 from headway.nn.linear import Linear, products
+from headway.nn.scale import scaled
 from headway.nn.share import dropped
 from headway.nn.weights.base import needs_gradient
 
@@ -62,7 +63,7 @@ class FeedForward(nn.Module):
     With `gated`, down(act(gate(x)) * up(x)): SwiGLU where act is SiLU (Shazeer 2020). Parameters 3 * M * F (+ 2 F + M).
 
     `activation`: a name in `ACTIVATIONS` or `TRAINED`, "relu" unless given, "silu" with a gate. `dropout`: probability
-    for what down is given, in training."""
+    for what down is given, in training. `scales`: factors of what down and gate give (Falcon-H1)."""
 
     def __init__(
         self,
@@ -73,8 +74,10 @@ class FeedForward(nn.Module):
         dropout: float = 0.0,
         *,
         gated: bool = False,
+        scales: tuple[float, float] = (1.0, 1.0),
     ) -> None:
         super().__init__()
+        self.scale, self.gate_scale = scales
         self.drop = nn.Dropout(dropout)
         self.act = activation or ("silu" if gated else "relu")
         check_known(self.act, {**ACTIVATIONS, **TRAINED}, "there is no activation")
@@ -100,10 +103,10 @@ class FeedForward(nn.Module):
     def _transform(self, x: Tensor) -> Tensor:
         gate, up = self.gate_proj, self.up_proj
         first, *second = [up(x)] if gate is None else products(x, (gate, up))
+        first = scaled(first, self.gate_scale)
         if self.act_fn is None:
             x = gated(first, second[0] if second else None, self.act)
         else:
             x = self.act_fn(first) * second[0] if second else self.act_fn(first)
         x = dropped(x, self.drop.p, self.down_proj.share) if self.training else x
-        y: Tensor = self.down_proj(x)
-        return y
+        return scaled(self.down_proj(x), self.scale)

@@ -18,6 +18,7 @@ from headway.nn.fused import gated, normed
 from headway.nn.linear import Linear, products
 from headway.nn.mixing import InOrder, drawn
 from headway.nn.norms import RMSNorm
+from headway.nn.scale import scaled
 
 STEPS = (1e-3, 1e-1)
 """Between which steps are at first."""
@@ -27,14 +28,15 @@ class SSD(RuleLayer):
     """State-space duality, the layer of Mamba-2.
 
         v, k, q = silu(conv(x Wm) + b)                                       over W tokens, channel by channel
-        step    = softplus(x Ws + bias)                                      of each head
+        step    = max(softplus(x Ws + bias), least_step)                     of each head
         ln a    = - e^rate step
         o       = delta_attend(q, k, v, ln a, step, scale=1, erases=False) + skip v
         y       = norm(o * silu(x Wg)) Wo                  norm: over the values of each key head, with gains of its own
 
     In the paper's names v, k, q are x, B, C; skip is D. Parameters: gate_proj [H E, M], mixed_proj [C, M], step_proj
     [H, M], conv [C, W], conv_bias [C], log_rate, step_bias and skip [H], norm [H E], o_proj [M, H E], with biases where
-    `ssd.bias`. No positions: the state has the order.
+    `ssd.bias`. What the first three matrices give is multiplied by `ssd.factors`; without `ssd.norm` there is no norm.
+    No positions: the state has the order.
 
     Args:
         width: M.
@@ -59,7 +61,7 @@ class SSD(RuleLayer):
         self.conv = nn.Parameter(torch.empty(channels, ssd.conv))
         self.conv_bias = nn.Parameter(torch.empty(channels)) if ssd.conv_bias else None
         self.log_rate, self.step_bias, self.skip = (nn.Parameter(torch.empty(ssd.heads)) for _ in range(3))
-        self.norm = RMSNorm(values, norm_eps)
+        self.norm = RMSNorm(values, norm_eps) if ssd.norm else None
         self.o_proj = Linear(values, width, bias=bias)
         self.initialize_()
 
@@ -72,9 +74,9 @@ class SSD(RuleLayer):
             self.log_rate.copy_(drawn(heads, 1, 16, generator).log_())
             low, high = map(math.log, STEPS)
             self.step_bias.copy_(drawn(heads, low, high, generator).exp_().expm1_().log_())
-            assert self.norm.weight is not None
-            for ones in (self.skip, self.norm.weight):
-                nn.init.ones_(ones)
+            for ones in (self.skip, None if self.norm is None else self.norm.weight):
+                if ones is not None:
+                    nn.init.ones_(ones)
             if self.conv_bias is not None:
                 nn.init.zeros_(self.conv_bias)
 
@@ -87,18 +89,24 @@ class SSD(RuleLayer):
     ) -> tuple[Tensor, DeltaPast]:
         """The norm of what is read behind its gate, [B, T, H E]."""
         mixed, step, gate = inputs
+        of_gate, *of_mixed, of_step = self.ssd.factors
+        step, gate = scaled(step, of_step), scaled(gate, of_gate)
         wide, bias = self.ssd.channels[::-1], self.conv_bias  # values, keys, queries
         biases = [None] * 3 if bias is None else bias.split(wide)
-        parts = mixed.split(wide, -1), self.conv.split(wide), biases
+        given = [scaled(part, factor) for part, factor in zip(mixed.split(wide, -1), of_mixed, strict=True)]
+        parts = given, self.conv.split(wide), biases
         (q, k, v), state, tail = self.convolved(*parts, order, past)
         work = state_dtype(step.dtype)
         steps = F.softplus(step.to(work) + self.step_bias.to(work)).transpose(1, 2)
+        steps = steps.clamp_min(self.ssd.least_step) if self.ssd.least_step else steps
         log_decay = -self.log_rate.to(work).exp().unsqueeze(-1) * steps
         rule = delta_attend(
             q, k, v, log_decay, steps, tokens=order.tokens, past=state, scale=1.0, erases=False
         )
         out = (rule.out + self.skip.view(-1, 1, 1) * v).transpose(1, 2).flatten(2)
-        groups = gated(gate, out, "silu").unflatten(2, (self.ssd.key_heads, -1))
-        assert self.norm.weight is not None
-        out = self.norm.weight * normed("rms", groups, None, None, self.norm.eps).flatten(2)
+        out = gated(gate, out, "silu")
+        if self.norm is not None:
+            assert self.norm.weight is not None
+            groups = out.unflatten(2, (self.ssd.key_heads, -1))
+            out = self.norm.weight * normed("rms", groups, None, None, self.norm.eps).flatten(2)
         return order.known(out), DeltaPast(rule.state, tail)

@@ -1,5 +1,6 @@
 """Layers of the gated delta rule, and of state-space duality, as values."""
 
+import math
 from dataclasses import dataclass
 
 from headway.errors import ConfigError, as_error, check_known, check_whole
@@ -99,11 +100,25 @@ class SSDSpec(RuleSizes):
     """Sizes of a layer of state-space duality (`headway.nn.SSD`; Mamba-2): those of `RuleSizes`, with K its groups, D
     its state size, and E the width of a head, and
 
-    conv_bias   whether the convolution has a bias
-    bias        whether the projections have
+    conv_bias    whether the convolution has a bias
+    bias         whether the projections have
+    norm         whether what is read is normed behind its gate
+    least_step   steps are no shorter (Nemotron-H)
+    factors      of what the gate, values, keys, queries and steps are made of, biases included (Falcon-H1)
 
-    Raises ConfigError as `RuleSizes` does.
+    Raises ConfigError as `RuleSizes` does, and for a step below 0 and factors that are not five above 0.
     """
 
     conv_bias: bool = True
     bias: bool = False
+    norm: bool = True
+    least_step: float = 0.0
+    factors: tuple[float, ...] = (1.0,) * 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "factors", tuple(self.factors))
+        if not 0 <= self.least_step < math.inf:
+            raise ConfigError(f"SSDSpec: least_step must be a number of at least 0, got {self.least_step!r}")
+        if len(self.factors) != 5 or not all(0 < factor < math.inf for factor in self.factors):
+            raise ConfigError(f"SSDSpec: factors must be five numbers above 0, got {self.factors}")

@@ -11,7 +11,7 @@ from typing import Literal, TypedDict
 import torch
 
 from headway.models.cost.weights import gates, hidden_units, stacks
-from headway.models.mixers import Softmax, kind_of
+from headway.models.mixers import Softmax, kind_of, parts_of
 from headway.models.spec import ModelSpec
 from headway.nn import Experts
 from headway.nn.block import Checkpointing
@@ -112,10 +112,11 @@ def _stack_bytes(
     full, attended, fed = (
         1 if redo in ("block", part) else spec.layers for part in ("block", "attention", "feed_forward")
     )
-    sublayers = 1 + (spec.hidden > 0) + cross
-    norms = full * (1 if spec.order == "joint" else sublayers) * _norm_bytes(spec, m, e)
+    forwards = min(sum(units > 0 for units in hidden_units(spec)), full)
+    sublayers = full * (1 + cross) + forwards
+    norms = (full if spec.order == "joint" else sublayers) * _norm_bytes(spec, m, e)
     if spec.order == "sandwich":
-        norms += full * sublayers * (_norm_bytes(spec, m, e) - e * m)
+        norms += sublayers * (_norm_bytes(spec, m, e) - e * m)
     if not spec.first_norm and full == spec.layers:
         norms -= _norm_bytes(spec, m, e) - e * m
     if spec.order == "parallel":
@@ -137,7 +138,8 @@ def _stack_bytes(
     stored = scores == "stored"
     across = (w if stored else e) * spec.head_dim * h + e * spec.head_dim * h + 4 * h
     each = [
-        (_softmax_bytes(spec, i, e, stored) if isinstance(mixer, Softmax) else kind.saved(spec, mixer, e))
+        sum(kind_of(part).saved(spec, part, e) for part in parts_of(mixer))
+        + (_softmax_bytes(spec, i, e, stored) if isinstance(mixer, Softmax) else 0)
         + e * (h * d + gates(spec, d)) * bool(spec.gate) * kind.positions
         for i, (mixer, kind, (_, d)) in enumerate(zip(spec.mixers, kinds, spec.key_sizes, strict=True))
     ]
@@ -158,7 +160,7 @@ def _stack_bytes(
         found["dropout"] = (
             tokens
             * e
-            * (m * ((1 + cross) * attended + fed * (spec.hidden > 0) + spec.final_dropout) + spec.columns)
+            * (m * ((1 + cross) * attended + min(forwards, fed) + spec.final_dropout) + spec.columns)
         )
     with torch.device("meta"):
         number = torch.float64 if w == 8 else torch.float32

@@ -3,7 +3,7 @@
 from headway.models.cost.operations import receptive_field
 from headway.models.cost.report import Machine
 from headway.models.cost.weights import Quantized
-from headway.models.mixers import Softmax, kind_of
+from headway.models.mixers import kind_of, states_of
 from headway.models.spec import ModelSpec
 
 
@@ -23,9 +23,8 @@ def plan_notes(
         notes.append(
             f"all layers are windows: {who} cannot depend on more than {field} of the {context} tokens"
         )
-    for mixer in dict.fromkeys(spec.mixers):
-        if not isinstance(mixer, Softmax):
-            notes.append(f"{kind_of(mixer).name} ({mixer}): a state of one size at any length")
+    for mixer in states_of(spec.mixers):
+        notes.append(f"{kind_of(mixer).name} ({mixer}): a state of one size at any length")
     if not machine.native:
         notes.append("this CPU has no bfloat16 products: they save memory and cost time; see --dtype float32")
     measured = machine.device == "cpu"

@@ -24,7 +24,7 @@ from headway.models.cost.weights import (
     output_weights,
     stacks,
 )
-from headway.models.mixers import kind_of
+from headway.models.mixers import kind_of, parts_of, states_of
 from headway.models.spec import ModelSpec
 from headway.patterns import Pattern, pairs
 from headway.patterns.count import span
@@ -120,7 +120,8 @@ def decode_flops(spec: ModelSpec, context: int, source: int | None = None) -> fl
 def _state_flops(spec: ModelSpec, n: int) -> float:
     """Of the layers that are not softmax attention, on n tokens of a row."""
     each = zip(spec.mixers, spec.patterns, strict=True)
-    return sum(kind_of(mixer).flops(spec, mixer, pattern, n) for mixer, pattern in each)
+    parts = ((part, pattern) for mixer, pattern in each for part in parts_of(mixer))
+    return sum(kind_of(part).flops(spec, part, pattern, n) for part, pattern in parts)
 
 
 @lru_cache(maxsize=512)
@@ -158,9 +159,13 @@ def memory_bytes(spec: ModelSpec, source: int, dtype: torch.dtype = torch.bfloat
 
 
 def state_bytes(spec: ModelSpec, layer: int, dtype: torch.dtype = torch.bfloat16) -> int:
-    """Bytes of what a layer keeps of a text in place of keys and values; 0 where it keeps those."""
-    kept = on_meta(spec).stack.blocks[layer].self_attn.state(dtype)
-    return 0 if kept is None else kept.nbytes
+    """Bytes of what a layer keeps of a text beside keys and values, or in place of them; 0 where it keeps these
+    alone."""
+    if not states_of([spec.mixers[layer]]):
+        return 0
+    mixing = on_meta(spec).stack.blocks[layer].self_attn
+    kept = getattr(mixing, "beside", mixing).state(dtype)
+    return 0 if kept is None else int(kept.nbytes)
 
 
 def cache_slots(spec: ModelSpec, context: int) -> tuple[int, ...]:
@@ -189,7 +194,8 @@ def kv_bytes_stored(
     slots = cache_slots(spec, context)
     each = range(spec.layers) if layers is None else layers
     return batch * sum(
-        token_bytes(spec, i, dtype) * slots[i] if i in spec.softmax_layers else state_bytes(spec, i, dtype)
+        (token_bytes(spec, i, dtype) * slots[i] if i in spec.softmax_layers else 0)
+        + state_bytes(spec, i, dtype)
         for i in each
         if spec.key_layers[i] == i
     )
@@ -215,7 +221,7 @@ def kv_bytes_read(
         if i in spec.softmax_layers
     }
     each = range(spec.layers) if layers is None else layers
-    return batch * sum(softmax[i] if i in softmax else state_bytes(spec, i, dtype) for i in each)
+    return batch * sum(softmax.get(i, 0) + state_bytes(spec, i, dtype) for i in each)
 
 
 def reach(spec: ModelSpec) -> tuple[int | None, int | None]:

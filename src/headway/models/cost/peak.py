@@ -10,7 +10,7 @@ import torch
 
 from headway.models.cost.activations import TrainingOptions, activation_bytes
 from headway.models.cost.weights import block_numbers, hidden_units, parameter_count, stacks
-from headway.models.mixers import kind_of
+from headway.models.mixers import kind_of, parts_of
 from headway.models.spec import ModelSpec
 from headway.nn import Experts
 from headway.nn.cross_entropy import chunk_rows
@@ -157,7 +157,8 @@ def first_pass_bytes(
         packed = 2 * context * max(head_dim for _, head_dim in spec.key_sizes) * e
     each = {*zip(hidden_units(spec), spec.experts, strict=True)}
     fed = n * 5 * spec.width + max(_fed_first(spec, *one, n) for one in each)
-    mixed = n * max(2 * spec.width + kind_of(one).first(spec, one) for one in {*spec.mixers})
+    firsts = (sum(kind_of(part).first(spec, part) for part in parts_of(one)) for one in {*spec.mixers})
+    mixed = n * (2 * spec.width + max(firsts))
     block = (n * spec.layers * spec.per_layer_embedding + max(fed, mixed)) * e + packed
     outputs = spec.vocab if spec.head.needs_vocab else spec.head.outputs
     whole = spec.kind == "encoder" and spec.head.task not in ("classify", "embed")

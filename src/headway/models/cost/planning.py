@@ -21,6 +21,7 @@ from headway.models.cost.operations import (
     kv_bytes_stored,
     memory_bytes,
     prefill_flops,
+    state_bytes,
     token_bytes,
 )
 from headway.models.cost.peak import first_pass_bytes, training_bytes
@@ -264,12 +265,15 @@ def _layer_plan(
     slots = cache_slots(spec, context)[first]
     read = kv_bytes_read(spec, context, kv_dtype, batch, layers)
     stored = kv_bytes_stored(spec, context, kv_dtype, batch, layers)
-    found = replace(found, slots=slots, kv_stored=stored, kv_read=read)
+    found, state = (
+        replace(found, slots=slots, kv_stored=stored, kv_read=read),
+        state_bytes(spec, first, kv_dtype),
+    )
     if not softmax:
         return found
     return replace(
         found,
-        reads=round(read / len(layers) / token_bytes(spec, first, kv_dtype) / batch),
+        reads=round((read / len(layers) / batch - state) / token_bytes(spec, first, kv_dtype)),
         cache=choose_cache(pattern),
         decode=_backend(spec, first, 1, slots, batch, dtype, device=device, paged=True),
     )

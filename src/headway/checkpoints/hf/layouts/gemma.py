@@ -150,7 +150,7 @@ def _sizes(given: ConfigReader, kinds: Sequence[str], fields: Mapping[str, Any])
     return [{name: own.whole(key, fields[name]) for name, key in SIZES.items()} for own in by_layer]
 
 
-def _mixers(given: ConfigReader, kinds: Sequence[str], sizes: Sequence[Mapping[str, int]]) -> list[Softmax]:
+def _mixers(given: ConfigReader, kinds: Sequence[str], sizes: Sequence[Mapping[str, Any]]) -> list[Softmax]:
     """The attention of each layer: the last `num_kv_shared_layers` have keys and values of others."""
     tied, shared = given.flag("attention_k_eq_v"), given.whole("num_kv_shared_layers", 0, least=0)
     first = len(kinds) - shared

@@ -241,3 +241,11 @@ APERTUS = llama_layout(
         constants=_constants,
     ),
 )
+# the same with ids of images and sounds beside those of texts, which published files have no outputs for
+APERTUS_1_5 = replace(
+    APERTUS,
+    family="apertus1p5_text",
+    architectures={"Apertus1p5TextForCausalLM": "lm"},
+    parts=(stated("apertus1p5_text"),),
+    only={**APERTUS.only, "output_vocab_size": (None,)},
+)

@@ -77,21 +77,26 @@ def _write(spec: ModelSpec, keys: Sequence[str] = MAMBA) -> tuple[dict[str, Any]
     return dict(zip(keys, (*(getattr(ssd, name) for name in FIELDS), times), strict=True)), kinds
 
 
+def ssd_rules(ssd: SSDSpec, theirs: str, ours: str = MIXER) -> list[Rule]:
+    """Rules of a layer of state-space duality, whose names begin with `theirs` there, and with `ours` here."""
+    rows = ssd.channels[2], sum(ssd.channels), ssd.heads
+    names = {"log_rate": "A_log", "step_bias": "dt_bias", "skip": "D"}
+    names |= {"norm.weight": "norm.weight"} if ssd.norm else {}
+    names |= {"conv_bias": "conv1d.bias"} if ssd.conv_bias else {}
+    rules = [same(f"{ours}{a}", f"{theirs}{b}") for a, b in names.items()]
+    rules.append(Rule((f"{ours}conv",), f"{theirs}conv1d.weight", changes=(lifted(1),)))
+    for leaf in ("weight", "bias")[: 1 + ssd.bias]:
+        parts = tuple(f"{ours}{part}_proj.{leaf}" for part in ("gate", "mixed", "step"))
+        rules.append(Rule(parts, f"{theirs}in_proj.{leaf}", rows))
+        rules.append(same(f"{ours}o_proj.{leaf}", f"{theirs}out_proj.{leaf}"))
+    return rules
+
+
 def _rules(spec: ModelSpec, place: str, others: Sequence[Rule]) -> list[Rule]:
     """Rules of layers of state-space duality, whose name in a block there is `place`, and `others`."""
     ssd = next((mixer for mixer in spec.mixers if isinstance(mixer, SSDSpec)), None)
-    if ssd is None:
-        return [*others]
-    theirs, rows = f"{LAYER}{place}.", (ssd.channels[2], sum(ssd.channels), ssd.heads)
-    names = {"log_rate": "A_log", "step_bias": "dt_bias", "skip": "D", "norm.weight": "norm.weight"}
-    names |= {"conv_bias": "conv1d.bias"} if ssd.conv_bias else {}
-    rules = [same(f"{MIXER}{a}", f"{theirs}{b}") for a, b in names.items()]
-    rules.append(Rule((f"{MIXER}conv",), f"{theirs}conv1d.weight", changes=(lifted(1),)))
-    for leaf in ("weight", "bias")[: 1 + ssd.bias]:
-        parts = tuple(f"{MIXER}{part}_proj.{leaf}" for part in ("gate", "mixed", "step"))
-        rules.append(Rule(parts, f"{theirs}in_proj.{leaf}", rows))
-        rules.append(same(f"{MIXER}o_proj.{leaf}", f"{theirs}out_proj.{leaf}"))
-    return [*by_mixer(spec, {SSDSpec: rules}), *others]
+    rules = [] if ssd is None else by_mixer(spec, {SSDSpec: ssd_rules(ssd, f"{LAYER}{place}.")})
+    return [*rules, *others]
 
 
 def _mamba2_rules(spec: ModelSpec) -> list[Rule]:

@@ -1,0 +1,145 @@
+"""Falcon-H1 as `transformers` stores it (Falcon team 2025): LLaMA with state-space duality beside attention in every
+layer, and factors of what almost every matrix is given or gives. Some are the same here by another name: queries and
+keys times a and k are a factor a^2 k of scores, and values times a one of what attention gives."""
+
+from collections.abc import Mapping
+from math import inf, nextafter
+from typing import Any
+
+from headway.attention.delta import SSDSpec
+from headway.checkpoints.hf.config_keys import ConfigReader, Inexpressible, Key
+from headway.checkpoints.hf.layouts.base import Part
+from headway.checkpoints.hf.layouts.experts import LAYER
+from headway.checkpoints.hf.layouts.hybrids import MIXER, check_silu
+from headway.checkpoints.hf.layouts.llama import BIAS, FREE, MLP_BIAS, llama_layout
+from headway.checkpoints.hf.layouts.rules import Rule, same
+from headway.checkpoints.hf.layouts.ssd import STEPS, ssd_rules
+from headway.checkpoints.hf.layouts.tensors import renamed
+from headway.errors import ConfigError
+from headway.models import ModelSpec
+from headway.models.mixers import Softmax
+from headway.patterns import Causal
+
+SIZES = {
+    "heads": "mamba_n_heads",
+    "key_heads": "mamba_n_groups",
+    "head_dim": "mamba_d_state",
+    "value_dim": "mamba_d_head",
+    "conv": "mamba_d_conv",
+}
+FLAGS = {"conv_bias": "mamba_conv_bias", "bias": "mamba_proj_bias", "norm": "mamba_rms_norm"}
+INNER, AUTO = "mamba_d_ssm", (None, "auto")
+IN, KEY, OUT = "attention_in_multiplier", "key_multiplier", "attention_out_multiplier"
+SSM_IN, SSM_OUT = "ssm_in_multiplier", "ssm_out_multiplier"
+ONES = (IN, KEY, OUT, SSM_IN, SSM_OUT)
+LISTS = {"mlp_multipliers": 2, "ssm_multipliers": 5}
+
+
+def _factors(given: ConfigReader, key: str) -> list[float]:
+    found = given.get(key)
+    found = [1.0] * LISTS[key] if found is None else found
+    known = isinstance(found, list | tuple) and len(found) == LISTS[key]
+    if not known or not all(type(n) in (int, float) for n in found):
+        raise given.wrong(key, f"a list of {LISTS[key]} numbers", found)
+    return [float(n) for n in found]
+
+
+def _ssd(given: ConfigReader, fields: Mapping[str, Any]) -> SSDSpec:
+    heads, own = given.whole(SIZES["heads"]), given.get(INNER)
+    inner = given.whole("mamba_expand") * fields["width"] if own is None else given.whole(INNER)
+    wide = inner // heads if given.get(SIZES["value_dim"]) in AUTO else given.whole(SIZES["value_dim"])
+    if heads * wide != inner:
+        raise ConfigError(
+            f"config.json: {SIZES['heads']} {heads} of {SIZES['value_dim']} {wide} are not {inner}"
+        )
+    sizes: dict[str, Any] = {field: given.whole(key) for field, key in SIZES.items() if field != "value_dim"}
+    flags = {field: given.flag(key) for field, key in FLAGS.items()}
+    if flags["norm"] and given.flag("mamba_norm_before_gate"):
+        raise ConfigError(
+            "config.json: mamba_norm_before_gate is true; headway's norm stands behind the gate"
+        )
+    if flags["bias"] != given.flag("projectors_bias"):
+        raise ConfigError("config.json: mamba_proj_bias and projectors_bias differ; headway has one of both")
+    entry = given.number(SSM_IN)
+    if flags["bias"] and entry != 1:
+        raise ConfigError(f"config.json: {SSM_IN} is {entry} beside biases, and must be 1 there")
+    factors = tuple(entry * factor for factor in _factors(given, "ssm_multipliers"))
+    return SSDSpec(**sizes, value_dim=wide, **flags, factors=factors)
+
+
+def _read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    check_silu(fields)
+    entry, key = given.number(IN), given.number(KEY)
+    if fields["qkv_bias"] and entry != 1:
+        raise ConfigError(f"config.json: {IN} is {entry} beside attention_bias, and must be 1 there")
+    gate, down = _factors(given, "mlp_multipliers")
+    scale = entry * entry * key * fields["head_dim"] ** -0.5
+    return {
+        "mixers": Softmax(
+            beside=_ssd(given, fields), factors=(entry * given.number(OUT), given.number(SSM_OUT))
+        ),
+        "patterns": Causal(),
+        "attention_scale": None if entry == key == 1 else scale,
+        "mlp_gate_scale": gate,
+        "mlp_scale": down,
+    }
+
+
+def _write(spec: ModelSpec) -> dict[str, Any]:
+    """Factors of what attention is given are all one of its keys and one of its output."""
+    mixer, *others = {*spec.mixers}
+    if others or not isinstance(mixer, Softmax) or not isinstance(ssd := mixer.beside, SSDSpec):
+        raise Inexpressible("mixers")
+    root, scale = spec.head_dim**-0.5, spec.attention_scale
+    near = 1.0 if scale is None else scale / root
+    fits = (n for n in (near, nextafter(near, 0), nextafter(near, inf)) if n * root == (scale or root))
+    if (key := next(fits, None)) is None:
+        raise Inexpressible("attention_scale")
+    return {
+        **{key: getattr(ssd, field) for field, key in (*SIZES.items(), *FLAGS.items())},
+        INNER: ssd.channels[2],
+        "mamba_norm_before_gate": False,
+        "projectors_bias": ssd.bias,
+        **dict(zip(ONES, (1.0, key, mixer.factors[0], 1.0, mixer.factors[1]), strict=True)),
+        "ssm_multipliers": list(ssd.factors),
+        "mlp_multipliers": [spec.mlp_gate_scale, spec.mlp_scale],
+    }
+
+
+def _rules(spec: ModelSpec) -> list[Rule]:
+    ssd = next(mixer.beside for mixer in spec.mixers if isinstance(mixer, Softmax))
+    assert isinstance(ssd, SSDSpec)
+    end = same("model.norm.weight", "model.final_layernorm.weight")
+    return [*ssd_rules(ssd, f"{LAYER}mamba.", f"{MIXER}beside."), end]
+
+
+FALCON_H1 = llama_layout(
+    *("falcon_h1", "FalconH1ForCausalLM", None, 8192),
+    {
+        **BIAS,
+        **MLP_BIAS,
+        "norm_eps": Key("rms_norm_eps", 1e-5),
+        "embedding_scale": Key("embedding_multiplier", 1.0),
+        "logit_scale": Key("lm_head_multiplier", 1.0),
+    },
+    kv_heads=8,
+    head_dim=FREE,
+    only=STEPS,
+    harmless=("mamba_chunk_size", "num_logits_to_keep", "mamba_use_mlp"),
+    parts=(
+        Part(
+            {
+                **dict(zip(SIZES.values(), (128, 1, 256, None, 4), strict=True)),
+                **dict(zip(FLAGS.values(), (True, False, False), strict=True)),
+                **dict.fromkeys(ONES, 1.0),
+                **dict.fromkeys(("projectors_bias", *LISTS)),
+                "mamba_norm_before_gate": True,
+                "mamba_expand": 2,
+                INNER: 1024,
+            },
+            _read,
+            _write,
+        ),
+    ),
+    tensors=renamed({".mlp.": ".feed_forward.", ".post_attention_layernorm.": ".pre_ff_layernorm."}, _rules),
+)

@@ -1,0 +1,49 @@
+"""Attention and another mixer of the same tokens, side by side in one layer.
+
+Legend: B rows, T tokens, N selected slots, M width.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from headway.cache.paged_cache import LayerCache
+from headway.errors import ConfigError
+from headway.nn.attention import Attention
+from headway.nn.mixing import StateLayer
+from headway.nn.scale import scaled
+
+
+class AttentionBeside(Attention):
+    """a attention(x) + b beside(x), with factors (a, b): `Attention`, and a layer that has a state of the past.
+
+    Its cache keeps keys and values, and the state in `LayerCache.beside`. (Falcon-H1, 2025, section 2.1.)
+
+    Args:
+        beside: the other layer, of the same width.
+        factors: of what the two give.
+        others: as in `Attention`.
+    """
+
+    def __init__(
+        self, *sizes: Any, beside: StateLayer, factors: Sequence[float] = (1.0, 1.0), **options: Any
+    ) -> None:
+        super().__init__(*sizes, **options)
+        self.beside, self.factors = beside, factors
+
+    def forward(self, x_BTM: Tensor, *, cache: LayerCache | None = None, **given: Any) -> Tensor:
+        """[B, T, M] -> [B, T, M], or [B, N, M] of N selected slots: arguments of `AttentionLayer.forward`. Raises
+        ConfigError for what the other layer cannot do, memory and tokens of other ranks, and for a cache without its
+        states."""
+        if given.get("memory") is not None:
+            raise ConfigError("AttentionBeside: its other layer has a state of x alone; drop memory=")
+        state = None if cache is None else cache.beside
+        if cache is not None and state is None:
+            raise ConfigError(
+                "AttentionBeside: cache keeps keys and values, and no state beside them; use `make_cache` of the model"
+            )
+        same = {name: given.get(name) for name in ("tokens", "selected", "context")}
+        other = scaled(self.beside(x_BTM, cache=state, **same), self.factors[1])
+        attended = super().forward(x_BTM, cache=cache, **given)
+        return scaled(attended, self.factors[0]) + other
