@@ -57,7 +57,9 @@ INDENTED = sorted({line for path in SOURCES for line in indented_of(path.read_te
 MENTIONS = sorted({line for path in SOURCES for line in inline_of(path.read_text(encoding="utf-8"))})
 
 
-QUOTES = sorted({quote for page in PAGES for quote in quotes_of(page.read_text(encoding="utf-8"))})
+QUOTES = sorted(
+    {quote for page in PAGES for quote in quotes_of(page.read_text(encoding="utf-8")) if quote.title}
+)
 PRINTED = re.compile(r"^```sh\n([^\n]+)\n```\n\n```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
