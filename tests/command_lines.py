@@ -99,7 +99,7 @@ def _without_own_config(arguments: list[str]) -> list[str]:
 def _look_up(name: str, values: dict[str, Any]) -> None:
     """What a line names beyond its options."""
     if name == "explain" and values["topic"] is not None:
-        assert values["topic"] in (*TOPICS, "all"), values["topic"]
+        assert values["topic"] in (*TOPICS, "all", "figures"), values["topic"]
     elif name == "plan":
         assert PLACEHOLDER.match(values["model"]) or values["model"] in catalog.names(), values["model"]
     elif name == "diff":

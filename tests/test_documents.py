@@ -24,6 +24,8 @@ from tests.command_lines import (
     read_command,
     read_mention,
 )
+from tests.pages import assert_printed, commands_of, type_in
+from tests.quotes import Quote, check, numbers, quotes_of
 from tests.requirements import slips
 from tests.test_architecture import top_level
 
@@ -55,6 +57,20 @@ INDENTED = sorted({line for path in SOURCES for line in indented_of(path.read_te
 MENTIONS = sorted({line for path in SOURCES for line in inline_of(path.read_text(encoding="utf-8"))})
 
 
+QUOTES = sorted(
+    {quote for page in PAGES for quote in quotes_of(page.read_text(encoding="utf-8")) if quote.title}
+)
+PRINTED = re.compile(r"^```sh\n([^\n]+)\n```\n\n```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def outputs_of(text: str) -> list[tuple[str, str]]:
+    """The commands whose output a page shows, and what it shows of it."""
+    return PRINTED.findall(text)
+
+
+OUTPUTS = sorted({pair for page in PAGES for pair in outputs_of(page.read_text(encoding="utf-8"))})
+
+
 def text_of(name: str, language: str) -> str:
     return (FOLDER / f"{name}.{language}.md").read_text(encoding="utf-8")
 
@@ -79,19 +95,23 @@ def test_both_languages_have_the_same_formulas_commands_places_and_slips(name: s
     for pattern in (PLACE, MENTIONED):
         assert pattern.findall(english) == pattern.findall(chinese)
     assert english.count("\n#") == chinese.count("\n#")
+    assert outputs_of(english) == outputs_of(chinese)
+    said = [[quote._replace(words=" ".join(sorted(numbers(quote.words)))) for quote in quotes_of(text)]
+            for text in (english, chinese)]  # fmt: skip
+    assert said[0] == said[1] != []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_page_is_short_and_what_it_names_is_there(page: Path) -> None:
+def test_a_page_is_no_book_and_what_it_names_is_there(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    assert 80 <= text.count("\n") <= 160
+    assert 80 <= text.count("\n") <= 340
     assert (re.search(r"[\u4e00-\u9fff]{6}", text) is not None) or ".en." in page.name
     places = PLACE.findall(text)
     assert places
     for file, name in places:
         assert (ROOT / file).is_file(), file
         assert not name or name in top_level(ROOT / file), f"{file}:{name}"
-    for target in re.findall(r"\]\(([^)#]+)\)", text):
+    for target in re.findall(r"\]\(([^)#\s]+)", text):
         assert target.startswith("https://") or (page.parent / target).is_file(), target
 
 
@@ -232,3 +252,71 @@ def test_python_of_a_page_compiles_and_what_it_imports_is_there(page: Path) -> N
 def test_a_command_that_is_not_there_is_noticed(line: str, says: str) -> None:
     with pytest.raises(Exception, match=says):
         read_command(line)
+
+
+@pytest.mark.parametrize("quote", QUOTES, ids=lambda quote: f"{Path(quote.target).stem}-{quote.words}"[:60])
+def test_a_number_that_a_page_quotes_is_the_one_of_the_results(quote: Quote) -> None:
+    check(quote, FOLDER / quote.target)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_runs_has_its_measured_answer_beside_it(page: Path) -> None:
+    """Of each topic a number of its section, of each recipe with a page of results a number of that page."""
+    text = page.read_text(encoding="utf-8")
+    quotes, lines = quotes_of(text), "\n".join(lines_of(text))
+    topics = set(re.findall(r"headway explain ([a-z][\w-]+)", lines)) - {"figures"}
+    assert topics - {quote.section for quote in quotes} == set()
+    recipes = {f"../results/{name}.md" for name in re.findall(r"recipes/([\w-]+)\.yaml", lines)}
+    there = {target for target in recipes if (FOLDER / target).is_file()}
+    assert there - {quote.target for quote in quotes} == set()
+    assert all(quote.title or not numbers(quote.words) for quote in quotes)
+
+
+@pytest.mark.parametrize(("command", "shown"), OUTPUTS)
+def test_what_a_page_shows_of_an_output_is_printed(command: str, shown: str, tmp_path: Path) -> None:
+    assert commands_of("sh", command) == [command]
+    assert_printed(shown, type_in(command, tmp_path))
+
+
+RESULT = """
+| stage | loss | right | tokens |
+| --- | --- | --- | --- |
+| a, b | 4.397 ± 0.0079 | 0.867 | 12 000 |
+| twice | 1 | 2 | 3 |
+| twice | 1 | 2 | 3 |
+
+### part
+
+In steps of 5 it falls 50-fold,
+from 1,095 to 22.
+"""
+
+
+@pytest.mark.parametrize(
+    ("link", "fails"),
+    [
+        ('[4.40 ± 0.008](../results/x.md "a, b, loss")', ""),
+        ('[4.41](../results/x.md "a, b, loss")', "has '4.397"),
+        ('[86.7 %](../results/x.md "a, b, right")', ""),
+        ('[87 %](../results/x.md "a, b, right")', ""),
+        ('[86 %](../results/x.md "a, b, right")', "has '0.867'"),
+        ('[12000](../results/x.md "a, b, tokens")', ""),
+        ('[12000 or 5](../results/x.md "a, b, tokens")', "has '12 000'"),
+        ('[1](../results/x.md "twice, loss")', "neither the words nor the cell"),
+        ('[4.4](../results/x.md "a, loss")', "neither the words nor the cell"),
+        ('[fifty](../results/x.md#part "falls 50-fold")', "no number"),
+        ('[50](../results/x.md#part "falls 50-fold, from 1,095 to 22")', ""),
+        ('[1095](../results/x.md "falls 50-fold,\n from 1,095 to 22")', ""),
+        ('[5](../results/x.md#part "falls 50-fold")', "no ['5']"),
+        ('[51](../results/x.md#part "falls 51-fold")', "neither the words nor the cell"),
+        ('[50](../results/x.md#parts "falls 50-fold")', "no section parts"),
+    ],
+)
+def test_another_number_than_that_of_the_results_is_noticed(link: str, fails: str, tmp_path: Path) -> None:
+    (tmp_path / "x.md").write_text(RESULT)
+    ((quote),) = quotes_of(link)
+    if not fails:
+        check(quote, tmp_path / "x.md")
+        return
+    with pytest.raises(AssertionError, match=re.escape(fails)):
+        check(quote, tmp_path / "x.md")

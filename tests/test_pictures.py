@@ -17,5 +17,7 @@ def test_every_topic_has_a_picture_and_something_to_show() -> None:
 
 
 def test_every_picture_of_docs_is_listed() -> None:
-    listed = re.findall(r"\]\(([\w/-]+\.png)\)", TEXT)
-    assert sorted(listed) == sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.png"))
+    listed = re.findall(r"\]\(([\w/.-]+\.(?:png|svg))\)", TEXT)
+    assert sorted(listed) == sorted(
+        str(path.relative_to(DOCS)) for kind in ("png", "svg") for path in DOCS.rglob(f"*.{kind}")
+    )

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.data import data_path
-from tests.pages import BLOCK, NOT_RUN, ROOT, commands_of, in_folder, smaller, type_in
+from tests.pages import BLOCK, NOT_RUN, ROOT, assert_printed, commands_of, in_folder, smaller, type_in
 
 README = (ROOT / "README.md").read_text()
 
@@ -79,28 +79,6 @@ SECTIONS = {
     title: BLOCK.findall(body)
     for title, body in re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", README, re.DOTALL | re.MULTILINE)
 }
-
-
-ROUNDING = re.compile(r"\d\.\d+e-\d+")
-"""What rounding makes, which is another number on another processor."""
-
-
-def assert_printed(shown: str, printed: str) -> None:
-    """Every shown line is printed, in order; a shown line may be the beginning of a longer one."""
-    lines = iter(printed.splitlines())
-    for expected in (line.rstrip() for line in shown.splitlines() if line.strip() not in ("", "...")):
-        assert any(begins(line, expected) for line in lines), (
-            f"not printed, or not in this order: {expected!r}"
-        )
-
-
-def begins(line: str, expected: str) -> bool:
-    """Whether a line begins as is expected, what rounding makes of numbers to a factor of 3."""
-    there = re.match(r"(\d\.\d+e-\d+)".join(map(re.escape, ROUNDING.split(expected))), line)
-    numbers = (
-        zip(map(float, there.groups()), map(float, ROUNDING.findall(expected)), strict=True) if there else ()
-    )
-    return there is not None and all(1 / 3 <= number / shown <= 3 for number, shown in numbers)
 
 
 def run_block() -> None:

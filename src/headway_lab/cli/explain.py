@@ -35,9 +35,11 @@ def command(
     """Answer a question about attention by a run: formula, numbers, figure, verdict. Without a topic: the list of
     them. A topic that does not take a setting refuses it, and says which it takes.
 
-    topic: which question, or all, the book of them in English and Chinese; none lists them
+    topic: which question; all, the book of them, or figures, drawings of models and steps, in English and Chinese; none
+        lists them
     question: in words, English or Chinese: which topics answer, and how
-    out: folder for TOPIC.png and TOPIC.csv, or for the book, en.html and zh.html
+    out: folder for TOPIC.png and TOPIC.csv, for the book, en.html and zh.html, or for figures, NAME.en.svg and
+        NAME.zh.svg
     heads: query heads (heads)
     kv_heads: key/value heads (heads)
     n: tokens (complexity)
@@ -60,15 +62,25 @@ def command(
     settings: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
     if seeds is not None:
         settings["seeds"] = numbers(seeds)
-    if settings and topic in (None, "all"):
+    if settings and topic in (None, "all", "figures"):
         given = ", ".join(map(option, settings))
         raise ConfigError(f"explain: {given} is of a single topic; got it with {topic or 'no topic'}")
     if quick and topic is None:
         raise ConfigError("explain: --quick is of a topic, or of all; got it with no topic")
+    if quick and topic == "figures":
+        raise ConfigError("explain: --quick is of a topic, or of all; figures take a second")
     if topic is None:
         print_report(listing(), "\n".join(list_lines()), json)
         return
     set_threads(threads)
+    if topic == "figures":
+        from headway_lab.diagrams import write
+
+        if out is None:
+            raise ConfigError("explain figures writes pictures: give --out FOLDER")
+        written = [str(path) for path in write(out)]
+        print_report({"written": written}, f"written: {', '.join(written)}", json)
+        return
     if topic == "all":
         from headway_lab.book import write_book
 

@@ -1,0 +1,59 @@
+"""The figures of the documents, drawn anew: from specs of models and from small runs, labelled in either language.
+
+`headway explain figures --out FOLDER` writes them; those of docs/figures are written so."""
+
+import tomllib
+from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from headway.errors import ConfigError, did_you_mean
+from headway_lab.diagrams.drawing import Drawing
+from headway_lab.diagrams.models import Say, blocks, multi_head, shared_heads
+from headway_lab.diagrams.runs import decaying, four_patterns, growing_cache, norms, turned_pairs
+
+DIAGRAMS: dict[str, Callable[[Say], Drawing]] = {
+    "blocks": blocks,
+    "multi-head": multi_head,
+    "heads": shared_heads,
+    "rotary": turned_pairs,
+    "norms": norms,
+    "cache": growing_cache,
+    "patterns": four_patterns,
+    "decay": decaying,
+}
+LANGUAGES = ("en", "zh")
+
+
+@cache
+def words() -> dict[str, dict[str, dict[str, str]]]:
+    """The labels, by diagram, key and language."""
+    return tomllib.loads(files(__name__).joinpath("words.toml").read_text(encoding="utf-8"))
+
+
+def draw(name: str, language: str) -> Drawing:
+    """One of `DIAGRAMS`. Raises ConfigError for a name or a language that is not there."""
+    if name not in DIAGRAMS:
+        raise ConfigError(
+            f"no figure {name!r}{did_you_mean(name, DIAGRAMS)}; figures are {', '.join(DIAGRAMS)}"
+        )
+    if language not in LANGUAGES:
+        raise ConfigError(f"figures: languages are {', '.join(LANGUAGES)}; got {language!r}")
+
+    def say(key: str, **numbers: object) -> str:
+        return words()[name][key][language].format(**numbers)
+
+    return DIAGRAMS[name](say)
+
+
+def write(folder: Path) -> list[Path]:
+    """All figures in all languages, FOLDER/NAME.LANGUAGE.svg."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name in DIAGRAMS:
+        for language in LANGUAGES:
+            path = folder / f"{name}.{language}.svg"
+            path.write_text(draw(name, language).to_svg(), encoding="utf-8")
+            written.append(path)
+    return written

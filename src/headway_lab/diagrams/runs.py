@@ -1,0 +1,205 @@
+"""What a run shows: pairs turned, what a norm averages, what a step computes with a cache, what a token sees."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from headway.checkpoints.restore import as_decoder
+from headway.models import ModelSpec, build
+from headway.nn import LayerNorm, RMSNorm
+from headway.patterns import Full, Global, Pattern, Window, visible
+from headway.positions import Rotary
+from headway.tokens import Tokens
+from headway_lab.diagrams.drawing import Drawing
+from headway_lab.diagrams.models import Say
+from headway_lab.draw import BLUE, GREEN, GREY, ORANGE, PALE, PALETTE
+from headway_lab.explain.rotary_decay import decay
+
+PAIRS = 4
+WORDS = ("[SOS]", "Love", "that", "can")
+SIDE = 18
+
+
+def turned_pairs(say: Say) -> Drawing:
+    """The pairs of a vector, each in its colour, turned by `Rotary` at positions 0 to 4."""
+    rotary, positions = Rotary(pairing="adjacent"), range(5)
+    start = torch.tensor([1.0, 0.0], dtype=torch.float64).repeat(PAIRS)
+    ends = rotary.rotate(start.expand(1, 1, len(positions), -1), torch.arange(len(positions)))[0, 0]
+    frequencies = rotary.frequencies(2 * PAIRS).tolist()
+    drawing = Drawing(800, 560)
+    drawing.text(12, 20, say("pairs", width=2 * PAIRS), anchor="start", size=14, bold=True)
+    for i, theta in enumerate(frequencies):
+        at, colour = 200 + 155 * i, PALETTE[i]
+        for j in (0, 1):
+            drawing.box(
+                at - 32 + 32 * j, 40, 32, 26, f"x{2 * i + j + 1}", fill=colour, edge="white", ink="white"
+            )
+        drawing.text(at, 82, f"θ{i + 1} = {theta:g}", ink=colour, bold=True)
+    for m, row in zip(positions, ends.unflatten(-1, (PAIRS, 2)).tolist(), strict=True):
+        y = 136 + 88 * m
+        drawing.text(20, y, f"m = {m}", anchor="start", bold=True)
+        for i, (x1, x2) in enumerate(row):
+            at, colour = 200 + 155 * i, PALETTE[i]
+            drawing.circle(at, y, 32)
+            drawing.line((at, y), (at + 32, y), colour=GREY, width=0.8)
+            drawing.line((at, y), (at + 32 * x1, y - 32 * x2), colour=colour, width=2.2, arrow=True)
+            drawing.text(at + 38, y + 26, f"{m * frequencies[i]:.4g} rad", anchor="start", size=10, ink=GREY)
+    return drawing
+
+
+def norms(say: Say) -> Drawing:
+    """Rows x tokens x features as a cube: blue is what the gradient of one normed number reaches."""
+    kinds: dict[str, Any] = {
+        "BatchNorm": partial(nn.BatchNorm1d, affine=False),
+        "LayerNorm": LayerNorm,
+        "RMSNorm": RMSNorm,
+    }
+    drawing, count = Drawing(800, 268), 5
+    for place, (name, make) in enumerate(kinds.items()):
+        reached = reach(make(count).double(), count)
+        left = 40 + 260 * place
+        drawing.text(left - 20, 20, name, anchor="start", size=14, bold=True)
+        drawing.text(left - 20, 40, say(name), anchor="start", size=11, ink=GREY)
+        cube(drawing, left, 110, reached)
+        drawing.text(left + 60, 248, say("features"), size=11)
+        drawing.text(left - 8, 170, say("tokens"), size=11, anchor="end")
+        drawing.text(left + 164, 232, say("rows"), size=11, anchor="start")
+    return drawing
+
+
+def reach(norm: nn.Module, count: int) -> torch.Tensor:
+    """[B, T, M]: which numbers the normed one of the last row, first token and last feature depends on."""
+    x = torch.randn(count, count, count, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x.requires_grad_()
+    y = norm.train()(x.flatten(0, 1)).view_as(x)
+    y[-1, 0, -1].backward()
+    assert x.grad is not None
+    return x.grad.abs() > 1e-9
+
+
+def cube(drawing: Drawing, x: float, y: float, reached: torch.Tensor) -> None:
+    """The three sides of a cube that are seen: of the last row, of the first token, of the last feature."""
+    count, side, slant = len(reached), 24, 11
+    for b in range(count):
+        depth = (count - 1 - b) * slant
+        for n in range(count):
+            top = (x + n * side + depth, y - depth)
+            right = (x + count * side + depth, y + n * side - depth)
+            fill = [BLUE if reached[b, 0, n] else PALE, BLUE if reached[b, n, -1] else PALE]
+            corners = ((0, 0), (side, 0), (side + slant, -slant), (slant, -slant))
+            drawing.polygon([(top[0] + a, top[1] + c) for a, c in corners], fill=fill[0], edge=GREY)
+            corners = ((0, 0), (slant, -slant), (slant, side - slant), (0, side))
+            drawing.polygon([(right[0] + a, right[1] + c) for a, c in corners], fill=fill[1], edge=GREY)
+    for t in range(count):
+        for m in range(count):
+            a, c = x + m * side, y + t * side
+            fill = BLUE if reached[-1, t, m] else PALE
+            drawing.polygon(
+                ((a, c), (a + side, c), (a + side, c + side), (a, c + side)), fill=fill, edge=GREY
+            )
+
+
+def growing_cache(say: Say) -> Drawing:
+    """The steps that read "[SOS] Love that can": what each computes anew, without a cache and with one."""
+    again, kept = steps(cached=False), steps(cached=True)
+    drawing = Drawing(800, 400)
+    for left, title in ((110, "again"), (455, "kept")):
+        drawing.text(left, 20, say(title), anchor="start", size=14, bold=True)
+        for at, name in ((left, "q"), (left + 90, "k, v"), (left + 190, "q · k")):
+            drawing.text(at, 44, name, anchor="start", ink=GREY)
+    y = 62.0
+    for t in range(1, len(WORDS) + 1):
+        tall = t * SIDE
+        for j, word in enumerate(WORDS[:t]):
+            drawing.text(100, y + (j + 0.5) * SIDE, word, anchor="end", bold=j == t - 1, size=11)
+        for left, (queries, made, keys) in ((110, again[t - 1]), (455, kept[t - 1])):
+            unseen = t - queries
+            drawing.cells(left, y + unseen * SIDE, SIDE, [[ORANGE] * 3] * queries)
+            colours = [[GREEN if key < keys - made else ORANGE] * 3 for key in range(keys)]
+            drawing.cells(left + 90, y, SIDE, colours)
+            seen = [[BLUE if key <= query else PALE for key in range(keys)] for query in range(unseen, t)]
+            drawing.cells(left + 190, y + unseen * SIDE, SIDE, seen)
+        drawing.text(12, y + tall / 2, f"t = {t}", anchor="start", ink=GREY)
+        y += tall + 24
+    for left, found in ((110, again), (455, kept)):
+        scores = sum(queries * keys for queries, _, keys in found)
+        words = say("sums", rows=sum(q for q, _, _ in found), scores=scores)
+        drawing.text(left, y + 4, words, anchor="start", size=11)
+    for at, colour, name in (
+        (110, ORANGE, "new"),
+        (330, GREEN, "from the cache"),
+        (500, BLUE, "score"),
+        (620, PALE, "hidden"),
+    ):
+        drawing.cells(at, y + 30, SIDE, [[colour]])
+        drawing.text(at + SIDE + 8, y + 30 + SIDE / 2, say(name), anchor="start", size=11)
+    return drawing
+
+
+def steps(cached: bool) -> list[tuple[int, int, int]]:
+    """Of each step of a small decoder: queries and keys that it computes, and keys that they are compared with."""
+    spec = ModelSpec.of("llama", vocab=len(WORDS), width=32, layers=1, heads=4, kv_heads=2, hidden=64)
+    model = as_decoder(build(spec, seed=0).eval())
+    made: dict[str, int] = {}
+
+    def seen(name: str, layer: nn.Module, given: tuple[torch.Tensor, ...], result: torch.Tensor) -> None:
+        made[name] = result.numel() // result.shape[-1]
+
+    for name in ("q_proj", "k_proj"):
+        (layer,) = [own for path, own in model.named_modules() if path.endswith(name)]
+        layer.register_forward_hook(partial(seen, name))
+    found, cache, ids = [], model.make_cache(1), torch.arange(len(WORDS))[None]
+    with torch.inference_mode():
+        for t in range(1, len(WORDS) + 1):
+            if cached:
+                model(ids[:, t - 1 : t], cache=cache)
+            else:
+                model(ids[:, :t])
+            found.append((made["q_proj"], made["k_proj"], cache.lengths[0] if cached else t))
+    return found
+
+
+PATTERNS: dict[str, Pattern] = {
+    "full": Full(),
+    "window": Window.around(3),
+    "dilated": Window.around(3, step=2),
+    "global": Window.around(2) | Global(),
+}
+
+
+def four_patterns(say: Say) -> Drawing:
+    """What each token of 24 sees: queries down, keys to the right; tokens 0 and 9 are global in the fourth."""
+    count, side = 24, 7.5
+    tokens = Tokens.range(count).with_global([0, 9])
+    drawing = Drawing(800, 262)
+    for place, (name, pattern) in enumerate(PATTERNS.items()):
+        allowed = visible(pattern, tokens, tokens)[0, 0]
+        left = 14 + 198 * place
+        drawing.text(left, 18, say(name), anchor="start", size=13, bold=True)
+        drawing.cells(left, 38, side, [[GREEN if one else PALE for one in row] for row in allowed.tolist()])
+        share = f"{int(allowed.sum())} / {count * count}"
+        drawing.text(left, 236, say("pairs seen", pairs=share), anchor="start", size=11, ink=GREY)
+    return drawing
+
+
+def decaying(say: Say) -> Drawing:
+    """f(m) of width 128 up to a distance of 256, and of one frequency for all pairs."""
+    rotary, far = Rotary(pairing="adjacent"), 256
+    frequencies, m = rotary.frequencies(128), torch.arange(far + 1)
+    drawing, left, bottom, wide, tall = Drawing(800, 340), 70, 280, 680, 230
+    drawing.text(12, 20, say("decay"), anchor="start", size=14, bold=True)
+    for value in range(0, 40, 10):
+        y = bottom - tall * value / 35
+        drawing.line((left, y), (left + wide, y), colour=PALE)
+        drawing.text(left - 8, y, str(value), anchor="end", size=11)
+    for value in range(0, far + 1, 64):
+        drawing.text(left + wide * value / far, bottom + 16, str(value), size=11)
+    for curve, colour in ((decay(m, torch.ones_like(frequencies)), GREY), (decay(m, frequencies), BLUE)):
+        heights = [round(one, 3) for one in curve.tolist()]
+        points = [(left + wide * i / far, bottom - tall * one / 35) for i, one in enumerate(heights)]
+        drawing.line(*points, colour=colour, width=2)
+    drawing.text(left + wide, bottom - tall * 32.5 / 35 - 12, say("equal"), anchor="end", ink=GREY, size=11)
+    drawing.text(left + wide / 2, bottom + 40, say("distance"), size=12)
+    return drawing
