@@ -1,6 +1,8 @@
 """Compiles the kernels of `csrc` into one shared library per CPU level. Imports the standard library only.
 
-    python -m headway.native.build [--level LEVEL ...] [--out FOLDER] [--force] [--sanitize]
+    python -m headway.native.build [--level LEVEL ...] [--out FOLDER] [--force] [--sanitize] [--machine MACHINE]
+
+Another machine's levels are compiled with a compiler for it: CXX=aarch64-linux-gnu-g++ and --machine aarch64.
 
 The installation calls the same functions, for the level of the machine that it runs on; HEADWAY_LEVELS=all takes all,
 as wheels for others do, HEADWAY_LEVELS=avx2,portable those two. HEADWAY_BUILD says how much it matters: `auto` (build,
@@ -113,23 +115,25 @@ def build(
     *,
     best: bool = False,
     sources: Path = SOURCES,
+    machine: str | None = None,
     sanitize: bool = False,
     force: bool = True,
     say: Callable[[str], None] = print,
 ) -> list[Path]:
-    """Compiles the levels `only` (default: all of this architecture) into the folder `out`, where `best`, of them the
-    best that the compiler knows; returns the library files, best level first.
+    """Compiles the levels `only` (default: all of the architecture of `machine`, which is this one unless given) into
+    the folder `out`, where `best`, of them the best that the compiler knows; returns the library files, best level
+    first.
 
     Each file is replaced at once, so that a process sees the old library or the new one. `force=False` keeps
     those that were built from these very sources. Levels that the compiler is too old for are left out, which is
     said; where `only` names one that is not one of several, or the sources do not compile, it is a BuildError with the
     compiler's last words."""
-    asked = tuple(only)
+    asked, known = tuple(only), levels.known(machine)
     for level in asked:
-        check_known(level, levels.known(), f"{platform.machine()} has no level", error=BuildError)
+        check_known(level, known, f"{machine or platform.machine()} has no level", error=BuildError)
     built: list[str] = []
     stale: list[str] = []
-    for level in (x for x in levels.known() if x in asked or not asked):
+    for level in (x for x in known if x in asked or not asked):
         must = level == "portable" or (level in asked and not best)
         if force or built_hash(out / file_name(level)) != source_hash(level, sources):
             if not _able(compiler(), level, must, say):
@@ -141,7 +145,7 @@ def build(
     if stale:
         command, more = compiler(), SANITIZE if sanitize else ()
         say(f"{shlex.join(command)}: {', '.join(stale)}, {JOBS} at a time")
-        _compile({x: [*command, *_flags(x, sources), *more] for x in levels.known()}, sources, out, stale)
+        _compile({x: [*command, *_flags(x, sources), *more] for x in known}, sources, out, stale)
     return [out / file_name(level) for level in built]
 
 
@@ -211,6 +215,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="folder of the libraries [default: beside the package]")
     parser.add_argument("--force", action="store_true", help="also those that are up to date")
     parser.add_argument("--sanitize", action="store_true", help="with the address and undefined sanitizers")
+    parser.add_argument(
+        "--machine", choices=sorted(levels.MACHINES), help="whose levels [default: this one's]"
+    )
     given = parser.parse_args(arguments)
     out = given.out or (LIBRARIES / "sanitized" if given.sanitize else LIBRARIES)
     how = "require"
@@ -219,8 +226,10 @@ def main(arguments: list[str] | None = None) -> int:
         if how == "off":
             _say("HEADWAY_BUILD=off: nothing built")
         else:
-            only, best = (given.level, False) if given.level else asked_levels(default=ALL)
-            made = build(out, only, best=best, sanitize=given.sanitize, force=given.force, say=_say)
+            named = given.level or given.machine
+            only, best = (given.level, False) if named else asked_levels(default=ALL)
+            how_built = {"machine": given.machine, "sanitize": given.sanitize, "force": given.force}
+            made = build(out, only, best=best, **how_built, say=_say)
             print(*made, sep="\n")
             if given.sanitize:
                 asan = shlex.join([*compiler(), "-print-file-name=libasan.so"])
