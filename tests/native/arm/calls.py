@@ -32,6 +32,7 @@ OPERATIONS = (
 """By their kinds in a step."""
 COUNTS = {"matrices": "count", "gate": "count", "up": "count", "down": "count", "scores": "score_count"}
 """How many structures a pointer to some leads to, by its field; others lead to one."""
+TENSORS = (torch.Tensor, torch.nn.Parameter)
 Place = tuple[int, int]
 
 
@@ -62,7 +63,7 @@ class Memory:
     """The memory of all tensors that live."""
 
     def __init__(self) -> None:
-        storages = (x.untyped_storage() for x in gc.get_objects() if isinstance(x, torch.Tensor) and usual(x))
+        storages = (x.untyped_storage() for x in gc.get_objects() if type(x) in TENSORS and usual(x))
         sizes: dict[int, int] = {}
         for s in storages:
             sizes[s.data_ptr()] = max(s.nbytes(), sizes.get(s.data_ptr(), 0))

@@ -154,6 +154,8 @@ int main(int count, char** arguments) {
   if (count != 3) stop("usage", "driver LIBRARY FILE");
   void* library = dlopen(arguments[1], RTLD_NOW);
   if (!library) stop(arguments[1], dlerror());
+  Dl_info where;
+  if (dladdr(dlsym(library, "headway_linear"), &where)) fprintf(stderr, "library at %p\n", where.dli_fbase);
   file = fopen(arguments[2], "rb");
   if (!file) stop(arguments[2], "cannot be read");
   for (int command; (command = fgetc(file)) != EOF;) {

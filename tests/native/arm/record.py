@@ -128,6 +128,19 @@ class Recording:
 recording = Recording()
 
 
+def allowance(exact: Tensor, low: Tensor, terms: Tensor | float, check: str, dtype: torch.dtype) -> Tensor:
+    """How far off numbers may be for `assert_within_reference` at the level of which the table asks least. Numbers that
+    are not finite must be what they are."""
+    least = tolerance.LEAST[dtype] * torch.finfo(dtype).eps
+    finite = exact.masked_fill(~exact.isfinite(), 0.0)
+    of_terms = torch.as_tensor(terms, dtype=torch.float64)
+    size = finite.square().mean(-1, keepdim=True).sqrt().clamp_min(of_terms)
+    error = ((low.double() - exact).abs() / size).nan_to_num(0.0, posinf=0.0).max().item()
+    names = set(tolerance.table.get(check, {})) - {"reason"}
+    bound = max((tolerance.bound(check, x) for x in names), default=tolerance.USUAL)
+    return bound * max(error, least) * size
+
+
 class Recorded:
     """A library whose calls are recorded."""
 
@@ -156,12 +169,8 @@ def _install() -> None:
     ) -> None:
         within(got, exact, low, what, terms, check)
         if exact.numel():
-            own, of_terms = torch.finfo(got.dtype).eps * tolerance.LEAST[got.dtype], torch.as_tensor(terms)
-            size = exact.square().mean(-1, keepdim=True).sqrt().clamp_min(of_terms.double())
-            error = ((low.double() - exact).abs() / size).nan_to_num(0.0).max().item()
-            of_all = set(tolerance.table.get(check or tolerance._test(got.dtype), {})) - {"reason"}
-            bound = max((tolerance.bound(check, x) for x in of_all), default=tolerance.USUAL)
-            recording.compare(what, got, exact, bound * max(error, own) * size)
+            of_check = check or tolerance._test(got.dtype)
+            recording.compare(what, got, exact, allowance(exact, low, terms, of_check, got.dtype))
 
     def assert_rounded_once(
         got: Tensor, exact: Tensor, what: str = "", terms: Tensor | float = 0.0, ulps: int = 1
