@@ -89,7 +89,7 @@ $(VENV)-newest/.installed: pyproject.toml constraints.txt hatch_build.py
 test-families: $(VENV)-newest/.installed $(VENV)/.native
 	$(ONE_THREAD) $(VENV)-newest/bin/python -m pytest -n $(WORKERS) --dist worksteal --newest tests/checkpoints tests/integrations
 
-# The calls that tests of the kernels make here, made again by each level of aarch64, and a decoding; `build/arm` keeps them.
+# Calls whose float64 results are known, and a decoding, made by each level of aarch64; `build/arm` keeps what was built.
 test-arm: $(VENV)/.installed-test $(VENV)/.native-best
 	$(ONE_THREAD) $(BIN)/python -m tests.native.arm.run --keep build/arm
 

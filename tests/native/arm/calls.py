@@ -4,8 +4,8 @@ can make them again on another machine (driver.cpp)."""
 import ctypes
 import gc
 from bisect import bisect_right
-from collections.abc import Iterator
-from ctypes import c_void_p
+from collections.abc import Callable, Iterator
+from ctypes import c_int32, c_void_p
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,24 @@ OPERATIONS = (
 """By their kinds in a step."""
 COUNTS = {"matrices": "count", "gate": "count", "up": "count", "down": "count", "scores": "score_count"}
 """How many structures a pointer to some leads to, by its field; others lead to one."""
+
+
+def _runs(plan: Any) -> int:
+    return int(c_int32.from_address(plan.first + 4 * plan.rows * plan.tiles).value)
+
+
+EXTENTS: dict[tuple[type[ctypes.Structure], str], Callable[[Any], int]] = {
+    (c.PlanStruct, "first"): lambda x: 4 * (x.rows * x.tiles + 1),
+    (c.PlanStruct, "begin"): lambda x: 4 * _runs(x),
+    (c.PlanStruct, "end"): lambda x: 4 * _runs(x),
+    (c.PlanStruct, "full"): _runs,
+    (c.TokensStruct, "index"): lambda x: 4 * x.rows * x.count,
+    (c.TokensStruct, "document"): lambda x: 4 * x.rows * x.count,
+    (c.TokensStruct, "order"): lambda x: 4 * x.rows * x.count,
+    (c.TokensStruct, "global"): lambda x: x.rows * x.count,
+    (c.CallStruct, "program"): lambda x: 16 * x.instructions,
+}
+"""Bytes of what is no tensor."""
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 Place = tuple[int, int]
 
@@ -146,7 +164,9 @@ def _follow(
     try:
         begin, size = memory.around(address)
     except Unknown:
-        raise Unknown(f"{type(own).__name__}.{name}") from None
+        if (type(own), name) not in EXTENTS:
+            raise Unknown(f"{type(own).__name__}.{name}") from None
+        begin, size = address, EXTENTS[type(own), name](own)
     if begin not in call.before:
         call.before[begin] = ctypes.string_at(begin, size)
     call.links[place] = (begin, address - begin)

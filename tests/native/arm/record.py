@@ -128,16 +128,22 @@ class Recording:
 recording = Recording()
 
 
-def allowance(exact: Tensor, low: Tensor, terms: Tensor | float, check: str, dtype: torch.dtype) -> Tensor:
-    """How far off numbers may be for `assert_within_reference` at the level of which the table asks least. Numbers that
-    are not finite must be what they are."""
+def allowance(
+    exact: Tensor,
+    low: Tensor,
+    terms: Tensor | float,
+    check: str,
+    dtype: torch.dtype,
+    level: str = "avx512bf16",
+) -> Tensor:
+    """How far off numbers may be for `assert_within_reference` at a level, by default that of which it asks least: one
+    of pairs of bf16. Numbers that are not finite must be what they are."""
     least = tolerance.LEAST[dtype] * torch.finfo(dtype).eps
     finite = exact.masked_fill(~exact.isfinite(), 0.0)
     of_terms = torch.as_tensor(terms, dtype=torch.float64)
     size = finite.square().mean(-1, keepdim=True).sqrt().clamp_min(of_terms)
     error = ((low.double() - exact).abs() / size).nan_to_num(0.0, posinf=0.0).max().item()
-    names = set(tolerance.table.get(check, {})) - {"reason"}
-    bound = max((tolerance.bound(check, x) for x in names), default=tolerance.USUAL)
+    bound = tolerance.bound(check, level)
     return bound * max(error, least) * size
 
 

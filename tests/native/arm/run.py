@@ -1,5 +1,5 @@
-"""The levels of aarch64, cross-compiled, make the calls again that the tests of this machine's kernels have made, and
-decode stories260K, in QEMU: `make test-arm`.
+"""The levels of aarch64, cross-compiled, make calls from files in QEMU, whose float64 results were written here, and
+decode stories260K by the steps that this machine's kernels have made: `make test-arm`.
 
     python -m tests.native.arm.run [--keep FOLDER] [--level LEVEL ...] [--tests TESTS ...]
 
@@ -24,18 +24,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 COMPILER, EMULATOR, ROOT_OF_TARGET = "aarch64-linux-gnu-g++", "qemu-aarch64", Path("/usr/aarch64-linux-gnu")
 PROCESSORS = {"portable": "cortex-a57", "neon": "cortex-a57", "dotprod": "neoverse-n1", "i8mm": "max"}
-TESTS = (
-    "test_linear.py::test_float_weights",
-    "test_linear.py::test_codes",
-    "test_block_panels.py::test_products_are_those_of_the_numbers_with_inputs_in_8_bits",
-    "test_nf4.py::test_products_are_those_of_the_numbers",
-    "test_rows.py",
-    "test_entropy.py",
-    "test_convolution.py",
-    "test_formula.py",
-    "test_rotations.py",
-)
-MORE = ("tests/delta", "tests/models/test_decode_step.py")
+CASES = ("products", "attention", "rows", "decode")
+"""Modules beside this one, which write cases."""
 
 
 def missing() -> str:
@@ -49,19 +39,19 @@ def missing() -> str:
 
 
 def record(to: Path, tests: list[str]) -> list[Path]:
-    """The files of cases, unless they are there."""
-    products, decoding = to / "cases.bin", to / "decode.bin"
+    """The files of cases, unless they are there; of `tests`, where given, those that they make."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    if not products.exists():
-        command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "tests.native.arm.record"]
-        command += ["-p", "no:cacheprovider", "--cases", str(to / "part.bin"), *tests]
-        subprocess.run(command, cwd=ROOT, env=environment, check=True)
-        (to / "part.bin").replace(products)
-    if not decoding.exists():
-        command = [sys.executable, "-m", "tests.native.arm.decode", str(to / "part.bin")]
-        subprocess.run(command, cwd=ROOT, env=environment, check=True)
-        (to / "part.bin").replace(decoding)
-    return [products, decoding]
+    part, files = to / "part.bin", []
+    of_tests = ["pytest", "-q", "-s", "-p", "tests.native.arm.record", "-p", "no:cacheprovider", "--cases"]
+    makers = {name: [f"tests.native.arm.{name}", str(part)] for name in CASES}
+    if tests:
+        makers = {"tests": [*of_tests, str(part), *tests]}
+    for name, maker in makers.items():
+        files.append(to / f"{name}.bin")
+        if not files[-1].exists():
+            subprocess.run([sys.executable, "-m", *maker], cwd=ROOT, env=environment, check=True)
+            part.replace(files[-1])
+    return files
 
 
 def emulate(level: str, *command: Path) -> tuple[int, str]:
@@ -101,7 +91,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.native.arm.run")
     parser.add_argument("--keep", type=Path, help="a folder for libraries and cases, which are used again")
     parser.add_argument("--level", action="append", help="only this level; can be repeated")
-    parser.add_argument("--tests", action="append", help="record these tests instead of the usual ones")
+    parser.add_argument("--tests", action="append", help="record these tests instead of the usual cases")
     given = parser.parse_args()
     if why := missing():
         print(f"skipped: {why}")
@@ -125,8 +115,7 @@ def main() -> int:
             "-ldl",
         ]
         subprocess.run(command, check=True)
-        usual = [*(f"tests/native/{x}" for x in TESTS), *MORE]
-        files, failed = record(to, given.tests or usual), 0
+        files, failed = record(to, given.tests or []), 0
         for level in wanted:
             library = to / "lib" / build.file_name(level)
             programs = {Path("operations"): (operations(level, to),)}
