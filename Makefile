@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-all test-families test-page peers mutants mutants-drawn check bench wheels clean
+.PHONY: help install demo test test-all test-families test-arm test-page peers mutants mutants-drawn check bench wheels clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -23,6 +23,7 @@ help:
 	@echo "make test      the tests, within 10 minutes on 2 cores"
 	@echo "make test-all  every test, the slow ones too, then the demo; a skipped test fails"
 	@echo "make test-families  what loads here, beside the newest transformers"
+	@echo "make test-arm  the kernels of aarch64 in QEMU (apt-get install g++-aarch64-linux-gnu qemu-user), within an hour"
 	@echo "make test-page the page of headway serve in a browser (apt-get install chromium chromium-driver); pictures in runs/page"
 	@echo "make peers     what llama.cpp, built here for this processor (20 minutes), makes of our files"
 	@echo "make mutants   break the code in many places, one at a time: a test must fail each time"
@@ -91,6 +92,10 @@ $(VENV)-newest/.installed: $(ASKED)
 
 test-families: $(VENV)-newest/.installed $(VENV)/.native
 	$(ONE_THREAD) $(VENV)-newest/bin/python -m pytest -n $(WORKERS) --dist worksteal --newest tests/checkpoints tests/integrations
+
+# Calls whose float64 results are known, and a decoding, made by each level of aarch64; `build/arm` keeps what was built.
+test-arm: $(VENV)/.installed-test $(VENV)/.native-best
+	$(ONE_THREAD) $(BIN)/python -m tests.native.arm.run --keep build/arm
 
 test-page: $(VENV)/.installed-all $(VENV)/.native
 	$(ONE_THREAD) $(BIN)/python -m pytest --slow --no-skips tests/serve/page

@@ -27,10 +27,26 @@ def cpu_vendor() -> str:
     return fields(CPU).get("vendor_id", "")
 
 
+APPLE = {
+    "AdvSIMD": "asimd",
+    "FEAT_LSE": "atomics",
+    "FEAT_RDM": "asimdrdm",
+    "armv8_crc32": "crc32",
+    "FEAT_FP16": "asimdhp",
+    "FEAT_DotProd": "asimddp",
+    "FEAT_I8MM": "i8mm",
+    "FEAT_BF16": "bf16",
+}
+"""What macOS calls instruction sets, behind "hw.optional.arm." or "hw.optional.", as Linux has them."""
+
+
 @cache
 def cpu_flags() -> frozenset[str]:
-    """The instruction sets that the system names ("avx2", "avx512_bf16", on ARM "bf16"); empty where it
+    """The instruction sets that the system names ("avx2", "avx512_bf16", on ARM "bf16"), as Linux does; empty where it
     names none."""
+    if sys.platform == "darwin" and platform.machine() == "arm64":
+        named = {name for name in APPLE if sysctl(f"hw.optional.arm.{name}") or sysctl(f"hw.optional.{name}")}
+        return frozenset(APPLE[name] for name in named)
     cpu = fields(CPU)
     return frozenset((cpu.get("flags") or cpu.get("Features", "")).split())
 
@@ -50,6 +66,16 @@ def tiles_refused() -> str:
     if libc.syscall(*(ctypes.c_long(word) for word in (arch_prctl, request, tile_data))) == 0:
         return ""
     return f"the system refuses tile registers (arch_prctl, ARCH_REQ_XCOMP_PERM: {os.strerror(ctypes.get_errno())})"
+
+
+def sysctl(name: str) -> int:
+    """A number that macOS knows by this name; 0 where it knows none. Not run on such a machine yet."""
+    value, size = ctypes.c_int64(), ctypes.c_size_t(8)
+    libc = ctypes.CDLL(None)
+    failed = libc.sysctlbyname(
+        name.encode(), ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0)
+    )
+    return 0 if failed else value.value
 
 
 def read(path: Path) -> str:

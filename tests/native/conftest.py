@@ -16,7 +16,7 @@ from headway.native import build, levels, loader
 EVERY_LEVEL = levels.of_this_machine()
 BASES = [level for level in EVERY_LEVEL if level not in levels.STANDS_ON]
 """Those that differ in more than how they multiply bytes, which changes no bit (test_levels.py)."""
-OF_PAIRS = ("amx", "avx512bf16")
+OF_PAIRS = ("amx", "avx512bf16", "i8mm")
 """The levels that multiply pairs of bf16."""
 Use = Callable[[str], None]
 

@@ -86,7 +86,7 @@ def test_levels_share_the_sources_that_multiply_no_bytes() -> None:
     different = {name for name, files in sources.items() if {"rounded.h", "measure.cpp"} & files}
     assert different == set(levels.OWN) < set(sources)
     for level, base in levels.STANDS_ON.items():
-        assert set(levels.LEVELS[base]) < set(levels.LEVELS[level])
+        assert levels.NEEDS[base] < levels.NEEDS[level]
         assert not {base, level} & {x for x in levels.STANDS_ON if x != level}
 
 
@@ -170,13 +170,20 @@ def test_an_installation_compiles_this_machines_level_unless_others_are_asked_fo
         build.build(only=build.asked_levels({"HEADWAY_LEVELS": "best"})[0])
 
 
-def test_only_x86_has_the_x86_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_architecture_has_its_own_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build.platform, "machine", lambda: "aarch64")
-    assert levels.known() == ("portable",)
-    with pytest.raises(BuildError, match="aarch64 has no level 'avx2'; there are portable"):
+    assert levels.known() == levels.known("arm64") == ("i8mm", "dotprod", "neon", "portable")
+    assert levels.known("riscv64") == ("portable",)
+    with pytest.raises(
+        BuildError, match="aarch64 has no level 'avx2'; there are i8mm, dotprod, neon, portable"
+    ):
         build.build(only=["avx2"])
+    with pytest.raises(BuildError, match="riscv64 has no level 'neon'; there are portable"):
+        build.build(only=["neon"], machine="riscv64")
     monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
-    assert levels.known() == tuple(levels.LEVELS)
+    assert levels.known() == levels.known("AMD64")
+    assert {*levels.known(), *levels.known("aarch64")} == {*levels.LEVELS}
+    assert {*levels.known()} & {*levels.known("aarch64")} == {"portable"}
     with pytest.raises(BuildError, match=r"no level 'avx521' \(did you mean \"avx512\"\?\)"):
         build.build(only=["avx521"])
 

@@ -1,6 +1,5 @@
 """Which level a machine gets: of the flags that its system lists, and of what that lets a process use."""
 
-import platform
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,6 @@ import pytest
 from headway import processor
 from headway.native import levels
 
-pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="levels of x86-64")
 _LINES = Path(__file__).with_name("processors.txt").read_text().splitlines()[1:]
 MACHINES = {
     name.rpartition(": ")[0]: (name.rpartition(": ")[2], frozenset(flags.split()))
@@ -42,6 +40,34 @@ def test_what_a_virtual_machine_turns_off_is_not_used() -> None:
     assert levels.runnable(masked - {"avx_vnni"}, tiles=True) == ["avx2", "portable"]
     assert levels.runnable(masked - {"avx_vnni", "fma"}, tiles=True) == ["portable"]
     assert levels.runnable(set(), tiles=True) == ["portable"]
+
+
+def test_arm_levels_ask_for_what_their_instructions_need() -> None:
+    flags = MACHINES["AWS Graviton 3, Neoverse V1"][1]
+    assert levels.runnable(flags, tiles=False) == ["i8mm", "dotprod", "neon", "portable"]
+    for lacking in ("i8mm", "bf16"):
+        assert levels.runnable(flags - {lacking}, tiles=False)[0] == "dotprod"
+    for lacking in ("asimddp", "atomics"):
+        assert levels.runnable(flags - {lacking}, tiles=False)[0] == "neon"
+    assert levels.runnable(flags - {"asimd"}, tiles=False) == ["portable"]
+
+
+@pytest.mark.parametrize(
+    ("named", "level"),
+    [
+        ({"AdvSIMD"}, "neon"),
+        ({"AdvSIMD", "FEAT_LSE", "FEAT_RDM", "armv8_crc32", "FEAT_DotProd"}, "dotprod"),
+        ({*processor.APPLE}, "i8mm"),
+    ],
+)
+def test_macos_names_instruction_sets_otherwise(
+    named: set[str], level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The level of M1 and of M2, and one that no Mac has."""
+    monkeypatch.setattr(processor.sys, "platform", "darwin")
+    monkeypatch.setattr(processor.platform, "machine", lambda: "arm64")
+    monkeypatch.setattr(processor, "sysctl", lambda name: name.rpartition(".")[2] in named)
+    assert levels.runnable(processor.cpu_flags.__wrapped__(), tiles=False)[0] == level
 
 
 def test_the_system_is_asked_and_says_why_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:

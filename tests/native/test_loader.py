@@ -51,7 +51,7 @@ def test_one_missing_instruction_set_rules_a_level_out(small: Small, lacking: st
 def test_the_names_of_instruction_sets_are_those_of_the_system() -> None:
     """As Linux spells them: the best level is that of the newest instructions of its that are there."""
     flags = {"amx_int8": "amx", "avx512_bf16": "avx512bf16", "avx512_vnni": "avx512vnni", "avx512f": "avx512"}
-    flags |= {"avx_vnni": "avxvnni", "avx2": "avx2"}
+    flags |= {"avx_vnni": "avxvnni", "avx2": "avx2", "i8mm": "i8mm", "asimddp": "dotprod", "asimd": "neon"}
     system = Path("/proc/cpuinfo").read_text().split()
     level = next((level for flag, level in flags.items() if flag in system), "portable")
     assert levels.runnable(processor.cpu_flags(), tiles=True)[0] == level

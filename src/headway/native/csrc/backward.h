@@ -17,15 +17,18 @@ namespace {
 template <bool HALF, int R, int C, bool EXTRA>
 INLINE void weigh(BackTile<HALF>& t, const Group& g, int& r, int& c) {
   int at = (g.row + r) * BLOCK + (g.first + c) * UNIT;
-  vf p[AT_ONCE<HALF> * N];
   if constexpr (HALF) {
+    vf p[2 * N];
     uint16_t bits[2] = {g.bits[r][c], R > 1 ? g.bits[r + 1][c] : (uint16_t)0};
-    exp2_of(p, bits, t.x + at, BLOCK);
-    store(t.x + at, p[0]), store(t.x + at + BLOCK, p[1]);
-    store(t.p + (g.row + r) / 2 * BLOCK + (g.first + c) * UNIT, row_pairs(p[0], p[1]));
+    exp2_of_rows(p, bits, t.x + at, BLOCK);
+    UNROLL for (int i = 0; i < N; i++) {
+      store(t.x + at + i * W, p[i]), store(t.x + at + BLOCK + i * W, p[N + i]);
+      store(t.p + (g.row + r) / 2 * BLOCK + (g.first + c) * UNIT + i * W, row_pairs(p[i], p[N + i]));
+    }
     if (++c == C) c = 0, r += 2;
     return;
   }
+  vf p[AT_ONCE<HALF> * N];
   exp2_only<HALF>(p, g.bits[r] + c, t.x + at);
   const int count = c + AT_ONCE<HALF> <= C ? AT_ONCE<HALF> : C - c;
   UNROLL for (int i = 0; i < AT_ONCE<HALF> * N && i < count * N; i++) {
@@ -111,13 +114,13 @@ __attribute__((noinline)) void gradients_of(BackTile<HALF>& t, const Group& g, c
   if constexpr (HALF) {
     UNROLL for (int r = 0; r < R; r++) {
       float* to = t.of_row + (at + r * BLOCK) / 2;
-      UNROLL for (int i = 0; i + 1 < C; i += 2)
-        store(to + i * UNIT / 2, joined(ds[r][i], ds[r][i + 1]));
-      if (C % 2) put<true>(to + C / 2 * UNIT, 0, ds[r][C - 1]);
+      UNROLL for (int i = 0; i + 1 < C * N; i += 2)
+        store(to + i * W / 2, joined(ds[r][i], ds[r][i + 1]));
+      if (C * N % 2) put<true>(to + C / 2 * UNIT, 0, ds[r][C * N - 1]);
     }
     UNROLL for (int r = 0; r < R; r += 2)
-      UNROLL for (int i = 0; i < C; i++)
-        store(t.ds + (g.row + r) / 2 * BLOCK + (g.first + i) * UNIT, row_pairs(ds[r][i], r + 1 < R ? ds[r + 1][i] : vf{}));
+      UNROLL for (int i = 0; i < C * N; i++)
+        store(t.ds + (g.row + r) / 2 * BLOCK + g.first * UNIT + i * W, row_pairs(ds[r][i], r + 1 < R ? ds[r + 1][i] : vf{}));
     return;
   }
   UNROLL for (int r = 0; r < R; r++)

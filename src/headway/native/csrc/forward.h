@@ -27,9 +27,13 @@ INLINE vf weigh(Tile<HALF>& t, int r, int c) {
   UNROLL for (int i = 1; i < AT_ONCE<HALF> * N; i++) total += p[i];
   if constexpr (HALF) {
     float* rounded = t.rounded[t.pending.row + r];
-    const vf pairs = joined(p[0], p[1]);
-    store((float*)((uint16_t*)t.p + r * BLOCK + c * UNIT), pairs);
-    store(rounded, add_pairs(load(rounded), pairs, (vf)splat_int(0x3F803F80)));
+    vf whole = load(rounded);
+    UNROLL for (int i = 0; i < AT_ONCE<HALF> * N; i += 2) {
+      const vf pairs = joined(p[i], p[i + 1]);
+      store((float*)((uint16_t*)t.p + r * BLOCK + c * UNIT + i * W), pairs);
+      whole = add_pairs(whole, pairs, (vf)splat_int(0x3F803F80));
+    }
+    store(rounded, whole);
     return total;
   }
   UNROLL for (int i = 0; i < AT_ONCE<HALF> * N; i++) store(t.p + r * BLOCK + c * UNIT + i * W, p[i]);

@@ -24,8 +24,8 @@ INLINE void each_rows(int64_t rows, F f) {
 }
 
 // Rows at a time, and how many places are then read side by side: their sums stay in registers. More than four rows of
-// floats read more slowly than the cache gives the same weights to the next four.
-constexpr int FLOAT_ROWS = W < 16 ? 8 : 4, PANEL_ROWS = 4;
+// floats read more slowly than the cache gives the same weights to the next four, or have no room for their sums.
+constexpr int FLOAT_ROWS = N == 2 ? 8 : 4, PANEL_ROWS = 4;
 constexpr int sides(int64_t rows, bool packed) {
   return packed ? (W < 16 ? (rows > 1 ? 1 : 2) : rows > 2 ? 2 : 4)
                 : (W < 16 ? (rows > 2 ? 1 : rows > 1 ? 2 : 4) : 4);

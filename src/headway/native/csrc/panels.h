@@ -103,6 +103,7 @@ INLINE void read_head(vf (&d)[S][2][N], const char* const (&at)[S]) {
 template <class F, int R, int S>
 INLINE void add_group(vf (&acc)[R][S][N], const char* const (&at)[S], const vf (&d)[S][2][N], const Inputs& x,
                       int64_t q_row, bool scales, bool zeros) {
+  constexpr int less = F::WHOLE ? LESS : 0;  // of 128, which is taken from codes that have no zero of their own
   UNROLL for (int part = 0; part < F::PARTS; part++) {
     vi sums[R][S][N];
     UNROLL for (int s = 0; s < S; s++) {
@@ -112,7 +113,8 @@ INLINE void add_group(vf (&acc)[R][S][N], const char* const (&at)[S], const vf (
         int32_t below = F::LOWS ? 0 : x.below[r * x.step];
         if (F::PARTS == 2) below = part ? below - x.early[r * x.step] : x.early[r * x.step];
         UNROLL for (int i = 0; i < N; i++)
-          sums[r][s][i] = !F::BLOCKS && zeros ? zero[i] * (below >> 7) : splat_int(below >> F::MIDDLE);
+          sums[r][s][i] = !F::BLOCKS && zeros ? (zero[i] - less) * (below >> 7)
+                                              : splat_int(less ? 0 : below >> F::MIDDLE);
       }
     }
     UNROLL for (int load = F::LOADS / F::PARTS * part; load < F::LOADS / F::PARTS * (part + 1); load++)
@@ -121,7 +123,7 @@ INLINE void add_group(vf (&acc)[R][S][N], const char* const (&at)[S], const vf (
         vi low[S], high[S];
         UNROLL for (int s = 0; s < S; s++) {
           const vi w = load_int((const int32_t*)(at[s] + load * 64) + i * W);
-          low[s] = F::WHOLE ? w : w & 0x0F0F0F0F, high[s] = (w >> 4) & 0x0F0F0F0F;
+          low[s] = F::WHOLE ? signed_codes(w) : w & 0x0F0F0F0F, high[s] = (w >> 4) & 0x0F0F0F0F;
           if (F::HIGH) low[s] |= high_bits<F>(at[s], quad, i), high[s] |= high_bits<F>(at[s], quad + 2, i);
         }
         UNROLL for (int r = 0; r < R; r++) {

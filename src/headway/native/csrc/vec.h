@@ -1,6 +1,6 @@
 // Vectors of the CPU level that this file is compiled for. A unit is 16 floats: N vectors of W lanes. Kernels ask for no
 // level: what one has stands in its file, HEADWAY_VEC, and is the list below; a new level is such a file and a row of
-// LEVELS in build.py.
+// levels.py.
 #pragma once
 #include HEADWAY_VEC
 
@@ -11,8 +11,8 @@ namespace level = HEADWAY_LEVEL;
 using level::HAS_PAIRS, level::HAS_TILES, level::WORDS, level::Tiles;
 using level::vmax, level::sum_of, level::largest_of, level::sum_of_ints;
 using level::only, level::where, level::bits_of, level::greater;
-using level::add_product, level::add_pairs, level::add_four, level::pack_four;
-using level::exp2_of, level::exp2_only, level::exp2_of_each, level::power_of_2;
+using level::add_product, level::add_pairs, level::add_four, level::pack_four, level::LESS, level::signed_codes;
+using level::exp2_of, level::exp2_only, level::exp2_of_rows, level::exp2_of_each, level::power_of_2;
 using level::halves_of, level::widened, level::joined, level::row_pairs, level::low_halves, level::high_halves;
 using level::read_halves, level::read_bytes, level::write_bytes, level::nearest;
 using level::low_lanes, level::high_lanes, level::low_pairs, level::high_pairs, level::even_fours, level::odd_fours;

@@ -1,7 +1,7 @@
 // AVX2, FMA and F16C: 16 registers of 8 lanes.
 #pragma once
 #include <immintrin.h>
-constexpr int W = 8, ROWS = 6, WIDE = 1;
+constexpr int W = 8, ROWS = 6, WIDE = 1, TALL = 2;
 #include "vec_plain.h"
 
 namespace {

@@ -1,7 +1,7 @@
 // AVX-512 F, BW, DQ and VL: 32 registers of 16 lanes.
 #pragma once
 #include <immintrin.h>
-constexpr int W = 16, ROWS = 6, WIDE = 4;
+constexpr int W = 16, ROWS = 6, WIDE = 4, TALL = 8;
 #include "vec_plain.h"
 
 namespace {
@@ -70,6 +70,7 @@ template <bool HALF>
 INLINE void exp2_only(vf (&p)[AT_ONCE<HALF> * N], const uint16_t* bits, const float* x) {
   exp2_of(p, bits, x);
 }
+INLINE void exp2_of_rows(vf (&p)[2], const uint16_t* bits, const float* x, int64_t step) { exp2_of(p, bits, x, step); }
 INLINE vf exp2_of_each(vf x) {
   const uint16_t bits[4] = {0xFFFF};
   alignas(64) float all[4 * UNIT] = {};

@@ -105,6 +105,11 @@ INLINE void exp2_only(vf (&p)[AT_ONCE<HALF> * N], const uint16_t* bits, const fl
   UNROLL for (int i = 0; i < AT_ONCE<HALF> * N; i++)
     p[i] = only((uint32_t)(bits[i / N] >> (i % N * W)), exp2_of(load(x + i * W)));
 }
+// The same of a panel of each of two rows, `step` apart.
+INLINE void exp2_of_rows(vf (&p)[2 * N], const uint16_t* bits, const float* x, int64_t step) {
+  UNROLL for (int i = 0; i < 2 * N; i++)
+    p[i] = only((uint32_t)(bits[i / N] >> (i % N * W)), exp2_of(load(x + i / N * step + i % N * W)));
+}
 INLINE vf exp2_of_each(vf x) { return exp2_of(x); }
 INLINE vf power_of_2(vf x) { return exp2_of(x); }
 
@@ -166,7 +171,10 @@ INLINE void pack_four(int32_t* to, const int8_t* q) {
   to[0] = (int32_t)((uint16_t)(int16_t)q[0] | (uint32_t)(uint16_t)(int16_t)q[2] << 16);
   to[1] = (int32_t)((uint16_t)(int16_t)q[1] | (uint32_t)(uint16_t)(int16_t)q[3] << 16);
 }
-// acc[output] += the products of four unsigned weights and four inputs.
+// Codes of 8 bits as add_four takes them, LESS below what they are: some instructions know signed bytes alone.
+constexpr int LESS = 0;
+INLINE vi signed_codes(vi w) { return w; }
+// acc[output] += the products of four unsigned weights and four inputs; signed weights where LESS is 128.
 INLINE vi add_four(vi acc, vi w, const int32_t* x) {
   vi even = w & 0x00FF00FF, odd = (vi)((w >> 8) & 0x00FF00FF);
   return acc + (even & 0xFFFF) * (int32_t)(int16_t)x[0] + ((even >> 16) & 0xFFFF) * (x[0] >> 16) +
