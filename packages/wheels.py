@@ -102,7 +102,7 @@ def wheel(source: Path, machine: str, scratch: Path, out: Path, kept: Path | Non
     # By name it knows the policies of this machine alone, so it says itself which one the wheel satisfies.
     run(*PYTHON, "auditwheel", "repair", "--exclude", SHARED, "--wheel-dir", str(audited), str(made))
     (found,) = audited.iterdir()
-    satisfied = re.search(rf"-manylinux_2_(\d+)_{machine}\.", found.name)
+    satisfied = re.search(rf"manylinux_2_(\d+)_{machine}\.", found.name)
     if satisfied is None or int(satisfied[1]) > GLIBC_2:
         sys.exit(
             f"{found.name}: its libraries ask for more than glibc 2.{GLIBC_2} has, which torch asks for; see which "
