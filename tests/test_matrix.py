@@ -56,6 +56,8 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "glm-4.5": ("glm4_moe", {"experts": (None, Experts(count=4, top=2, score="sigmoid", choice_bias=True))}),
     "qwen3.5": ("qwen3_5_text", {"layers": 4, "head_dim": 32}),
     "lfm2": ("lfm2", {"layers": 3}),
+    "falcon-h1": ("falcon_h1", {"mlp_scale": 0.5, "mlp_gate_scale": 1.5}),
+    "nemotron-h": ("nemotron_h", {"layers": 3, "layer_hidden": (0, None, 0)}),
     "falcon": ("falcon", {"kv_heads": 2, "order": "parallel"}),
     "gpt-j": ("gptj", {"kv_heads": 4}),
     "hunyuan": ("hunyuan_v1_dense", {}),
@@ -289,11 +291,15 @@ HOLES: Mapping[tuple[str, str], str] = {
     ("exact", "hunyuan"): f"{NORMED}; leave exact out",
     ("native steps", "gpt-oss"): CLAMPED,
     ("exact", "gpt-oss"): f"{CLAMPED}; leave exact out",
+    ("native steps", "falcon-h1"): "the kernels know softmax attention, and no AttentionBeside",
+    ("exact", "falcon-h1"): "the kernels know softmax attention, and no AttentionBeside; leave exact out",
+    ("native steps", "nemotron-h"): "the kernels of a step know no SSD",
+    ("exact", "nemotron-h"): "the kernels of a step know no SSD; leave exact out",
     (
         "drafts",
-        "qwen3.5 lfm2",
+        "qwen3.5 lfm2 falcon-h1 nemotron-h",
     ): "whose cache is a state that no token can be taken out of again; leave the draft out",
-    ("ranks", "qwen3.5 lfm2"): "tensor parallel: ranks cannot share the heads of",
+    ("ranks", "qwen3.5 lfm2 falcon-h1 nemotron-h"): "tensor parallel: ranks cannot share the heads of",
 }
 """Column and names -> what the error says."""
 

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from transformers import CONFIG_MAPPING
+
 SIZES: dict[str, Any] = {
     "vocab_size": 61,
     "hidden_size": 48,
@@ -301,6 +303,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "biogpt, embeddings not scaled": ("biogpt", {**SIZES, "scale_embedding": False}),
 }  # fmt: skip
 """Name -> family, and config."""
+EXAONE_REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("exaone", {"num_layers": 4}, "num_hidden_layers is 3 and num_layers 4, and both are one number"),
+    ("apertus1p5_text", {"output_vocab_size": 50}, "output_vocab_size"),
+]
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("smollm3", {"no_rope_layers": [1, 0]}, '"no_rope_layers" must be a list of 1 .rotary. or 0'),
     ("smollm3", {"layer_types": ["sliding_attention"] * 3}, "but there is no window"),
@@ -363,5 +369,33 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         '"position_embedding_type" must be null, "nope"',
     ),
     ("biogpt", {"layerdrop": 0.1}, "layerdrop"),
+    ("falcon_h1", {"mamba_d_head": 8}, "mamba_n_heads 4 of mamba_d_head 8 are not 40"),
+    ("falcon_h1", {"mlp_multipliers": [1.0]}, "mlp_multipliers"),
+    ("falcon_h1", {"mamba_rms_norm": True}, "mamba_norm_before_gate is true"),
+    ("falcon_h1", {"projectors_bias": True}, "mamba_proj_bias and projectors_bias differ"),
+    (
+        "falcon_h1",
+        {"attention_bias": True, "attention_in_multiplier": 2.0},
+        "attention_in_multiplier is 2.0 beside att",
+    ),
+    (
+        "falcon_h1",
+        {"mamba_proj_bias": True, "projectors_bias": True, "ssm_in_multiplier": 2.0},
+        "ssm_in_multiplier is 2.0 beside biases",
+    ),
+    (
+        "nemotron_h",
+        {"hybrid_override_pattern": "-M*"},
+        "layer 0 is mlp, with none before it that mixes tokens",
+    ),
+    (
+        "nemotron_h",
+        {"hybrid_override_pattern": "M-E"},
+        "layer 2 is moe, with none before it that mixes tokens",
+    ),
+    ("nemotron_h", {"hybrid_override_pattern": "MX"}, '"layers_block_type" must be the kinds of layers'),
+    ("nemotron_h", {"moe_latent_size": 8}, "moe_latent_size"),
+    ("nemotron_h", {"tie_word_embeddings": True}, "tie_word_embeddings"),
+    *(row for row in EXAONE_REFUSED if row[0] in CONFIG_MAPPING),  # of 5.24
 ]
 """Family, change of the first of its configs above, what the error says."""

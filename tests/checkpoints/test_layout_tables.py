@@ -46,7 +46,8 @@ OLDER_ONLY: dict[str, tuple[Any, ...]] = {
     "output_gate_type": ("swish",),
     "use_pos_enc": (True,), "block_use_swiglu": (True,), "route_norm": (True,), "score_func": ("sigmoid",),
     **dict.fromkeys(("n_group", "topk_group", "num_expert_groups", "num_limited_groups"), (1,)),
-    "rms_norm": (True,), "normalization_function": ("rmsnorm",),
+    "rms_norm": (True,), "normalization_function": ("rmsnorm",), "mamba_use_mlp": (True,),
+    **({"embed_dropout": (0.0,)} if "exaone" in families.THERE else {}),
 }  # fmt: skip
 """Keys of earlier versions, of other families or of code beside a model, with the values that change nothing; None,
 which is as if they were absent, is accepted by most."""

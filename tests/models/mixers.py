@@ -25,7 +25,9 @@ SPECS: dict[str, ModelSpec] = {
     "duality beside attention": ModelSpec.of(
         "llama",
         **SIZE,
-        mixers=Softmax(beside=replace(SSD, norm=False, factors=(0.5, 1.5, 2.0, 0.75, 1.25)), factors=(0.5, 2.0)),
+        mixers=Softmax(
+            beside=replace(SSD, norm=False, factors=(0.5, 1.5, 2.0, 0.75, 1.25)), factors=(0.5, 2.0)
+        ),
     ),
     "duality beside windows, some layers without a feed-forward": ModelSpec.of(
         "llama",

@@ -103,7 +103,15 @@ def hybrids() -> Iterator[ModelSpec]:
         DeltaSpec(heads=2, key_heads=2, head_dim=8, value_dim=20, gate="sigmoid", decay="channel"),
         SSDSpec(heads=4, key_heads=1, head_dim=16, value_dim=8),
         SSDSpec(heads=4, key_heads=2, head_dim=16, value_dim=24, conv_bias=False),
-        SSDSpec(heads=4, key_heads=2, head_dim=16, value_dim=24, norm=False, least_step=0.1, factors=(2, 1, 1, 1, 0.5)),
+        SSDSpec(
+            heads=4,
+            key_heads=2,
+            head_dim=16,
+            value_dim=24,
+            norm=False,
+            least_step=0.1,
+            factors=(2, 1, 1, 1, 0.5),
+        ),
     ):
         yield ModelSpec.of("llama", **GROUPED).with_mixer(delta)
         yield ModelSpec.of(

@@ -85,7 +85,8 @@ def test_what_it_costs_is_attention_embedding_and_norms() -> None:
     [
         name
         for name, family in FAMILIES.items()
-        if family.defaults.get("order", "pre") in ("pre", "post") and "hidden" not in family.defaults
+        if family.defaults.get("order", "pre") in ("pre", "post")
+        and "hidden" not in family.defaults
         and name != "nemotron_h"  # whose folders say of each sub-layer what it is
     ],
 )

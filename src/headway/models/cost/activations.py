@@ -11,7 +11,7 @@ from typing import Literal, TypedDict
 import torch
 
 from headway.models.cost.weights import gates, hidden_units, stacks
-from headway.models.mixers import Softmax, kind_of, parts_of
+from headway.models.mixers import Softmax, beside_layers, kind_of, parts_of
 from headway.models.spec import ModelSpec
 from headway.nn import Experts
 from headway.nn.block import Checkpointing
@@ -157,10 +157,9 @@ def _stack_bytes(
     ]
     found["feed-forward"] = tokens * (sum(layers) if fed == spec.layers else max(layers))
     if spec.dropout:
+        mixing = (1 + cross) * attended + min(len(beside_layers(spec.mixers)), attended)
         found["dropout"] = (
-            tokens
-            * e
-            * (m * ((1 + cross) * attended + min(forwards, fed) + spec.final_dropout) + spec.columns)
+            tokens * e * (m * (mixing + min(forwards, fed) + spec.final_dropout) + spec.columns)
         )
     with torch.device("meta"):
         number = torch.float64 if w == 8 else torch.float32

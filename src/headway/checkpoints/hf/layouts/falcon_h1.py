@@ -124,8 +124,8 @@ FALCON_H1 = llama_layout(
     },
     kv_heads=8,
     head_dim=FREE,
-    only=STEPS,
-    harmless=("mamba_chunk_size", "num_logits_to_keep", "mamba_use_mlp"),
+    only={**STEPS, "mamba_use_mlp": (True, None)},
+    harmless=("mamba_chunk_size", "num_logits_to_keep"),
     parts=(
         Part(
             {
