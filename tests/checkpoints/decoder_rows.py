@@ -291,7 +291,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone 3, biases, tied": ("exaone", {**LLAMA, **BIASED, "tie_word_embeddings": True, "rope_parameters": LLAMA3}),
     "apertus 1.5": ("apertus1p5_text", {**LLAMA, "rope_parameters": LLAMA3}),
     "nemotron-h": (
-        "nemotron_h", {**NEMOTRON, "hybrid_override_pattern": "M-*-MM-", "mlp_bias": True, "time_step_min": 0.5},
+        "nemotron_h",
+        {**NEMOTRON, "hybrid_override_pattern": "M-*-MM-", "mlp_bias": True, "time_step_min": 0.5,
+         "attention_head_dim": 10, "rms_norm_eps": 1e-5, "time_step_rank": 3},
     ),
     "nemotron-h, experts, biases": (
         "nemotron_h",
@@ -395,6 +397,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("nemotron_h", {"hybrid_override_pattern": "MX"}, '"layers_block_type" must be the kinds of layers'),
     ("nemotron_h", {"moe_latent_size": 8}, "moe_latent_size"),
+    (
+        "nemotron_h",
+        {"attention_head_dim": 8},
+        '"attention_head_dim" must be 10, which is what transformers takes',
+    ),
+    ("falcon_h1", {"attn_layer_indices": [1]}, "attn_layer_indices"),
     ("nemotron_h", {"tie_word_embeddings": True}, "tie_word_embeddings"),
     *(row for row in EXAONE_REFUSED if row[0] in CONFIG_MAPPING),  # of 5.24
 ]

@@ -8,14 +8,15 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from headway.attention.delta import DeltaSpec
+from headway.checkpoints import config_from_spec, spec_from_config
 from headway.checkpoints.folder import load_folder
 from headway.checkpoints.heads import change_pairing, repeat_kv_heads
 from headway.checkpoints.restore import fill, load_model
 from headway.checkpoints.saving import save_folder
 from headway.models import build
 from headway.surgery import pool_heads
-from tests.checkpoints.decoder_rows import QWEN3_5
-from tests.checkpoints.decoders import IDS
+from tests.checkpoints.decoder_rows import FALCON_H1, FALCON_H1_FACTORS, QWEN3_5
+from tests.checkpoints.decoders import IDS, theirs
 from tests.checkpoints.expert_rows import NEXT
 from tests.checkpoints.hf import off
 from tests.models.mixers import SPECS
@@ -83,3 +84,26 @@ def test_what_is_done_with_queries_and_keys_leaves_other_layers_alone(name: str)
     assert (fill(wide, more, dtype=torch.float64)(IDS) - want).abs().max() < 1e-12
     narrow, pooled = pool_heads(wide, more, 2)
     assert (fill(narrow, pooled, dtype=torch.float64)(IDS) - want).abs().max() < 1e-12
+
+
+@torch.no_grad()
+def test_nemotron_h_s_experts_in_two_tensors_of_a_layer(tmp_path: Path) -> None:
+    """As the class has them, under its own names, and as its files have them."""
+    model = theirs("nemotron-h, experts, biases")
+    model.save_pretrained(tmp_path / "own", save_original_format=False)
+    assert "model.layers.1.mixer.experts.up_proj" in load_folder(tmp_path / "own").stored
+    ours = load_model(tmp_path / "own")
+    assert off(ours(IDS), model(IDS).logits) < 1e-5
+    save_folder(tmp_path / "ours", ours)
+    assert "backbone.layers.1.mixer.experts.0.up_proj.weight" in load_folder(tmp_path / "ours").stored
+
+
+def test_factors_of_falcon_h1_that_mean_the_same_are_one() -> None:
+    config = {**FALCON_H1, **FALCON_H1_FACTORS, "model_type": "falcon_h1", "attention_in_multiplier": 0.3}
+    spec = spec_from_config({**config, "ssm_in_multiplier": 1.7})
+    written = config_from_spec(spec)
+    assert (written["attention_in_multiplier"], written["ssm_in_multiplier"]) == (1.0, 1.0)
+    assert written["key_multiplier"] == pytest.approx(0.3 * 0.3 * 0.6)
+    assert written["attention_out_multiplier"] == pytest.approx(0.3 * 0.8)
+    assert written["ssm_multipliers"] == pytest.approx([1.7 * n for n in (0.5, 1.5, 0.75, 1.25, 0.9)])
+    assert spec_from_config(written) == spec

@@ -46,7 +46,7 @@ OLDER_ONLY: dict[str, tuple[Any, ...]] = {
     "output_gate_type": ("swish",),
     "use_pos_enc": (True,), "block_use_swiglu": (True,), "route_norm": (True,), "score_func": ("sigmoid",),
     **dict.fromkeys(("n_group", "topk_group", "num_expert_groups", "num_limited_groups"), (1,)),
-    "rms_norm": (True,), "normalization_function": ("rmsnorm",), "mamba_use_mlp": (True,),
+    "rms_norm": (True,), "normalization_function": ("rmsnorm",), "mamba_use_mlp": (True,), "attn_layer_indices": (),
     **({"embed_dropout": (0.0,)} if "exaone" in families.THERE else {}),
 }  # fmt: skip
 """Keys of earlier versions, of other families or of code beside a model, with the values that change nothing; None,
@@ -69,7 +69,7 @@ OLDER = """
     block_use_xavier_init conv_dim conv_dim_out conv_use_xavier_init num_heads theta tie_embedding
     router_aux_loss_coef num_local_experts rotary_dim experts_per_token initial_context_length
     load_balance_coeff use_grouped_mm
-    norm_before_gate init_method
+    norm_before_gate init_method norm_eps rms_norm_eps time_step_rank mlp_expansion_factor
     global_head_dim num_global_key_value_heads
 """.split()  # noqa: SIM905
 ANYWHERE = """

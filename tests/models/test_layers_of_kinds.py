@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from headway.checkpoints.heads import change_pairing, repeat_kv_heads
+from headway.checkpoints.restore import fill
 from headway.errors import CheckpointError, ConfigError
 from headway.models import ModelSpec, build, cost
 from headway.models.mixers import Softmax, differ
@@ -189,6 +190,13 @@ def test_what_stands_beside_attention_needs_its_state_and_x_alone() -> None:
         build(spec, seed=0).make_cache(1, slack=2)
     with pytest.raises(ConfigError, match="ranks cannot share the heads of state-space duality yet"):
         share_of(spec, 2, 0)
-    repeated, wide = repeat_kv_heads(build(spec, seed=0).state_dict(), spec, 4)
-    assert (wide.kv_heads, wide.mixers) == (4, spec.mixers)
-    assert len(repeated) == len(build(spec, seed=0).state_dict())
+
+
+@torch.no_grad()
+def test_heads_of_attention_change_beside_a_state() -> None:
+    spec = ModelSpec.of("llama", **SIZE, mixers=Softmax(beside=SSD))
+    model = build(spec, seed=0, dtype=torch.float64).eval()
+    whole, state = model(IDS), model.state_dict()
+    for changed, other in (repeat_kv_heads(state, spec, 4), change_pairing(state, spec, "adjacent")):
+        assert other.mixers == spec.mixers
+        assert (fill(other, changed, dtype=torch.float64)(IDS) - whole).abs().max() < 1e-12

@@ -79,7 +79,7 @@ class Family:
             "kv_heads": depth // group,
             "head_dim": 64,
             "hidden": self.hidden(64 * depth),
-            "tied": True,
+            "tied": self.defaults.get("tied", True),
             "trained_context": context,
         }
         if isinstance(table := self.defaults.get("positions"), Learned):

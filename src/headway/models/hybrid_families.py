@@ -165,7 +165,13 @@ HYBRIDS: Mapping[str, Family] = {
     "nemotron_h": Family(
         "state-space duality, and attention without positions in every tenth layer; squared ReLUs without a gate, with "
         "experts or without, or no feed-forward in some layers; Nemotron-H, Nemotron 3",
-        {"positions": NoPositions(), "norm_eps": 1e-5, "gated": False, "activation": "relu2"},
+        {
+            "positions": NoPositions(),
+            "norm_eps": 1e-5,
+            "gated": False,
+            "activation": "relu2",
+            "tied": False,  # transformers ties none of it
+        },
         derive=partial(_ssd, 10),
         groups=True,
     ),

@@ -124,8 +124,8 @@ FALCON_H1 = llama_layout(
     },
     kv_heads=8,
     head_dim=FREE,
-    only={**STEPS, "mamba_use_mlp": (True, None)},
-    harmless=("mamba_chunk_size", "num_logits_to_keep"),
+    only={**STEPS, "mamba_use_mlp": (True, None), "attn_layer_indices": (None,)},
+    harmless=("mamba_chunk_size", "num_logits_to_keep", "mlp_expansion_factor"),
     parts=(
         Part(
             {

@@ -4,7 +4,9 @@ Qwen3.5's text models (Qwen team 2026) have the gated delta rule in three layers
 attends to, whose matrix is one with that of the queries, head by head; norms are x / |x| * (1 + w) with w stored.
 Their mixtures, and Qwen3-Next (Qwen team 2025), have the experts of Qwen2-MoE in place of the feed-forward. Qwen3-Next
 has queries, keys, values and gates of each key head in one matrix, betas and decays in another; Qwen3.5's files have
-the experts of a layer in two tensors, and those that transformers writes in matrices of each.
+the experts of a layer in two tensors, and those that transformers writes in matrices of each. Lara Mini (Translated
+2026; transformers 5.24) has Qwen3's attention, with rotary positions in windows and without any where there is none,
+between Qwen3.5's gated delta rule, whose matrices are one, and experts, one of which all tokens have.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,11 +18,12 @@ from headway.attention.delta import DeltaSpec
 from headway.checkpoints.hf.config_keys import ConfigReader, Inexpressible, Key
 from headway.checkpoints.hf.layouts.base import Part
 from headway.checkpoints.hf.layouts.experts import NORMALIZED, STEPS, ExpertKeys, stacked
-from headway.checkpoints.hf.layouts.llama import llama_layout
+from headway.checkpoints.hf.layouts.llama import BIAS, llama_layout
+from headway.checkpoints.hf.layouts.parts import in_windows
 from headway.checkpoints.hf.layouts.rules import Rule, lifted, same
 from headway.checkpoints.hf.layouts.tensors import renamed
 from headway.checkpoints.hf.rope import PARTIAL, ROPE, read_rope, write_rope
-from headway.checkpoints.hf.windows import FULL, every, read_kinds
+from headway.checkpoints.hf.windows import FULL, SLIDING, UNUSED, every, from_foreign, read_kinds, window_keys
 from headway.errors import ConfigError
 from headway.models import ModelSpec
 from headway.models.mixers import Softmax
@@ -220,4 +223,60 @@ QWEN3_5_MOE = llama_layout(
     kv_heads=2,
     tensors=_names(qwen_rules, others={".mlp.experts.gate_up_proj": _names(_stacked)}),
     **{**QWEN, "harmless": (*QWEN["harmless"], "intermediate_size")},
+)
+
+
+LARA = (LINEAR, SLIDING, LINEAR, FULL, SLIDING)
+
+
+def _read_lara(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
+    check_silu(fields)
+    layers, window = fields["layers"], from_foreign("sliding_window", given.whole("sliding_window"))
+    usual = [LARA[i % len(LARA)] for i in range(layers)]
+    kinds = read_kinds(given, layers, lambda *_: usual, (FULL, SLIDING, LINEAR))
+    sizes: dict[str, Any] = {name: given.whole(key) for name, key in DELTA_SIZES.items()}
+    found = mixed([FULL if kind == SLIDING else kind for kind in kinds], DeltaSpec(**sizes))
+    found["patterns"] = tuple(window if kind == SLIDING else Causal() for kind in kinds)
+    return {**found, **in_windows(given, {**fields, **found})}
+
+
+def _write_lara(spec: ModelSpec) -> dict[str, Any]:
+    delta, kinds = mixer_keys(spec, DeltaSpec, LINEAR)
+    sizes = {key: getattr(delta, name) for name, key in DELTA_SIZES.items()} if delta else {}
+    windows = window_keys(spec, UNUSED)
+    both = zip(kinds, windows["layer_types"], strict=True)
+    return {**windows, **sizes, "layer_types": [a if a == LINEAR else b for a, b in both]}
+
+
+def _lara_rules(spec: ModelSpec) -> list[Rule]:
+    delta = next((mixer for mixer in spec.mixers if isinstance(mixer, DeltaSpec)), None)
+    rules = delta_rules(spec, "linear_attn", {**INNER, "norm.weight": "out_norm.weight"})
+    if delta is not None:
+        parts = tuple(f"{MIXER}{part}_proj.weight" for part in ("q", "k", "v", "gate", "beta", "decay"))
+        rows = *delta.channels, delta.heads * delta.value_size, delta.heads, delta.decays
+        rules.append(Rule(parts, "model.layers.#.linear_attn.in_proj.weight", rows))
+    experts = [f"mlp.experts.{name}_proj" for name in ("gate_up", "down")]
+    return [
+        *by_mixer(spec, {DeltaSpec: rules}),
+        *stacked(spec, {"weight": experts[0]}, {"weight": experts[1]}),
+    ]
+
+
+LARA_MINI = llama_layout(
+    *("lara_mini", "LaraMiniForCausalLM", None, 131072),
+    {**BIAS, "tied": Key("tie_word_embeddings", True)},
+    experts=ExpertKeys(
+        shared=SHARED["shared"],
+        dense="moe_intermediate_size",
+        others=NORMALIZED,
+        aux=0.001,
+        usual={**WIDTHS, "norm_topk_prob": True},
+    ),
+    kv_heads=4,
+    head_dim=Key("head_dim", 128),
+    more={"sliding_window": 512},
+    parts=(
+        Part(dict(zip(DELTA_SIZES.values(), (16, 8, 128, 128, 4), strict=True)), _read_lara, _write_lara),
+    ),
+    tensors=renamed({}, _lara_rules),
 )

@@ -35,7 +35,10 @@ EXPERTS = replace(
 )
 WIDTH = EXPERTS.dense
 WIDTHS = (WIDTH, EXPERTS.hidden, EXPERTS.shared)
+TWINS = {"attention_head_dim": "head_dim", "rms_norm_eps": "norm_eps", "norm_eps": "norm_eps"}
+"""Keys of published files that say again what others say, which transformers reads alone."""
 KEYS = {
+    **dict.fromkeys(TWINS),
     **dict.fromkeys(("layers_block_type", "hybrid_override_pattern", "layer_types", "use_bias")),
     **dict.fromkeys(EXPERTS.part.keys),
     **dict(zip(SIZES, (128, 8, 128, 64, 4), strict=True)),
@@ -60,6 +63,11 @@ def _kinds(given: ConfigReader) -> list[str]:
 
 def _read(given: ConfigReader, fields: Mapping[str, Any]) -> dict[str, Any]:
     kinds = _kinds(given)
+    for key, field in TWINS.items():
+        if given.get(key) not in (None, fields[field]):
+            raise given.wrong(
+                key, f"{fields[field]}, which is what transformers takes for it", given.get(key)
+            )
     pairs: list[list[str]] = []
     for i, kind in enumerate(kinds):
         if kind not in FEEDS:
@@ -164,8 +172,10 @@ NEMOTRON_H = Layout(
         "mamba_hidden_act": ("silu", None),
         "hidden_dropout": (0.0, None),
     },
-    # kernels, what follows from other keys, how they were trained, and layers that predict tokens further on
+    # kernels, what follows from other keys, how they were trained, layers that predict tokens further on, and
+    # positions, which attention has none of
     harmless=(
+        *("auto_map", "time_step_rank", "rope_theta", "partial_rotary_factor"),
         *("num_hidden_layers", "expand", "chunk_size", "use_mamba_kernels", "mamba_ssm_cache_dtype"),
         *("time_step_max", "time_step_floor", "time_step_limit", "rescale_prenorm_residual"),
         *("num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern"),
