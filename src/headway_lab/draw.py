@@ -21,7 +21,7 @@ from headway.patterns.picture import GREY as GREY
 from headway.patterns.picture import INK as INK
 from headway.patterns.picture import ORANGE as ORANGE
 from headway.patterns.picture import PALE as PALE
-from headway.patterns.picture import PALETTE
+from headway.patterns.picture import PALETTE as PALETTE
 from headway.patterns.picture import RED as RED
 from headway.patterns.picture import VIOLET as VIOLET
 from headway.tokens import Tokens

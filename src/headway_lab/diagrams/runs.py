@@ -87,11 +87,11 @@ def cube(drawing: Drawing, x: float, y: float, reached: torch.Tensor) -> None:
         for n in range(count):
             top = (x + n * side + depth, y - depth)
             right = (x + count * side + depth, y + n * side - depth)
-            fill = [BLUE if reached[b, 0, n] else PALE, BLUE if reached[b, n, -1] else PALE]
+            above, beside = (BLUE if one else PALE for one in (reached[b, 0, n], reached[b, n, -1]))
             corners = ((0, 0), (side, 0), (side + slant, -slant), (slant, -slant))
-            drawing.polygon([(top[0] + a, top[1] + c) for a, c in corners], fill=fill[0], edge=GREY)
+            drawing.polygon([(top[0] + a, top[1] + c) for a, c in corners], fill=above, edge=GREY)
             corners = ((0, 0), (slant, -slant), (slant, side - slant), (0, side))
-            drawing.polygon([(right[0] + a, right[1] + c) for a, c in corners], fill=fill[1], edge=GREY)
+            drawing.polygon([(right[0] + a, right[1] + c) for a, c in corners], fill=beside, edge=GREY)
     for t in range(count):
         for m in range(count):
             a, c = x + m * side, y + t * side
