@@ -30,6 +30,7 @@ EACH = {"fmla": 4, "bfdot": 8, "smull": 8, "sdot": 16, "usdot": 16}
 BYTES = {"neon": "smull", "dotprod": "sdot", "i8mm": "usdot"}
 """What multiplies bytes at a level."""
 ROWS, OUTPUTS, INPUTS = (1, 4, 48), 64, 1024
+PAGE = 4096
 ENDS = re.compile(r"^(b|bl|blr|br|ret|b\.\w+|cbn?z|tbn?z|svc|udf)$")
 
 
@@ -67,28 +68,21 @@ def kind(name: str, operands: str) -> str:
 
 
 def executed(log: Iterator[str], base: int, lines: dict[int, Line]) -> Counter[tuple[int, int]]:
-    """How often each piece of code ran, from its first instruction to behind its last: pieces end with a jump, or where
-    the next one that runs begins."""
-    runs: Counter[tuple[int, int]] = Counter()
-    before: int | None = None
+    """How often each piece of code ran, from its first instruction to behind its last, as QEMU translates them."""
+    runs: Counter[int] = Counter()
     for text in log:
-        found = re.search(r"\[[0-9a-f]+/0*([0-9a-f]+)/", text)
-        if not found:
-            continue
-        at = int(found[1], 16) - base
-        if before is not None:
-            runs[before, behind(before, at, lines)] += 1
-        before = at if at in lines else None
-    if before is not None:
-        runs[before, behind(before, -1, lines)] += 1
-    return runs
+        if found := re.search(r"\[[0-9a-f]+/0*([0-9a-f]+)/", text):
+            at = int(found[1], 16) - base
+            runs[at] += at in lines
+    return Counter({(at, behind(at, lines)): times for at, times in runs.items() if times})
 
 
-def behind(at: int, following: int, lines: dict[int, Line]) -> int:
-    while at in lines:
-        ends = ENDS.match(lines[at].name)
+def behind(at: int, lines: dict[int, Line]) -> int:
+    """Pieces end with a jump, with a page, or after 512 instructions."""
+    last = min(at // PAGE * PAGE + PAGE, at + 4 * 512)
+    while at < last and at in lines:
         at += 4
-        if ends or at == following:
+        if ENDS.match(lines[at - 4].name):
             break
     return at
 
