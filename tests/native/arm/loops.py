@@ -87,8 +87,8 @@ def executed(log: Iterator[str], base: int, lines: dict[int, Line]) -> Counter[t
 
 
 def behind(at: int, following: int, lines: dict[int, Line]) -> int:
-    """Pieces end with a jump or with a page, or earlier, where they are long: then the next one begins there, and is not
-    where the jump leads."""
+    """Pieces end with a jump or with a page, or earlier, where they are long: then the next one begins there, and is
+    not where the jump leads."""
     begin, last = at, at // PAGE * PAGE + PAGE
     while at < last and at in lines:
         at += 4
