@@ -60,7 +60,7 @@ def emulate(level: str, *command: Path) -> tuple[int, str]:
     emulator = [EMULATOR, "-L", str(ROOT_OF_TARGET), "-cpu", PROCESSORS[level]]
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
     done = subprocess.run([*emulator, *command], capture_output=True, text=True, env=environment)
-    return done.returncode, done.stdout + done.stderr
+    return done.returncode, done.stderr + done.stdout
 
 
 def operations(level: str, to: Path) -> Path:
