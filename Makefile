@@ -96,6 +96,7 @@ test-families: $(VENV)-newest/.installed $(VENV)/.native
 # Calls whose float64 results are known, and a decoding, made by each level of aarch64; `build/arm` keeps what was built.
 test-arm: $(VENV)/.installed-test $(VENV)/.native-best
 	$(ONE_THREAD) $(BIN)/python -m tests.native.arm.run --keep build/arm
+	if [ -e build/arm/driver ]; then $(ONE_THREAD) $(BIN)/python -m tests.native.arm.loops build/arm; fi
 
 test-page: $(VENV)/.installed-all $(VENV)/.native
 	$(ONE_THREAD) $(BIN)/python -m pytest --slow --no-skips tests/serve/page

@@ -28,6 +28,7 @@ class CaseFile:
     def __init__(self, path: Path) -> None:
         self._to = path.open("wb")
         self.ids: dict[int, int] = {}
+        self._last = 0
         self.cases = self.calls = self.checks = self.numbers = 0
 
     def __enter__(self) -> "CaseFile":
@@ -39,8 +40,9 @@ class CaseFile:
         self._to.close()
 
     def memory(self, at: int, data: bytes) -> None:
-        self.ids[at] = number = len(self.ids)
-        self._to.write(b"R" + struct.pack("<3q", number, at % 64, len(data)) + data)
+        self._last += 1  # where other memory was before, it has another number
+        self.ids[at] = self._last
+        self._to.write(b"R" + struct.pack("<3q", self._last, at % 64, len(data)) + data)
 
     def patch(self, at: int, offset: int, data: bytes) -> None:
         self._to.write(b"P" + struct.pack("<3q", self.ids[at], offset, len(data)) + data)

@@ -30,16 +30,18 @@ EACH = {"fmla": 4, "bfdot": 8, "smull": 8, "sdot": 16, "usdot": 16}
 BYTES = {"neon": "smull", "dotprod": "sdot", "i8mm": "usdot"}
 """What multiplies bytes at a level."""
 ROWS, OUTPUTS, INPUTS = (1, 4, 48), 64, 1024
+PAGE = 4096
 ENDS = re.compile(r"^(b|bl|blr|br|ret|b\.\w+|cbn?z|tbn?z|svc|udf)$")
 
 
 @dataclass(frozen=True)
 class Line:
-    """An instruction: its address in the library, its name, the function that it is of."""
+    """An instruction: its address in the library, its name, the function that it is of, and where it jumps to."""
 
     at: int
     name: str
     function: str
+    target: int = -1
 
 
 def disassembled(library: Path, objdump: str = OBJDUMP) -> dict[int, Line]:
@@ -53,7 +55,8 @@ def disassembled(library: Path, objdump: str = OBJDUMP) -> dict[int, Line]:
             function = found[1]
         elif found := re.match(r"^ *([0-9a-f]+):\t(\S+)(?:\t(.*))?$", line):
             at = int(found[1], 16)
-            lines[at] = Line(at, kind(found[2], found[3] or ""), function)
+            to = re.search(r"\b([0-9a-f]+) <", found[3] or "")
+            lines[at] = Line(at, kind(found[2], found[3] or ""), function, int(to[1], 16) if to else -1)
     return lines
 
 
@@ -67,29 +70,32 @@ def kind(name: str, operands: str) -> str:
 
 
 def executed(log: Iterator[str], base: int, lines: dict[int, Line]) -> Counter[tuple[int, int]]:
-    """How often each piece of code ran, from its first instruction to behind its last: pieces end with a jump, or where
-    the next one that runs begins."""
-    runs: Counter[tuple[int, int]] = Counter()
-    before: int | None = None
+    """How often each piece of code ran, from its first instruction to behind its last, as QEMU translates them."""
+    pairs: Counter[tuple[int, int]] = Counter()
+    before = -1
     for text in log:
-        found = re.search(r"\[[0-9a-f]+/0*([0-9a-f]+)/", text)
-        if not found:
-            continue
-        at = int(found[1], 16) - base
-        if before is not None:
-            runs[before, behind(before, at, lines)] += 1
-        before = at if at in lines else None
-    if before is not None:
-        runs[before, behind(before, -1, lines)] += 1
+        if found := re.search(r"\[[0-9a-f]+/0*([0-9a-f]+)/", text):
+            at = int(found[1], 16) - base
+            pairs[before, at] += before in lines
+            before = at
+    pairs[before, -1] += before in lines
+    runs: Counter[tuple[int, int]] = Counter()
+    for (at, following), times in pairs.items():
+        if times:
+            runs[at, behind(at, following, lines)] += times
     return runs
 
 
 def behind(at: int, following: int, lines: dict[int, Line]) -> int:
-    while at in lines:
-        ends = ENDS.match(lines[at].name)
+    """Pieces end with a jump or with a page, or earlier, where they are long: then the next one begins there, and is
+    not where the jump leads."""
+    begin, last = at, at // PAGE * PAGE + PAGE
+    while at < last and at in lines:
         at += 4
-        if ends or at == following:
+        if ENDS.match(lines[at - 4].name):
             break
+    if begin < following < at and lines[at - 4].target != following:
+        return following
     return at
 
 

@@ -94,8 +94,8 @@ def norms(draw: torch.Generator, dtype: torch.dtype, count: int, width: int) -> 
         center = wide.detach() if mean is None else wide.detach() - mean[:, None]
         by = (center.square().mean(1) + EPS).rsqrt()
         terms = by[:, None].clamp_min(1.0) * (1 + wide.detach().abs()) * (2 + gain.double().abs())
-        if dtype == torch.bfloat16:  # what the shift is added to is rounded, and they may cancel
-            terms = 2.0**11 * (right.detach() - b.detach()).abs()
+        if dtype == torch.bfloat16:  # what the shift is added to is rounded twice, and they may cancel
+            terms = 2.0**12 * (right.detach() - b.detach()).abs()
         yield (
             f"{kind} norm",
             lambda kind=kind: rows.norm(kind, x, y, gain, shift, EPS),

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from headway.native import build, levels
 from tests.data import data_path
+from tests.native.arm.foreign import foreign, forms
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -59,7 +60,7 @@ def emulate(level: str, *command: Path) -> tuple[int, str]:
     emulator = [EMULATOR, "-L", str(ROOT_OF_TARGET), "-cpu", PROCESSORS[level]]
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
     done = subprocess.run([*emulator, *command], capture_output=True, text=True, env=environment)
-    return done.returncode, done.stdout + done.stderr
+    return done.returncode, done.stderr + done.stdout
 
 
 def operations(level: str, to: Path) -> Path:
@@ -78,6 +79,16 @@ def operations(level: str, to: Path) -> Path:
     ]
     subprocess.run([*command, "-o", str(program)], check=True)
     return program
+
+
+def beyond(level: str, library: Path) -> str:
+    """What is wrong with the instructions of a level's library: some that it lacks, or none that the next one lacks."""
+    instructions, lower = forms(library), levels.runnable(levels.NEEDS[level], tiles=False)[1:2]
+    if wrong := foreign(instructions, level):
+        return f"{len(wrong)} instructions are not of the level, the first of them {wrong[0]}"
+    if lower and lower != ["portable"] and not foreign(instructions, lower[0]):
+        return f"it could be of level {lower[0]}"
+    return ""
 
 
 def published() -> str:
@@ -118,6 +129,9 @@ def main() -> int:
         files, failed = record(to, given.tests or []), 0
         for level in wanted:
             library = to / "lib" / build.file_name(level)
+            if why := beyond(level, library):
+                failed += 1
+                print(f"{level}: {why}")
             programs = {Path("operations"): (operations(level, to),)}
             programs |= {cases: (driver, library, cases) for cases in files}
             for cases, program in programs.items():

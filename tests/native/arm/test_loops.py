@@ -8,7 +8,10 @@ from tests.native.arm.foreign import OF_PLACES
 from tests.native.arm.loops import Line, counted, executed, kind, report
 
 CODE = ("mov", "fmla", "fmla", "b.ne", "ret")
-LINES = {0x100 + 4 * i: Line(0x100 + 4 * i, name, "product") for i, name in enumerate(CODE)}
+LINES = {
+    0x100 + 4 * i: Line(0x100 + 4 * i, name, "product", 0x104 if name == "b.ne" else -1)
+    for i, name in enumerate(CODE)
+}
 
 
 def log(*places: int) -> list[str]:
@@ -16,9 +19,23 @@ def log(*places: int) -> list[str]:
 
 
 def test_a_loop_that_runs_is_counted_each_time() -> None:
+    """Also as part of the code that leads to it."""
     runs = executed(iter(["IN:\n", *log(0x100, 0x104, 0x104, 0x110)]), 0x4000, LINES)
-    assert runs == {(0x100, 0x104): 1, (0x104, 0x110): 2, (0x110, 0x114): 1}
-    assert counted(runs, LINES, "fmla") == {0x100: 0, 0x104: 4, 0x110: 0}
+    assert runs == {(0x100, 0x110): 1, (0x104, 0x110): 2, (0x110, 0x114): 1}
+    assert counted(runs, LINES, "fmla") == {0x100: 2, 0x104: 4, 0x110: 0}
+
+
+def test_long_code_ends_where_the_next_begins() -> None:
+    assert executed(iter(log(0x100, 0x108, 0x110)), 0x4000, LINES) == {
+        (0x100, 0x108): 1,
+        (0x108, 0x110): 1,
+        (0x110, 0x114): 1,
+    }
+
+
+def test_code_ends_with_its_page() -> None:
+    lines = {at: Line(at, "fmla", "product") for at in range(0xFF0, 0x1010, 4)}
+    assert executed(iter(log(0xFF8)), 0x4000, lines) == {(0xFF8, 0x1000): 1}
 
 
 def test_code_outside_the_library_is_left_out() -> None:
