@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-all test-families test-page peers mutants mutants-drawn check bench wheels clean
+.PHONY: help install demo test test-all test-families test-page peers mutants mutants-drawn check bench clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -125,6 +125,7 @@ $(VENV)/.installed-release: $(ASKED) | $(VENV)/pyvenv.cfg
 	HEADWAY_BUILD=off $(PIP) -e ".[release]"
 	@touch $@
 
+.PHONY: wheels
 wheels: $(VENV)/.installed-release
 	$(BIN)/python packages/wheels.py
 
