@@ -131,6 +131,7 @@ $(VENV)/.installed-release: $(ASKED) | $(VENV)/pyvenv.cfg
 	HEADWAY_BUILD=off $(PIP) -e ".[release]"
 	@touch $@
 
+.PHONY: wheels
 wheels: $(VENV)/.installed-release
 	$(BIN)/python packages/wheels.py
 

@@ -11,7 +11,7 @@ from headway.report import size, table
 
 OPTIONAL = {
     "matplotlib": 'draws the curve of a run and the picture of a recipe; pip install "headway[plots]"',
-    "transformers": 'reads our folders and runs on our kernels; pip install "headway[test]"',
+    "transformers": 'reads our folders and runs on our kernels; pip install "headway[transformers]"',
     "sentencepiece": "reads LLaMA's tokenizer.model; pip install sentencepiece",
 }
 VECTOR_FLAGS = ("avx", "amx", "fma", "f16c", "sve", "asimd", "bf16")

@@ -128,8 +128,9 @@ def build(
     force: bool = True,
     say: Callable[[str], None] = print,
 ) -> list[Path]:
-    """Compiles the levels `only` (default: all of `machine`'s architecture, this one unless given) into the folder
-    `out`, where `best`, of them the best that the compiler knows; returns the library files, best level first.
+    """Compiles the levels `only` (default: all of the architecture of `machine`, which is this one unless given) into
+    the folder `out`, where `best`, of them the best that the compiler knows; returns the library files, best level
+    first.
 
     Each file is replaced at once, so that a process sees the old library or the new one. `force=False` keeps
     those that were built from these very sources. Levels that the compiler is too old for are left out, which is
