@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-all test-families test-arm test-page peers mutants mutants-drawn check bench wheels clean
+.PHONY: help install demo test test-all test-families test-arm test-page peers mutants mutants-drawn check bench clean
 
 PYTHON ?= python3
 VENV := .venv
