@@ -1,6 +1,7 @@
 """config.json -> spec -> config.json: the same meaning; every contradiction is named; transformers agrees."""
 
 import copy
+import math
 from dataclasses import replace
 
 import pytest
@@ -175,6 +176,13 @@ BAD = {
         {"original_max_position_embeddings": 16},
         "is 16, but there is no rope scaling",
     ),
+    **{
+        f"original {number}": (
+            {"original_max_position_embeddings": number},
+            "original_max_position_embeddings must be a positive whole number",
+        )
+        for number in (math.nan, math.inf, 1e300, 2.5)
+    },
     "two thetas": (
         {"rope_theta": 500.0, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
         r"rope_theta is 500\.0 at the top .* but 1000000\.0",

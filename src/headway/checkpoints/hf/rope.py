@@ -238,9 +238,10 @@ def _kind_name(where: str, values: Mapping[str, Any]) -> str:
 def _whole(where: str, key: str, value: object) -> int | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 1:
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else 0
+    if not (1 <= number < 2**63 and float(number).is_integer()):
         raise ConfigError(f"{where}: {key} must be a positive whole number, got {value!r}")
-    return int(value)
+    return int(number)
 
 
 def _factors(where: str, key: str, value: object, dims: int) -> tuple[float, ...]:
