@@ -187,7 +187,9 @@ def test_decoders_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     ours, theirs = lm.hidden_states(IDS), out.hidden_states
     if name == "mamba 2":  # theirs begin behind the first layer, and have the last with and without its norm
         ours, theirs = ours[1:], (*theirs[:-2], theirs[-1])
-    if model.config.model_type == "nemotron_h":  # theirs are of each sub-layer: [mixer, mlp, mixer] are two layers
+    if (
+        model.config.model_type == "nemotron_h"
+    ):  # theirs are of each sub-layer: [mixer, mlp, mixer] are two layers
         following = [*model.config.layers_block_type[1:], None]
         ends = [i for i, kind in enumerate(following, 1) if kind not in ("mlp", "moe")]
         theirs = [theirs[i] for i in (0, *ends)]
