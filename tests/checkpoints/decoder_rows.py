@@ -298,7 +298,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron-h, experts, biases": (
         "nemotron_h",
         {**NEMOTRON, "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "mlp"],
-         "use_bias": True, "use_conv_bias": False, "n_routed_experts": 4,
+         "use_bias": True, "use_conv_bias": False, "n_routed_experts": 4, "num_experts_per_tok": 2,
          "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 40, "routed_scaling_factor": 2.5},
     ),
     "biogpt": ("biogpt", SIZES),
