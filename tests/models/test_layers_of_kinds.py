@@ -130,6 +130,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "hidden of half a list": ({"layer_hidden": (0, 4, 0, 8)}, "4 layer_hidden do not fit 6 layers"),
     "beside, of pairs": ({"mixers": Softmax(beside=Softmax())}, "layer 0 has softmax attention beside attention; it"),
     "factors": ({"mixers": Softmax(beside=SSD, factors=(1.0, 0.0))}, r"factors of layer 0 must be two numbers above 0"),
+    "factors of nothing": ({"mixers": Softmax(factors=(2.0, 1.0))}, r"factors \(2\.0, 1\.0\) of layer 0 .* is nothing"),
     "no feed-forward beside attention": ({"layer_hidden": (0, None), "order": "joint"}, "use order=\"pre\""),
     "none in any layer": ({"layer_hidden": (None,)}, "hidden=28 is the width of no layer"),
     "experts where there is none": (

@@ -32,6 +32,11 @@ def check_layers(spec: Any) -> None:
                 check_whole(f"ModelSpec: {name} of layer {i}", size, 1)
         if mixer.beside is not None:
             _check_beside(spec, i)
+        elif mixer.factors != (1.0, 1.0):
+            raise ConfigError(
+                f"ModelSpec: factors {mixer.factors} of layer {i} are of attention and what stands beside it, which is "
+                "nothing; give beside, or leave factors out"
+            )
         if mixer != Softmax() and (spec.global_projections or spec.encoder is not None):
             raise ConfigError(
                 f"ModelSpec: layer {i} is {mixer}, which is for stacks alone with one set of projections; it has "
