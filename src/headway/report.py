@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from importlib.util import find_spec
 from typing import Any
+from unicodedata import east_asian_width
 
 from headway.errors import ConfigError
 
@@ -38,13 +39,24 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], indent: str 
     """Columns aligned for a terminal: numbers to the right, words to the left, four significant digits."""
     body = [[cell(item) for item in row] for row in rows]
     numeric = [all(_is_number(row[i]) for row in body) for i in range(len(columns))]
-    widths = [max([len(columns[i]), *(len(row[i]) for row in body)]) for i in range(len(columns))]
+    widths = [max([width(columns[i]), *(width(row[i]) for row in body)]) for i in range(len(columns))]
 
     def line(items: Sequence[str]) -> str:
-        cells = (t.rjust(w) if n else t.ljust(w) for t, w, n in zip(items, widths, numeric, strict=True))
+        cells = (padded(t, w, right=n) for t, w, n in zip(items, widths, numeric, strict=True))
         return indent + "  ".join(cells).rstrip()
 
     return "\n".join([line(columns), indent + "  ".join("-" * w for w in widths), *map(line, body)])
+
+
+def width(text: str) -> int:
+    """Columns of a terminal that a text takes: a character of Chinese takes two (Unicode, annex 11)."""
+    return sum(2 if east_asian_width(character) in "WF" else 1 for character in text)
+
+
+def padded(text: str, columns: int, *, right: bool = False) -> str:
+    """The text with spaces behind it, or with `right` before it, until it takes so many columns."""
+    spaces = " " * (columns - width(text))
+    return spaces + text if right else text + spaces
 
 
 def cell(value: object) -> str:

@@ -3,17 +3,21 @@
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
 from cycler import cycler
+from matplotlib import font_manager
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from headway.errors import ConfigError
 from headway.patterns import Or, Pattern, visible
 from headway.patterns.picture import BLUE as BLUE
 from headway.patterns.picture import GREEN as GREEN
@@ -52,13 +56,43 @@ STYLE: Any = {
 }
 
 
+CHINESE = ("Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei",
+           "PingFang SC", "Heiti SC", "Microsoft YaHei", "SimHei")  # fmt: skip
+
+
+@cache
+def fonts(language: str) -> tuple[str, ...]:
+    """The families that text in a language is set in: matplotlib's own, and for Chinese one that has its characters, of
+    the system, or the one that the package zhplot ships (Noto Sans SC, under the Open Font License).
+
+    Raises ConfigError where there is none."""
+    own = ("DejaVu Sans",)
+    if language != "zh":
+        return own
+    families = font_manager.fontManager.get_font_names()
+    if family := next((name for name in CHINESE if name in families), None):
+        return *own, family
+    if package := find_spec("zhplot"):
+        path = Path(package.submodule_search_locations[0], "fonts", "NotoSansSC-Regular.ttf")
+        font_manager.fontManager.addfont(path)
+        return *own, font_manager.get_font(path).family_name
+    raise ConfigError(
+        'figures in Chinese need a font that has its characters, and none is installed; pip install "headway-lab[zh]" '
+        "brings one, and so does the system's package fonts-noto-cjk; or give --lang en"
+    )
+
+
 @contextmanager
-def saved_figure(path: Path, width: float = 8.0, height: float = 4.5) -> Iterator[Any]:
+def saved_figure(
+    path: Path, width: float = 8.0, height: float = 4.5, *, language: str = "en"
+) -> Iterator[Any]:
     """A matplotlib `Figure` in headway's look, written to `path` when the block ends without an error.
 
-    `width` and `height` in inches. The kind of file follows the name: png, svg, pdf."""
+    `width` and `height` in inches; text in the fonts of a language. The kind of file follows the name: png, svg,
+    pdf."""
     colours = cycler(color=[BLUE, ORANGE, GREEN, RED, VIOLET, GREY])
-    with matplotlib.rc_context({**STYLE, "axes.prop_cycle": colours}):
+    style = {**STYLE, "axes.prop_cycle": colours, "font.family": fonts(language)}
+    with matplotlib.rc_context(style):
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
         yield figure

@@ -1,6 +1,7 @@
-"""docs/results/explain.md and explain-trained.md, of the reports that `headway explain all --out FOLDER` wrote.
+"""docs/results/explain.md and explain-trained.md, in English and Chinese, of the reports that `headway explain all --out
+FOLDER` wrote; and the verdicts that `headway explain --question` quotes.
 
-`python -m tests.explain.results FOLDER COMMIT` writes both, and the pictures of the trained topics beside them."""
+`python -m tests.explain.results FOLDER COMMIT` writes them, and the pictures of the trained topics beside them."""
 
 import json
 import platform
@@ -14,17 +15,38 @@ from typing import Any
 import torch
 
 from headway.hardware import cores
+from headway.language import LANGUAGES, Translation
 from headway.processor import cpu_name
 from headway.report import cell
-from headway_lab.explain import GROUPS
+from headway_lab import questions
+from headway_lab.book import report_of
+from headway_lab.explain import GROUPS, TOPICS, figure_name
+from headway_lab.explain.tables import translation
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 TRAINED = "small models, trained"
 PAGES = {
-    "explain": "Topics of headway explain, computed",
-    "explain-trained": "Topics of headway explain that train small models",
+    "explain": {"en": "Topics of headway explain, computed", "zh": "headway explain 的主题：计算得出"},
+    "explain-trained": {
+        "en": "Topics of headway explain that train small models",
+        "zh": "headway explain 的主题：训练小模型",
+    },
 }
-WORDS = {True: "seen", False: "NOT seen", None: "too small to tell"}
+WORDS = {
+    "en": {True: "seen", False: "NOT seen", None: "too small to tell"},
+    "zh": {True: "可见", False: "未见", None: "规模太小，无法判断"},
+}
+MADE = {
+    "en": "`headway explain all --out FOLDER --threads 1`, {day}, at {commit}: {cpu}, {cores} cores,\none thread, torch "
+    "{torch}, Python {python}. Every topic at its own size and with its own seeds;\ntimes are of one core.",
+    "zh": "`headway explain all --out FOLDER --threads 1`，{day}，提交 {commit}：{cpu}，{cores} 核，单线程，\n"
+    "torch {torch}，Python {python}。每个主题用它自己的规模和随机种子；时间为单核时间。",
+}
+COUNTS = {
+    "en": "Of {all} claims {seen} were seen at these sizes. What was not seen is not refuted.",
+    "zh": "{all} 条论断中，{seen} 条在这些规模下可见。未见不等于被否定。",
+}
+VERDICTS = Path(questions.__file__).with_name("verdicts.toml")
 SHOWN = 12  # rows of a table that a page has in full
 
 
@@ -33,50 +55,77 @@ def groups_of(page: str) -> list[str]:
     return [group for group in GROUPS if (group == TRAINED) == (page == "explain-trained")]
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:
+def page_of(name: str, language: str) -> Path:
+    """Where a page lies: NAME.md, and NAME.zh.md in Chinese."""
+    return RESULTS / (f"{name}.md" if language == "en" else f"{name}.{language}.md")
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]], say: Translation) -> Iterator[str]:
     """A table of Markdown, without columns that are empty in all rows."""
     kept = [i for i in range(len(columns)) if any(row[i] is not None for row in rows)]
-    yield "| " + " | ".join(columns[i].replace("|", "\\|") for i in kept) + " |"
+    yield "| " + " | ".join(say(columns[i]).replace("|", "\\|") for i in kept) + " |"
     yield "|" + " --- |" * len(kept)
     for row in rows:
-        yield "| " + " | ".join(cell(row[i]) for i in kept) + " |"
+        yield "| " + " | ".join(say(cell(row[i])) for i in kept) + " |"
 
 
 def section(report: dict[str, Any], picture: bool) -> str:
     """A topic: its question, its claims, what was found and the numbers that a terminal shows of it."""
+    language = report["language"]
+    words, say = WORDS[language], translation(language)
     rows = [report["rows"][i] for i in report["highlight"]] or report["rows"]
     lines = [f"### {report['topic']}", "", report["question"], ""]
-    lines += [f"- {WORDS[seen]}: {claim}" for claim, seen in report["claims"].items()]
-    lines += ["", f"{report['setting']}: {report['finding']}."]
+    lines += [f"- {words[seen]}: {claim}" for claim, seen in report["claims"].items()]
+    lines += ["", say.fill("{setting}: {finding}.", setting=report["setting"], finding=report["finding"])]
     if len(rows) <= SHOWN:
-        lines += ["", *table(report["columns"], rows)]
+        lines += ["", *table(report["columns"], rows, say)]
     if picture and report["picture"]:
-        lines += ["", "```", report["picture"], "```"]
+        lines += ["", "```", say(report["picture"]), "```"]
     if picture:
-        lines += ["", f"![{report['topic']}](explain-{report['topic']}.png)"]
+        lines += ["", f"![{report['topic']}](explain-{figure_name(report['topic'], language)})"]
     return "\n".join([*lines, ""])
 
 
-def page(name: str, folder: Path, commit: str) -> str:
+def page(name: str, folder: Path, commit: str, language: str) -> str:
     """One of `PAGES`."""
     topics = [topic for group in groups_of(name) for topic in GROUPS[group]]
-    reports = {topic: json.loads((folder / f"{topic}.json").read_text(encoding="utf-8")) for topic in topics}
+    reports = {topic: read(folder, topic, language) for topic in topics}
     claims = [seen for report in reports.values() for seen in report["claims"].values()]
-    made = (
-        f"`headway explain all --out FOLDER --threads 1`, {datetime.now(UTC):%Y-%m-%d}, at {commit}: {cpu_name()}, "
-        f"{cores()} cores shared\nwith other work, one thread, torch {torch.__version__}, Python "
-        f"{platform.python_version()}. Every topic at its own size and with its own seeds;\ntimes are of one core."
-    )
-    told = f"Of {len(claims)} claims {claims.count(True)} were seen at these sizes. What was not seen is not refuted."
-    parts = [f"# {PAGES[name]}\n", f"{made}\n\n{told}\n"]
+    machine = {"cpu": cpu_name(), "cores": cores(), "torch": torch.__version__, "python": platform.python_version()}
+    made = MADE[language].format(day=f"{datetime.now(UTC):%Y-%m-%d}", commit=commit, **machine)
+    counts = COUNTS[language].format(all=len(claims), seen=claims.count(True))
+    parts = [f"# {PAGES[name][language]}\n", f"{made}\n\n{counts}\n"]
+    say = translation(language)
     for group in groups_of(name):
-        parts += [f"## {group}\n", *(section(reports[topic], group == TRAINED) for topic in GROUPS[group])]
+        sections = [section(reports[topic], group == TRAINED) for topic in GROUPS[group]]
+        parts += [f"## {say(group)}\n", *sections]
     return "\n".join(parts)
+
+
+def read(folder: Path, topic: str, language: str) -> dict[str, Any]:
+    """A report that the book has written."""
+    report: dict[str, Any] = json.loads(report_of(topic, folder, language).read_text(encoding="utf-8"))
+    return report
+
+
+def verdicts(folder: Path, commit: str) -> str:
+    """What `headway explain --question` quotes: of each topic the verdict, by language."""
+    lines = [
+        "# Verdicts of the topics, as docs/results/explain*.md have them, by `python -m tests.explain.results`.",
+        f'made = "{datetime.now(UTC):%Y-%m-%d}, {commit}, {cpu_name()}"',
+    ]
+    for topic in TOPICS:
+        told = [f"{x} = {json.dumps(read(folder, topic, x)['verdict'], ensure_ascii=False)}" for x in LANGUAGES]
+        lines += ["", f"[{topic}]", *told]
+    return "\n".join([*lines, ""])
 
 
 if __name__ == "__main__":
     folder, commit = Path(sys.argv[1]), sys.argv[2]
-    for name in PAGES:
-        (RESULTS / f"{name}.md").write_text(page(name, folder, commit), encoding="utf-8")
-    for topic in GROUPS[TRAINED]:
-        shutil.copyfile(folder / f"{topic}.png", RESULTS / f"explain-{topic}.png")
+    for language in LANGUAGES:
+        for name in PAGES:
+            page_of(name, language).write_text(page(name, folder, commit, language), encoding="utf-8")
+        for topic in GROUPS[TRAINED]:
+            picture = figure_name(topic, language)
+            shutil.copyfile(folder / picture, RESULTS / f"explain-{picture}")
+    VERDICTS.write_text(verdicts(folder, commit), encoding="utf-8")

@@ -5,17 +5,20 @@ import io
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from headway.language import LANGUAGES, Translation, check_language
 from headway.report import cell, duration
 from headway.storage.files import atomic_write, json_text
-from headway_lab.explain import TOPICS, explain
+from headway_lab.explain import TOPICS, check_fonts, figure_name, measure
 from headway_lab.explain.report import word_of
+from headway_lab.explain.tables import translation
+from headway_lab.explain.topics import topics as explained
 from headway_lab.questions import entries
 
 SIGNS = {"seen": "✓", "not seen": "✗", "too small to tell": "?"}
@@ -26,39 +29,47 @@ STYLE, WORDS_TEXT = (
 WORDS: Mapping[str, Mapping[str, str]] = tomllib.loads(WORDS_TEXT)
 
 
-def write_book(
+def write_books(
     out: Path,
-    language: str = "en",
     topics: Iterable[str] = tuple(TOPICS),
+    languages: Sequence[str] = LANGUAGES,
     *,
     quick: bool = False,
     say: Callable[[str], None] = lambda text: None,
-) -> Path:
-    """Write `out/LANGUAGE.html`, and each topic's report and figure beside it; with `quick` of smaller runs, where
-    topics have them. Topics whose reports are there already, with the formulas of today and of that size, are not run
-    again; `say` is told of each that is.
+) -> list[Path]:
+    """Write `out/LANGUAGE.html` for each language, and each topic's reports and figures beside it; with `quick` of
+    smaller runs, where topics have them. A topic is run once for all languages; those whose reports are there already,
+    with the formulas of today and of that size, are not run again; `say` is told of each that is.
 
-    Raises ConfigError for a language that is not there, and where a topic is unknown."""
-    found = {entry.topic: entry for entry in entries(language)}
+    Raises ConfigError for a language that is not there or whose figures no font can label, and where a topic is
+    unknown."""
+    for language in languages:
+        check_language(language, "book")
+        check_fonts(language)
     names = list(topics)
     reports = {}
     for number, topic in enumerate(names, 1):
         small = quick and bool(TOPICS[topic].quick)
         time = "its quick run" if small else f"about {duration(TOPICS[topic].seconds)} of one core"
-        reports[topic] = report_of(
-            topic, out, small, partial(say, f"{number} of {len(names)}: {topic}, {time}")
-        )
-    questions = {
-        topic: TOPICS[topic].question if language == "en" else found[topic].ask[0] for topic in reports
-    }
+        before = partial(say, f"{number} of {len(names)}: {topic}, {time}")
+        reports[topic] = reports_of(topic, out, languages, small, before)
+    return [
+        write_book(out, language, {topic: own[language] for topic, own in reports.items()})
+        for language in languages
+    ]
+
+
+def write_book(out: Path, language: str, reports: Mapping[str, Mapping[str, Any]]) -> Path:
+    """`out/LANGUAGE.html`, of reports in that language by topic."""
     words = WORDS[language]
+    answers = {entry.topic: entry.answer for entry in entries(language)}
     chapters = [
-        chapter(report, questions[topic], found[topic].answer, figure_of(topic, out), words)
+        chapter(report, answers[topic], figure_of(topic, out, language), language)
         for topic, report in reports.items()
     ]
     links = "".join(
-        f'<li><a href="#{topic}">{escape(asked)}</a>&nbsp;{mark(worst(reports[topic]["claims"]))}</li>'
-        for topic, asked in questions.items()
+        f'<li><a href="#{topic}">{escape(report["question"])}</a>&nbsp;{mark(worst(report["claims"]))}</li>'
+        for topic, report in reports.items()
     )
     legend = ", ".join(f"{mark(word)} {words[word]}" for word in SIGNS)
     page = (
@@ -75,36 +86,53 @@ def write_book(
     return path
 
 
-def report_of(
-    topic: str, out: Path, quick: bool = False, before: Callable[[], None] = lambda: None
-) -> dict[str, Any]:
-    """A topic's report as JSON has it: that of `out/TOPIC.json` where it was made of today's formula and in that size,
-    else a run, `before` which is called."""
-    path, formula = out / f"{topic}.json", TOPICS[topic].formula
-    if path.is_file() and figure_of(topic, out).is_file():
-        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if report["formula"] == formula and "claims" in report and report.get("quick", False) == quick:
-            return report
-    before()
-    report = {**explain(topic, out, quick=quick).to_json(), "quick": quick}
-    atomic_write(path, json_text(report))
-    return report
+def reports_of(
+    topic: str,
+    out: Path,
+    languages: Sequence[str] = LANGUAGES,
+    quick: bool = False,
+    before: Callable[[], None] = lambda: None,
+) -> dict[str, dict[str, Any]]:
+    """A topic's report by language, as JSON has it: those of `out/TOPIC.LANGUAGE.json` where they were made of today's
+    formula and in that size, else of one run, `before` which is called."""
+    reports = {language: _kept(topic, out, language, quick) for language in languages}
+    if None in reports.values():
+        before()
+        run = measure(topic, quick=quick)
+        for language in languages:
+            reports[language] = {**run.told(language, out).to_json(), "quick": quick}
+            atomic_write(report_of(topic, out, language), json_text(reports[language]))
+    return {language: report for language, report in reports.items() if report is not None}
 
 
-def figure_of(topic: str, out: Path) -> Path:
+def _kept(topic: str, out: Path, language: str, quick: bool) -> dict[str, Any] | None:
+    """A report that was written, if its formula is that of today, its size the same, and its figure beside it."""
+    path = report_of(topic, out, language)
+    if not (path.is_file() and figure_of(topic, out, language).is_file()):
+        return None
+    report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    today = report["formula"] == explained(language)[topic].formula
+    return report if today and report["quick"] == quick else None
+
+
+def report_of(topic: str, out: Path, language: str = "en") -> Path:
+    """Where the book keeps a topic's report."""
+    return out / f"{topic}.{language}.json"
+
+
+def figure_of(topic: str, out: Path, language: str = "en") -> Path:
     """Where `explain` puts a topic's figure."""
-    return out / f"{topic}.png"
+    return out / figure_name(topic, language)
 
 
-def chapter(
-    report: Mapping[str, Any], question: str, answer: str, figure: Path, words: Mapping[str, str]
-) -> str:
+def chapter(report: Mapping[str, Any], answer: str, figure: Path, language: str) -> str:
     """One topic: question, answer, formulas, what is verified, the figure, the verdict and the numbers."""
-    topic, word = report["topic"], word_of(report["claims"].values())
+    words, say = WORDS[language], translation(language)
+    topic, word, question = report["topic"], word_of(report["claims"].values()), report["question"]
     shown = [report["rows"][i] for i in report["highlight"]] or report["rows"]
     formulas = "".join(formula_image(tex) for tex in TOPICS[topic].tex)
     picture = (
-        f'<div class="picture"><pre>{escape(report["picture"])}</pre></div>' if report["picture"] else ""
+        f'<div class="picture"><pre>{escape(say(report["picture"]))}</pre></div>' if report["picture"] else ""
     )
     return (
         f'<section id="{topic}"><h2>{escape(question)}</h2><p>{escape(answer)}</p>'
@@ -112,9 +140,9 @@ def chapter(
         f"<details><summary>{words['what']}</summary><pre>{escape(report['formula'])}</pre></details>"
         f'<figure><img alt="{escape(question)}" src="{data_uri(figure.read_bytes(), "image/png")}"></figure>{picture}'
         f'<p class="verdict{CLASSES[worst(report["claims"])]}"><strong>{words[word]}</strong> '
-        f'<span lang="en">({escape(report["setting"])}): {escape(report["finding"])}</span></p>'
+        f"({escape(report['setting'])}): {escape(report['finding'])}</p>"
         f"{claims_list(report['claims'])}"
-        f'<details><summary>{words["table"]}</summary><div class="numbers">{html_table(report["columns"], shown)}'
+        f'<details><summary>{words["table"]}</summary><div class="numbers">{html_table(report["columns"], shown, say)}'
         f"</div></details><p>{words['run']}: <code>headway explain {topic}</code></p></section>"
     )
 
@@ -133,13 +161,15 @@ def mark(word: str) -> str:
 def claims_list(claims: Mapping[str, bool | None]) -> str:
     """Each claim with its result."""
     items = (f"<li>{mark(word_of([seen]))} {escape(claim)}</li>" for claim, seen in claims.items())
-    return f'<ul class="claims" lang="en">{"".join(items)}</ul>'
+    return f'<ul class="claims">{"".join(items)}</ul>'
 
 
-def html_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """Numbers as a terminal shows them."""
-    head = "".join(f"<th>{escape(name)}</th>" for name in columns)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell(value))}</td>' for value in row)}</tr>" for row in rows)
+def html_table(columns: Iterable[str], rows: Iterable[Iterable[object]], say: Translation) -> str:
+    """Numbers as a terminal shows them, names in a language."""
+    head = "".join(f"<th>{escape(say(name))}</th>" for name in columns)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{escape(say(cell(value)))}</td>' for value in row)}</tr>" for row in rows
+    )
     return f"<table><tr>{head}</tr>{body}</table>"
 
 

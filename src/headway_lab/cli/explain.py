@@ -1,15 +1,19 @@
 """`headway explain [TOPIC]`: a question about attention, answered by a run."""
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from headway.cli._progress import progress
 from headway.cli._shared import note, print_report, set_threads
 from headway.errors import ConfigError
+from headway.language import Translation, check_language, language_of_environment
 from headway.report import duration
-from headway_lab.explain import GROUPS, TOPICS, explain, option
-from headway_lab.questions import LANGUAGES, Index, Match, entries, language_of
+from headway_lab.explain import TOPICS, explain, option
+from headway_lab.explain.tables import translation
+from headway_lab.explain.topics import groups
+from headway_lab.questions import Index, Match, entries, language_of
 
 LONG = 10  # seconds, from which on it is said that a run is under way
 
@@ -29,6 +33,7 @@ def command(
     steps: int | None = None,
     seeds: str | None = None,
     quick: bool = False,
+    lang: str | None = None,
     json: bool = False,
     threads: int | None = None,
 ) -> None:
@@ -50,53 +55,70 @@ def command(
     steps: of training (topics that train)
     seeds: two or more, as 0,1,2
     quick: a smaller run of a topic that takes long; of others the run itself
+    lang: of sentences, labels and figures, en or zh; that of the environment (LC_ALL, LC_MESSAGES, LANG) unless given.
+        Questions are answered in their own; the book and figures are written in both
     """
-    if question is not None:
-        if topic is not None or out is not None or quick:
-            raise ConfigError("explain: --question finds a topic and says its command; give it alone")
-        found = ask(question)
-        print_report({"question": question, "found": found}, to_text(found), json)
-        return
-    sizes = {"heads": heads, "kv_heads": kv_heads, "n": n, "d": d, "k": k, "r": r}
-    sizes = {**sizes, "context": context, "steps": steps}
-    settings: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
-    if seeds is not None:
-        settings["seeds"] = numbers(seeds)
-    if settings and topic in (None, "all", "figures"):
-        given = ", ".join(map(option, settings))
-        raise ConfigError(f"explain: {given} is of a single topic; got it with {topic or 'no topic'}")
-    if quick and topic is None:
-        raise ConfigError("explain: --quick is of a topic, or of all; got it with no topic")
-    if quick and topic == "figures":
-        raise ConfigError("explain: --quick is of a topic, or of all; figures take a second")
-    if topic is None:
-        print_report(listing(), "\n".join(list_lines()), json)
-        return
-    set_threads(threads)
+    language = language_of_environment() if lang is None else check_language(lang, "explain --lang")
+    say = translation(language)
+    with errors_in(say):
+        if question is not None:
+            if topic is not None or out is not None or quick:
+                raise ConfigError("explain: --question finds a topic and says its command; give it alone")
+            matches = ask(question)
+            print_report({"question": question, "found": matches}, to_text(matches), json)
+            return
+        sizes = {"heads": heads, "kv_heads": kv_heads, "n": n, "d": d, "k": k, "r": r}
+        sizes = {**sizes, "context": context, "steps": steps}
+        settings: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
+        if seeds is not None:
+            settings["seeds"] = numbers(seeds)
+        if settings and topic in (None, "all", "figures"):
+            options = ", ".join(map(option, settings))
+            raise ConfigError(f"explain: {options} is of a single topic; got it with {topic or 'no topic'}")
+        if quick and topic is None:
+            raise ConfigError("explain: --quick is of a topic, or of all; got it with no topic")
+        if quick and topic == "figures":
+            raise ConfigError("explain: --quick is of a topic, or of all; figures take a second")
+        if topic is None:
+            print_report(listing(language), "\n".join(list_lines(language)), json)
+            return
+        set_threads(threads)
+        if topic in ("figures", "all"):
+            written = [str(path) for path in write(topic, out, quick)]
+            print_report({"written": written}, say.fill("written: {files}", files=", ".join(written)), json)
+            return
+        seconds = TOPICS[topic].seconds if topic in TOPICS else 0
+        if quick and topic in TOPICS and not TOPICS[topic].quick:
+            note(say(f"{topic}: {duration(seconds)} of one core, and no smaller run"))
+        less = "" if quick else ", with --quick less"
+        under_way = say(f"{topic}: about {duration(seconds)} of one core{less}")
+        with progress(under_way) if seconds >= LONG else nullcontext():
+            report = explain(topic, out, quick=quick, language=language, **settings)
+        print_report(report.to_json(), report.to_text(), json)
+
+
+@contextmanager
+def errors_in(say: Translation) -> Iterator[None]:
+    """Errors of the settings that are given, in another language."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(say(str(error))) from error
+
+
+def write(topic: str, out: Path | None, quick: bool) -> list[Path]:
+    """The figures of the documents, or the book, in all languages. Raises ConfigError without a folder."""
     if topic == "figures":
-        from headway_lab.diagrams import write
+        from headway_lab.diagrams import write as write_figures
 
         if out is None:
             raise ConfigError("explain figures writes pictures: give --out FOLDER")
-        written = [str(path) for path in write(out)]
-        print_report({"written": written}, f"written: {', '.join(written)}", json)
-        return
-    if topic == "all":
-        from headway_lab.book import write_book
+        return write_figures(out)
+    from headway_lab.book import write_books
 
-        if out is None:
-            raise ConfigError("explain all writes a book: give --out FOLDER")
-        written = [str(write_book(out, language, quick=quick, say=note)) for language in LANGUAGES]
-        print_report({"written": written}, f"written: {', '.join(written)}", json)
-        return
-    seconds = TOPICS[topic].seconds if topic in TOPICS else 0
-    if quick and topic in TOPICS and not TOPICS[topic].quick:
-        note(f"{topic}: {duration(seconds)} of one core, and no smaller run")
-    less = "" if quick else ", with --quick less"
-    under_way = f"{topic}: about {duration(seconds)} of one core{less}"
-    with progress(under_way) if seconds >= LONG else nullcontext():
-        report = explain(topic, out, quick=quick, **settings)
-    print_report(report.to_json(), report.to_text(), json)
+    if out is None:
+        raise ConfigError("explain all writes a book: give --out FOLDER")
+    return write_books(out, quick=quick, say=note)
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -107,40 +129,42 @@ def numbers(text: str) -> tuple[int, ...]:
         raise ConfigError(f"explain: --seeds takes numbers between commas, as 0,1,2; got {text!r}") from None
 
 
-def listing() -> dict[str, dict[str, Any]]:
+def listing(language: str = "en") -> dict[str, dict[str, Any]]:
     """What is asked, the group, and the seconds of one core, by topic."""
     return {
         name: {"question": topic.question, "group": group, "seconds": topic.seconds}
-        for group, topics in GROUPS.items()
+        for group, topics in groups(language).items()
         for name, topic in topics.items()
     }
 
 
-def list_lines() -> list[str]:
+def list_lines(language: str = "en") -> list[str]:
     """The list of topics for a terminal, by group."""
-    width = max(map(len, TOPICS))
-    lines = ["time of one core; --quick makes the longer ones short"]
-    for group, topics in GROUPS.items():
+    widest = max(map(len, TOPICS))
+    lines = [translation(language)("time of one core; --quick makes the longer ones short")]
+    for group, topics in groups(language).items():
         lines += ["", group]
-        lines += [f"  {name:<{width}}  {duration(t.seconds):>10}  {t.question}" for name, t in topics.items()]
+        lines += [f"  {name:<{widest}}  {duration(t.seconds):>10}  {t.question}" for name, t in topics.items()]
     return lines
 
 
 def ask(question: str) -> tuple[Match, ...]:
     """The entries that answer a question, the best first. Raises ConfigError where none does."""
-    found = Index(entries(language_of(question))).find(question)
-    if not found:
+    matches = Index(entries(language_of(question))).find(question)
+    if not matches:
         raise ConfigError(
             f"explain: no topic answers {question!r}; ask about attention, positions, norms, caches or models in other "
             "words, or see the list of `headway explain`"
         )
-    return found
+    return matches
 
 
-def to_text(found: tuple[Match, ...]) -> str:
-    """The best entry with its answer and command, and which others there are."""
-    best, *others = found
-    labels = ("run", "see also") if language_of(best.entry.answer) == "en" else ("运行", "另见")
-    lines = [f"{best.entry.topic}: {best.entry.answer}", f"{labels[0]}: {best.entry.command}"]
-    lines += [f"{labels[1]}: {one.entry.command}   ({one.entry.ask[0]})" for one in others]
+def to_text(matches: tuple[Match, ...]) -> str:
+    """The best entry with its answer, its verdict and its command, and which others there are."""
+    best, *others = (match.entry for match in matches)
+    say = translation(language_of(best.answer))
+    lines = [f"{best.topic}: {best.answer}"]
+    lines += [f"{say('measured')}: {best.verdict}"] if best.verdict else []
+    lines += [f"{say('run')}: {best.command}"]
+    lines += [f"{say('see also')}: {entry.command}   ({entry.ask[0]})" for entry in others]
     return "\n".join(lines)

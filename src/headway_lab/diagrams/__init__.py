@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from headway.errors import ConfigError, did_you_mean
+from headway.language import LANGUAGES, check_language
 from headway_lab.diagrams.drawing import Drawing
 from headway_lab.diagrams.models import Say, blocks, multi_head, shared_heads
 from headway_lab.diagrams.runs import decaying, four_patterns, growing_cache, norms, turned_pairs
@@ -23,7 +24,6 @@ DIAGRAMS: dict[str, Callable[[Say], Drawing]] = {
     "patterns": four_patterns,
     "decay": decaying,
 }
-LANGUAGES = ("en", "zh")
 
 
 @cache
@@ -38,8 +38,7 @@ def draw(name: str, language: str) -> Drawing:
         raise ConfigError(
             f"no figure {name!r}{did_you_mean(name, DIAGRAMS)}; figures are {', '.join(DIAGRAMS)}"
         )
-    if language not in LANGUAGES:
-        raise ConfigError(f"figures: languages are {', '.join(LANGUAGES)}; got {language!r}")
+    check_language(language, "figures")
 
     def say(key: str, **numbers: object) -> str:
         return words()[name][key][language].format(**numbers)

@@ -15,14 +15,18 @@ What topics ask, verify and say is data (`topics`); what answers a topic is a mo
 import csv
 import importlib
 import inspect
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from headway.errors import ConfigError, did_you_mean, listed
+from headway.language import check_language
 from headway_lab.explain.report import Report
+from headway_lab.explain.tables import translation
 from headway_lab.explain.topics import GROUPS as GROUPS
 from headway_lab.explain.topics import TOPICS as TOPICS
+from headway_lab.explain.topics import topics
 
 
 def find_topic(name: str) -> Any:
@@ -39,15 +43,65 @@ def settings_of(name: str) -> tuple[str, ...]:
     return (*inspect.signature(find_topic(name).run).parameters, "quick")
 
 
-def explain(name: str, out: Path | None = None, *, quick: bool = False, **settings: Any) -> Report:
-    """Run one topic. With `out`, write `out/TOPIC.csv` and `out/TOPIC.png` too.
+def explain(
+    name: str, out: Path | None = None, *, quick: bool = False, language: str = "en", **settings: Any
+) -> Report:
+    """Run one topic. With `out`, write `out/TOPIC.csv` and `out/TOPIC.png` too; in Chinese, `out/TOPIC.zh.png`.
 
     Args:
         quick: the topic's smaller run; `settings` come before its own. What it does not show, it is too small to tell.
             Of a topic that takes a few seconds, the run itself.
+        language: of the report's sentences and of the figure, one of `headway.language.LANGUAGES`.
         settings: as the topic's `run` has them (`settings_of`).
-    Raises ConfigError for a topic that does not exist, for a setting that it does not take, and for seeds without a
-    spread."""
+    Raises ConfigError for a topic or a language that does not exist, for a setting that the topic does not take, for
+    seeds without a spread, and, before the run, for a Chinese figure without a font that has its characters."""
+    check_language(language, f"explain {name}")
+    if out is not None:
+        check_fonts(language)
+    return measure(name, quick=quick, **settings).told(language, out)
+
+
+def check_fonts(language: str) -> None:
+    """Raises ConfigError where a figure in this language cannot be labelled."""
+    from headway_lab.draw import fonts
+
+    fonts(language)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a run of a topic found, without sentences, and what these may name: its settings, and constants."""
+
+    name: str
+    report: Report
+    known: Mapping[str, Any]
+
+    def told(self, language: str = "en", out: Path | None = None) -> Report:
+        """The report in sentences (`Topic.told`); with `out`, its table and its figure are written."""
+        report = topics(language)[self.name].told(self.name, self.report, **self.known)
+        if out is None:
+            return report
+        from headway_lab.draw import saved_figure
+        from headway_lab.explain.figures import translate
+
+        out.mkdir(parents=True, exist_ok=True)
+        table_path, figure_path = out / f"{self.name}.csv", out / figure_name(self.name, language)
+        with table_path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([report.columns, *report.cells])
+        with saved_figure(figure_path, language=language) as figure:
+            find_topic(self.name).draw(figure, report)
+            if language != "en":
+                translate(figure, translation(language))
+        return replace(report, figure=figure_path, csv=table_path)
+
+
+def figure_name(topic: str, language: str) -> str:
+    """The name of a topic's picture: TOPIC.png, and TOPIC.zh.png in Chinese."""
+    return f"{topic}.png" if language == "en" else f"{topic}.{language}.png"
+
+
+def measure(name: str, *, quick: bool = False, **settings: Any) -> Measured:
+    """The run of a topic, as `explain` has it, which sentences in any language are made of."""
     topic, taken = find_topic(name), settings_of(name)
     if unknown := [option(key) for key in settings if key not in taken]:
         takes = listed([option(key) for key in taken])
@@ -60,35 +114,23 @@ def explain(name: str, out: Path | None = None, *, quick: bool = False, **settin
         )
     smaller = TOPICS[name].quick if quick else {}
     settings = {**smaller, **settings}
-    found = judged(topic, **settings)
-    claims = {claim: (seen or None) if smaller else seen for claim, seen in found.claims.items()}
-    report = told(name, replace(found, claims=claims), **settings)
-    if out is None:
-        return report
-    from headway_lab.draw import saved_figure
-
-    out.mkdir(parents=True, exist_ok=True)
-    table_path, figure_path = out / f"{name}.csv", out / f"{name}.png"
-    with table_path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([report.columns, *report.cells])
-    with saved_figure(figure_path) as figure:
-        topic.draw(figure, report)
-    return replace(report, figure=figure_path, csv=table_path)
+    report = judged(topic, **settings)
+    claims = {claim: (seen or None) if smaller else seen for claim, seen in report.claims.items()}
+    return Measured(name, replace(report, claims=claims), known(name, **settings))
 
 
 def judged(topic: Any, **settings: Any) -> Report:
     """The report, without sentences, of a run of a topic, which is a module or a contest."""
-    found = topic.run(**settings)
-    return found if isinstance(found, Report) else topic.judge([*found])
+    result = topic.run(**settings)
+    return result if isinstance(result, Report) else topic.judge([*result])
 
 
-def told(name: str, found: Report, **settings: Any) -> Report:
-    """What the run of a topic with these settings found, in sentences (`Topic.told`)."""
+def known(name: str, **settings: Any) -> dict[str, Any]:
+    """What sentences of a topic may name: its constants, and the settings of a run."""
     topic = find_topic(name)
     run = inspect.signature(topic.run).bind(**settings)
     run.apply_defaults()
-    constants = {key: value for key, value in vars(topic).items() if key.isupper()}
-    return TOPICS[name].told(name, found, **{**constants, **run.arguments})
+    return {**{key: value for key, value in vars(topic).items() if key.isupper()}, **run.arguments}
 
 
 def option(setting: str) -> str:

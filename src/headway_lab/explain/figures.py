@@ -99,6 +99,18 @@ def bars(
     return draw
 
 
+def translate(figure: Figure, say: Callable[[str], str]) -> None:
+    """Every text on a figure, in another language: titles, labels, legends, and ticks that have words."""
+    from matplotlib.text import Text
+
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        labels = [label.get_text() for label in axis.get_ticklabels()]
+        if (words := [say(label) for label in labels]) != labels:
+            axis.set_ticks(axis.get_ticklocs(), words)
+    for text in figure.findobj(Text):
+        text.set_text(say(text.get_text()))
+
+
 def extent(row: Row, column: str) -> tuple[float, float]:
     """From where to where a number of a row lies: its columns "COLUMN, least" and "COLUMN, most", else itself."""
     return row.get(f"{column}, least", row[column]), row.get(f"{column}, most", row[column])

@@ -4,15 +4,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from headway.errors import ConfigError
+from headway.language import language_of_environment
 from headway.models import ModelSpec
 from headway.models.difference import ladder
 from headway_lab.explain.contests import gaps, losses, rows
 from headway_lab.explain.report import Report
 from headway_lab.explain.runs import VOCAB, Budget, Runs, contend
 from headway_lab.explain.spread import gap
-from headway_lab.explain.topics import Topic, read
+from headway_lab.explain.tables import read
+from headway_lab.explain.topics import Topic
 
-LADDER = Topic(**read("en")["ladder"], phrases=read("en")["phrases"])
 WIDTH, LAYERS, HEADS = 64, 2, 4
 UNTRAINED = ("context", "family")
 """Aspects that change nothing in a run."""
@@ -70,16 +71,24 @@ def command(
     usual = Budget()
     budget = replace(usual, steps=steps or usual.steps, seeds=tuple(range(seeds or len(usual.seeds))))
     say(f"training each step of the ladder: {budget.steps} steps with {len(budget.seeds)} seeds")
-    return judge(contend(steps_of(first, second, budget.tokens), budget), budget)
+    report = judge(contend(steps_of(first, second, budget.tokens), budget), budget)
+    return sentences(language_of_environment()).told("ladder", report, LAYERS=LAYERS, WIDTH=WIDTH)
+
+
+def sentences(language: str) -> Topic:
+    """What a ladder says, in a language."""
+    said = read(language)
+    return Topic(**said["ladder"], phrases=said["phrases"], language=language)
 
 
 def judge(runs: Runs, budget: Budget) -> Report:
-    """Which steps change the loss by more than their spread, the largest first; and all of them together."""
+    """Which steps change the loss by more than their spread, the largest first; and all of them together: without
+    sentences."""
     table = rows(runs, budget.seeds)
     start, *_, end = runs.values()
     found = gaps(table)
     seen = sorted((name for name, one in found.items() if one.seen), key=lambda name: -abs(found[name].mean))
-    report = Report(
+    return Report(
         rows=tuple(table),
         claims={("step", name): one.seen or None for name, one in found.items()},
         values={
@@ -88,4 +97,3 @@ def judge(runs: Runs, budget: Budget) -> Report:
             "whole": gap(losses(end), losses(start)),
         },
     )
-    return LADDER.told("ladder", report, LAYERS=LAYERS, WIDTH=WIDTH)

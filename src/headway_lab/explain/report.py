@@ -7,13 +7,20 @@ from statistics import median
 from textwrap import indent
 from typing import Any
 
-from headway.report import plain, table
+from headway.report import cell, padded, plain, table, width
+from headway_lab.explain.tables import translation
 
 Row = Mapping[str, Any]  # cells by the name of their column, with units in parentheses
 Rows = Sequence[Row]
 Claim = str | tuple[str, str]
 
 TOO_SMALL = "too small to tell"
+VERDICTS = {
+    **{word: f"{word} at this size ({{setting}}): {{finding}}." for word in ("seen", "seen in part", "not seen")},
+    TOO_SMALL: "too small to tell ({setting}): {finding}.",
+}
+LACKS = {"not seen": " Not seen: {claims}.", TOO_SMALL: " Too small to tell: {claims}."}
+FEWER = "({shown} of {rows} rows; all of them with --out or --json)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +37,7 @@ class Report:
     highlight  rows that a terminal shows (by index); empty = all of them
     picture    text that belongs to the answer (a pattern drawn, for example)
     figure     where the figure was written, csv where the table was; None when nothing was written
+    language   of its sentences; names of columns and of contenders are English, and shown in it
     """
 
     topic: str = ""
@@ -44,6 +52,7 @@ class Report:
     picture: str = ""
     figure: Path | None = None
     csv: Path | None = None
+    language: str = "en"
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -63,13 +72,11 @@ class Report:
     @property
     def verdict(self) -> str:
         """`word_of` the claims, at this size and with these seeds; a run of this size refutes nothing."""
-        word, without = word_of(self.claims.values()), ""
-        for kind in ("not seen", "too small to tell") if word == "seen in part" else ():
+        word, without, fill = word_of(self.claims.values()), "", translation(self.language).fill
+        for kind, sentence in LACKS.items() if word == "seen in part" else ():
             if missing := [claim for claim, seen in self.claims.items() if word_of([seen]) == kind]:
-                without += f" {kind.capitalize()}: {'; '.join(map(str, missing))}."
-        return (
-            f"{word}{'' if word == TOO_SMALL else ' at this size'} ({self.setting}): {self.finding}.{without}"
-        )
+                without += fill(sentence, claims=fill("; ").join(map(str, missing)))
+        return fill(VERDICTS[word], setting=self.setting, finding=self.finding) + without
 
     def column(self, name: str) -> list[Any]:
         """The values of one column, of the rows that have it."""
@@ -77,20 +84,21 @@ class Report:
 
     def to_text(self) -> str:
         """The report for a terminal."""
+        say = translation(self.language)
         shown = [self.cells[i] for i in self.highlight] or self.cells
-        parts = [f"{self.topic}: {self.question}", indent(self.formula, "  "), table(self.columns, shown)]
+        columns = [say(name) for name in self.columns]
+        rows = [[say(cell(x)) if isinstance(x, str | bool) else x for x in row] for row in shown]
+        parts = [f"{self.topic}: {self.question}", indent(self.formula, "  "), table(columns, rows)]
         if len(shown) < len(self.rows):
-            parts[-1] += f"\n  ({len(shown)} of {len(self.rows)} rows; all of them with --out or --json)"
-        width = max((len(word_of([seen])) for seen in self.claims.values()), default=0)
+            parts[-1] += f"\n  {say.fill(FEWER, shown=len(shown), rows=len(self.rows))}"
         if self.picture:
-            parts.append(indent(self.picture, "  "))
-        parts.append(
-            "\n".join(f"  {word_of([seen]):<{width}}  {claim}" for claim, seen in self.claims.items())
-        )
-        parts.append(f"verdict: {self.verdict}")
-        written = [str(path) for path in (self.figure, self.csv) if path]
-        if written:
-            parts.append("written: " + ", ".join(written))
+            parts.append(indent(say(self.picture), "  "))
+        words = {claim: say(word_of([seen])) for claim, seen in self.claims.items()}
+        widest = max(map(width, words.values()), default=0)
+        parts.append("\n".join(f"  {padded(word, widest)}  {claim}" for claim, word in words.items()))
+        parts.append(say.fill("verdict: {verdict}", verdict=self.verdict))
+        if written := [str(path) for path in (self.figure, self.csv) if path]:
+            parts.append(say.fill("written: {files}", files=", ".join(written)))
         return "\n\n".join(parts)
 
     def to_json(self) -> dict[str, Any]:

@@ -1,37 +1,41 @@
-"""What topics ask and say: data. `topics.toml` has what is of no language; `en.toml`, a table for a language, has
-questions, formulas and the sentences of reports as templates, which a topic's numbers are put into (`Topic.told`)."""
+"""What topics ask and say: data. `topics.toml` has what is of no language; `en.toml` and `zh.toml`, a table for a
+language, have questions, formulas and the sentences of reports as templates, which a topic's numbers are put into
+(`Topic.told`); names in Chinese stand in `zh.toml` under `labels`, by their English."""
 
 import string
-import tomllib
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
+from headway.language import Translation
 from headway_lab.explain.report import Claim, Report
+from headway_lab.explain.tables import read, translation
 
 
 class _Sentence(string.Formatter):
-    """As `str.format`; but `it` is said by the phrase of its type, or the word for a truth, where there is one. Of a
-    sequence or a mapping each value is formatted, and told after its name, with commas between them, or semicolons
-    where one has a comma of its own; the word for `none` is said of an empty one."""
+    """As `str.format`; but `it` is said by the phrase of its type, or the word for a truth, where there is one, and a
+    name by its translation. Of a sequence or a mapping each value is formatted, and told after its name, with the
+    phrase for a comma between them, or that for a semicolon where one has a comma of its own; the word for `none` is
+    said of an empty one."""
 
-    def __init__(self, phrases: Mapping[str, str]) -> None:
+    def __init__(self, phrases: Mapping[str, str], say: Translation) -> None:
         self.phrases = phrases
+        self.say = say
 
     def format_field(self, value: Any, format_spec: str) -> str:
         kind = str(value) if isinstance(value, bool) else type(value).__name__
         if phrase := self.phrases.get(kind):
             return self.vformat(phrase, (), {"it": value})
         if isinstance(value, Mapping):
-            parts = [f"{name} {self.format_field(own, format_spec)}" for name, own in value.items()]
+            parts = [f"{self.say(str(name))} {self.format_field(x, format_spec)}" for name, x in value.items()]
         elif isinstance(value, (list, tuple)):
-            parts = [self.format_field(own, format_spec) for own in value]
+            parts = [self.format_field(x, format_spec) for x in value]
         else:
-            return str(super().format_field(value, format_spec))
-        return ("; " if any("," in part for part in parts) else ", ").join(parts) or self.phrases["none"]
+            return str(super().format_field(self.say(value) if isinstance(value, str) else value, format_spec))
+        comma, semicolon = self.phrases["comma"], self.phrases["semicolon"]
+        return (semicolon if any(comma.strip() in part for part in parts) else comma).join(parts) or self.phrases["none"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class Topic:
     claims by key, and a picture, where that is one of words; and phrases for values, by type.
 
     seconds, quick, tex   as topics.toml has them; none of what is no topic of `headway explain`
+    language              of all of it
     """
 
     question: str
@@ -52,13 +57,15 @@ class Topic:
     seconds: int = 0
     quick: Mapping[str, Any] = field(default_factory=dict)
     tex: Sequence[str] = ()
+    language: str = "en"
 
     def told(self, name: str, found: Report, **known: Any) -> Report:
         """A report of keys and values as one of sentences. Templates have the report's values, its `first` and `last`
         row and the `count` of rows, and what else is known: the settings of the run, and constants of the topic. Raises
         KeyError for a claim without its sentence, and for a name that a sentence has and nobody knows."""
         ends = {"first": found.rows[0], "last": found.rows[-1], "count": len(found.rows)}
-        names, sentence = ChainMap({**found.values}, ends, known), _Sentence(self.phrases)
+        names = ChainMap({**found.values}, ends, known)
+        sentence = _Sentence(self.phrases, translation(self.language))
         claims: dict[Claim, bool | None] = {}
         for claim, seen in found.claims.items():
             key, own = claim if isinstance(claim, tuple) else (claim, "")
@@ -76,12 +83,8 @@ class Topic:
             finding=finding,
             values={},
             picture=found.picture or picture,
+            language=self.language,
         )
-
-
-def read(name: str) -> dict[str, Any]:
-    """A table of this folder."""
-    return tomllib.loads(files("headway_lab.explain").joinpath(f"{name}.toml").read_text(encoding="utf-8"))
 
 
 @cache
@@ -89,10 +92,18 @@ def groups(language: str = "en") -> dict[str, dict[str, Topic]]:
     """The topics by group, in one language."""
     said = read(language)
     return {
-        group: {name: Topic(**said[name], **own, phrases=said["phrases"]) for name, own in topics.items()}
+        translation(language)(group): {
+            name: Topic(**said[name], **own, phrases=said["phrases"], language=language)
+            for name, own in topics.items()
+        }
         for group, topics in read("topics").items()
     }
 
 
-GROUPS = groups()
-TOPICS = {name: topic for group in GROUPS.values() for name, topic in group.items()}
+@cache
+def topics(language: str = "en") -> dict[str, Topic]:
+    """The topics by name, in one language."""
+    return {name: topic for group in groups(language).values() for name, topic in group.items()}
+
+
+GROUPS, TOPICS = groups(), topics()

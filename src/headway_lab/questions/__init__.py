@@ -30,9 +30,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from headway.errors import ConfigError
+from headway.language import check_language
 
-LANGUAGES = ("en", "zh")
 LEAST, SURE = 0.1, 0.6
 """A score below the first answers nothing; without a word of the subject, below the second."""
 STEM = 5
@@ -44,14 +43,15 @@ DOUBLED = re.compile(r"([b-df-hj-np-tv-z])\1$")
 
 @dataclass(frozen=True)
 class Entry:
-    """What answers a kind of question: a topic, its answer, the command that shows it, how it is asked, and other words
-    that people have for it."""
+    """What answers a kind of question: a topic, its answer, the command that shows it, how it is asked, other words
+    that people have for it, and the verdict of the topic's last run that is kept, with its numbers."""
 
     topic: str
     answer: str
     command: str
     ask: Sequence[str]
     words: str
+    verdict: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,11 @@ def language_of(text: str) -> str:
 
 @cache
 def _read(language: str) -> dict[str, Any]:
-    if language not in LANGUAGES:
-        raise ConfigError(f"questions: languages are {', '.join(LANGUAGES)}, got {language!r}")
-    text = files("headway_lab.questions").joinpath(f"{language}.toml").read_text(encoding="utf-8")
+    return _table(check_language(language, "questions"))
+
+
+def _table(name: str) -> dict[str, Any]:
+    text = files("headway_lab.questions").joinpath(f"{name}.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
 
@@ -80,8 +82,13 @@ def _read(language: str) -> dict[str, Any]:
 def entries(language: str) -> tuple[Entry, ...]:
     """The index of one language, in which an entry without a command has that of its topic. Raises ConfigError for
     another language."""
+    verdicts = _table("verdicts")
+
+    def verdict(topic: str) -> str:
+        return f"{verdicts[topic][language]} ({verdicts['made']})" if topic in verdicts else ""
+
     return tuple(
-        Entry(**{"topic": topic, "command": f"headway explain {topic}", **fields})
+        Entry(**{"topic": topic, "command": f"headway explain {topic}", "verdict": verdict(topic), **fields})
         for topic, fields in _read(language).items()
         if topic not in ("stop", "subject")
     )

@@ -1,0 +1,20 @@
+"""Tables of this folder: topics, and what they say in each language."""
+
+import tomllib
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from headway.language import Translation
+
+
+@cache
+def read(name: str) -> dict[str, Any]:
+    """A table by its name."""
+    return tomllib.loads(files("headway_lab.explain").joinpath(f"{name}.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def translation(language: str) -> Translation:
+    """Of what the code of topics names in English: words of verdicts, columns, contenders, labels of figures."""
+    return Translation({} if language == "en" else read(language)["labels"])
