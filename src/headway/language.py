@@ -36,11 +36,12 @@ class Translation:
 
     def __init__(self, table: Mapping[str, str]) -> None:
         self.table = table
-        self.templates = [
-            (re.compile("(.+?)".join(map(re.escape, key.split("{}"))), re.DOTALL), text)
-            for key, text in table.items()
-            if "{}" in key
-        ]
+        templates = sorted(
+            (key for key in table if "{}" in key), key=len, reverse=True
+        )  # the most exact first
+        self.templates = {
+            key: re.compile("(.+?)".join(map(re.escape, key.split("{}"))), re.DOTALL) for key in templates
+        }
 
     def __call__(self, text: str) -> str:
         """The text in this language."""
@@ -48,9 +49,9 @@ class Translation:
             return self.table[text]
         if "\n" in text:
             return "\n".join(map(self, text.split("\n")))
-        for pattern, template in self.templates:
+        for key, pattern in self.templates.items():
             if match := pattern.fullmatch(text):
-                return template.format(*map(self, match.groups()))
+                return self.table[key].format(*map(self, match.groups()))
         return text
 
     def fill(self, template: str, **values: object) -> str:

@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -72,8 +73,8 @@ def fonts(language: str) -> tuple[str, ...]:
     families = font_manager.fontManager.get_font_names()
     if family := next((name for name in CHINESE if name in families), None):
         return *own, family
-    if package := find_spec("zhplot"):
-        path = Path(package.submodule_search_locations[0], "fonts", "NotoSansSC-Regular.ttf")
+    if find_spec("zhplot"):
+        path = Path(str(files("zhplot"))) / "fonts" / "NotoSansSC-Regular.ttf"
         font_manager.fontManager.addfont(path)
         return *own, font_manager.get_font(path).family_name
     raise ConfigError(

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ import pytest
 
 from headway.cli import run
 from headway.errors import ConfigError
+from headway.language import LANGUAGES
 from headway_lab import book
-from headway_lab.book import SIGNS, WORDS, formula_image, write_book
+from headway_lab.book import SIGNS, WORDS, formula_image, report_of, write_books
 from headway_lab.explain import TOPICS, find_topic, judged
-from headway_lab.questions import LANGUAGES
 
 
 def test_every_topic_has_formulas_that_render() -> None:
@@ -28,22 +29,27 @@ def test_formulas_that_do_not_parse_are_errors() -> None:
         formula_image(r"\nofunction{x}")
 
 
+def book_of(out: Path, language: str, *topics: str, **how: Any) -> str:
+    """A page of the book."""
+    (path,) = write_books(out, topics, [language], **how)
+    return path.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_book_has_its_chapters_and_fetches_nothing(language: str, tmp_path: Path) -> None:
-    path = write_book(tmp_path, language, ["permutation", "swish"])
-    page = path.read_text(encoding="utf-8")
-    report = json.loads((tmp_path / "swish.json").read_text())
+    page = book_of(tmp_path, language, "permutation", "swish")
+    reports = [
+        json.loads(report_of(topic, tmp_path, language).read_text()) for topic in ("permutation", "swish")
+    ]
     assert f'<html lang="{language}">' in page
     assert page.count("<section") == 2
-    assert WORDS[language]["seen" if report["seen"] else "not seen"] in page
-    assert report["setting"] in page
-    seen = [
-        json.loads((tmp_path / f"{topic}.json").read_text())["seen"] for topic in ("permutation", "swish")
-    ]
+    for report in reports:
+        assert WORDS[language]["seen" if report["seen"] else "not seen"] in page
+        assert all(escape(text) in page for text in (report["setting"], report["finding"], *report["claims"]))
     contents = page.partition("<section")[0]
     assert [
         sign == SIGNS["seen"] for sign in re.findall(r"</a>&nbsp;<span class=\"mark[^>]*>(.)<", contents)
-    ] == seen
+    ] == [report["seen"] for report in reports]
     assert page.count("<figure>") == 2
     assert not re.search(r"(?:src|href)=\"(?!data:|#)", page)
     assert "http" not in page
@@ -52,18 +58,29 @@ def test_a_book_has_its_chapters_and_fetches_nothing(language: str, tmp_path: Pa
 def test_reports_that_are_there_are_not_run_again_unless_the_formula_is_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = write_book(tmp_path, "en", ["swish"]).read_text()
-    kept = book.explain
-    monkeypatch.setattr(book, "explain", lambda *_, **own: pytest.fail("run again"))
-    assert write_book(tmp_path, "en", ["swish"]).read_text() == first
-    path = tmp_path / "swish.json"
+    first = book_of(tmp_path, "en", "swish")
+    kept = book.measure
+    monkeypatch.setattr(book, "measure", lambda *_, **own: pytest.fail("run again"))
+    assert book_of(tmp_path, "en", "swish") == first
+    path = report_of("swish", tmp_path, "en")
     path.write_text(path.read_text().replace("beta -> 0", "beta -> 1"))
     ran = []
-    monkeypatch.setattr(
-        book, "explain", lambda topic, out, **own: ran.append(topic) or kept(topic, out, **own)
-    )
-    write_book(tmp_path, "en", ["swish"])
+    monkeypatch.setattr(book, "measure", lambda topic, **own: ran.append(topic) or kept(topic, **own))
+    book_of(tmp_path, "en", "swish")
     assert ran == ["swish"]
+
+
+def test_a_topic_is_run_once_for_all_languages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = []
+    kept = book.measure
+    monkeypatch.setattr(book, "measure", lambda topic, **own: ran.append(topic) or kept(topic, **own))
+    assert [path.name for path in write_books(tmp_path, ["swish"])] == ["en.html", "zh.html"]
+    assert ran == ["swish"]
+    english, chinese = (json.loads(report_of("swish", tmp_path, x).read_text()) for x in LANGUAGES)
+    assert [english[name] for name in ("columns", "rows", "seen")] == [
+        chinese[name] for name in ("columns", "rows", "seen")
+    ]
+    assert english["finding"] != chinese["finding"]
 
 
 def test_a_quick_book_has_smaller_runs_where_there_are_some_and_none_of_another_size(
@@ -72,18 +89,19 @@ def test_a_quick_book_has_smaller_runs_where_there_are_some_and_none_of_another_
     """rotary-values has a smaller run, swish has none."""
     ran = []
 
-    def fake(topic: str, out: Path, *, quick: bool) -> Any:
+    def fake(topic: str, *, quick: bool) -> Any:
         ran.append((topic, quick))
-        return kept("swish", out)
+        return kept("swish")
 
-    kept = book.explain
-    monkeypatch.setattr(book, "explain", fake)
-    monkeypatch.setattr(book, "figure_of", lambda topic, out: out / "swish.png")
-    smaller = replace(TOPICS["swish"], quick={"few": True})
-    monkeypatch.setattr(book, "TOPICS", {"swish": TOPICS["swish"], "rotary-values": smaller})
-    topics = ["swish", "rotary-values"]
+    kept = book.measure
+    monkeypatch.setattr(book, "measure", fake)
+    monkeypatch.setattr(book, "figure_of", lambda topic, out, language: out / "swish.png")
+    swish = TOPICS["swish"]
+    smaller = replace(swish, quick={"few": True})
+    monkeypatch.setattr(book, "TOPICS", {"swish": swish, "rotary-values": smaller})
+    monkeypatch.setattr(book, "topics_in", lambda language: {"swish": swish, "rotary-values": swish})
     for quick in (True, True, False):
-        write_book(tmp_path, "en", topics, quick=quick)
+        book_of(tmp_path, "en", "swish", "rotary-values", quick=quick)
     assert ran == [("swish", False), ("rotary-values", True), ("rotary-values", False)]
 
 
@@ -99,7 +117,7 @@ def test_a_book_has_a_mark_and_a_word_of_its_own_where_a_run_was_too_small(
     monkeypatch.setattr(swish, "run", lambda few=False: replace(ours, claims=claims))
     marks = {}
     for quick in (False, True):
-        page = write_book(tmp_path / f"{quick}", language, ["swish"], quick=quick).read_text(encoding="utf-8")
+        page = book_of(tmp_path / f"{quick}", language, "swish", quick=quick)
         contents, chapter = page.split("<section")
         marks[quick] = re.findall(r'<li><span class="mark ?(\w*)">(.)<', chapter)
         first = re.search(r'&nbsp;<span class="mark[^>]*>(.)<', contents)
@@ -117,19 +135,19 @@ def test_a_book_has_a_mark_and_a_word_of_its_own_where_a_run_was_too_small(
 def test_each_topic_that_is_run_is_said(tmp_path: Path) -> None:
     said: list[str] = []
     for _ in range(2):
-        write_book(tmp_path, "en", ["permutation", "swish"], say=said.append)
+        book_of(tmp_path, "en", "permutation", "swish", say=said.append)
     assert said == ["1 of 2: permutation, about 1 s of one core", "2 of 2: swish, about 1 s of one core"]
 
 
 def test_another_language_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="languages are en, zh"):
-        write_book(tmp_path, "fr", [])
+        book_of(tmp_path, "fr")
 
 
 def test_the_command_writes_both_languages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(book, "write_book", lambda out, language, **own: out / f"{language}.html")
+    monkeypatch.setattr(book, "write_books", lambda out, **own: [out / f"{x}.html" for x in LANGUAGES])
     assert run(["explain", "all", "--out", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["written"] == [
         str(tmp_path / "en.html"),

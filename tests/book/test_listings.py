@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from headway.cli import run
+from headway.language import LANGUAGES
 from headway_lab import book
 from headway_lab.explain import TOPICS
-from headway_lab.questions import LANGUAGES
 from tests import listings
 
 LISTINGS = Path(__file__).parent / "listings"
@@ -22,7 +22,13 @@ def report(topic: str, *claims: bool | None, **fields: Any) -> dict[str, Any]:
     """As JSON has it."""
     made = {f"claim {n} < {n + 1}": claim for n, claim in enumerate(claims)}
     rows = [[n, n / 3, None, "a & b"] for n in range(3)]
-    found = {"topic": topic, "formula": FORMULA, "columns": ["n", "third", "none", "word"], "rows": rows}
+    found = {
+        "topic": topic,
+        "question": f"{topic}?",
+        "formula": FORMULA,
+        "columns": ["n", "third", "none", "word"],
+        "rows": rows,
+    }
     found |= {"claims": made, "setting": "n = 0..2", "finding": "it is so", "highlight": [], "picture": ""}
     return found | fields
 
@@ -35,12 +41,11 @@ def test_a_book_is_written_as_listed(language: str, tmp_path: Path, monkeypatch:
         "masks": report("masks", None, None),
         "norms": report("norms", False, None),
     }
-    monkeypatch.setattr(book, "report_of", lambda topic, *_: reports[topic])
     tex = dict.fromkeys(reports, ()) | {"swish": ("x^2",), "scale": ("a < b", "c")}
     topics = {topic: replace(TOPICS[topic], tex=tex[topic]) for topic in reports}
     monkeypatch.setattr(book, "TOPICS", topics)
     for topic in reports:
-        (tmp_path / f"{topic}.png").write_bytes(topic.encode())
+        book.figure_of(topic, tmp_path, language).write_bytes(topic.encode())
     page = book.write_book(tmp_path, language, reports).read_text(encoding="utf-8")
     assert f"base64,{base64.b64encode(b'scale').decode()}" in page
     plain = re.sub(r"(svg\+xml;base64,)[^\"]*", r"\1", page).replace("><", ">\n<")

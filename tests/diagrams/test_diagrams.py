@@ -9,10 +9,11 @@ from torch import nn
 
 from headway.cli import run
 from headway.errors import ConfigError
+from headway.language import LANGUAGES
 from headway.models import catalog
 from headway.nn import LayerNorm, RMSNorm
 from headway_lab import diagrams
-from headway_lab.diagrams import DIAGRAMS, LANGUAGES, draw, words, write
+from headway_lab.diagrams import DIAGRAMS, draw, words, write
 from headway_lab.diagrams.drawing import Drawing, wide
 from headway_lab.diagrams.runs import reach, steps
 from tests.command_lines import ROOT

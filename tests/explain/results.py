@@ -1,5 +1,5 @@
-"""docs/results/explain.md and explain-trained.md, in English and Chinese, of the reports that `headway explain all --out
-FOLDER` wrote; and the verdicts that `headway explain --question` quotes.
+"""docs/results/explain.md and explain-trained.md, in English and Chinese, of the reports that `headway explain all
+--out FOLDER` wrote; and the verdicts that `headway explain --question` quotes.
 
 `python -m tests.explain.results FOLDER COMMIT` writes them, and the pictures of the trained topics beside them."""
 
@@ -37,8 +37,9 @@ WORDS = {
     "zh": {True: "可见", False: "未见", None: "规模太小，无法判断"},
 }
 MADE = {
-    "en": "`headway explain all --out FOLDER --threads 1`, {day}, at {commit}: {cpu}, {cores} cores,\none thread, torch "
-    "{torch}, Python {python}. Every topic at its own size and with its own seeds;\ntimes are of one core.",
+    "en": "`headway explain all --out FOLDER --threads 1`, {day}, at {commit}: {cpu}, {cores} cores,\n"
+    "one thread, torch {torch}, Python {python}. Every topic at its own size and with its own seeds;\n"
+    "times are of one core.",
     "zh": "`headway explain all --out FOLDER --threads 1`，{day}，提交 {commit}：{cpu}，{cores} 核，单线程，\n"
     "torch {torch}，Python {python}。每个主题用它自己的规模和随机种子；时间为单核时间。",
 }
@@ -80,7 +81,7 @@ def section(report: dict[str, Any], picture: bool) -> str:
     if len(rows) <= SHOWN:
         lines += ["", *table(report["columns"], rows, say)]
     if picture and report["picture"]:
-        lines += ["", "```", say(report["picture"]), "```"]
+        lines += ["", "```", report["picture"], "```"]
     if picture:
         lines += ["", f"![{report['topic']}](explain-{figure_name(report['topic'], language)})"]
     return "\n".join([*lines, ""])
@@ -91,7 +92,12 @@ def page(name: str, folder: Path, commit: str, language: str) -> str:
     topics = [topic for group in groups_of(name) for topic in GROUPS[group]]
     reports = {topic: read(folder, topic, language) for topic in topics}
     claims = [seen for report in reports.values() for seen in report["claims"].values()]
-    machine = {"cpu": cpu_name(), "cores": cores(), "torch": torch.__version__, "python": platform.python_version()}
+    machine = {
+        "cpu": cpu_name(),
+        "cores": cores(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
     made = MADE[language].format(day=f"{datetime.now(UTC):%Y-%m-%d}", commit=commit, **machine)
     counts = COUNTS[language].format(all=len(claims), seen=claims.count(True))
     parts = [f"# {PAGES[name][language]}\n", f"{made}\n\n{counts}\n"]
@@ -115,7 +121,9 @@ def verdicts(folder: Path, commit: str) -> str:
         f'made = "{datetime.now(UTC):%Y-%m-%d}, {commit}, {cpu_name()}"',
     ]
     for topic in TOPICS:
-        told = [f"{x} = {json.dumps(read(folder, topic, x)['verdict'], ensure_ascii=False)}" for x in LANGUAGES]
+        told = [
+            f"{x} = {json.dumps(read(folder, topic, x)['verdict'], ensure_ascii=False)}" for x in LANGUAGES
+        ]
         lines += ["", f"[{topic}]", *told]
     return "\n".join([*lines, ""])
 

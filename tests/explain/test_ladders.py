@@ -12,7 +12,7 @@ from headway.models import ModelSpec, catalog
 from headway.models.difference import differences
 from headway.positions import Rotary, Sinusoidal
 from headway_lab.explain import ladders
-from headway_lab.explain.ladders import judge, steps_of, toy
+from headway_lab.explain.ladders import LAYERS, WIDTH, judge, sentences, steps_of, toy
 from headway_lab.explain.report import Report
 from headway_lab.explain.runs import Budget, Run, Runs, contend
 
@@ -53,7 +53,7 @@ def trained(losses: dict[str, tuple[float, ...]]) -> Report:
         last = losses.get(name, last)
         model: Any = SimpleNamespace(spec=spec)
         found[name] = [Run(model, loss, 1.0) for loss in last]
-    return judge(found, BUDGET)
+    return sentences("en").told("ladder", judge(found, BUDGET), LAYERS=LAYERS, WIDTH=WIDTH)
 
 
 def test_the_verdict_follows_from_the_losses() -> None:

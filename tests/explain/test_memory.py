@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from headway.models import cost
-from headway_lab.explain import TOPICS, memory, told
+from headway_lab.explain import TOPICS, Measured, known, memory
 from headway_lab.explain.memory import LiveBytes
 
 FORMULA = TOPICS["memory"].formula
@@ -81,7 +81,7 @@ def steps() -> list[dict[str, Any]]:
 
 def test_the_verdict_follows_the_numbers() -> None:
     right = steps()
-    report = told("memory", memory.judge(right, {1}))
+    report = Measured("memory", memory.judge(right, {1}), known("memory")).told()
     assert report.seen, report.verdict
     assert "16-fold and the other activations 4-fold" in report.finding
     assert "within 0.00%" in report.finding

@@ -1,4 +1,5 @@
-"""docs/results/explain*.md, by `tests.explain.results`, have every topic with the claims that it makes."""
+"""docs/results/explain*.md, by `tests.explain.results`, have every topic with the claims that it makes, in both
+languages; and the verdicts that are quoted are those."""
 
 import re
 from functools import cache
@@ -6,44 +7,58 @@ from string import Formatter
 
 import pytest
 
+from headway.language import LANGUAGES
 from headway_lab.explain import GROUPS, TOPICS
-from tests.explain.results import PAGES, RESULTS, groups_of
+from headway_lab.explain.topics import groups, topics_in
+from headway_lab.questions import entries
+from tests.explain.results import COUNTS, PAGES, WORDS, groups_of, page_of
 
-CLAIM = re.compile(r"^- (seen|NOT seen): (.+)$", re.MULTILINE)
+
+def text_of(name: str, language: str) -> str:
+    return page_of(name, language).read_text(encoding="utf-8")
+
+
+def told(text: str, language: str) -> list[tuple[str, str]]:
+    """The word and the claim of every claim on a page."""
+    words = "|".join(WORDS[language].values())
+    return re.findall(rf"^- ({words}): (.+)$", text, re.MULTILINE)
 
 
 @cache
-def sections() -> dict[str, str]:
+def sections(language: str) -> dict[str, str]:
     """What the pages say of each topic."""
     found = {}
+    names = dict(zip(GROUPS, groups(language), strict=True))
     for name in PAGES:
-        text = (RESULTS / f"{name}.md").read_text(encoding="utf-8")
-        assert re.findall(r"^## (.+)$", text, re.MULTILINE) == groups_of(name)
+        text = text_of(name, language)
+        assert re.findall(r"^## (.+)$", text, re.MULTILINE) == [names[group] for group in groups_of(name)]
         parts = re.split(r"^### (.+)$", text, flags=re.MULTILINE)
         found |= dict(zip(parts[1::2], parts[2::2], strict=True))
     return found
 
 
-def claims_of(topic: str) -> list[str]:
+def claims_of(topic: str, language: str) -> list[str]:
     """Regular expressions of a topic's claims: anything where the run puts a number or a name."""
     return [
         "".join(re.escape(text) + ".+" * (name is not None) for text, name, *_ in Formatter().parse(claim))
-        for claim in TOPICS[topic].claims.values()
+        for claim in topics_in(language)[topic].claims.values()
     ]
 
 
-def test_the_pages_have_every_topic_in_its_order() -> None:
-    assert list(sections()) == [
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_pages_have_every_topic_in_its_order(language: str) -> None:
+    assert list(sections(language)) == [
         topic for name in PAGES for group in groups_of(name) for topic in GROUPS[group]
     ]
-    assert set(sections()) == set(TOPICS)
+    assert set(sections(language)) == set(TOPICS)
 
 
+@pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("topic", TOPICS)
-def test_a_topic_is_told_with_its_question_and_its_claims(topic: str) -> None:
-    text, made = sections()[topic], claims_of(topic)
-    claims = [claim for _, claim in CLAIM.findall(text)]
-    assert TOPICS[topic].question in text
+def test_a_topic_is_told_with_its_question_and_its_claims(topic: str, language: str) -> None:
+    text, made = sections(language)[topic], claims_of(topic, language)
+    claims = [claim for _, claim in told(text, language)]
+    assert topics_in(language)[topic].question in text
     assert claims
     assert made
     unmade = [claim for claim in claims if not any(re.fullmatch(pattern, claim) for pattern in made)]
@@ -51,8 +66,35 @@ def test_a_topic_is_told_with_its_question_and_its_claims(topic: str) -> None:
     assert not unmade + untold
 
 
-def test_counts_are_those_of_the_claims() -> None:
-    for name in PAGES:
-        text = (RESULTS / f"{name}.md").read_text(encoding="utf-8")
-        words = [word for word, _ in CLAIM.findall(text)]
-        assert f"Of {len(words)} claims {words.count('seen')} were seen" in text
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("name", PAGES)
+def test_counts_are_those_of_the_claims(name: str, language: str) -> None:
+    text = text_of(name, language)
+    words = [word for word, _ in told(text, language)]
+    seen = words.count(WORDS[language][True])
+    assert COUNTS[language].format(all=len(words), seen=seen) in text
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_both_languages_have_one_run(topic: str) -> None:
+    """The same claims are seen, and the same numbers stand in the tables."""
+    english, chinese = (sections(language)[topic] for language in LANGUAGES)
+    signs = [
+        [word == WORDS[language][True] for word, _ in told(text, language)]
+        for text, language in ((english, "en"), (chinese, "zh"))
+    ]
+    assert signs[0] == signs[1]
+    rows = [re.findall(r"^\|.*\|$", text, re.MULTILINE) for text in (english, chinese)]
+    numbers = [[re.findall(r"[-+]?\d[\d.e+-]*", row) for row in table[2:]] for table in rows]
+    assert numbers[0] == numbers[1]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_verdict_that_is_quoted_is_that_of_the_page(language: str) -> None:
+    """`headway explain --question` says setting and finding, as the page does."""
+    quoted = {entry.topic: entry.verdict for entry in entries(language)}
+    for topic, text in sections(language).items():
+        finding = text.split("\n- ")[-1].split("\n\n")[1]
+        setting, finding = (part.strip("。. ") for part in re.split(r": |：", finding, maxsplit=1))
+        assert setting in quoted[topic]
+        assert finding in quoted[topic]

@@ -8,8 +8,9 @@ import pytest
 
 from headway.cli import run
 from headway.errors import ConfigError
+from headway.language import LANGUAGES
 from headway_lab.explain import TOPICS
-from headway_lab.questions import LANGUAGES, Entry, Index, entries, language_of, stem, terms
+from headway_lab.questions import Entry, Index, entries, language_of, stem, terms
 from tests.command_lines import read_command
 
 PARAPHRASES = tomllib.loads((Path(__file__).parent / "paraphrases.toml").read_text(encoding="utf-8"))
@@ -139,7 +140,7 @@ def test_terms_have_no_endings_and_chinese_has_neighbours() -> None:
 
 
 def test_another_language_is_refused() -> None:
-    with pytest.raises(ConfigError, match="languages are en, zh, got 'fr'"):
+    with pytest.raises(ConfigError, match="languages are en, zh; got 'fr'"):
         entries("fr")
 
 

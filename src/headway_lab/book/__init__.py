@@ -18,7 +18,7 @@ from headway.storage.files import atomic_write, json_text
 from headway_lab.explain import TOPICS, check_fonts, figure_name, measure
 from headway_lab.explain.report import word_of
 from headway_lab.explain.tables import translation
-from headway_lab.explain.topics import topics as explained
+from headway_lab.explain.topics import topics_in
 from headway_lab.questions import entries
 
 SIGNS = {"seen": "✓", "not seen": "✗", "too small to tell": "?"}
@@ -95,14 +95,15 @@ def reports_of(
 ) -> dict[str, dict[str, Any]]:
     """A topic's report by language, as JSON has it: those of `out/TOPIC.LANGUAGE.json` where they were made of today's
     formula and in that size, else of one run, `before` which is called."""
-    reports = {language: _kept(topic, out, language, quick) for language in languages}
-    if None in reports.values():
-        before()
-        run = measure(topic, quick=quick)
-        for language in languages:
-            reports[language] = {**run.told(language, out).to_json(), "quick": quick}
-            atomic_write(report_of(topic, out, language), json_text(reports[language]))
-    return {language: report for language, report in reports.items() if report is not None}
+    kept = {language: _kept(topic, out, language, quick) for language in languages}
+    if all(kept.values()):
+        return {language: report for language, report in kept.items() if report}
+    before()
+    run = measure(topic, quick=quick)
+    reports = {language: {**run.told(language, out).to_json(), "quick": quick} for language in languages}
+    for language, report in reports.items():
+        atomic_write(report_of(topic, out, language), json_text(report))
+    return reports
 
 
 def _kept(topic: str, out: Path, language: str, quick: bool) -> dict[str, Any] | None:
@@ -111,7 +112,7 @@ def _kept(topic: str, out: Path, language: str, quick: bool) -> dict[str, Any] |
     if not (path.is_file() and figure_of(topic, out, language).is_file()):
         return None
     report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    today = report["formula"] == explained(language)[topic].formula
+    today = report["formula"] == topics_in(language)[topic].formula
     return report if today and report["quick"] == quick else None
 
 
@@ -132,7 +133,7 @@ def chapter(report: Mapping[str, Any], answer: str, figure: Path, language: str)
     shown = [report["rows"][i] for i in report["highlight"]] or report["rows"]
     formulas = "".join(formula_image(tex) for tex in TOPICS[topic].tex)
     picture = (
-        f'<div class="picture"><pre>{escape(say(report["picture"]))}</pre></div>' if report["picture"] else ""
+        f'<div class="picture"><pre>{escape(report["picture"])}</pre></div>' if report["picture"] else ""
     )
     return (
         f'<section id="{topic}"><h2>{escape(question)}</h2><p>{escape(answer)}</p>'

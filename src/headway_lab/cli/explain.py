@@ -144,7 +144,9 @@ def list_lines(language: str = "en") -> list[str]:
     lines = [translation(language)("time of one core; --quick makes the longer ones short")]
     for group, topics in groups(language).items():
         lines += ["", group]
-        lines += [f"  {name:<{widest}}  {duration(t.seconds):>10}  {t.question}" for name, t in topics.items()]
+        lines += [
+            f"  {name:<{widest}}  {duration(t.seconds):>10}  {t.question}" for name, t in topics.items()
+        ]
     return lines
 
 

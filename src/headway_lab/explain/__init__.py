@@ -26,7 +26,7 @@ from headway_lab.explain.report import Report
 from headway_lab.explain.tables import translation
 from headway_lab.explain.topics import GROUPS as GROUPS
 from headway_lab.explain.topics import TOPICS as TOPICS
-from headway_lab.explain.topics import topics
+from headway_lab.explain.topics import topics_in
 
 
 def find_topic(name: str) -> Any:
@@ -78,7 +78,7 @@ class Measured:
 
     def told(self, language: str = "en", out: Path | None = None) -> Report:
         """The report in sentences (`Topic.told`); with `out`, its table and its figure are written."""
-        report = topics(language)[self.name].told(self.name, self.report, **self.known)
+        report = topics_in(language)[self.name].told(self.name, self.report, **self.known)
         if out is None:
             return report
         from headway_lab.draw import saved_figure

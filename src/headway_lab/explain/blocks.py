@@ -16,10 +16,9 @@ from headway.models import ModelSpec
 from headway.models.difference import Difference, differences
 from headway.nn import RMSNorm
 from headway.positions import Rotary
-from headway.report import table as text_table
 from headway_lab.explain.contests import draw_losses, gaps, losses, rows
 from headway_lab.explain.figures import panels
-from headway_lab.explain.report import Report
+from headway_lab.explain.report import Report, Table
 from headway_lab.explain.runs import VOCAB, Budget, Runs, contend, small
 from headway_lab.explain.spread import gap, log_gap
 from headway_lab.profiling import in_turn, one_thread
@@ -97,8 +96,8 @@ def judge(runs: Runs, times: Mapping[str, Sequence[float]], budget: Budget) -> R
             "whole": whole,
             "apart": {name.removeprefix("+ "): own for name, own in apart.items()},
             "faster": {name: own.factor for name, own in faster.items()},
-            "differences": text_table(("aspect", "base", "llama"), base_and_llama()),
-            "norms": text_table(("norm", "us", "of LayerNorm"), ours),
+            "differences": Table(("aspect", "base", "llama"), base_and_llama()),
+            "norms": Table(("norm", "us", "of LayerNorm"), ours),
         },
     )
 

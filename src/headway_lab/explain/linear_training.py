@@ -14,10 +14,9 @@ from headway.errors import ConfigError
 from headway.models import ModelSpec, build
 from headway.nn import IGNORE_INDEX
 from headway.positions import NoPositions, Rotary
-from headway.report import table as text_table
 from headway_lab.explain.contests import draw_losses, losses, rows
 from headway_lab.explain.figures import curves, panels
-from headway_lab.explain.report import Report, Row, Rows
+from headway_lab.explain.report import Report, Row, Rows, Table
 from headway_lab.explain.runs import VOCAB, Budget, Runs, batch_of, contend, held_out_rows, small
 from headway_lab.explain.spread import gap
 from headway_lab.profiling import fastest, one_thread, power, saved_bytes
@@ -111,7 +110,7 @@ def judge(runs: Runs, costs: Rows, blind: float, budget: Budget) -> Report:
     return Report(
         rows=(*table, *({"contender": "", **row} for row in costs)),
         highlight=tuple(range(len(table))),
-        picture=text_table(tuple(costs[0]), [tuple(row.values()) for row in costs]),
+        picture=Table(tuple(costs[0]), [tuple(row.values()) for row in costs]),
         claims={
             "learns": below.lower,
             "turned": turned.lower,

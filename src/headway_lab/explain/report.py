@@ -7,6 +7,7 @@ from statistics import median
 from textwrap import indent
 from typing import Any
 
+from headway.language import Translation
 from headway.report import cell, padded, plain, table, width
 from headway_lab.explain.tables import translation
 
@@ -16,11 +17,27 @@ Claim = str | tuple[str, str]
 
 TOO_SMALL = "too small to tell"
 VERDICTS = {
-    **{word: f"{word} at this size ({{setting}}): {{finding}}." for word in ("seen", "seen in part", "not seen")},
+    **{
+        word: f"{word} at this size ({{setting}}): {{finding}}."
+        for word in ("seen", "seen in part", "not seen")
+    },
     TOO_SMALL: "too small to tell ({setting}): {finding}.",
 }
 LACKS = {"not seen": " Not seen: {claims}.", TOO_SMALL: " Too small to tell: {claims}."}
 FEWER = "({shown} of {rows} rows; all of them with --out or --json)"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells of a table of text, whose names are translated when it is shown."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+    def text(self, say: Translation) -> str:
+        """Aligned for a terminal; numbers as `headway.report.cell` has them."""
+        rows = [[say(cell(x)) if isinstance(x, str | bool) else x for x in row] for row in self.rows]
+        return table([say(name) for name in self.columns], rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +52,7 @@ class Report:
     finding    what was found, with numbers, in one or two sentences
     values     what its sentences are made of
     highlight  rows that a terminal shows (by index); empty = all of them
-    picture    text that belongs to the answer (a pattern drawn, for example)
+    picture    text that belongs to the answer (a pattern drawn, for example), or a table
     figure     where the figure was written, csv where the table was; None when nothing was written
     language   of its sentences; names of columns and of contenders are English, and shown in it
     """
@@ -49,7 +66,7 @@ class Report:
     finding: str = ""
     values: Mapping[str, Any] = field(default_factory=dict)
     highlight: tuple[int, ...] = ()
-    picture: str = ""
+    picture: str | Table = ""
     figure: Path | None = None
     csv: Path | None = None
     language: str = "en"
@@ -86,13 +103,12 @@ class Report:
         """The report for a terminal."""
         say = translation(self.language)
         shown = [self.cells[i] for i in self.highlight] or self.cells
-        columns = [say(name) for name in self.columns]
-        rows = [[say(cell(x)) if isinstance(x, str | bool) else x for x in row] for row in shown]
-        parts = [f"{self.topic}: {self.question}", indent(self.formula, "  "), table(columns, rows)]
+        numbers = Table(self.columns, shown).text(say)
+        parts = [f"{self.topic}: {self.question}", indent(self.formula, "  "), numbers]
         if len(shown) < len(self.rows):
             parts[-1] += f"\n  {say.fill(FEWER, shown=len(shown), rows=len(self.rows))}"
         if self.picture:
-            parts.append(indent(say(self.picture), "  "))
+            parts.append(indent(str(self.picture), "  "))
         words = {claim: say(word_of([seen])) for claim, seen in self.claims.items()}
         widest = max(map(width, words.values()), default=0)
         parts.append("\n".join(f"  {padded(word, widest)}  {claim}" for claim, word in words.items()))

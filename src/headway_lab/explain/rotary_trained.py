@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from headway.models import Model
 from headway.positions import Rotary
-from headway.report import table as text_table
 from headway_lab.explain.contests import losses
 from headway_lab.explain.figures import bars, curves, panels
-from headway_lab.explain.report import Report
+from headway_lab.explain.report import Report, Table
 from headway_lab.explain.runs import Budget, Run, Runs, contend, held_out_loss, small
 from headway_lab.explain.spread import gap
 from headway_lab.profiling import one_thread
@@ -87,7 +86,7 @@ def judge(runs: Runs, drift: Tensor, back: Sequence[float], budget: Budget) -> R
             "kept": kept,
             "moved": moved,
         },
-        picture=text_table(
+        picture=Table(
             ("loss", "mean", *(f"seed {seed}" for seed in budget.seeds)),
             [
                 (name, *(f"{x:.4f}" for x in (statistics.fmean(own), *own)))

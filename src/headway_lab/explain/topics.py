@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from headway.language import Translation
-from headway_lab.explain.report import Claim, Report
+from headway_lab.explain.report import Claim, Report, Table
 from headway_lab.explain.tables import read, translation
 
 
@@ -28,14 +28,22 @@ class _Sentence(string.Formatter):
         kind = str(value) if isinstance(value, bool) else type(value).__name__
         if phrase := self.phrases.get(kind):
             return self.vformat(phrase, (), {"it": value})
+        if isinstance(value, Table):
+            return value.text(self.say)
         if isinstance(value, Mapping):
-            parts = [f"{self.say(str(name))} {self.format_field(x, format_spec)}" for name, x in value.items()]
+            parts = [
+                f"{self.say(str(name))} {self.format_field(x, format_spec)}" for name, x in value.items()
+            ]
         elif isinstance(value, (list, tuple)):
             parts = [self.format_field(x, format_spec) for x in value]
         else:
-            return str(super().format_field(self.say(value) if isinstance(value, str) else value, format_spec))
+            return str(
+                super().format_field(self.say(value) if isinstance(value, str) else value, format_spec)
+            )
         comma, semicolon = self.phrases["comma"], self.phrases["semicolon"]
-        return (semicolon if any(comma.strip() in part for part in parts) else comma).join(parts) or self.phrases["none"]
+        return (semicolon if any(comma.strip() in part for part in parts) else comma).join(
+            parts
+        ) or self.phrases["none"]
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,7 @@ class Topic:
             setting=setting,
             finding=finding,
             values={},
-            picture=found.picture or picture,
+            picture=sentence.format_field(found.picture or picture, ""),
             language=self.language,
         )
 
@@ -101,9 +109,9 @@ def groups(language: str = "en") -> dict[str, dict[str, Topic]]:
 
 
 @cache
-def topics(language: str = "en") -> dict[str, Topic]:
+def topics_in(language: str) -> dict[str, Topic]:
     """The topics by name, in one language."""
     return {name: topic for group in groups(language).values() for name, topic in group.items()}
 
 
-GROUPS, TOPICS = groups(), topics()
+GROUPS, TOPICS = groups(), topics_in("en")

@@ -1,0 +1,217 @@
+"""Topics in Chinese: every name that a report, its table or its figure shows has its translation."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from headway.cli import run
+from headway.errors import ConfigError
+from headway.language import Translation, language_of_environment
+from headway.report import cell, padded, table, width
+from headway_lab import draw
+from headway_lab.explain import TOPICS, explain, find_topic
+from headway_lab.explain.figures import translate
+from headway_lab.explain.report import FEWER, LACKS, VERDICTS, Report, Table
+from headway_lab.explain.tables import read, translation
+from headway_lab.explain.topics import groups
+from tests.explain import toys
+
+SAY = translation("zh")
+CHINESE = re.compile(r"[\u3400-\u9fff]")
+CODE = re.compile(r"[\w.]+\(.*\)( [|&] .*)?(, [\w.]+\(.*\))*")
+"""A pattern as it is declared."""
+
+
+def names_in(value: Any) -> Iterator[str]:
+    """The strings of what sentences are made of."""
+    if isinstance(value, str | bool):
+        yield cell(value)
+    elif isinstance(value, Table):
+        yield from (*value.columns, *names_in(list(value.rows)))
+    elif isinstance(value, dict):
+        yield from (*map(str, value), *names_in(list(value.values())))
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from names_in(part)
+
+
+def texts_of(figure: Figure) -> Iterator[str]:
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        yield from (label.get_text() for label in axis.get_ticklabels())
+    yield from (text.get_text() for text in figure.findobj(Text))  # type: ignore[attr-defined]
+
+
+def drawn(topic: str, report: Report) -> Figure:
+    with matplotlib.rc_context(draw.STYLE):
+        figure = Figure(figsize=(8, 5))
+        find_topic(topic).draw(figure, report)
+    return figure
+
+
+def untranslated(text: str) -> bool:
+    """Whether a text has words and the table neither changes nor names it: itself, or one of its lines."""
+    return any(
+        key_of(line) is None
+        for line in ([text] if text in SAY.table else text.split("\n"))
+        if re.search("[A-Za-z]{3}", line) and not line.startswith("$") and not CODE.fullmatch(line)
+    )
+
+
+def key_of(text: str) -> str | None:
+    """The entry of the table that a text is translated by."""
+    if text in SAY.table:
+        return text
+    return next((key for key, pattern in SAY.templates.items() if pattern.fullmatch(text)), None)
+
+
+def texts_in(topic: str) -> set[str]:
+    """Every text that is said of a topic at toy size: names in tables, sentences and pictures, and on its figure."""
+    own = toys.toy(topic)
+    report = own.found
+    cells = [list(row.values()) for row in report.rows]
+    names = {*report.columns, *names_in(cells), *names_in([*report.values.values()])}
+    names |= {claim[1] for claim in report.claims if isinstance(claim, tuple)}
+    names |= {*names_in(report.picture if isinstance(report.picture, Table) else report.picture.split("\n"))}
+    return names | {*texts_of(drawn(topic, own.report))}
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_every_name_has_its_translation(topic: str) -> None:
+    assert {text for text in texts_in(topic) if untranslated(text)} == set()
+    figure = drawn(topic, toys.toy(topic).report)
+    translate(figure, SAY)
+    assert any(CHINESE.search(text) for text in texts_of(figure))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_translation_is_used() -> None:
+    """By a topic at toy size, in the words of reports, or in an error."""
+    used = {
+        key_of(line) for topic in TOPICS for text in texts_in(topic) for line in (text, *text.split("\n"))
+    }
+    used |= {*VERDICTS.values(), *LACKS.values(), FEWER, *groups("en")}
+    assert [key for key in SAY.table if key not in used and not said_in_code(key)] == []
+
+
+def said_in_code(key: str) -> bool:
+    """Whether the code of reports, or of an error, has the text before the first value that it is filled with."""
+    folder = Path(str(explain.__globals__["__file__"])).parent
+    files = [*folder.glob("*.py"), *folder.parent.glob("cli/explain.py")]
+    begin = re.split(r"\{\w*\}", key)[0] or re.split(r"\{\w*\}", key)[1]
+    return len(begin) > 2 and any(begin in path.read_text(encoding="utf-8") for path in files)
+
+
+def test_groups_of_topics_are_translated() -> None:
+    assert all(CHINESE.search(group) for group in groups("zh"))
+    assert [[*topics] for topics in groups("zh").values()] == [[*topics] for topics in groups("en").values()]
+
+
+def test_both_tables_have_the_same_keys() -> None:
+    english, chinese = read("en"), dict(read("zh"))
+    del chinese["labels"]
+
+    def keys(said: Any) -> Any:
+        return {key: keys(value) for key, value in said.items()} if isinstance(said, dict) else None
+
+    assert keys(english) == keys(chinese)
+
+
+def test_a_report_is_printed_in_chinese(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", "swish", "--lang", "zh"]) == 0
+    text = capsys.readouterr().out
+    assert "结论：在此规模下可见（" in text
+    assert "  可见  " in text
+    assert "最低点 x" in text
+    assert run(["explain", "--lang", "zh"]) == 0
+    assert TOPICS["swish"].question not in capsys.readouterr().out
+
+
+def test_errors_of_settings_are_said_in_chinese(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = (
+        ["swish", "--heads", "4"],
+        ["scale", "--seeds", "3,3"],
+        ["--quick"],
+        ["all"],
+        ["heads", "--heads", "1"],
+    )
+    for arguments in asked:
+        assert run(["explain", *arguments, "--lang", "zh"]) == 1
+        assert CHINESE.search(capsys.readouterr().err), arguments
+
+
+def test_the_environment_decides_unless_a_language_is_given(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("LC_ALL", "LC_MESSAGES", "LANG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LANG", "zh_CN.UTF-8")
+    assert run(["explain", "swish"]) == 0
+    assert "结论" in capsys.readouterr().out
+    assert run(["explain", "swish", "--lang", "en"]) == 0
+    assert "verdict" in capsys.readouterr().out
+    assert run(["explain", "swish", "--lang", "fr"]) == 1
+    assert "languages are en, zh; got 'fr'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("environment", "language"),
+    [
+        ({}, "en"),
+        ({"LANG": "zh_CN.UTF-8"}, "zh"),
+        ({"LANG": "zh"}, "zh"),
+        ({"LANG": "zh-Hans"}, "zh"),
+        ({"LANG": "zhx"}, "en"),
+        ({"LANG": "zh_TW", "LC_ALL": "C"}, "en"),
+        ({"LANG": "de_DE", "LC_MESSAGES": "zh_SG"}, "zh"),
+        ({"LANG": "de_DE", "LC_ALL": "", "LC_MESSAGES": ""}, "en"),
+    ],
+)
+def test_the_first_variable_that_is_set_is_read(environment: dict[str, str], language: str) -> None:
+    assert language_of_environment(environment) == language
+
+
+def test_a_translation_is_of_whole_texts_lines_and_templates() -> None:
+    say = Translation({"a b": "甲", "{} of {}": "{1} 的 {0}", "x": "子"})
+    assert say("a b") == "甲"
+    assert say("a b\nother\nx") == "甲\nother\n子"
+    assert say("x of a b") == "甲 的 子"
+    assert say("a bc") == "a bc"
+    assert Translation({})("x of y") == "x of y"
+
+
+def test_chinese_takes_two_columns() -> None:
+    assert [width(text) for text in ("ab", "层数", "a，", "ｂ", "±")] == [2, 4, 3, 2, 1]
+    assert (padded("层", 4), padded("层", 4, right=True)) == ("层  ", "  层")
+    lines = table(("层数", "n"), [("一", 1), ("ab", 22)], "").split("\n")
+    assert lines == ["层数   n", "----  --", "一     1", "ab    22"]
+
+
+def test_without_a_font_a_chinese_figure_is_refused_before_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(draw, "find_spec", lambda name: None)
+    monkeypatch.setattr(draw, "CHINESE", ())
+    monkeypatch.setattr(find_topic("swish"), "run", lambda **_: pytest.fail("run"))
+    draw.fonts.cache_clear()
+    with pytest.raises(ConfigError, match=r'pip install "headway-lab\[zh\]"'):
+        explain("swish", tmp_path, language="zh")
+    draw.fonts.cache_clear()
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_chinese_figure_is_set_in_a_font_that_has_its_characters(tmp_path: Path) -> None:
+    report = explain("swish", tmp_path, language="zh")
+    assert report.figure == tmp_path / "swish.zh.png"
+    assert report.figure.stat().st_size > 10_000
+    family = draw.fonts("zh")[-1]
+    path = matplotlib.font_manager.findfont(family, fallback_to_default=False)
+    characters = matplotlib.font_manager.get_font(path).get_charmap()
+    needed = {character for text in SAY.table.values() for character in text if CHINESE.match(character)}
+    assert {character for character in needed if ord(character) not in characters} == set()
