@@ -110,7 +110,18 @@ def test_setups_are_of_sections() -> None:
     assert set(SETUP) <= set(SECTIONS)
 
 
-PAGES = sorted({ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")})
+CHINESE = ROOT / "README.zh.md"
+PAGES = sorted({ROOT / "README.md", CHINESE, ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")})
+
+
+def test_the_readme_in_chinese_has_the_same_blocks_headings_links_pictures_and_names() -> None:
+    """Blocks in the same order; links may differ in their language."""
+    chinese = CHINESE.read_text(encoding="utf-8")
+    assert BLOCK.findall(chinese) == BLOCK.findall(README)
+    texts = [re.sub(r"\.(en|zh)\.", ".", BLOCK.sub("", text)) for text in (README, chinese)]
+    for kind in (r"(?m)^#+ ", r"(!?)\[[^]]*\]\(([^)]+)\)", r"`[^`\n]+`"):
+        found = [sorted(re.findall(kind, text)) for text in texts]
+        assert found[0] == found[1] != []
 
 
 def test_every_page_is_found_from_the_readme() -> None:

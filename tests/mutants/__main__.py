@@ -39,6 +39,7 @@ COPIED = (
     "packages",
     "bench",
     "README.md",
+    "README.zh.md",
     "CONTRIBUTING.md",
     "Makefile",
     "pyproject.toml",
