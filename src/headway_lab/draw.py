@@ -93,6 +93,8 @@ def saved_figure(
     pdf."""
     colours = cycler(color=[BLUE, ORANGE, GREEN, RED, VIOLET, GREY])
     style = {**STYLE, "axes.prop_cycle": colours, "font.family": fonts(language)}
+    if language == "zh":
+        style["axes.titleweight"] = "normal"  # what zhplot ships has one weight
     with matplotlib.rc_context(style):
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)

@@ -85,7 +85,7 @@ def entries(language: str) -> tuple[Entry, ...]:
     verdicts = _table("verdicts")
 
     def verdict(topic: str) -> str:
-        return f"{verdicts[topic][language]} ({verdicts['made']})" if topic in verdicts else ""
+        return f"{verdicts[topic][language]} ({verdicts[topic]['made']})" if topic in verdicts else ""
 
     return tuple(
         Entry(**{"topic": topic, "command": f"headway explain {topic}", "verdict": verdict(topic), **fields})
