@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-LINK = re.compile(r"\[([^\]]+)\]\((\.\./results/[\w-]+\.md)(?:#([\w-]+))?(?:\s+\"([^\"]+)\")?\)")
+LINK = re.compile(r"\[([^\]]+)\]\((\.\./results/[\w-]+(?:\.zh)?\.md)(?:#([\w-]+))?(?:\s+\"([^\"]+)\")?\)")
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
 SECTION = re.compile(r"^### (.+)$", re.MULTILINE)
 
@@ -20,6 +20,11 @@ class Quote(NamedTuple):
     target: str
     section: str
     title: str
+
+    @property
+    def page(self) -> str:
+        """The results page in English."""
+        return self.target.replace(".zh.md", ".md")
 
 
 def quotes_of(text: str) -> list[Quote]:
