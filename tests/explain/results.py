@@ -26,10 +26,10 @@ from headway_lab.explain.tables import translation
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 TRAINED = "small models, trained"
 PAGES = {
-    "explain": {"en": "Topics of headway explain, computed", "zh": "headway explain 的主题：计算得出"},
+    "explain": {"en": "Topics of headway explain, computed", "zh": "由计算回答的主题（headway explain）"},
     "explain-trained": {
         "en": "Topics of headway explain that train small models",
-        "zh": "headway explain 的主题：训练小模型",
+        "zh": "由训练小模型回答的主题（headway explain）",
     },
 }
 WORDS = {
@@ -100,7 +100,8 @@ def page(name: str, folder: Path, commit: str, language: str) -> str:
     }
     made = MADE[language].format(day=f"{datetime.now(UTC):%Y-%m-%d}", commit=commit, **machine)
     counts = COUNTS[language].format(all=len(claims), seen=claims.count(True))
-    parts = [f"# {PAGES[name][language]}\n", f"{made}\n\n{counts}\n"]
+    link = {"en": f"[中文]({name}.zh.md)", "zh": f"[English]({name}.md)"}[language]
+    parts = [f"# {PAGES[name][language]}\n", f"{link}\n\n{made}\n\n{counts}\n"]
     say = translation(language)
     for group in groups_of(name):
         sections = [section(reports[topic], group == TRAINED) for topic in GROUPS[group]]
