@@ -80,7 +80,7 @@ BOOK = (
 )
 SERVED = (
     "answers until it is ended",
-    "tests/serve/test_operation.py::test_the_command_loads_says_drains_and_logs",
+    "tests/serve/test_command.py::test_the_command_loads_says_drains_and_logs",
 )
 INSTALLED = (
     "fetches from the index",

@@ -1,11 +1,8 @@
 """Attention maps and hidden states of a loaded model: what its layers computed, and what `transformers` gives."""
 
-import re
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -13,44 +10,16 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import headway
-from headway.api import AttentionMap, AttentionMaps, LanguageModel, MaskedLM, TextEncoder, Translator
-from headway.attention.linear_attention import LinearAttentionSpec
+from headway.api import AttentionMap, LanguageModel, MaskedLM, TextEncoder, Translator
 from headway.errors import ConfigError, DataError
-from headway.models import Head, ModelSpec, build
-from headway.patterns import Causal, Global, PerHead, Sink, Window, visible
-from headway.positions import Relative
+from headway.models import build
+from headway.patterns import visible
 from headway.tokens import Tokens
+from tests.api.maps import IDS, SPECS, loaded, maps_of
 from tests.checkpoints import decoders, hf, seq2seq
 from tests.generate.conftest import MIXED, small
 from tests.small_bert import TEXTS, bert
 from tests.text.conftest import byte_level
-
-IDS = [0, *range(20, 38)]
-SIZE: dict[str, Any] = {"vocab": 330, "width": 32, "layers": 2, "heads": 4, "hidden": 48, "init_std": 0.3}
-PATTERNS = PerHead(Causal(), Window.last(4), Causal() & Sink(2) | Window.last(2), Window(4, 0, 2))
-SPECS: dict[str, ModelSpec] = {
-    "window with sinks, full": ModelSpec.of("llama", **SIZE, kv_heads=2, patterns=MIXED),
-    "a pattern per head": ModelSpec.of("llama", **SIZE, patterns=PATTERNS),
-    "linear biases": ModelSpec.of("bloom", **SIZE),
-    "relative keys of each layer": ModelSpec.of("llama", **SIZE, positions=Relative(4)),
-    "linear attention": ModelSpec.of("llama", **SIZE).with_mixer(LinearAttentionSpec("elu+1")),
-    "linear attention, rotated": ModelSpec.of("roformer", **SIZE).with_mixer(LinearAttentionSpec("elu+1")),
-    "both sides": ModelSpec.of("bert", **SIZE),
-    "global projections": ModelSpec.of("longformer", **SIZE, patterns=Window.around(3) | Global()).with_head(
-        Head("classify", labels=("no", "yes"))
-    ),
-}
-
-
-def loaded(spec: ModelSpec, **how: Any) -> Any:
-    model = build(spec, seed=3, **how).eval().double()
-    return (LanguageModel if spec.causal else TextEncoder)(model, byte_level())  # type: ignore[arg-type]
-
-
-def maps_of(lm: Any, **which: Any) -> AttentionMaps:
-    found = lm.attention("the cat sat on the mat, and why", **which)
-    assert isinstance(found, AttentionMaps)
-    return found
 
 
 def joined_heads(call: Callable[[], Any], layers: list[Any]) -> list[Tensor]:
@@ -251,84 +220,6 @@ def test_translators_are_those_of_transformers(name: str, tmp_path: Path) -> Non
         tuple(map(str, target)),
         tuple(map(str, source)),
     )
-
-
-# -- pictures ------------------------------------------------------------------------------------------------------
-
-
-def painted(html: str) -> list[list[tuple[str, int, int]]]:
-    """The painted cells (fill, query, key) of each SVG, read back from its paths."""
-    found = []
-    for picture in re.findall(r"<svg.*?</svg>", html):
-        cells = []
-        for element in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}path"):
-            runs = re.findall(r"M(\d+) (\d+)h(\d+)v1h-\3z", element.get("d") or "")
-            for x, y, length in ((int(n) for n in run) for run in runs):
-                cells += [(element.get("fill") or "", y, x + i) for i in range(length)]
-        found.append(cells)
-    return found
-
-
-class _Parts(HTMLParser):
-    """The tags and attributes of a page."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: set[str] = set()
-        self.values: list[str] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.values += [value or "" for name, value in attrs if name != "xmlns"]
-
-
-def check_alone(html: str) -> None:
-    """Nothing runs, and nothing is fetched."""
-    parts = _Parts(html)
-    assert parts.tags <= {"div", "span", "svg", "g", "rect", "path", "text"}
-    assert not any("http" in value or "url(" in value for value in parts.values)
-
-
-def test_the_picture_of_a_map_has_its_texts_and_shades() -> None:
-    lm = loaded(SPECS["window with sinks, full"])
-    one = lm.attention("<b>&\"' cat", layers=1, heads=[0, 2])[1]
-    html = one._repr_html_()
-    check_alone(html)
-    labels = [
-        text for text in ElementTree.fromstring(re.findall(r"<svg.*?</svg>", html)[0]).itertext() if text
-    ]
-    assert labels == [*one.queries, *one.keys]
-    for cells, weights in zip(painted(html), one.weights(), strict=True):
-        assert {(q, k) for _, q, k in cells} == set(map(tuple, (weights > 0).nonzero().tolist()))
-        shades = {(q, k): int(fill[1:3], 16) for fill, q, k in cells}
-        darkest = min(shades, key=lambda at: (shades[at], -float(weights[at])))
-        assert weights[darkest] == weights.max()
-
-
-def test_the_picture_of_a_long_text_is_drawn_from_some_queries_and_pooled_keys() -> None:
-    lm = LanguageModel(build(ModelSpec.of("llama", **SIZE), seed=3).eval())
-    one = lm.attention([5, 9] * 75, layers=1, heads=1)[1]
-    html = one._repr_html_()
-    check_alone(html)
-    assert "one query in 3, of 150, the largest of 3 keys side by side, of 150" in html
-    (cells,) = painted(html)
-    assert {(q, k) for _, q, k in cells} == {(q, k) for q in range(50) for k in range(q + 1)}
-    overview = lm.attention([5, 9] * 75)._repr_html_()
-    check_alone(overview)
-    assert len(painted(overview)) == 8
-    assert "layer 1, head 3" in overview
-
-
-def test_the_picture_of_a_translation_is_that_of_its_target_on_its_source(tmp_path: Path) -> None:
-    model = seq2seq.theirs("marian")
-    model.save_pretrained(tmp_path)
-    translator = headway.load(tmp_path)
-    maps = translator.attention([5, 9, 1, 0], [60, 4, 4])
-    assert maps._repr_html_() == maps.cross._repr_html_()
-    own = translator.attention([5, 9, 1, 0], layers=0)
-    assert own.decoder[0].queries[0] == "60"
-    assert "0" not in own.decoder[0].queries[1:]
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from headway.nn.cuts import Outside, patterns_without
 from headway.nn.record import Record
 from headway.patterns import Causal, PerHead, Window, classify
 from headway.tokens import Tokens
-from tests.api.test_attention_maps import IDS, SIZE, SPECS, loaded, maps_of
+from tests.api.maps import IDS, SIZE, SPECS, loaded, maps_of
 from tests.generate.conftest import small
 
 CAUSAL = [name for name, spec in SPECS.items() if spec.causal]

@@ -2,81 +2,32 @@
 
 from typing import Any
 
-from transformers import CONFIG_MAPPING
-
-SIZES: dict[str, Any] = {
-    "vocab_size": 61,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "max_position_embeddings": 32,
-    "pad_token_id": None,  # whose row would get no gradient
-}
-LLAMA: dict[str, Any] = {**SIZES, "num_key_value_heads": 2, "rms_norm_eps": 1e-5}
-COHERE: dict[str, Any] = {**SIZES, "num_key_value_heads": 2, "logit_scale": 0.3}
-GPTJ: dict[str, Any] = {
-    "vocab_size": 61, "n_positions": 32, "n_embd": 48, "n_layer": 3, "n_head": 4, "rotary_dim": 6,
-}  # fmt: skip
-NEO: dict[str, Any] = {
-    "vocab_size": 61, "hidden_size": 48, "num_layers": 3, "num_heads": 6, "max_position_embeddings": 32,
-    "attention_types": [[["global", "local"], 1], [["local"], 1]], "window_size": 5,
-}  # fmt: skip
-OPT: dict[str, Any] = {
-    "vocab_size": 61, "hidden_size": 48, "ffn_dim": 80, "num_hidden_layers": 3, "num_attention_heads": 6,
-    "max_position_embeddings": 32, "pad_token_id": None,
-}  # fmt: skip
-LONG = {
-    "rope_type": "longrope", "rope_theta": 500.0, "short_factor": [1.0, 1.2], "long_factor": [1.5, 3.0],
-    "original_max_position_embeddings": 6, "partial_rotary_factor": 0.5,
-}  # fmt: skip
-YARN = {"rope_type": "yarn", "rope_theta": 500.0, "original_max_position_embeddings": 8}
-LLAMA3 = {
-    "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8,
-}  # fmt: skip
-MINISTRAL = {"factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}
-FACTORS = {"embedding_multiplier": 12.0, "logits_scaling": 3.0, "residual_multiplier": 0.22}
-XGLM: dict[str, Any] = {
-    "vocab_size": 61, "d_model": 48, "num_layers": 3, "attention_heads": 6, "ffn_dim": 80,
-    "max_position_embeddings": 32, "pad_token_id": None,
-}  # fmt: skip
-DECODES: dict[str, Any] = {**SIZES, "is_decoder": True}
-PAD = 2  # an id that is not in the texts: positions of RoBERTa count those of others
-UNPADDED: dict[str, Any] = {**DECODES, "pad_token_id": PAD, "max_position_embeddings": 32 + PAD + 1}
-LFM2 = {key: value for key, value in LLAMA.items() if key != "rms_norm_eps"}
-BIASED = {"attention_bias": True, "mlp_bias": True}
-MAMBA: dict[str, Any] = {
-    "mamba_n_heads": 4, "mamba_d_state": 6, "mamba_d_conv": 3, "mamba_n_groups": 2,
-}  # fmt: skip
-MAMBA2: dict[str, Any] = {
-    "vocab_size": 61, "hidden_size": 48, "num_hidden_layers": 2, "num_heads": 4, "head_dim": 24, "state_size": 6,
-    "n_groups": 2,
-}  # fmt: skip
-GRANITE: dict[str, Any] = {
-    **LLAMA, **MAMBA, **FACTORS, "attention_multiplier": 0.1, "shared_intermediate_size": 40,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-}  # fmt: skip
-FALCON_H1: dict[str, Any] = {
-    **LLAMA,
-    **MAMBA,
-    "num_hidden_layers": 2,
-    "mamba_d_ssm": 40,
-    "mamba_d_head": "auto",
-}
-FALCON_H1_FACTORS: dict[str, Any] = {
-    "embedding_multiplier": 3.0, "lm_head_multiplier": 0.5, "mlp_multipliers": [0.7, 1.3], "key_multiplier": 0.6,
-    "attention_out_multiplier": 0.8, "ssm_out_multiplier": 1.2, "ssm_multipliers": [0.5, 1.5, 0.75, 1.25, 0.9],
-}  # fmt: skip
-NEMOTRON: dict[str, Any] = {
-    "vocab_size": 61, "hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 6, "num_key_value_heads": 2,
-    "head_dim": 10, "max_position_embeddings": 32, "pad_token_id": None, "mamba_num_heads": 4, "mamba_head_dim": 10,
-    "ssm_state_size": 6, "n_groups": 2, "conv_kernel": 3,
-}  # fmt: skip
-QWEN3_5 = {
-    **LLAMA, "head_dim": 8, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 6,
-    "linear_value_head_dim": 10,
-}  # fmt: skip
+from tests.checkpoints.decoder_sizes import (
+    BIASED,
+    COHERE,
+    DECODES,
+    FACTORS,
+    FALCON_H1,
+    FALCON_H1_FACTORS,
+    GPTJ,
+    GRANITE,
+    LFM2,
+    LLAMA,
+    LLAMA3,
+    LONG,
+    MAMBA,
+    MAMBA2,
+    MINISTRAL,
+    NEMOTRON,
+    NEO,
+    OPT,
+    PAD,
+    QWEN3_5,
+    SIZES,
+    UNPADDED,
+    XGLM,
+    YARN,
+)
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3 (one layer of three without positions)": (
@@ -305,105 +256,3 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "biogpt, embeddings not scaled": ("biogpt", {**SIZES, "scale_embedding": False}),
 }  # fmt: skip
 """Name -> family, and config."""
-EXAONE_REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("exaone", {"num_layers": 4}, "num_hidden_layers is 3 and num_layers 4, and both are one number"),
-    ("apertus1p5_text", {"output_vocab_size": 50}, "output_vocab_size"),
-]
-REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("smollm3", {"no_rope_layers": [1, 0]}, '"no_rope_layers" must be a list of 1 .rotary. or 0'),
-    ("smollm3", {"layer_types": ["sliding_attention"] * 3}, "but there is no window"),
-    (
-        "phi3",
-        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "original_max_position_embeddings": 16}},
-        "LinearScaling in a phi3",
-    ),
-    ("phi3", {"resid_pdrop": 0.1}, "resid_pdrop"),
-    ("glm", {"mlp_bias": True}, '"mlp_bias" is True, which is unsupported'),
-    ("exaone4", {"layer_types": None}, "without sliding_window needs layer_types"),
-    ("ernie4_5", {"attention_dropout": 0.1}, "attention_dropout"),
-    ("helium", {"head_dim": 10}, "6 heads of head_dim 10 are not hidden_size 48"),
-    ("internlm3", {"mlp_bias": False}, "qkv_bias differs from its bias"),
-    ("internlm3", {"qkv_bias": True}, '"qkv_bias" is True, which is unsupported'),
-    ("iquestcoder", {"clip_qkv": 8.0}, "clip_qkv"),
-    ("cohere", {"use_qk_norm": True}, "use_qk_norm"),
-    ("cohere2", {"layer_switch": 2}, "layer_switch is 2, but every 3th layer is full"),
-    ("cohere2", {"head_dim": 10}, "head_dim is 10, but transformers makes it hidden_size 48 / 6 heads"),
-    ("cohere2", {"position_embedding_type": "alibi"}, "position_embedding_type"),
-    ("stablelm", {"qk_layernorm": True}, "qk_layernorm"),
-    ("stablelm", {"hidden_dropout": 0.1}, "hidden_dropout"),
-    ("hunyuan_v1_dense", {"use_cla": True}, "use_cla"),
-    ("cwm", {"rope_parameters": None}, "transformers has a scaling of its own for cwm"),
-    ("apertus", {"rope_parameters": None}, "transformers has a scaling of its own for apertus"),
-    ("ministral3", {"rope_parameters": YARN | {"factor": 4.0}}, 'lacks "llama_4_scaling_beta"'),
-    ("olmo", {"clip_qkv": 8.0}, "clip_qkv"),
-    ("granite_swa", {"layer_rope_theta": [500.0]}, "layer_rope_theta"),
-    ("ctrl", {"layer_norm_epsilon": 1e-5}, "layer_norm_epsilon"),
-    ("xglm", {"pad_token_id": 2}, "must be 0 or 1"),
-    ("bert", {"architectures": ["BertForMaskedLM"]}, "is_decoder is True"),
-    ("bert", {"is_decoder": False, "architectures": ["BertLMHeadModel"]}, "is_decoder is False"),
-    ("persimmon", {"hidden_dropout": 0.1}, "hidden_dropout"),
-    ("nanochat", {"rope_parameters": {**YARN, "factor": 4.0}}, "multiply queries and keys by"),
-    ("gptj", {"rotary_dim": 13}, "rotary_dim 13 must be even and at most the 12 dims"),
-    ("gptj", {"rotary": False}, "rotary"),
-    ("codegen", {"n_head": 6}, "n_head 6 of a codegen must be a multiple of 4"),
-    ("gpt_neo", {"attention_types": [[["global", "local"], 1]]}, '"attention_types" must be like'),
-    ("gpt_neo", {"attention_types": [[["block"], 3]]}, '"attention_types" must be like'),
-    ("gpt_neo", {"attention_layers": ["global"] * 3}, "attention_layers"),
-    ("openai-gpt", {"afn": "gelu_fast"}, "there is no activation 'gelu_fast'"),
-    ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim 32 is not hidden_size 48"),
-    ("opt", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine"),
-    ("qwen3_5_text", {"hidden_act": "gelu"}, "hidden_act gelu is that of convolutions in transformers, too"),
-    ("qwen3_5_text", {"attn_output_gate": False}, "attn_output_gate"),
-    (
-        "qwen3_5_text",
-        {"layer_types": ["sliding_attention"] * 4},
-        "known are full_attention, linear_attention",
-    ),
-    ("lfm2", {"full_attn_idxs": 2}, '"full_attn_idxs" must be a list of numbers of layers'),
-    ("lfm2", {"use_pos_enc": False}, "use_pos_enc"),
-    ("mamba2", {"head_dim": 12}, "num_heads 4 of head_dim 12 are not expand x hidden_size = 96"),
-    ("mamba2", {"time_step_limit": [0.0, 0.1]}, "time_step_limit"),
-    ("mamba2", {"hidden_act": "gelu"}, "hidden_act gelu is that of convolutions in transformers, too"),
-    ("bamba", {"attn_layer_indices": 2}, '"attn_layer_indices" must be a list of numbers of layers'),
-    (
-        "granitemoehybrid",
-        {"position_embedding_type": "alibi"},
-        '"position_embedding_type" must be null, "nope"',
-    ),
-    ("biogpt", {"layerdrop": 0.1}, "layerdrop"),
-    ("falcon_h1", {"mamba_d_head": 8}, "mamba_n_heads 4 of mamba_d_head 8 are not 40"),
-    ("falcon_h1", {"mlp_multipliers": [1.0]}, "mlp_multipliers"),
-    ("falcon_h1", {"mamba_rms_norm": True}, "mamba_norm_before_gate is true"),
-    ("falcon_h1", {"projectors_bias": True}, "mamba_proj_bias and projectors_bias differ"),
-    (
-        "falcon_h1",
-        {"attention_bias": True, "attention_in_multiplier": 2.0},
-        "attention_in_multiplier is 2.0 beside att",
-    ),
-    (
-        "falcon_h1",
-        {"mamba_proj_bias": True, "projectors_bias": True, "ssm_in_multiplier": 2.0},
-        "ssm_in_multiplier is 2.0 beside biases",
-    ),
-    (
-        "nemotron_h",
-        {"hybrid_override_pattern": "-M*"},
-        "layer 0 is mlp, with none before it that mixes tokens",
-    ),
-    (
-        "nemotron_h",
-        {"hybrid_override_pattern": "M-E"},
-        "layer 2 is moe, with none before it that mixes tokens",
-    ),
-    ("nemotron_h", {"hybrid_override_pattern": "MX"}, '"layers_block_type" must be the kinds of layers'),
-    ("nemotron_h", {"moe_latent_size": 8}, "moe_latent_size"),
-    (
-        "nemotron_h",
-        {"attention_head_dim": 8},
-        '"attention_head_dim" must be 10, which is what transformers takes',
-    ),
-    ("falcon_h1", {"attn_layer_indices": [1]}, "attn_layer_indices"),
-    ("nemotron_h", {"tie_word_embeddings": True}, "tie_word_embeddings"),
-    *(row for row in EXAONE_REFUSED if row[0] in CONFIG_MAPPING),  # of 5.24
-]
-"""Family, change of the first of its configs above, what the error says."""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.checkpoints.decoder_rows import LFM2, LLAMA, QWEN3_5, SIZES
+from tests.checkpoints.decoder_sizes import LFM2, LLAMA, QWEN3_5, SIZES
 
 MOE: dict[str, Any] = {**LLAMA, "num_experts_per_tok": 2}
 QWEN: dict[str, Any] = {**MOE, "num_experts": 4, "moe_intermediate_size": 24}

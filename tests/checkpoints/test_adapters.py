@@ -10,22 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from headway.checkpoints import (
-    change_pairing,
-    load_adapter,
-    load_folder,
-    merged_state,
-    save_adapter,
-    save_folder,
-    save_state,
-)
-from headway.checkpoints.bases import SAMPLE, Base, base_of, fingerprint
+from headway.checkpoints import load_adapter, merged_state, save_adapter
+from headway.checkpoints.bases import Base, base_of
 from headway.errors import CheckpointError, ConfigError
 from headway.models import ModelSpec
-from headway.models.quantize import quantize_model
 from headway.nn import Adapter, Lora, adapted, attach, set_active
 from headway.positions import Rotary
-from headway.surgery.quantize import quantize_folder
 from tests.checkpoints.adapters import IDS, KINDS, SIZE, small, trained
 from tests.pairwise import chequered
 
@@ -280,54 +270,6 @@ def test_a_folder_is_written_whole_and_not_over_another(tmp_path: Path) -> None:
     ]
     with pytest.raises(CheckpointError, match="does not say which model it adapts"):
         base_of(tmp_path / "a")
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_a_model_has_one_fingerprint_however_its_weights_are_kept(family: str, tmp_path: Path) -> None:
-    """Where adapters of one fit the other: in float32 and bfloat16, in either pairing, as int4 that was made of it."""
-    model = small(family, width=64)
-    save_folder(tmp_path / "m", model)
-    save_folder(tmp_path / "bf16", model, dtype=torch.bfloat16)
-    folders = ["m", "bf16"]
-    if family == "llama":
-        quantize_folder(load_folder(tmp_path / "bf16"), tmp_path / "int4", "int4")
-        adjacent, spec = change_pairing(dict(model.state_dict()), model.spec, "adjacent")
-        save_state(tmp_path / "adjacent", spec, adjacent, keep_pairing=True)
-        folders += ["int4", "adjacent"]
-    assert len({fingerprint(load_folder(tmp_path / name)) for name in folders}) == 1
-
-
-@pytest.mark.parametrize(
-    ("leaf", "change"),
-    [
-        ("mlp.up_proj.weight", lambda w: w * 1.01),
-        ("self_attn.q_proj.weight", lambda w: w.roll(1, 0)),
-        ("mlp.down_proj.weight", lambda w: w + 0.01 * torch.eye(*w.shape)),
-    ],
-)
-def test_other_weights_have_another_fingerprint(leaf: str, change: Any, tmp_path: Path) -> None:
-    """A quantized folder whose origin is unknown, too."""
-    model = small("llama", width=64)
-    save_folder(tmp_path / "m", model)
-    state = dict(model.state_dict())
-    name = f"model.layers.1.{leaf}"
-    save_state(tmp_path / "other", model.spec, state | {name: change(state[name])})
-    quantize_model(model, "int4")
-    save_folder(tmp_path / "int4", model)
-    assert len({fingerprint(load_folder(tmp_path / name)) for name in ("m", "other", "int4")}) == 3
-
-
-def test_a_fingerprint_reads_some_rows_of_a_large_tensor(tmp_path: Path) -> None:
-    """They lie evenly, so that what changes all rows is seen; the first one is among them."""
-    model = small("llama", vocab=3 * SAMPLE // 32)
-    save_folder(tmp_path / "m", model)
-    found = {fingerprint(load_folder(tmp_path / "m"))}
-    table = model.state_dict()["model.embed_tokens.weight"]
-    for row, seen in ((1, False), (0, True), (3 * (len(table) // 6), True)):
-        table[row] += 1
-        save_folder(tmp_path / "m", model, overwrite=True)
-        assert (fingerprint(load_folder(tmp_path / "m")) not in found) == seen
-        found.add(fingerprint(load_folder(tmp_path / "m")))
 
 
 def test_layers_that_are_adapted_are_those_of_the_blocks() -> None:

@@ -26,9 +26,9 @@ from headway.models import Head, ModelSpec, catalog, cost
 from headway.nn import Attention
 from headway.tokens import Tokens
 from tests.checkpoints import expert_rows
-from tests.checkpoints.decoder_rows import REFUSED
 from tests.checkpoints.decoders import CASES, IDS, MAIN, NORMED, kernel, theirs
 from tests.checkpoints.hf import off
+from tests.checkpoints.refused_rows import REFUSED
 from tests.checkpoints.shares import share
 
 QUERIES = {"k_proj": "q_proj.bias", "Wk": "Wq.bias", "key": "query.bias"}

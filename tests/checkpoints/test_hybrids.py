@@ -15,7 +15,7 @@ from headway.checkpoints.restore import fill, load_model
 from headway.checkpoints.saving import save_folder
 from headway.models import build
 from headway.surgery import pool_heads
-from tests.checkpoints.decoder_rows import FALCON_H1, FALCON_H1_FACTORS, QWEN3_5
+from tests.checkpoints.decoder_sizes import FALCON_H1, FALCON_H1_FACTORS, QWEN3_5
 from tests.checkpoints.decoders import IDS, theirs
 from tests.checkpoints.expert_rows import NEXT
 from tests.checkpoints.hf import off

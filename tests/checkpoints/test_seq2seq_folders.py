@@ -16,19 +16,8 @@ from headway.checkpoints.saving import save_folder
 from headway.errors import CheckpointError, ConfigError
 from headway.models import EncoderDecoder, ModelSpec, build, cost
 from tests.checkpoints.hf import off
-from tests.checkpoints.seq2seq import (
-    MARIAN,
-    MILD,
-    NEW_T5,
-    PAIR,
-    PUBLISHED,
-    SOURCE,
-    T5,
-    TARGET,
-    V,
-    logits,
-    theirs,
-)
+from tests.checkpoints.seq2seq import MARIAN, MILD, NEW_T5, PAIR, SOURCE, T5, TARGET, V, logits, theirs
+from tests.checkpoints.seq2seq_published import PUBLISHED
 from tests.checkpoints.shares import share
 
 

@@ -15,7 +15,7 @@ from headway.checkpoints.hf.wrapped import BESIDE, TEXT
 from headway.checkpoints.restore import build_model
 from headway.errors import CheckpointError, ConfigError
 from tests.checkpoints import gemma4_rows
-from tests.checkpoints.decoder_rows import LLAMA, MINISTRAL, YARN
+from tests.checkpoints.decoder_sizes import LLAMA, MINISTRAL, YARN
 from tests.checkpoints.decoders import IDS
 from tests.checkpoints.hf import off
 from tests.pairwise import chequered

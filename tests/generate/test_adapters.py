@@ -14,7 +14,7 @@ from headway.nn import Lora, attach, merge, set_active
 from headway.nn.adapters import Adapter
 from headway.patterns import Causal, Window
 from tests.generate.conftest import small
-from tests.generate.test_engine import SUMS, drain, ids_of, text_of, used
+from tests.generate.engines import SUMS, drain, ids_of, text_of, used
 from tests.models.test_encoder import seq2seq
 from tests.tolerance import assert_within_reference
 

@@ -11,16 +11,15 @@ import pytest
 import torch
 
 from headway.api import LanguageModel
-from headway.errors import ConfigError, DataError
-from headway.generate import GenerationConfig, Sampling, generate
+from headway.errors import ConfigError, DataError, HeadwayError
+from headway.generate import GenerationConfig, Sampling, generate, stream
 from headway.models import Decoder, ModelSpec, build
 from headway.patterns import Causal, Window
 from headway.positions import DynamicNTK, Learned, Rotary
 from tests.generate.conftest import small
-from tests.generate.test_loop import greedy_by_hand
+from tests.generate.plain import MODEL, PROMPTS, greedy_by_hand
 from tests.text.conftest import byte_level, word_piece
 
-MODEL = small()
 LONG, SHORT = [[0, *range(20, 60)] * 3, [0, 7] * 30], [[0, 5, 9], [0]]
 
 
@@ -197,3 +196,60 @@ def test_nan_logits_stop_a_sampled_text_too_and_name_the_request() -> None:
     for sampling in (Sampling(), Sampling(temperature=1.0, top_k=1), Sampling(temperature=1.0, top_p=1e-9)):
         with pytest.raises(ValueError, match="logits for request 0 at step 1 are not numbers"):
             generate(model, [[0, 5], [0, 9]], GenerationConfig(max_new_tokens=3, sampling=sampling))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "match"),
+    [
+        ([], "no prompts: the batch is empty"),
+        ([[0], []], "prompt 1 is empty: a model continues at least one token; begin with BOS"),
+        ([None], "prompt 0 must be a list of token ids, got NoneType"),
+        (None, "prompts are lists of token ids, got NoneType"),
+        ("hello", "prompts are lists of token ids, got str"),
+        (["hello"], "prompt 0 must be a list of token ids, got str"),
+        ([[0, -1]], r"prompt 0: token id -1 at place 1 is outside the model's vocabulary of 330 \(0..329\)"),
+        ([[0], [330]], "prompt 1: token id 330 at place 0 is outside"),
+        ([[0, 1.5]], "prompt 0: token 1 must be an integer id, got 1.5"),
+        ([[True]], "prompt 0: token 0 must be an integer id, got True"),
+    ],
+)
+def test_prompts_that_are_none(prompts: object, match: str) -> None:
+    for call in (generate, stream):  # before the first delta is asked for
+        with pytest.raises(DataError, match=match):
+            call(MODEL, prompts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"max_new_tokens": -1}, "max_new_tokens must be a whole number of at least 0, got -1"),
+        ({"prefill_chunk": 0}, "prefill_chunk must be a whole number of at least 1, got 0"),
+        ({"prefill_chunk": 4, "use_cache": False}, "prefill_chunk needs the cache"),
+        ({"stop": 5}, "stop is a string or a list of strings, got 5"),
+        ({"seed": "x"}, "seed must be a whole number, got 'x'"),
+        ({"stop": ["a"]}, "stop strings need a tokenizer"),
+        ({"forbidden": [330]}, "forbidden: token id 330 is outside"),
+    ],
+)
+def test_settings_that_cannot_be(given: dict[str, object], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        generate(MODEL, PROMPTS, GenerationConfig(**given))  # type: ignore[arg-type]
+
+
+def test_other_arguments_that_cannot_be() -> None:
+    with pytest.raises(ConfigError, match="batch_size must be a whole number of at least 1, got 0"):
+        generate(MODEL, PROMPTS, batch_size=0)
+    with pytest.raises(ConfigError, match="requests: 1 numbers for 4 prompts"):
+        stream(MODEL, PROMPTS, requests=[0])
+    with pytest.raises(ConfigError, match="requests must differ from each other"):
+        generate(MODEL, PROMPTS, requests=[0, 0, 1, 2])
+
+
+def test_logits_that_are_no_numbers() -> None:
+    for bad in (float("nan"), float("inf")):
+        model = small()
+        first = greedy_by_hand(model, [0, 5], 1)[0]
+        with torch.no_grad():
+            model.model.embed_tokens.weight[first] = bad  # reached when the first new token is read
+        with pytest.raises(HeadwayError, match="logits for request 7 at step 1 are not numbers"):
+            generate(model, [[0, 5]], GenerationConfig(max_new_tokens=5), requests=[7])

@@ -1,9 +1,7 @@
 """Beam search over toy models whose best texts can be found by looking at all of them."""
 
-import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -11,94 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headway.cache import CacheSpec, PagedCache
 from headway.errors import ConfigError, HeadwayError
-from headway.generate import Beams, Engine, GenerationConfig, Hypothesis, Reader, Sampling
-from headway.generate.beams import BeamSearch
-from headway.generate.requests import Request
+from headway.generate import Beams
 from headway.generate.sampling import penalize_repetition
-from headway.patterns import Causal
+from tests.generate.toys import Toy, all_texts, greedy, run, total
 
 PENALTIES = (-1.5, 0.0, 0.6, 1.0, 2.0)
-
-
-class Toy(Reader):
-    """Logits that are a pure function of the text: a table drawn for (seed, its last three ids, its length).
-
-    longest: tokens that were read of a text.   counts: texts of each step.
-    """
-
-    use_cache, sources, shares_prefixes, adapters = False, None, False, []
-
-    def __init__(self, vocab: int, seed: int, prompts: Sequence[Sequence[int]], levels: int = 0) -> None:
-        self.vocab, self.seed, self.levels = vocab, seed, levels
-        self.prompts = [list(p) for p in prompts]
-        self.cache = PagedCache(CacheSpec(kv_heads=1, head_dim=1), [Causal()])
-        self.longest, self.counts = 0, []
-
-    def read(self, chunks: Any, wanted: Any, sources: Any = (), adapters: Any = ()) -> Tensor:
-        for table, ids in chunks:
-            table.ids += ids
-        self.longest = max(self.longest, *(len(table) for table, _ in chunks))
-        self.counts.append(len(chunks))
-        return torch.stack(
-            [self.logits(table.ids) for (table, _), slots in zip(chunks, wanted, strict=True) if slots]
-        )
-
-    def logits(self, text: Sequence[int]) -> Tensor:
-        generator = torch.Generator().manual_seed(hash((self.seed, len(text), *text[-3:])) % 2**31)
-        drawn = torch.randn(self.vocab, generator=generator, dtype=torch.float64) * 2
-        return drawn.sign() * (drawn.abs() > 1) if self.levels else drawn
-
-
-def run(
-    toy: Toy,
-    beams: Beams,
-    room: int | Sequence[int],
-    eos: Sequence[int] = (0,),
-    *,
-    numbers: Sequence[int] | None = None,
-    penalty: float = 1.0,
-    **constraints: Any,
-) -> list[list[Hypothesis]]:
-    """The hypotheses of each of the toy's texts, which get `room` new tokens."""
-    prompts = toy.prompts
-    rooms = [room] * len(prompts) if isinstance(room, int) else room
-    config = GenerationConfig(
-        beams=beams, eos=eos, sampling=Sampling(repetition_penalty=penalty), **constraints
-    )
-    given = zip(numbers or range(len(prompts)), prompts, rooms, strict=True)
-    searches = [BeamSearch(Request(n, prompt, config, most), beams) for n, prompt, most in given]
-    engine = Engine(toy)
-    for _ in engine.run(searches):
-        pass
-    return [list(search.best()) for search in searches]
-
-
-def total(toy: Toy, prompt: Sequence[int], ids: Sequence[int]) -> float:
-    """sum_i log p(ids_i | prompt, ids_<i), text by text."""
-    text, found = list(prompt), 0.0
-    for token in ids:
-        found += float(toy.logits(text).log_softmax(-1)[token])
-        text.append(token)
-    return found
-
-
-def all_texts(vocab: int, room: int, eos: Sequence[int]) -> list[tuple[int, ...]]:
-    """Every text that ends by an EOS, or by its length."""
-    return [
-        ids
-        for n in range(1, room + 1)
-        for ids in itertools.product(range(vocab), repeat=n)
-        if not set(ids[:-1]) & set(eos) and (n == room or ids[-1] in eos)
-    ]
-
-
-def greedy(toy: Toy, prompt: Sequence[int], room: int, eos: Sequence[int] = (0,)) -> tuple[int, ...]:
-    ids: list[int] = []
-    while len(ids) < room and not (ids and ids[-1] in eos):
-        ids.append(int(toy.logits([*prompt, *ids]).argmax()))
-    return tuple(ids)
 
 
 @given(st.integers(0, 10**6), st.integers(2, 4), st.integers(1, 4), st.sampled_from(PENALTIES))

@@ -11,7 +11,7 @@ from headway.models import Decoder
 from headway.patterns import Causal, Window
 from tests.cache.page_counts import page_counts
 from tests.generate.conftest import MIXED, small
-from tests.generate.test_loop import PROMPTS
+from tests.generate.plain import PROMPTS
 from tests.text.conftest import byte_level
 
 MODEL, TOKENIZER = small(MIXED), byte_level()

@@ -2,62 +2,25 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.api import LanguageModel
-from headway.attention.linear_attention import LinearAttentionSpec
-from headway.errors import ConfigError, HeadwayError
-from headway.generate import (
-    Beams,
-    Draft,
-    Generation,
-    GenerationConfig,
-    ModelDraft,
-    NgramDraft,
-    Sampling,
-    generate,
-    stream,
-)
-from headway.generate.constraints import Text
+from headway.errors import ConfigError
+from headway.generate import Draft, GenerationConfig, ModelDraft, NgramDraft, Sampling, generate, stream
 from headway.generate.drafts import EARNED, MOST_CREDIT, PAID_BY_ACCEPTED, Speculation, continuation
 from headway.generate.requests import Request
 from headway.generate.sequences import SampledText
-from headway.models import Decoder, build
-from headway.patterns import Causal, Window
-from headway.positions import DynamicNTK, Learned, Rotary
+from headway.models import build
+from headway.patterns import Window
+from headway.positions import Learned
 from tests.generate.conftest import MIXED, small
-from tests.text.conftest import byte_level, sentencepiece
+from tests.generate.drafts import MODEL, OTHER, PROMPTS, TOKENIZER, Scripted, essence
 
-MODEL, TOKENIZER = small(MIXED), byte_level()
-OTHER = build(MODEL.spec, seed=7).eval()
-PROMPTS = [[0, 5, 9], [0, *range(20, 39)], [0, 7, 8, 7, 8, 7, 8]]
 ROOM = 14
-
-
-@dataclass(frozen=True)
-class Scripted(Draft):
-    """Drafts of what is known to come, of request i truth[i], with a wrong token at every `period`-th place."""
-
-    truth: Sequence[Sequence[int]]
-    period: int
-    tokens: int = 5
-
-    def propose(self, texts: Sequence[Text], counts: Sequence[int]) -> list[list[int]]:
-        return [self._of(text, count) for text, count in zip(texts, counts, strict=True)]
-
-    def _of(self, text: Text, count: int) -> list[int]:
-        begin, truth = len(text.ids), self.truth[text.request.number]
-        coming = list(truth[begin : begin + count])
-        return [
-            (token + 1) % 330 if (begin + i + 1) % self.period == 0 else token
-            for i, token in enumerate(coming)
-        ]
 
 
 samplings = st.builds(
@@ -87,10 +50,6 @@ def drafts(truth: Sequence[Sequence[int]]) -> st.SearchStrategy[Draft]:
     ngrams = st.builds(NgramDraft, tokens=st.integers(1, 6), most=st.just(3), least=st.just(1))
     models = st.builds(ModelDraft, model=st.sampled_from([MODEL, OTHER]), tokens=st.sampled_from([1, 3, 5]))
     return st.one_of(scripted, scripted, ngrams, models)
-
-
-def essence(found: Sequence[Generation]) -> list[tuple[list[int], str, str]]:
-    return [(one.ids, one.text, one.finish_reason) for one in found]
 
 
 @given(st.data())
@@ -276,91 +235,3 @@ def test_the_context_is_not_exceeded() -> None:
         ConfigError, match=r"the draft model can take 40 tokens, and prompt 0 with its .* up to 45"
     ):
         generate(longer, [[0] * 20], GenerationConfig(max_new_tokens=25), draft=ModelDraft(model=model))
-
-
-def with_spec(**fields: Any) -> Decoder:
-    return build(replace(MODEL.spec, **fields), seed=0).eval()
-
-
-LINEAR = build(replace(MODEL.spec, patterns=(Causal(),) * 2).with_mixer(LinearAttentionSpec()), seed=0).eval()
-
-
-@pytest.mark.parametrize(
-    ("model", "draft", "config", "match"),
-    [
-        (LINEAR, NgramDraft(), {}, "the model has layers of linear attention, whose cache is a state"),
-        (
-            with_spec(positions=Rotary(1e4, pairing="halves", scaling=DynamicNTK(2.0, 32))),
-            NgramDraft(),
-            {},
-            "depend on how long a row is",
-        ),
-        (
-            MODEL,
-            NgramDraft(),
-            {"beams": Beams(2)},
-            "a beam search has no one next token to guess; leave out the",
-        ),
-        (
-            MODEL,
-            ModelDraft(model=small(vocab=340)),
-            {},
-            "draft model has a vocabulary of 340 ids, the model of 330",
-        ),
-    ],
-)
-def test_what_takes_no_drafts(model: Decoder, draft: Draft, config: dict[str, Any], match: str) -> None:
-    for call in (generate, stream):
-        with pytest.raises(ConfigError, match=match):
-            list(call(model, PROMPTS, GenerationConfig(max_new_tokens=4, **config), draft=draft))  # type: ignore[call-overload]
-
-
-def test_drafts_that_cannot_be() -> None:
-    for tokens in (0, -1, 1.5, True):
-        with pytest.raises(
-            ConfigError, match="tokens, proposed at a time, must be a whole number of at least 1, got"
-        ):
-            NgramDraft(tokens=tokens)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"1 or more, got least=3, most=2"):
-        NgramDraft(least=3, most=2)
-    with pytest.raises(ConfigError, match="the model must be a Decoder, got Linear"):
-        ModelDraft(model=torch.nn.Linear(1, 1))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="the draft model has layers of linear attention"):
-        ModelDraft(model=LINEAR)
-    broken = small()
-    with torch.no_grad():
-        broken.model.embed_tokens.weight.fill_(float("nan"))
-    with pytest.raises(
-        HeadwayError, match="the draft model's logits for request 0 at step 1 are not numbers"
-    ):
-        generate(MODEL, [[0]], GenerationConfig(max_new_tokens=4), draft=ModelDraft(model=broken))
-
-
-def test_a_language_model_takes_drafts() -> None:
-    lm = LanguageModel(MODEL, TOKENIZER)
-    plain = lm.generate("the cat", max_new_tokens=20, temperature=1.0)
-    for draft in ("ngram", LanguageModel(OTHER, TOKENIZER), LanguageModel(OTHER), NgramDraft(least=1)):
-        assert lm.generate("the cat", max_new_tokens=20, temperature=1.0, draft=draft).ids == plain.ids
-    own = lm.generate(
-        "the cat", max_new_tokens=20, temperature=1.0, draft=LanguageModel(MODEL), draft_tokens=2
-    )
-    assert own.ids == plain.ids
-    assert own.drafted == own.accepted > 8
-    text = "".join(
-        delta.text for delta in lm.stream("the cat", max_new_tokens=20, temperature=1.0, draft="ngram")
-    )
-    assert text == plain.text
-    for asked, match in (
-        (
-            {"draft": "engram"},
-            r"draft is \"ngram\", a LanguageModel or a Draft, got 'engram' \(did you mean \"ngram\"",
-        ),
-        ({"draft_tokens": 3}, "draft_tokens=3 is about drafts, and none were asked for"),
-        (
-            {"draft": NgramDraft(), "draft_tokens": 3},
-            "draft_tokens=3, but the draft has tokens=8; leave out one",
-        ),
-        ({"draft": LanguageModel(OTHER, sentencepiece())}, "another tokenizer than the model"),
-    ):
-        with pytest.raises(ConfigError, match=match):
-            lm.generate("the cat", **asked)  # type: ignore[call-overload]

@@ -1,97 +1,23 @@
-"""The engine: requests come and go, wait, share beginnings and are sent back, and each is what it is alone."""
+"""The engine: requests come and go, wait and are sent back, and each is what it is alone."""
 
 import threading
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
 import torch
 
-from headway.attention.delta import DeltaSpec
-from headway.attention.linear_attention import LinearAttentionSpec
 from headway.cache import PageTable
 from headway.errors import ConfigError
-from headway.generate import Beams, Engine, GenerationConfig, NgramDraft, Reader, Sampling, generate
+from headway.generate import Beams, Engine, GenerationConfig, NgramDraft, Reader
 from headway.generate.beams import BeamSearch
-from headway.generate.requests import Request
 from headway.generate.sequences import SampledText
-from headway.models import Decoder, EncoderDecoder, ModelSpec, build
-from headway.models.mixers import Softmax
-from headway.patterns import Causal, Pattern, Sink, Window
-from headway.positions import DynamicNTK, Rotary
-from tests.cache.page_counts import page_counts
+from headway.patterns import Causal, Pattern
 from tests.generate.conftest import MIXED, small
-from tests.models.test_encoder import seq2seq
-
-SUMS = ModelSpec.of(
-    "llama",
-    vocab=330,
-    width=32,
-    layers=2,
-    heads=4,
-    hidden=48,
-    trained_context=512,
-    mixers=LinearAttentionSpec(),
-)
-HYBRID = replace(
-    SUMS,
-    mixers=(DeltaSpec(heads=4, key_heads=2, head_dim=8), Softmax()),
-    patterns=(Causal(), Window.last(20)),
-    kv_heads=2,
-)
-WINDOWS = (Window.last(70) | (Causal() & Sink(2)), Window.last(20))
-MODELS = {
-    "mixed": small(MIXED),
-    "windows": small(WINDOWS, context=512),
-    "full": small(Causal(), context=512),
-    "linear": build(SUMS, seed=3).eval(),
-    "hybrid": build(HYBRID, seed=3, dtype=torch.float64).eval(),
-}
+from tests.generate.engines import MODELS, alone, drain, drawn, ids_of, text_of, used
 
 DRAFT = NgramDraft(tokens=3, least=1)
-
-
-def text_of(number: int, prompt: Sequence[int], config: GenerationConfig) -> SampledText | BeamSearch:
-    request = Request(number, list(prompt), config, config.max_new_tokens or 0)
-    return SampledText(request, None) if config.beams is None else BeamSearch(request, config.beams)
-
-
-def ids_of(text: SampledText | BeamSearch) -> list[int]:
-    return list(text.ids) if isinstance(text, SampledText) else list(text.best()[0].ids)
-
-
-def alone(model: Decoder, text: SampledText | BeamSearch) -> list[int]:
-    request = text.request
-    return generate(model, [request.prompt], request.config, requests=[request.number])[0].ids
-
-
-def drain(engine: Engine) -> None:
-    while not engine.is_idle:
-        engine.step()
-
-
-def used(engine: Engine) -> int:
-    return sum(counts["used"] for counts in page_counts(engine.reader.cache.pool))
-
-
-def drawn(
-    draw: Random, number: int, common: list[int], longest: int, most: int, beams: bool
-) -> SampledText | BeamSearch:
-    """A request whose prompt often begins as others do."""
-    prompt = common[: draw.choice([0, 64, 70, 130, longest])] + [
-        draw.randrange(330) for _ in range(draw.randint(1, 9))
-    ]
-    how = Beams(draw.randint(2, 3)) if beams and len(prompt) < 10 else None
-    drawing = (
-        {}
-        if how or draw.random() < 0.5
-        else {"sampling": Sampling(temperature=1.1, top_k=40), "seed": number}
-    )
-    config = GenerationConfig(max_new_tokens=draw.randint(1, most), beams=how, prefix_cache=True, **drawing)
-    return text_of(number, prompt, config)
 
 
 @pytest.mark.parametrize(
@@ -272,158 +198,6 @@ def test_a_cancelled_request_leaves_the_others_alone(patterns: Pattern) -> None:
     assert used(engine) == 0
 
 
-@pytest.mark.parametrize("room", [{"budget": 2**24}, {"keep": 2**24}, {}], ids=str)
-@pytest.mark.parametrize("name", ["full", "windows", "linear", "hybrid"])
-def test_what_an_earlier_request_has_stored_is_found(name: str, room: dict[str, int]) -> None:
-    """All full pages of a prompt that is read again, of windows and sums too, and the same text: by those that ask for
-    it, where something is kept."""
-    reader, counts = Reader(MODELS[name], **room), [0]
-    engine, read, prompt = Engine(reader, step_tokens=64), reader.read, [7, 8] * 100
-    texts = [text_of(0, prompt, GenerationConfig(max_new_tokens=3, prefix_cache=n > 1)) for n in range(3)]
-
-    def counting(chunks: Sequence[tuple[object, Sequence[int]]], *rest: object) -> torch.Tensor:
-        counts[-1] += sum(len(ids) for _, ids in chunks)
-        return read(chunks, *rest)  # type: ignore[arg-type]
-
-    reader.read = counting  # type: ignore[method-assign, assignment]
-    for text in texts:
-        counts.append(0)
-        deque(engine.run([text]), maxlen=0)
-    assert counts[1:] == [202, 202, 202 - (192 if room else 0)]
-    assert ids_of(texts[0]) == ids_of(texts[1]) == ids_of(texts[2])
-
-
-def test_positions_of_a_length_share_nothing() -> None:
-    """What they stored depends on how a text came to its length."""
-    rotary = Rotary(pairing="halves", scaling=DynamicNTK(2.0, trained_context=64))
-    model = build(ModelSpec.of_depth(2, 330, positions=rotary), seed=0).eval()
-    with pytest.raises(
-        ConfigError, match="a budget of 9 bytes: positions of this model depend on the length"
-    ):
-        Reader(model, budget=9)
-    reader = Reader(model, keep=2**20)
-    config = GenerationConfig(max_new_tokens=3, prefix_cache=True, beyond_context=True)
-    engine = Engine(reader)
-    engine.add(text_of(0, [7] * 200, config))
-    engine.step()
-    assert len(reader.open([7] * 200)) == 0
-    drain(engine)
-    assert reader.cache.pool.held == 0
-
-
-def test_targets_of_other_sources_share_nothing() -> None:
-    model = build(seq2seq(), seed=5).eval()
-    assert isinstance(model, EncoderDecoder)
-    config = GenerationConfig(max_new_tokens=3, prefix_cache=True)
-    sources = [[1, 2, 3], [9, 8, 7, 6]]
-    texts = [SampledText(Request(n, [4] * 70, config, 3, source=s), None) for n, s in enumerate(sources)]
-    engine = Engine(Reader(model, budget=2**24))
-    engine.add(texts[0])
-    engine.step()
-    engine.add(texts[1])
-    drain(engine)
-    plain = [SampledText(replace(text.request, number=7), None) for text in texts]
-    for text in plain:
-        deque(Engine(Reader(model)).run([text]), maxlen=0)
-    assert [text.ids for text in texts] == [text.ids for text in plain]
-    assert len(engine.reader.open([4] * 70)) == 0
-
-
-def test_a_text_whose_logits_are_no_numbers_ends_alone() -> None:
-    model = build(ModelSpec.of_depth(2, 330, tied=False), seed=5).eval()
-    with torch.no_grad():
-        model.model.embed_tokens.weight[329] = float("nan")
-    config = GenerationConfig(max_new_tokens=6, forbidden=[329])
-    texts = [text_of(n, prompt, config) for n, prompt in enumerate([[1, 2, 3], [4, 329], [5] * 70])]
-    beams = text_of(3, [7, 329], replace(config, beams=Beams(3)))
-    nothing = text_of(4, [6], GenerationConfig(max_new_tokens=6, forbidden=range(330)))
-    engine = Engine(Reader(model))
-    for text in (*texts, beams, nothing):
-        engine.add(text)
-    drain(engine)
-    errors = [str(text.error) for text in (texts[1], beams, nothing)]
-    assert [e.split(":")[0] for e in errors] == [
-        "the model's logits for request 1 at step 0 are not numbers (NaN or infinity)",
-        "the model's logits for request 3 at step 0 are not numbers (NaN or infinity)",
-        "no token is left to choose",
-    ]
-    assert [text.error for text in texts[::2]] == [None, None]
-    assert [ids_of(text) for text in texts[::2]] == [alone(model, text) for text in texts[::2]]
-    assert used(engine) == 0
-
-
-@pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
-def test_what_a_step_raises_ends_its_requests_and_leaves_the_pool_whole(kind: type[BaseException]) -> None:
-    model, config = MODELS["windows"], GenerationConfig(max_new_tokens=6)
-    reader = Reader(model, budget=2**20)
-    engine = Engine(reader)
-    texts = [text_of(n, [n + 1] * (60 + 5 * n), config) for n in range(4)]
-    read, calls = reader.read, 0
-
-    def failing(*arguments: object) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        logits = read(*arguments)  # type: ignore[arg-type]
-        if calls == 4:
-            for text in texts[2:]:
-                engine.add(text)
-            raise kind("memory")
-        return logits
-
-    reader.read = failing  # type: ignore[method-assign]
-    with pytest.raises(kind, match="memory"):
-        deque(engine.run(texts[:2]), maxlen=0)
-    told = "memory" if kind is RuntimeError else "the step was interrupted (KeyboardInterrupt); ask again"
-    assert [str(text.error) for text in texts] == [told] * 2 + ["None"] * 2
-    drain(engine)
-    assert [ids_of(text) for text in texts[2:]] == [alone(model, text) for text in texts[2:]]
-    assert used(engine) == 0
-
-
-def test_what_concerns_no_request_is_raised_and_ends_none() -> None:
-    model = MODELS["windows"]
-    reader = Reader(model)
-    engine, text, whole = Engine(reader), text_of(0, [1, 2], GenerationConfig(max_new_tokens=3)), reader.open
-
-    def failing(*arguments: object) -> PageTable:
-        reader.open = whole  # type: ignore[method-assign]
-        raise RuntimeError("no table")
-
-    reader.open = failing  # type: ignore[method-assign]
-    engine.add(text)
-    with pytest.raises(RuntimeError, match="no table"):
-        engine.step()
-    assert (text.error, engine.is_idle) == (None, False)
-    drain(engine)
-    assert ids_of(text) == alone(model, text)
-
-
-def test_a_source_that_cannot_be_read_ends_the_requests_that_come_with_it() -> None:
-    model = build(seq2seq(), seed=5).eval()
-    assert isinstance(model, EncoderDecoder)
-    reader = Reader(model)
-    assert reader.sources is not None
-    engine, encode, calls = Engine(reader), model.encode, 0
-    config = GenerationConfig(max_new_tokens=6)
-    texts = [SampledText(Request(n, [1], config, 6, source=[n + 1] * 5), None) for n in range(3)]
-
-    def failing(*arguments: object, **options: object) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            raise RuntimeError("memory")
-        return encode(*arguments, **options)  # type: ignore[arg-type, return-value]
-
-    model.encode = failing  # type: ignore[assignment]
-    for text in texts:
-        engine.add(text)
-        engine.step()
-    drain(engine)
-    assert [str(text.error) for text in texts] == ["None", "memory", "None"]
-    assert [len(text.ids) for text in texts] == [6, 0, 6]
-    assert (used(engine), sum(counts["used"] for counts in page_counts(reader.sources.cache.pool))) == (0, 0)
-
-
 def test_texts_of_a_run_that_is_left_are_cancelled() -> None:
     model = MODELS["windows"]
     engine = Engine(Reader(model))
@@ -481,24 +255,3 @@ def test_threads_share_the_steps_of_an_engine() -> None:
     assert [ids_of(text) for text in left] == [alone(model, text) for text in left]
     assert len(ids_of(texts[0][4])) < 200
     assert (used(engine), engine.is_idle) == (0, True)
-
-
-def test_texts_that_begin_alike_stand_side_by_side() -> None:
-    """Whenever they came: the kernels read the pages that neighbours have in common once."""
-    reader, steps = Reader(MODELS["full"]), list[list[int]]()
-    engine, read = Engine(reader), reader.read
-
-    def watched(chunks: Sequence[tuple[PageTable, Sequence[int]]], *more: Any) -> torch.Tensor:
-        if all(len(ids) == 1 for _, ids in chunks):
-            steps.append([table.ids[0] for table, _ in chunks])
-        return read(chunks, *more)
-
-    reader.read = watched  # type: ignore[assignment]
-    for number in range(6):
-        prompt = [number % 2, *range(100), number]
-        engine.add(text_of(number, prompt, GenerationConfig(max_new_tokens=4, prefix_cache=True)))
-        engine.step()
-    drain(engine)
-    full = [step for step in steps if len(step) == 3]
-    assert full
-    assert all(step == sorted(step) or step == sorted(step, reverse=True) for step in full)

@@ -18,8 +18,8 @@ from headway.patterns import Causal, Sink, Window
 from headway.positions import Learned, LinearBias
 from tests.generate.bits import Bits
 from tests.generate.conftest import small
+from tests.generate.engines import MODELS, drain, used
 from tests.generate.test_adapters import with_adapters
-from tests.generate.test_engine import MODELS, drain, used
 from tests.generate.test_many_requests import request, text
 from tests.models.test_encoder import seq2seq
 

@@ -17,7 +17,7 @@ from headway.generate import GenerationConfig, Reader, Sampling, generate
 from headway.models import ModelSpec, build, catalog, cost
 from headway.models.cost.planning import Machine, plan
 from tests.generate.conftest import MIXED, small
-from tests.generate.test_loop import HOT, PROMPTS
+from tests.generate.plain import HOT, PROMPTS
 from tests.text.conftest import byte_level
 from tests.text.test_chat import TURNS, with_template
 

@@ -25,7 +25,7 @@ from headway.generate import (
 )
 from headway.models import build
 from tests.generate.conftest import MIXED, small
-from tests.generate.test_loop import PROMPTS
+from tests.generate.plain import PROMPTS
 from tests.generate.test_score import CLOSE
 from tests.text.conftest import byte_level
 

@@ -1,35 +1,21 @@
 """The loop: a row of a batch is the row alone, cached is uncached, streamed is collected."""
 
-import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from headway.errors import ConfigError, DataError, HeadwayError
-from headway.generate import Beams, Generation, GenerationConfig, Reader, Sampling, generate, stream, uniform
+from headway.errors import ConfigError
+from headway.generate import Beams, GenerationConfig, Reader, Sampling, generate, stream, uniform
 from headway.models import Decoder
 from headway.patterns import Pattern, Window
 from headway.text import Tokenizer
 from tests.generate.conftest import MIXED, small
-from tests.text.conftest import byte_level, sentencepiece
+from tests.generate.plain import HOT, MODEL, PROMPTS, TOKENIZER, greedy_by_hand
 
-MODEL, TOKENIZER = small(MIXED), byte_level()
-PROMPTS = [[0, 5, 9], [0], [0, *range(20, 39)], [0, 7, 7, 7, 7, 7, 7]]
 EOS = [3, *range(40, 110)]
-HOT = Sampling(temperature=1.2, top_k=50, top_p=0.95, repetition_penalty=1.1)
-
-
-def greedy_by_hand(model: Decoder, prompt: list[int], count: int) -> list[int]:
-    ids = list(prompt)
-    with torch.no_grad():
-        for _ in range(count):
-            ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
-    return ids[len(prompt) :]
 
 
 def test_greedy_is_the_argmax_of_full_forward_passes() -> None:
@@ -130,70 +116,6 @@ def test_streamed_is_collected() -> None:
         assert (texts[i], ids[i]) == (whole.text, whole.ids)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("tokenizer", [TOKENIZER, sentencepiece()], ids=["byte_level", "sentencepiece"])
-def test_text_is_what_follows_the_prompt(tokenizer: Tokenizer, sampling: Sampling) -> None:
-    prompts = [tokenizer.encode("the cat"), tokenizer.encode("a"), [0]]
-    settings = GenerationConfig(
-        max_new_tokens=20, sampling=sampling, forbidden=[*range(3), *tokenizer.unused_ids(330)]
-    )
-    for found, prompt in zip(generate(MODEL, prompts, settings, tokenizer=tokenizer), prompts, strict=True):
-        assert found.text == str(found) == tokenizer.decode(found.ids, after=prompt)
-        if "\ufffd" not in found.text:
-            assert tokenizer.decode(prompt) + found.text == tokenizer.decode([*prompt, *found.ids])
-
-
-def test_a_first_word_keeps_its_space() -> None:
-    """SentencePiece strips the leading space of a text, not that of its continuation."""
-    tokenizer = sentencepiece()
-    (space,) = [i for i in range(tokenizer.vocab_size) if tokenizer.token(i) == "\u2581the"]
-    settings = GenerationConfig(max_new_tokens=1, forbidden=[i for i in range(330) if i != space])
-    texts = [generate(MODEL, [p], settings, tokenizer=tokenizer)[0].text for p in ([1], [1, space])]
-    assert texts == ["the", " the"]
-
-
-def test_eos_ends_a_row_and_is_not_text() -> None:
-    free = generate(MODEL, PROMPTS, GenerationConfig(max_new_tokens=10))[0].ids
-    eos = free[4]
-    found = generate(
-        MODEL, PROMPTS[:1], GenerationConfig(max_new_tokens=10, eos=[999999, eos]), tokenizer=TOKENIZER
-    )[0]
-    first = free.index(eos)
-    assert (found.ids, found.finish_reason) == (free[: first + 1], "eos")
-    assert found.text == TOKENIZER.decode(free[:first])
-
-
-@functools.cache
-def free_text(seed: int) -> Generation:
-    settings = GenerationConfig(max_new_tokens=10, sampling=HOT, seed=seed)
-    return generate(MODEL, [[0, 5]], settings, tokenizer=TOKENIZER)[0]
-
-
-@given(st.data())
-def test_a_stop_string_wherever_tokens_split_it(data: st.DataObject) -> None:
-    seed = data.draw(st.integers(0, 2))
-    free = free_text(seed)
-    begin = data.draw(st.integers(0, len(free.text) - 1))
-    stop = free.text[begin : begin + data.draw(st.integers(1, 6))]
-    found = generate(
-        MODEL,
-        [[0, 5]],
-        GenerationConfig(max_new_tokens=10, sampling=HOT, seed=seed, stop=[stop]),
-        tokenizer=TOKENIZER,
-    )[0]
-    assert found.finish_reason == "stop"
-    assert found.text == free.text[: free.text.index(stop)]
-    assert found.ids == free.ids[: len(found.ids)]
-    assert stop in TOKENIZER.decode(found.ids)
-
-
-def test_what_only_looked_like_a_stop_string_is_shown_at_the_end() -> None:
-    free = free_text(0)
-    settings = GenerationConfig(max_new_tokens=10, sampling=HOT, seed=0, stop=[free.text[-2:] + "never"])
-    found = generate(MODEL, [[0, 5]], settings, tokenizer=TOKENIZER)[0]
-    assert (found.text, found.finish_reason) == (free.text, "length")
-
-
 def test_no_and_one_new_token() -> None:
     none = generate(MODEL, PROMPTS, GenerationConfig(max_new_tokens=0), tokenizer=TOKENIZER)
     assert [(g.ids, g.text, g.finish_reason, g.seconds_to_first_token) for g in none] == [
@@ -220,63 +142,6 @@ def test_beyond_the_context() -> None:
         generate(MODEL, [[0] * 65], GenerationConfig(max_new_tokens=0))
     found = generate(MODEL, [[0, 3] * 30], GenerationConfig(max_new_tokens=10, beyond_context=True))[0]
     assert found.ids == greedy_by_hand(MODEL, [0, 3] * 30, 10)
-
-
-@pytest.mark.parametrize(
-    ("prompts", "match"),
-    [
-        ([], "no prompts: the batch is empty"),
-        ([[0], []], "prompt 1 is empty: a model continues at least one token; begin with BOS"),
-        ([None], "prompt 0 must be a list of token ids, got NoneType"),
-        (None, "prompts are lists of token ids, got NoneType"),
-        ("hello", "prompts are lists of token ids, got str"),
-        (["hello"], "prompt 0 must be a list of token ids, got str"),
-        ([[0, -1]], r"prompt 0: token id -1 at place 1 is outside the model's vocabulary of 330 \(0..329\)"),
-        ([[0], [330]], "prompt 1: token id 330 at place 0 is outside"),
-        ([[0, 1.5]], "prompt 0: token 1 must be an integer id, got 1.5"),
-        ([[True]], "prompt 0: token 0 must be an integer id, got True"),
-    ],
-)
-def test_prompts_that_are_none(prompts: object, match: str) -> None:
-    for call in (generate, stream):  # before the first delta is asked for
-        with pytest.raises(DataError, match=match):
-            call(MODEL, prompts)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("given", "match"),
-    [
-        ({"max_new_tokens": -1}, "max_new_tokens must be a whole number of at least 0, got -1"),
-        ({"prefill_chunk": 0}, "prefill_chunk must be a whole number of at least 1, got 0"),
-        ({"prefill_chunk": 4, "use_cache": False}, "prefill_chunk needs the cache"),
-        ({"stop": 5}, "stop is a string or a list of strings, got 5"),
-        ({"seed": "x"}, "seed must be a whole number, got 'x'"),
-        ({"stop": ["a"]}, "stop strings need a tokenizer"),
-        ({"forbidden": [330]}, "forbidden: token id 330 is outside"),
-    ],
-)
-def test_settings_that_cannot_be(given: dict[str, object], match: str) -> None:
-    with pytest.raises(ConfigError, match=match):
-        generate(MODEL, PROMPTS, GenerationConfig(**given))  # type: ignore[arg-type]
-
-
-def test_other_arguments_that_cannot_be() -> None:
-    with pytest.raises(ConfigError, match="batch_size must be a whole number of at least 1, got 0"):
-        generate(MODEL, PROMPTS, batch_size=0)
-    with pytest.raises(ConfigError, match="requests: 1 numbers for 4 prompts"):
-        stream(MODEL, PROMPTS, requests=[0])
-    with pytest.raises(ConfigError, match="requests must differ from each other"):
-        generate(MODEL, PROMPTS, requests=[0, 0, 1, 2])
-
-
-def test_logits_that_are_no_numbers() -> None:
-    for bad in (float("nan"), float("inf")):
-        model = small()
-        first = greedy_by_hand(model, [0, 5], 1)[0]
-        with torch.no_grad():
-            model.model.embed_tokens.weight[first] = bad  # reached when the first new token is read
-        with pytest.raises(HeadwayError, match="logits for request 7 at step 1 are not numbers"):
-            generate(model, [[0, 5]], GenerationConfig(max_new_tokens=5), requests=[7])
 
 
 def test_forbidden_tokens_never_come() -> None:

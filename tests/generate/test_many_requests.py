@@ -18,8 +18,8 @@ from headway.nn.adapters import adapter_names
 from headway.patterns import Causal, Sink, Window
 from tests.generate.bits import Bits
 from tests.generate.conftest import small
+from tests.generate.engines import MODELS, ids_of, used
 from tests.generate.test_adapters import with_adapters
-from tests.generate.test_engine import MODELS, ids_of, used
 from tests.models.test_encoder import seq2seq
 
 KINDS: dict[str, Callable[[], Decoder | EncoderDecoder]] = {

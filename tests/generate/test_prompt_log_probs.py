@@ -11,7 +11,7 @@ from headway.generate.results import ToldToken
 from headway.models import Decoder
 from headway.patterns import Causal
 from tests.generate.conftest import small
-from tests.generate.test_engine import MODELS, text_of
+from tests.generate.engines import MODELS, text_of
 from tests.generate.test_score import CLOSE
 
 

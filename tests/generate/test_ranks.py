@@ -24,8 +24,8 @@ from headway.models.tensor_parallel import shard
 from headway.parallel import DistributedExchange, Exchange, TensorParallel
 from headway.patterns import Causal, PerHead, Window
 from tests.generate.conftest import small
+from tests.generate.engines import MODELS, drain, ids_of, used
 from tests.generate.test_adapters import with_adapters
-from tests.generate.test_engine import MODELS, drain, ids_of, used
 from tests.generate.test_many_requests import request, text
 from tests.models.test_encoder import seq2seq
 from tests.parallel.simulation import simulate

@@ -92,6 +92,25 @@ def house() -> Iterator[House]:
         yield running
 
 
+@pytest.fixture
+def client(house: House) -> Iterator[Any]:
+    """OpenAI's own."""
+    openai = pytest.importorskip("openai")
+    with openai.OpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def encoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One of every task, and one whose vectors may be cut."""
+    from tests.serve.encoders import KINDS, encoder, words
+
+    tokenizer = words(tmp_path_factory.mktemp("words"))
+    made = {kind: encoder(kind, tokenizer) for kind in KINDS}
+    made["nested"] = encoder("embedder", tokenizer, dimensions=(8, 16))
+    return made
+
+
 SCRIPT = [
     Part("reasoning", "Hm"),
     Part("reasoning", "."),

@@ -15,6 +15,7 @@ from headway.serve.models import Models
 from headway.serve.worker import Worker
 from headway.text import Tokenizer
 from tests.serve.conftest import House, placed, running, talker
+from tests.serve.test_guard import ask
 
 WORDS = """the cat sat on a mat dog ran home . , who where is not ##s ##ting b c d e f g""".split()  # noqa: SIM905
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
@@ -67,3 +68,9 @@ def serving_encoders(
     served = [served_as(name, model, worker, keep=1 << 20, exact=exact) for name, model in named.items()]
     with running(Models(placed(*served)), worker, **how) as house:
         yield house
+
+
+def answered(house: House, path: str, **body: Any) -> dict[str, Any]:
+    status, told = ask(house, path, body)
+    assert status == 200, told
+    return told

@@ -17,7 +17,7 @@ from headway.models.quantize import quantize_model
 from headway.serve.grammar import Grammars
 from tests.serve.conftest import Decoding as Served
 from tests.serve.conftest import House, Models, Worker, placed, running, talker
-from tests.serve.test_operation import api, command
+from tests.serve.operation import api, command
 
 openai = pytest.importorskip("openai")
 

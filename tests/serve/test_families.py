@@ -11,7 +11,7 @@ from headway.serve.formats import find_format, find_reasoning
 from headway.serve.grammar import Grammars
 from headway.serve.markup import CallReader, Part
 from headway.serve.notations import json_of
-from tests.serve.test_tools import LM, accepts, calls_of, merged, prepared, template_of
+from tests.serve.calls import LM, accepts, calls_of, merged, prepared, template_of
 
 CITY = {
     "type": "object",

@@ -1,165 +1,27 @@
-"""A server in operation: keys and their limits, request ids, logs, metrics, readiness, its end."""
+"""A server in operation: request ids, logs, metrics, readiness, what comes over the wire, its end."""
 
-import http.client
 import json
 import logging
-import signal
 import socket
 import ssl
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import urlopen
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headway.checkpoints.adapters import save_adapter
-from headway.errors import ConfigError
-from headway.nn import Adapter, Lora
-from headway.serve import guard, visits
+from headway.serve import guard
 from headway.serve.running import Lines
-from headway.serve.visits import Key, read_keys
-from tests.serve.conftest import House, serving, talker
-from tests.serve.encoders import encoder, serving_encoders, words
-from tests.serve.test_guard import BODY
+from headway.serve.visits import Key
+from tests.serve.conftest import House, serving
+from tests.serve.operation import answer, asking, held, house_gate
 from tests.serve.test_worker import LONG, engine_of, settles
 
 SECRET = "sesame-opens-this"
-
-
-def answer(
-    house: House, path: str = "/v1/completions", body: Any = BODY, method: str = "POST", **headers: str
-) -> tuple[int, http.client.HTTPMessage, bytes]:
-    address = urlsplit(house.url)
-    there = http.client.HTTPConnection(address.hostname or "", address.port, timeout=30)
-    given = {"Content-Type": "application/json"}
-    given |= {name.replace("_", "-"): value for name, value in headers.items()}
-    there.request(method, path, json.dumps(body) if method == "POST" else None, given)
-    response = there.getresponse()
-    told = response.status, response.headers, response.read()
-    there.close()
-    return told
-
-
-@contextmanager
-def held(house: House) -> Iterator[None]:
-    """While open, no step of the engine ends."""
-    engine, gate = engine_of(house), threading.Event()
-    whole = engine.reader.read
-
-    def read(*args: Any, **named: Any) -> Any:
-        gate.wait(20)
-        return whole(*args, **named)
-
-    engine.reader.read = read
-    try:
-        yield
-    finally:
-        gate.set()
-        engine.reader.read = whole
-
-
-@contextmanager
-def asking(house: House, **how: Any) -> Iterator[list[Any]]:
-    """A request that is asked beside what follows, and its answer behind it."""
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(answer(house, **how)))
-    before = len(house.server.open)
-    thread.start()
-    settles(lambda: len(house.server.open) > before)
-    yield found
-    thread.join()
-
-
-# -- keys ----------------------------------------------------------------------------------------------
-
-
-def test_a_key_has_so_many_requests_at_once() -> None:
-    keys = [Key("few", requests=1), Key("many")]
-    with serving(keys=keys) as house:
-        with held(house), asking(house, X_Api_Key="few") as first:
-            status, headers, body = answer(house, X_Api_Key="few")
-            assert (status, headers["Retry-After"]) == (429, "1")
-            assert json.loads(body)["error"]["type"] == "rate_limit_error"
-            with asking(house, X_Api_Key="many") as other:
-                house_gate(house)
-        assert first[0][0] == other[0][0] == 200
-        assert answer(house, X_Api_Key="few")[0] == 200
-        assert keys[0].live == keys[1].live == 0
-
-
-def house_gate(house: House) -> None:
-    """Lets the steps go on that `held` holds."""
-    engine_of(house).reader.read.__closure__[0].cell_contents.set()
-
-
-def test_a_key_has_so_many_tokens_in_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [1000.0]
-    monkeypatch.setattr(visits.time, "monotonic", lambda: clock[0])
-    key = Key("k", tokens=60, _at=1000.0)
-    with key.asking():
-        pass
-    key.spend(90)
-    with pytest.raises(visits.Busy) as told, key.asking():
-        pass
-    assert told.value.again == 31
-    clock[0] += 31
-    with key.asking():
-        pass
-    key.spend(30)
-    clock[0] += 3600
-    key.spend(0)
-    assert key._used == 0  # what was not used is not saved
-
-
-def test_tokens_that_were_read_and_written_are_paid_for() -> None:
-    key = Key("k", tokens=20)
-    with serving(keys=[key]) as house:
-        assert answer(house, body={"prompt": [5] * 15, "max_tokens": 9, "n": 2}, X_Api_Key="k")[0] == 200
-        settles(lambda: key._used > 30)
-        status, headers, _ = answer(house, X_Api_Key="k")
-        assert status == 429
-        assert int(headers["Retry-After"]) > 20
-
-
-def test_what_encoders_read_is_paid_for(tmp_path: Path) -> None:
-    key, model = Key("k"), encoder("embedder", words(tmp_path))
-    with serving_encoders({"embedder": model}, keys=[key]) as house:
-        status, _, body = answer(house, "/v1/embeddings", body={"input": "the cat sat"}, X_Api_Key="k")
-        assert status == 200
-        settles(lambda: key._used == json.loads(body)["usage"]["prompt_tokens"] > 0)
-        place = house.models.places["embedder"]
-        assert place.size == sum(p.nbytes for p in model.model.parameters())
-
-
-def test_no_key_can_tell_what_another_asked() -> None:
-    asked = {"prompt": [9] * 200, "max_tokens": 1}
-    with serving(keys=[Key("a"), Key("b")]) as house:
-        cached = []
-        for key in ("a", "a", "b", "b"):
-            told = json.loads(answer(house, body=asked, X_Api_Key=key)[2])
-            cached.append(told["usage"]["prompt_tokens_details"]["cached_tokens"])
-        assert cached == [0, 192, 0, 192]
-
-
-def test_a_file_of_keys(tmp_path: Path) -> None:
-    path = tmp_path / "keys"
-    path.write_text("# ours\n\none name=me requests=2 tokens=100  # a remark\ntwo admin\n")
-    one, two = read_keys(path)
-    assert (one.secret, one.name, one.requests, one.tokens, one.admin) == ("one", "me", 2, 100, False)
-    assert (two.secret, two.requests, two.tokens, two.admin) == ("two", None, None, True)
-    for text in ("", "# none\n", "one reqests=2", "one requests=many", "one tokens=0", "one two"):
-        path.write_text(text)
-        with pytest.raises(ConfigError):
-            read_keys(path)
 
 
 # -- request ids and logs ------------------------------------------------------------------------------
@@ -337,19 +199,6 @@ def test_pages_of_other_origins_ask_where_they_may(house: House) -> None:
         assert answer(open_house, Origin="https://a.example", X_Api_Key="k")[0] == 200
 
 
-def test_admin_verbs_need_an_admin(house: House) -> None:
-    asked = {"lora_name": "x", "lora_path": "/nowhere"}
-    verbs = "load_lora_adapter", "unload_lora_adapter"
-    for path in (f"/v1/{verb}" for verb in verbs):
-        assert answer(house, path.removeprefix("/v1"), body=asked)[0] in (403, 404)
-        body = asked if path.endswith("/load_lora_adapter") else {"lora_name": "x"}
-        assert answer(house, path, body=body)[0] == 403
-        with serving(keys=[Key("user"), Key("boss", admin=True)]) as keyed:
-            assert answer(keyed, path, body=body)[0] == 401
-            assert answer(keyed, path, body=body, X_Api_Key="user")[0] == 403
-            assert answer(keyed, path, body=body, X_Api_Key="boss")[0] in (404, 503)
-
-
 # -- its end -------------------------------------------------------------------------------------------
 
 
@@ -389,92 +238,3 @@ def test_it_answers_over_tls() -> None:
             assert json.load(told) == {"status": "ok"}
         with pytest.raises(URLError, match="CERTIFICATE_VERIFY_FAILED"):
             urlopen(f"{house.url}/health", timeout=10)
-
-
-@contextmanager
-def command(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`headway serve ...` as a process of its own, and the address that it says."""
-    asked = [sys.executable, "-m", "headway", "serve", *map(str, arguments), "--port", "0"]
-    with subprocess.Popen(asked, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        said = []
-        for line in process.stderr:
-            said.append(line)
-            if line.startswith("listening: "):
-                break
-        try:
-            yield process, "".join(said)
-        finally:
-            process.kill()
-
-
-def api(said: str) -> str:
-    """The address of the protocol, in what the command has said."""
-    return said.splitlines()[-1].removeprefix("listening: ").partition(",")[0] + "/v1"
-
-
-def streams(url: str, **more: Any) -> Iterator[str]:
-    """Lines of a stream."""
-    body = {"prompt": "go on", "max_tokens": 400, "seed": 1, "stream": True, **more}
-    request = Request(f"{url}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
-    request.add_header("X-Api-Key", "boss")
-    with urlopen(request, timeout=30) as told:
-        for line in told:
-            yield line.decode().strip()
-
-
-@pytest.mark.slow
-def test_the_command_loads_says_drains_and_logs(tmp_path: Path) -> None:
-    lm = talker()
-    lm.save(tmp_path / "small")
-    (tmp_path / "bad").mkdir()
-    fresh = Adapter.fresh(lm.model, Lora(rank=2, alpha=4))
-    save_adapter(tmp_path / "adapter", fresh, lm.spec)
-    (tmp_path / "keys").write_text("boss name=me admin\n")
-    places = [tmp_path / "small", tmp_path / "bad", "--alias", f"mine={tmp_path / 'small'}"]
-    more = ["--adapter", f"tuned={tmp_path / 'adapter'}", "--keys", tmp_path / "keys", "--memory", "2"]
-    more += ["--prefixes", tmp_path / "kept"]
-    with command(*places, *more, "--ttl", "60", "--log", tmp_path / "log") as (process, said):
-        assert "mine is loaded" in said
-        assert "bad cannot be loaded" in said
-        url = api(said)
-        with urlopen(f"{url}/models", timeout=10) as told:
-            states = {one["id"]: one["state"] for one in json.load(told)["data"]}
-        assert states == {"mine": "loaded", "bad": "failed", "tuned": "loaded"}
-        lines = []
-        for line in streams(url, model="tuned"):
-            if not lines:
-                process.send_signal(signal.SIGTERM)
-            lines.append(line)
-        assert "data: [DONE]" in lines
-        assert process.wait(30) == 0
-    assert len([*(tmp_path / "kept").glob("*/pages.safetensors")]) == 1
-    told = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
-    assert told[-1]["models"] == ["tuned"]
-    assert (told[-1]["status"], told[-1]["new_tokens"], told[-1]["key"]) == (200, 400, "me")
-
-
-@pytest.mark.slow
-def test_a_second_signal_ends_the_command_at_once(tmp_path: Path) -> None:
-    talker().save(tmp_path / "small")
-    with command(tmp_path / "small", "--on-demand") as (process, said):
-        lines = streams(api(said), max_tokens=500)
-        next(lines)
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(2) == -signal.SIGINT
-        assert "data: [DONE]" not in [*lines]
-
-
-@pytest.mark.slow
-def test_the_command_refuses_what_cannot_be(tmp_path: Path) -> None:
-    for arguments, reason in (
-        ([tmp_path / "none"], "none cannot be loaded"),
-        ([tmp_path, "--tls-cert", "x"], "go together"),
-        ([tmp_path, "--host", "0.0.0.0"], "--without-key"),
-        ([tmp_path, "--alias", "x"], "write NAME=MODEL"),
-    ):
-        with command(*arguments) as (process, said):
-            assert reason in said
-            assert process.wait(30) == 1

@@ -15,7 +15,7 @@ from headway.serve.markup import Part
 from headway.serve.tools import Prepared
 from headway.text import Tokenizer
 from tests.data import llama_cpp_path
-from tests.serve.test_tools import calls_of, merged
+from tests.serve.calls import calls_of, merged
 from tests.text.conftest import byte_level
 
 pytestmark = pytest.mark.slow

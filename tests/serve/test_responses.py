@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
@@ -14,12 +13,6 @@ from tests.serve.conftest import House, serving
 
 openai = pytest.importorskip("openai")
 TEXT = "output_item.added content_part.added (output_text.delta )+output_text.done content_part.done output_item.done"
-
-
-@pytest.fixture
-def client(house: House) -> Iterator[Any]:
-    with openai.OpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as made:
-        yield made
 
 
 def written(house: House, messages: list[dict[str, str]], **options: Any) -> str:

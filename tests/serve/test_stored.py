@@ -19,7 +19,7 @@ from headway.serve.models import Models
 from headway.serve.served import Decoding
 from headway.serve.stored import FILE, load_stored, save_stored, version
 from headway.serve.worker import Worker
-from tests.generate.test_engine import MODELS, drain, drawn, ids_of
+from tests.generate.engines import MODELS, drain, drawn, ids_of
 from tests.serve.conftest import placed, running, talker
 from tests.serve.test_guard import ask
 

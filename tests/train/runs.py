@@ -9,7 +9,7 @@ from headway.models import ModelSpec, build
 from headway.text import train_bpe
 from headway.train import TextConfig
 from headway.train.config import TrainConfig
-from tests.train import heads, test_chat, test_preference, test_translation
+from tests.train import heads, test_chat, test_preference, translation
 from tests.train.conftest import ENCODER, documents
 from tests.train.reversal import ReversalConfig
 
@@ -42,7 +42,7 @@ RUNS: dict[str, Callable[..., TrainConfig]] = {
     "masked-lm": lambda settings, folder, **how: settings(**ENCODER | how),
     "chat": lambda settings, folder, **how: test_chat.config(folder, **how),
     "preference": lambda settings, folder, **how: test_preference.config(folder, **how),
-    "translation": lambda settings, folder, **how: test_translation.config(folder, **how),
+    "translation": lambda settings, folder, **how: translation.config(folder, **how),
     "adapter": beside,
     "of one's own": lambda settings, folder, **how: ReversalConfig(out=str(folder / "run"), **how),
     **{

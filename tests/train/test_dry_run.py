@@ -17,7 +17,7 @@ from headway.train.tasks import TASKS, settings_of
 from headway.train.tasks.translation import TranslationConfig
 from tests.train.prepared import prepared
 from tests.train.reversal import ReversalConfig
-from tests.train.test_translation import TINY, corpus
+from tests.train.translation import TINY, corpus
 
 SMALL = {"vocab": 261, "depth": 1, "width": 16, "heads": 2, "context": 256, "dtype": "fp32", "epochs": 3}
 RECORDS: dict[str, dict[str, Any]] = {

@@ -15,10 +15,11 @@ from headway.train.metrics import read_metrics
 from headway.train.tasks import TASKS
 from headway.train.tasks.translation import TranslationConfig
 from tests.checkpoints.shares import share
-from tests.train import heads, test_chat, test_preference, test_translation
+from tests.train import heads, test_chat, test_preference
 from tests.train.conftest import documents
 from tests.train.test_chat import SHORT, conversations, written
 from tests.train.test_preference import pairs
+from tests.train.translation import TINY, corpus
 
 pytestmark = pytest.mark.filterwarnings("ignore:train_words")  # of so few words
 Case = Callable[[Path], tuple[TrainConfig, list[str]]]
@@ -63,9 +64,9 @@ def orpo(folder: Path) -> tuple[TrainConfig, list[str]]:
 
 
 def translation(folder: Path) -> tuple[TrainConfig, list[str]]:
-    files = test_translation.corpus(folder)
+    files = corpus(folder)
     held = {"validation_source": files["source"], "validation_target": files["target"]}
-    short = {**test_translation.TINY, "steps": 4, "out": str(folder / "run")}
+    short = {**TINY, "steps": 4, "out": str(folder / "run")}
     return TranslationConfig.of({**short, **files, **held}), [
         f"{name}={path}" for name, path in files.items()
     ]

@@ -30,7 +30,7 @@ from tests.train.test_resume import (
     killed_at_micro_batch,
     lines,
 )
-from tests.train.test_translation import config as translation
+from tests.train.translation import config as translation
 
 Make = Callable[..., TextConfig]
 HALVES: dict[str, Any] = {"micro_batch": 4, "steps": 20, "clip": 0.3, "dropout": 0.1}

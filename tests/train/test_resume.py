@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints.folder import load_folder
-from headway.errors import CheckpointError, ConfigError
 from headway.train import Callback, CallbackContext, Interrupted, TextConfig, train
 from headway.train.checkpoint import ADAPTER, MOMENTS, checkpoints, state_tensors
 from headway.train.config import TrainConfig
@@ -225,80 +224,3 @@ def test_ctrl_c_saves_and_says_where(settings: Make) -> None:
     assert signal.getsignal(signal.SIGINT) is before
     assert stop.value.checkpoint == Path(config.out) / "checkpoint-4"
     assert checkpoints(Path(config.out))[-1] == stop.value.checkpoint
-
-
-def test_what_does_not_fit_a_checkpoint_is_refused(settings: Make, tmp_path: Path) -> None:
-    config = settings(steps=2)
-    train(config, quiet=True)
-    other = settings(steps=4, lr=1.0, seed=3)
-    with pytest.raises(
-        ConfigError, match=r"cannot resume from .*checkpoint-2: lr was 0.003, is 1.0; seed was 0, is 3"
-    ):
-        train(other, resume="auto", quiet=True)
-    with pytest.raises(CheckpointError, match=r"nowhere is no training checkpoint: it has no training.json"):
-        train(config, resume=str(tmp_path / "nowhere"), quiet=True)
-    said = Path(config.out) / "checkpoint-2" / "config.json"
-    was = said.read_text("utf-8")
-    said.write_text(was.replace('"sliding_window": 8', '"sliding_window": 7'), "utf-8")
-    with pytest.raises(CheckpointError, match=r"checkpoint-2 holds another model than the settings make"):
-        train(settings(steps=4), resume="auto", quiet=True)
-    said.write_text(was, "utf-8")
-    with (Path(config.data)).open("a") as file:
-        file.write('{"text": "more"}\n')
-    again = settings(steps=4, out=str(tmp_path / "again"))
-    with pytest.raises(ConfigError, match=r"the training data is not the same: it was .*'documents': 60"):
-        train(again, resume=str(Path(config.out) / "checkpoint-2"), quiet=True)
-
-
-def test_more_steps_go_on_and_say_that_the_schedule_is_another(
-    settings: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train(settings(steps=2), quiet=True)
-    assert train(settings(steps=4), resume="auto").steps == 4
-    said = capsys.readouterr().err
-    assert "not bit for bit the same run: steps was 2, is 4" in said
-    assert "going on from" in said
-    steps = [r["step"] for r in read_metrics(Path(settings().out) / "metrics.jsonl") if "loss" in r]
-    assert steps == [1, 2, 3, 4]
-
-
-def test_a_checkpoint_is_not_overtaken_by_later_ones_of_another_history(
-    settings: Make, tmp_path: Path
-) -> None:
-    config = settings(steps=4, save_every=2, keep_last=9)
-    train(config, quiet=True)
-    middle = Path(config.out) / "checkpoint-2"
-    with pytest.raises(
-        ConfigError, match=r"holds checkpoint-4, which go beyond .*checkpoint-2; choose another folder"
-    ):
-        train(config, resume=str(middle), quiet=True)
-    other = settings(out=str(tmp_path / "other"), steps=4)
-    train(other, quiet=True)
-    with pytest.raises(ConfigError, match=r"other holds checkpoint-0, checkpoint-4, which do not come from"):
-        train(other, resume=str(middle), quiet=True)
-
-
-def test_a_text_that_has_changed_is_not_gone_on_with_unless_told(
-    settings: Make, corpus: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The run has encoded it, and reads those tokens; what it reads is named."""
-    config = settings(steps=2, validation_share=0.1)
-    train(config, quiet=True)
-    more, was = config.model_copy(update={"steps": 4}), corpus.read_bytes()
-    told = more.model_copy(update={"cached_tokens": True})
-    corpus.write_bytes(was + b'{"text": "one more"}\n')
-    with pytest.raises(
-        ConfigError, match=rf"{corpus} has changed since this run encoded it; put back .*--cached-tok"
-    ):
-        train(more, resume="auto", quiet=True)
-    assert checkpoints(Path(config.out))[-1].name == "checkpoint-2"
-    corpus.unlink()
-    with pytest.raises(ConfigError, match=rf"data {corpus}: no such file"):
-        train(more, resume="auto", quiet=True)
-    train(told.model_copy(update={"steps": 3}), resume="auto")
-    assert (
-        f"{corpus} is gone since this run encoded it: going on with the tokens in" in capsys.readouterr().err
-    )
-    corpus.write_bytes(was)  # the same text, whatever its date
-    assert train(more, resume="auto").steps == 4
-    assert "since this run encoded it" not in capsys.readouterr().err

@@ -18,7 +18,7 @@ from headway.train.tasks.base import StepStats
 from headway.train.tasks.translation import TranslationConfig
 from headway.train.trainer import Trainer
 from tests.train.test_resume import assert_same_bits
-from tests.train.test_translation import config
+from tests.train.translation import config
 
 Make = Callable[..., TranslationConfig]
 

@@ -9,7 +9,8 @@ import itertools
 import re
 import warnings
 
-from tests.mutants.drawn.fault import Fault, fault, numbered
+from tests.mutants.drawn.fault import Fault, numbered
+from tests.mutants.drawn.python_places import Places
 
 COMPARED = {
     ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"), ast.Eq: ("==", "!="),
@@ -23,20 +24,8 @@ COMPUTED = {
 }  # fmt: skip
 TWINS = {"min": "max", "any": "all", "amin": "amax", "argmin": "argmax", "minimum": "maximum"}
 TWINS |= {new: old for old, new in TWINS.items()}
-SAYING = {
-    "warn",
-    "print",
-    "say",
-    "echo",
-    "log",
-    "debug",
-    "info",
-    "warning",
-    "error",
-    "exception",
-    "secho",
-    "rule",
-}
+SAYING = {"warn", "print", "say", "echo", "log", "debug", "info", "warning", "error", "exception", "secho",
+          "rule"}  # fmt: skip
 """Functions whose arguments are read by people."""
 TYPING = {"cast", "TypeVar", "NewType", "ParamSpec", "TypeAlias", "overload"}
 HELP = {"help", "description", "doc", "title", "epilog", "metavar", "short_help", "name", "examples"}
@@ -81,37 +70,10 @@ def is_text(node: ast.AST | None) -> bool:
     )
 
 
-class _Finder(ast.NodeVisitor):
+class _Finder(Places):
     def __init__(self, file: str, source: bytes) -> None:
-        self.file, self.source, self.found = file, source, list[Fault]()
-        self.begins = [0, *itertools.accumulate(len(line) for line in source.splitlines(keepends=True))]
+        super().__init__(file, source)
         self.keys, self.modules, self.depth = set[ast.AST](), set[str](), 0
-
-    def span(self, node: ast.expr | ast.stmt | ast.keyword) -> tuple[int, int]:
-        assert node.end_lineno is not None
-        assert node.end_col_offset is not None
-        return (
-            self.begins[node.lineno - 1] + node.col_offset,
-            self.begins[node.end_lineno - 1] + node.end_col_offset,
-        )
-
-    def text(self, node: ast.expr | ast.keyword) -> str:
-        start, end = self.span(node)
-        return self.source[start:end].decode()
-
-    def put(self, start: int, end: int, new: str, operator: str) -> None:
-        if self.source[start:end].decode() != new:
-            self.found.append(fault(self.file, self.source, start, end, new, operator))
-
-    def swap(self, node: ast.expr | ast.stmt, new: str, operator: str) -> None:
-        self.put(*self.span(node), new, operator)
-
-    def between(self, left: ast.expr, right: ast.expr, pattern: str, new: str, operator: str) -> None:
-        """The operator between two operands, which are kept: the last such text outside of comments."""
-        start, end = self.span(left)[1], self.span(right)[0]
-        gap = re.sub(rb"#[^\n]*", lambda m: b" " * len(m.group()), self.source[start:end])
-        if match := re.search(pattern.encode(), gap):
-            self.put(start + match.start(), start + match.end(), new, operator)
 
     # What is not looked into.
 
@@ -280,13 +242,6 @@ class _Finder(ast.NodeVisitor):
             if bound and not isinstance(bound, ast.Constant):
                 self.swap(bound, f"{self.grouped(bound)} + 1", "off by one")
         self.generic_visit(node)
-
-    def grouped(self, node: ast.expr) -> str:
-        return (
-            self.text(node)
-            if isinstance(node, (ast.Name, ast.Attribute, ast.Call))
-            else f"({self.text(node)})"
-        )
 
     def visit_Dict(self, node: ast.Dict) -> None:
         self.keys |= {key for key in node.keys if key}

@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +13,9 @@ from headway.serve.served import Decoding
 from headway.serve.worker import Worker
 from tests.generate.conftest import small
 from tests.serve.conftest import House, placed, running
+from tests.serve.page.driven import Page
 from tests.text.conftest import byte_level
 
-SHOTS = Path(__file__).parents[3] / "runs" / "page"
 LONG = (Window.last(100) | Causal() & Sink(4), Causal())
 
 
@@ -56,3 +55,14 @@ def chromium() -> Iterator[Any]:
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(found["chromedriver"]))
     yield driver
     driver.quit()
+
+
+@pytest.fixture
+def page(chromium: Any, long_house: House) -> Iterator[Page]:
+    """In English, and with nothing remembered; nothing may have failed in it."""
+    chromium.get(f"{long_house.url}/page/icon.svg")
+    chromium.execute_script("localStorage.clear(); sessionStorage.clear()")
+    chromium.get_log("browser")
+    yield Page(chromium, long_house.url)
+    said = [line["message"] for line in chromium.get_log("browser") if line["level"] == "SEVERE"]
+    assert [line for line in said if "status of 400" not in line] == []  # an error that was asked for

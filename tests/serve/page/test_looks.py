@@ -21,8 +21,8 @@ from headway.serve.visits import Key
 from headway.serve.worker import Worker
 from tests.generate.conftest import small
 from tests.serve.conftest import House, Models, placed, running, serving, talker
+from tests.serve.sources import saved_adapter
 from tests.serve.test_guard import ask
-from tests.serve.test_life import saved_adapter
 from tests.text.conftest import byte_level
 
 IDS = [(7 * i * i + 3 * i) % 300 for i in range(5 * PAGE + 20)]

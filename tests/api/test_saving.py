@@ -1,0 +1,104 @@
+"""`save`: a folder that loads as the model, whatever stood there before."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import headway
+from headway.api import LanguageModel
+from headway.errors import CheckpointError
+from headway.patterns import Causal
+from tests.generate.conftest import small
+
+
+def test_save_and_load(lm: LanguageModel, tmp_path: Path) -> None:
+    lm.save(tmp_path / "again")
+    again = headway.load(tmp_path / "again")
+    assert again.generate("the cat", max_new_tokens=8).ids == lm.generate("the cat", max_new_tokens=8).ids
+    assert again.tokenizer is not None
+    assert again.tokenizer.chat_template is not None
+    assert (again.eos, again.spec) == (lm.eos, lm.spec)
+    assert "LanguageModel(llama, " in repr(again)
+
+
+def test_another_tokenizer_s_files_do_not_stay_behind(lm: LanguageModel, tmp_path: Path) -> None:
+    lm.save(tmp_path / "m")
+    for name in ("spiece.model", "source.spm", "target.spm", "target_vocab.json", "notes.md"):
+        (tmp_path / "m" / name).write_text("{}")
+    lm.save(tmp_path / "m", overwrite=True)
+    left = {path.name for path in (tmp_path / "m").iterdir()}
+    assert "notes.md" in left
+    assert not left & {"spiece.model", "source.spm", "target.spm", "target_vocab.json"}
+    assert headway.load(tmp_path / "m").tokenizer is not None
+
+
+def test_another_model_is_not_replaced_unasked_and_nothing_of_it_stays(
+    lm: LanguageModel, tmp_path: Path
+) -> None:
+    there, mine = tmp_path / "m", {"notes.md", "metrics.jsonl", "texts"}
+    lm.save(there)
+    whole = {path.name: path.read_bytes() for path in there.iterdir()}
+    other = LanguageModel(small(Causal()))
+    with pytest.raises(
+        CheckpointError,
+        match=r"m exists; .*overwrite=True.*: a folder with a model of model_type 'headway'",
+    ):
+        other.save(there)
+    assert {path.name: path.read_bytes() for path in there.iterdir()} == whole
+    (there / "texts").mkdir()
+    (there / "1_Pooling").mkdir()
+    for name in (
+        "optimizer.safetensors",
+        "training.json",
+        "modules.json",
+        "1_Pooling/config.json",
+        "tf_model.h5",
+        "adapter_model.bin",
+        "model-00001-of-00002.safetensors",
+        "notes.md",
+        "metrics.jsonl",
+        "texts/a.txt",
+    ):
+        (there / name).write_text("{}")  # fmt: skip
+    other.save(there, overwrite=True)
+    left = {path.name for path in there.iterdir()}
+    assert left == {"config.json", "generation_config.json", "model.safetensors"} | mine
+    assert headway.load(there).tokenizer is None
+    assert other.spec == headway.load(there).spec
+    (tmp_path / "kept").mkdir()
+    for name in "fedcba":
+        (tmp_path / "kept" / name).write_text("mine")
+    with pytest.raises(CheckpointError, match=r"kept exists; .*: a folder with a, b, c, d and 2 more"):
+        other.save(tmp_path / "kept")
+    with pytest.raises(CheckpointError, match=r"a exists; .*: a file"):
+        other.save(tmp_path / "kept" / "a")
+
+
+def test_generation_config_is_kept(folder: Path, tmp_path: Path) -> None:
+    lm = headway.load(folder)
+    LanguageModel(lm.model, lm.tokenizer, generation={"eos_token_id": [1, 2], "top_k": 7}).save(
+        tmp_path / "m"
+    )
+    kept = json.loads((tmp_path / "m" / "generation_config.json").read_text())
+    assert (kept["eos_token_id"], kept["top_k"]) == ([1, 2], 7)
+    assert headway.load(tmp_path / "m").eos == (1, 2)
+
+
+def test_nothing_of_a_model_remains_beside_one_that_is_saved_over_it(
+    lm: LanguageModel, tmp_path: Path
+) -> None:
+    """Its shards, its pickles, another format of its tokenizer; what is no part of a model stays."""
+    lm.save(tmp_path / "m")
+    before = {p.name: p.read_bytes() for p in (tmp_path / "m").iterdir()}
+    with pytest.raises(CheckpointError, match=r"m exists; .* a folder with a model of model_type"):
+        lm.save(tmp_path / "m")
+    assert {p.name: p.read_bytes() for p in (tmp_path / "m").iterdir()} == before
+    old = ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "merges.txt",
+           "vocab.json", "encoder.json", "vocab.bpe", "adapter_config.json", "adapter_model.safetensors",
+           "model.gguf", "preprocessor_config.json", "tokenizer.model"]  # fmt: skip
+    for name in [*old, "notes.txt", "metrics.jsonl"]:
+        (tmp_path / "m" / name).write_text("old")
+    lm.save(tmp_path / "m", overwrite=True)
+    after = {p.name: p.read_bytes() for p in (tmp_path / "m").iterdir()}
+    assert after == {**before, "notes.txt": b"old", "metrics.jsonl": b"old"}
