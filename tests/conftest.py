@@ -1,10 +1,11 @@
-"""What every test runs under: one thread, fixed seeds, no warnings, uninitialised memory full of NaN."""
+"""What every test runs under: one thread, fixed seeds, English, no warnings, uninitialised memory full of NaN."""
 
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ["LC_ALL"] = "C"  # a developer's own language changes no test
 
 import functools
 import random
