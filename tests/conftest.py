@@ -1,4 +1,4 @@
-"""What every test runs under: one thread, fixed seeds, no warnings, uninitialised memory full of NaN."""
+"""What every test runs under: one thread, fixed seeds, English, no warnings, uninitialised memory full of NaN."""
 
 import os
 

@@ -3,22 +3,18 @@
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
-from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
 from cycler import cycler
-from matplotlib import font_manager
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from headway.errors import ConfigError
+from headway.fonts import fonts
 from headway.patterns import Or, Pattern, visible
 from headway.patterns.picture import BLUE as BLUE
 from headway.patterns.picture import GREEN as GREEN
@@ -55,32 +51,6 @@ STYLE: Any = {
     "lines.linewidth": 1.8,
     "savefig.bbox": "tight",
 }
-
-
-CHINESE = ("Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei",
-           "PingFang SC", "Heiti SC", "Microsoft YaHei", "SimHei")  # fmt: skip
-
-
-@cache
-def fonts(language: str) -> tuple[str, ...]:
-    """The families that text in a language is set in: matplotlib's own, and for Chinese one that has its characters, of
-    the system, or the one that the package zhplot ships (Noto Sans SC, under the Open Font License).
-
-    Raises ConfigError where there is none."""
-    own = ("DejaVu Sans",)
-    if language != "zh":
-        return own
-    families = font_manager.fontManager.get_font_names()
-    if family := next((name for name in CHINESE if name in families), None):
-        return *own, family
-    if find_spec("zhplot"):
-        path = Path(str(files("zhplot"))) / "fonts" / "NotoSansSC-Regular.ttf"
-        font_manager.fontManager.addfont(path)
-        return *own, font_manager.get_font(path).family_name
-    raise ConfigError(
-        'figures in Chinese need a font that has its characters, and none is installed; pip install "headway-lab[zh]" '
-        "brings one, and so does the system's package fonts-noto-cjk; or give --lang en"
-    )
 
 
 @contextmanager

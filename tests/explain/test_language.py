@@ -10,6 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from headway import fonts
 from headway.cli import run
 from headway.errors import ConfigError
 from headway.language import Translation, language_of_environment
@@ -196,13 +197,13 @@ def test_chinese_takes_two_columns() -> None:
 def test_without_a_font_a_chinese_figure_is_refused_before_the_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(draw, "find_spec", lambda name: None)
-    monkeypatch.setattr(draw, "CHINESE", ())
+    monkeypatch.setattr(fonts, "find_spec", lambda name: None)
+    monkeypatch.setattr(fonts, "CHINESE", ())
     monkeypatch.setattr(find_topic("swish"), "run", lambda **_: pytest.fail("run"))
-    draw.fonts.cache_clear()
-    with pytest.raises(ConfigError, match=r'pip install "headway-lab\[zh\]"'):
+    fonts.fonts.cache_clear()
+    with pytest.raises(ConfigError, match="pip install zhplot"):
         explain("swish", tmp_path, language="zh")
-    draw.fonts.cache_clear()
+    fonts.fonts.cache_clear()
     assert not any(tmp_path.iterdir())
 
 
@@ -210,7 +211,7 @@ def test_a_chinese_figure_is_set_in_a_font_that_has_its_characters(tmp_path: Pat
     report = explain("swish", tmp_path, language="zh")
     assert report.figure == tmp_path / "swish.zh.png"
     assert report.figure.stat().st_size > 10_000
-    family = draw.fonts("zh")[-1]
+    family = fonts.fonts("zh")[-1]
     path = matplotlib.font_manager.findfont(family, fallback_to_default=False)
     characters = matplotlib.font_manager.get_font(path).get_charmap()
     needed = {character for text in SAY.table.values() for character in text if CHINESE.match(character)}

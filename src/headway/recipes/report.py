@@ -9,10 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headway.fonts import fonts
+from headway.language import Translation
 from headway.patterns.picture import BLUE, GREEN, GREY, INK, ORANGE, PALE, RED, VIOLET
 from headway.recipes.recipe import Claim, Recipe
+from headway.recipes.words import translation
 from headway.report import cell, plain, table
 
+HEADS = ("stage", "task", "length", "steps")
 BEFORE, AFTER = "before the stage", "after it"
 LESS = {"loss": ", nats: less is better", "bits_per_byte": ": less is better"}
 OTHERS = (ORANGE, GREEN, VIOLET, RED)
@@ -23,7 +27,6 @@ STYLE: Any = {
     "text.color": INK,
     "axes.edgecolor": GREY,
     "axes.titlesize": 11,
-    "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -103,21 +106,24 @@ def _label(measure: str) -> str:
     return re.split(r"(?=@)|_(?=turn_)", measure)[-1].replace("@", "rows of ").replace("_", " ")
 
 
-def draw_panels(found: Sequence[Panel], path: Path) -> None:
-    """Side by side: stages downwards, each from before (hollow) to after (full), with the standard deviation."""
+def draw_panels(found: Sequence[Panel], path: Path, language: str = "en") -> None:
+    """Side by side: stages downwards, each from before (hollow) to after (full), with the standard deviation.
+
+    Raises ConfigError where no font has the characters of the language."""
     import matplotlib
     from matplotlib.figure import Figure
 
     size = 2.5 + 4.2 * len(found), 1.7 + 0.3 * max(len(panel.stages) for panel in found)
-    with matplotlib.rc_context(STYLE):
+    weight = "bold" if language == "en" else "normal"  # fonts of other characters may have one weight
+    with matplotlib.rc_context({**STYLE, "axes.titleweight": weight, "font.family": fonts(language)}):
         figure = Figure(size, dpi=150, layout="constrained")
         for axes, panel in zip(figure.subplots(1, len(found), squeeze=False)[0], found, strict=True):
-            draw_panel(axes, panel)
+            draw_panel(axes, panel, translation(language))
         figure.savefig(path, bbox_inches="tight")
 
 
-def draw_panel(axes: Any, panel: Panel) -> None:
-    """One measure of all its stages."""
+def draw_panel(axes: Any, panel: Panel, say: Translation) -> None:
+    """One measure of all its stages, with labels in a language."""
     place = {stage: i for i, stage in enumerate(panel.stages)}
     before, after = panel.marks.get(BEFORE, {}), panel.marks.get(AFTER, {})
     for stage in before.keys() & after.keys():
@@ -137,13 +143,13 @@ def draw_panel(axes: Any, panel: Panel) -> None:
             color=colour,
             elinewidth=1.2,
             capsize=2,
-            label=label,
+            label=say(label),
         )
     axes.set_yticks(range(len(place)), panel.stages.values())
     axes.set_ylim(len(place) - 0.5, -0.5)
     axes.locator_params("x", nbins=6)
     axes.tick_params(axis="y", length=0)
-    axes.set_title(panel.title)
+    axes.set_title(say(panel.title))
     if len(panel.marks) > 1:
         axes.legend(
             loc="upper center", bbox_to_anchor=(0.5, -0.35 / (0.3 * len(place) + 0.4)), ncols=3, fontsize=8
@@ -169,10 +175,12 @@ class RecipeReport:
 
     Attributes:
         records: for each seed, for each stage: name, settings and measures.
+        language: of the table and of what is said of claims; `verdicts` and JSON are English.
     """
 
     recipe: Recipe
     records: tuple[tuple[Mapping[str, Any], ...], ...]
+    language: str = "en"
 
     def measures(self, index: int) -> dict[str, Mapping[str, Any]]:
         """Of the seed number `index`, by stage."""
@@ -183,6 +191,15 @@ class RecipeReport:
         """Each claim: its words, its rule, and whether it was seen."""
         seeds = [self.measures(i) for i in range(len(self.records))]
         return [(claim.text, claim.rule, claim.verdict(seeds)) for claim in self.recipe.claims]
+
+    @property
+    def sentences(self) -> list[tuple[str, str]]:
+        """The verdict with its claim, and its rule."""
+        say = translation(self.language)
+        return [
+            (say.fill("{verdict}: {claim}", verdict=say(said), claim=say.table.get(text, text)), rule)
+            for text, rule, said in self.verdicts
+        ]
 
     @property
     def measured(self) -> list[Measured]:
@@ -209,10 +226,15 @@ class RecipeReport:
     def rows(self) -> tuple[list[str], list[list[str]]]:
         """The table's columns and cells: mean ± standard deviation over the seeds."""
         published = list(dict.fromkeys(key for stage in self.recipe.stages for key in stage.published))
-        head = ["stage", "task", "length", "steps", *self.columns, *(f"published {key}" for key in published)]
+        say = translation(self.language)
+        names = [say(key) if key in HEADS else key for key in published]
+        theirs = [say.fill("published {name}", name=name) for name in names]
+        head = [*map(say, HEADS), *self.columns, *theirs]
         body = []
         for stage, own, record in zip(self.recipe.stages, self.measured, self.records[0], strict=True):
-            came = f"{own.task} from {stage.source}" if stage.source else str(own.task)
+            came = own.task
+            if stage.source:
+                came = say.fill("{task} from {stage}", task=own.task, stage=stage.source)
             length, steps = record["run"]["settings"].get("context"), record["measures"]["steps"]
             values = [_spread(own.values.get(key)) for key in self.columns]
             others = [cell(stage.published.get(key)) for key in published]
@@ -222,14 +244,14 @@ class RecipeReport:
     def text(self) -> str:
         """For a terminal."""
         lines = [table(*self.rows())]
-        lines += [f"  {said}: {text}\n      {rule}" for text, rule, said in self.verdicts]
+        lines += [f"  {said}\n      {rule}" for said, rule in self.sentences]
         return "\n".join(lines)
 
     def markdown(self) -> str:
         """For a page."""
         head, body = self.rows()
         lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *body)]
-        lines += ["", *(f"- {said}: {text} (`{rule}`)" for text, rule, said in self.verdicts)]
+        lines += ["", *(f"- {said} (`{rule}`)" for said, rule in self.sentences)]
         return "\n".join(lines) + "\n"
 
     def plain(self) -> dict[str, Any]:

@@ -14,11 +14,14 @@ import torch
 import headway
 from headway.data.datasets import made_by
 from headway.errors import ConfigError, check_known, listed
+from headway.fonts import fonts
 from headway.generate import GenerationConfig, generate
+from headway.language import language_of_environment
 from headway.models import Decoder, cost
 from headway.recipes.recipe import Recipe, Stage
 from headway.recipes.report import RecipeReport, draw_panels, panels
 from headway.recipes.surgery import moments_after, opened, write_model
+from headway.recipes.words import translation
 from headway.report import no_pictures
 from headway.storage.files import atomic_write, json_text
 from headway.storage.reading import read_json
@@ -47,7 +50,7 @@ OF_THE_PLACE = {
 
 def run_recipe(recipe: Recipe, *, resume: str = "never", quiet: bool = False) -> RecipeReport:
     """Run all stages for all seeds, and report; report.json, report.md and, where it has claims, report.png in the
-    recipe's folder keep it.
+    recipe's folder keep it. Its language is that of the environment (`headway.language`), but for report.json.
 
     resume: "never" (the folder must be empty) or "auto": stages that are done are kept, a stage that was stopped goes
     on, bit for bit as `headway train` does. The folder may have moved as a whole, and the recipe may have more seeds or
@@ -73,17 +76,30 @@ def run_recipe(recipe: Recipe, *, resume: str = "never", quiet: bool = False) ->
             [_stage(recipe, stage, seed, say=say, quiet=quiet) for stage in recipe.stages]
             for seed in recipe.seeds
         ]
-        report = RecipeReport(recipe, tuple(map(tuple, records)))
+        language = language_of_environment()
+        report = RecipeReport(recipe, tuple(map(tuple, records)), language)
         atomic_write(recipe.out / f"{REPORT}.json", json.dumps(report.plain(), indent=1) + "\n")
         pictured = list(panels(recipe.claims, report.measured))
         if pictured and (why := no_pictures()) is not None:
             say(f"{REPORT}.png is not drawn: {why}")
             pictured = []
         if pictured:
-            draw_panels(pictured, recipe.out / f"{REPORT}.png")
-        picture = f"\n![what the claims compare]({REPORT}.png)\n" if pictured else ""
+            draw_panels(pictured, recipe.out / f"{REPORT}.png", _with_a_font(language, say))
+        compared = translation(language)("what the claims compare")
+        picture = f"\n![{compared}]({REPORT}.png)\n" if pictured else ""
         atomic_write(recipe.out / f"{REPORT}.md", report.markdown() + picture)
         return report
+
+
+def _with_a_font(language: str, say: Callable[[str], None]) -> str:
+    """The language that a picture is labelled in: this one, or English where no font has its characters, which is
+    said."""
+    try:
+        fonts(language)
+    except ConfigError as why:
+        say(f"{REPORT}.png is labelled in English: {why}")
+        return "en"
+    return language
 
 
 def _check_files(recipe: Recipe) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.errors import ConfigError, did_you_mean, listed
+from headway.fonts import fonts
 from headway.language import check_language
 from headway_lab.explain.report import Report
 from headway_lab.explain.tables import translation
@@ -63,9 +64,10 @@ def explain(
 
 def check_fonts(language: str) -> None:
     """Raises ConfigError where a figure in this language cannot be labelled."""
-    from headway_lab.draw import fonts
-
-    fonts(language)
+    try:
+        fonts(language)
+    except ConfigError as why:
+        raise ConfigError(f"{why}; or give --lang en") from None
 
 
 @dataclass(frozen=True)
