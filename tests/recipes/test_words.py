@@ -58,7 +58,7 @@ def test_claims_have_a_chinese_of_their_own() -> None:
 def test_numbers_of_a_verdict_stay() -> None:
     for said in VERDICTS:
         assert sorted(re.findall(r"\d", CHINESE(said))) == sorted(re.findall(r"\d", said))
-    assert CHINESE("not seen at this size (2 of 3 seeds)") == "在这个规模未见（3 个种子，2 个成立）"
+    assert CHINESE("not seen at this size (2 of 3 seeds)") == "在此规模下未见（3 个种子，2 个成立）"
 
 
 def test_every_entry_is_said() -> None:
@@ -102,7 +102,7 @@ def test_a_report_in_chinese_has_no_english_but_names_rules_and_its_users_claims
     said = toy("zh").markdown()
     assert "| two | chat，接 one | 64 | 3 | 5 | 4 | 1.7 | 9 |" in said
     assert "- 可见（3 个种子，3 个成立）：由此续训，损失继续下降 (`two.val_loss < two.start_loss`)" in said
-    assert "- 在这个规模未见（3 个种子，0 个成立）：rows of mine are better (`" in said
+    assert "- 在此规模下未见（3 个种子，0 个成立）：rows of mine are better (`" in said
     words = re.findall(r"[A-Za-z]\w+", re.sub("`.*`|rows of mine are better", "", said))
     assert {*words} == {"one", "two", "chat", "start_loss", "val_loss", "loss"}
     assert "由此续训" in toy("zh").text()
@@ -143,7 +143,7 @@ def test_the_language_of_the_environment_is_that_of_a_report(
     english = (recipe.out / "report.json").read_text()
     monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
     assert "| 阶段 |" in run_recipe(recipe, resume="auto").markdown()
-    assert "![各条说法所比较的](report.png)" in (recipe.out / "report.md").read_text(encoding="utf-8")
+    assert "![各条论断所比较的](report.png)" in (recipe.out / "report.md").read_text(encoding="utf-8")
     assert (recipe.out / "report.json").read_text() == english
     assert "labelled in English" not in capsys.readouterr().err
     without_a_font(monkeypatch)
