@@ -105,7 +105,9 @@ def test_padded_is_unpadded_and_cached_is_uncached(pair: tuple[Any, Any, Path]) 
         cache = ours.make_cache(2)
         steps = [ours(IDS[:, :7], cache=cache), *(ours(IDS[:, i : i + 1], cache=cache) for i in range(7, 19))]
         cached = torch.cat(steps, 1)
-        if off(cached, whole) >= 1e-5:  # float64 decides: at most twice as far from it as a forward pass, or theirs
+        if (
+            off(cached, whole) >= 1e-5
+        ):  # float64 decides: at most twice as far from it as a forward pass, or theirs
             wide = copy.deepcopy(ours).double()(IDS)
             assert off(cached, wide) <= 2 * max(off(whole, wide), off(model(IDS).logits, wide))
 

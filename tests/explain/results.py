@@ -117,9 +117,13 @@ def read(folder: Path, topic: str, language: str) -> dict[str, Any]:
 
 def verdicts(folder: Path, commit: str) -> str:
     """What `headway explain --question` quotes: of each topic the verdict, by language, and what made it."""
-    lines = ["# Verdicts of the topics, as docs/results/explain*.md have them, by `python -m tests.explain.results`."]
+    lines = [
+        "# Verdicts of the topics, as docs/results/explain*.md have them, by `python -m tests.explain.results`."
+    ]
     for topic in TOPICS:
-        told = [f"{x} = {json.dumps(read(folder, topic, x)['verdict'], ensure_ascii=False)}" for x in LANGUAGES]
+        told = [
+            f"{x} = {json.dumps(read(folder, topic, x)['verdict'], ensure_ascii=False)}" for x in LANGUAGES
+        ]
         lines += ["", f"[{topic}]", f'made = "{datetime.now(UTC):%Y-%m-%d}, {commit}, {cpu_name()}"', *told]
     return "\n".join([*lines, ""])
 
