@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # The laboratory is a distribution of its own, beside headway: here both are, from these sources.
-LAB := -e packages/lab
+LAB := -e "packages/lab[zh]"
 ASKED := pyproject.toml packages/lab/pyproject.toml packages/lab/hatch_build.py constraints.txt hatch_build.py
 WORKERS ?= 2
 # Of the native kernels: auto (go on without where they do not compile), require, off.
