@@ -11,10 +11,10 @@ POOLED = 25
 MOST_EQUIVALENT = 0.08
 FLOORS = {
     "pure values, hardware": (
-        "hardware processor threads patterns tokens heads positions scores similarity metrics partial quantization "
-        "block_quantization choice errors"
+        "hardware processor threads language patterns tokens heads positions scores similarity metrics partial "
+        "quantization block_quantization choice errors"
     ),
-    "native": "native storage report",
+    "native": "native storage report fonts",
     "attention": "attention",
     "nn, cache, parallel": "parallel cache nn",
     "models": "models",
