@@ -1,6 +1,7 @@
 """Questions in words: those of the documents find their topic first, paraphrases among three, others nothing."""
 
 import json
+import math
 import tomllib
 from pathlib import Path
 
@@ -9,10 +10,32 @@ import pytest
 from headway.cli import run
 from headway.errors import ConfigError
 from headway_lab.explain import TOPICS
-from headway_lab.questions import LANGUAGES, Entry, Index, entries, language_of, stem, terms
+from headway_lab.questions import LANGUAGES, Entry, Index, entries, language_of
+from headway_lab.questions.text import least, stem, terms
 from tests.command_lines import read_command
 
-PARAPHRASES = tomllib.loads((Path(__file__).parent / "paraphrases.toml").read_text(encoding="utf-8"))
+PARAPHRASES, FIRST = (
+    tomllib.loads((Path(__file__).parent / f"{name}.toml").read_text(encoding="utf-8"))
+    for name in ("paraphrases", "first")
+)
+CAPTIONS = {
+    "BN 与 LN 的区别": "norms",
+    "BatchNorm against LayerNorm": "norms",
+    "用 Abel 变换证明 RoPE 的远程衰减": "rotary-decay",
+    "What is the Abel summation argument of rotary decay?": "rotary-decay",
+    "FSDP 是什么": "training-time",
+    "What is FSDP?": "training-time",
+    "CAIL2019-SCM 上的长文本评测": "roformer",
+    "RoFormer's results on CAIL": "roformer",
+    "线性场景": "rotary-linear",
+    "RoPE in the linear scenario": "rotary-linear",
+    "teacher forcing 是什么": "translation",
+    "What is teacher forcing?": "translation",
+    "RoPE-2D 是什么": "positions",
+    "Rotary positions in two dimensions (RoPE-2D)": "positions",
+    "WoBERT 以词为单位还是以字为单位": "roformer",
+    "Has WoBERT words or characters as units?": "roformer",
+}
 DOCUMENTS = {
     "自注意力机制消耗显存的原因是什么?": "memory",
     "使用滑窗注意力参数量会降低吗?": "memory",
@@ -72,6 +95,52 @@ def test_paraphrases_are_apart_from_the_index_and_nine_of_ten_find_their_topic_a
     assert sum(found) >= 0.9 * len(asked)
 
 
+@pytest.mark.parametrize(("question", "topic"), CAPTIONS.items())
+def test_captions_and_remarks_of_the_documents_find_their_topic_first(question: str, topic: str) -> None:
+    assert Index(entries(language_of(question))).find(question)[0].entry.topic == topic
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_questions_that_the_index_was_improved_with_find_their_topic(language: str) -> None:
+    index = Index(entries(language))
+    known = {question for entry in index.entries for question in entry.ask}
+    asked = [(question, topic) for topic, some in FIRST[language].items() for question in some]
+    found = [([match.entry.topic for match in index.find(question)], topic) for question, topic in asked]
+    assert len(asked) >= {"en": 175, "zh": 312}[language]
+    assert known.isdisjoint(question for question, _ in asked)
+    assert sum(topics[:1] == [topic] for topics, topic in found) >= 0.95 * len(asked)
+    assert sum(topic in topics for topics, topic in found) >= 0.98 * len(asked)
+
+
+@pytest.mark.parametrize("kind", ["unrelated", "near"])
+def test_what_shares_words_with_the_index_and_is_not_answered_by_it_is_declined(kind: str) -> None:
+    index = {language: Index(entries(language)) for language in LANGUAGES}
+    asked = [question for language in LANGUAGES for question in FIRST[kind][language]]
+    assert len(asked) == {"unrelated": 130, "near": 49}[kind]
+    assert [question for question in asked if index[language_of(question)].find(question)] == []
+
+
+def test_no_sentence_of_the_index_names_what_lies_beside_its_subject() -> None:
+    sentences = [text for one in LANGUAGES for entry in entries(one) for text in (*entry.ask, *entry.says)]
+    assert [text for text in sentences if least(text) == math.inf] == []
+
+
+def test_a_question_needs_more_the_less_it_is_of_the_subject() -> None:
+    asked = (
+        "softmax",
+        "a head",
+        "a head and a key",
+        "the head of a window and its key",
+        "owls",
+        "a single owl",
+    )
+    assert [least(question) for question in asked] == pytest.approx([0.1, 0.6, 0.4, 0.2, 0.6, 0.6])
+    assert least("the price of a softmax") == math.inf
+    assert [least("注意力头"), least("窗口和位置"), least("头等舱的价格")] == pytest.approx(
+        [0.1, 0.4, math.inf]
+    )
+
+
 def test_unrelated_questions_are_declined() -> None:
     index = {language: Index(entries(language)) for language in LANGUAGES}
     asked = [q for language in LANGUAGES for q in PARAPHRASES["unrelated"][language]]
@@ -99,17 +168,19 @@ def test_both_languages_have_the_same_entries_and_every_topic_is_one() -> None:
 def test_scores_are_those_of_the_formula() -> None:
     index = Index(
         [
-            Entry("a", "", "", ("red cat",), ""),
-            Entry("b", "", "", ("red dog",), ""),
+            Entry("a", "", "", ("red ink",), ""),
+            Entry("b", "", "", ("red pen",), ""),
             Entry("c", "", "", ("owl",), ""),
         ]
     )
-    first = index.find("red cat attention")[0]
-    weight = {term: index.idf(term) ** 2 for term in ("red", "cat", stem("attention"))}
-    whole, own = sum(weight.values()), weight["red"] + weight["cat"]
+    first = index.find("red ink softmax")[0]
+    weight = {term: index.idf(term) ** 2 for term in ("red", "ink", stem("softmax"))}
+    assert index.idf("red") == pytest.approx(0.7 * math.log(4 / 2.5))
+    assert index.idf("softmax") == pytest.approx(math.log(4 / 0.5))
+    whole, own = sum(weight.values()), weight["red"] + weight["ink"]
     assert first.entry.topic == "a"
     assert first.score == pytest.approx((own / (whole * own) ** 0.5 + own / whole) / 2)
-    assert first.terms == ("cat", "red")
+    assert first.terms == ("ink", "red")
 
 
 def test_numbers_and_single_characters_are_no_reason_to_answer() -> None:
@@ -134,6 +205,8 @@ def test_what_the_documents_trained_on_is_answered_by_the_plan_of_devices(questi
 def test_terms_have_no_endings_and_chinese_has_neighbours() -> None:
     assert terms("Padded, padding!") == terms("pad") == {"pad"}
     assert terms("为什么要旋转") == {"旋转", "旋", "转"}
+    assert terms("BN") == terms("batch normalization") == {"bnorm"}
+    assert terms("批归一化和 BN") == {"bnorm"}
     assert terms("???") == frozenset()
     assert Index(entries("en")).find("???") == ()
 
