@@ -16,11 +16,12 @@ With N entries, of which n_t have the term t:
     share(Q, E) = w(Q & E) / w(Q)              what all that the entry has explains of it
     score = (largest cosine among the entry's sentences + share) / 2,   0 .. 1
 
-Words of the field are those that few people have for anything else (`subject`: "softmax", "归一化") and those that all
-have (`everyday`: "head", "窗口"). A question with one of the former is answered from the score LEAST on; one with e of
-the latter only, from SURE - DROP (e - 1) on, and no less than LEAST, no more than SURE; one that names what lies beside
-the subject (`beside`: "reward", "蒸馏", "price", "医生"), never. Numbers and single characters that are no word of the
-subject are no reason to answer: an entry that shares nothing else with a question does not answer it.
+Words of the field are those that few people have for anything else (`subject`: "softmax", "归一化") and those that
+all have (`everyday`: "head", "窗口"). The more of them a question has, the less is the score that it needs: with p
+points, 3 for each of the former and 1 for each of the latter, SURE - DROP (p - 1), no less than LEAST, no more than
+SURE. One that names what lies beside the subject (`beside`: "reward", "蒸馏", "price", "医生") is not answered. Numbers
+and single characters that are no word of the subject are no reason to answer: an entry that shares nothing else with a
+question does not answer it.
 (Salton and Buckley 1988, "Term-weighting approaches in automatic text retrieval", with binary term frequencies.)
 """
 

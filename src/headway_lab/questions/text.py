@@ -12,7 +12,7 @@ from typing import Any
 from headway.language import LANGUAGES, check_language
 
 LISTS = ("stop", "subject", "everyday", "beside", "same")
-LEAST, SURE, DROP = 0.1, 0.6, 0.2
+LEAST, SURE, DROP = 0.1, 0.65, 0.25
 STEM = 6
 CHINESE = re.compile(r"[\u3400-\u9fff]+")
 WORD = re.compile(r"[a-z0-9]+")
@@ -114,4 +114,5 @@ def least(question: str) -> float:
 
     if count("beside"):
         return math.inf
-    return LEAST if count("subject") else max(LEAST, min(SURE, SURE - DROP * (count("everyday") - 1)))
+    points = 3 * count("subject") + count("everyday")
+    return max(LEAST, min(SURE, SURE - DROP * (points - 1)))
