@@ -102,11 +102,17 @@ def test_every_translation_is_used() -> None:
 
 
 def said_in_code(key: str) -> bool:
-    """Whether the code of reports, or of an error, has the text before the first value that it is filled with."""
+    """Whether the code of reports, of an error or of the pages of results has the text, or the longest of the parts
+    between the values that it is filled with."""
     folder = Path(str(explain.__globals__["__file__"])).parent
-    files = [*folder.glob("*.py"), *folder.parent.glob("cli/explain.py")]
-    begin = re.split(r"\{\w*\}", key)[0] or re.split(r"\{\w*\}", key)[1]
-    return len(begin) > 2 and any(begin in path.read_text(encoding="utf-8") for path in files)
+    files = [
+        *folder.glob("*.py"),
+        folder.parent / "cli" / "explain.py",
+        Path(__file__).with_name("results.py"),
+    ]
+    said = "".join(path.read_text(encoding="utf-8") for path in files)
+    part = max(re.split(r"\{\w*\}", key), key=len)
+    return f'"{key}"' in said or (len(part) > 2 and part in said)
 
 
 def test_groups_of_topics_are_translated() -> None:

@@ -88,11 +88,15 @@ def command(
             print_report({"written": written}, say.fill("written: {files}", files=", ".join(written)), json)
             return
         seconds = TOPICS[topic].seconds if topic in TOPICS else 0
+        time = duration(seconds)
         if quick and topic in TOPICS and not TOPICS[topic].quick:
-            note(say(f"{topic}: {duration(seconds)} of one core, and no smaller run"))
-        less = "" if quick else ", with --quick less"
-        under_way = say(f"{topic}: about {duration(seconds)} of one core{less}")
-        with progress(under_way) if seconds >= LONG else nullcontext():
+            note(say(f"{topic}: {time} of one core, and no smaller run"))
+        under_way = (
+            f"{topic}: about {time} of one core"
+            if quick
+            else f"{topic}: about {time} of one core, with --quick less"
+        )
+        with progress(say(under_way)) if seconds >= LONG else nullcontext():
             report = explain(topic, out, quick=quick, language=language, **settings)
         print_report(report.to_json(), report.to_text(), json)
 
