@@ -147,7 +147,11 @@ def test_another_language_is_refused(tmp_path: Path) -> None:
 def test_the_command_writes_both_languages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(book, "write_books", lambda out, **own: [out / f"{x}.html" for x in LANGUAGES])
+    monkeypatch.setattr(
+        book, "write_books", lambda out, languages, **own: [out / f"{x}.html" for x in languages]
+    )
+    assert run(["explain", "all", "--out", str(tmp_path), "--lang", "en", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["written"] == [str(tmp_path / "en.html")]
     assert run(["explain", "all", "--out", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["written"] == [
         str(tmp_path / "en.html"),

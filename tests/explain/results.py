@@ -118,7 +118,7 @@ def read(folder: Path, topic: str, language: str) -> dict[str, Any]:
 def verdicts(folder: Path, commit: str) -> str:
     """What `headway explain --question` quotes: of each topic the verdict, by language, and what made it."""
     lines = [
-        "# Verdicts of the topics, as docs/results/explain*.md have them, by `python -m tests.explain.results`."
+        "# Verdicts of topics, as docs/results/explain*.md have them; `python -m tests.explain.results` renews them."
     ]
     for topic in TOPICS:
         told = [

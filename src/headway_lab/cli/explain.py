@@ -1,6 +1,6 @@
 """`headway explain [TOPIC]`: a question about attention, answered by a run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from headway.cli._progress import progress
 from headway.cli._shared import note, print_report, set_threads
 from headway.errors import ConfigError
-from headway.language import Translation, check_language, language_of_environment
+from headway.language import LANGUAGES, Translation, check_language, language_of_environment
 from headway.report import duration
 from headway_lab.explain import TOPICS, explain, option
 from headway_lab.explain.tables import translation
@@ -56,7 +56,8 @@ def command(
     seeds: two or more, as 0,1,2
     quick: a smaller run of a topic that takes long; of others the run itself
     lang: of sentences, labels and figures, en or zh; that of the environment (LC_ALL, LC_MESSAGES, LANG) unless given.
-        Questions are answered in their own; the book and figures are written in both
+        Questions are answered in their own; figures of the documents are written in both, and so is the book unless it
+        is given
     """
     language = language_of_environment() if lang is None else check_language(lang, "explain --lang")
     say = translation(language)
@@ -84,7 +85,9 @@ def command(
             return
         set_threads(threads)
         if topic in ("figures", "all"):
-            written = [str(path) for path in write(topic, out, quick)]
+            written = [
+                str(path) for path in write(topic, out, quick, LANGUAGES if lang is None else (language,))
+            ]
             print_report({"written": written}, say.fill("written: {files}", files=", ".join(written)), json)
             return
         seconds = TOPICS[topic].seconds if topic in TOPICS else 0
@@ -110,8 +113,8 @@ def errors_in(say: Translation) -> Iterator[None]:
         raise ConfigError(say(str(error))) from error
 
 
-def write(topic: str, out: Path | None, quick: bool) -> list[Path]:
-    """The figures of the documents, or the book, in all languages. Raises ConfigError without a folder."""
+def write(topic: str, out: Path | None, quick: bool, languages: Sequence[str]) -> list[Path]:
+    """The figures of the documents, in all languages, or the book in some. Raises ConfigError without a folder."""
     if topic == "figures":
         from headway_lab.diagrams import write as write_figures
 
@@ -122,7 +125,7 @@ def write(topic: str, out: Path | None, quick: bool) -> list[Path]:
 
     if out is None:
         raise ConfigError("explain all writes a book: give --out FOLDER")
-    return write_books(out, quick=quick, say=note)
+    return write_books(out, languages=languages, quick=quick, say=note)
 
 
 def numbers(text: str) -> tuple[int, ...]:
