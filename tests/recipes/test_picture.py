@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.recipes.recipe import Claim
+from headway.recipes.claims import Claim
 from headway.recipes.report import AFTER, BEFORE, Measured, Panel, draw_panels, panels, spread_of
 
 STAGES = (

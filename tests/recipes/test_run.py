@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from headway.checkpoints import load_folder
 from headway.errors import ConfigError
 from headway.recipes import Recipe, run_recipe
-from headway.recipes.recipe import Claim
+from headway.recipes.claims import Claim
 from headway.recipes.surgery import moments_after
 from headway.storage.tensors import open_tensors
 from headway.surgery import pool_heads
@@ -179,9 +179,36 @@ def test_a_claim_is_seen_when_every_seed_shows_it() -> None:
     assert claim.verdict([ordered] * 3) == "seen (3 of 3 seeds)"
     assert claim.verdict([ordered, other, ordered]) == "not seen at this size (2 of 3 seeds)"
     assert not claim.holds({**ordered, "c": {"x": 0.0}})
+    assert claim.margins({**ordered, "c": {"x": 0.5}}) == [1.0, -1.5]
     assert Claim.read("at", "a.val_accuracy@128 > 0.5 * -a.y", ["a"]).holds(
         {"a": {"val_accuracy@128": 0.1, "y": 2}}
     )
+
+
+@pytest.mark.parametrize(
+    ("margins", "said"),
+    [
+        ((0.1, 0.2, 0.3), "seen"),  # mean 0.2, standard error 0.058
+        ((0.01, 0.02, 0.2), "within the spread of seeds"),  # mean 0.077, standard error 0.062
+        ((-0.01, 0.2, 0.2), "not seen at this size"),
+        ((0.01, 0.02, 0.1, 0.1, 0.1), "seen"),  # mean 0.066, standard error 0.021
+        ((0.0, 0.0, 0.0), "not seen at this size"),
+    ],
+)
+@pytest.mark.parametrize("rule", ["a.x < b.x", "b.x > a.x", "a.x < b.x < c.x", "a.x < b.x < 9"])
+def test_a_difference_within_the_spread_of_seeds_is_not_seen(
+    margins: tuple[float, ...], said: str, rule: str
+) -> None:
+    """In any comparison of the chain: c is far above b."""
+    claim = Claim.read("order", rule, ["a", "b", "c"])
+    seeds = [{"a": {"x": 1.0}, "b": {"x": 1.0 + margin}, "c": {"x": 8.0}} for margin in margins]
+    count = sum(margin > 0 for margin in margins)
+    assert claim.verdict(seeds) == f"{said} ({count} of {len(margins)} seeds)"
+
+
+def test_equal_sizes_of_all_seeds_have_no_spread() -> None:
+    claim = Claim.read("bytes", "4 * a.x <= b.x", ["a", "b"])
+    assert claim.verdict([{"a": {"x": 1}, "b": {"x": 4}}] * 3) == "seen (3 of 3 seeds)"
 
 
 SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}

@@ -15,18 +15,18 @@ from matplotlib.figure import Figure
 from headway.fonts import fonts
 from headway.language import Translation
 from headway.recipes import Recipe, RecipeReport, Stage, read_recipe, report, run, run_recipe
-from headway.recipes.recipe import Claim
+from headway.recipes.claims import Claim
 from headway.recipes.report import Measured, Panel, draw_panel, draw_panels, panels
 from headway.recipes.words import translation
 from tests.recipes.test_shipped import FOLDER, RECIPES
 
 CHINESE = translation("zh")
 HAN = re.compile(r"[\u4e00-\u9fff]")
-HOLDS, FAILS = {"a": {"x": 1}}, {"a": {"x": 0}}
+HOLDS, BY_LITTLE, FAILS = ({"a": {"x": x}} for x in (1000, 1, 0))
 VERDICTS = {
     Claim.read("x is large", "a.x > 0", ["a"]).verdict(seeds)
     for count in (1, 2, 3)
-    for seeds in itertools.product((HOLDS, FAILS), repeat=count)
+    for seeds in itertools.product((HOLDS, BY_LITTLE, FAILS), repeat=count)
 }
 SHIPPED = [read_recipe(FOLDER / f"{name}.yaml") for name in RECIPES]
 CLAIMS = {claim.text for recipe in SHIPPED for claim in recipe.claims}

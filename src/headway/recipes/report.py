@@ -12,7 +12,8 @@ from typing import Any
 from headway.fonts import fonts
 from headway.language import Translation
 from headway.patterns.picture import BLUE, GREEN, GREY, INK, ORANGE, PALE, RED, VIOLET
-from headway.recipes.recipe import Claim, Recipe
+from headway.recipes.claims import Claim
+from headway.recipes.recipe import Recipe
 from headway.recipes.words import translation
 from headway.report import cell, plain, table
 
