@@ -2,8 +2,10 @@
 
 import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from string import Formatter
 
 import pytest
 import torch
@@ -219,3 +221,17 @@ def test_masks_would_notice_a_leak(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.column("differing") == [0, masks.COUNT - 1]
     assert found.column("changed from outside") == [0, masks.COUNT - 1]
     assert found.column("gradient from the future")[1] > 0
+
+
+# What formulas, names and units have of digits; every other digit of a finding is computed.
+SYMBOLS = re.compile(
+    r"sqrt\(2\)|1 \+ cosine|Swish\(-?\d\)|\bx / 2|beta = 0|at 1 it|m [>=] 0|equal to 1|\[1/2, 1/2\]|\[1, 1\]"
+    r"|mean 0 and variance 1|sums? to 1|float32"
+)
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_numbers_in_a_finding_are_computed(topic: str) -> None:
+    """No digit stands in the text of a finding beside those of formulas: numbers are put in by the run."""
+    text = "".join(text for text, *_ in Formatter().parse(TOPICS[topic].finding))
+    assert not re.search(r"\d", SYMBOLS.sub("", text)), text

@@ -103,7 +103,9 @@ class Claim:
 def _value(side: ast.expr, stages: Mapping[str, SimpleNamespace]) -> float:
     """Of one side of a comparison."""
     code = compile(ast.Expression(side), "<claim>", "eval")
-    return float(eval(code, {"__builtins__": {}}, {**stages}))  # of numbers, names and signs alone: `Claim.read`
+    return float(
+        eval(code, {"__builtins__": {}}, {**stages})
+    )  # of numbers, names and signs alone: `Claim.read`
 
 
 def _beyond_spread(margins: Sequence[float]) -> bool:
