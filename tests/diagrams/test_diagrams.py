@@ -15,7 +15,8 @@ from headway.nn import LayerNorm, RMSNorm
 from headway_lab import diagrams
 from headway_lab.diagrams import DIAGRAMS, draw, words, write
 from headway_lab.diagrams.drawing import Drawing, wide
-from headway_lab.diagrams.runs import reach, steps
+from headway_lab.diagrams.runs import reach
+from headway_lab.diagrams.steps import small_steps, text_of
 from tests.command_lines import ROOT
 
 FIGURES = ROOT / "docs" / "figures"
@@ -55,6 +56,8 @@ def test_every_label_has_both_languages_and_is_used(monkeypatch: pytest.MonkeyPa
             return label[key]["en"].format(**own)
 
         make(say)
+        if name == "cache":
+            text_of(say, small_steps())
     assert used == {name: set(own) for name, own in words().items()}
 
 
@@ -88,8 +91,8 @@ def test_row_121_blocks_have_the_sizes_of_their_specs() -> None:
 
 
 def test_row_119_a_step_computes_all_again_without_a_cache_and_one_token_with_it() -> None:
-    assert steps(cached=False) == [(t, t, t) for t in (1, 2, 3, 4)]
-    assert steps(cached=True) == [(1, 1, t) for t in (1, 2, 3, 4)]
+    assert [step.again for step in small_steps()] == [(t, t, t) for t in (1, 2, 3, 4)]
+    assert [step.kept for step in small_steps()] == [(1, 1, t) for t in (1, 2, 3, 4)]
     assert {"10 tokens projected, 30 scores", "4 tokens projected, 10 scores"} <= set(
         draw("cache", "en").texts
     )

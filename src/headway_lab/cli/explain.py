@@ -32,6 +32,8 @@ def command(
     context: int | None = None,
     steps: int | None = None,
     seeds: str | None = None,
+    model: str | None = None,
+    prompt: str | None = None,
     quick: bool = False,
     lang: str | None = None,
     json: bool = False,
@@ -52,8 +54,11 @@ def command(
     k: tokens of a kernel (complexity)
     r: keys of a window (complexity)
     context: tokens of the longest row (heads, cache, memory)
-    steps: of training (topics that train)
+    steps: of training (topics that train); of decoding (figures --model) [default: 4]
     seeds: two or more, as 0,1,2
+    model: figures of the steps of this model, a folder or a name of the Hub, that continues a prompt: what each step
+        computes, without a cache and with one (figures)
+    prompt: what it continues (figures)
     quick: a smaller run of a topic that takes long; of others the run itself
     lang: of sentences, labels and figures, en or zh; that of the environment (LC_ALL, LC_MESSAGES, LANG) unless given.
         Questions are answered in their own; figures of the documents are written in both, and so is the book unless it
@@ -73,6 +78,16 @@ def command(
         settings: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
         if seeds is not None:
             settings["seeds"] = numbers(seeds)
+        if model is not None or prompt is not None:
+            if topic != "figures" or model is None or prompt is None or quick or {*settings} - {"steps"}:
+                raise ConfigError(
+                    "explain: --model and --prompt go together, with figures, --steps, --out and nothing else"
+                )
+            set_threads(threads)
+            languages = LANGUAGES if lang is None else (language,)
+            steps = 4 if steps is None else steps
+            print_report(*decoding(model, prompt, steps, out, languages, language), json)
+            return
         if settings and topic in (None, "all", "figures"):
             options = ", ".join(map(option, settings))
             raise ConfigError(f"explain: {options} is of a single topic; got it with {topic or 'no topic'}")
@@ -126,6 +141,24 @@ def write(topic: str, out: Path | None, quick: bool, languages: Sequence[str]) -
     if out is None:
         raise ConfigError("explain all writes a book: give --out FOLDER")
     return write_books(out, languages=languages, quick=quick, say=note)
+
+
+def decoding(
+    model: str, prompt: str, count: int, out: Path | None, languages: Sequence[str], language: str
+) -> tuple[dict[str, Any], str]:
+    """The steps of a model that continues a prompt, for JSON and for a terminal; with a folder, drawn there too."""
+    from headway import load
+    from headway_lab.diagrams import labels, write_svg
+    from headway_lab.diagrams.steps import growing_cache, steps_of, text_of
+
+    made = steps_of(load(model, task="causal-lm"), prompt, count)
+    written = []
+    if out is not None:
+        drawings = {name: growing_cache(labels("cache", name), made) for name in languages}
+        written = [str(write_svg(out, "cache", name, drawing)) for name, drawing in drawings.items()]
+    lines = [text_of(labels("cache", language), made)]
+    lines += [translation(language).fill("written: {files}", files=", ".join(written))] if written else []
+    return {"steps": made, "written": written}, "\n".join(lines)
 
 
 def numbers(text: str) -> tuple[int, ...]:

@@ -12,7 +12,8 @@ from headway.errors import ConfigError, did_you_mean
 from headway.language import LANGUAGES, check_language
 from headway_lab.diagrams.drawing import Drawing
 from headway_lab.diagrams.models import Say, blocks, multi_head, shared_heads
-from headway_lab.diagrams.runs import decaying, four_patterns, growing_cache, norms, turned_pairs
+from headway_lab.diagrams.runs import decaying, four_patterns, norms, turned_pairs
+from headway_lab.diagrams.steps import growing_cache
 
 DIAGRAMS: dict[str, Callable[[Say], Drawing]] = {
     "blocks": blocks,
@@ -38,21 +39,29 @@ def draw(name: str, language: str) -> Drawing:
         raise ConfigError(
             f"no figure {name!r}{did_you_mean(name, DIAGRAMS)}; figures are {', '.join(DIAGRAMS)}"
         )
+    return DIAGRAMS[name](labels(name, language))
+
+
+def labels(name: str, language: str) -> Say:
+    """The labels of a diagram in a language, by key. Raises ConfigError for a language that is not there."""
     check_language(language, "figures")
 
     def say(key: str, **numbers: object) -> str:
         return words()[name][key][language].format(**numbers)
 
-    return DIAGRAMS[name](say)
+    return say
 
 
 def write(folder: Path) -> list[Path]:
     """All figures in all languages, FOLDER/NAME.LANGUAGE.svg."""
+    return [
+        write_svg(folder, name, language, draw(name, language)) for name in DIAGRAMS for language in LANGUAGES
+    ]
+
+
+def write_svg(folder: Path, name: str, language: str, drawing: Drawing) -> Path:
+    """The file of a figure in a folder, which is made."""
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name in DIAGRAMS:
-        for language in LANGUAGES:
-            path = folder / f"{name}.{language}.svg"
-            path.write_text(draw(name, language).to_svg(), encoding="utf-8")
-            written.append(path)
-    return written
+    path = folder / f"{name}.{language}.svg"
+    path.write_text(drawing.to_svg(), encoding="utf-8")
+    return path

@@ -1,4 +1,4 @@
-"""What a run shows: pairs turned, what a norm averages, what a step computes with a cache, what a token sees."""
+"""What a run shows: pairs turned, what a norm averages, what a token sees, how far a rotary score reaches."""
 
 from functools import partial
 from typing import Any
@@ -6,20 +6,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from headway.checkpoints.restore import as_decoder
-from headway.models import ModelSpec, build
 from headway.nn import LayerNorm, RMSNorm
 from headway.patterns import Full, Global, Pattern, Window, visible
 from headway.positions import Rotary
 from headway.tokens import Tokens
 from headway_lab.diagrams.drawing import Drawing
 from headway_lab.diagrams.models import Say
-from headway_lab.draw import BLUE, GREEN, GREY, ORANGE, PALE, PALETTE
+from headway_lab.draw import BLUE, GREEN, GREY, PALE, PALETTE
 from headway_lab.explain.rotary_decay import decay
 
 PAIRS = 4
-WORDS = ("[SOS]", "Love", "that", "can")
-SIDE = 18
 
 
 def turned_pairs(say: Say) -> Drawing:
@@ -99,66 +95,6 @@ def cube(drawing: Drawing, x: float, y: float, reached: torch.Tensor) -> None:
             drawing.polygon(
                 ((a, c), (a + side, c), (a + side, c + side), (a, c + side)), fill=fill, edge=GREY
             )
-
-
-def growing_cache(say: Say) -> Drawing:
-    """The steps that read "[SOS] Love that can": what each computes anew, without a cache and with one."""
-    again, kept = steps(cached=False), steps(cached=True)
-    drawing = Drawing(800, 400)
-    for left, title in ((110, "again"), (455, "kept")):
-        drawing.text(left, 20, say(title), anchor="start", size=14, bold=True)
-        for at, name in ((left, "q"), (left + 90, "k, v"), (left + 190, "q · k")):
-            drawing.text(at, 44, name, anchor="start", ink=GREY)
-    y = 62.0
-    for t in range(1, len(WORDS) + 1):
-        tall = t * SIDE
-        for j, word in enumerate(WORDS[:t]):
-            drawing.text(100, y + (j + 0.5) * SIDE, word, anchor="end", bold=j == t - 1, size=11)
-        for left, (queries, made, keys) in ((110, again[t - 1]), (455, kept[t - 1])):
-            unseen = t - queries
-            drawing.cells(left, y + unseen * SIDE, SIDE, [[ORANGE] * 3] * queries)
-            colours = [[GREEN if key < keys - made else ORANGE] * 3 for key in range(keys)]
-            drawing.cells(left + 90, y, SIDE, colours)
-            seen = [[BLUE if key <= query else PALE for key in range(keys)] for query in range(unseen, t)]
-            drawing.cells(left + 190, y + unseen * SIDE, SIDE, seen)
-        drawing.text(12, y + tall / 2, f"t = {t}", anchor="start", ink=GREY)
-        y += tall + 24
-    for left, found in ((110, again), (455, kept)):
-        scores = sum(queries * keys for queries, _, keys in found)
-        words = say("sums", rows=sum(q for q, _, _ in found), scores=scores)
-        drawing.text(left, y + 4, words, anchor="start", size=11)
-    for at, colour, name in (
-        (110, ORANGE, "new"),
-        (330, GREEN, "from the cache"),
-        (500, BLUE, "score"),
-        (620, PALE, "hidden"),
-    ):
-        drawing.cells(at, y + 30, SIDE, [[colour]])
-        drawing.text(at + SIDE + 8, y + 30 + SIDE / 2, say(name), anchor="start", size=11)
-    return drawing
-
-
-def steps(cached: bool) -> list[tuple[int, int, int]]:
-    """Of each step of a small decoder: queries and keys that it computes, and keys that they are compared with."""
-    spec = ModelSpec.of("llama", vocab=len(WORDS), width=32, layers=1, heads=4, kv_heads=2, hidden=64)
-    model = as_decoder(build(spec, seed=0).eval())
-    made: dict[str, int] = {}
-
-    def seen(name: str, layer: nn.Module, given: tuple[torch.Tensor, ...], result: torch.Tensor) -> None:
-        made[name] = result.numel() // result.shape[-1]
-
-    for name in ("q_proj", "k_proj"):
-        (layer,) = [own for path, own in model.named_modules() if path.endswith(name)]
-        layer.register_forward_hook(partial(seen, name))
-    found, cache, ids = [], model.make_cache(1), torch.arange(len(WORDS))[None]
-    with torch.inference_mode():
-        for t in range(1, len(WORDS) + 1):
-            if cached:
-                model(ids[:, t - 1 : t], cache=cache)
-            else:
-                model(ids[:, :t])
-            found.append((made["q_proj"], made["k_proj"], cache.lengths[0] if cached else t))
-    return found
 
 
 PATTERNS: dict[str, Pattern] = {
