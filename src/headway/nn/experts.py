@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headway.errors import ConfigError, check_known, check_whole
+from headway.nn.expert_rows import expert_rows
 from headway.nn.feedforward import FeedForward
 from headway.parallel import ExpertParallel
 from headway.tokens import Tokens
@@ -159,8 +160,9 @@ class MixtureOfExperts(nn.Module):
     """`Experts` as a layer: feed-forwards (`FeedForward`, whose arguments the others are) behind a `Router`.
 
     Rows are sorted by their experts, and each expert that was chosen runs once, on its rows: one row reads the weights
-    of K experts alone. What a row's experts give is added up in the order of their scores, whatever other rows there
-    are. Where gradients are recorded, experts without rows run, too, on none: their gradient is 0.
+    of K experts alone. What a row's experts give is added up in the order of their scores, and in training in float32
+    of their numbers (`headway.nn.expert_rows`), whatever other rows there are. Where gradients are recorded, experts
+    without rows run, too, on none: their gradient is 0.
 
     Parameters bear the names that most families have: gate (the router), experts.N, shared_expert, shared_expert_gate.
     """
@@ -218,6 +220,8 @@ class MixtureOfExperts(nn.Module):
         order = chosen.flatten().argsort(stable=True)
         back = order.argsort()
         counts = chosen.flatten().bincount(minlength=len(self.experts))
+        if self.ranks is None and (y := expert_rows(self.experts, rows, weights, order, counts)) is not None:
+            return y
         given: Tensor = _Reordered.apply(rows, order, back)  # type: ignore[no-untyped-call]
         ranks = self.ranks
         made = self._each(given, counts.tolist()) if ranks is None else ranks.apply(given, counts, self._each)

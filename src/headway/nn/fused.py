@@ -143,9 +143,7 @@ class _Norm(torch.autograd.Function):
         if dy is None:
             return None, None, d_sum, d_sum if ctx.adds else None, None, None
         if torch.is_grad_enabled():
-            dx, dw, db = _again(
-                lambda x, w, b: _plain_norm(ctx.kind, x, w, b, ctx.eps), (x, weight, bias), dy
-            )
+            dx, dw, db = again(lambda x, w, b: _plain_norm(ctx.kind, x, w, b, ctx.eps), (x, weight, bias), dy)
             dx = dx if d_sum is None or dx is None else dx + d_sum
         else:
             made = rows.Normed(x, x, mean, by)
@@ -164,11 +162,11 @@ class _Gated(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         gate, up = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return None, *_again(lambda gate, up: plain_gated(gate, up, ctx.act), (gate, up), grads[0])
+            return None, *again(lambda gate, up: plain_gated(gate, up, ctx.act), (gate, up), grads[0])
         if ctx.act in UPS:
             with torch.enable_grad():
                 inputs = tuple(None if t is None else t.detach().requires_grad_() for t in (gate, up))
-                found = _again(lambda gate, up: plain_gated(gate, up, ctx.act), inputs, grads[0])
+                found = again(lambda gate, up: plain_gated(gate, up, ctx.act), inputs, grads[0])
             return None, *(None if t is None else t.detach() for t in found)
         return None, *rows.gate_backward(ctx.act, grads[0], gate, up)
 
@@ -191,7 +189,7 @@ class _Rotate(torch.autograd.Function):
         return None, None, None, None, *(None if grad is None else next(turned) for grad in grads)
 
 
-def _again(
+def again(
     run: Callable[..., Tensor], inputs: tuple[Tensor | None, ...], dy: Tensor
 ) -> tuple[Tensor | None, ...]:
     """The gradients of `run(*inputs)` through its own graph, so that they can be differentiated."""

@@ -13,6 +13,7 @@ import torch
 from headway.models.cost.weights import gates, hidden_units, stacks
 from headway.models.mixers import Softmax, beside_layers, kind_of, parts_of
 from headway.models.spec import ModelSpec
+from headway.native.interface import ACTIVATIONS
 from headway.nn import Experts
 from headway.nn.block import Checkpointing
 from headway.nn.cross_entropy import chunk_rows
@@ -60,7 +61,8 @@ def activation_bytes(
           dropped      L e F                         more with activation_dropout
           xielu        L (3 e + 1) F                 more: its terms, and the sign of each number
           experts      2 e K M + 3 w E + ...         of K chosen of E: rows in their order, and what they give; F is
-                                                     that of all that a token has. See `_routing_bytes`
+                                                     that of all that a token has. See `_routing_bytes`; in float32
+                                                     less, see `_spared_bytes`
         dropout        e M for each sub-layer, e E for the embedding; e M more with final_dropout
         positions      what rotations keep that are trained, and stored scores: `PositionScheme.saved_bytes`
         head           its dense layer and norm
@@ -152,7 +154,7 @@ def _stack_bytes(
     hidden += spec.gated and spec.activation == "relu2"
     hidden_bytes = e * hidden + (3 * e + 1) * (spec.activation == "xielu")
     layers = [
-        hidden_bytes * units + _routing_bytes(spec, experts, e)
+        hidden_bytes * units + _routing_bytes(spec, experts, e) - _spared_bytes(spec, experts, e)
         for units, experts in zip(hidden_units(spec), spec.experts, strict=True)
     ]
     found["feed-forward"] = tokens * (sum(layers) if fed == spec.layers else max(layers))
@@ -217,6 +219,15 @@ def _routing_bytes(spec: ModelSpec, experts: Experts | None, e: int) -> int:
     scores = experts.count * (1 + bool(experts.aux_loss_coef) + bool(experts.z_loss_coef))
     routing = w * (m * (w > e) + scores + 2 * experts.normalized)
     return routing + k * (weights + 24 + 2 * e * m) + experts.shared_gate * e * (m + 1)
+
+
+def _spared_bytes(spec: ModelSpec, experts: Experts | None, e: int) -> int:
+    """What of these `headway.nn.expert_rows` does not keep of one token, in float32 on a CPU: rows given and made, what
+    down is given, and one of the orders."""
+    whole = spec.gated and not (spec.mlp_bias or spec.activation_dropout)
+    if experts is None or e != 4 or not whole or spec.activation not in ACTIVATIONS:
+        return 0
+    return experts.top * (e * (2 * spec.width + experts.hidden) + 8)
 
 
 def _score_bytes(spec: ModelSpec, queries: int, keys: int, batch: int) -> int:
