@@ -33,7 +33,8 @@ def test_there_are_places() -> None:
 
 @pytest.mark.parametrize(("file", "name"), PLACES)
 def test_what_is_named_is_there(file: str, name: str) -> None:
-    root = TESTS if Path(file).name.startswith("test_") or file == "cache/paged.py" else SOURCES
+    of_tests = Path(file).name.startswith("test_") or file == "cache/paged.py"
+    root = TESTS.parent if file.startswith("tests/") else TESTS if of_tests else SOURCES
     assert (root / file).exists()
     assert not name or name in top_level(root / file)
 

@@ -260,6 +260,26 @@ def test_the_context_before_scaling_and_the_one_served_are_kept_apart():
         assert (spec.trained_context, spec.max_context) == (served, None)
 
 
+@pytest.mark.parametrize("head_dim", range(8, 97, 4))
+def test_a_rotated_share_of_a_head_is_written_so_that_no_dim_is_lost(head_dim):
+    """Readers round head_dim * share down, transformers too, and 44 * (30 / 44) is less than 30."""
+    sizes = {
+        "vocab": 31,
+        "width": 2 * head_dim,
+        "layers": 1,
+        "heads": 2,
+        "kv_heads": 2,
+        "hidden": 8,
+        "head_dim": head_dim,
+    }
+    for dims in range(2, head_dim, 2):
+        spec = ModelSpec.of("stablelm", **sizes, positions=Rotary(pairing="halves", dims=dims))
+        config = config_from_spec(spec)
+        assert config["model_type"] == "stablelm"
+        assert int(head_dim * config["partial_rotary_factor"]) == dims
+        assert spec_from_config(config) == spec
+
+
 def test_a_newer_format_is_refused():
     spec = replace(spec_from_config(config_dict("llama")), positions=NoPositions())
     config = config_from_spec(spec)

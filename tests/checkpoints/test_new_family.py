@@ -73,6 +73,7 @@ LAYOUT = Layout(
     keys=KEYS,
     parts=(Part({"ratio": 4}, read, write),),
     tensors=decoder_names("net.", "net.words", "net.last", "net.blocks.#.", MODULES, by_group=True),
+    in_transformers=False,
 )
 
 # -- what follows from the two ---------------------------------------------------------------------------------
@@ -133,9 +134,10 @@ def test_its_folders_are_inspected_and_planned_and_broken_ones_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_folder(tmp_path / "m", build(spec(), seed=0))
-    assert inspect(tmp_path / "m")["transformers"] == "loads it"
+    refused = "refuses it: it cannot express its family (harbour)"
+    assert inspect(tmp_path / "m")["transformers"] == refused
     assert run(["inspect", str(tmp_path / "m")]) == 0
-    assert "family         harbour; transformers loads it" in capsys.readouterr().out
+    assert f"family         harbour; transformers {refused}" in capsys.readouterr().out
     assert run(["plan", str(tmp_path / "m"), "--context", "16"]) == 0
     text = (tmp_path / "m" / "config.json").read_text()
     (tmp_path / "m" / "config.json").write_text(text.replace('"depth": 2', '"depth": 3'))

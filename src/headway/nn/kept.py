@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from headway.nn.weights import Plain, Weight
 
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
 
 class Keeps(nn.Module):
     """A layer with a matrix `weight`: plain weights are that parameter; other forms are buffers, frozen.
@@ -43,7 +45,7 @@ class Keeps(nn.Module):
         self._form = weight.with_tensors({name: t.new_empty(1) for name, t in tensors.items()})
         for name, t in tensors.items():
             # floats under the name of integers, which a cast of the model leaves as they are
-            bits = t.view({2: torch.int16, 4: torch.int32}[t.itemsize]) if t.is_floating_point() else t
+            bits = t.view(INTEGERS[t.itemsize]) if t.is_floating_point() else t
             self.register_buffer(name, bits, persistent=not weight.exact)
 
     def vacate(self) -> None:

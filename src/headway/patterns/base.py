@@ -97,12 +97,13 @@ class Pattern(ABC):
 
     @property
     def retention(self) -> Retention:
-        """What later queries may still see, for some choice of global tokens."""
+        """What later queries may still see, whichever tokens are global."""
         return Retention(self.reach[0])
 
     @property
     def dilation(self) -> int:
-        """The largest step of a window in the pattern: blocked backends sort slots by index modulo it."""
+        """The largest step of a window in the pattern, by which blocked backends sort slots (index modulo it);
+        never one of keys alone."""
         return 1
 
     @property

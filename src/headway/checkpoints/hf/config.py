@@ -90,7 +90,8 @@ def unsupported_by_transformers(spec: ModelSpec) -> str | None:
     spec = _shortest(bare(spec))
     tried = [_written(layout, spec) for layout in layouts_for(spec.family)]
     _, _, lost = min(tried, key=lambda one: (not one[0], len(one[2])))
-    if lost and layout_of(spec.family) is None:
+    own = layout_of(spec.family)
+    if (lost and own is None) or (not lost and own is not None and not own.in_transformers):
         return f"family ({spec.family})"
     return ", ".join(lost) or None
 

@@ -9,6 +9,7 @@ The meaning is that of transformers 5.23 (`modeling_rope_utils`), except that it
 unknown keys, a YaRN factor that contradicts the two context lengths, two places that contradict each other.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
@@ -143,7 +144,10 @@ def write_rope(
         "rope_parameters": {"rope_type": name, "rope_theta": rotary.theta, **values},
     }
     if share is not None:
-        keys[share] = rotary.rotated_dims(spec.head_dim) / spec.head_dim
+        dims = rotary.rotated_dims(spec.head_dim)
+        part = dims / spec.head_dim
+        # readers round down, transformers too: 30 of 44 would be int(44 * (30 / 44)) = int(29.999999999999996)
+        keys[share] = part if int(spec.head_dim * part) == dims else math.nextafter(part, 1)
         keys["rope_parameters"][PARTIAL] = keys[share]
     return keys
 

@@ -1,4 +1,7 @@
-"""Forms of a linear layer's weights: a table that loading, quantizing, training, decoding and sharing go by."""
+"""Forms of a linear layer's weights, by name.
+
+Products, adapters, sharing and native steps go by the class; what files hold by `from_codes` and
+`headway.checkpoints.quantized`, and what `headway quantize` offers by `headway.models.quantize.KINDS`."""
 
 from headway.block_quantization import BLOCK, BlockMatrix, CodedMatrix
 from headway.native.block_panels import BlockPanels, block_bytes

@@ -129,7 +129,8 @@ class HeadTask(RecordsTask):
     """The head of an encoder on records, and the encoder with it.
 
     A text is padded to the longest of its micro batch, and a step's rows are put into micro batches by length. Labels,
-    and so on, that held-out records have beyond those of training are an error. Losses are in nats per record.
+    and so on, that held-out records have beyond those of training are an error. Losses are in nats per record where
+    they are of likelihoods. Of every other measure more must be better.
     """
 
     settings: ClassVar[type[HeadConfig]]

@@ -66,7 +66,9 @@ class Layout:
         only: keys that change nothing at these values, and are refused at others.
         harmless: keys that change nothing that this family computes, whatever they are.
         rope: of a family with rotary positions the key of the share of each head that is rotated, "" where all of it
-            is; its positions and its context are then read from the keys of `headway.checkpoints.hf.rope`.
+            is; its positions and its context are then read from, and written as, all keys of
+            `headway.checkpoints.hf.rope.ROPE`, of which `max_position_embeddings` must be there or in `more`. A family
+            with other keys leaves this None and has a part (GPT-J in `gpt2.py`).
         parts: what else is both read and written, one after the other; their fields go before those of `keys`.
         tensors: how its tensors are named.
         pairing: of rotary positions, in their files.
@@ -74,6 +76,8 @@ class Layout:
         also: other families whose folders are this one's.
         generic: specs of other families may be written as this one, if it can express them: of other generic ones, and
             of families that have no layout. The family is then kept under the key "headway".
+        in_transformers: whether transformers has the family; else its folders are read and written as any other's, and
+            reports say that transformers refuses them.
     """
 
     family: str
@@ -90,6 +94,7 @@ class Layout:
     ids: Sequence[str] = ()
     also: Sequence[str] = ()
     generic: bool = False
+    in_transformers: bool = True
 
     @cached_property
     def defaults(self) -> Mapping[str, Any]:
