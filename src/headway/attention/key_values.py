@@ -53,8 +53,7 @@ class KeyValues:
         alike."""
         k, v, *scales = map(change, self.tensors)
         tokens = self.tokens if tokens is None else tokens
-        k_scale, v_scale = scales or (None, None)
-        return KeyValues(k, v, tokens, k_scale, v_scale, self.slots)
+        return KeyValues(k, v, tokens, *scales, slots=self.slots)
 
     def gathered(self) -> "KeyValues":
         """The keys side by side, where they are in a store; itself where they are not."""

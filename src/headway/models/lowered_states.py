@@ -88,7 +88,6 @@ def sums_of(
         rotated.into(struct)
         struct.rotates_both = linear.rotary == "both"
     struct.out, struct.out_row = out.data_ptr(), out.stride(0)
-    lowered.counted.append(struct)
     return lowered.op(c.SUMS, struct), Stated(layer, [(struct, [("kv", 0), ("z", 1)])])
 
 
@@ -155,7 +154,6 @@ def _delta(
         address(rate), *(address(lowered.floats(t)) for t in (layer.decay_bias, layer.norm.gain)),
     )  # fmt: skip
     struct.out, struct.out_row = out.data_ptr(), out.stride(0)
-    lowered.counted.append(struct)
     ops = [
         *lowered.products(x, first, norm=norm),
         *behind,
@@ -175,5 +173,4 @@ def _taps(
         address(taps), address(lowered.floats(bias)),
     )  # fmt: skip
     struct.out, struct.out_row = out.data_ptr(), out.stride(0)
-    lowered.counted.append(struct)
     return struct
