@@ -105,7 +105,9 @@ DECODERS: Mapping[str, Family] = {
     ),
     "apertus": grouped("llama with normed queries and keys, and xIELU without a gate", APERTUS, theta=12e6),
     "apertus1p5_text": grouped(
-        "apertus with ids of images and sounds, whose outputs are there; Apertus 1.5's text", APERTUS, theta=12e6
+        "apertus with ids of images and sounds, whose outputs are there; Apertus 1.5's text",
+        APERTUS,
+        theta=12e6,
     ),
     "exaone": grouped(
         "llama under names like gpt2's; EXAONE 3 and 3.5",
@@ -117,12 +119,8 @@ DECODERS: Mapping[str, Family] = {
         {"qkv_bias": True, "trained_context": 524288},
         theta=1e7,
     ),
-    "internlm3": grouped(
-        "llama under another name", {"norm_eps": 1e-5, "trained_context": 32768}
-    ),
-    "iquestcoder": grouped(
-        "llama under another name", {"norm_eps": 1e-5, "trained_context": 131072}
-    ),
+    "internlm3": grouped("llama under another name", {"norm_eps": 1e-5, "trained_context": 32768}),
+    "iquestcoder": grouped("llama under another name", {"norm_eps": 1e-5, "trained_context": 131072}),
     "cohere": grouped(
         "attention and gated feed-forward side by side behind one LayerNorm, no biases, adjacent pairs, scaled logits",
         {**COHERE, "positions": Rotary(5e5, pairing="adjacent")},

@@ -13,9 +13,7 @@ _gemma = partial(grouped, derive=scaled_embedding)
 
 NORMED: Mapping[str, Family] = {
     "granite": grouped("llama with factors on embeddings, scores, logits and what is added"),
-    "hyperclovax": grouped(
-        "granite with a norm on what each sub-layer gives, too", {"order": "sandwich"}
-    ),
+    "hyperclovax": grouped("granite with a norm on what each sub-layer gives, too", {"order": "sandwich"}),
     "granite_swa": grouped(
         "granite with windows in three of four layers, sink logits, and a base for each layer",
         {"norm_eps": 1e-5, "sink_logit": True, "tied": True, "trained_context": 8192},
