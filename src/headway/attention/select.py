@@ -137,7 +137,7 @@ POLICY = [
 
 
 def pick(call: Call, lse: bool) -> Backend:
-    """The backend that "auto" takes for a call whose heads share one pattern."""
+    """The backend that "auto" takes for a call whose heads share one pattern; `choose` says why."""
     at = Situation(call, lse)
     rules = (rule for rule in POLICY if at.device in rule.devices and rule.objection(at) is None)
     return next(rule.backend for rule in rules if at.unsupported_reason(rule.backend) is None)
@@ -181,7 +181,7 @@ def choose(
     paged: bool = False,
     device: str = "cpu",
 ) -> Choice:
-    """Which backend `auto` takes for calls of these shapes, as `pick` does, and why; nothing is computed.
+    """Which backend `auto` takes for calls of these shapes, and why; nothing is computed.
 
     `queries` follow `keys - queries` earlier ones unless `start` says where they begin. `paged` says that
     the keys lie in pages of a cache. `device` is "cpu" or "cuda".
