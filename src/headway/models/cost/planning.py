@@ -13,7 +13,7 @@ from headway.cache import choose_cache
 from headway.choice import Choice
 from headway.errors import ConfigError
 from headway.models.cost.activations import Scores
-from headway.models.cost.notes import plan_notes
+from headway.models.cost.devices import Machine
 from headway.models.cost.operations import (
     cache_slots,
     decode_flops,
@@ -25,7 +25,7 @@ from headway.models.cost.operations import (
     token_bytes,
 )
 from headway.models.cost.peak import first_pass_bytes, training_bytes
-from headway.models.cost.report import LayerPlan, Machine, Report
+from headway.models.cost.report import LayerPlan, Report, plan_notes
 from headway.models.cost.weights import (
     Kept,
     Quantized,
