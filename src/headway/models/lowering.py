@@ -19,8 +19,7 @@ from headway.attention.call import Call, validate
 from headway.attention.select import AUTO
 from headway.models.decoder import Decoder
 from headway.models.encoder_decoder import EncoderDecoder
-from headway.models.lowered_layers import LayerOperations
-from headway.models.lowered_states import Stated, states_of, sums_of
+from headway.models.lowered_states import Stated, StateOperations
 from headway.models.operations import NotLowered, address, kind_of
 from headway.models.rotated import Rotated
 from headway.models.stack import TransformerStack
@@ -61,7 +60,7 @@ class Attends(NamedTuple):
     op: int
 
 
-class Lowered(LayerOperations):
+class Lowered(StateOperations):
     """Blocks, last norm and output layer of a decoder, of an encoder-decoder too, as operations on up to 64 rows.
 
     Raises NotLowered with the reason where the kernels do not compute what the model does.
@@ -116,7 +115,7 @@ class Lowered(LayerOperations):
 
         norm, gate = None if is_post else first, dict[str, Any]()
         if isinstance(layer, StateLayer):
-            ops, attended, stated = states_of(self, self.x, layer, norm)
+            ops, attended, stated = self.states(self.x, layer, norm)
             self.attention.append(stated)
         elif isinstance(layer, AttentionLayer):
             ops, attended, gate = self._attention(layer, norm, rotation, at)
@@ -162,7 +161,7 @@ class Lowered(LayerOperations):
         behind, last, act = self._gated(layer, out, products)
         ops = self.products(self.x, products, norm=norm)
         if isinstance(layer, LinearAttention):
-            op, summed = sums_of(self, layer, rotated, rows, out)
+            op, summed = self.sums(layer, rotated, rows, out)
             self.attention.append(summed)
             return [*ops, op, *behind], last, act
         shared = None if across else self.shared_scores
