@@ -53,7 +53,8 @@ class KeyValues:
         alike."""
         k, v, *scales = map(change, self.tensors)
         tokens = self.tokens if tokens is None else tokens
-        return KeyValues(k, v, tokens, *scales, slots=self.slots)
+        k_scale, v_scale = scales or (None, None)
+        return KeyValues(k, v, tokens, k_scale, v_scale, self.slots)
 
     def gathered(self) -> "KeyValues":
         """The keys side by side, where they are in a store; itself where they are not."""

@@ -151,7 +151,8 @@ def marked(tables: Sequence[PageTable], index: Tensor, document: Tensor) -> Tens
 def stored_keys(tensors: Sequence[Tensor], places: Places) -> KeyValues:
     """The keys and values at these places of a layer's tensors."""
     k, v, *scales = tensors
-    return KeyValues(k, v, places.tokens, *scales, slots=places.slots)
+    k_scale, v_scale = scales or (None, None)
+    return KeyValues(k, v, places.tokens, k_scale, v_scale, places.slots)
 
 
 def page_of(table: PageTable, of: int, number: int) -> int:
